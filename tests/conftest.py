@@ -19,7 +19,6 @@ pytest_plugins = ["attack_report", "invariant_marks", "slow_marks"]
 
 # The user's cache is the user's.
 os.environ["TF_BANDMF_CACHE"] = "off"
-os.environ["TF_BANDMF_LEDGER_WITNESS"] = "off"
 
 # Private steps refuse it. It is there on GPUs alone, and on by default.
 tf.config.experimental.enable_tensor_float_32_execution(False)

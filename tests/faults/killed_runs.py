@@ -42,7 +42,6 @@ NUM_STEPS = 12
 def ledger_of(folder):
     """Beside the folders of the runs; what this machine has seen of it, too."""
     folder = folder.parent
-    os.environ["TF_BANDMF_LEDGER_WITNESS"] = str(folder / "witness")
     ledger = tf_bandmf.Ledger(f"sqlite:///{folder}/privacy.db")
     ledger.add_dataset("examples", epsilon=1000.0, delta=1e-5)
     return ledger
@@ -182,11 +181,9 @@ def check_ledger(folder, runs):
     ledger = ledger_of(folder)
     kinds = collections.Counter(entry.kind for entry in ledger.history())
     assert kinds["begun"] == runs, kinds
-    assert kinds["planned"] == 1 and kinds["steps"] >= 1, kinds
-    (state,) = ledger.spent("examples")
-    assert state.runs == runs
-    found = ledger.verify()
-    assert found.is_intact and found.witnessed, str(found)
+    assert kinds["steps"] >= 1, kinds
+    assert ledger.balance("examples").runs == runs
+    assert ledger.verify() == []
 
 
 class Faults:

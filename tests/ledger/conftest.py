@@ -103,12 +103,6 @@ def postgresql():
     server.stop()
 
 
-@pytest.fixture(autouse=True)
-def own_witness(monkeypatch, tmp_path):
-    """What the machine has seen is the test's alone."""
-    monkeypatch.setenv("TF_BANDMF_LEDGER_WITNESS", str(tmp_path / "witness"))
-
-
 @pytest.fixture
 def url(tmp_path):
     return f"sqlite:///{tmp_path}/privacy.db"
@@ -155,10 +149,5 @@ def run_name():
 
 @pytest.fixture
 def spent():
-    """Epsilon of the only account."""
-
-    def find(ledger, dataset="patients"):
-        (state,) = ledger.spent(dataset)
-        return state.spent.value
-
-    return find
+    """Epsilon, or rho, of a data set."""
+    return lambda ledger, dataset="patients": ledger.balance(dataset).spent

@@ -1,8 +1,10 @@
 """Processes that begin, note and end runs in one ledger.
 
 `python racing_runs.py URL PLAN race 8`: so many begin one run each, at once.
-`python racing_runs.py URL PLAN kill 100`: one after the other begins and ends runs until
-it is killed, at a random moment. What each was told is printed, one line each.
+`python racing_runs.py URL PLAN kill 100`: so many begin runs, and end half of them, eight
+at once, until each is killed, at a random moment.
+
+What each was told is printed, one line each.
 
 Children are forked, so that only the first one imports.
 """
@@ -40,11 +42,16 @@ def begin_many(url, plan, name, say):
     ledger = tf_bandmf.Ledger(url)
     for number in itertools.count():
         run = run_of(name, number)
-        ledger.begin(plan, run)
+        try:
+            ledger.begin(plan, run)
+        except BudgetExceededError:
+            say(f"refused {run}")
+            continue
         say(f"begun {run}")
         ledger.note_steps(run, 5)
-        ledger.end(run, plan=plan, steps=5, reason="for the test")
-        say(f"ended {run}")
+        if number % 2:
+            ledger.end(run, plan=plan, steps=5, reason="for the test")
+            say(f"ended {run}")
 
 
 def fork(function, url, plan, name, gate=None):
@@ -80,7 +87,7 @@ def main(url, path, what, count):
     ledger, run = tf_bandmf.Ledger(url), run_of("first", 0)
     if what == "kill":
         ledger.begin(plan, run)
-        ledger.end(run, plan=plan, steps=5, reason="for the test")
+        ledger.end(run, plan=plan, steps=0, reason="for the test")
     if what == "race":
         gate, opener = os.pipe()
         children = [fork(begin_one, url, plan, f"{i}", gate) for i in range(count)]
@@ -89,13 +96,15 @@ def main(url, path, what, count):
             finish(*child)
         return
     rng = random.Random(count)
-    for number in range(count):
-        child = fork(begin_many, url, plan, f"{number}")
-        if number % 2:  # in the midst of its runs, however slow the machine is
-            select.select([child[1]], [], [], 60.0)
-        time.sleep(rng.uniform(0.0, 0.8))
-        os.kill(child[0], signal.SIGKILL)
-        finish(*child)
+    for first in range(0, count, 8):
+        here = range(first, min(first + 8, count))
+        children = [fork(begin_many, url, plan, f"{number}") for number in here]
+        for number, child in enumerate(children):
+            if number % 2:  # in the midst of its runs, however slow the machine is
+                select.select([child[1]], [], [], 60.0)
+            time.sleep(rng.uniform(0.0, 0.8))
+            os.kill(child[0], signal.SIGKILL)
+            finish(*child)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,6 @@
 """Data sets, budgets and runs, in a file and on PostgreSQL alike."""
 
 import dataclasses
-import datetime
 import math
 import os
 import stat
@@ -13,6 +12,7 @@ import tf_bandmf
 from tf_bandmf.accounting import gaussian
 from tf_bandmf.ledger import BudgetExceededError, LedgerError, store
 from tf_bandmf.ledger import opened as find_open
+from tf_bandmf.planning.account import Account
 
 
 @pytest.mark.slow_cases("postgresql")
@@ -22,8 +22,7 @@ def test_a_run_reserves_once_and_a_second_run_once_more(
     ledger.add_dataset("patients", epsilon=2.0, delta=1e-6)
     plan = make_plan(ledger=ledger, dataset="patients")
     make_plan(ledger=ledger, dataset="patients")
-    assert [entry.kind for entry in ledger.history()].count("planned") == 1
-    assert spent(ledger) == 0.0
+    assert spent(ledger) == 0.0 and len(ledger.history()) == 1
     entry = ledger.begin(plan, run_name(1))
     assert spent(ledger) == pytest.approx(1.0, rel=1e-6)
     # Resumed: the same run.
@@ -32,10 +31,10 @@ def test_a_run_reserves_once_and_a_second_run_once_more(
     ledger.begin(plan, run_name(2))
     joint = tf_bandmf.compose([plan, plan]).epsilon(1e-6)
     assert spent(ledger) == pytest.approx(joint, rel=1e-6)
-    with pytest.raises(LedgerError, match="one plan"):
+    with pytest.raises(LedgerError, match="another plan"):
         other = make_plan(ledger=ledger, dataset="patients", epsilon=0.1)
         ledger.begin(other, run_name(1))
-    assert ledger.verify().is_intact
+    assert ledger.verify() == []
 
 
 @pytest.mark.slow_cases("sqlite")
@@ -58,7 +57,7 @@ def test_a_run_that_does_not_fit_is_refused_with_what_would(
     # What was planned before somebody else began is refused when it begins.
     with pytest.raises(BudgetExceededError):
         ledger.begin(last, run_name(3))
-    assert ledger.overspent() == []
+    assert not ledger.balance("patients").is_over
 
 
 @pytest.mark.slow_cases("postgresql")
@@ -69,7 +68,7 @@ def test_a_run_that_ended_early_keeps_what_its_steps_cost(
     plan, run = make_plan(ledger=ledger, dataset="patients"), run_name(1)
     ledger.begin(plan, run)
     ledger.note_steps(run, 7)
-    with pytest.raises(ValueError, match="at least 7"):
+    with pytest.raises(ValueError, match="must be >= 7"):
         ledger.end(run, plan=plan, steps=6, reason="power failure")
     with pytest.raises(BudgetExceededError):
         ledger.begin(plan, run_name(2))
@@ -79,27 +78,19 @@ def test_a_run_that_ended_early_keeps_what_its_steps_cost(
         ledger.begin(plan, run)
     # Nothing is given back twice.
     ledger.end(run, plan=plan, steps=10, reason="power failure")
-    ledger.release(run, digest="ab" * 32, to="the web site")
     assert spent(ledger) == pytest.approx(plan.epsilon_after(10), rel=1e-6)
     small = make_plan(ledger=ledger, dataset="patients", epsilon=0.2)
     ledger.begin(small, run_name(3))
     ledger.end(run_name(3), plan=small, steps=0, reason="it never began")
     assert spent(ledger) == pytest.approx(plan.epsilon_after(10), rel=1e-6)
-    assert ledger.verify().is_intact
+    assert ledger.verify() == []
 
 
-def test_a_run_without_a_reason_keeps_all_of_its_plan(
-    file_ledger, make_plan, run_name, spent
-):
+def test_only_a_run_that_began_ends(file_ledger, make_plan, run_name):
     file_ledger.add_dataset("patients", epsilon=1.0, delta=1e-6)
     plan = make_plan(ledger=file_ledger, dataset="patients")
-    file_ledger.begin(plan, run_name(1))
-    with pytest.raises(ValueError, match="Give plan, steps and reason"):
-        file_ledger.end(run_name(1), steps=1)
-    file_ledger.end(run_name(1))
-    assert spent(file_ledger) == pytest.approx(1.0, rel=1e-6)
     with pytest.raises(LedgerError, match="knows no run"):
-        file_ledger.end(run_name(2))
+        file_ledger.end(run_name(2), plan=plan, steps=1, reason="a clock")
     with pytest.raises(ValueError, match="64 hexadecimal digits"):
         file_ledger.begin(plan, "my run")
 
@@ -115,117 +106,7 @@ def test_amplified_runs_are_settled(sampling, file_ledger, make_plan, run_name, 
     file_ledger.end(run_name(1), plan=plan, steps=20, reason="power failure")
     assert 0.0 < spent(file_ledger) < 0.8 * before
     assert spent(file_ledger) <= plan.epsilon_after(20) * (1 + 1e-6)
-    assert file_ledger.verify().is_intact
-
-
-def test_periods_have_budgets_of_their_own(ledger, make_plan, run_name, monkeypatch):
-    now = ["2026-03-01T00:00:00Z"]
-    monkeypatch.setattr(store.Transaction, "_now", lambda self: now[0])
-    # It was made by the real clock.
-    later = tf_bandmf.Ledger(str(ledger._store.url.render_as_string(False)))
-    assert later.id == ledger.id
-    now[0] = "2101-03-01T00:00:00Z"
-    ledger.add_dataset(
-        "patients",
-        epsilon=1.0,
-        delta=1e-6,
-        period="2101",
-        begins="2101-01-01",
-        ends=datetime.date(2102, 1, 1),
-    )
-    plan = make_plan(ledger=ledger, dataset="patients")
-    ledger.begin(plan, run_name(1))
-    with pytest.raises(ValueError, match="overlap"):
-        ledger.set_budget("patients", epsilon=1, delta=1e-6, begins="2101-07-01")
-    now[0] = "2102-01-01T00:00:00Z"
-    with pytest.raises(LedgerError, match="no budget at 2102"):
-        ledger.begin(plan, run_name(2))
-    ledger.set_budget(
-        "patients", epsilon=1.0, delta=1e-6, period="2102", begins="2102-01-01"
-    )
-    ledger.begin(plan, run_name(2))
-    assert [state.runs for state in ledger.spent("patients")] == [1, 1]
-    # A clock that is set back opens no earlier period.
-    now[0] = "2101-06-01T00:00:00Z"
-    with pytest.raises(LedgerError, match="clock"):
-        ledger.begin(plan, run_name(3))
-
-
-def test_periods_meet_at_moments_whatever_their_zones(file_ledger):
-    file_ledger.add_dataset(
-        "patients",
-        epsilon=1.0,
-        delta=1e-6,
-        period="summer",
-        begins="2101-03-27T02:00:00+01:00",
-        ends="2101-10-30T03:00:00+02:00",
-    )
-    budget = dict(epsilon=1.0, delta=1e-6)
-    file_ledger.set_budget(
-        "patients", **budget, period="winter", begins="2101-10-30T02:00:00+01:00"
-    )
-    # The hour that comes twice is of one period each time.
-    with pytest.raises(ValueError, match="overlap"):
-        file_ledger.set_budget(
-            "patients",
-            **budget,
-            period="both",
-            begins="2101-10-30T02:30:00+02:00",
-            ends="2101-10-30T02:30:00+01:00",
-        )
-    for moment in ("0999-01-01", "0001-01-01T00:00:00+02:00", "2101-02-30"):
-        with pytest.raises(ValueError, match="must be a date"):
-            file_ledger.set_budget("patients", **budget, period="x", begins=moment)
-
-
-@pytest.mark.slow_cases("sqlite")
-def test_disjoint_partitions_compose_in_parallel(ledger, make_plan, run_name):
-    ledger.add_dataset("patients", epsilon=1.2, delta=1e-6)
-    with pytest.raises(ValueError, match="Declare them first"):
-        make_plan(ledger=ledger, dataset=("patients", "north"))
-    ledger.add_partitions("patients", ["north", "south"], disjoint_by="the hospital")
-    north = make_plan(ledger=ledger, dataset=("patients", "north"))
-    south = make_plan(ledger=ledger, dataset=("patients", "south"))
-    ledger.begin(north, run_name(1))
-    ledger.begin(south, run_name(2))
-    with pytest.raises(BudgetExceededError, match="partition north"):
-        ledger.begin(north, run_name(3))
-    states = {state.partition: state for state in ledger.spent("patients")}
-    assert states["north"].spent.value == pytest.approx(1.0, rel=1e-6)
-    assert states["south"].spent.value == pytest.approx(1.0, rel=1e-6)
-    assert states[""].runs == 0
-    # A run on all data is on both.
-    with pytest.raises(BudgetExceededError):
-        make_plan(ledger=ledger, dataset="patients", epsilon=0.9)
-    small = make_plan(ledger=ledger, dataset="patients", epsilon=0.4)
-    ledger.begin(small, run_name(4))
-    states = {state.partition: state for state in ledger.spent("patients")}
-    expected = tf_bandmf.compose([north, small]).epsilon(1e-6)
-    assert states["north"].spent.value == pytest.approx(expected, rel=1e-6)
-    # And so are data that come later.
-    ledger.add_partitions("patients", ["west"], disjoint_by="the hospital")
-    states = {state.partition: state for state in ledger.spent("patients")}
-    assert states["west"].spent.value == pytest.approx(0.4, rel=1e-6)
-    assert ledger.verify().is_intact
-
-
-@pytest.mark.attack(
-    "A budget spent twice by two divisions of the data",
-    tried="Divides a data set by hospital, then by week, and spends the budget in one "
-    "part of each: a patient has data in both. Control: by one reason, parts are added.",
-    area="inputs",
-    invariants=[19],
-)
-def test_a_data_set_is_divided_in_one_way(file_ledger, figure):
-    file_ledger.add_dataset("patients", epsilon=2.0, delta=1e-6)
-    file_ledger.add_partitions("patients", ["north"], disjoint_by="the hospital")
-    file_ledger.add_partitions("patients", ["south"], disjoint_by="the hospital")
-    with pytest.raises(ValueError, match="one reason"):
-        file_ledger.add_partitions("patients", ["week 1"], disjoint_by="the week")
-    file_ledger.spend("patients", (1.9, 0.0), about="sums", partitions="north")
-    with pytest.raises(ValueError, match="Declare them first"):
-        file_ledger.spend("patients", (1.9, 0.0), about="sums", partitions="week 1")
-    figure("refused, where it had spent epsilon 3.8 of 2")
+    assert file_ledger.verify() == []
 
 
 @pytest.mark.attack(
@@ -250,10 +131,10 @@ def test_what_is_spent_is_of_the_budgets_unit_and_possible(
         (lambda: tf_bandmf.tuning_cost(rows, 2), "hides"),
         (lambda: seeded, "test seed"),
         (lambda: tf_bandmf.Guarantee(1, 1e-6, "bound", "me", zcdp_rho=-1.0), "rho"),
-        (lambda: gaussian(-1.0), "noise_multiplier"),
-        (lambda: sampled(0.1, gaussian(-1.0)), "noise_multiplier"),
-        (lambda: sampled(-0.5, gaussian(5.0)), "sampling_probability"),
-        (lambda: sampled(2.0, gaussian(5.0)), "sampling_probability"),
+        (lambda: gaussian(-1.0), "event must have"),
+        (lambda: sampled(0.1, gaussian(-1.0)), "event must have"),
+        (lambda: sampled(-0.5, gaussian(5.0)), "event must have"),
+        (lambda: sampled(2.0, gaussian(5.0)), "event must have"),
         (lambda: several(gaussian(5.0), -3), "count"),
     ]
     for make, message in attempts:
@@ -280,11 +161,11 @@ def test_other_releases_are_entries_like_any_other(ledger, make_plan, spent):
     ledger.spend("patients", guarantee, about="histogram")
     ledger.spend("patients", plan, about="a run of last year")
     ledger.spend("patients", tf_bandmf.compose([plan]), about="another one")
-    assert ledger.spent("patients")[0].runs == 6
-    assert ledger.spent("patients")[0].risk == 0.0
+    assert ledger.balance("patients").runs == 6
+    assert ledger.balance("patients").risk == 0.0
     bounded = dataclasses.replace(cost, epsilon=0.01, confidence=0.999)
     ledger.spend("patients", bounded, about="trials of which a bound is simulated")
-    assert ledger.spent("patients")[0].risk == pytest.approx(0.001)
+    assert ledger.balance("patients").risk == pytest.approx(0.001)
     total = 0.26 + cost.epsilon + 0.5 + 0.1 + 2 * plan.epsilon
     assert 1.0 < spent(ledger) <= total
     estimate = tf_bandmf.Guarantee(0.1, 1e-8, "estimate", "simulation")
@@ -294,7 +175,7 @@ def test_other_releases_are_entries_like_any_other(ledger, make_plan, spent):
         ledger.spend("patients", "0.1", about="a guess")
     with pytest.raises(BudgetExceededError, match="everything"):
         ledger.spend("patients", (5.0, 1e-6), about="everything")
-    assert ledger.verify().is_intact
+    assert ledger.verify() == []
 
 
 @pytest.mark.slow_cases("sqlite")
@@ -313,14 +194,12 @@ def test_budgets_in_rho(ledger, make_plan, run_name):
 def test_a_budget_is_changed_by_those_who_say_so(file_ledger):
     for _ in range(2):  # the same again changes nothing
         file_ledger.add_dataset("patients", epsilon=2.0, delta=1e-6)
-    assert [entry.kind for entry in file_ledger.history()].count("budget") == 1
+    assert len(file_ledger.history()) == 1
     with pytest.raises(ValueError, match="set_budget"):
         file_ledger.add_dataset("patients", epsilon=8.0, delta=1e-6)
-    (state,) = file_ledger.spent("patients")
-    assert state.budget.epsilon == 2.0
+    assert file_ledger.balance("patients").budget.epsilon == 2.0
     file_ledger.set_budget("patients", epsilon=8.0, delta=1e-6)
-    (state,) = file_ledger.spent("patients")
-    assert state.budget.epsilon == 8.0
+    assert file_ledger.balance("patients").budget.epsilon == 8.0
 
 
 @pytest.mark.parametrize(
@@ -352,9 +231,8 @@ def test_replace_one_counts_twice_the_sensitivity(file_ledger, make_plan, run_na
     )
     plan = make_plan(ledger=file_ledger, dataset="patients")
     file_ledger.begin(plan, run_name(1))
-    (state,) = file_ledger.spent("patients")
     found = gaussian.gaussian_epsilon(plan.noise_multiplier / 2.0, 1e-6)
-    assert state.spent.value == pytest.approx(found, rel=1e-6)
+    assert file_ledger.balance("patients").spent == pytest.approx(found, rel=1e-6)
     rest = file_ledger.fits("patients")
     last = make_plan(ledger=file_ledger, dataset="patients", epsilon=rest)
     file_ledger.begin(last, run_name(2))
@@ -364,18 +242,16 @@ def test_what_is_not_meant_is_refused(file_ledger, make_plan, tmp_path):
     ledger = file_ledger
     with pytest.raises(LedgerError, match="no data set 'patients'"):
         make_plan(ledger=ledger, dataset="patients")
-    ledger.add_dataset("patients", unit="one patient")
-    with pytest.raises(LedgerError, match="no budget"):
-        make_plan(ledger=ledger, dataset="patients", unit="one patient")
-    ledger.set_budget("patients", epsilon=1, delta=1e-6)
+    budget = {"epsilon": 1, "delta": 1e-6}
+    ledger.add_dataset("patients", **budget, unit="one patient")
     with pytest.raises(ValueError, match="hides 'one training example'"):
         make_plan(ledger=ledger, dataset="patients")
     with pytest.raises(ValueError, match="test seed"):
         make_plan(ledger=ledger, dataset="patients", unit="one patient", test_seed=1)
     with pytest.raises(ValueError, match="Give other data another name"):
-        ledger.add_dataset("patients", unit="one visit")
-    ledger.add_dataset("patients", unit="one patient")  # the same
-    for bad in ("sqlite://", "mysql://a/b", "privacy.db", 3):
+        ledger.add_dataset("patients", **budget, unit="one visit")
+    ledger.add_dataset("patients", **budget, unit="one patient")  # the same
+    for bad in ("sqlite://", "mysql://a/b", "privacy.db"):
         with pytest.raises(ValueError, match="URL"):
             tf_bandmf.Ledger(bad)
     with pytest.raises(LedgerError, match="no ledger"):
@@ -386,8 +262,7 @@ def test_what_is_not_meant_is_refused(file_ledger, make_plan, tmp_path):
         {"epsilon": 0.0, "delta": 1e-6},
         {"epsilon": 1.0, "delta": 1e-6, "rho": 1.0},
         {"rho": 1.0, "delta": 1e-6},
-        {"epsilon": 1.0, "delta": 1e-6, "begins": "soon"},
-        {"epsilon": 1.0, "delta": 1e-6, "begins": "2026-02-01", "ends": "2026-01-01"},
+        {},
     ):
         with pytest.raises(ValueError):
             ledger.set_budget("patients", **arguments)
@@ -401,13 +276,15 @@ def test_a_bound_plan_stays_bound_in_files(file_ledger, make_plan, run_name, tmp
     plan.save(str(tmp_path / "plan.json"))
     again = tf_bandmf.Plan.load(str(tmp_path / "plan.json"))
     assert again.account == plan.account and again.fingerprint == plan.fingerprint
-    assert find_open(again.account.ledger) is file_ledger
+    assert find_open(again.account) is file_ledger
     with pytest.raises(LedgerError, match="not open in this process"):
-        find_open("0" * 32)
+        find_open(Account("patients", "0" * 64))
     file_ledger.begin(again, run_name(1))
-    kept = tf_bandmf.Plan.from_config(file_ledger.kept_plan(plan.fingerprint))
-    assert kept.fingerprint == plan.fingerprint
+    # A data set of the same name is another one.
     other = tf_bandmf.Ledger(f"sqlite:///{tmp_path}/other.db")
+    with pytest.raises(LedgerError, match="not bound to this ledger"):
+        other.begin(plan, run_name(1))
+    other.add_dataset("patients", epsilon=1.0, delta=1e-6)
     with pytest.raises(LedgerError, match="not bound to this ledger"):
         other.begin(plan, run_name(1))
 
@@ -437,9 +314,10 @@ def test_a_run_that_goes_on_after_it_was_settled_is_seen(
     plan = make_plan(ledger=file_ledger, dataset="patients")
     file_ledger.begin(plan, run_name(1))
     file_ledger.end(run_name(1), plan=plan, steps=10, reason="thought to be dead")
-    assert file_ledger.verify().is_intact
+    assert file_ledger.verify() == []
     file_ledger.note_steps(run_name(1), 60)
-    assert "took 60 steps" in str(file_ledger.verify())
+    (problem,) = file_ledger.verify()
+    assert "took 60 steps" in problem
 
 
 def test_releases_made_elsewhere_are_spent_as_compose_takes_them(file_ledger, spent):

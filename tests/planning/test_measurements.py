@@ -8,7 +8,7 @@ import pytest
 
 import tf_bandmf
 from tf_bandmf.accounting import gaussian
-from tf_bandmf.ledger.costs import ZERO_OUT, plan_cost
+from tf_bandmf.ledger.releases import Dataset, of_plan
 from tf_bandmf.planning.calibration import accountant_for
 from tf_bandmf.planning.measurements import Measurements
 
@@ -166,13 +166,13 @@ def test_statement_card_and_ledger_cover_it():
     assert "private evaluation" in BOTH.statement().card().to_markdown()
     joint = str(tf_bandmf.compose([BOTH, PLAN]).statement())
     assert "8 private evaluation(s)" in joint
-    whole, steps = plan_cost(BOTH, ZERO_OUT), plan_cost(BOTH, ZERO_OUT, 20)
-    assert whole.gaussian == pytest.approx(plan_cost(PLAN, ZERO_OUT).gaussian, rel=1e-6)
+    patients = Dataset("patients", "0" * 64, BOTH.unit, "zero-out")
+    square = lambda plan, steps=None: of_plan(plan, patients, steps).mu ** 2  # noqa: E731
+    assert square(BOTH) == pytest.approx(square(PLAN), rel=1e-6)
     # A run that ended early has spent its evaluations.
     alone = planned(epsilon=None, noise_multiplier=BOTH.noise_multiplier)
-    kept = whole.gaussian - plan_cost(alone, ZERO_OUT).gaussian
-    expected = plan_cost(alone, ZERO_OUT, 20).gaussian + kept
-    assert steps.gaussian == pytest.approx(expected, rel=1e-6)
+    expected = square(alone, 20) + square(BOTH) - square(alone)
+    assert square(BOTH, 20) == pytest.approx(expected, rel=1e-6)
     assert BOTH.epsilon_after(20) > alone.epsilon_after(20)
     assert BOTH.epsilon_after(BOTH.num_steps) == BOTH.epsilon
     assert np.isfinite(BOTH.epsilon_curve([1e-6])[0].epsilon)

@@ -1,111 +1,189 @@
-"""What an account has spent: sums of costs, which each new one changes by itself.
+"""What a data set's budget is, what was spent of it, and what would still fit.
 
-A balance is small however many runs it holds: Gaussian mechanisms add up to one number,
-other runs are counted by kind, and kinds beyond the 200th are added up by basic
-composition. Sums are exact (`amounts`): what is settled is taken out again without a trace.
+What was spent is `tf_bandmf.compose` of all releases; runs of one Poisson-sampled kind are
+what their accountant says. A budget in rho is spent by sums of rho, which hold however
+releases are chosen.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Mapping
-from typing import Any
+import functools
+import math
+from collections import Counter
 
-from tf_bandmf.ledger.costs import Cost
+from tf_bandmf.accounting import gaussian
+from tf_bandmf.accounting.checks import check_delta, check_positive
+from tf_bandmf.accounting.cyclic_poisson import CyclicPoissonAccountant
+from tf_bandmf.ledger.releases import Dataset
+from tf_bandmf.planning.composition import BASIC, compose
+from tf_bandmf.planning.release import Release
 
-_MOST_KINDS = 200
+ADAPTIVE = "sum of rho of zCDP (valid for adaptive plans)"
+# Sums of what is written in decimals, and of computed values.
+_ROUNDING = 1.0 + 1e-9
+_LEAST_EPSILON = 1e-4
+
+
+@dataclasses.dataclass(frozen=True)
+class Budget:
+    """What all releases from one data set may spend together.
+
+    Attributes:
+      epsilon, delta: the budget; or
+      rho: that of zCDP.
+    """
+
+    epsilon: float | None = None
+    delta: float | None = None
+    rho: float | None = None
+
+    def __post_init__(self) -> None:
+        given = [v is not None for v in (self.epsilon, self.delta, self.rho)]
+        if given not in ([True, True, False], [False, False, True]):
+            raise ValueError(f"A budget is epsilon and delta, or rho, found {self}.")
+        check_positive("epsilon" if self.rho is None else "rho", self.whole)
+        if self.rho is None:
+            check_delta(self.delta)
+
+    @property
+    def whole(self) -> float:
+        """Epsilon or rho."""
+        return self.epsilon if self.rho is None else self.rho  # type: ignore[return-value]
+
+    def __str__(self) -> str:
+        given = {k: v for k, v in vars(self).items() if v is not None}
+        return ", ".join(f"{name} = {value:g}" for name, value in given.items())
 
 
 @dataclasses.dataclass(frozen=True)
 class Balance:
-    """What was spent from one account, in units of `amounts`.
+    """What was spent of the budget of a data set.
 
     Attributes:
-      runs: how many.
-      epsilon, delta: sums of what each run states.
-      gaussian: sum of the mu^2 of Gaussian mechanisms.
-      kinds: how many of each other kind.
-      rest_epsilon, rest_delta: sums of kinds that are not counted one by one.
-      risk: sum of the probabilities that simulated bounds do not hold.
+      dataset: whose.
+      budget: the newest one.
+      costs: of each run or release, what is known of its privacy.
     """
 
-    runs: int = 0
-    epsilon: int = 0
-    delta: int = 0
-    gaussian: int = 0
-    kinds: Mapping[str, int] = dataclasses.field(default_factory=dict)
-    rest_epsilon: int = 0
-    rest_delta: int = 0
-    risk: int = 0
-
-    def plus(self, cost: Cost) -> Balance:
-        """With one more run."""
-        return self._changed(cost, 1, self.is_rest(cost))
-
-    def minus(self, cost: Cost, is_rest: bool = False) -> Balance:
-        """Without a run of this cost.
-
-        Args:
-          cost: that was added.
-          is_rest: what `is_rest` said when it was.
-        """
-        return self._changed(cost, -1, is_rest)
-
-    def is_rest(self, cost: Cost) -> bool:
-        """Whether the cost would not be counted by its kind."""
-        if cost.kind is None or cost.kind in self.kinds:
-            return False
-        return len(self.kinds) >= _MOST_KINDS
-
-    def _changed(self, cost: Cost, sign: int, is_rest: bool) -> Balance:
-        kinds = dict(self.kinds)
-        if cost.kind is not None and not is_rest:
-            kinds[cost.kind] = kinds.get(cost.kind, 0) + sign
-            if kinds[cost.kind] == 0:
-                del kinds[cost.kind]
-        return Balance(
-            self.runs + sign,
-            self.epsilon + sign * cost.epsilon,
-            self.delta + sign * cost.delta,
-            self.gaussian + sign * cost.gaussian,
-            kinds,
-            self.rest_epsilon + sign * cost.epsilon * is_rest,
-            self.rest_delta + sign * cost.delta * is_rest,
-            self.risk + sign * cost.risk,
-        )
-
-    def __add__(self, other: Balance) -> Balance:
-        """The balance of both accounts: the same people's data were used in both."""
-        kinds = dict(self.kinds)
-        for kind, count in other.kinds.items():
-            kinds[kind] = kinds.get(kind, 0) + count
-        return Balance(
-            self.runs + other.runs,
-            self.epsilon + other.epsilon,
-            self.delta + other.delta,
-            self.gaussian + other.gaussian,
-            kinds,
-            self.rest_epsilon + other.rest_epsilon,
-            self.rest_delta + other.rest_delta,
-            self.risk + other.risk,
-        )
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain values for an entry; what is 0 is left out."""
-        found = dataclasses.asdict(self)
-        return {name: value for name, value in found.items() if value}
-
-    @classmethod
-    def from_json(cls, value: dict[str, Any]) -> Balance:
-        """Reads `to_json`."""
-        return cls(**value)
+    dataset: Dataset
+    budget: Budget
+    costs: tuple[tuple[Release, ...], ...] = ()
 
     @property
-    def key(self) -> tuple[Any, ...]:
-        """What is equal exactly if two balances are."""
-        values = dataclasses.asdict(self)
-        kinds = tuple(sorted(values.pop("kinds").items()))
-        return (*values.values(), kinds)
+    def runs(self) -> int:
+        """How many runs and releases there are."""
+        return len(self.costs)
+
+    @property
+    def risk(self) -> float:
+        """Probability, at most, that one of the simulated bounds fails."""
+        return math.fsum(release.risk for cost in self.costs for release in cost)
+
+    def with_more(self, *cost: Release) -> Balance:
+        """The balance after one more release."""
+        return dataclasses.replace(self, costs=(*self.costs, cost))
+
+    @functools.cached_property
+    def _spent(self) -> tuple[float, str]:
+        kinds = Counter(release for cost in self.costs for release in cost)
+        releases = [dataclasses.replace(kind, count=n) for kind, n in kinds.items()]
+        if self.budget.delta is not None:
+            return best(releases, self.budget.delta)
+        return _rho(releases), ADAPTIVE
+
+    @property
+    def spent(self) -> float:
+        """Epsilon at the budget's delta, or rho."""
+        return self._spent[0]
+
+    @property
+    def method(self) -> str:
+        """The theorem that it rests on."""
+        return self._spent[1]
+
+    @property
+    def part(self) -> float:
+        """Of the budget, 1 for all of it."""
+        return self.spent / self.budget.whole
+
+    @property
+    def is_over(self) -> bool:
+        """Whether more is spent than the budget."""
+        return self.part > _ROUNDING
+
+    def fits(self, delta: float | None = None) -> float:
+        """The largest epsilon of a run without amplification that would still fit.
+
+        Args:
+          delta: of that run; by default the budget's, or 1e-6.
+
+        Returns:
+          Epsilon as `tf_bandmf.plan` takes it, rounded down to four digits; 0 if nothing
+          fits.
+        """
+        delta = (self.budget.delta or 1e-6) if delta is None else delta
+        moved = 2.0 if self.dataset.replaces else 1.0
+
+        def is_fitting(epsilon: float) -> bool:
+            try:
+                noise = gaussian.calibrate_noise_stddev(epsilon, delta)
+                run = Release.of_mu(moved / noise, delta)
+            except ValueError:  # beyond any meaning
+                return False
+            return not self.with_more(run).is_over
+
+        whole, low = self.budget.whole, _LEAST_EPSILON
+        high = 4.0 * whole if self.budget.rho is None else 16.0 * (whole + whole**0.5)
+        if not is_fitting(low):
+            return 0.0
+        while high / low > 1.0 + 1e-4:
+            middle = math.sqrt(low * high)
+            low, high = (middle, high) if is_fitting(middle) else (low, middle)
+        digits = 3 - math.floor(math.log10(low))
+        return math.floor(low * 10**digits * _ROUNDING) / 10**digits
 
 
-NOTHING_SPENT = Balance()
+def best(releases: list[Release], delta: float) -> tuple[float, str]:
+    """The smallest epsilon of all releases together that is proven, and by what.
+
+    Each may be chosen by the results of those before it; only what it costs is fixed.
+    """
+    releases = [release for release in releases if release.epsilon or release.delta]
+    if not releases:
+        return 0.0, BASIC
+    pairs = [release.stated(False) for release in releases]
+    leaked = math.fsum(pair[1] for pair in pairs)
+    stated = math.fsum(pair[0] for pair in pairs)
+    bounds = [(stated if leaked <= delta * _ROUNDING else math.inf, BASIC)]
+    if len(releases) == releases[0].count == 1 and leaked == delta:
+        return bounds[0]  # one release is what it states
+    rho = _rho(releases)
+    # Bun and Steinke, 2016, arXiv:1605.02065, Proposition 1.3.
+    bounds.append((rho + 2.0 * math.sqrt(-rho * math.log(delta)), "zCDP"))
+    with contextlib.suppress(ValueError, ArithmeticError, MemoryError):  # none known
+        bounds.append(_poisson_alone(releases, delta) or _composed(releases, delta))
+    return min(bounds)
+
+
+def _rho(releases: list[Release]) -> float:
+    """Of zCDP, of all together; infinite if one has none."""
+    rhos = [release.zcdp(False) for release in releases]
+    return math.fsum(math.inf if rho is None else rho for rho in rhos)
+
+
+def _poisson_alone(releases: list[Release], delta: float) -> tuple[float, str] | None:
+    """What the accountant says, if all runs are Poisson-sampled in the same way."""
+    rates = {(release.poisson or ())[:2] for release in releases}
+    if len(rates) > 1 or rates == {()}:
+        return None
+    ((probability, noise),) = rates  # type: ignore[misc]
+    queries = sum((each.poisson or ())[2] * each.count for each in releases)  # type: ignore[misc]
+    accountant = CyclicPoissonAccountant(queries, probability)
+    return accountant.epsilon(delta, noise), accountant.claims[0][0]
+
+
+def _composed(releases: list[Release], delta: float) -> tuple[float, str]:
+    found = compose(releases).guarantee_at(delta)
+    return found.epsilon, found.accountant

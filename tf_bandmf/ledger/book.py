@@ -1,57 +1,48 @@
-"""An organisation's ledger: what was planned, run and released on its data sets.
+"""An organisation's ledger: which runs and releases may still use a data set.
 
     ledger = tf_bandmf.Ledger("sqlite:///privacy.db")
     ledger.add_dataset("patients-2026", unit="one patient", epsilon=8, delta=1e-6)
     plan = ledger.bind(tf_bandmf.plan(..., unit="one patient"), "patients-2026")
 
-Everything that trains with such a plan reserves its cost in the ledger before its first
-step, or is refused.
+Planning reserves nothing: a plan may be made often, and never run. A run reserves all of
+its plan's cost when it *begins*, at its first step, or is refused. It is named by a digest
+of its noise key, so that a run that is resumed is the same run, and reserves nothing anew,
+and a second run of the same plan reserves once more. What is reserved counts in full until
+the run is ended, whatever becomes of the process.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import datetime
-import getpass
+import math
+import os
+import re
+import secrets
 import socket
-import threading
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from tf_bandmf.files import configs
-from tf_bandmf.ledger import (
-    datasets,
-    releases,
-    reservations,
-    states,
-    unbound,
-    verification,
-)
-from tf_bandmf.ledger.budgets import budget_from
-from tf_bandmf.ledger.chain import Entry, canonical
-from tf_bandmf.ledger.costs import ADJACENCIES
-from tf_bandmf.ledger.datasets import Dataset
-from tf_bandmf.ledger.errors import LedgerError
-from tf_bandmf.ledger.states import AccountState
-from tf_bandmf.ledger.watched import WatchedStore
-from tf_bandmf.planning.account import Account
+from tf_bandmf.ledger.balances import Balance, Budget
+from tf_bandmf.ledger.chain import Chain, Entry
+from tf_bandmf.ledger.errors import BudgetExceededError, LedgerError
+from tf_bandmf.ledger.releases import ADJACENCIES, described, of_plan
+from tf_bandmf.ledger.store import Store
+from tf_bandmf.planning import account as accounts
+from tf_bandmf.planning.plan import Plan
+from tf_bandmf.planning.release import Release
 from tf_bandmf.planning.statement import ONE_EXAMPLE, check_unit
+from tf_bandmf.strategies import registry
 
-if TYPE_CHECKING:
-    from tf_bandmf.planning.plan import Plan
-
+# By their places.
 _OPEN: dict[str, Ledger] = {}
-_GUARD = threading.Lock()
 
 
 class Ledger:
-    """Data sets, budgets, plans, runs and releases, in a database.
+    """Data sets, budgets, runs and releases, in a database.
 
-    Formal guarantee: all runs and releases that one period's account of a data set
-    admitted are together (epsilon, delta)-DP, or rho-zCDP, as its budget says, for the
-    data set's unit and adjacency, if all uses of the data are in it, and if the privacy
-    parameters of runs do not depend on results of earlier ones; a budget in rho also
-    holds if they do. Periods compose.
+    Formal guarantee: all runs and releases that were admitted for a data set are together
+    (epsilon, delta)-DP, or rho-zCDP, as its budget says, for the data set's unit and
+    adjacency, if all uses of the data are in the ledger, and under a budget in epsilon if
+    privacy parameters do not depend on results of earlier releases. A budget in rho also
+    holds if they do.
 
     It contains no secrets: no key, no data, no password. Each process that trains opens
     the ledger; several processes, and with PostgreSQL several machines, may write at
@@ -62,93 +53,68 @@ class Ledger:
         "postgresql://user@host/database".
       who: who writes; by default the user's name and machine.
       create: whether to create a ledger if there is none; if False, this is refused.
-      trust: whether to accept a database that contradicts what this machine has seen,
-        as after restoring a backup; an entry says so, and the machine then remembers
-        its state. With `create=False`, only for looking at it.
-
-    Attributes:
-      id: the ledger's id, 32 hexadecimal digits.
 
     Raises:
       ValueError: if the URL is of neither kind.
       ImportError: if SQLAlchemy or the driver is missing.
       LedgerError: if the database cannot be used.
-      DamagedLedgerError: if the newest entries are not those that this machine has seen.
     """
 
     def __init__(
-        self,
-        url: str,
-        *,
-        who: str | None = None,
-        create: bool = True,
-        trust: bool = False,
+        self, url: str, *, who: str | None = None, create: bool = True
     ) -> None:
-        self._who = _user() if who is None else _one_line("who", who)
-        self._store = WatchedStore(url, self._who, create, trust)
-        self.id = self._store.id
-        with _GUARD:
-            _OPEN[self.id] = self
-
-    # Data sets and budgets.
+        user = f"{os.environ.get('USER', 'unknown')}@{socket.gethostname()}"
+        self._who = _one_line("who", user if who is None else who)
+        self._store = Store(url, create)
+        _OPEN[repr(self._store)] = self
 
     def add_dataset(
         self,
         name: str,
         *,
-        unit: str = ONE_EXAMPLE,
-        adjacency: str = "zero-out",
-        version: str | None = None,
         epsilon: float | None = None,
         delta: float | None = None,
         rho: float | None = None,
-        period: str = "always",
-        begins: str | datetime.date | None = None,
-        ends: str | datetime.date | None = None,
-    ) -> None:
-        """Adds a data set, with a budget; repeating the call changes nothing.
+        unit: str = ONE_EXAMPLE,
+        adjacency: str = "zero-out",
+    ) -> Balance:
+        """Adds a data set with its budget; repeating the call changes nothing.
 
         Args:
-          name: its name, by which plans are bound to it.
+          name: of the data set, by which plans are bound to it.
+          epsilon: of the budget, together with delta.
+          delta: of the budget, together with epsilon.
+          rho: of zCDP, instead of epsilon and delta.
           unit: whose presence the budget hides; plans must have the same.
           adjacency: "zero-out" (or add-or-remove), or "replace-one".
-          version: version of the data, or a digest of them.
-          epsilon: see `set_budget`; without epsilon and rho, it has no budget yet.
-          delta: see `set_budget`, also for the following arguments.
-          rho: rho of zCDP.
-          period: name of the period.
-          begins: the first moment.
-          ends: the moment after the last.
+
+        Returns:
+          What is spent of its budget.
 
         Raises:
           ValueError: if an argument is invalid, or the data set exists with another
-            unit, adjacency, version or budget.
+            unit, adjacency or budget.
         """
         check_unit(unit)
         if adjacency not in ADJACENCIES:
-            raise ValueError(
-                f"adjacency must be one of {', '.join(ADJACENCIES)}, found {adjacency!r}."
-            )
-        body = {
-            "unit": unit,
-            "adjacency": adjacency,
-            "version": None if version is None else _one_line("version", version),
-        }
-        budget = None
-        if epsilon is not None or rho is not None:
-            budget = budget_from(epsilon, delta, rho, period, begins, ends)
-        with self._store.writing() as found:
-            name = _one_line("name", name)
-            known = next(found.entries(dataset=name, kind="dataset"), None)
-            if known is None:
-                found.append(self._who, "dataset", canonical(body), name)
-            elif known.body != body:
-                raise ValueError(
-                    f"The data set {name!r} is in the ledger with {known.body}, found "
-                    f"{body}. Give other data another name."
-                )
-            if budget is not None:
-                datasets.first_budget(found, self._who, name, budget)
+            raise ValueError(f"adjacency must be one of {[*ADJACENCIES]}.")
+        name, budget = _one_line("name", name), vars(Budget(epsilon, delta, rho))
+        body = {"unit": unit, "adjacency": adjacency, "budget": budget}
+        with self._store.transaction(writes=True) as found:
+            if name not in found.ids():
+                # Data sets that are made alike have other ids.
+                body["nonce"] = secrets.token_hex(16)
+                found.append(Chain(name), self._who, "dataset", body)
+            else:
+                chain = found.chain(name)
+                there = {key: chain.entries[0].body[key] for key in body}
+                there["budget"] = vars(chain.budget)
+                if there != body:
+                    raise ValueError(
+                        f"The data set {name!r} is there with {there}, found {body}. Give "
+                        f"other data another name; change a budget by set_budget."
+                    )
+        return self.balance(name)
 
     def set_budget(
         self,
@@ -157,70 +123,32 @@ class Ledger:
         epsilon: float | None = None,
         delta: float | None = None,
         rho: float | None = None,
-        period: str = "always",
-        begins: str | datetime.date | None = None,
-        ends: str | datetime.date | None = None,
-    ) -> None:
-        """Sets or changes the budget of a data set for a period.
-
-        WARNING: what several periods spend adds up: a yearly budget that is renewed is
-        a new budget each year.
+    ) -> Balance:
+        """Gives a data set another budget, for all that was ever spent and will be.
 
         Args:
           dataset: its name.
-          epsilon: epsilon of the budget, together with delta.
-          delta: delta of the budget, together with epsilon.
-          rho: rho of zCDP, instead of epsilon and delta.
-          period: its name, such as "2026".
-          begins: a date, which means midnight UTC, or a moment; None for no limit.
-          ends: likewise; the moment itself is not part of the period.
+          epsilon: of the budget, together with delta.
+          delta: of the budget, together with epsilon.
+          rho: of zCDP, instead of epsilon and delta.
+
+        Returns:
+          What is spent of it.
 
         Raises:
-          ValueError: if an argument is invalid, or the periods of two budgets overlap.
+          ValueError: if an argument is invalid.
           LedgerError: if there is no such data set.
         """
-        budget = budget_from(epsilon, delta, rho, period, begins, ends)
-        with self._store.writing() as found:
-            datasets.set_budget(found, self._who, dataset, budget)
-
-    def add_partitions(
-        self, dataset: str, names: Sequence[str], *, disjoint_by: str
-    ) -> None:
-        """Declares disjoint parts of a data set: no unit has data in two.
-
-        Runs on different parts compose in parallel: each unit pays only for runs on its
-        own part.
-
-        Args:
-          dataset: its name.
-          names: names of the parts; parts that are already known stay unchanged.
-          disjoint_by: why no unit is in two, one line: "the week in which a record was
-            made", if the unit is one record. The ledger takes the caller's word.
-
-        Raises:
-          ValueError: if a name or the reason is not a text of one line; or if the data
-            set already has parts for another reason, in which a unit also has data.
-        """
-        names = [names] if isinstance(names, str) else list(names)
-        names = [_one_line("names", name) for name in names]
-        reason = _one_line("disjoint_by", disjoint_by)
-        with self._store.writing() as found:
-            known = datasets.find(found, dataset)
-            new = [n for n in dict.fromkeys(names) if n not in known.partitions]
-            others = sorted({*known.disjoint_by} - {reason})
-            if new and others:
-                raise ValueError(
-                    f"The parts of {dataset!r} are disjoint by {others[0]!r}, found "
-                    f"{reason!r}: a unit would have data in two of them, and be charged "
-                    f"for one. Divide a data set in one way, with one reason."
-                )
-            if new:
-                body = {"names": new, "disjoint_by": reason}
-                found.append(self._who, "partitions", canonical(body), dataset)
+        budget = Budget(epsilon, delta, rho)
+        with self._store.transaction(writes=True) as found:
+            chain = found.chain(dataset)
+            if chain.budget != budget:
+                found.append(chain, self._who, "budget", {"budget": vars(budget)})
+        return self.balance(dataset)
 
     # Plans and runs.
 
-    def bind(self, plan: Plan, dataset: str | Sequence[str]) -> Plan:
+    def bind(self, plan: Plan, dataset: str) -> Plan:
         """Binds a plan to a budget: its runs reserve their cost before the first step.
 
         Nothing is reserved yet. Use the plan that is returned: a run of the one that was
@@ -228,22 +156,17 @@ class Ledger:
 
         Args:
           plan: plan of the runs to come.
-          dataset: a name; or a name and names of partitions, if only their data are
-            used.
+          dataset: the name of the data set that they use.
 
         Raises:
           BudgetExceededError: if a run of it would not fit now.
           ValueError: if the plan has another unit, or a test seed.
-          LedgerError: if the data set is unknown, or has no budget now.
+          LedgerError: if the data set is unknown.
         """
-        with self._store.writing() as found:
-            name, *partitions = [dataset] if isinstance(dataset, str) else dataset
-            names = datasets.find(found, name).check_partitions(partitions)
-            bound = dataclasses.replace(plan, account=Account(self.id, name, names))
-            assert bound.account is not None
-            reservations.bind(found, self._who, bound, bound.account)
-        unbound.note_bound(plan)
-        return bound
+        balance = self.balance(dataset)
+        cost = of_plan(plan, balance.dataset)
+        _refuse_more(balance, cost, what=_named(plan, "A run of this plan"))
+        return accounts.bind(plan, accounts.Account(dataset, balance.dataset.id))
 
     def begin(self, plan: Plan, run: str) -> Entry:
         """Reserves the cost of a run; the run may begin once this returns.
@@ -260,31 +183,35 @@ class Ledger:
           BudgetExceededError: if it would spend more than is left.
           LedgerError: if the run has ended, or the plan is not bound to this ledger.
         """
-        if plan.account is None or plan.account.ledger != self.id:
-            raise LedgerError(
-                "The plan is not bound to this ledger: see ledger.bind(plan, dataset)."
-            )
-        config = configs.dumps(plan.to_config())
-        with self._store.writing() as found:
-            return reservations.begin(found, self._who, plan, run, config)
+        if not isinstance(run, str) or not re.fullmatch("[0-9a-f]{64}", run):
+            raise ValueError(f"run must have 64 hexadecimal digits, found {run!r}.")
+        account = plan.account
+        with self._store.transaction(writes=True) as found:
+            if account is None or found.ids().get(account.dataset) != account.id:
+                raise LedgerError("The plan is not bound to this ledger: bind it.")
+            chain = found.chain(account.dataset)
+            for first in chain.of_run(run, "begun"):
+                _check_same(first, plan)
+                if chain.of_run(run, "ended"):
+                    raise LedgerError(f"Run {run[:12]} has ended: begin a new one.")
+                return first
+            cost = of_plan(plan, chain.dataset)
+            _refuse_more(chain.balance(), cost, what=_named(plan, f"Run {run[:12]}"))
+            told = ("fingerprint", "num_steps", "epsilon", "delta")
+            body = {"mechanism": registry.specification(plan.strategy), "costs": [cost]}
+            body |= {name: getattr(plan, name) for name in told}
+            return found.append(chain, self._who, "begun", body, run)
 
     def note_steps(self, run: str, steps: int) -> Entry:
         """Records how many steps a run has taken so far; spends nothing."""
-        with self._store.writing() as found:
-            return reservations.note_steps(found, self._who, run, steps)
+        with self._store.transaction(writes=True) as found:
+            chain = found.chain(found.dataset_of(run))
+            return found.append(chain, self._who, "steps", {"steps": int(steps)}, run)
 
-    def end(
-        self,
-        run: str,
-        *,
-        plan: Plan | None = None,
-        steps: int | None = None,
-        reason: str | None = None,
-    ) -> Entry:
-        """Ends a run, which then cannot continue.
+    def end(self, run: str, *, plan: Plan, steps: int, reason: str) -> Entry:
+        """Ends a run, which then cannot continue, and gives back what was not used.
 
-        With all arguments, it gives back what the steps not taken would have cost, by
-        `Plan.epsilon_after`.
+        What the steps not taken would have cost is by `Plan.epsilon_after`.
 
         WARNING: use this only if the number of steps does not depend on private data:
         an accident, a clock, a deadline. A run that was stopped because of its model
@@ -301,25 +228,20 @@ class Ledger:
           LedgerError: if the run has not begun, or was begun with another plan.
           ValueError: if the ledger knows that it took more steps.
         """
-        given = [plan is not None, steps is not None, reason is not None]
-        if any(given) and not all(given):
-            raise ValueError(
-                "Give plan, steps and reason to have back what was not used, or none of "
-                "them: the run then keeps all that it reserved."
-            )
-        if reason is not None:
-            reason = _one_line("reason", reason)
-        with self._store.writing() as found:
-            return reservations.end(found, self._who, plan, run, steps, reason)
+        reason = _one_line("reason", reason)
+        with self._store.transaction(writes=True) as found:
+            chain = found.chain(found.dataset_of(run))
+            for last in chain.of_run(run, "ended"):
+                return last
+            _check_same(chain.of_run(run, "begun")[0], plan)
+            noted = [entry.body["steps"] for entry in chain.of_run(run, "steps")]
+            if steps < max(noted, default=0):
+                raise ValueError(f"steps must be >= {max(noted)}, found {steps}.")
+            cost = of_plan(plan, chain.dataset, steps)
+            body = {"steps": steps, "reason": reason, "costs": [cost]}
+            return found.append(chain, self._who, "ended", body, run)
 
-    def spend(
-        self,
-        dataset: str,
-        what: Any,
-        *,
-        about: str,
-        partitions: str | Sequence[str] = (),
-    ) -> Entry:
+    def spend(self, dataset: str, what: Any, *, about: str) -> Entry:
         """Records a release that is not a run of a bound plan, if it fits.
 
         Use it for private statistics, normalization, metrics, the trials of a tuner,
@@ -332,133 +254,126 @@ class Ledger:
             takes it (`ApproximateDP`, `ZeroConcentratedDP`, `AccountedEvent`), an event
             of dp-accounting, or (epsilon, delta) for the data set's adjacency.
           about: what was released, one line.
-          partitions: partitions whose data it used; none for all data.
 
         Raises:
           BudgetExceededError: if it would spend more than is left: do not release it.
           TypeError: if `what` is none of these.
         """
         about = _one_line("about", about)
-        with self._store.writing() as found:
-            known = datasets.find(found, dataset)
-            cost, body = releases.described(what, known)
-            body = {"about": about, **body}
-            return reservations.spend(
-                found, self._who, known, partitions, cost, body, repr(about)
-            )
-
-    def release(self, run: str, *, digest: str, to: str) -> Entry:
-        """Records that a model of a run was given to somebody; spends nothing.
-
-        Args:
-          run: its name.
-          digest: digest of the model, such as the SHA-256 of its file.
-          to: to whom, or where, one line.
-        """
-        body = {"digest": _one_line("digest", digest), "to": _one_line("to", to)}
-        with self._store.writing() as found:
-            first = next(found.entries(run=run, kind="begun"), None)
-            if first is None:
-                raise LedgerError(f"The ledger knows no run {run[:12]}.")
-            return found.append(
-                self._who, "released", canonical(body), first.dataset, run
-            )
+        with self._store.transaction(writes=True) as found:
+            chain = found.chain(dataset)
+            cost = described(what, chain.dataset)
+            _refuse_more(chain.balance(), *cost, what=repr(about))
+            total = sum(release.epsilon for release in cost)
+            body = {"about": about, "epsilon": total, "costs": cost}
+            return found.append(chain, self._who, "spent", body)
 
     # What is there.
 
-    def datasets(self) -> list[Dataset]:
-        """All data sets."""
-        with self._store.reading() as found:
-            return [datasets.find(found, name) for name in datasets.names_of(found)]
-
-    def spent(self, dataset: str, period: str | None = None) -> list[AccountState]:
-        """What was spent of each budget of a data set, and of each partition's data.
+    def balance(self, dataset: str) -> Balance:
+        """What was spent of the budget of a data set.
 
         Args:
           dataset: its name.
-          period: None for all.
         """
-        with self._store.reading() as found:
-            return states.spent(found, datasets.find(found, dataset), period)
+        with self._store.transaction(writes=False) as found:
+            return found.chain(dataset).balance()
 
-    def fits(
-        self,
-        dataset: str,
-        *,
-        delta: float | None = None,
-        partitions: str | Sequence[str] = (),
-    ) -> float:
+    def balances(self) -> list[Balance]:
+        """What was spent of each budget."""
+        with self._store.transaction(writes=False) as found:
+            return [found.chain(name).balance() for name in found.ids()]
+
+    def fits(self, dataset: str, *, delta: float | None = None) -> float:
         """The largest epsilon of a run without amplification that fits now; 0 if none.
 
         Args:
           dataset: its name.
           delta: of that run; by default the budget's.
-          partitions: partitions whose data it would use; none for all data.
         """
-        with self._store.reading() as found:
-            known = datasets.find(found, dataset)
-            return states.room(found, known, delta, partitions)
+        return self.balance(dataset).fits(delta)
 
     def history(
-        self, dataset: str | None = None, run: str | None = None
+        self, *, dataset: str | None = None, run: str | None = None
     ) -> list[Entry]:
-        """Entries in order: all, those of a data set, or those of a run."""
-        with self._store.reading() as found:
-            return list(found.entries(dataset=dataset, run=run))
-
-    def kept_plan(self, fingerprint: str) -> dict[str, Any] | None:
-        """The configuration of a plan that a run used, for `Plan.from_config`."""
-        with self._store.reading() as found:
-            text = found.plan_config(fingerprint)
-        return None if text is None else configs.loads(text)
-
-    def verify(self, *known: str) -> verification.Verification:
-        """Checks the whole chain, all sums, and what this machine has seen.
+        """Entries in order, verified from the first one of each data set.
 
         Args:
-          *known: names of entries, from statements, exports or earlier calls.
+          dataset: None for all.
+          run: a run's digest, or its first digits; None for all.
         """
-        with self._store.reading() as found:
-            return verification.verify(found, self.id, known)
+        with self._store.transaction(writes=False) as found:
+            names = found.ids() if dataset is None else [dataset]
+            entries = [e for name in names for e in found.chain(name, True).entries]
+        return [e for e in entries if run is None or (e.run or "").startswith(run)]
 
-    def overspent(self) -> list[str]:
-        """Accounts that have spent more than their budget, one sentence each."""
-        with self._store.reading() as found:
-            return verification.overspent(found)
+    def verify(self, *known: str) -> list[str]:
+        """What is wrong in the ledger, one sentence each; nothing if all is as written.
 
-    def __repr__(self) -> str:
-        return f"Ledger({self._store!r})"
+        Args:
+          *known: names of entries that must be there, from statements or exports.
+        """
+        problems, entries = [], list[Entry]()
+        with self._store.transaction(writes=True) as found:
+            for name in found.ids():
+                try:
+                    entries += found.chain(name, anew=True).entries
+                except LedgerError as error:
+                    problems.append(str(error))
+        settled = {e.run: e.body["steps"] for e in entries if e.kind == "ended"}
+        problems += [
+            f"Run {e.run} took {e.body['steps']} steps: it went on after somebody ended it."
+            for e in entries
+            if e.kind == "steps" and e.body["steps"] > settled.get(e.run, math.inf)
+        ]
+        missing = set(known) - {entry.name for entry in entries}
+        return problems + [f"There is no entry {name}." for name in sorted(missing)]
 
 
-def opened(ledger_id: str) -> Ledger:
-    """The ledger with this id, if this process has opened it.
+def opened(account: accounts.Account) -> Ledger:
+    """The ledger with this account, if this process has opened it.
 
     Raises:
       LedgerError: if it has not.
     """
-    found = _OPEN.get(ledger_id)
-    if found is None:
-        raise LedgerError(
-            f"The plan is bound to the ledger {ledger_id[:12]}, which is not open in this "
-            f"process: no run of it begins without its reservation. Open it first: "
-            f"ledger = tf_bandmf.Ledger(url)."
-        )
-    return found
+    refusal = None
+    for ledger in reversed(_OPEN.values()):
+        try:
+            with ledger._store.transaction(writes=False) as found:
+                if account.id in found.ids().values():
+                    return ledger
+        except LedgerError as error:
+            refusal = error
+    raise LedgerError(
+        f"The ledger with the {account} is not open in this process, and no run begins "
+        f"without its reservation. Open it first: ledger = tf_bandmf.Ledger(url)."
+    ) from refusal
+
+
+def _refuse_more(balance: Balance, *cost: Release, what: str) -> None:
+    """Raises BudgetExceededError if something does not fit, with what would."""
+    if not balance.with_more(*cost).is_over:
+        return
+    fits, budget = balance.fits(cost[0].delta or None), balance.budget
+    raise BudgetExceededError(
+        f"{what} would exceed the budget of {balance.dataset.name!r}: {budget}; "
+        f"{balance.spent:.4g} of {budget.whole:g} is spent or reserved by {balance.runs} "
+        f"run(s). What would fit: a run without amplification with epsilon <= {fits:g}.",
+        fits,
+    )
+
+
+def _named(plan: Plan, run: str) -> str:
+    """A run, and how it counts, where that is not what its plan states."""
+    return f"{run} (an estimate, unamplified)" if plan.kind == "estimate" else run
+
+
+def _check_same(first: Entry, plan: Plan) -> None:
+    if first.body["fingerprint"] != plan.fingerprint:
+        raise LedgerError(f"Run {first.run} was begun with another plan.")
 
 
 def _one_line(name: str, text: Any) -> str:
-    is_line = isinstance(text, str) and len(text.strip().splitlines()) == 1
-    if not is_line or len(text) > 1000:
+    if not isinstance(text, str) or len(text.strip().splitlines()) != 1:
         raise ValueError(f"{name} must be a text of one line, found {text!r}.")
     return text.strip()
-
-
-def _user() -> str:
-    try:
-        name = getpass.getuser()
-    except (KeyError, OSError, ImportError):
-        name = "unknown"
-    return f"{name}@{socket.gethostname()}"
-
-
-__all__ = ["Ledger", "opened"]

@@ -1,77 +1,125 @@
-"""The chain of entries: each holds the digest of the one before it.
+"""The chain of a data set: entries, each with the digest of the one before it.
 
-Whoever changes, deletes, inserts or reorders an entry breaks it. A chain has no key:
-whoever may write to the database can make a new one. What he cannot change are digests that
-are known elsewhere: in published statements, exports, and in what each machine remembers
-(`witness`).
+Whoever changes, deletes, inserts or reorders an entry breaks the chain. It has no key:
+whoever may write to the database can make a new one, but not one with the digests that
+published statements and exports cite.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import json
+from collections.abc import Iterable
 from typing import Any
 
-BEFORE_FIRST = "0" * 64
-
-
-def canonical(value: Any) -> str:
-    """A text that is equal exactly if two plain values are."""
-    return json.dumps(
-        value, sort_keys=True, separators=(",", ":"), allow_nan=False, ensure_ascii=True
-    )
+from tf_bandmf.ledger.balances import Balance, Budget
+from tf_bandmf.ledger.errors import DamagedLedgerError
+from tf_bandmf.ledger.releases import Dataset
+from tf_bandmf.planning.release import Release
 
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """One line of the ledger.
+    """One line of the chain of a data set.
 
     Attributes:
+      dataset: its name.
       number: from 0, without gaps.
       at: when it was written, UTC.
       who: wrote it.
-      kind: "ledger", "trusted", "dataset", "budget", "partitions", "planned", "begun",
-        "steps", "ended", "spent" or "released".
-      dataset: that it is about, or None.
-      run: that it is about, by a digest of its noise key; of a plan that has not run,
-        its fingerprint; or None.
+      kind: "dataset", "budget", "begun", "steps", "ended" or "spent".
+      run: that it is about, by a digest of its noise key; or None.
       text: what it says, canonical JSON.
       previous: digest of the entry before it.
       digest: SHA-256 of all this.
     """
 
+    dataset: str
     number: int
     at: str
     who: str
     kind: str
-    dataset: str | None
     run: str | None
     text: str
     previous: str
     digest: str = ""
 
-    @property
+    @functools.cached_property
     def body(self) -> dict[str, Any]:
         """What it says."""
         return json.loads(self.text)
 
-    def computed_digest(self) -> str:
-        """The digest of the entry's content."""
-        content = dataclasses.asdict(self)
-        del content["digest"]
-        return hashlib.sha256(canonical(content).encode()).hexdigest()
-
     def sealed(self) -> Entry:
-        """With its digest."""
-        return dataclasses.replace(self, digest=self.computed_digest())
-
-    @property
-    def is_intact(self) -> bool:
-        """Whether it is what was written."""
-        return self.computed_digest() == self.digest
+        """The entry with the digest of its content."""
+        content = {**dataclasses.asdict(self), "digest": ""}
+        digest = hashlib.sha256(canonical(content).encode()).hexdigest()
+        return dataclasses.replace(self, digest=digest)
 
     @property
     def name(self) -> str:
         """By which statements cite it."""
         return f"{self.number}-{self.digest[:16]}"
+
+
+class Chain:
+    """The entries of one data set that were read so far, and what follows from them.
+
+    Attributes:
+      entries: in order.
+      dataset: what the first entry says.
+      budget: the newest one.
+    """
+
+    dataset: Dataset
+    budget: Budget
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.entries: list[Entry] = []
+        self._costs: dict[str, tuple[Release, ...]] = {}
+
+    @property
+    def digest(self) -> str:
+        """That of the newest entry."""
+        return self.entries[-1].digest if self.entries else ""
+
+    def extend(self, entries: Iterable[Entry]) -> None:
+        """Appends what follows.
+
+        Raises:
+          DamagedLedgerError: if an entry is not what was written there.
+        """
+        for entry in entries:
+            place = (len(self.entries), self.digest)
+            if (entry.number, entry.previous) != place or entry.sealed() != entry:
+                raise DamagedLedgerError(
+                    f"Entry {len(self.entries)} of {self.name!r} was changed, removed, "
+                    f"added or moved. Nothing is reserved from it. Restore the database."
+                )
+            body = entry.body
+            if not self.entries:
+                fixed = body["unit"], body["adjacency"]
+                self.dataset = Dataset(entry.dataset, entry.digest, *fixed)
+            if "budget" in body:
+                self.budget = Budget(**body["budget"])
+            if "costs" in body:
+                costs = tuple(Release.from_json(cost) for cost in body["costs"])
+                self._costs[entry.run or entry.digest] = costs
+            self.entries.append(entry)
+
+    def of_run(self, run: str, kind: str) -> list[Entry]:
+        """Entries of a run of one kind."""
+        return [e for e in self.entries if e.run == run and e.kind == kind]
+
+    def balance(self) -> Balance:
+        """What was spent, and of what."""
+        return Balance(self.dataset, self.budget, tuple(self._costs.values()))
+
+
+def canonical(value: Any) -> str:
+    """A text that is equal exactly if two plain values are."""
+    options: dict[str, Any] = {"sort_keys": True, "separators": (",", ":")}
+    to_json = lambda release: release.to_json()  # noqa: E731
+    return json.dumps(value, default=to_json, allow_nan=False, **options)

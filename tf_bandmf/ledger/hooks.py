@@ -9,8 +9,8 @@ import hashlib
 from typing import TYPE_CHECKING, Any
 
 from tf_bandmf.ledger.errors import LedgerError
-from tf_bandmf.ledger.unbound import is_left_unbound
 from tf_bandmf.noise.keys import NoiseKey
+from tf_bandmf.planning.account import is_left_unbound
 
 if TYPE_CHECKING:
     from tf_bandmf.planning.plan import Plan
@@ -41,32 +41,29 @@ def begin(plan: Plan, run: str) -> Any:
       LedgerError: if the ledger does not let the run begin, or is not open; or if the
         plan was bound, and this is not the plan that `Ledger.bind` returned.
     """
-    if plan.account is None and is_needed(plan):
+    if plan.account is not None:
+        return _ledger(plan).begin(plan, run)
+    if is_left_unbound(plan):
         raise LedgerError(
-            "This plan was bound to a ledger, but the run uses the plan as it was before, "
-            "which reserves nothing. Use the plan that bind returns: "
-            "plan = ledger.bind(plan, dataset)."
+            "This plan was bound to a ledger, but the run uses the plan as it was before: "
+            "use the plan that bind returns, plan = ledger.bind(plan, dataset)."
         )
-    if plan.account is None:
-        return None
-    from tf_bandmf.ledger.book import opened
-
-    return opened(plan.account.ledger).begin(plan, run)
+    return None
 
 
 def note_steps(plan: Plan, run: str, steps: int) -> None:
     """Writes down how many steps, or rounds, a run that has begun took so far."""
-    if plan.account is None:
-        return
-    from tf_bandmf.ledger.book import opened
-
-    opened(plan.account.ledger).note_steps(run, steps)
+    if plan.account is not None:
+        _ledger(plan).note_steps(run, steps)
 
 
 def end(plan: Plan, run: str, steps: int, reason: str) -> Any:
     """Ends a run early, and gives back what was not used; see `Ledger.end`."""
-    assert plan.account is not None
+    return _ledger(plan).end(run, plan=plan, steps=steps, reason=reason)
+
+
+def _ledger(plan: Plan) -> Any:
     from tf_bandmf.ledger.book import opened
 
-    found = opened(plan.account.ledger)
-    return found.end(run, plan=plan, steps=steps, reason=reason)
+    assert plan.account is not None
+    return opened(plan.account)

@@ -1,159 +1,111 @@
-"""What was released without a run of a bound plan, as a cost."""
+"""What one run or release costs the data set that it uses."""
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import dp_accounting
 
-from tf_bandmf.accounting.checks import check_positive, whole_number
+from tf_bandmf import matrices
 from tf_bandmf.accounting.guarantee import REPLACE_ONE, ZERO_OUT, Guarantee
-from tf_bandmf.ledger import bounds
-from tf_bandmf.ledger.amounts import number
-from tf_bandmf.ledger.costs import (
-    Cost,
-    gaussian_cost,
-    kind_cost,
-    plan_cost,
-    stated_cost,
-)
-from tf_bandmf.planning.composition import JointGuarantee, compose
-from tf_bandmf.planning.elsewhere import ApproximateDP, ZeroConcentratedDP
-from tf_bandmf.planning.parts import Part
+from tf_bandmf.analysis.sensitivity import sensitivity
+from tf_bandmf.planning.composition import REPLACE_ONLY, JointGuarantee
+from tf_bandmf.planning.elsewhere import AccountedEvent, ApproximateDP
+from tf_bandmf.planning.parts import Part, Run
 from tf_bandmf.planning.plan import Plan
+from tf_bandmf.planning.release import Release, release_of
 from tf_bandmf.planning.tuning import TuningCost
 
-if TYPE_CHECKING:
-    from tf_bandmf.ledger.balances import Balance
-    from tf_bandmf.ledger.datasets import Dataset
-
-# At which Gaussian releases state an epsilon, beside their mu.
-_DELTA = 1e-9
+ADJACENCIES = {"zero-out": ZERO_OUT, "replace-one": REPLACE_ONE}
 
 
-def described(what: Any, dataset: Dataset) -> tuple[Cost, dict[str, Any]]:
-    """Its cost, and what an entry says of it.
+@dataclasses.dataclass(frozen=True)
+class Dataset:
+    """A data set of a ledger.
+
+    Attributes:
+      name: by which plans are bound to it.
+      id: the digest of its first entry.
+      unit: whose presence its budget hides; plans must have the same.
+      adjacency: "zero-out" or "replace-one".
+    """
+
+    name: str
+    id: str
+    unit: str
+    adjacency: str
+
+    @property
+    def replaces(self) -> bool:
+        """Whether neighbors are data sets in which one unit is replaced."""
+        return ADJACENCIES[self.adjacency] == REPLACE_ONE
+
+    def check(self, unit: str, test_seed: int | None = None) -> None:
+        """Raises ValueError if a run may not use the data, or hides another unit."""
+        if unit != self.unit:
+            raise ValueError(
+                f"{self.name!r} is for unit={self.unit!r}, and the plan hides {unit!r}."
+            )
+        if test_seed is not None:
+            raise ValueError("A plan with a test seed protects nobody: plan without.")
+
+
+def of_plan(plan: Plan, dataset: Dataset, steps: int | None = None) -> Release:
+    """A run of a plan, or of its first steps alone.
+
+    Raises:
+      ValueError: if no meaningful epsilon is known, or no run of it may use the data.
+    """
+    dataset.check(plan.unit, plan.test_seed)
+    whole = release_of(Run(plan), dataset.replaces)
+    if steps == 0:
+        return Release(0.0, 0.0)
+    if steps is None or steps == plan.num_steps:
+        return whole
+    if not whole.is_gaussian:
+        epsilon = plan.epsilon_after(steps)
+        return dataclasses.replace(
+            whole, epsilon=epsilon, poisson=None, fixed_size=None
+        )
+    if plan.participation.is_simulated:
+        return whole
+    block = matrices.leading_block(plan.strategy.matrix, steps)
+    value = sensitivity(block, plan.participation, steps).value
+    mu = math.hypot(value / plan.unit_noise_stddev, plan.measurements.mu)
+    mu = min(whole.mu or math.inf, mu * (2.0 if dataset.replaces else 1.0))
+    return Release.of_mu(mu, plan.delta)
+
+
+def described(what: Any, dataset: Dataset) -> tuple[Release, ...]:
+    """What a release that is not a run of a bound plan costs; see `Ledger.spend`.
 
     Raises:
       TypeError: if it is nothing that has a cost.
       ValueError: if it says nothing for the data set's unit or adjacency.
     """
-    neighbors = dataset.neighbors
     if isinstance(what, JointGuarantee):
-        plans = what.plans
-    else:
-        plans = (what,) if isinstance(what, Plan) else ()
-    for plan in plans:
-        dataset.check_plan(plan)
+        parts = [part.plan if isinstance(part, Run) else part for part in what.parts]
+        return tuple(one for part in parts for one in described(part, dataset))
     if isinstance(what, Plan):
-        cost = plan_cost(what, neighbors)
-        return cost, {"what": "run", "plan": what.fingerprint, **_pair(cost)}
-    if isinstance(what, TuningCost):
-        dataset.check_unit(what.unit, "A trial")
-        found = Guarantee(
-            what.epsilon,
-            what.delta,
-            "bound",
-            what.method,
-            adjacency=what.adjacency,
-            confidence=what.confidence,
-        )
-        cost = stated_cost(found, neighbors)
-        trials = {"expected_trials": what.expected_trials, "trials": what.distribution}
-        return cost, {"what": "tuning", **trials, **_pair(cost)}
-    if isinstance(what, JointGuarantee):
-        pairs = [part for part in what.parts if isinstance(part, ApproximateDP)]
-        delta = max((plan.delta for plan in what.plans), default=_DELTA)
-        # Less than what pairs leak means nothing.
-        delta += math.fsum(pair.delta for pair in pairs)
-        return _stated(what.guarantee_at(delta), neighbors, "runs")
-    if isinstance(what, Part):
-        return _of_part(what, neighbors)
-    if isinstance(what, Guarantee):
-        return _stated(what, neighbors, "guarantee")
+        return (of_plan(what, dataset),)
+    risk = 1.0 - (getattr(what, "confidence", None) or 1.0)
     if isinstance(what, dp_accounting.DpEvent):
-        cost = _of_event(what, neighbors)
-        return cost, {"what": "event", "event": str(what), **_pair(cost)}
-    if isinstance(what, tuple) and len(what) == 2:
-        cost = kind_cost(float(what[0]), float(what[1]))
-        return cost, {"what": "guarantee", **_pair(cost)}
-    raise TypeError(
-        f"what must be a Guarantee, TuningCost, Plan, joint guarantee, release made "
-        f"elsewhere (tf_bandmf.ApproximateDP and others), event of dp-accounting, or "
-        f"(epsilon, delta) for the data set's adjacency, found {what!r}."
-    )
-
-
-def _of_part(part: Part, neighbors: str) -> tuple[Cost, dict[str, Any]]:
-    """The cost of a release made elsewhere, as `tf_bandmf.compose` takes it."""
-    replaced = neighbors == REPLACE_ONE
-    if part.replaces and not replaced:
-        raise ValueError(
-            f"{part.describe()} It is stated for neighbors in which one unit is replaced, "
-            f"and the data set's adjacency is zero-out: state it for that."
+        what = AccountedEvent(what)
+    elif isinstance(what, tuple) and len(what) == 2:
+        what = ApproximateDP(*what, replace_one=dataset.replaces)
+    elif isinstance(what, (TuningCost, Guarantee)):
+        dataset.check(getattr(what, "unit", dataset.unit))
+        # What is stated for plans that replace one holds for zero-out, too.
+        replaces = what.adjacency == REPLACE_ONLY or (
+            what.adjacency == REPLACE_ONE and dataset.replaces
         )
-    if part.kind == "estimate":
-        raise ValueError(
-            f"An estimate is no bound, and cannot be spent: {part.describe()}"
+        kind = "estimate" if getattr(what, "kind", "") == "estimate" else "bound"
+        what = ApproximateDP(what.epsilon, what.delta, replaces, kind)
+    if not isinstance(what, Part):
+        raise TypeError(
+            f"what must be a Plan, TuningCost, Guarantee, joint guarantee, part of one, "
+            f"event of dp-accounting, or (epsilon, delta), found {what!r}."
         )
-    if isinstance(part, ApproximateDP):
-        cost = kind_cost(*part.stated(replaced))
-    elif isinstance(part, ZeroConcentratedDP):
-        rho = part.zcdp(replaced)
-        # Bun and Steinke, 2016, arXiv:1605.02065, Proposition 1.3.
-        epsilon = rho + 2.0 * math.sqrt(rho * math.log(1.0 / _DELTA))
-        cost = kind_cost(epsilon, _DELTA, rho=rho)
-    else:
-        cost = stated_cost(compose([part]).guarantee_at(_DELTA), neighbors)
-    return cost, {"what": "elsewhere", "stated": part.describe(), **_pair(cost)}
-
-
-def _stated(found: Guarantee, neighbors: str, name: str) -> tuple[Cost, dict[str, Any]]:
-    if found.kind == "estimate":
-        raise ValueError(
-            f"An estimate is no bound, and cannot be spent: {found.accountant}. Give what "
-            f"holds for certain."
-        )
-    cost = stated_cost(found, neighbors)
-    return cost, {"what": name, "accountant": found.accountant, **_pair(cost)}
-
-
-def _pair(cost: Cost) -> dict[str, float]:
-    return {"epsilon": number(cost.epsilon), "delta": number(cost.delta)}
-
-
-def _of_event(event: dp_accounting.DpEvent, neighbors: str) -> Cost:
-    """The cost of Gaussian events, also composed and Poisson-sampled.
-
-    Raises:
-      ValueError: for others, or under another adjacency than they are stated for.
-    """
-    moved = 2.0 if neighbors == REPLACE_ONE else 1.0
-    single, count = event, 1
-    if isinstance(event, dp_accounting.SelfComposedDpEvent):
-        single, count = event.event, int(event.count)
-    whole_number("count", count)
-    if isinstance(single, dp_accounting.GaussianDpEvent):
-        check_positive("noise_multiplier", single.noise_multiplier)
-        mu = moved * math.sqrt(count) / single.noise_multiplier
-        return gaussian_cost(mu, bounds.gaussian_epsilon(mu, _DELTA), _DELTA)
-    is_sampled = isinstance(single, dp_accounting.PoissonSampledDpEvent)
-    if is_sampled and isinstance(single.event, dp_accounting.GaussianDpEvent):
-        noise = float(single.event.noise_multiplier)
-        check_positive("noise_multiplier", noise)
-        mu = moved * math.sqrt(count) / noise
-        epsilon = bounds.gaussian_epsilon(mu, _DELTA)
-        if neighbors != ZERO_OUT:
-            return gaussian_cost(mu, epsilon, _DELTA)
-        query = [float(single.sampling_probability), noise, count]
-        return kind_cost(epsilon, _DELTA, mu=mu, poisson=query)
-    raise ValueError(
-        f"what must be an event of Gaussian mechanisms, found {event}: give its guarantee, "
-        f"tf_bandmf.Guarantee(epsilon, delta, 'bound', 'what computed it')."
-    )
-
-
-def risk_of(balance: Balance) -> float:
-    """Probability, at most, that a simulated bound does not hold."""
-    return number(balance.risk)
+    return (dataclasses.replace(release_of(what, dataset.replaces), risk=risk),)

@@ -1,31 +1,36 @@
-"""Which budget a plan spends from: the account in a ledger that it is bound to."""
+"""Which budget a plan spends from: the data set of a ledger that it is bound to."""
 
 from __future__ import annotations
 
 import dataclasses
+import weakref
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tf_bandmf.planning.plan import Plan
+
+# Plans of which bound ones were made, and which themselves reserve nothing; by their ids.
+_LEFT_UNBOUND: weakref.WeakValueDictionary[int, Plan] = weakref.WeakValueDictionary()
 
 
 @dataclasses.dataclass(frozen=True)
 class Account:
-    """A data set, or partitions of one, in a ledger.
+    """A data set in a ledger.
 
     It is part of a plan's fingerprint: a run of a plan that is bound begins only after the
     ledger has reserved its budget.
 
     Attributes:
-      ledger: id of the ledger, 32 hexadecimal digits.
-      dataset: name of the data set there.
-      partitions: names of the partitions whose data the run uses; none for all data.
+      dataset: its name.
+      id: its id, the digest of its first entry.
     """
 
-    ledger: str
     dataset: str
-    partitions: tuple[str, ...] = ()
+    id: str
 
     def __post_init__(self) -> None:
-        names = (self.ledger, self.dataset, *self.partitions)
+        names = (self.dataset, self.id)
         if not all(isinstance(name, str) and name for name in names):
             raise ValueError(
                 f"An account must be named by texts, found {names!r}: the plan was "
@@ -33,22 +38,25 @@ class Account:
             )
 
     def __str__(self) -> str:
-        text = f"data set {self.dataset!r} of ledger {self.ledger[:12]}"
-        if self.partitions:
-            text = f"partition(s) {', '.join(self.partitions)} of {text}"
-        return text
+        return f"data set {self.dataset!r} ({self.id[:12]})"
 
     def to_config(self) -> dict[str, Any]:
         """Plain values; `from_config` rebuilds the account."""
-        return {
-            "ledger": self.ledger,
-            "dataset": self.dataset,
-            "partitions": list(self.partitions),
-        }
+        return dataclasses.asdict(self)
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Account:
         """Rebuilds an account."""
-        return cls(
-            config["ledger"], config["dataset"], tuple(config.get("partitions", ()))
-        )
+        return cls(config["dataset"], config["id"])
+
+
+def bind(plan: Plan, account: Account) -> Plan:
+    """A plan whose runs reserve in an account; those of the one given are refused."""
+    bound = dataclasses.replace(plan, account=account)
+    _LEFT_UNBOUND[id(plan)] = plan
+    return bound
+
+
+def is_left_unbound(plan: Plan) -> bool:
+    """Whether a bound plan was made of this very object."""
+    return _LEFT_UNBOUND.get(id(plan)) is plan

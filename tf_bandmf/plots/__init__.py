@@ -21,11 +21,9 @@ from tf_bandmf.plots.errors import (
 from tf_bandmf.plots.heat_maps import noising_matrix, strategy_matrix
 from tf_bandmf.plots.outcomes import epsilon_of_delta, regions, training_curves
 from tf_bandmf.plots.overview import plan_overview
-from tf_bandmf.plots.spending import budget_spending
 
 __all__ = [
     "accumulated_noise",
-    "budget_spending",
     "comparison_bars",
     "epsilon_of_delta",
     "error_by_bands",

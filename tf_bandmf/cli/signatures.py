@@ -1,0 +1,133 @@
+"""Commands made of Python functions, whose arguments are the options.
+
+Name, type and default of an option come from the signature, its help from the docstring.
+Both are read from the source, so that help and completion import nothing.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import inspect
+import json
+import pathlib
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import click
+
+_KINDS = {"str": str, "Any": str, "float": float, "int": int, "bool": bool}
+
+
+class Several(click.ParamType):
+    """Texts, separated by commas."""
+
+    name = "a,b,..."
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> list[str]:
+        """The texts."""
+        return [part.strip() for part in value.split(",") if part.strip()]
+
+
+def command(
+    name: str,
+    function: Callable[..., Any],
+    *sources: str,
+    more: tuple[click.Parameter, ...] = (),
+    show: Callable[[Any], str | None] = str,
+    record: Callable[[Any], Any] | None = None,
+) -> click.Command:
+    """A command that calls a function and prints what it returns.
+
+    Args:
+      name: of the command.
+      function: is called with the options that are given, by name.
+      *sources: where signatures and docstrings are, such as "ledger.book:Ledger.fits"; the
+        first one says what the command does.
+      more: further options.
+      show: makes a text of what is returned; None for nothing.
+      record: makes plain values of it, for `--json`; None for no such option.
+    """
+    nodes = [_source(source) for source in sources]
+    options = [option for node in nodes for option in _options(node)] + [*more]
+    if record is not None:
+        options.append(
+            click.Option(["--json", "as_json"], is_flag=True, help="as JSON")
+        )
+
+    def call(as_json: bool = False, **given: Any) -> None:
+        given = {k: v for k, v in given.items() if v not in (None, (), False)}
+        with refusals({str(option.name): option.opts[0] for option in options}):
+            found = function(**given)
+            if as_json and record is not None:
+                text: str | None = json.dumps(record(found), indent=2)
+            else:
+                text = show(found)
+        if text is not None:
+            click.echo(text)
+
+    summary = _text(nodes[0]).split("\n\n")[0].replace("`", "")
+    return click.Command(name, params=options, callback=call, help=summary)
+
+
+@contextlib.contextmanager
+def refusals(options: dict[str, str]) -> Iterator[None]:
+    """Turns refusals of arguments into `click.UsageError`, which names the options."""
+    from tf_bandmf.ledger.errors import DamagedLedgerError, LedgerError
+
+    try:
+        yield
+    except DamagedLedgerError:
+        raise
+    except (ValueError, TypeError, ImportError, LedgerError) as error:
+        text = " ".join(str(error).split())
+        text = re.sub(r"\b\w+_\w+\b", lambda word: options.get(word[0], word[0]), text)
+        raise click.UsageError(text) from error
+
+
+def _source(where: str) -> Any:
+    module, _, path = where.partition(":")
+    folder = pathlib.Path(__file__).resolve().parents[1]
+    file = folder.joinpath(*module.split(".")).with_suffix(".py")
+    node: Any = ast.parse(file.read_text("utf-8"))
+    for part in path.split("."):
+        node = next(x for x in node.body if getattr(x, "name", None) == part)
+    return node
+
+
+def _text(node: Any) -> str:
+    return inspect.cleandoc(ast.get_docstring(node) or "")
+
+
+def _options(node: Any) -> Iterator[click.Parameter]:
+    """An option for each argument of a plain type; a word for one without a default."""
+    said = re.findall(r"^  \*?(\w+(?:, \w+)*): (.*(?:\n    .*)*)", _text(node), re.M)
+    help_of = {name: text for names, text in said for name in names.split(", ")}
+    given = node.args
+    required: list[Any] = [None] * (len(given.args) - len(given.defaults))
+    arguments = [*given.args, *given.kwonlyargs]
+    for each, default in zip(
+        arguments, [*required, *given.defaults, *given.kw_defaults]
+    ):
+        words = re.findall(
+            r"\w+", ast.unparse(each.annotation) if each.annotation else ""
+        )
+        kind: Any = next((_KINDS[word] for word in words if word in _KINDS), None)
+        if kind is None or "Callable" in words:
+            continue
+        kind = Several() if "Sequence" in words else kind
+        if default is None and each in given.args:
+            yield click.Argument([each.arg], type=kind)
+            continue
+        value = getattr(default, "value", None)
+        shown = "" if value in (None, False) else f" [default: {value!s}]"
+        yield click.Option(
+            [f"--{each.arg.rstrip('_').replace('_', '-')}", each.arg],
+            type=None if kind is bool else kind,
+            is_flag=kind is bool,
+            required=default is None,
+            help=" ".join(help_of.get(each.arg, "").split()).replace("`", "") + shown,
+        )
+    if given.vararg is not None:
+        yield click.Argument([given.vararg.arg], nargs=-1)
