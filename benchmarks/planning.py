@@ -104,8 +104,8 @@ def auto(arguments: argparse.Namespace) -> None:
 
 def command(arguments: argparse.Namespace) -> None:
     line = [sys.executable, "-m", "tf_bandmf.cli", "plan", "--json"]
-    line += ["--examples", "50000", "--batch-size", "512", "--epochs", "20"]
-    line += ["--momentum", "0.9", "--epsilon", "3", "--delta", "1e-5"]
+    line += ["--num-examples", "50000", "--batch-size", "512", "--epochs", "20"]
+    line += ["--workload", "sgd:momentum=0.9", "--epsilon", "3", "--delta", "1e-5"]
     line += ["--mechanism", arguments.mechanism or "auto"]
     environment = {**os.environ, "TF_BANDMF_CACHE": "off"}
     for sampling in arguments.samplings.split(","):

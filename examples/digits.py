@@ -20,7 +20,6 @@ import numpy as np
 import sklearn.datasets
 
 import tf_bandmf
-from tf_bandmf.cli.printing import print_statement
 
 NUM_TRAIN = 1440
 
@@ -73,7 +72,7 @@ def main() -> None:
     comparison.print_table(title, runs)
     comparison.print_joint_guarantee(runs)
     last = list(plans.values())[-1]
-    print_statement(last.statement())
+    print(last.statement())
 
     os.makedirs(arguments.out, exist_ok=True)
     picture = os.path.join(arguments.out, "digits.png")

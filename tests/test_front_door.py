@@ -12,7 +12,7 @@ import tf_bandmf
 
 HEAVY = ("tensorflow", "tensorflow_probability", "keras", "dp_accounting", "scipy")
 COMPARE = (
-    "compare --steps 200 --min-sep 20 --json --mechanisms "
+    "compare --num-steps 200 --min-separation 20 --json --mechanisms "
     "identity,bsr:4,bisr:4,lambda_cgd:0.9,bsr:4:normalized"
 )
 

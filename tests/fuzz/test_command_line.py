@@ -9,9 +9,9 @@ from tf_bandmf.cli import main
 
 BASES = {
     "compare": {
-        "--steps": "20",
-        "--min-sep": "5",
-        "--participations": "4",
+        "--num-steps": "20",
+        "--min-separation": "5",
+        "--max-participations": "4",
         "--mechanisms": "identity,bsr:2",
         "--epsilon": "2",
         "--delta": "1e-5",
@@ -19,13 +19,14 @@ BASES = {
     "plan": {
         "--epsilon": "2",
         "--delta": "1e-5",
-        "--examples": "40",
+        "--num-examples": "40",
         "--batch-size": "10",
         "--epochs": "2",
         "--mechanism": "bsr:2",
     },
     "bands": {
-        "--steps": "16",
+        "--num-examples": "40",
+        "--batch-size": "10",
         "--epochs": "4",
         "--epsilon": "2",
         "--delta": "1e-5",
@@ -92,7 +93,7 @@ def _line(command, options):
     st.sampled_from([*BASES, "show", "nothing", ""]),
     st.lists(
         st.one_of(
-            st.sampled_from([*TEXTS, "--json", "--help", "--version", "--steps", "5"]),
+            st.sampled_from([*TEXTS, "--json", "--help", "--version", "--epochs", "5"]),
             st.text(max_size=8),
         ),
         max_size=6,

@@ -1,6 +1,5 @@
-"""The command line: advise, compare, bands, plan, show and budget, a file each.
+"""The command line: the library's functions, whose arguments are its options.
 
-Built on click, which brings suggestions for typos and shell completion and nothing else.
 Messages are one line on standard error; results go to standard output.
 
 | exit code | |
@@ -19,35 +18,17 @@ from collections.abc import Sequence
 import click
 
 from tf_bandmf._version import __version__
-from tf_bandmf.cli import advise, bands, budget, compare, completion, plan, show
-from tf_bandmf.cli.help import Context
+from tf_bandmf.cli import budget, commands
 from tf_bandmf.cli.native_logs import without_native_logs
-from tf_bandmf.cli.parsing import BadArguments, one_line
 
 PROGRAM = "tf-bandmf"
-EXIT_FAILED = 1
-EXIT_BAD_ARGUMENTS = 2
-EXIT_INTERRUPTED = 130
-
-
-@click.group(
+_GROUP = click.Group(
     PROGRAM,
-    context_settings={
-        "help_option_names": ["-h", "--help"],
-        "max_content_width": 100,
-    },
-    no_args_is_help=False,
-    epilog=f"Completion of commands and options: {PROGRAM} completion --help.",
+    {str(each.name): each for each in (*commands.COMMANDS, budget.command)},
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="Differentially private training with correlated noise.",
 )
-@click.version_option(__version__, message="%(version)s")
-def _group() -> None:
-    """Differentially private training with correlated noise."""
-
-
-_group.context_class = Context
-for _module in (advise, compare, bands, plan, show, budget, completion):
-    _module.command.context_class = Context
-    _group.add_command(_module.command)
+click.version_option(__version__, message="%(version)s")(_GROUP)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -59,38 +40,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
       The exit code; see above.
     """
-    given = sys.argv[1:] if arguments is None else list(arguments)
     try:
         with without_native_logs():
-            _group.main(given, prog_name=PROGRAM, standalone_mode=False)
+            _GROUP.main(arguments, prog_name=PROGRAM, standalone_mode=False)
     except SystemExit as stop:
         # click has answered a shell that asks for completions.
-        return stop.code if isinstance(stop.code, int) else EXIT_BAD_ARGUMENTS
+        return stop.code if isinstance(stop.code, int) else 2
     except click.ClickException as error:
-        context = getattr(error, "ctx", None)
-        path = PROGRAM if context is None else context.command_path
-        return _report(path, error.format_message(), EXIT_BAD_ARGUMENTS)
-    except BadArguments as error:
-        return _report(_named(given), error, EXIT_BAD_ARGUMENTS)
+        return _report(error.format_message(), 2)
     except (click.Abort, KeyboardInterrupt):
-        print("interrupted", file=sys.stderr)
-        return EXIT_INTERRUPTED
+        return _report("interrupted", 130)
     except BrokenPipeError:
         # The reader, `head` for instance, has seen enough.
         sys.stderr.close()
-        return EXIT_FAILED
+        return 1
     except (ArithmeticError, OSError, MemoryError, RuntimeError) as error:
-        return _report(_named(given), error, EXIT_FAILED)
+        return _report(str(error) or type(error).__name__, 1)
     return 0
 
 
-def _named(arguments: Sequence[str]) -> str:
-    """The program with its command."""
-    known = [name for name in arguments if name in _group.commands]
-    return f"{PROGRAM} {known[0]}" if known else PROGRAM
-
-
-def _report(path: str, error: BaseException | str, code: int) -> int:
-    text = one_line(error) or type(error).__name__
-    print(f"{path}: error: {text}", file=sys.stderr)
+def _report(text: str, code: int) -> int:
+    print(f"{PROGRAM}: error: {' '.join(text.split())}", file=sys.stderr)
     return code

@@ -15,10 +15,8 @@ import sys
 import threading
 from collections.abc import Iterator
 
-_ERROR_DESCRIPTOR = 2
 _LOG_LINE = re.compile(
-    rb"WARNING: All log messages before absl::InitializeLog"
-    rb"|[IWE]\d{4} \d\d:\d\d:\d\d"
+    rb"WARNING: All log messages before absl::InitializeLog|[IWE]\d{4} \d\d:\d\d:\d\d"
     rb"|\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+: [IWE] "
     rb"|To enable the following instructions: .* rebuild TensorFlow"
 )
@@ -28,39 +26,29 @@ _LOG_LINE = re.compile(
 def without_native_logs() -> Iterator[None]:
     """Drops log lines of native code while the block runs.
 
-    Does nothing where the environment asks for them: `TF_CPP_MIN_LOG_LEVEL=0`. Python's
-    own `sys.stderr` is not filtered.
+    Does nothing where the environment asks for them: `TF_CPP_MIN_LOG_LEVEL=0`. What Python
+    writes is not filtered.
     """
-    wanted = os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-    if wanted == "0":
+    if os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3") == "0":
         yield
         return
     for name in ("tensorflow", "absl"):
         logging.getLogger(name).setLevel(logging.ERROR)
-    try:
-        terminal = os.dup(_ERROR_DESCRIPTOR)
-    except OSError:
-        # There is no standard error.
-        yield
-        return
-    python_stderr = sys.stderr
-    sys.stderr = _unfiltered(python_stderr, terminal)
-    source, sink = os.pipe()
-    os.dup2(sink, _ERROR_DESCRIPTOR)
+    terminal, (source, sink) = os.dup(2), os.pipe()
+    is_native = sys.stderr is sys.__stderr__
+    os.dup2(sink, 2)
     os.close(sink)
-    filtering = threading.Thread(
-        target=_pass_on, args=(source, terminal), daemon=True, name="native-logs"
-    )
+    filtering = threading.Thread(target=_pass_on, args=(source, terminal), daemon=True)
     filtering.start()
+    ours = open(os.dup(terminal), "w", buffering=1) if is_native else sys.stderr
     try:
-        yield
+        with contextlib.redirect_stderr(ours):
+            yield
     finally:
         # The last writer of the pipe leaves: the thread ends, unless a child process
         # holds the other end.
-        os.dup2(terminal, _ERROR_DESCRIPTOR)
+        os.dup2(terminal, 2)
         filtering.join(timeout=1.0)
-        sys.stderr.flush()
-        sys.stderr = python_stderr
 
 
 def drop_native_logs() -> None:
@@ -70,32 +58,10 @@ def drop_native_logs() -> None:
     atexit.register(block.close)
 
 
-def _unfiltered(stream, terminal: int):  # type: ignore[no-untyped-def]
-    """Python's standard error past the filter; whatever else stands there, as it is."""
-    try:
-        if stream.fileno() != _ERROR_DESCRIPTOR:
-            return stream
-    except (AttributeError, OSError, ValueError):
-        return stream
-    stream.flush()
-    return os.fdopen(
-        os.dup(terminal),
-        "w",
-        buffering=1,
-        encoding=stream.encoding,
-        errors=stream.errors,
-    )
-
-
 def _pass_on(source: int, sink: int) -> None:
     """Copies lines that are no logs until the other end is closed."""
-    with os.fdopen(source, "rb", buffering=0) as pipe:
-        rest = b""
-        while block := pipe.read(1 << 16):
-            *lines, rest = (rest + block).split(b"\n")
-            for line in lines:
-                if not _LOG_LINE.match(line):
-                    os.write(sink, line + b"\n")
-        if rest and not _LOG_LINE.match(rest):
-            os.write(sink, rest)
+    with os.fdopen(source, "rb") as pipe:
+        for line in pipe:
+            if not _LOG_LINE.match(line):
+                os.write(sink, line)
     os.close(sink)

@@ -18,6 +18,8 @@ from typing import Any
 import click
 
 _KINDS = {"str": str, "Any": str, "float": float, "int": int, "bool": bool}
+_JSON = click.Option(["--json", "as_json"], is_flag=True, help="as JSON")
+_REFUSED = (ValueError, TypeError, ImportError, FileNotFoundError)
 
 
 class Several(click.ParamType):
@@ -52,18 +54,14 @@ def command(
     nodes = [_source(source) for source in sources]
     options = [option for node in nodes for option in _options(node)] + [*more]
     if record is not None:
-        options.append(
-            click.Option(["--json", "as_json"], is_flag=True, help="as JSON")
-        )
+        options.append(_JSON)
 
     def call(as_json: bool = False, **given: Any) -> None:
-        given = {k: v for k, v in given.items() if v not in (None, (), False)}
+        given = {k: v for k, v in given.items() if v is not None and v is not False}
         with refusals({str(option.name): option.opts[0] for option in options}):
             found = function(**given)
-            if as_json and record is not None:
-                text: str | None = json.dumps(record(found), indent=2)
-            else:
-                text = show(found)
+            plain = record(found) if as_json and record is not None else None
+            text = show(found) if plain is None else json.dumps(plain, indent=2)
         if text is not None:
             click.echo(text)
 
@@ -80,9 +78,9 @@ def refusals(options: dict[str, str]) -> Iterator[None]:
         yield
     except DamagedLedgerError:
         raise
-    except (ValueError, TypeError, ImportError, LedgerError) as error:
-        text = " ".join(str(error).split())
-        text = re.sub(r"\b\w+_\w+\b", lambda word: options.get(word[0], word[0]), text)
+    except (*_REFUSED, LedgerError) as error:
+        named = lambda word: options.get(word[0], word[0])  # noqa: E731
+        text = re.sub(r"\b\w+_\w+\b", named, str(error))
         raise click.UsageError(text) from error
 
 
@@ -107,12 +105,10 @@ def _options(node: Any) -> Iterator[click.Parameter]:
     given = node.args
     required: list[Any] = [None] * (len(given.args) - len(given.defaults))
     arguments = [*given.args, *given.kwonlyargs]
-    for each, default in zip(
-        arguments, [*required, *given.defaults, *given.kw_defaults]
-    ):
-        words = re.findall(
-            r"\w+", ast.unparse(each.annotation) if each.annotation else ""
-        )
+    defaults = [*required, *given.defaults, *given.kw_defaults]
+    for each, default in zip(arguments, defaults):
+        annotation = ast.unparse(each.annotation) if each.annotation else ""
+        words = re.findall(r"\w+", annotation)
         kind: Any = next((_KINDS[word] for word in words if word in _KINDS), None)
         if kind is None or "Callable" in words:
             continue
@@ -124,8 +120,7 @@ def _options(node: Any) -> Iterator[click.Parameter]:
         shown = "" if value in (None, False) else f" [default: {value!s}]"
         yield click.Option(
             [f"--{each.arg.rstrip('_').replace('_', '-')}", each.arg],
-            type=None if kind is bool else kind,
-            is_flag=kind is bool,
+            **({"is_flag": True} if kind is bool else {"type": kind}),
             required=default is None,
             help=" ".join(help_of.get(each.arg, "").split()).replace("`", "") + shown,
         )

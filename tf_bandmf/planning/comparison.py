@@ -17,9 +17,16 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any, Callable
 
+from tf_bandmf import workloads
 from tf_bandmf.analysis import error
-from tf_bandmf.participation import Participation
-from tf_bandmf.planning.calibration import Calibrator, unamplified
+from tf_bandmf.participation import NAMED, MinSep, Participation
+from tf_bandmf.participation.scheme import Scheme
+from tf_bandmf.planning.calibration import (
+    Calibrator,
+    for_budget,
+    for_scheme,
+    unamplified,
+)
 from tf_bandmf.strategies import Strategy, registry
 from tf_bandmf.workloads import Workload, check_workload
 
@@ -323,3 +330,70 @@ def _texts(row: Row) -> list[str]:
         str(row.regenerations_per_step),
         f"{row.seconds:.2f}",
     ]
+
+
+def compare_uses(
+    *,
+    mechanisms: Sequence[str] = (),
+    num_examples: int | None = None,
+    batch_size: int | None = None,
+    epochs: int | None = None,
+    num_steps: int | None = None,
+    min_separation: int | None = None,
+    max_participations: int | None = None,
+    sampling: str = "fixed-order",
+    epsilon: float | None = None,
+    delta: float | None = None,
+    workload: str = "prefix",
+    progress: Callable[[str], None] | None = None,
+) -> Comparison:
+    """Compares error, sensitivity and cost of many mechanisms for one use of the data.
+
+    Args:
+      mechanisms: names such as "bsr:4"; by default one of each family.
+      num_examples: m, size of the training set.
+      batch_size: B, examples per step.
+      epochs: k, passes over the training set.
+      num_steps: n, instead of these three, with `min_separation`.
+      min_separation: b, steps from one participation of an example to the next, at least.
+      max_participations: k, the most participations of one example.
+      sampling: how batches are made, as for `tf_bandmf.plan`.
+      epsilon: of the budget; without one the noise multiplier is 1.
+      delta: of the budget.
+      workload: "prefix", "identity" or "sgd:momentum=0.9,decay=0.999".
+      progress: called with each mechanism's name before it is built.
+
+    Raises:
+      ValueError: if an argument is missing, contradictory or out of range.
+    """
+    if (epsilon is None) != (delta is None):
+        raise ValueError("Give epsilon and delta, or none of them.")
+    scheme: Scheme | None = None
+    participation: Participation
+    if num_steps is not None and min_separation is not None:
+        participation = MinSep(min_separation, max_participations)
+    elif num_examples is not None and batch_size is not None and epochs is not None:
+        scheme = Scheme(sampling, num_examples, batch_size, epochs)
+        num_steps = scheme.num_steps
+        if scheme.is_cyclic:  # each mechanism has its own number of parts
+            participation = MinSep(num_steps // epochs, epochs)
+        else:
+            participation = scheme.participation()
+    else:
+        raise ValueError(
+            "Give num_examples, batch_size and epochs, or num_steps and min_separation."
+        )
+    sums, how = workloads.parse(workload, num_steps), participation.describe()
+    calibrator, noise = unamplified(), "noise multiplier 1"
+    if epsilon is not None and delta is not None:
+        noise = f"epsilon {epsilon:g}, delta {delta:g}"
+        calibrator = for_budget(participation, epsilon, delta)
+        if scheme is not None and scheme.is_cyclic:
+            calibrator = for_scheme(scheme, epsilon, delta)
+            how = f"Sampling {sampling}, as many parts as bands."
+    elif scheme is not None and NAMED[sampling].is_amplified:
+        raise ValueError(f"Sampling {sampling} amplifies: give epsilon and delta.")
+    names = [*mechanisms] or [*registry.typical_specifications()]
+    found = compare(sums, participation, names, calibrator, progress)
+    title = f"{sums.name} workload, {num_steps} steps, {noise}. {how}"
+    return dataclasses.replace(found, title=title)

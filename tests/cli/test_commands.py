@@ -1,0 +1,206 @@
+"""`tf-bandmf` as users call it: the same numbers as in Python, and errors that help."""
+
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import tf_bandmf
+from tf_bandmf import cli
+from tf_bandmf.cli.native_logs import without_native_logs
+
+DATA = ["--num-examples", "2000", "--batch-size", "100", "--epochs", "4"]
+BUDGET = ["--epsilon", "4", "--delta", "1e-5"]
+PLAN = ["plan", *BUDGET, *DATA]
+RATES = ["--num-steps", "60", "--min-separation", "12"]
+ADVISE = ["advise", *BUDGET, "--num-examples", "1000", "--num-parameters", "400"]
+ADVISE += ["--epochs", "4", "--sampling", "fixed-order", "--mechanism", "bisr:16"]
+
+
+@pytest.fixture
+def run(capsys):
+    def go(*arguments, code=0):
+        assert cli.main(list(arguments)) == code
+        out, err = capsys.readouterr()
+        return out if code == 0 else err
+
+    return go
+
+
+@pytest.fixture
+def json_of(run):
+    # NaN and infinity are not JSON.
+    return lambda *words: json.loads(run(*words, "--json"), parse_constant=pytest.fail)
+
+
+def test_options_are_the_arguments_of_python(json_of):
+    plan = tf_bandmf.plan(
+        "bisr:4",
+        epsilon=4.0,
+        delta=1e-5,
+        num_examples=2000,
+        batch_size=100,
+        epochs=4,
+        l2_norm_clip=0.5,
+        workload="sgd:momentum=0.9",
+    )
+    more = ["--l2-norm-clip", "0.5", "--workload", "sgd:momentum=0.9"]
+    found = json_of(*PLAN, "--mechanism", "bisr:4", *more)
+    assert found["fingerprint"] == plan.fingerprint
+    assert found["noise_stddev"] == plan.noise_stddev
+    # 0 is a value.
+    advised = json_of(*PLAN, "--mechanism", "auto", "--max-memory-vectors", "0")
+    assert advised["memory_vectors"] == 0 and advised["choice"]["rows"]
+    # A separation that the caller keeps.
+    kept = json_of("plan", *BUDGET, *RATES, "--mechanism", "bsr:4")
+    assert kept["participation"]["kind"] == "min_sep" and kept["num_steps"] == 60
+
+
+def test_a_part_is_reserved(json_of, run):
+    kept = ["--counts", "0.02", "--metrics", "0.1", "--evaluations", "4"]
+    found = json_of(*PLAN, "--mechanism", "bisr:4", *kept)
+    assert found["measurements"]["evaluations"] == 4 and found["epsilon"] == 4.0
+    assert "evaluations" in run(
+        *PLAN, "--mechanism", "bisr:4", "--metrics", "0.1", code=2
+    )
+
+
+def test_a_plan_is_saved_and_shown(run, json_of, tmp_path):
+    path, card = str(tmp_path / "plan.json"), tmp_path / "card.md"
+    memory = ["--max-memory-vectors", "31"]
+    out = run(*PLAN, "--mechanism", "bisr", *memory, "--out", path)
+    plan = tf_bandmf.Plan.load(path)
+    assert str(plan.statement()) in out and plan.choice.reason in out
+    assert str(plan.statement()) in run("show", path)
+    assert "delta 1e-05: epsilon 4.0000" in run("show", path)
+    assert json_of("show", path)["fingerprint"] == plan.fingerprint
+    words = ["--card", str(card), "--model-name", "churn", "--unit", "one user"]
+    run("show", path, *words)
+    assert card.read_text("utf-8").startswith('---\nlibrary_name: "keras"')
+    assert "one user" in card.read_text("utf-8")
+    assert "must end in .md" in run("show", path, "--card", "card.pdf", code=2)
+    for content in ("{", "[]", '{"plan": {}, "fingerprint": ""}'):
+        (tmp_path / "damaged.json").write_text(content)
+        error = run("show", str(tmp_path / "damaged.json"), code=2)
+        assert error.count("\n") == 1
+
+
+def test_a_comparison_is_that_of_python(run, json_of):
+    rows = json_of("compare", *RATES, "--mechanisms", "identity, bsr:4,dense")
+    assert [row["mechanism"] for row in rows] == ["identity", "bsr:4", "dense"]
+    # Independent noise on the prefix sum: the mean of 1, ..., 60, times k = 5.
+    np.testing.assert_allclose(rows[0]["rmse"], np.sqrt(30.5 * 5))
+    assert rows[0]["noise_multiplier"] == 1.0
+    (limited,) = json_of(
+        "compare", *RATES, "--max-participations", "2", "--mechanisms", "identity"
+    )
+    np.testing.assert_allclose(limited["sensitivity"], np.sqrt(2.0))
+    # Under amplification, too, the noise is that of a plan.
+    sampled = [*BUDGET, *DATA, "--sampling", "cyclic-poisson"]
+    (row,) = json_of("compare", *sampled, "--mechanisms", "bsr:4")
+    plan = json_of("plan", *sampled, "--mechanism", "bsr:4")
+    assert row["noise_stddev"] == pytest.approx(plan["noise_stddev"], rel=1e-6)
+    table = run("compare", *RATES, "--mechanisms", "identity,bsr:4")
+    assert "RMSE" in table and "\nbsr:4 " in table
+    # Bands are a column of it.
+    bands = ["bands", *BUDGET, *DATA, "--mechanism", "bsr", "--candidates", "4,2"]
+    assert [r["mechanism"] for r in json_of(*bands)] == ["bsr:4", "bsr:2"]
+    assert json_of(*bands)[0]["rmse"] == row["rmse"]
+
+
+def test_advice_is_that_of_python(run, json_of):
+    advice = tf_bandmf.advise(
+        num_examples=1000,
+        num_parameters=400,
+        epsilon=4.0,
+        delta=1e-5,
+        epochs=4,
+        sampling="fixed-order",
+        mechanism="bisr:16",
+        expected_trials=5.0,
+    )
+    assert str(advice) in run(*ADVISE, "--expected-trials", "5")
+    assert json_of(*ADVISE)["batch_size"] == advice.setting.batch_size
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([*PLAN, "--mechanism", "magic"], "mechanism must be one of"),
+        ([*PLAN, "--batch-size", "2001"], "--batch-size must be <= --num-examples"),
+        ([*PLAN, "--epochs", "0"], "epochs must be a whole number >= 1"),
+        ([*PLAN, "--epochs", "2.5"], "not a valid integer"),
+        ([*PLAN, "--max-memory-vectors", "-1"], "--max-memory-vectors must be a whole"),
+        ([*PLAN, "--sampling", "nothing"], "must be one of fixed-order, b-min-sep"),
+        ([*PLAN, "--out", "nowhere/plan.json"], "the folder does not exist"),
+        (["compare", "--num-steps", "10"], "and --min-separation"),
+        (["compare", *DATA, "--sampling", "poisson"], "amplifies"),
+        ([*ADVISE, "--expected-trials", "0"], "--expected-trials must be"),
+        (["show", "none.json"], "none.json"),
+        (["comprae"], "Did you mean 'compare'?"),
+    ],
+)
+def test_bad_arguments_exit_with_2_and_one_line(run, arguments, message):
+    error = run(*arguments, code=2).splitlines()[-1]  # what takes long is named before
+    assert message in error and error.startswith("tf-bandmf: error: ")
+
+
+@pytest.mark.slow
+def test_pictures_of_all_commands(run, tmp_path):
+    pytest.importorskip("matplotlib")
+    saved = str(tmp_path / "plan.json")
+    for name, arguments in {
+        "compare.png": ["compare", *RATES, "--mechanisms", "identity,bsr:4"],
+        "plan.pdf": [*PLAN, "--mechanism", "bisr:4", "--out", saved],
+        "show.svg": ["show", saved],
+    }.items():
+        run(*arguments, "--plot", str(tmp_path / name))
+        begins = {"png": b"\x89PNG", "svg": b"<?xml", "pdf": b"%PDF"}[name[-3:]]
+        assert (tmp_path / name).read_bytes().startswith(begins)
+
+
+def test_help_says_what_python_says(run):
+    text = " ".join(run("plan", "--help").split())
+    assert "--num-examples INTEGER size of the training set." in text
+    assert "--counts" in text and "--progress" not in text
+    for command in ("compare", "advise", "show", "bands", "budget"):
+        assert run(command, "--help")
+
+
+def test_a_shell_completes_options():
+    environment = {
+        **os.environ,
+        "COMP_WORDS": "tf-bandmf plan --min",
+        "COMP_CWORD": "2",
+        "_TF_BANDMF_COMPLETE": "bash_complete",
+    }
+    done = subprocess.run(
+        [sys.executable, "-m", "tf_bandmf.cli"],
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout.splitlines() == ["plain,--min-separation"]
+
+
+LOGS = b"""\
+WARNING: All log messages before absl::InitializeLog() is called are written to STDERR
+I0000 00:00:1795313524.398987   15399 cudart_stub.cc:31] Could not find cuda drivers
+2026-01-02 03:04:05.678901: W external/local_xla/xla/tsl/framework/cpu.cc:83] Allocation
+To enable the following instructions: AVX2 FMA, rebuild TensorFlow with the appropriate
+"""
+OTHERS = b"F0000 00:00:1.5 1 check.cc:1] Check failed\nInformation of ours\nno newline"
+
+
+@pytest.mark.parametrize("level", ["2", "0"])
+def test_log_lines_of_native_code_are_dropped_unless_asked_for(
+    level, capfd, monkeypatch
+):
+    monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", level)
+    with without_native_logs():
+        os.write(2, LOGS + OTHERS)
+    dropped = b"" if level == "2" else LOGS
+    assert capfd.readouterr().err == (dropped + OTHERS).decode()

@@ -1,0 +1,160 @@
+"""`plan`, `compare`, `bands`, `advise` and `show`."""
+
+from __future__ import annotations
+
+import pathlib
+import sys
+import time
+from typing import Any
+
+import click
+
+from tf_bandmf.cli.signatures import Several, command
+
+
+class _File(click.Path):
+    """A file that is written: refused before anything is computed, if it cannot be."""
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
+        if not pathlib.Path(value).resolve().parent.is_dir():
+            self.fail(f"{value}: the folder does not exist.", param, ctx)
+        return super().convert(value, param, ctx)
+
+
+def _option(name: str, help: str, kind: Any = None) -> click.Option:
+    return click.Option([name], type=kind, help=help)
+
+
+_FILE = _File(dir_okay=False)
+_PLOT = _option("--plot", "save a picture (.png, .pdf, .svg; tf-bandmf[plot])", _FILE)
+_OUT = _option("--out", "save the plan (JSON; arrays beside it, .npz)", _FILE)
+_CARD = _option("--card", "save a privacy card: .md, .html or .json", _FILE)
+_MODEL = _option("--model-name", "of the model, for the card")
+_UNIT = _option("--unit", "whose presence is hidden; by default as planned")
+_SEPARATION = _option("--min-separation", "of MinSep, with --num-steps", int)
+_MOST = _option("--max-participations", "of MinSep, with --num-steps", int)
+_NAME = _option("--mechanism", '"banded", "toeplitz" or "bsr", or ":normalized"')
+_BANDS = _option("--candidates", "by default powers of two", Several())
+
+
+def _tell(name: str) -> None:
+    """Says on standard error what is computed, once that has taken a while."""
+    if time.process_time() > 4.0:
+        print(f"{name} ...", file=sys.stderr, flush=True)
+
+
+def _draw(path: str | None, name: str, shown: tuple[Any, ...]) -> None:
+    """Saves a picture of `tf_bandmf.plots`."""
+    if path is not None:
+        from matplotlib import figure
+
+        from tf_bandmf import plots
+
+        made = figure.Figure(figsize=(10.0, 6.0), layout="constrained")
+        getattr(plots, name)(*shown, made if len(shown) == 2 else made.subplots())
+        made.savefig(path, dpi=150)
+
+
+def _plan(out: str | None = None, plot: str | None = None, **given: Any) -> Any:
+    from tf_bandmf.participation import MinSep
+    from tf_bandmf.planning import build
+
+    kept = {k: given.pop(k, 0) for k in ("counts", "metrics", "evaluations")}
+    b, k = given.pop("min_separation", None), given.pop("max_participations", None)
+    if b is not None:
+        given["participation"] = MinSep(b, k)
+    plan = build.plan(**given, progress=_tell)
+    plan = plan.reserve(**kept) if any(kept.values()) else plan
+    _draw(plot, "plan_overview", ("the plan", {"the plan": plan}))
+    if out is not None:
+        plan.save(out)
+    return plan
+
+
+def _text(plan: Any) -> str:
+    choice = "" if plan.choice is None else f"{plan.choice}\n\n"
+    return f"{choice}{plan.statement()}"
+
+
+def _record(plan: Any) -> dict[str, Any]:
+    """Plain finite values."""
+    from tf_bandmf.strategies import registry
+
+    names = "num_steps epsilon delta kind confidence accountant adjacency fingerprint "
+    names += "noise_multiplier noise_stddev l2_norm_clip"
+    return {
+        **{name: getattr(plan, name) for name in names.split()},
+        "mechanism": registry.specification(plan.strategy),
+        "participation": plan.participation.to_config(),
+        "measurements": plan.measurements.to_config(),
+        "memory_vectors": plan.strategy.memory_vectors,
+        "rmse": plan.rmse(),
+        "statement": dict(plan.statement().points()),
+        "choice": None if plan.choice is None else plan.choice.to_record(),
+    }
+
+
+def _compare(plot: str | None = None, **given: Any) -> Any:
+    from tf_bandmf.planning.comparison import compare_uses
+
+    found = compare_uses(**given, progress=_tell)
+    _draw(plot, "comparison_bars", (found,))
+    return found
+
+
+def _bands(mechanism: Any = None, candidates: Any = None, **given: Any) -> Any:
+    """The comparison of one mechanism with several numbers of bands."""
+    from tf_bandmf.planning.band_search import default_mechanism
+
+    given["sampling"] = "cyclic-poisson"
+    m, batch, epochs = (given.get(k) for k in ("num_examples", "batch_size", "epochs"))
+    if m is not None and batch is not None and epochs is not None:
+        powers = [2**i for i in range(30) if 2**i * batch <= m]
+        counts = [int(count) for count in candidates or powers]
+        chosen = mechanism or default_mechanism(epochs * -(-m // batch), counts)
+        name, *rest = chosen.split(":")
+        given["mechanisms"] = [":".join([name, str(count), *rest]) for count in counts]
+    return _compare(**given)
+
+
+def _advise(**given: Any) -> Any:
+    from tf_bandmf.planning.advice import advise
+
+    return advise(**given, progress=_tell)
+
+
+def _show(path: str, card: Any = None, plot: Any = None, **of_card: Any) -> Any:
+    from tf_bandmf.planning.plan import Plan
+
+    read = Plan.load(path)
+    made = read.statement(of_card.pop("unit", None)).card(**of_card)
+    if card is not None:
+        write = {".md": "to_model_card", ".html": "to_html", ".json": "to_json"}
+        suffix = pathlib.Path(card).suffix
+        if suffix not in write:
+            raise ValueError(f"--card must end in {', '.join(write)}, found {card}.")
+        text = getattr(made, write[suffix])()
+        pathlib.Path(card).write_text(text, encoding="utf-8")
+    _draw(plot, "plan_overview", ("the plan", {"the plan": read}))
+    return read
+
+
+def _shown(plan: Any) -> str:
+    from tf_bandmf.planning.curve import privacy_curve
+
+    curve = [f"delta {d:.0e}: epsilon {e:.4f}" for d, e in privacy_curve(plan)]
+    return "\n".join([_text(plan), "", *curve])
+
+
+_USES = "planning.comparison:compare_uses"
+_PLANS = ("planning.build:plan", "planning.plan:Plan.reserve")
+_many, _one = lambda found: found.to_records(), lambda found: found.to_record()
+_shows: Any = {"more": (_SEPARATION, _MOST, _OUT, _PLOT), "show": _text}
+_reads: Any = {"more": (_CARD, _MODEL, _UNIT, _PLOT), "show": _shown}
+COMMANDS = (
+    command("plan", _plan, *_PLANS, record=_record, **_shows),
+    command("compare", _compare, _USES, more=(_PLOT,), record=_many),
+    command("advise", _advise, "planning.advice:advise", record=_one),
+    command("show", _show, "planning.plan:Plan.load", record=_record, **_reads),
+    command("bands", _bands, _USES, more=(_NAME, _BANDS, _PLOT), record=_many),
+)
