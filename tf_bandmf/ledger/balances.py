@@ -13,6 +13,8 @@ import functools
 import math
 from collections import Counter
 
+from scipy import optimize
+
 from tf_bandmf.accounting import gaussian
 from tf_bandmf.accounting.checks import check_delta, check_positive
 from tf_bandmf.accounting.cyclic_poisson import CyclicPoissonAccountant
@@ -126,23 +128,20 @@ class Balance:
         delta = (self.budget.delta or 1e-6) if delta is None else delta
         moved = 2.0 if self.dataset.replaces else 1.0
 
-        def is_fitting(epsilon: float) -> bool:
+        def excess(log_epsilon: float) -> float:
             try:
-                noise = gaussian.calibrate_noise_stddev(epsilon, delta)
+                noise = gaussian.calibrate_noise_stddev(math.exp(log_epsilon), delta)
                 run = Release.of_mu(moved / noise, delta)
             except ValueError:  # beyond any meaning
-                return False
-            return not self.with_more(run).is_over
+                return 1.0
+            return min(self.with_more(run).part - _ROUNDING, 1.0)
 
-        whole, low = self.budget.whole, _LEAST_EPSILON
-        high = 4.0 * whole if self.budget.rho is None else 16.0 * (whole + whole**0.5)
-        if not is_fitting(low):
+        low, high = math.log(_LEAST_EPSILON), math.log(64.0 * (self.budget.whole + 1.0))
+        if excess(low) > 0.0:
             return 0.0
-        while high / low > 1.0 + 1e-4:
-            middle = math.sqrt(low * high)
-            low, high = (middle, high) if is_fitting(middle) else (low, middle)
-        digits = 3 - math.floor(math.log10(low))
-        return math.floor(low * 10**digits * _ROUNDING) / 10**digits
+        epsilon = math.exp(optimize.brentq(excess, low, high, xtol=1e-5) - 1e-5)
+        digits = 3 - math.floor(math.log10(epsilon))
+        return math.floor(epsilon * 10**digits) / 10**digits
 
 
 def best(releases: list[Release], delta: float) -> tuple[float, str]:
