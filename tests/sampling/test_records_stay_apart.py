@@ -6,7 +6,6 @@ import tensorflow as tf
 
 import tf_bandmf
 from tf_bandmf.sampling import ExampleSource, IndexedExamples, TFRecordExamples
-from tf_bandmf.sampling.sources import ArrayExamples
 
 M, WIDTH = 12, 3
 X = np.arange(M * WIDTH, dtype="f4").reshape(M, WIDTH)
@@ -202,21 +201,6 @@ def test_a_source_of_ones_own_keeps_no_state(way):
         source.change = change
         with pytest.raises(ValueError, match="whatever was read before"):
             list(schedule)
-
-
-@pytest.mark.invariant(16)
-def test_a_name_of_the_library_is_not_enough(plan):
-    name = {"__module__": ArrayExamples.__module__, "__qualname__": "ArrayExamples"}
-    for source in (type("ArrayExamples", (Source,), name)(remembered), replaced()):
-        with pytest.raises(ValueError, match="whatever was read before"):
-            plan.batches(source)
-
-
-def replaced():
-    """A source of the library with a method of the caller's."""
-    source = ArrayExamples(X, None, None, M)
-    source.gather = Source(remembered).gather
-    return source
 
 
 @pytest.mark.invariant(16)

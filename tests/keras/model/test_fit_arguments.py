@@ -1,6 +1,5 @@
 """What `fit` and `plan.batches` are given by people who know Keras, and what they say."""
 
-import logging
 import subprocess
 import sys
 import traceback
@@ -73,35 +72,6 @@ def test_weights_that_clipping_undoes_are_named(
     model.fit(plan.batches(*data, weights, **drawn), verbose=0, **options)
     said = " ".join(str(each.message) for each in recwarn)
     assert ("before gradients are clipped" in said) == says
-
-
-def test_a_backup_with_the_key_beside_it_is_none_of_these(
-    data, make_plan, make_private_model, tmp_path, recwarn
-):
-    plan = make_plan(epochs=1, batch_size=22)
-    model = make_private_model(plan)
-    model.fit(
-        plan.batches(*data),
-        shuffle=False,
-        private_state=tmp_path / "run.private",
-        callbacks=[keras.callbacks.BackupAndRestore(tmp_path / "backup")],
-        verbose=0,
-    )
-    said = " ".join(str(each.message) for each in recwarn)
-    assert "no effect" not in said and "without private_state" not in said
-
-
-def test_arguments_of_their_defaults_are_accepted(data, make_plan, make_private_model):
-    plan = make_plan(epochs=1, batch_size=22)
-    model = make_private_model(plan)
-    model.fit(
-        plan.batches(*data),
-        sample_weight=None,
-        validation_split=0.0,
-        batch_size=None,
-        class_weight=None,
-        verbose=0,
-    )
 
 
 @pytest.mark.parametrize(
@@ -331,61 +301,6 @@ def test_a_run_keeps_its_class_weights(data, make_plan, make_private_model):
         model.fit(batches, class_weight={0: -1.0}, verbose=0)
 
 
-@pytest.mark.invariant(11)
-def test_a_restored_optimizer_is_refused_before_a_graph_is_made(
-    data, make_plan, make_private_model, tmp_path
-):
-    plan = make_plan()
-    model = make_private_model(plan)
-    batches = plan.batches(*data)
-    model.fit(batches, verbose=0)
-    model.save(tmp_path / "model.keras")
-    loaded = keras.models.load_model(tmp_path / "model.keras")
-    with pytest.raises(tf.errors.InvalidArgumentError) as caught:
-        loaded.fit(batches, verbose=0)
-    assert str(caught.value).startswith("The optimizer and its noise are at different")
-    assert loaded.train_function is None
-
-
-@pytest.mark.parametrize("functional", [False, True])
-@pytest.mark.slow_cases("True")
-def test_h5_files_are_loaded_predict_and_refuse_to_train(
-    functional, data, make_plan, make_private_model, tmp_path
-):
-    plan = make_plan()
-    model = make_private_model(plan, functional=functional)
-    model.fit(plan.batches(*data), verbose=0)
-    model.save(tmp_path / "model.h5")
-    loaded = keras.models.load_model(tmp_path / "model.h5")
-    np.testing.assert_array_equal(loaded(data[0]), model(data[0]))
-    with pytest.raises(tf.errors.InvalidArgumentError, match="restored from a file"):
-        loaded.fit(plan.batches(*data), verbose=0)
-    with pytest.raises(tf.errors.InvalidArgumentError, match="restored from a file"):
-        loaded.train_on_batch(next(iter(plan.batches(*data))))
-    plain = tf_bandmf.keras.to_plain(loaded)
-    np.testing.assert_array_equal(plain(data[0]), model(data[0]))
-
-
-@pytest.mark.slow
-def test_many_models_in_a_process_are_no_retracing(data, make_plan, make_private_model):
-    messages = []
-
-    class Keep(logging.Handler):
-        def emit(self, record):
-            messages.append(record.getMessage())
-
-    handler = Keep()
-    tf.get_logger().addHandler(handler)
-    try:
-        plan = make_plan()
-        for _ in range(5):
-            model = make_private_model(plan, hidden=False, self_check=True)
-            model.train_on_batch(next(iter(plan.batches(*data))))
-    finally:
-        tf.get_logger().removeHandler(handler)
-    assert not [m for m in messages if "self_check" in m and "retracing" in m]
-
-
 def test_a_backend_that_is_not_there_is_named_as_the_cause():
     code = (
         "import os, sys; os.environ['KERAS_BACKEND'] = 'jax'; sys.modules['jax'] = None\n"
@@ -451,19 +366,6 @@ def test_trials_of_a_tuner_say_that_they_are_further_runs(
     second.compile(optimizer=tf_bandmf.keras.PrivateOptimizer("sgd", plan), loss="mse")
     with pytest.raises(RuntimeError, match="additional_run=True"):
         second.fit(plan.batches(*data), verbose=0)
-
-
-def test_augmented_views_train_in_fit(data, make_plan, make_private_model):
-    def jitter(x, seed):
-        return x + 0.1 * tf.random.stateless_normal(tf.shape(x), seed)
-
-    plan = make_plan()
-    model = make_private_model(plan, self_check=True, metrics=["accuracy"])
-    history = model.fit(
-        plan.batches(*data, map=jitter, views=3), epochs=2, verbose=0
-    ).history
-    assert model.optimizer.steps_taken == plan.num_steps
-    assert 0.0 <= history["accuracy"][-1] <= 1.0 and history["loss"][-1] > 0.0
 
 
 @pytest.mark.parametrize("changes", [{}, {"jit_compile": True}])

@@ -271,35 +271,3 @@ def test_weight_regularizers_act_beside_the_noise(make_min_sep_plan, compile_mod
         model.train_on_batch(np.ones((4, 3)), np.ones((4, 2)))
         weights.append(model.get_weights()[0])
     np.testing.assert_allclose(weights[0] - weights[1], 0.6 * kernel, atol=1e-5)
-
-
-def test_subclassed_models_train_through_the_mixin(data, make_plan, compile_model):
-    class Net(tf_bandmf.keras.PrivateTraining, keras.Model):
-        def __init__(self):
-            super().__init__()
-            self.dense = keras.layers.Dense(3)
-
-        def call(self, inputs):
-            return self.dense(inputs)
-
-    plan = make_plan()
-    optimizer = tf_bandmf.keras.PrivateOptimizer("sgd", plan)
-    model = compile_model(Net(), optimizer)
-    model.fit(plan.batches(*data), epochs=2, verbose=0)
-    assert optimizer.steps_taken == plan.num_steps
-
-
-@pytest.mark.slow
-def test_to_plain_gives_a_plain_model_with_the_same_weights(
-    data, make_plan, make_private_model, compile_model
-):
-    plan = make_plan(batch_size=22)
-    for functional in (False, True):
-        model = make_private_model(plan, functional=functional)
-        before = model.get_weights()
-        model.fit(plan.batches(*data), verbose=0)
-        assert all((a != b).any() for a, b in zip(before, model.get_weights()))
-        plain = tf_bandmf.keras.to_plain(model)
-        assert not isinstance(plain, tf_bandmf.keras.PrivateTraining)
-        np.testing.assert_array_equal(plain(data[0]), model(data[0]))
-        compile_model(plain, "sgd").fit(*data, verbose=0)
