@@ -140,38 +140,6 @@ def straight_weights(data, make_plan, make_private_model):
 
 
 @pytest.fixture(scope="session")
-def secrets_of():
-    """Byte strings of which none may be in a file: keys, buffer, and their halves."""
-
-    def find(model):
-        state = model.optimizer.run.secrets
-        tensors = state.secret_tensors()
-        keys, buffer = tensors["step_keys"], tensors["buffer"]
-        assert np.abs(buffer).max() > 0
-        secrets = [key.tobytes() for key in keys] + [key[:1].tobytes() for key in keys]
-        secrets += [digest.tobytes() for digest in tensors["digests"]]
-        secrets.append(state.key.secret_bytes())
-        return secrets + [row[:6].tobytes() for row in buffer]
-
-    return find
-
-
-@pytest.fixture(scope="session")
-def contains():
-    """Whether a file, or any file below a folder, contains one of the byte strings."""
-
-    def search(path, secrets):
-        files = (
-            [path] if path.is_file() else [f for f in path.rglob("*") if f.is_file()]
-        )
-        contents = [file.read_bytes() for file in files]
-        assert contents
-        return any(secret in content for content in contents for secret in secrets)
-
-    return search
-
-
-@pytest.fixture(scope="session")
 def written_steps():
     """Steps in the entries of a private state file, in the order in which they came."""
 

@@ -6,7 +6,6 @@ import tensorflow as tf
 
 from tf_bandmf import matrices, noise, strategies, workloads
 from tf_bandmf.noise.keys import NoiseKey
-from tf_bandmf.noise.philox import philox
 
 N = 12
 KEY = NoiseKey.for_testing(0)
@@ -90,24 +89,6 @@ def test_normals_agree_with_and_without_xla():
         lambda k: noise.standard_normals(k, 10_000), jit_compile=True
     )(key)
     np.testing.assert_allclose(plain, inside_xla, atol=1e-6)
-
-
-@pytest.mark.parametrize("jit_compile", [False, True])
-def test_philox_gives_the_words_of_tensorflow(jit_compile):
-    # Counters across the border of their lower 32 bits, keys with all bits in use.
-    step_keys = KEY.step_keys(3)
-    first = 2**32 - 1000
-    function = tf.function(philox, jit_compile=jit_compile)
-    for key in tf.unstack(tf.constant(step_keys)):
-        counter = tf.constant(np.arange(first, first + 2000, dtype=np.uint64))
-        expected = tf.raw_ops.StatelessRandomUniformFullIntV2(
-            shape=[2000, 4],
-            key=key[:1],
-            counter=tf.stack([counter[0], key[1]]),
-            alg=1,
-            dtype=tf.uint32,
-        )
-        np.testing.assert_array_equal(tf.stack(function(key, counter), 1), expected)
 
 
 def test_replay_is_bit_identical():

@@ -1,7 +1,6 @@
 """Stop and resume: the resumed run is the straight run, or it is refused."""
 
 import os
-import pickle
 import shutil
 import stat
 import subprocess
@@ -587,39 +586,6 @@ def test_streams_whose_separation_is_asserted_are_not_resumed(
     model.build((None, 5))
     with pytest.raises(TypeError, match="cannot be resumed"):
         model.fit(iter([data]), private_state=tmp_path / "p", verbose=0)
-
-
-@pytest.mark.invariant(10)
-def test_backups_and_checkpoints_hold_no_secret(
-    data, make_plan, make_private_model, secrets_of, contains, tmp_path
-):
-    plan, shared = make_plan("bsr:3", test_seed=None), tmp_path / "shared"
-    model = make_private_model(plan)
-    model.build((None, 5))
-    callbacks = [
-        keras.callbacks.BackupAndRestore(shared / "b", delete_checkpoint=False),
-        keras.callbacks.ModelCheckpoint(str(shared / "m.keras")),
-        keras.callbacks.ModelCheckpoint(
-            str(shared / "m.weights.h5"), save_weights_only=True
-        ),
-    ]
-    private = tmp_path / "run.private"
-    model.fit(
-        plan.batches(*data),
-        epochs=2,
-        private_state=private,
-        callbacks=callbacks,
-        verbose=0,
-    )
-    secrets = secrets_of(model)
-    texts = [secret.hex().encode() for secret in secrets]
-    assert not contains(shared, secrets + texts)
-    assert contains(private, secrets + texts)
-    for leak in (pickle.dumps, repr):
-        try:
-            assert "secret" in leak(model._private_run)
-        except TypeError as error:
-            assert "secret" in str(error)
 
 
 PROGRAM = """

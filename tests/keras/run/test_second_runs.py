@@ -187,19 +187,3 @@ def test_a_training_step_of_ones_own(kind, data, make_plan, compile_model):
     assert model.optimizer.steps_taken == 0
     with pytest.raises(AttributeError, match="cannot be replaced"):
         model.train_step = lambda data: {}
-
-
-@pytest.mark.invariant(19)
-def test_a_second_run_on_the_same_data_behind_an_index(
-    data, make_plan, make_private_model
-):
-    plan, (x, y) = make_plan("identity", batch_size=22, **SECRET), data
-    first = make_private_model(plan)
-    first.fit(plan.batches(x, y), epochs=1, verbose=0)
-    second = make_private_model(plan)
-    examples = tf_bandmf.sampling.IndexedExamples(
-        lambda i: (x[i].astype(np.float64), 2 - y[i]), len(x)
-    )
-    with pytest.raises(RuntimeError, match="second run"):
-        second.fit(plan.batches(examples), epochs=1, verbose=0)
-    assert second.optimizer.steps_taken == 0
