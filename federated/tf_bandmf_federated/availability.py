@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from tf_bandmf.accounting.checks import check_positive
-from tf_bandmf.sampling.random_bits import random_words
+from tf_bandmf.sampling.samplers import random_words
 
 Names = tuple[str, ...]
 

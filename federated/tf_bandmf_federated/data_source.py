@@ -23,7 +23,7 @@ import tensorflow_federated as tff
 
 from tf_bandmf import Plan
 from tf_bandmf.accounting.checks import whole_number
-from tf_bandmf.sampling.random_bits import SEED_BYTES
+from tf_bandmf.sampling.samplers import SEED_BYTES
 from tf_bandmf_federated.availability import Always, Availability, as_availability
 from tf_bandmf_federated.eligibility import NEVER
 from tf_bandmf_federated.min_sep_iterator import MinSepIterator

@@ -13,7 +13,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tf_bandmf.participation.checks import positive_int
-from tf_bandmf.sampling.random_bits import random_words
+from tf_bandmf.sampling.samplers import random_words
 from tf_bandmf_federated.accounting import MeasuredParticipation
 from tf_bandmf_federated.digests import digest_of_data
 from tf_bandmf_federated.participation_table import Cohort, ParticipationTable

@@ -23,7 +23,7 @@ from tf_bandmf.accounting.base import Simulation
 from tf_bandmf.accounting.cyclic_poisson import CyclicPoissonAccountant
 from tf_bandmf.accounting.simulator import Proposal
 from tf_bandmf.participation import BMinSepSampling
-from tf_bandmf.sampling.random_bits import random_words
+from tf_bandmf.sampling.samplers import random_words
 
 ERRORS = 4.0
 BANDED = matrices.ToeplitzBanded([1.0, 0.5, 0.25], 24)

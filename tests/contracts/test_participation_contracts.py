@@ -9,8 +9,8 @@ import pytest
 import tf_bandmf
 from tf_bandmf import participation as lib
 from tf_bandmf.planning.calibration import accountant_for
-from tf_bandmf.sampling.random_bits import random_words
-from tf_bandmf.sampling.sampled import schedule_for
+from tf_bandmf.sampling.batches import BatchSchedule
+from tf_bandmf.sampling.samplers import random_words
 
 N = 16
 KINDS = sorted(lib.PARTICIPATIONS)
@@ -60,7 +60,7 @@ def test_it_has_a_sampler_or_says_that_the_caller_samples(participation):
     for call in (
         lambda: participation.sampler(words(0)),
         lambda: participation.largest_batch_size(N, 1e-12),
-        lambda: schedule_for(participation, N, 7, np.arange(10)),
+        lambda: BatchSchedule(participation, N, 7, np.arange(10)),
     ):
         with pytest.raises(TypeError, match="the caller makes the batches"):
             call()

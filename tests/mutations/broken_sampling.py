@@ -6,9 +6,8 @@ from mutation import broken, suite
 
 from tf_bandmf.accounting import cyclic_poisson, gaussian
 from tf_bandmf.participation import cyclic_poisson as poisson_lib
-from tf_bandmf.participation import whole_epochs
 from tf_bandmf.planning.plan import Plan
-from tf_bandmf.sampling import sampled
+from tf_bandmf.sampling import batches, samplers
 
 # What the accountant assumes.
 
@@ -24,31 +23,27 @@ def shuffled_for_poisson(patch):
     def shuffled(self, words):
         order = np.argsort(words(-1, self.num_examples)).astype(np.int64)
         steps = self.num_examples // self.batch_size
-        return whole_epochs.OrderSampler(order, steps)
+        return samplers.OrderSampler(order, steps)
 
     patch.setattr(poisson_lib.CyclicPoisson, "sampler", shuffled)
 
 
 @suite(
     "sampling/test_law.py",
-    "test_cyclic_poisson_takes_everybody_independently",
-    2,
-    1,
-    1,
-    3,
+    "test_trials_succeed_with_no_more_than_the_probability",
+    "1/3",
     says="",
     title="Poisson sampling at another rate",
-    monkeypatch=True,
     invariants=(2,),
+    is_fast=True,
 )
 def other_rate(patch):
-    indices = poisson_lib.PoissonSampler.example_indices
-
-    def more(self, step):
-        found = indices(self, step)
-        return found if found.size else np.array([0])
-
-    patch.setattr(poisson_lib.PoissonSampler, "example_indices", more)
+    begin = samplers.Trials.__init__
+    patch.setattr(
+        samplers.Trials,
+        "__init__",
+        lambda self, part, whole: begin(self, part * 10**6 + 1, whole * 10**6),
+    )
 
 
 @suite(
@@ -60,9 +55,9 @@ def other_rate(patch):
     is_fast=True,
 )
 def separation_off_by_one(patch):
-    begin = whole_epochs.OrderSampler.__init__
+    begin = samplers.OrderSampler.__init__
     patch.setattr(
-        whole_epochs.OrderSampler,
+        samplers.OrderSampler,
         "__init__",
         lambda self, order, steps: begin(self, order, steps - 1),
     )
@@ -80,7 +75,7 @@ def known_sampler_seed(patch):
         def token_bytes(size):
             return bytes(size)
 
-    patch.setattr(sampled, "secrets", Known)
+    patch.setattr(batches, "secrets", Known)
 
 
 @suite(
@@ -123,7 +118,6 @@ def bands_beyond_the_cycle(patch):
 )
 def always_sampled(patch):
     def everybody(self, step):
-        parts = self._participation.num_parts
-        return np.arange(step % parts, self._participation.num_examples, parts)
+        return np.arange(step % self._parts, self._total, self._parts)
 
-    patch.setattr(poisson_lib.PoissonSampler, "example_indices", everybody)
+    patch.setattr(samplers.PoissonSampler, "example_indices", everybody)

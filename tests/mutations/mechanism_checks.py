@@ -230,7 +230,9 @@ def poisson_batches_vary():
     """Batches under Poisson sampling have binomial sizes, and differ between epochs."""
     forget()
     plan = own_plan("identity", sampling="poisson", epochs=25)
-    schedule = plan.batches(np.arange(WIDTH), sampler_seed=bytes(32))
+    schedule = plan.batches(np.arange(WIDTH)).join(
+        NoiseKey.for_testing(0).sampler_seed()
+    )
     sizes = np.array([schedule.example_indices(step).size for step in range(100)])
     # The variance of a binomial: its chi-squared statistic, two-sided 1e-6; fixed seed.
     variance = 0.25 * 0.75 * WIDTH

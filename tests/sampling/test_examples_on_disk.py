@@ -8,15 +8,16 @@ import pytest
 import tensorflow as tf
 
 import tf_bandmf
+from tf_bandmf.noise.keys import NoiseKey
 from tf_bandmf.sampling import (
     IndexedExamples,
     TFRecordExamples,
     cache_dataset,
     open_cache,
 )
-from tf_bandmf.sampling.sampled import schedule_for
+from tf_bandmf.sampling.batches import BatchSchedule
 
-SEED = bytes(range(32))
+SEED = NoiseKey.for_testing(0).sampler_seed()
 M = 23
 PARTICIPATIONS = [
     tf_bandmf.FixedEpochOrder(M, 4, 3),
@@ -103,9 +104,9 @@ def test_parse_may_branch_on_tensors(tmp_path):
 
     x, y = data()
     examples = TFRecordExamples(write(tmp_path), larger)
-    found = schedule_for(PARTICIPATIONS[0], 18, 0, examples)
+    found = BatchSchedule(PARTICIPATIONS[0], 18, 0, examples)
     doubled = np.where(y[:, None, None] > 10, 2.0 * x, x)
-    expected = schedule_for(PARTICIPATIONS[0], 18, 0, doubled, y)
+    expected = BatchSchedule(PARTICIPATIONS[0], 18, 0, doubled, y)
     for batch, other in zip(found, expected, strict=True):
         np.testing.assert_array_equal(batch["x"], other["x"])
 
@@ -126,11 +127,12 @@ def test_parse_may_branch_on_tensors(tmp_path):
     "tfrecord-poisson",
 )
 def test_batches_from_disk_are_those_from_memory(kind, participation, tmp_path):
-    seed = None if isinstance(participation, tf_bandmf.FixedEpochOrder) else SEED
     steps = getattr(participation, "num_steps", 30)
     x, y = data()
-    inside = schedule_for(participation, steps, 7, x, y, seed=seed)
-    outside = schedule_for(participation, steps, 7, *on_disk(kind, tmp_path), seed=seed)
+    inside = BatchSchedule(participation, steps, 7, x, y).join(SEED)
+    outside = BatchSchedule(participation, steps, 7, *on_disk(kind, tmp_path)).join(
+        SEED
+    )
     spec = outside.dataset().element_spec
     assert spec["x"].shape.as_list()[1:] == [2, 3] and spec["x"].dtype == tf.float32
     for first_step in (0, 11):
@@ -150,7 +152,7 @@ def test_batches_from_disk_are_those_from_memory(kind, participation, tmp_path):
 def test_an_empty_batch_from_disk_has_its_shape(tmp_path):
     participation = tf_bandmf.Poisson(M, 1)
     source = TFRecordExamples(write(tmp_path), parse)
-    schedule = schedule_for(participation, 40, 7, source, seed=SEED)
+    schedule = BatchSchedule(participation, 40, 7, source).join(SEED)
     shapes = {tuple(batch["x"].shape) for batch in schedule.dataset()}
     assert (0, 2, 3) in shapes and len(shapes) > 2
 
@@ -160,7 +162,7 @@ def test_schedule_id_covers_every_byte_and_no_file_names(tmp_path):
         directory = tmp_path / name
         directory.mkdir()
         source = TFRecordExamples(write(directory, files, x), parse)
-        return schedule_for(PARTICIPATIONS[0], 18, 7, source).schedule_id
+        return BatchSchedule(PARTICIPATIONS[0], 18, 7, source).schedule_id
 
     first = schedule_id("first", ("a", "b", "c"))
     assert schedule_id("second", ("all",)) == first
@@ -193,7 +195,7 @@ def test_an_index_file_saves_the_pass_and_is_private(tmp_path):
     assert stat.S_IMODE(os.stat(index).st_mode) == 0o600
     again = TFRecordExamples(files, parse, index_file=index)
     ids = [
-        schedule_for(PARTICIPATIONS[0], 18, 7, source).schedule_id
+        BatchSchedule(PARTICIPATIONS[0], 18, 7, source).schedule_id
         for source in (first, again)
     ]
     assert ids[0] == ids[1]
@@ -216,7 +218,7 @@ def test_cache_keeps_the_order_of_one_pass_and_structures(tmp_path):
     assert stat.S_IMODE(os.stat(directory).st_mode) == 0o700
     epochs = []
     for source in (cached, open_cache(directory)):
-        batches = list(schedule_for(PARTICIPATIONS[0], 18, 7, source).dataset())
+        batches = list(BatchSchedule(PARTICIPATIONS[0], 18, 7, source).dataset())
         for batch in batches:
             targets = batch["y"][0].numpy()
             np.testing.assert_array_equal(batch["x"]["a"], x[targets])
@@ -295,12 +297,12 @@ def compressed(directory):
             "no examples",
         ),
         (
-            lambda d: schedule_for(PARTICIPATIONS[1], 18, 7, tf.data.Dataset.range(M)),
+            lambda d: BatchSchedule(PARTICIPATIONS[1], 18, 7, tf.data.Dataset.range(M)),
             ValueError,
             "cache_dataset",
         ),
         (
-            lambda d: schedule_for(
+            lambda d: BatchSchedule(
                 tf_bandmf.FixedEpochOrder(M - 1, 4, 3),
                 18,
                 7,
@@ -310,7 +312,7 @@ def compressed(directory):
             "The plan is for 22 examples, found 23",
         ),
         (
-            lambda d: schedule_for(
+            lambda d: BatchSchedule(
                 PARTICIPATIONS[0], 18, 7, TFRecordExamples(write(d), parse), data()[1]
             ),
             ValueError,

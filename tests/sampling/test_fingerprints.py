@@ -5,8 +5,10 @@ import pytest
 import tensorflow as tf
 
 import tf_bandmf
+from tf_bandmf.noise.keys import NoiseKey
 from tf_bandmf.sampling import batches as batches_lib
 from tf_bandmf.sampling import cache_dataset
+from tf_bandmf.sampling.batches import BatchSchedule
 from tf_bandmf.sampling.fingerprints import (
     FINGERPRINT,
     content_digest,
@@ -14,7 +16,6 @@ from tf_bandmf.sampling.fingerprints import (
     is_as_drawn,
     with_fingerprint,
 )
-from tf_bandmf.sampling.sampled import schedule_for
 from tf_bandmf.sampling.sources import ExampleSource
 
 M = 24
@@ -28,12 +29,13 @@ Y = RNG.integers(0, 5, M)
 W = RNG.random(M).astype(np.float32)
 
 
+SEED = NoiseKey.for_testing(0).sampler_seed()
+
+
 def batches(padded=False, x=X, **arguments):
     participation = tf_bandmf.Poisson(M, 6)
     arguments = {"y": Y, "sample_weight": W, **arguments}
-    return schedule_for(
-        participation, 12, 7, x, seed=bytes(32), padded=padded, **arguments
-    )
+    return BatchSchedule(participation, 12, 7, x, padded=padded, **arguments).join(SEED)
 
 
 def full(schedule):
@@ -156,7 +158,7 @@ def test_padding_is_bound_too():
 
 
 def test_every_batch_is_as_drawn_also_empty_and_as_numpy():
-    schedule = schedule_for(tf_bandmf.Poisson(M, 1), 40, 7, X, Y, seed=bytes(32))
+    schedule = BatchSchedule(tf_bandmf.Poisson(M, 1), 40, 7, X, Y).join(SEED)
     sizes = set()
     for batch, plain in zip(schedule, schedule.dataset().as_numpy_iterator()):
         assert is_as_drawn(batch) and is_as_drawn(plain)
@@ -184,7 +186,7 @@ def test_fingerprints_differ_from_batch_to_batch():
 def test_examples_on_disk(tmp_path):
     dataset = tf.data.Dataset.from_tensor_slices((X, Y))
     source = cache_dataset(dataset, str(tmp_path / "cache"))
-    schedule = schedule_for(tf_bandmf.FixedEpochOrder(M, 6, 2), 8, 7, source)
+    schedule = BatchSchedule(tf_bandmf.FixedEpochOrder(M, 6, 2), 8, 7, source)
     for batch in schedule.dataset(3):
         assert is_as_drawn(batch)
         assert not is_as_drawn({**batch, "y": batch["y"] + 1})
@@ -228,9 +230,9 @@ class TwoRows(ExampleSource):
 def test_a_source_gives_one_row_for_each_example():
     source = TwoRows()
     with pytest.raises(tf.errors.InvalidArgumentError, match="one row for each"):
-        schedule_for(tf_bandmf.FixedEpochOrder(M, 6, 2), 8, 7, source)
+        BatchSchedule(tf_bandmf.FixedEpochOrder(M, 6, 2), 8, 7, source)
     source.times = 1
-    schedule = schedule_for(tf_bandmf.FixedEpochOrder(M, 6, 2), 8, 7, source)
+    schedule = BatchSchedule(tf_bandmf.FixedEpochOrder(M, 6, 2), 8, 7, source)
     list(schedule)
     source.times = 2  # after it was tried
     with pytest.raises(tf.errors.InvalidArgumentError, match="one row for each"):
@@ -253,7 +255,7 @@ class Branching(ExampleSource):
 
 
 def test_a_source_may_branch_on_tensors_in_a_function():
-    schedule = schedule_for(tf_bandmf.FixedEpochOrder(M, 6, 2), 8, 7, Branching())
+    schedule = BatchSchedule(tf_bandmf.FixedEpochOrder(M, 6, 2), 8, 7, Branching())
     for step, batch in enumerate(schedule):
         np.testing.assert_array_equal(batch["x"], -schedule.example_indices(step))
 

@@ -1,105 +1,176 @@
-"""The law of each sampler, exactly: every outcome of its random words is enumerated.
-
-The words are replaced by all values of a coarse grid of [0, 2^64), each as likely as the
-other; what the samplers make of them is compared with the law that is accounted for.
-"""
+"""The law of each sampler, exactly: every outcome of its random words is enumerated."""
 
 import collections
-import fractions
 import itertools
-import math
+from fractions import Fraction
 
 import numpy as np
 import pytest
 
 import tf_bandmf
-from tf_bandmf.sampling import sampled as sampled_lib
-from tf_bandmf.sampling.sampled import schedule_for
+from tf_bandmf.sampling.samplers import (
+    WHOLE_RUN,
+    FixedSizeSampler,
+    RestSampler,
+    Trials,
+    uniform_numbers,
+)
 
-CELLS = 4
+LARGEST = (1 << 64) - 1
+# By how much of q the probability of a trial may be below it.
+TOLERANCE = Fraction(1, 2**25)
 
 
-def participations_by_words(monkeypatch, participation, num_steps, words_of_step):
-    """The set of (step, example) for given words of each step; -1: of the whole run."""
+def fixed(words_of_step):
+    """Words that are given; -1: those of the whole run."""
+    return lambda step, count: np.array(words_of_step[step][:count], np.uint64)
 
-    def words(seed, step, count):
-        found = np.array(words_of_step[step], dtype=np.uint64)
-        assert found.shape == (count,)
-        return found
 
-    monkeypatch.setattr(sampled_lib, "random_words", words)
-    schedule = schedule_for(
-        participation, num_steps, 7, np.arange(participation.num_examples)
+def cells(cuts):
+    """The cells of [0, 2^64) between cut points: their smallest and largest words."""
+    edges = [0, *map(int, cuts), 1 << 64]
+    return [(low, high - 1) for low, high in zip(edges, edges[1:]) if low < high]
+
+
+def gaps_of(trials):
+    """The law of the first success, by running every cell of the first two words.
+
+    Where the first gap does not end, the next one is 0: words are the largest there are.
+    """
+    law = collections.Counter()
+    for (a, last_a), (b, last_b) in itertools.product(
+        cells(trials._blocks), cells(trials._within)
+    ):
+        places = {
+            int(trials.successes(fixed({0: [*pair, *[LARGEST] * 4096]}), 0, 1000)[0])
+            for pair in [(a, b), (last_a, last_b), (a, last_b)]
+        }
+        assert len(places) == 1  # Nothing else decides than the cell.
+        law[places.pop()] += Fraction((last_a - a + 1) * (last_b - b + 1), 1 << 128)
+    return law
+
+
+@pytest.mark.invariant(2)
+@pytest.mark.parametrize("q", ["1/2", "3/8", "1/3", "1/10", "1/40"])
+def test_trials_succeed_with_no_more_than_the_probability(q):
+    q = Fraction(q)
+    trials = Trials(q.numerator, q.denominator)
+    law = gaps_of(trials)
+    assert sum(law.values()) == 1
+    # Longer gaps go on with another one.
+    table = trials._blocks.size * trials._length
+    assert sorted(law) == list(range(table + 1))
+    left, survives = Fraction(1), [Fraction(1)]
+    for gap in range(table):
+        assert q * (1 - TOLERANCE) < law[gap] / left <= q
+        left -= law[gap]
+        survives.append(left)
+
+    def first(gap):
+        """P(the first success is at this place or later), for any place."""
+        whole, rest = divmod(gap, table)
+        return survives[table] ** whole * survives[rest]
+
+    # Given all others: each outcome of six trials, and the same with one of them changed.
+    law = {}
+    for taken in itertools.product([False, True], repeat=6):
+        chance, begin = Fraction(1), 0
+        for place in np.flatnonzero(taken).tolist():
+            chance *= first(place - begin) - first(place - begin + 1)
+            begin = place + 1
+        law[taken] = chance * first(6 - begin)
+    assert sum(law.values()) == 1
+    for taken in law:
+        for place in np.flatnonzero(taken):
+            without = (*taken[:place], False, *taken[place + 1 :])
+            given = law[taken] / (law[taken] + law[without])
+            assert q * (1 - TOLERANCE) < given <= q
+
+
+@pytest.mark.invariant(2)
+@pytest.mark.parametrize("q", ["9/20", "512/10000000", "1/1000000", "2/10000000000"])
+def test_rare_trials_succeed_with_no_more_than_the_probability(q):
+    """As above, of some gaps: those of the table's edges, and others."""
+    q = Fraction(q)
+    trials = Trials(q.numerator, q.denominator)
+    blocks, within, length = trials._blocks, trials._within, trials._length
+
+    def least(cuts, number):
+        """P(at least so many cut points are above a word)."""
+        if number == 0:
+            return Fraction(1)
+        return Fraction(int(cuts[-number]), 1 << 64) if number <= cuts.size else 0
+
+    def survives(gap):
+        a, b = divmod(gap, length)
+        after = least(blocks, a + 1)
+        return after + (least(blocks, a) - after) * least(within, b)
+
+    whole = blocks.size * length
+    gaps = [0, 1, length - 2, length - 1, length, whole - length - 1, whole - 1]
+    gaps += np.random.default_rng(0).integers(0, whole, 100).tolist()
+    for gap in gaps:
+        chance = 1 - survives(gap + 1) / survives(gap)
+        assert q * (1 - TOLERANCE) < chance <= q
+    for gap in gaps:
+        a, b = divmod(gap, length)
+        word_a = 0 if a == blocks.size else int(blocks[-a - 1])
+        pair = [word_a, int(within[-b - 1]) if b < within.size else 0]
+        words = fixed({0: [*pair, *[LARGEST] * 4096]})
+        assert trials.successes(words, 0, gap + 1).tolist() == [gap]
+
+
+@pytest.mark.parametrize("num_examples, batch_size, parts", [(4, 3, 1), (4, 1, 4)])
+def test_frequent_trials_have_a_word_each(num_examples, batch_size, parts):
+    participation = tf_bandmf.CyclicPoisson(num_examples, batch_size, parts)
+    q = Fraction(batch_size * parts, num_examples)
+    values, size = [(2 * i + 1) << 61 for i in range(4)], num_examples // parts
+    law = collections.Counter(
+        tuple(participation.sampler(fixed({0: words})).example_indices(0))
+        for words in itertools.product(values, repeat=size)
     )
+    for taken, count in law.items():
+        chance = q ** len(taken) * (1 - q) ** (size - len(taken))
+        assert Fraction(count, 4**size) == chance
+
+
+def test_numbers_below_a_bound_are_uniform():
+    words = fixed({0: [LARGEST, 5, LARGEST, 7, 3, *range(60)]})
+    # Of 2^64 words one is left out, and a third of the others gives each number.
+    assert uniform_numbers(words, 0, 3, 3).tolist() == [2, 1, 0]
+    assert LARGEST % 3 == 0
+    assert uniform_numbers(words, 0, 3, 4).tolist() == [3, 1, 3]
+
+
+@pytest.mark.parametrize("batch", [1, 2, 3, 4])
+def test_fixed_size_takes_every_subset_of_its_part_equally_often(batch):
+    subsets = collections.Counter()
+    for numbers in itertools.product(range(4), repeat=5):
+        wanted = min(batch, 4 - batch)
+        if len(set(numbers)) < wanted:
+            continue  # Further words decide, with the same symmetry.
+        words = fixed({7: [*numbers, *list(range(4)) * 20]})
+        chosen = FixedSizeSampler(words, 9, batch, 2).example_indices(7)
+        assert set(chosen % 2) == {1}
+        subsets[tuple(chosen // 2)] += 1
+    assert set(subsets) == set(itertools.combinations(range(4), batch))
+    assert len(set(subsets.values())) == 1
+
+
+def taken_in(participation, num_steps, words_of_step):
+    sampler = participation.sampler(fixed(words_of_step))
     return frozenset(
         (step, int(index))
         for step in range(num_steps)
-        for index in schedule.example_indices(step)
+        for index in sampler.example_indices(step)
     )
 
 
-def grid(count):
-    """All words in the middle of CELLS equal cells, for `count` examples."""
-    values = [(2 * i + 1) << 61 for i in range(CELLS)]
-    return list(itertools.product(values, repeat=count))
-
-
-@pytest.mark.slow_cases("2-1-1-3")
-@pytest.mark.parametrize(
-    "num_examples, batch_size, parts, steps",
-    [(2, 1, 1, 3), (4, 1, 1, 1), (4, 3, 1, 1), (4, 1, 2, 2)],
-)
-def test_cyclic_poisson_takes_everybody_independently(
-    monkeypatch, num_examples, batch_size, parts, steps
-):
-    participation = tf_bandmf.CyclicPoisson(num_examples, batch_size, parts)
-    q = fractions.Fraction(batch_size * parts, num_examples)
-    outcomes = collections.Counter(
-        participations_by_words(
-            monkeypatch, participation, steps, dict(enumerate(words))
-        )
-        for words in itertools.product(grid(num_examples // parts), repeat=steps)
-    )
-    possible = [
-        (step, example)
-        for step in range(steps)
-        for example in range(num_examples)
-        if example % parts == step % parts
-    ]
-    total = sum(outcomes.values())
-    law = {}
-    for chosen in itertools.product([False, True], repeat=len(possible)):
-        outcome = frozenset(pair for pair, take in zip(possible, chosen) if take)
-        law[outcome] = math.prod(q if take else 1 - q for take in chosen)
-    found = {key: fractions.Fraction(count, total) for key, count in outcomes.items()}
-    assert found == {key: value for key, value in law.items() if value}
-
-
-def test_fixed_size_takes_every_subset_of_its_part_equally_often(monkeypatch):
-    participation = tf_bandmf.CyclicFixedSize(9, 2, 2)
-    orders = list(itertools.permutations([5, 77, 1 << 40, 1 << 63]))
-    outcomes = collections.Counter(
-        participations_by_words(
-            monkeypatch, participation, 2, dict(enumerate((first, second)))
-        )
-        for first in orders
-        for second in orders
-    )
-    subsets = [list(itertools.combinations(range(part, 8, 2), 2)) for part in range(2)]
-    law = {
-        frozenset([(0, i) for i in first] + [(1, i) for i in second])
-        for first in subsets[0]
-        for second in subsets[1]
-    }
-    assert set(outcomes) == law and len(law) == 36
-    assert set(outcomes.values()) == {len(orders) ** 2 // 36}
-
-
-def test_balls_in_bins_takes_every_placement_equally_often(monkeypatch):
+def test_balls_in_bins_takes_every_placement_equally_often():
     participation = tf_bandmf.BallsInBins(4, 2, 3)
     values = [5 << 60, 6 << 60, (7 << 60) + 1, 9]
     outcomes = collections.Counter(
-        participations_by_words(monkeypatch, participation, 6, {-1: words})
+        taken_in(participation, 6, {WHOLE_RUN: words})
         for words in itertools.product(values, repeat=4)
     )
     law = {
@@ -109,11 +180,11 @@ def test_balls_in_bins_takes_every_placement_equally_often(monkeypatch):
     assert set(outcomes) == law and set(outcomes.values()) == {16}
 
 
-def test_shuffled_takes_every_order_equally_often(monkeypatch):
+def test_shuffled_takes_every_order_equally_often():
     participation = tf_bandmf.Shuffled(4, 2, 2)
     outcomes = collections.Counter(
-        participations_by_words(monkeypatch, participation, 4, {-1: words})
-        for words in itertools.permutations([3, 1 << 20, 1 << 50, (1 << 64) - 1])
+        taken_in(participation, 4, {WHOLE_RUN: words})
+        for words in itertools.permutations([3, 1 << 20, 1 << 50, LARGEST])
     )
     law = {
         frozenset(
@@ -124,29 +195,59 @@ def test_shuffled_takes_every_order_equally_often(monkeypatch):
     assert set(outcomes) == law and set(outcomes.values()) == {4}
 
 
+@pytest.mark.parametrize("separation", [1, 2, 3])
+def test_who_rests_is_not_taken_and_nobody_else_is_left_out(separation):
+    """Every outcome of the trials of one example, and every rest that it begins with."""
+    total, batch, steps = 8, 2, 6
+    quarter = 1 << 62
+    for rest, tried in itertools.product(
+        range(separation), itertools.product([False, True], repeat=steps)
+    ):
+        # A quarter of the words for each rest, and what is left for none.
+        cell = separation - 1 if rest == 0 else rest - 1
+        for word in (cell * quarter, (cell + 1) * quarter - 1):
+            sampler = RestSampler(
+                fixed({WHOLE_RUN: [word] * total}), total, batch, separation
+            )
+            sampler._trials.successes = lambda words, step, size, tried=tried: (
+                np.arange(size if tried[step] else 0)
+            )
+            free = rest
+            for step in range(steps):
+                is_taken = tried[step] and free <= step
+                free = step + separation if is_taken else free
+                chosen = sampler.example_indices(step)
+                assert chosen.tolist() == (list(range(total)) if is_taken else [])
+
+
+PARTICIPATIONS = [
+    (tf_bandmf.FixedEpochOrder(50, 7, 4), 32),
+    (tf_bandmf.Shuffled(50, 7, 4), 32),
+    (tf_bandmf.BallsInBins(50, 7, 4), 32),
+    (tf_bandmf.CyclicPoisson(50, 6, 6), 40),
+    (tf_bandmf.CyclicFixedSize(50, 6, 6), 40),
+    (tf_bandmf.Poisson(50, 20), 40),
+    (tf_bandmf.BMinSepSampling(50, 6, 6), 40),
+]
+
+
+@pytest.mark.invariant(2)
 @pytest.mark.parametrize(
     "participation, num_steps",
-    [
-        (tf_bandmf.FixedEpochOrder(50, 7, 4), 32),
-        (tf_bandmf.Shuffled(50, 7, 4), 32),
-        (tf_bandmf.BallsInBins(50, 7, 4), 32),
-        (tf_bandmf.CyclicPoisson(50, 6, 6), 40),
-        (tf_bandmf.CyclicFixedSize(50, 6, 6), 40),
-        (tf_bandmf.Poisson(50, 20), 40),
-    ],
+    PARTICIPATIONS,
     ids=lambda value: getattr(value, "kind", None),
 )
 def test_realized_separation_and_participations(participation, num_steps):
-    schedule = schedule_for(participation, num_steps, 7, np.arange(50))
+    x = np.arange(50)
+    schedule = tf_bandmf.BatchSchedule(participation, num_steps, 7, x)
     steps = collections.defaultdict(list)
     for batch in schedule.indices():
         assert len(set(batch.indices)) == len(batch.indices)
         for index in batch.indices:
             steps[int(index)].append(batch.step)
-    gaps = [b - a for found in steps.values() for a, b in zip(found, found[1:])]
+    gaps = [b - a for taken in steps.values() for a, b in zip(taken, taken[1:])]
     assert gaps and min(gaps) >= participation.separation()
-    most = max(len(found) for found in steps.values())
+    most = max(len(taken) for taken in steps.values())
     assert most <= participation.participations(num_steps)
-    fixed = participation.has_fixed_positions and participation.separation() > 1
-    if fixed:
+    if participation.has_fixed_positions and participation.separation() > 1:
         assert all(gap % participation.separation() == 0 for gap in gaps)

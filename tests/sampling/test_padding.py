@@ -6,11 +6,12 @@ import scipy.stats
 import tensorflow as tf
 
 import tf_bandmf
+from tf_bandmf.noise.keys import NoiseKey
 from tf_bandmf.sampling import batches as batches_lib
 from tf_bandmf.sampling import padding
-from tf_bandmf.sampling.sampled import schedule_for
+from tf_bandmf.sampling.batches import BatchSchedule
 
-SEED = bytes(range(32))
+SEED = NoiseKey.for_testing(0).sampler_seed()
 M = 40
 PARTICIPATIONS = [
     tf_bandmf.FixedEpochOrder(M, 6, 3),
@@ -23,12 +24,11 @@ PARTICIPATIONS = [
 
 
 def make(participation, padded, **arguments):
-    seed = None if isinstance(participation, tf_bandmf.FixedEpochOrder) else SEED
     steps = getattr(participation, "num_steps", 21)
     x = {"a": np.arange(1.0, M + 1.0), "b": np.array([b"t"] * M)}
     arguments = {"y": np.arange(M), **arguments}
-    return schedule_for(
-        participation, steps, 7, x, seed=seed, padded=padded, **arguments
+    return BatchSchedule(participation, steps, 7, x, padded=padded, **arguments).join(
+        SEED
     )
 
 
@@ -126,9 +126,6 @@ def test_index_iterator_is_the_schedule_from_any_step_on(participation):
         np.testing.assert_array_equal(found.indices, wanted.indices)
 
 
-def test_a_fresh_seed_cannot_continue_by_indices_either():
-    schedule = schedule_for(PARTICIPATIONS[2], 21, 7, np.arange(M))
-    with pytest.raises(ValueError, match="secret_seed"):
-        next(schedule.indices(first_step=3))
+def test_a_run_begins_within_its_steps():
     with pytest.raises(ValueError, match="first_step must be in"):
         next(make(PARTICIPATIONS[0], False).indices(first_step=-1))

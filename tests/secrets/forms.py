@@ -50,7 +50,7 @@ def forms_of_floats(row):
     return {form for form in found if len(re.sub(rb"[-0.e+]", b"", form)) >= _SHORTEST}
 
 
-def forms_of_run(model, schedule):
+def forms_of_run(model):
     """Forms of all secrets of a run, by the name of the secret."""
     state = model.optimizer.run.secrets
     tensors = state.secret_tensors()
@@ -60,9 +60,7 @@ def forms_of_run(model, schedule):
     for slot, row in enumerate(tensors["buffer"]):
         assert np.abs(row[:8]).min() > 0
         forms[f"kept vector {slot}"] = forms_of_floats(row)
-    seed = schedule.secret_seed()
-    if seed is not None:
-        forms["seed of the sampler"] = forms_of_bytes(seed[:32])
+    forms["seed of the sampler"] = forms_of_bytes(state.key.sampler_seed())
     return forms
 
 

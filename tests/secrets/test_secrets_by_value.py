@@ -22,6 +22,7 @@ from tf_bandmf.files import private as private_files
 from tf_bandmf.keras.run import known_runs
 from tf_bandmf.keras.run import secrets as run_secrets
 from tf_bandmf.noise.keys import NoiseKey
+from tf_bandmf.sampling.samplers import random_words
 
 NUM_EXAMPLES, BATCH_SIZE, EPOCHS, FEATURES = 22, 6, 2, 5
 
@@ -199,7 +200,7 @@ def assert_no_secret(folder, forms):
 @pytest.mark.invariant(10)
 def test_no_secret_by_value_in_what_a_run_writes(finished, capfd, tmp_path):
     model, schedule, shared, private, _ = finished
-    forms = forms_of_run(model, schedule)
+    forms = forms_of_run(model)
     assert len(forms) == 1 + model.optimizer.plan.num_steps + 2 + 1
     assert len(list(shared.rglob("*"))) > 5
     assert any(file.name.startswith("events") for file in files_below(shared))
@@ -277,7 +278,7 @@ def test_no_error_shows_a_secret_even_with_local_variables(
     finished, tmp_path, monkeypatch
 ):
     model, schedule, _, private, _ = finished
-    plan, forms = model.optimizer.plan, forms_of_run(model, schedule)
+    plan, forms = model.optimizer.plan, forms_of_run(model)
     private_copy = tmp_path / "run.private"
     private_copy.write_bytes(private.read_bytes())
     private_copy.chmod(0o600)
@@ -341,8 +342,8 @@ def test_no_error_shows_a_secret_even_with_local_variables(
         "copy of the state": lambda: copy.deepcopy(model.optimizer.run.secrets),
         "copy of the run": lambda: copy.copy(model._private_run),
         "pickle of the schedule": lambda: pickle.dumps(schedule),
-        "a seed that is too long": lambda: plan.batches(
-            x, y, sampler_seed=schedule.secret_seed() + b"1"
+        "a seed that is too long": lambda: random_words(
+            model.optimizer.run.key.sampler_seed() + b"1", 0, 1
         ),
         "a key that is too long": lambda: NoiseKey(
             model.optimizer.run.secrets.key.secret_bytes() + b"1"

@@ -21,7 +21,6 @@ from tf_bandmf.participation.base import (
     NAMED,
     PARTICIPATIONS,
     Participation,
-    Sampler,
     from_config,
     register,
 )
@@ -42,7 +41,6 @@ __all__ = [
     "PARTICIPATIONS",
     "Participation",
     "Poisson",
-    "Sampler",
     "Shuffled",
     "from_config",
     "register",

@@ -5,16 +5,15 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, ClassVar
 
-import numpy as np
-
 from tf_bandmf.accounting.base import Simulation
 from tf_bandmf.matrices import LowerTriangular
-from tf_bandmf.participation.base import WHOLE_RUN, Sampler, Words, register
+from tf_bandmf.participation.base import register
 from tf_bandmf.participation.checks import largest_binomial
 from tf_bandmf.participation.cyclic import CyclicByChance
 
 if TYPE_CHECKING:
     from tf_bandmf.accounting.base import Accountant
+    from tf_bandmf.sampling.samplers import Sampler, Words
 
 
 @register
@@ -48,15 +47,13 @@ class BMinSepSampling(CyclicByChance):
     @property
     def sampling_probability(self) -> float:
         """p: the probability that a step takes an example that does not rest."""
-        return self.batch_size / self._rested
+        rested = self.num_examples - self.batch_size * (self.num_parts - 1)
+        return self.batch_size / rested
 
-    @property
-    def _rested(self) -> int:
-        """Expected number of examples that do not rest."""
-        return self.num_examples - self.batch_size * (self.num_parts - 1)
+    def sampler(self, words: Words) -> Sampler:
+        from tf_bandmf.sampling.samplers import RestSampler
 
-    def sampler(self, words: Words) -> RestSampler:
-        return RestSampler(self, words)
+        return RestSampler(words, self.num_examples, self.batch_size, self.num_parts)
 
     def largest_batch_size(self, num_steps: int, overflow: float) -> int:
         q = self.batch_size / self.num_examples
@@ -97,47 +94,3 @@ class BMinSepSampling(CyclicByChance):
             f"probability {self.sampling_probability:.6g}, independently. The batch "
             f"schedule enforces this; its random numbers stay secret."
         )
-
-
-class RestSampler(Sampler):
-    """Examples that do not rest, each with probability p.
-
-    Steps in their order cost O(m) each; an earlier step begins again at step 0.
-    """
-
-    spans_run: ClassVar[bool] = True
-
-    def __init__(self, participation: BMinSepSampling, words: Words) -> None:
-        self._participation, self._words = participation, words
-        self._restart()
-
-    def example_indices(self, step: int) -> np.ndarray:
-        if step < self._next - 1:
-            self._restart()
-        while self._next <= step:
-            self._advance()
-        return self._chosen
-
-    def _restart(self) -> None:
-        m, b = self._participation.num_examples, self._participation.num_parts
-        batch = self._participation.batch_size
-        words = self._words(WHOLE_RUN, m)
-        # The first step without rest: 1 .. b - 1 with probability q each, otherwise 0.
-        edges = [(batch * j << 64) // m for j in range(1, b)]
-        # 2^64 itself is the end of the last cell, where b batches are all examples.
-        limits = np.array([min(e, (1 << 64) - 1) for e in edges], dtype=np.uint64)
-        cell = np.searchsorted(limits, words, side="right")
-        self._free = np.where(cell == b - 1, 0, cell + 1).astype(np.int64)
-        self._next = 0
-        self._chosen = np.zeros(0, np.int64)
-
-    def _advance(self) -> None:
-        participation, step = self._participation, self._next
-        rested = self._free <= step
-        threshold = (participation.batch_size << 64) // participation._rested
-        if threshold < 1 << 64:
-            words = self._words(step, participation.num_examples)
-            rested &= words < np.uint64(threshold)
-        self._chosen = np.flatnonzero(rested).astype(np.int64)
-        self._free[self._chosen] = step + participation.num_parts
-        self._next = step + 1

@@ -6,16 +6,15 @@ import dataclasses
 from fractions import Fraction
 from typing import TYPE_CHECKING, ClassVar
 
-import numpy as np
-
 from tf_bandmf.accounting.base import Simulation
 from tf_bandmf.matrices import LowerTriangular
-from tf_bandmf.participation.base import WHOLE_RUN, Sampler, Words, register
+from tf_bandmf.participation.base import register
 from tf_bandmf.participation.checks import largest_binomial
 from tf_bandmf.participation.whole_epochs import WholeEpochs
 
 if TYPE_CHECKING:
     from tf_bandmf.accounting.base import Accountant
+    from tf_bandmf.sampling.samplers import Sampler, Words
 
 
 @register
@@ -46,9 +45,10 @@ class BallsInBins(WholeEpochs):
         """b, the number of steps of an epoch."""
         return self.steps_per_epoch
 
-    def sampler(self, words: Words) -> BinsSampler:
-        drawn = words(WHOLE_RUN, self.num_examples) % np.uint64(self.num_bins)
-        return BinsSampler(drawn.astype(np.int64), self.num_bins)
+    def sampler(self, words: Words) -> Sampler:
+        from tf_bandmf.sampling.samplers import BinsSampler
+
+        return BinsSampler(words, self.num_examples, self.num_bins)
 
     def largest_batch_size(self, num_steps: int, overflow: float) -> int:
         trials, bins = self.num_examples, self.num_bins
@@ -100,24 +100,3 @@ class BallsInBins(WholeEpochs):
             f"bin in all {self.epochs} epochs. The batch schedule enforces this; its "
             f"random numbers stay secret."
         )
-
-
-class BinsSampler(Sampler):
-    """Each example at the step of its bin, in every epoch.
-
-    Args:
-      bins: of each example, int64, shape [m].
-      num_bins: b.
-    """
-
-    spans_run: ClassVar[bool] = True
-
-    def __init__(self, bins: np.ndarray, num_bins: int) -> None:
-        self._num_bins = num_bins
-        self._order = np.argsort(bins, kind="stable")
-        counts = np.bincount(bins, minlength=num_bins)
-        self._ends = np.concatenate([[0], np.cumsum(counts)])
-
-    def example_indices(self, step: int) -> np.ndarray:
-        number = step % self._num_bins
-        return self._order[self._ends[number] : self._ends[number + 1]]

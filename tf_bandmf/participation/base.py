@@ -7,38 +7,14 @@ import dataclasses
 import inspect
 from collections.abc import Mapping
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any, Callable, ClassVar, TypeVar
-
-import numpy as np
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from tf_bandmf.analysis.sensitivity import sensitivity
 from tf_bandmf.matrices import LowerTriangular
 
 if TYPE_CHECKING:
     from tf_bandmf.accounting.base import Accountant, Simulation
-
-# `words(step, count)`: independent uniform uint64, shape [count]; every step has its own,
-# and the step `WHOLE_RUN` those that belong to no step.
-Words = Callable[[int, int], np.ndarray]
-WHOLE_RUN = -1
-
-
-class Sampler(abc.ABC):
-    """Which examples the steps of a run use: what the accountant analyses, in code.
-
-    It is a pure function of the secret random words and the step, so a run continues
-    after an interruption exactly as it would have gone on.
-
-    Attributes:
-      spans_run: whether all steps share random words: then another seed cannot continue
-        a run.
-    """
-
-    spans_run: ClassVar[bool] = False
-
-    @abc.abstractmethod
-    def example_indices(self, step: int) -> np.ndarray:
-        """Indices of the examples of a step, int64, shape [size of that batch]."""
+    from tf_bandmf.sampling.samplers import Sampler, Words
 
 
 class Participation(abc.ABC):
@@ -133,7 +109,7 @@ class Participation(abc.ABC):
         Raises:
           TypeError: if the caller makes the batches.
         """
-        raise TypeError(self._no_schedule())
+        raise TypeError(self.no_schedule())
 
     def largest_batch_size(self, num_steps: int, overflow: float) -> int:
         """A size that no batch of a run exceeds, except with probability `overflow`.
@@ -141,7 +117,7 @@ class Participation(abc.ABC):
         Raises:
           TypeError: if the caller makes the batches.
         """
-        raise TypeError(self._no_schedule())
+        raise TypeError(self.no_schedule())
 
     def amplification(self) -> str:
         """What is claimed from the randomness of the sampling, one sentence."""
@@ -196,7 +172,8 @@ class Participation(abc.ABC):
         """Plain values; `from_config` rebuilds the object."""
         return {"kind": self.kind, **dataclasses.asdict(self)}  # type: ignore[call-overload]
 
-    def _no_schedule(self) -> str:
+    def no_schedule(self) -> str:
+        """Says that the caller makes the batches."""
         return (
             f"Under {type(self).__name__} the caller makes the batches and enforces the "
             f"separation: it has no schedule."

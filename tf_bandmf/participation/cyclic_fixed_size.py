@@ -5,14 +5,13 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, ClassVar
 
-import numpy as np
-
 from tf_bandmf.matrices import LowerTriangular
-from tf_bandmf.participation.base import Sampler, Words, register
+from tf_bandmf.participation.base import register
 from tf_bandmf.participation.cyclic import Cyclic
 
 if TYPE_CHECKING:
     from tf_bandmf.accounting.base import Accountant, Simulation
+    from tf_bandmf.sampling.samplers import Sampler, Words
 
 
 @register
@@ -51,8 +50,12 @@ class CyclicFixedSize(Cyclic):
         """Examples of each part, `floor(m / b)`."""
         return self.num_examples // self.num_parts
 
-    def sampler(self, words: Words) -> FixedSizeSampler:
-        return FixedSizeSampler(self, words)
+    def sampler(self, words: Words) -> Sampler:
+        from tf_bandmf.sampling.samplers import FixedSizeSampler
+
+        return FixedSizeSampler(
+            words, self.num_examples, self.batch_size, self.num_parts
+        )
 
     def largest_batch_size(self, num_steps: int, overflow: float) -> int:
         return self.batch_size
@@ -82,17 +85,3 @@ class CyclicFixedSize(Cyclic):
             f"examples of the part whose turn it is, uniformly. The batch schedule "
             f"enforces this; its random numbers stay secret."
         )
-
-
-class FixedSizeSampler(Sampler):
-    """B examples of part `step mod b`, uniformly without replacement."""
-
-    def __init__(self, participation: CyclicFixedSize, words: Words) -> None:
-        self._participation, self._words = participation, words
-
-    def example_indices(self, step: int) -> np.ndarray:
-        parts, size = self._participation.num_parts, self._participation.part_size
-        # The examples with the smallest of independent random numbers.
-        order = np.argsort(self._words(step, size), kind="stable")
-        chosen = np.sort(order[: self._participation.batch_size])
-        return step % parts + parts * chosen

@@ -6,15 +6,14 @@ import dataclasses
 from fractions import Fraction
 from typing import TYPE_CHECKING, ClassVar
 
-import numpy as np
-
 from tf_bandmf.matrices import LowerTriangular
-from tf_bandmf.participation.base import Sampler, Words, register
+from tf_bandmf.participation.base import register
 from tf_bandmf.participation.checks import largest_binomial
 from tf_bandmf.participation.cyclic import CyclicByChance
 
 if TYPE_CHECKING:
     from tf_bandmf.accounting.base import Accountant, Simulation
+    from tf_bandmf.sampling.samplers import Sampler, Words
 
 
 @register
@@ -48,8 +47,10 @@ class CyclicPoisson(CyclicByChance):
         """q: the probability that a step takes an example of the current part."""
         return self.batch_size * self.num_parts / self.num_examples
 
-    def sampler(self, words: Words) -> PoissonSampler:
-        return PoissonSampler(self, words)
+    def sampler(self, words: Words) -> Sampler:
+        from tf_bandmf.sampling.samplers import PoissonSampler
+
+        return PoissonSampler(words, self.num_examples, self.batch_size, self.num_parts)
 
     def largest_batch_size(self, num_steps: int, overflow: float) -> int:
         trials = -(-self.num_examples // self.num_parts)
@@ -122,20 +123,3 @@ class Poisson(CyclicPoisson):
     @classmethod
     def example(cls, num_steps: int) -> Poisson:
         return cls(40, 10)
-
-
-class PoissonSampler(Sampler):
-    """Each example of part `step mod b` with probability q, independently."""
-
-    def __init__(self, participation: CyclicPoisson, words: Words) -> None:
-        self._participation, self._words = participation, words
-
-    def example_indices(self, step: int) -> np.ndarray:
-        parts = self._participation.num_parts
-        part = np.arange(step % parts, self._participation.num_examples, parts)
-        # batch_size * num_parts / num_examples of all 2^64 values, rounded down.
-        numerator = self._participation.batch_size * parts << 64
-        threshold = numerator // self._participation.num_examples
-        if threshold >= 1 << 64:
-            return part
-        return part[self._words(step, part.size) < np.uint64(threshold)]

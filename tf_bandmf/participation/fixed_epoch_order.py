@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
 from tf_bandmf.accounting.checks import whole_number
-from tf_bandmf.participation.base import Words, register
-from tf_bandmf.participation.whole_epochs import OrderSampler, WholeEpochs
+from tf_bandmf.participation.base import register
+from tf_bandmf.participation.whole_epochs import WholeEpochs
+
+if TYPE_CHECKING:
+    from tf_bandmf.sampling.samplers import Sampler, Words
 
 
 @register
@@ -42,7 +45,9 @@ class FixedEpochOrder(WholeEpochs):
         seed = whole_number("order_seed", self.order_seed, 0, 2**32 - 1)
         object.__setattr__(self, "order_seed", seed)
 
-    def sampler(self, words: Words) -> OrderSampler:
+    def sampler(self, words: Words) -> Sampler:
+        from tf_bandmf.sampling.samplers import OrderSampler
+
         # RandomState's stream is frozen by NumPy's compatibility policy.
         order = np.random.RandomState(self.order_seed).permutation(self.num_examples)
         return OrderSampler(order.astype(np.int64), self.steps_per_epoch)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from tf_bandmf.participation.base import WHOLE_RUN, Words, register
-from tf_bandmf.participation.whole_epochs import OrderSampler, WholeEpochs
+from tf_bandmf.participation.base import register
+from tf_bandmf.participation.whole_epochs import WholeEpochs
+
+if TYPE_CHECKING:
+    from tf_bandmf.sampling.samplers import Sampler, Words
 
 
 @register
@@ -35,7 +38,9 @@ class Shuffled(WholeEpochs):
         "one shuffle, bounded by a fixed order (exact Gaussian mechanism)"
     )
 
-    def sampler(self, words: Words) -> OrderSampler:
+    def sampler(self, words: Words) -> Sampler:
+        from tf_bandmf.sampling.samplers import WHOLE_RUN, OrderSampler
+
         order = np.argsort(words(WHOLE_RUN, self.num_examples), kind="stable")
         return OrderSampler(order, self.steps_per_epoch)
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import ClassVar
 
-import numpy as np
-
-from tf_bandmf.participation.base import Participation, Sampler
+from tf_bandmf.participation.base import Participation
 from tf_bandmf.participation.checks import check_sizes
 
 
@@ -70,22 +68,3 @@ class WholeEpochs(Participation):
     @classmethod
     def example(cls, num_steps: int) -> WholeEpochs:
         return cls(num_steps // 4 * 5, 5, 4)
-
-
-class OrderSampler(Sampler):
-    """One order of the examples, cut into the batches of an epoch, again and again.
-
-    Args:
-      order: of the examples, int64, shape [m].
-      steps_per_epoch: number of batches.
-    """
-
-    spans_run: ClassVar[bool] = True
-
-    def __init__(self, order: np.ndarray, steps_per_epoch: int) -> None:
-        self._order, self._steps = order, steps_per_epoch
-
-    def example_indices(self, step: int) -> np.ndarray:
-        position, total = step % self._steps, self._order.size
-        first, end = (total * p // self._steps for p in (position, position + 1))
-        return self._order[first:end]

@@ -28,7 +28,6 @@ from tf_bandmf.accounting.custom import epsilon_by
 from tf_bandmf.accounting.guarantee import REPLACE_ONE, ZERO_OUT, Guarantee
 from tf_bandmf.analysis.sensitivity import Sensitivity
 from tf_bandmf.files import configs
-from tf_bandmf.files.hidden import HiddenBytes
 from tf_bandmf.participation import Participation
 from tf_bandmf.planning import learning_rates
 from tf_bandmf.planning import measurements as measurements_lib
@@ -387,9 +386,8 @@ class Plan:
         x: Any,
         y: Any = None,
         sample_weight: Any = None,
-        sampler_seed: bytes | None = None,
-        padded: bool = False,
         *,
+        padded: bool = False,
         map: Callable[..., Any] | None = None,
         views: int = 1,
         users: Any = None,
@@ -397,6 +395,9 @@ class Plan:
         ranges: Mapping[str, Any] | None = None,
     ) -> BatchSchedule:
         """The batches of the run, sampled as the accountant assumes.
+
+        A secret sample is that of one run: `model.begin_run(batches)` draws it in Keras,
+        as `fit` does; elsewhere, `batches.join(key.sampler_seed())` with a `NoiseKey`.
 
         Args:
           x: array or nested structure of arrays with first dimension `num_examples`; or
@@ -408,10 +409,6 @@ class Plan:
             `sampling.IndexedExamples`.
           y: targets, or None.
           sample_weight: shape [num_examples], or None.
-          sampler_seed: seed of a random sampler outside of Keras, whose runs have one
-            each, from their keys: None for a fresh one, or `secret_seed()` of the
-            interrupted loop's schedule, to continue it. If the plan has a test seed,
-            and so claims nothing, any 32 bytes.
           padded: whether all batches are padded to one constant size, by zeros with
             sample weight 0. Otherwise, the batch size is not static.
           map: augmentation, a random function of single examples, or a Keras layer; see
@@ -434,61 +431,37 @@ class Plan:
         Raises:
           TypeError: if the plan's participation is asserted by the caller and has no
             schedule, or `map` is not a function of this kind.
-          ValueError: if the number of examples is not the plan's; if examples are
-            overlapping windows of one series, and the plan does not name its unit; or
-            if the sampler's seed is not from `secret_seed()`: whoever chose it knows
-            the sample, which then amplifies nothing.
+          ValueError: if the number of examples is not the plan's; or if examples are
+            overlapping windows of one series, and the plan does not name its unit.
         """
+        from tf_bandmf.sampling import BatchSchedule
         from tf_bandmf.sampling.class_weights import warn_of_example_weights
-        from tf_bandmf.sampling.given import refuse_overlap, source_of
-        from tf_bandmf.sampling.random_bits import unmarked
-        from tf_bandmf.sampling.sampled import schedule_for
         from tf_bandmf.sampling.units import examples_of
 
-        if isinstance(sampler_seed, bytes):
-            sampler_seed = HiddenBytes(sampler_seed)
-            if self.test_seed is None:
-                unmarked(sampler_seed)
         if users is None:
             warn_of_example_weights(sample_weight)
-        if users is not None and self.unit == ONE_EXAMPLE:
+        elif self.unit == ONE_EXAMPLE:
             raise ValueError(
                 "users makes a user the unit of privacy, and the plan's unit is one "
                 "training example: its statement would speak of examples. Give "
                 "unit='one user' to tf_bandmf.plan, with the number of users as "
                 "num_examples and users per step as batch_size."
             )
-        if self.unit == ONE_EXAMPLE and self.participation.has_schedule:
-            num_examples = self.participation.num_examples  # type: ignore[attr-defined]
-            x = source_of(x, y, sample_weight, num_examples)
-            y = sample_weight = None
-            refuse_overlap(x)
-        is_changed = any(given is not None for given in (map, users, ranges))
-        is_changed = is_changed or views != 1
-        if self.participation.has_schedule and (
-            is_changed or rows_per_user is not None
-        ):
+        if self.participation.has_schedule:
             x = examples_of(
                 self.participation.num_examples,  # type: ignore[attr-defined]
                 x,
                 y,
                 sample_weight,
+                may_overlap=self.unit != ONE_EXAMPLE,
                 map=map,
                 views=views,
                 users=users,
                 rows_per_user=rows_per_user,
                 ranges=ranges,
             )
-            y = sample_weight = None
-        return schedule_for(
-            self.participation,
-            self.num_steps,
-            self.plan_id,
-            x,
-            y,
-            sample_weight,
-            sampler_seed,
-            padded,
+        return BatchSchedule(
+            self.participation, self.num_steps, self.plan_id, x, padded=padded
         )
 
     def memory(

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-import abc
 import functools
 import hashlib
+import secrets
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import numpy as np
 import tensorflow as tf
 
-from tf_bandmf.participation import Participation
-from tf_bandmf.participation.base import Sampler
-from tf_bandmf.participation.whole_epochs import OrderSampler, WholeEpochs
+from tf_bandmf.files.hidden import HiddenBytes
 from tf_bandmf.sampling import data_identity
 from tf_bandmf.sampling.class_weights import ClassWeighted
 from tf_bandmf.sampling.fingerprints import is_as_drawn, with_fingerprint
 from tf_bandmf.sampling.given import source_of
 from tf_bandmf.sampling.padding import pad, sufficient_batch_size
+from tf_bandmf.sampling.samplers import (
+    SEED_BYTES,
+    OrderSampler,
+    Sampler,
+    random_words,
+)
 from tf_bandmf.sampling.sources import (
     CONTENT,
     INPUTS,
@@ -29,6 +33,9 @@ from tf_bandmf.sampling.sources import (
     Draw,
     ExampleSource,
 )
+
+if TYPE_CHECKING:
+    from tf_bandmf.participation import Participation
 
 __all__ = [
     "CONTENT",
@@ -43,7 +50,6 @@ __all__ = [
     "STEP",
     "TARGETS",
     "BatchSchedule",
-    "FixedOrderSchedule",
     "IndexBatch",
     "in_parts",
     "is_scheduled_batch",
@@ -151,7 +157,7 @@ def is_scheduled_batch(data: Any) -> bool:
     return isinstance(data, dict) and {STEP, PLAN_ID, SCHEDULE_ID} <= set(data)
 
 
-class BatchSchedule(abc.ABC):
+class BatchSchedule:
     """All batches of a run, from the first step to the last; one schedule spans a run.
 
     A batch is a dictionary of `x`, `y`, `sample_weight` (if given), the `step` it is
@@ -164,15 +170,16 @@ class BatchSchedule(abc.ABC):
 
     One schedule serves a run across epochs and restarts: `dataset(first_step)` and
     `indices(first_step)` give, from any step on, what the uninterrupted run would have
-    had. A secret sample is that of a run: its seed follows from the run's key, which
-    `fit` and `begin_run` hand over (`join`), so any schedule of the same plan and data
-    continues the run. Outside of a run a schedule has a fresh seed of its own, which
-    serves one run.
+    had. A secret sample is that of one run, and follows from the run's key: `join` gives
+    the run's schedule, in Keras `fit` and `begin_run` do. A schedule that has joined no
+    run has a fresh seed, which nobody knows, and serves one run.
+
+    Formal guarantee: the examples of the steps are distributed as the participation says,
+    independently of the data, if the key is fresh from the operating system and secret.
 
     Args:
       participation: what the accountant analyses.
       num_steps: n.
-      steps_per_epoch: steps of one pass over the data, exactly or on average.
       plan_id: identifies the plan; int64.
       x: what `sampling.given.source_of` takes: arrays, an `ExampleSource`, or a data set
         that is read in its own order.
@@ -182,34 +189,42 @@ class BatchSchedule(abc.ABC):
       padded: whether every batch has `padded_batch_size` rows. Surplus rows are zeros
         with sample weight 0; `num_examples` counts the real rows.
 
+    Attributes:
+      steps_per_epoch: steps of one pass over the data, exactly or on average.
+
     Raises:
       ValueError: if the number of examples is not that of the participation.
-      TypeError: if the data are not arrays.
+      TypeError: if the data are not arrays, or the caller makes the batches under this
+        participation.
     """
 
     def __init__(
         self,
         participation: Participation,
         num_steps: int,
-        steps_per_epoch: int,
         plan_id: int,
         x: Any,
         y: Any = None,
         sample_weight: Any = None,
         padded: bool = False,
     ) -> None:
+        if not participation.has_schedule:
+            raise TypeError(participation.no_schedule())
         participation.validate_num_steps(num_steps)
-        self.participation = participation
-        self.num_steps, self.steps_per_epoch = num_steps, steps_per_epoch
+        self.participation, self.num_steps = participation, num_steps
         self.plan_id = plan_id
-        expected = participation.num_examples  # type: ignore[attr-defined]
-        x = source_of(x, y, sample_weight, expected)
-        if x.num_examples != expected:
+        given: Any = participation  # it has a schedule, and so examples and batches
+        self.steps_per_epoch = -(-given.num_examples // given.batch_size)
+        x = source_of(x, y, sample_weight, given.num_examples)
+        if x.num_examples != given.num_examples:
             raise ValueError(
-                f"The plan is for {expected} examples, found {x.num_examples}. Make a "
-                f"plan for this data set."
+                f"The plan is for {given.num_examples} examples, found {x.num_examples}. "
+                f"Make a plan for this data set."
             )
-        if x.has_own_order and not self._keeps_order:
+        self._is_fresh = participation.has_secret_sampler
+        self._seed = secrets.token_bytes(SEED_BYTES) if self._is_fresh else b""
+        self._seed = HiddenBytes(self._seed)
+        if x.has_own_order and self._is_fresh:
             raise ValueError(
                 f"A data set is read in its own order, which is that of "
                 f"sampling='fixed-order'; the plan's is {participation.sampling!r}. Make a "
@@ -218,7 +233,6 @@ class BatchSchedule(abc.ABC):
             )
         self._examples: ExampleSource = x
         self._padded = padded
-        self._weighted: dict[Any, BatchSchedule] = {}
 
     def __repr__(self) -> str:
         # Keras quotes it where anything else gets it.
@@ -228,20 +242,32 @@ class BatchSchedule(abc.ABC):
             f"model that tf_bandmf.keras.make_private made private>"
         )
 
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("A sampler's seed is secret: it is not pickled or copied.")
+
     @functools.cached_property
     def padded_batch_size(self) -> int:
         """Size that no batch of a run exceeds, except with probability 1e-12."""
         return sufficient_batch_size(self.participation, self.num_steps)
 
-    @abc.abstractmethod
+    @functools.cached_property
+    def _sampler(self) -> Sampler:
+        if self._examples.has_own_order:
+            order = np.arange(self._examples.num_examples, dtype=np.int64)
+            return OrderSampler(order, self.steps_per_epoch)
+        return self.participation.sampler(functools.partial(random_words, self._seed))
+
     def example_indices(self, step: int) -> np.ndarray:
         """Indices of the examples of a step, int64, shape [size of that batch]."""
+        if not 0 <= step < self.num_steps:
+            raise ValueError(f"step must be in [0, {self.num_steps}), found {step}.")
+        return self._sampler.example_indices(step)
 
     @functools.cached_property
     def schedule_id(self) -> int:
         """63 bits of a hash of plan, data and placement; the same throughout a run."""
         digest = hashlib.blake2b(str(self.plan_id).encode(), digest_size=8)
-        digest.update(self._secret_bytes())
+        digest.update(self._seed)
         digest.update(self._data_digest)
         return int.from_bytes(digest.digest(), "little") >> 1
 
@@ -262,27 +288,17 @@ class BatchSchedule(abc.ABC):
         digest = hashlib.blake2b(
             str(self.plan_id).encode(),
             digest_size=16,
-            key=self._secret_bytes(),
+            key=self._seed,
             person=b"tf-bandmf draws",
         )
         return np.frombuffer(digest.digest(), np.int64)
 
-    def _secret_bytes(self) -> bytes:
-        """What, beside plan and data, decides what is drawn: the secret seed, if any."""
-        return b""
-
-    @property
-    def _keeps_order(self) -> bool:
-        """Whether any order of the examples will do, the same one in all epochs."""
-        return False
-
-    def _check_step(self, step: int) -> None:
-        if not 0 <= step < self.num_steps:
-            raise ValueError(f"step must be in [0, {self.num_steps}), found {step}.")
-
-    @abc.abstractmethod
     def _indices(self, step: tf.Tensor) -> tf.Tensor:
         """As `example_indices`, in a graph; `step` is an int64 scalar."""
+        indices = tf.numpy_function(
+            lambda step: self.example_indices(int(step)), [step], tf.int64
+        )
+        return tf.ensure_shape(indices, [None])
 
     def dataset(self, first_step: int = 0) -> tf.data.Dataset:
         """The batches from `first_step` to the end of the run, in order.
@@ -295,8 +311,6 @@ class BatchSchedule(abc.ABC):
         """
         self._check_start(first_step)
         data_identity.remember(self.schedule_id, self._examples)
-        # Batches under this id keep its sample when the schedule joins another run.
-        drawn = self._changed()
         identity = {
             PLAN_ID: tf.constant(self.plan_id, tf.int64),
             SCHEDULE_ID: tf.constant(self.schedule_id, tf.int64),
@@ -305,8 +319,8 @@ class BatchSchedule(abc.ABC):
         # Converting each function of the pipeline would take longer than the rest of it.
         @tf.autograph.experimental.do_not_convert
         def batch(step: tf.Tensor) -> dict[str, Any]:
-            indices = drawn._indices(step)
-            content = drawn._examples.drawn(indices, Draw(step, drawn._draw_base))
+            indices = self._indices(step)
+            content = self._examples.drawn(indices, Draw(step, self._draw_base))
             if self._padded:
                 content = {
                     **pad(content, self.padded_batch_size),
@@ -344,9 +358,8 @@ class BatchSchedule(abc.ABC):
           ValueError: if a batch exceeds the padded size; nothing is cut off.
         """
         self._check_start(first_step)
-        drawn = self._changed()
         for step in range(first_step, self.num_steps):
-            chosen = drawn.example_indices(step)
+            chosen = self.example_indices(step)
             size = self.padded_batch_size if padded else chosen.size
             if chosen.size > size:
                 raise ValueError(
@@ -364,18 +377,34 @@ class BatchSchedule(abc.ABC):
             raise ValueError(
                 f"first_step must be in [0, {self.num_steps}], found {first_step}."
             )
-
-    def secret_seed(self) -> bytes | None:
-        """The seed of the random numbers; None if none are secret."""
-        return None
+        if first_step and self._is_fresh and self._sampler.spans_run:
+            raise ValueError(
+                f"The examples of this run were put in their places before step 0, with "
+                f"another seed than this schedule's: it cannot continue at step "
+                f"{first_step}. In Keras, draw the run's batches: "
+                f"model.begin_run(batches).dataset(step). Elsewhere, keep a key, and draw "
+                f"them by plan.batches(x, y).join(key.sampler_seed())."
+            )
+        self._is_fresh = False
 
     def join(self, seed: bytes) -> BatchSchedule:
-        """The schedule as a run draws it; this object draws that run's batches, too.
+        """The schedule of a run, whose secret sample follows from its key.
 
         Args:
           seed: `NoiseKey.sampler_seed()` of the run; not used if nothing is secret.
+
+        Raises:
+          TypeError: if it is anything else: whoever chose a sample knows it.
         """
-        return self
+        if not self._seed:
+            return self
+        if not isinstance(seed, HiddenBytes):
+            raise TypeError(
+                "A sample that somebody knows amplifies nothing: a sampler's seed is that "
+                "of a key, NoiseKey.from_operating_system().sampler_seed(). For tests: "
+                "NoiseKey.for_testing(0).sampler_seed()."
+            )
+        return self._changed(_seed=seed, _is_fresh=False)
 
     def with_class_weight(self, class_weight: Mapping[int, float]) -> BatchSchedule:
         """The same batches, with losses multiplied by the weights of their classes.
@@ -384,8 +413,7 @@ class BatchSchedule(abc.ABC):
           class_weight: see `sampling.class_weights.ClassWeighted`.
 
         Returns:
-          A separate schedule: a run does not continue with other weights. Repeated
-          calls return the same one.
+          A separate schedule: a run does not continue with other weights.
 
         Raises:
           ValueError: if the weights or the targets are not of that kind.
@@ -393,17 +421,18 @@ class BatchSchedule(abc.ABC):
         weighted = self._examples.weighted(
             lambda rows: ClassWeighted(rows, class_weight)
         )
-        key = tuple(sorted((int(name), float(w)) for name, w in class_weight.items()))
-        return self._weighted.setdefault(key, self._changed(_examples=weighted))
+        return self._changed(_examples=weighted)
 
     def _changed(self, **changes: Any) -> BatchSchedule:
         """This schedule with other attributes."""
-        # Not by `copy`, which refuses to copy a sampler's seed.
         other = object.__new__(type(self))
-        stale = {"schedule_id", "_draw_base"} if changes else set()
-        stale |= {"_data_digest"} if "_examples" in changes else set()
+        stale = {"schedule_id", "_draw_base", "_sampler"}
+        if "_examples" in changes:
+            stale.add("_data_digest")
+        else:
+            _ = self._data_digest  # which takes a pass over the data, once
         kept = {n: v for n, v in vars(self).items() if n not in stale}
-        vars(other).update({**kept, "_weighted": {}, **changes})
+        vars(other).update({**kept, **changes})
         return other
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
@@ -411,60 +440,3 @@ class BatchSchedule(abc.ABC):
 
     def __len__(self) -> int:
         return self.num_steps
-
-
-class FixedOrderSchedule(BatchSchedule):
-    """The batches of a sampler without secrets, such as that of `FixedEpochOrder`.
-
-    Args:
-      participation: what the accountant analyses.
-      num_steps, plan_id, x, y, sample_weight, padded: as for `BatchSchedule`.
-    """
-
-    def __init__(
-        self,
-        participation: Participation,
-        num_steps: int,
-        plan_id: int,
-        x: Any,
-        y: Any = None,
-        sample_weight: Any = None,
-        padded: bool = False,
-    ) -> None:
-        super().__init__(
-            participation,
-            num_steps,
-            participation.separation(),
-            plan_id,
-            x,
-            y,
-            sample_weight,
-            padded,
-        )
-        self._sampler: Sampler = participation.sampler(_no_words)
-        if self._examples.has_own_order:
-            order = np.arange(self._examples.num_examples, dtype=np.int64)
-            self._sampler = OrderSampler(order, self.steps_per_epoch)
-
-    @property
-    def _keeps_order(self) -> bool:
-        return isinstance(self.participation, WholeEpochs)
-
-    def example_indices(self, step: int) -> np.ndarray:
-        self._check_step(step)
-        return self._sampler.example_indices(step)
-
-    def _indices(self, step: tf.Tensor) -> tf.Tensor:
-        return indices_in_graph(self, step)
-
-
-def indices_in_graph(schedule: BatchSchedule, step: tf.Tensor) -> tf.Tensor:
-    """`example_indices` of a step that is an int64 scalar of a graph."""
-    indices = tf.numpy_function(
-        lambda step: schedule.example_indices(int(step)), [step], tf.int64
-    )
-    return tf.ensure_shape(indices, [None])
-
-
-def _no_words(step: int, count: int) -> np.ndarray:
-    raise AssertionError("A sampler without secrets takes no random words.")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from tf_bandmf.participation import Participation
 from tf_bandmf.sampling.sources import INPUTS, ROWS, SAMPLE_WEIGHT
+
+if TYPE_CHECKING:
+    from tf_bandmf.participation import Participation
 
 # With which probability, at most, any batch of a run exceeds the padded size.
 _OVERFLOW = 1e-12

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tf_bandmf.sampling.given import source_of
+from tf_bandmf.sampling.given import refuse_overlap, source_of
 from tf_bandmf.sampling.mapped import MappedExamples
 from tf_bandmf.sampling.ranges import RangedExamples
 from tf_bandmf.sampling.sources import ROWS, Draw, ExampleSource, WrappedExamples
@@ -25,6 +25,7 @@ def examples_of(
     y: Any = None,
     sample_weight: Any = None,
     *,
+    may_overlap: bool = True,
     map: Callable[..., Any] | None = None,
     views: int = 1,
     users: Any = None,
@@ -38,6 +39,7 @@ def examples_of(
       x: see `Plan.batches`, as for all that follows.
       y: targets.
       sample_weight: weights of rows.
+      may_overlap: whether neighbors may be windows of a series that overlap.
       map: a function of single rows.
       views: of each row.
       users: whose each row is.
@@ -54,6 +56,8 @@ def examples_of(
             "The rows of a user are read by index, and a data set has only its own order. "
             "Use tf_bandmf.sampling.cache_dataset(dataset, directory), or arrays."
         )
+    if not may_overlap:
+        refuse_overlap(rows)
     if ranges is not None:
         rows = RangedExamples(rows, ranges)
     if map is not None:

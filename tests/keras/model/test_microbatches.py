@@ -7,6 +7,7 @@ import tensorflow as tf
 
 import tf_bandmf
 import tf_bandmf.keras
+from tf_bandmf.noise.keys import NoiseKey
 
 
 def train(model, schedule, **changes):
@@ -77,7 +78,8 @@ def test_poisson_batches_of_any_size_are_traced_once(
         num_steps=12,
         test_seed=0,
     )
-    schedule = plan.batches(*data, sampler_seed=bytes(32))
+    seed = NoiseKey.for_testing(0).sampler_seed()
+    schedule = plan.batches(*data).join(seed)
     assert len({len(batch.indices) for batch in schedule.indices()}) > 2
     traces = []
 

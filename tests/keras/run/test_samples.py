@@ -12,7 +12,7 @@ import tensorflow as tf
 
 import tf_bandmf
 from tf_bandmf.keras.resume.private_file import PrivateRun
-from tf_bandmf.sampling.random_bits import marked
+from tf_bandmf.noise.keys import NoiseKey
 
 MECHANISMS = {
     "poisson": "identity",
@@ -58,10 +58,12 @@ def test_two_runs_on_one_object_have_two_samples(
         model.fit(batches, epochs=2, verbose=0)
         samples.append(drawn[:])
         drawn.clear()
-        # The object is that run's now, for whoever looks.
-        seen = [batch.indices.tolist() for batch in batches.indices()]
+        run = model.begin_run(batches)
+        seen = [batch.indices.tolist() for batch in run.indices()]
         assert seen == samples[-1] and len(seen) == plan.num_steps
-    assert samples[0] != samples[1]
+    # The object is of no run, and has a sample of its own.
+    samples.append([batch.indices.tolist() for batch in batches.indices()])
+    assert all(a != b for a, b in itertools.combinations(samples, 2))
 
 
 @pytest.mark.parametrize("sampling", MECHANISMS)
@@ -104,7 +106,7 @@ def test_a_run_resumes_its_sample_with_nothing_but_the_key(
     seed = model.optimizer.run.key.sampler_seed()
     assert seed.hex() not in json.dumps(kept._header)
     assert not [name for name in kept._header if "sampler" in name]
-    assert marked(seed) == begun.secret_seed()
+    assert plan.batches(*data).join(seed).schedule_id == begun.schedule_id
     # As in another process: another object, and the key that the file has.
     other = make_model(plan)
     other.set_weights(model.get_weights())
@@ -143,7 +145,7 @@ def test_batches_in_flight_keep_their_sample(data, make_plan):
     expected = [batch.indices.tolist() for batch in batches.indices()]
     flight, dataset = batches.indices(), batches.dataset()
     begun = [next(flight).indices.tolist()]
-    other = batches.join(bytes(32))
+    other = batches.join(NoiseKey.from_operating_system().sampler_seed())
     assert [*begun, *(batch.indices.tolist() for batch in flight)] == expected
     for batch, indices in zip(dataset, expected, strict=True):
         np.testing.assert_array_equal(batch["y"], data[1][indices])

@@ -1,0 +1,300 @@
+"""Which examples a step uses, as a pure function of a secret seed and the step.
+
+Formal guarantees, if the words are independent and uniform:
+
+- The law is that of the participation, in whole numbers: no logarithm and no rounding, so
+  a resumed run draws the same examples on every machine.
+- Where examples take part independently, none does with more than its probability, given
+  all others (`Trials`). Whoever takes part less often can be had from one who takes part,
+  by a coin: the accountant's bound holds.
+- A step costs as much as its batch is large, not as the data are.
+"""
+
+from __future__ import annotations
+
+import abc
+import hashlib
+import math
+import threading
+from collections.abc import Callable
+from typing import ClassVar
+
+import numpy as np
+
+from tf_bandmf.files.hidden import HiddenBytes
+
+SEED_BYTES = 32
+# `words(step, count)`: independent uniform uint64, shape [count], of which fewer are the
+# first of more. Every step has its own, and the step `WHOLE_RUN` those of no step.
+Words = Callable[[int, int], np.ndarray]
+WHOLE_RUN = -1
+# See `Trials`.
+_LOWERED = 26
+# So many steps of a sampler with rests are kept: they are not always asked for in order.
+_KEPT = 4
+
+
+def random_words(seed: bytes, step: int, count: int) -> np.ndarray:
+    """Independent uniform numbers in [0, 2^64), of SHAKE-256 (FIPS 202).
+
+    Args:
+      seed: the secret, 32 bytes.
+      step: which numbers; every step has its own.
+      count: how many; fewer are the first of more.
+
+    Returns:
+      uint64, shape [count].
+
+    Raises:
+      ValueError: if the seed does not have 32 bytes.
+    """
+    seed = HiddenBytes(seed)
+    if len(seed) != SEED_BYTES:
+        raise ValueError(f"A sampler's seed has {SEED_BYTES} bytes, found {len(seed)}.")
+    place = int(step).to_bytes(8, "little", signed=True)
+    message = HiddenBytes(b"tf-bandmf sampler" + seed + place)
+    stream = hashlib.shake_256(message).digest(8 * count)
+    return np.frombuffer(stream, dtype="<u8").astype(np.uint64, copy=False)
+
+
+def uniform_numbers(words: Words, step: int, count: int, bound: int) -> np.ndarray:
+    """Independent whole numbers below `bound`, each as likely as the other, exactly.
+
+    Words beyond the last multiple of the bound are left out.
+
+    Returns:
+      int64, shape [count]; fewer are the first of more.
+    """
+    limit, more = (1 << 64) // bound * bound, 0
+    while True:
+        drawn = words(step, count + more)
+        if limit < 1 << 64:
+            drawn = drawn[drawn < np.uint64(limit)]
+        if drawn.size >= count:
+            return (drawn[:count] % np.uint64(bound)).astype(np.int64)
+        more = 2 * more + 16
+
+
+class Trials:
+    """Independent trials of one probability q, from whole numbers.
+
+    Up to 1/2: between trials that succeed there are geometric gaps, `a L + b` with
+    independent a and b, where `P(a >= i) = (1 - q)^(L i)` and b is geometric within a block
+    of L trials. Both are looked up among cut points of 64 bits, which are computed in 128.
+    A gap longer than the table, about `5 / q`, goes on with another one: it has no memory.
+
+    Cut points are rounded. So q is lowered by 2^-26 of it: given those before it, a trial
+    then succeeds with q (1 - 2^-26), exact up to 2^-36 of it. Given all others, those after
+    it as well, it succeeds with q at most, unless a gap is longer than 511 / q, which
+    happens with probability exp(-511).
+
+    Above 1/2 each trial has a word of its own.
+
+    Args:
+      numerator, denominator: of q, in (0, 1].
+    """
+
+    def __init__(self, numerator: int, denominator: int) -> None:
+        self._q = numerator / denominator
+        self._limit = (numerator << 64) // denominator
+        one = 1 << 128
+        if 2 * self._limit > 1 << 64:
+            return
+        q = (one * numerator // denominator) * ((1 << _LOWERED) - 1) >> _LOWERED
+        self._length = math.isqrt(5 * denominator // numerator) + 1
+        powers = [one]
+        for _ in range(self._length):
+            powers.append(powers[-1] * (one - q) >> 128)
+        last = powers[-1]
+        blocks = [last]
+        while blocks[-1] * 150 > one:  # about exp(-5)
+            blocks.append(blocks[-1] * last >> 128)
+        # P(a >= i) and P(b >= i) for i = 1, 2, ..., from the last one, times 2^64.
+        within = [((power - last) << 64) // (one - last) for power in powers[-2:0:-1]]
+        self._blocks = np.array([block >> 64 for block in blocks[::-1]], np.uint64)
+        self._within = np.array(within, np.uint64)
+
+    def successes(self, words: Words, step: int, size: int) -> np.ndarray:
+        """Which of `size` trials succeed at a step, ascending, int64."""
+        if self._limit >= 1 << 64:
+            return np.arange(size)
+        if 2 * self._limit > 1 << 64:
+            return np.flatnonzero(words(step, size) < np.uint64(self._limit))
+        count = math.ceil(1.01 * size * self._q) + 16
+        count += math.ceil(8.0 * math.sqrt(count))
+        while True:
+            drawn = words(step, 2 * count)
+            a = _cuts_above(self._blocks, drawn[::2])
+            b = _cuts_above(self._within, drawn[1::2])
+            ends = a < self._blocks.size
+            places = np.cumsum(a * self._length + np.where(ends, b + 1, 0)) - 1
+            if places[-1] >= size - 1:
+                return places[ends & (places < size)]
+            count *= 2
+
+
+def _cuts_above(cuts: np.ndarray, words: np.ndarray) -> np.ndarray:
+    return cuts.size - np.searchsorted(cuts, words, side="right")
+
+
+class Sampler(abc.ABC):
+    """Which examples the steps of a run use: what the accountant analyses, in code.
+
+    A run continues after an interruption exactly as it would have gone on.
+
+    Attributes:
+      spans_run: whether steps share random words: then another seed cannot continue a
+        run.
+    """
+
+    spans_run: ClassVar[bool] = False
+
+    @abc.abstractmethod
+    def example_indices(self, step: int) -> np.ndarray:
+        """Indices of the examples of a step, int64, shape [size of that batch]."""
+
+
+class PoissonSampler(Sampler):
+    """Each example of part `step mod b`, `j mod b` that part, with probability q."""
+
+    def __init__(self, words: Words, total: int, batch: int, parts: int = 1) -> None:
+        self._words, self._total, self._parts = words, total, parts
+        self._trials = Trials(batch * parts, total)
+
+    def example_indices(self, step: int) -> np.ndarray:
+        part = step % self._parts
+        size = -(-(self._total - part) // self._parts)
+        return part + self._parts * self._trials.successes(self._words, step, size)
+
+
+class FixedSizeSampler(Sampler):
+    """B examples of part `step mod b`, which has `floor(m / b)`, uniformly."""
+
+    def __init__(self, words: Words, total: int, batch: int, parts: int = 1) -> None:
+        self._words, self._parts = words, parts
+        self._size, self._batch = total // parts, batch
+
+    def example_indices(self, step: int) -> np.ndarray:
+        # The first distinct ones of independent draws; or all but these.
+        leaves_out = self._batch > self._size // 2
+        wanted = self._size - self._batch if leaves_out else self._batch
+        count, chosen = wanted, np.empty(0, np.int64)
+        while chosen.size < wanted:
+            count = 2 * count + 16
+            drawn = uniform_numbers(self._words, step, count, self._size)
+            _, first = np.unique(drawn, return_index=True)
+            chosen = drawn[np.sort(first)[:wanted]]
+        chosen = np.sort(chosen)
+        if leaves_out:
+            chosen = np.delete(np.arange(self._size), chosen)
+        return step % self._parts + self._parts * chosen
+
+
+class OrderSampler(Sampler):
+    """One order of the examples, cut into the batches of an epoch, again and again.
+
+    Args:
+      order: of the examples, int64, shape [m].
+      steps_per_epoch: number of batches, whose sizes differ by one at most.
+    """
+
+    spans_run: ClassVar[bool] = True
+
+    def __init__(self, order: np.ndarray, steps_per_epoch: int) -> None:
+        self._order, self._steps = order, steps_per_epoch
+
+    def example_indices(self, step: int) -> np.ndarray:
+        position, total = step % self._steps, self._order.size
+        first, end = (total * p // self._steps for p in (position, position + 1))
+        return self._order[first:end]
+
+
+class BinsSampler(Sampler):
+    """Each example in one of b bins, uniformly, at the step of its bin in every epoch."""
+
+    spans_run: ClassVar[bool] = True
+
+    def __init__(self, words: Words, total: int, bins: int) -> None:
+        kind = (
+            np.uint16 if bins < 1 << 16 else np.uint32
+        )  # the first is sorted by radix
+        drawn = uniform_numbers(words, WHOLE_RUN, total, bins).astype(kind)
+        self._order = np.argsort(drawn, kind="stable")
+        self._ends = np.concatenate(
+            [[0], np.cumsum(np.bincount(drawn, minlength=bins))]
+        )
+
+    def example_indices(self, step: int) -> np.ndarray:
+        position = step % (self._ends.size - 1)
+        return self._order[self._ends[position] : self._ends[position + 1]]
+
+
+class RestSampler(Sampler):
+    """Examples that took no part in the last b - 1 steps, each with probability p.
+
+    p is `B / (m - B (b - 1))`. Before the run, as if it had no beginning, an example has
+    1, ..., b - 1 steps of rest to go with probability B / m each.
+
+    Steps in their order cost a batch each. Any other step begins some 16 b steps before
+    it: whoever was tried in none of b - 1 steps rests no more, whatever was before.
+    """
+
+    spans_run: ClassVar[bool] = True
+
+    def __init__(self, words: Words, total: int, batch: int, separation: int) -> None:
+        self._words, self._total, self._batch = words, total, batch
+        self._separation = separation
+        self._trials = Trials(batch, total - batch * (separation - 1))
+        self._recent: dict[int, np.ndarray] = {}
+        self._next = -1
+        self._lock = threading.Lock()  # tf.data draws several steps at once
+
+    def example_indices(self, step: int) -> np.ndarray:
+        with self._lock:
+            if step in self._recent:
+                return self._recent[step]
+            if not 0 <= self._next <= step <= self._next + self._separation:
+                self._begin(step)
+            while self._next <= step:
+                self._advance()
+            return self._recent[step]
+
+    def _begin(self, step: int) -> None:
+        """Sets who rests at a step."""
+        back = 16 * self._separation
+        while True:
+            self._next, self._recent = max(0, step - back), {}
+            # The first step at which an example rests no more; or the last that may be it.
+            if self._next == 0:
+                self._free, self._unsure = (
+                    self._first_free(),
+                    np.zeros(self._total, bool),
+                )
+            else:
+                latest = self._next - 1 + self._separation
+                self._free = np.full(self._total, latest, np.int32)
+                self._unsure = np.ones(self._total, bool)
+            while self._next < step:
+                self._advance()
+            if not np.any(self._unsure & (self._free > step)):
+                self._unsure[:] = False
+                return
+            back *= 4
+
+    def _first_free(self) -> np.ndarray:
+        drawn, b = self._words(WHOLE_RUN, self._total), self._separation
+        edges = [(self._batch * j << 64) // self._total for j in range(1, b)]
+        # 2^64 itself is the end of the last cell, where b batches are all examples.
+        limits = np.array([min(edge, (1 << 64) - 1) for edge in edges], np.uint64)
+        cells = np.searchsorted(limits, drawn, side="right")
+        return np.where(cells == b - 1, 0, cells + 1).astype(np.int32)
+
+    def _advance(self) -> None:
+        step, after = self._next, self._next + self._separation
+        tried = self._trials.successes(self._words, step, self._total)
+        rested = self._free[tried] <= step
+        chosen, others = tried[rested], tried[~rested]
+        self._free[chosen], self._unsure[chosen] = after, False
+        self._free[others[self._unsure[others]]] = after
+        self._next, self._recent[step] = step + 1, chosen
+        self._recent.pop(step - _KEPT, None)
