@@ -174,38 +174,16 @@ def test_schedule_id_covers_every_byte_and_no_file_names(tmp_path):
 @pytest.mark.parametrize("place", [14, -20])
 def test_a_file_that_changes_meanwhile_is_found_out(tmp_path, place):
     files = write(tmp_path)
-    index = str(tmp_path / "index.npz")
-    source = TFRecordExamples(files, parse, index_file=index)
+    source = TFRecordExamples(files, parse)
     with open(files[2], "r+b") as file:
         content = bytearray(file.read())
         content[place] ^= 1
         file.seek(0)
         file.write(content)
-    # Also where the pass over the files is not repeated.
-    for found in (source, TFRecordExamples(files, parse, index_file=index)):
-        with pytest.raises(ValueError, match="was changed while it was in use"):
-            found.read(np.arange(M))
+    with pytest.raises(ValueError, match="was changed while it was in use"):
+        source.read(np.arange(M))
     with pytest.raises(ValueError, match="damaged"):
         TFRecordExamples(files, parse)
-
-
-def test_an_index_file_saves_the_pass_and_is_private(tmp_path):
-    files, index = write(tmp_path), str(tmp_path / "index.npz")
-    first = TFRecordExamples(files, parse, index_file=index)
-    assert stat.S_IMODE(os.stat(index).st_mode) == 0o600
-    again = TFRecordExamples(files, parse, index_file=index)
-    ids = [
-        BatchSchedule(PARTICIPATIONS[0], 18, 7, source).schedule_id
-        for source in (first, again)
-    ]
-    assert ids[0] == ids[1]
-    assert again.read(np.arange(M)) == first.read(np.arange(M))
-    # Of other files: the pass is made again.
-    other = TFRecordExamples(files[:2], parse, index_file=index)
-    assert other.num_examples == 6
-    (tmp_path / "text").write_text("no index")
-    with pytest.raises(ValueError, match="no index of TFRecord files"):
-        TFRecordExamples(files, parse, index_file=str(tmp_path / "text"))
 
 
 def test_cache_keeps_the_order_of_one_pass_and_structures(tmp_path):

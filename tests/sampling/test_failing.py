@@ -58,17 +58,6 @@ def decoded(record):
     return tf.ensure_shape(tf.io.decode_png(record, 1), [2, 2, 1])
 
 
-def examples():
-    feature = tf.train.Feature(float_list=tf.train.FloatList(value=[1.0]))
-    whole = tf.train.Example(features=tf.train.Features(feature={"x": feature}))
-    return [whole.SerializeToString(), b"\xff", whole.SerializeToString()] * 2
-
-
-def parsed_at_once(records):
-    spec = {"x": tf.io.FixedLenFeature([1], tf.float32)}
-    return tf.io.parse_example(records, spec)["x"]
-
-
 @pytest.mark.attack(
     "A record that cannot be read",
     tried="Texts that are no numbers, a damaged PNG, bytes that are no example, in map and "
@@ -100,13 +89,6 @@ def test_a_damaged_image_has_weight_zero(tmp_path, batch_size):
     assert found["x"].sum() == 3 * 4 * 7
     assert found["sample_weight"].sum() == 3
     assert source.failed.count() == 3
-
-
-@pytest.mark.invariant(18)
-def test_a_parse_of_many_records_keeps_the_whole_ones(tmp_path):
-    source = TFRecordExamples(files(tmp_path, examples()), parsed_at_once, batched=True)
-    found = rows(plan().batches(source))
-    assert found["x"].sum() == found["sample_weight"].sum() == 4
 
 
 def test_what_is_total_has_no_weights():

@@ -16,7 +16,6 @@ from tf_bandmf.sampling.fingerprints import (
     is_as_drawn,
     with_fingerprint,
 )
-from tf_bandmf.sampling.sources import ExampleSource
 
 M = 24
 RNG = np.random.default_rng(0)
@@ -211,53 +210,6 @@ def test_no_parts_of_an_edited_batch():
     edited = batches().dataset().map(lambda b: {**b, "y": b["y"] + 1})
     with pytest.raises(tf.errors.InvalidArgumentError, match="not those that"):
         list(batches_lib.in_parts(edited, [0, 1], 2))
-
-
-class TwoRows(ExampleSource):
-    """Gives every example twice."""
-
-    num_examples = M
-    times = 2
-
-    def gather(self, indices):
-        return {"x": tf.repeat(indices, self.times)}
-
-    def update_digest(self, update):
-        update(b"two")
-
-
-@pytest.mark.invariant(20)
-def test_a_source_gives_one_row_for_each_example():
-    source = TwoRows()
-    with pytest.raises(tf.errors.InvalidArgumentError, match="one row for each"):
-        BatchSchedule(tf_bandmf.FixedEpochOrder(M, 6, 2), 8, 7, source)
-    source.times = 1
-    schedule = BatchSchedule(tf_bandmf.FixedEpochOrder(M, 6, 2), 8, 7, source)
-    list(schedule)
-    source.times = 2  # after it was tried
-    with pytest.raises(tf.errors.InvalidArgumentError, match="one row for each"):
-        list(schedule)
-
-
-class Branching(ExampleSource):
-    """Needs AutoGraph, and asks for it."""
-
-    num_examples = M
-
-    @tf.function
-    def gather(self, indices):
-        if tf.reduce_any(indices > 3):
-            return {"x": -indices}
-        return {"x": 0 - indices}  # as if it were cheaper for these
-
-    def update_digest(self, update):
-        update(b"branching")
-
-
-def test_a_source_may_branch_on_tensors_in_a_function():
-    schedule = BatchSchedule(tf_bandmf.FixedEpochOrder(M, 6, 2), 8, 7, Branching())
-    for step, batch in enumerate(schedule):
-        np.testing.assert_array_equal(batch["x"], -schedule.example_indices(step))
 
 
 def test_another_secret_gives_other_fingerprints(monkeypatch):

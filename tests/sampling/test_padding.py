@@ -104,8 +104,6 @@ def test_nothing_is_cut_off():
     schedule.padded_batch_size = 1
     with pytest.raises(tf.errors.InvalidArgumentError, match="another sampler"):
         list(schedule.dataset())
-    with pytest.raises(ValueError, match="more than the padded size"):
-        list(schedule.indices(padded=True))
 
 
 @pytest.mark.parametrize("participation", PARTICIPATIONS, ids=lambda p: p.kind)
@@ -113,14 +111,9 @@ def test_index_iterator_is_the_schedule_from_any_step_on(participation):
     schedule = make(participation, False)
     batches = list(schedule.indices())
     assert [batch.step for batch in batches] == list(range(schedule.num_steps))
-    for batch, padded in zip(batches, schedule.indices(padded=True)):
-        np.testing.assert_array_equal(
-            batch.indices, schedule.example_indices(batch.step)
-        )
-        assert np.all(batch.weights == 1.0)
-        assert padded.indices.shape == (schedule.padded_batch_size,)
-        kept = padded.indices[padded.weights > 0.0]
-        np.testing.assert_array_equal(kept, batch.indices)
+    for batch in batches:
+        expected = schedule.example_indices(batch.step)
+        np.testing.assert_array_equal(batch.indices, expected)
     for wanted, found in zip(batches[8:], schedule.indices(first_step=8)):
         assert found.step == wanted.step
         np.testing.assert_array_equal(found.indices, wanted.indices)

@@ -5,7 +5,8 @@ import pytest
 import tensorflow as tf
 
 import tf_bandmf
-from tf_bandmf.sampling import ExampleSource, IndexedExamples, TFRecordExamples
+from tf_bandmf.sampling import IndexedExamples, TFRecordExamples
+from tf_bandmf.sampling.sources import ExampleSource
 
 M, WIDTH = 12, 3
 X = np.arange(M * WIDTH, dtype="f4").reshape(M, WIDTH)
@@ -90,8 +91,7 @@ def impure():
 
 @pytest.mark.attack(
     "A parse function in which records meet",
-    tried="A running mean in a variable, random numbers, code of the host; a parse of many "
-    "records that centers them.",
+    tried="A running mean in a variable, random numbers, code of the host.",
     area="inputs",
     invariants=[16],
 )
@@ -100,19 +100,6 @@ def impure():
 def test_parse_is_a_function_of_one_record(operation, records):
     with pytest.raises(ValueError, match=f"no pure function .* {operation}"):
         TFRecordExamples(records, impure()[operation])
-
-
-@pytest.mark.invariant(16)
-def test_a_parse_of_many_records_keeps_them_apart(plan, records):
-    def many(parts):
-        return tf.ensure_shape(tf.io.decode_raw(parts, tf.float32), [None, WIDTH])
-
-    def centered(parts):
-        return many(parts) - tf.reduce_mean(many(parts), axis=0)
-
-    list(plan.batches(TFRecordExamples(records, many, batched=True)))
-    with pytest.raises(ValueError, match="each record by itself"):
-        list(plan.batches(TFRecordExamples(records, centered, batched=True)))
 
 
 @pytest.mark.invariant(20)
@@ -131,81 +118,27 @@ def test_what_fetch_returns_is_of_one_example():
 
 
 class Source(ExampleSource):
+    """Examples that change with each reading."""
+
     num_examples = M
 
-    def __init__(self, change):
-        self.change = change
-
     def gather(self, indices):
-        return {"x": self.change(tf.gather(tf.constant(X), indices % M))}
+        return {"x": tf.gather(X, indices) * tf.random.uniform([])}
 
     def update_digest(self, update):
         update(X.tobytes())
 
-
-SEEN = tf.Variable(tf.zeros([WIDTH]))
-
-
-def remembered(rows):
-    SEEN.assign_add(tf.reduce_sum(rows, axis=0))
-    return rows + SEEN
+    def recognized_by(self):
+        return lambda: np.empty(0, np.uint64)
 
 
-def drawn(rows):
-    return rows * tf.random.uniform([])
-
-
-def in_python(rows):
-    return tf.numpy_function(lambda found: found, [rows], tf.float32)
-
-
-def same(x):
-    return x
-
-
-# Ways in which `Plan.batches` reads it: each has a source of its own around it.
-WAYS = {
-    "plain": {},
-    "map": {"map": same},
-    "views": {"map": same, "views": 2},
-    "ranges": {"ranges": {"x": (-1e3, 1e3)}},
-    "users": {"users": np.arange(2 * M) // 2 % M, "rows_per_user": 2},
-}
-
-
-@pytest.mark.slow_cases("map", "views")
 @pytest.mark.attack(
-    "Sources of one's own that keep state",
-    tried="A running sum over records, or a random number, in the source itself, which "
-    "`map`, `views`, `ranges` or `users` wrap; under the name of a source of the library; "
-    "and only after the plan has looked at it.",
+    "A source of one's own",
+    tried="A source of examples that draws random numbers.",
     area="inputs",
     invariants=[16],
 )
-@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.invariant(16)
-def test_a_source_of_ones_own_keeps_no_state(way):
-    plan = make_plan(**({"unit": "one user"} if way == "users" else {}))
-
-    def batches(source):
-        if way == "users":
-            source.num_examples = 2 * M
-        return plan.batches(source, **WAYS[way])
-
-    source = Source(lambda rows: 2.0 * rows)
-    schedule = batches(source)
-    list(schedule)
-    for change in (remembered, drawn, in_python):
-        with pytest.raises(ValueError, match="whatever was read before"):
-            batches(Source(change))
-        source.change = change
-        with pytest.raises(ValueError, match="whatever was read before"):
-            list(schedule)
-
-
-@pytest.mark.invariant(16)
-def test_a_source_of_ones_own_keeps_records_apart(plan):
-    with pytest.raises(ValueError, match="another one when others are read with it"):
-        plan.batches(Source(lambda rows: rows - tf.reduce_mean(rows, axis=0)))
-    # As rounding may differ with the size of a batch.
-    plan.batches(Source(lambda rows: tf.matmul(rows, tf.eye(WIDTH) / 3.0)))
+def test_a_source_of_ones_own_is_a_function_of_indices(plan):
+    with pytest.raises(TypeError, match="IndexedExamples"):
+        plan.batches(Source())

@@ -9,13 +9,11 @@ a custom function fetches by index (`IndexedExamples`).
 from tf_bandmf.sampling.batches import BatchSchedule
 from tf_bandmf.sampling.dataset_cache import cache_dataset, open_cache
 from tf_bandmf.sampling.indexed import IndexedExamples
-from tf_bandmf.sampling.sources import ExampleSource
 from tf_bandmf.sampling.streamed import StreamedExamples
 from tf_bandmf.sampling.tfrecords import TFRecordExamples
 
 __all__ = [
     "BatchSchedule",
-    "ExampleSource",
     "IndexedExamples",
     "StreamedExamples",
     "TFRecordExamples",

@@ -23,7 +23,7 @@ from tf_bandmf.sampling.samplers import (
     Sampler,
     random_words,
 )
-from tf_bandmf.sampling.sources import (
+from tf_bandmf.sampling.sources import (  # noqa: F401
     CONTENT,
     INPUTS,
     ROWS,
@@ -36,24 +36,6 @@ from tf_bandmf.sampling.sources import (
 
 if TYPE_CHECKING:
     from tf_bandmf.participation import Participation
-
-__all__ = [
-    "CONTENT",
-    "EDITED",
-    "INPUTS",
-    "PART",
-    "PLAN_ID",
-    "ROWS",
-    "SAMPLE_WEIGHT",
-    "SHARE",
-    "SCHEDULE_ID",
-    "STEP",
-    "TARGETS",
-    "BatchSchedule",
-    "IndexBatch",
-    "in_parts",
-    "is_scheduled_batch",
-]
 
 # Keys of a batch, beside its contents. `step` and `plan_id` let the training step refuse
 # a batch that is not the one which the accountant analysed.
@@ -98,12 +80,10 @@ class IndexBatch(NamedTuple):
     Attributes:
       step: of the run.
       indices: int64, shape [N].
-      weights: float32, shape [N]: 1, or 0 for padding.
     """
 
     step: int
     indices: np.ndarray
-    weights: np.ndarray
 
 
 def in_parts(
@@ -344,32 +324,15 @@ class BatchSchedule:
             .with_options(options)
         )
 
-    def indices(
-        self, first_step: int = 0, padded: bool = False
-    ) -> Iterator[IndexBatch]:
+    def indices(self, first_step: int = 0) -> Iterator[IndexBatch]:
         """Which examples each step uses, for training loops that fetch them themselves.
 
-        Args:
-          first_step: where to begin.
-          padded: whether to give `padded_batch_size` indices each time; surplus indices
-            are 0 and have weight 0.
-
         Raises:
-          ValueError: if a batch exceeds the padded size; nothing is cut off.
+          ValueError: if the run cannot begin there.
         """
         self._check_start(first_step)
         for step in range(first_step, self.num_steps):
-            chosen = self.example_indices(step)
-            size = self.padded_batch_size if padded else chosen.size
-            if chosen.size > size:
-                raise ValueError(
-                    f"Step {step} has {chosen.size} examples, more than the padded size "
-                    f"{size}: use padded=False."
-                )
-            indices = np.zeros(size, np.int64)
-            indices[: chosen.size] = chosen
-            weights = (np.arange(size) < chosen.size).astype(np.float32)
-            yield IndexBatch(step, indices, weights)
+            yield IndexBatch(step, self.example_indices(step))
 
     def _check_start(self, first_step: int) -> None:
         """Raises ValueError if this schedule cannot begin at a step."""

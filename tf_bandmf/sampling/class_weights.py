@@ -14,7 +14,6 @@ from tf_bandmf.sampling.sources import (
     SAMPLE_WEIGHT,
     SHARE,
     TARGETS,
-    Draw,
     ExampleSource,
     WrappedExamples,
 )
@@ -79,13 +78,7 @@ class ClassWeighted(WrappedExamples):
         largest = max(1.0, float(weights.max()))
         self._weights, self._others = weights / largest, np.float32(1.0 / largest)
 
-    def gather(self, indices: tf.Tensor) -> dict[str, Any]:
-        return self._weighted(self._examples.gather(indices))
-
-    def drawn(self, indices: tf.Tensor, draw: Draw, views: int = 1) -> dict[str, Any]:
-        return self._weighted(self._examples.drawn(indices, draw, views))
-
-    def _weighted(self, content: dict[str, Any]) -> dict[str, Any]:
+    def _changed(self, content: dict[str, Any], indices: tf.Tensor) -> dict[str, Any]:
         targets = content.get(TARGETS)
         if (
             targets is None

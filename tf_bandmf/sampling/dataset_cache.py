@@ -12,7 +12,7 @@ import tqdm
 from tf_bandmf.sampling.passes import AS_FILES, read_each
 from tf_bandmf.sampling.tfrecords import TFRecordExamples
 
-_MANIFEST, _INDEX = "examples.json", "examples.index.npz"
+_MANIFEST = "examples.json"
 _FEATURE = "tensors"
 _FORMAT = 1
 
@@ -122,7 +122,6 @@ def open_cache(directory: str, *, progress: bool = False) -> TFRecordExamples:
     return TFRecordExamples(
         [os.path.join(directory, name) for name in manifest["files"]],
         parse,
-        index_file=os.path.join(directory, _INDEX),
         progress=progress,
     )
 

@@ -88,23 +88,6 @@ def each_that_works(
     return results, works > 0
 
 
-def at_once_or_each(
-    function: Callable[[Any], Any], rows: Any, spec: Any
-) -> tuple[Any, tf.Tensor]:
-    """As `each_that_works`, of a function of all rows, which is tried at once first."""
-    count = tf.shape(tf.nest.flatten(rows)[0])[0]
-
-    def alone(row: Any) -> Any:
-        given = tf.nest.map_structure(lambda t: t[None], row)
-        return tf.nest.map_structure(lambda t: t[0], function(given))
-
-    given = tf.data.Dataset.from_tensors(rows)
-    whole = given.map(lambda r: (function(r), tf.fill([count], True))).ignore_errors()
-    # Computed only if there is nothing before it.
-    each = given.map(lambda r: each_that_works(alone, r, spec))
-    return whole.concatenate(each).take(1).get_single_element()
-
-
 def with_weights(content: dict[str, Any], works: tf.Tensor) -> dict[str, Any]:
     """Rows with the weight 0 where they are none, as float32."""
     weights = tf.cast(works, tf.float32)

@@ -9,7 +9,7 @@ import scipy.sparse
 import tensorflow as tf
 
 from tf_bandmf.sampling.indexed import IndexedExamples
-from tf_bandmf.sampling.sources import INPUTS, ArrayExamples, ExampleSource, checked
+from tf_bandmf.sampling.sources import INPUTS, ArrayExamples, ExampleSource, made_here
 from tf_bandmf.sampling.streamed import StreamedExamples, is_stream
 
 
@@ -26,8 +26,8 @@ def source_of(x: Any, y: Any, sample_weight: Any, num_examples: int) -> ExampleS
 
     Raises:
       TypeError: if it is none of these.
-      ValueError: if it has another number of examples, targets are given beside data
-        that hold theirs, or a source of the caller's keeps state or draws numbers.
+      ValueError: if it has another number of examples, or targets are given beside data
+        that hold theirs.
     """
     holds_all = isinstance(x, ExampleSource) or is_stream(x)
     if holds_all and (y is not None or sample_weight is not None):
@@ -36,7 +36,7 @@ def source_of(x: Any, y: Any, sample_weight: Any, num_examples: int) -> ExampleS
             f"sample_weight out, and let it yield (x, y) or (x, y, sample_weight)."
         )
     if isinstance(x, ExampleSource):
-        return checked(x)
+        return made_here(x)
     if is_stream(x):
         return StreamedExamples(x, num_examples)
     if scipy.sparse.issparse(x):

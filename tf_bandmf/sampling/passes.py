@@ -18,7 +18,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_bandmf.sampling.record_identity import PROBED
-from tf_bandmf.sampling.row_kinds import Leaves, RowKinds, rows_of
+from tf_bandmf.sampling.row_kinds import Block, RowKinds, rows_of
 from tf_bandmf.sampling.sources import named_parts
 
 # How many examples are read at once.
@@ -80,9 +80,6 @@ ENDED = (
     "which raised an error: what makes them (a generator, a file) did not go on after it. "
     + _INSTEAD.format(way=_BY_INDEX)
 )
-
-# Leaves of neighboring examples, and which of them could be read, bool.
-Block = tuple[Leaves, np.ndarray]
 
 
 class Passes(abc.ABC):
@@ -348,7 +345,7 @@ def _arrays(block: Any) -> dict[str, Any]:
 
 
 def _content(block: Any) -> dict[str, Any]:
-    parts = block if isinstance(block, (tuple, list)) else (block,)
+    parts = tuple(block) if isinstance(block, list) else block
     return {
         name: _without_lists(part)
         for name, part in named_parts(parts, "A data set must yield").items()

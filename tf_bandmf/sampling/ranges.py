@@ -16,7 +16,6 @@ from tf_bandmf.sampling.failing import FailedRecords, with_weights
 from tf_bandmf.sampling.sources import (
     INPUTS,
     TARGETS,
-    Draw,
     ExampleSource,
     WrappedExamples,
 )
@@ -59,14 +58,7 @@ class RangedExamples(WrappedExamples):
                 _check(name, one)
         self.failed = FailedRecords(self.num_examples)
 
-    def gather(self, indices: tf.Tensor) -> dict[str, Any]:
-        return self._held(self._examples.gather(indices), indices)
-
-    def drawn(self, indices: tf.Tensor, draw: Draw, views: int = 1) -> dict[str, Any]:
-        ids = tf.repeat(tf.cast(indices, tf.int64), views)
-        return self._held(self._examples.drawn(indices, draw, views), ids)
-
-    def _held(self, content: dict[str, Any], indices: tf.Tensor) -> dict[str, Any]:
+    def _changed(self, content: dict[str, Any], indices: tf.Tensor) -> dict[str, Any]:
         inside = tf.ones([tf.shape(indices)[0]], tf.bool)
         for key, wanted in self.ranges.items():
             if key not in content:

@@ -116,24 +116,6 @@ class SeenRecords:
         self._hashes[indices] = hashes
         self._known[indices] = True
 
-    def noted(self, content: Any, indices: tf.Tensor, works: tf.Tensor) -> tf.Tensor:
-        """`indices`, whose records were noted before they are used; in a graph too.
-
-        Args:
-          content: the inputs of these records.
-          indices: int64, shape [N].
-          works: which could be read, bool, shape [N]; the others look all alike.
-        """
-
-        def note(
-            indices: np.ndarray, hashes: np.ndarray, works: np.ndarray
-        ) -> np.ndarray:
-            self.note(indices[works], hashes[works])
-            return indices
-
-        given = [indices, record_hashes(content), works]
-        return tf.ensure_shape(tf.numpy_function(note, given, tf.int64), [None])
-
     def hashes(self) -> np.ndarray:
         """Hashes of the records that are known, uint64."""
         return self._hashes[self._known].view(np.uint64)

@@ -5,20 +5,25 @@ An example that cannot be read, or has another shape, is a row of zeros with the
 
 from __future__ import annotations
 
+import abc
+import threading
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from tf_bandmf.sampling.failing import with_weights
-from tf_bandmf.sampling.sources import text_as_bytes
+from tf_bandmf.sampling.failing import FailedRecords, with_weights
+from tf_bandmf.sampling.record_identity import SeenRecords, hash_rows, record_hashes
+from tf_bandmf.sampling.sources import INPUTS, ExampleSource, text_as_bytes
 
 # So many examples of one shape and dtype show what examples are.
 _ALIKE = 3
 
 # Leaves of neighboring examples, whose first dimension is the example.
 Leaves = list[np.ndarray]
+# Leaves of some examples, and which of them could be read, bool.
+Block = tuple[Leaves, np.ndarray]
 
 
 class RowKinds:
@@ -73,33 +78,102 @@ class RowKinds:
                 leaf[...] = b""
         return leaves
 
+    def hashes(self, leaves: Leaves) -> np.ndarray:
+        """A hash of each row, int64."""
+        parts = [hash_rows(tf.constant(leaf)) for leaf in leaves]
+        return hash_rows(tf.stack(parts, axis=1)).numpy()
+
     def packed(self, leaves: Leaves) -> dict[str, Any]:
         """The content that some leaves are of."""
         return tf.nest.pack_sequence_as(self.structure, leaves)
 
-    def gathered(
-        self,
-        read: Callable[[np.ndarray], tuple[Leaves, np.ndarray]],
-        indices: tf.Tensor,
-    ) -> dict[str, Any]:
-        """What a function of indices reads, in a graph too.
+    def gathered(self, read: Callable[..., Block], *given: tf.Tensor) -> dict[str, Any]:
+        """What a function makes of some tensors, in a graph too.
 
         Args:
           read: returns leaves, and which examples could be read, bool, shape [N].
-          indices: int64, shape [N].
+          *given: its arguments.
         """
 
-        def rows(indices: np.ndarray) -> list[np.ndarray]:
-            leaves, works = read(indices)
+        def rows(*arrays: np.ndarray) -> list[np.ndarray]:
+            leaves, works = read(*arrays)
             return [*leaves, works]
 
         dtypes = [*(tf.as_dtype(dtype) for _, dtype in self.kinds), tf.bool]
-        *found, works = tf.numpy_function(rows, [indices], dtypes)
+        *leaves, works = tf.numpy_function(rows, given, dtypes)
         leaves = [
             tf.ensure_shape(leaf, [None, *shape])
-            for leaf, (shape, _) in zip(found, self.kinds)
+            for leaf, (shape, _) in zip(leaves, self.kinds)
         ]
         return with_weights(self.packed(leaves), tf.ensure_shape(works, [None]))
+
+
+class KeptExamples(ExampleSource):
+    """Examples that a caller's code reads: each is always what it was the first time.
+
+    One that cannot be read, or has another shape, does not end the run: it becomes a row
+    of zeros with sample weight 0, and stays one.
+
+    Args:
+      kinds: what rows are.
+      num_examples: m; some 20 bytes of memory for each.
+    """
+
+    # Of an example that is not what it was, by its `place`.
+    _changed: str
+
+    def __init__(self, kinds: RowKinds, num_examples: int) -> None:
+        self._kinds, self.num_examples = kinds, num_examples
+        self._lock = threading.Lock()
+        self._hashes = np.zeros(num_examples, np.int64)
+        self._known = np.zeros(num_examples, bool)
+        self._records = SeenRecords(num_examples)
+        self.failed = FailedRecords(num_examples)
+
+    def _kept(self, indices: np.ndarray, leaves: Leaves, works: np.ndarray) -> Block:
+        """What was read, and zeros where that failed once.
+
+        Raises:
+          ValueError: if an example is not what it was.
+        """
+        self.failed.note(indices[~works])
+        works = ~self.failed.among(indices)
+        hashes = self._kinds.hashes(leaves)
+        changed = works & self._known[indices] & (self._hashes[indices] != hashes)
+        if changed.any():
+            place = int(indices[np.argmax(changed)])
+            raise ValueError(self._changed.format(place=place))
+        first = works & ~self._known[indices]
+        if first.any():
+            records = record_hashes(self._kinds.packed(leaves)[INPUTS]).numpy()
+            self._records.note(indices[first], records[first])
+            self._hashes[indices[first]] = hashes[first]
+            self._known[indices[first]] = True
+        if not works.all():
+            leaves = [leaf.copy() for leaf in leaves]
+            for leaf, blank in zip(leaves, self._kinds.blank(1)):
+                leaf[~works] = blank
+        return leaves, works
+
+    def recognized_by(self) -> Callable[[], np.ndarray]:
+        return self._records.hashes
+
+
+class ReadExamples(KeptExamples):
+    """Examples that Python code reads, by one thread at a time."""
+
+    @abc.abstractmethod
+    def _read(self, indices: np.ndarray) -> Block:
+        """Leaves of some examples, N >= 1, and which could be read, bool, shape [N]."""
+
+    def _rows(self, indices: np.ndarray) -> Block:
+        with self._lock:
+            if not len(indices):
+                return self._kinds.blank(0), np.empty(0, bool)
+            return self._kept(indices, *self._read(indices))
+
+    def gather(self, indices: tf.Tensor) -> dict[str, Any]:
+        return self._kinds.gathered(self._rows, indices)
 
 
 def refuse_most_failed(works: np.ndarray, what: str) -> None:

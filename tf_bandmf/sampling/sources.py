@@ -5,20 +5,13 @@ from __future__ import annotations
 import abc
 import functools
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Callable, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
-from tf_bandmf.sampling.purity import refused_operation
-from tf_bandmf.sampling.record_identity import (
-    MOST_HASHES,
-    SeenRecords,
-    hash_rows,
-    probed_places,
-    record_hashes,
-)
+from tf_bandmf.sampling.record_identity import MOST_HASHES, hash_rows, record_hashes
 
 # Keys of the contents of a batch.
 INPUTS, TARGETS, SAMPLE_WEIGHT = "x", "y", "sample_weight"
@@ -28,8 +21,6 @@ ROWS = "rows"
 SHARE = "share"
 CONTENT = (INPUTS, TARGETS, SAMPLE_WEIGHT, ROWS, SHARE)
 _EXAMPLES_AT_ONCE = 4096
-# Examples of a caller's source that are read alone and beside others.
-_COMPARED = 4
 _CHANGED = (
     "The arrays that plan.batches was given are not what they were: something wrote into "
     "them (shuffled, scaled or filled them in place, or changed the file of a memmap). An "
@@ -86,11 +77,6 @@ class ExampleSource(abc.ABC):
     def gather(self, indices: tf.Tensor) -> dict[str, Any]:
         """Examples, also in a graph: `x`, and `y` and `sample_weight` if there are any.
 
-        AutoGraph does not convert it: for `if` and `for` on tensors, use a
-        `tf.function`. An example must be a function of its index, whatever other
-        examples are read with it: variables that are assigned, random numbers and
-        Python code are refused. For Python code there is `IndexedExamples`.
-
         Args:
           indices: int64, shape [N], N >= 0.
 
@@ -110,7 +96,7 @@ class ExampleSource(abc.ABC):
           Structures of tensors whose first dimension is N * views.
         """
         del draw
-        return repeated(one_row_each(self.gather(indices), indices), views)
+        return repeated(self.gather(indices), views)
 
     def weighted(
         self, weigh: Callable[[ExampleSource], ExampleSource]
@@ -122,21 +108,13 @@ class ExampleSource(abc.ABC):
     def update_digest(self, update: Callable[[Any], None]) -> None:
         """Feeds bytes to a hash that differ if the data do, or their order."""
 
+    @abc.abstractmethod
     def recognized_by(self) -> Callable[[], np.ndarray]:
         """Gives hashes of the examples' inputs, to recognize those of another run.
 
         The result, hashes of `record_identity.record_hashes` as uint64, may grow as
         examples are read; it keeps no examples alive.
-
-        Unless overridden, it reads evenly spread examples for this.
         """
-        places = probed_places(self.num_examples)
-        seen = SeenRecords(len(places))
-        with tf.init_scope():
-            indices = tf.constant(places)
-            inputs = one_row_each(self.gather(indices), indices)[INPUTS]
-            seen.note(np.arange(len(places)), record_hashes(inputs).numpy())
-        return seen.hashes
 
 
 class WrappedExamples(ExampleSource):
@@ -154,6 +132,17 @@ class WrappedExamples(ExampleSource):
         self.num_examples = examples.num_examples
         self.has_own_order, self.ranges = examples.has_own_order, examples.ranges
 
+    def gather(self, indices: tf.Tensor) -> dict[str, Any]:
+        return self._changed(self._examples.gather(indices), indices)
+
+    def drawn(self, indices: tf.Tensor, draw: Draw, views: int = 1) -> dict[str, Any]:
+        ids = tf.repeat(tf.cast(indices, tf.int64), views)
+        return self._changed(self._examples.drawn(indices, draw, views), ids)
+
+    def _changed(self, content: dict[str, Any], indices: tf.Tensor) -> dict[str, Any]:
+        """What is made of rows, of which each is of one of these examples."""
+        return content
+
     def update_digest(self, update: Callable[[Any], None]) -> None:
         self._examples.update_digest(update)
 
@@ -161,118 +150,31 @@ class WrappedExamples(ExampleSource):
         return self._examples.recognized_by()
 
 
-class CheckedExamples(WrappedExamples):
-    """Examples of a caller's source: whatever graph reads them is looked at before it runs.
+def made_here(source: ExampleSource) -> ExampleSource:
+    """The source; raises TypeError if it is not one of this library's.
 
-    That examples do not depend on others that are read with them is tried with a few.
-
-    Args:
-      examples: the source.
-
-    Raises:
-      ValueError: here, or when a batch is made, if the source assigns variables, draws
-        random numbers or runs Python code, which is not seen; or if an example is another
-        one when others are read with it.
-      InvalidArgumentError: if it does not give one row for each example.
+    An index must mean one example, whatever was read before or is read beside it.
     """
-
-    def __init__(self, examples: ExampleSource) -> None:
-        super().__init__(examples)
-        some = tf.TensorSpec([None], tf.int64)
-        self._refuse_mixing(self._traced(examples.gather, some))
-        self._traced(
-            self._drawn(np.zeros(2, np.int64)), some, tf.TensorSpec([], tf.int64)
-        )
-
-    def gather(self, indices: tf.Tensor) -> dict[str, Any]:
-        return self._read(self._examples.gather, indices)
-
-    def drawn(self, indices: tf.Tensor, draw: Draw, views: int = 1) -> dict[str, Any]:
-        return self._read(self._drawn(draw.base, views), indices, draw.step)
-
-    def weighted(
-        self, weigh: Callable[[ExampleSource], ExampleSource]
-    ) -> ExampleSource:
-        return checked(self._examples.weighted(lambda rows: weigh(checked(rows))))
-
-    def _drawn(self, base: np.ndarray, views: int = 1) -> Callable[..., dict[str, Any]]:
-        def drawn(indices: tf.Tensor, step: tf.Tensor) -> dict[str, Any]:
-            return self._examples.drawn(indices, Draw(step, base), views)
-
-        return drawn
-
-    def _read(self, function: Callable[..., Any], *given: Any) -> dict[str, Any]:
-        tensors = [tf.convert_to_tensor(value, tf.int64) for value in given]
-        specs = [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in tensors]
-        return self._traced(function, *specs)(*tensors)
-
-    def _refuse_mixing(self, read: Callable[[tf.Tensor], Any]) -> None:
-        """Raises ValueError if some examples differ from what each of them is alone."""
-        places = np.unique(np.linspace(0, self.num_examples - 1, _COMPARED, dtype="i8"))
-        content = one_row_each(read(tf.constant(places)), tf.constant(places))
-        together = tf.nest.flatten(content)
-        for row, place in enumerate(places):
-            alone = tf.nest.flatten(read(tf.constant(place[None])))
-            if not all(_is_row(leaf[row], own) for leaf, own in zip(together, alone)):
-                raise ValueError(
-                    f"{type(self._examples).__name__}: example {place} is another one when "
-                    f"others are read with it. An index must mean one example: change "
-                    f"each by itself, in plan.batches(..., map=function)."
-                )
-
-    def _traced(self, function: Callable[..., Any], *specs: tf.TensorSpec) -> Any:
-        traced = tf.function(function, autograph=False).get_concrete_function(*specs)
-        state = refused_operation(traced.graph)
-        if state is not None:
-            raise ValueError(
-                f"{type(self._examples).__name__} uses {state}: an index must mean one "
-                f"example, whatever was read before. Augment by plan.batches(..., "
-                f"map=function), whose seed is repeatable; read with Python code by "
-                f"tf_bandmf.sampling.IndexedExamples, which compares what comes back."
-            )
-        return traced
+    if type(source).__module__.startswith("tf_bandmf."):
+        return source
+    raise TypeError(
+        f"{type(source).__name__} is no source of examples of this library. Read examples "
+        f"in another way by tf_bandmf.sampling.IndexedExamples(fetch, num_examples), which "
+        f"compares what comes back; change them by plan.batches(..., map=function)."
+    )
 
 
-def _is_row(row: tf.Tensor, alone: tf.Tensor) -> bool:
-    """Whether one row is what was read, up to the rounding of other sizes of a batch."""
-    found, expected = row.numpy(), alone.numpy()[0]
-    if row.dtype.is_floating or row.dtype.is_complex:
-        return bool(np.allclose(found, expected, 1e-3, 1e-6, equal_nan=True))
-    return bool(np.array_equal(found, expected))
-
-
-def checked(source: ExampleSource) -> ExampleSource:
-    """A source of this library as it is; `CheckedExamples` of any other."""
-    is_ours = type(source).__module__.startswith("tf_bandmf.")
-    return source if is_ours else CheckedExamples(source)
-
-
-def one_row_each(
-    content: dict[str, Any],
-    drawn: tf.Tensor,
-    message: str = "The source of the examples must give one row for each example drawn.",
-) -> dict[str, Any]:
-    """Raises InvalidArgumentError with a message if there are not as many rows as drawn."""
-    count = tf.shape(drawn)[0]
-
-    def checked(tensor: tf.Tensor) -> tf.Tensor:
-        same = tf.equal(tf.shape(tensor)[0], count)
-        with tf.control_dependencies([tf.debugging.Assert(same, [message])]):
-            return tf.identity(tensor)
-
-    return tf.nest.map_structure(checked, content)
-
-
-def named_parts(parts: Sequence[Any], said: str) -> dict[str, Any]:
+def named_parts(given: Any, said: str) -> dict[str, Any]:
     """The parts of examples by the names that contents have.
 
     Args:
-      parts: x, (x, y) or (x, y, sample_weight).
+      given: x, (x, y) or (x, y, sample_weight).
       said: who gave them, and that they must be so, for the message.
 
     Raises:
       ValueError: if there are none, or more.
     """
+    parts = given if isinstance(given, tuple) else (given,)
     names = (INPUTS, TARGETS, SAMPLE_WEIGHT)
     if not 1 <= len(parts) <= len(names):
         raise ValueError(

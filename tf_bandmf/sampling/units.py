@@ -177,7 +177,9 @@ class UnitExamples(WrappedExamples):
         for place, unit in enumerate(units):
             own = self._row_ids[self._starts[unit] : self._ends[unit]]
             if own.size > self._most:
-                order = np.argsort(_mixed(own, step, base), kind="stable")
+                # Its stream is frozen by NumPy's compatibility policy.
+                seed = np.append(base.view(np.uint32), [step, unit])
+                order = np.random.RandomState(seed).permutation(own.size)
                 own = own[np.sort(order[: self._most])]
             ids[place] = own[0]
             ids[place, : own.size] = own
@@ -197,16 +199,3 @@ class UnitExamples(WrappedExamples):
         update(f"units {self._most} {self._views}".encode())
         if self._row_ids is not None:
             update(self._row_ids.tobytes() + self._starts.tobytes())
-
-
-def _mixed(ids: np.ndarray, step: int, base: np.ndarray) -> np.ndarray:
-    """Pseudorandom uint64 of each id at a step (splitmix64)."""
-    with np.errstate(over="ignore"):
-        words = base.astype(np.int64).view(np.uint64)
-        state = ids.astype(np.uint64) ^ words[0]
-        for addend in (words[1], np.uint64(step), np.uint64(0)):
-            state = state + addend + np.uint64(0x9E3779B97F4A7C15)
-            for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
-                state = (state ^ (state >> np.uint64(shift))) * np.uint64(factor)
-            state ^= state >> np.uint64(31)
-    return state

@@ -173,7 +173,7 @@ def test_the_joint_guarantee_is_that_of_the_samples_that_were_drawn(
     for _ in range(2):
         drawn = make_model(plan, additional_run=True).begin_run(batches)
         pairs.append(np.zeros([plan.num_steps, 400], bool))
-        for step, indices, _ in drawn.indices():
+        for step, indices in drawn.indices():
             pairs[-1][step, indices] = True
     # Whoever is in the one is in the other with probability q, not 1; fails by chance
     # with probability 1e-6.
