@@ -67,18 +67,11 @@ def parse(record):
     return found["x"], found["y"]
 
 
-def parse_many(records):
-    found = tf.io.parse_example(records, FEATURES)
-    return found["x"], found["y"]
-
-
 def on_disk(kind, tmp_path):
     """What plan.batches takes, besides arrays."""
     x, y = data()
     if kind == "tfrecord":
         return (TFRecordExamples(write(tmp_path), parse),)
-    if kind == "batched":
-        return (TFRecordExamples(write(tmp_path), parse_many, batched=True),)
     if kind == "cache":
         dataset = tf.data.Dataset.from_tensor_slices((x, y))
         return (cache_dataset(dataset, str(tmp_path / "c"), examples_per_file=10),)
@@ -88,9 +81,7 @@ def on_disk(kind, tmp_path):
 
 # What is read does not depend on who drew it, apart from order and empty batches.
 CASES = [("tfrecord", participation) for participation in PARTICIPATIONS]
-CASES += [
-    (k, PARTICIPATIONS[i]) for k in ("batched", "cache", "memmap") for i in (1, 3)
-]
+CASES += [(k, PARTICIPATIONS[i]) for k in ("cache", "memmap") for i in (1, 3)]
 
 
 def test_parse_may_branch_on_tensors(tmp_path):
@@ -118,12 +109,10 @@ def test_parse_may_branch_on_tensors(tmp_path):
     "cache-shuffled",
     "tfrecord-fixed_epoch_order",
     "tfrecord-cyclic_fixed_size",
-    "batched-shuffled",
     "memmap-poisson",
     "tfrecord-shuffled",
     "tfrecord-balls_in_bins",
     "cache-poisson",
-    "batched-poisson",
     "tfrecord-poisson",
 )
 def test_batches_from_disk_are_those_from_memory(kind, participation, tmp_path):

@@ -6,8 +6,6 @@ import tensorflow as tf
 
 import tf_bandmf
 from tf_bandmf.sampling import IndexedExamples, StreamedExamples, TFRecordExamples
-from tf_bandmf.sampling.mapped import MappedExamples
-from tf_bandmf.sampling.sources import ArrayExamples
 
 M = 6
 TEXTS = np.array(["1.5", "2", "n/a", "4", "", "6"])
@@ -72,14 +70,6 @@ def test_a_record_that_map_fails_for_has_weight_zero():
     np.testing.assert_array_equal(found["sample_weight"] == 0, found["x"].ravel() == 0)
 
 
-def test_failed_records_are_counted_once():
-    source = MappedExamples(ArrayExamples(TEXTS, None, None, M), number)
-    draw = tf_bandmf.sampling.sources.Draw(tf.constant(1, tf.int64), np.zeros(2, "i8"))
-    for _ in range(2):
-        source.drawn(tf.range(M, dtype=tf.int64), draw)
-    assert source.failed.count() == BROKEN.sum()
-
-
 @pytest.mark.slow_cases("1")
 @pytest.mark.parametrize("batch_size", [1, 3, 6])
 @pytest.mark.invariant(18)
@@ -88,7 +78,6 @@ def test_a_damaged_image_has_weight_zero(tmp_path, batch_size):
     found = rows(plan(batch_size).batches(source))
     assert found["x"].sum() == 3 * 4 * 7
     assert found["sample_weight"].sum() == 3
-    assert source.failed.count() == 3
 
 
 def test_what_is_total_has_no_weights():
@@ -154,7 +143,6 @@ def test_an_example_that_cannot_be_fetched_ends_no_run(dtype, shape, figure):
     works = np.isin(np.arange(M), list(bad), invert=True)
     kept = found[weights > 0]
     np.testing.assert_array_equal(kept[np.argsort(kept[:, 0])], x[works])
-    assert source.failed.count() == 2
     figure("2 of 6")
 
 
@@ -233,7 +221,6 @@ def test_an_element_that_cannot_be_read_moves_no_other(name):
         np.testing.assert_array_equal(weights == 0, broken)
         if "y" in found:
             np.testing.assert_array_equal(found["y"], np.where(broken, 0, np.arange(M)))
-    assert source.failed.count() == 2
 
 
 def until_it_raises():

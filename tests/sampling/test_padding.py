@@ -71,19 +71,19 @@ def test_one_trace_for_all_sizes_and_empty_batches():
 
 def test_the_padded_size_is_exceeded_with_probability_1e_12_at_most():
     poisson = tf_bandmf.CyclicPoisson(100_003, 300, 7)
-    size = padding.sufficient_batch_size(poisson, 5000)
+    size = poisson.largest_batch_size(5000, 1e-12)
     q = poisson.sampling_probability
     part = -(-100_003 // 7)
     assert 5000 * scipy.stats.binom.sf(size, part, q) <= 1e-12
     assert 5000 * scipy.stats.binom.sf(size - 1, part, q) > 1e-12
     assert 300 < size < 500
     bins = tf_bandmf.BallsInBins(60_000, 500, 3)
-    size = padding.sufficient_batch_size(bins, 360)
+    size = bins.largest_batch_size(360, 1e-12)
     assert 120 * scipy.stats.binom.sf(size, 60_000, 1 / 120) <= 1e-12
     whole = tf_bandmf.CyclicPoisson(40, 10, 4)
-    assert padding.sufficient_batch_size(whole, 9) == 10
+    assert whole.largest_batch_size(9, 1e-12) == 10
     with pytest.raises(TypeError, match="caller makes the batches"):
-        padding.sufficient_batch_size(tf_bandmf.MinSep(3), 9)
+        tf_bandmf.MinSep(3).largest_batch_size(9, 1e-12)
 
 
 def test_parts_of_padded_batches_count_their_own_examples():

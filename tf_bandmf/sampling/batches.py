@@ -16,7 +16,7 @@ from tf_bandmf.sampling import data_identity
 from tf_bandmf.sampling.class_weights import ClassWeighted
 from tf_bandmf.sampling.fingerprints import is_as_drawn, with_fingerprint
 from tf_bandmf.sampling.given import source_of
-from tf_bandmf.sampling.padding import pad, sufficient_batch_size
+from tf_bandmf.sampling.padding import pad
 from tf_bandmf.sampling.samplers import (
     SEED_BYTES,
     OrderSampler,
@@ -50,6 +50,8 @@ EDITED = (
     "examples alone. Train on the batches as they are; change examples where they are "
     "read, each by itself, by plan.batches(..., map=function), or by layers of the model."
 )
+# With which probability, at most, any batch of a run exceeds the padded size.
+_OVERFLOW = 1e-12
 # A part of a batch, for one of several replicas: its number, and how many there are.
 PART = "part"
 
@@ -227,8 +229,11 @@ class BatchSchedule:
 
     @functools.cached_property
     def padded_batch_size(self) -> int:
-        """Size that no batch of a run exceeds, except with probability 1e-12."""
-        return sufficient_batch_size(self.participation, self.num_steps)
+        """Size that no batch of a run exceeds, except with probability 1e-12.
+
+        It reveals nothing of the sample.
+        """
+        return self.participation.largest_batch_size(self.num_steps, _OVERFLOW)
 
     @functools.cached_property
     def _sampler(self) -> Sampler:

@@ -22,7 +22,6 @@ def cache_dataset(
     directory: str,
     *,
     examples_per_file: int = 10_000,
-    progress: bool = False,
 ) -> TFRecordExamples:
     """Writes the examples of a data set to TFRecord files, once.
 
@@ -35,7 +34,6 @@ def cache_dataset(
         static shapes.
       directory: a directory that does not exist yet, or is empty.
       examples_per_file: number of examples in each file except the last.
-      progress: show progress on what takes longer than 2 seconds.
 
     Returns:
       What `plan.batches` takes; `open_cache(directory)` gives it again.
@@ -66,7 +64,7 @@ def cache_dataset(
         )
     files: list[str] = []
     writer: Any = None
-    shown = tqdm.tqdm(dataset, desc="writing examples", delay=2.0, disable=not progress)
+    shown = tqdm.tqdm(dataset, desc="writing examples", delay=2.0)
     try:
         for number, example in enumerate(read_each(shown, "example", AS_FILES)):
             if number % examples_per_file == 0:
@@ -85,10 +83,10 @@ def cache_dataset(
     with open(path + ".new", "w", encoding="utf-8") as file:
         json.dump({"format": _FORMAT, "files": files, "spec": encoded}, file)
     os.replace(path + ".new", path)
-    return open_cache(directory, progress=progress)
+    return open_cache(directory)
 
 
-def open_cache(directory: str, *, progress: bool = False) -> TFRecordExamples:
+def open_cache(directory: str) -> TFRecordExamples:
     """The examples that `cache_dataset` wrote.
 
     Raises:
@@ -122,7 +120,6 @@ def open_cache(directory: str, *, progress: bool = False) -> TFRecordExamples:
     return TFRecordExamples(
         [os.path.join(directory, name) for name in manifest["files"]],
         parse,
-        progress=progress,
     )
 
 

@@ -10,48 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from tf_bandmf.sampling.sources import SAMPLE_WEIGHT
-
-
-class FailedRecords:
-    """Which records failed so far: as private as the data, and in no log.
-
-    Args:
-      num_examples: m; a byte each.
-    """
-
-    def __init__(self, num_examples: int) -> None:
-        self._failed = np.zeros(num_examples, bool)
-
-    def note(self, indices: np.ndarray) -> None:
-        """Notes that the records of these indices failed."""
-        self._failed[indices] = True
-
-    def among(self, indices: np.ndarray) -> np.ndarray:
-        """Which of some records failed so far, bool."""
-        return self._failed[indices]
-
-    def noted(self, works: tf.Tensor, indices: tf.Tensor) -> tf.Tensor:
-        """`works`, noted before it is used; in a graph too.
-
-        Args:
-          works: for each row, bool, shape [N].
-          indices: of their records, int64, shape [N].
-        """
-
-        def note(works: np.ndarray, indices: np.ndarray) -> np.ndarray:
-            self.note(indices[~works])
-            return works
-
-        found = tf.numpy_function(note, [works, indices], tf.bool)
-        return tf.ensure_shape(found, [None])
-
-    def count(self) -> int:
-        """The number of failed records. An exact function of the data: keep it private."""
-        return int(self._failed.sum())
 
 
 def each_that_works(

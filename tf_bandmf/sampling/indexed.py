@@ -107,7 +107,7 @@ class IndexedExamples(ReadExamples):
     def _each(self, indices: np.ndarray) -> Block:
         """As `_read`, one by one."""
         leaves = self._kinds.blank(len(indices))
-        works = ~self.failed.among(indices)
+        works = ~self._failed[indices]
         for row in np.flatnonzero(works):
             try:
                 parts = self._at_once(indices[row : row + 1])
@@ -120,7 +120,7 @@ class IndexedExamples(ReadExamples):
 
     def _read(self, indices: np.ndarray) -> Block:
         indices = np.asarray(indices, np.int64)
-        if not self.failed.among(indices).any():
+        if not self._failed[indices].any():
             try:
                 return self._at_once(indices), np.ones(len(indices), bool)
             except Exception:  # which may be of one example

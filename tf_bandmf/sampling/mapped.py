@@ -17,7 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_bandmf.graphs.mapping import map_each
-from tf_bandmf.sampling.failing import FailedRecords, each_that_works, with_weights
+from tf_bandmf.sampling.failing import each_that_works, with_weights
 from tf_bandmf.sampling.purity import may_fail, refused_operation
 from tf_bandmf.sampling.sources import (
     INPUTS,
@@ -100,7 +100,6 @@ class MappedExamples(WrappedExamples):
         self._traced = self._trace(rows)
         data = len(tf.nest.flatten(rows))
         self._may_fail = may_fail(self._traced.graph, self._traced.graph.inputs[:data])
-        self.failed = FailedRecords(self.num_examples)
         # What is used is what was traced.
         probed = tf.function(self._mapped, autograph=False)(rows, seeds)
         self._probe = b"".join(
@@ -189,19 +188,12 @@ class MappedExamples(WrappedExamples):
             )
         return traced
 
-    def _mapped(
-        self,
-        rows: dict[str, Any],
-        seeds: tf.Tensor,
-        indices: tf.Tensor | None = None,
-    ) -> dict[str, Any]:
+    def _mapped(self, rows: dict[str, Any], seeds: tf.Tensor) -> dict[str, Any]:
         """The rows after the function, one by one."""
         if self._may_fail:
             found, works = each_that_works(
                 lambda row: self._traced(*row), (rows, seeds), self._spec
             )
-            if indices is not None:
-                works = self.failed.noted(works, indices)
             return with_weights({**rows, **found}, works)
         found = map_each(
             lambda row: self._traced(*row),
@@ -218,8 +210,7 @@ class MappedExamples(WrappedExamples):
 
     def drawn(self, indices: tf.Tensor, draw: Draw, views: int = 1) -> dict[str, Any]:
         rows = repeated(self._examples.drawn(indices, draw), views)
-        ids = tf.repeat(tf.cast(indices, tf.int64), views)
-        return self._mapped(rows, draw.seeds(indices, views), ids)
+        return self._mapped(rows, draw.seeds(indices, views))
 
     def update_digest(self, update: Callable[[Any], None]) -> None:
         super().update_digest(update)

@@ -2,28 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import tensorflow as tf
 
 from tf_bandmf.sampling.sources import INPUTS, ROWS, SAMPLE_WEIGHT
-
-if TYPE_CHECKING:
-    from tf_bandmf.participation import Participation
-
-# With which probability, at most, any batch of a run exceeds the padded size.
-_OVERFLOW = 1e-12
-
-
-def sufficient_batch_size(participation: Participation, num_steps: int) -> int:
-    """A size that no batch of the run exceeds, but with probability 1e-12.
-
-    A function of the participation alone: it reveals nothing of the sample.
-
-    Raises:
-      TypeError: for a participation whose batches the caller makes.
-    """
-    return participation.largest_batch_size(num_steps, _OVERFLOW)
 
 
 def pad(content: dict[str, Any], size: int) -> dict[str, Any]:

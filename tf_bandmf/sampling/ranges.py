@@ -12,7 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_bandmf.sampling.failing import FailedRecords, with_weights
+from tf_bandmf.sampling.failing import with_weights
 from tf_bandmf.sampling.sources import (
     INPUTS,
     TARGETS,
@@ -56,7 +56,6 @@ class RangedExamples(WrappedExamples):
         for name, wanted in self.ranges.items():
             for _, one in _pairs(wanted):
                 _check(name, one)
-        self.failed = FailedRecords(self.num_examples)
 
     def _changed(self, content: dict[str, Any], indices: tf.Tensor) -> dict[str, Any]:
         inside = tf.ones([tf.shape(indices)[0]], tf.bool)
@@ -66,7 +65,6 @@ class RangedExamples(WrappedExamples):
             for name, (low, high) in _pairs(wanted):
                 values = _values(content[key], name, key)
                 inside &= tf.reduce_all((low <= values) & (values <= high), axis=1)
-        inside = self.failed.noted(inside, tf.cast(indices, tf.int64))
 
         def kept(tensor: tf.Tensor) -> tf.Tensor:
             mask = tf.reshape(inside, [-1, *([1] * (tensor.shape.rank - 1))])

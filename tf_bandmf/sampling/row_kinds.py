@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tf_bandmf.sampling.failing import FailedRecords, with_weights
+from tf_bandmf.sampling.failing import with_weights
 from tf_bandmf.sampling.record_identity import SeenRecords, hash_rows, record_hashes
 from tf_bandmf.sampling.sources import INPUTS, ExampleSource, text_as_bytes
 
@@ -128,7 +128,7 @@ class KeptExamples(ExampleSource):
         self._hashes = np.zeros(num_examples, np.int64)
         self._known = np.zeros(num_examples, bool)
         self._records = SeenRecords(num_examples)
-        self.failed = FailedRecords(num_examples)
+        self._failed = np.zeros(num_examples, bool)
 
     def _kept(self, indices: np.ndarray, leaves: Leaves, works: np.ndarray) -> Block:
         """What was read, and zeros where that failed once.
@@ -136,8 +136,8 @@ class KeptExamples(ExampleSource):
         Raises:
           ValueError: if an example is not what it was.
         """
-        self.failed.note(indices[~works])
-        works = ~self.failed.among(indices)
+        self._failed[indices[~works]] = True
+        works = ~self._failed[indices]
         hashes = self._kinds.hashes(leaves)
         changed = works & self._known[indices] & (self._hashes[indices] != hashes)
         if changed.any():

@@ -57,8 +57,6 @@ class StreamedExamples(ReadExamples):
       num_examples: m, the plan's number of examples.
       batched: whether a `tf.data.Dataset` yields batches. By default, this is inferred
         from its first dimension (None: batches) and its length.
-      progress: whether to show the progress of the first reading, if it takes longer
-        than 2 seconds.
 
     Raises:
       TypeError: if it is not such data, or yields anything but tensors.
@@ -81,12 +79,11 @@ class StreamedExamples(ReadExamples):
         num_examples: int,
         *,
         batched: bool | None = None,
-        progress: bool = True,
     ) -> None:
         self._passes = opened(data, int(num_examples), batched)
         super().__init__(RowKinds(self._passes.samples()), int(num_examples))
         self._refuse_other_order()
-        self._read_all(progress)
+        self._read_all()
         self._reader: Iterator[Block] | None = None
         self._next, self._rest = 0, (self._kinds.blank(0), np.empty(0, bool))
 
@@ -103,14 +100,13 @@ class StreamedExamples(ReadExamples):
         if not np.array_equal(one, other):
             raise ValueError(self._changed.format(place=0))
 
-    def _read_all(self, progress: bool) -> None:
+    def _read_all(self) -> None:
         """Reads all examples once: how many there are, and what they are."""
         place = 0
         shown = tqdm.tqdm(
             total=self.num_examples,
             desc="reading the examples once",
             delay=2.0,
-            disable=not progress,
         )
         with shown:
             for leaves, works in self._passes.blocks(self._kinds):
@@ -125,7 +121,7 @@ class StreamedExamples(ReadExamples):
                 self._kept(place + np.arange(count), leaves, works)
                 place += count
                 shown.update(count)
-        works = ~self.failed.among(np.arange(place))
+        works = ~self._failed[:place]
         if place < self.num_examples and not works.all():
             raise ValueError(
                 ENDED.format(

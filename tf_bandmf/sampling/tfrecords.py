@@ -41,7 +41,6 @@ class TFRecordExamples(KeptExamples):
         `(x, y, sample_weight)`, of static shapes; it runs in a graph. It must be a pure
         function: state, random numbers and Python code are refused. A record on which
         it fails becomes a row of zeros with weight 0.
-      progress: whether to show the progress of passes that take longer than 2 seconds.
 
     Raises:
       ValueError: if there are no records, a file is not an uncompressed TFRecord file,
@@ -58,15 +57,13 @@ class TFRecordExamples(KeptExamples):
         self,
         files: Sequence[str],
         parse: Callable[[tf.Tensor], Any],
-        *,
-        progress: bool = False,
     ) -> None:
         if isinstance(files, (str, os.PathLike)):
             files = [files]
         self._files = [os.fspath(file) for file in files]
         # Converted by AutoGraph, as in `Dataset.map`.
         self._parse = tf.function(parse)
-        self._index(progress)
+        self._index()
         if not self._lengths.size:
             raise ValueError(f"There are no records in {self._files}.")
         self._spec = self._element_spec()
@@ -79,14 +76,12 @@ class TFRecordExamples(KeptExamples):
         self.gather(tf.constant(places))
         self._sample = self._hashes[places].tobytes()
 
-    def _index(self, progress: bool) -> None:
+    def _index(self) -> None:
         """Finds where every record is, and hashes all of them, in one pass."""
         digest = hashlib.blake2b(digest_size=32)
         # File, first byte, length and checksum of each record, one after another.
         places = array.array("q")
-        shown = tqdm.tqdm(
-            self._files, desc="finding the records", delay=2.0, disable=not progress
-        )
+        shown = tqdm.tqdm(self._files, desc="finding the records", delay=2.0)
         for number, file in enumerate(shown):
             size, end = os.path.getsize(file), 0
             try:
