@@ -11,17 +11,19 @@ from __future__ import annotations
 import json
 import math
 import pathlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import matplotlib
 
 matplotlib.use("Agg")
+import numpy as np
 from matplotlib import pyplot as plt
 
 import tf_bandmf
 from tf_bandmf import plots, strategies, workloads
 from tf_bandmf.accounting import gaussian
 from tf_bandmf.participation import FixedEpochOrder
-from tf_bandmf.plots.outcomes import over_epsilon_and_epochs
 
 HERE = pathlib.Path(__file__).resolve().parent
 RESULTS = HERE.parents[1] / "benchmarks" / "results"
@@ -102,6 +104,58 @@ def regions() -> None:
     right.set_title("fixed order, any ε: best / DP-SGD", fontsize="medium")
     figure.savefig(HERE / "regions.png", dpi=120)
     plt.close(figure)
+
+
+def over_epsilon_and_epochs(
+    cells: Sequence[Mapping[str, Any]],
+    ratio: Callable[[Mapping[str, Any]], float],
+    text: Callable[[Mapping[str, Any]], str],
+    axes: Any,
+    least: float,
+    dark: float,
+) -> Any:
+    """A ratio of errors for every pair of epsilon and epochs, with a text in each.
+
+    Args:
+      cells: with "epsilon" and "epochs"; one for each pair.
+      ratio: of a cell, about 1 and less.
+      text: of a cell.
+      axes: where to draw.
+      least: the ratio of the darkest color.
+      dark: below this ratio text is white.
+
+    Returns:
+      The image, for a color bar.
+
+    Raises:
+      ValueError: if a pair is missing.
+    """
+    epsilons = sorted({cell["epsilon"] for cell in cells})
+    epochs = sorted({cell["epochs"] for cell in cells})
+    if len(cells) != len(epsilons) * len(epochs):
+        raise ValueError(
+            f"cells must have every pair of {len(epsilons)} epsilons and {len(epochs)} "
+            f"epochs, found {len(cells)} cells."
+        )
+    ratios = np.ones((len(epochs), len(epsilons)))
+    for cell in cells:
+        row, column = epochs.index(cell["epochs"]), epsilons.index(cell["epsilon"])
+        ratios[row, column] = ratio(cell)
+        axes.text(
+            column,
+            row,
+            text(cell),
+            ha="center",
+            va="center",
+            fontsize="small",
+            color="white" if ratios[row, column] < dark else "black",
+        )
+    image = axes.imshow(ratios, cmap="cividis", vmin=least, vmax=1.0, origin="lower")
+    axes.set_xticks(range(len(epsilons)), [f"{value:g}" for value in epsilons])
+    axes.set_yticks(range(len(epochs)), [f"{value:g}" for value in epochs])
+    axes.set_xlabel("ε")
+    axes.set_ylabel("epochs")
+    return image
 
 
 def amplified() -> None:

@@ -13,7 +13,7 @@ import tf_bandmf.keras
 from tf_bandmf.files.journal import Journal
 from tf_bandmf.keras.run import known_runs
 
-# Makes `hub_models` importable.
+# Makes `hub_models` and `largest_contribution` importable.
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
 
 NUM_EXAMPLES, FEATURES, CLASSES = 22, 5, 3

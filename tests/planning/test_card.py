@@ -151,10 +151,6 @@ def test_the_metadata_are_those_of_keras_and_hugging_face(plan):
     assert found["tags"] == ["differential-privacy", "tf-bandmf", "vision"]
     assert found["differential_privacy"]["epsilon"] == plan.epsilon
     assert body.strip() == card.to_markdown().strip()
-    fields = card.hugging_face_fields()
-    assert fields["model_id"] == HOSTILE
-    assert plan.statement().mechanism in fields["training_regime"]
-    assert "not promised" in fields["bias_risks_limitations"]
 
 
 def test_line_one_does_not_say_what_the_run_would_be_without_its_sampling(plan):

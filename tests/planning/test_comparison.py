@@ -112,13 +112,6 @@ def test_text_and_records(table):
         table["nothing"]
 
 
-def test_data_frame(table):
-    pytest.importorskip("pandas")
-    frame = table.to_data_frame()
-    assert list(frame["mechanism"]) == [*NAMES, "dense"]
-    np.testing.assert_array_equal(frame["rmse"], [row.rmse for row in table])
-
-
 def test_rows_are_immutable(table):
     with pytest.raises(dataclasses.FrozenInstanceError):
         table.rows[0].rmse = 0.0

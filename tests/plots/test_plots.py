@@ -17,18 +17,6 @@ from tf_bandmf import plots  # noqa: E402
 from tf_bandmf.plots.style import COLORS  # noqa: E402
 
 STEPS = 40
-CELLS = [
-    {
-        "epsilon": epsilon,
-        "epochs": epochs,
-        "dp_sgd": 2.0,
-        "multi_epoch_mf": 3.0 - epsilon / 4,
-        "band_mf": 1.5,
-        "bands": int(epsilon * epochs),
-    }
-    for epsilon in (8.0, 1.0, 2.0)
-    for epochs in (4, 1)
-]
 
 
 @pytest.fixture(autouse=True)
@@ -167,19 +155,6 @@ def test_training_curves_are_means_over_runs():
     assert (axes.get_xlabel(), axes.get_ylabel()) == ("epoch", "test accuracy")
     with pytest.raises(ValueError, match="the same number of epochs"):
         plots.training_curves({"a": [[0.1], [0.1, 0.2]]})
-
-
-def test_regions_divide_by_the_better_of_the_others():
-    axes = plots.regions(CELLS)
-    (image,) = axes.images
-    ratio = 1.5 / np.array([2.0, 2.0, 1.0])
-    np.testing.assert_allclose(image.get_array(), [ratio, ratio])
-    assert [t.get_text() for t in axes.get_xticklabels()] == ["1", "2", "8"]
-    assert [t.get_text() for t in axes.get_yticklabels()] == ["1", "4"]
-    texts = {t.get_position(): t.get_text() for t in axes.texts}
-    assert texts[(2, 1)] == "32" and texts[(0, 0)] == "1"
-    with pytest.raises(ValueError, match="every pair"):
-        plots.regions(CELLS[1:])
 
 
 def test_the_overview_of_a_plan(plans):

@@ -9,9 +9,7 @@ below it proves nothing by itself; how far below says how sharp the audit was.
     released = ...  # noisy sums of `canaries.sums()`, as the mechanism gives them
     print(canaries.audit(released))
 
-`tf_bandmf.keras.audit_run` audits your own Keras run, and
-`tf_bandmf.keras.largest_contribution` searches for records that break clipping. Nothing
-here needs TensorFlow.
+`tf_bandmf.keras.audit_run` audits your own Keras run. Nothing here needs TensorFlow.
 """
 
 from tf_bandmf.audit.bounds import (

@@ -5,10 +5,6 @@ missing.
 """
 
 from tf_bandmf.keras import _requirements  # noqa: F401  (raises first)
-from tf_bandmf.keras.audit.largest_contribution import (
-    Contribution,
-    largest_contribution,
-)
 from tf_bandmf.keras.audit.one_run import RunAudit, audit_run
 from tf_bandmf.keras.audit.private_metrics import (
     PrivateAccuracy,
@@ -44,7 +40,6 @@ from tf_bandmf.keras.optimizer.private import PrivateOptimizer
 __all__ = [
     "Clipping",
     "ClippingMismatchError",
-    "Contribution",
     "Factor",
     "Instantiated",
     "LayerCall",
@@ -67,7 +62,6 @@ __all__ = [
     "RunAudit",
     "UnsupportedModelError",
     "audit_run",
-    "largest_contribution",
     "make_private",
     "register_per_example_layer",
     "register_rule",

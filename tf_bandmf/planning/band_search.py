@@ -2,7 +2,6 @@
 
 Fewer bands are amplified more, more bands correlate the noise better
 (arXiv:2306.08153, Appendix F.4): the best number depends on the budget.
-arXiv:2405.15913, section 4.3, gives a rule of thumb, `rule_of_thumb`.
 """
 
 from __future__ import annotations
@@ -63,14 +62,6 @@ class BandSearch:
     def best(self) -> BandCandidate:
         """The candidate with the smallest RMSE."""
         return min(self.candidates, key=lambda candidate: candidate.rmse)
-
-
-def rule_of_thumb(num_steps: int, epochs: float, epsilon: float) -> float:
-    """About the best number of bands: `epsilon sqrt(n) / k`, at least 1.
-
-    arXiv:2405.15913, section 4.3: with `epsilon sqrt(n)` epochs one band is best.
-    """
-    return max(1.0, epsilon * math.sqrt(num_steps) / epochs)
 
 
 def powers_of_two(num_steps: int, epochs: int | Fraction) -> list[int]:

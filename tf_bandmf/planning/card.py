@@ -236,26 +236,6 @@ class PrivacyCard:
         ]
         return "\n".join(["---", *lines, "---", "", self.to_markdown()])
 
-    def hugging_face_fields(self) -> dict[str, str]:
-        """Variables of Hugging Face's template of model cards.
-
-        Give them to `huggingface_hub.ModelCard.from_template(data, **fields)`.
-        """
-        plain, technical = dict(self.points()), dict(self.statement.points())
-        limits = ["What is protected", "What is not promised"]
-        training = ["Formal statement", "Mechanism", "Runs", "Accounting assumptions"]
-        fields = {
-            "bias_risks_limitations": " ".join(
-                f"{t}: {plain[t]}" for t in limits if t in plain
-            ),
-            "training_regime": " ".join(
-                f"{t}: {technical[t]}" for t in training if t in technical
-            ),
-        }
-        if self.model_name is not None:
-            fields["model_id"] = self.model_name
-        return fields
-
 
 def _protected(facts: Facts) -> str:
     if facts.replaces:

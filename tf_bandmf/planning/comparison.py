@@ -3,7 +3,6 @@
     table = compare(workloads.prefix_sum(3910), MinSep(391), ["identity", "bisr:4", "blt"])
     print(table)                  # text
     table.to_records()            # dictionaries of plain values, for JSON
-    table.to_data_frame()         # pandas, where it is installed
 
 Errors are those of the noise alone, per coordinate, for `l2_norm_clip = 1`, and without
 the absolute size of the learning rate.
@@ -109,20 +108,6 @@ class Comparison:
     def to_records(self) -> list[dict[str, Any]]:
         """One dictionary of plain finite values per row, ready for JSON."""
         return [dataclasses.asdict(row) for row in self.rows]
-
-    def to_data_frame(self) -> Any:
-        """A pandas data frame.
-
-        Raises:
-          ImportError: if pandas is not installed.
-        """
-        try:
-            import pandas
-        except ImportError as cause:
-            raise ImportError(
-                "to_data_frame needs pandas: install it, or use to_records."
-            ) from cause
-        return pandas.DataFrame(self.to_records())
 
     def cells(self) -> tuple[list[str], list[list[str]]]:
         """Headings and texts of a table; sensitivities that are bounds have a <=.

@@ -44,11 +44,6 @@ class NoiseMemory:
     def bytes_per_device(self) -> int:
         return self.buffer_bytes + self.key_bytes
 
-    @property
-    def model_copies_per_device(self) -> float:
-        """The buffer of a device in units of the trainable parameters (float32)."""
-        return self.buffer_bytes / (_FLOAT_BYTES * self.num_parameters)
-
     def __str__(self) -> str:
         shared = (
             "" if self.num_devices == 1 else f" on each of {self.num_devices} devices"

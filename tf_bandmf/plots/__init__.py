@@ -19,7 +19,7 @@ from tf_bandmf.plots.errors import (
     per_step_error,
 )
 from tf_bandmf.plots.heat_maps import noising_matrix, strategy_matrix
-from tf_bandmf.plots.outcomes import epsilon_of_delta, regions, training_curves
+from tf_bandmf.plots.outcomes import epsilon_of_delta, training_curves
 from tf_bandmf.plots.overview import plan_overview
 
 __all__ = [
@@ -31,7 +31,6 @@ __all__ = [
     "noising_matrix",
     "per_step_error",
     "plan_overview",
-    "regions",
     "strategy_matrix",
     "training_curves",
 ]

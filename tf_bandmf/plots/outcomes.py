@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Callable
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -96,95 +96,3 @@ def training_curves(
         )
     axes.xaxis.get_major_locator().set_params(integer=True)
     return finish_lines(axes, "epoch", quantity)
-
-
-def regions(cells: Sequence[Mapping[str, Any]], axes: Any | None = None) -> Any:
-    """How much banded strategies beat both others, over epsilon and epochs.
-
-    The picture of arXiv:2306.08153, Fig. 5: color is the error of BandMF over the
-    smaller error of DP-SGD and the optimal dense strategy without amplification
-    (Multi-epoch MF); the text is the best number of bands, "1" where BandMF is DP-SGD
-    and "dense" where it is the dense strategy.
-
-    Args:
-      cells: as in `benchmarks/results/regions.json`, with "epsilon", "epochs", "dp_sgd",
-        "multi_epoch_mf", "band_mf" (errors) and "bands"; one for each pair of the first
-        two.
-      axes: where to draw; by default on a new figure.
-
-    Raises:
-      ImportError: if matplotlib is not installed.
-      ValueError: if a pair is missing.
-    """
-    axes = axes_to_draw_on(axes)
-
-    def ratio(cell: Mapping[str, Any]) -> float:
-        return cell["band_mf"] / min(cell["dp_sgd"], cell["multi_epoch_mf"])
-
-    def text(cell: Mapping[str, Any]) -> str:
-        is_dense = cell["band_mf"] == cell["multi_epoch_mf"]
-        return "dense" if is_dense else str(cell["bands"])
-
-    least = min(0.7, *map(ratio, cells))
-    image = over_epsilon_and_epochs(cells, ratio, text, axes, least, dark=0.85)
-    axes.set_title(
-        "best number of bands (1: DP-SGD; dense: Multi-epoch MF)", fontsize="medium"
-    )
-    axes.figure.colorbar(
-        image,
-        ax=axes,
-        label="RMSE of BandMF, relative to the better\nof DP-SGD and Multi-epoch MF",
-    )
-    return axes
-
-
-def over_epsilon_and_epochs(
-    cells: Sequence[Mapping[str, Any]],
-    ratio: Callable[[Mapping[str, Any]], float],
-    text: Callable[[Mapping[str, Any]], str],
-    axes: Any,
-    least: float,
-    dark: float,
-) -> Any:
-    """A ratio of errors for every pair of epsilon and epochs, with a text in each.
-
-    Args:
-      cells: with "epsilon" and "epochs"; one for each pair.
-      ratio: of a cell, about 1 and less.
-      text: of a cell.
-      axes: where to draw.
-      least: the ratio of the darkest color.
-      dark: below this ratio text is white.
-
-    Returns:
-      The image, for a color bar.
-
-    Raises:
-      ValueError: if a pair is missing.
-    """
-    epsilons = sorted({cell["epsilon"] for cell in cells})
-    epochs = sorted({cell["epochs"] for cell in cells})
-    if len(cells) != len(epsilons) * len(epochs):
-        raise ValueError(
-            f"cells must have every pair of {len(epsilons)} epsilons and {len(epochs)} "
-            f"epochs, found {len(cells)} cells."
-        )
-    ratios = np.ones((len(epochs), len(epsilons)))
-    for cell in cells:
-        row, column = epochs.index(cell["epochs"]), epsilons.index(cell["epsilon"])
-        ratios[row, column] = ratio(cell)
-        axes.text(
-            column,
-            row,
-            text(cell),
-            ha="center",
-            va="center",
-            fontsize="small",
-            color="white" if ratios[row, column] < dark else "black",
-        )
-    image = axes.imshow(ratios, cmap="cividis", vmin=least, vmax=1.0, origin="lower")
-    axes.set_xticks(range(len(epsilons)), [f"{value:g}" for value in epsilons])
-    axes.set_yticks(range(len(epochs)), [f"{value:g}" for value in epochs])
-    axes.set_xlabel("ε")
-    axes.set_ylabel("epochs")
-    return image

@@ -39,11 +39,6 @@ def refused_operation(graph: Any) -> str | None:
     return None
 
 
-def may_stop(graph: Any, examples: Sequence[Any]) -> bool:
-    """Whether some example could stop a graph, or keep it running for ever."""
-    return bool(_stopping(graph, examples)[1])
-
-
 def _stopping(
     graph: Any, examples: Sequence[Any]
 ) -> tuple[Scope, list[tuple[Any, str]]]:

@@ -3,6 +3,7 @@
 import keras
 import numpy as np
 import pytest
+from largest_contribution import largest_contribution
 
 import tf_bandmf
 import tf_bandmf.keras
@@ -86,7 +87,7 @@ def test_no_record_adds_more_than_the_clip_norm(name, make_plan, figure):
     model = private(MODELS[name](), make_plan(l2_norm_clip=0.7))
     rng = np.random.default_rng(0)
     y = rng.normal(size=(8, 3 if name == "dense" else 1)).astype(np.float32)
-    found = tf_bandmf.keras.largest_contribution(model, inputs(name, rng), y)
+    found = largest_contribution(model, inputs(name, rng), y)
     assert found.num_records > 200
     assert 0.9 < found.ratio <= MOST
     figure(f"{name}: at most {'1' if found.ratio <= MOST else found.ratio}")
@@ -97,30 +98,5 @@ def test_automatic_clipping_is_searched_too(make_plan):
     model = private(dense(), make_plan(), clipping="automatic")
     rng = np.random.default_rng(0)
     y = rng.normal(size=(8, 3)).astype(np.float32)
-    found = tf_bandmf.keras.largest_contribution(model, inputs("dense", rng), y)
+    found = largest_contribution(model, inputs("dense", rng), y)
     assert 0.9 < found.ratio <= MOST
-
-
-@pytest.mark.slow
-def test_the_record_that_was_found_adds_what_is_said(make_plan):
-    plan = make_plan()
-    model = private(dense(), plan)
-    rng = np.random.default_rng(0)
-    x, y = inputs("dense", rng)[:2], rng.normal(size=(2, 3)).astype(np.float32)
-    before = model.get_weights()
-    first = tf_bandmf.keras.largest_contribution(model, x, y, rounds=5)
-    again = tf_bandmf.keras.largest_contribution(model, x, y, rounds=5)
-    assert first.ratio == again.ratio and first.kind == again.kind
-    np.testing.assert_array_equal(first.record[0], again.record[0])
-    assert first.record[0].shape == (6,) and first.record[1].shape == (3,)
-    # Nothing was trained.
-    assert not model.optimizer.built
-    for a, b in zip(before, model.get_weights()):
-        np.testing.assert_array_equal(a, b)
-
-
-def test_a_plain_model_has_no_clipped_contributions():
-    model = dense()
-    model.compile("sgd", "mse")
-    with pytest.raises(TypeError, match="PrivateOptimizer"):
-        tf_bandmf.keras.largest_contribution(model, np.zeros((2, 6)), np.zeros((2, 3)))

@@ -107,11 +107,6 @@ def loss_parts(loss: CompileLoss) -> list[Any]:
     return loss._flat_losses or []
 
 
-def given_loss(loss: CompileLoss) -> Any:
-    """What `compile` was given as the loss."""
-    return loss._user_loss
-
-
 def copied_loss(
     source: CompileLoss, copy_class: Callable[..., CompileLoss]
 ) -> CompileLoss:
@@ -152,11 +147,6 @@ def given_metrics(model: keras.Model) -> tuple[Any, Any]:
         getattr(compiled, "_user_metrics", None),
         getattr(compiled, "_user_weighted_metrics", None),
     )
-
-
-def metric_function(metric: keras.metrics.Metric) -> Any:
-    """The function whose mean a metric is, or None."""
-    return getattr(metric, "_fn", None)
 
 
 def is_distributed(model: keras.Model) -> bool:

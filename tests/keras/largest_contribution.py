@@ -62,9 +62,6 @@ def largest_contribution(
 
     Returns:
       The largest contribution.
-
-    Raises:
-      TypeError: if the model is not compiled with a PrivateOptimizer.
     """
     optimizer = private_optimizer_of(model)
     records = tf.nest.map_structure(np.asarray, (x, y))
