@@ -21,7 +21,7 @@ ON_MAIN := $(addprefix --ignore=tests/test_,accounting.py digests.py ledger.py \
 	participation_table.py report.py secret_words.py)
 export TF_CPP_MIN_LOG_LEVEL ?= 2
 
-.PHONY: demo accelerators docs linkcheck notebooks figures dist test test-main \
+.PHONY: demo docs linkcheck notebooks figures dist test test-main \
 	test-federated test-flower test-slow test-python test-next test-wheel audit lint \
 	format clean
 
@@ -115,18 +115,6 @@ test-wheel: .venv/.installed
 	.venv-wheel/bin/python $(INSTALL) .venv-wheel/dist/*.whl
 	cd .venv-wheel && PYTHONPATH=$(INSTALLED) bin/python ../tests/smoke_installed.py
 
-# Compiles the XLA programs of the package for TPUs and GPUs, of which it needs none: memory,
-# kernels and bytes of each, in benchmarks/accelerators/results/compiled.json. Half an hour.
-PROGRAMS ?=
-COMPILED := benchmarks/accelerators/results/compiled.json
-accelerators: .venv/.installed .venv-accelerators/.requirements
-	rm -rf accelerators-output
-	.venv/bin/python benchmarks/accelerators/export.py --folder accelerators-output \
-		--only "$(PROGRAMS)"
-	.venv-accelerators/bin/python benchmarks/accelerators/compile.py \
-		--folder accelerators-output --results $(COMPILED)
-	.venv/bin/python benchmarks/accelerators/table.py $(COMPILED) --page docs/accelerators.md
-
 # Wheel and sdist as they would be published, and what an index would say of them.
 dist: .venv/.docs
 	rm -rf dist
@@ -147,7 +135,7 @@ format: .venv/.installed
 
 clean:
 	rm -rf .venv .venv-federated .venv-flower .venv-python .venv-next .venv-wheel \
-		.venv-accelerators demo-output accelerators-output audit-output dist docs/_build
+		demo-output audit-output dist docs/_build
 
 # A virtual environment is made anew when its requirement file changes; the stamps are
 # written last, so that a half-made one is never used. Modules are compiled when they are
@@ -156,11 +144,6 @@ INSTALL := -m pip install --quiet --no-compile --no-deps
 .venv/.requirements: requirements/main.txt
 	$(PYTHON) -m venv --clear .venv
 	.venv/bin/python $(INSTALL) -r requirements/main.txt
-	touch $@
-
-.venv-accelerators/.requirements: requirements/accelerators.txt
-	$(PYTHON) -m venv --clear .venv-accelerators
-	.venv-accelerators/bin/python $(INSTALL) -r $<
 	touch $@
 
 .venv-federated/.requirements: federated/requirements.txt

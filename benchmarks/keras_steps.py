@@ -3,20 +3,14 @@
     python benchmarks/keras_steps.py --models mlp,cnn,transformer --rounds 6
     python benchmarks/keras_steps.py --models cnn --microbatch-size 64
     python benchmarks/keras_steps.py --models cnn,transformer --fit --rounds 4
-    python benchmarks/keras_steps.py --models lstm --fit --accuracy --steps-per-epoch 2
-    python benchmarks/keras_steps.py --models gru --kinds ordinary,clipped,identity
-
-`networks.py` has the networks `resnet,wide_resnet,mobilenet_head,bert_tiny,lora,lstm,gru`.
 
 A step is forward and backward pass and SGD update on a batch in memory, without metrics.
-"clipped" clips and sums the gradients of single examples, without noise; "views" those of
-the mean loss of 16 rows, on the same rows; the others add the noise of their mechanism;
+"clipped" clips and sums the gradients of single examples, without noise; the others add
+the noise of their mechanism;
 "kept" is lambda_cgd with `keep_normals=True`. `wall` and `cpu` are ratios of medians to
 the ordinary step, `start` is that of the processor time of the first step, which traces
-and compiles (without the self-check of `fit`). `peak` is
-memory that one process took for the step alone. `lost` is the share of the clip norm by
-which an example's clipped gradient is too small, because bounds on rounding are added to
-its norm. `--fit` compares whole epochs of `model.fit`, with the same sampler and
+and compiles (without the self-check of `fit`). `peak` is memory that one process took for
+the step alone. `--fit` compares whole epochs of `model.fit`, with the same sampler and
 accountant for every mechanism.
 """
 
@@ -32,7 +26,6 @@ import time
 from typing import Any, Callable
 
 import keras
-import networks
 import numpy as np
 import tensorflow as tf
 from keras import layers
@@ -44,10 +37,9 @@ from tf_bandmf.keras.clipping import clipped_gradient_sums
 from tf_bandmf.keras.run.admission import Admitted
 
 MECHANISMS = ("identity", "lambda_cgd", "kept")
-BATCH_SIZES = {"mlp": 256, "cnn": 256, "transformer": 128, **networks.BATCH_SIZES}
+BATCH_SIZES = {"mlp": 256, "cnn": 256, "transformer": 128}
 # Steps that take some tenths of a second together, so that clocks do not matter.
 STEPS = {"mlp": 40, "cnn": 4, "transformer": 3}
-VIEWS = 16
 VOCABULARY, LENGTH, WIDTH = 1000, 64, 128
 
 
@@ -88,13 +80,10 @@ MODELS: dict[str, Callable[[], keras.Model]] = {
     "mlp": mlp,
     "cnn": cnn,
     "transformer": transformer,
-    **networks.MODELS,
 }
 
 
 def data(name: str, num_examples: int) -> tuple[Any, np.ndarray]:
-    if name in networks.MODELS:
-        return networks.data(name, num_examples)
     rng = np.random.default_rng(0)
     if name == "transformer":
         text = rng.integers(0, VOCABULARY, (num_examples, LENGTH + 1))
@@ -184,43 +173,9 @@ def private_step(name: str, mechanism: str | None, options: Any) -> Callable[[],
     return step
 
 
-def step_of_views(name: str, options: Any) -> Callable[[], Any]:
-    """As "clipped", on the same rows, each `VIEWS` of which are one example's."""
-    size = BATCH_SIZES[name]
-    examples = size // VIEWS
-    x, y = keras.tree.map_structure(
-        lambda t: tf.reshape(t, [examples, VIEWS, *t.shape[1:]]), constants(name, size)
-    )
-    optimizer = keras.optimizers.SGD(1e-3)
-    model = compiled(name, optimizer, True, options)
-    variables = model.trainable_variables
-    optimizer.build(variables)
-
-    @tf.function(autograph=False)
-    def step() -> tf.Tensor:
-        rows = tf.ones([examples, VIEWS], tf.bool)
-        clipped = clipped_gradient_sums(model, x, y, l2_norm_clip=1.0, rows=rows)
-        optimizer.apply([total / examples for total in clipped.sums], variables)
-        return tf.reduce_mean(clipped.losses)
-
-    return step
-
-
-def lost_to_rounding(name: str, options: Any) -> float:
-    """How much smaller than its clip norm a clipped contribution is, relative."""
-    x, y = data(name, 1)
-    model = compiled(name, keras.optimizers.SGD(1e-3), True, options)
-    clip = float(clipped_gradient_sums(model, x, y, l2_norm_clip=1.0).norms[0]) / 2
-    sums = clipped_gradient_sums(model, x, y, l2_norm_clip=clip).sums
-    found = np.sqrt(sum(float(np.sum(np.square(s, dtype="f8"))) for s in sums))
-    return 1.0 - found / clip
-
-
 def step_of(kind: str, name: str, options: Any) -> Callable[[], Any]:
     if kind == "ordinary":
         return ordinary_step(name, options)
-    if kind == "views":
-        return step_of_views(name, options)
     return private_step(name, None if kind == "clipped" else kind, options)
 
 
@@ -308,7 +263,7 @@ def main() -> None:
     parser.add_argument("--steps-per-epoch", type=int, default=20, help="with --fit")
     parser.add_argument("--accuracy", action="store_true", help="with --fit: a metric")
     parser.add_argument("--no-memory", action="store_true", help="times alone")
-    parser.add_argument("--kinds", help="of ordinary, clipped, views and mechanisms")
+    parser.add_argument("--kinds", help="of ordinary, clipped and mechanisms")
     parser.add_argument("--peak", help=argparse.SUPPRESS)
     options = parser.parse_args()
     names = options.models.split(",")
@@ -331,12 +286,8 @@ def main() -> None:
                 f"wall={ratios[0]:.2f}  cpu={ratios[1]:.2f}  start={ratios[2]:.2f} "
                 f"({seconds[kind][2]:.1f} s)"
             )
-            if kind == "clipped" and name in networks.TARGETS:
-                line += f"  target={networks.TARGETS[name]:.2f}"
             if not (options.fit or options.no_memory):
                 line += f"  peak={measured_peak(kind, name, options):.0f} MB"
-            if kind == "clipped" and not options.no_memory:
-                line += f"  lost={lost_to_rounding(name, options):.0e}"
             print(line, flush=True)
 
 

@@ -2,8 +2,8 @@
 
     python benchmarks/accelerators/on_device.py --results a100.json
 
-On the first GPU, else on the CPU; `--tpu local` on the TPU of this machine. One file comes
-out, with versions and names of devices and without anything of the user: please send it.
+On the first GPU, else on the CPU. One file comes out, with versions and names of devices
+and without anything of the user: please send it.
 
 * noise: a noisy step of each mechanism, its seconds over those of independent noise; beside
   it a step of `tf.random.stateless_normal`, and a vector that is read and written;
@@ -12,8 +12,7 @@ out, with versions and names of devices and without anything of the user: please
 * steps: clipped and private steps of models over the ordinary one, and memory, with the
   benchmark's batches and with larger ones (`--scales`). Products are of float32: a private
   step refuses TensorFloat-32. The ordinary step is timed with it, too;
-* epochs: of `fit`, with the compilation that Keras chooses, over ordinary ones;
-* placement: operations of a private step that ran on the host although there is a device.
+* epochs: of `fit`, with the compilation that Keras chooses, over ordinary ones.
 
 All ratios are of medians in turns, within one process.
 """
@@ -21,12 +20,12 @@ All ratios are of medians in turns, within one process.
 from __future__ import annotations
 
 import argparse
-import collections
 import itertools
 import json
 import pathlib
 import platform
 import sys
+import time
 from typing import Any, Callable
 
 import keras
@@ -36,14 +35,15 @@ import tensorflow as tf
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
 
 import keras_steps
-import noise as noise_benchmark
 
 import tf_bandmf
-from tf_bandmf import noise
+from tf_bandmf import noise, strategies, workloads
 from tf_bandmf.noise.keys import NoiseKey
 from tf_bandmf.noise.word_sources import source_of
 
 _SAMPLE = 1_000_000
+NUM_STEPS = 1000
+INDEPENDENT = "independent (DP-SGD)"
 _STEPS_PER_EPOCH = 50
 
 set_tensor_float_32 = tf.config.experimental.enable_tensor_float_32_execution
@@ -59,14 +59,96 @@ def timed(function: Callable[[], Any]) -> Callable[[], None]:
     return call
 
 
+def noisy_step(
+    strategy: strategies.Strategy,
+    num_parameters: int,
+    keep_normals: bool = False,
+    source: str = "philox",
+) -> Callable[[], tf.Tensor]:
+    """A step as a training step takes it: the buffer changes in place."""
+    generator = noise.NoiseGenerator(
+        strategy, num_parameters, keep_normals=keep_normals, generator=source
+    )
+    keys = tf.constant(generator.step_keys(NoiseKey.for_testing(0)))
+    shape = [generator.memory_vectors, num_parameters]
+    buffer = tf.Variable(tf.zeros(shape))
+    gradient = tf.zeros([num_parameters])
+    step = tf.Variable(50, dtype=tf.int64)
+
+    @tf.function
+    def take() -> tf.Tensor:
+        row, updates = generator.row(keys, buffer, generator.checked_step(step))
+        written = [step.assign_add(1)]
+        with tf.control_dependencies([row]):
+            written += [buffer.scatter_update(update) for update in updates]
+        with tf.control_dependencies(written):
+            return (gradient + 0.5 * row) / 256.0
+
+    return take
+
+
+def steps_of_all(num_parameters: int, bands: int) -> dict[str, Callable[[], tf.Tensor]]:
+    """A step of each mechanism."""
+    workload = workloads.prefix_sum(NUM_STEPS)
+    cgd = strategies.lambda_cgd(NUM_STEPS, 0.9)
+    normalized = strategies.lambda_cgd(NUM_STEPS, 0.9, True)
+    families = {
+        INDEPENDENT: (strategies.identity(NUM_STEPS), False),
+        "lambda_cgd": (cgd, False),
+        "lambda_cgd, columns normalized": (normalized, False),
+        "lambda_cgd, normals kept": (cgd, True),
+        "bisr, 4 bands": (strategies.bisr(workload, 4), False),
+        "bisr, 4 bands, normals kept": (strategies.bisr(workload, 4), True),
+        f"banded, {bands} bands": (strategies.bsr(workload, bands), False),
+    }
+    steps = {
+        name: noisy_step(strategy, num_parameters, kept)
+        for name, (strategy, kept) in families.items()
+    }
+    for name in (INDEPENDENT, "lambda_cgd"):
+        strategy, kept = families[name]
+        steps[f"{name}, ChaCha20"] = noisy_step(
+            strategy, num_parameters, kept, "chacha20"
+        )
+    return steps
+
+
+def common_step(num_parameters: int) -> Callable[[], tf.Tensor]:
+    """With independent noise of TensorFlow's own generator."""
+    zeros, count = tf.zeros([num_parameters]), tf.Variable(0, dtype=tf.int64)
+
+    @tf.function
+    def take() -> tf.Tensor:
+        shape = [num_parameters]
+        normals = tf.random.stateless_normal(shape, [1, count.assign_add(1)])
+        return (zeros + 0.5 * normals) / 256.0
+
+    return take
+
+
+def medians(
+    functions: dict[str, Callable[[], Any]], repetitions: int
+) -> dict[str, float]:
+    """Median seconds; one repetition of all before the next, so that load is shared."""
+    seconds: dict[str, list[float]] = {name: [] for name in functions}
+    for function in functions.values():
+        function()
+    for _ in range(repetitions):
+        for name, function in functions.items():
+            began = time.perf_counter()
+            function()
+            seconds[name].append(time.perf_counter() - began)
+    return {name: float(np.median(values)) for name, values in seconds.items()}
+
+
 def noise_ratios(num_parameters: int, repetitions: int, bands: int) -> dict[str, Any]:
-    steps = noise_benchmark.steps_of_all(num_parameters, bands)
-    functions = {name: timed(take) for name, (take, _) in steps.items()}
-    functions["stateless_normal"] = timed(noise_benchmark.common_step(num_parameters))
+    steps = steps_of_all(num_parameters, bands)
+    functions = {name: timed(take) for name, take in steps.items()}
+    functions["stateless_normal"] = timed(common_step(num_parameters))
     vector = tf.zeros([num_parameters])
     functions["a read and a write"] = timed(lambda: vector + 1.0)
-    seconds = noise_benchmark.medians(functions, repetitions)
-    base = seconds[noise_benchmark.INDEPENDENT]
+    seconds = medians(functions, repetitions)
+    base = seconds[INDEPENDENT]
     return {
         "parameters": num_parameters,
         "seconds": seconds,
@@ -159,39 +241,6 @@ def compared(name: str, seconds: dict[str, float]) -> dict[str, Any]:
     }
 
 
-def placement(name: str, device: str) -> dict[str, Any]:
-    """Where TensorFlow put the operations of a step of `fit`."""
-    from tensorflow.python.eager import context
-
-    size = keras_steps.BATCH_SIZES[name]
-    plan = keras_steps.plan_for("lambda_cgd", name, 2 * size, 5)
-    options = argparse.Namespace(microbatch_size=None, accuracy=True)
-    optimizer = tf_bandmf.keras.PrivateOptimizer("sgd", plan, additional_run=True)
-    model = keras_steps.compiled(name, optimizer, True, options)
-    batches = plan.batches(*keras_steps.data(name, 2 * size))
-    model.fit(batches, epochs=1, verbose=0)
-    batch = next(iter(batches.dataset(model.optimizer.steps_taken)))
-    step = tf.function(model.train_step, autograph=False)
-    context.enable_run_metadata()
-    step(batch)
-    metadata = context.export_run_metadata()
-    context.disable_run_metadata()
-    kind = tf.DeviceSpec.from_string(device).device_type
-    counts: dict[str, collections.Counter[str]] = collections.defaultdict(
-        collections.Counter
-    )
-    for graphs in metadata.function_graphs:
-        for graph in graphs.partition_graphs:
-            for node in graph.node:
-                counts[tf.DeviceSpec.from_string(node.device).device_type][node.op] += 1
-    return {
-        "operations": {
-            str(kind): sum(found.values()) for kind, found in counts.items()
-        },
-        "on_the_host": {} if kind == "CPU" else dict(counts["CPU"]),
-    }
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--results", type=pathlib.Path, required=True)
@@ -201,14 +250,8 @@ def main() -> None:
     parser.add_argument("--policies", default="float32", help="mixed_bfloat16, too")
     parser.add_argument("--bands", type=int, default=16, help="of the ring buffer")
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--tpu", help="local, or the address of a TPU")
     options = parser.parse_args()
-    if options.tpu:
-        resolver = tf.distribute.cluster_resolver.TPUClusterResolver(options.tpu)
-        tf.config.experimental_connect_to_cluster(resolver)
-        tf.tpu.experimental.initialize_tpu_system(resolver)
-    devices = tf.config.list_logical_devices
-    kind = next(kind for kind in ("TPU", "GPU", "CPU") if devices(kind))
+    kind = "GPU" if tf.config.list_logical_devices("GPU") else "CPU"
     device = f"/device:{kind}:0"
     physical = tf.config.list_physical_devices(kind)
     names = [tf.config.experimental.get_device_details(p) for p in physical]
@@ -220,7 +263,6 @@ def main() -> None:
         "noise": [],
         "steps": [],
         "epochs": [],
-        "placement": {},
     }
     set_tensor_float_32(False)
 
@@ -247,11 +289,6 @@ def main() -> None:
         found["epochs"].append(epochs)
         keep(f"epochs of {name} x {scale}, {policy}: {epochs['ratio_to_ordinary']}")
         keep(f"steps of {name} x {scale}, {policy}: {ratios['ratio_to_ordinary']}")
-    keras.config.set_dtype_policy("float32")
-    keras_steps.BATCH_SIZES.update(usual)
-    for name in listed(options.models):
-        found["placement"][name] = placement(name, device)
-        keep(f"placement of {name}: {found['placement'][name]}")
 
 
 def listed(text: str) -> list[str]:

@@ -51,7 +51,7 @@ def plan_for(
         epsilon=task.epsilon,
         delta=task.delta,
         num_examples=num_examples,
-        batch_size=(row.batch_size or task.batch_size) * num_examples // num_train,
+        batch_size=(task.batch_size) * num_examples // num_train,
         epochs=task.epochs,
         sampling=row.sampling,
         workload=f"sgd:momentum={task.momentum},decay={task.decay}"
@@ -154,7 +154,7 @@ class Experiment:
                     "sampling": row.sampling,
                     "phase": phase,
                     "seed": seed,
-                    "batch_size": row.batch_size or task.batch_size,
+                    "batch_size": task.batch_size,
                     "epochs": task.epochs,
                     "steps": plan.num_steps,
                     "epsilon": task.epsilon,
