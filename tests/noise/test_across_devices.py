@@ -31,7 +31,7 @@ def float_operations(function, *arguments):
     return set(re.findall(r"= \(?f(?:32|64)\[.*?\)? ([a-z][\w\-]*)\(", text))
 
 
-@pytest.mark.parametrize("kind", ["CPU", "GPU", "TPU"])
+@pytest.mark.parametrize("kind", ["CPU", "GPU"])
 @pytest.mark.parametrize("generator", ["philox", "chacha20"])
 @pytest.mark.slow_cases("chacha20*")
 def test_no_device_has_a_function_of_its_own_in_the_noise(kind, generator):

@@ -41,7 +41,7 @@ def test_lanes_of_a_stream_cipher():
     )
 
 
-@pytest.mark.parametrize("kind", ["CPU", "GPU", "TPU"])
+@pytest.mark.parametrize("kind", ["CPU", "GPU"])
 def test_the_layout_follows_the_device(kind, monkeypatch):
     found = []
 

@@ -29,9 +29,7 @@ from typing import Callable, cast
 
 import tensorflow as tf
 
-from tf_bandmf.analysis import numbers
-from tf_bandmf.analysis.affine_scans import affine_scan, reverse, shifted, transposed
-from tf_bandmf.analysis.numbers import Numbers, matmul, moved, plus, times
+from tf_bandmf.analysis.affine_scans import affine_scan, reverse, shifted
 
 # Smaller blocks than this waste time on the overhead of small matrices.
 _MIN_BLOCK = 16
@@ -64,21 +62,18 @@ class _Layout:
     def num_blocks(self) -> int:
         return -(-self.num_rows // self.block)
 
-    def split(self, rows: Numbers) -> tuple[Numbers, Numbers]:
+    def split(self, rows: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """Rows [n, <= w] as diagonal blocks [N, T, T] and left blocks [N, T, m].
 
         Rows past `n` become rows of the identity. Entries left of the matrix meet a
         zero state and never matter.
         """
         missing = self.num_blocks * self.block - self.num_rows
-        absent = self.bands - numbers.shape(rows)[1]
-        rows = moved(lambda x: tf.pad(x, [[0, 0], [0, absent]]), rows)
+        absent = self.bands - rows.shape[1]
+        rows = tf.pad(rows, [[0, 0], [0, absent]])
         identity = tf.one_hot(tf.zeros([missing], tf.int32), self.bands)
-        both = moved(self._both, numbers.appended(rows, identity))
-        return (
-            moved(lambda x: x[:, :, self.state :], both),
-            moved(lambda x: x[:, :, : self.state], both),
-        )
+        both = self._both(tf.concat([rows, tf.cast(identity, rows.dtype)], axis=0))
+        return both[:, :, self.state :], both[:, :, : self.state]
 
     def _both(self, rows: tf.Tensor) -> tf.Tensor:
         """[N, T, m + T] from [N T, w]."""
@@ -91,24 +86,20 @@ class _Layout:
         flat = flat[:, : self.block * (width - 1)]
         return tf.reshape(flat, [self.num_blocks, self.block, width - 1])
 
-    def merge(self, diagonal: Numbers, left: Numbers) -> Numbers:
+    def merge(self, diagonal: tf.Tensor, left: tf.Tensor) -> tf.Tensor:
         """The band [n, w] of diagonal and left blocks: the adjoint of `split`."""
+        both = tf.concat([left, diagonal], axis=2)
+        flat = tf.reshape(both, [self.num_blocks, -1])
+        flat = tf.pad(flat, [[0, 0], [0, self.block]])
+        width = self.bands + self.block
+        rows = tf.reshape(flat, [self.num_blocks, self.block, width])
+        rows = tf.reshape(rows[:, :, : self.bands], [-1, self.bands])
+        return tf.reverse(rows[: self.num_rows], axis=[1])
 
-        def merged(diagonal: tf.Tensor, left: tf.Tensor) -> tf.Tensor:
-            both = tf.concat([left, diagonal], axis=2)
-            flat = tf.reshape(both, [self.num_blocks, -1])
-            flat = tf.pad(flat, [[0, 0], [0, self.block]])
-            width = self.bands + self.block
-            rows = tf.reshape(flat, [self.num_blocks, self.block, width])
-            rows = tf.reshape(rows[:, :, : self.bands], [-1, self.bands])
-            return tf.reverse(rows[: self.num_rows], axis=[1])
-
-        return moved(merged, diagonal, left)
-
-    def split_vector(self, x: Numbers, padding: float) -> Numbers:
+    def split_vector(self, x: tf.Tensor, padding: float) -> tf.Tensor:
         missing = self.num_blocks * self.block - self.num_rows
-        x = numbers.appended(x, tf.fill([missing], padding))
-        return moved(lambda x: tf.reshape(x, [self.num_blocks, self.block]), x)
+        x = tf.concat([x, tf.cast(tf.fill([missing], padding), x.dtype)], axis=0)
+        return tf.reshape(x, [self.num_blocks, self.block])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,52 +113,53 @@ class _Blocks:
     """
 
     layout: _Layout
-    inverse: Numbers
-    transfer: Numbers
+    inverse: tf.Tensor
+    transfer: tf.Tensor
 
     @classmethod
-    def of(cls, layout: _Layout, rows: Numbers) -> _Blocks:
+    def of(cls, layout: _Layout, rows: tf.Tensor) -> _Blocks:
         diagonal, left = layout.split(rows)
-        inverse = numbers.triangular_inverse(diagonal)
-        return cls(layout, inverse, moved(tf.negative, matmul(inverse, left)))
+        eye = tf.eye(layout.block, batch_shape=[layout.num_blocks], dtype=rows.dtype)
+        inverse = tf.linalg.triangular_solve(diagonal, eye, lower=True)
+        return cls(layout, inverse, -tf.matmul(inverse, left))
 
     @property
-    def state_transfer(self) -> Numbers:
-        return moved(lambda x: x[:, -self.layout.state :, :], self.transfer)
+    def state_transfer(self) -> tf.Tensor:
+        return self.transfer[:, -self.layout.state :, :]
 
     @property
-    def state_inverse(self) -> Numbers:
-        return moved(lambda x: x[:, -self.layout.state :, :], self.inverse)
+    def state_inverse(self) -> tf.Tensor:
+        return self.inverse[:, -self.layout.state :, :]
 
 
-def _covariance_before(blocks: _Blocks, squared_scale: Numbers | None) -> Numbers:
+def _covariance_before(blocks: _Blocks, squared_scale: tf.Tensor | None) -> tf.Tensor:
     """Covariance of the last m steps before each block, [N, m, m]."""
     fresh = _scaled(blocks.state_inverse, squared_scale)
-    fresh = matmul(fresh, blocks.state_inverse, transpose_b=True)
+    fresh = tf.matmul(fresh, blocks.state_inverse, transpose_b=True)
     transfer = blocks.state_transfer
     return shifted(affine_scan(transfer, transfer, fresh))
 
 
-def _scaled(inverse: Numbers, squared_scale: Numbers | None) -> Numbers:
+def _scaled(inverse: tf.Tensor, squared_scale: tf.Tensor | None) -> tf.Tensor:
     if squared_scale is None:
         return inverse
-    return times(inverse, moved(lambda x: x[:, None, :], squared_scale))
+    return inverse * squared_scale[:, None, :]
 
 
-def _adjoint(blocks: _Blocks, weights: Numbers) -> Numbers:
+def _adjoint(blocks: _Blocks, weights: tf.Tensor) -> tf.Tensor:
     """`E_t = D_t^-T (Omega_t + R_t)`, [N, T, T], from weights `Omega` [N, T].
 
     `E_t D_t^-1` are the diagonal blocks of `M^-T Omega M^-1`.
     """
     transfer = blocks.transfer
-    by_row = moved(lambda x: x[:, :, None], weights)
-    shift = matmul(times(transfer, by_row), transfer, transpose_a=True)
-    step = transposed(reverse(blocks.state_transfer))
+    by_row = weights[:, :, None]
+    shift = tf.matmul(transfer * by_row, transfer, transpose_a=True)
+    step = tf.linalg.matrix_transpose(reverse(blocks.state_transfer))
     later = reverse(shifted(affine_scan(step, step, reverse(shift))))
-    tail = matmul(blocks.state_inverse, later, transpose_a=True)
-    direct = _scaled(transposed(blocks.inverse), weights)
+    tail = tf.matmul(blocks.state_inverse, later, transpose_a=True)
+    direct = _scaled(tf.linalg.matrix_transpose(blocks.inverse), weights)
     ahead = blocks.layout.block - blocks.layout.state
-    return plus(direct, moved(lambda x: tf.pad(x, [[0, 0], [0, 0], [ahead, 0]]), tail))
+    return direct + tf.pad(tail, [[0, 0], [0, 0], [ahead, 0]])
 
 
 def inverse_row_norms(
@@ -186,15 +178,12 @@ def inverse_row_norms(
       squared_scale: the diagonal of `S^2`, shape [n], or None for ones; a constant to
         differentiation.
       block_size: T >= w - 1, for tests and tuning.
-      device: where the recursion runs, in pairs of float32 if that is a TPU; None for
-        where TensorFlow puts it.
+      device: where the recursion runs; None for where TensorFlow puts it.
 
     Returns:
       Shape [n].
     """
     engine = engine_of(rows.shape[0], rows.shape[1], block_size)
-    if device is not None and not has_float64(device):
-        return _norms_in_pairs(engine, rows, squared_scale, device)
 
     @tf.custom_gradient
     def norms(rows: tf.Tensor) -> tuple[tf.Tensor, Callable]:
@@ -217,14 +206,9 @@ def on_device(device: str | None) -> contextlib.AbstractContextManager[None]:
     return cast("contextlib.AbstractContextManager[None]", tf.device(device))
 
 
-def has_float64(device: str) -> bool:
-    """Whether the kind of device computes in float64."""
-    return str(tf.DeviceSpec.from_string(device).device_type) != "TPU"
-
-
 # Of the forward pass, what the gradient needs: `D^-1`, `-D^-1 L`, and products of the two
 # with the covariance before the block, and with `S^2`.
-_Kept = tuple[Numbers, Numbers, Numbers, Numbers]
+_Kept = tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -235,70 +219,38 @@ class Engine:
     bands: int
 
     def variance(
-        self, rows: Numbers, squared_scale: Numbers | None
-    ) -> tuple[Numbers, _Kept]:
+        self, rows: tf.Tensor, squared_scale: tf.Tensor | None
+    ) -> tuple[tf.Tensor, _Kept]:
         """Squared row norms [n], and what the gradient needs."""
         layout = self.layout
         if squared_scale is not None:
             squared_scale = layout.split_vector(squared_scale, 1.0)
         blocks = _Blocks.of(layout, rows)
         before = _covariance_before(blocks, squared_scale)
-        inherited = matmul(blocks.transfer, before)
+        inherited = tf.matmul(blocks.transfer, before)
         scaled = _scaled(blocks.inverse, squared_scale)
-        variance = plus(
-            numbers.sums(times(inherited, blocks.transfer)),
-            numbers.sums(times(scaled, blocks.inverse)),
-        )
-        of_rows = moved(lambda x: tf.reshape(x, [-1])[: layout.num_rows], variance)
+        variance = tf.reduce_sum(inherited * blocks.transfer, axis=-1)
+        variance += tf.reduce_sum(scaled * blocks.inverse, axis=-1)
+        of_rows = tf.reshape(variance, [-1])[: layout.num_rows]
         return of_rows, (blocks.inverse, blocks.transfer, inherited, scaled)
 
-    def gradient(self, kept: _Kept, upstream: Numbers) -> Numbers:
+    def gradient(self, kept: _Kept, upstream: tf.Tensor) -> tf.Tensor:
         """With respect to the rows [n, bands], from that with respect to the norms."""
         # d tr(Omega B S^2 B^T) = -2 tr(dM Sigma Omega B), in blocks.
         inverse, transfer, inherited, scaled = kept
         weights = self.layout.split_vector(upstream, 0.0)
-        adjoint = _adjoint(_Blocks(self.layout, inverse, transfer), weights)
-        adjoint = moved(lambda x: -2.0 * x, adjoint)
-        covariance = plus(
-            matmul(inherited, transfer, transpose_b=True),
-            matmul(scaled, inverse, transpose_b=True),
-        )
-        diagonal = matmul(adjoint, covariance)
-        left = matmul(adjoint, inherited)
+        adjoint = -2.0 * _adjoint(_Blocks(self.layout, inverse, transfer), weights)
+        covariance = tf.matmul(inherited, transfer, transpose_b=True)
+        covariance += tf.matmul(scaled, inverse, transpose_b=True)
+        diagonal = tf.matmul(adjoint, covariance)
+        left = tf.matmul(adjoint, inherited)
         band = self.layout.merge(diagonal, left)
-        return moved(lambda x: x[:, : self.bands], band)
+        return band[:, : self.bands]
 
 
 def engine_of(num_rows: int, bands: int, block_size: int | None = None) -> Engine:
     """What `inverse_row_norms` computes with; see there."""
     return Engine(_Layout.of(num_rows, bands, block_size), bands)
-
-
-def _norms_in_pairs(
-    engine: Engine, rows: tf.Tensor, squared_scale: tf.Tensor | None, device: str
-) -> tf.Tensor:
-    """As `inverse_row_norms`: two programs; float64 stays on the host."""
-    # A TPU has XLA alone, which takes a minute for it on a CPU.
-    by_xla = "TPU" in device.upper() or None
-    variance_of = tf.function(engine.variance, jit_compile=by_xla, autograph=False)
-    gradient_of = tf.function(engine.gradient, jit_compile=by_xla, autograph=False)
-    scale = None if squared_scale is None else numbers.as_pair(squared_scale)
-
-    @tf.custom_gradient
-    def norms(rows: tf.Tensor) -> tuple[tf.Tensor, Callable]:
-        pair = numbers.as_pair(tf.stop_gradient(rows))
-        with tf.device(device):
-            variance, kept = variance_of(pair, scale)
-
-        def gradient(upstream: tf.Tensor) -> tf.Tensor:
-            pair = numbers.as_pair(tf.stop_gradient(upstream))
-            with tf.device(device):
-                found = gradient_of(kept, pair)
-            return numbers.as_float64(found)
-
-        return numbers.as_float64(variance), gradient
-
-    return norms(rows)
 
 
 def filtered_row_norms(rows: tf.Tensor, average: tf.Tensor) -> tf.Tensor:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-_ACCELERATORS = ("TPU", "GPU")
-
 
 def device_kind() -> str:
-    """`CPU`, `GPU` or `TPU`: that of `tf.device`, else the best that the process has.
+    """`CPU` or `GPU`: that of `tf.device`, else the best that the process has.
 
     It decides about layouts, which change no number: should the operations be placed
     elsewhere, they are slower there, and right.
@@ -17,8 +15,7 @@ def device_kind() -> str:
     named = tf.DeviceSpec.from_string(tf.zeros([]).device).device_type
     if named is not None:
         return str(named)
-    found = (kind for kind in _ACCELERATORS if tf.config.list_logical_devices(kind))
-    return next(found, "CPU")
+    return "GPU" if tf.config.list_logical_devices("GPU") else "CPU"
 
 
 def traced_under_xla() -> bool:

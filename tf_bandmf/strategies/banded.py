@@ -93,9 +93,8 @@ def optimized_banded(
       progress: True for a progress bar on stderr, False for none, None for one that
         appears on a terminal after two seconds.
       device: where to run the recursion that takes most of the time, for example
-        "GPU:0" or "TPU:0": in float64, but on a TPU in pairs of float32. L-BFGS, the
-        value and the certificate stay on the host in float64. None leaves all to
-        TensorFlow.
+        "GPU:0". L-BFGS, the value and the certificate stay on the host. None leaves all
+        to TensorFlow.
 
     Returns:
       The strategy; without column normalization it has sensitivity 1.

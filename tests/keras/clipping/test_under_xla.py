@@ -86,14 +86,12 @@ def traced_for(monkeypatch):
 @pytest.mark.parametrize(
     "make", [wide_convolution, narrow_convolution, shared_convolution, attention]
 )
-@pytest.mark.parametrize("kind", ["CPU", "GPU", "TPU"])
+@pytest.mark.parametrize("kind", ["CPU", "GPU"])
 @pytest.mark.slow_cases(
     "CPU-*",
     "GPU-narrow*",
     "*-shared*",
-    "TPU-attention",
     "GPU-attention",
-    "TPU-wide_convolution",
     "GPU-wide_convolution",
 )
 @pytest.mark.invariant(17)
@@ -108,25 +106,15 @@ def test_sums_are_equal_and_what_is_not_finite_counts_as_zero(kind, make, traced
     assert not sums_agree(plain, compiled(other, batch[1]))
 
 
-@pytest.mark.slow_cases("GPU")
-@pytest.mark.parametrize("kind", ["GPU", "TPU"])
-def test_what_is_formed_for_a_tpu_needs_no_patches(kind, traced_for):
-    traced_for(kind)
-    program = program_of(narrow_convolution)
-    # The control: for a GPU patches are there.
-    assert (f"f32[{BATCH},{SIDE * SIDE},{9 * CHANNELS}]" in program) == (kind == "GPU")
-
-
-@pytest.mark.parametrize("kind", ["GPU", "TPU"])
-def test_a_gpu_sums_one_layer_after_the_other(kind, traced_for):
-    traced_for(kind)
+def test_a_gpu_sums_one_layer_after_the_other(traced_for):
+    traced_for("GPU")
     program = program_of(wide_convolution)
     own = rf"\(f32\[{BATCH}\]\S*, pred\[{BATCH}\]\S*"
     # Weights, and which examples count, that wait for the sum of another variable.
     waiting = re.findall(rf"= {own}, f32\[([\d,]+)\]\S*\) opt-barrier", program)
     inputs = SIDE * SIDE * FILTERS
     in_order = ["3", "8,3", "8", f"{inputs},8", f"{FILTERS}"]
-    assert waiting == (in_order if kind == "GPU" else [])
+    assert waiting == in_order
 
 
 @pytest.fixture
@@ -166,19 +154,3 @@ def test_what_waits_for_the_norms_has_the_bits_of_the_layer(traced_for, policy):
     *sums, _ = compiled(*(tensor[:1] for tensor in batch))
     norm = np.sqrt(sum(np.sum(np.square(total)) for total in sums))
     assert 0.499 < norm <= 0.5 * 1.001
-
-
-def test_nothing_of_a_whole_batch_is_made_in_float64_for_a_tpu(traced_for):
-    traced_for("TPU")
-    program = program_of(wide_convolution)
-    sizes = {
-        dtype: max(
-            np.prod([int(n) for n in shape.split(",")])
-            for shape in re.findall(dtype + r"\[([\d,]+)\]", program)
-        )
-        for dtype in ("f32", "f64")
-    }
-    patches = SIDE * SIDE * 9 * 64
-    # The control: patches of all examples are there, and in float64 those of one.
-    assert sizes["f32"] >= BATCH * patches
-    assert sizes["f64"] <= BATCH * patches // 5

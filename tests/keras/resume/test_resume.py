@@ -632,9 +632,9 @@ PROGRAM = """
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("TensorFlow", "1.0"), ("threads", -1), ("GPUs", ["a GPU"]), ("TPUs", 8)],
+    [("TensorFlow", "1.0"), ("threads", -1), ("GPUs", ["a GPU"])],
 )
-@pytest.mark.slow_cases("threads*", "GPUs*", "TPUs-8")
+@pytest.mark.slow_cases("threads*", "GPUs*")
 @pytest.mark.invariant(9)
 def test_the_statement_names_another_environment(
     name, value, halfway, data, make_private_model, monkeypatch

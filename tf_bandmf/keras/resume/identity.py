@@ -88,7 +88,6 @@ def environment(model: Any) -> dict[str, Any]:
             str(tf.config.experimental.get_device_details(gpu).get("device_name"))
             for gpu in tf.config.get_visible_devices("GPU")
         ),
-        "TPUs": len(tf.config.list_logical_devices("TPU")),
         "processor": platform.machine(),
         "threads": threads or os.cpu_count(),
     }

@@ -74,18 +74,6 @@ def test_make_private_turns_it_off_and_says_so(gpu, set_tensor_float_32, capsys)
         clipped()
 
 
-@pytest.mark.invariant(17)
-def test_products_of_bfloat16_on_a_tpu_are_refused(monkeypatch, set_tensor_float_32):
-    monkeypatch.setattr(
-        tf.config, "list_logical_devices", lambda kind=None: ["TPU:0"] * (kind == "TPU")
-    )
-    set_tensor_float_32(True)
-    with pytest.raises(RuntimeError, match="bfloat16 on this TPU"):
-        check_matmul_precision()
-    set_tensor_float_32(False)
-    check_matmul_precision()
-
-
 @pytest.mark.slow_cases("False")
 @pytest.mark.parametrize("usual", [True, False])
 @pytest.mark.invariant(17)
@@ -93,7 +81,7 @@ def test_products_of_bfloat16_on_a_tpu_are_refused(monkeypatch, set_tensor_float
 def test_the_setting_reaches_every_product_that_xla_compiles(
     usual, set_tensor_float_32
 ):
-    # In the program, where TPUs and GPUs find it; True is the control.
+    # In the program, where GPUs find it; True is the control.
     inputs = keras.Input((8, 8, 4))
     h = layers.Conv2D(8, 3, groups=2)(inputs)
     h = layers.Reshape((36, 8))(h)

@@ -187,7 +187,6 @@ def test_every_way_forms_the_same_gradients_of_a_convolution(strides):
     gradient = rng.normal(size=layer(x).shape).astype("f4")
     ways = [
         convolution._from_patches,
-        convolution._by_position,
         convolution._one_by_one,
     ]
     if convolution._groups_have_gradients():

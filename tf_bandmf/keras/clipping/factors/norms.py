@@ -24,7 +24,6 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from tf_bandmf.graphs.mapping import map_each
 from tf_bandmf.keras.compat.graphs import GraphOrParentsInXlaContext, gen_xla_ops
 from tf_bandmf.noise.devices import device_kind
 
@@ -77,14 +76,13 @@ def in_xla() -> bool:
     return GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph())
 
 
-def accelerator() -> str | None:
-    """The kind of accelerator, "GPU" or "TPU", that XLA compiles this for, if it does.
+def accelerator() -> bool:
+    """Whether XLA compiles this for a GPU.
 
     There kernels exchange large tensors through memory, and a few more operations cost
     less than to keep some; on a CPU it is the other way round.
     """
-    kind = device_kind() if in_xla() else "CPU"
-    return None if kind == "CPU" else kind
+    return in_xla() and device_kind() != "CPU"
 
 
 def pinned(*tensors: tf.Tensor) -> tuple[tf.Tensor, ...]:
@@ -358,20 +356,9 @@ def _refined(
     single = compute(*tensors, tf.float32)
     noticed = single.error > _REFINE * tf.maximum(single.squared, negligible)
 
-    def of_example(place: tf.Tensor) -> list[tf.Tensor]:
-        own = (tensor[place][None] for tensor in tensors)
-        return [part[0] for part in compute(*own, tf.float64)]
-
-    def again() -> _Products:
-        if accelerator() != "TPU":
-            return compute(*tensors, tf.float64)
-        # A TPU has no float64: XLA makes eight copies of each operand, and sets the
-        # memory aside even if this does not run.
-        signature = [tf.TensorSpec([], tf.float64)] * len(single)
-        places = tf.range(tf.shape(tensors[0])[0])
-        return _Products(*map_each(of_example, places, signature))
-
-    return tf.cond(tf.reduce_any(noticed), again, lambda: single)
+    return tf.cond(
+        tf.reduce_any(noticed), lambda: compute(*tensors, tf.float64), lambda: single
+    )
 
 
 def of_inner_products(left: tf.Tensor, right: tf.Tensor, negligible: float) -> Norms:

@@ -96,10 +96,6 @@ def turn_tensor_float_32_off() -> None:
 
 def _usual_rounding() -> str | None:
     """What devices of this process round operands to, unless they are told not to."""
-    if tf.config.list_logical_devices("TPU"):
-        # Despite its name the setting is about them, too: XLA's products are exact with
-        # it off, and have operands of bfloat16 with it on.
-        return "bfloat16 on this TPU"
     if _some_gpu_rounds():
         return "TensorFloat-32 on this GPU"
     return None

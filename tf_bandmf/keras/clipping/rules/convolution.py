@@ -18,7 +18,7 @@ from tf_bandmf.keras.clipping.factors.base import (
     Layout,
     Product,
 )
-from tf_bandmf.keras.clipping.factors.norms import accelerator, in_xla
+from tf_bandmf.keras.clipping.factors.norms import in_xla
 from tf_bandmf.keras.clipping.rules.base import (
     LayerCall,
     PreActivationRule,
@@ -199,13 +199,7 @@ _Form = Callable[[Any, tf.Tensor, tf.Tensor, Sequence[int], int], tf.Tensor]
 
 
 def _way_to_form(layer: Any, terms: int, size: Sequence[int], rows: int) -> _Form:
-    """The way that was fastest for such shapes, see benchmarks/README.md.
-
-    On a TPU the one with the least memory, see docs/accelerators.md.
-    """
-    many_channels = kernel_shape(kernel_of(layer))[-2] > _FEW_CHANNELS
-    if accelerator() == "TPU" and many_channels and terms > 0:
-        return _by_position
+    """The way that was fastest for such shapes, see benchmarks/README.md."""
     if in_xla() or tf.config.list_logical_devices("GPU"):
         return _from_patches
     if math.prod(size) == 1:
@@ -319,9 +313,6 @@ def _from_patches(
     `rows` rows together are one of the B.
     """
     inputs, gradient = norms.kept(inputs), norms.kept(gradient)
-    if accelerator() == "TPU":
-        # Patches wait for the gradient: else they are made with the forward pass.
-        inputs, gradient = norms.pinned(inputs, gradient)
     batch, terms = tf.shape(gradient)[0] // rows, _terms(gradient)
     if terms > 0:
         terms *= rows
@@ -339,23 +330,6 @@ def _from_patches(
         formed = tf.reshape(formed, [batch, depth, positions, filters])
         formed = tf.transpose(formed, [0, 2, 1, 3])
     return tf.reshape(formed, [batch, *size, depth, filters])
-
-
-def _by_position(
-    layer: Any, inputs: tf.Tensor, gradient: tf.Tensor, size: Sequence[int], rows: int
-) -> tf.Tensor:
-    """As `_from_patches`, one kernel position after the other: no patches are kept."""
-    # Pinned together, or the inputs of all positions are cut out with the forward pass.
-    inputs, gradient = norms.pinned(norms.kept(inputs), norms.kept(gradient))
-    units, terms = tf.shape(gradient)[0] // rows, rows * _terms(gradient)
-    *_, depth, filters = kernel_shape(kernel_of(layer))
-    right = tf.reshape(gradient, [units, terms, filters])
-    formed = []
-    for shifted in shifted_inputs(layer, inputs, gradient, size):
-        matrices = norms.formed(tf.reshape(shifted, [units, terms, depth]), right)
-        # In one dimension, which a TPU need not pad: it pads the last one to 128.
-        formed.append(tf.reshape(matrices, [units, depth * filters]))
-    return tf.reshape(tf.stack(formed, axis=1), [units, *size, depth, filters])
 
 
 def _has_two_dimensional_form(layer: Any) -> bool:

@@ -410,7 +410,7 @@ def _weighted_sums(
     counts: tf.Tensor,
 ) -> list[tf.Tensor]:
     """Sums per-example gradients with weights of groups, of examples that count."""
-    if accelerator() == "GPU":
+    if accelerator():
         sums = _sums_in_turns(measured, weights, counts)
     else:
         sums = _sums_at_once(measured, weights, counts)
