@@ -11,13 +11,12 @@ import contextlib
 import functools
 from typing import Any
 
+import threadpoolctl
+
 
 def one_thread() -> contextlib.AbstractContextManager[Any]:
     """Within it BLAS has one thread, in the whole process."""
-    controller = _controller()
-    if controller is None:
-        return contextlib.nullcontext()
-    limiter: contextlib.AbstractContextManager[Any] = controller.limit(
+    limiter: contextlib.AbstractContextManager[Any] = _controller().limit(
         limits=1, user_api="blas"
     )
     return limiter
@@ -26,8 +25,4 @@ def one_thread() -> contextlib.AbstractContextManager[Any]:
 # To find the libraries takes milliseconds.
 @functools.cache
 def _controller() -> Any:
-    try:
-        import threadpoolctl
-    except ModuleNotFoundError:  # an environment of an earlier version: only slower
-        return None
     return threadpoolctl.ThreadpoolController()

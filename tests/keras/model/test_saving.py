@@ -259,17 +259,6 @@ def test_configs_and_files_keep_the_settings_of_the_step(
     assert settings_of(reload_keras(model, tmp_path)) == settings_of(model)
 
 
-@pytest.mark.parametrize("settings", SETTINGS, ids=["groups", "lazy", "names"])
-def test_earlier_files_have_the_settings_among_the_arguments_of_compile(
-    settings, make_reader
-):
-    config = keras.saving.serialize_keras_object(make_reader({}))
-    del config["compile_config"]["optimizer"]["private_step"]
-    config["compile_config"] |= settings
-    again = keras.saving.deserialize_keras_object(config)
-    assert settings_of(again) == settings_of(make_reader(settings))
-
-
 def test_an_optimizer_of_another_shape_does_not_load(trained, make_private_model):
     model, plan = trained
     store = {}

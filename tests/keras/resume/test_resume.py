@@ -14,7 +14,6 @@ import tensorflow as tf
 
 import tf_bandmf
 import tf_bandmf.keras
-from tf_bandmf.files import private as private_files
 from tf_bandmf.files.journal import Journal
 from tf_bandmf.keras.resume import private_file
 from tf_bandmf.keras.run import known_runs
@@ -564,19 +563,15 @@ def test_a_damaged_or_readable_file_is_refused(halfway, data, make_private_model
         model.fit(plan.batches(*data), private_state=path, verbose=0)
 
 
-def test_a_file_of_another_version_is_refused_by_name(
+def test_a_file_of_another_version_is_refused(
     halfway, data, make_private_model, monkeypatch
 ):
     plan, weights, path = halfway
     model = restored(make_private_model(plan), weights)
     with monkeypatch.context() as patch:
         patch.setattr(private_file, "_FORMAT", 10**6)
-        with pytest.raises(ValueError, match="another version of tf_bandmf"):
+        with pytest.raises(ValueError, match=r"of this version \(format 1000000\)"):
             model.fit(plan.batches(*data), private_state=path, verbose=0)
-    # Without a place for steps, as it was.
-    private_files.write(str(path), b"PK" + bytes(99))
-    with pytest.raises(ValueError, match="another version of tf_bandmf"):
-        model.fit(plan.batches(*data), private_state=path, verbose=0)
 
 
 def test_streams_whose_separation_is_asserted_are_not_resumed(

@@ -1,7 +1,5 @@
 """Scale-then-privatize: where scales come from, and what is noised and divided."""
 
-import json
-
 import keras
 import numpy as np
 import pytest
@@ -11,7 +9,6 @@ import tf_bandmf
 import tf_bandmf.keras
 from tf_bandmf.keras.clipping import UnsupportedModelError, clipped_gradient_sums
 from tf_bandmf.keras.model.batch_contents import as_drawn
-from tf_bandmf.keras.resume import identity
 from tf_bandmf.keras.run.admission import Admitted
 from tf_bandmf.keras.run.scaling import Scaling
 
@@ -316,23 +313,6 @@ def test_a_run_does_not_go_on_with_another_scaling(
     other.build((None, data[0].shape[1]))
     with pytest.raises(ValueError, match=r"of a run with another .* scaling"):
         other.fit(plan.batches(*data), epochs=1, private_state=state, verbose=0)
-
-
-@pytest.mark.invariant(11)
-@pytest.mark.on_cpu
-def test_files_of_before_there_was_scaling_resume(make_plan, make_scaled):
-    options = {"microbatch_size": 3, "clip_groups": "layers", "clipping": "automatic"}
-    model = make_scaled(make_plan(), **options)
-    # What those files hold, value for value.
-    before = [3, False, False, None, 0.01, '"layers"']
-    assert json.loads(json.dumps(identity.computation(model))) == before
-    scaled = make_scaled(make_plan(), scaling="second_moment", **options)
-    assert identity.computation(scaled) == [*before, "second_moment"]
-    # Saved models of then name no scaling.
-    config = model.optimizer.get_config()
-    config.update(clipping="automatic", clip_groups="layers")
-    again = type(model.optimizer).from_config(config)
-    assert again.clipping == tf_bandmf.keras.Clipping("automatic", "layers")
 
 
 @pytest.mark.parametrize("microbatch_size", [None, 4])

@@ -449,13 +449,8 @@ class PrivateTraining(BuildHook, PrivateStep):
         that they are created with. If their `compile` accepts what was saved, it is
         called.
         """
-        config = dict(config)
-        # Earlier files have the settings among the arguments of `compile`.
-        names = "microbatch_size", "tables", "release_every"
-        step = {name: config.pop(name) for name in names if name in config}
-        step = keras.saving.deserialize_keras_object(step)
-        if isinstance(config.get("optimizer"), dict):
-            step.update(config["optimizer"].get(_STEP, {}))
+        optimizer = config.get("optimizer")
+        step = optimizer.get(_STEP, {}) if isinstance(optimizer, dict) else {}
         self._microbatch_size = step.get("microbatch_size")
         self._tables = tables_lib.checked(step.get("tables", tables_lib.DENSE))
         self._release_every = step.get("release_every")

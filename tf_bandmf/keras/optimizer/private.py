@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -70,8 +69,6 @@ class PrivateOptimizer(WrappedOptimizer):
         model, or on the same examples; `statement` then says so.
       clipping: how each example's gradient is clipped: "flat", "automatic", or a
         `Clipping`, which has more options. The guarantee is the same.
-      **kwargs: `clip_groups` and `scaling`, deprecated: use
-        `clipping=Clipping(groups=..., scaling=...)`.
 
     Attributes:
       run: the run, with its key, clock and seal.
@@ -97,7 +94,6 @@ class PrivateOptimizer(WrappedOptimizer):
         clipping: str | Clipping = "flat",
         **kwargs: Any,
     ) -> None:
-        clipping = _clipping(clipping, kwargs)
         if kwargs:
             raise ValueError(_not_taken(kwargs))
         if not isinstance(plan, Plan):
@@ -107,6 +103,8 @@ class PrivateOptimizer(WrappedOptimizer):
                 "The plan has no batch size. Give batch_size to tf_bandmf.plan: the "
                 "noisy sum is divided by that public constant."
             )
+        if not isinstance(clipping, Clipping):
+            clipping = Clipping(clipping)
         _refuse_parameter_servers()
         inner = inner_optimizers.checked(inner_optimizer)
         check_loss_scale(loss_scale_factor)
@@ -313,18 +311,13 @@ class PrivateOptimizer(WrappedOptimizer):
         inner = keras.optimizers.deserialize(
             config["inner_optimizer"], custom_objects=custom_objects
         )
-        clipping = config.get("clipping", "flat")
-        if not isinstance(clipping, dict):
-            # Files of before clipping was one value.
-            others = {name: config.get(old) for name, old in _EARLIER.items()}
-            clipping = {"kind": clipping, **others}
         return cls(
             inner,
             Plan.from_config(storage.loads(config["plan"])),
-            name=config.get("name"),
-            keep_normals=config.get("keep_normals", False),
-            loss_scale_factor=config.get("loss_scale_factor"),
-            clipping=Clipping.from_config(clipping),
+            name=config["name"],
+            keep_normals=config["keep_normals"],
+            loss_scale_factor=config["loss_scale_factor"],
+            clipping=Clipping.from_config(config["clipping"]),
         )
 
 
@@ -359,37 +352,21 @@ _OF_THE_PLAN = (
 )
 
 
+_OF_CLIPPING = {"clip_groups": "groups", "groups": "groups", "scaling": "scaling"}
+
+
 def _not_taken(names: Iterable[str]) -> str:
     """Says where settings belong that the optimizer does not take."""
     name = sorted(names)[0]
     if name == "num_microbatches":
         where = "give microbatch_size to make_private"
+    elif name in _OF_CLIPPING:
+        where = f"give clipping=tf_bandmf.keras.Clipping({_OF_CLIPPING[name]}=...)"
     elif name in _OF_THE_PLAN:
         where = f"it belongs to the plan: tf_bandmf.plan(..., {name}=...)"
     else:
         where = "set it on the inner_optimizer"
     return f"PrivateOptimizer does not take {name}: {where}."
-
-
-# What settings of `Clipping` were called when they were arguments of the optimizer.
-_EARLIER = {"groups": "clip_groups", "scaling": "scaling"}
-
-
-def _clipping(given: Any, kwargs: dict[str, Any]) -> Clipping:
-    """The value of `clipping`; removes deprecated arguments from the others."""
-    earlier = {name: kwargs.pop(old) for name, old in _EARLIER.items() if old in kwargs}
-    if earlier:
-        warnings.warn(
-            "clip_groups and scaling of PrivateOptimizer are deprecated: give clipping="
-            "tf_bandmf.keras.Clipping(groups=..., scaling=...).",
-            DeprecationWarning,
-            stacklevel=3,
-        )
-    if isinstance(given, Clipping):
-        if earlier:
-            raise ValueError("Give groups and scaling to Clipping alone.")
-        return given
-    return Clipping(given, **earlier)
 
 
 def _refuse_parameter_servers() -> None:

@@ -58,13 +58,11 @@ def computation(model: Any) -> list[Any]:
         model.optimizer.loss_scale_factor,
         clipping.automatic,
         json.dumps(clipping.groups),
+        clipping.scaling,
     ]
     if model._tables != "dense":
         own = model._tables
         found.append(own if isinstance(own, str) else list(own))
-    # Omitted without scaling, so that older state files still resume.
-    if clipping.scaling is not None:
-        found.append(clipping.scaling)
     return found
 
 

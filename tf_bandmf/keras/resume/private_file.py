@@ -325,8 +325,7 @@ class PrivateRun:
         differences = [
             f"{name} was {before.get(name)}, is {now[name]}"
             for name in now
-            # Files of earlier versions do not name what was not there.
-            if before.get(name) != now[name] and (now[name] or before.get(name))
+            if before.get(name) != now[name]
         ]
         said = tuple(self._header.get("resumed_elsewhere", ()))
         if not differences:
@@ -348,20 +347,12 @@ class PrivateRun:
         except PermissionError:
             raise
         except (ValueError, KeyError, OSError, EOFError, zipfile.BadZipFile):
-            # The error itself may have the content.
-            if not self._is_of_an_earlier_version():
-                raise ValueError(
-                    f"{self.path} is no private state file of this version, or is "
-                    f"damaged. Its run cannot be resumed: start a new one, with its own "
-                    f"budget."
-                ) from None
-            found = "5 or less"
+            found = None  # The error itself may have the content.
         if found != _FORMAT:
             raise ValueError(
-                f"{self.path} was written by another version of tf_bandmf (format {found} "
-                f"of private files; this version has {_FORMAT}), which draws other noise "
-                f"for the same step. Resume the run with the version that began it, or "
-                f"start a new one, with its own budget."
+                f"{self.path} is no private state file of this version (format {_FORMAT}), "
+                f"or is damaged: resume the run with the version that began it, or start a "
+                f"new one, with its own budget."
             )
         self._noted = bytearray(b"".join(entries))
         noted = self._entries()
@@ -372,13 +363,6 @@ class PrivateRun:
                 f"Their releases are those of two runs. Start a new one, with its own "
                 f"budget."
             )
-
-    def _is_of_an_earlier_version(self) -> bool:
-        """Whether the file has no place for steps, as up to format 5."""
-        try:
-            return private_files.read(self.path).startswith(b"PK")
-        except (ValueError, OSError):
-            return False
 
     def _write(self) -> None:
         stream = io.BytesIO()
