@@ -351,19 +351,16 @@ def test_products_by_blocks_are_those_of_the_dense_matrix(n, bands):
 
 @pytest.mark.slow
 def test_without_a_rest_the_accountant_is_that_of_poisson_sampling():
-    """No simulation, at any size; an earlier version's estimates are confirmed."""
+    """No simulation, at any size; where both are, they agree."""
     large = strategies.identity(50_000).matrix
     found = BMinSepSampling(10**7, 1000, 1).accountant(large)
     assert dataclasses.astuple(found) == (50_000, 1e-4, 1.0)
     assert isinstance(found, CyclicPoissonAccountant)
-    small = BMinSepSampling(1000, 10, 1)
     matrix = strategies.identity(12).matrix
-    accountant = small.accountant(matrix)
+    exact = BMinSepSampling(1000, 10, 1).accountant(matrix).calibrate(2.0, 1e-4)
     simulated = BMinSepAccountant.of_strategy(matrix, 1, 0.01, Simulation())
     found = simulated.calibrate(2.0, 1e-4)
-    accountant.validate(found.noise_stddev, found.guarantee)
-    with pytest.raises(ValueError, match="it was damaged"):
-        accountant.validate(0.9 * found.noise_stddev, found.guarantee)
+    assert found.noise_stddev == pytest.approx(exact.noise_stddev, rel=0.01)
 
 
 @pytest.mark.parametrize("mechanism", ["bsr:4", "banded:16"])
