@@ -12,7 +12,7 @@ from tf_bandmf.sampling import (
     cache_dataset,
     data_identity,
 )
-from tf_bandmf.sampling.record_identity import record_hashes
+from tf_bandmf.sampling.record_identity import Records, record_hashes
 
 M = 40
 
@@ -70,7 +70,7 @@ def containers(x, y, directory):
 
 def sketch(batches):
     next(iter(batches.dataset()))
-    return data_identity.sketch_of(batches.schedule_id)
+    return data_identity.records_of(batches.schedule_id)
 
 
 @pytest.mark.attack(
@@ -195,9 +195,30 @@ def test_what_is_read_later_is_recognized_too(tmp_path):
     x = np.random.default_rng(0).normal(size=(m, 2)).astype(np.float32)
     source = IndexedExamples(lambda i: x[i], m)
     known = source.recognized_by()
-    before = known().size
+    before = len(known().hashes)
     source.gather(tf.range(m, dtype=tf.int64))
-    assert before < 300 and known().size == m
+    assert before < 300 and len(known().hashes) == m
+
+
+@pytest.mark.invariant(19)
+def test_different_people_with_equal_records_are_not_the_same():
+    rng = np.random.default_rng(1)
+
+    def drawn(count, values):
+        return Records.of(rng.integers(values, size=count))
+
+    for count, values in ((64, 8), (64, 10_000), (2_000, 1_024), (50_000, 200_000)):
+        pairs = [(drawn(count, values), drawn(count, values)) for _ in range(20)]
+        assert not any(data_identity.share_examples(*pair) for pair in pairs)
+        pairs = [(drawn(count, values), drawn(5 * count, values)) for _ in range(5)]
+        assert not any(data_identity.share_examples(*pair) for pair in pairs)
+    # The same people, however few values there are; and a part of others.
+    hashes = rng.integers(8, size=64)
+    same = Records.of(hashes), Records.of(rng.permutation(hashes))
+    assert data_identity.share_examples(*same)
+    hashes = rng.integers(2**60, size=1_000)
+    old, new = Records.of(hashes), Records.of(np.append(hashes[:50], -hashes[50:]))
+    assert data_identity.share_examples(old, new)
 
 
 def test_records_that_cannot_be_read_are_not_the_same(tmp_path):
@@ -210,5 +231,5 @@ def test_records_that_cannot_be_read_are_not_the_same(tmp_path):
         source = TFRecordExamples([path], lambda r: tf.strings.to_number(r)[None])
         source.gather(tf.range(2, dtype=tf.int64))
         found.append(source.recognized_by()())
-    assert len(found[0]) == 1
+    assert len(found[0].hashes) == 1
     assert not data_identity.share_examples(*found)

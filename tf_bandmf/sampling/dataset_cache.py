@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 import tqdm
 
-from tf_bandmf.sampling.passes import AS_FILES, read_each
+from tf_bandmf.sampling.passes import AS_FILES, read_each, refuse_batchwise
 from tf_bandmf.sampling.tfrecords import TFRecordExamples
 
 _MANIFEST = "examples.json"
@@ -40,8 +40,8 @@ def cache_dataset(
 
     Raises:
       TypeError: if it is not a `tf.data.Dataset`.
-      ValueError: if the data set is infinite or has no static shapes, or the directory
-        is in use.
+      ValueError: if the data set is infinite or has no static shapes, a function of it
+        sees several examples, or the directory is in use.
     """
     if not isinstance(dataset, tf.data.Dataset):
         raise TypeError(
@@ -52,6 +52,7 @@ def cache_dataset(
         raise ValueError(
             "The data set is infinite: leave repeat() out. The plan's epochs repeat it."
         )
+    refuse_batchwise(dataset, batched=False)
     if examples_per_file < 1:
         raise ValueError(f"examples_per_file must be >= 1, found {examples_per_file}.")
     spec = dataset.element_spec

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import numpy as np
@@ -95,6 +96,27 @@ def refuse_overlap(source: ExampleSource) -> None:
             "at one moment; for whole series give plan.batches(x, y, users=series_ids, "
             "rows_per_user=...) and unit='one series'; or cut windows that do not overlap "
             "(sequence_stride=sequence_length)."
+        )
+
+
+def warn_of_repetitions(source: ExampleSource) -> None:
+    """Warns if examples are equal, which may be several rows of one record.
+
+    Args:
+      source: of which all examples are read, or have been.
+    """
+    if not isinstance(source, _READ):
+        return
+    hashes = source.row_hashes()
+    repeated = len(hashes) - len(np.unique(hashes))
+    if repeated:
+        warnings.warn(
+            f"{repeated} of {len(hashes)} examples repeat others. If one record comes "
+            f"several times (over-sampled, or repeated), the statement does not hold for "
+            f"it: what it hides is one example. Remove the repetitions, weigh classes by "
+            f"fit(..., class_weight=...), or make a plan whose unit is one user. Equal "
+            f"records of different people are in order.",
+            stacklevel=4,
         )
 
 

@@ -81,6 +81,11 @@ ENDED = (
     + _INSTEAD.format(way=_BY_INDEX)
 )
 
+VOUCHED_ROWS = (
+    "Examples come from Python code that nothing looks into: whoever trained vouches that "
+    "each is made of one record alone, and each record makes one."
+)
+
 
 class Passes(abc.ABC):
     """Data that can be read in one order again and again."""
@@ -211,7 +216,8 @@ def opened(data: Any, num_examples: int, batched: bool | None) -> Passes:
 
     Raises:
       TypeError: if they are none that can be read again.
-      ValueError: if they are infinite or ragged, or it cannot be seen.
+      ValueError: if they are infinite or ragged, a function sees several examples,
+        or it cannot be seen.
     """
     if isinstance(data, tf.data.Dataset):
         return _of_dataset(data, num_examples, batched)
@@ -226,6 +232,69 @@ def opened(data: Any, num_examples: int, batched: bool | None) -> Passes:
         f"that returns a new iterator, found {type(data).__name__}. A generator that has "
         f"begun can be read only once: give the function that makes it."
     )
+
+
+def refuse_batchwise(dataset: tf.data.Dataset, batched: bool) -> None:
+    """Raises ValueError if a function of a data set sees several examples at once.
+
+    What it makes of an example may depend on the others: a batch that is standardized,
+    mixed up, or sorted.
+
+    Args:
+      dataset: yields examples, or batches of them.
+      batched: whether these are batches.
+    """
+    of_one = _batches_around(dataset) - batched
+    for made in _behind(dataset):
+        depth = max(map(_batches_around, _inputs_of(made)), default=0)
+        name = type(made).__name__.strip("_")
+        if depth <= of_one and name != "ScanDataset":
+            continue
+        makers = map(_module_of, made._functions())
+        # tf.data calls functions too, as where it takes sparse batches apart.
+        if all(maker.startswith("tensorflow.python.data.") for maker in makers):
+            continue
+        raise ValueError(
+            f"A function of the data set ({name}) sees several examples at once: what it "
+            f"makes of one may depend on the others, and no noise covers that. Give it "
+            f"single examples: map before batch (in functions of Keras: batch_size=None), "
+            f"or dataset.unbatch().map(function); or give arrays, and what is random by "
+            f"plan.batches(..., map=function)."
+        )
+
+
+def _inputs_of(dataset: tf.data.Dataset) -> list[tf.data.Dataset]:
+    """The data sets of whose elements one is made, without one that only selects."""
+    inputs = list(dataset._inputs())
+    return inputs["DirectedInterleave" in type(dataset).__name__ :]
+
+
+def _behind(dataset: tf.data.Dataset) -> Iterator[tf.data.Dataset]:
+    yield dataset
+    for one in _inputs_of(dataset):
+        yield from _behind(one)
+
+
+def _batches_around(dataset: tf.data.Dataset) -> int:
+    """In how many batches, one in another, rows of a data set are."""
+    depth = max(map(_batches_around, _inputs_of(dataset)), default=0)
+    name = type(dataset).__name__
+    if "Unbatch" in name:
+        return max(depth - 1, 0)
+    return depth + ("Batch" in name or "GroupByWindow" in name)
+
+
+def is_traced(data: Any) -> bool:
+    """Whether data are a `tf.data.Dataset` whose examples no generator makes."""
+    return isinstance(data, tf.data.Dataset) and not any(
+        _module_of(function).endswith("from_generator_op")
+        for made in _behind(data)
+        for function in made._functions()
+    )
+
+
+def _module_of(function: Any) -> str:
+    return str(getattr(function._func, "__module__", ""))
 
 
 def is_py_dataset(data: Any) -> bool:
@@ -250,6 +319,7 @@ def _of_dataset(
             "The examples must be dense tensors of one shape, found ragged ones. Pad "
             "them, as with dataset.map and RaggedTensor.to_tensor(shape=...)."
         )
+    refuse_batchwise(dataset, batched)
     if not batched:
         return _Elements(dataset, num_examples)
     dense = _in_order(dataset)

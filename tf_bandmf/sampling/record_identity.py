@@ -9,7 +9,7 @@ columns counts; that of inputs with names is the order of their names.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -100,6 +100,29 @@ def _rest(leaf: tf.Tensor, single: tf.Tensor) -> tf.Tensor:
     return tf.where(whole, rest, tf.zeros_like(rest))
 
 
+class Records(NamedTuple):
+    """Which records there are.
+
+    Attributes:
+      hashes: sorted, uint64, shape [K]; of many records, the smallest ones.
+      counts: how many records have each, int64, shape [K].
+    """
+
+    hashes: np.ndarray
+    counts: np.ndarray
+
+    @classmethod
+    def of(cls, hashes: np.ndarray) -> Records:
+        """Records with these hashes, int64."""
+        values, counts = np.unique(hashes.view(np.uint64), return_counts=True)
+        return cls(values[:MOST_HASHES], counts[:MOST_HASHES])
+
+    def up_to(self, largest: np.uint64) -> Records:
+        """Those whose hashes are not larger."""
+        end = np.searchsorted(self.hashes, largest, side="right")
+        return Records(self.hashes[:end], self.counts[:end])
+
+
 class SeenRecords:
     """Hashes of the records that were read so far, by which they are recognized.
 
@@ -116,9 +139,9 @@ class SeenRecords:
         self._hashes[indices] = hashes
         self._known[indices] = True
 
-    def hashes(self) -> np.ndarray:
-        """Hashes of the records that are known, uint64."""
-        return self._hashes[self._known].view(np.uint64)
+    def records(self) -> Records:
+        """The records that are known."""
+        return Records.of(self._hashes[self._known])
 
 
 def probed_places(num_examples: int) -> np.ndarray:

@@ -14,7 +14,12 @@ import numpy as np
 import tensorflow as tf
 
 from tf_bandmf.sampling.failing import with_weights
-from tf_bandmf.sampling.record_identity import SeenRecords, hash_rows, record_hashes
+from tf_bandmf.sampling.record_identity import (
+    Records,
+    SeenRecords,
+    hash_rows,
+    record_hashes,
+)
 from tf_bandmf.sampling.sources import INPUTS, ExampleSource, text_as_bytes
 
 # So many examples of one shape and dtype show what examples are.
@@ -155,8 +160,12 @@ class KeptExamples(ExampleSource):
                 leaf[~works] = blank
         return leaves, works
 
-    def recognized_by(self) -> Callable[[], np.ndarray]:
-        return self._records.hashes
+    def recognized_by(self) -> Callable[[], Records]:
+        return self._records.records
+
+    def row_hashes(self) -> np.ndarray:
+        """Of the examples that were read and did not fail, with targets and weights."""
+        return self._hashes[self._known]
 
 
 class ReadExamples(KeptExamples):

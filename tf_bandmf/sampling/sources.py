@@ -11,7 +11,7 @@ from typing import Any, Callable, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from tf_bandmf.sampling.record_identity import MOST_HASHES, hash_rows, record_hashes
+from tf_bandmf.sampling.record_identity import Records, hash_rows, record_hashes
 
 # Keys of the contents of a batch.
 INPUTS, TARGETS, SAMPLE_WEIGHT = "x", "y", "sample_weight"
@@ -67,10 +67,12 @@ class ExampleSource(abc.ABC):
       has_own_order: whether only neighbors can be read, in the order of the data set:
         enough only for a fixed epoch order.
       ranges: the declared ones, "x" and "y"; see `ranges.RangedExamples`.
+      remarks: what the statement of a run on them must say, in sentences.
     """
 
     num_examples: int
     has_own_order: bool = False
+    remarks: tuple[str, ...] = ()
     ranges: Mapping[str, Any] = types.MappingProxyType({})
 
     @abc.abstractmethod
@@ -109,19 +111,18 @@ class ExampleSource(abc.ABC):
         """Feeds bytes to a hash that differ if the data do, or their order."""
 
     @abc.abstractmethod
-    def recognized_by(self) -> Callable[[], np.ndarray]:
+    def recognized_by(self) -> Callable[[], Records]:
         """Gives hashes of the examples' inputs, to recognize those of another run.
 
-        The result, hashes of `record_identity.record_hashes` as uint64, may grow as
-        examples are read; it keeps no examples alive.
+        There may be more as examples are read; no examples are kept alive.
         """
 
 
 class WrappedExamples(ExampleSource):
     """Examples of another source, which are changed as they are read.
 
-    Number, order, declared ranges, digest and hashes are those of the other source,
-    unless overridden.
+    Number, order, declared ranges, remarks, digest and hashes are those of the other
+    source, unless overridden.
 
     Args:
       examples: what is read.
@@ -131,6 +132,7 @@ class WrappedExamples(ExampleSource):
         self._examples = examples
         self.num_examples = examples.num_examples
         self.has_own_order, self.ranges = examples.has_own_order, examples.ranges
+        self.remarks = examples.remarks
 
     def gather(self, indices: tf.Tensor) -> dict[str, Any]:
         return self._changed(self._examples.gather(indices), indices)
@@ -146,7 +148,7 @@ class WrappedExamples(ExampleSource):
     def update_digest(self, update: Callable[[Any], None]) -> None:
         self._examples.update_digest(update)
 
-    def recognized_by(self) -> Callable[[], np.ndarray]:
+    def recognized_by(self) -> Callable[[], Records]:
         return self._examples.recognized_by()
 
 
@@ -364,7 +366,12 @@ class ArrayExamples(ExampleSource):
         with tf.init_scope(), tf.device("/CPU:0"):
             return tf.nest.map_structure(of, self._arrays)
 
-    def recognized_by(self) -> Callable[[], np.ndarray]:
+    def row_hashes(self) -> np.ndarray:
+        """Of all examples, with targets and weights, int64, shape [num_examples]."""
+        columns = tf.nest.flatten(self._hashes)
+        return hash_rows(tf.stack(columns, axis=1)).numpy()
+
+    def recognized_by(self) -> Callable[[], Records]:
         found = [
             record_hashes(
                 tf.nest.map_structure(
@@ -376,8 +383,8 @@ class ArrayExamples(ExampleSource):
             ).numpy()
             for first in range(0, self.num_examples, _EXAMPLES_AT_ONCE)
         ]
-        hashes = np.unique(np.concatenate(found).view(np.uint64))[:MOST_HASHES]
-        return lambda: hashes
+        records = Records.of(np.concatenate(found))
+        return lambda: records
 
     def update_digest(self, update: Callable[[Any], None]) -> None:
         for tensor in tf.nest.flatten(self._arrays):

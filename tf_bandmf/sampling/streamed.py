@@ -10,7 +10,6 @@ taken.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
@@ -22,7 +21,9 @@ from tf_bandmf.sampling.passes import (
     ENDED,
     EXAMPLES_AT_ONCE,
     IF_BATCHES,
+    VOUCHED_ROWS,
     is_py_dataset,
+    is_traced,
     opened,
 )
 from tf_bandmf.sampling.row_kinds import (
@@ -60,8 +61,8 @@ class StreamedExamples(ReadExamples):
 
     Raises:
       TypeError: if it is not such data, or yields anything but tensors.
-      ValueError: if it has another number of examples, most of them occur twice, shapes
-        vary, two passes differ, or an error leaves the places of the others unknown.
+      ValueError: if it has another number of examples, shapes vary, two passes differ, a
+        function sees several examples, or an error leaves the places of the others unknown.
     """
 
     has_own_order = True
@@ -81,6 +82,7 @@ class StreamedExamples(ReadExamples):
         batched: bool | None = None,
     ) -> None:
         self._passes = opened(data, int(num_examples), batched)
+        self.remarks = () if is_traced(data) else (VOUCHED_ROWS,)
         super().__init__(RowKinds(self._passes.samples()), int(num_examples))
         self._refuse_other_order()
         self._read_all()
@@ -131,7 +133,6 @@ class StreamedExamples(ReadExamples):
         if place < self.num_examples:
             self._refuse_too_few(place)
         refuse_most_failed(works, "The data set")
-        self._warn_of_repetitions(self._hashes[works])
 
     def _refuse_too_few(self, found: int) -> NoReturn:
         said = f"The plan is for {self.num_examples} examples, and the data set has {found}"
@@ -139,23 +140,6 @@ class StreamedExamples(ReadExamples):
         if rows and 0 <= found * rows - self.num_examples < rows:
             raise ValueError(f"{said}, each of {rows} rows. {IF_BATCHES}")
         raise ValueError(f"{said}. Make a plan for this data set.")
-
-    def _warn_of_repetitions(self, hashes: np.ndarray) -> None:
-        distinct = len(np.unique(hashes))
-        if distinct == len(hashes):
-            return
-        if 2 * distinct <= len(hashes):
-            raise ValueError(
-                "The data set yields most of its examples more than once in a pass: an "
-                "example must take part once in an epoch. Leave repeat() out; the plan's "
-                "epochs repeat it. If equal records are of different people, give arrays."
-            )
-        warnings.warn(
-            "Some examples of the data set are equal. If they are one record that comes "
-            "several times, the statement does not hold for it: what it hides is one "
-            "example. Remove the repetitions, or make a plan whose unit is one user.",
-            stacklevel=4,
-        )
 
     def _read(self, indices: np.ndarray) -> Block:
         """Neighboring examples, in the order of the data set."""

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tf_bandmf.sampling.given import refuse_overlap, source_of
+from tf_bandmf.sampling.given import refuse_overlap, source_of, warn_of_repetitions
 from tf_bandmf.sampling.mapped import MappedExamples
 from tf_bandmf.sampling.ranges import RangedExamples
 from tf_bandmf.sampling.sources import ROWS, Draw, ExampleSource, WrappedExamples
@@ -58,6 +58,8 @@ def examples_of(
         )
     if not may_overlap:
         refuse_overlap(rows)
+    if users is None:
+        warn_of_repetitions(rows)
     if ranges is not None:
         rows = RangedExamples(rows, ranges)
     if map is not None:

@@ -49,6 +49,19 @@ def test_a_second_run_on_the_same_data_is_refused(data, make_plan, make_private_
 
 
 @pytest.mark.invariant(19)
+def test_other_people_with_equal_records_are_no_second_run(
+    data, make_plan, make_private_model
+):
+    plan, (x, y) = make_plan("identity", batch_size=22, **SECRET), data
+    for seed in (1, 2):
+        bits = np.random.default_rng(seed).integers(2, size=x.shape).astype(x.dtype)
+        bits[:, 2:] = 0
+        model = make_private_model(plan, hidden=False)
+        model.fit(plan.batches(bits, y), epochs=1, verbose=0)
+        assert model.optimizer.steps_taken == 1
+
+
+@pytest.mark.invariant(19)
 def test_an_additional_run_says_so(data, make_plan, make_private_model):
     plan = make_plan("identity", batch_size=22, epochs=1, **SECRET)
     first = make_private_model(plan)

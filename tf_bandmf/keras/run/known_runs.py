@@ -19,11 +19,10 @@ import weakref
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 from tf_bandmf.noise.keys import NoiseKey
 from tf_bandmf.planning.plan import Plan
 from tf_bandmf.sampling import data_identity
+from tf_bandmf.sampling.record_identity import Records
 
 # Stands for data whose batches the caller makes.
 NO_SCHEDULE = -1
@@ -59,13 +58,13 @@ class KnownRun:
     trained: tuple[weakref.ref[Any], ...]
     schedule_id: int
 
-    def shares(self, weights: Sequence[Any], data: np.ndarray) -> str | None:
+    def shares(self, weights: Sequence[Any], data: Records) -> str | None:
         """What another run on these weights and data has in common with this one."""
         own = {id(weight) for weight in (ref() for ref in self.trained)}
         found = []
         if any(id(weight) in own for weight in weights):
             found.append("weights")
-        own_data = data_identity.sketch_of(self.schedule_id)
+        own_data = data_identity.records_of(self.schedule_id)
         if data_identity.share_examples(own_data, data):
             found.append("examples")
         return " and ".join(found) or None
@@ -110,7 +109,7 @@ def others(
       weights: all of its model's.
       schedule_id: of its data, or `NO_SCHEDULE`.
     """
-    data = data_identity.sketch_of(schedule_id)
+    data = data_identity.records_of(schedule_id)
     with _LOCK:
         pairs = [
             (run.shares(weights, data), run)

@@ -51,6 +51,7 @@ from tf_bandmf.noise.keys import NoiseKey
 from tf_bandmf.planning.memory import refuse_too_large
 from tf_bandmf.planning.plan import Plan
 from tf_bandmf.planning.statement import sentence
+from tf_bandmf.sampling import data_identity
 from tf_bandmf.sampling.batches import BatchSchedule
 
 RESTORED = (
@@ -683,6 +684,7 @@ class Run:
         remarks: list[str] = []
         if self.has_begun:
             remarks += self.membership.remarks(int(self.schedule_id))
+            remarks += data_identity.remarks_of(int(self.schedule_id))
         remarks += self.reservation.remarks()
         if self._tables is not None:
             remarks += self._tables.remarks()
