@@ -11,6 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_bandmf.sampling.sources import (
+    OF_CLASS_WEIGHTS,
     SAMPLE_WEIGHT,
     SHARE,
     TARGETS,
@@ -68,6 +69,7 @@ class ClassWeighted(WrappedExamples):
                 f"weights_of_its_classes[y[output]], ...}}), an array for each output."
             )
         super().__init__(examples)
+        self.remarks = tuple(dict.fromkeys((*self.remarks, OF_CLASS_WEIGHTS)))
         pairs = sorted((int(name), float(w)) for name, w in class_weight.items())
         if not all(math.isfinite(weight) and weight >= 0.0 for _, weight in pairs):
             raise ValueError(

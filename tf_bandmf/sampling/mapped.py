@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Callable, Iterator
+import itertools
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Protocol
 
 import numpy as np
@@ -38,6 +39,9 @@ class Dialect(Protocol):
     def adapt(self, function: Any) -> Callable[..., Any] | None:
         """A function of `x` of one example, or None if it is not the library's."""
 
+    def remarks(self, function: Any) -> tuple[str, ...]:
+        """What a statement must say of what the function uses, in sentences."""
+
     def seeded(self, seed: tf.Tensor) -> contextlib.AbstractContextManager[Any]:
         """Lets the library draw seeds that follow from this one, int64, shape [2]."""
 
@@ -48,6 +52,12 @@ _DIALECTS: list[Dialect] = []
 def register_dialect(dialect: Dialect) -> None:
     """Makes a library's functions known; `tf_bandmf.keras` does so for Keras."""
     _DIALECTS.append(dialect)
+
+
+def remarks_on(functions: Iterable[Any]) -> tuple[str, ...]:
+    """What a statement must say of functions that change or make examples."""
+    found = [d.remarks(function) for function in functions for d in _DIALECTS]
+    return tuple(dict.fromkeys(itertools.chain.from_iterable(found)))
 
 
 @contextlib.contextmanager
@@ -81,6 +91,7 @@ class MappedExamples(WrappedExamples):
 
     def __init__(self, examples: ExampleSource, function: Callable[..., Any]) -> None:
         super().__init__(examples)
+        self.remarks += remarks_on([function])
         adapted = next((f for d in _DIALECTS if (f := d.adapt(function))), None)
         self._name = getattr(function, "__name__", type(function).__name__)
         self._with_targets, self._with_seed = (

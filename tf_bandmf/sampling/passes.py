@@ -250,7 +250,7 @@ def refuse_batchwise(dataset: tf.data.Dataset, batched: bool) -> None:
         name = type(made).__name__.strip("_")
         if depth <= of_one and name != "ScanDataset":
             continue
-        makers = map(_module_of, made._functions())
+        makers = [_module_of(function._func) for function in made._functions()]
         # tf.data calls functions too, as where it takes sparse batches apart.
         if all(maker.startswith("tensorflow.python.data.") for maker in makers):
             continue
@@ -288,13 +288,19 @@ def is_traced(data: Any) -> bool:
     """Whether data are a `tf.data.Dataset` whose examples no generator makes."""
     return isinstance(data, tf.data.Dataset) and not any(
         _module_of(function).endswith("from_generator_op")
-        for made in _behind(data)
-        for function in made._functions()
+        for function in functions_of(data)
     )
 
 
+def functions_of(data: Any) -> list[Any]:
+    """The functions that make the examples of a stream, as far as they are seen."""
+    if not isinstance(data, tf.data.Dataset):
+        return [data]
+    return [function._func for made in _behind(data) for function in made._functions()]
+
+
 def _module_of(function: Any) -> str:
-    return str(getattr(function._func, "__module__", ""))
+    return str(getattr(function, "__module__", ""))
 
 
 def is_py_dataset(data: Any) -> bool:

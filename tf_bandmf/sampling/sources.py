@@ -21,6 +21,10 @@ ROWS = "rows"
 SHARE = "share"
 CONTENT = (INPUTS, TARGETS, SAMPLE_WEIGHT, ROWS, SHARE)
 _EXAMPLES_AT_ONCE = 4096
+OF_CLASS_WEIGHTS = (
+    "Weights of classes are in use: where they were computed from private targets, no "
+    "noise covers them, and each record changes the weight of all others."
+)
 _CHANGED = (
     "The arrays that plan.batches was given are not what they were: something wrote into "
     "them (shuffled, scaled or filled them in place, or changed the file of a memmap). An "
@@ -288,6 +292,24 @@ class ArrayExamples(ExampleSource):
             for key, value in arrays.items()
             if value is not None
         }
+        if self._weighs_classes():
+            self.remarks = (OF_CLASS_WEIGHTS,)
+
+    def _weighs_classes(self) -> bool:
+        """Whether sample weights are those of the classes of the targets."""
+        given = [self._arrays.get(key) for key in (TARGETS, SAMPLE_WEIGHT)]
+        if not all(getattr(array, "shape", None) is not None for array in given):
+            return False
+        y, weight = (
+            np.asarray(array).reshape(self.num_examples, -1) for array in given
+        )
+        if y.shape[1] != 1 or weight.shape[1] != 1:
+            return False
+        classes, number = np.unique(y, return_inverse=True)
+        weights, kind = np.unique(weight, return_inverse=True)
+        pairs = np.unique(number.ravel() * len(weights) + kind.ravel())
+        is_function = len(pairs) == len(classes) <= self.num_examples // 2
+        return is_function and len(weights) > 1
 
     def _checked(self, key: str, array: Any) -> Any:
         if hasattr(array, "__next__"):

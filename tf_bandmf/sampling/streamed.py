@@ -17,11 +17,13 @@ import numpy as np
 import tensorflow as tf
 import tqdm
 
+from tf_bandmf.sampling.mapped import remarks_on
 from tf_bandmf.sampling.passes import (
     ENDED,
     EXAMPLES_AT_ONCE,
     IF_BATCHES,
     VOUCHED_ROWS,
+    functions_of,
     is_py_dataset,
     is_traced,
     opened,
@@ -82,7 +84,9 @@ class StreamedExamples(ReadExamples):
         batched: bool | None = None,
     ) -> None:
         self._passes = opened(data, int(num_examples), batched)
-        self.remarks = () if is_traced(data) else (VOUCHED_ROWS,)
+        self.remarks = remarks_on(functions_of(data))
+        if not is_traced(data):
+            self.remarks += (VOUCHED_ROWS,)
         super().__init__(RowKinds(self._passes.samples()), int(num_examples))
         self._refuse_other_order()
         self._read_all()

@@ -192,8 +192,9 @@ class UnitExamples(WrappedExamples):
         self, weigh: Callable[[ExampleSource], ExampleSource]
     ) -> ExampleSource:
         """The same units of weighted rows."""
-        other = object.__new__(type(self))
-        vars(other).update({**vars(self), "_examples": self._examples.weighted(weigh)})
+        other, rows = object.__new__(type(self)), self._examples.weighted(weigh)
+        changed = {"_examples": rows, "remarks": rows.remarks}
+        vars(other).update({**vars(self), **changed})
         return other
 
     def update_digest(self, update: Callable[[Any], None]) -> None:

@@ -160,3 +160,28 @@ def test_names_under_which_classes_are_saved():
     assert get_config._is_default
     objects.copy_config_mark(layers.Dense.get_config, get_config)
     assert not get_config._is_default
+
+
+def test_adapted_layers_are_told_from_those_that_were_given_all():
+    numbers, words = np.arange(12.0)[:, None], np.array(["a", "b", "a"])
+    layers = keras.layers
+    from_data = {
+        layers.Normalization(): numbers,
+        layers.Discretization(num_bins=3): numbers,
+        layers.StringLookup(): words,
+        layers.IntegerLookup(): np.arange(3),
+        layers.TextVectorization(): words,
+    }
+    given = [
+        layers.Normalization(mean=0.0, variance=1.0),
+        layers.Discretization(bin_boundaries=[1.0, 2.0]),
+        layers.StringLookup(vocabulary=["a"]),
+        layers.IntegerLookup(vocabulary=[1]),
+        layers.TextVectorization(vocabulary=["a"]),
+        layers.Hashing(3),
+        layers.Dense(2),
+    ]
+    for layer, data in from_data.items():
+        layer.adapt(data)
+        assert objects.adapted_layers(layer) == [layer]
+    assert not any(map(objects.adapted_layers, given))

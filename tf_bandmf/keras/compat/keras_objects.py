@@ -52,6 +52,27 @@ def all_layers(
     return list(found)
 
 
+def adapted_layers(layer: keras.Layer) -> list[Any]:
+    """Those whose statistics or vocabulary came from data, and not from arguments."""
+    layers = all_layers(layer)
+    inside = [getattr(one, "_lookup_layer", None) for one in layers]
+    parts = {id(one) for one in inside}
+    return [one for one in layers if id(one) not in parts and _was_adapted(one)]
+
+
+def _was_adapted(layer: Any) -> bool:
+    if isinstance(layer, keras.layers.Normalization):
+        return layer.input_mean is None
+    if isinstance(layer, keras.layers.Discretization):
+        return layer.summary is not None
+    if isinstance(layer, keras.layers.TextVectorization):
+        layer = layer._lookup_layer
+    if isinstance(layer, (keras.layers.StringLookup, keras.layers.IntegerLookup)):
+        words = layer.get_vocabulary(include_special_tokens=False)
+        return not layer._has_input_vocabulary and bool(len(words))
+    return False
+
+
 def own_trainable_variables(layer: keras.Layer) -> list[Any]:
     """Those that are not of layers in it."""
     return layer._trainable_variables

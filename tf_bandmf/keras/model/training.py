@@ -18,6 +18,7 @@ from tf_bandmf.keras.clipping import kept_pass, vouched_classes
 from tf_bandmf.keras.compat.keras_objects import NOTHING_TO_BUILD, BuildHook, build_from
 from tf_bandmf.keras.model import cautions, preparation
 from tf_bandmf.keras.model import tables as tables_lib
+from tf_bandmf.keras.model.augmentation import of_adapted
 from tf_bandmf.keras.model.batch_contents import contents
 from tf_bandmf.keras.model.evaluating import NoisyMetrics, evaluate_privately
 from tf_bandmf.keras.model.fit_data import check_passes, checked_data
@@ -102,6 +103,7 @@ class PrivateTraining(BuildHook, PrivateStep):
         refuse_preprocessor(self)
         class_weight = kwargs.get("class_weight")
         x, kwargs = checked_data(optimizer.plan, x, y, kwargs)
+        optimizer.run.weighs_classes |= kwargs.get("class_weight") is not None
         self._training.is_quiet = kwargs.get("verbose") == 0
         ranges = getattr(x, "ranges", {})
         if private_state is not None or self._is_distributed:
@@ -300,24 +302,24 @@ class PrivateTraining(BuildHook, PrivateStep):
         return super().predict_on_batch(*args, **kwargs)
 
     def privacy_statement(self) -> PrivacyStatement:
-        """The plan's statement, with what the user of this model vouched for.
+        """The statement of the run, with what concerns the layers of this model.
 
         Returns:
-          `optimizer.statement()`; its remarks also name the classes of layers that the
-          user vouched for with `register_per_example_layer`.
+          `optimizer.statement()`; its remarks also name layers that were adapted to data,
+          and the classes that the user vouched for with `register_per_example_layer`.
 
         Raises:
           TypeError: if the model is not compiled with a PrivateOptimizer.
         """
         statement = self._private_optimizer().statement()
-        classes = vouched_classes(self)
-        if not classes:
-            return statement
-        remark = (
-            f"The user vouches that layers of the classes {', '.join(classes)} act on each "
-            f"example alone; that was not shown."
-        )
-        return dataclasses.replace(statement, remarks=(*statement.remarks, remark))
+        remarks, classes = of_adapted([self]), vouched_classes(self)
+        if classes:
+            remarks += (
+                f"The user vouches that layers of the classes {', '.join(classes)} act on "
+                f"each example alone; that was not shown.",
+            )
+        remarks = tuple(dict.fromkeys((*statement.remarks, *remarks)))
+        return dataclasses.replace(statement, remarks=remarks)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """As in `keras.Model`; raises RuntimeError if a plain model is training it."""
@@ -397,7 +399,8 @@ class PrivateTraining(BuildHook, PrivateStep):
 
         Under `MinSep`: inputs and targets, whose separation the caller enforces.
         """
-        self._private_optimizer()
+        optimizer = self._private_optimizer()
+        optimizer.run.weighs_classes |= kwargs.get("class_weight") is not None
         if preparation.num_replicas(self) > 1:
             raise NotImplementedError(
                 "Keras gives the whole batch of train_on_batch to every replica: each "
@@ -406,11 +409,11 @@ class PrivateTraining(BuildHook, PrivateStep):
         refuse_preprocessor(self)
         if preparation.check_is_due(self):
             data = (x, y, kwargs.get("sample_weight"))
-            preparation.check_gradients(self, self._private_optimizer(), data)
+            preparation.check_gradients(self, optimizer, data)
         try:
             return super().train_on_batch(x, y, **kwargs)
         except tf.errors.OpError:
-            self._private_optimizer().run.reservation.raise_refusal()
+            optimizer.run.reservation.raise_refusal()
             raise
 
     def get_compile_config(self) -> dict[str, Any]:

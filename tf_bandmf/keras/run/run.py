@@ -53,6 +53,7 @@ from tf_bandmf.planning.plan import Plan
 from tf_bandmf.planning.statement import sentence
 from tf_bandmf.sampling import data_identity
 from tf_bandmf.sampling.batches import BatchSchedule
+from tf_bandmf.sampling.sources import OF_CLASS_WEIGHTS
 
 RESTORED = (
     "The optimizer and its noise are at different steps: it was restored from a file, and "
@@ -91,6 +92,7 @@ class Run:
       counts: private counts of examples that the plan has reserved.
       turn: held while a step is taken.
       vouched: the caller's reasons for changes of the weights, in order.
+      weighs_classes: whether batches of the caller's were weighed by class.
       initial_weights: the caller's words for where they come from; None if none.
       resumed_elsewhere: where it was resumed with other versions or devices, and how
         they differ.
@@ -113,6 +115,7 @@ class Run:
         self.turn = threading.RLock()
         self.strategy = tf.distribute.get_strategy()
         self.vouched: tuple[str, ...] = ()
+        self.weighs_classes = False
         self.initial_weights: str | None = None
         self.resumed_elsewhere: tuple[str, ...] = ()
         self.was_loaded_without_weights = False
@@ -685,6 +688,8 @@ class Run:
         if self.has_begun:
             remarks += self.membership.remarks(int(self.schedule_id))
             remarks += data_identity.remarks_of(int(self.schedule_id))
+        if self.weighs_classes:
+            remarks.append(OF_CLASS_WEIGHTS)
         remarks += self.reservation.remarks()
         if self._tables is not None:
             remarks += self._tables.remarks()
