@@ -45,6 +45,7 @@ from tf_bandmf.planning.statement import (
     Statement,
     check_unit,
     sentence,
+    sentences,
 )
 
 GAUSSIAN = "composition of Gaussian mechanisms (exact)"
@@ -206,7 +207,7 @@ class JointGuarantee:
                 )
             unit = units[0]
         check_unit(unit)
-        return JointStatement(self, self.guarantee_at(delta), unit)
+        return JointStatement(self, self.guarantee_at(delta), unit, (), "")
 
     @property
     def _replaced(self) -> bool:
@@ -362,11 +363,26 @@ class JointStatement(Statement):
       joint: the joint guarantee of the releases.
       guarantee: guarantee of all releases together.
       unit: whose presence is hidden.
+      remarks: see `PrivacyStatement`, as for `proviso`; empty unless it is that of a run
+        that others share weights or examples with.
+      proviso: what must be said before the numbers.
     """
 
     joint: JointGuarantee
     guarantee: Guarantee
     unit: str
+    remarks: tuple[str, ...]
+    proviso: str
+
+    @property
+    def epsilon(self) -> float:
+        """Of all releases together."""
+        return self.guarantee.epsilon
+
+    @property
+    def delta(self) -> float:
+        """At which epsilon is stated."""
+        return self.guarantee.delta
 
     def facts(self) -> Facts:
         """What is promised, as numbers."""
@@ -383,7 +399,11 @@ class JointStatement(Statement):
             replaces=found.adjacency != ZERO_OUT,
             test_only=any(plan.test_seed is not None for plan in plans),
             unit=self.unit,
-            accesses=f"Covered are {count} releases from the same data, together.",
+            accesses=sentences(
+                self.proviso,
+                f"Covered are {count} releases from the same data, together.",
+                *self.remarks,
+            ),
         )
 
     def points(self) -> list[tuple[str, str]]:
@@ -419,7 +439,7 @@ class JointStatement(Statement):
         assumptions = dict.fromkeys(plan.participation.describe() for plan in plans)
         generators = dict.fromkeys(GENERATORS[plan.generator] for plan in plans)
         return [
-            ("Formal statement", formal),
+            ("Formal statement", sentences(self.proviso, formal)),
             (
                 "DP setting",
                 "Central DP: the party that trains is trusted with the data, the noise "
@@ -441,5 +461,6 @@ class JointStatement(Statement):
                 else []
             ),
             ("Runs", runs),
+            *([("This run", " ".join(self.remarks))] if self.remarks else []),
             ("Not covered", " ".join([*NOT_COVERED, *generators])),
         ]

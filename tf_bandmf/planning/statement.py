@@ -97,6 +97,8 @@ class PrivacyStatement(Statement):
       generator: generator of the noise, one of `GENERATORS`.
       remarks: what else a reader must know about this run: other runs on the same data,
         weights that were changed by hand. Empty in a plan's own statement.
+      proviso: what must be said before the numbers: of weights that were loaded, or a
+        run that took no step. Empty in a plan's own statement.
 
     Raises:
       ValueError: if the unit is not a text of one line.
@@ -124,6 +126,7 @@ class PrivacyStatement(Statement):
     output: str
     generator: str
     remarks: tuple[str, ...]
+    proviso: str
 
     def __post_init__(self) -> None:
         check_unit(self.unit)
@@ -171,6 +174,7 @@ class PrivacyStatement(Statement):
             output="noisy gradients",
             generator=plan.generator,
             remarks=tuple(filter(None, (plan.measurements.describe(), *remarks))),
+            proviso="",
         )
 
     def facts(self) -> Facts:
@@ -184,11 +188,10 @@ class PrivacyStatement(Statement):
             replaces=self.adjacency == REPLACE_ONE,
             test_only=self.test_only,
             unit=self.unit,
-            accesses=" ".join(
-                [
-                    f"Covered is one training run of {self.num_steps} steps.",
-                    *self.remarks,
-                ]
+            accesses=sentences(
+                self.proviso,
+                f"Covered is one training run of {self.num_steps} steps.",
+                *self.remarks,
             ),
         )
 
@@ -204,7 +207,7 @@ class PrivacyStatement(Statement):
                 f"With a secret key it would be {guarantee}"
             )
         return [
-            ("Formal statement", guarantee),
+            ("Formal statement", sentences(self.proviso, guarantee)),
             (
                 "DP setting",
                 "Central DP: the party that trains is trusted with the data, the noise "
@@ -237,6 +240,11 @@ class PrivacyStatement(Statement):
             ("Not covered", " ".join([*NOT_COVERED, GENERATORS[self.generator]])),
             ("Verifiability", f"tf-bandmf, plan fingerprint {self.fingerprint}."),
         ]
+
+
+def sentences(*texts: str) -> str:
+    """Those that are not empty, as one text."""
+    return " ".join(filter(None, texts))
 
 
 def _mechanism(strategy: Strategy) -> str:

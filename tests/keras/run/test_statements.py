@@ -1,8 +1,12 @@
 """The statement is made of the run: its data, its weights, and the runs beside it."""
 
+import math
+
 import keras
 import numpy as np
 import pytest
+import scipy.optimize
+import scipy.stats
 import tensorflow as tf
 
 import tf_bandmf
@@ -24,6 +28,7 @@ class Rows(keras.utils.PyDataset):
 
 
 @pytest.mark.invariant(15)
+@pytest.mark.slow_cases("PyDataset", "in tf.data")
 @pytest.mark.parametrize("kind", ["PyDataset", "generator", "in tf.data", "tf.data"])
 def test_it_says_for_what_data_the_caller_vouches(
     kind, data, make_plan, make_private_model
@@ -41,7 +46,7 @@ def test_it_says_for_what_data_the_caller_vouches(
         "tf.data": dataset.batch(11),
     }
     plan = make_plan("identity", batch_size=22)
-    model = make_private_model(plan, run_eagerly=True)
+    model = make_private_model(plan, hidden=False)
     model.fit(plan.batches(made[kind]), epochs=1, verbose=0)
     points = dict(model.privacy_statement().points())
     vouched = "each is made of one record alone" in points["This run"]
@@ -65,6 +70,7 @@ def weighed(y, kind):
 
 @pytest.mark.filterwarnings("ignore:sample_weight has one weight")
 @pytest.mark.invariant(15)
+@pytest.mark.slow_cases("equal*", "None*", "by class*")
 @pytest.mark.parametrize(
     "kind, said",
     [
@@ -80,7 +86,7 @@ def test_it_says_that_classes_have_weights(
 ):
     """ "Balanced" weights of private labels moved a step by 2.0 clip norms."""
     plan = make_plan("identity", batch_size=22)
-    model = make_private_model(plan, run_eagerly=True)
+    model = make_private_model(plan, hidden=False)
     of_batches, of_fit = weighed(data[1], kind)
     model.fit(plan.batches(*data, **of_batches), epochs=1, verbose=0, **of_fit)
     points = dict(model.privacy_statement().points())
@@ -90,7 +96,7 @@ def test_it_says_that_classes_have_weights(
 def test_it_says_so_of_batches_that_the_caller_makes(
     data, make_min_sep_plan, make_private_model
 ):
-    model = make_private_model(make_min_sep_plan(), run_eagerly=True)
+    model = make_private_model(make_min_sep_plan(), hidden=False)
     x, y = data[0][:4], data[1][:4]
     model.train_on_batch(x, y)
     assert "Weights of classes" not in str(model.privacy_statement())
@@ -99,6 +105,7 @@ def test_it_says_so_of_batches_that_the_caller_makes(
 
 
 @pytest.mark.invariant(15)
+@pytest.mark.slow_cases("model", "map", "tf.data")
 @pytest.mark.parametrize(
     "where", ["model", "map", "function", "tf.data", "no statistics", "no layer"]
 )
@@ -111,7 +118,7 @@ def test_it_names_layers_that_were_adapted(where, data, make_plan, compile_model
     model = tf_bandmf.keras.make_private(network, self_check=False)
     plan = make_plan("identity", batch_size=22)
     optimizer = tf_bandmf.keras.PrivateOptimizer(keras.optimizers.SGD(0.1), plan)
-    compile_model(model, optimizer, run_eagerly=True)
+    compile_model(model, optimizer)
     mapped = {"map": layer, "function": lambda x: layer(x[None])[0]}
     batches = plan.batches(*data, map=mapped.get(where))
     if where == "tf.data":
@@ -120,3 +127,140 @@ def test_it_names_layers_that_were_adapted(where, data, make_plan, compile_model
     model.fit(batches, epochs=1, verbose=0)
     text = str(model.privacy_statement())
     assert (f"Normalization {layer.name!r}" in text) == (not where.startswith("no "))
+
+
+def gaussian_epsilon(mu, delta):
+    """Of a Gaussian mechanism (Balle and Wang, 2018, Theorem 5), by itself."""
+    cdf = scipy.stats.norm.cdf
+
+    def excess(epsilon):
+        tail = math.exp(epsilon) * cdf(-mu / 2 - epsilon / mu)
+        return cdf(mu / 2 - epsilon / mu) - tail - delta
+
+    return scipy.optimize.brentq(excess, 0.0, 100.0, xtol=1e-10)
+
+
+@pytest.fixture
+def make_run(make_plan, make_private_model):
+    """A model that is to train for one step, with a secret key."""
+
+    def make(data=None, epsilon=4.0, **changes):
+        plan = make_plan(
+            "identity", batch_size=22, epochs=1, epsilon=epsilon, test_seed=None
+        )
+        model = make_private_model(plan, hidden=False, **changes)
+        if data is not None:
+            model.fit(plan.batches(*data), epochs=1, verbose=0)
+        return model
+
+    return make
+
+
+def headline(model):
+    return dict(model.privacy_statement().points())["Formal statement"]
+
+
+@pytest.mark.invariant(19)
+def test_runs_on_the_same_examples_headline_what_they_spend_together(data, make_run):
+    first = make_run(data)
+    alone = first.privacy_statement()
+    assert alone.epsilon == 4.0
+    second = make_run(data, epsilon=3.0, additional_run=True)
+    plans = [model.optimizer.plan for model in (first, second)]
+    mu = math.hypot(*(1.0 / plan.noise_multiplier for plan in plans))
+    expected = gaussian_epsilon(mu, 1e-5)
+    assert 4.5 < expected < 7.0
+    for model in (first, second):
+        statement = model.privacy_statement()
+        assert statement.epsilon == pytest.approx(expected, rel=1e-6)
+        assert f"(epsilon = {expected:.5g}" in headline(model)
+        assert "for all runs together" in headline(model)
+        assert f"Epsilon is {expected:.3g}" in statement.card().to_markdown()
+        assert statement.remarks[0].startswith("1 other run(s)")
+    # Another optimizer for the trained weights: theirs is what was spent on them.
+    plan = plans[0]
+    optimizer = tf_bandmf.keras.PrivateOptimizer("sgd", plan, additional_run=True)
+    first.compile(optimizer, first.loss)
+    assert first.privacy_statement().epsilon > 5.0
+    assert headline(first).startswith("This run has taken no step yet")
+
+
+def load_file(model, source, path):
+    tf_bandmf.keras.to_plain(source).save_weights(path / "a.weights.h5")
+    model.load_weights(path / "a.weights.h5")
+
+
+def set_all(model, source, path):
+    model.set_weights(source.get_weights())
+
+
+@pytest.fixture
+def make_loaded(make_plain_model, compile_model):
+    """A private model that is given weights before it is compiled, as tuners do."""
+
+    def make(load, source, path):
+        model = tf_bandmf.keras.make_private(
+            make_plain_model(hidden=False), self_check=False
+        )
+        load(model, source, path)
+        plan = source.optimizer.plan
+        optimizer = tf_bandmf.keras.PrivateOptimizer(keras.optimizers.SGD(0.1), plan)
+        return compile_model(model, optimizer)
+
+    return make
+
+
+@pytest.mark.invariant(15)
+@pytest.mark.slow_cases("set_all")
+@pytest.mark.parametrize("load", [load_file, set_all])
+def test_weights_that_were_loaded_are_in_the_headline(
+    load, data, make_run, make_loaded, tmp_path
+):
+    """Nobody is told the epsilon of the last run as if it were that of the model."""
+    trained, (x, y) = make_run(data), data
+    assert headline(trained).startswith("(epsilon = 4,")
+    assert headline(make_run()).startswith("This run has taken no step yet")
+    best = make_loaded(load, trained, tmp_path)
+    # What a tuner gives as its best model.
+    assert "has taken no step, and the model's weights were loaded" in headline(best)
+    assert "trials" in headline(best)
+    best.fit(best.optimizer.plan.batches(x + 1.0, y), epochs=1, verbose=0)
+    assert headline(best).startswith("The weights that this run began from were loaded")
+    assert (
+        "were loaded"
+        in dict(best.privacy_statement().card().points())["What is protected"]
+    )
+    vouched = make_loaded(load, trained, tmp_path)
+    vouched.optimizer.vouch_for_weights("trained on public letters")
+    vouched.fit(vouched.optimizer.plan.batches(x + 2.0, y), epochs=1, verbose=0)
+    assert headline(vouched).startswith("(epsilon = 4,")
+    assert "Trained on public letters" in str(vouched.privacy_statement())
+
+
+def test_a_model_from_a_file_says_so(data, make_run, make_plan, tmp_path):
+    make_run(data).save(tmp_path / "a.keras")
+    model = keras.models.load_model(tmp_path / "a.keras", compile=False)
+    plan = make_plan(test_seed=None)
+    model.compile(tf_bandmf.keras.PrivateOptimizer("sgd", plan), "mse")
+    assert "weights were loaded" in headline(model)
+
+
+@pytest.mark.invariant(15)
+@pytest.mark.slow_cases("False")
+@pytest.mark.parametrize("loaded", [False, True])
+def test_a_resumed_run_says_what_its_beginning_was(
+    loaded, data, make_plan, make_private_model, tmp_path
+):
+    plan = make_plan("identity", batch_size=22, test_seed=None)
+    path, weights = tmp_path / "a.private", tmp_path / "a.weights.h5"
+    first = make_private_model(plan, hidden=False)
+    if loaded:
+        first.set_weights(first.get_weights())
+    first.fit(plan.batches(*data), epochs=1, private_state=path, verbose=0)
+    first.save_weights(weights)
+    resumed = make_private_model(plan, hidden=False)
+    resumed.optimizer.build(resumed.trainable_variables)
+    resumed.load_weights(weights)
+    resumed.fit(plan.batches(*data), epochs=2, private_state=path, verbose=0)
+    for model in (first, resumed):
+        assert ("were loaded" in headline(model)) == loaded

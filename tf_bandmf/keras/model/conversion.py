@@ -242,8 +242,11 @@ def _layers(model: keras.Model) -> list[Any]:
 
 def _loads_its_own(layer: keras.layers.Layer) -> bool:
     """Whether a layer does more than to take its weights when these are loaded."""
-    usual = keras.layers.Layer.load_own_variables
-    return layer.built and type(layer).load_own_variables is not usual
+    usual = (
+        keras.layers.Layer.load_own_variables,
+        PrivateTraining.load_own_variables,
+    )
+    return layer.built and type(layer).load_own_variables not in usual
 
 
 def _load_own(layer: keras.layers.Layer, other: keras.layers.Layer) -> None:

@@ -81,6 +81,7 @@ def begin_run(model: Any, optimizer: PrivateOptimizer) -> None:
     """Builds the optimizer of a built model, if it is not built: its run begins."""
     if not optimizer.built:
         state = state_of(model)
+        optimizer.run.were_loaded |= state.were_loaded
         state.lazy_layers = lazy_layers(model, optimizer)
         state.looked_up = LookedUp(model, state.lazy_layers)
         tables = [layer.trainable_variables[0] for layer in state.lazy_layers]

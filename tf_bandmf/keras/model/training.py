@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import dataclasses
 import inspect
 import os
 from collections.abc import Iterator
@@ -33,6 +32,7 @@ from tf_bandmf.keras.optimizer.private import PrivateOptimizer
 from tf_bandmf.keras.resume.private_file import PrivateRun, refuse_shared_folder
 from tf_bandmf.keras.run.counts import PrivateCounts
 from tf_bandmf.keras.run.weights_seal import let_average
+from tf_bandmf.planning.composition import JointStatement
 from tf_bandmf.planning.statement import PrivacyStatement
 from tf_bandmf.sampling.batches import BatchSchedule
 
@@ -301,7 +301,7 @@ class PrivateTraining(BuildHook, PrivateStep):
         self._before_use()
         return super().predict_on_batch(*args, **kwargs)
 
-    def privacy_statement(self) -> PrivacyStatement:
+    def privacy_statement(self) -> PrivacyStatement | JointStatement:
         """The statement of the run, with what concerns the layers of this model.
 
         Returns:
@@ -310,16 +310,40 @@ class PrivateTraining(BuildHook, PrivateStep):
 
         Raises:
           TypeError: if the model is not compiled with a PrivateOptimizer.
+          ValueError: see `optimizer.statement`.
         """
-        statement = self._private_optimizer().statement()
+        optimizer = self._private_optimizer()
         remarks, classes = of_adapted([self]), vouched_classes(self)
         if classes:
             remarks += (
                 f"The user vouches that layers of the classes {', '.join(classes)} act on "
                 f"each example alone; that was not shown.",
             )
-        remarks = tuple(dict.fromkeys((*statement.remarks, *remarks)))
-        return dataclasses.replace(statement, remarks=remarks)
+        remarks = (*optimizer.clipping.remarks(), *remarks)
+        if not optimizer.steps_taken:
+            optimizer.run.were_loaded |= self._training.were_loaded
+        return optimizer.run.statement(None, remarks, self.weights)
+
+    def load_weights(self, *args: Any, **kwargs: Any) -> Any:
+        """As `keras.Model.load_weights`; the statement of a run that begins says so."""
+        super().load_weights(*args, **kwargs)
+        self._note_loaded()
+
+    def load_own_variables(self, store: Any) -> None:
+        """As in Keras, which calls it for models that it loads."""
+        super().load_own_variables(store)
+        self._note_loaded()
+
+    def set_weights(self, weights: Any) -> None:
+        """As `keras.Model.set_weights`; the statement of a run that begins says so."""
+        super().set_weights(weights)
+        self._note_loaded()
+
+    def _note_loaded(self) -> None:
+        self._training.were_loaded = True
+        optimizer = getattr(self, "optimizer", None)
+        if isinstance(optimizer, PrivateOptimizer) and not optimizer.steps_taken:
+            optimizer.run.were_loaded = True
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """As in `keras.Model`; raises RuntimeError if a plain model is training it."""

@@ -26,6 +26,7 @@ class TrainingState:
       traced_gradients: `private_gradients` as a graph, with what it depends on.
       lazy_layers: those whose tables get their noise when rows are read.
       plain_steps: steps of the plain optimizer that the model had before it was private.
+      were_loaded: whether its weights were loaded or set.
       looked_up: which rows a batch looks up in them.
     """
 
@@ -38,6 +39,7 @@ class TrainingState:
     traced_gradients: tuple[Any, Callable[..., Any]] | None = None
     lazy_layers: list[Any] = dataclasses.field(default_factory=list)
     plain_steps: int = 0
+    were_loaded: bool = False
     looked_up: Any = None
 
 

@@ -18,6 +18,7 @@ from tf_bandmf.keras.optimizer.noisy_gradients import NoisyGradients
 from tf_bandmf.keras.optimizer.wrapper import WrappedOptimizer
 from tf_bandmf.keras.run.run import Run
 from tf_bandmf.keras.run.scaling import Scaling
+from tf_bandmf.planning.composition import JointStatement
 from tf_bandmf.planning.plan import Plan
 from tf_bandmf.planning.statement import PrivacyStatement
 
@@ -66,7 +67,7 @@ class PrivateOptimizer(WrappedOptimizer):
         LossScaleOptimizer changes its scale, and skips steps, depending on the data. An
         example whose scaled gradient overflows contributes zero; the step goes on.
       additional_run: whether another run of this process may have trained the same
-        model, or on the same examples; `statement` then says so.
+        model, or on the same examples; `statement` is then that of all of them together.
       clipping: how each example's gradient is clipped: "flat", "automatic", or a
         `Clipping`, which has more options. The guarantee is the same.
 
@@ -147,17 +148,22 @@ class PrivateOptimizer(WrappedOptimizer):
             return int(self.run.secrets.step)
         return int(self.iterations.numpy()) if self.built else 0
 
-    def statement(self, unit: str | None = None) -> PrivacyStatement:
-        """The plan's statement, with the remarks of this run.
+    def statement(self, unit: str | None = None) -> PrivacyStatement | JointStatement:
+        """The statement of this run, for its model.
 
-        They name other runs of the process on the same weights or examples, and changes
-        of the weights that were vouched for.
+        If other runs of the process trained on the same weights or examples, its numbers
+        are those of all of them together. It says when weights were loaded, when no step
+        was taken, and what changes of the weights were vouched for.
+        `model.privacy_statement()` has what concerns the model's layers, too.
 
         Args:
           unit: see `Plan.statement`.
+
+        Raises:
+          ValueError: if the runs hide different units and none is given, or no
+            meaningful epsilon is known for all of them.
         """
-        remarks = [*self._clipping.remarks(), *self.run.remarks()]
-        return self.plan.statement(unit, remarks)
+        return self.run.statement(unit, self._clipping.remarks())
 
     def vouch_for_weights(self, reason: str) -> None:
         """Lets the next step start from weights that something else changed or trained.

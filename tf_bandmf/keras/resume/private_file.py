@@ -206,6 +206,7 @@ class PrivateRun:
         self._header["buffer_step"] = step
         self._header["vouched"] = list(run.vouched)
         self._header["initial_weights"] = run.initial_weights
+        self._header["were_loaded"] = run.were_loaded
         self._header["environment"] = identity.environment(self._model)
         self._header["resumed_elsewhere"] = list(run.resumed_elsewhere)
         self._note_evaluations()
@@ -293,6 +294,7 @@ class PrivateRun:
         run.close_seal(self._model.weights)
         run.vouched = tuple(header["vouched"])
         run.initial_weights = header["initial_weights"]
+        run.were_loaded = header["were_loaded"]
         run.resumed_elsewhere = self._resumed_elsewhere(step)
         self.resumed = True
         self._watch()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,7 +11,9 @@ import tensorflow as tf
 
 from tf_bandmf.keras.run import known_runs
 from tf_bandmf.noise.keys import NoiseKey
+from tf_bandmf.planning.composition import JointStatement, compose
 from tf_bandmf.planning.plan import Plan
+from tf_bandmf.planning.statement import PrivacyStatement
 
 
 class Membership:
@@ -107,14 +110,30 @@ class Membership:
         )
         return tf.ensure_shape(noted, [])
 
-    def remarks(self, schedule_id: int) -> list[str]:
-        """What the statement says about other runs."""
-        found = known_runs.others(self._name, self._variables, schedule_id)
+    def statement(
+        self, unit: str | None, weights: Sequence[Any], schedule_id: int
+    ) -> PrivacyStatement | JointStatement:
+        """The plan's statement; if there are other runs, that of all of them together.
+
+        Args:
+          unit: see `Plan.statement`.
+          weights: all of the model's, as far as they are at hand.
+          schedule_id: of the data, or `known_runs.NO_SCHEDULE`.
+
+        Raises:
+          ValueError: see `JointGuarantee.statement`.
+        """
+        plan = self._plan
+        weights = [*self._variables, *weights]
+        found = known_runs.others(self._name, weights, schedule_id)
         if not found:
-            return []
-        plans = ", ".join(run.plan.fingerprint[:12] for _, run in found)
-        return [
+            return plan.statement(unit)
+        names = ", ".join(run.plan.fingerprint[:12] for _, run in found)
+        joint = compose([plan, *(run.plan for _, run in found)]).statement(unit=unit)
+        remark = (
             f"{len(found)} other run(s) of the same process trained on the same weights "
-            f"or examples (plans {plans}): the numbers above are for this run alone, and "
-            f"add up with theirs."
-        ]
+            f"or examples (plans {names}), trials of which the best was kept included: "
+            f"the numbers are for all of them together. This run alone has epsilon = "
+            f"{plan.epsilon:.6g} at delta = {plan.delta:.3g}."
+        )
+        return dataclasses.replace(joint, remarks=(remark,))

@@ -14,6 +14,7 @@ a seal of the weights; none of these is in a file that Keras writes.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import threading
 from collections.abc import Sequence
@@ -33,6 +34,7 @@ from tf_bandmf.keras.compat.keras_objects import given_learning_rate
 from tf_bandmf.keras.run import admission, pieces
 from tf_bandmf.keras.run.counts import Counts
 from tf_bandmf.keras.run.evaluations import Evaluations
+from tf_bandmf.keras.run.known_runs import NO_SCHEDULE
 from tf_bandmf.keras.run.membership import Membership
 from tf_bandmf.keras.run.replicas import NoisyMean, shared_key
 from tf_bandmf.keras.run.reservation import Reservation
@@ -48,9 +50,10 @@ from tf_bandmf.keras.run.weights_seal import (
 )
 from tf_bandmf.noise.devices import device_kind
 from tf_bandmf.noise.keys import NoiseKey
+from tf_bandmf.planning.composition import JointStatement
 from tf_bandmf.planning.memory import refuse_too_large
 from tf_bandmf.planning.plan import Plan
-from tf_bandmf.planning.statement import sentence
+from tf_bandmf.planning.statement import PrivacyStatement, sentence
 from tf_bandmf.sampling import data_identity
 from tf_bandmf.sampling.batches import BatchSchedule
 from tf_bandmf.sampling.sources import OF_CLASS_WEIGHTS
@@ -93,6 +96,7 @@ class Run:
       turn: held while a step is taken.
       vouched: the caller's reasons for changes of the weights, in order.
       weighs_classes: whether batches of the caller's were weighed by class.
+      were_loaded: whether the weights that it began from had been loaded or set.
       initial_weights: the caller's words for where they come from; None if none.
       resumed_elsewhere: where it was resumed with other versions or devices, and how
         they differ.
@@ -116,6 +120,7 @@ class Run:
         self.strategy = tf.distribute.get_strategy()
         self.vouched: tuple[str, ...] = ()
         self.weighs_classes = False
+        self.were_loaded = False
         self.initial_weights: str | None = None
         self.resumed_elsewhere: tuple[str, ...] = ()
         self.was_loaded_without_weights = False
@@ -682,12 +687,48 @@ class Run:
                 f'model.optimizer.vouch_for_weights("pretrained on public data: which").'
             )
 
-    def remarks(self) -> list[str]:
-        """What the statement must say in addition to the plan's guarantee."""
-        remarks: list[str] = []
-        if self.has_begun:
-            remarks += self.membership.remarks(int(self.schedule_id))
-            remarks += data_identity.remarks_of(int(self.schedule_id))
+    def statement(
+        self,
+        unit: str | None,
+        remarks: Sequence[str] = (),
+        weights: Sequence[Any] = (),
+    ) -> PrivacyStatement | JointStatement:
+        """The statement of the run; see `PrivateOptimizer.statement`.
+
+        Args:
+          unit: see `Plan.statement`.
+          remarks: on the optimizer and the model.
+          weights: all of the model's, as far as they are at hand.
+        """
+        data = int(self.schedule_id) if self.has_begun else NO_SCHEDULE
+        found = self.membership.statement(unit, weights, data)
+        said = [*found.remarks, *remarks, *self._remarks(data)]
+        return dataclasses.replace(
+            found, remarks=tuple(dict.fromkeys(said)), proviso=self._proviso()
+        )
+
+    def _proviso(self) -> str:
+        """What the statement says before its numbers."""
+        loaded = self.were_loaded and self.initial_weights is None
+        taken = int(self.secrets.step) if self.has_begun else 0
+        if not taken and not loaded:
+            return "This run has taken no step yet; it is to have this guarantee:"
+        if not taken:
+            return (
+                "This run has taken no step, and the model's weights were loaded: they "
+                "have the guarantees of the runs that made them, which add up, as those "
+                "of trials do from which they were chosen. This run would add:"
+            )
+        if loaded:
+            return (
+                "The weights that this run began from were loaded: the guarantees of the "
+                "runs that made them add up with this one. This run alone:"
+            )
+        return ""
+
+    def _remarks(self, schedule_id: int) -> list[str]:
+        """What the statement must say in addition to the guarantee."""
+        remarks = list(data_identity.remarks_of(schedule_id))
         if self.weighs_classes:
             remarks.append(OF_CLASS_WEIGHTS)
         remarks += self.reservation.remarks()
@@ -710,6 +751,9 @@ class Run:
             f"Initial weights: whoever trained vouches that none of these records had a "
             f"part in them: {sentence(self.initial_weights)}"
             if self.initial_weights is not None
+            else "Initial weights: loaded, or set by the program; whether these records "
+            "had a part in them is not checked."
+            if self.were_loaded
             else "Initial weights: as the model was made; this process did not see them "
             "trained without privacy. Weights that were loaded or set are not checked."
         )
