@@ -13,7 +13,6 @@ one of
 * LIST: a TensorList of such tensors.
 * BLOCKS: as PER_EXAMPLE, along axis 0, but one row of each example, then another one of
   each, and so on: so a dilated convolution cuts its images apart.
-* SUM: a sum over examples of what depends on one example each, and so affine in them.
 
 Everything else is an error: there is no value for "depends on several examples".
 
@@ -39,7 +38,6 @@ class Kind(enum.Enum):
     INDEX = "index"
     LIST = "list"
     BLOCKS = "blocks"
-    SUM = "sum"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -50,15 +50,8 @@ def _bitcast(node: Node) -> Value:
     return _each_entry(node)
 
 
-@transfer(*UNARY)
+@transfer("Neg", *UNARY)
 def _each_entry(node: Node) -> Value:
-    if any(value.kind is Kind.SUM for value in node.values):
-        raise NotIndependent("is not linear in a sum over examples")
-    return _unary(node)
-
-
-@transfer("Neg")
-def _unary(node: Node) -> Value:
     first, *others = node.values
     if not all(other.independent for other in others):
         return aligned(node, range(len(node.values)))
@@ -72,8 +65,6 @@ def _unary(node: Node) -> Value:
 @transfer(*ARITHMETIC)
 def _arithmetic(node: Node) -> Value:
     kinds = {value.kind for value in node.values}
-    if Kind.SUM in kinds:
-        return _linear_in_sums(node)
     if kinds <= {Kind.INDEPENDENT, Kind.SIZE}:
         content = _combined(node)
         if content is not None and not sizes.depends_on_batch(content):
@@ -83,39 +74,9 @@ def _arithmetic(node: Node) -> Value:
     return aligned(node, range(len(node.values)))
 
 
-def _linear_in_sums(node: Node) -> Value:
-    if any(value.per_example for value in node.values):
-        raise mixes("combines each example with a sum over the batch")
-    first, second = (value.kind for value in node.values)
-    kind = node.op.type
-    constant = (Kind.INDEPENDENT, Kind.SIZE)
-    linear = {
-        "Mul": first in constant or second in constant,
-        "Add": True,
-        "AddV2": True,
-        "Sub": True,
-        "Div": second in constant,
-        "RealDiv": second in constant,
-    }.get(kind, False)
-    if not linear or not {first, second} <= {Kind.SUM, *constant}:
-        raise NotIndependent("is not linear in a sum over examples")
-    return Value(Kind.SUM)
-
-
 @transfer("AddN", *BINARY)
 def _each_entry_of_several(node: Node) -> Value:
     kinds = {value.kind for value in node.values}
-    if Kind.SUM in kinds:
-        constant = {Kind.INDEPENDENT, Kind.SIZE}
-        if node.op.type == "AddN" and kinds <= {Kind.SUM, *constant}:
-            return Value(Kind.SUM)
-        if (
-            node.op.type in ("DivNoNan", "MulNoNan")
-            and kinds <= {Kind.SUM, *constant}
-            and node.values[1].kind in constant
-        ):
-            return Value(Kind.SUM)
-        raise NotIndependent("is not linear in a sum over examples")
     if kinds <= {Kind.INDEPENDENT, Kind.SIZE}:
         return Value(Kind.SIZE)
     return aligned(node, range(len(node.values)))

@@ -117,7 +117,6 @@ class Evaluation:
         (tensors it needs, function of their values).
       static_batch: if not None, the batch size is this number, which occurs nowhere
         else: its multiples in shapes are multiples of the batch size.
-      sums: whether sums over examples are followed (for losses).
       shapes: those of the graph, where it is not one that was made anew.
     """
 
@@ -128,7 +127,6 @@ class Evaluation:
         | None = None,
         *,
         static_batch: int | None = None,
-        sums: bool = False,
         shapes: InferredShapes | None = None,
     ) -> None:
         self._shapes = shapes
@@ -136,7 +134,6 @@ class Evaluation:
         self._pending = dict(pending or {})
         self._static = static_batch
         self._keep: list[Any] = []
-        self.sums = sums
 
     def value(self, tensor: tf.Tensor) -> Value:
         """The value of a tensor.
@@ -194,7 +191,7 @@ class Evaluation:
         self, tensor: tf.Tensor, value: Value, inputs: Sequence[Value]
     ) -> Value:
         static = shape_of(tensor)
-        if value.kind in (Kind.LIST, Kind.SUM) or static.rank is None:
+        if value.kind is Kind.LIST or static.rank is None:
             return dataclasses.replace(value, shape=None)
         found = value.shape
         if found is None or len(found) != static.rank:
@@ -337,7 +334,7 @@ class Evaluation:
 
     def inner(self, values: Mapping[int, Value]) -> Evaluation:
         """An evaluation of a function's graph."""
-        return Evaluation(values, static_batch=self._static, sums=self.sums)
+        return Evaluation(values, static_batch=self._static)
 
     def call(
         self, op: Any, name: str, values: Sequence[Value], inputs: Sequence[Any]

@@ -43,8 +43,6 @@ def needs_rows(value: Value) -> Dim:
         )
     if value.kind is Kind.INDEX:
         raise NotIndependent("computes with the positions of examples in the batch")
-    if value.kind is Kind.SUM:
-        raise NotIndependent("changes a sum over examples")
     if not value.per_example or value.rows is None:
         raise NotIndependent("is not known for such tensors")
     return value.rows
@@ -109,8 +107,6 @@ def _reshape(node: Node) -> Value:
         if target is None or entries is None or len(target) > 1:
             return Value(value.kind)
         return of_content(entries if len(target) == 1 else entries[0])
-    if value.kind is Kind.SUM:
-        return value
     if value.independent:
         # A target with B in it fits only by accident.
         raise NotIndependent(POSITIONS)
@@ -155,8 +151,6 @@ def _expand(node: Node) -> Value:
     value = node.values[0]
     if value.kind is Kind.SIZE or value.independent:
         return of_content(as_tuple(node.content(0)))
-    if value.kind is Kind.SUM:
-        return value
     (axis,) = node.constants(1)
     axis %= node.rank(0) + 1
     if value.kind is Kind.BLOCKS and axis:
@@ -171,8 +165,6 @@ def _squeeze(node: Node) -> Value:
     if value.kind is Kind.SIZE or value.independent:
         entries = as_tuple(node.content(0))
         return of_content(entries[0] if entries and len(entries) == 1 else None)
-    if value.kind is Kind.SUM:
-        return value
     rank = node.rank(0)
     axes = {axis % rank for axis in node.attr("squeeze_dims")}
     if not axes:
@@ -188,8 +180,6 @@ def _squeeze(node: Node) -> Value:
 @transfer("Transpose")
 def _transpose(node: Node) -> Value:
     value = node.values[0]
-    if value.kind is Kind.SUM:
-        return value
     rows = needs_rows(value)
     rank = node.rank(0)
     order = [axis % rank for axis in node.constants(1)]

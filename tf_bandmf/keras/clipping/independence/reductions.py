@@ -32,17 +32,10 @@ def _reduce(node: Node) -> Value:
         if entries is not None and node.op.type == "Prod":
             return of_content(sizes.product(entries))
         return Value(value.kind)
-    linear = node.op.type in ("Sum", "Mean")
-    if value.kind is Kind.SUM:
-        if not linear:
-            raise NotIndependent("is not linear in a sum over examples")
-        return value
     rows = needs_rows(value)
     rank = node.rank(0)
     axes = {axis % rank for axis in node.constants(1)}
     if value.axis in axes:
-        if linear and node.graph.sums:
-            return Value(Kind.SUM)
         raise mixes("combines all examples of the batch into one number")
     if node.attr("keep_dims"):
         return per_example(value.axis, rows)
@@ -99,8 +92,6 @@ def _reverse_sequence(node: Node) -> Value:
 @transfer("Softmax", "LogSoftmax", "L2Loss")
 def _last_axis(node: Node) -> Value:
     if node.op.type == "L2Loss":
-        if node.graph.sums:
-            return Value(Kind.SUM)
         raise mixes("combines all examples of the batch into one number")
     return _along(node, [-1])
 
@@ -252,8 +243,6 @@ def _contraction(node: Node, operands: Sequence[str], output: str) -> Value:
         if value.independent and letter in letters:
             if shape_of(node.op.inputs[index])[letters.index(letter)] != 1:
                 raise NotIndependent(POSITIONS)
-    if node.graph.sums and letter not in output:
-        return Value(Kind.SUM)
     if output.count(letter) != 1:
         raise mixes("sums products over the batch")
     return per_example(output.index(letter), rows)
