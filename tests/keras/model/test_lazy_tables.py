@@ -262,14 +262,27 @@ def test_what_is_given_away_after_a_custom_loop_is_what_was_trained(data, tmp_pa
     """The tables of the copy, the file and the export: they were the initial ones."""
     plan = make_plan()
     model = prepare(mean_of_bag(), plan)
-    initial = table_of(model)
-    for batch in plan.batches(*data).dataset(0).take(2):
-        model.train_on_batch(batch)
-    plain = tf_bandmf.keras.to_plain(model)
-    assert not np.array_equal(table_of(plain), initial)
-    model.save(tmp_path / "model.keras")
-    loaded = keras.models.load_model(tmp_path / "model.keras")
-    np.testing.assert_array_equal(table_of(loaded), table_of(plain))
+
+    def copied():
+        return table_of(tf_bandmf.keras.to_plain(model))
+
+    def saved():
+        model.save(tmp_path / "model.keras")
+        return table_of(keras.models.load_model(tmp_path / "model.keras"))
+
+    def exported():
+        model.export(tmp_path / "served", verbose=False)
+        served = tf.saved_model.load(str(tmp_path / "served"))
+        (table,) = [v for v in served.variables if v.shape == (ROWS, WIDTH)]
+        return table.numpy()
+
+    batches = iter(plan.batches(*data).dataset(0))
+    for given_away in (copied, saved, exported):
+        model.train_on_batch(next(batches))
+        before = table_of(model)
+        found = given_away()
+        assert not np.array_equal(found, before), given_away.__name__
+        np.testing.assert_array_equal(found, table_of(model))
 
 
 def test_an_evaluation_notices_a_table_that_something_else_changed(data):
