@@ -1,5 +1,7 @@
 """A record of which `map` or `parse` fails becomes a row of weight 0; no run ends."""
 
+import traceback
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -109,9 +111,32 @@ def test_a_map_reads_no_files():
         plan().batches(np.array([__file__] * M), map=tf.io.read_file)
 
 
+PRIVATE = "Anna"
+
+
 def test_a_function_that_always_fails_is_an_error():
-    with pytest.raises(ValueError, match="fails for all"):
-        plan().batches(np.array(["a"] * M), map=number)
+    with pytest.raises(ValueError, match=r"fails for all.*line [0-9]+ of") as caught:
+        plan().batches(np.array([PRIVATE] * M), map=number)
+    assert PRIVATE not in "".join(traceback.format_exception(caught.value))
+
+
+@pytest.mark.parametrize("least", [1, 2], ids=["always", "several"])
+def test_no_error_of_a_fetch_holds_values_of_records(least):
+    """An error tracker or a log is no place for records; the line that failed is said."""
+
+    def fetch(indices):
+        if len(indices) >= least:
+            raise ValueError(f"no number: {PRIVATE}")
+        return np.zeros([1, 1])
+
+    with pytest.raises(ValueError, match=r"fetch fails.*of test_failing\.py") as caught:
+        IndexedExamples(fetch, M)
+    assert PRIVATE not in "".join(traceback.format_exception(caught.value))
+
+
+def test_what_the_library_says_of_a_fetch_is_said():
+    with pytest.raises(ValueError, match=r"fetch must return.*found a tuple of 4"):
+        IndexedExamples(lambda indices: (indices,) * 4, M)
 
 
 @pytest.mark.attack(
@@ -144,16 +169,6 @@ def test_an_example_that_cannot_be_fetched_ends_no_run(dtype, shape, figure):
     kept = found[weights > 0]
     np.testing.assert_array_equal(kept[np.argsort(kept[:, 0])], x[works])
     figure("2 of 6")
-
-
-def test_a_fetch_that_fails_for_no_example_but_for_several_is_refused():
-    def fetch(indices):
-        if len(indices) > 1:
-            raise OSError("one at a time")
-        return X[indices]
-
-    with pytest.raises(OSError, match="one at a time"):
-        IndexedExamples(fetch, M)
 
 
 def elements():

@@ -7,12 +7,33 @@ nothing to the sum, and does not end the run: that it ended would tell about the
 
 from __future__ import annotations
 
+import os
+import traceback
 from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
 
 from tf_bandmf.sampling.sources import SAMPLE_WEIGHT
+
+_OURS = os.path.dirname(os.path.dirname(__file__)) + os.sep
+
+
+def said_of(error: BaseException) -> str:
+    """The kind of an error and where it was raised; its text, if this library wrote it.
+
+    Other texts may hold values of records, as may those of errors before it: whoever
+    says this raises `from None`.
+    """
+    frames = traceback.extract_tb(error.__traceback__)
+    last = frames[-1:]
+    # What is written in C has no frames: `int` raises in whoever calls it.
+    if any(f.filename.startswith(_OURS) and "raise " in (f.line or "") for f in last):
+        return f"{type(error).__name__}: {error}"
+    own = [f for f in frames if not f.filename.startswith(_OURS)]
+    callers = [f for f in own if "site-packages" not in f.filename] or own
+    where = [f", line {f.lineno} of {os.path.basename(f.filename)}" for f in callers]
+    return "".join([type(error).__name__, *where[-1:]])
 
 
 def each_that_works(

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tf_bandmf.sampling.failing import said_of
 from tf_bandmf.sampling.record_identity import probed_places
 from tf_bandmf.sampling.row_kinds import (
     Block,
@@ -68,10 +69,14 @@ class IndexedExamples(ReadExamples):
         self._rows(places[:1])
         try:
             leaves, works = self._at_once(places), np.ones(len(places), bool)
-        except Exception:
+        except Exception as error:
             leaves, works = self._each(places)
             if works.all():
-                raise  # No example is the reason.
+                raise ValueError(
+                    f"fetch fails for several indices, and for none of them alone "
+                    f"({said_of(error)}). It gets an array of indices, of any length, "
+                    f"and returns as many rows."
+                ) from None
         self._kept(places, leaves, works)
         refuse_most_failed(works, "fetch, as far as it was tried")
         self._sample = self._hashes[places].tobytes()
@@ -92,10 +97,13 @@ class IndexedExamples(ReadExamples):
         try:
             return RowKinds(samples())
         except ValueError:
+            if failure is None:
+                raise
             kind = TypeError if isinstance(failure, TypeError) else ValueError
             raise kind(
-                f"fetch fails for all of the examples that it was tried with: {failure}"
-            ) from failure
+                f"fetch fails for all of the examples that it was tried with "
+                f"({said_of(failure)}). Call it with np.array([0]) to see why."
+            ) from None
 
     def _content(self, indices: np.ndarray) -> dict[str, Any]:
         content = named_parts(self._fetch(indices), "fetch must return")

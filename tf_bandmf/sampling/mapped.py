@@ -18,7 +18,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_bandmf.graphs.mapping import map_each
-from tf_bandmf.sampling.failing import each_that_works, with_weights
+from tf_bandmf.sampling.failing import each_that_works, said_of, with_weights
 from tf_bandmf.sampling.purity import may_fail, refused_operation
 from tf_bandmf.sampling.sources import (
     INPUTS,
@@ -132,8 +132,8 @@ class MappedExamples(WrappedExamples):
         if failure is not None and not results:
             raise ValueError(
                 f"map: {self._name} fails for all of the examples that it was tried "
-                f"with. It must work for an example."
-            ) from failure
+                f"with ({said_of(failure)}). It must work for an example."
+            ) from None
         return results
 
     def _one(self, content: dict[str, Any], seed: tf.Tensor) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tf_bandmf.sampling.failing import said_of
 from tf_bandmf.sampling.record_identity import PROBED
 from tf_bandmf.sampling.row_kinds import Block, RowKinds, rows_of
 from tf_bandmf.sampling.sources import named_parts
@@ -387,10 +388,9 @@ def read_each(items: Iterable[Any], what: str, way: str) -> Iterator[Any]:
         except StopIteration:
             return
         except Exception as error:
-            # Its text, and the chain of errors, may hold values of records.
             raise ValueError(
                 f"{what.capitalize()} {number} of the data set raised an error "
-                f"({type(error).__name__}), after which the others cannot be told apart. "
+                f"({said_of(error)}), after which the others cannot be told apart. "
                 f"{_INSTEAD.format(way=way)}"
             ) from None
         yield item
