@@ -618,3 +618,26 @@ def test_what_comes_after_a_lookup_may_call_functions_with_weights(layers, data)
     model, before = prepare(model, plan), table_of(model)
     model.fit(plan.batches(*data), verbose=0)
     assert np.all(table_of(model) != before)
+
+
+@pytest.mark.slow
+def test_a_vocabulary_in_the_model_looks_up_what_its_ids_do(silent):
+    """Against the ids looked up by hand, of a word for which there is no row as well."""
+    words = np.random.default_rng(3).choice(["a", "b", "c", "d"], (EXAMPLES, 2))
+    ids = np.vectorize({"a": 1, "b": 2, "c": 3, "d": 0}.get)(words)
+    targets = (ids[:, :1] == 2).astype(np.float32)
+    found = []
+    for x, first in (
+        (words.astype(object), keras.layers.StringLookup(vocabulary=["a", "b", "c"])),
+        (ids, keras.layers.Identity()),
+    ):
+        keras.utils.set_random_seed(0)
+        kind = "string" if x is not ids else "int64"
+        rest = [keras.layers.Flatten(), keras.layers.Dense(1)]
+        table = keras.layers.Embedding(5, WIDTH, name="items")
+        inputs = keras.Input((2,), dtype=kind)
+        plan = make_plan(epochs=1)
+        model = prepare(keras.Sequential([inputs, first, table, *rest]), plan)
+        model.fit(plan.batches(x, targets), verbose=0)
+        found.append(table_of(model))
+    np.testing.assert_allclose(*found, rtol=1e-5, atol=1e-6)

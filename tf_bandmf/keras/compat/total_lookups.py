@@ -3,7 +3,8 @@
 On CPUs TensorFlow raises for a label that is no class, and for an index past the end of
 a table: one bad record would end the training, and that it ended would tell about it.
 Within `bad_values_become_nan` the result is NaN instead, as on GPUs and under XLA, and
-the record contributes nothing.
+the record contributes nothing. What a vocabulary looks up gets the shape of its keys by an
+operation: TensorFlow only claims it, which the analysis of the graph does not believe.
 
 What tells that it broke: `tests/keras/clipping/test_contributions.py`.
 """
@@ -34,6 +35,7 @@ def bad_values_become_nan() -> Iterator[None]:
             patched(tf.nn, "sparse_softmax_cross_entropy_with_logits", _cross_entropy)
         )
         stack.enter_context(patched(tf.nn, "ctc_loss", _ctc_loss))
+        stack.enter_context(patched(tf.lookup.StaticHashTable, "lookup", _vocabulary))
         yield
 
 
@@ -108,6 +110,13 @@ def _gather(
     )
     nan = tf.constant(float("nan"), found.dtype)
     return tf.where(tf.reshape(valid, shape), found, nan)
+
+
+def _vocabulary(
+    original: Callable[..., Any], table: Any, keys: Any, name: str | None = None
+) -> Any:
+    found = original(table, keys, name)
+    return tf.ensure_shape(found, keys.shape) if isinstance(keys, tf.Tensor) else found
 
 
 def _segments(
