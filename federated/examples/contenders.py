@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any
 
 import language_model
 import numpy as np
@@ -75,7 +74,6 @@ class Contender:
       name: a key of `TITLES`.
       plan: its guarantee. Of "none": only how devices may come.
       process: a learning process.
-      prepare: to be called on the state before every round.
       data: of the selected, tagged data: what the process takes.
       rmse: of the noise in the models: root of the mean over rounds of its variance per
         weight, for a server learning rate of 1.
@@ -84,7 +82,6 @@ class Contender:
     name: str
     plan: tf_bandmf.Plan
     process: tff.learning.templates.LearningProcess
-    prepare: Callable[[Any], Any]
     data: Callable[[tf.data.Dataset], tf.data.Dataset]
     rmse: float
 
@@ -101,7 +98,7 @@ def build(name: str, setting: Setting) -> Contender:
         setting.server_optimizer(),
     )
     rmse = plan.rmse() * plan.l2_norm_clip / setting.clients_per_round
-    return Contender(name, plan, process, process.prepare, lambda d: d, rmse)
+    return Contender(name, plan, process, lambda d: d, rmse)
 
 
 def _of_tff(name: str, setting: Setting) -> Contender:
@@ -132,7 +129,6 @@ def _of_tff(name: str, setting: Setting) -> Contender:
         name,
         plan,
         process,
-        lambda state: state,
         lambda dataset: dataset.map(lambda element: element["example"]),
         rmse,
     )

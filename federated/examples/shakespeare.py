@@ -53,7 +53,7 @@ def train(
     curve = curves.Curve(title, contender.rmse, [], [], [])
     for number in range(1, rounds + 1):
         data = [contender.data(dataset) for dataset in iterator.select()]
-        state = process.next(contender.prepare(state), data).state
+        state = process.next(state, data).state
         if number % every == 0 or number == rounds:
             accuracy, loss = test(process.get_model_weights(state))
             curve.rounds.append(number)
@@ -159,7 +159,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
         f"(epsilon, delta) = ({options.epsilon:g}, {options.delta:g})."
     )
     print(too_few(setting), flush=True)
-    tf_bandmf_federated.use_local_workers()
     os.makedirs(options.out, exist_ok=True)
     test = language_model.Test(options.speakers)
     found = []

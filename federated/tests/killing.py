@@ -4,6 +4,7 @@ Test files run themselves as a driver that forks a child for each kill.
 """
 
 import collections
+import contextlib
 import gc
 import hashlib
 import os
@@ -17,14 +18,18 @@ def run_driver(script, folder, kills):
     """Runs a test file as a program; its errors are those of the test."""
     environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}
     with open(folder / "errors", "w") as errors:
-        driver = subprocess.run(
+        driver = subprocess.Popen(
             [sys.executable, script, str(folder), str(kills)],
             stdout=errors,
             stderr=errors,
             env=environment,
-            timeout=max(1500, 60 * kills),
-            check=False,
+            start_new_session=True,
         )
+        try:
+            driver.wait(max(1500, 60 * kills))
+        finally:  # also TFF's workers, which outlive a program that was killed
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(driver.pid, signal.SIGKILL)
     assert driver.returncode == 0, (folder / "errors").read_text()[-3000:]
 
 

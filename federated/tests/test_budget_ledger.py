@@ -8,7 +8,6 @@ import tf_bandmf
 from tf_bandmf_federated.accounting import MeasuredParticipation
 from tf_bandmf_federated.host_noise import HostNoise
 from tf_bandmf_federated.report import privacy_report
-from tf_bandmf_federated.server_noise import choose_place
 
 pytest.importorskip("sqlalchemy")
 
@@ -70,10 +69,7 @@ def test_without_budget_nothing_leaves(tmp_path, ledger, plan):
     assert runs(ledger) == 1 and models.released[-1][0] == N
 
 
-def test_noise_of_a_bound_plan_is_the_hosts(ledger, plan):
-    assert choose_place("auto", plan, 10) == "host"
-    with pytest.raises(ValueError, match="bound to a ledger"):
-        choose_place("state", plan, 10)
+def test_noise_of_a_bound_plan_is_reserved_first(ledger, plan):
     ledger.set_budget("keyboards", epsilon=1.0, delta=1e-5)
     with pytest.raises(BudgetExceededError):
         HostNoise(plan, 10).values(1, 0)

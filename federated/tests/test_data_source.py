@@ -538,9 +538,7 @@ def test_wrong_arguments_are_refused():
 @pytest.mark.slow
 def test_the_process_accepts_every_selected_client():
     plan = make_plan(n=8, batch_size=4)
-    process = build_fed_avg(
-        model_fn, plan, tff.learning.optimizers.build_sgdm(0.1), noise="state"
-    )
+    process = build_fed_avg(model_fn, plan, tff.learning.optimizers.build_sgdm(0.1))
     source = source_of(plan, on_shortage="fewer", availability=lambda t, name: t != 2)
     assert process.next.type_signature.parameter[1].is_assignable_from(
         source.federated_type
@@ -551,7 +549,7 @@ def test_the_process_accepts_every_selected_client():
     for round_number in range(6):
         assert process.round_number(state) == iterator.round_number == round_number
         data = iterator.select()
-        output = process.next(process.prepare(state), data)
+        output = process.next(state, data)
         state, counts = output.state, output.metrics["aggregator"]
         assert counts["early_clients"] == 0
         assert counts["contributing_clients"] == len(data)

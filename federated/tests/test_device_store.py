@@ -1,7 +1,6 @@
 """A device counts before it works, refuses by itself, and answers a request once."""
 
 import os
-import shutil
 import subprocess
 import sys
 
@@ -28,20 +27,6 @@ def test_it_counts_before_it_works(tmp_path):
     again = make(tmp_path)  # killed while it trained
     assert (again.last_round, again.participations) == (4, 1)
     assert again.device == store.device
-
-
-def test_a_record_of_an_earlier_version_counts(tmp_path):
-    store = make(tmp_path)
-    store.begin(4, "request")
-    (tmp_path / f"{POLICY.plan}.device").rename(tmp_path / f"{POLICY.plan}.json")
-    again = make(tmp_path)
-    assert (again.device, again.participations) == (store.device, 1)
-    # Brought back beside the newer one, it does not take that one's place.
-    shutil.copy2(tmp_path / f"{POLICY.plan}.device", tmp_path / f"{POLICY.plan}.json")
-    again.begin(7, "later")
-    with pytest.raises(ValueError, match="delete the older one"):
-        make(tmp_path)
-    assert again.participations == 2
 
 
 @pytest.mark.parametrize("number", [3, 4, 5, 6, -1, 20, 2])

@@ -13,6 +13,7 @@ import tf_bandmf
 from tf_bandmf import noise
 from tf_bandmf.noise.keys import NoiseKey
 from tf_bandmf_federated import (
+    CorrelatedNoiseFactory,
     MinSepDataSource,
     build_fed_avg,
     tag_dataset,
@@ -45,7 +46,7 @@ def run(process, cohorts, state=None):
     state = process.initialize() if state is None else state
     weights = []
     for cohort in cohorts:
-        state = process.next(process.prepare(state), cohort).state
+        state = process.next(state, cohort).state
         weights.append(weights_of(process, state))
     return np.stack(weights), state
 
@@ -57,16 +58,11 @@ def weights_of(process, state):
 
 @functools.cache
 def in_state():
-    return build(make_plan(), noise="state")
-
-
-@functools.cache
-def by_host():
-    return build(make_plan(), noise="host")
+    return build(make_plan())
 
 
 def test_it_is_a_learning_process():
-    for process in (in_state(), by_host()):
+    for process in (in_state(),):
         assert isinstance(process, tff.learning.templates.LearningProcess)
         data_type = process.next.type_signature.parameter[1].member
         element = tff.to_type(
@@ -78,7 +74,6 @@ def test_it_is_a_learning_process():
             )
         )
         data_type.check_equivalent_to(tff.SequenceType(element))
-    assert (in_state().noise_place, by_host().noise_place) == ("state", "host")
 
 
 def test_updates_are_the_plan_s_noise_on_clipped_means():
@@ -94,23 +89,6 @@ def test_updates_are_the_plan_s_noise_on_clipped_means():
     some, _ = run(in_state(), [first_time(0, 1)])
     # Both updates were clipped to norm 1, and their mean has a denominator of 3.
     assert 0.1 < np.linalg.norm(some[0] - none[0]) <= 2.0 / 3.0 + 1e-6
-
-
-def test_host_and_state_make_the_same_model():
-    cohorts = [first_time(0, 1), first_time(2, now=1), []]
-    kept, put_in = (run(process, cohorts)[0] for process in (in_state(), by_host()))
-    np.testing.assert_allclose(kept, put_in, rtol=1e-4, atol=1e-5)
-
-
-def test_a_state_of_the_host_s_process_holds_no_secret():
-    process = build(make_plan(test_seed=None), noise="host")
-    _, state = run(process, [first_time(0), first_time(1, now=1)])
-    kept = state.aggregator["noise"]
-    assert set(kept) == {"run_id", "key_id", "ready_for", "digests", "values"}
-    assert kept["values"].size == 0 and kept["ready_for"] == -1
-    secret = process.host_noise.run_key(int(kept["run_id"])).secret_bytes()
-    for name in ("run_id", "key_id"):
-        assert kept[name].tobytes() not in secret
 
 
 def test_early_and_broken_clients_have_no_influence():
@@ -145,16 +123,16 @@ def test_clients_without_elements():
 
 
 def test_rounds_are_counted_and_skipped():
-    for process in (by_host(), in_state()):
+    for process in (in_state(),):
         state = process.initialize()
         assert process.round_number(state) == 0
-        state = process.next(process.prepare(state), first_time(0)).state
+        state = process.next(state, first_time(0)).state
         before = weights_of(process, state)
         state = process.skip_round(state)
         assert process.round_number(state) == 2
         np.testing.assert_array_equal(weights_of(process, state), before)
         # The noise of round 2 is what it would have been.
-        state = process.next(process.prepare(state), []).state
+        state = process.next(state, []).state
         expected = noise_of_round(2)
         found = before - weights_of(process, state)
         np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
@@ -171,15 +149,15 @@ def noise_of_round(round_number):
 
 @pytest.mark.invariant(1)
 def test_horizon():
-    for process in (in_state(), by_host()):
+    for process in (in_state(),):
         state = process.initialize()
         for _ in range(N):
             state = process.skip_round(state)
         assert process.round_number(state) == N
-        with pytest.raises(Exception, match=r"6 steps|call prepare"):
+        with pytest.raises(Exception, match="6 steps"):
             process.next(state, first_time(0, now=N))
         with pytest.raises(ValueError, match="budget is spent"):
-            process.prepare(state)
+            process.prepare(state, "a number")
         with pytest.raises(ValueError, match="6 rounds"):
             process.skip_round(state)
 
@@ -230,9 +208,6 @@ def test_wrong_arguments():
         build(plan)
     with pytest.raises(ValueError, match="clients_per_round is missing"):
         build(make_plan(), clients_per_round=None)
-    with pytest.raises(ValueError, match="noise_key"):
-        key = NoiseKey.from_operating_system()
-        build(make_plan(test_seed=None), noise="state", noise_key=key)
     for wrong in (None, "model", lambda: "model"):
         with pytest.raises(TypeError, match=r"model_fn|VariableModel"):
             build_fed_avg(wrong, make_plan(), OPTIMIZER, clients_per_round=3)
@@ -251,68 +226,74 @@ def test_check_plan():
 # --- One result for each round's noise.
 
 
-@pytest.fixture(params=["state", "host"], scope="module")
-def secret_process(request):
-    return build(make_plan(test_seed=None), noise=request.param)
+@pytest.fixture(scope="module")
+def secret_process():
+    return build(make_plan(test_seed=None))
 
 
-@pytest.mark.slow_cases("host")
 @pytest.mark.invariant(8)
-def test_noise_that_was_used_is_refused(secret_process):
+def test_a_round_has_one_result(secret_process):
     process = secret_process
     first = process.initialize()
-    prepared = process.prepare(first)
-    output = process.next(prepared, first_time(0))
+    output = process.next(first, first_time(0))
     with pytest.raises(ValueError, match="Round 0 was used already"):
-        process.next(prepared, first_time(1))
+        process.next(first, first_time(1))
     with pytest.raises(ValueError, match="Round 0 was used already"):
-        process.next(state=prepared, client_data=first_time(1))
-    # A round without a result that left may be run again, if somebody says so, once.
-    again = process.prepare(first, replay=True)
-    repeated = process.next(again, first_time(0))
-    same = weights_of(process, repeated.state) == weights_of(process, output.state)
-    assert not np.any(same)  # drawn anew, though the sum is the same
-    with pytest.raises(ValueError, match="Round 0 was used already"):
-        process.next(again, first_time(0))
+        process.next(state=first, client_data=first_time(1))
+    process.next(output.state, [])
     # Another run is another run.
-    other = process.prepare(process.initialize())
-    process.next(other, first_time(1))
+    process.next(process.initialize(), first_time(1))
+
+
+@pytest.mark.invariant(9)
+def test_a_round_with_inputs_is_repeated_bit_for_bit(secret_process):
+    process = secret_process
+    first = process.initialize()
+    results = [
+        weights_of(process, process.next(process.prepare(first, text), []).state)
+        for text in ("a drawn number", "a drawn number", "another")
+    ]
+    np.testing.assert_array_equal(results[0], results[1])
+    assert not np.any(results[0] == results[2])
 
 
 def test_a_round_that_failed_may_be_called_again(secret_process):
     process = secret_process
-    prepared = process.prepare(process.initialize())
+    first = process.initialize()
     for wrong in ("data", [1]):
         with pytest.raises(Exception, match=r"."):
-            process.next(prepared, wrong)
-    output = process.next(prepared, first_time(0))
+            process.next(first, wrong)
+    output = process.next(first, first_time(0))
     skipped = process.skip_round(output.state)
-    if process.noise_place == "state":
-        with pytest.raises(ValueError, match="Round 1 was used already"):
-            process.next(output.state, [])
-    process.next(process.prepare(skipped), [])
+    with pytest.raises(ValueError, match="Round 1 was used already"):
+        process.next(output.state, [])
+    process.next(skipped, [])
 
 
-@pytest.mark.invariant(8)
-def test_an_older_state_and_its_key_have_independent_noise(tmp_path):
-    """The route of the first program's state and key, in another program."""
-    plan, folder = make_plan(test_seed=None), str(tmp_path / "noise")
-    process = build(plan, noise="host", noise_dir=folder)
-    first = process.initialize()
-    output = process.next(process.prepare(first), first_time(0))
-    key = NoiseKey(process.host_noise.key.secret_bytes())
-    for restarted in (
-        build(plan, noise="host", noise_key=key),
-        build(plan, noise="host", noise_dir=folder),
-    ):
-        repeated = restarted.next(restarted.prepare(first), first_time(0))
-        assert not np.any(
-            weights_of(process, repeated.state) == weights_of(process, output.state)
-        )
-        later = restarted.next(restarted.prepare(output.state), [])
-        assert restarted.round_number(later.state) == 2
-    with pytest.raises(ValueError, match="Leave them out"):
-        build(plan, noise="state", noise_dir=folder)
+# --- Plans that are bound to a ledger.
+
+
+@pytest.mark.invariant(19)
+def test_a_bound_plan_reserves_before_its_first_noise(tmp_path):
+    pytest.importorskip("sqlalchemy")
+    from tf_bandmf.ledger import BudgetExceededError, LedgerError
+
+    made = tf_bandmf.Ledger(f"sqlite:///{tmp_path}/privacy.db")
+    made.add_dataset("keyboards", unit="one device", epsilon=100.0, delta=1e-5)
+    plan = made.bind(make_plan(test_seed=None, unit="one device"), "keyboards")
+    made.set_budget("keyboards", epsilon=1.0, delta=1e-5)
+    process = build(plan)
+    state = process.initialize()
+    with pytest.raises(BudgetExceededError):
+        process.next(state, [])
+    made.set_budget("keyboards", epsilon=100.0, delta=1e-5)
+    for _ in range(2):
+        state = process.next(state, []).state
+    assert made.spent("keyboards")[0].runs == 1
+    with pytest.raises(LedgerError, match="state of this process"):
+        process.next("a state", [])
+    with pytest.raises(ValueError, match="Use build_fed_avg"):
+        CorrelatedNoiseFactory(plan, 3)
 
 
 # --- Tags that do not move.

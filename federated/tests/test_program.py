@@ -4,6 +4,7 @@ import asyncio
 import collections
 import functools
 import importlib
+import io
 import os
 import shutil
 import signal
@@ -19,6 +20,7 @@ from simulated import Crash
 
 import tf_bandmf
 import tf_bandmf.noise.keys
+from tf_bandmf.files import private as private_files
 from tf_bandmf_federated import (
     Independent,
     Ledger,
@@ -51,14 +53,13 @@ def make_source(plan, num_clients=8, shift=0.0, **options):
     return MinSepDataSource(clients, plan, seed=3, **options)
 
 
-def build(plan, noise):
+def build(plan):
     return build_fed_avg(
         model_fn,
         plan,
         OPTIMIZER,
         SERVER,
         clients_per_round=CLIENTS_PER_ROUND,
-        noise=noise,
     )
 
 
@@ -66,20 +67,16 @@ PLAN = make_plan()
 
 
 @functools.cache
-def process_of(place):
+def process_of():
     """Built once: a restart in one process goes on with it.
 
     Real restarts, in new processes, are in test_program_killed.
     """
-    return build(PLAN, place)
+    return build(PLAN)
 
 
-another_in_state = functools.cache(lambda: build(PLAN, "state"))
-
-
-def another(place):
-    """A process that did not see this run; the host's has the key of one run."""
-    return another_in_state() if place == "state" else build(PLAN, place)
+# A process that did not see a run.
+another = functools.cache(lambda: build(PLAN))
 
 
 class Models(tff.program.ReleaseManager):
@@ -148,12 +145,11 @@ def cohort_of(path, process, round_number):
         return ledger.cohort(round_number)
 
 
-@pytest.fixture(params=["state", "host"])
-def process(request):
-    return process_of(request.param)
+@pytest.fixture
+def process():
+    return process_of()
 
 
-@pytest.mark.slow_cases("state")
 def test_a_run_releases_every_model_and_measures_participation(tmp_path, process):
     models, metrics = Models(), Metrics()
     outcome = train(tmp_path, process, models, metrics=metrics)
@@ -176,7 +172,7 @@ def test_a_run_releases_every_model_and_measures_participation(tmp_path, process
 
 def test_only_some_models_are_released(tmp_path):
     models = Models()
-    train(tmp_path, process_of("state"), models, release_every=3)
+    train(tmp_path, process_of(), models, release_every=3)
     assert [key for key, _ in models.releases] == [3, N]
 
 
@@ -191,9 +187,7 @@ def crashing(stage, tmp_path):
     }[stage]
 
 
-@pytest.mark.slow_cases(
-    "state-result", "host-released", "host-result", "host-saved", "host-half released"
-)
+@pytest.mark.slow_cases("result", "released")
 @pytest.mark.parametrize("stage", ["result", "saved", "half released", "released"])
 def test_a_crash_and_a_restart_release_what_the_uninterrupted_run_does(
     tmp_path, process, stage, monkeypatch
@@ -214,13 +208,11 @@ def test_a_crash_and_a_restart_release_what_the_uninterrupted_run_does(
     # The uninterrupted run, from the same first state and key.
     straight = Models()
     (tmp_path / "straight" / "states").mkdir(parents=True)
-    for name in ("states/state-00000000", "noise.key"):
-        if (tmp_path / name).exists():
-            shutil.copy2(tmp_path / name, tmp_path / "straight" / name)
+    name = "states/state-00000000"
+    shutil.copy2(tmp_path / name, tmp_path / "straight" / name)
     # Before the first round: its kind and the first state.
     copy_ledger(tmp_path / LEDGER, tmp_path / "straight" / LEDGER, entries=2)
-    process = another(process.noise_place)  # this one used the noise already
-    train(tmp_path / "straight", process, straight)
+    train(tmp_path / "straight", another(), straight)
     assert dict(straight.releases) == released
 
 
@@ -260,7 +252,7 @@ def interrupted(path, process):
     return models
 
 
-@pytest.mark.slow_cases("state-told to skip")
+@pytest.mark.slow_cases("told to skip")
 @pytest.mark.parametrize("change", ["data", "clients per round", "told to skip"])
 def test_a_round_that_cannot_be_repeated_is_skipped(tmp_path, process, change):
     before = interrupted(tmp_path, process)
@@ -298,9 +290,7 @@ def test_a_round_that_cannot_be_repeated_is_skipped(tmp_path, process, change):
 def test_noise_of_a_skipped_round_is_not_in_the_next_model(tmp_path):
     """The rows of noise after a skipped round are the plan's, with that row left out."""
     plan = make_plan(test_seed=7)
-    process = build_fed_avg(
-        model_fn, plan, OPTIMIZER, clients_per_round=2, noise="state"
-    )
+    process = build_fed_avg(model_fn, plan, OPTIMIZER, clients_per_round=2)
     source = make_source(plan, num_clients=8, on_shortage="fewer", availability=nobody)
     states = States(str(tmp_path / "states"), dies_before=3)
     models = Models()
@@ -404,7 +394,7 @@ def test_a_crash_before_the_first_state_is_saved_loses_nothing(tmp_path, process
 
 def test_fewer_rounds_than_were_begun_are_refused(tmp_path):
     """With an older state they would be missing in what was measured."""
-    process, states = process_of("state"), str(tmp_path / "states")
+    process, states = process_of(), str(tmp_path / "states")
     train(tmp_path, process, Models(), States(states))
     for version in (3, 4, 5):
         os.unlink(os.path.join(states, f"state-{version:08d}"))
@@ -416,43 +406,32 @@ def test_fewer_rounds_than_were_begun_are_refused(tmp_path):
 
 def test_what_a_killed_program_left_of_the_key_is_removed(tmp_path):
     (tmp_path / ".private-half").write_bytes(b"secret")
-    train(tmp_path, process_of("host"), total_rounds=1)
-    names = {LEDGER, f"{LEDGER}.lock", "noise.key", "noise.ring", "states"}
+    train(tmp_path, process_of(), total_rounds=1)
+    names = {LEDGER, f"{LEDGER}.lock", "states"}
     assert {path.name for path in tmp_path.iterdir()} == names
 
 
-def test_a_missing_key_of_the_host_is_refused(tmp_path):
-    train(tmp_path, process_of("host"), total_rounds=2)
-    (tmp_path / "noise.key").unlink()
-    with pytest.raises(ValueError, match="noise key is not at"):
-        train(tmp_path, build(PLAN, "host"))
-
-
-def test_another_plan_or_place_of_the_noise_is_refused(tmp_path):
-    train(tmp_path, process_of("host"), total_rounds=2)
-    with pytest.raises(ValueError, match="of another run"):
-        train(tmp_path, process_of("state"))
+def test_another_plan_is_refused(tmp_path):
+    train(tmp_path, process_of(), total_rounds=2)
     other = make_plan(noise_multiplier=2.0)
     with pytest.raises(ValueError, match="of another run"):
-        train(tmp_path, build(other, "host"), source=make_source(other))
+        train(tmp_path, build(other), source=make_source(other))
     with pytest.raises(ValueError, match="of one plan"):
-        train(tmp_path / "new", build(other, "host"))
+        train(tmp_path / "new", build(other))
 
 
-@pytest.mark.slow_cases("state")
 def test_another_run_s_state_is_refused(tmp_path, process):
-    place = process.noise_place
     for name in ("one", "two"):
-        train(tmp_path / name, build(PLAN, place), total_rounds=2)
+        train(tmp_path / name, build(PLAN), total_rounds=2)
     for path in (tmp_path / "one" / "states").iterdir():
         content = (tmp_path / "two" / "states" / path.name).read_bytes()
         path.write_bytes(content)
     with pytest.raises(ValueError, match="another noise key"):
-        train(tmp_path / "one", build(PLAN, place))
+        train(tmp_path / "one", build(PLAN))
 
 
 def test_two_programs_of_one_run_are_refused(tmp_path):
-    process = process_of("state")
+    process = process_of()
     made_for = {"plan": "another"}
     tmp_path.joinpath("run").mkdir()
     with Ledger(str(tmp_path / "run" / LEDGER), made_for):
@@ -461,7 +440,7 @@ def test_two_programs_of_one_run_are_refused(tmp_path):
 
 
 def test_too_few_clients_lose_nothing(tmp_path):
-    process = process_of("state")
+    process = process_of()
     poor = make_source(PLAN, num_clients=3, availability=None)
     models = Models()
     with pytest.raises(ValueError, match="Round 1 needs 2 clients"):
@@ -473,7 +452,7 @@ def test_too_few_clients_lose_nothing(tmp_path):
 
 
 def test_too_many_rounds_and_wrong_arguments_are_refused(tmp_path):
-    process = process_of("state")
+    process = process_of()
     with pytest.raises(ValueError, match="More rounds need a new plan"):
         train(tmp_path, process, total_rounds=N + 1)
     with pytest.raises(TypeError, match="build_fed_avg"):
@@ -487,15 +466,24 @@ def test_too_many_rounds_and_wrong_arguments_are_refused(tmp_path):
 
 
 def test_files_are_private_and_releases_hold_no_secret(tmp_path):
-    process = build(PLAN, "host")
+    process = process_of()
     released = tmp_path / "released"
     manager = tff.program.SavedModelFileReleaseManager(str(released), "model_")
     train(tmp_path / "run", process, manager, total_rounds=2)
     for path in (tmp_path / "run").rglob("*"):
         mode = path.stat().st_mode & 0o777
         assert mode == (0o700 if path.is_dir() else 0o600), path
-    secret = process.host_noise.key.secret_bytes()
-    assert secret in (tmp_path / "run" / "noise.key").read_bytes()
+    (state,) = (tmp_path / "run" / "states").glob("*2")
+    with np.load(io.BytesIO(private_files.read(str(state)))) as content:
+        leaf = (
+            content["names"]
+            .tobytes()
+            .decode()
+            .split()
+            .index("state.aggregator.noise.digest_key")
+        )
+        secret = content[f"leaf_{leaf}"].tobytes()[:64]
+    assert any(secret)
     for path in released.rglob("*"):
         assert path.is_dir() or secret not in path.read_bytes()
 
@@ -509,7 +497,7 @@ def test_it_runs_in_a_federated_context_of_tff_s_programs(tmp_path, monkeypatch)
         "signal",
         types.SimpleNamespace(SIGINT=signal.SIGKILL),
     )
-    process, models = process_of("state"), Models()
+    process, models = process_of(), Models()
     context = tff.program.NativeFederatedContext(
         tff.backends.native.create_async_local_cpp_execution_context()
     )
@@ -548,7 +536,7 @@ def test_metrics_of_every_structure_are_kept(tmp_path):
 def test_a_model_that_is_due_after_a_skipped_round_is_released(
     tmp_path, dies_before, keys
 ):
-    process, models = process_of("state"), Models()
+    process, models = process_of(), Models()
     states = States(str(tmp_path / "states"), dies_before=dies_before)
     with pytest.raises(Crash):
         train(tmp_path, process, models, states, release_every=3)
@@ -562,7 +550,7 @@ def test_a_model_that_is_due_after_a_skipped_round_is_released(
 
 
 def test_a_crash_in_the_release_after_a_skipped_round_releases_it_again(tmp_path):
-    process = process_of("state")
+    process = process_of()
     interrupted(tmp_path, process)
     dying = Models(dies_before=3)
     with pytest.raises(Crash):
@@ -575,7 +563,7 @@ def test_a_crash_in_the_release_after_a_skipped_round_releases_it_again(tmp_path
 
 def test_nothing_is_released_twice_with_different_content(tmp_path):
     """A round's model left; then its state is lost, and it cannot be repeated."""
-    process = process_of("state")
+    process = process_of()
     first, second = Models(), Models()
     train(tmp_path, process, first, total_rounds=3)
     os.unlink(tmp_path / "states" / "state-00000003")
@@ -609,7 +597,7 @@ def test_a_changed_process_is_refused(tmp_path):
     def build_with(learning_rate=0.1, model=model_fn, **options):
         options.setdefault("clients_per_round", CLIENTS_PER_ROUND)
         optimizer = tff.learning.optimizers.build_sgdm(learning_rate)
-        return build_fed_avg(model, PLAN, optimizer, SERVER, noise="state", **options)
+        return build_fed_avg(model, PLAN, optimizer, SERVER, **options)
 
     def other_model():
         layers = [

@@ -63,10 +63,10 @@ def main(folder, count):
         status = in_a_child(lambda n=number, s=stage: train(killed, count, n, s))
         if not was_killed(status):
             raise SystemExit(f"The child of {stage!r} ended with status {status}.")
-        if number == 0:  # what makes a run the same: first state and key
+        if number == 0:  # what makes a run the same: its first state
             straight.joinpath("states").mkdir(parents=True)
-            for name in ("states/state-00000000", "noise.key"):
-                shutil.copy(killed / name, straight / name)
+            name = "states/state-00000000"
+            shutil.copy(killed / name, straight / name)
             # Its kind and the first state.
             copy_ledger(killed / LEDGER, straight / LEDGER, entries=2)
     for folder in (killed, straight):
@@ -83,7 +83,7 @@ def train(folder, kills, dying_round=None, stage=None):
     """A run, or its continuation, that kills itself in a stage of a round."""
     ledger.draw = lambda: ""  # so that runs can be compared
     # TFF's default context has a thread, which a forked process lacks.
-    use_local_workers()
+    tff.backends.native.set_sync_local_cpp_execution_context()
     plan = tf_bandmf.plan(
         "bsr:3",
         noise_multiplier=0.5,
@@ -96,7 +96,6 @@ def train(folder, kills, dying_round=None, stage=None):
         plan,
         tff.learning.optimizers.build_sgdm(0.1),
         clients_per_round=2,
-        noise="host",
     )
     clients = {f"c{i}": lambda i=i: examples(i) for i in range(6)}
     source = MinSepDataSource(clients, plan, seed=3, availability=Independent(0.9))
@@ -161,7 +160,6 @@ if __name__ == "__main__":
         build_fed_avg,
         ledger,
         train_model,
-        use_local_workers,
     )
 
     main(pathlib.Path(sys.argv[1]), int(sys.argv[2]))

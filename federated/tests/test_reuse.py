@@ -156,7 +156,7 @@ def test_equal_sums_do_not_show(is_bound, tmp_path, figure, monkeypatch):
     assert deviation > 1.25
 
 
-PARTS = ("ledger.sqlite3", "states", "noise.key", "noise.ring")
+PARTS = ("ledger.sqlite3", "states", "noise.key")
 ALL = [
     parts
     for count in range(len(PARTS) + 1)
@@ -180,7 +180,7 @@ def line(tmp_path_factory):
 
 @pytest.mark.attack(
     "Parts of a backup are brought back",
-    tried="Brings every subset of ledger, states, key and ring buffer back as they were "
+    tried="Brings every subset of ledger, states and key back as they were "
     "after round 4, in a folder that is at round 7: it is refused, or a round is what it "
     "was, or it shares no noise with the one before.",
     area="noise",

@@ -8,11 +8,9 @@ import tensorflow_federated as tff
 import tf_bandmf
 from tf_bandmf_federated import (
     CorrelatedNoiseFactory,
-    HostNoise,
     build_fed_avg,
-    server_noise,
+    state_noise,
 )
-from tf_bandmf_federated.noise_uses import NoiseUses
 
 SIZE = 2000
 
@@ -27,61 +25,51 @@ def make_plan(mechanism):
     )
 
 
-def two_results(plan, place):
+def two_results(plan):
     """What a round adds beside its sum, from one state and two cohorts, with the noise's
     standard deviation as the unit."""
-    factory = CorrelatedNoiseFactory(plan, 1.0, place)
+    factory = CorrelatedNoiseFactory(plan, 1.0)
     process = factory.create(tff.TensorType(np.float32, [SIZE]))
-    host = HostNoise(plan, SIZE) if place == "host" else None
-
-    def prepared(state):
-        if host is None:
-            return state
-        host.uses = NoiseUses()  # as in a process that begins anew
-        return host.prepare(state)
 
     state = process.initialize()
     for _ in range(2):
-        state = process.next(prepared(state), []).state
+        state = process.next(state, []).state
     found = []
     for seed in (1, 2):
         update = np.random.default_rng(seed).normal(size=SIZE)
         update = (update / np.linalg.norm(update) * 0.9).astype(np.float32)
-        result = process.next(prepared(state), [update]).result
+        result = process.next(state, [update]).result
         found.append((result - update) / plan.noise_stddev)
     return found
 
 
 @pytest.mark.attack(
     "An older state goes on in TensorFlow Federated",
-    tried="Runs the third round of one state with two cohorts, with noise in the state and "
-    "from the host, and subtracts both sums from the difference of the results.",
+    tried="Runs the third round of one state with two cohorts, and subtracts both sums "
+    "from the difference of the results.",
     area="noise",
     invariants=[8],
 )
-@pytest.mark.parametrize("place", ["state", "host"])
 @pytest.mark.parametrize("mechanism", ["bsr:3", "lambda_cgd"])
 @pytest.mark.invariant(8)
-def test_two_results_of_one_state_share_no_noise(mechanism, place, figure):
-    first, second = two_results(make_plan(mechanism), place)
+def test_two_results_of_one_state_share_no_noise(mechanism, figure):
+    first, second = two_results(make_plan(mechanism))
     deviation = np.std(first - second)
-    figure(f"{mechanism}, {place}: {deviation:.1f} times the noise is left")
+    figure(f"{mechanism}: {deviation:.1f} times the noise is left")
     assert 1.25 < deviation < 2.5
 
 
-@pytest.mark.parametrize("place", ["state", "host"])
-def test_the_measure_sees_noise_that_is_reused(place, monkeypatch):
+def test_the_measure_sees_noise_that_is_reused(monkeypatch):
     # The control: noise that is bound to the rounds alone.
-    monkeypatch.setattr(HostNoise, "digest", lambda *arguments: 0)
     monkeypatch.setattr(
-        server_noise.digests, "plain_digest", lambda key, total: tf.zeros([2], tf.int32)
+        state_noise.digests, "plain_digest", lambda key, total: tf.zeros([2], tf.int32)
     )
-    monkeypatch.setattr(server_noise, "_said_or_drawn", lambda inputs: inputs)
-    first, second = two_results(make_plan("bsr:3"), place)
+    monkeypatch.setattr(state_noise, "_said_or_drawn", lambda inputs: inputs)
+    first, second = two_results(make_plan("bsr:3"))
     np.testing.assert_allclose(first, second, atol=1e-5)
 
 
-def prepared_process(place):
+def make_process():
     def model_fn():
         layer = tf.keras.layers.Dense(1, use_bias=False, input_shape=(SIZE,))
         return tff.learning.models.from_keras_model(
@@ -95,13 +83,13 @@ def prepared_process(place):
         make_plan("bsr:3"),
         tff.learning.optimizers.build_sgdm(0.1),
         clients_per_round=1.0,
-        noise=place,
     )
 
 
 def model_after(process, state, inputs):
     """The model after a round of nobody: its sum is zero, whoever was asked."""
-    state = process.prepare(state, replay=True, inputs=inputs)
+    if inputs:
+        state = process.prepare(state, inputs)
     after = process.next(state, []).state
     return np.ravel(process.get_model_weights(after).trainable[0])
 
@@ -113,22 +101,23 @@ def model_after(process, state, inputs):
     area="noise",
     invariants=[8],
 )
-@pytest.mark.parametrize("place", ["state", "host"])
 @pytest.mark.parametrize("inputs", [("", ""), ("a drawn number", "another")])
 @pytest.mark.invariant(8)
-def test_equal_sums_do_not_show(inputs, place, figure):
-    process = prepared_process(place)
+def test_equal_sums_do_not_show(inputs, figure):
+    process = make_process()
     state = process.initialize()
-    first, second = (model_after(process, state, one) for one in inputs)
+    if not inputs[0]:  # two processes, which know nothing of one another
+        first, second = (model_after(p, state, "") for p in (process, make_process()))
+    else:
+        first, second = (model_after(process, state, one) for one in inputs)
     deviation = np.std(first - second) / process.plan.noise_stddev
-    figure(f"{place}: {deviation:.2f} times the noise is left")
+    figure(f"{deviation:.2f} times the noise is left")
     assert 1.25 < deviation < 2.5
 
 
-@pytest.mark.parametrize("place", ["state", "host"])
-def test_a_round_with_the_same_inputs_is_the_same(place):
+def test_a_round_with_the_same_inputs_is_the_same():
     # The control, and what a restart needs.
-    process = prepared_process(place)
+    process = make_process()
     state = process.initialize()
     first, second = (model_after(process, state, "a drawn number") for _ in range(2))
     np.testing.assert_array_equal(first, second)
@@ -136,10 +125,10 @@ def test_a_round_with_the_same_inputs_is_the_same(place):
 
 @pytest.mark.invariant(8)
 def test_states_that_skip_a_round_share_no_normals():
-    process = prepared_process("state")
     rounds = []
-    state = process.initialize()
+    state = make_process().initialize()
     for _ in range(2):
+        process = make_process()  # which knows nothing of the other history
         skipped = process.skip_round(state)
         before = np.ravel(process.get_model_weights(skipped).trainable[0])
         rounds.append(model_after(process, skipped, "") - before)

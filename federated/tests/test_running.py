@@ -102,16 +102,6 @@ def test_the_separation_is_kept_and_measured(tmp_path):
     assert found.is_within_plan and found.guarantee.epsilon <= PLAN.epsilon * 1.0001
 
 
-@pytest.mark.invariant(8)
-def test_a_folder_of_an_earlier_version_begins_no_run(tmp_path):
-    devices = make_devices(tmp_path)
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "ledger.jsonl").write_text("")
-    with pytest.raises(ValueError, match="is of an earlier version"):
-        finish(tmp_path, devices)
-    assert not devices.asked
-
-
 @pytest.mark.invariant(5)
 def test_a_round_of_which_nobody_answers_is_as_noisy(tmp_path):
     # With a fixed key: by chance a number may be 0, or the deviation too small.

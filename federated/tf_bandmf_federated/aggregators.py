@@ -15,6 +15,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tf_bandmf import MinSep, Plan
+from tf_bandmf.ledger import hooks
 from tf_bandmf_federated.plan_checks import check_plan, clients_per_round_of
 from tf_bandmf_federated.records import (
     add_noise,
@@ -23,21 +24,27 @@ from tf_bandmf_federated.records import (
     flat,
     is_early,
 )
-from tf_bandmf_federated.server_noise import NoiseFromHost, NoiseInState, choose_place
+from tf_bandmf_federated.state_noise import NoiseInState, check_fits
 from tf_bandmf_federated.tags import DEVICE_TAGS
 
 
 class _Factory:
     """What both factories are told; see `CorrelatedNoiseFactory`."""
 
+    reserves = False  # in the ledger that a plan is bound to, before the first noise
+
     def __init__(
         self,
         plan: Plan,
         clients_per_round: float | None = None,
-        noise: str = "auto",
         zeroing_norm: float | None = None,
     ) -> None:
         self.participation: MinSep = check_plan(plan)
+        if hooks.is_needed(plan) and not self.reserves:
+            raise ValueError(
+                "The plan is bound to a ledger, in which nothing can reserve within TFF's "
+                "own process. Use build_fed_avg."
+            )
         self.plan = plan
         self.denominator = clients_per_round_of(plan, clients_per_round)
         clip = plan.l2_norm_clip
@@ -46,8 +53,6 @@ class _Factory:
                 f"zeroing_norm must be finite and above the plan's l2_norm_clip = "
                 f"{clip:g}, found {zeroing_norm}."
             )
-        choose_place(noise, plan, 1)  # refuses other words
-        self.noise = noise
         self.zeroing_norm = zeroing_norm
 
 
@@ -66,8 +71,6 @@ class CorrelatedNoiseFactory(_Factory, tff.aggregators.UnweightedAggregationFact
       plan: with `MinSep` participation; its steps are rounds.
       clients_per_round: expected number of clients, the public denominator; by default
         the plan's batch size.
-      noise: "state", "host" (needs `HostNoise.prepare` before every round) or "auto", by
-        the size of the ring buffer.
       zeroing_norm: updates with a larger norm count as broken and contribute zero;
         None: they are clipped.
 
@@ -182,8 +185,8 @@ class _Core:
 
     def __init__(self, settings: _Factory, value_type: tff.Type) -> None:
         plan, size = settings.plan, num_parameters_of(value_type)
-        place = choose_place(settings.noise, plan, size)
-        noise = (NoiseInState if place == "state" else NoiseFromHost)(plan, size)
+        check_fits(plan, size)
+        noise = NoiseInState(plan, size)
 
         @tff.tensorflow.computation()
         def initial_state():

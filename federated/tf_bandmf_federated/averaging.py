@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import os
 import secrets
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -20,7 +21,7 @@ import numpy as np
 from tf_bandmf import Plan
 from tf_bandmf_federated.cohorts import Selected
 from tf_bandmf_federated.exact_sum import ExactSum
-from tf_bandmf_federated.host_noise import HostNoise
+from tf_bandmf_federated.host_noise import KEY_FILE, HostNoise
 from tf_bandmf_federated.plan_checks import check_plan, clients_per_round_of
 from tf_bandmf_federated.server_optimizers import ServerOptimizer, ServerSGD
 
@@ -120,6 +121,19 @@ class FederatedAveraging:
             "clients_per_round": self._denominator,
             "server_optimizer": self._optimizer.get_config(),
         }
+
+    def keep_key(self, folder: str, is_new: bool) -> None:
+        path = os.path.join(folder, KEY_FILE)
+        has_key = self.plan.test_seed is not None or os.path.exists(path)
+        if not (is_new or has_key):
+            raise ValueError(
+                f"The ledger says that rounds were begun, but the noise key is not at "
+                f"{path}: the run cannot go on with another one."
+            )
+        self.host_noise.keep_in(folder)
+
+    def note_rounds(self, rounds: int) -> None:
+        self.host_noise.note_rounds(rounds)
 
     async def initial_state(self) -> collections.OrderedDict:
         """The state before round 0 of a new run."""

@@ -57,15 +57,7 @@ class DeviceStore:
         self.policy = policy
         self._path = os.path.join(folder, f"{policy.plan}.device")
         self._update_path = os.path.join(folder, f"{policy.plan}.update")
-        earlier = os.path.join(folder, f"{policy.plan}.json")
         with self._locked():
-            if os.path.exists(earlier):  # of a version before; it is the same record
-                if os.path.exists(self._path):
-                    raise ValueError(
-                        f"{self._path} and {earlier} are records of one device, of which "
-                        f"the newer one counts: delete the older one."
-                    )
-                os.replace(earlier, self._path)
             if not os.path.exists(self._path):
                 name = secrets.token_hex(_NAME_BYTES)
                 record = {"last_round": NEVER, "participations": 0, "request": None}

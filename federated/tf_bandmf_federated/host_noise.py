@@ -1,17 +1,13 @@
-"""Noise that the host makes, outside of TFF: for ring buffers too large for its state.
+"""Noise that the server makes outside of an engine, by the core's generator.
 
-The key and the ring buffer stay in this process. Before each round, only the noise of
-that round is put into TFF's state; the round takes it out again. So a saved state holds
-no secret. A folder keeps what a restart needs: `noise.key`, and `noise.ring`, the ring
-buffer, which is made again if it is lost or damaged.
+Key and ring buffer stay in this process; a folder keeps the key for a restart. The ring
+buffer of a banded C is then made again from round 0; BISR, BandInvMF and λ-CGD have none.
 """
 
 from __future__ import annotations
 
-import collections
 import hashlib
 import os
-import secrets
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -27,23 +23,18 @@ from tf_bandmf.noise import NoiseGenerator
 from tf_bandmf.noise.keys import NoiseKey
 from tf_bandmf.planning.memory import refuse_too_large
 from tf_bandmf_federated.large_vectors import ahead
-from tf_bandmf_federated.noise_uses import NoiseUses
 from tf_bandmf_federated.plan_checks import check_horizon
-from tf_bandmf_federated.ring_file import RingFile
-from tf_bandmf_federated.sum_chunks import CHUNK_BYTES, digests_of_chunks
 
 KEY_FILE = "noise.key"
-_RING = "noise.ring"
 _PART = 1 << 20  # normals that are made at a time, where nothing is kept
 
 
 class HostNoise:
     """The noise of the rounds of one program, made by the core's generator.
 
-    It is a pure function of key, run, round, and the digests that bind the rounds to
-    what their noise is added to (see `bound_to`) or was prepared for (see `prepare`).
-    If a round other than the next one is requested, the ring buffer is rebuilt from
-    round 0, or read from the folder of `keep_in`. Threads may call it.
+    It is a pure function of key, run, round, and the digests that bind the rounds to the
+    sums that their noise is added to; see `bound_to`. If a round other than the next one
+    is requested, the ring buffer is rebuilt from round 0. Threads may call it.
 
     Args:
       plan: plan whose strategy makes the noise; with a test seed, the key is the test
@@ -52,11 +43,9 @@ class HostNoise:
       key: key of an interrupted run; None for a fresh 256-bit key from the operating
         system.
 
-    Attributes:
-      uses: the rounds that were prepared in this process, by the number of the run.
-
     Raises:
-      MemoryError: if this machine cannot hold the ring buffer; see `plan_that_fits`.
+      MemoryError: if this machine cannot hold the ring buffer: BISR, BandInvMF and λ-CGD
+        have none.
       ValueError: if the plan has a test seed and a key is given.
     """
 
@@ -68,7 +57,6 @@ class HostNoise:
         if plan.test_seed is not None:
             key = NoiseKey.for_testing(plan.test_seed)
         self._key = key or NoiseKey.from_operating_system()
-        self.uses = NoiseUses()
         self._plan = plan
         self._reserved: dict[int, str] = {}  # in the plan's ledger, by the run's number
         self._generator = NoiseGenerator(
@@ -77,7 +65,6 @@ class HostNoise:
         refuse_too_large(plan.memory(num_parameters), machine.memory_bytes())
         shape = [self._generator.memory_vectors, self._generator.num_parameters]
         self._buffer = tf.Variable(tf.zeros(shape), trainable=False)
-        self._ring: RingFile | None = None
         self._lock = threading.RLock()
         self._run_id: int | None = None
         # Signed, as everywhere: of the run, bound to the digests.
@@ -113,29 +100,19 @@ class HostNoise:
         ).hexdigest()
 
     def keep_in(self, folder: str) -> None:
-        """Continues with the key in a folder, or saves this one; keeps all state there.
+        """Continues with the key in a folder, or saves this one there.
 
-        The folder holds the key, and the ring buffer after each change. It is as secret
-        as the key, and created with mode 0700.
+        The folder is created with mode 0700.
 
         Raises:
-          PermissionError: if anybody but the owner may read one of its files.
-          ValueError: if a file is damaged; if it has another key, and noise of this key
+          PermissionError: if anybody but the owner may read the key.
+          ValueError: if the file is damaged; if it has another key, and noise of this key
             was already handed out.
         """
         os.makedirs(folder, mode=0o700, exist_ok=True)
-        with self._lock:
-            if self._plan.test_seed is None:
-                self._keep_key(os.path.join(folder, KEY_FILE))
-            d, m = self._generator.num_parameters, self._generator.memory_vectors
-            if m:
-                traced = self._next_row.get_concrete_function(tf.constant(0, tf.int64))
-                rows = traced.structured_outputs[1].shape[0]
-                path = os.path.join(folder, _RING)
-                self._ring = RingFile(path, -(-m // rows), (rows, d))
-
-    def _keep_key(self, path: str) -> None:
-        """Takes the key of a file, or writes this one there."""
+        path = os.path.join(folder, KEY_FILE)
+        if self._plan.test_seed is not None:
+            return
         if not os.path.exists(path):
             private_files.write(path, self._key.secret_bytes())
         found = NoiseKey(private_files.read(path))
@@ -166,69 +143,13 @@ class HostNoise:
         ).digest()
         return (int.from_bytes(digest, "little") >> 1) | 1
 
-    def prepare(self, state: Any, replay: bool = False, inputs: str = "") -> Any:
-        """A state that holds the noise of its next round.
-
-        The sum that the noise is added to is not known yet. So the noise is drawn anew
-        whenever a round is prepared: a restored state, with another cohort or other
-        data, gets independent noise. A prepared state is for one round.
-
-        Args:
-          state: of a learning process, or of the aggregator alone.
-          replay: allows a round to be prepared again, as in `NoiseUses.begin`.
-          inputs: what the round starts from, such as a digest of cohort, data and
-            model: the noise is a function of it, so the round can be repeated bit for
-            bit. If empty, the noise is independent of everything drawn before.
-
-        Raises:
-          ValueError: if a round is repeated without `replay`, the state belongs to
-            another key, or it is past the plan's last round.
-          TypeError: if the state has no noise from the host.
-        """
-        with self._lock:
-            run_id, round_number = self._checked(state)
-            check_horizon(self._plan, round_number)
-            self.uses.begin(run_id, round_number, replay)
-            drawn = inputs or secrets.token_hex(32)
-            words = np.frombuffer(drawn.encode(), np.uint8)
-            digests = self._digests_before(state, round_number)
-            digests[round_number] = self.digest(run_id, round_number, words)
-            values = self.values(run_id, round_number, digests[: round_number + 1])
-        prepared = self._noise_state(run_id, round_number, values, digests)
-        return replace_noise(state, prepared)
-
-    def _digests_before(self, state: Any, round_number: int) -> np.ndarray:
-        """Digests of the rounds before this one, int64, shape [num_steps]; others are 0."""
-        digests = np.zeros([self._generator.num_steps], np.int64)
-        before = np.asarray(find_aggregator(state)["noise"]["digests"], np.int64)
-        digests[:round_number] = before[:round_number]
-        return digests
-
-    def skip(self, state: Any, inputs: str = "") -> Any:
-        """A state after its next round, which has no result; see `prepare`.
-
-        Raises:
-          ValueError: if the state is of another key.
-          TypeError: if the state has no noise from the host.
-        """
-        run_id, round_number = self._checked(state)
-        self.uses.pass_over(run_id, round_number)
-        digests = self._digests_before(state, round_number)
-        digests[round_number] = self.digest(
-            run_id, round_number, np.zeros([0]), inputs or secrets.token_hex(32)
-        )
-        nothing = self._noise_state(run_id, -1, np.zeros([0], np.float32), digests)
-        return replace_noise(state, nothing, round_number + 1)
-
     def digest(
         self, run_id: int, round_number: int, total: np.ndarray, inputs: str = ""
     ) -> int:
         """A keyed digest of what the noise of a round is added to, for `values`.
 
-        BLAKE2b (RFC 7693) with a key of the run; of large sums it takes the digests of
-        their chunks (`tf_bandmf.noise.digests`), which are made five times as fast. Two
-        different sums of one length have one digest with probability at most 5e-19, as
-        far as nobody tells BLAKE2b from a random function.
+        BLAKE2b (RFC 7693) with a key of the run: two different sums have one digest with
+        probability 2^-64, as far as nobody tells it from a random function.
 
         Args:
           run_id: number of the run.
@@ -250,11 +171,7 @@ class HostNoise:
             digest_size=8,
             person=b"tf-bandmf sum",
         )
-        content = np.ascontiguousarray(total).reshape(-1).view(np.uint8)
-        if content.size > CHUNK_BYTES:
-            secret = self._derive(run_id, b"tf-bandmf chunks")
-            content = digests_of_chunks(secret, content)
-        found.update(content.data)
+        found.update(np.ascontiguousarray(total).reshape(-1).view(np.uint8).data)
         found.update(inputs.encode())
         return int.from_bytes(found.digest(), "little", signed=True)
 
@@ -279,7 +196,7 @@ class HostNoise:
         """
         run_id, round_number = self._checked(state)
         check_horizon(self._plan, round_number)
-        before = np.asarray(find_aggregator(state)["noise"]["digests"], np.int64)
+        before = np.asarray(state["noise"]["digests"], np.int64)
         if len(before) != round_number:
             raise ValueError(
                 f"The state is at round {round_number} and has digests of "
@@ -337,7 +254,7 @@ class HostNoise:
         Raises:
           LedgerError: if the ledger does not let the run begin, or is not open.
         """
-        if self._plan.account is None or run_id in self._reserved:
+        if run_id in self._reserved or not hooks.is_needed(self._plan):
             return
         name = hooks.name_of(self.run_key(run_id))
         hooks.begin(self._plan, name)
@@ -356,22 +273,9 @@ class HostNoise:
             # Until the row is there nothing is known of the buffer: should this be
             # interrupted, any round begins anew.
             self._position = self._generator.num_steps + 1
-            row, update = self._next_row(tf.constant(step, tf.int64))
-            if update is not None and self._ring is not None:
-                if round_number - step <= self._ring.num_updates:
-                    self._ring.put(self._history_id(step), step, update.numpy())
+            row = self._next_row(tf.constant(step, tf.int64))
             self._position = step + 1
         return row
-
-    def _history_id(self, step: int) -> int:
-        """Identifies the rounds up to a step: the key and digests that give its noise."""
-        assert self._run_id is not None
-        found = hashlib.blake2b(
-            self._digests[: step + 1].tobytes(),
-            key=self._derive(self._run_id, b"tf-bandmf ring"),
-            digest_size=16,
-        )
-        return int.from_bytes(found.digest(), "little")
 
     def _go_to(self, run_id: int, round_number: int, digests: np.ndarray) -> None:
         """Brings the buffer to this round, or to one before it."""
@@ -388,30 +292,11 @@ class HostNoise:
         self._step_keys.assign(keys.view(np.int64))
         if not has_buffer:
             self._position = round_number  # every row by itself
-            return
-        if self._position == 0 and round_number > 0 and self._ring is not None:
-            self._position = self._generator.num_steps + 1  # unknown, if interrupted
-            found = self._ring.load(self._history_id, round_number, self._apply)
-            if found == 0:
-                self._buffer.assign(tf.zeros_like(self._buffer))
-            self._position = found
-
-    def _apply(self, step: int, update: np.ndarray) -> None:
-        """Writes the update of a step into the buffer."""
-        rows, m = len(update), self._generator.memory_vectors
-        slots = np.arange(m) if rows == m else np.array([step % m])
-        self._buffer.scatter_update(tf.IndexedSlices(tf.constant(update), slots))
 
     def _checked(self, state: Any) -> tuple[int, int]:
         """Run and round of a state that can go on with this key."""
-        aggregator = find_aggregator(state)
-        noise = aggregator["noise"]
-        if "run_id" not in noise:
-            raise TypeError(
-                "This state holds its own noise; only processes with noise='host' are "
-                "prepared."
-            )
-        run_id, round_number = int(noise["run_id"]), int(aggregator["round"])
+        noise = state["noise"]
+        run_id, round_number = int(noise["run_id"]), int(state["round"])
         found = int(noise["key_id"])
         if found not in (0, self.key_id(run_id)):
             raise ValueError(
@@ -425,34 +310,21 @@ class HostNoise:
             )
         return run_id, round_number
 
-    def _noise_state(
-        self, run_id: int, round_number: int, values: np.ndarray, digests: np.ndarray
-    ) -> collections.OrderedDict:
-        return collections.OrderedDict(
-            run_id=np.int64(run_id),
-            key_id=np.int64(self.key_id(run_id)),
-            ready_for=np.int64(round_number),
-            digests=digests,
-            values=values,
-        )
-
     def _begin(self, run_id: int) -> None:
         self._keys = self._generator.step_keys(self.run_key(run_id))
         if self._run_id is not None:  # a new one is zero
             self._buffer.assign(tf.zeros_like(self._buffer))
         self._run_id, self._position = run_id, 0
 
-    def _row_in_place(self, step: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor | None]:
-        """The noise of a step, and the rows of the buffer that were written."""
+    def _row_in_place(self, step: tf.Tensor) -> tf.Tensor:
+        """The noise of a step; the buffer goes on to the next one."""
         step = self._generator.checked_step(step)
         keys = tf.bitcast(self._step_keys, tf.uint64)
         noise, updates = self._generator.row(keys, self._buffer, step)
-        if not updates:
-            return noise, None
         with tf.control_dependencies([noise]):
             for update in updates:
                 self._buffer.scatter_update(update)
-        return noise, tf.concat([update.values for update in updates], axis=0)
+        return noise
 
     def _part_of_row(
         self, keys: tf.Tensor, step: tf.Tensor, shard: tf.Tensor
@@ -470,29 +342,3 @@ class HostNoise:
             digest_size=32,
             person=person,
         ).digest()
-
-
-def find_aggregator(state: Any) -> Any:
-    """The part with "round" and "noise" of a state of a process or an aggregator.
-
-    Raises:
-      TypeError: if there is none.
-    """
-    aggregator = getattr(state, "aggregator", state)
-    if isinstance(aggregator, collections.abc.Mapping):
-        if "noise" in aggregator and "round" in aggregator:
-            return aggregator
-    raise TypeError(
-        f"Expected the state of a process with correlated noise, found "
-        f"{type(state).__name__}."
-    )
-
-
-def replace_noise(state: Any, noise: Any, round_number: int | None = None) -> Any:
-    """A copy of a state with other noise, and another round if one is given."""
-    found = find_aggregator(state)
-    core = collections.OrderedDict(found, noise=noise)
-    if round_number is not None:
-        core["round"] = np.int64(round_number)
-    aggregator = getattr(state, "aggregator", state)
-    return core if aggregator is state else state._replace(aggregator=core)

@@ -8,16 +8,13 @@
         for device in cohort:  # which records that it takes part, before it does
             data.append(tag_dataset(batches, device.last_round, device.participations, t))
             device.last_round, device.participations = t, device.participations + 1
-        state = process.prepare(state)
         output = process.next(state, data)
         state = output.state
 
-The round that a state runs next is `round_number(state)`. `prepare` puts the noise of
-the round into the state where the host makes the noise (`noise_place == "host"`); it is
-always right to call it. `skip_round` skips a round that was begun and must not be
-repeated. `next` refuses a second result of a round as long as the process lives; the
-ledger of `train_model` knows what other processes did. The table of `server_noise` says
-what a saved state holds; do not save a state between `prepare` and `next`.
+The round that a state runs next is `round_number(state)`. `skip_round` skips a round that
+was begun and must not be repeated. `next` refuses a second result of a round as long as
+the process lives; the ledger of `train_model` knows what other processes did. A saved
+state holds the noise key.
 """
 
 from __future__ import annotations
@@ -34,19 +31,15 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tf_bandmf import Plan
+from tf_bandmf.ledger import hooks
+from tf_bandmf.ledger.errors import LedgerError
 from tf_bandmf.noise.keys import NoiseKey
 from tf_bandmf.planning.statement import PrivacyStatement
 from tf_bandmf_federated.aggregators import MinSepNoiseFactory, num_parameters_of
 from tf_bandmf_federated.client_work import tagged_client_work
-from tf_bandmf_federated.host_noise import HostNoise, find_aggregator, replace_noise
 from tf_bandmf_federated.ledger import draw
-from tf_bandmf_federated.noise_uses import NoiseUses
 from tf_bandmf_federated.plan_checks import check_horizon
-from tf_bandmf_federated.server_noise import (
-    NoiseInState,
-    choose_place,
-    number_of_inputs,
-)
+from tf_bandmf_federated.state_noise import NoiseInState, number_of_inputs
 
 # What TFF's own learning processes add up.
 _TEMPLATES = tff.learning.templates
@@ -61,15 +54,11 @@ class PrivateLearningProcess(tff.learning.templates.LearningProcess):
     """A `LearningProcess` that knows its plan and which round comes next.
 
     Build it with `build_fed_avg`. Its `next` is a computation of TFF. When it is called on
-    values, it raises ValueError if the noise of the state's round was already used and not
-    handed out again by `prepare(..., replay=True)`.
+    values, it raises ValueError if the state's round already has a result in this process.
 
     Attributes:
       plan: what the run does.
-      noise_place: "state" or "host".
-      host_noise: object that makes the noise of "host", or None.
       settings: what else defines the process, as plain values: a run keeps them.
-      uses: the rounds that were begun in this process.
     """
 
     def __init__(
@@ -77,7 +66,6 @@ class PrivateLearningProcess(tff.learning.templates.LearningProcess):
         process: tff.learning.templates.LearningProcess,
         plan: Plan,
         num_parameters: int,
-        host_noise: HostNoise | None,
         settings: Mapping[str, Any],
     ) -> None:
         super().__init__(
@@ -90,13 +78,9 @@ class PrivateLearningProcess(tff.learning.templates.LearningProcess):
         )
         self.plan = plan
         self.num_parameters = num_parameters
-        self.host_noise = host_noise
         self.settings = dict(settings)
-        self.uses = NoiseUses() if host_noise is None else host_noise.uses
-
-    @property
-    def noise_place(self) -> str:
-        return "state" if self.host_noise is None else "host"
+        self._done: set[tuple[int, int]] = set()  # run and round, in this process
+        self._reserved: set[str] = set()
 
     def statement(self) -> PrivacyStatement:
         """The plan's privacy statement, for devices instead of training examples."""
@@ -109,41 +93,31 @@ class PrivateLearningProcess(tff.learning.templates.LearningProcess):
 
     def round_number(self, state: Any) -> int:
         """The round, from 0, that `next` runs on this state."""
-        return int(find_aggregator(state)["round"])
+        return int(_aggregator(state)["round"])
 
     def key_id(self, state: Any) -> int:
         """A public number, positive, that tells the noise keys of runs apart."""
-        noise = find_aggregator(state)["noise"]
-        if self.host_noise is not None:
-            return self.host_noise.key_id(int(noise["run_id"]))
-        keys = np.asarray(noise["digest_key"]).tobytes()
-        digest = hashlib.sha256(b"key id" + keys).digest()
+        digest = hashlib.sha256(b"key id" + _secret(state)).digest()
         return (int.from_bytes(digest[:8], "little") >> 1) | 1
 
-    def prepare(self, state: Any, replay: bool = False, inputs: str = "") -> Any:
-        """The state that `next` takes, once; see `HostNoise.prepare`.
+    def prepare(self, state: Any, inputs: str) -> Any:
+        """The state for a round that may be repeated, with the same result bit for bit.
+
+        For a program that records what was begun, such as `train_model`.
 
         Args:
           state: before the round.
-          replay: asserts that the round's first result was neither released nor kept.
-          inputs: what the round starts from; its noise is bound to it, so that the
-            round can be repeated bit for bit. If empty, the noise is bound to a number
-            that is drawn.
+          inputs: what the round starts from, such as digests of cohort, data and model;
+            its noise is bound to it.
 
         Raises:
-          ValueError: past the plan's last round; if the round was already begun in this
-            process and `replay` is False; if the state belongs to another key.
+          ValueError: past the plan's last round.
         """
         check_horizon(self.plan, self.round_number(state))
-        if self.host_noise is not None:
-            return self.host_noise.prepare(state, replay, inputs)
-        if replay:
-            self.uses.begin(self.key_id(state), self.round_number(state), replay)
-        if not inputs:
-            return state
-        noise = find_aggregator(state)["noise"]
-        number = number_of_inputs(inputs)
-        return replace_noise(state, collections.OrderedDict(noise, inputs=number))
+        noise = _aggregator(state)["noise"]
+        return _with_noise(
+            state, collections.OrderedDict(noise, inputs=number_of_inputs(inputs))
+        )
 
     def skip_round(self, state: Any, inputs: str = "") -> Any:
         """The state after a round whose result is discarded: the model is unchanged.
@@ -162,40 +136,63 @@ class PrivateLearningProcess(tff.learning.templates.LearningProcess):
         """
         current = self.round_number(state)
         check_horizon(self.plan, current)
-        if self.host_noise is not None:
-            return self.host_noise.skip(state, inputs)
-        self.uses.pass_over(self.key_id(state), current)
+        self._done.add((self.key_id(state), current))
         noise = NoiseInState(self.plan, self.num_parameters)
-        after = noise.skip(find_aggregator(state)["noise"], current, inputs or draw())
-        return replace_noise(state, after, current + 1)
+        after = noise.skip(_aggregator(state)["noise"], current, inputs or draw())
+        return _with_noise(state, after, current + 1)
 
-    def use_of(self, state: Any) -> tuple[int, int] | None:
-        """Run and round whose noise `next` would use; None if unknown.
+    def begin(self, state: Any) -> tuple[int, int] | None:
+        """Run and round of a state, whose result `next` may make now.
 
-        It is unknown while TFF traces, for references of its programs, for a test seed
-        (whose noise is known anyway) and for anything but a state of this process.
+        None if it is unknown: while TFF traces, for references of its programs, and for
+        anything but a state of this process. The first time, the run reserves in the
+        ledger that its plan is bound to.
+
+        Raises:
+          ValueError: if the round has a result already that nobody could repeat.
+          LedgerError: if the ledger does not let the run begin.
         """
-        if self.plan.test_seed is not None:
-            return None
         try:
-            aggregator = find_aggregator(state)
-            current = int(aggregator["round"])
-            if self.host_noise is None:
-                return self.key_id(state), current
-            noise = aggregator["noise"]
-            # Noise that is not there is refused by the graph.
-            is_ready = int(noise["ready_for"]) == current
-            return (int(noise["run_id"]), current) if is_ready else None
+            noise, current = _aggregator(state)["noise"], self.round_number(state)
+            secret, is_repeatable = _secret(state), int(noise["inputs"]) != 0
         except (TypeError, KeyError, ValueError):
+            if hooks.is_needed(self.plan):
+                raise LedgerError(
+                    "The plan is bound to a ledger: call next on a state of this process."
+                ) from None
             return None
+        if hooks.is_needed(self.plan):
+            name = hooks.name_of(NoiseKey(hashlib.sha256(secret).digest()))
+            if name not in self._reserved:
+                hooks.begin(self.plan, name)
+                self._reserved.add(name)
+        if self.plan.test_seed is not None or is_repeatable:
+            return None
+        use = (self.key_id(state), current)
+        if use in self._done:
+            raise ValueError(
+                f"Round {current} was used already: a second result of one round spends "
+                f"more than the plan. Go on with the state that next returned."
+            )
+        self._done.add(use)
+        return use
+
+    def has_failed(self, use: tuple[int, int]) -> None:
+        """A round that `begin` let begin has no result."""
+        self._done.discard(use)
+
+    def note_rounds(self, rounds: int) -> None:
+        """Tells the plan's ledger how many rounds were done."""
+        for name in self._reserved:
+            hooks.note_steps(self.plan, name, rounds)
 
 
 class _NextOnce(tff.framework.ConcreteComputation):
-    """A process's `next`, which refuses noise that was used.
+    """A process's `next`, which refuses a second result of a round.
 
     Args:
       computation: what it calls.
-      process: that knows which noise was used.
+      process: that knows which rounds have results.
     """
 
     def __init__(
@@ -209,17 +206,47 @@ class _NextOnce(tff.framework.ConcreteComputation):
         self._process = process
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
-        states = [*arguments, *named.values()][:1]
-        use = self._process.use_of(states[0]) if states else None
-        if use is None:
-            return super().__call__(*arguments, **named)
-        uses = self._process.uses
-        uses.take(*use, begins=self._process.host_noise is None)
+        use = self._process.begin(next(iter([*arguments, *named.values()]), None))
         try:
             return super().__call__(*arguments, **named)
-        except BaseException:  # the round has no result
-            uses.give_back(*use)
+        except BaseException:
+            if use is not None:
+                self._process.has_failed(use)
             raise
+
+
+def _aggregator(state: Any) -> Any:
+    """The part with "round" and "noise" of a state of a process.
+
+    Raises:
+      TypeError: if there is none.
+    """
+    aggregator = getattr(state, "aggregator", None)
+    if isinstance(aggregator, Mapping) and {"noise", "round"} <= set(aggregator):
+        return aggregator
+    raise TypeError(
+        f"Expected the state of a process with correlated noise, found "
+        f"{type(state).__name__}."
+    )
+
+
+def _secret(state: Any) -> bytes:
+    """What is secret, and the same in all states of a run."""
+    return np.asarray(_aggregator(state)["noise"]["digest_key"]).tobytes()
+
+
+def _with_noise(state: Any, noise: Any, round_number: int | None = None) -> Any:
+    """A copy of a state with other noise, and another round if one is given."""
+    changed = collections.OrderedDict(_aggregator(state), noise=noise)
+    if round_number is not None:
+        changed["round"] = np.int64(round_number)
+    return state._replace(aggregator=changed)
+
+
+class _Factory(MinSepNoiseFactory):
+    """The aggregator of a process that reserves."""
+
+    reserves = True
 
 
 def build_fed_avg(
@@ -229,9 +256,6 @@ def build_fed_avg(
     server_optimizer_fn: tff.learning.optimizers.Optimizer | None = None,
     *,
     clients_per_round: float | None = None,
-    noise: str = "auto",
-    noise_key: NoiseKey | None = None,
-    noise_dir: str | None = None,
     zeroing_norm: float | None = None,
     metrics_aggregator: Callable[..., Any] | None = None,
 ) -> PrivateLearningProcess:
@@ -256,13 +280,6 @@ def build_fed_avg(
       server_optimizer_fn: a TFF optimizer; by default SGD with learning rate 1.
       clients_per_round: expected number of clients: the public denominator. By default
         the plan's batch size.
-      noise: where the noise is made: "state", "host" or "auto" (by the size of the ring
-        buffer); see `server_noise`.
-      noise_key: key of an interrupted run whose noise the host makes; None for a fresh
-        key.
-      noise_dir: a folder for what the host's noise needs to continue after a restart:
-        the key and the ring buffer. If it has them, the run continues with them. As
-        secret as the key.
       zeroing_norm: updates with a larger norm contribute zero; None to clip them
         instead.
       metrics_aggregator: None for no training metrics. TFF's
@@ -275,9 +292,10 @@ def build_fed_avg(
 
     Raises:
       TypeError: if an argument is of the wrong type, or trainable weights are not float32.
-      ValueError: if the plan does not fit: another participation, another batch size.
+      ValueError: if the plan does not fit: another participation, another batch size, a
+        ring buffer that is too large for TFF's state.
     """
-    factory = MinSepNoiseFactory(plan, clients_per_round, noise, zeroing_norm)
+    factory = _Factory(plan, clients_per_round, zeroing_norm)
     if server_optimizer_fn is None:
         server_optimizer_fn = tff.learning.optimizers.build_sgdm(learning_rate=1.0)
     initial_weights = _initial_weights(model_fn)
@@ -286,12 +304,6 @@ def build_fed_avg(
         model_fn, client_optimizer_fn, metrics_aggregator or _no_metrics
     )
     num_parameters = num_parameters_of(weights_type.trainable)
-    place = choose_place(noise, plan, num_parameters)
-    if place == "state" and (noise_key is not None or noise_dir is not None):
-        raise ValueError(
-            "noise_key and noise_dir are for noise made by the host; in TFF's state the "
-            'key is part of the state. Leave them out, or give noise="host".'
-        )
     process = _TEMPLATES.compose_learning_process(
         initial_weights,
         _TEMPLATES.build_broadcast_process(weights_type),
@@ -299,17 +311,13 @@ def build_fed_avg(
         factory.create(weights_type.trainable),
         _TEMPLATES.build_apply_optimizer_finalizer(server_optimizer_fn, weights_type),
     )
-    host = HostNoise(plan, num_parameters, noise_key) if place == "host" else None
-    if host is not None and noise_dir is not None:
-        host.keep_in(noise_dir)
     settings = {
         "num_parameters": num_parameters,
         "weights": str(weights_type),
-        "noise": place,
         "clients_per_round": factory.denominator,
         "zeroing_norm": zeroing_norm,
     }
-    return PrivateLearningProcess(process, plan, num_parameters, host, settings)
+    return PrivateLearningProcess(process, plan, num_parameters, settings)
 
 
 def _initial_weights(model_fn: Model) -> tff.Computation:

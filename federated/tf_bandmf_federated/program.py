@@ -136,10 +136,11 @@ class _TffEngine:
     def __init__(self, process: PrivateLearningProcess) -> None:
         self._process = process
         self.plan, self.settings = process.plan, process.settings
-        self.host_noise = process.host_noise
         self.round_number = process.round_number
         self.key_id = process.key_id
+        self.prepare = process.prepare
         self.skip_round = process.skip_round
+        self.note_rounds = process.note_rounds
 
     async def initial_state(self) -> Any:
         return await tff.program.materialize_value(self._process.initialize())
@@ -148,9 +149,8 @@ class _TffEngine:
         metrics_type = self._process.next.type_signature.result.metrics.member
         return tff.types.structure_from_tensor_type_tree(_zeros, metrics_type)
 
-    def prepare(self, state: Any, inputs: str) -> Any:
-        # Whether the round may be run again is for the ledger to say.
-        return self._process.prepare(state, replay=True, inputs=inputs)
+    def keep_key(self, folder: str, is_new: bool) -> None:
+        pass  # it is in the states
 
     def hyper_parameters(self, state: Any) -> Any:
         return self._process.get_hparams(state)

@@ -18,7 +18,6 @@ from tf_bandmf_federated.ledger import Ledger, RoundRecord, is_same
 
 if TYPE_CHECKING:
     from tf_bandmf import Plan
-    from tf_bandmf_federated.host_noise import HostNoise
     from tf_bandmf_federated.running import Run
 
 
@@ -58,14 +57,20 @@ class Engine(Protocol):
     Attributes:
       plan: what the run does.
       settings: what else makes it what it is, as plain values: the ledger keeps them.
-      host_noise: what makes the noise, or None if the state holds it.
     """
 
     plan: Plan
     settings: dict[str, Any]
 
-    @property
-    def host_noise(self) -> HostNoise | None: ...
+    def keep_key(self, folder: str, is_new: bool) -> None:
+        """Takes the noise key of a folder, or for a new run keeps its own there.
+
+        Raises:
+          ValueError: if the key of a run that began is missing or damaged.
+        """
+
+    def note_rounds(self, rounds: int) -> None:
+        """Tells the ledger that the plan is bound to how many rounds were done."""
 
     async def initial_state(self) -> Any:
         """The state before round 0 of a new run."""

@@ -13,7 +13,6 @@ from collections.abc import Callable
 from tf_bandmf.files import private as private_files
 from tf_bandmf.participation.checks import positive_int
 from tf_bandmf_federated.accounting import MeasuredParticipation
-from tf_bandmf_federated.host_noise import KEY_FILE
 from tf_bandmf_federated.ledger import Ledger
 from tf_bandmf_federated.plan_checks import check_plan
 from tf_bandmf_federated.rounds import (
@@ -28,8 +27,6 @@ from tf_bandmf_federated.state_files import StateFiles
 
 # No names that Flower puts into the bundle it sends to every node.
 LEDGER_FILE, STATES_FOLDER = "ledger.sqlite3", "states"
-# Whose rounds are spent, too.
-_EARLIER_LEDGER = "ledger.jsonl"
 _RESTARTS = ("replay", "skip")
 
 
@@ -96,17 +93,11 @@ class Run:
         """
         total, folder, engine = self.num_rounds, self.private_dir, self.engine
         os.makedirs(folder, mode=0o700, exist_ok=True)
-        if os.path.exists(os.path.join(folder, _EARLIER_LEDGER)):
-            raise ValueError(
-                f"{folder} is of an earlier version ({_EARLIER_LEDGER}). Finish that run "
-                f"with the version that began it, or begin a new one in another folder, "
-                f"with a privacy budget of its own, which adds to what this one spent."
-            )
         made_for = {"plan": engine.plan.fingerprint, **engine.settings}
         with Ledger(os.path.join(folder, LEDGER_FILE), made_for) as ledger:
             private_files.remove_unfinished(folder)
             states = self.states(os.path.join(folder, STATES_FOLDER))
-            self._keep_noise(is_new=not ledger.rounds)
+            engine.keep_key(folder, is_new=not ledger.rounds)
             first = ProgramState(
                 await engine.initial_state(), engine.no_metrics(), self.cohorts(ledger)
             )
@@ -123,8 +114,7 @@ class Run:
                 state = await program.run_round(state)
                 if self.after_round is not None:
                     self.after_round(state)
-            if engine.host_noise is not None:
-                engine.host_noise.note_rounds(program.round_number(state))
+            engine.note_rounds(program.round_number(state))
             skipped = tuple(
                 t for t, known in ledger.rounds.items() if known.skipped_because
             )
@@ -132,17 +122,3 @@ class Run:
                 state.data_iterator.measured(), skipped_rounds=skipped
             )
             return state, measured
-
-    def _keep_noise(self, is_new: bool) -> None:
-        """Gives the noise the run's key, or keeps the noise's for the run."""
-        noise, plan = self.engine.host_noise, self.engine.plan
-        if noise is None:
-            return
-        path = os.path.join(self.private_dir, KEY_FILE)
-        has_key = plan.test_seed is not None or os.path.exists(path)
-        if not (is_new or has_key):
-            raise ValueError(
-                f"The ledger says that rounds were begun, but the noise key is not at "
-                f"{path}: the run cannot go on with another one."
-            )
-        noise.keep_in(self.private_dir)

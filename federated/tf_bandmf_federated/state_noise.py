@@ -1,14 +1,8 @@
-"""Noise on the server, in two places: all in TFF's state, or made by the host.
+"""Noise in TFF's state: keys of all rounds, and the ring buffer.
 
-| | `NoiseInState` | `NoiseFromHost` |
-|---|---|---|
-| keys | of all rounds, in the state | with the host alone |
-| ring buffer | in the state; crosses to the worker and back | with the host alone |
-| a saved state is | as secret as the key | without a secret |
-| needs | nothing | `HostNoise.prepare` before every round |
-
-Both are pure functions for use in TFF's server computations. Their state is a dictionary
-of tensors.
+A pure function for TFF's server computations; its state is a dictionary of tensors. The
+state crosses to TFF's worker and back in each round, at about 20 times its size in memory:
+so a large ring buffer is refused.
 """
 
 from __future__ import annotations
@@ -26,34 +20,23 @@ from tf_bandmf.noise.keys import NoiseKey
 from tf_bandmf.noise.philox import halves
 from tf_bandmf_federated.secret_words import fresh_words
 
-# Floats in the ring buffer up to which the state can hold it: state crosses to TFF's
-# worker and back in each round, at about 20 times its size in memory.
-MAX_STATE_FLOATS = 5_000_000
+MAX_STATE_FLOATS = 5_000_000  # of the ring buffer
 _UNSAID = np.int64(0)  # what a round is begun with, where nobody says it
 
 State = collections.OrderedDict
 
 
-def choose_place(noise: str, plan: Plan, num_parameters: int) -> str:
-    """Returns "state" or "host"; "auto" decides by the size of the ring buffer.
-
-    Raises:
-      ValueError: for another word; for "state" if the plan is bound to a ledger.
-    """
-    if noise not in ("auto", "state", "host"):
-        raise ValueError(f'noise must be "auto", "state" or "host", found {noise!r}.')
-    if plan.account is not None:
-        # Within TFF nothing could reserve before the noise is drawn.
-        if noise == "state":
-            raise ValueError(
-                'The plan is bound to a ledger: noise must be "host" or "auto", found '
-                '"state".'
-            )
-        return "host"
-    if noise != "auto":
-        return noise
-    floats = plan.strategy.memory_vectors * num_parameters
-    return "state" if floats <= MAX_STATE_FLOATS else "host"
+def check_fits(plan: Plan, num_parameters: int) -> None:
+    """Raises ValueError if TFF's state cannot hold the plan's ring buffer."""
+    vectors = plan.strategy.memory_vectors
+    if vectors * num_parameters > MAX_STATE_FLOATS:
+        raise ValueError(
+            f"The noise of {plan.statement().mechanism} keeps {vectors} vectors of "
+            f"{num_parameters:,} numbers; TFF's state, which travels to its worker and "
+            f"back in every round, holds {MAX_STATE_FLOATS:,} numbers. Make the plan with "
+            f'a mechanism that keeps none: BISR ("bisr"), BandInvMF ("bandinv") or '
+            f'λ-CGD ("lambda_cgd"); or use Flower, whose server keeps them.'
+        )
 
 
 class NoiseInState:
@@ -156,57 +139,3 @@ def number_of_inputs(inputs: str) -> np.int64:
 def _said_or_drawn(inputs: tf.Tensor) -> tf.Tensor:
     drawn = tf.bitcast(fresh_words([]), tf.int64)
     return tf.where(tf.equal(inputs, _UNSAID), drawn, inputs)
-
-
-class NoiseFromHost:
-    """The host puts the noise of one round into the state; it is used for that one.
-
-    The state holds `run_id`, int64, random and public: one for each `initialize`;
-    `key_id`, int64, public, which tells keys apart (0 before the first round);
-    `ready_for`, int64, the round whose noise is there, or -1; `digests`, int64,
-    [num_steps], which bind the rounds' noise to what they were begun with; `values`,
-    float32, shape [num_parameters] or, after it was used, [0].
-
-    Args:
-      plan: gives the number of rounds.
-      num_parameters: d.
-    """
-
-    def __init__(self, plan: Plan, num_parameters: int) -> None:
-        # For its check of the horizon alone.
-        self._generator = NoiseGenerator(plan.strategy, num_parameters)
-
-    def initial_state(self) -> State:
-        """As that of `NoiseInState`."""
-        return State(
-            run_id=tf.bitcast(fresh_words([]), tf.int64),
-            key_id=tf.constant(0, tf.int64),
-            ready_for=tf.constant(-1, tf.int64),
-            digests=tf.zeros([self._generator.num_steps], tf.int64),
-            values=_no_values(),
-        )
-
-    def next(
-        self, state: State, round_number: tf.Tensor, total: tf.Tensor
-    ) -> tuple[tf.Tensor, State]:
-        """As that of `NoiseInState`; it also raises if the round was not prepared."""
-        step = self._generator.checked_step(round_number)
-        d = self._generator.num_parameters
-        message = (
-            "The noise of this round is not there, or it was used: call prepare(state) "
-            "before every next(state, ...)."
-        )
-        checks = [
-            tf.debugging.assert_equal(state["ready_for"], step, message),
-            tf.debugging.assert_equal(tf.size(state["values"]), d, message),
-        ]
-        with tf.control_dependencies(checks):
-            noise = tf.identity(state["values"])
-        noise.set_shape([d])  # checked above, with a message that helps
-        nothing = tf.constant(-1, tf.int64)
-        return noise, State(state, ready_for=nothing, values=_no_values())
-
-
-def _no_values() -> tf.Tensor:
-    """An empty vector whose static shape is unknown: TFF's type is float32[?]."""
-    return tf.compat.v1.placeholder_with_default(tf.zeros([0]), [None])
