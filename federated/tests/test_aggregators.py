@@ -88,6 +88,15 @@ def test_mean_of_clipped_updates():
     assert output.measurements["contributing_clients"] == 2
 
 
+@pytest.mark.invariant(15)
+def test_results_are_multiples_of_a_power_of_two():
+    plan = make_plan()
+    process = CorrelatedNoiseFactory(plan, clients_per_round=8).create(VALUE_TYPE)
+    result = flat(process.next(process.initialize(), [value(0.123)]).result)
+    grid = 2.0 ** np.floor(np.log2(plan.noise_stddev / 8) - 10)
+    assert np.array_equal(result % grid, np.zeros(D)) and np.any(result)
+
+
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 3e38])
 @pytest.mark.invariant(5)
 def test_a_client_that_is_not_finite_contributes_zero(bad):

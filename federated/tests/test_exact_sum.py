@@ -127,9 +127,49 @@ def test_the_mean_with_noise_is_that_of_float64(most):
     noise = np.random.default_rng(1).normal(size=size).astype(np.float32)
     sums = total.units * total.unit
     found = total.mean_with([noise[:70_001], noise[70_001:]], 0.3, 5.0)
-    np.testing.assert_array_equal(
-        found, ((sums + 0.3 * noise.astype(np.float64)) / 5.0).astype(np.float32)
-    )
+    # Of 0.06, a 1024th is above 2^-15.
+    rounded = np.rint((sums + 0.3 * noise.astype(np.float64)) / 5.0 * 2**15) / 2**15
+    np.testing.assert_array_equal(found, rounded.astype(np.float32))
+
+
+def impossible(weights, released, stddev, denominator):
+    """How many released weights no float32 noise gives, if nobody added anything."""
+
+    def after(words):
+        # Numbers in the order of floats, as the words of float32.
+        bits = np.where(words < 0, -(2**31) - words - 1, words).astype(np.int32)
+        total = ExactSum(len(weights), CLIP, 1)
+        return weights + total.mean_with([bits.view(np.float32)], stddev, denominator)
+
+    low = np.full(len(weights), -0x41800000, np.int64)  # -16.0
+    high = -low
+    while np.any(high - low > 1):
+        middle = (low + high) // 2
+        is_below = after(middle) < released
+        low, high = np.where(is_below, middle, low), np.where(is_below, high, middle)
+    return int(np.sum(after(high) != released))
+
+
+@pytest.mark.attack(
+    "The last bits of released weights",
+    tried="Adds an update of the clip norm, or nothing, to 20,000 weights, and counts the "
+    "released weights that no float32 noise gives if nothing was added.",
+    area="noise",
+    invariants=[15],
+)
+@pytest.mark.parametrize("noise_multiplier", [0.5, 4.0])
+def test_no_bits_of_a_release_exclude_an_update(noise_multiplier, figure):
+    size, stddev = 20_000, noise_multiplier * CLIP
+    rng = np.random.default_rng(0)
+    weights = (rng.normal(size=size) * 0.05).astype(np.float32)
+    noise = rng.normal(size=size).astype(np.float32)
+    for scale in (0.0, CLIP, 0.001 * CLIP):
+        total = ExactSum(size, CLIP, 1)
+        total.add([np.full(size, scale / np.sqrt(size), np.float32)])
+        released = weights + total.mean_with([noise], stddev, 3.0)
+        found = impossible(weights, released, stddev, 3.0)
+        figure(f"an update of norm {scale:g}: {found} of {size:,} are impossible")
+        assert found == 0
 
 
 @pytest.mark.invariant(4)

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from tf_bandmf import MinSep
 from tf_bandmf_federated.eligibility import contradicts_itself, may_take_part
+from tf_bandmf_federated.exact_sum import grid_of
 
 
 def is_early(
@@ -101,7 +102,7 @@ def flat(total: Any) -> tf.Tensor:
 
 
 def add_noise(total: Any, noise: tf.Tensor, stddev: float, denominator: float) -> Any:
-    """`(total + stddev * noise) / denominator`.
+    """`(total + stddev * noise) / denominator`, in multiples of `grid_of`.
 
     Args:
       total: nested structure of float32 tensors of static shapes.
@@ -112,8 +113,10 @@ def add_noise(total: Any, noise: tf.Tensor, stddev: float, denominator: float) -
     leaves = tf.nest.flatten(total)
     sizes = [leaf.shape.num_elements() for leaf in leaves]
     parts = tf.split(noise, sizes)
-    noisy = [
+    means = [
         (leaf + stddev * tf.reshape(part, leaf.shape)) / denominator
         for leaf, part in zip(leaves, parts)
     ]
+    grid = grid_of(stddev / denominator)  # float32 divides by a power of two exactly
+    noisy = [tf.round(mean / grid) * grid for mean in means]
     return tf.nest.pack_sequence_as(total, noisy)

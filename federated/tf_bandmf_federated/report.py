@@ -29,7 +29,10 @@ _NOT_COVERED = (
     "publish them.",
     "Choosing hyper-parameters, a model or a checkpoint by looking at private data.",
     "Further runs on the same devices: each spends its own budget.",
-    "Floating-point effects: the guarantee is for ideal real arithmetic.",
+    "Floating-point effects: the guarantee is for ideal real arithmetic. The noisy mean is "
+    "rounded to multiples of a power of two, at most 1/1024 of its noise's deviation, so "
+    "that no bits exclude an update with certainty; smaller effects on probabilities are "
+    "not bounded.",
 )
 
 
