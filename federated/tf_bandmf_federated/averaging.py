@@ -104,7 +104,8 @@ class FederatedAveraging:
             if weight.dtype != np.float32:
                 raise TypeError(
                     f"Weights must be float32, found {weight.dtype}. State that is not "
-                    f"trained, such as counters, does not belong into the sum."
+                    f"trained, such as counters, does not belong into the sum: name it in "
+                    f"PrivateFedAvg's not_trained."
                 )
         sizes = [weight.size for weight in self._first]
         if sum(sizes) == 0:

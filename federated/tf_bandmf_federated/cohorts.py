@@ -53,6 +53,7 @@ class AvailableCohorts:
       enough: eligible devices that are looked for, if more than are asked.
       wait: whether to look again, from how many devices are there and how many of them
         may take part. It sleeps as long as it likes, and may raise.
+      search: whether to look again for devices that a round was begun with.
 
     Attributes:
       round_number: the round, from 0, that `select` selects for next.
@@ -70,6 +71,7 @@ class AvailableCohorts:
         over_selection: float = 1.0,
         enough: int = 1,
         wait: Callable[[int, int], bool] = lambda available, eligible: False,
+        search: Callable[[], bool] = lambda: False,
     ) -> None:
         if not (math.isfinite(over_selection) and over_selection >= 1.0):
             raise ValueError(
@@ -81,6 +83,7 @@ class AvailableCohorts:
         self._over_selection = over_selection
         self._enough = enough
         self._wait = wait
+        self._search = search
         self.round_number = 0
         self.cohort: tuple[str, ...] = ()
 
@@ -111,7 +114,10 @@ class AvailableCohorts:
                 f"part in it: ledger and state are not of one run."
             )
         self.count_round(clients)
-        return Selected(self.cohort, len(self._present()), len(clients))
+        while True:
+            present = self._present()
+            if not set(clients).difference(present) or not self._search():
+                return Selected(self.cohort, len(present), len(clients))
 
     def digest_of_selected(self, selected: Selected) -> str:
         """A digest of the names: the devices' data never leave them."""

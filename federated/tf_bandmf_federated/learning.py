@@ -20,7 +20,6 @@ state holds the noise key.
 from __future__ import annotations
 
 import collections
-import dataclasses
 import functools
 import hashlib
 from collections.abc import Callable, Mapping
@@ -38,7 +37,7 @@ from tf_bandmf.planning.statement import PrivacyStatement
 from tf_bandmf_federated.aggregators import MinSepNoiseFactory, num_parameters_of
 from tf_bandmf_federated.client_work import tagged_client_work
 from tf_bandmf_federated.ledger import draw
-from tf_bandmf_federated.plan_checks import check_horizon
+from tf_bandmf_federated.plan_checks import check_horizon, statement_of
 from tf_bandmf_federated.state_noise import NoiseInState, number_of_inputs
 
 # What TFF's own learning processes add up.
@@ -84,12 +83,7 @@ class PrivateLearningProcess(tff.learning.templates.LearningProcess):
 
     def statement(self) -> PrivacyStatement:
         """The plan's privacy statement, for devices instead of training examples."""
-        return dataclasses.replace(
-            self.plan.statement(
-                unit="one device: all that it contributes in all rounds"
-            ),
-            output="noisy sums of the devices' clipped updates",
-        )
+        return statement_of(self.plan)
 
     def round_number(self, state: Any) -> int:
         """The round, from 0, that `next` runs on this state."""

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from tf_bandmf import MinSep, Plan
 from tf_bandmf.accounting.checks import check_positive
+from tf_bandmf.planning.statement import PrivacyStatement
 
 
 def check_plan(plan: Plan, num_rounds: int | None = None) -> MinSep:
@@ -40,6 +43,17 @@ def check_plan(plan: Plan, num_rounds: int | None = None) -> MinSep:
             f"{num_rounds}. More rounds need a new plan."
         )
     return participation
+
+
+def statement_of(plan: Plan) -> PrivacyStatement:
+    """The plan's privacy statement, for devices instead of training examples."""
+    statement = plan.statement(unit="one device: all that it contributes in all rounds")
+    return dataclasses.replace(
+        statement,
+        output="noisy sums of the devices' clipped updates",
+        adjacency=statement.adjacency.replace("example", "device"),
+        participation=statement.participation.replace("example", "device"),
+    )
 
 
 def check_horizon(plan: Plan, round_number: int) -> None:

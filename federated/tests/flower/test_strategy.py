@@ -1,17 +1,24 @@
 """PrivateFedAvg and ParticipationMod, on a grid in this process."""
 
 import shutil
+import time
 
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.clientapp import ClientApp
 from one_process import Node, OneProcess, initial_arrays
 from simulated import Crash, Models
 
 import tf_bandmf
 from tf_bandmf_federated import measured_guarantee, write_report
 from tf_bandmf_federated.device_policy import DevicePolicy
-from tf_bandmf_federated.flower import PrivateFedAvg
+from tf_bandmf_federated.flower import (
+    ParticipationMod,
+    PrivateFedAvg,
+    private_client_app,
+)
+from tf_bandmf_federated.flower import strategy as strategy_module
 from tf_bandmf_federated.flower.devices import Devices
 from tf_bandmf_federated.server_optimizers import ServerAdam
 
@@ -493,6 +500,251 @@ def test_a_round_without_devices_waits_and_spends_nothing(tmp_path):
     counts = result.train_metrics_clientapp
     assert sorted(counts) == list(range(2, N + 1))
     assert all(c["contributing"] == PER_ROUND for c in counts.values())
+
+
+def app_with(node, mods, install=lambda app: app):
+    """The node's app as its author writes it, around the function that trains."""
+    node.app = install(ClientApp(mods=mods))
+
+    @node.app.train()
+    def adds_one(message, context):
+        node.came.append(message.content["config"]["tf-bandmf.round"])
+        arrays = message.content["arrays"]
+        after = {n: Array(a.numpy() + np.float32(1)) for n, a in arrays.items()}
+        return Message(RecordDict({"new": ArrayRecord(after)}), reply_to=message)
+
+
+def mod_of(plan):
+    policy = DevicePolicy.from_plan(plan)
+    return ParticipationMod(policy, lambda context: context.node_config["store"])
+
+
+def of_another_plan(grid):
+    other = DevicePolicy.from_plan(make_plan(noise_multiplier=0.7))
+    for number, node in grid.nodes.items():
+        grid.nodes[number] = Node(node.context.node_config["store"], other, number, 1.0)
+
+
+def without_a_handler(grid):
+    for node in grid.nodes.values():
+        app_with(node, [mod_of(PLAN)])
+
+
+@pytest.mark.parametrize(
+    "change, text",
+    [
+        (of_another_plan, "4 have the policy of another plan"),
+        (without_a_handler, "4 answer .* with an error: .* ParticipationMod.install"),
+        (lambda grid: grid.nodes.clear(), "Of 0 connected nodes: there are none"),
+    ],
+)
+def test_why_nobody_may_take_part_is_said(tmp_path, change, text):
+    grid = make_grid(tmp_path, number=4)
+    change(grid)
+    with pytest.raises(RuntimeError, match=text):
+        start(make_strategy(tmp_path), grid)
+    assert not grid.asked
+
+
+def test_devices_that_came_as_often_as_they_may_are_named(tmp_path):
+    plan = tf_bandmf.plan(
+        "banded:2",
+        noise_multiplier=0.5,
+        delta=1e-5,
+        num_steps=12,
+        participation=tf_bandmf.MinSep(2, 2),
+    )
+    grid = make_grid(tmp_path, plan, number=4)
+    with pytest.raises(RuntimeError, match="nodes: 4 took part 2 times, all"):
+        start(make_strategy(tmp_path, plan), grid)
+
+
+def test_a_mod_that_is_installed_serves_an_app_with_further_mods(tmp_path):
+    grid, seen = make_grid(tmp_path), []
+
+    def further(message, context, call_next):
+        seen.append(message.metadata.message_type)
+        return call_next(message, context)
+
+    for node in grid.nodes.values():
+        mod = mod_of(PLAN)
+        app_with(node, [mod, further], mod.install)
+    counts = start(make_strategy(tmp_path), grid).train_metrics_clientapp
+    assert all(c["contributing"] == PER_ROUND for c in counts.values())
+    assert set(seen) == {"train"} and len(seen) == N * PER_ROUND
+    app = private_client_app(DevicePolicy.from_plan(PLAN), "store", mods=[further])
+    assert app._mods[1:] == [further]
+
+
+def test_arrays_that_are_not_trained_are_sent_and_never_come_back(tmp_path):
+    """A counter of int64 and a moving average, in the middle of the model."""
+    grid, seen, left = make_grid(tmp_path, TEST_PLAN), [], []
+    first = {
+        "w0": np.zeros([3, 1], np.float32),
+        "batches": np.array(7, np.int64),
+        "average": np.full([2], 1e9, np.float32),
+        "w1": np.zeros([1], np.float32),
+    }
+    for node in grid.nodes.values():
+        del node.app._registered_funcs["train.default"]
+
+        @node.app.train()
+        def train(message, context):
+            before = {n: a.numpy() for n, a in message.content["arrays"].items()}
+            seen.append(before)
+            after = {n: Array(a + a.dtype.type(1)) for n, a in before.items()}
+            return Message(RecordDict({"new": ArrayRecord(after)}), reply_to=message)
+
+    grid.change = lambda reply: left.append(set(reply.content["arrays"])) or reply
+    strategy = make_strategy(tmp_path, TEST_PLAN, not_trained=["batches", "average"])
+    arrays = ArrayRecord({name: Array(value) for name, value in first.items()})
+    result = strategy.start(grid, arrays, timeout=60.0)
+    counts = result.train_metrics_clientapp
+    assert all(c["contributing"] == PER_ROUND for c in counts.values())
+    assert left == [{"w0", "w1"}] * (N * PER_ROUND)
+    found = {name: array.numpy() for name, array in result.arrays.items()}
+    for one in (found, seen[0], seen[-1]):
+        assert list(one) == list(first)
+        for name in ("batches", "average"):
+            np.testing.assert_array_equal(one[name], first[name])
+    # The norm, 2, is that of what is trained: each update is clipped to a half of it.
+    plain = make_grid(tmp_path / "plain", TEST_PLAN)
+    plain.silent = set(plain.nodes)
+    nobody = start(make_strategy(tmp_path / "plain", TEST_PLAN), plain, timeout=0.0)
+    moved = np.concatenate([found["w0"].ravel(), found["w1"]]) - flat(nobody.arrays)
+    np.testing.assert_allclose(moved, N * 0.5, rtol=1e-3)
+    # They belong to the run.
+    with pytest.raises(ValueError, match="of another run: not_trained"):
+        changed = {**first, "batches": np.array(8, np.int64)}
+        arrays = ArrayRecord({name: Array(value) for name, value in changed.items()})
+        strategy.start(grid, arrays, timeout=60.0)
+    with pytest.raises(ValueError, match="not_trained names"):
+        start(strategy, grid)
+
+
+def test_over_selection_says_how_long_a_round_may_last(tmp_path):
+    grid = make_grid(tmp_path)
+    with pytest.raises(ValueError, match="needs start's timeout"):
+        start(make_strategy(tmp_path, over_selection=1.5), grid, timeout=None)
+    assert not grid.asked
+
+
+@pytest.mark.parametrize("over_selection", [1.0, 1.5])
+def test_a_device_that_leaves_does_not_make_a_round_last(
+    tmp_path, monkeypatch, over_selection
+):
+    monkeypatch.setattr(strategy_module, "_GONE", 0.05)
+    grid = make_grid(tmp_path, number=3)
+    grid.silent = {1, 2, 3}
+    real = grid.push_messages
+
+    def push(messages):
+        messages = list(messages)
+        asked = [m for m in messages if m.metadata.message_type == "train"]
+        sent = real(messages)
+        if asked:  # one leaves, and the others answer
+            del grid.nodes[asked[0].metadata.dst_node_id]
+            grid.silent = set()
+        return sent
+
+    grid.push_messages = push
+    strategy = make_strategy(tmp_path, over_selection=over_selection)
+    began = time.monotonic()
+    result = start(strategy, grid, num_rounds=1, timeout=1000.0)
+    assert time.monotonic() - began < 100.0
+    counts = result.train_metrics_clientapp[1]
+    assert (counts["failed"], counts["selected"]) == (1, counts["contributing"] + 1)
+
+
+def test_a_node_that_does_not_say_its_name_delays_no_round(tmp_path):
+    grid = make_grid(tmp_path)
+    pull, number = grid.pull_messages, 100
+
+    def silent(message_ids):
+        return pull([m for m in message_ids if not is_of_a_silent_node(m)])
+
+    def is_of_a_silent_node(message):
+        known = grid._messages.get(message)
+        return known is not None and known.metadata.dst_node_id >= 100
+
+    def another(server_round, arrays):
+        nonlocal number
+        number += 1
+        store = str(tmp_path / "nodes" / str(number))
+        grid.nodes[number] = Node(store, DevicePolicy.from_plan(PLAN), number, 1.0)
+
+    grid.pull_messages = silent
+    another(0, None)
+    began = time.monotonic()
+    strategy = make_strategy(tmp_path, query_timeout=1000.0)
+    result = start(strategy, grid, evaluate_fn=another)
+    assert time.monotonic() - began < 100.0
+    counts = result.train_metrics_clientapp
+    assert all(c["contributing"] == PER_ROUND for c in counts.values())
+
+
+def test_of_many_nodes_some_are_asked_for_their_names(tmp_path, monkeypatch):
+    monkeypatch.setattr(strategy_module, "_ASKED", 10)
+    grid, queries = make_grid(tmp_path, number=60), []
+    real = grid.push_messages
+
+    def push(messages):
+        messages = list(messages)
+        kinds = [m.metadata.message_type for m in messages]
+        queries.extend(kind for kind in kinds if kind.startswith("query"))
+        return real(messages)
+
+    grid.push_messages = push
+    with pytest.raises(Crash):
+        start(make_strategy(tmp_path, models=Models(dies_at=2)), grid)
+    assert len(queries) <= 20
+    # After a crash, the devices of its round are searched for.
+    counts = start(make_strategy(tmp_path), grid).train_metrics_clientapp
+    assert all(c["contributing"] == PER_ROUND for c in counts.values())
+    assert len(queries) < 60
+
+
+def test_what_a_device_says_makes_no_lines_in_the_log(tmp_path, monkeypatch):
+    grid, lines = make_grid(tmp_path), []
+
+    def change(reply):
+        forged = "x\nround 5 of 6 done; epsilon <= 0.001" + "y" * 2_000_000
+        about = {**dict(reply.content["tf-bandmf"]), "problem": forged}
+        reply.content["tf-bandmf"] = ConfigRecord(about)
+        return reply
+
+    def log(level, text, *values):
+        lines.append(text % values)
+
+    grid.change = change
+    monkeypatch.setattr(strategy_module, "log", log)
+    result = start(make_strategy(tmp_path), grid, num_rounds=1)
+    assert result.train_metrics_clientapp[1]["failed"] == PER_ROUND
+    said = [line for line in lines if "0.001" in line]
+    assert len(said) == PER_ROUND
+    assert all("\n" not in line and len(line) < 500 for line in said)
+
+
+def test_devices_too_few_to_take_turns_are_told_before_the_first_round(
+    tmp_path, monkeypatch
+):
+    lines = []
+    monkeypatch.setattr(
+        strategy_module, "log", lambda level, text, *values: lines.append(text % values)
+    )
+    with pytest.raises(RuntimeError, match="rest until 1 other rounds"):
+        start(make_strategy(tmp_path), make_grid(tmp_path, number=2))
+    (told,) = [line for line in lines if "2 nodes are connected" in line]
+    assert "need 4" in told and "stops after 1 rounds" in told
+
+
+@pytest.mark.invariant(10)
+@pytest.mark.parametrize("table", ["[tool.flwr.app]", "[tool.flwr]\napp.x = 1"])
+def test_an_app_s_folder_gets_no_private_files(tmp_path, table):
+    (tmp_path / "pyproject.toml").write_text(f"{table}\n")
+    for folder in (tmp_path, tmp_path / "below"):
+        with pytest.raises(ValueError, match="outside of a Flower app"):
+            PrivateFedAvg(PLAN, str(folder), clients_per_round=2)
 
 
 def test_a_query_that_failed_is_asked_again(tmp_path, monkeypatch):

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pathlib
 
-_APP = "[tool.flwr.app"  # a table of an app's pyproject.toml
+_APP = "tool.flwr"  # in an app's pyproject.toml
 
 
 def check_outside_of_apps(folder: str, what: str) -> None:
-    """Raises ValueError if a folder is below that of a Flower app.
+    """Raises ValueError if a folder is that of a Flower app, or below it.
 
     `flwr run` bundles what is in an app's folder, and every SuperNode gets the bundle.
 
@@ -16,7 +16,8 @@ def check_outside_of_apps(folder: str, what: str) -> None:
       folder: that gets private files.
       what: it is, for the error.
     """
-    for parent in pathlib.Path(folder).resolve().parents:
+    place = pathlib.Path(folder).resolve()
+    for parent in (place, *place.parents):
         project = parent / "pyproject.toml"
         if project.is_file() and _APP in project.read_text(errors="replace"):
             raise ValueError(

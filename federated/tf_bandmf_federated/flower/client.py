@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
-from flwr.clientapp.typing import ClientAppCallable
+from flwr.clientapp.typing import ClientAppCallable, Mod
 from flwr.supercore import log
 
 from tf_bandmf_federated.clipping import clip_update
@@ -32,8 +32,9 @@ class ParticipationMod:
     not let it take part says so, and its app is not called. A repeated message gets the
     first answer, which is kept.
 
-    Put it first in the list of mods: what comes after it is inside it. Messages other
-    than `train` and its own query are refused: what they send is not private.
+    Put it first in the list of mods (what comes after it is inside it), and `install` it:
+    the server's query has no handler in an app that only has the mod. Messages other than
+    `train` and that query are refused: what they send is not private.
 
     Args:
       policy: of the plan; `DevicePolicy.from_plan(plan)`. A server with another plan is
@@ -68,6 +69,11 @@ class ParticipationMod:
             f"private. See ParticipationMod's argument `also`."
         )
 
+    def install(self, app: ClientApp) -> ClientApp:
+        """The app, which now answers the server's query for the device's name."""
+        app.query(messages.QUERY_ACTION)(self.answer)
+        return app
+
     def answer(self, message: Message, context: Context) -> Message:
         """The device's name and record, for the server's selection."""
         store = self._open(context)
@@ -93,8 +99,9 @@ class ParticipationMod:
         arrays = message.content.array_records[messages.ARRAYS]
         config = message.content.config_records[messages.CONFIG]
         number, run = int(config[messages.ROUND]), str(config[messages.RUN])  # type: ignore[arg-type]
-        names = list(arrays.keys())
-        before = arrays.to_numpy_ndarrays()
+        before = {name: array.numpy() for name, array in arrays.items()}
+        fixed = config.get(messages.NOT_TRAINED, [])
+        trained = [name for name in before if name not in fixed]  # type: ignore[operator]
         about: dict[str, Any] = {"plan": self._policy.plan, "run": run, "round": number}
         about.update(device="", problem="", last_round=NEVER, receipt="")
         try:
@@ -103,7 +110,7 @@ class ParticipationMod:
             store = self._open(context)
             # Before this round: the server compares it with its ledger.
             about.update(last_round=store.last_round, receipt=store.receipt)
-            request = _digest(self._policy.plan, run, number, names, before)
+            request = _digest((self._policy.plan, run, number, trained), before)
             receipt = str(config.get(messages.RECEIPT, ""))
             update = store.begin(number, request, receipt)
         except Refused as error:
@@ -113,7 +120,7 @@ class ParticipationMod:
         about["device"] = store.device
         if update is None:
             try:
-                update = self._update(message, context, call_next, names, before)
+                update = self._update(message, context, call_next, before, trained)
             except Exception as error:
                 # Text and type may have private data in them: they stay here.
                 log(WARNING, "Round %d failed: %r", number, error)
@@ -121,7 +128,7 @@ class ParticipationMod:
                 return _reply(message, about)
             store.keep(request, update)
         record = ArrayRecord(
-            {name: Array(array) for name, array in zip(names, update, strict=True)}
+            {name: Array(array) for name, array in zip(trained, update, strict=True)}
         )
         return _reply(message, about, record)
 
@@ -130,10 +137,10 @@ class ParticipationMod:
         message: Message,
         context: Context,
         call_next: ClientAppCallable,
-        names: list[str],
-        before: list[np.ndarray],
+        before: dict[str, np.ndarray],
+        trained: list[str],
     ) -> list[np.ndarray]:
-        """What the app learned, clipped."""
+        """What the app learned, clipped: of the arrays that are trained."""
         reply = call_next(message, context)
         if reply.has_error():
             raise RuntimeError(reply.error.reason)
@@ -144,17 +151,14 @@ class ParticipationMod:
                 f"training; found {len(records)}."
             )
         (found,) = records.values()
-        after = found.to_numpy_ndarrays()
-        shapes = [(a.shape, a.dtype) for a in after]
-        if list(found.keys()) != names or shapes != [
-            (b.shape, b.dtype) for b in before
-        ]:
+        after = {name: array.numpy() for name, array in found.items()}
+        if _kinds(after) != _kinds(before):
             raise ValueError(
                 "The app's weights must have the names, shapes and dtypes of those "
                 "that it got."
             )
         with np.errstate(over="ignore", invalid="ignore"):
-            update = [new - old for new, old in zip(after, before, strict=True)]
+            update = [after[name] - before[name] for name in trained]
         clipped = clip_update(update, self._policy.l2_norm_clip)
         if not clipped.is_finite:
             log(WARNING, "The weights are not finite: this device adds zeros.")
@@ -162,7 +166,10 @@ class ParticipationMod:
 
 
 def private_client_app(
-    policy: DevicePolicy, store: Where, also: Iterable[str] = ()
+    policy: DevicePolicy,
+    store: Where,
+    also: Iterable[str] = (),
+    mods: Iterable[Mod] = (),
 ) -> ClientApp:
     """A `ClientApp` with a `ParticipationMod`, which answers the server's query.
 
@@ -178,11 +185,10 @@ def private_client_app(
       policy: of the plan.
       store: see `ParticipationMod`.
       also: see `ParticipationMod`.
+      mods: further ones, inside of it: what they send is clipped, or dropped.
     """
     mod = ParticipationMod(policy, store, also)
-    app = ClientApp(mods=[mod])
-    app.query(messages.QUERY_ACTION)(mod.answer)
-    return app
+    return mod.install(ClientApp(mods=[mod, *mods]))
 
 
 def _reply(
@@ -194,12 +200,13 @@ def _reply(
     return Message(content, reply_to=message)
 
 
-def _digest(
-    plan: str, run: str, number: int, names: list[str], weights: list[np.ndarray]
-) -> str:
-    """A digest of all that the server says in a request."""
-    found = hashlib.sha256(repr((plan, run, number, names)).encode())
-    for array in weights:
-        found.update(repr((array.shape, array.dtype.str)).encode())
+def _kinds(arrays: dict[str, np.ndarray]) -> list[tuple[Any, ...]]:
+    return [(name, array.shape, array.dtype.str) for name, array in arrays.items()]
+
+
+def _digest(about: tuple[Any, ...], arrays: dict[str, np.ndarray]) -> str:
+    """A digest of what an update is computed from, as far as the server says it."""
+    found = hashlib.sha256(repr((about, _kinds(arrays))).encode())
+    for array in arrays.values():
         found.update(np.ascontiguousarray(array).tobytes())
     return found.hexdigest()

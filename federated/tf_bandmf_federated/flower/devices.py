@@ -1,14 +1,18 @@
 """Which devices are behind Flower's nodes.
 
 A node's number lasts as long as its connection; a device's name, from its store, as long
-as the device's memory of what it took part in. So nodes are asked for their names.
+as the device's memory of what it took part in. So nodes are asked for their names: as many
+as a round needs, in random order, and no node's silence delays a round.
 """
 
 from __future__ import annotations
 
+import collections
+import random
 import re
+import secrets
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from logging import WARNING
 
 from flwr.app import ConfigRecord, Message, RecordDict
@@ -18,10 +22,12 @@ from flwr.supercore import log
 from tf_bandmf_federated.flower.messages import QUERY, REPLY
 from tf_bandmf_federated.flower.receipts import Receipts
 
-_PAUSE = 0.1  # seconds from one look at the SuperLink to the next
+_PAUSE = 0.1  # seconds from a query that failed to the next
 _LONGEST_PAUSE = 5.0  # seconds after queries that failed, one after the other
 # As `DeviceStore` makes names.
 _NAME = re.compile("[0-9a-f]{16,64}")
+# Why a node cannot take part.
+OTHER_PLAN, STRANGER, FAILED = "another plan", "rounds of another run", "an error"
 
 
 class Devices:
@@ -33,11 +39,7 @@ class Devices:
       begun: the number of rounds that the server began. A device that says it took part
         in a later one is left out.
       receipts: of the run.
-      timeout: seconds for which new nodes' answers are awaited.
-
-    Attributes:
-      strangers: number of devices that took part in rounds that were not begun here, as
-        they say.
+      timeout: seconds for which the answers of nodes that were asked are awaited.
     """
 
     def __init__(
@@ -52,79 +54,121 @@ class Devices:
         self._plan = plan
         self._begun, self._receipts = begun, receipts
         self._timeout = timeout
-        self.strangers = 0
-        self._names: dict[int, str] = {}  # "" for nodes that cannot take part
+        self._here: set[int] = set()
+        self._names: dict[int, str] = {}  # of those that may take part
+        self._problems: dict[int, str] = {}  # of the others
         # When to ask nodes whose query failed, and the pause after the next failure.
         self._again: dict[int, tuple[float, float]] = {}
         self._asked: dict[str, tuple[int, float]] = {}  # by message: node, when
+        self._random = random.Random(secrets.randbits(256))
 
     def present(self) -> list[str]:
-        """Names of the devices that are connected now.
+        """Names of the devices that are connected now and have said them.
 
         Raises:
           RuntimeError: if one of them has a receipt for a round in which the ledger does
             not have it.
         """
-        return sorted(self._nodes())
+        self._look()
+        return sorted(set(self._names.values()))
+
+    @property
+    def connected(self) -> int:
+        """How many nodes there were at the last look."""
+        return len(self._here)
+
+    def problems(self) -> dict[str, int]:
+        """How many connected nodes cannot take part, by reason."""
+        return dict(collections.Counter(self._problems.values()))
+
+    def ask(self, count: int) -> bool:
+        """Asks more nodes for their names.
+
+        Args:
+          count: names that are wanted; those of nodes that were asked are counted.
+
+        Returns:
+          Whether answers are awaited.
+        """
+        now = time.monotonic()
+        awaited = {n for n, when in self._asked.values() if now - when < self._timeout}
+        waiting = {node for node, _ in self._asked.values()}
+        unknown = (
+            node
+            for node in self._in_random_order()
+            if node not in self._names
+            and node not in waiting
+            and (node not in self._problems or self._is_due(node, now))
+        )
+        new = [node for node, _ in zip(unknown, range(count - len(awaited)))]
+        # A message may be answered long after nobody waits for it.
+        ttl = 20 * self._timeout
+        queries = [Message(RecordDict(), node, QUERY, ttl=ttl) for node in new]
+        for node, sent in zip(new, self._grid.push_messages(queries) if new else ()):
+            if sent is not None:
+                self._asked[sent] = (node, now)
+        return bool(new or awaited)
 
     def nodes_of(self, names: Iterable[str]) -> dict[str, int]:
         """The nodes of those devices that are connected."""
-        nodes = self._nodes()
+        self._look()
+        # If a device has two nodes, the one that came later is live.
+        nodes = {name: node for node, name in self._names.items()}
         return {name: nodes[name] for name in names if name in nodes}
 
-    def _nodes(self) -> dict[str, int]:
-        here = set(self._grid.get_node_ids())
-        self._ask(here)
-        # If a device has two nodes, the one that came later is live.
-        return {
-            name: node for node, name in self._names.items() if name and node in here
-        }
+    def gone(self, nodes: Iterable[int]) -> set[int]:
+        """Those of the nodes that are not connected any more."""
+        return set(nodes).difference(self._grid.get_node_ids())
 
-    def _ask(self, here: set[int]) -> None:
+    def _in_random_order(self) -> Iterator[int]:
+        nodes = list(self._here)
+        for i in range(len(nodes)):
+            j = self._random.randrange(i, len(nodes))
+            nodes[i], nodes[j] = nodes[j], nodes[i]
+            yield nodes[i]
+
+    def _is_due(self, node: int, now: float) -> bool:
+        """Whether a node is asked again whose query failed, maybe in the network."""
+        return node in self._again and now >= self._again[node][0]
+
+    def _look(self) -> None:
+        self._here = here = set(self._grid.get_node_ids())
         now = time.monotonic()
         self._asked = {
             message: (node, when)
             for message, (node, when) in self._asked.items()
             if node in here and now - when < 10 * self._timeout
         }
-        waiting = {node for node, _ in self._asked.values()}
-        self._names = {node: name for node, name in self._names.items() if node in here}
-        self._again = {node: w for node, w in self._again.items() if node in here}
-        later = {node for node, (when, _) in self._again.items() if now < when}
-        new = sorted(here - set(self._names) - waiting - later)
-        if new:
-            ttl = 20 * self._timeout
-            messages = [Message(RecordDict(), node, QUERY, ttl=ttl) for node in new]
-            for node, sent in zip(new, self._grid.push_messages(messages)):
-                if sent is not None:
-                    self._asked[sent] = (node, now)
-        while self._asked:
-            self._take_answers()
-            awaited = {node for node, _ in self._asked.values()} & set(new)
-            if not awaited or time.monotonic() - now > self._timeout:
-                return
-            time.sleep(_PAUSE)
+        for kept in (self._names, self._problems, self._again):
+            for node in [node for node in kept if node not in here]:
+                del kept[node]  # type: ignore[attr-defined]
+        if self._asked:
+            self._take_answers(now)
 
-    def _take_answers(self) -> None:
+    def _take_answers(self, now: float) -> None:
         for reply in self._grid.pull_messages(list(self._asked)):
             asked = self._asked.pop(reply.metadata.reply_to_message_id, None)
             if asked is None:
                 continue
             node, _ = asked
             if reply.has_error() or REPLY not in reply.content.config_records:
-                # It may have been the network: the node is asked again.
-                now = time.monotonic()
                 _, pause = self._again.get(node, (now, _PAUSE))
                 self._again[node] = (now + pause, min(2 * pause, _LONGEST_PAUSE))
+                self._problems[node] = FAILED
                 continue
             about = reply.content.config_records[REPLY]
             name = str(about.get("device", ""))
+            problem = None
             if about.get("plan") != self._plan or not _NAME.fullmatch(name):
-                name = ""
+                problem = OTHER_PLAN
             elif not self._is_of_this_run(name, about):
-                self.strangers += 1
-                name = ""
-            self._names[node] = name
+                problem = STRANGER
+            self._problems.pop(node, None)
+            self._again.pop(node, None)
+            if problem is None:
+                self._names[node] = name
+            else:
+                self._problems[node] = problem
 
     def _is_of_this_run(self, name: str, about: ConfigRecord) -> bool:
         """Whether a device took part only in rounds that were begun here, as it says.

@@ -3,7 +3,7 @@
 | message | record | entries |
 |---|---|---|
 | `train` | `arrays` | the model's weights |
-| | `config` | `PLAN`, `RUN`, `ROUND`, `RECEIPT`, and the user's own |
+| | `config` | `PLAN`, `RUN`, `ROUND`, `RECEIPT`, `NOT_TRAINED`, and the user's own |
 | its reply | `arrays` | the clipped update |
 | | `REPLY` | `plan`, `run`, `round`, `device`, `problem`, `last_round`, `receipt` |
 | `QUERY` | none | |
@@ -19,5 +19,5 @@ ARRAYS, CONFIG, REPLY = "arrays", "config", "tf-bandmf"
 QUERY_ACTION = "tf_bandmf_device"
 QUERY = f"query.{QUERY_ACTION}"
 PLAN, RUN, ROUND = "tf-bandmf.plan", "tf-bandmf.run", "tf-bandmf.round"
-RECEIPT = "tf-bandmf.receipt"
+RECEIPT, NOT_TRAINED = "tf-bandmf.receipt", "tf-bandmf.not-trained"
 REFUSED, FAILED = "refused", "failed"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator
 from logging import INFO, WARNING
@@ -26,19 +27,28 @@ from tf_bandmf import Plan
 from tf_bandmf_federated.accounting import MeasuredParticipation
 from tf_bandmf_federated.averaging import Add, FederatedAveraging, Replies, Request
 from tf_bandmf_federated.cohorts import AvailableCohorts
-from tf_bandmf_federated.flower import messages
+from tf_bandmf_federated.digests import digest_of
+from tf_bandmf_federated.flower import devices, messages
 from tf_bandmf_federated.flower.bundles import check_outside_of_apps
 from tf_bandmf_federated.flower.devices import Devices
 from tf_bandmf_federated.flower.receipts import Receipts
 from tf_bandmf_federated.health import Health
 from tf_bandmf_federated.large_vectors import blocks
 from tf_bandmf_federated.ledger import Ledger
-from tf_bandmf_federated.plan_checks import check_plan, clients_per_round_of
+from tf_bandmf_federated.plan_checks import (
+    check_plan,
+    clients_per_round_of,
+    statement_of,
+)
 from tf_bandmf_federated.rounds import ProgramState, Releasing
 from tf_bandmf_federated.running import Run
 from tf_bandmf_federated.server_optimizers import ServerOptimizer
 
-_PAUSE = 0.1  # seconds from one look at the SuperLink to the next
+_PAUSE = 0.05  # seconds from one look at the SuperLink to the next
+_GONE = 5.0  # seconds from one look for nodes that left in a round to the next
+_DEFAULT_TIMEOUT = 3600.0  # Flower's
+_ASKED = 1_000  # nodes that are asked for their names, at least
+_SHOWN = 200  # characters of what a device says
 _PULLED_BYTES = 1 << 26  # of updates that are pulled together; at least one is
 _REMEMBERED = 20  # rounds whose late replies are still counted
 
@@ -68,15 +78,18 @@ class PrivateFedAvg(Strategy):
         default the plan's batch size.
       server_optimizer: by default SGD with learning rate 1.
       over_selection: >= 1: this many times `clients_per_round` devices are asked, so
-        that about `clients_per_round` answer within `start`'s `timeout`. All that do are
-        added up; the denominator stays `clients_per_round`. A round ends with `timeout`,
-        or when nobody is left to answer, so that no device's training time or failure
-        decides about another's update; later replies are counted as late.
+        that about `clients_per_round` answer within `start`'s `timeout`, which must then
+        be given. All that do are added up; the denominator stays `clients_per_round`. A
+        round ends with `timeout`, or when nobody who is connected is left to answer, so
+        that no device's training time or failure decides about another's update; later
+        replies are counted as late.
       min_available: number of eligible devices to wait for before a round begins; by
         default `clients_per_round`.
       max_wait: seconds to wait for them. Then the round runs with those available; if
         there are none, `start` raises, and no round is spent.
-      query_timeout: seconds to wait for the names of new nodes.
+      query_timeout: seconds to wait for the names of nodes, as long as too few are known.
+      not_trained: names of arrays that are no part of the update, of any dtype, such as
+        counters and moving averages: devices get them as they are in `initial_arrays`.
       models: gets the weights after each round, a list of arrays; the key is the number
         of rounds done, and an earlier entry with the same key must be replaced.
       interrupted_round: "replay" or "skip".
@@ -99,6 +112,7 @@ class PrivateFedAvg(Strategy):
         min_available: int | None = None,
         max_wait: float = 60.0,
         query_timeout: float = 60.0,
+        not_trained: Iterable[str] = (),
         models: Releasing | None = None,
         interrupted_round: str = "replay",
     ) -> None:
@@ -115,12 +129,14 @@ class PrivateFedAvg(Strategy):
         self._min_available = self._wanted if min_available is None else min_available
         self._max_wait = max_wait
         self._query_timeout = query_timeout
+        self._not_trained = list(not_trained)
         self._models = models
         self._interrupted_round = interrupted_round
         self._health = Health(plan)
         self._measured: MeasuredParticipation | None = None
         self._devices: Devices  # of `start`
         self._receipts: Receipts
+        self._ledger: Ledger
         self._waiting_since: float | None = None
         self._late: dict[str, int] = {}  # messages without a reply in time: their round
 
@@ -137,7 +153,7 @@ class PrivateFedAvg(Strategy):
 
     def summary(self) -> None:
         """Logs what the run does."""
-        for line in str(self.plan.statement(unit="one device")).splitlines():
+        for line in str(statement_of(self.plan)).splitlines():
             log(INFO, "\t%s", line)
 
     def start(
@@ -145,7 +161,7 @@ class PrivateFedAvg(Strategy):
         grid: Grid,
         initial_arrays: ArrayRecord,
         num_rounds: int | None = None,
-        timeout: float = 3600,
+        timeout: float | None = None,
         train_config: ConfigRecord | None = None,
         evaluate_config: ConfigRecord | None = None,
         evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
@@ -157,37 +173,55 @@ class PrivateFedAvg(Strategy):
           initial_arrays: weights before round 0, float32. After a restart their values
             do not count; names and shapes must be the same.
           num_rounds: of the whole run, over all restarts; by default the plan's.
-          timeout: seconds to wait for a round's replies; a device that does not answer
-            makes a round last that long.
+          timeout: seconds to wait for a round's replies; a device that stays connected
+            and does not answer makes a round last that long. By default an hour.
           train_config: sent to devices with the model.
           evaluate_config: must be None: nothing that is computed from devices' data
             without noise leaves them.
           evaluate_fn: evaluates on public data; gets `server_round` and weights.
 
         Raises:
-          ValueError: if `evaluate_config` is given; else see `running.Run.finish`.
+          ValueError: if `evaluate_config` is given, or no `timeout` with over-selection;
+            else see `running.Run.finish`.
         """
         if evaluate_config is not None:
             raise ValueError(
                 "evaluate_config must be None: what devices evaluate is not private. "
                 "Evaluate on public data with evaluate_fn."
             )
+        if timeout is None and self._over_selection > 1.0:
+            raise ValueError(
+                "over_selection > 1 needs start's timeout, the seconds that a round may "
+                "last: it does not end when enough devices have answered, because then "
+                "one device's training time would decide about another's update."
+            )
         self.summary()
-        names = list(initial_arrays.keys())
-        self._grid, self._timeout = grid, timeout
-        self._names = names
+        arrays = dict(initial_arrays.items())
+        missing = set(self._not_trained) - set(arrays)
+        if missing:
+            raise ValueError(
+                f"not_trained names {sorted(missing)}, which are no initial_arrays; there "
+                f"are {list(arrays)}."
+            )
+        self._fixed = {name: arrays[name] for name in self._not_trained}
+        self._order = list(arrays)
+        self._names = names = [name for name in arrays if name not in self._fixed]
+        self._grid = grid
+        self._timeout = _DEFAULT_TIMEOUT if timeout is None else timeout
         self._config = dict(train_config or {})
         engine = FederatedAveraging(
             self.plan,
-            initial_arrays.to_numpy_ndarrays(),
+            [arrays[name].numpy() for name in names],
             self._exchange,
             clients_per_round=self._wanted,
             optimizer=self._optimizer,
         )
-        engine.settings.update(engine="flower", names=names)
+        fixed = {name: digest_of(array.numpy()) for name, array in self._fixed.items()}
+        engine.settings.update(engine="flower", names=names, not_trained=fixed)
         result = Result()
 
         def cohorts(ledger: Ledger) -> AvailableCohorts:
+            self._ledger = ledger
             self._receipts = Receipts(ledger, engine.host_noise.seal)
             self._devices = Devices(
                 grid,
@@ -203,6 +237,7 @@ class PrivateFedAvg(Strategy):
                 self._over_selection,
                 self._min_available,
                 self._wait,
+                self._search,
             )
 
         def after_round(state: ProgramState) -> None:
@@ -261,11 +296,13 @@ class PrivateFedAvg(Strategy):
         return None
 
     def _record(self, weights: list[np.ndarray]) -> ArrayRecord:
+        """The whole model: what is trained, and what is not."""
         pairs = zip(self._names, weights, strict=True)
-        return ArrayRecord({name: Array(weight) for name, weight in pairs})
+        found = {name: Array(weight) for name, weight in pairs} | self._fixed
+        return ArrayRecord({name: found[name] for name in self._order})
 
     def _wait(self, available: int, eligible: int) -> bool:
-        """Waits for devices that may take part in the coming round.
+        """Asks nodes for their names, and waits for devices that may take part.
 
         Returns:
           Whether to look again.
@@ -274,33 +311,22 @@ class PrivateFedAvg(Strategy):
           RuntimeError: after `max_wait` without any: a round of nobody would spend a round
             of the plan on noise.
         """
-        if eligible >= self._min_available:
+        wanted = math.ceil(self._wanted * self._over_selection)
+        lacking = max(wanted, self._min_available) - eligible
+        awaits = self._devices.ask(max(_ASKED - available, 2 * lacking))
+        if eligible >= self._min_available and (lacking <= 0 or not awaits):
             self._waiting_since = None
+            self._warn_of_too_few()
             return False
         if self._waiting_since is None:
             self._waiting_since = time.monotonic()
-        if time.monotonic() - self._waiting_since <= self._max_wait:
+        limit = max(self._max_wait, self._query_timeout if awaits else 0.0)
+        if time.monotonic() - self._waiting_since <= limit:
             time.sleep(_PAUSE)
             return True
         self._waiting_since = None
-        separation = self._participation.min_separation
-        if eligible == 0 and self._devices.strangers:
-            raise RuntimeError(
-                f"No device may take part in the next round. {self._devices.strangers} "
-                f"say that they took part in rounds that were not begun here: an earlier "
-                f"run of the plan had them, and both together would spend more than the "
-                f"plan. That round spends nothing. Go on with that run's private_dir, or "
-                f"begin a new run with a plan and device stores of its own."
-            )
         if eligible == 0:
-            raise RuntimeError(
-                f"No device may take part in the next round, of {available} that are "
-                f"there: after a round a device rests until {separation - 1} others are "
-                f"over. Rounds of {self._wanted} with a separation of {separation} need "
-                f"{self._wanted * separation} devices. That round spends nothing. "
-                f"Connect more and call start again, or make a plan with fewer clients "
-                f"per round or a smaller separation."
-            )
+            raise RuntimeError(self._why_nobody())
         log(
             WARNING,
             "%d devices may take part, %d were awaited: the round goes on with them.",
@@ -309,12 +335,72 @@ class PrivateFedAvg(Strategy):
         )
         return False
 
+    def _search(self) -> bool:
+        """Asks more nodes, for the devices of a round that was interrupted."""
+        awaits = self._devices.ask(_ASKED)
+        if awaits:
+            time.sleep(_PAUSE)
+        return awaits
+
+    def _warn_of_too_few(self) -> None:
+        """Before the first round, if the devices that are there cannot take turns."""
+        b, connected = self._participation.min_separation, self._devices.connected
+        if not self._ledger.rounds and -(-connected // self._wanted) < b:
+            log(
+                WARNING,
+                "%d nodes are connected; rounds of %d whose devices then rest for %d "
+                "others need %d. Unless others come, the run stops after %d rounds.",
+                connected,
+                self._wanted,
+                b - 1,
+                self._wanted * b,
+                -(-connected // self._wanted),
+            )
+
+    def _why_nobody(self) -> str:
+        """What the nodes lack, and what to do about it."""
+        b, wanted = self._participation.min_separation, self._wanted
+        k = self._participation.participations(self.plan.num_steps)
+        names = self._devices.present()
+        counts = self._ledger.records(names, self.plan.num_steps)[:, 1]
+        spent = int(np.sum(counts >= k))
+        resting = len(names) - spent
+        problems = self._devices.problems()
+        reasons = {
+            "have the policy of another plan: put DevicePolicy.from_plan(plan) of this one "
+            "into their app": problems.get(devices.OTHER_PLAN, 0),
+            "answer the query for their name with an error: their app needs "
+            "private_client_app, or ParticipationMod.install": problems.get(
+                devices.FAILED, 0
+            ),
+            "say that they took part in rounds that were not begun here: an earlier run of "
+            "the plan had them, and both together would spend more than the plan. Go on "
+            "with that run's private_dir, or begin a new run with a plan and device stores "
+            "of its own": problems.get(devices.STRANGER, 0),
+            f"took part {k} times, all that the plan permits: further rounds need other "
+            f"devices": spent,
+            f"rest until {b - 1} other rounds are over: rounds of {wanted} with a "
+            f"separation of {b} need {wanted * b} devices. Connect more and call start "
+            f"again, or make a plan with fewer clients per round or a smaller separation": (
+                resting
+            ),
+            "have not answered": self._devices.connected
+            - len(names)
+            - sum(problems.values()),
+        }
+        found = " ".join(f"{n} {text}." for text, n in reasons.items() if n > 0)
+        return (
+            f"No device may take part in the next round, which spends nothing. Of "
+            f"{self._devices.connected} connected nodes: {found or 'there are none.'}"
+        )
+
     def _exchange(self, request: Request, add: Add) -> Replies:
         """Sends a round's model to its devices, and adds what comes back in time."""
         late = self._count_late(request.round_number)
-        asked = self._send(request)
+        nodes = self._devices.nodes_of(request.names)
+        asked = self._send(request, nodes)
         refused = failed = 0
-        end = time.monotonic() + self._timeout
+        end, look = time.monotonic() + self._timeout, time.monotonic() + _GONE
         while asked and time.monotonic() < end:
             for reply in self._pulled(list(asked), request):
                 name = asked.pop(reply.metadata.reply_to_message_id, None)
@@ -327,7 +413,14 @@ class PrivateFedAvg(Strategy):
                     refused += 1
                 else:
                     failed += 1
-                    log(INFO, "device %s: %s", name[:8], found)
+                    # A device writes no lines of its own into the log.
+                    log(INFO, "device %s: %r", name[:8], found[:_SHOWN])
+            if time.monotonic() > look:
+                look = time.monotonic() + _GONE
+                gone = self._devices.gone(nodes.values())
+                for message in [m for m, name in asked.items() if nodes[name] in gone]:
+                    del asked[message]  # for good: what it may send is not waited for
+                    failed += 1
             if asked:
                 time.sleep(_PAUSE)
         self._late.update((message, request.round_number) for message in asked)
@@ -339,15 +432,15 @@ class PrivateFedAvg(Strategy):
         for part in blocks(0, len(asked), max(1, _PULLED_BYTES // model)):
             yield from self._grid.pull_messages(asked[part])
 
-    def _send(self, request: Request) -> dict[str, str]:
+    def _send(self, request: Request, nodes: dict[str, int]) -> dict[str, str]:
         """Names of the devices that were sent the model, by the message's number."""
-        nodes = self._devices.nodes_of(request.names)
         config: dict[str, Any] = {
             **self._config,
             "server-round": request.round_number + 1,
             messages.PLAN: self.plan.fingerprint,
             messages.RUN: request.run,
             messages.ROUND: request.round_number,
+            messages.NOT_TRAINED: self._not_trained,
         }
         arrays = self._record(request.weights)
         receipts = self._receipts.give(nodes, request.round_number)
