@@ -18,7 +18,7 @@ BOTH_STACKS := $(addprefix tests/,contracts noise optimize analysis/test_gram_re
 	planning/test_plan.py strategies/test_banded.py test_front_door.py)
 # Of the federated tests, those of plain Python that test-main runs.
 ON_MAIN := $(addprefix --ignore=tests/test_,accounting.py digests.py ledger.py \
-	participation_table.py report.py secret_words.py)
+	report.py secret_words.py)
 export TF_CPP_MIN_LOG_LEVEL ?= 2
 
 .PHONY: demo docs linkcheck notebooks figures dist test test-main \

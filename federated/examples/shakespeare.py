@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import tempfile
 from collections.abc import Sequence
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -30,7 +31,7 @@ import tensorflow_federated as tff
 
 import tf_bandmf
 import tf_bandmf_federated
-from tf_bandmf_federated import Diurnal, MinSepDataSource, MinSepIterator
+from tf_bandmf_federated import Ledger, SimulatedClients, diurnal
 
 SMALL_EPSILON = 2.0
 QUICK = {"rounds": 8, "clients_per_round": 6, "sequences": 16}
@@ -38,7 +39,8 @@ QUICK = {"rounds": 8, "clients_per_round": 6, "sequences": 16}
 
 def train(
     contender: contenders.Contender,
-    iterator: MinSepIterator,
+    source: SimulatedClients,
+    ledger: Ledger,
     rounds: int,
     every: int,
     test: language_model.Test,
@@ -51,8 +53,12 @@ def train(
     state = process.set_model_weights(process.initialize(), start)
     title = contenders.TITLES[contender.name]
     curve = curves.Curve(title, contender.rmse, [], [], [])
+    wanted = int(contender.plan.expected_batch_size or 1)
+    cohorts = source.cohorts(ledger, wanted)
     for number in range(1, rounds + 1):
-        data = [contender.data(dataset) for dataset in iterator.select()]
+        selected = cohorts.select(number - 1, wanted)
+        ledger.started(number - 1, 1, selected.names, "", "")
+        data = [*map(contender.data, source.tagged(selected, number - 1))]
         state = process.next(state, data).state
         if number % every == 0 or number == rounds:
             accuracy, loss = test(process.get_model_weights(state))
@@ -140,11 +146,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     clients = options.speakers.datasets(options.sequences)
 
-    def source_of(plan: tf_bandmf.Plan) -> MinSepDataSource:
-        return MinSepDataSource(
+    def source_of(plan: tf_bandmf.Plan) -> SimulatedClients:
+        return SimulatedClients(
             clients,
             plan,
-            availability=Diurnal(rounds_per_day=24, peak=0.6, trough=0.1),
+            availability=diurnal(rounds_per_day=24, peak=0.6, trough=0.1),
             on_shortage="fewer",
             seed=options.seed,  # the same cohorts for all mechanisms
         )
@@ -164,31 +170,38 @@ def main(arguments: Sequence[str] | None = None) -> None:
     found = []
     for name in options.mechanisms:
         contender = contenders.build(name, setting)
-        iterator = source_of(contender.plan).iterator()
-        every = max(1, options.rounds // 16)
-        found.append(
-            train(contender, iterator, options.rounds, every, test, options.seed)
-        )
+        source, rounds = source_of(contender.plan), options.rounds
+        every = max(1, rounds // 16)
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            Ledger(os.path.join(folder, "ledger"), {"plan": name}) as ledger,
+        ):
+            found.append(
+                train(contender, source, ledger, rounds, every, test, options.seed)
+            )
+            measured = ledger.measured(rounds)
         if name == "banded":
-            report(os.path.join(options.out, "privacy-banded.md"), contender, iterator)
+            report(os.path.join(options.out, "privacy-banded.md"), contender, measured)
     write(options.out, found)
 
 
 def report(
-    path: str, contender: contenders.Contender, iterator: MinSepIterator
+    path: str,
+    contender: contenders.Contender,
+    measured: tf_bandmf_federated.MeasuredParticipation,
 ) -> None:
     """The privacy report of a run of this package's process."""
     tf_bandmf_federated.write_report(
         path,
         contender.plan,
-        iterator.measured(),
+        measured,
         operator=tf_bandmf_federated.OperatorStatements(
             released="accuracies and losses of some of the models, on sequences that no "
             "device trained on but that are lines of the same speakers.",
             public_data="none; the alphabet is fixed.",
             devices="a speaker is a user with one device.",
-            enforcement="by the gate in the process, from tags that a simulated data "
-            "source kept; the record is that source's.",
+            enforcement="by the gate in the process, from the record of a ledger, which "
+            "also selected the devices.",
             verifiability="federated/examples of the tf-bandmf repository.",
         ),
     )

@@ -30,7 +30,6 @@ ENGINE_FREE = {
     "test_host_noise.py",
     "test_large_vectors.py",
     "test_ledger.py",
-    "test_participation_table.py",
     "test_report.py",
     "test_reuse.py",
     "test_run_killed.py",

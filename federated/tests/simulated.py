@@ -7,7 +7,7 @@ import numpy as np
 
 from tf_bandmf_federated.averaging import Replies
 from tf_bandmf_federated.clipping import clip_update
-from tf_bandmf_federated.cohorts import AvailableCohorts
+from tf_bandmf_federated.cohorts import Cohorts
 from tf_bandmf_federated.device_policy import DevicePolicy
 from tf_bandmf_federated.device_store import DeviceStore, Refused
 from tf_bandmf_federated.running import Run
@@ -35,7 +35,8 @@ def make_run(engine, devices, folder, over_selection=1.0, **options):
 
     def cohorts(ledger):
         participation = engine.plan.participation
-        return AvailableCohorts(ledger, devices.present, participation, over_selection)
+        present = lambda round_number: devices.present()  # noqa: E731
+        return Cohorts(ledger, present, participation, over_selection)
 
     return Run(engine, cohorts, str(folder), **options)
 

@@ -4,11 +4,13 @@ import fractions
 
 import numpy as np
 import pytest
+import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from tf_bandmf_federated.clipping import clip_update, norm_of
+from tf_bandmf_federated.records import bounded_record
 
 VALUES = st.floats(width=32, allow_nan=False, allow_infinity=False)
 
@@ -109,3 +111,17 @@ def test_a_norm_is_rounded_up():
     found = fractions.Fraction(norm_of([values, values[:1]]))
     exact += fractions.Fraction(float(values[0])) ** 2
     assert exact <= found**2 <= exact * fractions.Fraction(1.0 + 2.0**-34)
+
+
+@pytest.mark.parametrize("size", [1, 1_000, 100_000])
+@pytest.mark.parametrize("scale", [3.0, 3e30])
+@pytest.mark.invariant(17)
+def test_what_tensorflow_clips_is_no_longer_either(size, scale):
+    rng = np.random.default_rng(size)
+    for update in (np.ones(size), rng.normal(size=size), rng.pareto(1.0, size=size)):
+        for clip in (0.3, 1.0, 7.0):
+            before = np.float32(update / np.linalg.norm(update) * clip * scale)
+            record, counts = bounded_record({"w": tf.constant(before)}, clip)
+            norm = np.linalg.norm(record["w"].numpy().astype(np.longdouble))
+            assert clip * (1 - 1e-4) < norm <= clip
+            assert int(counts["clipped_clients"]) == 1

@@ -1,14 +1,13 @@
 """Selection of who is there and may take part; who did is in the ledger."""
 
 import collections
-import copy
 import random
 
 import pytest
 
 import tf_bandmf
 from tf_bandmf_federated import cohorts as cohorts_module
-from tf_bandmf_federated.cohorts import AvailableCohorts
+from tf_bandmf_federated.cohorts import Cohorts
 from tf_bandmf_federated.ledger import Ledger
 
 HERE = ["a", "b", "c", "d", "e", "f"]
@@ -21,13 +20,14 @@ def ledger(tmp_path):
 
 
 def make(ledger, here=HERE, b=2, k=2, **options):
-    return AvailableCohorts(ledger, lambda: here, tf_bandmf.MinSep(b, k), **options)
+    return Cohorts(ledger, lambda round_number: here, tf_bandmf.MinSep(b, k), **options)
 
 
 def begin(cohorts, ledger, k):
     """A round that begins."""
-    found = cohorts.select(k)
-    ledger.started(cohorts.round_number - 1, 1, found.names, "c", "s")
+    number = len(ledger.rounds)
+    found = cohorts.select(number, k)
+    ledger.started(number, 1, found.names, "c", "s")
     return found
 
 
@@ -39,7 +39,7 @@ def test_nobody_comes_too_early_or_too_often(ledger):
     assert sum(map(len, came.values())) == 12  # all six, twice
     for rounds in came.values():
         assert len(rounds) == 2 and rounds[1] - rounds[0] >= 2
-    measured = cohorts.measured()
+    measured = ledger.measured(8)
     assert (measured.num_clients, measured.max_participations) == (6, 2)
     assert measured.num_participations == 12
     gaps = [late - early for early, late in came.values()]
@@ -49,34 +49,39 @@ def test_nobody_comes_too_early_or_too_often(ledger):
 def test_fewer_are_selected_where_fewer_may(ledger):
     cohorts = make(ledger)
     assert len(begin(cohorts, ledger, 4).names) == 4
-    found = cohorts.select(4)
+    found = cohorts.select(1, 4)
     assert (len(found.names), found.available, found.eligible) == (2, 6, 2)
 
 
 def test_a_name_that_comes_twice_is_one_device(ledger):
-    found = make(ledger, ["a", "a", "b"]).select(3)
+    found = make(ledger, ["a", "a", "b"]).select(0, 3)
     assert found.names == ("a", "b") and found.eligible == 2
 
 
-def test_an_older_state_goes_on_with_all_that_is_known(ledger):
+def test_a_round_is_selected_again_as_it_was_begun(ledger):
     cohorts = make(ledger)
-    saved = cohorts.to_bytes()
-    copied = copy.deepcopy(cohorts)
     first = begin(cohorts, ledger, 3)
-    assert copied.round_number == 0 and cohorts.round_number == 1
-    older = cohorts.from_bytes(saved)
-    again = older.select_again(first.names, 3)
-    assert again.names == first.names
-    assert older.to_bytes() == cohorts.to_bytes()
-    assert not set(older.select(3).names) & set(first.names)
-    with pytest.raises(ValueError, match="not of one run"):
-        cohorts.select_again(first.names, 3)
+    second = begin(cohorts, ledger, 3)
+    for number, selected in enumerate((first, second)):
+        again = cohorts.select_again(number, selected.names)
+        assert again.names == selected.names
+        assert again.records.tolist() == selected.records.tolist()
+    with pytest.raises(ValueError, match="ledger was changed"):
+        cohorts.select_again(1, first.names)
 
 
-def test_digests_tell_cohorts_apart(ledger):
-    cohorts = make(ledger)
-    first, second = begin(cohorts, ledger, 3), cohorts.select(3)
-    assert cohorts.digest_of_selected(first) != cohorts.digest_of_selected(second)
+def test_devices_of_an_interrupted_round_are_searched_for(ledger):
+    here, looks = ["b"], []
+
+    def search():
+        looks.append(len(here))
+        here.append("ca"[len(here) - 1])
+        return True
+
+    found = make(ledger, here, search=search).select_again(0, ["a"])
+    assert found.names == ("a",) and looks == [1, 2]
+    never = make(ledger, ["b"]).select_again(0, ["a"])
+    assert never.names == ("a",)
 
 
 def test_it_waits_until_it_is_told_not_to(ledger):
@@ -87,7 +92,7 @@ def test_it_waits_until_it_is_told_not_to(ledger):
         here.append(f"new {len(here)}")
         return eligible < 3
 
-    found = make(ledger, here, enough=3, wait=wait).select(1)
+    found = make(ledger, here, enough=3, wait=wait).select(0, 1)
     assert seen == [(1, 1), (2, 2), (3, 3)] and len(found.names) == 1
 
 
@@ -99,7 +104,7 @@ def test_selection_is_uniform_among_the_eligible(ledger, monkeypatch):
     resting = set(begin(cohorts, ledger, 4).names)
     counts = collections.Counter()
     for _ in range(2000):
-        counts.update(copy.deepcopy(cohorts).select(2).names)
+        counts.update(cohorts.select(1, 2).names)
     assert not resting & set(counts)
     # 4000 choices of 8: standard deviation 20.
     assert len(counts) == 8 and all(abs(n - 500) < 100 for n in counts.values())
@@ -112,14 +117,10 @@ def test_of_many_devices_the_eligible_are_estimated(ledger, monkeypatch):
     names = [str(i) for i in range(1000)]
     cohorts = make(ledger, names, b=5, k=9)
     begin(cohorts, ledger, 500)
-    found = cohorts.select(10)
+    found = cohorts.select(1, 10)
     assert found.available == 1000 and 200 < found.eligible < 800
 
 
 def test_what_cannot_be_is_refused(ledger):
     with pytest.raises(ValueError, match="over_selection"):
         make(ledger, over_selection=0.9)
-    with pytest.raises(ValueError, match="twice"):
-        make(ledger).count_round(["a", "a"])
-    with pytest.raises(ValueError, match="no cohorts"):
-        make(ledger).from_bytes(b"{}")

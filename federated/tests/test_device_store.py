@@ -99,12 +99,15 @@ def test_files_are_private_and_damage_is_refused(tmp_path):
 
 
 def test_a_policy_survives_as_text_and_refuses_another_text(tmp_path):
-    POLICY.save(str(tmp_path / "policy.json"))
-    assert DevicePolicy.load(str(tmp_path / "policy.json")) == POLICY
-    with pytest.raises(ValueError, match="no device policy"):
-        DevicePolicy.from_json('{"format": "else"}')
+    path = tmp_path / "policy.json"
+    POLICY.save(str(path))
+    assert DevicePolicy.load(str(path)) == POLICY
+    path.write_text(path.read_text().replace("num_rounds", "rounds"))
     with pytest.raises(ValueError, match="A device policy has"):
-        DevicePolicy.from_json(POLICY.to_json().replace("num_rounds", "rounds"))
+        DevicePolicy.load(str(path))
+    path.write_text('{"format": "else"}')
+    with pytest.raises(ValueError, match="no device policy"):
+        DevicePolicy.load(str(path))
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,6 @@ MODULES = (
     "large_vectors",
     "ledger",
     "ledger_lock",
-    "participation_table",
     "participations",
     "plan_checks",
     "records",

@@ -98,7 +98,7 @@ def train(folder, kills, dying_round=None, stage=None):
         clients_per_round=2,
     )
     clients = {f"c{i}": lambda i=i: examples(i) for i in range(6)}
-    source = MinSepDataSource(clients, plan, seed=3, availability=Independent(0.9))
+    source = SimulatedClients(clients, plan, seed=3, availability=lambda t, name: 0.9)
 
     def is_now(which, rounds_done):
         return which == stage and rounds_done == dying_round + 1
@@ -113,13 +113,16 @@ def train(folder, kills, dying_round=None, stage=None):
             if is_now("after the model is released", key):
                 die()
 
-    class States(PrivateProgramStateManager):
-        async def save(self, program_state, version):
+    class States(StateFiles):
+        def __init__(self, folder):
+            super().__init__(folder, keep_total=20)
+
+        def save(self, program_state, version):
             if is_now("before the state is saved", version):
                 die()
             if is_now("before the state has its name", version):
                 os.replace = lambda *names: die()
-            await super().save(program_state, version)
+            super().save(program_state, version)
             if is_now("after the state is saved", version):
                 die()
 
@@ -135,6 +138,7 @@ def train(folder, kills, dying_round=None, stage=None):
 
     next_round.type_signature = real.type_signature
     type(process).next = property(lambda self: next_round)
+    running.StateFiles = States
     asyncio.run(
         train_model(
             process,
@@ -142,7 +146,6 @@ def train(folder, kills, dying_round=None, stage=None):
             private_dir=str(folder),
             clients_per_round=2,
             model_output_manager=Models(),
-            program_state_manager=States(str(folder / "states"), keep_total=20),
         )
     )
 
@@ -154,12 +157,12 @@ if __name__ == "__main__":
 
     import tf_bandmf
     from tf_bandmf_federated import (
-        Independent,
-        MinSepDataSource,
-        PrivateProgramStateManager,
+        SimulatedClients,
         build_fed_avg,
         ledger,
+        running,
         train_model,
     )
+    from tf_bandmf_federated.state_files import StateFiles
 
     main(pathlib.Path(sys.argv[1]), int(sys.argv[2]))

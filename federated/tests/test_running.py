@@ -9,8 +9,9 @@ import simulated
 from simulated import Crash, Models
 
 import tf_bandmf
-from tf_bandmf.noise import NoiseGenerator, digests
-from tf_bandmf_federated import measured_guarantee
+from tf_bandmf.noise import NoiseGenerator
+from tf_bandmf_federated import ledger as ledger_module
+from tf_bandmf_federated import measure_participation, measured_guarantee
 from tf_bandmf_federated.averaging import FederatedAveraging, Replies
 from tf_bandmf_federated.health import Health
 from tf_bandmf_federated.ledger import Ledger
@@ -83,7 +84,7 @@ def test_the_model_is_the_sum_of_updates_and_of_the_cores_noise(tmp_path):
     # Each device adds a vector of norm 1 in the direction of ones.
     asked = sum(len(names) for _, _, names in devices.asked)
     expected = (asked * 0.5 + TEST_PLAN.noise_stddev * noise) / PER_ROUND
-    np.testing.assert_allclose(flat(done), expected, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(flat(done), expected, rtol=1e-4, atol=3e-3)
 
 
 def test_the_separation_is_kept_and_measured(tmp_path):
@@ -288,7 +289,10 @@ def test_the_health_line_has_counts_and_a_growing_epsilon(tmp_path):
 
     def after_round(state):
         number = int(state.state["round"]) - 1
-        lines.append(health.line(number, state.metrics, state.data_iterator.measured()))
+        measured = measure_participation(
+            dict(enumerate(n for _, _, n in devices.asked))
+        )
+        lines.append(health.line(number, state.metrics, measured))
 
     finish(tmp_path, devices, after_round=after_round)
     assert re.match(
@@ -317,54 +321,38 @@ def test_an_answer_that_is_no_arrays_adds_nothing_and_stops_nobody(answer, tmp_p
     assert (metrics[0]["failed"], metrics[0]["contributing"]) == (PER_ROUND, 0)
 
 
-class LosesOne(StateFiles):
-    """Dies when the state after two rounds is saved."""
+@pytest.fixture
+def loses_one(monkeypatch):
+    """A run dies when the state after two rounds is saved, as long as it is told to."""
+    save, dies = StateFiles.save, [True]
 
-    async def save(self, program_state, version):
-        if version == 2:
+    def saved(self, program_state, version):
+        if version == 2 and dies:
+            dies.clear()
             raise Crash
-        await super().save(program_state, version)
+        save(self, program_state, version)
+
+    monkeypatch.setattr(StateFiles, "save", saved)
 
 
 @pytest.mark.invariant(11)
-@pytest.mark.parametrize("entries", ["of this version", "of before"])
-def test_a_result_is_not_made_again_with_noise_of_another_version(
-    tmp_path, monkeypatch, entries
+def test_a_run_is_finished_with_the_digests_that_it_was_begun_with(
+    tmp_path, monkeypatch, loses_one
 ):
     devices = make_devices(tmp_path)
-    if entries == "of before":
-        monkeypatch.setattr(digests, "VERSION", 1)
     with pytest.raises(Crash):
-        finish(tmp_path, devices, states=LosesOne)
+        finish(tmp_path, devices)
     asked = len(devices.asked)
-    monkeypatch.setattr(digests, "VERSION", digests.VERSION + 1)
-    for _ in range(2):
-        with pytest.raises(ValueError, match="that began the round; or pass over it"):
-            finish(tmp_path, devices)
+    monkeypatch.setattr(ledger_module, "_FORMAT", "another")
+    with pytest.raises(ValueError, match="of another run: format was"):
+        finish(tmp_path, devices)
     assert len(devices.asked) == asked  # nobody was asked again
-    finish(tmp_path, devices, interrupted_round="skip")
 
 
-def test_with_the_version_that_began_it_a_result_is_made_again(tmp_path):
+def test_a_result_whose_state_was_lost_is_made_again(tmp_path, loses_one):
     devices, models = make_devices(tmp_path), Models()
     with pytest.raises(Crash):
-        finish(tmp_path, devices, states=LosesOne, models=models)
+        finish(tmp_path, devices, models=models)
     _, measured = finish(tmp_path, devices, models=models)
     assert not measured.skipped_rounds
     check_one_content(devices, models.released)
-
-
-def test_a_round_without_a_result_goes_on_with_another_version(tmp_path, monkeypatch):
-    devices = make_devices(tmp_path)
-
-    def dies(request, add):
-        raise Crash
-
-    with pytest.raises(Crash):
-        finish(tmp_path, devices, exchange=dies)
-    monkeypatch.setattr(digests, "VERSION", digests.VERSION + 1)
-    # The version that made the result counts from then on.
-    with pytest.raises(Crash):
-        finish(tmp_path, devices, states=LosesOne)
-    _, measured = finish(tmp_path, devices)
-    assert not measured.skipped_rounds

@@ -8,7 +8,6 @@ the clients' tags instead of weights, which a private mean cannot have.
 from __future__ import annotations
 
 import collections
-import math
 
 import numpy as np
 import tensorflow as tf
@@ -37,7 +36,6 @@ class _Factory:
         self,
         plan: Plan,
         clients_per_round: float | None = None,
-        zeroing_norm: float | None = None,
     ) -> None:
         self.participation: MinSep = check_plan(plan)
         if hooks.is_needed(plan) and not self.reserves:
@@ -47,13 +45,6 @@ class _Factory:
             )
         self.plan = plan
         self.denominator = clients_per_round_of(plan, clients_per_round)
-        clip = plan.l2_norm_clip
-        if zeroing_norm is not None and not clip < zeroing_norm < math.inf:
-            raise ValueError(
-                f"zeroing_norm must be finite and above the plan's l2_norm_clip = "
-                f"{clip:g}, found {zeroing_norm}."
-            )
-        self.zeroing_norm = zeroing_norm
 
 
 class CorrelatedNoiseFactory(_Factory, tff.aggregators.UnweightedAggregationFactory):
@@ -71,8 +62,6 @@ class CorrelatedNoiseFactory(_Factory, tff.aggregators.UnweightedAggregationFact
       plan: with `MinSep` participation; its steps are rounds.
       clients_per_round: expected number of clients, the public denominator; by default
         the plan's batch size.
-      zeroing_norm: updates with a larger norm count as broken and contribute zero;
-        None: they are clipped.
 
     Raises:
       TypeError: if this is not a plan.
@@ -89,7 +78,7 @@ class CorrelatedNoiseFactory(_Factory, tff.aggregators.UnweightedAggregationFact
 
         @tff.tensorflow.computation(value_type)
         def record_of(value):
-            return bounded_record(value, self.plan.l2_norm_clip, self.zeroing_norm)
+            return bounded_record(value, self.plan.l2_norm_clip)
 
         @tff.federated_computation(
             core.initialize.type_signature.result,
@@ -141,9 +130,9 @@ class MinSepNoiseFactory(_Factory, tff.aggregators.WeightedAggregationFactory):
         def record_of(value, tags, round_number):
             with tf.control_dependencies([check_round(tags, round_number)]):
                 early = is_early(tags, round_number, self.participation)
-            bounds = (self.plan.l2_norm_clip, self.zeroing_norm)
+            clip = self.plan.l2_norm_clip
             admitted = tags["present"] & ~early
-            record, counts = bounded_record(value, *bounds, tags["finite"], admitted)
+            record, counts = bounded_record(value, clip, tags["finite"], admitted)
             counts["early_clients"] = tf.cast(tags["present"] & early, tf.int32)
             return record, counts
 

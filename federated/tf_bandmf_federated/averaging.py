@@ -159,8 +159,8 @@ class FederatedAveraging:
     def hyper_parameters(self, state: Any) -> Any:
         return {}  # all of them are settings
 
-    def prepare(self, state: Any, inputs: str) -> Any:
-        return collections.OrderedDict(state, inputs=inputs)
+    def data_digest(self, selected: Selected) -> str:
+        return ""  # the devices' data never leave them
 
     def skip_round(self, state: Any, inputs: str) -> Any:
         noise, nothing = state["noise"], np.zeros([0])
@@ -173,7 +173,7 @@ class FederatedAveraging:
     async def weights(self, state: Any) -> list[np.ndarray]:
         return [np.asarray(w) for w in state["weights"]]
 
-    async def run(self, state: Any, selected: Selected) -> tuple[Any, Any]:
+    async def run(self, state: Any, selected: Selected, inputs: str) -> tuple[Any, Any]:
         """One round: exchange, clip and add up, noise, optimizer."""
         number, weights = self.round_number(state), await self.weights(state)
         run_id = int(state["noise"]["run_id"])
@@ -183,7 +183,7 @@ class FederatedAveraging:
         )
         received = _Received(total, selected.names, self._shapes)
         found = self._exchange(request, received.add)
-        noise, digests = self.host_noise.bound_to(state, total.units, state["inputs"])
+        noise, digests = self.host_noise.bound_to(state, total.units, inputs)
         mean = total.mean_with(noise, self.plan.noise_stddev, self._denominator)
         parts = np.split(mean, self._ends[:-1])
         direction = [part.reshape(s) for part, s in zip(parts, self._shapes)]

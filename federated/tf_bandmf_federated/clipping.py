@@ -12,7 +12,7 @@ from tf_bandmf_federated.large_vectors import blocks, in_chunks
 
 # Below 1 by more than what rounding products to float32 can add, relatively, and what a
 # quick norm can: what a device has clipped is not clipped again.
-_ROOM = 1.0 - 2.0**-17
+ROOM = 1.0 - 2.0**-17
 # More than what it adds to a subnormal product, absolutely.
 _TINY = float(np.finfo(np.float32).smallest_subnormal)
 # More than the relative error of a norm: see `norm_of`.
@@ -67,7 +67,7 @@ def bound_update(update: Sequence[np.ndarray], l2_norm_clip: float) -> Bounded:
     if norm <= l2_norm_clip:
         return Bounded(arrays, 1.0, True, False)
     size = sum(array.size for array in arrays)
-    room = l2_norm_clip * _ROOM - _TINY * math.sqrt(size)
+    room = l2_norm_clip * ROOM - _TINY * math.sqrt(size)
     factor = max(room, 0.0) / norm  # may be below what float32 has
     return Bounded(arrays, factor, True, True)
 

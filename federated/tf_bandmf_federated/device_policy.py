@@ -89,32 +89,11 @@ class DevicePolicy:
             )
         return None
 
-    def to_json(self) -> str:
-        """The policy as text."""
-        content = {"format": _FORMAT, **dataclasses.asdict(self)}
-        return json.dumps(content, indent=1) + "\n"
-
-    @classmethod
-    def from_json(cls, text: str) -> DevicePolicy:
-        """What `to_json` gave.
-
-        Raises:
-          ValueError: if it is something else.
-        """
-        content: dict[str, Any] = json.loads(text)
-        if content.pop("format", None) != _FORMAT:
-            raise ValueError(f"This is no device policy of format {_FORMAT!r}.")
-        names = {field.name for field in dataclasses.fields(cls)}
-        if set(content) != names:
-            raise ValueError(
-                f"A device policy has {sorted(names)}, found {sorted(content)}."
-            )
-        return cls(**content)
-
     def save(self, path: str) -> None:
         """Writes the policy to a file; it holds no secret."""
+        content = {"format": _FORMAT, **dataclasses.asdict(self)}
         with open(path, "w", encoding="utf-8") as file:
-            file.write(self.to_json())
+            file.write(json.dumps(content, indent=1) + "\n")
 
     @classmethod
     def load(cls, path: str) -> DevicePolicy:
@@ -124,4 +103,12 @@ class DevicePolicy:
           ValueError: if the file is not a device policy.
         """
         with open(path, encoding="utf-8") as file:
-            return cls.from_json(file.read())
+            content: dict[str, Any] = json.load(file)
+        if content.pop("format", None) != _FORMAT:
+            raise ValueError(f"{path} is no device policy of format {_FORMAT!r}.")
+        names = {field.name for field in dataclasses.fields(cls)}
+        if set(content) != names:
+            raise ValueError(
+                f"A device policy has {sorted(names)}, found {sorted(content)}."
+            )
+        return cls(**content)

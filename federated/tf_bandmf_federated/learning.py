@@ -250,7 +250,6 @@ def build_fed_avg(
     server_optimizer_fn: tff.learning.optimizers.Optimizer | None = None,
     *,
     clients_per_round: float | None = None,
-    zeroing_norm: float | None = None,
     metrics_aggregator: Callable[..., Any] | None = None,
 ) -> PrivateLearningProcess:
     """Builds private federated averaging.
@@ -264,7 +263,7 @@ def build_fed_avg(
     Formal guarantee: user-level (epsilon, delta)-DP as the plan states, zero-out
     adjacency of one client's whole data, for the model weights of all rounds and
     everything computed from them, if the clients' tags are true and no client comes
-    twice in one round (`MinSepDataSource` ensures both). Metrics are outside the
+    twice in one round (`train_model` ensures both). Metrics are outside the
     guarantee.
 
     Args:
@@ -274,8 +273,6 @@ def build_fed_avg(
       server_optimizer_fn: a TFF optimizer; by default SGD with learning rate 1.
       clients_per_round: expected number of clients: the public denominator. By default
         the plan's batch size.
-      zeroing_norm: updates with a larger norm contribute zero; None to clip them
-        instead.
       metrics_aggregator: None for no training metrics. TFF's
         `tff.learning.metrics.sum_then_finalize` gives exact metrics WITHOUT noise: they
         are not private.
@@ -289,7 +286,7 @@ def build_fed_avg(
       ValueError: if the plan does not fit: another participation, another batch size, a
         ring buffer that is too large for TFF's state.
     """
-    factory = _Factory(plan, clients_per_round, zeroing_norm)
+    factory = _Factory(plan, clients_per_round)
     if server_optimizer_fn is None:
         server_optimizer_fn = tff.learning.optimizers.build_sgdm(learning_rate=1.0)
     initial_weights = _initial_weights(model_fn)
@@ -309,7 +306,6 @@ def build_fed_avg(
         "num_parameters": num_parameters,
         "weights": str(weights_type),
         "clients_per_round": factory.denominator,
-        "zeroing_norm": zeroing_norm,
     }
     return PrivateLearningProcess(process, plan, num_parameters, settings)
 

@@ -14,14 +14,12 @@ absent, and on the disk before the call returns. It has two tables:
 |---|---|
 | `run` | the first one: plan's fingerprint, model and settings of the process |
 | `initial` | digest of the state before round 0 |
-| `started` | round, key id, digests of cohort and state, version |
+| `started` | round, key id, digests of cohort and state |
 | | the first time also drawn, counts, and names of the cohort |
 | `result` | round, digest of the state after it |
 | `skipped` | round, reason |
 | `releasing` | round, digest of the model that leaves now |
 | `released` | round |
-
-The version is that of the digest that binds the round's noise.
 
 `participations`: device and round, which decide who may take part. It repeats the
   cohorts of the entries, and the two are compared when the file is opened.
@@ -50,7 +48,8 @@ from tf_bandmf_federated import participations
 from tf_bandmf_federated.accounting import Counts, MeasuredParticipation
 from tf_bandmf_federated.ledger_lock import LedgerLock
 
-_FORMAT = "tf-bandmf-federated ledger 6"
+# Rounds that are repeated need the same digests.
+_FORMAT = f"tf-bandmf-federated ledger 7, digests {digests.VERSION}"
 _BEFORE_FIRST = "0" * 64
 _WAIT = 1.0  # seconds for another connection to end
 # A transaction is on the disk when it ends. The connection locks the file, from its first
@@ -84,7 +83,6 @@ class RoundRecord:
       is_released: whether everything that is released after the round was released.
       skipped_because: why its result was discarded, or None.
       starts: how often the round was begun.
-      digest_version: of the digest that bound its noise when it was last begun.
     """
 
     round_number: int
@@ -97,7 +95,6 @@ class RoundRecord:
     is_released: bool = False
     skipped_because: str | None = None
     starts: int = 1
-    digest_version: int = digests.VERSION
 
 
 class Ledger:
@@ -236,7 +233,6 @@ class Ledger:
             key_id=key_id,
             cohort_digest=cohort_digest,
             state_digest=state_digest,
-            digest_version=digests.VERSION,
         )
         if round_number in self._rounds:
             self._append(**entry)  # raises unless all is the same
@@ -409,7 +405,6 @@ class Ledger:
                 entry["cohort_digest"],
                 entry["state_digest"],
                 entry.get("drawn", ""),  # again, the same number
-                digest_version=entry["digest_version"],
             )
             self._rounds[number] = self._started(known, record)
             if known is None:
@@ -449,9 +444,7 @@ class Ledger:
                 f"Round {number} was begun for another cohort or state: it must not be "
                 f"run for this one. Skip the round."
             )
-        return dataclasses.replace(
-            known, starts=known.starts + 1, digest_version=record.digest_version
-        )
+        return dataclasses.replace(known, starts=known.starts + 1)
 
 
 def draw() -> str:

@@ -1,7 +1,7 @@
 """A training program whose restart is safe.
 
     outcome = asyncio.run(
-        train_model(process, source, private_dir="run/private", clients_per_round=20,
+        train_model(process, clients, private_dir="run/private", clients_per_round=20,
                     model_output_manager=..., train_metrics_manager=...)
     )
 
@@ -38,10 +38,11 @@ import numpy as np
 import tensorflow_federated as tff
 
 from tf_bandmf_federated.accounting import MeasuredParticipation
-from tf_bandmf_federated.data_source import MinSepDataSource
+from tf_bandmf_federated.cohorts import Selected
+from tf_bandmf_federated.digests import digest_of_data
 from tf_bandmf_federated.learning import PrivateLearningProcess
-from tf_bandmf_federated.program_state import PrivateProgramStateManager
 from tf_bandmf_federated.running import Run
+from tf_bandmf_federated.simulation import SimulatedClients
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,17 +53,15 @@ class TrainingOutcome:
       model_weights: the weights after the last round; private as the plan states.
       measured: separation and participations, for `measured_guarantee` and
         `write_report`. Clients of skipped rounds are counted.
-      skipped_rounds: rounds whose results were discarded after a restart.
     """
 
     model_weights: tff.learning.models.ModelWeights
     measured: MeasuredParticipation
-    skipped_rounds: tuple[int, ...]
 
 
 async def train_model(
     process: PrivateLearningProcess,
-    data_source: MinSepDataSource,
+    clients: SimulatedClients,
     *,
     private_dir: str,
     clients_per_round: int | None = None,
@@ -70,7 +69,6 @@ async def train_model(
     model_output_manager: tff.program.ReleaseManager | None = None,
     release_every: int = 1,
     train_metrics_manager: tff.program.ReleaseManager | None = None,
-    program_state_manager: tff.program.ProgramStateManager | None = None,
     interrupted_round: str = "replay",
 ) -> TrainingOutcome:
     """Trains for the plan's rounds, or continues an interrupted run.
@@ -82,9 +80,9 @@ async def train_model(
 
     Args:
       process: a process from `build_fed_avg`.
-      data_source: a data source of the same plan. The data of a client must be the same
-        at each reading, or an interrupted round is skipped. Clients may join and leave
-        between two calls: a name keeps its record.
+      clients: of the same plan. The data of a client must be the same at each reading,
+        or an interrupted round is skipped. Clients may join and leave between two calls:
+        a name keeps its record.
       private_dir: folder for the ledger, the noise key and the states; created with
         mode 0700. It is as secret as the key, and needed to continue.
       clients_per_round: number of clients to select; by default the plan's
@@ -97,8 +95,6 @@ async def train_model(
         again.
       train_metrics_manager: gets the process's metrics, with exact counts of clients:
         for the operator only, NOT private.
-      program_state_manager: by default a `PrivateProgramStateManager` in `private_dir`.
-        Another manager must have saved the state when `save` returns.
       interrupted_round: "replay" an interrupted round if nothing has changed, or always
         "skip" it.
 
@@ -109,16 +105,19 @@ async def train_model(
         another run, plan or model, or some of them are missing. What a round raises is
         passed on: call again to continue.
     """
-    _check_same_plan(process, data_source)
-    engine = _TffEngine(process)
+    _check_same_plan(process, clients)
+    engine = _TffEngine(process, clients)
+    wanted = clients_per_round or process.plan.expected_batch_size
+    if wanted is None or wanted != int(wanted):
+        raise ValueError(
+            f"clients_per_round must say how many clients to select, found {wanted}, and "
+            f"the plan's batch size does not."
+        )
     run = Run(
         engine=engine,
-        cohorts=lambda ledger: data_source.iterator(),
+        cohorts=lambda ledger: clients.cohorts(ledger, int(wanted)),
         private_dir=private_dir,
-        states=lambda folder: (
-            program_state_manager or PrivateProgramStateManager(folder)
-        ),
-        clients_per_round=clients_per_round,
+        clients_per_round=int(wanted),
         total_rounds=total_rounds,
         models=model_output_manager,
         release_every=release_every,
@@ -127,18 +126,19 @@ async def train_model(
     )
     done, measured = await run.finish()
     weights = await engine.weights(done.state)
-    return TrainingOutcome(weights, measured, measured.skipped_rounds)
+    return TrainingOutcome(weights, measured)
 
 
 class _TffEngine:
     """TensorFlow Federated as an `Engine`: see `rounds`."""
 
-    def __init__(self, process: PrivateLearningProcess) -> None:
-        self._process = process
+    def __init__(
+        self, process: PrivateLearningProcess, clients: SimulatedClients
+    ) -> None:
+        self._process, self._clients = process, clients
         self.plan, self.settings = process.plan, process.settings
         self.round_number = process.round_number
         self.key_id = process.key_id
-        self.prepare = process.prepare
         self.skip_round = process.skip_round
         self.note_rounds = process.note_rounds
 
@@ -155,8 +155,15 @@ class _TffEngine:
     def hyper_parameters(self, state: Any) -> Any:
         return self._process.get_hparams(state)
 
-    async def run(self, state: Any, selected: Any) -> tuple[Any, Any]:
-        output = self._process.next(state, selected)
+    def data_digest(self, selected: Selected) -> str:
+        try:
+            return digest_of_data(self._clients.datasets(selected.names))
+        except KeyError:  # of a round that was begun with clients who left
+            return "clients are missing"
+
+    async def run(self, state: Any, selected: Selected, inputs: str) -> tuple[Any, Any]:
+        data = self._clients.tagged(selected, self.round_number(state))
+        output = self._process.next(self._process.prepare(state, inputs), data)
         output = await tff.program.materialize_value(output)
         return output.state, output.metrics
 
@@ -166,21 +173,19 @@ class _TffEngine:
 
 
 def _check_same_plan(
-    process: PrivateLearningProcess, data_source: MinSepDataSource
+    process: PrivateLearningProcess, clients: SimulatedClients
 ) -> None:
     """Raises unless they are a private process and data of its plan."""
     if not isinstance(process, PrivateLearningProcess):
         raise TypeError(
             f"process must be made by build_fed_avg, found {type(process).__name__}."
         )
-    if not isinstance(data_source, MinSepDataSource):
+    if not isinstance(clients, SimulatedClients):
         raise TypeError(
-            f"data_source must be a MinSepDataSource, which knows who took part and "
-            f"selects the same again after a restart; found "
-            f"{type(data_source).__name__}."
+            f"clients must be SimulatedClients, found {type(clients).__name__}."
         )
-    if data_source.plan.fingerprint != process.plan.fingerprint:
-        raise ValueError("process and data_source must be of one plan.")
+    if clients.plan.fingerprint != process.plan.fingerprint:
+        raise ValueError("process and clients must be of one plan.")
 
 
 def _zeros(tensor_type: tff.TensorType) -> np.ndarray:

@@ -8,6 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from tf_bandmf import MinSep
+from tf_bandmf_federated.clipping import ROOM
 from tf_bandmf_federated.eligibility import contradicts_itself, may_take_part
 from tf_bandmf_federated.exact_sum import grid_of
 
@@ -43,8 +44,8 @@ def check_round(tags: collections.OrderedDict, round_number: tf.Tensor) -> tf.Op
     same = tf.equal(tf.cast(tags["round"], tf.int64), round_number)
     message = (
         "The data were tagged for another round than the state's. Tag them anew for "
-        "every round, with process.round_number(state) and the device's record, or "
-        "keep one iterator together with the state. Tagged for, and round:"
+        "every round, with process.round_number(state) and "
+        "from a record that the last participation updated. Tagged for, and round:"
     )
     # A client without data has no tags.
     return tf.debugging.Assert(
@@ -55,41 +56,42 @@ def check_round(tags: collections.OrderedDict, round_number: tf.Tensor) -> tf.Op
 def bounded_record(
     update: Any,
     l2_norm_clip: float,
-    zeroing_norm: float | None,
     finite: tf.Tensor | None = None,
     admitted: tf.Tensor | None = None,
 ) -> tuple[Any, collections.OrderedDict]:
     """A record of norm at most `l2_norm_clip`, and what was done, as counts 0 or 1.
 
     `update * min(1, l2_norm_clip / norm)`; exact zeros instead, if the client is not
-    admitted, a value or the norm is not finite, or the norm exceeds `zeroing_norm`. The
-    thresholds are fixed: ones that adapt to the clients would need noise of their own.
+    admitted, or a value or the norm is not finite.
 
     Args:
       update: nested structure of float32 tensors.
       l2_norm_clip: zeta.
-      zeroing_norm: or None: nothing is too large.
       finite: bool scalar: False if the client found values that are not finite and took
         them out itself.
       admitted: bool scalar, or None: every client is.
     """
     true = tf.constant(True)
-    norm = tf.linalg.global_norm(tf.nest.flatten(update))
+    # In float64: rounding neither makes the norm too small, nor the record too large.
+    norm = tf.linalg.global_norm(
+        [tf.cast(leaf, tf.float64) for leaf in tf.nest.flatten(update)]
+    )
     admitted = true if admitted is None else admitted
     # NaN and infinity in any value make the norm NaN or infinite.
     finite = tf.math.is_finite(norm) & (true if finite is None else finite)
-    huge = ~true if zeroing_norm is None else finite & (norm > zeroing_norm)
-    contributes = admitted & finite & ~huge
-    # A norm of 0 gives 1.
-    factor = l2_norm_clip / tf.maximum(norm, l2_norm_clip)
-    record = tf.nest.map_structure(
-        lambda x: tf.where(contributes, x * factor, tf.zeros_like(x)), update
-    )
+    contributes = admitted & finite
+    is_clipped = norm > l2_norm_clip
+
+    def bounded(x: tf.Tensor) -> tf.Tensor:
+        scaled = tf.cast(x, tf.float64) * (l2_norm_clip * ROOM / norm)
+        found = tf.where(is_clipped, tf.cast(scaled, tf.float32), x)
+        return tf.where(contributes, found, tf.zeros_like(x))
+
+    record = tf.nest.map_structure(bounded, update)
     flags = collections.OrderedDict(
         contributing_clients=contributes,
         non_finite_clients=admitted & ~finite,
-        zeroed_clients=admitted & huge,
-        clipped_clients=contributes & (norm > l2_norm_clip),
+        clipped_clients=contributes & is_clipped,
     )
     return record, collections.OrderedDict(
         (name, tf.cast(flag, tf.int32)) for name, flag in flags.items()

@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 import decimal
 import os
+import pathlib
 
 from tf_bandmf import Plan, __version__
 from tf_bandmf.accounting.guarantee import Guarantee
@@ -22,18 +23,8 @@ from tf_bandmf_federated.accounting import (
     measured_guarantee,
 )
 
-_NOT_COVERED = (
-    "The measured separation and participations in this report, and counts of clients: "
-    "exact functions of when the devices came.",
-    "Training metrics (loss, accuracy, norms): exact functions of the data. Do not "
-    "publish them.",
-    "Choosing hyper-parameters, a model or a checkpoint by looking at private data.",
-    "Further runs on the same devices: each spends its own budget.",
-    "Floating-point effects: the guarantee is for ideal real arithmetic. The noisy mean is "
-    "rounded to multiples of a power of two, at most 1/1024 of its noise's deviation, so "
-    "that no bits exclude an update with certainty; smaller effects on probabilities are "
-    "not bounded.",
-)
+# One paragraph a point: its title, a period, its text.
+_TEXT = pathlib.Path(__file__).with_name("report.txt")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,7 +83,7 @@ def privacy_report(
 
     Args:
       plan: of the run.
-      measured: of the run: from the data source (`MinSepIterator.measured`), or from a
+      measured: of the run: `PrivateFedAvg.measured`, that of `train_model`, or from a
         record (`measure_participation`).
       delta: by default the plan's.
       operator: what only the operator knows.
@@ -125,97 +116,49 @@ def _markdown(found: MeasuredGuarantee, operator: OperatorStatements) -> str:
 def _points(
     found: MeasuredGuarantee, operator: OperatorStatements
 ) -> list[tuple[str, str]]:
-    plan = found.plan
-    account = plan.account
-    budget = "" if account is None else f"It spends from the budget of {account}. "
-    return [
-        (
-            "DP setting",
-            "Central DP: the service provider is trusted to implement the mechanism "
-            "correctly, with the clients' updates where no secure aggregation hides "
-            "them, and with the noise key.",
-        ),
-        (
-            "Data accesses covered",
-            f"One training run, of which {found.measured.num_rounds} of "
-            f"{plan.num_steps} planned rounds were run, for every device that follows "
-            f"the protocol, the limits on participation included; "
-            f"{found.measured.num_clients} devices took part. "
-            f"{_skipped(found.measured)}{budget}"
-            f"{_said('Public data', operator.public_data)}",
-        ),
-        (
-            "Mechanism output",
-            "The sequence of all noisy sums of clipped updates, hence every intermediate "
-            "model, also those that devices receive, and the final one. "
-            f"{_said('Released', operator.released)}",
-        ),
-        (
-            "Unit of privacy",
-            "The device: all that one device contributes in all rounds, however much "
-            "data it has. This is user-level for users with one device; stronger for "
-            "users who share one; weaker for a user with several devices that take "
-            "part, who is covered by group privacy only. "
-            f"{_said('Devices and users', operator.devices)}",
-        ),
-        (
-            "Adjacency",
-            "Zero-out: one device's update is replaced by the zero vector in every round "
-            "in which it takes part. When it takes part does not change, nor do the "
-            "number of rounds and the denominator of the sums.",
-        ),
-        (
-            "Type of accounting",
-            f"zCDP and, for (epsilon, delta)-DP, {found.guarantee.accountant}: the run "
-            f"is one Gaussian mechanism. {_kind(found)} No amplification by sampling is "
-            f"claimed.",
-        ),
-        ("Accounting assumptions", _assumptions(found, operator)),
-        ("Formal DP statement", _formal_statement(found)),
-        (
-            "Transparency and verifiability",
-            f"tf-bandmf {__version__}; plan fingerprint {plan.fingerprint}: with the "
-            f"plan's file the numbers can be computed again. "
-            f"{_said('Code', operator.verifiability)}",
-        ),
-        (
-            "Mechanism",
-            f"{plan.statement().mechanism}, {plan.strategy.noise_bands} bands of "
-            f"{'its inverse' if plan.strategy.is_inverse_banded else 'the strategy'}; "
-            f"as the plan says: each device's update clipped to l2 norm "
-            f"{plan.l2_norm_clip:g}, uniform weights, independent noise of standard "
-            f"deviation {plan.noise_stddev:.6g} before it is correlated and added to "
-            f"the sum.",
-        ),
-        ("Not covered", " ".join([*_NOT_COVERED, GENERATORS[plan.generator]])),
-    ]
-
-
-def _assumptions(found: MeasuredGuarantee, operator: OperatorStatements) -> str:
-    measured = found.measured
-    if measured.min_separation is None:
-        text = "No device took part twice."
-    else:
-        text = (
+    plan, measured = found.plan, found.measured
+    planned = "The plan's guarantee does not hold."
+    if found.is_within_plan:
+        planned = (
+            f"As planned, for any record that keeps the plan's participation: "
+            f"{_numbers(found.planned)}."
+        )
+    assumptions = "No device took part twice."
+    if measured.min_separation is not None:
+        assumptions = (
             f"No device took part more than {measured.max_participations} times, and "
             f"two participations of one device were at least {measured.min_separation} "
             f"rounds apart."
         )
-    return (
-        f"{text} This was measured in the run, not assumed before it: the guarantee "
-        f"stands or falls with the record, and depends on when the devices came. "
-        f"{_said('Enforcement and record', operator.enforcement)}"
+    values = dict(
+        num_rounds=measured.num_rounds,
+        planned_rounds=plan.num_steps,
+        num_clients=measured.num_clients,
+        skipped=_skipped(measured),
+        budget=f"It spends from the budget of {plan.account}. " if plan.account else "",
+        public_data=_said("Public data", operator.public_data),
+        released=_said("Released", operator.released),
+        devices=_said("Devices and users", operator.devices),
+        accountant=found.guarantee.accountant,
+        kind=_kind(found),
+        assumptions=assumptions,
+        enforcement=_said("Enforcement and record", operator.enforcement),
+        measured=_numbers(found.guarantee),
+        planned=planned,
+        version=__version__,
+        fingerprint=plan.fingerprint,
+        code=_said("Code", operator.verifiability),
+        mechanism=plan.statement().mechanism,
+        bands=plan.strategy.noise_bands,
+        of="its inverse" if plan.strategy.is_inverse_banded else "the strategy",
+        clip=plan.l2_norm_clip,
+        stddev=plan.noise_stddev,
+        generator=GENERATORS[plan.generator],
     )
-
-
-def _formal_statement(found: MeasuredGuarantee) -> str:
-    text = f"As measured: {_numbers(found.guarantee)}."
-    if not found.is_within_plan:
-        return f"{text} The plan's guarantee does not hold."
-    return (
-        f"{text} As planned, for any record that keeps the plan's participation: "
-        f"{_numbers(found.planned)}."
-    )
+    paragraphs = _TEXT.read_text("utf-8").split("\n\n")
+    points = (" ".join(paragraph.split()) for paragraph in paragraphs)
+    parts = (point.partition(". ") for point in points)
+    return [(title, text.format(**values)) for title, _, text in parts]
 
 
 def _skipped(measured: MeasuredParticipation) -> str:

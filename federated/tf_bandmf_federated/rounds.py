@@ -7,48 +7,16 @@ nothing of ledgers.
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from tf_bandmf.noise import digests
-from tf_bandmf_federated.accounting import MeasuredParticipation
+from tf_bandmf_federated.cohorts import Selected
 from tf_bandmf_federated.digests import digest_of
 from tf_bandmf_federated.ledger import Ledger, RoundRecord, is_same
+from tf_bandmf_federated.state_files import StateFiles
 
 if TYPE_CHECKING:
     from tf_bandmf import Plan
     from tf_bandmf_federated.running import Run
-
-
-class Cohorts(Protocol):
-    """Who takes part, round by round; a copy goes its own way.
-
-    Attributes:
-      round_number: that `select` selects for next.
-      cohort: names of the last selection, in the order of their data.
-    """
-
-    @property
-    def round_number(self) -> int: ...
-
-    @property
-    def cohort(self) -> tuple[str, ...]: ...
-
-    def select(self, k: int | None = None) -> Any:
-        """The clients of the next round, in the engine's own form."""
-
-    def select_again(self, clients: Sequence[str], k: int | None = None) -> Any:
-        """The same for a round that was begun with these, before a crash."""
-
-    def digest_of_selected(self, selected: Any) -> str:
-        """A digest of what `select` gave: equal if names and known data are."""
-
-    def count_round(self, clients: Sequence[str]) -> None:
-        """Counts a round of these clients, of which there is no result."""
-
-    def measured(self) -> MeasuredParticipation:
-        """Separation and participations of the rounds so far."""
 
 
 class Engine(Protocol):
@@ -87,11 +55,14 @@ class Engine(Protocol):
     def hyper_parameters(self, state: Any) -> Any:
         """What must be the same after a restart; for `digest_of`."""
 
-    def prepare(self, state: Any, inputs: str) -> Any:
-        """The state that `run` takes, begun with these inputs; the same each time."""
+    def data_digest(self, selected: Selected) -> str:
+        """A digest of the selected devices' data, as far as they are known here."""
 
-    async def run(self, state: Any, selected: Any) -> tuple[Any, Any]:
-        """The round with the selected clients: state after it, and metrics."""
+    async def run(self, state: Any, selected: Selected, inputs: str) -> tuple[Any, Any]:
+        """The round with the selected devices: state after it, and metrics.
+
+        Its noise is bound to the inputs: with equal ones, it is the same to the bit.
+        """
 
     def skip_round(self, state: Any, inputs: str) -> Any:
         """The state after a round without a result, which was begun with these inputs.
@@ -111,28 +82,16 @@ class Releasing(Protocol):
         """Replaces what left under the same key before."""
 
 
-class States(Protocol):
-    """Where states are kept; on the disk when `save` returns."""
-
-    async def load_latest(self, structure: Any) -> tuple[Any, int]:
-        """The newest state and its version, or (None, 0)."""
-
-    async def save(self, program_state: Any, version: int) -> None:
-        """Keeps a state that is not there yet."""
-
-
 class ProgramState(NamedTuple):
     """What is saved after each round.
 
     Attributes:
       state: of the engine.
       metrics: of the last round, for a release that a crash interrupted.
-      data_iterator: which selects for the next round.
     """
 
     state: Any
     metrics: Any
-    data_iterator: Any
 
 
 class Rounds:
@@ -144,9 +103,10 @@ class Rounds:
       states: where they are saved.
     """
 
-    def __init__(self, run: Run, ledger: Ledger, states: States) -> None:
+    def __init__(self, run: Run, ledger: Ledger, states: StateFiles) -> None:
         self.run, self.engine = run, run.engine
         self.ledger, self.states = ledger, states
+        self._cohorts = run.cohorts(ledger)
         self._last_digest: list[Any] = []
 
     def round_number(self, state: ProgramState) -> int:
@@ -158,7 +118,7 @@ class Rounds:
         Raises:
           ValueError: if state and ledger do not belong together.
         """
-        state, version = await self.states.load_latest(first)
+        state, version = self.states.load_latest(first)
         rounds = self.ledger.rounds
         if state is None:
             if rounds:
@@ -168,14 +128,13 @@ class Rounds:
                     "privacy budget of its own, which adds to what this one spent."
                 )
             self.ledger.initial(digest_of(first.state))
-            await self.states.save(first, version=0)
+            self.states.save(first, version=0)
             return first
         done = self.round_number(state)
-        if not done == version == state.data_iterator.round_number:
+        if done != version:
             raise ValueError(
-                f"The state of version {version} is at round {done} and its data at "
-                f"round {state.data_iterator.round_number}: it was not saved by this "
-                f"program."
+                f"The state of version {version} is at round {done}: it was not saved by "
+                f"this program."
             )
         key_id = self.engine.key_id(state.state)
         if any(known.key_id != key_id for known in rounds.values()):
@@ -229,32 +188,31 @@ class Rounds:
             return await self._skip(state, known, known.skipped_because)
         if known is not None and self.run.interrupted_round == "skip":
             return await self._skip(state, known, "interrupted")
-        _check_version(known)
-        iterator = copy.deepcopy(state.data_iterator)
         if known is None:
-            data = iterator.select(self.run.clients_per_round)
+            selected = self._cohorts.select(number, self.run.clients_per_round)
         else:
-            cohort = self.ledger.cohort(number)
-            data = iterator.select_again(cohort, self.run.clients_per_round)
-        names = list(iterator.cohort)
+            names = self.ledger.cohort(number)
+            selected = self._cohorts.select_again(number, names)
         record = RoundRecord(
             round_number=number,
             key_id=self.engine.key_id(state.state),
-            cohort_digest=digest_of([names, iterator.digest_of_selected(data)]),
+            cohort_digest=digest_of(
+                [list(selected.names), self.engine.data_digest(selected)]
+            ),
             state_digest=self._digest_of(state),
         )
         if known is not None and not is_same(known, record):
-            return await self._skip(state, known, "another cohort, data or state")
+            return await self._skip(state, known, "other data or another state")
         self.ledger.started(
             number,
             record.key_id,
-            iterator.cohort,
+            selected.names,
             record.cohort_digest,
             record.state_digest,
         )
-        prepared = self.engine.prepare(state.state, self._inputs(number))
-        next_state, metrics = await self.engine.run(prepared, data)
-        after = ProgramState(next_state, metrics, iterator)
+        after = ProgramState(
+            *await self.engine.run(state.state, selected, self._inputs(number))
+        )
         result = self._digest_of(after)
         if known is not None and known.result_digest not in (None, result):
             return await self._skip(state, known, "another result")
@@ -266,12 +224,9 @@ class Rounds:
     ) -> ProgramState:
         if known.skipped_because is None:
             self.ledger.skipped(known.round_number, reason)
-        iterator = copy.deepcopy(state.data_iterator)
-        iterator.count_round(self.ledger.cohort(known.round_number))
         inputs = self._inputs(known.round_number)
         skipped = self.engine.skip_round(state.state, inputs)
-        after = ProgramState(skipped, self.engine.no_metrics(), iterator)
-        return await self._kept(after)
+        return await self._kept(ProgramState(skipped, self.engine.no_metrics()))
 
     def _inputs(self, number: int) -> str:
         """What a round was begun with, which its noise is bound to."""
@@ -286,7 +241,7 @@ class Rounds:
 
     async def _kept(self, after: ProgramState) -> ProgramState:
         """The state after a round, when it is saved, and released what is due."""
-        await self.states.save(after, version=self.round_number(after))
+        self.states.save(after, version=self.round_number(after))
         await self._release(after)
         return after
 
@@ -310,21 +265,3 @@ class Rounds:
             if known.release_digest in (None, digest):
                 await self.run.models.release(weights, key=rounds_done)
         self.ledger.released(rounds_done - 1)
-
-
-def _check_version(known: RoundRecord | None) -> None:
-    """Raises ValueError if a round's result cannot be had again, bit for bit.
-
-    A round without a result has released nothing: it may have other noise.
-    """
-    if known is None or known.result_digest is None:
-        return
-    if known.digest_version != digests.VERSION:
-        raise ValueError(
-            f"Round {known.round_number} has a result, which may have been released, and "
-            f"must be run again from this state. Its noise was bound to the sum by a "
-            f"digest of version {known.digest_version}; this version of tf-bandmf has "
-            f"{digests.VERSION}, and would release the sum with other noise. Restart "
-            f"with the version of tf-bandmf that began the round; or pass over it, with "
-            f'interrupted_round="skip": its result is lost, its clients count.'
-        )

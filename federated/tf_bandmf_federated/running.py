@@ -13,16 +13,10 @@ from collections.abc import Callable
 from tf_bandmf.files import private as private_files
 from tf_bandmf.participation.checks import positive_int
 from tf_bandmf_federated.accounting import MeasuredParticipation
+from tf_bandmf_federated.cohorts import Cohorts
 from tf_bandmf_federated.ledger import Ledger
 from tf_bandmf_federated.plan_checks import check_plan
-from tf_bandmf_federated.rounds import (
-    Cohorts,
-    Engine,
-    ProgramState,
-    Releasing,
-    Rounds,
-    States,
-)
+from tf_bandmf_federated.rounds import Engine, ProgramState, Releasing, Rounds
 from tf_bandmf_federated.state_files import StateFiles
 
 # No names that Flower puts into the bundle it sends to every node.
@@ -38,7 +32,6 @@ class Run:
       engine: runs its rounds.
       cohorts: makes what selects devices, for a run with this ledger.
       private_dir: for ledger, key and states; created with mode 0700.
-      states: makes what saves states, in a folder of `private_dir`.
       clients_per_round: to select.
       total_rounds: None for the plan's.
       models: gets the model's weights.
@@ -52,8 +45,7 @@ class Run:
     engine: Engine
     cohorts: Callable[[Ledger], Cohorts]
     private_dir: str
-    states: Callable[[str], States] = StateFiles
-    clients_per_round: int | None = None
+    clients_per_round: int
     total_rounds: int | None = None
     models: Releasing | None = None
     release_every: int = 1
@@ -96,11 +88,9 @@ class Run:
         made_for = {"plan": engine.plan.fingerprint, **engine.settings}
         with Ledger(os.path.join(folder, LEDGER_FILE), made_for) as ledger:
             private_files.remove_unfinished(folder)
-            states = self.states(os.path.join(folder, STATES_FOLDER))
+            states = StateFiles(os.path.join(folder, STATES_FOLDER))
             engine.keep_key(folder, is_new=not ledger.rounds)
-            first = ProgramState(
-                await engine.initial_state(), engine.no_metrics(), self.cohorts(ledger)
-            )
+            first = ProgramState(await engine.initial_state(), engine.no_metrics())
             program = Rounds(self, ledger, states)
             if len(ledger.rounds) > total:
                 raise ValueError(
@@ -119,6 +109,6 @@ class Run:
                 t for t, known in ledger.rounds.items() if known.skipped_because
             )
             measured = dataclasses.replace(
-                state.data_iterator.measured(), skipped_rounds=skipped
+                ledger.measured(program.round_number(state)), skipped_rounds=skipped
             )
             return state, measured

@@ -25,8 +25,7 @@ class StateFiles:
     """The states of one program, by version.
 
     Files have mode 0600 and a SHA-256, and are replaced as a whole. Leaves of a state
-    are arrays, numbers, and objects with `to_bytes` and `from_bytes`, such as the
-    iterators of data sources.
+    are arrays and numbers.
 
     Args:
       directory: for the states of one program alone; it is created with mode 0700.
@@ -43,12 +42,12 @@ class StateFiles:
         self._directory = directory
         self._keep_total = keep_total
 
-    async def get_versions(self) -> list[int] | None:
-        """The versions that are there, in their order, or None."""
+    def versions(self) -> list[int]:
+        """The versions that are there, in their order."""
         found = map(_NAME.match, os.listdir(self._directory))
-        return sorted(int(match.group(1)) for match in found if match) or None
+        return sorted(int(match.group(1)) for match in found if match)
 
-    async def load(self, version: int, structure: Any) -> Any:
+    def load(self, version: int, structure: Any) -> Any:
         """The state of a version, in the structure of `structure`.
 
         Raises:
@@ -72,18 +71,18 @@ class StateFiles:
         ]
         return tree.unflatten_as(structure, loaded)
 
-    async def load_latest(self, structure: Any) -> tuple[Any, int]:
+    def load_latest(self, structure: Any) -> tuple[Any, int]:
         """The newest state and its version; (None, 0) if there is none.
 
         Raises:
           PermissionError, ValueError: as `load`.
         """
-        versions = await self.get_versions()
-        if versions is None:
+        versions = self.versions()
+        if not versions:
             return None, 0
-        return await self.load(versions[-1], structure), versions[-1]
+        return self.load(versions[-1], structure), versions[-1]
 
-    async def save(self, program_state: Any, version: int) -> None:
+    def save(self, program_state: Any, version: int) -> None:
         """Saves a state; it is on the disk when this returns.
 
         Raises:
@@ -99,13 +98,8 @@ class StateFiles:
         # In no thread: it would go on writing after this call was cancelled.
         with private_files.written(path) as file:
             _write_archive(file, {"names": names, **named})
-        for old in (await self.get_versions() or [])[: -self._keep_total]:
+        for old in self.versions()[: -self._keep_total]:
             os.unlink(self._path(old))
-
-    async def remove_all(self) -> None:
-        """Removes all versions: what they say of a run cannot be had again."""
-        for version in await self.get_versions() or []:
-            os.unlink(self._path(version))
 
     def _path(self, version: int) -> str:
         return os.path.join(self._directory, f"state-{int(version):08d}")
@@ -122,30 +116,19 @@ def _write_archive(file: BinaryIO, arrays: dict[str, np.ndarray]) -> None:
                 entry.write(value.reshape(-1).view(np.uint8).data)
 
 
-def _is_serializable(leaf: Any) -> bool:
-    # Integers have methods of these names, too.
-    has_both = hasattr(leaf, "to_bytes") and hasattr(type(leaf), "from_bytes")
-    return has_both and not isinstance(leaf, (int, np.generic))
-
-
 def _array(leaf: Any) -> np.ndarray:
     if isinstance(leaf, tf.Tensor):
         leaf = leaf.numpy()
-    if _is_serializable(leaf):
-        return np.frombuffer(leaf.to_bytes(), np.uint8)
     value = np.asarray(leaf)
     if value.dtype.hasobject:
         raise TypeError(
-            f"A program state has arrays, numbers and objects with to_bytes and "
-            f"from_bytes; found {type(leaf).__name__}."
+            f"A program state has arrays and numbers, found {type(leaf).__name__}."
         )
     return value
 
 
 def _restored(where: str, template: Any, value: np.ndarray) -> Any:
     """A leaf that was saved; raises ValueError if the template is of another kind."""
-    if _is_serializable(template):
-        return template.from_bytes(value.tobytes())
     expected = np.asarray(template)
     is_plain = isinstance(template, (bool, int, float))  # such a number has no dtype
     same_dtype = is_plain or expected.dtype == value.dtype

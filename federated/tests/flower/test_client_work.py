@@ -104,7 +104,7 @@ def test_a_metric_as_one_more_weight_is_clipped_and_noised_with_the_update(tmp_p
     nobody, _ = run(tmp_path / "2", plan, first, work, silent=True)
     exact = sum(float(update[1][0]) for _, _, update in left) / PER_ROUND
     moved = float(found["metric"][0] - nobody["metric"][0])
-    np.testing.assert_allclose(moved, exact, rtol=1e-4)
+    np.testing.assert_allclose(moved, exact, atol=1e-3)
     assert float(nobody["metric"][0]) != 0.0  # the noise is on it, too
     np.testing.assert_array_equal(found["w"], nobody["w"])
 

@@ -88,7 +88,7 @@ def test_two_containers_share_no_noise(tmp_path, figure):
 def test_the_measure_sees_noise_that_is_reused(tmp_path, monkeypatch):
     # The control: noise that is bound to the rounds alone.
     monkeypatch.setattr(HostNoise, "digest", lambda *arguments: 0)
-    assert np.abs(two_containers(tmp_path)).max() < 1e-4
+    assert np.abs(two_containers(tmp_path)).max() < 3e-3
 
 
 @pytest.mark.attack(

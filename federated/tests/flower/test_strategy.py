@@ -592,7 +592,7 @@ def test_arrays_that_are_not_trained_are_sent_and_never_come_back(tmp_path):
         def train(message, context):
             before = {n: a.numpy() for n, a in message.content["arrays"].items()}
             seen.append(before)
-            after = {n: Array(a + a.dtype.type(1)) for n, a in before.items()}
+            after = {n: Array(np.array(a + 1, a.dtype)) for n, a in before.items()}
             return Message(RecordDict({"new": ArrayRecord(after)}), reply_to=message)
 
     grid.change = lambda reply: left.append(set(reply.content["arrays"])) or reply

@@ -41,16 +41,11 @@ class ParticipationMod:
         refused.
       store: folder of this device, or a function of Flower's context that returns it
         (from `context.node_config`, say). It must survive the app, and is per device.
-      also: categories of messages that are nevertheless passed to the app, such as
-        "evaluate".
     """
 
-    def __init__(
-        self, policy: DevicePolicy, store: Where, also: Iterable[str] = ()
-    ) -> None:
+    def __init__(self, policy: DevicePolicy, store: Where) -> None:
         self._policy = policy
         self._store = store
-        self._also = frozenset(also)
 
     def __call__(
         self, message: Message, context: Context, call_next: ClientAppCallable
@@ -62,11 +57,8 @@ class ParticipationMod:
             return self._train(message, context, call_next)
         if category == "query" and action == messages.QUERY_ACTION:
             return self.answer(message, context)
-        if category in self._also:
-            return call_next(message, context)
         raise ValueError(
-            f"This device answers no {kind!r} message: what it would send is not "
-            f"private. See ParticipationMod's argument `also`."
+            f"This device answers no {kind!r} message: what it would send is not private."
         )
 
     def install(self, app: ClientApp) -> ClientApp:
@@ -168,7 +160,6 @@ class ParticipationMod:
 def private_client_app(
     policy: DevicePolicy,
     store: Where,
-    also: Iterable[str] = (),
     mods: Iterable[Mod] = (),
 ) -> ClientApp:
     """A `ClientApp` with a `ParticipationMod`, which answers the server's query.
@@ -184,10 +175,9 @@ def private_client_app(
     Args:
       policy: of the plan.
       store: see `ParticipationMod`.
-      also: see `ParticipationMod`.
       mods: further ones, inside of it: what they send is clipped, or dropped.
     """
-    mod = ParticipationMod(policy, store, also)
+    mod = ParticipationMod(policy, store)
     return mod.install(ClientApp(mods=[mod, *mods]))
 
 

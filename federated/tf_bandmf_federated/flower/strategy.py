@@ -26,7 +26,7 @@ from flwr.supercore import log
 from tf_bandmf import Plan
 from tf_bandmf_federated.accounting import MeasuredParticipation
 from tf_bandmf_federated.averaging import Add, FederatedAveraging, Replies, Request
-from tf_bandmf_federated.cohorts import AvailableCohorts
+from tf_bandmf_federated.cohorts import Cohorts
 from tf_bandmf_federated.digests import digest_of
 from tf_bandmf_federated.flower import devices, messages
 from tf_bandmf_federated.flower.bundles import check_outside_of_apps
@@ -220,7 +220,7 @@ class PrivateFedAvg(Strategy):
         engine.settings.update(engine="flower", names=names, not_trained=fixed)
         result = Result()
 
-        def cohorts(ledger: Ledger) -> AvailableCohorts:
+        def cohorts(ledger: Ledger) -> Cohorts:
             self._ledger = ledger
             self._receipts = Receipts(ledger, engine.host_noise.seal)
             self._devices = Devices(
@@ -230,9 +230,9 @@ class PrivateFedAvg(Strategy):
                 receipts=self._receipts,
                 timeout=self._query_timeout,
             )
-            return AvailableCohorts(
+            return Cohorts(
                 ledger,
-                self._devices.present,
+                lambda round_number: self._devices.present(),
                 self._participation,
                 self._over_selection,
                 self._min_available,
@@ -242,7 +242,7 @@ class PrivateFedAvg(Strategy):
 
         def after_round(state: ProgramState) -> None:
             done = engine.round_number(state.state)
-            measured = state.data_iterator.measured()
+            measured = self._ledger.measured(done)
             log(INFO, "%s", self._health.line(done - 1, state.metrics, measured))
             result.train_metrics_clientapp[done] = MetricRecord(
                 {name: int(count) for name, count in state.metrics.items()}

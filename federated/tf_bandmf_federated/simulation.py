@@ -1,0 +1,191 @@
+"""Simulated clients: their data, and which of them are there in a round.
+
+source = SimulatedClients(client_data, plan, availability=diurnal(24, 0.5, 0.05))
+outcome = asyncio.run(train_model(process, source, private_dir="run/private"))
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from typing import Union
+
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tf_bandmf import Plan
+from tf_bandmf.accounting.checks import whole_number
+from tf_bandmf_federated.availability import Availability, present
+from tf_bandmf_federated.cohorts import Cohorts, Selected
+from tf_bandmf_federated.ledger import Ledger
+from tf_bandmf_federated.plan_checks import check_plan
+from tf_bandmf_federated.tags import tag_dataset
+
+_SHORTAGES = ("error", "fewer")
+
+Clients = Union[
+    tff.simulation.datasets.ClientData, Mapping[str, Callable[[], tf.data.Dataset]]
+]
+
+
+class SimulatedClients:
+    """Clients whose data are here, for `train_model`.
+
+    Those that may take part are selected uniformly among those that are available.
+    Clients may join and leave a run between two calls of `train_model`. A name always
+    stands for one device; under a second name, a device would get a second budget.
+
+    Args:
+      clients: TFF's `ClientData`, or for each client's name a function that makes its
+        data set. After `preprocess`, elements are batches as in the model's
+        `input_spec`.
+      plan: with `MinSep` participation.
+      availability: a pure function of round and client's name that gives the probability
+        that the client is available, such as `diurnal(24)`, or says whether it is. By
+        default, all clients always are.
+      preprocess: function of each client's data set, applied before the tags are added.
+      on_shortage: "error", or "fewer": a round with too few clients takes those
+        available, perhaps none. The public denominator of the noisy sum does not
+        change, so such a round has a smaller mean update and is no less private.
+      seed: an integer >= 0 from which cohorts are drawn again; None for a fresh seed from
+        the operating system. Nothing is claimed from this randomness.
+
+    Raises:
+      TypeError, ValueError: if an argument is none of these.
+    """
+
+    def __init__(
+        self,
+        clients: Clients,
+        plan: Plan,
+        *,
+        availability: Availability = lambda round_number, name: 1.0,
+        preprocess: Callable[[tf.data.Dataset], tf.data.Dataset] | None = None,
+        on_shortage: str = "error",
+        seed: int | None = None,
+    ) -> None:
+        self.participation = check_plan(plan)
+        self.plan = plan
+        if not callable(availability):
+            raise TypeError(
+                f"availability must be a function of round and name, found "
+                f"{type(availability).__name__}."
+            )
+        self.availability = availability
+        self.names, self._make_dataset = _clients(clients)
+        if on_shortage not in _SHORTAGES:
+            raise ValueError(
+                f"on_shortage must be one of {_SHORTAGES}, found {on_shortage!r}."
+            )
+        self.on_shortage = on_shortage
+        self._preprocess = preprocess
+        if seed is None:
+            self._seed = secrets.token_bytes(32)
+        else:
+            number = whole_number("seed", seed, least=0)
+            self._seed = hashlib.sha256(b"tf-bandmf cohorts %d" % number).digest()
+
+    def available(self, round_number: int) -> list[str]:
+        """Names of the clients that are there in a round; the same each time."""
+        return present(self.availability, round_number, self.names, self._seed)
+
+    def cohorts(self, ledger: Ledger, wanted: int) -> Cohorts:
+        """What selects clients for a run with this ledger.
+
+        Args:
+          ledger: of the run.
+          wanted: clients of a round.
+        """
+
+        def check(available: int, eligible: int) -> bool:
+            if eligible < wanted and self.on_shortage == "error":
+                raise ValueError(
+                    f"Round {len(ledger.rounds)} needs {wanted} clients, but {eligible} "
+                    f"of {available} that are available may take part, of "
+                    f"{len(self.names)} in all, under {self.participation}. Take fewer "
+                    f"clients per round, make a plan with a smaller min_separation or "
+                    f'more participations, or give on_shortage="fewer".'
+                )
+            return False
+
+        return Cohorts(
+            ledger,
+            self.available,
+            self.participation,
+            enough=len(self.names),  # so that they are counted, not estimated
+            wait=check,
+            seed=self._seed.hex(),
+        )
+
+    def check_enough_clients(
+        self, clients_per_round: int, num_rounds: int | None = None
+    ) -> None:
+        """Raises ValueError if no trace can give this many clients per round.
+
+        Any b consecutive rounds need different clients, and all rounds together at most
+        k participations per client. These conditions do not ensure that the clients are
+        available when they are needed.
+
+        Args:
+          clients_per_round: number of clients in every round.
+          num_rounds: by default the plan's.
+        """
+        n = self.plan.num_steps if num_rounds is None else num_rounds
+        check_plan(self.plan, n)
+        size = whole_number("clients_per_round", clients_per_round)
+        b = min(self.participation.min_separation, n)
+        k = self.participation.participations(n)
+        needed = max(size * b, -(-size * n // k))
+        if len(self.names) < needed:
+            raise ValueError(
+                f"{n} rounds of {size} clients need at least {needed} clients, if a "
+                f"client comes at most once in {b} rounds and {k} times in all; found "
+                f"{len(self.names)}. Take fewer clients per round, or make a plan with a "
+                f"smaller min_separation or more participations."
+            )
+
+    def datasets(self, names: Sequence[str]) -> list[tf.data.Dataset]:
+        """The data of clients.
+
+        Raises:
+          KeyError: if there is no such client.
+        """
+        missing = set(names) - set(self.names)
+        if missing:
+            raise KeyError(f"Clients {sorted(missing)} are not, or no more, here.")
+        found = [self._make_dataset(name) for name in names]
+        return found if self._preprocess is None else [*map(self._preprocess, found)]
+
+    def tagged(self, selected: Selected, round_number: int) -> list[tf.data.Dataset]:
+        """The data of selected clients, with what each knows about its past."""
+        return [
+            tag_dataset(dataset, last_round, participations, round_number)
+            for dataset, (last_round, participations) in zip(
+                self.datasets(selected.names), selected.records.tolist()
+            )
+        ]
+
+
+def _clients(
+    clients: Clients,
+) -> tuple[tuple[str, ...], Callable[[str], tf.data.Dataset]]:
+    """Sorted names, and what makes a client's data set."""
+    if isinstance(clients, tff.simulation.datasets.ClientData):
+        names, make = clients.client_ids, clients.create_tf_dataset_for_client
+    elif isinstance(clients, Mapping):
+        names, make = list(clients), lambda client_id: clients[client_id]()
+    else:
+        raise TypeError(
+            f"clients must be a tff.simulation.datasets.ClientData, or a mapping from "
+            f"names to functions that make a tf.data.Dataset, found "
+            f"{type(clients).__name__}."
+        )
+    if not names:
+        raise ValueError("clients is empty: there is nobody to select.")
+    for name in names:
+        if not isinstance(name, str):
+            raise TypeError(f"Names of clients must be strings, found {name!r}.")
+    if len(set(names)) != len(names):
+        raise ValueError("clients has a name twice: one device, or two?")
+    return tuple(sorted(names)), make
