@@ -11,7 +11,7 @@ import numpy as np
 
 import tf_bandmf
 from tf_bandmf import plots
-from tf_bandmf_federated import HostNoise, ParticipationTable, measured_guarantee
+from tf_bandmf_federated import HostNoise, measure_participation, measured_guarantee
 
 DEVICES, ROUNDS, COHORT, FEATURES = 400, 24, 20, 10
 participation = tf_bandmf.MinSep(min_separation=6, max_participations=4)
@@ -32,12 +32,13 @@ axes = plots.per_step_error(plans)
 # %% [markdown]
 # ## The devices
 #
-# Each device has a few examples of one linear model.
+# Each device has a few examples of one linear model, whose weights many small steps find: the
+# noise of all rounds adds up, unless later noise takes earlier noise back.
 
 # %%
 rng = np.random.default_rng(0)
 truth = rng.normal(size=FEATURES)
-inputs = rng.normal(size=(DEVICES, 8, FEATURES))
+inputs = 0.3 * rng.normal(size=(DEVICES, 8, FEATURES))
 targets = inputs @ truth + 0.1 * rng.normal(size=(DEVICES, 8))
 
 
@@ -51,25 +52,25 @@ def update_of(device, weights, clip):
 # %% [markdown]
 # ## Rounds
 #
-# `ParticipationTable` knows who may take part, `HostNoise` hands out the noise of each round,
-# once. The divisor is the public size of the cohort.
+# Who took part rests, `HostNoise` makes the noise of each round. The divisor is the public size
+# of the cohort.
 
 
 # %%
 def run(plan):
-    names = [f"device {i}" for i in range(DEVICES)]
-    table = ParticipationTable(names, plan.participation)
+    b, k = plan.participation.min_separation, plan.participation.max_participations
+    last, counts = np.full(DEVICES, -b), np.zeros(DEVICES, int)
     noise = HostNoise(plan, FEATURES)
-    weights, losses = np.zeros(FEATURES), []
-    for round_number in range(ROUNDS):
-        free = np.flatnonzero(table.eligible(round_number))
+    weights, losses, record = np.zeros(FEATURES), [], {}
+    for now in range(ROUNDS):
+        free = np.flatnonzero((now - last >= b) & (counts < k))
         chosen = rng.choice(free, COHORT, replace=False)
+        last[chosen], counts[chosen], record[now] = now, counts[chosen] + 1, chosen
         total = sum(update_of(device, weights, plan.l2_norm_clip) for device in chosen)
-        total = total + noise.values(1, round_number)
-        weights = weights + 2.0 * total / COHORT
-        table.record(table.cohort(round_number, table.names_of(chosen)))
+        total = total + plan.noise_stddev * noise.values(1, now)
+        weights = weights + total / COHORT
         losses.append(float(np.linalg.norm(weights - truth)))
-    return table.measured(ROUNDS), losses
+    return measure_participation(record), losses
 
 
 outcomes = {name: run(plan) for name, plan in plans.items()}
