@@ -42,8 +42,7 @@ if TYPE_CHECKING:
     from tf_bandmf.planning.advice import Advice, advise
     from tf_bandmf.planning.build import plan
     from tf_bandmf.planning.card import PrivacyCard
-    from tf_bandmf.planning.choosing import Choice
-    from tf_bandmf.planning.comparison import Comparison, compare
+    from tf_bandmf.planning.compare import Comparison, compare
     from tf_bandmf.planning.composition import JointGuarantee, compose
     from tf_bandmf.planning.elsewhere import (
         AccountedEvent,
@@ -65,7 +64,6 @@ __all__ = [
     "BMinSepSampling",
     "BallsInBins",
     "BatchSchedule",
-    "Choice",
     "Comparison",
     "CyclicFixedSize",
     "CyclicPoisson",
@@ -114,8 +112,7 @@ _MODULES = (
 _HOMES = {
     "Advice": "planning.advice",
     "BatchSchedule": "sampling",
-    "Choice": "planning.choosing",
-    "Comparison": "planning.comparison",
+    "Comparison": "planning.compare",
     "Guarantee": "accounting.guarantee",
     "Plan": "planning.plan",
     "PrivacyCard": "planning.card",
@@ -133,7 +130,7 @@ _HOMES = {
     "tuning_cost": "planning.tuning",
     "bands_that_fit": "planning.memory",
     "compose": "planning.composition",
-    "compare": "planning.comparison",
+    "compare": "planning.compare",
     "plan": "planning.build",
     **dict.fromkeys(
         (

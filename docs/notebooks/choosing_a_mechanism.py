@@ -20,9 +20,8 @@ use = {"num_examples": 20_000, "batch_size": 250, "epochs": 8}
 # max SE that of the worst step. `tf-bandmf compare` prints the same.
 
 # %%
-order = tf_bandmf.FixedEpochOrder(**use)
 names = ["identity", "tree", "lambda_cgd", "bisr:4", "bisr:16", "bsr:16", "blt"]
-table = tf_bandmf.compare(tf_bandmf.workloads.prefix_sum(640), order, names)
+table = tf_bandmf.compare(names, **use)
 print(table)
 axes = plots.comparison_bars(table)
 
@@ -54,18 +53,12 @@ axes = plots.per_step_error(plans)
 # Under cyclic Poisson sampling fewer bands are amplified more, and more bands correlate better.
 
 # %%
-from tf_bandmf.planning.band_search import best_bands
-
-search = best_bands(
-    tf_bandmf.workloads.prefix_sum(640),
-    8,
-    2.0,
-    1e-6,
-    mechanism="bsr",
-    candidates=[1, 2, 4, 8, 16, 32],
+names = [f"bsr:{bands}" for bands in (1, 2, 4, 8, 16, 32)]
+table = tf_bandmf.compare(
+    names, epsilon=2, delta=1e-6, sampling="cyclic-poisson", **use
 )
-axes = plots.error_by_bands(search)
-print("best:", search.best)
+axes = plots.error_by_bands(table)
+print(table.reason)
 
 # %% [markdown]
 # ## The privacy of one run at other δ

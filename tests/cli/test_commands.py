@@ -98,17 +98,17 @@ def test_a_comparison_is_that_of_python(run, json_of):
         "compare", *RATES, "--max-participations", "2", "--mechanisms", "identity"
     )
     np.testing.assert_allclose(limited["sensitivity"], np.sqrt(2.0))
-    # Under amplification, too, the noise is that of a plan.
+    # Under amplification, too, the noise is that of a plan, within a percent.
     sampled = [*BUDGET, *DATA, "--sampling", "cyclic-poisson"]
     (row,) = json_of("compare", *sampled, "--mechanisms", "bsr:4")
     plan = json_of("plan", *sampled, "--mechanism", "bsr:4")
-    assert row["noise_stddev"] == pytest.approx(plan["noise_stddev"], rel=1e-6)
+    assert row["noise_stddev"] == pytest.approx(plan["noise_stddev"], rel=1e-2)
     table = run("compare", *RATES, "--mechanisms", "identity,bsr:4")
     assert "RMSE" in table and "\nbsr:4 " in table
     # Bands are a column of it.
     bands = ["bands", *BUDGET, *DATA, "--mechanism", "bsr", "--candidates", "4,2"]
     assert [r["mechanism"] for r in json_of(*bands)] == ["bsr:4", "bsr:2"]
-    assert json_of(*bands)[0]["rmse"] == row["rmse"]
+    assert json_of(*bands)[0]["rmse"] == row["rmse"] and row["is_rough"]
 
 
 def test_advice_is_that_of_python(run, json_of):
@@ -136,7 +136,7 @@ def test_advice_is_that_of_python(run, json_of):
         ([*PLAN, "--max-memory-vectors", "-1"], "--max-memory-vectors must be a whole"),
         ([*PLAN, "--sampling", "nothing"], "must be one of fixed-order, b-min-sep"),
         ([*PLAN, "--out", "nowhere/plan.json"], "the folder does not exist"),
-        (["compare", "--num-steps", "10"], "and --min-separation"),
+        (["compare", "--num-steps", "10"], "missing: give --num-examples"),
         (["compare", *DATA, "--sampling", "poisson"], "amplifies"),
         ([*ADVISE, "--expected-trials", "0"], "--expected-trials must be"),
         (["show", "none.json"], "none.json"),

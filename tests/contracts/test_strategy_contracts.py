@@ -9,7 +9,6 @@ import tf_bandmf
 from tf_bandmf import workloads
 from tf_bandmf.noise import NoiseGenerator
 from tf_bandmf.noise.keys import NoiseKey
-from tf_bandmf.planning import comparison
 from tf_bandmf.strategies import FAMILIES, Family, Option, register, registry
 
 N, B, K = 12, 4, 3
@@ -100,10 +99,9 @@ def test_a_table_and_a_plan_of_it_agree_and_the_plan_is_saved(
     specification, built, tmp_path
 ):
     participation = PARTICIPATIONS["min_sep"]
-    row = comparison.compare(WORKLOAD, participation, [built]).rows[0]
-    plan = tf_bandmf.plan(
-        built, **BUDGET, num_steps=N, participation=participation, workload=WORKLOAD
-    )
+    use = {"num_steps": N, "participation": participation, "workload": WORKLOAD}
+    (row,) = tf_bandmf.compare([built], **use)
+    plan = tf_bandmf.plan(built, **BUDGET, **use)
     assert plan.rmse() == pytest.approx(row.rmse * plan.noise_multiplier, rel=1e-4)
     assert plan.strategy.memory_vectors == row.memory_vectors
     path = str(tmp_path / "plan.json")

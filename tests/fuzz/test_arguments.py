@@ -71,9 +71,9 @@ FUNCTIONS = {
     "compare": (
         tf_bandmf.compare,
         {
-            "workload": WORKLOAD,
+            "mechanisms": ["identity"],
+            "num_steps": WORKLOAD.num_steps,
             "participation": participation.MinSep(4, 2),
-            "mechanism_names": ["identity"],
         },
     ),
     "advise": (

@@ -6,11 +6,10 @@ import numpy as np
 import pytest
 
 import tf_bandmf
-from tf_bandmf import matrices, strategies, workloads
+from tf_bandmf import matrices, strategies
 from tf_bandmf.accounting.b_min_sep_simulator import BMinSepSimulator
 from tf_bandmf.participation import BallsInBins, BMinSepSampling
 from tf_bandmf.planning import calibration
-from tf_bandmf.strategies import registry
 
 SAMPLED = BMinSepSampling(400, 20, 3)
 
@@ -78,32 +77,6 @@ def test_a_plan_uses_the_noise_of_its_choice(main_runs):
     assert len(main_runs) == 2 * count
     assert plan.noise_stddev == pytest.approx(noise, rel=2e-7)
     assert plan.noise_stddev >= noise
-
-
-@pytest.mark.slow
-def test_rough_noise_begins_where_other_bands_promise(monkeypatch):
-    counts = []
-    original = BMinSepSimulator.rough_runs
-
-    def counted(self, noise):
-        counts[-1] += 1
-        return original(self, noise)
-
-    monkeypatch.setattr(BMinSepSimulator, "rough_runs", counted)
-    sampled, workload = BMinSepSampling(6400, 32, 16), workloads.prefix_sum(256)
-    together = calibration.Rough(2.0, 1e-5)
-    for bands in (1, 2, 4, 8, 16, 4):
-        strategy = registry.build_strategy("bsr", workload, sampled, bands=bands)
-        sensitivity = strategy.sensitivity(sampled)
-        found = []
-        for rough in (together, calibration.Rough(2.0, 1e-5)):
-            counts.append(0)
-            noise = rough.under(sampled)(strategy, sensitivity).noise_stddev
-            found.append(noise)
-        assert found[0] == pytest.approx(found[1], rel=5e-3)
-    helped, alone = counts[0::2], counts[1::2]
-    assert sum(helped[1:]) <= sum(alone[1:]) - 10
-    assert helped[-1] == 1  # as many bands as before
 
 
 def test_an_invalid_budget_is_refused_before_anything_is_simulated():

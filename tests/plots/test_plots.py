@@ -4,9 +4,7 @@ import numpy as np
 import pytest
 
 import tf_bandmf
-from tf_bandmf import MinSep, workloads
-from tf_bandmf.planning.band_search import best_bands
-from tf_bandmf.planning.comparison import compare
+from tf_bandmf import MinSep
 
 matplotlib = pytest.importorskip("matplotlib")
 matplotlib.use("Agg")
@@ -72,7 +70,7 @@ def test_heat_maps_have_the_entries_of_both_matrices(plans):
 
 def test_comparison_bars_are_sorted():
     names = ["identity", "bsr:4", "lambda_cgd:0.9"]
-    table = compare(workloads.prefix_sum(STEPS), MinSep(10), names)
+    table = tf_bandmf.compare(names, num_steps=STEPS, participation=MinSep(10))
     axes = plots.comparison_bars(table)
     labels = [label.get_text() for label in axes.get_yticklabels()]
     assert labels[-1] == table.best().mechanism and set(labels) == set(names)
@@ -126,22 +124,22 @@ def test_epsilon_of_delta_falls_through_the_planned_point(plans):
     assert (axes.get_xlabel(), axes.get_ylabel()) == ("δ", "ε")
 
 
-@pytest.mark.slow
 def test_error_by_bands_marks_the_best():
-    found = best_bands(workloads.prefix_sum(64), 4, 2.0, 1e-6, mechanism="bsr")
-    axes = plots.error_by_bands(found)
-    curve, unlimited, best = axes.lines
-    assert list(curve.get_xdata()) == [1, 2, 4, 8, 16]
-    assert list(curve.get_ydata()) == [c.rmse for c in found.candidates[:-1]]
-    assert (unlimited.get_xdata()[0], unlimited.get_ydata()[0]) == (
-        64,
-        found.candidates[-1].rmse,
+    table = tf_bandmf.compare(
+        ["bsr:4", "bsr:1", "bsr:8"],
+        epsilon=2.0,
+        delta=1e-6,
+        num_examples=640,
+        batch_size=40,
+        epochs=4,
+        sampling="cyclic-poisson",
     )
-    assert best.get_ydata()[0] == min(c.rmse for c in found.candidates)
-    assert legend(axes)[1:] == [
-        "dense, not amplified",
-        f"best: {found.best.bands} bands",
-    ]
+    axes = plots.error_by_bands(table)
+    curve, best = axes.lines
+    assert list(curve.get_xdata()) == [1, 4, 8]
+    assert list(curve.get_ydata()) == [table[f"bsr:{p}"].rmse for p in (1, 4, 8)]
+    assert best.get_ydata()[0] == table.best().rmse
+    assert legend(axes) == ["bsr", f"best: {table.best().bands} bands"]
 
 
 def test_training_curves_are_means_over_runs():

@@ -8,7 +8,6 @@ import pytest
 import tf_bandmf
 from tf_bandmf import strategies, workloads
 from tf_bandmf.participation import BallsInBins, MinSep
-from tf_bandmf.planning import calibration, comparison
 
 BUDGET = {"epsilon": 4.0, "delta": 1e-5}
 BINS = BallsInBins(1600, 100, 6)
@@ -17,9 +16,8 @@ WORKLOAD = workloads.prefix_sum(96)
 
 @pytest.mark.slow
 def test_better_than_other_families_with_as_many_bands():
-    calibrator = calibration.for_budget(BINS, **BUDGET)
     names = ["amplified:4", "bisr:4", "bifr:4:0.65", "lambda_cgd:0.85", "bandinv:4"]
-    table = comparison.compare(WORKLOAD, BINS, names, calibrator)
+    table = tf_bandmf.compare(names, participation=BINS, **BUDGET)
     best = table["amplified:4"]
     assert best.converged
     assert (best.memory_vectors, best.regenerations_per_step) == (0, 3)
@@ -87,8 +85,8 @@ def test_without_amplification_it_is_the_optimum_for_the_sensitivity():
 
 
 def test_without_a_budget_it_is_refused():
-    with pytest.raises(ValueError, match="optimized for a budget"):
-        comparison.compare(WORKLOAD, BINS, ["amplified:4"])
+    with pytest.raises(ValueError, match="amplifies a budget"):
+        tf_bandmf.compare(["amplified:4"], participation=BINS)
     with pytest.raises(ValueError, match="give epsilon instead"):
         tf_bandmf.plan(
             "amplified:4", participation=BINS, delta=1e-5, noise_multiplier=1.0

@@ -6,33 +6,29 @@ import pytest
 import tf_bandmf
 from tf_bandmf import strategies, workloads
 from tf_bandmf.participation import BallsInBins, MinSep
-from tf_bandmf.planning import calibration, comparison
 
 BUDGET = {"epsilon": 2.0, "delta": 1e-5}
 BINS = BallsInBins(600, 100, 4)
 WORKLOAD = workloads.prefix_sum(24)
 
 
-@pytest.fixture(scope="module")
-def calibrator():
-    return calibration.for_budget(BINS, **BUDGET)
-
-
 @pytest.mark.slow
-def test_better_than_the_same_form_without_the_budget(calibrator):
+def test_better_than_the_same_form_without_the_budget():
     names = ["amplified_blt:2", "blt:2"]
-    best, other = comparison.compare(WORKLOAD, BINS, names, calibrator).rows
+    best, other = tf_bandmf.compare(names, participation=BINS, **BUDGET)
     assert best.converged
     assert 1 <= best.memory_vectors <= 3
     assert best.rmse < 0.99 * other.rmse
 
 
 @pytest.mark.slow
-def test_without_steps_it_is_the_best_start(calibrator):
+def test_without_steps_it_is_the_best_start():
     found = strategies.optimized_amplified_blt(WORKLOAD, BINS, 2, **BUDGET, max_steps=0)
     rmse, other = (
-        comparison.row("", strategy, WORKLOAD, BINS, calibrator, 0.0).rmse
-        for strategy in (found, strategies.blt(WORKLOAD, BINS, 2))
+        row.rmse
+        for row in tf_bandmf.compare(
+            [found, strategies.blt(WORKLOAD, BINS, 2)], participation=BINS, **BUDGET
+        )
     )
     assert rmse <= 1.001 * other
     assert not found.diagnostics["converged"]
@@ -47,8 +43,8 @@ def test_without_amplification_it_is_the_optimum_for_the_sensitivity():
 
 
 def test_without_a_budget_it_is_refused():
-    with pytest.raises(ValueError, match="amplified_blt is optimized for a budget"):
-        comparison.compare(WORKLOAD, BINS, ["amplified_blt:2"])
+    with pytest.raises(ValueError, match="amplifies a budget"):
+        tf_bandmf.compare(["amplified_blt:2"], participation=BINS)
     with pytest.raises(ValueError, match="delta must be in"):
         strategies.optimized_amplified_blt(WORKLOAD, BINS, 2, epsilon=1.0, delta=0.0)
 

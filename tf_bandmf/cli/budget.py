@@ -64,7 +64,7 @@ def _rows(entries: list[Any], *names: str) -> list[list[str]]:
 
 
 def _printed(title: str, rows: list[list[str]]) -> str:
-    from tf_bandmf.planning.comparison import plain_table
+    from tf_bandmf.planning.compare import plain_table
 
     return plain_table(title, rows[0], rows[1:])
 

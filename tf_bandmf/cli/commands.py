@@ -55,15 +55,19 @@ def _draw(path: str | None, name: str, shown: tuple[Any, ...]) -> None:
         made.savefig(path, dpi=150)
 
 
-def _plan(out: str | None = None, plot: str | None = None, **given: Any) -> Any:
+def _asserted(given: dict[str, Any]) -> dict[str, Any]:
+    """Arguments of `plan` and `compare`, with the separation that the caller keeps."""
     from tf_bandmf.participation import MinSep
+
+    b, k = given.pop("min_separation", None), given.pop("max_participations", None)
+    return given if b is None else {**given, "participation": MinSep(b, k)}
+
+
+def _plan(out: str | None = None, plot: str | None = None, **given: Any) -> Any:
     from tf_bandmf.planning import build
 
     kept = {k: given.pop(k, 0) for k in ("counts", "metrics", "evaluations")}
-    b, k = given.pop("min_separation", None), given.pop("max_participations", None)
-    if b is not None:
-        given["participation"] = MinSep(b, k)
-    plan = build.plan(**given, progress=_tell)
+    plan = build.plan(**_asserted(given), progress=_tell)
     plan = plan.reserve(**kept) if any(kept.values()) else plan
     _draw(plot, "plan_overview", ("the plan", {"the plan": plan}))
     if out is not None:
@@ -95,24 +99,21 @@ def _record(plan: Any) -> dict[str, Any]:
 
 
 def _compare(plot: str | None = None, **given: Any) -> Any:
-    from tf_bandmf.planning.comparison import compare_uses
+    from tf_bandmf.planning.compare import compare
 
-    found = compare_uses(**given, progress=_tell)
+    found = compare(**_asserted(given), progress=_tell)
     _draw(plot, "comparison_bars", (found,))
     return found
 
 
 def _bands(mechanism: Any = None, candidates: Any = None, **given: Any) -> Any:
     """The comparison of one mechanism with several numbers of bands."""
-    from tf_bandmf.planning.band_search import default_mechanism
-
     given["sampling"] = "cyclic-poisson"
     m, batch, epochs = (given.get(k) for k in ("num_examples", "batch_size", "epochs"))
     if m is not None and batch is not None and epochs is not None:
         powers = [2**i for i in range(30) if 2**i * batch <= m]
         counts = [int(count) for count in candidates or powers]
-        chosen = mechanism or default_mechanism(epochs * -(-m // batch), counts)
-        name, *rest = chosen.split(":")
+        name, *rest = (mechanism or "toeplitz").split(":")
         given["mechanisms"] = [":".join([name, str(count), *rest]) for count in counts]
     return _compare(**given)
 
@@ -146,15 +147,16 @@ def _shown(plan: Any) -> str:
     return "\n".join([_text(plan), "", *curve])
 
 
-_USES = "planning.comparison:compare_uses"
+_USES = "planning.compare:compare"
 _PLANS = ("planning.build:plan", "planning.plan:Plan.reserve")
 _many, _one = lambda found: found.to_records(), lambda found: found.to_record()
+_COMPARED = (_SEPARATION, _MOST, _PLOT)
 _shows: Any = {"more": (_SEPARATION, _MOST, _OUT, _PLOT), "show": _text}
 _reads: Any = {"more": (_CARD, _MODEL, _UNIT, _PLOT), "show": _shown}
 COMMANDS = (
     command("plan", _plan, *_PLANS, record=_record, **_shows),
-    command("compare", _compare, _USES, more=(_PLOT,), record=_many),
+    command("compare", _compare, _USES, more=_COMPARED, record=_many),
     command("advise", _advise, "planning.advice:advise", record=_one),
     command("show", _show, "planning.plan:Plan.load", record=_record, **_reads),
-    command("bands", _bands, _USES, more=(_NAME, _BANDS, _PLOT), record=_many),
+    command("bands", _bands, _USES, more=(_NAME, _BANDS, *_COMPARED), record=_many),
 )

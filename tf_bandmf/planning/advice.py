@@ -14,32 +14,24 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, Callable
 
 from tf_bandmf import workloads
 from tf_bandmf.accounting.checks import whole_number
-from tf_bandmf.analysis import error
 from tf_bandmf.participation import NAMED
-from tf_bandmf.participation.scheme import Scheme
-from tf_bandmf.planning import build, calibration, learning_rates
+from tf_bandmf.participation.scheme import Scheme, samplings
+from tf_bandmf.planning import build, learning_rates
 from tf_bandmf.planning.arguments import check_budget
+from tf_bandmf.planning.compare import quick_rows
 from tf_bandmf.planning.plan import Plan
 from tf_bandmf.planning.tuning import TuningCost, tuning_cost
 from tf_bandmf.strategies import registry
 
 # Both are exact; others are compared if they are named.
 DEFAULT_SAMPLINGS = ("fixed-order", "poisson")
-# Closed forms that stand for their samplings: of the fractions of a percent that a
-# search gains, the choice of a batch size depends on none.
-_MECHANISMS = {
-    "fixed-order": ("identity", "bisr:4", "bisr:16", "bisr:32"),
-    "shuffled": ("identity", "bisr:4", "bisr:16", "bisr:32"),
-    "poisson": ("identity",),
-    "cyclic-poisson": ("identity", "bsr:4", "bsr:16"),
-    "cyclic-fixed-size": ("identity", "bsr:4", "bsr:16"),
-    "balls-in-bins": ("identity", "lambda_cgd:0.9", "bisr:4"),
-}
+# The simulation of b-min-sep sampling takes minutes a setting.
+_SAMPLINGS = tuple(name for name in samplings() if name != "b-min-sep")
 # A sampling that demands more is advised if its progress is larger by this part.
 _WORTH = 0.03
 # The search for a batch size goes down from the largest one, and ends where progress is
@@ -373,7 +365,7 @@ class _Scan:
                     f"larger batches or fewer epochs."
                 )
             tell(f"{sampling}, batches of {size}")
-            compared = list(self._mechanisms(sampling, size))
+            compared = self._settings(sampling, size)
             if compared:
                 settings.append(max(compared, key=lambda one: one.progress))
                 most = max(one.progress for one in settings)
@@ -382,33 +374,22 @@ class _Scan:
             size = 2 ** (math.ceil(math.log2(size)) - 1) if size > 1 else 0
         return settings
 
-    def _mechanisms(self, sampling: str, batch_size: int) -> Iterator[RunSetting]:
+    def _settings(self, sampling: str, batch_size: int) -> list[RunSetting]:
         """Settings of the mechanisms that fit a sampling."""
         scheme = Scheme(sampling, self.num_examples, batch_size, self.epochs)
         workload = workloads.momentum_sgd(scheme.num_steps, learning_rates.MOMENTUM)
-        for name in self.mechanisms or _MECHANISMS[sampling]:
-            family, options = registry.parse(name)
-            bands = options.get("bands", 1)
-            if bands > scheme.num_steps:
-                continue
-            if scheme.is_cyclic and bands > scheme.largest_cycle:
-                continue
-            participation = scheme.participation(bands if scheme.is_cyclic else None)
-            strategy = registry.build_strategy(
-                family, workload, participation, **options
-            )
-            try:
-                accountant = calibration.accountant_for(strategy, participation)
-                noise = accountant.rough_noise_stddev(self.epsilon, self.delta)
-            except ValueError:
-                # Few draws see nothing; what was named may not fit the sampling.
-                if NAMED[sampling].is_simulated or self.mechanisms is not None:
-                    continue
-                raise
-            per_step = strategy.per_step_squared_error(workload)
-            rmse = error.root_mean_squared_error(per_step) * noise
-            divisor = participation.expected_batch_size() or float(batch_size)
-            yield self.setting(scheme, name, rmse, divisor)
+        budget = self.epsilon, self.delta
+        try:
+            rows = quick_rows(scheme, workload, budget, self.mechanisms)
+        except (ValueError, ArithmeticError):
+            # Few draws see nothing; what was named may not fit the sampling.
+            if NAMED[sampling].is_simulated or self.mechanisms is not None:
+                return []
+            raise
+        return [
+            self.setting(scheme, r.mechanism, r.rmse, r.batch_size or batch_size)
+            for r in rows
+        ]
 
     def setting(
         self,
@@ -450,10 +431,10 @@ def _samplings(sampling: str | Sequence[str]) -> tuple[str, ...]:
     elif isinstance(sampling, (list, tuple)):
         names = tuple(sampling)
     if not names or any(
-        not isinstance(name, str) or name not in _MECHANISMS for name in names
+        not isinstance(name, str) or name not in _SAMPLINGS for name in names
     ):
         raise ValueError(
-            f"sampling must be one or more of {', '.join(_MECHANISMS)}, found "
+            f"sampling must be one or more of {', '.join(_SAMPLINGS)}, found "
             f"{sampling!r}."
         )
     return tuple(dict.fromkeys(names))

@@ -10,7 +10,7 @@ from tf_bandmf import workloads
 from tf_bandmf.accounting.checks import LARGEST_EPSILON, check_positive, no_privacy
 from tf_bandmf.accounting.guarantee import Guarantee
 from tf_bandmf.participation import Participation
-from tf_bandmf.planning import choosing, sampling_advice
+from tf_bandmf.planning import sampling_advice
 from tf_bandmf.planning.arguments import (
     DataUse,
     check_budget,
@@ -18,6 +18,7 @@ from tf_bandmf.planning.arguments import (
     resolve_data,
 )
 from tf_bandmf.planning.calibration import accountant_for, calibrated, multiplier_of
+from tf_bandmf.planning.compare import Search, check_memory
 from tf_bandmf.planning.plan import Plan
 from tf_bandmf.planning.statement import ONE_EXAMPLE, check_generator
 from tf_bandmf.strategies import Strategy, registry
@@ -97,6 +98,7 @@ def plan(
         None for an estimate of epsilon, or the confidence of a bound, for example
         `1 - 1e-6`. Where a bound would take too many draws (a very small delta), the
         noise is that without amplification: a warning and the statement say so.
+        Mechanisms are compared by estimates all the same.
       progress: True to print on stderr what is being compared, and to show a bar for
         simulations that take longer than 2 seconds; or a function that receives these
         texts. They always go to the logger "tf_bandmf".
@@ -127,30 +129,35 @@ def plan(
     tell = progress if callable(progress) else (_announce if progress else None)
     if named is None:
         assert isinstance(mechanism, Strategy)
-        choosing.check_memory(mechanism, max_memory_vectors)
+        check_memory(mechanism, max_memory_vectors)
         strategy, participation = mechanism, data.participation_for(mechanism)
     elif named.is_open(data, max_memory_vectors, epsilon):
-        choice = choosing.choose(
+        budget = _needed(epsilon, data), delta
+        search = Search(
             workload,
             data.sampling,
-            epsilon=_needed(epsilon, data),
-            delta=delta,
-            mechanism_names=named.names(data),
-            max_memory_vectors=max_memory_vectors,
-            objective=named.objective,
-            confidence=confidence,
-            progress=tell,
+            budget,
+            named.objective,
+            max_memory_vectors,
+            named.is_auto,
+            data.expected_batch_size,
         )
-        assert choice.strategy is not None and choice.participation is not None
-        strategy, participation = choice.strategy, choice.participation
+        table = search.table(None if named.is_auto else [named.specification], tell)
+        chosen = search.in_full(table.best())
+        if named.is_auto:
+            advice = sampling_advice.sentences(
+                chosen.row, workload, data.num_examples, budget, tell
+            )
+            table = dataclasses.replace(table, advice=advice)
+        strategy = dataclasses.replace(
+            chosen.strategy,
+            diagnostics={**chosen.strategy.diagnostics, "choice": table.to_record()},
+        )
+        participation = chosen.participation
     else:
         participation = data.known_participation
         strategy = registry.build_strategy(
             named.name, workload, participation, **named.options
-        )
-    if named is not None and named.is_auto:
-        strategy = sampling_advice.advised(
-            strategy, workload, participation, _needed(epsilon, data), delta, tell
         )
     strategy = strategy.in_float32()
     noise_multiplier, guarantee = _account(
@@ -221,12 +228,6 @@ class _Mechanism:
     @property
     def objective(self) -> str:
         return self.options.get("objective", "mean")
-
-    def names(self, data: DataUse) -> tuple[str, ...]:
-        """What to choose from."""
-        if self.is_auto:
-            return registry.auto_names(data.is_simulated and not data.is_cyclic)
-        return (self.specification,)
 
     def is_open(
         self, data: DataUse, max_memory_vectors: int | None, epsilon: float | None

@@ -16,10 +16,12 @@ import dp_accounting
 import numpy as np
 from dp_accounting.pld import privacy_loss_distribution
 
+from tf_bandmf import matrices
 from tf_bandmf import participation as participation_lib
 from tf_bandmf.accounting import gaussian
-from tf_bandmf.accounting.base import Accountant
+from tf_bandmf.accounting.base import Accountant, EpsilonIsZero, Simulation
 from tf_bandmf.accounting.checks import (
+    check_delta,
     check_planned_delta,
     check_positive,
     whole_number,
@@ -33,6 +35,7 @@ from tf_bandmf.planning import learning_rates
 from tf_bandmf.planning import measurements as measurements_lib
 from tf_bandmf.planning.account import Account
 from tf_bandmf.planning.calibration import accountant_for
+from tf_bandmf.planning.compare import Comparison
 from tf_bandmf.planning.measurements import Measurements
 from tf_bandmf.planning.memory import NoiseMemory, noise_memory
 from tf_bandmf.planning.statement import (
@@ -45,7 +48,6 @@ from tf_bandmf.strategies import Strategy
 from tf_bandmf.workloads import Workload
 
 if TYPE_CHECKING:
-    from tf_bandmf.planning.choosing import Choice
     from tf_bandmf.sampling import BatchSchedule
 
 _FORMAT = 1
@@ -273,16 +275,39 @@ class Plan:
         Raises:
           ValueError: if the plan has fewer than `steps` steps, or delta is not in (0, 1).
         """
-        from tf_bandmf.planning.prefix import epsilon_after
-
-        return epsilon_after(self, steps, delta)
+        given = delta if delta is not None else self.delta
+        check_delta(given)
+        if isinstance(steps, bool) or not 0 <= steps <= self.num_steps:
+            raise ValueError(
+                f"steps must be in [0, {self.num_steps}], found {steps!r}."
+            )
+        if steps == 0:
+            return 0.0
+        # The first steps are a part of what the whole run does: its epsilon holds, also
+        # where the bound for the leading block of C is larger.
+        whole = self.epsilon
+        if given != self.delta:
+            whole = self.guarantee_at(given).epsilon
+        if self.participation.is_simulated:
+            # Whole epochs, which is what is simulated: more steps spend more.
+            epoch = self.participation.separation()
+            steps = min(-(-steps // epoch) * epoch, self.num_steps)
+        if steps == self.num_steps:
+            return whole
+        block = matrices.leading_block(self.strategy.matrix, int(steps))
+        accountant = self.participation.accountant(block, Simulation(self.confidence))
+        # Private evaluations count in full.
+        accountant = self.measurements.with_evaluations(accountant, self.delta)
+        try:
+            found = accountant.guarantee(self.unit_noise_stddev, given)
+        except EpsilonIsZero:
+            return 0.0
+        return min(found.epsilon, whole)
 
     @property
-    def choice(self) -> Choice | None:
-        """The comparison that chose the mechanism, with reasons; None if it was named."""
-        from tf_bandmf.planning.choosing import Choice
-
-        return Choice.of_strategy(self.strategy)
+    def choice(self) -> Comparison | None:
+        """The table that the mechanism was chosen from; None if it was named."""
+        return Comparison.of_strategy(self.strategy)
 
     def epsilon_curve(self, deltas: Sequence[float]) -> list[Guarantee]:
         """`guarantee_at` for several deltas: the trade-off of the run."""

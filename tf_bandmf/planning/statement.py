@@ -8,11 +8,14 @@ from __future__ import annotations
 import abc
 import dataclasses
 import math
+from typing import TYPE_CHECKING
 
 from tf_bandmf.accounting.guarantee import REPLACE_ONE
 from tf_bandmf.planning.card import Facts, PrivacyCard
-from tf_bandmf.planning.planned_run import PlannedRun
 from tf_bandmf.strategies import Strategy, registry
+
+if TYPE_CHECKING:
+    from tf_bandmf.planning.plan import Plan
 
 ONE_EXAMPLE = "one training example"
 WITHOUT_SAMPLING = "If nothing is counted on the sampling"
@@ -134,7 +137,7 @@ class PrivacyStatement(Statement):
     @classmethod
     def of_plan(
         cls,
-        plan: PlannedRun,
+        plan: Plan,
         unit: str,
         remarks: tuple[str, ...] = (),
     ) -> PrivacyStatement:

@@ -11,8 +11,7 @@ from tf_bandmf import matrices
 from tf_bandmf.plots.style import axes_to_draw_on, finish_lines, legend_above
 
 if TYPE_CHECKING:
-    from tf_bandmf.planning.band_search import BandSearch
-    from tf_bandmf.planning.comparison import Comparison
+    from tf_bandmf.planning.compare import Comparison
     from tf_bandmf.planning.plan import Plan
 
 _UNIT = "units of the clip norm"
@@ -72,31 +71,21 @@ def error_curves(
     return finish_lines(axes, x_label, f"RMSE ({_UNIT})")
 
 
-def error_by_bands(search: BandSearch, axes: Any | None = None) -> Any:
+def error_by_bands(table: Comparison, axes: Any | None = None) -> Any:
     """RMSE against the number of bands, the best one marked.
 
     Args:
-      search: of `planning.band_search.best_bands`.
+      table: of `tf_bandmf.compare`, of one mechanism with several numbers of bands.
       axes: where to draw; by default on a new figure.
 
     Raises:
       ImportError: if matplotlib is not installed.
     """
-    found = search.candidates
-    bands = [c.bands for c in found]
-    n = search.num_steps
-    limited = [c for c in found if c.bands < n or n == 1]
-    curve = {f"{search.mechanism}, amplified": [c.rmse for c in limited]}
-    axes = error_curves([c.bands for c in limited], curve, "bands", axes)
-    if len(limited) < len(found):
-        axes.plot(
-            [n],
-            [found[-1].rmse],
-            marker="s",
-            linestyle="none",
-            label=f"{search.unlimited}, not amplified",
-        )
-    best = search.best
+    rows = sorted((row.bands or 0, row.rmse) for row in table)
+    bands, errors = zip(*rows)
+    best = table.best()
+    family = best.mechanism.partition(":")[0]
+    axes = error_curves(bands, {family: errors}, "bands", axes)
     axes.plot(
         [best.bands],
         [best.rmse],
@@ -108,7 +97,7 @@ def error_by_bands(search: BandSearch, axes: Any | None = None) -> Any:
     )
     axes.set_xticks(bands, [str(count) for count in bands])
     axes.minorticks_off()
-    legend_above(axes, columns=3)
+    legend_above(axes, columns=2)
     return axes
 
 

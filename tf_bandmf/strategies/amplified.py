@@ -155,7 +155,7 @@ register(
         "amplified",
         _build,
         "C^-1 banded, optimized for the noise of the budget under balls in bins",
-        Option("bands", typical="4"),
+        Option("bands"),
         auto=3,
         has_banded_inverse=True,
         is_limited_by_separation=False,

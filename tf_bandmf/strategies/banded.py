@@ -7,7 +7,7 @@ section 4 and Appendix B, in the parametrization of McKenna, arXiv:2405.15913, s
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -25,10 +25,6 @@ if TYPE_CHECKING:
     from tf_bandmf.optimize.objectives import Objective, ObjectiveLike
     from tf_bandmf.optimize.result import OptimizationResult
 
-# For numbers of bands up to this one, tracing takes longer than optimizing.
-_TOGETHER = 16
-# Searches compare errors: six digits of them are enough.
-_SEARCH_GAP, _SEARCH_DECREASE = 1e-4, 1e-6
 # A choice needs three, a plan six.
 _DRAFT_ITERATIONS, _DRAFT_DECREASE = 40, 2e-4
 _PLAN_DECREASE = 2e-7
@@ -297,36 +293,16 @@ def _draft(
     return strategy
 
 
-def _build_many(
-    workload: Workload,
-    participation: Participation,
-    bands: Sequence[int],
-    column_normalized: bool,
-) -> Iterator[Strategy]:
-    from tf_bandmf.optimize import lbfgs
-
-    options = lbfgs.Options(
-        gap_tolerance=_SEARCH_GAP, decrease_tolerance=_SEARCH_DECREASE
-    )
-    small = [count for count in bands if count <= _TOGETHER]
-    groups = [small] if small else []
-    groups += [[count] for count in bands if count > _TOGETHER]
-    for group in groups:
-        checked = [optimized.check_bands(count, workload.num_steps) for count in group]
-        yield from _optimized(workload, checked, "mean", None, None, options)
-
-
 register(
     Family(
         "banded",
         _build,
         "C banded, every column optimized, with a certified gap",
-        Option("bands", typical="16"),
+        Option("bands"),
         auto=6,
         is_banded=True,
         gains_by_bands=True,
         largest_auto_work=2**22,
-        build_many=_build_many,
         is_optimized=True,
         draft=_draft,
         refines="toeplitz",

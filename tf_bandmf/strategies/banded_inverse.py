@@ -196,7 +196,7 @@ register(
         "bandinv",
         optimized.builder(optimized_banded_inverse),
         "C^-1 banded, optimized for the separation",
-        Option("bands", typical="4"),
+        Option("bands"),
         auto=3,
         gains_by_bands=True,
         has_banded_inverse=True,

@@ -138,7 +138,7 @@ register(
         "bifr",
         _build,
         "C^-1 banded, from a fractional power of the workload",
-        Option("bands", typical="4"),
+        Option("bands"),
         Option("gamma", float, grid=_GRID),
         auto=2,
         has_banded_inverse=True,

@@ -11,7 +11,6 @@ import dataclasses
 import difflib
 import functools
 import inspect
-from collections.abc import Iterator, Sequence
 from typing import Any, Callable
 
 from tf_bandmf.participation import Participation
@@ -38,14 +37,12 @@ class Option:
         is searched on `grid`.
       convert: int or float.
       default: of an integer that is not "bands".
-      typical: its value in a table of all mechanisms; None for the mechanism's choice.
       grid: values from small to large, for a float in [0, 1).
     """
 
     name: str
     convert: Callable[[str], Any] = int
     default: int | None = None
-    typical: str | None = None
     grid: tuple[float, ...] = ()
 
     @property
@@ -74,9 +71,6 @@ class Family:
       gains_by_bands: whether more bands, up to the separation, are never worse.
       is_limited_by_separation: whether more bands than the separation are not tried.
       largest_auto_work: `n * bands^2` above which "auto" does not try that many bands.
-      build_many: function of workload, participation, ascending numbers of bands and
-        whether the columns are normalized, that yields the strategies one by one:
-        `tf-bandmf bands` needs it to search a family. None: it cannot.
       is_optimized: whether `build` optimizes numerically: what it finds is cached.
       draft: like `build`, at the precision that a choice needs, for a family whose full
         optimization takes minutes; "auto" builds in full only what it chooses.
@@ -99,10 +93,6 @@ class Family:
     gains_by_bands: bool = False
     is_limited_by_separation: bool = True
     largest_auto_work: int | None = None
-    build_many: (
-        Callable[[Workload, Participation, Sequence[int], bool], Iterator[Strategy]]
-        | None
-    ) = None
     is_optimized: bool = False
     draft: Callable[..., Strategy] | None = None
     refines: str | None = None
@@ -191,17 +181,6 @@ def auto_names(is_simulated: bool = False) -> tuple[str, ...]:
         for family in _ranked()
         if is_simulated or not family.only_if_simulated
     )
-
-
-def typical_specifications() -> tuple[str, ...]:
-    """One specification for each family that "auto" compares, for a table."""
-    found = []
-    for family in _ranked():
-        if family.only_if_simulated:
-            continue
-        value = None if family.option is None else family.option.typical
-        found.append(family.name if value is None else f"{family.name}:{value}")
-    return tuple(found)
 
 
 def _ranked() -> list[Family]:

@@ -11,8 +11,6 @@ them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-
 import numpy as np
 
 from tf_bandmf import matrices
@@ -113,15 +111,6 @@ def _build_bsr(
     return with_best_bands(bsr, workload, participation, bands, column_normalized)
 
 
-def _build_many_bsr(
-    workload: Workload,
-    participation: Participation,
-    bands: Sequence[int],
-    column_normalized: bool,
-) -> Iterator[Strategy]:
-    yield from (bsr(workload, count, column_normalized) for count in bands)
-
-
 def _build_bisr(
     workload: Workload,
     participation: Participation,
@@ -136,7 +125,7 @@ register(
         "bisr",
         _build_bisr,
         "C^-1 banded, from the square root of the workload",
-        Option("bands", typical="4"),
+        Option("bands"),
         auto=2,
         has_banded_inverse=True,
         is_limited_by_separation=False,
@@ -147,9 +136,8 @@ register(
         "bsr",
         _build_bsr,
         "C banded, square root of the workload",
-        Option("bands", typical="4"),
+        Option("bands"),
         auto=4,
         is_banded=True,
-        build_many=_build_many_bsr,
     )
 )

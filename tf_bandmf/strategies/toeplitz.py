@@ -6,7 +6,7 @@ Private ML", arXiv:2405.15913, section 3.2.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from tf_bandmf import matrices
@@ -133,27 +133,15 @@ def _optimized(
     ]
 
 
-def _build_many(
-    workload: Workload,
-    participation: Participation,
-    bands: Sequence[int],
-    column_normalized: bool,
-) -> Iterator[Strategy]:
-    options = Options(gradient_tolerance=_GRADIENT_TOLERANCE)
-    for found in _optimized(workload, participation, bands, "mean", None, options):
-        yield found.normalize_columns() if column_normalized else found
-
-
 register(
     Family(
         "toeplitz",
         optimized.builder(optimized_toeplitz),
         "C banded Toeplitz, optimized",
-        Option("bands", typical="16"),
+        Option("bands"),
         auto=5,
         gains_by_bands=True,
         is_banded=True,
-        build_many=_build_many,
         is_optimized=True,
     )
 )

@@ -1,0 +1,809 @@
+"""One table of mechanisms with their best numbers; plans, advice and bands are views of it.
+
+    use = dict(num_examples=60_000, batch_size=512, epochs=10)
+    table = compare(["identity", "bisr", "blt"], epsilon=8, delta=1e-5, **use)
+    print(table)                  # text
+    table.best()                  # the row that plan("auto") takes
+    table.to_records()            # dictionaries of plain values, for JSON
+
+Errors are those of the noise alone, per coordinate, for `l2_norm_clip = 1`, and without
+the absolute size of the learning rate. Under amplification the noise depends on the
+strategy in a way that sensitivity does not show: fewer bands (arXiv:2306.08153, Appendix
+F.4) and a smaller lambda (arXiv:2601.22334, section 5.1) are amplified more. There each
+row has noise within a percent (`is_rough`), by the accountant of its sampling; a plan
+computes it again, in full, for the one row that it takes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import math
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Callable
+
+import numpy as np
+
+from tf_bandmf import workloads
+from tf_bandmf.accounting.checks import whole_number
+from tf_bandmf.analysis import error
+from tf_bandmf.analysis.sensitivity import Sensitivity
+from tf_bandmf.participation import NAMED, Participation
+from tf_bandmf.participation.scheme import Scheme
+from tf_bandmf.planning import parameter_search
+from tf_bandmf.planning.arguments import check_budget, resolve_data
+from tf_bandmf.planning.calibration import accountant_for
+from tf_bandmf.strategies import Family, Strategy, registry
+from tf_bandmf.workloads import Workload
+
+# Vectors that the noise of a searched mechanism keeps, without a word about memory. As
+# many may be drawn again, but at least 31.
+MEMORY_VECTORS = 31
+_LEAST_REGENERATED = 31
+_LOG = logging.getLogger("tf_bandmf")
+# Among mechanisms whose error is within this factor the one that costs least is best.
+_AS_GOOD = 1.01
+# Time to read a kept vector in units of drawing one again: benchmarks/noise.py.
+_COST_OF_KEPT = 0.05
+# Each number of bands of a family that needs the budget is a search of its own.
+_BANDS_OF_BUDGET = 16
+# A refinement of a family that is worse than the best by more than this is left out.
+_REFINEMENT = 1.1
+
+
+class Excluded(ValueError):
+    """A mechanism has no row; the message says why."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """One mechanism with all its numbers.
+
+    Attributes:
+      mechanism: "bisr:4", as `tf_bandmf.plan` takes it.
+      sampling: by name; None where the caller makes the batches.
+      batch_size: expected number of examples of a step; None where nobody says.
+      num_steps: n.
+      bands: bands of C, or of its inverse if that is the banded one; None if neither.
+      rmse: sqrt of the mean over steps of the squared error, times `noise_stddev`.
+      max_se: the same for the step with the largest error.
+      sensitivity: sens(C) under the participation, or an upper bound on it.
+      sensitivity_is_exact: False for a bound.
+      sensitivity_method: the theorem or algorithm that the value rests on.
+      noise_multiplier: `noise_stddev` in units of `normalization`.
+      normalization: "sensitivity" (sens(C)), or "column_norm" where an accountant
+        amplifies.
+      noise_stddev: noise standard deviation on the raw C, for l2_norm_clip = 1.
+      is_rough: whether the noise is only within a percent, as where accounting is slow.
+      converged: whether the optimizer converged; True for closed forms, which need none.
+      optimality_gap: certified relative gap of the squared error, in the class
+        `optimal_among`; None without one.
+      optimal_among: the class, such as "4 bands, columns of equal norm"; None without a
+        gap.
+      memory_vectors: vectors of the model's size kept between steps.
+      regenerations_per_step: the most earlier noise vectors that a step draws again.
+      seconds: time that it took to find the strategy.
+    """
+
+    mechanism: str
+    sampling: str | None
+    batch_size: float | None
+    num_steps: int
+    bands: int | None
+    rmse: float
+    max_se: float
+    sensitivity: float
+    sensitivity_is_exact: bool
+    sensitivity_method: str
+    noise_multiplier: float
+    normalization: str
+    noise_stddev: float
+    is_rough: bool
+    converged: bool
+    optimality_gap: float | None
+    optimal_among: str | None
+    memory_vectors: int
+    regenerations_per_step: int
+    seconds: float
+
+    @property
+    def cost(self) -> float:
+        """Vectors that a step draws or reads, in units of one that it draws."""
+        return self.regenerations_per_step + _COST_OF_KEPT * self.memory_vectors
+
+
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+    """Rows of mechanisms, why others have none, and which is the best.
+
+    Attributes:
+      title: title of the table.
+      rows: one for each mechanism that has numbers, which are all chosen.
+      excluded: the other mechanisms, and why each has no row.
+      objective: what the best row has least of: "rmse" or "max_se".
+      advice: what other samplings would gain and require, one or two sentences each;
+        only of `plan("auto")`.
+    """
+
+    title: str
+    rows: tuple[Row, ...]
+    excluded: Mapping[str, str]
+    objective: str = "rmse"
+    advice: tuple[str, ...] = ()
+
+    def __iter__(self) -> Iterator[Row]:
+        return iter(self.rows)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, mechanism: str) -> Row:
+        for row in self.rows:
+            if row.mechanism == mechanism:
+                return row
+        known = ", ".join(row.mechanism for row in self.rows)
+        raise KeyError(f"mechanism must be one of {known}, found {mechanism!r}.")
+
+    def value(self, row: Row) -> float:
+        """The error of a row that is compared."""
+        return float(getattr(row, self.objective))
+
+    def best(self) -> Row:
+        """Of the rows within 1% of the smallest error the one that costs least."""
+        least = min(map(self.value, self.rows))
+        good = [row for row in self.rows if self.value(row) <= _AS_GOOD * least]
+        return min(good, key=lambda row: (row.cost, self.value(row)))
+
+    @property
+    def mechanism(self) -> str:
+        """Mechanism of the best row."""
+        return self.best().mechanism
+
+    @property
+    def reason(self) -> str:
+        """Why the best row is the best, in a sentence."""
+        chosen, least = self.best(), min(self.rows, key=self.value)
+        name = "RMSE" if self.objective == "rmse" else "MaxSE"
+        text = f"Chosen: {chosen.mechanism}, {name} {self.value(chosen):.4g}, "
+        if chosen is least:
+            text += "the smallest"
+        else:
+            more = 100.0 * (self.value(chosen) / self.value(least) - 1.0)
+            text += (
+                f"{more:.1f}% above the smallest ({least.mechanism}, "
+                f"{self.value(least):.4g}), which keeps {least.memory_vectors} vectors "
+                f"and draws {least.regenerations_per_step} again where this one keeps "
+                f"{chosen.memory_vectors} and draws {chosen.regenerations_per_step}"
+            )
+        others = [row for row in self.rows if row not in (chosen, least)]
+        if others:
+            second = min(others, key=self.value)
+            more = 100.0 * (self.value(second) / self.value(chosen) - 1.0)
+            text += f"; {second.mechanism} has {more:.2g}% more"
+        return text + "."
+
+    def to_records(self) -> list[dict[str, Any]]:
+        """One dictionary of plain finite values per row, ready for JSON."""
+        return [dataclasses.asdict(row) for row in self.rows]
+
+    def to_record(self) -> dict[str, Any]:
+        """All of it in plain finite values, ready for JSON."""
+        return {
+            "mechanism": self.mechanism,
+            "reason": self.reason,
+            "excluded": dict(self.excluded),
+            "objective": self.objective,
+            "advice": list(self.advice),
+            "title": self.title,
+            "rows": self.to_records(),
+        }
+
+    @classmethod
+    def of_strategy(cls, strategy: Strategy) -> Comparison | None:
+        """The table that a strategy was chosen from; None if it was named."""
+        record = strategy.diagnostics.get("choice")
+        if record is None:
+            return None
+        return cls(
+            record["title"],
+            tuple(Row(**row) for row in record["rows"]),
+            record["excluded"],
+            record["objective"],
+            tuple(record["advice"]),
+        )
+
+    def cells(self) -> tuple[list[str], list[list[str]]]:
+        """Headings and texts of a table; sensitivities that are bounds have a <=."""
+        headings = [
+            "mechanism", "bands", "RMSE", "max SE", "sensitivity", "noise stddev",
+            "optimality gap", "optimal among", "memory vectors",
+            "regenerations per step", "seconds",
+        ]  # fmt: skip
+        return headings, [_texts(row) for row in self.rows]
+
+    def excluded_texts(self) -> list[str]:
+        """One line for each mechanism without a row."""
+        return [f"Not compared: {name}: {why}" for name, why in self.excluded.items()]
+
+    def __str__(self) -> str:
+        table = plain_table(self.title, *self.cells())
+        return "\n".join([table, *self.excluded_texts(), self.reason, *self.advice])
+
+
+def plain_table(
+    title: str, headings: Sequence[str], body: Sequence[Sequence[str]]
+) -> str:
+    """A title and columns of equal width, the first one to the left."""
+    lines = [headings, *body]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(headings))]
+    texts = [
+        "  ".join(
+            text.ljust(width) if i == 0 else text.rjust(width)
+            for i, (text, width) in enumerate(zip(line, widths))
+        ).rstrip()
+        for line in lines
+    ]
+    return "\n".join([title, *texts])
+
+
+def compare(
+    mechanisms: Sequence[str | Strategy] | None = None,
+    *,
+    epsilon: float | None = None,
+    delta: float | None = None,
+    num_examples: int | None = None,
+    batch_size: int | None = None,
+    epochs: int | None = None,
+    num_steps: int | None = None,
+    participation: Participation | None = None,
+    sampling: str | None = None,
+    workload: Workload | str | None = None,
+    objective: str = "mean",
+    max_memory_vectors: int | None = None,
+    progress: Callable[[str], None] | None = None,
+) -> Comparison:
+    """Compares mechanisms with their best numbers, for a budget and a use of the data.
+
+    A name without a value ("bisr") has its numbers chosen: lambda, the number of bands or
+    of buffers, and under cyclic sampling the number of parts with it. A mechanism without
+    a row, because its accountant fails or it contradicts the sampling, does not end the
+    comparison: `Comparison.excluded` says why.
+
+    Args:
+      mechanisms: names as `registry.parse` reads them, or strategies; None for all that
+        "auto" compares, whose optimization is then as precise as a choice needs.
+      epsilon: > 0, together with delta; without a budget the noise multiplier is 1 per
+        unit of sensitivity.
+      delta: in [1e-20, 1).
+      num_examples: m, as for `tf_bandmf.plan`.
+      batch_size: B, likewise.
+      epochs: k, likewise.
+      num_steps: n, likewise.
+      participation: likewise.
+      sampling: likewise.
+      workload: likewise.
+      objective: "mean" for the RMSE, "max" for the MaxSE.
+      max_memory_vectors: vectors of the model's size that the noise may keep between
+        steps; by default 31 for what is searched, and what it needs for a mechanism with
+        its size ("bsr:64"). As many may be drawn again, but at least 31.
+      progress: called with each mechanism's name before it is built.
+
+    Raises:
+      ValueError: on invalid arguments, or if no mechanism has a row.
+      ArithmeticError: if the first of the mechanisms fails so, and none has a row.
+    """
+    data = resolve_data(
+        num_examples, batch_size, epochs, num_steps, participation, sampling
+    )
+    budget = None
+    if epsilon is not None or delta is not None:
+        budget = epsilon, check_budget(epsilon, delta, None, data.num_examples)
+    elif isinstance(data.sampling, Scheme) or data.sampling.is_amplified:
+        raise ValueError("The sampling amplifies a budget: give epsilon and delta.")
+    search = Search(
+        workloads.resolve(workload, data.num_steps),
+        data.sampling,
+        budget,  # type: ignore[arg-type]
+        objective,
+        max_memory_vectors,
+        is_auto=mechanisms is None,
+        batch_size=data.expected_batch_size,
+    )
+    return search.table(mechanisms, progress)
+
+
+def quick_rows(
+    scheme: Scheme,
+    workload: Workload,
+    budget: tuple[float, float],
+    mechanisms: Sequence[str] | None = None,
+) -> tuple[Row, ...]:
+    """Rows that tell samplings and batch sizes apart, in a moment.
+
+    Args:
+      scheme: the use of the data.
+      workload: A.
+      budget: epsilon and delta.
+      mechanisms: names; None for closed forms that stand for the sampling: of the
+        fractions of a percent that a search gains, neither choice depends on any.
+
+    Raises:
+      ValueError: if no mechanism has a row.
+      ArithmeticError: likewise.
+    """
+    cls = NAMED[scheme.sampling]
+    if mechanisms is None and cls.is_cyclic:
+        mechanisms = ("identity", "bsr:4", "bsr:16")
+    elif mechanisms is None and cls.is_simulated:
+        lambdas = ("lambda_cgd:0.5", "lambda_cgd:0.9", "lambda_cgd:0.98")
+        mechanisms = ("identity", *lambdas, "bifr:4:0.65")
+    elif mechanisms is None and cls.is_amplified:
+        mechanisms = ("identity",)
+    elif mechanisms is None:
+        mechanisms = ("identity", "bisr:4", "bisr:16", "bisr:32")
+    size = float(scheme.batch_size)
+    rows: list[Row] = []
+    refused: list[Exception] = []
+    for name in mechanisms:
+        # Each alone: so unlike ones begin no search for each other's noise.
+        search = Search(workload, scheme, budget, batch_size=size)
+        try:
+            rows += search.table([name]).rows
+        except (ValueError, ArithmeticError) as reason:
+            refused.append(reason)
+    if not rows:
+        raise refused[0]
+    return tuple(rows)
+
+
+@dataclasses.dataclass(frozen=True)
+class Candidate:
+    """What a row is about."""
+
+    row: Row
+    strategy: Strategy
+    participation: Participation
+
+
+class Search:
+    """The search for mechanisms and their numbers under one sampling, for one budget.
+
+    Args:
+      workload: A.
+      sampling: a participation, or a `Scheme` that leaves the number of parts open.
+      budget: epsilon and delta; None for noise multiplier 1 per unit of sensitivity.
+      objective: "mean" for the RMSE, "max" for the MaxSE.
+      max_memory_vectors: see `compare`.
+      is_auto: whether names are families that are searched, as drafts where a family has
+        such, and none may keep more than the default memory.
+      batch_size: expected, if known.
+
+    Raises:
+      ValueError: if an argument is invalid.
+    """
+
+    def __init__(
+        self,
+        workload: Workload,
+        sampling: Participation | Scheme,
+        budget: tuple[float, float] | None,
+        objective: str = "mean",
+        max_memory_vectors: int | None = None,
+        is_auto: bool = False,
+        batch_size: float | None = None,
+    ) -> None:
+        if objective not in ("mean", "max"):
+            raise ValueError(f'objective must be "mean" or "max", found {objective!r}.')
+        if isinstance(sampling, Scheme) and not sampling.is_cyclic:
+            sampling = sampling.participation()
+        if isinstance(sampling, Participation):
+            sampling.validate_num_steps(workload.num_steps)
+        self._workload, self._sampling, self._budget = workload, sampling, budget
+        self._objective, self._is_auto = objective, is_auto
+        self._batch_size = batch_size
+        given = max_memory_vectors
+        if given is not None:
+            given = whole_number("max_memory_vectors", given, least=0)
+        self._limit = MEMORY_VECTORS if given is None else given
+        # What is named with its size may keep more, unless somebody says how much.
+        self._most_kept = self._limit if is_auto or given is not None else None
+        # Noise depends on the strategy by more than its sensitivity.
+        self._is_searched = budget is not None and (
+            isinstance(sampling, Scheme) or sampling.is_simulated
+        )
+        # The logarithm of noise per sensitivity so far, by the logarithm of bands.
+        self._noise_so_far: dict[float, float] = {}
+        self._candidates: list[Candidate] = []
+
+    def table(
+        self,
+        mechanisms: Sequence[str | Strategy] | None = None,
+        progress: Callable[[str], None] | None = None,
+    ) -> Comparison:
+        """Rows of mechanisms, or of all that "auto" compares.
+
+        Raises:
+          ValueError: if there is no mechanism, one is unknown, or none has a row.
+          ArithmeticError: if the first of the mechanisms fails so, and none has a row.
+        """
+        if mechanisms is None:
+            mechanisms = registry.auto_names(
+                self._sampling.is_simulated and not isinstance(self._sampling, Scheme)
+            )
+        if not isinstance(mechanisms, (list, tuple)) or not all(
+            isinstance(name, (str, Strategy)) for name in mechanisms
+        ):
+            raise ValueError(
+                f"mechanisms must be a list of names or strategies, found {mechanisms!r}."
+            )
+        if not mechanisms:
+            known = ", ".join(registry.names())
+            raise ValueError(f"mechanisms must be at least one of {known}.")
+        for name in mechanisms:
+            # All names are checked before the first one is built.
+            if isinstance(name, str):
+                registry.parse(name)
+        excluded: dict[str, Exception] = {}
+        if self._is_auto:
+            mechanisms = sorted(mechanisms, key=_is_refinement)
+        for mechanism in mechanisms:
+            name = mechanism if isinstance(mechanism, str) else mechanism.family
+            _LOG.info("comparing %s", name)
+            if progress is not None:
+                progress(name)
+            try:
+                if isinstance(mechanism, str):
+                    made = self._best_of(mechanism)
+                else:
+                    made = self._accounted(mechanism, 0.0)
+            except (ValueError, ArithmeticError) as reason:
+                excluded[name] = reason
+                continue
+            self._candidates.append(made)
+        if not self._candidates:
+            first, *others = excluded.values()
+            if not others:
+                raise first
+            reasons = " ".join(f"{name}: {why}" for name, why in excluded.items())
+            raise ValueError(f"No mechanism can be used. {reasons}") from first
+        table = Comparison(
+            "",
+            tuple(made.row for made in self._candidates),
+            {name: str(reason) for name, reason in excluded.items()},
+            self._column,
+        )
+        return dataclasses.replace(table, title=self._title(table.best()))
+
+    def in_full(self, row: Row) -> Candidate:
+        """What a row of the table is about, optimized in full."""
+        found = self._of(row)
+        family = registry.family_of(found.strategy.family)
+        if not self._is_auto or family.draft is None:
+            return found
+        _, options = registry.parse(row.mechanism)
+        strategy, participation = self._strategy(family, options, is_draft=False)
+        return dataclasses.replace(
+            found, strategy=strategy, participation=participation
+        )
+
+    def _of(self, row: Row) -> Candidate:
+        return next(made for made in self._candidates if made.row is row)
+
+    @property
+    def _column(self) -> str:
+        return "rmse" if self._objective == "mean" else "max_se"
+
+    def _value(self, found: Candidate) -> float:
+        return float(getattr(found.row, self._column))
+
+    def _title(self, best: Row) -> str:
+        budget = "noise multiplier 1"
+        if self._budget is not None:
+            budget = "epsilon {:g}, delta {:g}".format(*self._budget)
+        name, steps = self._workload.name, self._workload.num_steps
+        how = self._of(best).participation.describe()
+        return f"{name} workload, {steps} steps, {budget}. {how}"
+
+    def _best_of(self, name: str) -> Candidate:
+        """A mechanism with the best of the numbers that its name leaves open."""
+        family_name, options = registry.parse(name)
+        family = registry.family_of(family_name)
+        self._check_family(family)
+        if self._is_auto and family.refines is not None:
+            options.update(self._refined(family))
+        opened = [one for one in family.numbers if one.name not in options]
+        if not opened:
+            return self._candidate(family, options)
+        if len(opened) < len(family.numbers):
+            if self._is_searched and opened[0].grid:
+                return self._over_grid(family, opened[0], options)
+            return self._candidate(family, options)
+        if opened[0].grid:
+            return self._over_grid(family, opened[0], options)
+        if family.has_bands:
+            return self._over_bands(family, options)
+        if self._limit < 1:
+            raise Excluded("it keeps at least one vector.")
+        number = min(opened[0].default or 1, self._limit)
+        return self._candidate(family, {**options, opened[0].name: number})
+
+    def _refined(self, family: Family) -> dict[str, Any]:
+        """The numbers of a family that improves on another, which is near the best."""
+        coarse = [
+            made for made in self._candidates if made.strategy.family == family.refines
+        ]
+        if not coarse or not self._workload.is_toeplitz:
+            return {}
+        least = min(map(self._value, self._candidates))
+        excess = self._value(coarse[0]) / least
+        if excess > _REFINEMENT:
+            raise Excluded(
+                f"{coarse[0].row.mechanism} has {100.0 * (excess - 1.0):.3g}% more than "
+                f"the best, and general columns gain a few percent at most. Name "
+                f"{family.name} to plan it."
+            )
+        if isinstance(self._sampling, Scheme):
+            return {"bands": coarse[0].strategy.parameters["bands"]}
+        return {}
+
+    def _check_family(self, family: Family) -> None:
+        if family.is_banded:
+            return
+        sampling = self._sampling
+        if isinstance(sampling, Scheme):
+            raise Excluded(
+                f"{sampling.sampling} amplifies only strategies C with bands; use "
+                f"balls-in-bins for this one."
+            )
+        if sampling.is_amplified and not sampling.is_simulated:
+            raise Excluded(
+                f"{type(sampling).__name__} sampling amplifies only strategies C with "
+                f"bands; use BallsInBins for this one."
+            )
+
+    def _most_bands(self, family: Family) -> int:
+        """The most bands that memory, the run and the sampling permit."""
+        n, limit = self._workload.num_steps, self._limit
+        if family.has_banded_inverse:
+            limit = max(_LEAST_REGENERATED, limit)
+        most = min(limit + 1, n)
+        if isinstance(self._sampling, Scheme):
+            most = min(most, self._sampling.largest_cycle)
+        elif family.is_limited_by_separation:
+            most = min(most, self._sampling.separation())
+        if family.largest_auto_work is not None and self._is_auto:
+            most = min(most, int(math.sqrt(family.largest_auto_work / n)))
+        return max(most, 1)
+
+    def _over_bands(self, family: Family, options: Mapping[str, Any]) -> Candidate:
+        """The best power of two; where more bands are never worse, the most."""
+        most = self._most_bands(family)
+        if most < 2 and self._limit < 1:
+            raise Excluded("it keeps at least one vector.")
+        if most < 2:
+            raise Excluded("only one band fits: that is identity.")
+        if family.needs_budget and self._is_searched:
+            most = min(most, _BANDS_OF_BUDGET)
+            return self._candidate(family, {**options, "bands": most})
+        if family.gains_by_bands and not self._is_searched:
+            return self._candidate(family, {**options, "bands": most})
+        sizes = registry.powers_of_two(most)
+        if not self._is_searched:
+            made = [self._candidate(family, {**options, "bands": p}) for p in sizes]
+            return min(made, key=self._value)
+        best: Candidate | None = None
+        near: float | None = None
+        # The error falls with the number of bands, then it rises.
+        for size in sizes[1:]:
+            given = {**options, "bands": size}
+            if family.second is None:
+                found = self._candidate(family, given)
+            else:
+                found = self._over_grid(family, family.second, given, near)
+                near = found.strategy.parameters[family.second.name.rstrip("_")]
+            if best is not None and self._value(found) > self._value(best):
+                break
+            best = found
+        assert best is not None
+        return best
+
+    def _over_grid(
+        self,
+        family: Family,
+        number: registry.Option,
+        options: Mapping[str, Any],
+        near: float | None = None,
+    ) -> Candidate:
+        """The best fraction: the family's, or under amplification that of a search.
+
+        arXiv:2601.22334, section 5.1: coarse on a grid, then between its neighbors. From
+        the value of the grid that is nearest to `near`, or from its middle, downhill:
+        every value costs a simulation.
+        """
+        if not self._is_searched:
+            strategy, _ = self._strategy(family, options, is_draft=False)
+            value = strategy.parameters[number.name.rstrip("_")]
+            return self._candidate(
+                family, {**options, number.name: _three_digits(value)}
+            )
+        tried: dict[float, Candidate | None] = {}
+
+        def log_error(log_rest: float) -> float:
+            value = _three_digits(1.0 - math.exp(log_rest))
+            if value not in tried:
+                tried[value] = None
+                try:
+                    with np.errstate(all="ignore"):
+                        tried[value] = self._candidate(
+                            family, {**options, number.name: value}
+                        )
+                except (ValueError, ArithmeticError):
+                    # C overflows or has negative entries, as for gamma near 1.
+                    if value == 0.0:
+                        raise
+            found = tried[value]
+            return math.inf if found is None else math.log(self._value(found))
+
+        grid = [math.log(1.0 - value) for value in number.grid]
+        start = len(grid) // 2
+        if near is not None:
+            start = int(np.argmin(np.abs(np.array(grid) - math.log(1.0 - near))))
+        parameter_search.search(log_error, grid, start)
+        return min((one for one in tried.values() if one is not None), key=self._value)
+
+    def _candidate(self, family: Family, options: Mapping[str, Any]) -> Candidate:
+        """Builds a mechanism with all its numbers, and accounts for it."""
+        began = time.perf_counter()
+        strategy, _ = self._strategy(family, options, self._is_auto)
+        made = self._accounted(strategy, time.perf_counter() - began)
+        kept = made.row.memory_vectors
+        if self._most_kept is not None and kept > self._most_kept:
+            raise Excluded(
+                f"{made.row.mechanism} keeps {kept} vectors, found max_memory_vectors = "
+                f"{self._most_kept}."
+            )
+        return made
+
+    def _strategy(
+        self, family: Family, options: Mapping[str, Any], is_draft: bool
+    ) -> tuple[Strategy, Participation]:
+        """A strategy, and under cyclic sampling as many parts as it has bands."""
+        participation = self._sampling
+        if isinstance(participation, Scheme):
+            participation = participation.participation(options.get("bands", 1))
+            participation.check_accounting(self._workload.num_steps)
+        given = dict(options)
+        if family.needs_budget and self._budget is not None:
+            given.update(zip(("epsilon", "delta"), self._budget))
+        if "objective" in family.options:
+            given.setdefault("objective", self._objective)
+        strategy = registry.build_strategy(
+            family.name, self._workload, participation, is_draft, **given
+        )
+        return strategy, participation
+
+    def _accounted(self, strategy: Strategy, seconds: float) -> Candidate:
+        """The row of a strategy.
+
+        Raises:
+          ValueError: if the sampling contradicts it, or a result is not finite.
+        """
+        participation = self._sampling
+        if isinstance(participation, Scheme):
+            participation = participation.participation(strategy.matrix.bands)
+        sensitivity = strategy.sensitivity(participation)
+        noise = self._noise(strategy, participation, sensitivity)
+        is_amplified = self._budget is not None and participation.is_amplified
+        unit = sensitivity.value
+        if is_amplified:
+            unit = float(strategy.matrix.column_norms().max())
+        per_step = strategy.per_step_squared_error(self._workload)
+        diagnostics = strategy.diagnostics
+        gap = diagnostics.get("optimality_gap")
+        certified = float(gap) if gap is not None and math.isfinite(gap) else None
+        label = registry.specification(strategy)
+        row = Row(
+            mechanism=label,
+            sampling=participation.sampling,
+            batch_size=participation.expected_batch_size() or self._batch_size,
+            num_steps=self._workload.num_steps,
+            bands=strategy.matrix.stored_bands,
+            rmse=error.root_mean_squared_error(per_step) * noise,
+            max_se=error.max_error(per_step) * noise,
+            sensitivity=sensitivity.value,
+            sensitivity_is_exact=sensitivity.is_exact,
+            sensitivity_method=sensitivity.method,
+            noise_multiplier=noise / unit,
+            normalization="column_norm" if is_amplified else "sensitivity",
+            noise_stddev=noise,
+            is_rough=is_amplified,
+            converged=bool(diagnostics.get("converged", True)),
+            optimality_gap=certified,
+            optimal_among=None
+            if certified is None
+            else diagnostics.get("optimal_among"),
+            memory_vectors=strategy.memory_vectors,
+            regenerations_per_step=strategy.regenerations_per_step,
+            seconds=seconds,
+        )
+        for name in ("rmse", "max_se", "sensitivity", "noise_multiplier"):
+            value = getattr(row, name)
+            if not (math.isfinite(value) and value > 0.0):
+                raise ValueError(
+                    f"{name} of {label} must be finite and > 0, found {value}."
+                )
+        return Candidate(row, strategy, participation)
+
+    def _noise(
+        self, strategy: Strategy, participation: Participation, sensitivity: Sensitivity
+    ) -> float:
+        """The noise for the budget, within a percent where accounting is slow.
+
+        Each search begins where those before ended, in units of the sensitivity, which
+        depends on the number of bands most of all.
+        """
+        unit, bands = sensitivity.value, math.log(strategy.matrix.bands)
+        if self._budget is None:
+            return unit
+        accountant = accountant_for(strategy, participation)
+        if not participation.is_amplified:
+            return accountant.calibrate(*self._budget).noise_stddev
+        near = unit * math.exp(self._expected(bands)) if self._noise_so_far else None
+        noise = accountant.rough_noise_stddev(*self._budget, near)
+        self._noise_so_far[bands] = math.log(noise / unit)
+        return noise
+
+    def _expected(self, bands: float) -> float:
+        """On the line through the two nearest numbers of bands, and not far beyond."""
+        so_far = self._noise_so_far
+        nearest, *others = sorted(so_far, key=lambda other: abs(other - bands))
+        if nearest == bands or not others:
+            return so_far[nearest]
+        apart = nearest - others[0]
+        share = min(max((bands - nearest) / apart, -1.0), 1.0)
+        return so_far[nearest] + share * (so_far[nearest] - so_far[others[0]])
+
+
+def check_memory(strategy: Strategy, max_memory_vectors: int | None) -> None:
+    """Raises ValueError if a strategy keeps more vectors than are allowed."""
+    if max_memory_vectors is None:
+        return
+    limit = whole_number("max_memory_vectors", max_memory_vectors, least=0)
+    if strategy.memory_vectors > limit:
+        raise ValueError(
+            f"The strategy keeps {strategy.memory_vectors} vectors, found "
+            f"max_memory_vectors = {limit}. Use fewer bands or buffers, or a strategy "
+            f"with a banded inverse."
+        )
+
+
+def _is_refinement(name: str | Strategy) -> bool:
+    """Whether it is a family that refines another, and so comes after it."""
+    family = registry.FAMILIES.get(name) if isinstance(name, str) else None
+    return family is not None and family.refines is not None
+
+
+def _three_digits(value: float) -> float:
+    """Three digits of `1 - value`: names stay short, errors do not change."""
+    return float(f"{1.0 - float(f'{1.0 - value:.3g}'):.8g}")
+
+
+def _texts(row: Row) -> list[str]:
+    relation = "" if row.sensitivity_is_exact else "<= "
+    gap = "" if row.optimality_gap is None else f"{row.optimality_gap:.1e}"
+    if not row.converged:
+        gap = f"{gap} not converged".strip()
+    return [
+        row.mechanism,
+        "" if row.bands is None else str(row.bands),
+        f"{row.rmse:.4f}",
+        f"{row.max_se:.4f}",
+        f"{relation}{row.sensitivity:.4f}",
+        f"{row.noise_stddev:.4f}",
+        gap,
+        row.optimal_among or "",
+        str(row.memory_vectors),
+        str(row.regenerations_per_step),
+        f"{row.seconds:.2f}",
+    ]
