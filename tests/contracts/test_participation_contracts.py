@@ -154,17 +154,6 @@ def test_a_named_sampling_is_planned_from_examples_and_epochs(name):
     assert plan.num_steps == N and plan.expected_batch_size == 20.0
 
 
-@pytest.mark.parametrize(
-    "name", sorted(n for n, c in lib.NAMED.items() if c.has_rates())
-)
-def test_rates_are_those_that_were_asked_for(name):
-    found = lib.NAMED[name].of_rates(N, 4, 4, 2)
-    found.validate_num_steps(N)
-    assert found.is_amplified
-    expected = N * found.expected_batch_size() / found.num_examples
-    assert expected == pytest.approx(4.0)
-
-
 def test_a_participation_that_forgets_a_method_is_refused_with_its_name():
     class Lottery(lib.Participation):
         kind = "lottery"

@@ -9,7 +9,7 @@ from tf_bandmf.accounting.base import Simulation
 from tf_bandmf.matrices import LowerTriangular
 from tf_bandmf.participation.base import register
 from tf_bandmf.participation.checks import largest_binomial
-from tf_bandmf.participation.cyclic import CyclicByChance
+from tf_bandmf.participation.cyclic import Cyclic
 
 if TYPE_CHECKING:
     from tf_bandmf.accounting.base import Accountant
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @register
 @dataclasses.dataclass(frozen=True)
-class BMinSepSampling(CyclicByChance):
+class BMinSepSampling(Cyclic):
     """b-min-sep sampling: independent except for a rest of b - 1 steps.
 
     Dong and Ganesh, arXiv:2602.09338. A step takes each example that has not taken part
@@ -40,9 +40,7 @@ class BMinSepSampling(CyclicByChance):
     kind: ClassVar[str] = "b_min_sep_sampling"
     sampling: ClassVar[str | None] = "b-min-sep"
     has_fixed_positions: ClassVar[bool] = False
-    is_cyclic: ClassVar[bool] = True
     is_simulated: ClassVar[bool] = True
-    too_many: ClassVar[str] = "of those who need no rest fewer than a batch are left."
 
     @property
     def sampling_probability(self) -> float:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from fractions import Fraction
 from typing import TYPE_CHECKING, ClassVar
 
 from tf_bandmf.accounting.base import Simulation
@@ -77,18 +76,6 @@ class BallsInBins(WholeEpochs):
             simulation.seed,
             simulation.progress,
         )
-
-    @classmethod
-    def of_rates(
-        cls, num_steps: int, separation: int, participations: Fraction, bands: int
-    ) -> BallsInBins:
-        epochs = -(-num_steps // separation)
-        if participations != epochs:
-            raise ValueError(
-                f"participations must be {epochs} under balls in bins, found "
-                f"{participations}: the separation is the number of bins."
-            )
-        return cls(separation, 1, epochs)
 
     def amplification(self) -> str:
         return "Amplification by the random bins is claimed."

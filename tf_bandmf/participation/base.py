@@ -6,7 +6,6 @@ import abc
 import dataclasses
 import inspect
 from collections.abc import Mapping
-from fractions import Fraction
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from tf_bandmf.analysis.sensitivity import sensitivity
@@ -145,29 +144,6 @@ class Participation(abc.ABC):
         """
         raise TypeError(f"{cls.__name__} is not made from examples and epochs.")
 
-    @classmethod
-    def of_rates(
-        cls, num_steps: int, separation: int, participations: Fraction, bands: int
-    ) -> Participation:
-        """The smallest data set with these rates: tables compare strategies under it.
-
-        Args:
-          num_steps: n.
-          separation: b; the number of bins or batches of an epoch.
-          participations: expected number of participations of one example.
-          bands: bands of the strategy.
-
-        Raises:
-          ValueError: if the numbers do not fit.
-          TypeError: if the participation has no such rates (the default).
-        """
-        raise TypeError(f"{cls.__name__} cannot be made from rates.")
-
-    @classmethod
-    def has_rates(cls) -> bool:
-        """Whether `of_rates` is implemented."""
-        return getattr(cls.of_rates, "__func__", None) is not _OF_RATES
-
     def to_config(self) -> dict[str, Any]:
         """Plain values; `from_config` rebuilds the object."""
         return {"kind": self.kind, **dataclasses.asdict(self)}  # type: ignore[call-overload]
@@ -179,8 +155,6 @@ class Participation(abc.ABC):
             f"separation: it has no schedule."
         )
 
-
-_OF_RATES = getattr(Participation.of_rates, "__func__", None)
 
 # By `kind`, and by `sampling`.
 PARTICIPATIONS: dict[str, type[Participation]] = {}

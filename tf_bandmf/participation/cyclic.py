@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from fractions import Fraction
 from typing import ClassVar
 
 from tf_bandmf.participation.base import Participation
@@ -24,10 +23,17 @@ class Cyclic(Participation):
     batch_size: int
     num_parts: int
     has_fixed_positions: ClassVar[bool] = True
+    is_cyclic: ClassVar[bool] = True
     is_amplified: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_sizes(self, "num_examples", "batch_size", "num_parts")
+        if self.batch_size * self.num_parts > self.num_examples:
+            raise ValueError(
+                f"num_parts must be <= num_examples / batch_size = "
+                f"{self.num_examples // self.batch_size}, found {self.num_parts}: no part "
+                f"has a batch of examples. With the largest nothing is amplified."
+            )
 
     def separation(self) -> int:
         return self.num_parts
@@ -51,36 +57,6 @@ class Cyclic(Participation):
     ) -> Cyclic:
         return cls(num_examples, batch_size, num_parts or 1)
 
-
-@dataclasses.dataclass(frozen=True)
-class CyclicByChance(Cyclic):
-    """Each example takes part with a probability: `batch_size` is what is expected."""
-
-    # Why there are no more parts than batches in the data.
-    too_many: ClassVar[str]
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.batch_size * self.num_parts > self.num_examples:
-            largest = self.num_examples // self.batch_size
-            raise ValueError(
-                f"num_parts must be <= num_examples / batch_size = {largest}, found "
-                f"{self.num_parts}: {self.too_many}"
-            )
-
     @classmethod
-    def of_rates(
-        cls, num_steps: int, separation: int, participations: Fraction, bands: int
-    ) -> CyclicByChance:
-        rate = Fraction(participations)
-        if rate * bands > num_steps:
-            raise ValueError(
-                f"The strategy has {bands} bands: a cycle of as many steps does not fit "
-                f"{rate} times into {num_steps}. Use fewer bands, or balls-in-bins, "
-                f"which needs no banded strategy."
-            )
-        return cls(num_steps * rate.denominator, rate.numerator, bands)
-
-    @classmethod
-    def example(cls, num_steps: int) -> CyclicByChance:
+    def example(cls, num_steps: int) -> Cyclic:
         return cls(40, 5, 4)

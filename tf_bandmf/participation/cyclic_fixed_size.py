@@ -34,16 +34,6 @@ class CyclicFixedSize(Cyclic):
     )
     kind: ClassVar[str] = "cyclic_fixed_size"
     sampling: ClassVar[str | None] = "cyclic-fixed-size"
-    is_cyclic: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.batch_size > self.part_size:
-            raise ValueError(
-                f"num_parts must be <= num_examples / batch_size = "
-                f"{self.num_examples // self.batch_size}, found {self.num_parts}: a part "
-                f"has {self.part_size} examples, a batch {self.batch_size}."
-            )
 
     @property
     def part_size(self) -> int:
@@ -68,10 +58,6 @@ class CyclicFixedSize(Cyclic):
         return CyclicFixedSizeAccountant.of_strategy(
             matrix, self.num_parts, self.part_size, self.batch_size
         )
-
-    @classmethod
-    def example(cls, num_steps: int) -> CyclicFixedSize:
-        return cls(41, 5, 4)
 
     def amplification(self) -> str:
         return "Amplification by sampling without replacement is claimed, if it helps."

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from fractions import Fraction
 from typing import TYPE_CHECKING, ClassVar
 
 from tf_bandmf.matrices import LowerTriangular
 from tf_bandmf.participation.base import register
 from tf_bandmf.participation.checks import largest_binomial
-from tf_bandmf.participation.cyclic import CyclicByChance
+from tf_bandmf.participation.cyclic import Cyclic
 
 if TYPE_CHECKING:
     from tf_bandmf.accounting.base import Accountant, Simulation
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
 
 @register
 @dataclasses.dataclass(frozen=True)
-class CyclicPoisson(CyclicByChance):
+class CyclicPoisson(Cyclic):
     """Step `i` takes each example of part `i mod b` with probability q, independently.
 
     arXiv:2306.08153, section 5. The parts are fixed and public: example `j` belongs to
@@ -37,10 +36,6 @@ class CyclicPoisson(CyclicByChance):
     )
     kind: ClassVar[str] = "cyclic_poisson"
     sampling: ClassVar[str | None] = "cyclic-poisson"
-    is_cyclic: ClassVar[bool] = True
-    too_many: ClassVar[str] = (
-        "no part has a batch of examples. With the largest nothing is amplified."
-    )
 
     @property
     def sampling_probability(self) -> float:
@@ -112,13 +107,6 @@ class Poisson(CyclicPoisson):
             f"with probability {self.sampling_probability:.6g}, independently. The batch "
             f"schedule enforces this; its random numbers stay secret."
         )
-
-    @classmethod
-    def of_rates(
-        cls, num_steps: int, separation: int, participations: Fraction, bands: int
-    ) -> Poisson:
-        rate = Fraction(participations)
-        return cls(num_steps * rate.denominator, rate.numerator)
 
     @classmethod
     def example(cls, num_steps: int) -> Poisson:
