@@ -28,9 +28,8 @@ def data():
 
 def make_plan(mechanism="dp_sgd", epochs=2, **changes):
     settings = {"test_seed": 0, "batch_size": BATCH, "num_examples": EXAMPLES}
-    return tf_bandmf.plan(
-        mechanism, epsilon=4.0, delta=1e-3, epochs=epochs, **{**settings, **changes}
-    )
+    settings |= {"epsilon": 4.0, "epochs": epochs, **changes}
+    return tf_bandmf.plan(mechanism, delta=1e-3, **settings)
 
 
 def two_towers():
@@ -641,3 +640,65 @@ def test_a_vocabulary_in_the_model_looks_up_what_its_ids_do(silent):
         model.fit(plan.batches(x, targets), verbose=0)
         found.append(table_of(model))
     np.testing.assert_allclose(*found, rtol=1e-5, atol=1e-6)
+
+
+def sentences():
+    """A document is made of sentences: the table is in the model of one sentence."""
+    sentence = keras.Sequential(
+        [
+            keras.Input((2,), dtype="int32"),
+            keras.layers.Embedding(ROWS, WIDTH, name="items"),
+            keras.layers.LSTM(2),
+        ]
+    )
+    return [keras.layers.TimeDistributed(sentence), keras.layers.Flatten()]
+
+
+def words():
+    table = keras.layers.Embedding(ROWS, WIDTH, name="items")
+    return [keras.layers.TimeDistributed(table), keras.layers.Flatten()]
+
+
+def by_steps(layers, plan, tables):
+    """Trains on two steps of two ids; gives the table before, and what was released."""
+    keras.utils.set_random_seed(0)
+    rng = np.random.default_rng(1)
+    # Half of the rows, some ids from the end, one that does not exist.
+    ids = rng.integers(-2, ROWS // 2, (EXAMPLES, 2, 2)).astype(np.int32)
+    ids[2, 1, 0] = ROWS + 5
+    inputs = keras.Input((2, 2), dtype="int32")
+    model = keras.Sequential([inputs, *layers(), keras.layers.Dense(1)])
+    model = prepare(model, plan, tables)
+    (table,) = [v for v in model.trainable_variables if v.shape[0] == ROWS]
+    before = table.numpy()
+    targets = rng.integers(0, 2, (EXAMPLES, 1)).astype(np.float32)
+    model.fit(plan.batches(ids, targets), epochs=plan.num_steps // 4, verbose=0)
+    assert bool(model.optimizer.run.tables) == (tables == "lazy")
+    return before, table.numpy()
+
+
+@pytest.mark.parametrize(
+    "layers", [words, pytest.param(sentences, marks=pytest.mark.slow)]
+)
+def test_tables_in_time_distributed_get_the_sums_of_dense_ones(silent, layers):
+    (_, dense), (before, lazy) = (
+        by_steps(layers, make_plan(), tables) for tables in ("dense", "lazy")
+    )
+    np.testing.assert_allclose(lazy, dense, rtol=1e-5, atol=1e-6)
+    assert np.any(lazy[: ROWS // 2] != before[: ROWS // 2], axis=1).all()
+    np.testing.assert_array_equal(lazy[ROWS // 2 : -2], before[ROWS // 2 : -2])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layers", [words, sentences])
+@pytest.mark.filterwarnings("ignore:The learning rate")
+def test_tables_in_time_distributed_are_released_with_all_their_noise(layers):
+    """Of rows that steps look up and of others; so much of it that data do not count."""
+    plan = make_plan(epsilon=0.05)
+    before, released = by_steps(layers, plan, "lazy")
+    # The rate times the square root of the number of steps, of a mean.
+    expected = 0.5 * np.sqrt(plan.num_steps) * plan.noise_stddev / BATCH
+    for rows in (slice(ROWS // 2), slice(ROWS // 2, None)):
+        numbers = (released - before)[rows].ravel() / expected
+        # 60 squares have a mean of 1 with deviation 0.18; the seed is fixed.
+        assert abs(np.mean(numbers**2) - 1.0) < 3 * np.sqrt(2 / numbers.size)

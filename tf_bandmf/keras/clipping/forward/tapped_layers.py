@@ -21,6 +21,23 @@ from tf_bandmf.keras.compat.keras_objects import all_layers, own_trainable_varia
 _CLOSED = (keras.layers.RNN, keras.layers.TimeDistributed)
 
 
+def _is_closed(layer: Any) -> bool:
+    """Whether a layer is tapped as one with the layers inside.
+
+    Built for a known number of steps, `TimeDistributed` calls its layer once for each
+    of them. It is opened for a table inside, of which a tap of the whole would make all
+    rows for every example.
+    """
+    if type(layer) is not keras.layers.TimeDistributed:
+        return isinstance(layer, _CLOSED)
+    shape = (layer.get_build_config() or {}).get("input_shape")
+    is_unrolled = shape is not None and shape[1] is not None
+    has_table = any(
+        isinstance(one, keras.layers.Embedding) for one in all_layers(layer)
+    )
+    return not (is_unrolled and has_table)
+
+
 @dataclasses.dataclass(frozen=True)
 class Unit:
     """A layer to be tapped.
@@ -78,7 +95,7 @@ def find_units(
                 )
         elif own and (opening := opening_rule_for(layer, own)) is not None:
             units.append(Unit(layer, tuple(own), opening))
-        elif inside and (own or isinstance(layer, _CLOSED)):
+        elif inside and (own or _is_closed(layer)):
             units.append(Unit(layer, inside, rule_for(layer, inside)))
             return
         for child in all_layers(layer, include_self=False, recursive=False):

@@ -422,8 +422,8 @@ def _weighted_sums(
                 f"The rows of table {variable.path!r} get their noise when they are read, "
                 f"and are read in another layer's call, or in one that is executed for "
                 f"each example by itself: which ones is not seen. Call the Embedding "
-                f"layer itself, which takes ids of any shape, or give make_private "
-                f"tables='dense'."
+                f"layer itself, which takes ids of any shape, build TimeDistributed for a "
+                f"known number of steps, or give make_private tables='dense'."
             )
     return [
         sums[position] if position in sums else _nothing(variable)
