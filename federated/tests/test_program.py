@@ -409,7 +409,7 @@ def test_fewer_rounds_than_were_begun_are_refused(tmp_path):
 
 
 def test_what_a_killed_program_left_of_the_key_is_removed(tmp_path):
-    (tmp_path / ".private-half").write_bytes(b"secret")
+    (tmp_path / ".unfinished-half").write_bytes(b"secret")
     train(tmp_path, process_of(), total_rounds=1)
     names = {LEDGER, f"{LEDGER}.lock", "states"}
     assert {path.name for path in tmp_path.iterdir()} == names

@@ -193,9 +193,9 @@ def test_what_a_kill_left_of_the_private_file_is_removed(interrupted, tmp_path):
     plan, whole = interrupted
     folder = tmp_path / "run"
     shutil.copytree(whole, folder)
-    (folder / ".private-run.private-abcdefgh").write_bytes(b"half of it")
-    (folder / ".private-other.private-abcdefgh").write_bytes(b"of another run")
+    (folder / ".unfinished-run.private").write_bytes(b"half of it")
+    (folder / ".unfinished-other.private").write_bytes(b"of another run")
     resumed(plan, folder)
     left = {path.name for path in folder.iterdir()}
-    assert ".private-run.private-abcdefgh" not in left
-    assert ".private-other.private-abcdefgh" in left
+    assert ".unfinished-run.private" not in left
+    assert ".unfinished-other.private" in left

@@ -47,7 +47,7 @@ def test_the_old_file_stays_if_writing_fails(tmp_path):
     path = str(tmp_path / "secret")
     private_files.write(path, b"old")
     with pytest.raises(KeyboardInterrupt):
-        with private_files.replaced(path) as file:
+        with private_files.written(path) as file:
             file.write(b"half of the n")
             raise KeyboardInterrupt
     assert private_files.read(path) == b"old"
@@ -63,7 +63,7 @@ def test_what_a_kill_left_is_removed(tmp_path):
     (tmp_path / "kept").write_bytes(b"content")
     child = os.fork()
     if child == 0:
-        with private_files.replaced(str(tmp_path / "new")) as file:
+        with private_files.written(str(tmp_path / "new")) as file:
             file.write(b"half")
             os._exit(0)
     os.waitpid(child, 0)

@@ -7,19 +7,19 @@ import signal
 
 import pytest
 
-from tf_bandmf.files import locks, whole
+from tf_bandmf.files import locks, private
 
 
 def test_a_file_is_replaced_as_a_whole(tmp_path):
     path = tmp_path / "a.weights.h5"
     for text in ("first", "second"):
-        with whole.replaced(path) as unfinished:
+        with private.replaced(path) as unfinished:
             assert unfinished.endswith(".weights.h5")
             assert os.path.dirname(unfinished) == str(tmp_path)
             with open(unfinished, "w") as file:
                 file.write(text)
         assert path.read_text() == text
-    with pytest.raises(KeyboardInterrupt), whole.replaced(path) as unfinished:
+    with pytest.raises(KeyboardInterrupt), private.replaced(path) as unfinished:
         with open(unfinished, "w") as file:
             file.write("half")
         raise KeyboardInterrupt

@@ -27,7 +27,7 @@ def _option(name: str, help: str, kind: Any = None) -> click.Option:
 
 _FILE = _File(dir_okay=False)
 _PLOT = _option("--plot", "save a picture (.png, .pdf, .svg; tf-bandmf[plot])", _FILE)
-_OUT = _option("--out", "save the plan (JSON; arrays beside it, .npz)", _FILE)
+_OUT = _option("--out", "save the plan (JSON)", _FILE)
 _CARD = _option("--card", "save a privacy card: .md, .html or .json", _FILE)
 _MODEL = _option("--model-name", "of the model, for the card")
 _UNIT = _option("--unit", "whose presence is hidden; by default as planned")

@@ -10,37 +10,24 @@ from typing import Any
 
 import numpy as np
 
-_SHOWN = "<secret>"
+
+class _Hidden:
+    def __repr__(self) -> str:
+        return "<secret>"
+
+    __str__ = __repr__
+
+    def __format__(self, specification: str) -> str:
+        return "<secret>"
 
 
-class HiddenBytes(bytes):
+class HiddenBytes(_Hidden, bytes):
     """Bytes; what is made of them is not hidden any more."""
 
-    def __repr__(self) -> str:
-        return _SHOWN
 
-    __str__ = __repr__
-
-    def __format__(self, specification: str) -> str:
-        return _SHOWN
-
-
-class HiddenDict(dict[str, Any]):
+class HiddenDict(_Hidden, dict[str, Any]):
     """A dictionary."""
 
-    def __repr__(self) -> str:
-        return _SHOWN
 
-    __str__ = __repr__
-
-
-class HiddenArray(np.ndarray):  # type: ignore[type-arg,unused-ignore]
+class HiddenArray(_Hidden, np.ndarray):  # type: ignore[type-arg,unused-ignore]
     """An array; make it by `array.view(HiddenArray)`. Its parts are hidden, too."""
-
-    def __repr__(self) -> str:
-        return _SHOWN
-
-    __str__ = __repr__
-
-    def __format__(self, specification: str) -> str:
-        return _SHOWN

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import threading
 import weakref
@@ -13,8 +12,9 @@ except ImportError:  # not on Windows
     fcntl = None  # type: ignore[assignment]
 
 # By process and name: what a process forks does not hold its locks.
-_HELD: weakref.WeakValueDictionary[tuple[int, str], Lock]
-_HELD = weakref.WeakValueDictionary()
+_HELD: weakref.WeakValueDictionary[tuple[int, str], Lock] = (
+    weakref.WeakValueDictionary()
+)
 _GUARD = threading.Lock()
 _LOCKS: weakref.WeakSet[Lock] = weakref.WeakSet()
 
@@ -36,10 +36,8 @@ class Lock:
             # Not `lockf`: a process loses that lock when it closes any descriptor of the
             # file, such as that of a copy which it makes. A kill ends this one, too.
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
+        except OSError:
             os.close(descriptor)
-            if error.errno in (errno.EAGAIN, errno.EACCES):
-                raise BlockingIOError(error.errno, "locked") from error
             raise
         self.close = weakref.finalize(self, os.close, descriptor)
         _LOCKS.add(self)
@@ -61,24 +59,17 @@ def hold(path: str) -> Lock | None:
         return None
     name = os.path.realpath(path) + ".lock"
     with _GUARD:
-        held = _HELD.get((os.getpid(), name))
-        if held is None:
-            try:
-                held = Lock(name)
-            except BlockingIOError as error:
-                raise BlockingIOError(
-                    f"Another process uses {path} (its lock is {name}). End that one "
-                    f"first, or wait until it has ended."
-                ) from error
-            _HELD[os.getpid(), name] = held
+        try:
+            held = _HELD.get((os.getpid(), name)) or Lock(name)
+        except BlockingIOError as error:
+            raise BlockingIOError(
+                f"Another process uses {path} (its lock is {name}). End that one "
+                f"first, or wait until it has ended."
+            ) from error
+        _HELD[os.getpid(), name] = held
         return held
 
 
-def _leave_all() -> None:
-    """In a fork, whose descriptors hold the locks as well."""
-    for lock in list(_LOCKS):
-        lock.close()
-
-
 if fcntl is not None:
-    os.register_at_fork(after_in_child=_leave_all)
+    # The descriptors of a fork hold the locks as well.
+    os.register_at_fork(after_in_child=lambda: [lock.close() for lock in list(_LOCKS)])

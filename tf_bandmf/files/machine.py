@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 
 # Limits of a container: version 2 of control groups, and version 1.
@@ -13,15 +14,11 @@ _LIMITS = (
 
 def memory_bytes() -> int | None:
     """Bytes of memory that a process may use at most; None if that is not known."""
-    found = []
-    try:
-        found.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
-    except (AttributeError, ValueError, OSError):
-        pass  # not on Windows
+    sizes = []
+    with contextlib.suppress(AttributeError, ValueError, OSError):  # on Windows
+        sizes.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
     for path in _LIMITS:
-        try:
-            with open(path, encoding="ascii") as file:
-                found.append(int(file.read()))
-        except (OSError, ValueError):
-            continue  # no such file, or "max"
-    return min((value for value in found if value > 0), default=None)
+        # There is no such file, or it says "max".
+        with contextlib.suppress(OSError, ValueError), open(path) as file:
+            sizes.append(int(file.read()))
+    return min((size for size in sizes if size > 0), default=None)

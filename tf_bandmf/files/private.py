@@ -1,54 +1,50 @@
-"""Files that hold secrets: only the owner reads them, and they are whole or not there."""
+"""Files that are whole or not there; and those that hold secrets, with a checksum."""
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
-import io
 import os
 import stat
-import tempfile
-import threading
 from collections.abc import Iterator
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 from tf_bandmf.files.hidden import HiddenBytes
 
-_DIGEST_BYTES = 32
-_UNFINISHED = ".private-"
-_LARGE = 1 << 20  # bytes that are hashed while they are written
+DIGEST_BYTES = 32
+_UNFINISHED = ".unfinished-"
+_BLOCK = 1 << 20
 
 
 @contextlib.contextmanager
-def replaced(path: str) -> Iterator[BinaryIO]:
-    """A file to write to, which takes the name `path` when the block ends.
+def replaced(path: str | os.PathLike[str]) -> Iterator[str]:
+    """A path to write a file to, which takes the name `path` when the block ends.
 
-    Mode 0600. Contents are fsynced before the rename, and the rename before this
-    returns: after a crash there is the old file or the new one. If the block raises, the
-    old one stays.
+    It is in the same folder and has the same ending. Contents are fsynced before the
+    rename, and the rename before this returns: after a crash there is the old file or the
+    new one. If the block raises, or the process is killed, what was at `path` stays.
     """
-    folder = os.path.dirname(os.path.abspath(path))
-    # mkstemp gives mode 0600.
-    prefix = f"{_UNFINISHED}{os.path.basename(path)}-"
-    descriptor, temporary = tempfile.mkstemp(dir=folder, prefix=prefix)
+    folder, name = os.path.split(os.path.abspath(path))
+    unfinished = os.path.join(folder, _UNFINISHED + name)
     try:
-        with os.fdopen(descriptor, "wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
+        yield unfinished
+        _sync(unfinished)
+        os.replace(unfinished, path)
     except BaseException:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(temporary)
+        with contextlib.suppress(OSError):
+            os.unlink(unfinished)
         raise
     sync_folder(folder)
 
 
 def sync_folder(folder: str) -> None:
     """Fsyncs a folder: a rename in it survives a crash."""
-    if os.name != "posix":
-        return
-    descriptor = os.open(folder, os.O_RDONLY)
+    if os.name == "posix":
+        _sync(folder)
+
+
+def _sync(path: str) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
@@ -62,52 +58,30 @@ def remove_unfinished(folder: str, name: str = "") -> None:
       folder: where they are.
       name: of the file, if only what was left of this one is to go.
     """
-    prefix = f"{_UNFINISHED}{name}-" if name else _UNFINISHED
-    for found in os.listdir(folder):
-        if found.startswith(prefix):
-            os.unlink(os.path.join(folder, found))
-
-
-class _Hashed(io.RawIOBase):
-    """What is written goes on to a file and into a hash; nothing is written twice."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        self._file, self.found = file, hashlib.sha256()
-
-    def writable(self) -> bool:
-        return True
-
-    def write(self, content: Any) -> int:
-        size = memoryview(content).nbytes
-        if size < _LARGE:
-            self.found.update(content)
-            self._file.write(content)
-            return size
-        # Neither of the two holds Python's lock.
-        hashing = threading.Thread(target=self.found.update, args=(content,))
-        hashing.start()
-        try:
-            self._file.write(content)
-        finally:
-            hashing.join()
-        return size
+    for other in os.listdir(folder):
+        if other.startswith(_UNFINISHED) and name in ("", other[len(_UNFINISHED) :]):
+            os.unlink(os.path.join(folder, other))
 
 
 @contextlib.contextmanager
 def written(path: str) -> Iterator[BinaryIO]:
     """As `write`, for large contents: they are written in pieces, one after the other."""
-    with replaced(path) as file:
-        file.write(bytes(_DIGEST_BYTES))
-        content = _Hashed(file)
-        yield content  # type: ignore[misc]
+    with replaced(path) as unfinished, open(unfinished, "w+b", opener=_private) as file:
+        yield file
         file.seek(0)
-        file.write(content.found.digest())
+        digest = hashlib.sha256()
+        while block := HiddenBytes(file.read(_BLOCK)):
+            digest.update(block)
+        file.write(digest.digest())
 
 
-def write(path: str, content: bytes | memoryview) -> None:
-    """Writes a private file with a SHA-256 of its content, as `replaced` does."""
-    if type(content) is bytes:
-        content = HiddenBytes(content)
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
+
+
+def write(path: str, content: bytes) -> None:
+    """Writes a private file: its content and the SHA-256 of that, mode 0600."""
+    content = HiddenBytes(content)
     with written(path) as file:
         file.write(content)
 
@@ -122,8 +96,9 @@ def read(path: str) -> bytes:
     """
     check_mode(path)
     with open(path, "rb") as file:
-        digest, content = file.read(_DIGEST_BYTES), HiddenBytes(file.read())
-    if hashlib.sha256(content).digest() != digest:
+        whole = HiddenBytes(file.read())
+    content = HiddenBytes(whole[:-DIGEST_BYTES])
+    if hashlib.sha256(content).digest() != whole[-DIGEST_BYTES:]:
         raise ValueError(
             f"{path} does not have the SHA-256 that it states: it is damaged, or was not "
             f"written by tf-bandmf."

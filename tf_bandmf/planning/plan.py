@@ -577,23 +577,27 @@ class Plan:
         )
 
     def save(self, path: str) -> None:
-        """Writes `path` (JSON) and, next to it, the arrays with suffix .npz.
+        """Writes `path`, as JSON.
 
         A plan holds no secret: it can be published with the model.
         """
-        configs.save(path, {"plan": self.to_config(), "fingerprint": self.fingerprint})
+        content = {"plan": self.to_config(), "fingerprint": self.fingerprint}
+        text = configs.dumps(content, indent=2)
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(text + "\n")
 
     @classmethod
     def load(cls, path: str) -> Plan:
         """Reads a saved plan; recomputes sensitivity and budget.
 
         Raises:
-          FileNotFoundError: if the file, or that of its arrays, is missing.
+          FileNotFoundError: if there is no file.
           ValueError: if it is not a plan, or was changed: its fingerprint does not
             match.
         """
         try:
-            content = configs.load(path)
+            with open(path, encoding="utf-8") as file:
+                content = configs.loads(file.read())
             plan = cls.from_config(content["plan"])
             found, stated = plan.fingerprint, content["fingerprint"]
         except (FileNotFoundError, IsADirectoryError, PermissionError):

@@ -12,7 +12,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_bandmf.files import whole as whole_files
+from tf_bandmf.files import private as private_files
 from tf_bandmf.keras.clipping import kept_pass, vouched_classes
 from tf_bandmf.keras.compat.keras_objects import NOTHING_TO_BUILD, BuildHook, build_from
 from tf_bandmf.keras.model import cautions, preparation
@@ -384,7 +384,7 @@ class PrivateTraining(BuildHook, PrivateStep):
         if not (may_replace and is_one_file) or "://" in str(filepath):
             yield filepath
             return
-        with whole_files.replaced(filepath) as path:
+        with private_files.replaced(filepath) as path:
             yield path
 
     def _from_where_it_was(
