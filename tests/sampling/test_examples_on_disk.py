@@ -299,3 +299,45 @@ def test_texts_that_are_fetched_are_the_texts(kind):
     source = IndexedExamples(lambda indices: given[indices], 3)
     found = source.gather(tf.constant([2, 0, 1], tf.int64))["x"].numpy()
     assert found.tolist() == [b"", b"a b", "ü".encode()]
+
+
+def _repeated(kind, tmp_path):
+    """20 different examples as 1,000, each beside its copies, or one after the others."""
+    of = np.arange(1_000) // 50 if kind == "fetched, beside" else np.arange(1_000) % 20
+    if kind.startswith("fetched"):
+        return IndexedExamples(lambda i: (of[i, None] + 0.5, of[i]), 1_000)
+    path = str(tmp_path / "repeated")
+    with tf.io.TFRecordWriter(path) as writer:
+        for value in of:
+            writer.write(np.float32(value).tobytes())
+    parse = lambda record: tf.reshape(tf.io.decode_raw(record, tf.float32), [1])  # noqa: E731
+    return TFRecordExamples([path], parse)
+
+
+def _plan(num_examples):
+    batches = {"num_examples": num_examples, "batch_size": 4, "epochs": 1}
+    return tf_bandmf.plan("identity", noise_multiplier=1.0, delta=1e-5, **batches)
+
+
+@pytest.mark.invariant(2)
+@pytest.mark.parametrize(
+    ("kind", "says"),
+    [
+        ("records", "980 of 1000 examples repeat"),
+        ("fetched, beside", r"23\d of 2\d\d examples that were looked at repeat"),
+        ("fetched, after", r"23\d of 2\d\d examples that were looked at repeat"),
+    ],
+)
+def test_records_that_come_several_times_are_warned_of(kind, says, tmp_path):
+    plan = _plan(1_000)
+    with pytest.warns(UserWarning, match=says):
+        plan.batches(_repeated(kind, tmp_path))
+
+
+def test_records_that_differ_are_not_warned_of(tmp_path, recwarn):
+    plan = _plan(M)
+    x, y = data()
+    # Equal inputs with other targets are other records.
+    plan.batches(IndexedExamples(lambda i: (x[i] * 0.0, y[i]), M))
+    plan.batches(*on_disk("tfrecord", tmp_path))
+    assert not [warning for warning in recwarn if "repeat" in str(warning.message)]

@@ -103,17 +103,17 @@ def warn_of_repetitions(source: ExampleSource) -> None:
     """Warns if examples are equal, which may be several rows of one record.
 
     Args:
-      source: of which all examples are read, or have been.
+      source: of the caller's rows. What is read by index, by the caller's code, is judged
+        by the examples that were read when it was made.
     """
-    if not isinstance(source, _READ):
-        return
     hashes = source.row_hashes()
     repeated = len(hashes) - len(np.unique(hashes))
     if repeated:
+        some = " that were looked at" if len(hashes) < source.num_examples else ""
         warnings.warn(
-            f"{repeated} of {len(hashes)} examples repeat others. If one record comes "
-            f"several times (over-sampled, or repeated), the statement does not hold for "
-            f"it: what it hides is one example. Remove the repetitions, weigh classes by "
+            f"{repeated} of {len(hashes)} examples{some} repeat others. If one record "
+            f"comes several times (over-sampled, or repeated), the statement does not hold "
+            f"for it: it hides one example. Remove the repetitions, weigh classes by "
             f"fit(..., class_weight=...), or make a plan whose unit is one user. Equal "
             f"records of different people are in order.",
             stacklevel=4,

@@ -164,7 +164,7 @@ class KeptExamples(ExampleSource):
         return self._records.records
 
     def row_hashes(self) -> np.ndarray:
-        """Of the examples that were read and did not fail, with targets and weights."""
+        """Of the examples that were read and did not fail."""
         return self._hashes[self._known]
 
 

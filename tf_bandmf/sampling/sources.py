@@ -111,6 +111,10 @@ class ExampleSource(abc.ABC):
         return weigh(self)
 
     @abc.abstractmethod
+    def row_hashes(self) -> np.ndarray:
+        """Hashes of examples with their targets and weights, int64; of all, or of some."""
+
+    @abc.abstractmethod
     def update_digest(self, update: Callable[[Any], None]) -> None:
         """Feeds bytes to a hash that differ if the data do, or their order."""
 
@@ -148,6 +152,9 @@ class WrappedExamples(ExampleSource):
     def _changed(self, content: dict[str, Any], indices: tf.Tensor) -> dict[str, Any]:
         """What is made of rows, of which each is of one of these examples."""
         return content
+
+    def row_hashes(self) -> np.ndarray:
+        return self._examples.row_hashes()
 
     def update_digest(self, update: Callable[[Any], None]) -> None:
         self._examples.update_digest(update)
@@ -389,7 +396,6 @@ class ArrayExamples(ExampleSource):
             return tf.nest.map_structure(of, self._arrays)
 
     def row_hashes(self) -> np.ndarray:
-        """Of all examples, with targets and weights, int64, shape [num_examples]."""
         columns = tf.nest.flatten(self._hashes)
         return hash_rows(tf.stack(columns, axis=1)).numpy()
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import array
 import hashlib
 import os
-import zlib
 from collections.abc import Sequence
 from typing import Any, Callable
 
@@ -15,7 +14,7 @@ import tqdm
 
 from tf_bandmf.sampling.failing import each_that_works
 from tf_bandmf.sampling.purity import may_fail, refused_operation
-from tf_bandmf.sampling.record_identity import probed_places
+from tf_bandmf.sampling.record_identity import hash_rows, probed_places
 from tf_bandmf.sampling.row_kinds import Block, KeptExamples, RowKinds
 from tf_bandmf.sampling.sources import named_parts
 
@@ -79,16 +78,17 @@ class TFRecordExamples(KeptExamples):
     def _index(self) -> None:
         """Finds where every record is, and hashes all of them, in one pass."""
         digest = hashlib.blake2b(digest_size=32)
-        # File, first byte, length and checksum of each record, one after another.
+        # File, first byte, length and hash of each record, one after another.
         places = array.array("q")
         shown = tqdm.tqdm(self._files, desc="finding the records", delay=2.0)
         for number, file in enumerate(shown):
             size, end = os.path.getsize(file), 0
             try:
                 for batch in tf.data.TFRecordDataset(file).batch(_RECORDS_AT_ONCE):
-                    for record in batch.numpy():
+                    hashes = hash_rows(batch).numpy()
+                    for record, hashed in zip(batch.numpy(), hashes):
                         start, length = end + _BEFORE, len(record)
-                        places.extend((number, start, length, zlib.crc32(record)))
+                        places.extend((number, start, length, hashed))
                         end = start + length + _AFTER
                         digest.update(length.to_bytes(8, "little"))
                         digest.update(record)
@@ -104,7 +104,7 @@ class TFRecordExamples(KeptExamples):
                 )
         self._digest = digest.digest()
         columns = np.array(places, np.int64).reshape(-1, 4).T
-        self._file_of, self._starts, self._lengths, self._checksums = columns
+        self._file_of, self._starts, self._lengths, self._record_hashes = columns
 
     def _element_spec(self) -> dict[str, Any]:
         traced = self._parse.get_concrete_function(tf.TensorSpec([], tf.string))
@@ -151,18 +151,15 @@ class TFRecordExamples(KeptExamples):
                 for place in np.flatnonzero(self._file_of[indices] == file):
                     i = indices[place]
                     length, start = int(self._lengths[i]), int(self._starts[i])
-                    record = os.pread(handle, length, start)
-                    if (
-                        len(record) != length
-                        or zlib.crc32(record) != self._checksums[i]
-                    ):
-                        raise ValueError(
-                            f"{self._files[file]} was changed while it was in use: record "
-                            f"{i} is not what it was. Restore the file."
-                        )
-                    records[place] = record
+                    records[place] = os.pread(handle, length, start)
             finally:
                 os.close(handle)
+        found = hash_rows(tf.constant(records, tf.string, [len(records)])).numpy()
+        for i in indices[found != self._record_hashes[indices]]:
+            raise ValueError(
+                f"{self._files[self._file_of[i]]} was changed while it was in use: record "
+                f"{i} is not what it was. Restore the file."
+            )
         return records
 
     def gather(self, indices: tf.Tensor) -> dict[str, Any]:
@@ -182,6 +179,10 @@ class TFRecordExamples(KeptExamples):
                 return self._kept(indices, list(leaves), works)
 
         return self._kinds.gathered(kept, indices, works, *tf.nest.flatten(content))
+
+    def row_hashes(self) -> np.ndarray:
+        """Of the serialized records."""
+        return self._record_hashes
 
     def update_digest(self, update: Callable[[Any], None]) -> None:
         update(b"TFRecord")
