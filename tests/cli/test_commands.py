@@ -178,7 +178,7 @@ def test_a_shell_completes_options():
         "_TF_BANDMF_COMPLETE": "bash_complete",
     }
     done = subprocess.run(
-        [sys.executable, "-m", "tf_bandmf.cli"],
+        [sys.executable, "-m", "tf_bandmf"],
         env=environment,
         capture_output=True,
         text=True,

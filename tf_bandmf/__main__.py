@@ -1,4 +1,4 @@
-"""`python -m tf_bandmf.cli`."""
+"""`python -m tf_bandmf`."""
 
 import sys
 
