@@ -9,7 +9,6 @@ seconds.
 from __future__ import annotations
 
 import json
-import math
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -27,7 +26,7 @@ from tf_bandmf.participation import FixedEpochOrder
 
 HERE = pathlib.Path(__file__).resolve().parent
 RESULTS = HERE.parents[1] / "benchmarks" / "results"
-REGIONS, AMPLIFIED = RESULTS / "regions.json", RESULTS / "amplified.json"
+REGIONS = RESULTS / "regions.json"
 SETTING = {
     "epsilon": 4,
     "delta": 1e-5,
@@ -158,66 +157,7 @@ def over_epsilon_and_epochs(
     return image
 
 
-def amplified() -> None:
-    """What each mechanism costs under balls in bins, by its number of bands."""
-    names = {
-        "amplified": "amplified",
-        "toeplitz": "banded Toeplitz",
-        "bifr": r"$\gamma$-BIFR",
-        "bisr": "BISR",
-        "bandinv": "BandInvMF",
-        "bsr": "BSR",
-        "lambda_cgd": "DP-λCGD",
-    }
-    rows = json.loads(AMPLIFIED.read_text(encoding="utf-8"))["rows"]
-    found = {
-        (row["family"], row["bands"], row["epsilon"]): row["rmse"]
-        for row in rows
-        if "rmse" in row
-    }
-    epsilons = sorted({epsilon for _, _, epsilon in found})
-    sizes = sorted({bands for _, bands, _ in found if bands is not None})
-
-    def relative(family: str, bands: int) -> list[float]:
-        """To the least error of all panels; NaN where there is none."""
-        values = []
-        for epsilon in epsilons:
-            least = min(value for key, value in found.items() if key[2] == epsilon)
-            # Mechanisms without a number of bands are in every panel.
-            without = found.get((family, None, epsilon), math.nan)
-            values.append(found.get((family, bands, epsilon), without) / least)
-        return values
-
-    figure, panels = plt.subplots(
-        1, len(sizes), figsize=(10, 4.6), sharey=True, layout="constrained"
-    )
-    for axes, bands in zip(panels, sizes):
-        curves = {name: relative(family, bands) for family, name in names.items()}
-        plots.error_curves(epsilons, curves, "ε", axes)
-        independent = relative("identity", bands)
-        (line,) = axes.plot(epsilons, independent, "-", color="0.65", label="DP-SGD")
-        line.set(linewidth=3, zorder=1)
-        axes.lines[0].set(linewidth=2.5, zorder=3)
-        for family, dashes, name in (
-            ("amplified_toeplitz", "--", "amplified, banded Toeplitz"),
-            ("amplified_blt", ":", "amplified, BLT"),
-        ):
-            values, color = relative(family, bands), axes.lines[0].get_color()
-            axes.plot(epsilons, values, dashes, color=color, linewidth=2, label=name)
-        axes.get_legend().remove()
-        axes.set_xticks(epsilons, [f"{value:g}" for value in epsilons])
-        axes.set_ylim(0.97, 2.0)
-        axes.set_ylabel("")
-        axes.set_title(f"{bands} bands", fontsize="medium")
-    panels[0].set_ylabel("RMSE, relative to the least at this ε")
-    handles, labels = panels[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside upper center", ncols=4, frameon=False)
-    figure.savefig(HERE / "amplified.png", dpi=120)
-    plt.close(figure)
-
-
 if __name__ == "__main__":
     noise()
     noising_matrices()
     regions()
-    amplified()

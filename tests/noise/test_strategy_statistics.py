@@ -49,7 +49,6 @@ def rows(strategy, mode, seed=5):
 @pytest.mark.slow_cases(
     "bandinv:4-graph",
     "bifr:4-graph",
-    "amplified_blt:4-graph",
     "bisr:4:normalized-graph",
     "dense-graph",
     "bifr:4:normalized-graph",

@@ -112,9 +112,9 @@ def test_text_and_records(table):
 @pytest.mark.parametrize(
     ("names", "message"),
     [
-        ([], "mechanisms must be at least one of amplified, amplified_blt, "),
+        ([], "mechanisms must be at least one of amplified, banded, "),
         ("bisr", "mechanisms must be a list of names or strategies"),
-        (["nothing"], "mechanism must be one of amplified, amplified_blt, "),
+        (["nothing"], "mechanism must be one of amplified, banded, "),
         (["identity:3"], "takes no value"),
         (["bsr:four"], "bsr takes bands as its value"),
         (["lambda_cgd:x"], "lambda_cgd takes lambda as its value"),

@@ -30,6 +30,7 @@ from tf_bandmf.accounting.simulator import (
     BOUND_SLACK,
     CHECK,
     MAIN,
+    Proposal,
     Simulator,
     Stage,
     TooManyDraws,
@@ -195,18 +196,35 @@ class SimulatedAccountant(Accountant):
         """Noise that is enough for certain: without amplification."""
         return gaussian.calibrate_noise_stddev(epsilon, delta) * self._norm
 
-    def _search(
-        self, epsilon: float, delta: float, largest: float, safety: float
+    def proposals(self, epsilon: float, noise_stddev: float) -> list[Proposal]:
+        """What to draw from where delta at epsilon is wanted, for both directions."""
+        propose = self._simulator.propose
+        return [propose(add, epsilon, noise_stddev) for add in (False, True)]
+
+    def noise_by(
+        self,
+        proposals: Sequence[Proposal],
+        epsilon: float,
+        delta: float,
+        near: float,
+        safety: float = 0.0,
     ) -> float:
-        """Noise at which the estimate plus standard errors equals delta."""
-        simulator = self._simulator
-        noise = min(self.rough_noise_stddev(epsilon, delta), largest)
-        proposals = [simulator.propose(add, epsilon, noise) for add in (False, True)]
+        """Noise at which the estimate plus so many standard errors is delta.
+
+        By equal draws at every noise level, and for every accountant with as many bins.
+
+        Args:
+          proposals: of an accountant like this one.
+          epsilon: > 0.
+          delta: in (0, 1).
+          near: where the search begins.
+          safety: in standard errors.
+        """
         directions = [False, True]
 
         def excess(log_noise: float) -> float:
             found = [
-                simulator.simulate(
+                self._simulator.simulate(
                     math.exp(log_noise), proposals[add], add, MAIN
                 ).estimate(epsilon)
                 for add in directions
@@ -218,12 +236,21 @@ class SimulatedAccountant(Accountant):
                     add
                     for add, estimate in zip(directions, found)
                     if estimate.value + _ERRORS * estimate.standard_error
-                    > _MINOR * larger.value
+                    >= _MINOR * larger.value
                 ]
             return log(larger.value + safety * larger.standard_error) - log(delta)
 
-        root = near_root(excess, math.log(noise), math.log(largest), _PRECISION)
-        return min(math.exp(root + _PRECISION), largest)
+        largest = math.log(self._largest_noise(epsilon, delta))
+        return math.exp(near_root(excess, math.log(near), largest, _PRECISION))
+
+    def _search(
+        self, epsilon: float, delta: float, largest: float, safety: float
+    ) -> float:
+        """Noise at which the estimate plus standard errors equals delta, rounded up."""
+        noise = min(self.rough_noise_stddev(epsilon, delta), largest)
+        proposals = self.proposals(epsilon, noise)
+        found = self.noise_by(proposals, epsilon, delta, noise, safety)
+        return min(found * math.exp(_PRECISION), largest)
 
     def _checked(
         self, epsilon: float, delta: float, noise: float, largest: float

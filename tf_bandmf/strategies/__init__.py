@@ -1,7 +1,6 @@
 """Strategies: one file per family."""
 
 from tf_bandmf.strategies.amplified import optimized_amplified
-from tf_bandmf.strategies.amplified_buffered import optimized_amplified_blt
 from tf_bandmf.strategies.banded import optimized_banded
 from tf_bandmf.strategies.banded_inverse import optimized_banded_inverse
 from tf_bandmf.strategies.base import Strategy
@@ -29,7 +28,6 @@ __all__ = [
     "identity",
     "lambda_cgd",
     "optimized_amplified",
-    "optimized_amplified_blt",
     "optimized_banded",
     "optimized_banded_inverse",
     "optimized_bifr",

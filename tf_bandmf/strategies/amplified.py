@@ -1,149 +1,171 @@
-"""Strategies optimized for what a run pays: the error times the amplified noise.
+"""BLT strategies optimized for what a run pays: the error times the amplified noise.
 
 Other families minimize the error at unit sensitivity, or per unit of column norm.
 Amplification by sampling makes the noise depend on the whole Gram matrix of the bins, and
-on the budget: the best strategy for epsilon = 1 is not that for epsilon = 8.
+on the budget: the best strategy for epsilon = 1 is not that for epsilon = 8. Published for
+banded Toeplitz `C` (Choquette-Choo, Ganesh, Haque, Steinke, Thakurta, arXiv:2410.06266);
+open for banded inverses in arXiv:2505.12128, section 6.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from tf_bandmf import matrices
+from tf_bandmf.accounting.checks import check_delta, check_positive
+from tf_bandmf.analysis import error
 from tf_bandmf.participation import BallsInBins, Participation
-from tf_bandmf.strategies import amplified_search, optimized
-from tf_bandmf.strategies.banded_inverse import optimized_banded_inverse
+from tf_bandmf.strategies import buffered
 from tf_bandmf.strategies.base import Strategy
-from tf_bandmf.strategies.fractional_root import fractional_root_coefficients
 from tf_bandmf.strategies.registry import Family, Option, register
-from tf_bandmf.workloads import Workload, check_workload
+from tf_bandmf.workloads import Workload
 
 if TYPE_CHECKING:
-    from tf_bandmf.optimize.objectives import ObjectiveLike
+    from tf_bandmf.accounting.simulator import Proposal
 
-_DEFAULT_BANDS = 16
-# Where the search begins: gamma-BIFR with this gamma; and the largest sums of y there.
-_START_GAMMA = 0.6
-_MOST_START, _MOST_PLAIN = 0.95, 0.9995
+_LARGEST_BINS = 2_048
+# Decays stay apart from each other and from 1 in float32, too.
+_LARGEST_LOGIT = 14.0
+# Draws of the search, for each direction of adjacency.
+_DRAWS = 1_500
+# Iterations of a round, and how far they may move a logit from where its draws suit best.
+_ITERATIONS, _REACH = 4, 1.0
+# Differences of logits for derivatives; the least decrease, relative, of an iteration and
+# of a round.
+_DIFFERENCE, _PRECISION, _LEAST_DECREASE = 0.02, 2e-4, 1e-3
 
 
 def optimized_amplified(
     workload: Workload,
     participation: Participation,
-    bands: int,
+    num_buffers: int = buffered.DEFAULT_BUFFERS,
     *,
     epsilon: float | None = None,
     delta: float | None = None,
-    objective: ObjectiveLike = "mean",
-    max_steps: int = 10,
-    progress: bool | None = None,
+    objective: str = "mean",
+    max_rounds: int = 8,
 ) -> Strategy:
-    """The Toeplitz `C` with the smallest error times the noise for a budget.
+    """The BLT with the smallest error times the noise for a budget.
 
-    `C^-1` has `bands` diagonals; under balls in bins, the noise is found by simulation
-    in both directions of adjacency (`optimize.amplified`), and `C` has no negative
-    entries. The noise generator keeps nothing and regenerates `bands - 1` earlier
-    vectors at each step. Without amplification, noise is proportional to the
-    sensitivity, whatever the budget: the result is that of `optimized_banded_inverse`.
+    Under balls in bins, the noise is found by simulation in both directions of adjacency,
+    with equal draws for all candidates; the few decays are found by L-BFGS with
+    differences for derivatives, from those of `blt`. Without amplification, noise is
+    proportional to the sensitivity, whatever the budget: the result is that of `blt`.
 
     Under cyclic sampling, noise is proportional to the column norm (arXiv:2306.08153,
     Theorem 4): there, use `optimized_toeplitz`.
 
     Args:
-      workload: A; a learning-rate schedule is taken into account.
+      workload: A; a learning-rate schedule is taken into account under balls in bins.
       participation: gives the bins, or b and k.
-      bands: of `C^-1`, 1 <= bands <= n.
+      num_buffers: vectors of the model's size that the noise generator may keep, from 1
+        to 10. Like `blt`, the result may have fewer.
       epsilon: of the budget, > 0; needed under balls in bins.
       delta: of the budget, in (0, 1), likewise.
-      objective: "mean" for the RMSE, "max" for the MaxSE, "last" for the final model,
-        or a differentiable function of the per-step squared errors.
-      max_steps: of the optimizer under balls in bins, each with a few simulations.
-      progress: True for a progress bar on stderr, False for none, None for one that
-        appears on a terminal after two seconds.
+      objective: "mean" for the RMSE, "max" for the MaxSE.
+      max_rounds: of a few iterations of L-BFGS each, with draws of their own.
 
     Returns:
-      The strategy; its diagnostics say whether the optimizer converged. Its noise comes
-      from the accountant, whose draws the search did not see. Equal arguments give equal
-      strategies.
+      The strategy; its diagnostics say whether the optimizer converged. By the draws of
+      the search it is not worse than `blt`. Its noise comes from the accountant, most of
+      whose draws the search did not see. Equal arguments give equal strategies.
 
     Raises:
       ValueError: if an argument is out of range, or the budget is missing.
     """
-    check_workload(workload)
-    bands = optimized.check_bands(bands, workload.num_steps)
     participation.validate_num_steps(workload.num_steps)
+    plain = buffered.blt(workload, participation, num_buffers, objective)
     if not isinstance(participation, BallsInBins):
-        found = optimized_banded_inverse(
-            workload, participation, bands, objective=objective, progress=progress
+        return dataclasses.replace(plain, family="amplified")
+    if epsilon is None or delta is None:
+        raise ValueError(
+            "amplified is optimized for a budget, found none: give epsilon and delta."
         )
-        return dataclasses.replace(found, family="amplified")
-    budget = amplified_search.check_budget("amplified", participation, epsilon, delta)
-    if bands == 1:
-        identity = matrices.ToeplitzBanded(np.ones(1), workload.num_steps)
-        return Strategy("amplified", matrices.Inverse(identity), {"bands": 1})
-    from tf_bandmf.optimize import amplified_forms
+    check_positive("epsilon", epsilon)
+    check_delta(delta)
+    bins = participation.num_bins
+    if bins > _LARGEST_BINS:
+        raise ValueError(
+            f"amplified strategies need num_bins <= {_LARGEST_BINS}, found {bins}. Use "
+            f"bifr or bisr."
+        )
+    import scipy.optimize  # slow to import
 
-    return amplified_search.search(
+    from tf_bandmf.accounting.balls_in_bins import BallsInBinsAccountant
+
+    reduced = error.max_error if objective == "max" else error.root_mean_squared_error
+
+    def matrix(variables: np.ndarray) -> matrices.BufferedToeplitz:
+        decays = buffered.decays_of(variables)
+        return matrices.BufferedToeplitz(*decays, workload.num_steps)
+
+    def accountant(variables: np.ndarray, seed: int) -> BallsInBinsAccountant:
+        strategy = matrix(variables)
+        return BallsInBinsAccountant.of_strategy(
+            strategy, bins, num_draws=_DRAWS, seed=seed
+        )
+
+    assert isinstance(plain.matrix, matrices.BufferedToeplitz)
+    best = buffered.variables_of(plain.matrix.decays, plain.matrix.inverse_decays)
+    best = np.clip(best, -_LARGEST_LOGIT, _LARGEST_LOGIT)
+    converged, iterations = False, 0
+    for seed in range(max_rounds):
+        here = accountant(best, seed)
+        noise = here.rough_noise_stddev(epsilon, delta)
+        proposals = here.proposals(epsilon, noise)
+
+        def loss(
+            variables: np.ndarray,
+            noise: float = noise,
+            proposals: list[Proposal] = proposals,
+            seed: int = seed,
+        ) -> float:
+            like = accountant(variables, seed)
+            needed = like.noise_by(proposals, epsilon, delta, noise)
+            errors = error.per_step_squared_error(matrix(variables), workload)
+            return math.log(reduced(errors) * needed)
+
+        reach = np.clip([best - _REACH, best + _REACH], -_LARGEST_LOGIT, _LARGEST_LOGIT)
+        found = scipy.optimize.minimize(
+            loss,
+            best,
+            method="L-BFGS-B",
+            bounds=reach.T,
+            options={"maxiter": _ITERATIONS, "eps": _DIFFERENCE, "ftol": _PRECISION},
+        )
+        converged = loss(best) - found.fun <= _LEAST_DECREASE
+        best, iterations = found.x, iterations + int(found.nit)
+        if converged:
+            break
+    return Strategy(
         "amplified",
-        amplified_forms.InverseBands(workload),
-        _starts(workload, participation, bands, objective),
-        participation,
-        budget,
-        objective,
-        max_steps,
-        progress,
+        matrix(best),
+        {"num_buffers": best.size // 2, "epsilon": epsilon, "delta": delta},
+        {
+            "objective": objective,
+            "converged": converged,
+            "optimality_gap": None,
+            "iterations": iterations,
+        },
     )
-
-
-def _starts(
-    workload: Workload,
-    participation: Participation,
-    bands: int,
-    objective: ObjectiveLike,
-) -> list[np.ndarray]:
-    """Where the search may begin, in its variables; positive terms are left out.
-
-    gamma-BIFR, which is close for small epsilon, and the best strategy without
-    amplification, which is for large epsilon.
-    """
-    from tf_bandmf.optimize import amplified_forms
-
-    bifr = -fractional_root_coefficients(workload, _START_GAMMA, bands)[1:]
-    goal = objective if isinstance(objective, str) else "mean"
-    found = optimized_banded_inverse(
-        workload, participation, bands, objective=goal, progress=False
-    )
-    plain = np.zeros(bands - 1)
-    inverse = found.core.banded_inverse()
-    assert inverse is not None
-    rows = matrices.as_rows(inverse)
-    plain[: rows.shape[1] - 1] = -rows[-1, 1:]
-    starts = []
-    for y, most in ((bifr, _MOST_START), (plain, _MOST_PLAIN)):
-        y = np.maximum(y, 1e-3 / bands)
-        starts.append(
-            amplified_forms.InverseBands.variables(y * min(1.0, most / y.sum()))
-        )
-    return starts
 
 
 def _build(
     workload: Workload,
     participation: Participation,
-    bands: int | None = None,
+    buffers: int = buffered.DEFAULT_BUFFERS,
     epsilon: float | None = None,
     delta: float | None = None,
     objective: str = "mean",
 ) -> Strategy:
-    if bands is None:
-        bands = min(_DEFAULT_BANDS, workload.num_steps)
     return optimized_amplified(
         workload,
         participation,
-        bands,
+        buffers,
         epsilon=epsilon,
         delta=delta,
         objective=objective,
@@ -154,11 +176,9 @@ register(
     Family(
         "amplified",
         _build,
-        "C^-1 banded, optimized for the noise of the budget under balls in bins",
-        Option("bands"),
+        "BLT, optimized for the noise of the budget under balls in bins",
+        Option("buffers", default=buffered.DEFAULT_BUFFERS),
         auto=3,
-        has_banded_inverse=True,
-        is_limited_by_separation=False,
         only_if_simulated=True,
         is_optimized=True,
     )

@@ -80,7 +80,7 @@ def blt(
         if best is not None and found.fun > best.fun - _LEAST_GAIN:
             break
         best = found
-        decays, inverse_decays = _decays(best.x)
+        decays, inverse_decays = decays_of(best.x)
     assert best is not None
     matrix = matrices.BufferedToeplitz(decays, inverse_decays, workload.num_steps)
     return Strategy(
@@ -126,7 +126,7 @@ class _Problem:
         )
 
     def loss(self, variables: np.ndarray) -> tuple[float, np.ndarray]:
-        theta, theta_inverse = _decays(variables)
+        theta, theta_inverse = decays_of(variables)
         if np.min(-np.diff(_interlaced(theta, theta_inverse)), initial=1.0) <= 0.0:
             return np.inf, np.zeros_like(variables)
         matrix = matrices.BufferedToeplitz(theta, theta_inverse, self.column.size)
@@ -170,7 +170,7 @@ def _interlaced_signs(
     return [(float(d), 1.0 if m % 2 == 0 else -1.0) for m, d in enumerate(decays)]
 
 
-def _decays(variables: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def decays_of(variables: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """theta[0] > theta_inverse[0] > theta[1] > ...: each the last times a sigmoid."""
     ratios = _sigmoid(variables)
     decays = np.cumprod(ratios)
@@ -186,7 +186,7 @@ def _chain(variables: np.ndarray, by_decay: np.ndarray) -> np.ndarray:
 
 
 def variables_of(theta: np.ndarray, theta_inverse: np.ndarray) -> np.ndarray:
-    """Logits of the ratios of interlaced decays, shape [2 d]; the inverse of `_decays`."""
+    """Logits of the ratios of interlaced decays, [2 d]; the inverse of `decays_of`."""
     decays = np.concatenate([[1.0], _interlaced(theta, theta_inverse)])
     ratios = decays[1:] / decays[:-1]
     logits = np.log(ratios) - np.log1p(-ratios)
