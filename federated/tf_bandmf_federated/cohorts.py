@@ -130,7 +130,7 @@ class Cohorts:
         """
         free: dict[str, None] = {}  # in this order, each once
         looked_at = 0
-        order = _shuffled(len(present), f"{self._seed} {round_number}")
+        order = shuffled(len(present), f"{self._seed} {round_number}")
         while looked_at < len(present) and len(free) < target:
             size = min(max(_LOOKED_UP, 2 * target), len(present) - looked_at)
             names = [present[next(order)] for _ in range(size)]
@@ -140,9 +140,9 @@ class Cohorts:
         return list(free), looked_at
 
 
-def _shuffled(size: int, seed: str) -> Iterator[int]:
+def shuffled(size: int, seed: str | None = None) -> Iterator[int]:
     """The numbers below `size` in random order, made one by one (Fisher and Yates)."""
-    # No privacy is claimed from how devices are drawn.
+    # No privacy is claimed from how devices are drawn; None: from the operating system.
     generator = random.Random(seed)
     moved: dict[int, int] = {}
     for i in range(size):

@@ -57,7 +57,7 @@ class HostNoise:
         if plan.test_seed is not None:
             key = NoiseKey.for_testing(plan.test_seed)
         self._key = key or NoiseKey.from_operating_system()
-        self._plan = plan
+        self._plan, self._fingerprint = plan, plan.fingerprint
         self._reserved: dict[int, str] = {}  # in the plan's ledger, by the run's number
         self._generator = NoiseGenerator(
             plan.strategy, num_parameters, generator=plan.generator
@@ -93,7 +93,7 @@ class HostNoise:
     def seal(self, text: str) -> str:
         """A digest of a text that only this key can make."""
         return hashlib.blake2b(
-            f"{self._plan.fingerprint} {text}".encode(),
+            f"{self._fingerprint} {text}".encode(),
             key=self._key.secret_bytes(),
             person=b"round's receipt",
             digest_size=16,
@@ -136,7 +136,7 @@ class HostNoise:
     def key_id(self, run_id: int) -> int:
         """A positive public number that identifies the key and plan of a run."""
         digest = hashlib.blake2b(
-            b"key id" + bytes.fromhex(self._plan.fingerprint),
+            b"key id" + bytes.fromhex(self._fingerprint),
             key=self.run_key(run_id).secret_bytes(),
             digest_size=8,
             person=b"tf-bandmf keyid",
@@ -337,7 +337,7 @@ class HostNoise:
     def _derive(self, run_id: int, person: bytes) -> bytes:
         return hashlib.blake2b(
             int(run_id).to_bytes(8, "little", signed=True)
-            + bytes.fromhex(self._plan.fingerprint),
+            + bytes.fromhex(self._fingerprint),
             key=self._key.secret_bytes(),
             digest_size=32,
             person=person,

@@ -8,17 +8,17 @@ as a round needs, in random order, and no node's silence delays a round.
 from __future__ import annotations
 
 import collections
-import random
+import itertools
 import re
-import secrets
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from logging import WARNING
 
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 from flwr.supercore import log
 
+from tf_bandmf_federated.cohorts import shuffled
 from tf_bandmf_federated.flower.messages import QUERY, REPLY
 from tf_bandmf_federated.flower.receipts import Receipts
 
@@ -54,13 +54,12 @@ class Devices:
         self._plan = plan
         self._begun, self._receipts = begun, receipts
         self._timeout = timeout
-        self._here: set[int] = set()
+        self._nodes: list[int] = []  # at the last look; there may be a million
         self._names: dict[int, str] = {}  # of those that may take part
         self._problems: dict[int, str] = {}  # of the others
         # When to ask nodes whose query failed, and the pause after the next failure.
         self._again: dict[int, tuple[float, float]] = {}
         self._asked: dict[str, tuple[int, float]] = {}  # by message: node, when
-        self._random = random.Random(secrets.randbits(256))
 
     def present(self) -> list[str]:
         """Names of the devices that are connected now and have said them.
@@ -75,7 +74,7 @@ class Devices:
     @property
     def connected(self) -> int:
         """How many nodes there were at the last look."""
-        return len(self._here)
+        return len(self._nodes)
 
     def problems(self) -> dict[str, int]:
         """How many connected nodes cannot take part, by reason."""
@@ -91,16 +90,16 @@ class Devices:
           Whether answers are awaited.
         """
         now = time.monotonic()
-        awaited = {n for n, when in self._asked.values() if now - when < self._timeout}
+        awaited = sum(now - when < self._timeout for _, when in self._asked.values())
         waiting = {node for node, _ in self._asked.values()}
         unknown = (
             node
-            for node in self._in_random_order()
+            for node in map(self._nodes.__getitem__, shuffled(len(self._nodes)))
             if node not in self._names
             and node not in waiting
             and (node not in self._problems or self._is_due(node, now))
         )
-        new = [node for node, _ in zip(unknown, range(count - len(awaited)))]
+        new = list(itertools.islice(unknown, max(0, count - awaited)))
         # A message may be answered long after nobody waits for it.
         ttl = 20 * self._timeout
         queries = [Message(RecordDict(), node, QUERY, ttl=ttl) for node in new]
@@ -110,8 +109,7 @@ class Devices:
         return bool(new or awaited)
 
     def nodes_of(self, names: Iterable[str]) -> dict[str, int]:
-        """The nodes of those devices that are connected."""
-        self._look()
+        """The nodes of those devices that were connected at the last look."""
         # If a device has two nodes, the one that came later is live.
         nodes = {name: node for node, name in self._names.items()}
         return {name: nodes[name] for name in names if name in nodes}
@@ -120,28 +118,24 @@ class Devices:
         """Those of the nodes that are not connected any more."""
         return set(nodes).difference(self._grid.get_node_ids())
 
-    def _in_random_order(self) -> Iterator[int]:
-        nodes = list(self._here)
-        for i in range(len(nodes)):
-            j = self._random.randrange(i, len(nodes))
-            nodes[i], nodes[j] = nodes[j], nodes[i]
-            yield nodes[i]
-
     def _is_due(self, node: int, now: float) -> bool:
         """Whether a node is asked again whose query failed, maybe in the network."""
         return node in self._again and now >= self._again[node][0]
 
     def _look(self) -> None:
-        self._here = here = set(self._grid.get_node_ids())
+        self._nodes = list(self._grid.get_node_ids())
         now = time.monotonic()
+        known = {*self._names, *self._problems}
+        known.update(node for node, _ in self._asked.values())
+        gone = known.difference(self._nodes)
         self._asked = {
             message: (node, when)
             for message, (node, when) in self._asked.items()
-            if node in here and now - when < 10 * self._timeout
+            if node not in gone and now - when < 10 * self._timeout
         }
-        for kept in (self._names, self._problems, self._again):
-            for node in [node for node in kept if node not in here]:
-                del kept[node]  # type: ignore[attr-defined]
+        for node in gone:
+            for kept in (self._names, self._problems, self._again):
+                kept.pop(node, None)  # type: ignore[attr-defined]
         if self._asked:
             self._take_answers(now)
 

@@ -121,7 +121,7 @@ class PrivateFedAvg(Strategy):
         wanted = clients_per_round_of(plan, clients_per_round)
         if wanted != int(wanted):
             raise ValueError(f"clients_per_round must be whole, found {wanted}.")
-        self.plan = plan
+        self.plan, self._fingerprint = plan, plan.fingerprint
         self._private_dir = private_dir
         self._wanted = int(wanted)
         self._optimizer = server_optimizer
@@ -225,7 +225,7 @@ class PrivateFedAvg(Strategy):
             self._receipts = Receipts(ledger, engine.host_noise.seal)
             self._devices = Devices(
                 grid,
-                self.plan.fingerprint,
+                self._fingerprint,
                 begun=lambda: len(ledger.rounds),
                 receipts=self._receipts,
                 timeout=self._query_timeout,
@@ -437,7 +437,7 @@ class PrivateFedAvg(Strategy):
         config: dict[str, Any] = {
             **self._config,
             "server-round": request.round_number + 1,
-            messages.PLAN: self.plan.fingerprint,
+            messages.PLAN: self._fingerprint,
             messages.RUN: request.run,
             messages.ROUND: request.round_number,
             messages.NOT_TRAINED: self._not_trained,
@@ -476,7 +476,7 @@ class PrivateFedAvg(Strategy):
         self._receipts.check(name, about)
         if about.get("problem"):
             return str(about["problem"])
-        expected = (self.plan.fingerprint, request.run, request.round_number, name)
+        expected = (self._fingerprint, request.run, request.round_number, name)
         found = tuple(about.get(key) for key in ("plan", "run", "round", "device"))
         if found != expected:
             return "it answers another request, or is another device by now"
