@@ -126,51 +126,6 @@ class Accountant(abc.ABC):
             )
 
 
-class DeltaAccountant(Accountant):
-    """An accountant that computes delta of any epsilon and noise, not by simulation.
-
-    Its first claim is that of its guarantees.
-    """
-
-    is_amplified = False
-
-    @abc.abstractmethod
-    def delta(self, epsilon: float, noise_stddev: float) -> float:
-        """Delta at epsilon, from above."""
-
-    @abc.abstractmethod
-    def epsilon(self, delta: float, noise_stddev: float) -> float:
-        """Epsilon at delta, from above; 0 where delta is spent before."""
-
-    @abc.abstractmethod
-    def calibrate_noise_stddev(self, epsilon: float, delta: float) -> float:
-        """The smallest noise for the budget, rounded up.
-
-        It was checked: `self.delta(epsilon, result) <= delta`.
-
-        Raises:
-          ValueError: on invalid input, or if no useful noise gives the budget.
-        """
-
-    def calibrate(self, epsilon: float, delta: float) -> Calibration:
-        stddev = self.calibrate_noise_stddev(epsilon, delta)
-        return Calibration(
-            stddev, self._stated(epsilon, delta, stddev), self.is_amplified
-        )
-
-    def guarantee(self, noise_stddev: float, delta: float) -> Guarantee:
-        epsilon = meaningful(self.epsilon(delta, noise_stddev), noise_stddev, delta)
-        return self._stated(epsilon, delta, noise_stddev)
-
-    def confirms(self, noise_stddev: float, guarantee: Guarantee) -> bool:
-        found = self.delta(guarantee.epsilon, noise_stddev)
-        return found <= guarantee.delta * (1.0 + 1e-6)
-
-    def _stated(self, epsilon: float, delta: float, noise_stddev: float) -> Guarantee:
-        name, kind, adjacency = self.claims[0]
-        return Guarantee(epsilon, delta, kind, name, adjacency)
-
-
 class EpsilonIsZero(ValueError):
     """No guarantee can be stated: delta is so large that epsilon is 0."""
 

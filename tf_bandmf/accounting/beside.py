@@ -17,11 +17,15 @@ import math
 import dp_accounting
 
 from tf_bandmf.accounting import event_losses, gaussian, root_finding
-from tf_bandmf.accounting.base import Accountant, DeltaAccountant
+from tf_bandmf.accounting.base import Accountant
 from tf_bandmf.accounting.checks import check_positive
 from tf_bandmf.accounting.cyclic_poisson import CyclicPoissonAccountant
-from tf_bandmf.accounting.gaussian import GaussianAccountant, nothing_left
-from tf_bandmf.accounting.guarantee import REPLACE_ONE, Calibration, Guarantee
+from tf_bandmf.accounting.gaussian import (
+    DeltaAccountant,
+    GaussianAccountant,
+    nothing_left,
+)
+from tf_bandmf.accounting.guarantee import REPLACE_ONE, ZERO_OUT, Calibration, Guarantee
 
 LOSSES = (
     "Poisson-sampled Gaussian queries with Gaussian releases beside them "
@@ -46,7 +50,7 @@ def beside(base: Accountant, noise_multiplier: float, delta: float) -> Accountan
     """
     check_positive("noise_multiplier", noise_multiplier)
     if isinstance(base, GaussianAccountant):
-        return base.with_releases(noise_multiplier)
+        return dataclasses.replace(base, releases=noise_multiplier)
     if isinstance(base, CyclicPoissonAccountant) and _has_losses(base, delta):
         return _Losses(base, noise_multiplier)
     return _AddedUp(base, noise_multiplier)
@@ -75,16 +79,24 @@ def _has_losses(base: Accountant, delta: float) -> bool:
     return isinstance(base, CyclicPoissonAccountant) and delta >= _SMALLEST
 
 
+@dataclasses.dataclass(frozen=True)
 class _Losses(DeltaAccountant):
     """Privacy losses of Poisson-sampled queries and of the releases, composed."""
 
+    base: CyclicPoissonAccountant
+    releases: float
+    claims = ((LOSSES, "bound", ZERO_OUT),)
     is_amplified = True
 
-    def __init__(self, base: CyclicPoissonAccountant, noise_multiplier: float) -> None:
-        self._base, self._releases = base, noise_multiplier
-        self.claims = ((LOSSES, "bound", base.claims[0][2]),)
+    @property
+    def sampling_probability(self) -> float:  # type: ignore[override]
+        return self.base.sampling_probability
 
-    def delta(self, epsilon: float, noise_stddev: float) -> float:
+    @property
+    def whole_sensitivity(self) -> float:
+        return self.base.whole_sensitivity
+
+    def delta(self, epsilon: float, noise_stddev: float, rough: bool = False) -> float:
         loss = self.privacy_loss(noise_stddev, _INTERVAL)
         return float(loss.get_delta_for_epsilon(epsilon)) + _ROUNDING
 
@@ -93,14 +105,14 @@ class _Losses(DeltaAccountant):
         return max(float(loss.get_epsilon_for_delta(delta - _ROUNDING)), 0.0)
 
     def calibrate_noise_stddev(self, epsilon: float, delta: float) -> float:
-        if gaussian.gaussian_delta(self._releases, epsilon) >= delta:
+        if gaussian.gaussian_delta(self.releases, epsilon) >= delta:
             raise nothing_left(epsilon, delta)
 
         def excess(log_noise: float) -> float:
             found = self.delta(epsilon, math.exp(log_noise))
             return math.log(found) - math.log(delta)
 
-        alone = math.log(self._base.calibrate_noise_stddev(epsilon, delta))
+        alone = math.log(self.base.calibrate_noise_stddev(epsilon, delta))
         most = alone + _MOST_LOG_NOISE
         try:
             root = root_finding.near_root(excess, alone, most, _TOLERANCE)
@@ -114,12 +126,12 @@ class _Losses(DeltaAccountant):
     def confirms(self, noise_stddev: float, guarantee: Guarantee) -> bool:
         # Another run of the transforms may differ by its rounding, of which the loss
         # holds four times as much: half of that still leaves more than the error.
-        slack = 0.5 * event_losses.rounding_of_transforms(self._base.num_queries)
+        slack = 0.5 * event_losses.rounding_of_transforms(self.base.num_queries)
         delta = self.delta(guarantee.epsilon, noise_stddev) - slack
         return delta <= guarantee.delta * (1.0 + 1e-6)
 
     def event(self, noise_stddev: float) -> dp_accounting.DpEvent:
-        return _both(self._base, noise_stddev, self._releases)
+        return _both(self.base, noise_stddev, self.releases)
 
 
 class _AddedUp(Accountant):

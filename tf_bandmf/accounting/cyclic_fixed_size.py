@@ -28,10 +28,10 @@ import dp_accounting
 from dp_accounting import rdp
 
 from tf_bandmf import matrices
-from tf_bandmf.accounting import gaussian, root_finding
-from tf_bandmf.accounting.base import DeltaAccountant
-from tf_bandmf.accounting.checks import check_delta, check_positive, whole_number
+from tf_bandmf.accounting import gaussian
+from tf_bandmf.accounting.checks import check_positive, whole_number
 from tf_bandmf.accounting.cyclic_poisson import check_bands, column_norm
+from tf_bandmf.accounting.gaussian import DeltaAccountant
 from tf_bandmf.accounting.guarantee import (
     REPLACE_ONE,
     UNAMPLIFIED,
@@ -107,79 +107,17 @@ class CyclicFixedSizeAccountant(DeltaAccountant):
         )
         return dp_accounting.SelfComposedDpEvent(sampled, self.num_queries)
 
-    def delta(self, epsilon: float, noise_stddev: float) -> float:
-        """An upper bound on delta.
+    @property
+    def sampling_probability(self) -> float:  # type: ignore[override]
+        return self.batch_size / self.part_size
 
-        Raises:
-          ValueError: on invalid input.
-        """
-        check_positive("noise_stddev", noise_stddev)
-        check_positive("epsilon", epsilon)
-        unamplified = self._unamplified(epsilon, noise_stddev)
-        if self.batch_size == self.part_size:
-            return unamplified
-        return min(unamplified, self._sampled(epsilon, noise_stddev))
+    @property
+    def whole_sensitivity(self) -> float:
+        return self.column_norm * math.sqrt(self.num_queries)
 
-    def claims_sampling(self, epsilon: float, noise_stddev: float) -> bool:
-        """Whether `delta` rests on sampling: then its adjacency is replace-one."""
-        return self.batch_size < self.part_size and self._sampled(
-            epsilon, noise_stddev
-        ) < self._unamplified(epsilon, noise_stddev)
-
-    def epsilon(self, delta: float, noise_stddev: float) -> float:
-        """An upper bound on epsilon.
-
-        Raises:
-          ValueError: on invalid input.
-        """
-        check_positive("noise_stddev", noise_stddev)
-        check_delta(delta)
-        per_run = self._per_run(noise_stddev)
-        unamplified = gaussian.gaussian_epsilon(per_run, delta)
-        if self.batch_size == self.part_size or unamplified == 0.0:
-            return unamplified
-        found = _composed_epsilon(self, self._counted(noise_stddev), delta)
-        if not (math.isfinite(found) and found > 0.0) or found >= unamplified:
-            return unamplified
-        return root_finding.to_safe_side(
-            found, lambda value: self.delta(value, noise_stddev) <= delta
-        )
-
-    def calibrate_noise_stddev(self, epsilon: float, delta: float) -> float:
-        """The smallest noise for the budget, rounded up.
-
-        It was checked: `self.delta(epsilon, result) <= delta`.
-
-        Raises:
-          ValueError: on invalid input, or if no useful noise gives the budget.
-        """
-        unamplified = gaussian.calibrate_noise_stddev(epsilon, delta)
-        largest = unamplified * math.sqrt(self.num_queries) * self.column_norm
-        if self.batch_size == self.part_size:
-            return largest
-
-        def found(noise: float) -> float:
-            return self._sampled(epsilon, noise)
-
-        if found(largest) >= delta:
-            return largest
-        return root_finding.smallest_noise(found, found, delta, largest)
-
-    def _stated(self, epsilon: float, delta: float, noise_stddev: float) -> Guarantee:
-        name, kind, adjacency = self.claims[
-            not self.claims_sampling(epsilon, noise_stddev)
-        ]
-        return Guarantee(epsilon, delta, kind, name, adjacency)
-
-    def _per_run(self, noise_stddev: float) -> float:
-        """Noise per unit of sensitivity if every query used all examples."""
-        return noise_stddev / (self.column_norm * math.sqrt(self.num_queries))
-
-    def _unamplified(self, epsilon: float, noise_stddev: float) -> float:
-        per_run = self._per_run(noise_stddev)
-        return gaussian.gaussian_delta(per_run, epsilon)
-
-    def _sampled(self, epsilon: float, noise_stddev: float) -> float:
+    def sampled_delta(
+        self, epsilon: float, noise_stddev: float, rough: bool = False
+    ) -> float:
         delta = _composed_delta(self, self._counted(noise_stddev), epsilon)
         if not 0.0 <= delta <= 1.0:
             raise ArithmeticError(
@@ -187,6 +125,16 @@ class CyclicFixedSizeAccountant(DeltaAccountant):
                 f"{noise_stddev}, epsilon = {epsilon}."
             )
         return min(delta * (1.0 + _DELTA_MARGIN), 1.0)
+
+    def claims_sampling(self, epsilon: float, noise_stddev: float) -> bool:
+        """Whether `delta` rests on sampling: then its adjacency is replace-one."""
+        whole = gaussian.gaussian_delta(self.multiplier(noise_stddev), epsilon)
+        return self.delta(epsilon, noise_stddev) < whole
+
+    def _stated(self, epsilon: float, delta: float, noise_stddev: float) -> Guarantee:
+        claim = self.claims[not self.claims_sampling(epsilon, noise_stddev)]
+        name, kind, adjacency = claim
+        return Guarantee(epsilon, delta, kind, name, adjacency)
 
     def _counted(self, noise_stddev: float) -> float:
         """The noise, smaller by what rounding of the Renyi DP makes of it."""
@@ -214,10 +162,3 @@ def _composed_delta(
         return float(_composed(queries, noise_stddev).get_delta(epsilon))
     except ValueError:  # the logarithm of a Renyi DP that 1 hides
         return 1.0
-
-
-@functools.lru_cache(maxsize=1024)
-def _composed_epsilon(
-    queries: CyclicFixedSizeAccountant, noise_stddev: float, delta: float
-) -> float:
-    return float(_composed(queries, noise_stddev).get_epsilon(delta))

@@ -17,21 +17,12 @@ import dp_accounting
 import numpy as np
 
 from tf_bandmf import matrices
-from tf_bandmf.accounting import gaussian, poisson_tilted, root_finding
-from tf_bandmf.accounting.base import DeltaAccountant
-from tf_bandmf.accounting.checks import (
-    LARGEST_STATED_EPSILON,
-    check_delta,
-    check_positive,
-    no_privacy,
-    whole_number,
-)
+from tf_bandmf.accounting import poisson_tilted
+from tf_bandmf.accounting.checks import check_delta, check_positive, whole_number
+from tf_bandmf.accounting.gaussian import DeltaAccountant
 from tf_bandmf.accounting.guarantee import ZERO_OUT
 
 NAME = "Poisson-sampled Gaussian queries (tilted Fourier transform)"
-
-# Below the least epsilon none is stated. The relative tolerance of rough noise.
-_LEAST_EPSILON, _ROUGH_TOLERANCE = 1e-6, 5e-3
 
 
 def check_bands(matrix: matrices.LowerTriangular, num_parts: int) -> None:
@@ -124,100 +115,22 @@ class CyclicPoissonAccountant(DeltaAccountant):
             )
         return dp_accounting.SelfComposedDpEvent(event, self.num_queries)
 
-    def delta(self, epsilon: float, noise_stddev: float) -> float:
-        """Delta at epsilon.
+    @property
+    def whole_sensitivity(self) -> float:
+        return self.column_norm * math.sqrt(self.num_queries)
 
-        Raises:
-          ValueError: on invalid input.
-        """
-        check_positive("noise_stddev", noise_stddev)
-        check_positive("epsilon", epsilon)
-        return self._delta(epsilon, noise_stddev)
-
-    def epsilon(self, delta: float, noise_stddev: float) -> float:
-        """Epsilon at delta, rounded up.
-
-        Raises:
-          ValueError: on invalid input, or if epsilon is above `LARGEST_STATED_EPSILON`.
-        """
-        check_positive("noise_stddev", noise_stddev)
-        check_delta(delta)
-        unamplified = self._unamplified(noise_stddev)
-        if self.sampling_probability == 1.0:
-            return gaussian.gaussian_epsilon(unamplified, delta)
-        upper = LARGEST_STATED_EPSILON
-        if gaussian.gaussian_delta(unamplified, upper) <= delta:
-            upper = gaussian.gaussian_epsilon(unamplified, delta)
-        elif self._delta(upper, noise_stddev) > delta:
-            raise no_privacy(noise_stddev, delta, upper)
-        if self._delta(_LEAST_EPSILON, noise_stddev) <= delta:
-            return min(_LEAST_EPSILON, upper)
-
-        def excess(log_epsilon: float, resolution: float) -> float:
-            found = self._delta(math.exp(log_epsilon), noise_stddev, resolution)
-            return root_finding.log(found) - math.log(delta)
-
-        root = root_finding.near_root_of(
-            lambda x: excess(x, poisson_tilted.ROUGH),
-            lambda x: excess(x, poisson_tilted.FINE),
-            # Between the whole of the loss and the sampled part of it.
-            math.log(upper) + 0.5 * math.log(self.sampling_probability),
-            math.log(upper),
-        )
-        return root_finding.to_safe_side(
-            math.exp(root), lambda epsilon: self._delta(epsilon, noise_stddev) <= delta
-        )
-
-    def calibrate_noise_stddev(self, epsilon: float, delta: float) -> float:
-        """The smallest noise for the budget, rounded up.
-
-        It was checked: `self.delta(epsilon, result) <= delta`.
-
-        Raises:
-          ValueError: on invalid input, or if no useful noise gives the budget.
-        """
-        largest = self._largest_noise(epsilon, delta)
-        if self.sampling_probability == 1.0:
-            return largest
-        found = root_finding.smallest_noise(
-            lambda noise: self._delta(epsilon, noise, poisson_tilted.ROUGH),
-            lambda noise: self._delta(epsilon, noise),
-            delta,
-            largest,
-        )
-        return min(found, largest)
-
-    def rough_noise_stddev(
-        self, epsilon: float, delta: float, near: float | None = None
+    def sampled_delta(
+        self, epsilon: float, noise_stddev: float, rough: bool = False
     ) -> float:
-        """Noise for the budget up to about one percent, to compare runs by: no guarantee.
-
-        Raises:
-          ValueError: as `calibrate_noise_stddev`.
-        """
-        largest = self._largest_noise(epsilon, delta)
-        if self.sampling_probability == 1.0:
-            return largest
-
-        def excess(log_noise: float) -> float:
-            found = self._delta(epsilon, math.exp(log_noise), poisson_tilted.ROUGH)
-            return root_finding.log(found) - root_finding.log(delta)
-
-        if near is None:
-            # Where noise is large it is that of all steps times the probability.
-            near = 1.5 * self.sampling_probability * largest
-        return math.exp(
-            root_finding.near_root(
-                excess, math.log(near), math.log(largest), _ROUGH_TOLERANCE
-            )
+        return poisson_tilted.delta(
+            self.sampling_probability,
+            noise_stddev / self.column_norm,
+            self.num_queries,
+            epsilon,
+            poisson_tilted.ROUGH if rough else poisson_tilted.FINE,
         )
 
-    def _largest_noise(self, epsilon: float, delta: float) -> float:
-        """The noise without amplification.
-
-        Raises:
-          ValueError: on invalid input, or if no noise at all would give the budget.
-        """
+    def largest_noise(self, epsilon: float, delta: float) -> float:
         check_delta(delta)
         sampled = -math.expm1(
             self.num_queries * math.log1p(-min(self.sampling_probability, 1.0 - 1e-16))
@@ -227,28 +140,4 @@ class CyclicPoissonAccountant(DeltaAccountant):
                 f"delta = {delta:g} is at least the probability {sampled:.3g} that an "
                 f"example is used at all: any noise would do. Use a delta far below it."
             )
-        unamplified = gaussian.calibrate_noise_stddev(epsilon, delta)
-        return unamplified * math.sqrt(self.num_queries) * self.column_norm
-
-    def _unamplified(self, noise_stddev: float) -> float:
-        """Noise per unit of sensitivity if every query used all examples."""
-        return noise_stddev / (self.column_norm * math.sqrt(self.num_queries))
-
-    def _delta(
-        self,
-        epsilon: float,
-        noise_stddev: float,
-        resolution: float = poisson_tilted.FINE,
-    ) -> float:
-        """Delta by the tilted transform, or without amplification."""
-        largest = gaussian.gaussian_delta(self._unamplified(noise_stddev), epsilon)
-        if self.sampling_probability == 1.0:
-            return largest
-        found = poisson_tilted.delta(
-            self.sampling_probability,
-            noise_stddev / self.column_norm,
-            self.num_queries,
-            epsilon,
-            resolution,
-        )
-        return min(found, largest)
+        return super().largest_noise(epsilon, delta)
