@@ -280,8 +280,8 @@ def plans(way: Way, num_users: int) -> tuple[tf_bandmf.Plan, list[Any]]:
         found = plan(EPSILON)
         return found, [found]
     stddev = calibrate_noise_stddev(EPSILON, DELTA) / math.sqrt(SELECTION_SHARE)
-    selection = tf_bandmf.AccountedEvent(
-        dp_accounting.GaussianDpEvent(stddev), name="noisy counts of items"
+    selection = tf_bandmf.Release(
+        "noisy counts of items", event=dp_accounting.GaussianDpEvent(stddev)
     )
     low, high = 0.5 * EPSILON, EPSILON
     for _ in range(6):

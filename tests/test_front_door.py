@@ -2,7 +2,9 @@
 
 import importlib
 import inspect
+import pathlib
 import pkgutil
+import re
 import subprocess
 import sys
 
@@ -71,6 +73,10 @@ def test_the_public_names_exist():
     for name in tf_bandmf.__all__:
         assert getattr(tf_bandmf, name) is not None, name
     assert set(tf_bandmf.__all__) <= set(dir(tf_bandmf))
+    assert len(tf_bandmf.__all__) <= 25
+    page = pathlib.Path(__file__).parents[1] / "docs" / "api" / "index.md"
+    listed = re.findall(r"^\| `(\w+)` \| \S", page.read_text("utf-8"), re.M)
+    assert sorted(listed) == sorted(tf_bandmf.__all__)
     with pytest.raises(AttributeError, match="no attribute 'magic'"):
         tf_bandmf.magic  # noqa: B018
     for name in tf_bandmf.accounting.__all__:

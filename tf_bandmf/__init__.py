@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from tf_bandmf._version import __version__
 
 if TYPE_CHECKING:
-    from tf_bandmf import (
+    from tf_bandmf import (  # noqa: F401
         accounting,
         audit,
         matrices,
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
         workloads,
     )
     from tf_bandmf.accounting.guarantee import Guarantee
-    from tf_bandmf.analysis.sensitivity import Sensitivity
     from tf_bandmf.ledger.book import Ledger
     from tf_bandmf.participation import (
         BallsInBins,
@@ -39,66 +38,45 @@ if TYPE_CHECKING:
         Poisson,
         Shuffled,
     )
-    from tf_bandmf.planning.advice import Advice, advise
+    from tf_bandmf.planning.advice import advise
     from tf_bandmf.planning.build import plan
-    from tf_bandmf.planning.card import PrivacyCard
-    from tf_bandmf.planning.compare import Comparison, compare
-    from tf_bandmf.planning.composition import JointGuarantee, compose
-    from tf_bandmf.planning.elsewhere import (
-        AccountedEvent,
-        ApproximateDP,
-        ZeroConcentratedDP,
-    )
+    from tf_bandmf.planning.compare import compare
+    from tf_bandmf.planning.composition import compose
     from tf_bandmf.planning.memory import bands_that_fit
     from tf_bandmf.planning.plan import Plan
+    from tf_bandmf.planning.release import Release
     from tf_bandmf.planning.statement import PrivacyStatement
-    from tf_bandmf.planning.tuning import TuningCost, tuning_cost
-    from tf_bandmf.sampling import BatchSchedule
+    from tf_bandmf.planning.tuning import tuning_cost
     from tf_bandmf.strategies import Strategy
     from tf_bandmf.workloads import Workload
 
 __all__ = [
-    "AccountedEvent",
-    "Advice",
-    "ApproximateDP",
     "BMinSepSampling",
     "BallsInBins",
-    "BatchSchedule",
-    "Comparison",
     "CyclicFixedSize",
     "CyclicPoisson",
     "FixedEpochOrder",
     "Guarantee",
-    "JointGuarantee",
     "Ledger",
     "MinSep",
     "Participation",
     "Plan",
     "Poisson",
-    "PrivacyCard",
     "PrivacyStatement",
-    "Sensitivity",
+    "Release",
     "Shuffled",
     "Strategy",
-    "TuningCost",
     "Workload",
-    "ZeroConcentratedDP",
     "__version__",
-    "accounting",
     "advise",
-    "audit",
     "bands_that_fit",
     "compare",
     "compose",
-    "matrices",
-    "participation",
     "plan",
-    "sampling",
-    "strategies",
     "tuning_cost",
-    "workloads",
 ]
 
+# Loaded when they are used, without an import of their own.
 _MODULES = (
     "accounting",
     "audit",
@@ -108,44 +86,21 @@ _MODULES = (
     "strategies",
     "workloads",
 )
-# Where the other public names are defined.
+# Where public names are defined that are not in `participation`.
 _HOMES = {
-    "Advice": "planning.advice",
-    "BatchSchedule": "sampling",
-    "Comparison": "planning.compare",
     "Guarantee": "accounting.guarantee",
-    "Plan": "planning.plan",
-    "PrivacyCard": "planning.card",
-    "PrivacyStatement": "planning.statement",
-    "Sensitivity": "analysis.sensitivity",
-    "Strategy": "strategies",
-    "TuningCost": "planning.tuning",
-    "Workload": "workloads",
-    "AccountedEvent": "planning.elsewhere",
-    "ApproximateDP": "planning.elsewhere",
-    "ZeroConcentratedDP": "planning.elsewhere",
-    "JointGuarantee": "planning.composition",
     "Ledger": "ledger.book",
+    "Plan": "planning.plan",
+    "PrivacyStatement": "planning.statement",
+    "Release": "planning.release",
+    "Strategy": "strategies",
+    "Workload": "workloads",
     "advise": "planning.advice",
-    "tuning_cost": "planning.tuning",
     "bands_that_fit": "planning.memory",
-    "compose": "planning.composition",
     "compare": "planning.compare",
+    "compose": "planning.composition",
     "plan": "planning.build",
-    **dict.fromkeys(
-        (
-            "BMinSepSampling",
-            "BallsInBins",
-            "CyclicFixedSize",
-            "CyclicPoisson",
-            "FixedEpochOrder",
-            "MinSep",
-            "Participation",
-            "Poisson",
-            "Shuffled",
-        ),
-        "participation",
-    ),
+    "tuning_cost": "planning.tuning",
 }
 
 
@@ -157,12 +112,13 @@ def __getattr__(name: str) -> Any:
             raise AttributeError(str(error)) from error
     if name in _MODULES:
         return importlib.import_module(f"tf_bandmf.{name}")
-    if name not in _HOMES:
+    if name not in __all__:
         raise AttributeError(f"module 'tf_bandmf' has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"tf_bandmf.{_HOMES[name]}"), name)
+    home = _HOMES.get(name, "participation")
+    value = getattr(importlib.import_module(f"tf_bandmf.{home}"), name)
     globals()[name] = value
     return value
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return sorted([*__all__, *_MODULES])

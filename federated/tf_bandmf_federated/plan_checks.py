@@ -50,8 +50,7 @@ def statement_of(plan: Plan) -> PrivacyStatement:
     statement = plan.statement(unit="one device: all that it contributes in all rounds")
     return dataclasses.replace(
         statement,
-        output="noisy sums of the devices' clipped updates",
-        adjacency=statement.adjacency.replace("example", "device"),
+        output="all noisy sums of the devices' clipped updates",
         participation=statement.participation.replace("example", "device"),
     )
 

@@ -16,7 +16,7 @@ import pathlib
 
 from tf_bandmf import Plan, __version__
 from tf_bandmf.accounting.guarantee import Guarantee
-from tf_bandmf.planning.statement import GENERATORS
+from tf_bandmf.planning.statement import GENERATORS, mechanism_of
 from tf_bandmf_federated.accounting import (
     MeasuredGuarantee,
     MeasuredParticipation,
@@ -148,7 +148,7 @@ def _points(
         version=__version__,
         fingerprint=plan.fingerprint,
         code=_said("Code", operator.verifiability),
-        mechanism=plan.statement().mechanism,
+        mechanism=mechanism_of(plan.strategy),
         bands=plan.strategy.noise_bands,
         of="its inverse" if plan.strategy.is_inverse_banded else "the strategy",
         clip=plan.l2_norm_clip,

@@ -222,7 +222,7 @@ def test_sampled_runs_of_replaced_data_are_settled(
     if mechanism == "identity":
         noise = plan.noise_stddev / (2.0 * math.sqrt(9.0))
         most = gaussian.gaussian_epsilon(noise, 1e-3)
-        assert spent(file_ledger) == pytest.approx(most, rel=1e-6)
+        assert plan.epsilon_after(9, 1e-3) < spent(file_ledger) < most
 
 
 def test_replace_one_counts_twice_the_sensitivity(file_ledger, make_plan, run_name):
@@ -272,7 +272,7 @@ def test_a_bound_plan_stays_bound_in_files(file_ledger, make_plan, run_name, tmp
     file_ledger.add_dataset("patients", epsilon=1.0, delta=1e-6)
     plan = make_plan(ledger=file_ledger, dataset="patients")
     assert plan.fingerprint != make_plan().fingerprint
-    assert "account" not in make_plan().to_config()
+    assert make_plan().to_config()["account"] is None
     plan.save(str(tmp_path / "plan.json"))
     again = tf_bandmf.Plan.load(str(tmp_path / "plan.json"))
     assert again.account == plan.account and again.fingerprint == plan.fingerprint
@@ -323,18 +323,18 @@ def test_a_run_that_goes_on_after_it_was_settled_is_seen(
 def test_releases_made_elsewhere_are_spent_as_compose_takes_them(file_ledger, spent):
     file_ledger.add_dataset("patients", epsilon=4.0, delta=1e-5)
     parts = [
-        tf_bandmf.ApproximateDP(0.25, 1e-7, name="query log"),
-        tf_bandmf.ZeroConcentratedDP(0.01, name="census"),
-        tf_bandmf.AccountedEvent(dp_accounting.LaplaceDpEvent(4.0), name="histogram"),
+        tf_bandmf.Release("query log", epsilon=0.25, delta=1e-7),
+        tf_bandmf.Release("census", rho=0.01),
+        tf_bandmf.Release("histogram", event=dp_accounting.LaplaceDpEvent(4.0)),
     ]
     for part in parts:
         file_ledger.spend("patients", part, about="made elsewhere")
     joint = tf_bandmf.compose(parts).epsilon(1e-5)
     assert 0.9 * joint < spent(file_ledger) < 1.5 * joint
-    replaced = tf_bandmf.ApproximateDP(0.1, replace_one=True)
+    replaced = tf_bandmf.Release(epsilon=0.1, adjacency="replace-one")
     with pytest.raises(ValueError, match="one unit is replaced"):
         file_ledger.spend("patients", replaced, about="other neighbors")
-    guess = tf_bandmf.ApproximateDP(0.1, 1e-7, kind="estimate")
+    guess = tf_bandmf.Release(epsilon=0.1, delta=1e-7, kind="estimate")
     with pytest.raises(ValueError, match="no bound"):
         file_ledger.spend("patients", guess, about="a guess")
     file_ledger.spend("patients", tf_bandmf.compose(parts), about="all of them, again")

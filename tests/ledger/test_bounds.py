@@ -2,6 +2,7 @@
 
 import math
 
+import dp_accounting
 import pytest
 
 import tf_bandmf
@@ -13,15 +14,34 @@ from tf_bandmf.planning.composition import GAUSSIAN
 from tf_bandmf.planning.release import Release
 
 DELTA = 1e-5
+NOISE = dp_accounting.GaussianDpEvent(1.0)
 DATASET = Dataset("patients", "0" * 64, "one training example", "zero-out")
 
 
 def gaussian_run(epsilon, delta=1e-6):
-    return Release.of_mu(1.0 / gaussian.calibrate_noise_stddev(epsilon, delta), delta)
+    return Release.gaussian(gaussian.calibrate_noise_stddev(epsilon, delta), delta)
 
 
 def poisson_run(epsilon=0.8, queries=100):
-    return Release(epsilon, 1e-6, 1.5, poisson=(0.01, 1.0, queries))
+    return sampled(
+        epsilon, 1e-6, 1.5, dp_accounting.PoissonSampledDpEvent(0.01, NOISE), queries
+    )
+
+
+def sampled(epsilon, delta, mu, query, count, **more):
+    known = {"epsilon": epsilon, "delta": delta, "noise_multiplier": 1.0 / mu}
+    event = dp_accounting.SelfComposedDpEvent(query, count)
+    return Release(**known, event=event, **more)
+
+
+def fixed_size_run():
+    noise = dp_accounting.GaussianDpEvent(2.0)
+    query = dp_accounting.SampledWithoutReplacementDpEvent(100, 10, noise)
+    return sampled(0.5, 1e-7, 4.0, query, 20, adjacency="either")
+
+
+def pair(epsilon, delta):
+    return Release(epsilon=epsilon, delta=delta)
 
 
 def total(*releases, delta=DELTA, epsilon=1.0):
@@ -38,7 +58,7 @@ def test_gaussian_runs_compose_exactly():
 
 
 def test_what_is_written_is_what_is_read():
-    for release in (poisson_run(), gaussian_run(1.0), Release(0.0, 0.0)):
+    for release in (poisson_run(), gaussian_run(1.0), pair(0.0, 0.0)):
         assert Release.from_json(release.to_json()) == release
 
 
@@ -47,13 +67,13 @@ def test_what_is_written_is_what_is_read():
     "releases",
     [
         [gaussian_run(1.0)] * 3,
-        [Release(0.5, 1e-7)] * 3,
-        [Release(0.01, 0.0)] * 50,
-        [Release(0.1, 1e-7)] * 10,
+        [pair(0.5, 1e-7)] * 3,
+        [pair(0.01, 0.0)] * 50,
+        [pair(0.1, 1e-7)] * 10,
         [poisson_run()] * 2 + [gaussian_run(0.3)],
-        [poisson_run(), Release(0.2, 1e-8), gaussian_run(0.3)],
-        [Release(0.5, 1e-7, 4.0, fixed_size=(100, 10, 2.0, 20))] * 2,
-        [Release(0.5, 1e-7, 4.0, fixed_size=(100, 10, 2.0, 20)), gaussian_run(0.3)],
+        [poisson_run(), pair(0.2, 1e-8), gaussian_run(0.3)],
+        [fixed_size_run()] * 2,
+        [fixed_size_run(), gaussian_run(0.3)],
     ],
     ids=[
         "gaussian", "stated", "pure", "rounded", "poisson", "mixed", "fixed-size",
@@ -98,7 +118,10 @@ def test_a_balance_of_poisson_runs_is_never_below_their_accountant(delta):
     probability, noise, queries = 0.05, 1.5, 400
     stated = CyclicPoissonAccountant(queries, probability).epsilon(delta, noise)
     mu = math.sqrt(queries) / noise
-    run = Release(stated, delta, mu, poisson=(probability, noise, queries))
+    query = dp_accounting.PoissonSampledDpEvent(
+        probability, dp_accounting.GaussianDpEvent(noise)
+    )
+    run = sampled(stated, delta, mu, query, queries)
     twice = CyclicPoissonAccountant(2 * queries, probability).epsilon(delta, noise)
     for runs, exact in ((1, stated), (2, twice)):
         balance = total(*[run] * runs, delta=delta, epsilon=0.99 * exact)
@@ -113,7 +136,7 @@ def test_many_pure_releases_are_never_below_their_binomial(delta):
     Losses are (2 k - n) epsilon; beyond the epsilon found, the mass must be <= delta.
     """
     count, epsilon = 1000, 0.01
-    found = total(*[Release(epsilon, 0.0)] * count, delta=delta).spent
+    found = total(*[pair(epsilon, 0.0)] * count, delta=delta).spent
     log_p, log_q = -math.log1p(math.exp(-epsilon)), -math.log1p(math.exp(epsilon))
     exact = 0.0
     for k in range(count + 1):
@@ -134,7 +157,7 @@ def test_several_kinds_are_never_below_the_best_that_one_can_do():
     mu, response = 0.5, 1.0
     p = 1.0 / (1.0 + math.exp(-response))
     for delta in (1e-5, 1e-8, 1e-11, 1e-13):
-        releases = Release.of_mu(mu, 1e-15), Release(response, 0.0)
+        releases = Release.gaussian(1.0 / mu, 1e-15), pair(response, 0.0)
         found = total(*releases, delta=delta).spent
         exact = p * gaussian.gaussian_delta(1.0 / mu, found - response)
         exact += (1.0 - p) * gaussian.gaussian_delta(1.0 / mu, found + response)

@@ -1,5 +1,6 @@
 """Privacy in plain words: what it says is true, complete, and safe to print."""
 
+import dataclasses
 import html.parser
 import itertools
 import json
@@ -10,7 +11,6 @@ import pytest
 from scipy import stats
 
 import tf_bandmf
-from tf_bandmf.planning.card import Facts
 
 ARGUMENTS = {"epsilon": 1.0, "delta": 1e-5, "num_examples": 600, "batch_size": 60}
 
@@ -20,21 +20,21 @@ def plan():
     return tf_bandmf.plan("bsr:4", epochs=2, **ARGUMENTS)
 
 
-def facts(epsilon, delta=1e-5, mu=None, **changes):
-    fields = {"kind": "exact", "confidence": None, "replaces": False}
-    fields |= {"test_only": False, "unit": "one user", "accesses": "One run."}
-    return Facts(epsilon, delta, mu, **{**fields, **changes})
+def said_of(plan, epsilon, delta=1e-5, mu=None, kind="exact", confidence=None):
+    """The statement of a plan with other numbers."""
+    made = tf_bandmf.Guarantee(epsilon, delta, kind, "test", confidence=confidence)
+    return dataclasses.replace(plan.statement(unit="one user"), guarantee=made, mu=mu)
 
 
 @pytest.mark.parametrize("epsilon", [0.1, 1.0, 4.0, 30.0, 900.0])
 @pytest.mark.parametrize("delta", [1e-9, 0.01])
-def test_no_test_of_randomized_response_does_better(epsilon, delta):
+def test_no_test_of_randomized_response_does_better(plan, epsilon, delta):
     """The worst (epsilon, delta)-DP mechanism, by its four outputs and all its tests."""
     right = 1.0 / (1.0 + math.exp(-epsilon))
     wrong = math.exp(-epsilon) * right
     out = np.array([delta, 0.0, (1 - delta) * right, (1 - delta) * wrong])
     other = np.array([0.0, delta, (1 - delta) * wrong, (1 - delta) * right])
-    said = facts(epsilon, delta)
+    said = said_of(plan, epsilon, delta)
     best = 0.0
     for choice in itertools.product([0.0, 0.5, 1.0], repeat=4):
         power, accused = out @ np.array(choice), other @ np.array(choice)
@@ -44,8 +44,8 @@ def test_no_test_of_randomized_response_does_better(epsilon, delta):
 
 
 @pytest.mark.parametrize("mu", [0.01, 0.3, 2.0])
-def test_a_gaussian_mechanism_is_known_exactly(mu):
-    said = facts(50.0, mu=mu)
+def test_a_gaussian_mechanism_is_known_exactly(plan, mu):
+    said = said_of(plan, 50.0, mu=mu)
     normal = stats.norm
     for accused in (0.001, 0.05, 0.5):
         expected = normal.sf(normal.isf(accused) - mu)
@@ -58,7 +58,7 @@ def test_plain_words_come_first_and_name_the_numbers(plan):
     card = plan.statement(unit="one user").card("churn-2026")
     points = dict(card.points())
     assert list(points)[:3] == ["What is protected", "From whom", "How strongly"]
-    said = card.statement.facts()
+    said = card.statement
     assert said.mu == pytest.approx(1.0 / plan.noise_multiplier)
     example = points["What that means for one person"]
     assert f"at most {math.ceil(100 * said.right())} times" in example
@@ -81,15 +81,7 @@ def test_what_is_an_estimate_or_nothing_says_so(plan):
         ("bound", 0.999, "probability of at most 0.001"),
         ("bound", None, "proven"),
     ):
-        bins = tf_bandmf.compose(
-            [plan, tf_bandmf.ApproximateDP(1.0, 1e-9, kind="estimate")]
-        )
-        statement = bins.statement(delta=2e-5)
-        object.__setattr__(
-            statement,
-            "facts",
-            lambda k=kind, c=confidence: facts(1.0, kind=k, confidence=c),
-        )
+        statement = said_of(plan, 1.0, kind=kind, confidence=confidence)
         assert word in dict(statement.card().points())["How sure the numbers are"]
 
 
@@ -104,10 +96,10 @@ def test_replacements_and_several_releases():
     points = dict(plan.statement().card().points())
     assert "had they been other data" in points["What is protected"]
     assert "which of two possible records" in points["What that means for one person"]
-    joint = tf_bandmf.compose([tf_bandmf.ZeroConcentratedDP(0.1)])
-    said = joint.statement(1e-5, unit="one user").facts()
+    joint = tf_bandmf.compose([tf_bandmf.Release(rho=0.1)])
+    said = joint.statement(1e-5, unit="one user")
     # A rho is no Gaussian mechanism.
-    assert said.mu is None and "1 releases" in said.accesses
+    assert said.mu is None and "1 release(s)" in said.covered
 
 
 class _Reader(html.parser.HTMLParser):

@@ -11,6 +11,7 @@ import tf_bandmf
 from tf_bandmf import strategies, workloads
 from tf_bandmf.participation import BallsInBins, MinSep
 from tf_bandmf.participation.scheme import Scheme, samplings
+from tf_bandmf.planning.arguments import DataUse
 from tf_bandmf.planning.compare import Comparison, Search
 from tf_bandmf.strategies import registry
 
@@ -350,10 +351,11 @@ def test_rough_noise_begins_where_other_bands_promise(monkeypatch):
 
     monkeypatch.setattr(BMinSepSimulator, "rough_runs", counted)
     sampled, workload = BMinSepSampling(6400, 32, 16), workloads.prefix_sum(256)
-    together = Search(workload, sampled, (2.0, 1e-5))
+    use = DataUse(sampled, 256, None, None)
+    together = Search(workload, use, (2.0, 1e-5))
     for bands in (1, 2, 4, 8, 16, 4):
         found = []
-        for search in (together, Search(workload, sampled, (2.0, 1e-5))):
+        for search in (together, Search(workload, use, (2.0, 1e-5))):
             counts.append(0)
             found.append(search.table([f"bsr:{bands}"]).rows[-1].noise_stddev)
         assert found[0] == pytest.approx(found[1], rel=5e-3)

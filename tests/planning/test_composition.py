@@ -9,6 +9,7 @@ from dp_accounting.pld import pld_privacy_accountant
 import tf_bandmf
 from tf_bandmf import participation as lib
 from tf_bandmf.accounting import gaussian
+from tf_bandmf.accounting.cyclic_poisson import CyclicPoissonAccountant
 from tf_bandmf.accounting.guarantee import REPLACE_ONE, ZERO_OUT
 
 DELTA = 1e-5
@@ -105,6 +106,24 @@ def test_amplified_runs_compose_by_their_privacy_loss(poisson):
     assert guarantee.epsilon < worst
 
 
+@pytest.mark.parametrize("delta", [1e-6, 1e-14])
+def test_poisson_runs_of_one_kind_are_one_longer_run(delta):
+    """At 1e-14 convolutions say nothing: 32 was stated, that of no amplification."""
+    run = sampled(tf_bandmf.Poisson(M, 6), epsilon=None, noise_multiplier=0.4)
+    noise = run.unit_noise_stddev
+    longer = CyclicPoissonAccountant(40, 0.01).epsilon(delta, noise)
+    assert tf_bandmf.compose([run, run]).epsilon(delta) == pytest.approx(longer)
+
+
+def test_the_same_runs_cost_more_where_records_are_replaced():
+    runs = [fixed(), fixed("lambda_cgd:0.5", 0.7)]
+    joint = tf_bandmf.compose(runs, adjacency="replace-one")
+    assert joint.adjacency == REPLACE_ONE
+    noise = 0.5 / math.sqrt(sum(run.noise_multiplier**-2 for run in runs))
+    expected = gaussian.gaussian_epsilon(noise, DELTA)
+    assert joint.epsilon(DELTA) == pytest.approx(expected, rel=1e-9)
+
+
 @pytest.mark.slow
 def test_estimates_stay_estimates(bins, poisson):
     joint = tf_bandmf.compose([bins, poisson])
@@ -115,8 +134,8 @@ def test_estimates_stay_estimates(bins, poisson):
     # Below the delta that is known of it, what it is without amplification is left.
     small = joint.guarantee_at(1e-6)
     assert small.kind == "bound" and small.confidence is None
-    other = tf_bandmf.AccountedEvent(
-        dp_accounting.GaussianDpEvent(bins.noise_multiplier)
+    other = tf_bandmf.Release(
+        event=dp_accounting.GaussianDpEvent(bins.noise_multiplier)
     )
     known = tf_bandmf.compose([other, poisson])
     assert small.epsilon == pytest.approx(known.epsilon(1e-6), rel=1e-4)
@@ -126,7 +145,7 @@ def test_estimates_stay_estimates(bins, poisson):
 
 @pytest.mark.invariant(12)
 def test_replacements_count_others_with_half_their_noise():
-    elsewhere = tf_bandmf.ApproximateDP(0.5, 1e-6, replace_one=True)
+    elsewhere = tf_bandmf.Release(epsilon=0.5, delta=1e-6, adjacency="replace-one")
     other = fixed()
     joint = tf_bandmf.compose([elsewhere, other])
     guarantee = joint.guarantee_at(DELTA)
@@ -199,6 +218,10 @@ def test_no_plans_no_plan_and_impossible_budgets_are_refused():
     for wrong in ([1.0], fixed()):
         with pytest.raises(TypeError, match="plan"):
             tf_bandmf.compose(wrong)
+    replaced = tf_bandmf.Release(epsilon=0.5, adjacency="replace-one")
+    for adjacency in ("zero-out", "add-or-remove", "either"):
+        with pytest.raises(ValueError, match="adjacency must be one of"):
+            tf_bandmf.compose([replaced, fixed()], adjacency=adjacency)
     joint = tf_bandmf.compose([fixed()])
     with pytest.raises(ValueError, match="delta must be"):
         joint.epsilon(0.0)
@@ -233,8 +256,8 @@ def test_a_poisson_run_where_records_are_replaced_is_what_its_event_is():
         epochs=3,
         sampling="poisson",
     )
-    other = tf_bandmf.ApproximateDP(1e-6, 0.0, replace_one=True)
+    other = tf_bandmf.Release(epsilon=1e-6, adjacency="replace-one")
     as_plan = tf_bandmf.compose([run, other]).epsilon(1e-6)
-    event = tf_bandmf.AccountedEvent(run.dp_event())
+    event = tf_bandmf.Release(event=run.dp_event())
     as_event = tf_bandmf.compose([event, other]).epsilon(1e-6)
     assert run.epsilon < as_plan == pytest.approx(as_event, rel=0.01)

@@ -9,15 +9,22 @@ from dp_accounting.pld import common, pld_privacy_accountant, privacy_loss_distr
 import tf_bandmf
 from tf_bandmf.accounting import gaussian, profiles
 from tf_bandmf.accounting.guarantee import REPLACE_ONE, ZERO_OUT
-from tf_bandmf.planning.composition import REPLACE_ONLY
+from tf_bandmf.planning.release import REPLACE_ONLY
 
 DELTA = 1e-5
-Pair, Rho, Event = (
-    tf_bandmf.ApproximateDP,
-    tf_bandmf.ZeroConcentratedDP,
-    tf_bandmf.AccountedEvent,
-)
 GAUSS, LAPLACE = dp_accounting.GaussianDpEvent, dp_accounting.LaplaceDpEvent
+
+
+def Pair(epsilon, delta=0.0, **more):
+    return tf_bandmf.Release(**{"epsilon": epsilon, "delta": delta, **more})
+
+
+def Rho(rho, **more):
+    return tf_bandmf.Release(rho=rho, **more)
+
+
+def Event(event, **more):
+    return tf_bandmf.Release(event=event, **more)
 
 
 @pytest.fixture(scope="module")
@@ -99,16 +106,18 @@ def test_what_has_renyi_divergences_alone_composes_with_all_else(plan):
 
 @pytest.mark.invariant(12)
 def test_a_replacement_is_two_zero_outs(plan):
-    joint = tf_bandmf.compose([Pair(0.1, replace_one=True), Event(LAPLACE(5.0))])
+    joint = tf_bandmf.compose([Pair(0.1, adjacency="replace-one"), Event(LAPLACE(5.0))])
     assert joint.adjacency == REPLACE_ONLY
     assert joint.epsilon(DELTA) == pytest.approx(0.1 + 2.0 / 5.0, rel=1e-3)
-    assert tf_bandmf.compose([Pair(1.0, 1e-9), Pair(0.1, replace_one=True)]).epsilon(
-        (1.0 + math.e) * 1e-9 * 1.01
-    ) == pytest.approx(2.1, rel=1e-3)
-    moved = tf_bandmf.compose([Rho(0.1), Rho(0.2, replace_one=True), plan])
+    assert tf_bandmf.compose(
+        [Pair(1.0, 1e-9), Pair(0.1, adjacency="replace-one")]
+    ).epsilon((1.0 + math.e) * 1e-9 * 1.01) == pytest.approx(2.1, rel=1e-3)
+    moved = tf_bandmf.compose([Rho(0.1), Rho(0.2, adjacency="replace-one"), plan])
     assert moved.zcdp_rho == pytest.approx(0.4 + 0.2 + 4.0 * plan.zcdp_rho)
     sampled = dp_accounting.SampledWithoutReplacementDpEvent(1000, 10, GAUSS(2.0))
-    other = tf_bandmf.compose([Event(sampled, replace_one=True), Event(GAUSS(2.0))])
+    other = tf_bandmf.compose(
+        [Event(sampled, adjacency="replace-one"), Event(GAUSS(2.0))]
+    )
     assert other.epsilon(DELTA) > gaussian.gaussian_epsilon(1.0, DELTA)
     assert REPLACE_ONE != REPLACE_ONLY
 
@@ -138,7 +147,7 @@ def test_estimates_from_elsewhere_mark_the_whole(plan):
 
 
 def test_the_statement_names_what_was_made_elsewhere(plan):
-    joint = tf_bandmf.compose([plan, Pair(0.5, 1e-7, name="query log, 2025")])
+    joint = tf_bandmf.compose([plan, Pair(0.5, 1e-7, about="query log, 2025")])
     points = dict(joint.statement().points())
     assert "query log, 2025: (epsilon = 0.5, delta = 1e-07)-DP." in points["Runs"]
     assert "1 release(s) made elsewhere" in points["Data accesses covered"]
@@ -163,8 +172,8 @@ def _with_count(count):
         (lambda: Pair(math.nan), ValueError, "epsilon must be"),
         (lambda: Pair(1.0, 1.0), ValueError, "delta must be in"),
         (lambda: Pair(1.0, kind="exact"), ValueError, "kind must be"),
-        (lambda: Pair(1.0, name="two\nlines"), ValueError, "name must be"),
-        (lambda: Pair(1.0, replace_one=None), ValueError, "replace_one must be"),
+        (lambda: Pair(1.0, about="two\nlines"), ValueError, "about must be"),
+        (lambda: Pair(1.0, adjacency=None), ValueError, "adjacency must be"),
         (lambda: Rho(0.0), ValueError, "rho must be"),
         (lambda: Rho(math.inf), ValueError, "rho must be"),
         (lambda: Event(1.0), TypeError, "event must be"),

@@ -239,7 +239,7 @@ PARTICIPATIONS = [
 )
 def test_realized_separation_and_participations(participation, num_steps):
     x = np.arange(50)
-    schedule = tf_bandmf.BatchSchedule(participation, num_steps, 7, x)
+    schedule = tf_bandmf.sampling.BatchSchedule(participation, num_steps, 7, x)
     steps = collections.defaultdict(list)
     for batch in schedule.indices():
         assert len(set(batch.indices)) == len(batch.indices)

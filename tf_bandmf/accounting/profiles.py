@@ -85,10 +85,8 @@ def zcdp_profile(rho: float, xi: float = 0.0) -> Profile:
 def of_loss(
     loss: privacy_loss_distribution.PrivacyLossDistribution,
 ) -> Profile:
-    """The profile of a mechanism with a privacy loss."""
-    return lambda epsilons: np.array(
-        [float(loss.get_delta_for_epsilon(float(one))) for one in epsilons]
-    )
+    """The profile of a mechanism with a privacy loss, for epsilons that rise."""
+    return lambda epsilons: np.asarray(loss.get_delta_for_epsilon(epsilons))
 
 
 def twice(profile: Profile) -> Profile:

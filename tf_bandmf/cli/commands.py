@@ -90,7 +90,7 @@ def _record(plan: Any) -> dict[str, Any]:
         **{name: getattr(plan, name) for name in names.split()},
         "mechanism": registry.specification(plan.strategy),
         "participation": plan.participation.to_config(),
-        "measurements": plan.measurements.to_config(),
+        "measurements": dict(vars(plan.measurements)),
         "memory_vectors": plan.strategy.memory_vectors,
         "rmse": plan.rmse(),
         "statement": dict(plan.statement().points()),
@@ -141,9 +141,8 @@ def _show(path: str, card: Any = None, plot: Any = None, **of_card: Any) -> Any:
 
 
 def _shown(plan: Any) -> str:
-    from tf_bandmf.planning.curve import privacy_curve
-
-    curve = [f"delta {d:.0e}: epsilon {e:.4f}" for d, e in privacy_curve(plan)]
+    curve = plan.epsilon_curve()
+    curve = [f"delta {one.delta:.0e}: epsilon {one.epsilon:.4f}" for one in curve]
     return "\n".join([_text(plan), "", *curve])
 
 

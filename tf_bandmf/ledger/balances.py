@@ -1,23 +1,19 @@
 """What a data set's budget is, what was spent of it, and what would still fit.
 
-What was spent is `tf_bandmf.compose` of all releases; runs of one Poisson-sampled kind are
-what their accountant says. A budget in rho is spent by sums of rho, which hold however
-releases are chosen.
+What was spent is `tf_bandmf.compose` of all releases. A budget in rho is spent by sums of
+rho, which hold however releases are chosen.
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import math
-from collections import Counter
 
 from scipy import optimize
 
 from tf_bandmf.accounting import gaussian
 from tf_bandmf.accounting.checks import check_delta, check_positive
-from tf_bandmf.accounting.cyclic_poisson import CyclicPoissonAccountant
 from tf_bandmf.ledger.releases import Dataset
 from tf_bandmf.planning.composition import BASIC, compose
 from tf_bandmf.planning.release import Release
@@ -89,11 +85,11 @@ class Balance:
 
     @functools.cached_property
     def _spent(self) -> tuple[float, str]:
-        kinds = Counter(release for cost in self.costs for release in cost)
-        releases = [dataclasses.replace(kind, count=n) for kind, n in kinds.items()]
+        releases = [release for cost in self.costs for release in cost]
         if self.budget.delta is not None:
-            return best(releases, self.budget.delta)
-        return _rho(releases), ADAPTIVE
+            return best(releases, self.budget.delta, self.dataset.adjacency)
+        rhos = [release.zcdp(self.dataset.replaces) for release in releases]
+        return math.fsum(math.inf if rho is None else rho for rho in rhos), ADAPTIVE
 
     @property
     def spent(self) -> float:
@@ -126,12 +122,11 @@ class Balance:
           fits.
         """
         delta = (self.budget.delta or 1e-6) if delta is None else delta
-        moved = 2.0 if self.dataset.replaces else 1.0
 
         def excess(log_epsilon: float) -> float:
             try:
                 noise = gaussian.calibrate_noise_stddev(math.exp(log_epsilon), delta)
-                run = Release.of_mu(moved / noise, delta)
+                run = Release.gaussian(noise, delta)
             except ValueError:  # beyond any meaning
                 return 1.0
             return min(self.with_more(run).part - _ROUNDING, 1.0)
@@ -144,7 +139,7 @@ class Balance:
         return math.floor(epsilon * 10**digits) / 10**digits
 
 
-def best(releases: list[Release], delta: float) -> tuple[float, str]:
+def best(releases: list[Release], delta: float, adjacency: str) -> tuple[float, str]:
     """The smallest epsilon of all releases together that is proven, and by what.
 
     Each may be chosen by the results of those before it; only what it costs is fixed.
@@ -152,37 +147,8 @@ def best(releases: list[Release], delta: float) -> tuple[float, str]:
     releases = [release for release in releases if release.epsilon or release.delta]
     if not releases:
         return 0.0, BASIC
-    pairs = [release.stated(False) for release in releases]
-    leaked = math.fsum(pair[1] for pair in pairs)
-    stated = math.fsum(pair[0] for pair in pairs)
-    bounds = [(stated if leaked <= delta * _ROUNDING else math.inf, BASIC)]
-    if len(releases) == releases[0].count == 1 and leaked == delta:
-        return bounds[0]  # one release is what it states
-    rho = _rho(releases)
-    # Bun and Steinke, 2016, arXiv:1605.02065, Proposition 1.3.
-    bounds.append((rho + 2.0 * math.sqrt(-rho * math.log(delta)), "zCDP"))
-    with contextlib.suppress(ValueError, ArithmeticError, MemoryError):  # none known
-        bounds.append(_poisson_alone(releases, delta) or _composed(releases, delta))
-    return min(bounds)
-
-
-def _rho(releases: list[Release]) -> float:
-    """Of zCDP, of all together; infinite if one has none."""
-    rhos = [release.zcdp(False) for release in releases]
-    return math.fsum(math.inf if rho is None else rho for rho in rhos)
-
-
-def _poisson_alone(releases: list[Release], delta: float) -> tuple[float, str] | None:
-    """What the accountant says, if all runs are Poisson-sampled in the same way."""
-    rates = {(release.poisson or ())[:2] for release in releases}
-    if len(rates) > 1 or rates == {()}:
-        return None
-    ((probability, noise),) = rates  # type: ignore[misc]
-    queries = sum((each.poisson or ())[2] * each.count for each in releases)  # type: ignore[misc]
-    accountant = CyclicPoissonAccountant(queries, probability)
-    return accountant.epsilon(delta, noise), accountant.claims[0][0]
-
-
-def _composed(releases: list[Release], delta: float) -> tuple[float, str]:
-    found = compose(releases).guarantee_at(delta)
-    return found.epsilon, found.accountant
+    joint = compose(releases, adjacency)
+    if len(releases) == 1 and joint.stated and joint.stated[1] == delta:
+        return joint.stated[0], BASIC  # one release is what it states
+    found = joint.bound_at(delta)
+    return (math.inf, BASIC) if found is None else (max(found.value, 0.0), found.method)

@@ -23,7 +23,7 @@ from typing import Any
 from tf_bandmf.ledger.balances import Balance, Budget
 from tf_bandmf.ledger.chain import Chain, Entry
 from tf_bandmf.ledger.errors import BudgetExceededError, LedgerError
-from tf_bandmf.ledger.releases import ADJACENCIES, described, of_plan
+from tf_bandmf.ledger.releases import described, of_plan
 from tf_bandmf.ledger.store import Store
 from tf_bandmf.planning import account as accounts
 from tf_bandmf.planning.plan import Plan
@@ -96,8 +96,8 @@ class Ledger:
             unit, adjacency or budget.
         """
         check_unit(unit)
-        if adjacency not in ADJACENCIES:
-            raise ValueError(f"adjacency must be one of {[*ADJACENCIES]}.")
+        if adjacency not in ("zero-out", "replace-one"):
+            raise ValueError("adjacency must be zero-out or replace-one.")
         name, budget = _one_line("name", name), vars(Budget(epsilon, delta, rho))
         body = {"unit": unit, "adjacency": adjacency, "budget": budget}
         with self._store.transaction(writes=True) as found:
@@ -249,10 +249,9 @@ class Ledger:
 
         Args:
           dataset: its name.
-          what: a `tf_bandmf.TuningCost`, a `Guarantee`, a `Plan` that was run unbound,
-            a joint guarantee from `compose`, a release made elsewhere as `compose`
-            takes it (`ApproximateDP`, `ZeroConcentratedDP`, `AccountedEvent`), an event
-            of dp-accounting, or (epsilon, delta) for the data set's adjacency.
+          what: what `tuning_cost` returns, a `Guarantee`, a `Plan` that was run unbound,
+            a joint guarantee from `compose`, a `tf_bandmf.Release` made elsewhere, an
+            event of dp-accounting, or (epsilon, delta) for the data set's adjacency.
           about: what was released, one line.
 
         Raises:
@@ -264,7 +263,7 @@ class Ledger:
             chain = found.chain(dataset)
             cost = described(what, chain.dataset)
             _refuse_more(chain.balance(), *cost, what=repr(about))
-            total = sum(release.epsilon for release in cost)
+            total = sum(release.epsilon or 0.0 for release in cost)
             body = {"about": about, "epsilon": total, "costs": cost}
             return found.append(chain, self._who, "spent", body)
 

@@ -9,16 +9,15 @@ from typing import Any
 import dp_accounting
 
 from tf_bandmf import matrices
-from tf_bandmf.accounting.guarantee import REPLACE_ONE, ZERO_OUT, Guarantee
+from tf_bandmf.accounting.guarantee import Guarantee
 from tf_bandmf.analysis.sensitivity import sensitivity
-from tf_bandmf.planning.composition import REPLACE_ONLY, JointGuarantee
-from tf_bandmf.planning.elsewhere import AccountedEvent, ApproximateDP
-from tf_bandmf.planning.parts import Part, Run
+from tf_bandmf.planning.composition import JointGuarantee, compose
 from tf_bandmf.planning.plan import Plan
-from tf_bandmf.planning.release import Release, release_of
+from tf_bandmf.planning.release import ADJACENCIES, Release, numbers_of
 from tf_bandmf.planning.tuning import TuningCost
 
-ADJACENCIES = {"zero-out": ZERO_OUT, "replace-one": REPLACE_ONE}
+# At which releases that have no delta of their own state an epsilon.
+_DELTA = 1e-9
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,7 +39,7 @@ class Dataset:
     @property
     def replaces(self) -> bool:
         """Whether neighbors are data sets in which one unit is replaced."""
-        return ADJACENCIES[self.adjacency] == REPLACE_ONE
+        return self.adjacency == "replace-one"
 
     def check(self, unit: str, test_seed: int | None = None) -> None:
         """Raises ValueError if a run may not use the data, or hides another unit."""
@@ -59,23 +58,21 @@ def of_plan(plan: Plan, dataset: Dataset, steps: int | None = None) -> Release:
       ValueError: if no meaningful epsilon is known, or no run of it may use the data.
     """
     dataset.check(plan.unit, plan.test_seed)
-    whole = release_of(Run(plan), dataset.replaces)
+    whole = recorded(Release.of_plan(plan), dataset)
     if steps == 0:
-        return Release(0.0, 0.0)
+        return Release(epsilon=0.0)
     if steps is None or steps == plan.num_steps:
         return whole
     if not whole.is_gaussian:
         epsilon = plan.epsilon_after(steps)
-        return dataclasses.replace(
-            whole, epsilon=epsilon, poisson=None, fixed_size=None
-        )
+        return dataclasses.replace(whole, epsilon=epsilon, event=None)
     if plan.participation.is_simulated:
         return whole
     block = matrices.leading_block(plan.strategy.matrix, steps)
     value = sensitivity(block, plan.participation, steps).value
     mu = math.hypot(value / plan.unit_noise_stddev, plan.measurements.mu)
-    mu = min(whole.mu or math.inf, mu * (2.0 if dataset.replaces else 1.0))
-    return Release.of_mu(mu, plan.delta)
+    mu = min(mu, 1.0 / plan.unamplified_noise)
+    return recorded(Release.gaussian(1.0 / mu, plan.delta), dataset)
 
 
 def described(what: Any, dataset: Dataset) -> tuple[Release, ...]:
@@ -86,26 +83,54 @@ def described(what: Any, dataset: Dataset) -> tuple[Release, ...]:
       ValueError: if it says nothing for the data set's unit or adjacency.
     """
     if isinstance(what, JointGuarantee):
-        parts = [part.plan if isinstance(part, Run) else part for part in what.parts]
+        parts = [part.plan or part for part in what.parts]
         return tuple(one for part in parts for one in described(part, dataset))
     if isinstance(what, Plan):
         return (of_plan(what, dataset),)
-    risk = 1.0 - (getattr(what, "confidence", None) or 1.0)
     if isinstance(what, dp_accounting.DpEvent):
-        what = AccountedEvent(what)
+        what = Release(event=what)
     elif isinstance(what, tuple) and len(what) == 2:
-        what = ApproximateDP(*what, replace_one=dataset.replaces)
+        pair = dict(zip(("epsilon", "delta"), what))
+        what = Release(**pair, adjacency=dataset.adjacency)
     elif isinstance(what, (TuningCost, Guarantee)):
         dataset.check(getattr(what, "unit", dataset.unit))
-        # What is stated for plans that replace one holds for zero-out, too.
-        replaces = what.adjacency == REPLACE_ONLY or (
-            what.adjacency == REPLACE_ONE and dataset.replaces
+        what = Release(
+            epsilon=what.epsilon,
+            delta=what.delta,
+            adjacency=next(k for k, v in ADJACENCIES.items() if v == what.adjacency),
+            kind="estimate" if getattr(what, "kind", "") == "estimate" else "",
+            risk=0.0 if what.confidence is None else 1.0 - what.confidence,
         )
-        kind = "estimate" if getattr(what, "kind", "") == "estimate" else "bound"
-        what = ApproximateDP(what.epsilon, what.delta, replaces, kind)
-    if not isinstance(what, Part):
+    if not isinstance(what, Release):
         raise TypeError(
-            f"what must be a Plan, TuningCost, Guarantee, joint guarantee, part of one, "
-            f"event of dp-accounting, or (epsilon, delta), found {what!r}."
+            f"what must be a Plan, TuningCost, Guarantee, joint guarantee, Release, event "
+            f"of dp-accounting, or (epsilon, delta), found {what!r}."
         )
-    return (dataclasses.replace(release_of(what, dataset.replaces), risk=risk),)
+    return (recorded(what, dataset),)
+
+
+def recorded(release: Release, dataset: Dataset) -> Release:
+    """What is proven of a release, as numbers that an entry can hold.
+
+    Raises:
+      ValueError: if it is an estimate, says nothing for the data set's adjacency, or has
+        no meaningful epsilon.
+    """
+    one = release.proven()
+    if one.kind == "estimate":
+        raise ValueError(f"An estimate is no bound, and cannot be spent: {release}.")
+    if one.adjacency == "replace-one" and not dataset.replaces:
+        raise ValueError(
+            f"{one.describe()} It is stated for neighbors in which one unit is replaced, "
+            f"and the data set's adjacency is zero-out: state it for that."
+        )
+    if one.is_gaussian:
+        noise = one.gaussian_noise(dataset.replaces)
+        return Release.gaussian(noise, one.delta or _DELTA, dataset.adjacency)  # type: ignore[arg-type]
+    fields: dict[str, Any] = {"about": Release.about, "plan": None}
+    if one.epsilon is None:
+        stated = compose([one]).guarantee_at(_DELTA)
+        fields |= {"epsilon": stated.epsilon, "delta": stated.delta}
+    if one.event is not None and numbers_of(one.event) is None:
+        fields["event"] = None
+    return dataclasses.replace(one, **fields)

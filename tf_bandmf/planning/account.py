@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import weakref
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from tf_bandmf.planning.plan import Plan
@@ -39,15 +38,6 @@ class Account:
 
     def __str__(self) -> str:
         return f"data set {self.dataset!r} ({self.id[:12]})"
-
-    def to_config(self) -> dict[str, Any]:
-        """Plain values; `from_config` rebuilds the account."""
-        return dataclasses.asdict(self)
-
-    @classmethod
-    def from_config(cls, config: Mapping[str, Any]) -> Account:
-        """Rebuilds an account."""
-        return cls(config["dataset"], config["id"])
 
 
 def bind(plan: Plan, account: Account) -> Plan:

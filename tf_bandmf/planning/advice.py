@@ -121,51 +121,40 @@ class Advice:
         """Zeta, the norm to which each example's gradient is clipped."""
         return self.plan.l2_norm_clip
 
-    def values(self) -> list[tuple[str, str]]:
-        """The advice in short: names and values, for tables."""
-        one, inner = self.setting, self.optimizer_arguments
-        return [
-            ("batch size", f"{one.batch_size}"),
-            ("epochs", f"{one.epochs}"),
-            ("steps", f"{one.num_steps}"),
-            ("sampling", one.sampling),
-            ("mechanism", one.mechanism),
-            ("clip norm", f"{self.l2_norm_clip:.3g}"),
-            ("optimizer", {"sgd": "SGD", "adam": "Adam"}[self.optimizer]),
-            ("learning rate", f"{inner['learning_rate']:.3g}"),
-            ("momentum", f"{inner.get('momentum', 0.0):g}"),
-            ("EMA momentum", f"{inner['ema_momentum']:.3g}"),
-            ("noise multiplier", f"{self.plan.noise_multiplier:.4g}"),
-            ("expected share", f"{self.expected_share:.2f}"),
-        ]
-
     def to_record(self) -> dict[str, Any]:
         """Plain finite values, ready for JSON."""
-        guarantee = self.plan.guarantee
-        tuning = None
-        if self.tuning is not None:
-            tuning = dataclasses.asdict(self.tuning)
-            if math.isinf(self.tuning.shape):
-                tuning["shape"] = None
+        own = ("optimizer", "optimizer_arguments", "l2_norm_clip", "expected_share")
+        planned = ("noise_multiplier", "noise_stddev", "epsilon", "delta", "kind")
+        tuning = None if self.tuning is None else dataclasses.asdict(self.tuning)
+        if tuning is not None and math.isinf(tuning["shape"]):
+            tuning["shape"] = None
         return {
             **dataclasses.asdict(self.setting),
-            "optimizer": self.optimizer,
-            "optimizer_arguments": dict(self.optimizer_arguments),
-            "l2_norm_clip": self.l2_norm_clip,
-            "noise_multiplier": self.plan.noise_multiplier,
-            "noise_stddev": self.plan.noise_stddev,
-            "expected_share": self.expected_share,
-            "epsilon": guarantee.epsilon,
-            "delta": guarantee.delta,
-            "kind": guarantee.kind,
+            **{name: getattr(self, name) for name in own},
+            **{name: getattr(self.plan, name) for name in planned},
             "settings": [dataclasses.asdict(one) for one in self.settings],
             "reasons": dict(self.reasons),
             "tuning": tuning,
         }
 
     def __str__(self) -> str:
-        width = max(len(name) for name, _ in self.values())
-        lines = [f"{name.ljust(width)}  {value}" for name, value in self.values()]
+        one, inner = self.setting, self.optimizer_arguments
+        values = {
+            "batch size": f"{one.batch_size}",
+            "epochs": f"{one.epochs}",
+            "steps": f"{one.num_steps}",
+            "sampling": one.sampling,
+            "mechanism": one.mechanism,
+            "clip norm": f"{self.l2_norm_clip:.3g}",
+            "optimizer": {"sgd": "SGD", "adam": "Adam"}[self.optimizer],
+            "learning rate": f"{inner['learning_rate']:.3g}",
+            "momentum": f"{inner.get('momentum', 0.0):g}",
+            "EMA momentum": f"{inner['ema_momentum']:.3g}",
+            "noise multiplier": f"{self.plan.noise_multiplier:.4g}",
+            "expected share": f"{self.expected_share:.2f}",
+        }
+        width = max(map(len, values))
+        lines = [f"{name.ljust(width)}  {value}" for name, value in values.items()]
         lines += ["", *(f"{name}: {text}" for name, text in self.reasons)]
         if self.tuning is not None:
             lines.append(f"private trials: {self.tuning}")
@@ -230,21 +219,21 @@ def advise(
     is_adam = optimizer == "adam"
     if is_adam and mechanism == "auto":
         mechanism = "identity"
+    if progress is not None and not callable(progress):
+        raise ValueError(f"progress must be a function or None, found {progress!r}.")
+    tell = progress or (lambda name: None)
+    num_parameters = whole_number("num_parameters", num_parameters)
     scan = _Scan(
         whole_number("num_examples", num_examples),
-        whole_number("num_parameters", num_parameters),
+        num_parameters,
         whole_number("epochs", epochs),
-        epsilon,
-        delta,
+        (epsilon, delta),
         _closed_form(mechanism),
     )
     largest = scan.num_examples
     if max_batch_size is not None:
         largest = min(largest, whole_number("max_batch_size", max_batch_size))
     samplings = _samplings(sampling)
-    if progress is not None and not callable(progress):
-        raise ValueError(f"progress must be a function or None, found {progress!r}.")
-    tell = progress or (lambda name: None)
     compared = {name: scan.batch_sizes(name, largest, tell) for name in samplings}
     settings = tuple(one for several in compared.values() for one in several)
     if not settings:
@@ -255,7 +244,6 @@ def advise(
         )
     chosen, reasons = _choose(compared)
     clip, why = learning_rates.clip_norm(loss)
-    reasons.append(("clip norm", why))
     arguments: dict[str, Any] = {
         "mechanism": mechanism,
         "epsilon": epsilon,
@@ -264,35 +252,31 @@ def advise(
         "batch_size": chosen.batch_size,
         "epochs": chosen.epochs,
         "sampling": chosen.sampling,
-        "workload": "prefix" if is_adam else _WORKLOAD,
+        "workload": "prefix"
+        if is_adam
+        else f"sgd:momentum={learning_rates.MOMENTUM!r}",
         "l2_norm_clip": clip,
     }
     if max_memory_vectors is not None:
         arguments["max_memory_vectors"] = max_memory_vectors
     tell("the plan")
     plan = build.plan(**arguments, progress=progress or False)
-    name = registry.specification(plan.strategy)
-    if plan.choice is not None:
-        name = plan.choice.mechanism
-        reasons.append(("mechanism", plan.choice.reason))
+    name, table = registry.specification(plan.strategy), plan.choice
     assert plan.expected_batch_size is not None  # of a named sampling
-    scheme = Scheme(
-        chosen.sampling, scan.num_examples, chosen.batch_size, chosen.epochs
-    )
     setting = scan.setting(
-        scheme,
-        name,
+        Scheme(chosen.sampling, scan.num_examples, chosen.batch_size, chosen.epochs),
+        name if table is None else table.mechanism,
         plan.rmse(),
         plan.expected_batch_size,
         plan.workload.momentum or 0.0,
     )
     share = learning_rates.expected_share(
-        setting.noise, scan.num_parameters, setting.num_steps
+        setting.noise, num_parameters, setting.num_steps
     )
-    reasons += [
-        ("optimizer", _ADAM if is_adam else _SGD),
-        ("expected share", _verdict(share, setting, scan.num_parameters)),
-    ]
+    reasons |= {"clip norm": why}
+    reasons |= {} if table is None else {"mechanism": table.reason}
+    reasons |= {"optimizer": _ADAM if is_adam else _SGD}
+    reasons |= {"expected share": _verdict(share, setting, num_parameters)}
     tuning = None
     if expected_trials is not None:
         tell("private trials")
@@ -301,10 +285,10 @@ def advise(
         plan=plan,
         setting=setting,
         optimizer=optimizer,
-        optimizer_arguments=plan.optimizer_arguments(scan.num_parameters, optimizer),
+        optimizer_arguments=plan.optimizer_arguments(num_parameters, optimizer),
         expected_share=share,
         settings=tuple(setting if one is chosen else one for one in settings),
-        reasons=tuple(reasons),
+        reasons=tuple(reasons.items()),
         tuning=tuning,
         arguments=arguments,
     )
@@ -322,7 +306,6 @@ _ADAM = (
     "Give keras.optimizers.Adam all of `optimizer_arguments`. The rate was near the best "
     f"on the tasks that were measured; {_AVERAGE}"
 )
-_WORKLOAD = f"sgd:momentum={learning_rates.MOMENTUM!r}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -331,15 +314,14 @@ class _Scan:
 
     Attributes:
       num_examples, num_parameters, epochs: m, d and k.
-      epsilon, delta: the budget.
+      budget: epsilon and delta.
       mechanisms: names to compare; None for those that stand for each sampling.
     """
 
     num_examples: int
     num_parameters: int
     epochs: int
-    epsilon: float
-    delta: float
+    budget: tuple[float, float]
     mechanisms: tuple[str, ...] | None
 
     def batch_sizes(
@@ -351,8 +333,8 @@ class _Scan:
           ValueError: if even the run with the largest batches has too many steps.
         """
         settings: list[RunSetting] = []
-        size, least = largest, min(_SMALLEST_BATCH, largest)
-        while size >= least:
+        powers = [2**i for i in range(largest.bit_length()) if 2**i < largest]
+        for size in (largest, *(p for p in reversed(powers) if p >= _SMALLEST_BATCH)):
             steps = self.epochs * -(-self.num_examples // size)
             if settings and steps > _MOST_STEPS:
                 break
@@ -367,20 +349,17 @@ class _Scan:
             tell(f"{sampling}, batches of {size}")
             compared = self._settings(sampling, size)
             if compared:
-                settings.append(max(compared, key=lambda one: one.progress))
-                most = max(one.progress for one in settings)
-                if settings[-1].progress < _HOPELESS * most:
+                settings.append(max(compared, key=_progress))
+                if settings[-1].progress < _HOPELESS * max(map(_progress, settings)):
                     break
-            size = 2 ** (math.ceil(math.log2(size)) - 1) if size > 1 else 0
         return settings
 
     def _settings(self, sampling: str, batch_size: int) -> list[RunSetting]:
         """Settings of the mechanisms that fit a sampling."""
         scheme = Scheme(sampling, self.num_examples, batch_size, self.epochs)
         workload = workloads.momentum_sgd(scheme.num_steps, learning_rates.MOMENTUM)
-        budget = self.epsilon, self.delta
         try:
-            rows = quick_rows(scheme, workload, budget, self.mechanisms)
+            rows = quick_rows(scheme, workload, self.budget, self.mechanisms)
         except (ValueError, ArithmeticError):
             # Few draws see nothing; what was named may not fit the sampling.
             if NAMED[sampling].is_simulated or self.mechanisms is not None:
@@ -404,16 +383,13 @@ class _Scan:
         rate = learning_rates.per_clip_unit(
             noise, self.num_parameters, learning_rates.MOMENTUM
         )
-        return RunSetting(
-            sampling=scheme.sampling,
-            mechanism=mechanism,
-            batch_size=scheme.batch_size,
-            epochs=scheme.epochs,
-            num_steps=scheme.num_steps,
-            noise=noise,
-            learning_rate=rate,
-            progress=rate * scheme.num_steps,
-        )
+        size, steps = scheme.batch_size, scheme.num_steps
+        use = (scheme.sampling, mechanism, size, scheme.epochs, steps)
+        return RunSetting(*use, noise, rate, rate * steps)
+
+
+def _progress(one: RunSetting) -> float:
+    return one.progress
 
 
 def _closed_form(mechanism: str) -> tuple[str, ...] | None:
@@ -425,14 +401,9 @@ def _closed_form(mechanism: str) -> tuple[str, ...] | None:
 
 
 def _samplings(sampling: str | Sequence[str]) -> tuple[str, ...]:
-    names: tuple[Any, ...] = ()
-    if isinstance(sampling, str):
-        names = (sampling,)
-    elif isinstance(sampling, (list, tuple)):
-        names = tuple(sampling)
-    if not names or any(
-        not isinstance(name, str) or name not in _SAMPLINGS for name in names
-    ):
+    names = [sampling] if isinstance(sampling, str) else sampling
+    is_list = isinstance(names, (list, tuple)) and len(names) > 0
+    if not is_list or any(name not in _SAMPLINGS for name in names):
         raise ValueError(
             f"sampling must be one or more of {', '.join(_SAMPLINGS)}, found "
             f"{sampling!r}."
@@ -442,13 +413,9 @@ def _samplings(sampling: str | Sequence[str]) -> tuple[str, ...]:
 
 def _choose(
     compared: dict[str, list[RunSetting]],
-) -> tuple[RunSetting, list[tuple[str, str]]]:
+) -> tuple[RunSetting, dict[str, str]]:
     """The setting that is advised, with its reasons."""
-    best = {
-        name: max(several, key=lambda one: one.progress)
-        for name, several in compared.items()
-        if several
-    }
+    best = {name: max(one, key=_progress) for name, one in compared.items() if one}
     chosen, *others = best.values()
     for other in others:
         if other.progress > (1.0 + _WORTH) * chosen.progress:
@@ -465,7 +432,7 @@ def _choose(
         "Of those compared it has the most progress, learning rate times steps: smaller "
         "batches have more noise, larger ones fewer steps."
     )
-    return chosen, [("batch size", batch), ("sampling", demand)]
+    return chosen, {"batch size": batch, "sampling": demand}
 
 
 def _verdict(share: float, setting: RunSetting, num_parameters: int) -> str:

@@ -11,10 +11,9 @@ from tf_bandmf.accounting.checks import (
     check_positive,
 )
 from tf_bandmf.matrices import LARGEST_NUM_STEPS
-from tf_bandmf.participation import FixedEpochOrder, Participation
+from tf_bandmf.participation import Participation
 from tf_bandmf.participation.checks import positive_int
-from tf_bandmf.participation.scheme import Scheme
-from tf_bandmf.strategies import Strategy
+from tf_bandmf.participation.scheme import DEFAULT_SAMPLING, Scheme
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,21 +37,17 @@ class DataUse:
     def is_cyclic(self) -> bool:
         return isinstance(self.sampling, Scheme)
 
-    @property
-    def is_simulated(self) -> bool:
-        """Whether accounting simulates."""
-        return self.sampling.is_simulated
+    @classmethod
+    def of_scheme(cls, scheme: Scheme) -> DataUse:
+        """That of a named sampling."""
+        size = float(scheme.batch_size)
+        sampling = scheme if scheme.is_cyclic else scheme.participation()
+        return cls(sampling, scheme.num_steps, scheme.num_examples, size)
 
-    @property
-    def known_participation(self) -> Participation:
-        """The participation, of a sampling that is not cyclic."""
-        assert isinstance(self.sampling, Participation)
-        return self.sampling
-
-    def participation_for(self, strategy: Strategy) -> Participation:
-        """The participation under which a strategy runs."""
+    def participation(self, bands: int) -> Participation:
+        """The participation of a strategy with so many bands."""
         if isinstance(self.sampling, Scheme):
-            return self.sampling.participation(strategy.matrix.bands)
+            return self.sampling.participation(bands)
         return self.sampling
 
 
@@ -76,34 +71,68 @@ def resolve_data(
         )
     if num_steps is not None:
         num_steps = positive_int("num_steps", num_steps)
-    found: Participation | Scheme
-    expected: float | None
+    if sampling is not None and (participation, num_steps) != (None, None):
+        raise ValueError(
+            "Give either sampling, with num_examples, batch_size and epochs, or "
+            "participation and num_steps."
+        )
+    if participation is not None and epochs is not None:
+        raise ValueError(
+            "Give either epochs or participation: a participation says how often an "
+            "example takes part."
+        )
     scheme = None
-    if sampling is not None:
-        scheme = resolve_scheme(
-            sampling, num_examples, batch_size, epochs, num_steps, participation
-        )
+    if participation is None:
+        given = {"num_examples": num_examples, "batch_size": batch_size}
+        given["epochs"] = epochs
+        missing = [name for name, value in given.items() if value is None]
+        if missing:
+            raise ValueError(
+                f"{', '.join(missing)} missing: give num_examples, batch_size and "
+                f"epochs, or num_steps and participation."
+            )
+        scheme = Scheme(DEFAULT_SAMPLING if sampling is None else sampling, **given)  # type: ignore[arg-type]
+        num_steps = scheme.num_steps if num_steps is None else num_steps
     if scheme is not None and scheme.is_cyclic:
-        found, steps, expected = scheme, scheme.num_steps, float(scheme.batch_size)
+        use = DataUse.of_scheme(scheme)
     else:
-        if scheme is not None:
-            participation = scheme.participation()
-            num_steps, epochs = scheme.num_steps, None
-        found, steps, expected = resolve_participation(
-            num_examples, batch_size, epochs, num_steps, participation
-        )
-    if steps > LARGEST_NUM_STEPS:
-        size = float(min(steps, 10**300))
+        asserted = participation or scheme.participation()  # type: ignore[union-attr]
+        use = _checked(asserted, num_steps, num_examples, batch_size)
+    if use.num_steps > LARGEST_NUM_STEPS:
+        size = float(min(use.num_steps, 10**300))
         raise ValueError(
             f"num_steps (epochs * num_examples / batch_size) must be <= "
             f"{LARGEST_NUM_STEPS:,}, found {size:g}: the keys of the steps alone would "
             f"take {16.0 * size:.3g} bytes. Use larger batches or fewer epochs."
         )
-    if isinstance(found, Participation):
-        found.check_accounting(steps)
+    if isinstance(use.sampling, Participation):
+        use.sampling.check_accounting(use.num_steps)
+    return use
+
+
+def _checked(
+    participation: Participation,
+    num_steps: int | None,
+    num_examples: int | None,
+    batch_size: int | None,
+) -> DataUse:
+    """A participation with its number of steps and the expected batch size."""
+    for name, value in (("batch_size", batch_size), ("num_examples", num_examples)):
+        own = getattr(participation, name, None)
+        if own is not None and value not in (None, own):
+            raise ValueError(f"The participation has {name} = {own}, found {value}.")
+    steps = participation.run_steps() if num_steps is None else num_steps
+    if steps is None:
+        raise ValueError("num_steps is missing: it is never inferred.")
+    participation.validate_num_steps(steps)
+    if batch_size is not None:
+        check_positive("batch_size", batch_size)
+    expected = participation.expected_batch_size()
+    if expected is None and batch_size is not None:
+        expected = float(batch_size)
     if num_examples is None:
-        num_examples = getattr(found, "num_examples", None)
-    return DataUse(found, steps, num_examples, expected)
+        num_examples = getattr(participation, "num_examples", None)
+    return DataUse(participation, steps, num_examples, expected)
 
 
 def check_confidence(confidence: float | None, data: DataUse) -> None:
@@ -112,91 +141,12 @@ def check_confidence(confidence: float | None, data: DataUse) -> None:
     Raises:
       ValueError: if there is one.
     """
-    if confidence is not None and not data.is_simulated:
+    if confidence is not None and not data.sampling.is_simulated:
         raise ValueError(
             f"confidence must be None where accounting does not simulate, found "
             f"{confidence!r}. It applies to BallsInBins and BMinSepSampling, or "
             f'sampling="balls-in-bins" and "b-min-sep". Leave it out.'
         )
-
-
-def resolve_scheme(
-    sampling: str,
-    num_examples: int | None,
-    batch_size: int | None,
-    epochs: int | None,
-    num_steps: int | None,
-    participation: Participation | None,
-) -> Scheme:
-    """The sampling that was named, with the data that it needs.
-
-    Raises:
-      ValueError: if a number is missing or invalid, or something contradicts it.
-    """
-    if participation is not None or num_steps is not None:
-        raise ValueError(
-            "Give either sampling, with num_examples, batch_size and epochs, or "
-            "participation and num_steps."
-        )
-    if num_examples is None or batch_size is None or epochs is None:
-        raise ValueError("sampling needs num_examples, batch_size and epochs.")
-    return Scheme(sampling, num_examples, batch_size, epochs)
-
-
-def resolve_participation(
-    num_examples: int | None,
-    batch_size: int | None,
-    epochs: int | None,
-    num_steps: int | None,
-    participation: Participation | None,
-) -> tuple[Participation, int, float | None]:
-    """The participation, its number of steps and the expected batch size.
-
-    Raises:
-      ValueError: if a number is missing or contradicts the participation.
-    """
-    if participation is None:
-        missing = [
-            name
-            for name, value in (
-                ("num_examples", num_examples),
-                ("batch_size", batch_size),
-                ("epochs", epochs),
-            )
-            if value is None
-        ]
-        if missing:
-            raise ValueError(
-                f"{', '.join(missing)} missing: give num_examples, batch_size and "
-                f"epochs, or num_steps and participation."
-            )
-        participation = FixedEpochOrder(num_examples, batch_size, epochs)  # type: ignore[arg-type]
-    elif epochs is not None:
-        raise ValueError(
-            "Give either epochs or participation: a participation says how often an "
-            "example takes part."
-        )
-    own_batch_size = getattr(participation, "batch_size", None)
-    if own_batch_size is not None and batch_size not in (None, own_batch_size):
-        raise ValueError(
-            f"The participation has batch_size = {own_batch_size}, found {batch_size}."
-        )
-    own_examples = getattr(participation, "num_examples", None)
-    if own_examples is not None and num_examples not in (None, own_examples):
-        raise ValueError(
-            f"The participation has num_examples = {own_examples}, found {num_examples}."
-        )
-    own_steps = participation.run_steps()
-    steps = own_steps if num_steps is None else num_steps
-    if steps is None:
-        raise ValueError("num_steps is missing: it is never inferred.")
-    participation.validate_num_steps(steps)
-    if batch_size is not None:
-        check_positive("batch_size", batch_size)
-    expected_size = participation.expected_batch_size()
-    if expected_size is None and batch_size is not None:
-        expected_size = float(batch_size)
-    return participation, steps, expected_size
 
 
 def check_budget(

@@ -8,7 +8,6 @@ from typing import Any, Callable
 
 from tf_bandmf import workloads
 from tf_bandmf.accounting.checks import LARGEST_EPSILON, check_positive, no_privacy
-from tf_bandmf.accounting.guarantee import Guarantee
 from tf_bandmf.participation import Participation
 from tf_bandmf.planning import sampling_advice
 from tf_bandmf.planning.arguments import (
@@ -118,7 +117,9 @@ def plan(
         use of the data is missing, contradictory or invalid.
     """
     check_generator(generator)
-    named = None if isinstance(mechanism, Strategy) else _Mechanism.parse(mechanism)
+    name, options = "", dict[str, Any]()
+    if not isinstance(mechanism, Strategy):
+        name, options = _parsed(mechanism)
     data = resolve_data(
         num_examples, batch_size, epochs, num_steps, participation, sampling
     )
@@ -127,24 +128,25 @@ def plan(
     check_positive("l2_norm_clip", l2_norm_clip)
     workload = workloads.resolve(workload, data.num_steps)
     tell = progress if callable(progress) else (_announce if progress else None)
-    if named is None:
-        assert isinstance(mechanism, Strategy)
+    if isinstance(mechanism, Strategy):
         check_memory(mechanism, max_memory_vectors)
-        strategy, participation = mechanism, data.participation_for(mechanism)
-    elif named.is_open(data, max_memory_vectors, epsilon):
-        budget = _needed(epsilon, data), delta
+        strategy, participation = mechanism, data.participation(mechanism.matrix.bands)
+    elif _is_open(name, options, data, max_memory_vectors, epsilon):
+        if epsilon is None:
+            raise ValueError(_OF_PARTS if data.is_cyclic else _OF_MECHANISMS)
+        budget, is_auto = (float(epsilon), delta), name == "auto"
         search = Search(
             workload,
-            data.sampling,
+            data,
             budget,
-            named.objective,
+            options.get("objective", "mean"),
             max_memory_vectors,
-            named.is_auto,
-            data.expected_batch_size,
+            is_auto,
         )
-        table = search.table(None if named.is_auto else [named.specification], tell)
+        wanted = None if is_auto else [mechanism.strip().removesuffix(":max")]
+        table = search.table(wanted, tell)
         chosen = search.in_full(table.best())
-        if named.is_auto:
+        if is_auto:
             advice = sampling_advice.sentences(
                 chosen.row, workload, data.num_examples, budget, tell
             )
@@ -155,140 +157,90 @@ def plan(
         )
         participation = chosen.participation
     else:
-        participation = data.known_participation
-        strategy = registry.build_strategy(
-            named.name, workload, participation, **named.options
-        )
+        participation = data.participation(1)
+        strategy = registry.build_strategy(name, workload, participation, **options)
     strategy = strategy.in_float32()
-    noise_multiplier, guarantee = _account(
-        strategy,
-        participation,
-        epsilon,
-        delta,
-        noise_multiplier,
-        confidence,
-        # A function shows what it is told: bars would get between its lines.
-        progress=bool(progress) and not callable(progress),
-    )
+    sensitivity = strategy.sensitivity(participation).value
+    # A function shows what it is told: bars would get between its lines.
+    shown = bool(progress) and not callable(progress)
+    if noise_multiplier is not None:
+        accountant = accountant_for(strategy, participation, confidence, progress=shown)
+        noise_stddev = noise_multiplier * sensitivity
+        guarantee = accountant.guarantee(noise_stddev, delta)
+        if guarantee.epsilon > LARGEST_EPSILON * (1.0 + 1e-9):
+            raise no_privacy(noise_stddev, delta, LARGEST_EPSILON)
+    else:
+        assert epsilon is not None  # check_budget
+        found = calibrated(
+            strategy, participation, float(epsilon), delta, confidence, shown
+        )
+        assert found.guarantee is not None
+        noise_multiplier, guarantee = multiplier_of(found, sensitivity), found.guarantee
+    names = ("epsilon", "accountant", "kind", "adjacency", "confidence")
     return Plan(
         workload=workload,
         strategy=strategy,
         participation=participation,
         l2_norm_clip=float(l2_norm_clip),
-        noise_multiplier=noise_multiplier,
-        epsilon=guarantee.epsilon,
+        noise_multiplier=float(noise_multiplier),
         delta=delta,
         expected_batch_size=data.expected_batch_size,
-        accountant=guarantee.accountant,
-        kind=guarantee.kind,
-        adjacency=guarantee.adjacency,
-        confidence=guarantee.confidence,
         test_seed=test_seed,
         unit=unit,
         generator=generator,
+        **{name: getattr(guarantee, name) for name in names},
     )
 
 
-@dataclasses.dataclass(frozen=True)
-class _Mechanism:
-    """What a mechanism's name says: "bsr:4:normalized", "auto" or "auto:max".
+_OF_PARTS = (
+    "The number of parts that examples are split into is chosen for a budget: give epsilon "
+    "instead of noise_multiplier, or num_steps and participation= (such as CyclicPoisson, "
+    "with num_parts) instead of sampling."
+)
+_OF_MECHANISMS = (
+    "A mechanism is chosen for a budget: give epsilon instead of noise_multiplier, or the "
+    "mechanism with its parameters."
+)
 
-    Attributes:
-      name: without its parameters.
-      options: its parameters, as `registry.build_strategy` takes them.
-      specification: the whole name but for ":max".
+
+def _parsed(text: str) -> tuple[str, dict[str, Any]]:
+    """A mechanism's name, or "auto", and its parameters.
+
+    Raises:
+      ValueError: for an unknown name, or parameters that it does not take.
     """
+    if not isinstance(text, str) or text.strip().partition(":")[0] != "auto":
+        return registry.parse(text)
+    _, colon, goal = text.strip().partition(":")
+    if colon and goal != "max":
+        raise ValueError(
+            f"auto chooses all parameters itself and takes only max, as in "
+            f'"auto:max", found {text!r}. Name a mechanism to set its parameters.'
+        )
+    return "auto", {"objective": goal} if goal else {}
 
-    name: str
-    options: dict[str, Any]
-    specification: str
 
-    @classmethod
-    def parse(cls, text: str) -> _Mechanism:
-        """The parts of a name; refuses what is not one.
-
-        Raises:
-          ValueError: for an unknown name, or parameters that it does not take.
-        """
-        if not isinstance(text, str) or text.strip().partition(":")[0] != "auto":
-            name, options = registry.parse(text)
-            return cls(name, options, text.strip().removesuffix(":max"))
-        _, colon, goal = text.strip().partition(":")
-        if colon and goal != "max":
-            raise ValueError(
-                f"auto chooses all parameters itself and takes only max, as in "
-                f'"auto:max", found {text!r}. Name a mechanism to set its parameters.'
-            )
-        return cls("auto", {"objective": goal} if goal else {}, "auto")
-
-    @property
-    def is_auto(self) -> bool:
-        return self.name == "auto"
-
-    @property
-    def objective(self) -> str:
-        return self.options.get("objective", "mean")
-
-    def is_open(
-        self, data: DataUse, max_memory_vectors: int | None, epsilon: float | None
-    ) -> bool:
-        """Whether parameters depend on the accountant, not on the sensitivity alone."""
-        if self.is_auto or data.is_cyclic or max_memory_vectors is not None:
-            return True
-        family = registry.family_of(self.name)
-        if family.needs_budget:
-            return True
-        if not data.is_simulated or epsilon is None:
-            return False
-        return any(
-            option.name not in self.options
+def _is_open(
+    name: str,
+    options: dict[str, Any],
+    data: DataUse,
+    max_memory_vectors: int | None,
+    epsilon: float | None,
+) -> bool:
+    """Whether parameters depend on the accountant, not on the sensitivity alone."""
+    if name == "auto" or data.is_cyclic or max_memory_vectors is not None:
+        return True
+    family = registry.family_of(name)
+    return family.needs_budget or (
+        data.sampling.is_simulated
+        and epsilon is not None
+        and any(
+            option.name not in options
             for option in family.numbers
             if option.name == "bands" or option.grid
         )
-
-
-def _needed(epsilon: float | None, data: DataUse) -> float:
-    if epsilon is None and data.is_cyclic:
-        raise ValueError(
-            "The number of parts that examples are split into is chosen for a budget: "
-            "give epsilon instead of noise_multiplier, or num_steps and participation= "
-            "(such as CyclicPoisson, with num_parts) instead of sampling."
-        )
-    if epsilon is None:
-        raise ValueError(
-            "A mechanism is chosen for a budget: give epsilon instead of "
-            "noise_multiplier, or the mechanism with its parameters."
-        )
-    return float(epsilon)
+    )
 
 
 def _announce(name: str) -> None:
     print(f"{name} ...", file=sys.stderr, flush=True)
-
-
-def _account(
-    strategy: Strategy,
-    participation: Participation,
-    epsilon: float | None,
-    delta: float,
-    noise_multiplier: float | None,
-    confidence: float | None,
-    progress: bool,
-) -> tuple[float, Guarantee]:
-    """The noise per unit of sensitivity, and the guarantee."""
-    sensitivity = strategy.sensitivity(participation).value
-    if epsilon is None:
-        assert noise_multiplier is not None
-        accountant = accountant_for(
-            strategy, participation, confidence, progress=progress
-        )
-        noise_stddev = noise_multiplier * sensitivity
-        guarantee = accountant.guarantee(noise_stddev, delta)
-        if guarantee.epsilon > LARGEST_EPSILON * (1.0 + 1e-9):
-            raise no_privacy(noise_stddev, delta, LARGEST_EPSILON)
-        return float(noise_multiplier), guarantee
-    found = calibrated(
-        strategy, participation, float(epsilon), delta, confidence, progress
-    )
-    assert found.guarantee is not None
-    return multiplier_of(found, sensitivity), found.guarantee

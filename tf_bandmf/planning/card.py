@@ -28,70 +28,13 @@ from typing import TYPE_CHECKING, Any
 from tf_bandmf._version import __version__
 
 if TYPE_CHECKING:
-    from tf_bandmf.planning.statement import Statement
+    from tf_bandmf.planning.statement import PrivacyStatement
 
 # People of a hundred who are accused though they were not in the data.
 _ACCUSED = 5
 # Ponomareva et al., 2023, arXiv:2303.00654, section 5.
 _STRONG, _REASONABLE = 1.0, 10.0
 _TAGS = ("differential-privacy", "tf-bandmf")
-
-
-@dataclasses.dataclass(frozen=True)
-class Facts:
-    """What a statement promises, as numbers and plain facts.
-
-    Attributes:
-      epsilon, delta: the guarantee.
-      mu: `1 / sigma` of a Gaussian mechanism that all outputs are together, or None.
-      kind: "exact", "bound" or "estimate".
-      confidence: of a simulated bound, else None.
-      replaces: whether neighbors replace one unit by another.
-      test_only: whether a known seed made the noise: nothing is protected then.
-      unit: whose presence is hidden.
-      accesses: what is covered, a sentence.
-    """
-
-    epsilon: float
-    delta: float
-    mu: float | None
-    kind: str
-    confidence: float | None
-    replaces: bool
-    test_only: bool
-    unit: str
-    accesses: str
-
-    def found(self, accused: float) -> float:
-        """The largest share of those in the data that an attacker can find.
-
-        Args:
-          accused: alpha, the share of the others that is accused wrongly, in [0, 1].
-        """
-        kept = math.exp(-self.epsilon) * (1.0 - self.delta - accused)
-        bounds = [1.0, 1.0 - max(kept, 0.0)]
-        if self.epsilon < 700.0:
-            bounds.append(math.exp(self.epsilon) * accused + self.delta)
-        if self.mu is not None and 0.0 < accused < 1.0:
-            from scipy.special import ndtri  # slow to import
-
-            from tf_bandmf.accounting import tails
-
-            place = float(ndtri(accused)) + self.mu
-            bounds.append(float(tails.lower_tail(place)))
-        return min(bounds)
-
-    def right(self) -> float:
-        """The largest share of right guesses if both answers are equally likely."""
-        # Half of one plus the total variation distance, (found - accused) at its largest.
-        shift = math.tanh(0.5 * self.epsilon)
-        distance = min(shift + self.delta * (1.0 - shift), 1.0)
-        if self.mu is not None:
-            from tf_bandmf.accounting import tails
-
-            between = 2.0 * float(tails.lower_tail(0.5 * self.mu)) - 1.0
-            distance = min(distance, between)
-        return 0.5 * (1.0 + distance)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,7 +49,7 @@ class PrivacyCard:
       ValueError: if the name is not a text of one line.
     """
 
-    statement: Statement
+    statement: PrivacyStatement
     model_name: str | None = None
 
     def __post_init__(self) -> None:
@@ -118,22 +61,20 @@ class PrivacyCard:
 
     def points(self) -> list[tuple[str, str]]:
         """The statement in plain words: (title, text)."""
-        facts = self.statement.facts()
-        if facts.test_only:
-            return [
-                (
-                    "What is protected",
-                    "NOTHING. The noise comes from a seed that is known, for tests: anyone "
-                    "can remove it. Do not publish this model.",
-                )
-            ]
+        said = self.statement
+        if said.test_only:
+            text = (
+                "NOTHING. The noise comes from a seed that is known, for tests: anyone "
+                "can remove it. Do not publish this model."
+            )
+            return [("What is protected", text)]
         return [
-            ("What is protected", _protected(facts)),
-            ("From whom", _from_whom()),
-            ("How strongly", _strength(facts)),
-            ("What that means for one person", _example(facts)),
-            ("How sure the numbers are", _certainty(facts)),
-            ("What is not promised", _not_promised(facts)),
+            ("What is protected", _protected(said)),
+            ("From whom", _FROM_WHOM),
+            ("How strongly", _strength(said)),
+            ("What that means for one person", _example(said)),
+            ("How sure the numbers are", _certainty(said)),
+            ("What is not promised", _NOT_PROMISED.format(unit=said.unit)),
         ]
 
     def __str__(self) -> str:
@@ -143,57 +84,56 @@ class PrivacyCard:
     def to_markdown(self) -> str:
         """Both parts as Markdown sections."""
         plain = [f"**{title}.** {text}\n" for title, text in self.points()]
-        title = "# Privacy" + (
-            f" of {_markdown(self.model_name)}" * bool(self.model_name)
-        )
-        return "\n".join(
-            [title, "", "## In plain words", "", *plain, self.statement.to_markdown()]
-        )
+        name = f" of {_markdown(self.model_name)}" if self.model_name else ""
+        heads = [f"# Privacy{name}", "", "## In plain words", ""]
+        return "\n".join([*heads, *plain, self.statement.to_markdown()])
 
     def to_html(self) -> str:
         """Both parts as one page without scripts, styles or links."""
-        name = f" of {self.model_name}" if self.model_name else ""
-        heading = html.escape(f"Privacy{name}")
-        plain = "".join(
-            f"<dt>{html.escape(title)}</dt><dd>{html.escape(text)}</dd>\n"
-            for title, text in self.points()
+        heading = html.escape(
+            "Privacy" + f" of {self.model_name}" * bool(self.model_name)
         )
-        technical = "".join(
-            f"<li><strong>{html.escape(title)}.</strong> {html.escape(text)}</li>\n"
-            for title, text in self.statement.points()
-        )
+        parts = []
+        for title, points in (
+            ("In plain words", self.points()),
+            ("Privacy statement", self.statement.points()),
+        ):
+            items = (
+                f"<li><strong>{html.escape(name)}.</strong> {html.escape(text)}</li>\n"
+                for name, text in points
+            )
+            parts.append(f"<h2>{title}</h2>\n<ol>\n{''.join(items)}</ol>\n")
         return (
             '<!DOCTYPE html>\n<html lang="en">\n<head><meta charset="utf-8">\n'
             f"<title>{heading}</title></head>\n<body>\n<h1>{heading}</h1>\n"
-            f"<h2>In plain words</h2>\n<dl>\n{plain}</dl>\n"
-            f"<h2>Privacy statement</h2>\n<ol>\n{technical}</ol>\n</body>\n</html>\n"
+            f"{''.join(parts)}</body>\n</html>\n"
         )
 
     def to_record(self) -> dict[str, Any]:
         """Plain finite values, ready for JSON."""
-        facts = self.statement.facts()
-        guarantee = None
-        if not facts.test_only:
+        said, guarantee = self.statement, None
+        if not said.test_only:
             guarantee = {
-                "epsilon": facts.epsilon,
-                "delta": facts.delta,
-                "kind": facts.kind,
-                "confidence": facts.confidence,
-                "unit": facts.unit,
-                "neighbors": "replace-one" if facts.replaces else "zero-out",
-                "right_guesses_at_most": facts.right(),
-                "found_at_most": facts.found(_ACCUSED / 100.0),
+                "epsilon": said.epsilon,
+                "delta": said.delta,
+                "kind": said.guarantee.kind,
+                "confidence": said.guarantee.confidence,
+                "unit": said.unit,
+                "neighbors": "replace-one" if said.replaces else "zero-out",
+                "right_guesses_at_most": said.right(),
+                "found_at_most": said.found(_ACCUSED / 100.0),
                 "wrongly_accused": _ACCUSED / 100.0,
             }
+        both = {"plain": self.points(), "technical": said.points()}
         return {
             "format": "tf-bandmf privacy card",
             "version": __version__,
             "model_name": self.model_name,
             "guarantee": guarantee,
-            "plain": [{"title": t, "text": text} for t, text in self.points()],
-            "technical": [
-                {"title": t, "text": text} for t, text in self.statement.points()
-            ],
+            **{
+                part: [{"title": title, "text": text} for title, text in points]
+                for part, points in both.items()
+            },
         }
 
     def to_json(self) -> str:
@@ -237,57 +177,62 @@ class PrivacyCard:
         return "\n".join(["---", *lines, "---", "", self.to_markdown()])
 
 
-def _protected(facts: Facts) -> str:
-    if facts.replaces:
-        return (
-            f"What the data of {facts.unit} say: had they been other data, the model "
-            f"would look much the same. {facts.accesses}"
-        )
-    return (
-        f"Whether the data of {facts.unit} were used at all, and so everything that they "
-        f"say: had they been left out, the model would look much the same. "
-        f"{facts.accesses}"
+_FROM_WHOM = (
+    "From everyone who sees the model, or all of its versions during training, whatever "
+    "else they know, now or later. Not from those who trained it: they have the data, and "
+    "the secret key of the noise."
+)
+_NOT_PROMISED = (
+    "That nothing can be learned about a person: what is true of people in general can "
+    "be, also of those who were never in the data. Whose data are more than {unit} is "
+    "protected less. Other models or statistics from the same data add to what is known. "
+    "Numbers that were measured on the training data, such as its accuracy, are not "
+    "covered."
+)
+
+
+def _protected(said: PrivacyStatement) -> str:
+    text = (
+        f"Whether the data of {said.unit} were used at all, and so everything that they "
+        f"say: had they been left out"
     )
+    if said.replaces:
+        text = f"What the data of {said.unit} say: had they been other data"
+    accesses = [said.proviso, f"Covered: {said.covered}.", *said.remarks]
+    text += ", the model would look much the same."
+    return " ".join(filter(None, [text, *accesses]))
 
 
-def _from_whom() -> str:
-    return (
-        "From everyone who sees the model, or all of its versions during training, "
-        "whatever else they know, now or later. Not from those who trained it: they have "
-        "the data, and the secret key of the noise."
-    )
-
-
-def _strength(facts: Facts) -> str:
-    if facts.epsilon <= _STRONG:
+def _strength(said: PrivacyStatement) -> str:
+    if said.epsilon <= _STRONG:
         tier = "a strong guarantee (epsilon of at most 1)"
-    elif facts.epsilon <= _REASONABLE:
+    elif said.epsilon <= _REASONABLE:
         tier = "a reasonable guarantee (epsilon from 1 to 10)"
     else:
         tier = "little formal protection (epsilon above 10)"
     return (
-        f"Epsilon is {facts.epsilon:.3g}, delta {facts.delta:.2g}. In the usual scale that "
+        f"Epsilon is {said.epsilon:.3g}, delta {said.delta:.2g}. In the usual scale that "
         f"is {tier}. Smaller numbers are better; at 0 the model has learned nothing. Delta "
         f"is about the probability that the promise of epsilon fails."
     )
 
 
-def _example(facts: Facts) -> str:
-    right, found = _percent(facts.right()), _percent(facts.found(_ACCUSED / 100.0))
+def _example(said: PrivacyStatement) -> str:
+    right, found = _percent(said.right()), _percent(said.found(_ACCUSED / 100.0))
     question = "whether one person's data were used"
-    if facts.replaces:
+    if said.replaces:
         question = "which of two possible records one person's data are"
     text = (
         f"Somebody knows everything about the data but {question}, thinks that both "
         f"answers are equally likely, and then sees the model. Without it, guesses are "
         f"right 50 times of 100; with it at most {right} times. "
     )
-    if not facts.replaces:
+    if not said.replaces:
         text += (
             f"Whoever may accuse {_ACCUSED} of 100 people wrongly of being in the data "
             f"finds at most {found} of 100 who are. "
         )
-    return text + f"This holds for a person whose data are {facts.unit}, and no more."
+    return text + f"This holds for a person whose data are {said.unit}, and no more."
 
 
 def _percent(share: float) -> int:
@@ -295,30 +240,20 @@ def _percent(share: float) -> int:
     return min(100, math.ceil(100.0 * share - 1e-9))
 
 
-def _certainty(facts: Facts) -> str:
-    if facts.kind == "estimate":
+def _certainty(said: PrivacyStatement) -> str:
+    if said.guarantee.kind == "estimate":
         return (
             "They rest on an ESTIMATE by simulation: the true epsilon may be larger, and "
             "no bound on the error is given."
         )
-    if facts.confidence is not None:
+    if said.guarantee.confidence is not None:
         return (
             f"They are upper bounds, wrong with a probability of at most "
-            f"{1.0 - facts.confidence:.2g} over the simulation that found them."
+            f"{1.0 - said.guarantee.confidence:.2g} over the simulation that found them."
         )
     return (
         "They are proven upper bounds, for the method as it is described below. That it "
         "was followed, nobody can see from the model: it is the word of those who trained."
-    )
-
-
-def _not_promised(facts: Facts) -> str:
-    return (
-        f"That nothing can be learned about a person: what is true of people in general "
-        f"can be, also of those who were never in the data. Whose data are more than "
-        f"{facts.unit} is protected less. Other models or statistics from the same data "
-        f"add to what is known. Numbers that were measured on the training data, such as "
-        f"its accuracy, are not covered."
     )
 
 

@@ -32,7 +32,7 @@ from tf_bandmf.analysis.sensitivity import Sensitivity
 from tf_bandmf.participation import NAMED, Participation
 from tf_bandmf.participation.scheme import Scheme
 from tf_bandmf.planning import parameter_search
-from tf_bandmf.planning.arguments import check_budget, resolve_data
+from tf_bandmf.planning.arguments import DataUse, check_budget, resolve_data
 from tf_bandmf.planning.calibration import accountant_for
 from tf_bandmf.strategies import Family, Strategy, registry
 from tf_bandmf.workloads import Workload
@@ -299,16 +299,15 @@ def compare(
     budget = None
     if epsilon is not None or delta is not None:
         budget = epsilon, check_budget(epsilon, delta, None, data.num_examples)
-    elif isinstance(data.sampling, Scheme) or data.sampling.is_amplified:
+    elif data.participation(1).is_amplified:
         raise ValueError("The sampling amplifies a budget: give epsilon and delta.")
     search = Search(
         workloads.resolve(workload, data.num_steps),
-        data.sampling,
+        data,
         budget,  # type: ignore[arg-type]
         objective,
         max_memory_vectors,
         is_auto=mechanisms is None,
-        batch_size=data.expected_batch_size,
     )
     return search.table(mechanisms, progress)
 
@@ -342,12 +341,11 @@ def quick_rows(
         mechanisms = ("identity",)
     elif mechanisms is None:
         mechanisms = ("identity", "bisr:4", "bisr:16", "bisr:32")
-    size = float(scheme.batch_size)
     rows: list[Row] = []
     refused: list[Exception] = []
     for name in mechanisms:
         # Each alone: so unlike ones begin no search for each other's noise.
-        search = Search(workload, scheme, budget, batch_size=size)
+        search = Search(workload, DataUse.of_scheme(scheme), budget)
         try:
             rows += search.table([name]).rows
         except (ValueError, ArithmeticError) as reason:
@@ -371,13 +369,12 @@ class Search:
 
     Args:
       workload: A.
-      sampling: a participation, or a `Scheme` that leaves the number of parts open.
+      data: how they are used.
       budget: epsilon and delta; None for noise multiplier 1 per unit of sensitivity.
       objective: "mean" for the RMSE, "max" for the MaxSE.
       max_memory_vectors: see `compare`.
       is_auto: whether names are families that are searched, as drafts where a family has
         such, and none may keep more than the default memory.
-      batch_size: expected, if known.
 
     Raises:
       ValueError: if an argument is invalid.
@@ -386,22 +383,18 @@ class Search:
     def __init__(
         self,
         workload: Workload,
-        sampling: Participation | Scheme,
+        data: DataUse,
         budget: tuple[float, float] | None,
         objective: str = "mean",
         max_memory_vectors: int | None = None,
         is_auto: bool = False,
-        batch_size: float | None = None,
     ) -> None:
         if objective not in ("mean", "max"):
             raise ValueError(f'objective must be "mean" or "max", found {objective!r}.')
-        if isinstance(sampling, Scheme) and not sampling.is_cyclic:
-            sampling = sampling.participation()
-        if isinstance(sampling, Participation):
-            sampling.validate_num_steps(workload.num_steps)
-        self._workload, self._sampling, self._budget = workload, sampling, budget
+        if isinstance(data.sampling, Participation):
+            data.sampling.validate_num_steps(workload.num_steps)
+        self._workload, self._data, self._budget = workload, data, budget
         self._objective, self._is_auto = objective, is_auto
-        self._batch_size = batch_size
         given = max_memory_vectors
         if given is not None:
             given = whole_number("max_memory_vectors", given, least=0)
@@ -409,9 +402,8 @@ class Search:
         # What is named with its size may keep more, unless somebody says how much.
         self._most_kept = self._limit if is_auto or given is not None else None
         # Noise depends on the strategy by more than its sensitivity.
-        self._is_searched = budget is not None and (
-            isinstance(sampling, Scheme) or sampling.is_simulated
-        )
+        is_noisy = data.is_cyclic or data.sampling.is_simulated
+        self._is_searched = budget is not None and is_noisy
         # The logarithm of noise per sensitivity so far, by the logarithm of bands.
         self._noise_so_far: dict[float, float] = {}
         self._candidates: list[Candidate] = []
@@ -428,9 +420,8 @@ class Search:
           ArithmeticError: if the first of the mechanisms fails so, and none has a row.
         """
         if mechanisms is None:
-            mechanisms = registry.auto_names(
-                self._sampling.is_simulated and not isinstance(self._sampling, Scheme)
-            )
+            is_simulated = self._data.sampling.is_simulated
+            mechanisms = registry.auto_names(is_simulated and not self._data.is_cyclic)
         if not isinstance(mechanisms, (list, tuple)) or not all(
             isinstance(name, (str, Strategy)) for name in mechanisms
         ):
@@ -513,11 +504,8 @@ class Search:
         if self._is_auto and family.refines is not None:
             options.update(self._refined(family))
         opened = [one for one in family.numbers if one.name not in options]
-        if not opened:
-            return self._candidate(family, options)
-        if len(opened) < len(family.numbers):
-            if self._is_searched and opened[0].grid:
-                return self._over_grid(family, opened[0], options)
+        is_all = len(opened) == len(family.numbers)
+        if not opened or not ((opened[0].grid and self._is_searched) or is_all):
             return self._candidate(family, options)
         if opened[0].grid:
             return self._over_grid(family, opened[0], options)
@@ -543,23 +531,18 @@ class Search:
                 f"the best, and general columns gain a few percent at most. Name "
                 f"{family.name} to plan it."
             )
-        if isinstance(self._sampling, Scheme):
+        if self._data.is_cyclic:
             return {"bands": coarse[0].strategy.parameters["bands"]}
         return {}
 
     def _check_family(self, family: Family) -> None:
-        if family.is_banded:
-            return
-        sampling = self._sampling
-        if isinstance(sampling, Scheme):
+        sampling, use = self._data.sampling, self._data.participation(1)
+        name = sampling.sampling or type(sampling).__name__
+        is_certain = use.is_amplified and not use.is_simulated
+        if (self._data.is_cyclic or is_certain) and not family.is_banded:
             raise Excluded(
-                f"{sampling.sampling} amplifies only strategies C with bands; use "
-                f"balls-in-bins for this one."
-            )
-        if sampling.is_amplified and not sampling.is_simulated:
-            raise Excluded(
-                f"{type(sampling).__name__} sampling amplifies only strategies C with "
-                f"bands; use BallsInBins for this one."
+                f"{name} amplifies only strategies C with bands; use balls-in-bins for "
+                f"this one."
             )
 
     def _most_bands(self, family: Family) -> int:
@@ -568,10 +551,10 @@ class Search:
         if family.has_banded_inverse:
             limit = max(_LEAST_REGENERATED, limit)
         most = min(limit + 1, n)
-        if isinstance(self._sampling, Scheme):
-            most = min(most, self._sampling.largest_cycle)
+        if isinstance(self._data.sampling, Scheme):
+            most = min(most, self._data.sampling.largest_cycle)
         elif family.is_limited_by_separation:
-            most = min(most, self._sampling.separation())
+            most = min(most, self._data.sampling.separation())
         if family.largest_auto_work is not None and self._is_auto:
             most = min(most, int(math.sqrt(family.largest_auto_work / n)))
         return max(most, 1)
@@ -586,10 +569,9 @@ class Search:
         if family.needs_budget and self._is_searched:
             most = min(most, _BANDS_OF_BUDGET)
             return self._candidate(family, {**options, "bands": most})
-        if family.gains_by_bands and not self._is_searched:
-            return self._candidate(family, {**options, "bands": most})
         sizes = registry.powers_of_two(most)
         if not self._is_searched:
+            sizes = [most] if family.gains_by_bands else sizes
             made = [self._candidate(family, {**options, "bands": p}) for p in sizes]
             return min(made, key=self._value)
         best: Candidate | None = None
@@ -669,9 +651,8 @@ class Search:
         self, family: Family, options: Mapping[str, Any], is_draft: bool
     ) -> tuple[Strategy, Participation]:
         """A strategy, and under cyclic sampling as many parts as it has bands."""
-        participation = self._sampling
-        if isinstance(participation, Scheme):
-            participation = participation.participation(options.get("bands", 1))
+        participation = self._data.participation(options.get("bands", 1))
+        if self._data.is_cyclic:
             participation.check_accounting(self._workload.num_steps)
         given = dict(options)
         if family.needs_budget and self._budget is not None:
@@ -689,9 +670,7 @@ class Search:
         Raises:
           ValueError: if the sampling contradicts it, or a result is not finite.
         """
-        participation = self._sampling
-        if isinstance(participation, Scheme):
-            participation = participation.participation(strategy.matrix.bands)
+        participation = self._data.participation(strategy.matrix.bands)
         sensitivity = strategy.sensitivity(participation)
         noise = self._noise(strategy, participation, sensitivity)
         is_amplified = self._budget is not None and participation.is_amplified
@@ -706,7 +685,8 @@ class Search:
         row = Row(
             mechanism=label,
             sampling=participation.sampling,
-            batch_size=participation.expected_batch_size() or self._batch_size,
+            batch_size=participation.expected_batch_size()
+            or self._data.expected_batch_size,
             num_steps=self._workload.num_steps,
             bands=strategy.matrix.stored_bands,
             rmse=error.root_mean_squared_error(per_step) * noise,

@@ -16,44 +16,33 @@ alone and by basic composition are taken where they are smaller.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
+import dp_accounting
+import numpy as np
 from dp_accounting import rdp
+from dp_accounting.pld import common, privacy_loss_distribution
 
-from tf_bandmf.accounting import gaussian
+from tf_bandmf.accounting import event_losses, gaussian, profiles
 from tf_bandmf.accounting.checks import check_delta, check_positive
+from tf_bandmf.accounting.cyclic_poisson import CyclicPoissonAccountant
 from tf_bandmf.accounting.guarantee import KINDS, REPLACE_ONE, ZERO_OUT, Guarantee
-from tf_bandmf.planning.card import Facts
-from tf_bandmf.planning.joint_losses import (
-    certainty,
-    composed_loss,
-    noise_of,
-    not_simulated,
-    renyi,
-    sum_of,
-)
-from tf_bandmf.planning.parts import Loss, Part, Run
 from tf_bandmf.planning.plan import Plan
-from tf_bandmf.planning.statement import (
-    GENERATORS,
-    NOT_COVERED,
-    WITHOUT_SAMPLING,
-    Statement,
-    check_unit,
-    sentence,
-    sentences,
-)
+from tf_bandmf.planning.release import REPLACE_ONLY, Loss, Release, renyi
+from tf_bandmf.planning.statement import PrivacyStatement
 
 GAUSSIAN = "composition of Gaussian mechanisms (exact)"
 UNAMPLIFIED = "composition of Gaussian mechanisms, without amplification"
 BASIC = "basic composition of what each part guarantees alone"
 LOSSES = "composition of privacy loss distributions (dp-accounting)"
 RENYI = "composition by Renyi DP (dp-accounting)"
-REPLACE_ONLY = "Replace-one: one unit is replaced by any other."
+ZCDP = "sum of rho of zCDP"
 # Discretization of privacy losses, for epsilons up to 10; larger ones have a coarser one.
 # Losses beyond the largest are infinite: they say nothing then.
 _INTERVAL, _FINE, _LARGEST = 1e-4, 10.0, 400.0
@@ -64,9 +53,11 @@ _ROUNDING, _SMALLEST = 1e-12, 2e-12
 _WORTH_IT = {"exact": 0.0, "bound": 0.0, "estimate": 1e-2}
 
 
-class _Bound(NamedTuple):
+class Bound(NamedTuple):
+    """A joint epsilon, by which theorem, and what it is worth."""
+
     value: float
-    accountant: str
+    method: str
     kind: str
     confidence: float | None
 
@@ -81,27 +72,25 @@ class JointGuarantee:
 
     Attributes:
       parts: one for each run or release.
+      replaced: whether it is for neighbors in which one unit is replaced by another; else
+        for zero-out.
     """
 
-    parts: tuple[Part, ...]
+    parts: tuple[Release, ...]
+    replaced: bool
 
     @property
     def plans(self) -> tuple[Plan, ...]:
         """The plans of the runs among the parts."""
-        return tuple(part.plan for part in self.parts if isinstance(part, Run))
+        return tuple(part.plan for part in self.parts if part.plan is not None)
 
     @property
     def adjacency(self) -> str:
-        """The adjacency of all parts: replace-one if all have it, else zero-out.
-
-        A release made elsewhere that is stated only for replacements makes it
-        replace-one. A part that is stated for zero-out then counts with its guarantee
-        for neighbors of neighbors: half the Gaussian noise, four times the rho.
-        """
-        if not self._replaced:
+        """Which data sets count as neighbors; see `compose`."""
+        if not self.replaced:
             return ZERO_OUT
-        is_run = all(isinstance(part, Run) for part in self.parts if part.replaces)
-        return REPLACE_ONE if is_run else REPLACE_ONLY
+        is_only = any(part.adjacency == "replace-one" for part in self.parts)
+        return REPLACE_ONLY if is_only else REPLACE_ONE
 
     @property
     def zcdp_rho(self) -> float | None:
@@ -109,7 +98,7 @@ class JointGuarantee:
 
         Rhos add up (Bun and Steinke, 2016, arXiv:1605.02065, Lemma 1.7).
         """
-        return sum_of(part.zcdp(self._replaced) for part in self.parts)
+        return _sum(part.zcdp(self.replaced) for part in self.parts)
 
     def epsilon(self, delta: float) -> float:
         """The joint epsilon at delta.
@@ -129,14 +118,17 @@ class JointGuarantee:
         found = [1.0]
         if self.gaussian_noise is not None:
             found.append(gaussian.gaussian_delta(self.gaussian_noise, epsilon))
-        stated = self._stated
-        if stated is not None and epsilon >= stated[0]:
-            found.append(stated[1])
-        if self._has_losses:
-            found.append(float(self._loss.get_delta_for_epsilon(epsilon)) + _ROUNDING)
+        if self.stated is not None and epsilon >= self.stated[0]:
+            found.append(self.stated[1])
+        if self._poisson is not None:
+            accountant, noise = self._poisson
+            found.append(accountant.delta(epsilon, noise))
+        elif self._has_losses:
+            loss = self._loss(self.parts)
+            found.append(float(loss.get_delta_for_epsilon(epsilon)) + _ROUNDING)
         if self._renyi is not None:
-            accountant, apart = self._renyi
-            found.append(apart + (1.0 - apart) * float(accountant.get_delta(epsilon)))
+            divergences, apart = self._renyi
+            found.append(apart + (1 - apart) * float(divergences.get_delta(epsilon)))
         return min(delta for delta in found if delta >= 0.0)
 
     def guarantee_at(self, delta: float) -> Guarantee:
@@ -150,13 +142,8 @@ class JointGuarantee:
         Raises:
           ValueError: if delta is not in (0, 1), or no meaningful epsilon is found.
         """
-        check_delta(delta)
-        best = None
-        for bound in sorted(self._epsilons(delta), key=_order):
-            # An estimate, or a bound of some confidence, must be worth it.
-            if best is None or bound.value < best.value * (1.0 - _WORTH_IT[bound.kind]):
-                best = bound
-        if best is None or not math.isfinite(best.value):
+        best = self.bound_at(delta)
+        if best is None:
             raise ValueError(
                 f"No meaningful epsilon is known for these {len(self.parts)} releases at "
                 f"delta = {delta}. Use a larger delta, or fewer of them."
@@ -170,15 +157,30 @@ class JointGuarantee:
             epsilon=best.value,
             delta=delta,
             kind=best.kind,
-            accountant=best.accountant,
+            accountant=best.method,
             adjacency=self.adjacency,
             confidence=best.confidence,
             zcdp_rho=self.zcdp_rho,
         )
 
+    def bound_at(self, delta: float) -> Bound | None:
+        """The best epsilon at delta, also one that is <= 0; None if none is known.
+
+        Raises:
+          ValueError: if delta is not in (0, 1).
+        """
+        check_delta(delta)
+        best = None
+        order = lambda bound: (KINDS.index(bound.kind), bound.value)  # noqa: E731
+        for bound in sorted(self._epsilons(delta), key=order):
+            # An estimate, or a bound of some confidence, must be worth it.
+            if best is None or bound.value < best.value * (1.0 - _WORTH_IT[bound.kind]):
+                best = bound
+        return best if best is not None and math.isfinite(best.value) else None
+
     def statement(
         self, delta: float | None = None, unit: str | None = None
-    ) -> JointStatement:
+    ) -> PrivacyStatement:
         """The privacy statement of all parts together.
 
         Args:
@@ -191,7 +193,7 @@ class JointGuarantee:
             or a unit, and none is given.
         """
         if delta is None:
-            pairs = [part.stated(self._replaced) for part in self.parts]
+            pairs = [part.stated(self.replaced) for part in self.parts]
             delta = max((pair[1] for pair in pairs if pair is not None), default=0.0)
             if delta == 0.0:
                 raise ValueError("delta must be given: none of the parts states one.")
@@ -206,30 +208,21 @@ class JointGuarantee:
                     f"the releases hide."
                 )
             unit = units[0]
-        check_unit(unit)
-        return JointStatement(self, self.guarantee_at(delta), unit, (), "")
-
-    @property
-    def _replaced(self) -> bool:
-        return all(part.replaces for part in self.parts) or not all(
-            part.holds_for_zero_out for part in self.parts
-        )
+        return PrivacyStatement.of_joint(self, self.guarantee_at(delta), unit)
 
     @functools.cached_property
     def gaussian_noise(self) -> float | None:
         """Noise multiplier of the joint Gaussian mechanism, unamplified; or None."""
-        return noise_of(self.parts, self._replaced)
+        return _noise_of(self.parts, self.replaced)
 
     @functools.cached_property
-    def _stated(self) -> tuple[float, float] | None:
+    def stated(self) -> tuple[float, float] | None:
         """Basic composition of what each states."""
-        pairs = [part.stated(self._replaced) for part in self.parts]
-        found = [pair for pair in pairs if pair is not None]
-        if len(found) < len(pairs):
-            return None
-        return math.fsum(pair[0] for pair in found), math.fsum(p[1] for p in found)
+        pairs = [part.stated(self.replaced) or (None, None) for part in self.parts]
+        epsilon, delta = (_sum(column) for column in zip(*pairs))
+        return None if epsilon is None or delta is None else (epsilon, delta)
 
-    def _epsilons(self, delta: float) -> list[_Bound]:
+    def _epsilons(self, delta: float) -> list[Bound]:
         found = []
         if self.gaussian_noise is not None:
             exact = all(
@@ -240,23 +233,40 @@ class JointGuarantee:
             except ValueError:  # beyond any meaning
                 value = math.inf
             name, kind = (GAUSSIAN, "exact") if exact else (UNAMPLIFIED, "bound")
-            found.append(_Bound(value, name, kind, None))
-        counted = [part for part in self.parts if not part.is_gaussian]
-        if self._has_losses and delta > _SMALLEST:
-            for loss, kind, confidence in self._loss_bounds(counted):
-                value = float(loss.get_epsilon_for_delta(delta - _ROUNDING))
-                found.append(_Bound(value, LOSSES, kind, confidence))
-        if self._renyi is not None and delta > self._renyi[1]:
-            accountant, apart = self._renyi
-            value = float(accountant.get_epsilon((delta - apart) / (1.0 - apart)))
-            found.append(_Bound(value, RENYI, *certainty(not_simulated(counted))))
-        stated = self._stated
+            found.append(Bound(value, name, kind, None))
+        elif self.zcdp_rho is not None:
+            # Bun and Steinke, 2016, arXiv:1605.02065, Proposition 1.3.
+            value = self.zcdp_rho + 2.0 * math.sqrt(-self.zcdp_rho * math.log(delta))
+            found.append(Bound(value, ZCDP, "bound", None))
+        for method in (self._by_losses, self._by_renyi):
+            # Where one cannot tell, the others may.
+            with contextlib.suppress(ValueError, ArithmeticError, MemoryError):
+                found += method(delta)
+        stated = self.stated
         # Where it is no better, the others say more of what the number is worth.
         least = min((bound.value for bound in found), default=math.inf)
-        if stated is not None and stated[1] <= delta:
+        if stated is not None and stated[1] <= delta * (1.0 + 1e-9):
             if stated[0] < (1.0 - 1e-6) * least:
-                found.append(_Bound(stated[0], BASIC, *certainty(self.parts)))
+                found.append(Bound(stated[0], BASIC, *_certainty(self.parts)))
         return [bound for bound in found if not math.isnan(bound.value)]
+
+    @functools.cached_property
+    def _poisson(self) -> tuple[CyclicPoissonAccountant, float] | None:
+        """The accountant and noise of all together, if all are sampled in one way."""
+        counts: Counter[tuple[float, float]] = Counter()
+        for part in self.parts:
+            for piece, count in part.pieces or ((None, 1),):
+                query = getattr(piece, "event", None)
+                if not (
+                    isinstance(piece, dp_accounting.PoissonSampledDpEvent)
+                    and isinstance(query, dp_accounting.GaussianDpEvent)
+                ):
+                    return None
+                counts[piece.sampling_probability, query.noise_multiplier] += count
+        if len(counts) > 1 or self.replaced:
+            return None
+        (((probability, noise), queries),) = counts.items()
+        return CyclicPoissonAccountant(queries, float(probability)), float(noise)
 
     @property
     def _has_losses(self) -> bool:
@@ -267,11 +277,12 @@ class JointGuarantee:
     @functools.cached_property
     def _scale(self) -> float:
         """About the epsilon that is to be expected, by what is known quickly."""
-        known = [self._stated[0]] if self._stated is not None else []
+        known = [self.stated[0]] if self.stated is not None else []
         if self.zcdp_rho is not None:
             known.append(self.zcdp_rho + 8.0 * math.sqrt(self.zcdp_rho))
         # At least that of the exact ones.
-        noise = noise_of([p for p in self.parts if p.is_gaussian], self._replaced)
+        gaussians = [part for part in self.parts if part.is_gaussian]
+        noise = _noise_of(gaussians, self.replaced)
         least = gaussian.zcdp_rho(noise) if noise is not None else 0.0
         return max(min(known, default=_FINE), least, _INTERVAL)
 
@@ -281,186 +292,164 @@ class JointGuarantee:
         coarser = math.ceil(math.log2(self._scale / _FINE))
         return float(_INTERVAL * 2.0 ** max(0, coarser))
 
-    def _loss_bounds(
-        self, counted: list[Part]
-    ) -> Iterator[tuple[Loss, str, float | None]]:
-        """Losses of all together, and what a number that rests on each is worth."""
-        proven = not_simulated(counted)
-        if len(proven) < len(counted):
-            # What is simulated counts as the Gaussian mechanism that it is, too.
-            yield self._proven_loss, *certainty(proven)
-        yield self._loss, *certainty(counted)
+    def _by_losses(self, delta: float) -> Iterator[Bound]:
+        counted = [part for part in self.parts if not part.is_gaussian]
+        if self._poisson is not None:
+            accountant, noise = self._poisson
+            value, name = accountant.epsilon(delta, noise), accountant.claims[0][0]
+            yield Bound(value, name, "bound", None)
+        elif self._has_losses and delta > _SMALLEST:
+            bounds = {self.parts: counted}
+            proven = [part for part in counted if not part.is_simulated]
+            if len(proven) < len(counted):
+                # What is simulated counts as the Gaussian mechanism that it is, too.
+                bounds[tuple(part.proven() for part in self.parts)] = proven
+            for parts, rests_on in bounds.items():
+                value = self._loss(parts).get_epsilon_for_delta(delta - _ROUNDING)
+                yield Bound(float(value), LOSSES, *_certainty(rests_on))
 
-    @functools.cached_property
-    def _loss(self) -> Loss:
-        """A loss that dominates all together."""
-        return self._composed(self.parts)
+    def _by_renyi(self, delta: float) -> Iterator[Bound]:
+        if self._renyi is not None and delta > self._renyi[1]:
+            divergences, apart = self._renyi
+            value = float(divergences.get_epsilon((delta - apart) / (1.0 - apart)))
+            rests_on = [part for part in self.parts if not part.is_simulated]
+            yield Bound(value, RENYI, *_certainty(rests_on))
 
-    @functools.cached_property
-    def _proven_loss(self) -> Loss:
-        """The same without any number that was simulated."""
-        return self._composed([part.proven() for part in self.parts])
-
-    def _composed(self, parts: Iterable[Part]) -> Loss:
-        return composed_loss(parts, self._replaced, self._interval)
+    def _loss(self, parts: tuple[Release, ...]) -> Loss:
+        """A loss that dominates all parts together."""
+        return _composed_loss(parts, self.replaced, self._interval)
 
     @functools.cached_property
     def _renyi(self) -> tuple[rdp.RdpAccountant, float] | None:
         """All by Renyi divergences, where some part has nothing else; delta set apart."""
-        if all(part.has_losses(self._replaced) for part in self.parts):
+        if all(part.has_losses(self.replaced) for part in self.parts):
             return None
-        return renyi(self.parts, self._replaced)
+        return renyi(self.parts, self.replaced)
 
 
-def compose(plans: Iterable[Plan | Part]) -> JointGuarantee:
+def compose(
+    plans: Iterable[Plan | Release], adjacency: str | None = None
+) -> JointGuarantee:
     """The joint guarantee of several runs and other releases on the same data.
 
+    A release that is stated for other neighbors counts with its guarantee for neighbors
+    of neighbors: under replacements with half the Gaussian noise and four times the rho.
+
     Args:
-      plans: one plan for each run (list a plan twice if it was run twice), and for each
-        release made elsewhere an `ApproximateDP`, a `ZeroConcentratedDP` or an
-        `AccountedEvent`.
+      plans: one plan for each run (list a plan twice if it was run twice), and a `Release`
+        for each release made elsewhere.
+      adjacency: "zero-out" or "replace-one"; by default "replace-one" if all parts hold
+        for it, or one is stated for nothing else.
 
     Raises:
       TypeError: if something else is given.
-      ValueError: if there are none.
+      ValueError: if there are none, or one does not hold for zero-out and has to.
     """
-    if isinstance(plans, (Plan, Part)):
+    if isinstance(plans, (Plan, Release)) or not isinstance(plans, Iterable):
         raise TypeError(
-            f"plans must be a list with one plan for each run, found a "
-            f"{type(plans).__name__}."
+            f"plans must be a list with one plan for each run, found {plans!r}."
         )
-    try:
-        found = tuple(plans)
-    except TypeError:
-        raise TypeError(
-            f"plans must be a list of tf_bandmf.Plan objects, found {plans!r}."
-        ) from None
+    found = tuple(plans)
     if not found:
         raise ValueError("There is no run to compose: plans must not be empty.")
-    return JointGuarantee(tuple(_part(one) for one in found))
-
-
-def _order(bound: _Bound) -> tuple[int, float]:
-    return KINDS.index(bound.kind), bound.value
-
-
-def _part(one: Plan | Part) -> Part:
-    if isinstance(one, Plan):
-        return Run(one)
-    if isinstance(one, Part):
-        return one
-    raise TypeError(
-        f"plans must be tf_bandmf.Plan objects, or for releases made elsewhere "
-        f"ApproximateDP, ZeroConcentratedDP or AccountedEvent, found {one!r}."
-    )
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class JointStatement(Statement):
-    """The statement of several releases; `str()` is text, `to_markdown()` Markdown.
-
-    Attributes:
-      joint: the joint guarantee of the releases.
-      guarantee: guarantee of all releases together.
-      unit: whose presence is hidden.
-      remarks: see `PrivacyStatement`, as for `proviso`; empty unless it is that of a run
-        that others share weights or examples with.
-      proviso: what must be said before the numbers.
-    """
-
-    joint: JointGuarantee
-    guarantee: Guarantee
-    unit: str
-    remarks: tuple[str, ...]
-    proviso: str
-
-    @property
-    def epsilon(self) -> float:
-        """Of all releases together."""
-        return self.guarantee.epsilon
-
-    @property
-    def delta(self) -> float:
-        """At which epsilon is stated."""
-        return self.guarantee.delta
-
-    def facts(self) -> Facts:
-        """What is promised, as numbers."""
-        found, plans = self.guarantee, self.joint.plans
-        # A rho alone is no Gaussian mechanism.
-        noise = self.joint.gaussian_noise
-        count = len(self.joint.parts)
-        return Facts(
-            epsilon=found.epsilon,
-            delta=found.delta,
-            mu=None if noise is None else 1.0 / noise,
-            kind=found.kind,
-            confidence=found.confidence,
-            replaces=found.adjacency != ZERO_OUT,
-            test_only=any(plan.test_seed is not None for plan in plans),
-            unit=self.unit,
-            accesses=sentences(
-                self.proviso,
-                f"Covered are {count} releases from the same data, together.",
-                *self.remarks,
-            ),
-        )
-
-    def points(self) -> list[tuple[str, str]]:
-        """The points of the statement: (title, text)."""
-        plans, found = self.joint.plans, self.guarantee
-        others = len(self.joint.parts) - len(plans)
-        formal = (
-            f"(epsilon = {found.epsilon:.6g}, delta = {found.delta:.3g})-DP for all runs "
-            f"together"
-        )
-        is_concentrated = found.zcdp_rho is not None
-        concentrated = f"{found.zcdp_rho:.6g}-zCDP." if is_concentrated else ""
-        counts_sampling = any(plan.participation.is_amplified for plan in plans)
-        if is_concentrated and not counts_sampling:
-            formal += f"; {concentrated}"
-        else:
-            formal += "."
-        if any(plan.test_seed is not None for plan in plans):
-            formal = (
-                "NONE. The noise of a run comes from a known test seed: anyone can remove "
-                f"it. With secret keys it would be {formal}"
+    for one in found:
+        if not isinstance(one, (Plan, Release)):
+            raise TypeError(
+                f"plans must be tf_bandmf.Plan objects, or a tf_bandmf.Release for what "
+                f"was made elsewhere, found {one!r}."
             )
-        accesses = f"{len(plans)} training run(s) on the same data."
-        if others:
-            accesses = (
-                f"{len(plans)} training run(s) and {others} release(s) made elsewhere, on "
-                f"the same data. What is said of the latter is their makers' to show."
-            )
-        runs = " ".join(
-            f"({number}) {part.describe()}"
-            for number, part in enumerate(self.joint.parts, start=1)
+    parts = tuple(Release.of_plan(p) if isinstance(p, Plan) else p for p in found)
+    stated = {part.adjacency for part in parts}
+    replaced = "replace-one" in stated or "zero-out" not in stated
+    allowed = [None, "replace-one"] + ["zero-out"] * ("replace-one" not in stated)
+    if adjacency not in allowed:
+        raise ValueError(
+            f"adjacency must be one of {allowed} for what is composed, found {adjacency!r}."
         )
-        assumptions = dict.fromkeys(plan.participation.describe() for plan in plans)
-        generators = dict.fromkeys(GENERATORS[plan.generator] for plan in plans)
-        return [
-            ("Formal statement", sentences(self.proviso, formal)),
-            (
-                "DP setting",
-                "Central DP: the party that trains is trusted with the data, the noise "
-                "keys and the correct implementation.",
-            ),
-            ("Data accesses covered", accesses),
-            (
-                "Mechanism output",
-                "The sequences of all noisy gradients of all runs, hence every model"
-                + ("; and the outputs of the other releases." if others else "."),
-            ),
-            ("Unit of privacy", sentence(self.unit)),
-            ("Adjacency", found.adjacency),
-            ("Type of accounting", f"{found.accountant}. {found.describe_kind()}"),
-            *([("Accounting assumptions", " ".join(assumptions))] if plans else []),
-            *(
-                [(WITHOUT_SAMPLING, concentrated)]
-                if is_concentrated and counts_sampling
-                else []
-            ),
-            ("Runs", runs),
-            *([("This run", " ".join(self.remarks))] if self.remarks else []),
-            ("Not covered", " ".join([*NOT_COVERED, *generators])),
-        ]
+    if adjacency is not None:
+        replaced = adjacency == "replace-one"
+    return JointGuarantee(parts, replaced)
+
+
+def _sum(values: Iterable[float | None]) -> float | None:
+    """None if any is."""
+    terms = list(values)
+    return None if None in terms else math.fsum(terms)  # type: ignore[arg-type]
+
+
+def _noise_of(parts: Iterable[Release], replaced: bool) -> float | None:
+    """Noise of the one Gaussian mechanism that all parts amount to, or None."""
+    noises = (part.gaussian_noise(replaced) for part in parts)
+    precision = _sum(None if noise is None else noise**-2 for noise in noises)
+    return 1.0 / math.sqrt(precision) if precision else None
+
+
+def _certainty(parts: Iterable[Release]) -> tuple[str, float | None]:
+    """Kind and confidence of what rests on the numbers of all these parts."""
+    parts = tuple(parts)
+    risk = math.fsum(part.risk for part in parts)
+    if any(part.kind == "estimate" for part in parts) or risk > 0.5:
+        return "estimate", None
+    return "bound", 1.0 - risk if risk else None
+
+
+@functools.lru_cache(maxsize=8)
+def _composed_loss(parts: tuple[Release, ...], replaced: bool, interval: float) -> Loss:
+    """A loss that dominates all parts together, discretized by `interval`."""
+    make = {"value_discretization_interval": interval}
+    noise = _noise_of((part for part in parts if part.is_gaussian), replaced)
+    losses: list[Loss] = [privacy_loss_distribution.identity(interval)]
+    if noise:
+        losses.append(privacy_loss_distribution.from_gaussian_mechanism(noise, **make))
+    divergent: dict[bool, list[Release]] = {False: [], True: []}
+    rounding = 0.0
+    for part, count in Counter(parts).items():
+        if not part.has_losses(replaced):
+            # Without replacement, divergences are of replacements, also under zero-out.
+            divergent[part.adjacency != "zero-out"] += [part] * count
+        elif not part.is_gaussian:
+            losses += _losses_of(part, count, replaced, interval)
+            rounding += event_losses.rounding_of_transforms(count) * (count > 1)
+    for replaces, alike in divergent.items():
+        together = (
+            [alike] if renyi(alike, replaced or replaces) else [[p] for p in alike]
+        )
+        for group in together if alike else []:
+            profile = _profile(group, replaced, replaced or replaces)
+            losses.append(profiles.dominating_loss(profile, interval))
+    if rounding:
+        # What rounding may take away, as another release of which all is known with that
+        # probability.
+        unknown = common.DifferentialPrivacyParameters(0.0, rounding)
+        losses.append(
+            privacy_loss_distribution.from_privacy_parameters(unknown, **make)
+        )
+    return functools.reduce(lambda total, loss: total.compose(loss), losses)
+
+
+# Balances that differ in one run have the losses of the others in common.
+@functools.lru_cache(maxsize=64)
+def _losses_of(
+    part: Release, count: int, replaced: bool, interval: float
+) -> tuple[Loss, ...]:
+    losses = part.losses(replaced, interval)
+    return tuple(loss.self_compose(count) if count > 1 else loss for loss in losses)
+
+
+def _profile(parts: list[Release], replaced: bool, replaces: bool) -> profiles.Profile:
+    """A profile from Renyi divergences alone: these add up."""
+    found = renyi(parts, replaces)
+    assert found is not None and found[1] == 0.0  # of a pair a loss is known
+    accountant = found[0]
+    known = [
+        lambda epsilons: np.array(
+            [float(accountant.get_delta(float(epsilon))) for epsilon in epsilons]
+        )
+    ]
+    rho = _sum(part.zcdp(replaced) for part in parts)
+    if rho is not None and all(part.is_zcdp for part in parts):
+        known.append(profiles.zcdp_profile(rho))
+    noise = _noise_of(parts, replaced)
+    if noise is not None:
+        known.append(profiles.gaussian_profile(noise))
+    return profiles.least(*known)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tf_bandmf.accounting.checks import check_positive, whole_number
 
@@ -96,30 +95,13 @@ class Measurements:
             )
         return " ".join(said)
 
-    def to_config(self) -> dict[str, Any]:
-        """Plain values; `from_config` rebuilds it."""
-        return dataclasses.asdict(self)
-
-    @classmethod
-    def from_config(cls, config: Mapping[str, Any]) -> Measurements:
-        """Rebuilds it, and validates it anew."""
-        return cls(**config)
-
-
-NONE = Measurements()
-
-
-def mu_of(plan: Plan) -> float:
-    """Of a whole run of a plan with its evaluations, as a Gaussian mechanism, zero-out."""
-    return math.hypot(1.0 / plan.noise_multiplier, plan.measurements.mu)
-
 
 def reserved(plan: Plan, counts: float, metrics: float, evaluations: int) -> Plan:
     """See `Plan.reserve`."""
     from tf_bandmf.accounting.beside import beside, noise_beside
     from tf_bandmf.planning.calibration import accountant_for, multiplier_of
 
-    if plan.measurements != NONE:
+    if plan.measurements != Measurements():
         raise ValueError(
             "The plan has a reservation already. Reserve all at once, from the plan that "
             "has none."
@@ -143,14 +125,7 @@ def reserved(plan: Plan, counts: float, metrics: float, evaluations: int) -> Pla
     kept = Measurements(float(counts), evaluations, together * math.sqrt(evaluations))
     found = beside(base, 1.0 / kept.mu, plan.delta).calibrate(plan.epsilon, plan.delta)
     assert plan.sensitivity is not None and found.guarantee is not None
-    guarantee = found.guarantee
-    return dataclasses.replace(
-        plan,
-        noise_multiplier=multiplier_of(found, plan.sensitivity.value),
-        epsilon=guarantee.epsilon,
-        accountant=guarantee.accountant,
-        kind=guarantee.kind,
-        adjacency=guarantee.adjacency,
-        confidence=guarantee.confidence,
-        measurements=kept,
-    )
+    names = ("epsilon", "accountant", "kind", "adjacency", "confidence")
+    changes = {name: getattr(found.guarantee, name) for name in names}
+    changes["noise_multiplier"] = multiplier_of(found, plan.sensitivity.value)
+    return dataclasses.replace(plan, **changes, measurements=kept)

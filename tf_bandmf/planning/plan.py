@@ -6,6 +6,7 @@ Everything that trains consumes a plan and may do nothing that the plan does not
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import math
@@ -32,11 +33,10 @@ from tf_bandmf.analysis.sensitivity import Sensitivity
 from tf_bandmf.files import configs
 from tf_bandmf.participation import Participation
 from tf_bandmf.planning import learning_rates
-from tf_bandmf.planning import measurements as measurements_lib
 from tf_bandmf.planning.account import Account
 from tf_bandmf.planning.calibration import accountant_for
 from tf_bandmf.planning.compare import Comparison
-from tf_bandmf.planning.measurements import Measurements
+from tf_bandmf.planning.measurements import Measurements, reserved
 from tf_bandmf.planning.memory import NoiseMemory, noise_memory
 from tf_bandmf.planning.statement import (
     ONE_EXAMPLE,
@@ -55,7 +55,16 @@ _FORMAT = 1
 # SciPy round differently.
 _RELATIVE_TOLERANCE = 1e-6
 _CLIP_RANGE = (1e-10, 1e10)
-_DEFAULT_GENERATOR = "philox"
+# What a plan consists of, and what reads it.
+_PARTS: dict[str, Callable[[Any], Any]] = {
+    "account": lambda config: Account(**config),
+    "measurements": lambda config: Measurements(**config),
+    "sensitivity": lambda config: Sensitivity(**config),
+    "workload": Workload.from_config,
+    "strategy": Strategy.from_config,
+    "participation": participation_lib.from_config,
+}
+_DELTAS = {10.0**-i for i in range(3, 11)}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -108,9 +117,9 @@ class Plan:
     test_seed: int | None = None
     sensitivity: Sensitivity | None = None
     unit: str = ONE_EXAMPLE
-    generator: str = _DEFAULT_GENERATOR
+    generator: str = "philox"
     account: Account | None = None
-    measurements: Measurements = measurements_lib.NONE
+    measurements: Measurements = dataclasses.field(default_factory=Measurements)
 
     def __post_init__(self) -> None:
         n = self.strategy.num_steps
@@ -196,15 +205,9 @@ class Plan:
     @property
     def guarantee(self) -> Guarantee:
         """(epsilon, delta)-DP, and what the numbers are worth."""
-        return Guarantee(
-            epsilon=self.epsilon,
-            delta=self.delta,
-            kind=self.kind,
-            accountant=self.accountant,
-            adjacency=self.adjacency,
-            confidence=self.confidence,
-            zcdp_rho=self.zcdp_rho,
-        )
+        names = ("epsilon", "delta", "kind", "accountant", "adjacency", "confidence")
+        stated = {name: getattr(self, name) for name in (*names, "zcdp_rho")}
+        return Guarantee(**stated)
 
     @property
     def unamplified_noise(self) -> float:
@@ -214,7 +217,7 @@ class Plan:
         """
         if not self.measurements.evaluations:
             return self.noise_multiplier
-        return 1.0 / measurements_lib.mu_of(self)
+        return 1.0 / math.hypot(1.0 / self.noise_multiplier, self.measurements.mu)
 
     def reserve(
         self, *, counts: float = 0.0, metrics: float = 0.0, evaluations: int = 0
@@ -242,7 +245,7 @@ class Plan:
           ValueError: if a number is out of range, nothing is reserved, the plan has a
             reservation, or nothing is left for the steps.
         """
-        return measurements_lib.reserved(self, counts, metrics, evaluations)
+        return reserved(self, counts, metrics, evaluations)
 
     def guarantee_at(self, delta: float, confidence: float | None = None) -> Guarantee:
         """(epsilon, delta)-DP of the run at another delta, by the plan's accountant.
@@ -309,10 +312,21 @@ class Plan:
         """The table that the mechanism was chosen from; None if it was named."""
         return Comparison.of_strategy(self.strategy)
 
-    def epsilon_curve(self, deltas: Sequence[float]) -> list[Guarantee]:
-        """`guarantee_at` for several deltas: the trade-off of the run."""
+    def epsilon_curve(self, deltas: Sequence[float] | None = None) -> list[Guarantee]:
+        """`guarantee_at` for several deltas: the trade-off of the run.
+
+        Args:
+          deltas: in (0, 1); by default 1e-3 to 1e-10 and the plan's own, of which those
+            are left out that say nothing: epsilon would be 0, or nobody can tell.
+        """
         accountant, noise = self._accountant(), self.unit_noise_stddev
-        return [accountant.guarantee(noise, float(delta)) for delta in deltas]
+        if deltas is not None:
+            return [accountant.guarantee(noise, float(delta)) for delta in deltas]
+        curve = [self.guarantee]
+        for delta in _DELTAS - {self.delta}:
+            with contextlib.suppress(ValueError, ArithmeticError):
+                curve.append(accountant.guarantee(noise, delta))
+        return sorted(curve, key=lambda one: -one.delta)
 
     def dp_event(self) -> dp_accounting.DpEvent:
         """The whole run as an event of dp-accounting, to compose with other releases.
@@ -519,37 +533,15 @@ class Plan:
 
     def to_config(self) -> dict[str, Any]:
         """Plain values and arrays; `from_config` rebuilds the plan."""
-        return {
-            "format": _FORMAT,
-            "workload": self.workload.to_config(),
-            "strategy": self.strategy.to_config(),
-            "participation": self.participation.to_config(),
-            "l2_norm_clip": self.l2_norm_clip,
-            "noise_multiplier": self.noise_multiplier,
-            "epsilon": self.epsilon,
-            "delta": self.delta,
-            "expected_batch_size": self.expected_batch_size,
-            "accountant": self.accountant,
-            "kind": self.kind,
-            "adjacency": self.adjacency,
-            "confidence": self.confidence,
-            "test_seed": self.test_seed,
-            "sensitivity": dataclasses.asdict(self.sensitivity),  # type: ignore[arg-type]
-            # Files of plans for single examples do not name the unit, nor the default
-            # generator, nor an account or measurements that are not there.
-            **({} if self.unit == ONE_EXAMPLE else {"unit": self.unit}),
-            **(
-                {}
-                if self.generator == _DEFAULT_GENERATOR
-                else {"generator": self.generator}
-            ),
-            **({} if self.account is None else {"account": self.account.to_config()}),
-            **(
-                {}
-                if self.measurements == measurements_lib.NONE
-                else {"measurements": self.measurements.to_config()}
-            ),
-        }
+        config: dict[str, Any] = {"format": _FORMAT}
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if hasattr(value, "to_config"):
+                value = value.to_config()
+            elif dataclasses.is_dataclass(value):
+                value = dataclasses.asdict(value)  # type: ignore[arg-type]
+            config[field.name] = value
+        return config
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Plan:
@@ -565,16 +557,10 @@ class Plan:
                 f"The plan has format {found!r}; this version of tf-bandmf reads format "
                 f"{_FORMAT}."
             )
-        account = fields.pop("account", None)
-        return cls(
-            account=None if account is None else Account.from_config(account),
-            measurements=Measurements.from_config(fields.pop("measurements", {})),
-            workload=Workload.from_config(fields.pop("workload")),
-            strategy=Strategy.from_config(fields.pop("strategy")),
-            participation=participation_lib.from_config(fields.pop("participation")),
-            sensitivity=Sensitivity(**fields.pop("sensitivity")),
-            **fields,
-        )
+        for name, made_from in _PARTS.items():
+            if fields[name] is not None:
+                fields[name] = made_from(fields[name])
+        return cls(**fields)
 
     def save(self, path: str) -> None:
         """Writes `path`, as JSON.

@@ -1,7 +1,17 @@
-"""All that is known of the privacy of a run or release, as plain numbers to be kept.
+"""What is known of the privacy of one run, or of a release that was made elsewhere.
 
-It is for one adjacency. One replacement is twice a zero-out: a run that is stated for
-zero-out counts under replace-one with half of its noise, and without its amplification.
+    joint = tf_bandmf.compose([
+        plan,
+        tf_bandmf.Release("query log, 2025", epsilon=0.5, delta=1e-7),
+        tf_bandmf.Release("census of devices", rho=0.02),
+        tf_bandmf.Release("histogram", event=dp_accounting.LaplaceDpEvent(2.0)),
+    ])
+
+Each is about the same data and the same unit as the runs. Everything that the numbers
+imply is used: a pair (epsilon, delta) counts as the worst mechanism with this pair
+(Kairouz, Oh, Viswanath, 2015, arXiv:1311.0776, Theorem 3.3), rhos add up (Bun and Steinke,
+2016, arXiv:1605.02065, Lemma 1.7) and count by their privacy profile, and an event counts
+as the privacy loss or the Renyi divergences that dp-accounting has for it.
 """
 
 from __future__ import annotations
@@ -9,196 +19,422 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import dp_accounting
+import numpy as np
+from dp_accounting import rdp
+from dp_accounting.pld import common, pld_privacy_accountant, privacy_loss_distribution
 
 from tf_bandmf.accounting import event_losses, gaussian, profiles
-from tf_bandmf.planning.composition import compose
-from tf_bandmf.planning.elsewhere import ApproximateDP
-from tf_bandmf.planning.parts import Loss, Part, Run, doubled_pair, gaussian_loss
+from tf_bandmf.accounting.checks import check_epsilon, check_positive, is_number
+from tf_bandmf.accounting.guarantee import KINDS, REPLACE_ONE, ZERO_OUT
+from tf_bandmf.planning.statement import mechanism_of
 
-# At which releases that have no delta of their own state an epsilon.
-_DELTA = 1e-9
+if TYPE_CHECKING:
+    from tf_bandmf.planning.plan import Plan
+
+Loss: TypeAlias = privacy_loss_distribution.PrivacyLossDistribution
+
+REPLACE_ONLY = "Replace-one: one unit is replaced by any other."
+# What numbers may be stated for. Those of a run for which units are replaced also hold for
+# zero-out: a contribution of zero is one of the replacements.
+ADJACENCIES = {"zero-out": ZERO_OUT, "replace-one": REPLACE_ONLY, "either": REPLACE_ONE}
+# An epsilon at which a mechanism with any privacy has delta < 1; rounding errors of delta.
+_LARGE, _ROUNDING = 400.0, 1e-12
 
 
 @dataclasses.dataclass(frozen=True)
-class Release(Part):
-    """What is known of the privacy of one run or release, or of several equal ones.
+class Release:
+    """All that is known of the privacy of a run, or of a release made elsewhere.
 
-    It holds for one adjacency, which to `compose` is that of all parts.
+    Give a pair, a rho, or an event of dp-accounting; if several are given, all must hold.
 
     Attributes:
-      epsilon, delta: as stated; both 0 for a run that took no step.
-      mu: of the Gaussian mechanism that it is at least as private as, or None.
-      is_gaussian: whether `mu` is all that there is to know.
-      rho: of zCDP, where there is no `mu`; or None.
-      poisson: (q, noise, queries) of Poisson-sampled Gaussian queries, or None.
-      fixed_size: (part, batch, noise, queries) of samples without replacement, or None.
+      about: what it is, in one line.
+      epsilon: of (epsilon, delta)-DP, >= 0.
+      delta: in [0, 1); 0 for pure DP, such as the Laplace mechanism.
+      rho: of zero-concentrated DP. For a Gaussian mechanism give the event: it says more.
+      event: of dp-accounting; noise multipliers are relative to the contribution of one
+        unit, or to the change by a replacement under "replace-one". Gaussian noise
+        composes exactly.
+      noise_multiplier: of a Gaussian mechanism that is at most as private, per unit of
+        what one unit contributes: a run without its amplification.
+      adjacency: "zero-out" (one unit is added, removed or zeroed out), "replace-one"
+        (one is replaced by another, as for sampling without replacement), or "either"
+        for runs whose numbers hold for both. A replacement is two zero-outs.
+      kind: "exact", "bound" or "estimate"; by default what the numbers are.
       risk: probability that a simulated bound does not hold.
-      count: how many there are.
+      plan: of a run.
+
+    Raises:
+      TypeError: if the event is none of dp-accounting.
+      ValueError: if a number is out of range, nothing is known, or the event gives no
+        privacy, or dp-accounting cannot account for it under these neighbors.
     """
 
-    epsilon: float
-    delta: float
-    mu: float | None = None
-    is_gaussian: bool = False
+    about: str = "a release made elsewhere"
+    _: dataclasses.KW_ONLY
+    epsilon: float | None = None
+    delta: float = 0.0
     rho: float | None = None
-    poisson: tuple[float, float, int] | None = None
-    fixed_size: tuple[int, int, float, int] | None = None
+    event: dp_accounting.DpEvent | None = dataclasses.field(default=None, hash=False)
+    noise_multiplier: float | None = None
+    adjacency: str = "zero-out"
+    kind: str = ""
     risk: float = 0.0
-    count: int = 1
+    plan: Plan | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.about, str) or len(self.about.strip().splitlines()) != 1:
+            raise ValueError(f"about must be text of one line, found {self.about!r}.")
+        if self.adjacency not in ADJACENCIES:
+            raise ValueError(
+                f"adjacency must be one of {', '.join(ADJACENCIES)}, found "
+                f"{self.adjacency!r}."
+            )
+        given = self.epsilon, self.rho, self.event, self.noise_multiplier
+        if all(one is None for one in given):
+            raise ValueError(
+                "Give the epsilon and delta of a release, a rho or an event."
+            )
+        if self.epsilon is not None:
+            check_epsilon(self.epsilon)
+        if not (is_number(self.delta) and 0.0 <= self.delta < 1.0):
+            raise ValueError(f"delta must be in [0, 1), found {self.delta!r}.")
+        for name in ("rho", "noise_multiplier"):
+            if getattr(self, name) is not None:
+                check_positive(name, getattr(self, name))
+        if self.event is not None and self.plan is None:
+            _check_event(self.event, self.pieces, self.adjacency != "zero-out")
+        least = "exact" if self.is_gaussian else "bound"
+        if self.kind not in ("", *KINDS[KINDS.index(least) :]):
+            raise ValueError(
+                f"kind must be one of {', '.join(KINDS)}, and exact only for Gaussian "
+                f"noise, found {self.kind!r}."
+            )
+        object.__setattr__(self, "kind", self.kind or least)
 
     @classmethod
-    def of_mu(cls, mu: float, delta: float) -> Release:
-        """A Gaussian mechanism with this sensitivity per unit of noise.
+    def of_plan(cls, plan: Plan) -> Release:
+        """A run of a plan."""
+        use, noise = plan.participation, plan.unamplified_noise
+        event = None if use.is_simulated else plan.dp_event()
+        if not use.is_amplified:
+            event = dp_accounting.GaussianDpEvent(noise)
+        return cls(
+            epsilon=plan.epsilon,
+            delta=plan.delta,
+            event=event,
+            noise_multiplier=noise,
+            adjacency="either" if plan.adjacency == REPLACE_ONE else "zero-out",
+            kind="" if plan.kind == "exact" else plan.kind,
+            risk=0.0 if plan.confidence is None else 1.0 - plan.confidence,
+            plan=plan,
+        )
+
+    @classmethod
+    def gaussian(
+        cls, noise: float, delta: float, adjacency: str = "zero-out"
+    ) -> Release:
+        """A Gaussian mechanism, with its epsilon at delta.
 
         Raises:
           ValueError: if it has no meaningful epsilon at delta.
         """
-        epsilon = gaussian.gaussian_epsilon(1.0 / mu, delta)
-        return cls(epsilon, delta, mu, is_gaussian=True)
+        return cls(
+            epsilon=gaussian.gaussian_epsilon(noise, delta),
+            delta=delta,
+            event=dp_accounting.GaussianDpEvent(noise),
+            adjacency=adjacency,
+        )
+
+    def describe(self) -> str:
+        """For the statement: what it is, and what it guarantees alone."""
+        if self.plan is not None:
+            plan = self.plan
+            return (
+                f"{mechanism_of(plan.strategy)}, {plan.num_steps} steps, noise multiplier "
+                f"{plan.noise_multiplier:.6g} per unit of sensitivity, alone (epsilon = "
+                f"{plan.epsilon:.6g}, delta = {plan.delta:.3g}); plan fingerprint "
+                f"{plan.fingerprint}. {plan.measurements.describe()}"
+            ).strip()
+        said = []
+        if self.epsilon is not None:
+            said.append(f"(epsilon = {self.epsilon:.6g}, delta = {self.delta:.3g})-DP")
+        if self.rho is not None:
+            said.append(f"{self.rho:.6g}-zCDP")
+        if self.event is not None:
+            said.append(str(self.event))
+        return f"{self.about}: {', '.join(said)}."
+
+    # What it is under one adjacency: `replaced` for replacements, else for zero-out.
+
+    @functools.cached_property
+    def pieces(self) -> tuple[tuple[dp_accounting.DpEvent, int], ...]:
+        """What its event consists of, and how often each happens."""
+        return () if self.event is None else tuple(event_losses.pieces(self.event))
+
+    @functools.cached_property
+    def is_gaussian(self) -> bool:
+        """Whether its Gaussian noise is all that there is to know of it."""
+        return bool(self.pieces) and all(
+            isinstance(piece, dp_accounting.GaussianDpEvent) for piece, _ in self.pieces
+        )
+
+    @property
+    def is_simulated(self) -> bool:
+        """Whether its pair is simulated, and something else is known of it."""
+        is_certain = self.kind != "estimate" and not self.risk
+        return not (is_certain or self.noise_multiplier is None or self.is_gaussian)
+
+    def proven(self) -> Release:
+        """The release without numbers that were simulated."""
+        if not self.is_simulated:
+            return self
+        noise = self.gaussian_noise(False)
+        event = dp_accounting.GaussianDpEvent(noise)
+        changes: dict[str, Any] = {"epsilon": None, "event": event, "kind": "bound"}
+        return dataclasses.replace(self, **changes, risk=0.0)
+
+    def _is_doubled(self, replaced: bool) -> bool:
+        return replaced and self.adjacency == "zero-out"
+
+    def stated(self, replaced: bool) -> tuple[float, float] | None:
+        """The (epsilon, delta) that it states, or None."""
+        if self.epsilon is None or not self._is_doubled(replaced):
+            return None if self.epsilon is None else (self.epsilon, self.delta)
+        # Neighbors of neighbors: group privacy.
+        delta = self.delta * (1.0 + math.exp(min(self.epsilon, 700.0)))
+        return 2.0 * self.epsilon, min(delta, 1.0)
+
+    def gaussian_noise(self, replaced: bool) -> float | None:
+        """Per unit of sensitivity, if it is a Gaussian mechanism (also)."""
+        noise = self.noise_multiplier
+        if self.is_gaussian:
+            squares = (n / piece.noise_multiplier**2 for piece, n in self.pieces)
+            noise = 1.0 / math.sqrt(math.fsum(squares))
+        halved = replaced and self.adjacency != "replace-one"
+        return noise and noise * (0.5 if halved else 1.0)
+
+    def zcdp(self, replaced: bool) -> float | None:
+        """The least rho of zCDP that is known, without amplification; or None."""
+        times = 4.0 if self._is_doubled(replaced) else 1.0
+        noise = self.gaussian_noise(replaced)
+        known = [] if noise is None else [gaussian.zcdp_rho(noise)]
+        known += [] if self.rho is None else [times * self.rho]
+        if self.epsilon is not None and self.delta == 0.0:
+            # Bun and Steinke, 2016, arXiv:1605.02065, Proposition 1.4.
+            known.append(times * 0.5 * self.epsilon**2)
+        return min(known, default=None)
+
+    @property
+    def is_zcdp(self) -> bool:
+        """Whether its rho is all that there is to know of it."""
+        return (self.epsilon, self.event, self.noise_multiplier) == (None, None, None)
+
+    def has_losses(self, replaced: bool) -> bool:
+        """Whether `losses` has any; else `divergences` are all that is known."""
+        if self.event is None or self.is_gaussian or self._is_doubled(replaced):
+            return not self.is_zcdp
+        # dp-accounting's two accountants mean different things by a replacement.
+        supports = pld_privacy_accountant.PLDAccountant().supports
+        return self.adjacency == "zero-out" and bool(supports(self.event))
+
+    def losses(self, replaced: bool, interval: float) -> list[Loss]:
+        """Privacy losses that dominate it together."""
+        make: dict[str, Any] = {"value_discretization_interval": interval}
+        noise, pair = self.gaussian_noise(replaced), self.stated(replaced)
+        if self.is_gaussian:
+            return [privacy_loss_distribution.from_gaussian_mechanism(noise, **make)]
+        is_doubled = self._is_doubled(replaced)
+        if self.event is not None and not is_doubled:
+            return list(self._event_losses(interval))
+        if pair is not None and (self.event, noise, self.rho) == (None, None, None):
+            if pair == (0.0, 0.0):
+                return []
+            worst = common.DifferentialPrivacyParameters(*pair)
+            return [privacy_loss_distribution.from_privacy_parameters(worst, **make)]
+        known = []
+        if noise is not None:
+            known.append(profiles.gaussian_profile(noise))
+        if pair is not None:
+            known.append(profiles.pair_profile(*pair))
+        if self.rho is not None:
+            known.append(profiles.zcdp_profile(self.rho * (4.0 if is_doubled else 1.0)))
+        if self.event is not None:
+            parts = self._event_losses(interval)
+            whole = functools.reduce(lambda a, b: a.compose(b), parts)
+            known.append(profiles.twice(profiles.of_loss(whole)))
+        kinks = () if pair is None else (pair[0],)
+        return [profiles.dominating_loss(profiles.least(*known), interval, kinks)]
+
+    def _event_losses(self, interval: float) -> Iterator[Loss]:
+        others = []
+        for piece, count in self.pieces:
+            loss = event_losses.additive_loss(piece, count, interval)
+            if loss is None:
+                others.append(dp_accounting.SelfComposedDpEvent(piece, count))
+            else:
+                yield loss
+        if others:
+            rest = dp_accounting.ComposedDpEvent(others)
+            yield profiles.dominating_loss(_profile_of(rest, False), interval)
+
+    def divergences(self, replaced: bool) -> tuple[dp_accounting.DpEvent, float] | None:
+        """An event with its Renyi divergences, and a delta that is set apart; or None."""
+        noise, rho = self.gaussian_noise(replaced), self.zcdp(replaced)
+        holds = replaced == (self.adjacency != "zero-out")
+        if self.event is not None and holds and not self.is_gaussian:
+            return self.event, 0.0
+        if noise is not None:
+            return dp_accounting.GaussianDpEvent(noise), 0.0
+        pair, apart = self.stated(replaced), 0.0
+        if rho is None and pair is not None:
+            # Randomized response, if not all is revealed.
+            rho, apart = 0.5 * pair[0] ** 2, pair[1]
+        if rho is None:
+            return None
+        return (_zcdp_event(rho) if rho else dp_accounting.NoOpDpEvent()), apart
+
+    # As an entry of a ledger.
 
     def to_json(self) -> dict[str, Any]:
         """Plain values for an entry; what is not known is left out."""
-        return {name: value for name, value in vars(self).items() if value}
+        names = ("epsilon", "delta", "rho", "noise_multiplier", "risk")
+        record = {name: getattr(self, name) for name in names if getattr(self, name)}
+        if self.event is not None:
+            record["event"] = numbers_of(self.event)
+        return {**record, "adjacency": self.adjacency}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Release:
         """Reads `to_json`."""
-        known: dict[str, Any] = {"epsilon": 0.0, "delta": 0.0, **value}
-        known |= {k: tuple(v) for k, v in value.items() if isinstance(v, list)}
-        return cls(**known)
-
-    # As a part of a composition.
-
-    @property
-    def replaces(self) -> bool:  # type: ignore[override]
-        # Renyi divergences of samples without replacement are of replacements.
-        return self.fixed_size is not None
-
-    @property
-    def holds_for_zero_out(self) -> bool:
-        return True
-
-    @property
-    def kind(self) -> str:  # type: ignore[override]
-        return "exact" if self.is_gaussian else "bound"
-
-    def describe(self) -> str:
-        return f"{self.count} release(s)."
-
-    def stated(self, replaced: bool) -> tuple[float, float]:
-        return self.epsilon * self.count, self.delta * self.count
-
-    def gaussian_noise(self, replaced: bool) -> float | None:
-        return 1.0 / (self.mu * math.sqrt(self.count)) if self.mu else None
-
-    def zcdp(self, replaced: bool) -> float | None:
-        # Bun and Steinke, 2016, arXiv:1605.02065, Propositions 1.4 and 1.6.
-        pure = 0.5 * self.epsilon**2 if self.delta == 0.0 else None
-        rhos = (self.rho, self.mu and 0.5 * self.mu**2, pure)
-        known = [rho * self.count for rho in rhos if rho is not None]
-        return min(known, default=None)
-
-    def has_losses(self, replaced: bool) -> bool:
-        return self.fixed_size is None
-
-    def losses(self, replaced: bool, interval: float) -> list[Loss]:
-        return [_loss(self, interval)]
-
-    def divergences(self, replaced: bool) -> tuple[dp_accounting.DpEvent, float] | None:
-        if self.fixed_size is None:
-            return None
-        part, batch, noise, queries = self.fixed_size
-        query = dp_accounting.SampledWithoutReplacementDpEvent(
-            part, batch, dp_accounting.GaussianDpEvent(noise)
-        )
-        return dp_accounting.SelfComposedDpEvent(query, queries * self.count), 0.0
+        fields: dict[str, Any] = {**value, "event": _event_of(value.get("event"))}
+        if not fields.keys() & {"epsilon", "rho", "noise_multiplier"}:
+            fields["epsilon"] = 0.0
+        return cls(**fields)
 
 
-# Balances that differ in one run have the losses of the others in common.
-@functools.lru_cache(maxsize=64)
-def _loss(release: Release, interval: float) -> Loss:
-    if release.is_gaussian:
-        return gaussian_loss(release.gaussian_noise(False), interval)  # type: ignore[arg-type]
-    if release.poisson is not None:
-        probability, noise, queries = release.poisson
-        query = dp_accounting.PoissonSampledDpEvent(
-            probability, dp_accounting.GaussianDpEvent(noise)
-        )
-        count = queries * release.count
-        return event_losses.additive_loss(query, count, interval)  # type: ignore[return-value]
-    pair = ApproximateDP(release.epsilon, release.delta)
-    (single,) = pair.losses(False, interval)
-    if release.mu or release.rho:
-        known = [profiles.pair_profile(release.epsilon, release.delta)]
-        if release.mu:
-            known.append(profiles.gaussian_profile(1.0 / release.mu))
-        if release.rho:
-            known.append(profiles.zcdp_profile(release.rho))
-        both = profiles.least(*known)
-        single = profiles.dominating_loss(both, interval, [release.epsilon])
-    if release.count == 1:
-        return single
-    # As `event_losses.additive_loss`.
-    rounding = event_losses.rounding_of_transforms(release.count)
-    (unbounded,) = ApproximateDP(0.0, rounding).losses(False, interval)
-    return single.self_compose(release.count).compose(unbounded)
+def renyi(
+    releases: Iterable[Release], replaced: bool
+) -> tuple[rdp.RdpAccountant, float] | None:
+    """What has composed Renyi divergences of releases, and the delta set apart.
 
-
-def release_of(part: Part, replaced: bool) -> Release:
-    """What is proven of a run, or of a release made elsewhere.
-
-    Args:
-      part: as `compose` takes it.
-      replaced: whether it is to hold where one unit is replaced; else for zero-out.
-
-    Raises:
-      ValueError: if it is an estimate, says nothing for these neighbors, or has no
-        meaningful epsilon.
+    None if one has none, or dp-accounting cannot compose them.
     """
-    delta, event = _DELTA, getattr(part, "event", None)
-    if isinstance(part, Run):
-        delta = part.plan.delta
-        if not part.plan.participation.is_simulated:
-            event = part.plan.dp_event()
-        if part.kind == "estimate":  # counts without its amplification
-            part = part.proven()
-    if part.kind == "estimate":
-        raise ValueError(f"An estimate is no bound, and cannot be spent: {part}.")
-    if not (replaced or part.holds_for_zero_out):
-        raise ValueError(
-            f"{part.describe()} It is stated for neighbors in which one unit is replaced, "
-            f"and the data set's adjacency is zero-out: state it for that."
-        )
-    noise, is_doubled = part.gaussian_noise(replaced), part.is_doubled(replaced)
-    if noise is not None and (part.is_gaussian or is_doubled):
-        return Release.of_mu(1.0 / noise, delta)
-    known = _sampling(event) if event is not None and not is_doubled else {}
-    if noise is None and "poisson" in known:
-        noise = known["poisson"][1] / math.sqrt(known["poisson"][2])
-    pair = part.stated(replaced)
-    if pair is None:
-        found = compose([part]).guarantee_at(delta)
-        pair = found.epsilon, found.delta
-        pair = doubled_pair(*pair) if is_doubled else pair
-    risk = 0.0 if part.confidence is None else 1.0 - part.confidence
-    rho = part.zcdp(replaced) if noise is None else None
-    return Release(*pair, noise and 1.0 / noise, rho=rho, risk=risk, **known)
+    events, kept = [], 1.0
+    for release in releases:
+        found = release.divergences(replaced)
+        if found is None:
+            return None
+        events.append(found[0])
+        kept *= 1.0 - found[1]
+    composed = dp_accounting.ComposedDpEvent(events)
+    for accountant in _renyi_accountants(replaced):
+        if accountant.supports(composed):
+            return accountant.compose(composed), 1.0 - kept
+    return None
 
 
-def _sampling(event: dp_accounting.DpEvent) -> dict[str, Any]:
-    """`poisson` or `fixed_size`, if all of an event is Gaussian noise sampled so."""
+def _zcdp_event(rho: float) -> dp_accounting.DpEvent:
+    """An event with Renyi divergences `rho alpha`, also of old versions."""
+    return dp_accounting.GaussianDpEvent(1.0 / math.sqrt(2.0 * rho))
+
+
+def _renyi_accountants(replaced: bool) -> list[rdp.RdpAccountant]:
+    """Fresh ones. Zero-out is "replace special", and add-or-remove for what knows both."""
+    known = dp_accounting.NeighboringRelation
+    zero_out = [known.ADD_OR_REMOVE_ONE, known.REPLACE_SPECIAL]
+    return [
+        rdp.RdpAccountant(neighboring_relation=relation)
+        for relation in ([known.REPLACE_ONE] if replaced else zero_out)
+    ]
+
+
+def _accountant_of(
+    event: dp_accounting.DpEvent, replaced: bool
+) -> dp_accounting.PrivacyAccountant | None:
+    """One of dp-accounting that can account for an event under these neighbors."""
+    pld = [] if replaced else [pld_privacy_accountant.PLDAccountant()]
+    several = (*pld, *_renyi_accountants(replaced))
+    return next((one for one in several if one.supports(event)), None)
+
+
+def _profile_of(event: dp_accounting.DpEvent, replaced: bool) -> profiles.Profile:
+    """Delta at each epsilon, by dp-accounting."""
+    accountant = _accountant_of(event, replaced)
+    assert accountant is not None  # _check_event
+    accountant.compose(event)
+
+    def profile(epsilons: np.ndarray) -> np.ndarray:
+        deltas = np.array([float(accountant.get_delta(float(e))) for e in epsilons])
+        if not np.all((deltas >= -_ROUNDING) & (deltas <= 1.0 + _ROUNDING)):
+            raise ArithmeticError(
+                f"The accountant returned delta = {deltas} for {event} at epsilon = "
+                f"{epsilons}."
+            )
+        return np.clip(deltas, 0.0, 1.0)
+
+    return profile
+
+
+def _check_event(event: Any, pieces: Any, replaced: bool) -> None:
+    if not isinstance(event, dp_accounting.DpEvent):
+        raise TypeError(f"event must be a dp_accounting.DpEvent, found {event!r}.")
+    if not pieces:
+        raise ValueError(f"The event releases nothing: {event}. Leave it out.")
+    for piece, _ in pieces:
+        if _is_sampled_noise(piece, replaced):
+            continue
+        if _accountant_of(piece, replaced) is None:
+            neighbors = "replaced" if replaced else "added or removed"
+            raise ValueError(
+                f"event must be one that dp-accounting can account for where a unit is "
+                f"{neighbors}, found {event}. Give its epsilon and delta, or its rho."
+            )
+        try:
+            has_privacy = _profile_of(piece, replaced)(np.array([_LARGE])) < 1.0
+        except (ValueError, ArithmeticError) as error:  # of dp-accounting
+            raise ValueError(
+                f"event must have numbers that dp-accounting accepts, found {event}: "
+                f"{error}"
+            ) from error
+        if not has_privacy:
+            raise ValueError(f"event must have some privacy, found {event}.")
+
+
+def _is_sampled_noise(piece: dp_accounting.DpEvent, replaced: bool) -> bool:
+    """Whether it has privacy at a glance: Gaussian noise, perhaps on a sample."""
+    _, noise, *sampling = numbers_of(piece) or (1, 0.0)
+    if not 0.0 < noise < math.inf or len(sampling) == (1 if replaced else 2):
+        return False
+    return not sampling or 0.0 < sampling[-1] <= (sampling[:-1] or [1.0])[0]
+
+
+def numbers_of(event: dp_accounting.DpEvent) -> list[float] | None:
+    """Noise, q, or source and sample, and count of sampled Gaussian noise; else None."""
     ((query, count), *others) = event_losses.pieces(event)
-    single = getattr(query, "event", None)
+    single = getattr(query, "event", query)
     if others or not isinstance(single, dp_accounting.GaussianDpEvent):
-        return {}
-    noise = float(single.noise_multiplier)
+        return None
+    numbers = [count, float(single.noise_multiplier)]
     if isinstance(query, dp_accounting.PoissonSampledDpEvent):
-        return {"poisson": (float(query.sampling_probability), noise, count)}
-    if isinstance(query, dp_accounting.SampledWithoutReplacementDpEvent):
-        sizes = int(query.source_dataset_size), int(query.sample_size)
-        return {"fixed_size": (*sizes, noise, count)}
-    return {}
+        numbers.append(float(query.sampling_probability))
+    elif isinstance(query, dp_accounting.SampledWithoutReplacementDpEvent):
+        numbers += [int(query.source_dataset_size), int(query.sample_size)]
+    return numbers
+
+
+def _event_of(numbers: list[Any] | None) -> dp_accounting.DpEvent | None:
+    """Reads `numbers_of`."""
+    if numbers is None:
+        return None
+    count, noise, *sampling = numbers
+    event = dp_accounting.GaussianDpEvent(noise)
+    if len(sampling) == 1:
+        event = dp_accounting.PoissonSampledDpEvent(*sampling, event)
+    elif sampling:
+        event = dp_accounting.SampledWithoutReplacementDpEvent(*sampling, event)
+    return event if count == 1 else dp_accounting.SelfComposedDpEvent(event, count)

@@ -6,6 +6,7 @@ good mechanisms. A few quick rows of each say how much: enough for one sentence.
 
 from __future__ import annotations
 
+import contextlib
 from typing import Callable
 
 from tf_bandmf.accounting.guarantee import REPLACE_ONE
@@ -41,28 +42,30 @@ def sentences(
     size = int(best.batch_size)
     epochs = max(1, workload.num_steps // -(-num_examples // size))
     found: list[Row] = []
-    for name in sorted(NAMED):
-        cls = NAMED[name]
+    for name, cls in sorted(NAMED.items()):
         # b-min-sep is simulated step by step: no matter of seconds.
         is_slow = cls.is_simulated and cls.is_cyclic
+        scheme = Scheme(name, num_examples, size, epochs)
         if name == best.sampling or not cls.is_amplified or is_slow:
             continue
         if tell is not None:
             tell(f"sampling {name}")
-        scheme = Scheme(name, num_examples, size, epochs)
-        if scheme.num_steps != workload.num_steps:
-            continue
-        try:
-            if _replaces(scheme, workload):
-                continue  # another adjacency is not to be compared
-            rows = quick_rows(scheme, workload, budget)
-        except (ValueError, ArithmeticError):
-            continue
-        found.append(min(rows, key=lambda row: row.rmse))
+        # Another adjacency is not to be compared.
+        with contextlib.suppress(ValueError, ArithmeticError):
+            if scheme.num_steps == workload.num_steps and not _replaces(
+                scheme, workload
+            ):
+                rows = quick_rows(scheme, workload, budget)
+                found.append(min(rows, key=lambda row: row.rmse))
     better = [row for row in found if row.rmse < (1.0 - _WORTH) * best.rmse]
-    better.sort(key=lambda row: row.rmse)
     if better or not found:
-        return tuple(_sentence(row, best.rmse) for row in better)
+        better.sort(key=lambda row: row.rmse)
+        return tuple(
+            f'Another sampling: with sampling="{row.sampling}" the RMSE would be about '
+            f"{row.rmse:.3g} ({row.mechanism}), {1.0 - row.rmse / best.rmse:.0%} less. It "
+            f"demands {NAMED[str(row.sampling)].demands}."
+            for row in better
+        )
     compared = ", ".join(str(row.sampling) for row in found)
     return (f"No other sampling promises a smaller error; compared: {compared}.",)
 
@@ -72,12 +75,3 @@ def _replaces(scheme: Scheme, workload: Workload) -> bool:
     participation = scheme.participation(1 if scheme.is_cyclic else None)
     strategy = registry.build_strategy("identity", workload, participation)
     return accountant_for(strategy, participation).claims[0][2] == REPLACE_ONE
-
-
-def _sentence(row: Row, rmse: float) -> str:
-    less = 100.0 * (1.0 - row.rmse / rmse)
-    return (
-        f'Another sampling: with sampling="{row.sampling}" the RMSE would be about '
-        f"{row.rmse:.3g} ({row.mechanism}), {less:.0f}% less. It demands "
-        f"{NAMED[str(row.sampling)].demands}."
-    )

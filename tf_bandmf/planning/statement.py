@@ -5,16 +5,16 @@ Its points follow arXiv:2306.08153, App. K.1, which follows arXiv:2303.00654, se
 
 from __future__ import annotations
 
-import abc
 import dataclasses
 import math
 from typing import TYPE_CHECKING
 
-from tf_bandmf.accounting.guarantee import REPLACE_ONE
-from tf_bandmf.planning.card import Facts, PrivacyCard
+from tf_bandmf.accounting.guarantee import ZERO_OUT, Guarantee
+from tf_bandmf.planning.card import PrivacyCard
 from tf_bandmf.strategies import Strategy, registry
 
 if TYPE_CHECKING:
+    from tf_bandmf.planning.composition import JointGuarantee
     from tf_bandmf.planning.plan import Plan
 
 ONE_EXAMPLE = "one training example"
@@ -36,16 +36,180 @@ GENERATORS = {
 }
 
 
-class Statement(abc.ABC):
-    """Numbered points; `str()` is text, `to_markdown()` Markdown."""
+@dataclasses.dataclass(frozen=True)
+class PrivacyStatement:
+    """A statement to publish with a model: numbered points, as text or Markdown.
 
-    @abc.abstractmethod
-    def points(self) -> list[tuple[str, str]]:
-        """The points of the statement: (title, text)."""
+    It is about one run, or about several and releases made elsewhere. No field has a
+    default: each is a promise.
 
-    @abc.abstractmethod
-    def facts(self) -> Facts:
-        """What is promised, as numbers."""
+    Attributes:
+      guarantee: (epsilon, delta), what the numbers are worth, and for which neighbors.
+      mu: `1 / sigma` of the Gaussian mechanism that all outputs are together, without
+        amplification; None if they are none.
+      unit: whose presence is hidden.
+      test_only: whether noise came from a known seed: then there is no guarantee at all.
+      is_amplified: whether the guarantee rests on the randomness of the sampling.
+      sampling: what is claimed from the randomness of the sampling.
+      participation: how the data are used; empty without runs.
+      covered: the runs and releases, such as "one training run of 20 steps".
+      scope: what follows the numbers: " for all runs together", or nothing.
+      output: what the mechanism outputs, such as "all noisy gradients".
+      mechanism: title and text of the point that describes strategies and their noise.
+      generators: generators of the noise, out of `GENERATORS`.
+      fingerprints: of the plans.
+      remarks: what else a reader must know about this run: other runs on the same data,
+        weights that were changed by hand. Empty but for measurements in a plan's own
+        statement.
+      proviso: what must be said before the numbers: of weights that were loaded, or a
+        run that took no step. Empty in a plan's own statement.
+
+    Raises:
+      ValueError: if the unit is not a text of one line.
+    """
+
+    guarantee: Guarantee
+    mu: float | None
+    unit: str
+    test_only: bool
+    is_amplified: bool
+    sampling: str
+    participation: str
+    covered: str
+    scope: str
+    output: str
+    mechanism: tuple[str, str]
+    generators: tuple[str, ...]
+    fingerprints: tuple[str, ...]
+    remarks: tuple[str, ...]
+    proviso: str
+
+    def __post_init__(self) -> None:
+        check_unit(self.unit)
+
+    @classmethod
+    def of_plan(
+        cls, plan: Plan, unit: str, remarks: tuple[str, ...] = ()
+    ) -> PrivacyStatement:
+        """The statement of a run of a plan; see `Plan.statement`."""
+        guarantee, use = plan.guarantee, plan.participation
+        sampling = use.amplification()
+        if guarantee.is_unamplified:
+            guarantee = dataclasses.replace(guarantee, confidence=None)
+            sampling = "No amplification by sampling is claimed."
+        participation = use.describe()
+        if plan.unit != ONE_EXAMPLE:
+            participation += (
+                f" What is called an example here is {plan.unit}: all of its data that a "
+                f"step uses are clipped together."
+            )
+        return cls(
+            guarantee=guarantee,
+            mu=math.sqrt(2.0 * plan.zcdp_rho),
+            unit=unit,
+            test_only=plan.test_seed is not None,
+            is_amplified=use.is_amplified and not guarantee.is_unamplified,
+            sampling=sampling,
+            participation=participation,
+            covered=f"one training run of {plan.num_steps} steps",
+            scope="",
+            output="all noisy gradients",
+            mechanism=(
+                "Mechanism",
+                f"{mechanism_of(plan.strategy)}; {plan.sensitivity}; noise multiplier "
+                f"{plan.noise_multiplier:.6g} per unit of sensitivity; l2 norm clip "
+                f"{plan.l2_norm_clip:g}.",
+            ),
+            generators=(plan.generator,),
+            fingerprints=(plan.fingerprint,),
+            remarks=tuple(filter(None, (plan.measurements.describe(), *remarks))),
+            proviso="",
+        )
+
+    @classmethod
+    def of_joint(
+        cls, joint: JointGuarantee, guarantee: Guarantee, unit: str
+    ) -> PrivacyStatement:
+        """The statement of several releases; see `JointGuarantee.statement`."""
+        plans, noise = joint.plans, joint.gaussian_noise
+        others = len(joint.parts) - len(plans)
+        covered = f"{len(plans)} training run(s) on the same data"
+        if others:
+            covered = (
+                f"{len(plans)} training run(s) and {others} release(s) made elsewhere, on "
+                f"the same data; what is said of the latter is their makers' to show"
+            )
+        runs = enumerate((part.describe() for part in joint.parts), start=1)
+        uses = dict.fromkeys(plan.participation.describe() for plan in plans)
+        return cls(
+            guarantee=guarantee,
+            # A rho alone is no Gaussian mechanism.
+            mu=None if noise is None else 1.0 / noise,
+            unit=unit,
+            test_only=any(plan.test_seed is not None for plan in plans),
+            is_amplified=any(plan.participation.is_amplified for plan in plans),
+            sampling="",
+            participation=" ".join(uses),
+            covered=covered,
+            scope=" for all runs together",
+            output="all noisy gradients of all runs"
+            + " and the outputs of the other releases" * bool(others),
+            mechanism=("Runs", " ".join(f"({i}) {text}" for i, text in runs)),
+            generators=tuple(dict.fromkeys(plan.generator for plan in plans)),
+            fingerprints=tuple(dict.fromkeys(plan.fingerprint for plan in plans)),
+            remarks=(),
+            proviso="",
+        )
+
+    @property
+    def epsilon(self) -> float:
+        """The guarantee's."""
+        return self.guarantee.epsilon
+
+    @property
+    def delta(self) -> float:
+        """The guarantee's."""
+        return self.guarantee.delta
+
+    @property
+    def zcdp_rho(self) -> float | None:
+        """Rho of zCDP without amplification, under the guarantee's adjacency, or None."""
+        return self.guarantee.zcdp_rho
+
+    @property
+    def replaces(self) -> bool:
+        """Whether neighbors replace one unit by another."""
+        return self.guarantee.adjacency != ZERO_OUT
+
+    def found(self, accused: float) -> float:
+        """The largest share of those in the data that an attacker can find.
+
+        Args:
+          accused: alpha, the share of the others that is accused wrongly, in [0, 1].
+        """
+        kept = math.exp(-self.epsilon) * (1.0 - self.delta - accused)
+        bounds = [1.0, 1.0 - max(kept, 0.0)]
+        if self.epsilon < 700.0:
+            bounds.append(math.exp(self.epsilon) * accused + self.delta)
+        if self.mu is not None and 0.0 < accused < 1.0:
+            from scipy.special import ndtri  # slow to import
+
+            from tf_bandmf.accounting import tails
+
+            bounds.append(float(tails.lower_tail(float(ndtri(accused)) + self.mu)))
+        return min(bounds)
+
+    def right(self) -> float:
+        """The largest share of right guesses if both answers are equally likely."""
+        # Half of one plus the total variation distance, (found - accused) at its largest.
+        shift = math.tanh(0.5 * self.epsilon)
+        distance = min(shift + self.delta * (1.0 - shift), 1.0)
+        if self.mu is not None:
+            from tf_bandmf.accounting import tails
+
+            between = 2.0 * float(tails.lower_tail(0.5 * self.mu)) - 1.0
+            distance = min(distance, between)
+        return 0.5 * (1.0 + distance)
 
     def card(self, model_name: str | None = None) -> PrivacyCard:
         """The statement in plain words, too: for a model card, or for lawyers.
@@ -58,191 +222,60 @@ class Statement(abc.ABC):
         """
         return PrivacyCard(self, model_name)
 
+    def points(self) -> list[tuple[str, str]]:
+        """The points of the statement: (title, text)."""
+        made = self.guarantee
+        formal = (
+            f"(epsilon = {made.epsilon:.6g}, delta = {made.delta:.3g})-DP{self.scope}"
+        )
+        # What holds without the sampling says nothing of the guarantee.
+        rho = "" if made.zcdp_rho is None else f"{made.zcdp_rho:.6g}-zCDP."
+        formal += f"; {rho}" if rho and not self.is_amplified else "."
+        if self.test_only:
+            formal = (
+                "NONE. The noise comes from a known test seed: anyone can remove it. "
+                f"With a secret key it would be {formal}"
+            )
+        accounting = sentences(
+            f"{made.accountant}.", made.describe_kind(), self.sampling
+        )
+        generators = (GENERATORS[name] for name in self.generators)
+        verifiable = f"tf-bandmf, plan fingerprint {', '.join(self.fingerprints)}."
+        points = [
+            ("Formal statement", sentences(self.proviso, formal)),
+            (
+                "DP setting",
+                "Central DP: the party that trains is trusted with the data, the noise "
+                "keys and the correct implementation.",
+            ),
+            ("Data accesses covered", sentence(self.covered)),
+            (
+                "Mechanism output",
+                f"The sequence of {self.output}, hence every intermediate model and the "
+                f"final one.",
+            ),
+            ("Unit of privacy", sentence(self.unit)),
+            ("Adjacency", made.adjacency),
+            ("Type of accounting", accounting),
+            ("Accounting assumptions", self.participation),
+            (WITHOUT_SAMPLING, rho if self.is_amplified else ""),
+            self.mechanism,
+            ("This run", " ".join(self.remarks)),
+            ("Not covered", " ".join([*NOT_COVERED, *generators])),
+            ("Verifiability", verifiable if self.fingerprints else ""),
+        ]
+        return [(title, text) for title, text in points if text]
+
     def __str__(self) -> str:
-        lines = [f"{i}. {name}: {text}" for i, (name, text) in self._numbered()]
+        points = enumerate(self.points(), start=1)
+        lines = [f"{i}. {name}: {text}" for i, (name, text) in points]
         return "\n".join(["Privacy statement", *lines])
 
     def to_markdown(self) -> str:
         """The statement as a Markdown section."""
-        lines = [f"{i}. **{name}.** {text}" for i, (name, text) in self._numbered()]
+        points = enumerate(self.points(), start=1)
+        lines = [f"{i}. **{name}.** {text}" for i, (name, text) in points]
         return "\n".join(["## Privacy statement", "", *lines, ""])
-
-    def _numbered(self) -> enumerate[tuple[str, str]]:
-        return enumerate(self.points(), start=1)
-
-
-@dataclasses.dataclass(frozen=True)
-class PrivacyStatement(Statement):
-    """A statement to publish with a model. No field has a default: each is a promise.
-
-    Attributes:
-      epsilon, delta: the guarantee.
-      zcdp_rho: rho of zCDP without amplification, under `adjacency` like the guarantee.
-      accountant: name of the accountant.
-      kind: "exact", "bound" or "estimate".
-      confidence: the confidence of a simulated bound, else None.
-      is_amplified: whether the guarantee rests on the randomness of the sampling.
-      accounting: whether the values are exact, a bound (at which confidence) or an
-        estimate.
-      adjacency: which data sets count as neighbors.
-      participation: how the data are used, one sentence.
-      mechanism: the strategy and its parameters.
-      num_steps: n.
-      noise_multiplier: noise standard deviation per unit of sensitivity.
-      sensitivity: the sensitivity with the theorem it rests on, or marked as a bound.
-      l2_norm_clip: zeta.
-      fingerprint: fingerprint of the plan.
-      test_only: whether the noise came from a known seed: then there is no guarantee at
-        all.
-      unit: whose presence is hidden.
-      sampling: what is claimed from the randomness of the sampling.
-      output: what the mechanism outputs, such as "noisy gradients".
-      generator: generator of the noise, one of `GENERATORS`.
-      remarks: what else a reader must know about this run: other runs on the same data,
-        weights that were changed by hand. Empty in a plan's own statement.
-      proviso: what must be said before the numbers: of weights that were loaded, or a
-        run that took no step. Empty in a plan's own statement.
-
-    Raises:
-      ValueError: if the unit is not a text of one line.
-    """
-
-    epsilon: float
-    delta: float
-    zcdp_rho: float
-    accountant: str
-    participation: str
-    mechanism: str
-    num_steps: int
-    noise_multiplier: float
-    sensitivity: str
-    l2_norm_clip: float
-    fingerprint: str
-    test_only: bool
-    unit: str
-    sampling: str
-    kind: str
-    confidence: float | None
-    is_amplified: bool
-    accounting: str
-    adjacency: str
-    output: str
-    generator: str
-    remarks: tuple[str, ...]
-    proviso: str
-
-    def __post_init__(self) -> None:
-        check_unit(self.unit)
-
-    @classmethod
-    def of_plan(
-        cls,
-        plan: Plan,
-        unit: str,
-        remarks: tuple[str, ...] = (),
-    ) -> PrivacyStatement:
-        """The statement of a run of a plan; see `Plan.statement`."""
-        guarantee = plan.guarantee
-        assert guarantee.zcdp_rho is not None
-        is_amplified = plan.participation.is_amplified and not guarantee.is_unamplified
-        amplification = plan.participation.amplification()
-        if guarantee.is_unamplified:
-            amplification = "No amplification by sampling is claimed."
-        participation = plan.participation.describe()
-        if plan.unit != ONE_EXAMPLE:
-            participation += (
-                f" What is called an example here is {plan.unit}: all of its data that a "
-                f"step uses are clipped together."
-            )
-        return cls(
-            epsilon=guarantee.epsilon,
-            delta=guarantee.delta,
-            zcdp_rho=guarantee.zcdp_rho,
-            accountant=guarantee.accountant,
-            kind=guarantee.kind,
-            confidence=None if guarantee.is_unamplified else guarantee.confidence,
-            is_amplified=is_amplified,
-            accounting=guarantee.describe_kind(),
-            adjacency=guarantee.adjacency,
-            sampling=amplification,
-            participation=participation,
-            mechanism=_mechanism(plan.strategy),
-            num_steps=plan.num_steps,
-            noise_multiplier=plan.noise_multiplier,
-            sensitivity=str(plan.sensitivity),
-            l2_norm_clip=plan.l2_norm_clip,
-            fingerprint=plan.fingerprint,
-            test_only=plan.test_seed is not None,
-            unit=unit,
-            output="noisy gradients",
-            generator=plan.generator,
-            remarks=tuple(filter(None, (plan.measurements.describe(), *remarks))),
-            proviso="",
-        )
-
-    def facts(self) -> Facts:
-        """What is promised, as numbers."""
-        return Facts(
-            epsilon=self.epsilon,
-            delta=self.delta,
-            mu=math.sqrt(2.0 * self.zcdp_rho),
-            kind=self.kind,
-            confidence=self.confidence,
-            replaces=self.adjacency == REPLACE_ONE,
-            test_only=self.test_only,
-            unit=self.unit,
-            accesses=sentences(
-                self.proviso,
-                f"Covered is one training run of {self.num_steps} steps.",
-                *self.remarks,
-            ),
-        )
-
-    def points(self) -> list[tuple[str, str]]:
-        """The points of the statement: (title, text)."""
-        guarantee = f"(epsilon = {self.epsilon:.6g}, delta = {self.delta:.3g})-DP"
-        # What holds without the sampling says nothing of the guarantee.
-        concentrated = f"{self.zcdp_rho:.6g}-zCDP."
-        guarantee += "." if self.is_amplified else f"; {concentrated}"
-        if self.test_only:
-            guarantee = (
-                "NONE. The noise comes from a known test seed: anyone can remove it. "
-                f"With a secret key it would be {guarantee}"
-            )
-        return [
-            ("Formal statement", sentences(self.proviso, guarantee)),
-            (
-                "DP setting",
-                "Central DP: the party that trains is trusted with the data, the noise "
-                "key and the correct implementation.",
-            ),
-            (
-                "Data accesses covered",
-                f"One training run of {self.num_steps} steps.",
-            ),
-            (
-                "Mechanism output",
-                f"The sequence of all {self.output}, hence every intermediate model "
-                f"and the final one.",
-            ),
-            ("Unit of privacy", sentence(self.unit)),
-            ("Adjacency", self.adjacency),
-            (
-                "Type of accounting",
-                f"{self.accountant}. {self.accounting} {self.sampling}",
-            ),
-            ("Accounting assumptions", self.participation),
-            *([(WITHOUT_SAMPLING, concentrated)] if self.is_amplified else []),
-            (
-                "Mechanism",
-                f"{self.mechanism}; {self.sensitivity}; noise multiplier "
-                f"{self.noise_multiplier:.6g} per unit of sensitivity; l2 norm clip "
-                f"{self.l2_norm_clip:g}.",
-            ),
-            *([("This run", " ".join(self.remarks))] if self.remarks else []),
-            ("Not covered", " ".join([*NOT_COVERED, GENERATORS[self.generator]])),
-            ("Verifiability", f"tf-bandmf, plan fingerprint {self.fingerprint}."),
-        ]
 
 
 def sentences(*texts: str) -> str:
@@ -250,7 +283,7 @@ def sentences(*texts: str) -> str:
     return " ".join(filter(None, texts))
 
 
-def _mechanism(strategy: Strategy) -> str:
+def mechanism_of(strategy: Strategy) -> str:
     """The name that tables have, and its parameters in words."""
     name, described = registry.specification(strategy), strategy.describe()
     parameters = described.removeprefix(strategy.family)

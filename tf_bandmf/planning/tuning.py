@@ -136,44 +136,35 @@ def tuning_cost(
     shape = selection.shape_of(distribution)
     delta = plan.delta if delta is None else delta
     check_planned_delta(delta)
-    found: list[tuple[float, str, float | None]] = []
-    problems = []
-    for bound, method in _bounds(plan, mean, shape, float(delta)):
+    found, problems = [], dict[str, None]()
+    for method, confidence, bound in _bounds(plan, mean, shape, float(delta)):
         try:
             value = bound()
         except ValueError as error:
-            problems.append(str(error))
+            problems[str(error)] = None
             continue
         if math.isfinite(value) and value > 0.0:
-            is_simulated = plan.participation.is_simulated and method == _PROFILE
-            confidence = plan.confidence if is_simulated else None
             found.append((value, method, confidence))
+    told = " ".join(problems)
     if not found:
         raise ValueError(
             f"No meaningful epsilon is known for {mean:g} expected trials at delta = "
-            f"{delta:g}. {' '.join(dict.fromkeys(problems))}"
+            f"{delta:g}. {told}"
         )
     epsilon, method, confidence = min(found, key=lambda one: one[0])
     remark = ""
-    if plan.participation.is_simulated and plan.confidence is None:
-        remark = (
-            "The epsilon of a trial is an estimate by simulation, which the theorems do "
-            "not cover: amplification by sampling is left out. Plan with confidence=1 - "
-            "1e-6, for instance, to have it counted."
-        )
-    elif plan.participation.is_simulated and problems and confidence is None:
-        remark = " ".join(dict.fromkeys(problems))
-    try:
-        trial = (
-            plan.epsilon if delta == plan.delta else plan.guarantee_at(delta).epsilon
-        )
-    except EpsilonIsZero:
-        trial = 0.0
+    if plan.participation.is_simulated and confidence is None:
+        remark = _OF_ESTIMATES if plan.confidence is None else told
+    trial = plan.epsilon
+    if delta != plan.delta:
+        trial = _at_least_zero(plan)(float(delta))
+    names = {known: name for name, known in selection.DISTRIBUTIONS.items()}
+    other = f"truncated negative binomial, shape {shape:g},"
     return TuningCost(
         epsilon=epsilon,
         delta=float(delta),
         expected_trials=mean,
-        distribution=_named(shape),
+        distribution=names.get(shape, other),
         shape=shape,
         method=method,
         trial_epsilon=trial,
@@ -184,60 +175,57 @@ def tuning_cost(
     )
 
 
-_Bound = tuple[Callable[[], float], str]
+_OF_ESTIMATES = (
+    "The epsilon of a trial is an estimate by simulation, which the theorems do not "
+    "cover: amplification by sampling is left out. Plan with confidence=1 - 1e-6, for "
+    "instance, to have it counted."
+)
+_EpsilonAt = Callable[[float], float]
 
 
-def _bounds(plan: Plan, mean: float, shape: float, delta: float) -> Iterator[_Bound]:
-    """Functions that compute epsilon, and what they rest on."""
-    replaced = plan.adjacency == REPLACE_ONE
-    relation = (
-        dp_accounting.NeighboringRelation.REPLACE_ONE
-        if replaced
-        else dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE
-    )
+def _bounds(
+    plan: Plan, mean: float, shape: float, delta: float
+) -> Iterator[tuple[str, float | None, Callable[[], float]]]:
+    """What an epsilon rests on, with which confidence, and a function that computes it."""
+    use, replaced = plan.participation, plan.adjacency == REPLACE_ONE
+    relations = dp_accounting.NeighboringRelation
+    relation = relations.REPLACE_ONE if replaced else relations.ADD_OR_REMOVE_ONE
 
-    def renyi(event: dp_accounting.DpEvent) -> float:
-        return selection.renyi_epsilon(event, mean, shape, delta, relation)
+    def renyi(event: dp_accounting.DpEvent) -> Callable[[], float]:
+        return lambda: selection.renyi_epsilon(event, mean, shape, delta, relation)
 
-    def profile(epsilon_at: Callable[[float], float], **options: int) -> float:
-        return selection.profile_epsilon(epsilon_at, mean, shape, delta, **options)
+    def profile(epsilon_at: _EpsilonAt, **few: int) -> Callable[[], float]:
+        return lambda: selection.profile_epsilon(epsilon_at, mean, shape, delta, **few)
 
     # One replacement is twice a zero-out; see `Plan.zcdp_rho`.
     noise = plan.unamplified_noise / (2.0 if replaced else 1.0)
-    amplified = plan.participation.is_amplified
-    suffix = _UNAMPLIFIED if amplified else ""
-    whole = dp_accounting.GaussianDpEvent(noise)
-    yield lambda: renyi(whole), _RENYI + suffix
+    suffix = _UNAMPLIFIED if use.is_amplified else ""
     has_profile = not math.isinf(shape)
+    yield _RENYI + suffix, None, renyi(dp_accounting.GaussianDpEvent(noise))
     if has_profile:
-        gaussian_profile = lambda d: gaussian.gaussian_epsilon(noise, d)  # noqa: E731
-        yield lambda: profile(gaussian_profile), _PROFILE + suffix
-    if not amplified:
-        return
-    if not plan.participation.is_simulated:
-        yield lambda: renyi(plan.dp_event()), _RENYI
+        whole = profile(lambda delta: gaussian.gaussian_epsilon(noise, delta))
+        yield _PROFILE + suffix, None, whole
+    if use.is_amplified and not use.is_simulated:
+        yield _RENYI, None, renyi(plan.dp_event())
         if has_profile and not replaced:
-            yield lambda: profile(_losses(plan)), _PROFILE
-    elif has_profile and plan.confidence is not None:
-        yield lambda: profile(_simulated(plan), num_tried=_FEW_DELTAS), _PROFILE
+            loss = plan.privacy_loss_distribution(_INTERVAL * min(plan.epsilon, 20.0))
+            at = lambda d: max(0.0, float(loss.get_epsilon_for_delta(d)))  # noqa: E731
+            yield _PROFILE, None, profile(at)
+    elif use.is_simulated and has_profile and plan.confidence is not None:
+        each = 1.0 - (1.0 - plan.confidence) / _FEW_DELTAS
+        at = _at_least_zero(plan, each)
+        yield _PROFILE, plan.confidence, profile(at, num_tried=_FEW_DELTAS)
 
 
-def _losses(plan: Plan) -> Callable[[float], float]:
-    loss = plan.privacy_loss_distribution(_INTERVAL * min(plan.epsilon, 20.0))
-    return lambda delta: max(0.0, float(loss.get_epsilon_for_delta(delta)))
-
-
-def _simulated(plan: Plan) -> Callable[[float], float]:
-    """By bounds that hold all together at the plan's confidence."""
-    assert plan.confidence is not None
-    confidence = 1.0 - (1.0 - plan.confidence) / _FEW_DELTAS
+def _at_least_zero(plan: Plan, confidence: float | None = None) -> _EpsilonAt:
+    """Epsilon of a trial; with a confidence only if the bound counts amplification."""
 
     def epsilon_at(delta: float) -> float:
         try:
             found = plan.guarantee_at(delta, confidence)
         except EpsilonIsZero:
             return 0.0
-        if found.is_unamplified:
+        if confidence is not None and found.is_unamplified:
             raise ValueError(
                 f"A simulated bound on a trial at delta = {delta:.3g} would take too many "
                 f"draws: amplification by sampling is left out."
@@ -245,10 +233,3 @@ def _simulated(plan: Plan) -> Callable[[float], float]:
         return found.epsilon
 
     return epsilon_at
-
-
-def _named(shape: float) -> str:
-    for name, known in selection.DISTRIBUTIONS.items():
-        if shape == known:
-            return name
-    return f"truncated negative binomial, shape {shape:g},"

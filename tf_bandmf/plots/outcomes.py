@@ -28,11 +28,10 @@ def epsilon_of_delta(
     Raises:
       ImportError: if matplotlib is not installed.
     """
-    from tf_bandmf.planning.curve import privacy_curve  # loads dp-accounting
-
     axes = axes_to_draw_on(axes)
     for name, plan in plans.items():
-        curve = privacy_curve(plan) if deltas is None else privacy_curve(plan, deltas)
+        wanted = None if deltas is None else sorted({*deltas, plan.delta}, reverse=True)
+        curve = [(one.delta, one.epsilon) for one in plan.epsilon_curve(wanted)]
         (line,) = axes.plot(*zip(*curve), label=name)
         axes.plot(
             [plan.delta],

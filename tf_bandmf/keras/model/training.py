@@ -32,7 +32,6 @@ from tf_bandmf.keras.optimizer.private import PrivateOptimizer
 from tf_bandmf.keras.resume.private_file import PrivateRun, refuse_shared_folder
 from tf_bandmf.keras.run.counts import PrivateCounts
 from tf_bandmf.keras.run.weights_seal import let_average
-from tf_bandmf.planning.composition import JointStatement
 from tf_bandmf.planning.statement import PrivacyStatement
 from tf_bandmf.sampling.batches import BatchSchedule
 
@@ -301,7 +300,7 @@ class PrivateTraining(BuildHook, PrivateStep):
         self._before_use()
         return super().predict_on_batch(*args, **kwargs)
 
-    def privacy_statement(self) -> PrivacyStatement | JointStatement:
+    def privacy_statement(self) -> PrivacyStatement:
         """The statement of the run, with what concerns the layers of this model.
 
         Returns:

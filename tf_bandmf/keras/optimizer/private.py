@@ -18,7 +18,6 @@ from tf_bandmf.keras.optimizer.noisy_gradients import NoisyGradients
 from tf_bandmf.keras.optimizer.wrapper import WrappedOptimizer
 from tf_bandmf.keras.run.run import Run
 from tf_bandmf.keras.run.scaling import Scaling
-from tf_bandmf.planning.composition import JointStatement
 from tf_bandmf.planning.plan import Plan
 from tf_bandmf.planning.statement import PrivacyStatement
 
@@ -148,7 +147,7 @@ class PrivateOptimizer(WrappedOptimizer):
             return int(self.run.secrets.step)
         return int(self.iterations.numpy()) if self.built else 0
 
-    def statement(self, unit: str | None = None) -> PrivacyStatement | JointStatement:
+    def statement(self, unit: str | None = None) -> PrivacyStatement:
         """The statement of this run, for its model.
 
         If other runs of the process trained on the same weights or examples, its numbers

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from tf_bandmf.keras.run import known_runs
 from tf_bandmf.noise.keys import NoiseKey
-from tf_bandmf.planning.composition import JointStatement, compose
+from tf_bandmf.planning.composition import compose
 from tf_bandmf.planning.plan import Plan
 from tf_bandmf.planning.statement import PrivacyStatement
 
@@ -112,7 +112,7 @@ class Membership:
 
     def statement(
         self, unit: str | None, weights: Sequence[Any], schedule_id: int
-    ) -> PrivacyStatement | JointStatement:
+    ) -> PrivacyStatement:
         """The plan's statement; if there are other runs, that of all of them together.
 
         Args:

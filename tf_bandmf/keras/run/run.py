@@ -50,7 +50,6 @@ from tf_bandmf.keras.run.weights_seal import (
 )
 from tf_bandmf.noise.devices import device_kind
 from tf_bandmf.noise.keys import NoiseKey
-from tf_bandmf.planning.composition import JointStatement
 from tf_bandmf.planning.memory import refuse_too_large
 from tf_bandmf.planning.plan import Plan
 from tf_bandmf.planning.statement import PrivacyStatement, sentence
@@ -692,7 +691,7 @@ class Run:
         unit: str | None,
         remarks: Sequence[str] = (),
         weights: Sequence[Any] = (),
-    ) -> PrivacyStatement | JointStatement:
+    ) -> PrivacyStatement:
         """The statement of the run; see `PrivateOptimizer.statement`.
 
         Args:
