@@ -11,6 +11,7 @@ import scipy.sparse
 import tensorflow as tf
 
 import tf_bandmf
+from tf_bandmf.sampling import IndexedExamples
 from tf_bandmf.sampling.streamed import StreamedExamples
 
 M, BATCH, EPOCHS = 22, 4, 3
@@ -313,6 +314,15 @@ def test_sparse_examples_become_dense():
     np.testing.assert_array_equal(next(iter(streamed))["x"], X[:3])
     with pytest.raises(ValueError, match="found a sparse matrix"):
         _plan(num_examples=5).batches(sparse, Y[:5])
+    rows, plan = sparse.tocsr(), _plan()
+    for batches in (
+        lambda: plan.batches(tensor, Y),
+        lambda: plan.batches({"a": X, "b": sparse}, Y),
+        lambda: plan.batches(IndexedExamples(lambda i: (rows[i], Y[i]), M)),
+        lambda: plan.batches(X, Y, map=lambda x, y: (tf.sparse.from_dense(x), y)),
+    ):
+        with pytest.raises(TypeError, match=r"toarray|to_dense"):
+            batches()
 
 
 @pytest.mark.slow

@@ -139,7 +139,8 @@ def _encode(spec: Any) -> Any:
     if not isinstance(spec, tf.TensorSpec) or not spec.shape.is_fully_defined():
         raise ValueError(
             f"The examples must be dense tensors of static shape, found {spec}. Pad them, "
-            f"or use unbatch() if the data set is batched."
+            f"make them dense by tf.sparse.to_dense, or use unbatch() if the data set is "
+            f"batched."
         )
     return {"dtype": spec.dtype.name, "shape": spec.shape.as_list()}
 

@@ -230,7 +230,10 @@ class MappedExamples(WrappedExamples):
 
 def _tensor(value: Any) -> tf.Tensor:
     if isinstance(value, (tf.RaggedTensor, tf.SparseTensor)):
-        raise TypeError(f"map must return dense tensors, found {type(value).__name__}.")
+        raise TypeError(
+            f"map must return dense tensors, found {type(value).__name__}. Make it dense: "
+            f"value.to_tensor(), or tf.sparse.to_dense(value)."
+        )
     return tf.convert_to_tensor(value)
 
 

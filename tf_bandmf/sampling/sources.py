@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any, Callable, NamedTuple
 
 import numpy as np
+import scipy.sparse
 import tensorflow as tf
 
 from tf_bandmf.sampling.record_identity import Records, hash_rows, record_hashes
@@ -216,7 +217,8 @@ def text_as_bytes(array: np.ndarray) -> np.ndarray:
     if not all(isinstance(item, (str, bytes)) for item in items):
         raise TypeError(
             f"Examples must be numbers or texts in rows of one shape, found objects of "
-            f"type {type(items[0]).__name__}: pad rows to one shape and use np.stack."
+            f"type {type(items[0]).__name__}: pad rows to one shape and use np.stack; make "
+            f"sparse ones dense (rows.toarray(), tf.sparse.to_dense(rows))."
         )
     found = np.empty(items.shape, object)
     found[:] = [i if isinstance(i, bytes) else str(i).encode() for i in items]
@@ -229,11 +231,12 @@ def _as_tensor(array: Any) -> tf.Tensor:
     Raises:
       TypeError: if it is none of numbers or texts.
     """
-    if isinstance(array, tf.SparseTensor):
+    if isinstance(array, tf.SparseTensor) or scipy.sparse.issparse(array):
         raise TypeError(
-            "A schedule reads dense rows, found a SparseTensor. Give the matrix as "
-            "scipy.sparse.csr_matrix((values, indices.T), shape), which becomes dense "
-            "batch by batch, or tf.sparse.to_dense(x)."
+            f"A schedule reads dense rows, found a {type(array).__name__}. If it is the "
+            f"only input, give it as scipy.sparse.csr_matrix((values, indices.T), shape), "
+            f"which becomes dense batch by batch; otherwise tf.sparse.to_dense(x), or "
+            f"x.toarray() of SciPy's."
         )
     _refuse_ragged("an array", array)
     try:

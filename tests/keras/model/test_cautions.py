@@ -168,3 +168,26 @@ def test_a_backup_that_no_run_can_resume_from(said, tmp_path):
     backup = keras.callbacks.BackupAndRestore(tmp_path / "backup")
     _, (text,) = said(callbacks=[backup])
     assert "private_state='run.private'" in text
+
+
+@pytest.mark.parametrize("trains", [True, False])
+def test_weights_that_the_loss_does_not_depend_on(trains, data, make_plan):
+    """The head of an output without a loss trained on noise, and nobody was told."""
+    (x, y), plan = data, make_plan()
+    inputs = keras.Input((5,))
+    spare = layers.Dense(2, name="spare", trainable=trains)(inputs)
+    model = keras.Model(inputs, {"kind": layers.Dense(3)(inputs), "spare": spare})
+    tf_bandmf.keras.make_private(model, self_check=False)
+    optimizer = tf_bandmf.keras.PrivateOptimizer(sgd(0.1), plan)
+    model.compile(optimizer, {"kind": CROSS_ENTROPY, "spare": None})
+    before = model.get_weights()
+    batches = plan.batches(x, {"kind": y})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        if not trains:
+            model.fit(batches, epochs=1, verbose=0)
+            return
+        with pytest.raises(UserWarning, match="weights spare/kernel, spare/bias: they"):
+            model.fit(batches, epochs=1, verbose=0)
+    for one, other in zip(before, model.get_weights()):
+        np.testing.assert_array_equal(one, other)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -390,6 +391,15 @@ def _measure(
     if not totals:
         raise UnsupportedModelError(
             "The loss does not depend on any trainable weight of the model."
+        )
+    names = [v.path for position, v in enumerate(variables) if position not in totals]
+    if names:
+        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+        warnings.warn(
+            f"The loss does not depend on the weights {', '.join(names[:3])}{more}: they "
+            f"get noise, and learn nothing. Give the output that they are for a loss, or "
+            f"set trainable=False for their layers before the model is compiled.",
+            stacklevel=2,
         )
     return measured_parts(totals, variables, clip.parts.members, clip.negligible)
 
