@@ -83,7 +83,7 @@ def test_wrong_data_are_refused():
     with pytest.raises(ValueError, match="20 examples, found y of shape"):
         plan.batches(np.zeros((20, 2)), np.zeros(19))
     mixed = np.array([["month", 1]] * 20, object)
-    with pytest.raises(TypeError, match="dictionary of them"):
+    with pytest.raises(TypeError, match=r"dict\(frame\)"):
         plan.batches(mixed)
     with pytest.raises(TypeError, match="arrays"):
         plan.batches("images")

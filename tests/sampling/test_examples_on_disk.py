@@ -1,7 +1,4 @@
-"""TFRecord files, cached data sets and arrays on disk: the same batches as in memory."""
-
-import os
-import stat
+"""TFRecord files, arrays on disk and rows by index: the same batches as in memory."""
 
 import numpy as np
 import pytest
@@ -9,13 +6,9 @@ import tensorflow as tf
 
 import tf_bandmf
 from tf_bandmf.noise.keys import NoiseKey
-from tf_bandmf.sampling import (
-    IndexedExamples,
-    TFRecordExamples,
-    cache_dataset,
-    open_cache,
-)
+from tf_bandmf.sampling import TFRecordExamples
 from tf_bandmf.sampling.batches import BatchSchedule
+from tf_bandmf.sampling.sources import IndexedExamples
 
 SEED = NoiseKey.for_testing(0).sampler_seed()
 M = 23
@@ -67,21 +60,44 @@ def parse(record):
     return found["x"], found["y"]
 
 
+class Rows:
+    """As data sets of Grain and PyTorch."""
+
+    def __init__(self, rows):
+        self.rows = rows
+
+    def __len__(self):
+        return len(self.rows)
+
+    def __getitem__(self, index):
+        assert isinstance(index, int)
+        return self.rows[index]
+
+
+class AtOnce(Rows):
+    """As data sets of Hugging Face."""
+
+    def __getitems__(self, indices):
+        return [self.rows[i] for i in indices]
+
+
 def on_disk(kind, tmp_path):
     """What plan.batches takes, besides arrays."""
     x, y = data()
     if kind == "tfrecord":
         return (TFRecordExamples(write(tmp_path), parse),)
-    if kind == "cache":
-        dataset = tf.data.Dataset.from_tensor_slices((x, y))
-        return (cache_dataset(dataset, str(tmp_path / "c"), examples_per_file=10),)
+    if kind == "indexed":
+        return (Rows(list(zip(x, y))),)
+    if kind == "several at once":
+        return (AtOnce(list(zip(x, y))),)
     np.save(tmp_path / "x.npy", x)
     return np.load(tmp_path / "x.npy", mmap_mode="r"), y
 
 
 # What is read does not depend on who drew it, apart from order and empty batches.
 CASES = [("tfrecord", participation) for participation in PARTICIPATIONS]
-CASES += [(k, PARTICIPATIONS[i]) for k in ("cache", "memmap") for i in (1, 3)]
+CASES += [(kind, PARTICIPATIONS[1]) for kind in ("memmap", "several at once")]
+CASES += [(kind, PARTICIPATIONS[3]) for kind in ("memmap", "indexed")]
 
 
 def test_parse_may_branch_on_tensors(tmp_path):
@@ -106,13 +122,11 @@ def test_parse_may_branch_on_tensors(tmp_path):
     ("kind", "participation"), CASES, ids=lambda case: getattr(case, "kind", case)
 )
 @pytest.mark.slow_cases(
-    "cache-shuffled",
     "tfrecord-fixed_epoch_order",
     "tfrecord-cyclic_fixed_size",
     "memmap-poisson",
     "tfrecord-shuffled",
     "tfrecord-balls_in_bins",
-    "cache-poisson",
     "tfrecord-poisson",
 )
 def test_batches_from_disk_are_those_from_memory(kind, participation, tmp_path):
@@ -169,51 +183,15 @@ def test_a_file_that_changes_meanwhile_is_found_out(tmp_path, place):
         content[place] ^= 1
         file.seek(0)
         file.write(content)
-    with pytest.raises(ValueError, match="was changed while it was in use"):
-        source.read(np.arange(M))
+    schedule = BatchSchedule(PARTICIPATIONS[0], 18, 7, source)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="changed while it was"):
+        list(schedule)
     with pytest.raises(ValueError, match="damaged"):
         TFRecordExamples(files, parse)
 
 
-def test_cache_keeps_the_order_of_one_pass_and_structures(tmp_path):
-    x, y = data()
-    dataset = tf.data.Dataset.from_tensor_slices(
-        ({"a": x, "text": y.astype(str)}, (y, -y), np.ones(M, np.float32))
-    ).shuffle(M, reshuffle_each_iteration=True)
-    directory = str(tmp_path / "cache")
-    cached = cache_dataset(dataset, directory, examples_per_file=9)
-    assert stat.S_IMODE(os.stat(directory).st_mode) == 0o700
-    epochs = []
-    for source in (cached, open_cache(directory)):
-        batches = list(BatchSchedule(PARTICIPATIONS[0], 18, 7, source).dataset())
-        for batch in batches:
-            targets = batch["y"][0].numpy()
-            np.testing.assert_array_equal(batch["x"]["a"], x[targets])
-            texts = [text.decode() for text in batch["x"]["text"].numpy()]
-            assert texts == [str(i) for i in targets]
-            np.testing.assert_array_equal(batch["y"][1], -targets)
-            np.testing.assert_array_equal(batch["sample_weight"], np.ones(len(texts)))
-        order = np.concatenate([batch["y"][0] for batch in batches])
-        np.testing.assert_array_equal(order[:M], order[M : 2 * M])
-        np.testing.assert_array_equal(np.sort(order[:M]), y)
-        epochs.append(order)
-    np.testing.assert_array_equal(*epochs)
-
-
-def test_an_interrupted_cache_is_refused(tmp_path):
-    def broken():
-        yield from (1.0, 2.0)
-        raise RuntimeError("the disk is full")
-
-    signature = tf.TensorSpec([], tf.float32)
-    dataset = tf.data.Dataset.from_generator(broken, output_signature=signature)
-    directory = str(tmp_path / "cache")
-    with pytest.raises(ValueError, match="raised an error"):
-        cache_dataset(dataset, directory)
-    with pytest.raises(ValueError, match="no complete cache"):
-        open_cache(directory)
-    with pytest.raises(ValueError, match="not empty"):
-        cache_dataset(tf.data.Dataset.range(3), directory)
+def schedule_of(files, parse):
+    return BatchSchedule(PARTICIPATIONS[0], 18, 7, TFRecordExamples(files, parse))
 
 
 def ragged(record):
@@ -230,9 +208,9 @@ def compressed(directory):
 @pytest.mark.parametrize(
     "build, error, message",
     [
-        (lambda d: TFRecordExamples(write(d), ragged), ValueError, "static shape"),
+        (lambda d: schedule_of(write(d), ragged), ValueError, "one shape"),
         (
-            lambda d: TFRecordExamples(write(d), lambda r: (r, r, r, r)),
+            lambda d: schedule_of(write(d), lambda r: (r, r, r, r)),
             ValueError,
             "x, \\(x, y\\)",
         ),
@@ -244,29 +222,9 @@ def compressed(directory):
             "none",
         ),
         (
-            lambda d: cache_dataset(tf.data.Dataset.range(3).repeat(), str(d)),
-            ValueError,
-            "infinite",
-        ),
-        (
-            lambda d: cache_dataset(tf.data.Dataset.range(9).batch(4), str(d)),
-            ValueError,
-            "unbatch",
-        ),
-        (
-            lambda d: cache_dataset(lambda: iter(range(9)), str(d)),
-            TypeError,
-            "from_generator",
-        ),
-        (
-            lambda d: cache_dataset(tf.data.Dataset.range(0), str(d / "new")),
-            ValueError,
-            "no examples",
-        ),
-        (
             lambda d: BatchSchedule(PARTICIPATIONS[1], 18, 7, tf.data.Dataset.range(M)),
             ValueError,
-            "cache_dataset",
+            "open_memmap",
         ),
         (
             lambda d: BatchSchedule(
@@ -296,16 +254,16 @@ def test_unreadable_or_unsuitable_examples_are_refused(build, error, message, tm
 def test_texts_that_are_fetched_are_the_texts(kind):
     texts = np.array(["a b", "ü", ""])
     given = np.char.encode(texts, "utf-8") if kind == "S" else texts.astype(kind)
-    source = IndexedExamples(lambda indices: given[indices], 3)
+    source = IndexedExamples(Rows(list(given)))
     found = source.gather(tf.constant([2, 0, 1], tf.int64))["x"].numpy()
     assert found.tolist() == [b"", b"a b", "ü".encode()]
 
 
 def _repeated(kind, tmp_path):
     """20 different examples as 1,000, each beside its copies, or one after the others."""
-    of = np.arange(1_000) // 50 if kind == "fetched, beside" else np.arange(1_000) % 20
-    if kind.startswith("fetched"):
-        return IndexedExamples(lambda i: (of[i, None] + 0.5, of[i]), 1_000)
+    of = np.arange(1_000) // 50 if kind == "by index, beside" else np.arange(1_000) % 20
+    if kind.startswith("by index"):
+        return Rows([(np.array([value + 0.5]), value) for value in of])
     path = str(tmp_path / "repeated")
     with tf.io.TFRecordWriter(path) as writer:
         for value in of:
@@ -324,8 +282,8 @@ def _plan(num_examples):
     ("kind", "says"),
     [
         ("records", "980 of 1000 examples repeat"),
-        ("fetched, beside", r"23\d of 2\d\d examples that were looked at repeat"),
-        ("fetched, after", r"23\d of 2\d\d examples that were looked at repeat"),
+        ("by index, beside", r"23\d of 2\d\d examples that were looked at repeat"),
+        ("by index, after", r"23\d of 2\d\d examples that were looked at repeat"),
     ],
 )
 def test_records_that_come_several_times_are_warned_of(kind, says, tmp_path):
@@ -338,6 +296,6 @@ def test_records_that_differ_are_not_warned_of(tmp_path, recwarn):
     plan = _plan(M)
     x, y = data()
     # Equal inputs with other targets are other records.
-    plan.batches(IndexedExamples(lambda i: (x[i] * 0.0, y[i]), M))
+    plan.batches(Rows(list(zip(x * 0.0, y))))
     plan.batches(*on_disk("tfrecord", tmp_path))
     assert not [warning for warning in recwarn if "repeat" in str(warning.message)]

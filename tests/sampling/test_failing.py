@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 import tf_bandmf
-from tf_bandmf.sampling import IndexedExamples, StreamedExamples, TFRecordExamples
+from tf_bandmf.sampling import TFRecordExamples
 
 M = 6
 TEXTS = np.array(["1.5", "2", "n/a", "4", "", "6"])
@@ -120,28 +120,37 @@ def test_a_function_that_always_fails_is_an_error():
     assert PRIVATE not in "".join(traceback.format_exception(caught.value))
 
 
-@pytest.mark.parametrize("least", [1, 2], ids=["always", "several"])
-def test_no_error_of_a_fetch_holds_values_of_records(least):
+class Rows:
+    def __init__(self, row):
+        self.row = row
+
+    def __len__(self):
+        return M
+
+    def __getitem__(self, index):
+        return self.row(index)
+
+
+def test_no_error_of_a_row_holds_values_of_records():
     """An error tracker or a log is no place for records; the line that failed is said."""
 
-    def fetch(indices):
-        if len(indices) >= least:
-            raise ValueError(f"no number: {PRIVATE}")
-        return np.zeros([1, 1])
+    def row(index):
+        raise ValueError(f"no number: {PRIVATE}")
 
-    with pytest.raises(ValueError, match=r"fetch fails.*of test_failing\.py") as caught:
-        IndexedExamples(fetch, M)
+    said = r"can be read.*of test_failing\.py"
+    with pytest.raises(ValueError, match=said) as caught:
+        plan().batches(Rows(row))
     assert PRIVATE not in "".join(traceback.format_exception(caught.value))
 
 
-def test_what_the_library_says_of_a_fetch_is_said():
-    with pytest.raises(ValueError, match=r"fetch must return.*found a tuple of 4"):
-        IndexedExamples(lambda indices: (indices,) * 4, M)
+def test_what_the_library_says_of_a_row_is_said():
+    with pytest.raises(ValueError, match=r"x, \(x, y\).*found a tuple of 4"):
+        plan().batches(Rows(lambda index: (index,) * 4))
 
 
 @pytest.mark.attack(
     "An example that cannot be fetched",
-    tried="The function that fetches by index raises for a record, or returns another "
+    tried="What is read by index raises for a record, or has another "
     "shape: its weight is 0; the others are as they were.",
     area="inputs",
     invariants=[18],
@@ -153,15 +162,14 @@ def test_an_example_that_cannot_be_fetched_ends_no_run(dtype, shape, figure):
     x = np.arange(2 * M).reshape(M, 2).astype(dtype)
     bad = {0, 4}
 
-    def fetch(indices):
-        if bad & set(indices.tolist()):
-            if not shape or len(indices) > 1:
+    def row(index):
+        if index in bad:
+            if not shape:
                 raise OSError("a damaged file")
-            return x[indices, :1]
-        return x[indices]
+            return x[index, :1]
+        return x[index]
 
-    source = IndexedExamples(fetch, M)
-    batches = list(plan().batches(source).dataset(0).as_numpy_iterator())
+    batches = list(plan().batches(Rows(row)).dataset(0).as_numpy_iterator())
     found = np.concatenate([batch["x"] for batch in batches])
     weights = np.concatenate([batch["sample_weight"] for batch in batches])
     assert sorted(weights) == [0, 0, 1, 1, 1, 1]
@@ -177,65 +185,6 @@ def elements():
 
 def numbers(texts, **options):
     return texts.map(number, **options)
-
-
-def labelled():
-    return tf.data.Dataset.zip((numbers(elements()), tf.data.Dataset.range(M)))
-
-
-def of_several_shapes():
-    """The first of them too is of another shape."""
-    rows = tf.data.Dataset.range(M)
-    return rows.map(
-        lambda i: tf.fill([tf.where(i % 4 == 0, 2, 1)], tf.cast(i, "float"))
-    )
-
-
-STREAMS = {
-    "map": (lambda: numbers(elements()), BROKEN),
-    "in parallel": (
-        lambda: numbers(elements(), num_parallel_calls=3).prefetch(2),
-        BROKEN,
-    ),
-    "zipped": (labelled, BROKEN),
-    "shuffled before": (
-        lambda: numbers(
-            elements().shuffle(M, seed=1, reshuffle_each_iteration=False).cache()
-        ),
-        None,
-    ),
-    "cut in two": (
-        lambda: numbers(elements().take(3)).concatenate(numbers(elements().skip(3))),
-        BROKEN,
-    ),
-    "shape": (of_several_shapes, np.arange(M) % 4 == 0),
-}
-
-
-@pytest.mark.attack(
-    "An element of a stream that cannot be read",
-    tried="A tf.data.Dataset whose map raises for a record, in parallel, zipped, shuffled "
-    "before, or that yields another shape, the first one too: its weight is 0, the others "
-    "stand where they stood.",
-    area="inputs",
-    invariants=[18],
-)
-@pytest.mark.parametrize("name", list(STREAMS))
-@pytest.mark.invariant(18)
-def test_an_element_that_cannot_be_read_moves_no_other(name):
-    make, broken = STREAMS[name]
-    source = StreamedExamples(make(), M, batched=False)
-    for _ in range(2):
-        found = source.gather(tf.range(M, dtype=tf.int64))
-        weights = found["sample_weight"].numpy()
-        assert weights.sum() == 4
-        if broken is None:
-            kept = np.sort(found["x"].numpy().ravel())
-            np.testing.assert_array_equal(kept, [0, 0, 1.5, 2, 4, 6])
-            continue
-        np.testing.assert_array_equal(weights == 0, broken)
-        if "y" in found:
-            np.testing.assert_array_equal(found["y"], np.where(broken, 0, np.arange(M)))
 
 
 def until_it_raises():
@@ -256,73 +205,29 @@ class Batches:
         pass
 
 
-MOVED = {
-    "batched": (lambda: numbers(elements()).batch(2), "batch_size=None"),
-    "shuffled after": (
-        lambda: numbers(elements()).shuffle(M, 1, reshuffle_each_iteration=False),
-        "ShuffleDataset",
-    ),
-    "cached after": (lambda: numbers(elements()).cache(), "Cache|has 4"),
-    "interleaved": (
-        lambda: elements().interleave(
-            lambda t: numbers(tf.data.Dataset.from_tensors(t)), cycle_length=2
-        ),
-        "Interleave",
-    ),
-    "taken from": (lambda: numbers(elements()).take(M), "TakeDataset"),
-    "batched within": (
-        lambda: numbers(elements()).batch(2).unbatch(),
-        "BatchDataset",
-    ),
-    "function": (lambda: until_it_raises, "IndexedExamples"),
-    "iterator": (
-        lambda: lambda: zip(map(np.float32, TEXTS[:, None]), range(M)),
-        "IndexedExamples",
-    ),
-    "PyDataset": (Batches, "IndexedExamples"),
-    "generator": (
-        lambda: tf.data.Dataset.from_generator(
-            until_it_raises, output_signature=tf.TensorSpec([1], tf.float32)
-        ),
-        "after 3 of the 6 .* 1 of which",
-    ),
-    "all": (
-        lambda: numbers(tf.data.Dataset.from_tensor_slices(["a"] * M)),
-        "no examples",
-    ),
-    "most": (
-        lambda: numbers(tf.data.Dataset.from_tensor_slices(["a"] * 3 + ["1"] * 3)),
-        "3 of 6",
-    ),
-    "no end": (lambda: tf.data.TextLineDataset("/no/file"), "no examples"),
+UNREADABLE = {
+    "map": lambda: numbers(elements()),
+    "batches": lambda: numbers(elements()).batch(2),
+    "function": lambda: until_it_raises,
+    "iterator": lambda: lambda: zip(map(np.float32, TEXTS[:, None]), range(M)),
+    "PyDataset": Batches,
+    "generator": lambda: tf.data.Dataset.from_generator(
+        until_it_raises, output_signature=tf.TensorSpec([1], tf.float32)
+    ).unbatch(),
+    "no file": lambda: tf.data.TextLineDataset("/no/file"),
 }
 
 
-@pytest.mark.parametrize("name", list(MOVED))
+@pytest.mark.attack(
+    "An element of a stream that cannot be read",
+    tried="A tf.data.Dataset, a generator or a PyDataset that raises for a record: an "
+    "error before the run, without values of records; by index, such a record counts zero.",
+    area="inputs",
+    invariants=[18],
+)
+@pytest.mark.parametrize("name", list(UNREADABLE))
 @pytest.mark.invariant(18)
-def test_what_would_move_others_is_refused_before_the_run(name):
-    make, message = MOVED[name]
-    with pytest.raises(ValueError, match=message):
-        StreamedExamples(make(), M, batched=None if name == "batched" else False)
-
-
-@pytest.mark.invariant(18)
-def test_an_element_that_cannot_be_read_any_more_has_weight_zero():
-    later = []
-
-    def read(place):
-        if later and place == 2:
-            raise OSError("gone")
-        return np.float32(place)
-
-    dataset = tf.data.Dataset.range(M).map(
-        lambda i: tf.ensure_shape(tf.numpy_function(read, [i], tf.float32), [])
-    )
-    source = StreamedExamples(dataset, M)
-    every = tf.range(M, dtype=tf.int64)
-    np.testing.assert_array_equal(source.gather(every)["sample_weight"], np.ones(M))
-    later.append(None)
-    for _ in range(2):
-        weights = source.gather(every)["sample_weight"].numpy()
-        np.testing.assert_array_equal(weights, np.arange(M) != 2)
-        later.clear()
+def test_a_stream_that_cannot_be_read_begins_no_run(name):
+    with pytest.raises(ValueError, match="rows by index, where") as caught:
+        plan().batches(UNREADABLE[name]())
+    assert "n/a" not in "".join(traceback.format_exception(caught.value))

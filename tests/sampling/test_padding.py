@@ -8,7 +8,6 @@ import tensorflow as tf
 import tf_bandmf
 from tf_bandmf.noise.keys import NoiseKey
 from tf_bandmf.sampling import batches as batches_lib
-from tf_bandmf.sampling import padding
 from tf_bandmf.sampling.batches import BatchSchedule
 
 SEED = NoiseKey.for_testing(0).sampler_seed()
@@ -99,7 +98,7 @@ def test_parts_of_padded_batches_count_their_own_examples():
 def test_nothing_is_cut_off():
     content = {"x": tf.range(5.0)}
     with pytest.raises(tf.errors.InvalidArgumentError, match="another sampler"):
-        padding.pad(content, 4)
+        batches_lib.pad(content, 4)
     schedule = make(PARTICIPATIONS[3], True)
     schedule.padded_batch_size = 1
     with pytest.raises(tf.errors.InvalidArgumentError, match="another sampler"):

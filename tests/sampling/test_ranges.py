@@ -5,17 +5,17 @@ import pytest
 import tensorflow as tf
 
 import tf_bandmf
-from tf_bandmf.sampling.ranges import RangedExamples
+from tf_bandmf.sampling.examples import Examples
+from tf_bandmf.sampling.ranges import Ranges
 from tf_bandmf.sampling.sources import ArrayExamples
-from tf_bandmf.sampling.units import examples_of
 
 X = np.array([[0.0, 1.0], [2.0, 0.5], [np.nan, 0.5], [1.0, 1.0]], np.float32)
 Y = np.array([0, 1, 2, 9])
 
 
 def held(ranges, x=X, y=Y, weights=None):
-    source = RangedExamples(ArrayExamples(x, y, weights, len(y)), ranges)
-    return source, source.gather(tf.range(4, dtype=tf.int64))
+    rows = ArrayExamples(x, y, weights, len(y)).gather(tf.range(4, dtype=tf.int64))
+    return Ranges(ranges)(rows, None)
 
 
 @pytest.mark.parametrize(
@@ -29,7 +29,7 @@ def held(ranges, x=X, y=Y, weights=None):
 )
 @pytest.mark.invariant(18)
 def test_what_is_outside_has_weight_zero(ranges, weights):
-    _, found = held(ranges)
+    found = held(ranges)
     np.testing.assert_array_equal(found["sample_weight"], weights)
     outside = np.array(weights) == 0
     assert not np.any(found["x"].numpy()[outside])
@@ -39,16 +39,16 @@ def test_what_is_outside_has_weight_zero(ranges, weights):
 
 def test_weights_of_ones_own_are_kept():
     own = np.array([0.5, 0.5, 0.5, 0.25], np.float32)
-    _, found = held({"x": (0, 1)}, weights=own)
+    found = held({"x": (0, 1)}, weights=own)
     np.testing.assert_array_equal(found["sample_weight"], [0.5, 0, 0, 0.25])
 
 
 def test_parts_have_ranges_of_their_own():
     x = {"age": np.array([30, 200, 40, -1]), "name": np.array(["a", "b", "c", "d"])}
-    _, found = held({"x": {"age": (0, 120)}}, x)
+    found = held({"x": {"age": (0, 120)}}, x)
     np.testing.assert_array_equal(found["sample_weight"], [1, 0, 1, 0])
     assert found["x"]["name"].numpy().tolist() == [b"a", b"", b"c", b""]
-    _, found = held({"x": [(0, 1), (-1, 0)]}, (np.arange(4), -np.arange(4)))
+    found = held({"x": [(0, 1), (-1, 0)]}, (np.arange(4), -np.arange(4)))
     np.testing.assert_array_equal(found["sample_weight"], [1, 1, 0, 0])
     with pytest.raises(TypeError, match="texts"):
         held({"x": {"name": (0, 1)}}, x)
@@ -73,7 +73,7 @@ def test_what_is_no_range_is_refused(ranges, message):
 
 def test_integers_of_64_bits_beside_a_bound_are_compared_as_doubles():
     x = np.array([[2**53], [2**53 + 2], [0], [-1]])
-    _, found = held({"x": (0, 2.0**53)}, x)
+    found = held({"x": (0, 2.0**53)}, x)
     np.testing.assert_array_equal(found["sample_weight"], [1, 0, 1, 0])
 
 
@@ -107,7 +107,7 @@ def test_a_schedule_has_them_before_map_and_tells_runs_apart():
 
 def test_units_of_several_rows_keep_what_was_declared():
     ranges = {"y": (0, 2)}
-    units = examples_of(
+    units = Examples(
         2, X, Y, users=["a", "a", "b", "b"], rows_per_user=2, ranges=ranges
     )
     assert units.ranges == ranges

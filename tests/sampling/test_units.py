@@ -111,7 +111,7 @@ def test_wrong_arguments_are_refused():
         make_plan(unit="one training example").batches(
             rows, users=USERS, rows_per_user=2
         )
-    with pytest.raises(ValueError, match="5 users"):
+    with pytest.raises(ValueError, match="5 examples, found 4"):
         make_plan(5).batches(rows, users=USERS, rows_per_user=2)
     with pytest.raises(ValueError, match="rows_per_user"):
         make_plan().batches(rows, users=USERS)

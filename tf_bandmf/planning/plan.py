@@ -442,16 +442,15 @@ class Plan:
           x: array or nested structure of arrays with first dimension `num_examples`; or
             a `tf.data.Dataset`, `keras.utils.PyDataset` or function that returns an
             iterator, of examples with their targets, which is read in its own order:
-            only for `sampling="fixed-order"` (see `sampling.StreamedExamples`); or
-            examples on disk: `sampling.TFRecordExamples`, `sampling.cache_dataset`; or
-            examples that a custom function fetches by index:
-            `sampling.IndexedExamples`.
+            only for `sampling="fixed-order"`; or TFRecord files,
+            `sampling.TFRecordExamples`; or anything with a length whose `x[i]` is an
+            example with its targets.
           y: targets, or None.
           sample_weight: shape [num_examples], or None.
           padded: whether all batches are padded to one constant size, by zeros with
             sample weight 0. Otherwise, the batch size is not static.
           map: augmentation, a random function of single examples, or a Keras layer; see
-            `sampling.mapped.MappedExamples`. Its random numbers differ at each step,
+            `sampling.mapped.Mapped`. Its random numbers differ at each step,
             and are the same in a resumed run.
           views: augmentation multiplicity (De et al., 2022, arXiv:2204.13650): each
             example is read this many times, `map` makes each view different, and the
@@ -465,7 +464,7 @@ class Plan:
             there are more. Required with `users`.
           ranges: declared ranges, as in `{"x": (0, 255), "y": (0, 9)}`: an example with
             a value outside them contributes nothing, and `fit` refuses a model that
-            they do not fit. See `sampling.ranges.RangedExamples`.
+            they do not fit. See `sampling.ranges.Ranges`.
 
         Raises:
           TypeError: if the plan's participation is asserted by the caller and has no
@@ -475,7 +474,7 @@ class Plan:
         """
         from tf_bandmf.sampling import BatchSchedule
         from tf_bandmf.sampling.class_weights import warn_of_example_weights
-        from tf_bandmf.sampling.units import examples_of
+        from tf_bandmf.sampling.examples import Examples
 
         if users is None:
             warn_of_example_weights(sample_weight)
@@ -487,7 +486,7 @@ class Plan:
                 "num_examples and users per step as batch_size."
             )
         if self.participation.has_schedule:
-            x = examples_of(
+            x = Examples(
                 self.participation.num_examples,  # type: ignore[attr-defined]
                 x,
                 y,

@@ -12,17 +12,10 @@ import numpy as np
 import tensorflow as tf
 
 from tf_bandmf.files.hidden import HiddenBytes
-from tf_bandmf.sampling import data_identity
-from tf_bandmf.sampling.class_weights import ClassWeighted
+from tf_bandmf.sampling import identity
+from tf_bandmf.sampling.examples import Examples
 from tf_bandmf.sampling.fingerprints import is_as_drawn, with_fingerprint
-from tf_bandmf.sampling.given import source_of
-from tf_bandmf.sampling.padding import pad
-from tf_bandmf.sampling.samplers import (
-    SEED_BYTES,
-    OrderSampler,
-    Sampler,
-    random_words,
-)
+from tf_bandmf.sampling.samplers import SEED_BYTES, OrderSampler, Sampler, random_words
 from tf_bandmf.sampling.sources import (  # noqa: F401
     CONTENT,
     INPUTS,
@@ -30,8 +23,6 @@ from tf_bandmf.sampling.sources import (  # noqa: F401
     SAMPLE_WEIGHT,
     SHARE,
     TARGETS,
-    Draw,
-    ExampleSource,
 )
 
 if TYPE_CHECKING:
@@ -71,7 +62,13 @@ def count_examples(data: Any, x: Any) -> tf.Tensor:
     """
     if is_padded(data):
         return data[NUM_EXAMPLES]
-    first = tf.nest.flatten(x)[0]
+    return tf.convert_to_tensor(_size(x), tf.int32)
+
+
+def _size(rows: Any) -> Any:
+    first = tf.nest.flatten(rows)[0]
+    if first.shape.rank and first.shape[0] is not None:
+        return first.shape[0]
     # A graph takes its time for each operation: this is one, and the other ones are five.
     return tf.size(first) if first.shape.rank == 1 else tf.shape(first)[0]
 
@@ -105,31 +102,27 @@ def in_parts(
     """
 
     def part(batch: dict[str, Any], number: int) -> tf.data.Dataset:
-        def cut(tensor: tf.Tensor) -> tf.Tensor:
-            size = tensor.shape[0] or tf.shape(tensor)[0]
-            return tensor[number * size // num_parts : (number + 1) * size // num_parts]
+        def cut(rows: tf.Tensor) -> tf.Tensor:
+            first, end = (_size(rows) * n // num_parts for n in (number, number + 1))
+            return rows[first:end]
 
         content = {
             name: tf.nest.map_structure(cut, value) if name in CONTENT else value
             for name, value in batch.items()
         }
         if NUM_EXAMPLES in batch:
-            size = tf.shape(tf.nest.flatten(batch[INPUTS])[0])[0]
-            first = number * size // num_parts
-            rows = (number + 1) * size // num_parts - first
             # Padding comes last.
-            real = tf.clip_by_value(batch[NUM_EXAMPLES] - first, 0, rows)
-            content[NUM_EXAMPLES] = real
+            is_real = tf.range(_size(batch[INPUTS])) < batch[NUM_EXAMPLES]
+            content[NUM_EXAMPLES] = tf.math.count_nonzero(cut(is_real), dtype=tf.int32)
         content[PART] = tf.constant([number, num_parts], tf.int32)
         return tf.data.Dataset.from_tensors(with_fingerprint(content))
 
     @tf.autograph.experimental.do_not_convert
     def cut_up(batch: dict[str, Any]) -> tf.data.Dataset:
         tf.debugging.Assert(is_as_drawn(batch), [EDITED])
-        first, *others = (part(batch, number) for number in parts)
-        for other in others:
-            first = first.concatenate(other)
-        return first
+        return functools.reduce(
+            tf.data.Dataset.concatenate, [part(batch, number) for number in parts]
+        )
 
     return dataset.flat_map(cut_up).prefetch(2 * len(parts))
 
@@ -163,8 +156,7 @@ class BatchSchedule:
       participation: what the accountant analyses.
       num_steps: n.
       plan_id: identifies the plan; int64.
-      x: what `sampling.given.source_of` takes: arrays, an `ExampleSource`, or a data set
-        that is read in its own order.
+      x: `Examples`, or what it takes.
       y: targets, likewise, or None.
       sample_weight: shape [num_examples] or None. A weight multiplies the loss of an
         example before its gradient is clipped.
@@ -197,23 +189,25 @@ class BatchSchedule:
         self.plan_id = plan_id
         given: Any = participation  # it has a schedule, and so examples and batches
         self.steps_per_epoch = -(-given.num_examples // given.batch_size)
-        x = source_of(x, y, sample_weight, given.num_examples)
+        if not isinstance(x, Examples):
+            x = Examples(given.num_examples, x, y, sample_weight)
         if x.num_examples != given.num_examples:
             raise ValueError(
-                f"The plan is for {given.num_examples} examples, found {x.num_examples}. "
-                f"Make a plan for this data set."
+                f"The plan is for {given.num_examples} examples, found {x.num_examples} "
+                f"(under users=, a user is one). Make a plan for this data set."
             )
         self._is_fresh = participation.has_secret_sampler
         self._seed = secrets.token_bytes(SEED_BYTES) if self._is_fresh else b""
         self._seed = HiddenBytes(self._seed)
-        if x.has_own_order and self._is_fresh:
+        if x.source.in_order and self._is_fresh:
             raise ValueError(
                 f"A data set is read in its own order, which is that of "
                 f"sampling='fixed-order'; the plan's is {participation.sampling!r}. Make a "
-                f"plan with sampling='fixed-order', or give the data set random access: "
-                f"tf_bandmf.sampling.cache_dataset(dataset, directory)."
+                f"plan with sampling='fixed-order', or write the data set to files once: "
+                f"arrays of np.lib.format.open_memmap, or TFRecord files for "
+                f"tf_bandmf.sampling.TFRecordExamples, are read by index."
             )
-        self._examples: ExampleSource = x
+        self._examples: Examples = x
         self._padded = padded
 
     def __repr__(self) -> str:
@@ -237,7 +231,7 @@ class BatchSchedule:
 
     @functools.cached_property
     def _sampler(self) -> Sampler:
-        if self._examples.has_own_order:
+        if self._examples.source.in_order:
             order = np.arange(self._examples.num_examples, dtype=np.int64)
             return OrderSampler(order, self.steps_per_epoch)
         return self.participation.sampler(functools.partial(random_words, self._seed))
@@ -246,7 +240,7 @@ class BatchSchedule:
         """Indices of the examples of a step, int64, shape [size of that batch]."""
         if not 0 <= step < self.num_steps:
             raise ValueError(f"step must be in [0, {self.num_steps}), found {step}.")
-        return self._sampler.example_indices(step)
+        return self._sampler.example_indices(int(step))
 
     @functools.cached_property
     def schedule_id(self) -> int:
@@ -278,13 +272,6 @@ class BatchSchedule:
         )
         return np.frombuffer(digest.digest(), np.int64)
 
-    def _indices(self, step: tf.Tensor) -> tf.Tensor:
-        """As `example_indices`, in a graph; `step` is an int64 scalar."""
-        indices = tf.numpy_function(
-            lambda step: self.example_indices(int(step)), [step], tf.int64
-        )
-        return tf.ensure_shape(indices, [None])
-
     def dataset(self, first_step: int = 0) -> tf.data.Dataset:
         """The batches from `first_step` to the end of the run, in order.
 
@@ -295,8 +282,9 @@ class BatchSchedule:
           ValueError: if the run cannot begin there.
         """
         self._check_start(first_step)
-        data_identity.remember(self.schedule_id, self._examples)
-        identity = {
+        records = self._examples.source.seen.records
+        identity.remember(self.schedule_id, records, self._examples.remarks)
+        ids = {
             PLAN_ID: tf.constant(self.plan_id, tf.int64),
             SCHEDULE_ID: tf.constant(self.schedule_id, tf.int64),
         }
@@ -304,19 +292,16 @@ class BatchSchedule:
         # Converting each function of the pipeline would take longer than the rest of it.
         @tf.autograph.experimental.do_not_convert
         def batch(step: tf.Tensor) -> dict[str, Any]:
-            indices = self._indices(step)
-            content = self._examples.drawn(indices, Draw(step, self._draw_base))
+            indices = tf.numpy_function(self.example_indices, [step], tf.int64)
+            indices.set_shape([None])
+            content = self._examples.drawn(indices, step, self._draw_base)
             if self._padded:
-                content = {
-                    **pad(content, self.padded_batch_size),
-                    NUM_EXAMPLES: tf.shape(indices)[0],
-                }
-            return with_fingerprint({**content, **identity, STEP: step})
+                content = pad(content, self.padded_batch_size)
+                content[NUM_EXAMPLES] = tf.size(indices)
+            return with_fingerprint({**content, **ids, STEP: step})
 
         # What has an order of its own is read one batch after the other.
-        parallel: dict[str, Any] = {"num_parallel_calls": 2, "deterministic": True}
-        if self._examples.has_own_order:
-            parallel = {}
+        parallel = None if self._examples.source.in_order else 2
         # There is nothing to tune; and to stop what tunes takes up to a second.
         options = tf.data.Options()
         options.autotune.enabled = False
@@ -324,7 +309,7 @@ class BatchSchedule:
         options.experimental_optimization.apply_default_optimizations = False
         return (
             tf.data.Dataset.range(first_step, self.num_steps)
-            .map(batch, **parallel)
+            .map(batch, num_parallel_calls=parallel, deterministic=True)
             .prefetch(2)
             .with_options(options)
         )
@@ -378,7 +363,7 @@ class BatchSchedule:
         """The same batches, with losses multiplied by the weights of their classes.
 
         Args:
-          class_weight: see `sampling.class_weights.ClassWeighted`.
+          class_weight: see `sampling.class_weights.ClassWeights`.
 
         Returns:
           A separate schedule: a run does not continue with other weights.
@@ -386,10 +371,7 @@ class BatchSchedule:
         Raises:
           ValueError: if the weights or the targets are not of that kind.
         """
-        weighted = self._examples.weighted(
-            lambda rows: ClassWeighted(rows, class_weight)
-        )
-        return self._changed(_examples=weighted)
+        return self._changed(_examples=self._examples.weighted(class_weight))
 
     def _changed(self, **changes: Any) -> BatchSchedule:
         """This schedule with other attributes."""
@@ -408,3 +390,36 @@ class BatchSchedule:
 
     def __len__(self) -> int:
         return self.num_steps
+
+
+def pad(content: dict[str, Any], size: int) -> dict[str, Any]:
+    """Adds examples of zeros with sample weight 0 up to a constant size.
+
+    Args:
+      content: structures of tensors whose first dimension N is the example.
+      size: of the result.
+
+    Returns:
+      The same with first dimension `size`, and a `sample_weight` unless `rows` says which
+      rows of a unit are there.
+
+    Raises:
+      InvalidArgumentError: in a graph, if N exceeds the size: nothing is cut off, for
+        that would be another sampler.
+    """
+    count = _size(content[INPUTS])
+    # A unit of which no row is there contributes nothing.
+    if SAMPLE_WEIGHT not in content and ROWS not in content:
+        content = {**content, SAMPLE_WEIGHT: tf.ones([count])}
+    message = (
+        "A batch has more examples than its padded size: it is not cut off, for that "
+        "would be another sampler than the accountant's. Give a larger padded size."
+    )
+    with tf.control_dependencies([tf.debugging.Assert(count <= size, [message])]):
+        missing = tf.identity(size - count)
+
+    def padded(rows: tf.Tensor) -> tf.Tensor:
+        margin = [[0, missing], *([[0, 0]] * (rows.shape.rank - 1))]
+        return tf.ensure_shape(tf.pad(rows, margin), [size, *rows.shape[1:]])
+
+    return tf.nest.map_structure(padded, content)

@@ -4,20 +4,13 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from tf_bandmf.sampling.sources import (
-    OF_CLASS_WEIGHTS,
-    SAMPLE_WEIGHT,
-    SHARE,
-    TARGETS,
-    ExampleSource,
-    WrappedExamples,
-)
+from tf_bandmf.sampling.sources import SAMPLE_WEIGHT, SHARE, TARGETS
 
 
 def warn_of_example_weights(sample_weight: Any) -> None:
@@ -34,8 +27,8 @@ def warn_of_example_weights(sample_weight: Any) -> None:
     )
 
 
-class ClassWeighted(WrappedExamples):
-    """Examples that contribute in proportion to the weight of their class.
+class ClassWeights:
+    """Examples contribute in proportion to the weight of their class.
 
     Weights are divided by the largest one, if that is above 1: a weight above 1 would be
     clipped away. An example's loss is multiplied by its weight w, and its gradient is
@@ -44,19 +37,16 @@ class ClassWeighted(WrappedExamples):
     less, beside the same noise.
 
     Args:
-      examples: with targets: class numbers of shape [N] or [N, 1], or one-hot, whose
-        largest entry counts. Their own sample weights, shape [N], are multiplied by.
       class_weight: class number to weight, finite and >= 0. A class that is not there
-        has weight 1.
+        has weight 1. Targets are class numbers of shape [N] or [N, 1], or one-hot, whose
+        largest entry counts. Sample weights, shape [N], are multiplied by.
 
     Raises:
       ValueError: if a weight is not valid, or the examples have no such targets (when
         they are read).
     """
 
-    def __init__(
-        self, examples: ExampleSource, class_weight: Mapping[int, float]
-    ) -> None:
+    def __init__(self, class_weight: Mapping[int, float]) -> None:
         if not isinstance(class_weight, Mapping) or not class_weight:
             raise ValueError(
                 f"class_weight must map class numbers to weights, found {class_weight!r}."
@@ -68,50 +58,43 @@ class ClassWeighted(WrappedExamples):
                 f"examples instead, to plan.batches(x, y, sample_weight={{output: "
                 f"weights_of_its_classes[y[output]], ...}}), an array for each output."
             )
-        super().__init__(examples)
-        self.remarks = tuple(dict.fromkeys((*self.remarks, OF_CLASS_WEIGHTS)))
         pairs = sorted((int(name), float(w)) for name, w in class_weight.items())
         if not all(math.isfinite(weight) and weight >= 0.0 for _, weight in pairs):
             raise ValueError(
                 f"class_weight must be finite and >= 0, found {dict(class_weight)!r}."
             )
         self._classes = np.array([name for name, _ in pairs], np.int64)
-        weights = np.array([weight for _, weight in pairs], np.float32)
-        largest = max(1.0, float(weights.max()))
-        self._weights, self._others = weights / largest, np.float32(1.0 / largest)
+        # The last one is that of all others.
+        weights = np.array([*(weight for _, weight in pairs), 1.0], np.float32)
+        self._weights = weights / weights.max()
+        self.digest = (
+            b"shares of classes" + self._classes.tobytes() + self._weights.tobytes()
+        )
 
-    def _changed(self, content: dict[str, Any], indices: tf.Tensor) -> dict[str, Any]:
-        targets = content.get(TARGETS)
-        if (
-            targets is None
-            or not tf.is_tensor(targets)
-            or targets.shape.rank not in (1, 2)
-        ):
+    def __call__(self, content: dict[str, Any], seeds: Any) -> dict[str, Any]:
+        """The rows, with their weights and shares."""
+        targets: Any = content.get(TARGETS)
+        own: Any = content.get(SAMPLE_WEIGHT)
+        rank = targets.shape.rank if tf.is_tensor(targets) else None
+        if rank not in (1, 2):
             raise ValueError(
                 "class_weight needs class numbers or one-hot targets, one tensor y of "
                 "shape [N] or [N, classes]. Give sample_weight to plan.batches instead."
             )
-        if targets.shape.rank == 2 and targets.shape[1] != 1:
+        if own is not None and not (tf.is_tensor(own) and own.shape.rank == 1):
+            raise ValueError(
+                "class_weight goes with sample weights of shape [N] only. Multiply "
+                "them yourself, and give the product as sample_weight."
+            )
+        if rank == 2 and targets.shape[1] != 1:
             classes = tf.argmax(targets, axis=1)
         else:
             classes = tf.reshape(targets, [-1])
             if classes.dtype.is_floating:
                 classes = tf.round(classes)
             classes = tf.cast(classes, tf.int64)
-        same = tf.equal(classes[:, None], self._classes[None])
-        given = tf.linalg.matvec(tf.cast(same, tf.float32), self._weights)
-        weight = tf.where(tf.reduce_any(same, axis=1), given, self._others)
-        share, own = weight, content.get(SAMPLE_WEIGHT)
-        if own is not None:
-            if not tf.is_tensor(own) or own.shape.rank != 1:
-                raise ValueError(
-                    "class_weight goes with sample weights of shape [N] only. Multiply "
-                    "them yourself, and give the product as sample_weight."
-                )
-            weight = tf.cast(own, tf.float32) * weight
+        same = tf.cast(tf.equal(classes[:, None], self._classes[None]), tf.float32)
+        others = 1.0 - tf.reduce_sum(same, axis=1, keepdims=True)
+        share = tf.linalg.matvec(tf.concat([same, others], axis=1), self._weights)
+        weight = share if own is None else tf.cast(own, tf.float32) * share
         return {**content, SAMPLE_WEIGHT: weight, SHARE: share}
-
-    def update_digest(self, update: Callable[[Any], None]) -> None:
-        super().update_digest(update)
-        weights = np.append(self._weights, self._others)
-        update(b"shares of classes" + self._classes.tobytes() + weights.tobytes())

@@ -14,8 +14,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_bandmf.sampling.sources import SAMPLE_WEIGHT
-
 _OURS = os.path.dirname(os.path.dirname(__file__)) + os.sep
 
 
@@ -26,12 +24,12 @@ def said_of(error: BaseException) -> str:
     says this raises `from None`.
     """
     frames = traceback.extract_tb(error.__traceback__)
-    last = frames[-1:]
     # What is written in C has no frames: `int` raises in whoever calls it.
-    if any(f.filename.startswith(_OURS) and "raise " in (f.line or "") for f in last):
+    last = frames[-1]
+    if last.filename.startswith(_OURS) and "raise " in (last.line or ""):
         return f"{type(error).__name__}: {error}"
-    own = [f for f in frames if not f.filename.startswith(_OURS)]
-    callers = [f for f in own if "site-packages" not in f.filename] or own
+    theirs = [f for f in frames if not f.filename.startswith(_OURS)]
+    callers = [f for f in theirs if "site-packages" not in f.filename] or theirs
     where = [f", line {f.lineno} of {os.path.basename(f.filename)}" for f in callers]
     return "".join([type(error).__name__, *where[-1:]])
 
@@ -50,40 +48,22 @@ def each_that_works(
       Its results, with zeros where it failed, and where it did not, bool, shape [N].
     """
     count = tf.shape(tf.nest.flatten(rows)[0], out_type=tf.int64)[0]
-    found = tf.data.Dataset.from_tensor_slices((tf.range(count), rows)).map(
+    blank = tf.nest.map_structure(lambda s: tf.zeros(s.shape, s.dtype), spec)
+    numbered = tf.data.Dataset.from_tensor_slices((tf.range(count), rows)).map(
         lambda place, row: (place, function(row)), num_parallel_calls=tf.data.AUTOTUNE
     )
-    found = found.ignore_errors().concatenate(
-        tf.data.Dataset.from_tensors((count, _nothing(spec)))
+    # One more, which always works, so that there is a batch.
+    ended = numbered.ignore_errors().concatenate(
+        tf.data.Dataset.from_tensors((count, blank))
     )
-    places, results = found.batch(count + 1).get_single_element()
-    last = tf.shape(places, out_type=tf.int64)[0] - 1
-    # Where in the results each row is; the last one is nobody's.
+    places, results = ended.batch(count + 1).get_single_element()
+    # Where in the results each row is; nothing's is the last one.
+    last = tf.shape(places)[0] - 1
     order = tf.scatter_nd(places[:, None], tf.range(last + 1) - last, [count + 1])
     order = order[:count] + last
-    works = tf.scatter_nd(places[:, None], tf.ones_like(places), [count + 1])[:count]
     results = tf.nest.map_structure(
         lambda t, s: tf.ensure_shape(tf.gather(t, order), [None, *s.shape]),
         results,
         spec,
     )
-    return results, works > 0
-
-
-def with_weights(content: dict[str, Any], works: tf.Tensor) -> dict[str, Any]:
-    """Rows with the weight 0 where they are none, as float32."""
-    weights = tf.cast(works, tf.float32)
-    if SAMPLE_WEIGHT not in content:
-        return {**content, SAMPLE_WEIGHT: weights}
-
-    def zeroed(own: tf.Tensor) -> tf.Tensor:
-        own = tf.cast(own, tf.float32)
-        shaped = tf.reshape(works, [-1, *([1] * (own.shape.rank - 1))])
-        return tf.where(shaped, own, tf.zeros_like(own))
-
-    own = tf.nest.map_structure(zeroed, content[SAMPLE_WEIGHT])
-    return {**content, SAMPLE_WEIGHT: own}
-
-
-def _nothing(spec: Any) -> Any:
-    return tf.nest.map_structure(lambda s: tf.zeros(s.shape, s.dtype), spec)
+    return results, order < last

@@ -11,77 +11,64 @@ from __future__ import annotations
 import contextlib
 import inspect
 import itertools
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from tf_bandmf.graphs.mapping import map_each
-from tf_bandmf.sampling.failing import each_that_works, said_of, with_weights
+from tf_bandmf.sampling.failing import each_that_works, said_of
 from tf_bandmf.sampling.purity import may_fail, refused_operation
 from tf_bandmf.sampling.sources import (
+    CONTENT,
     INPUTS,
     TARGETS,
-    Draw,
-    ExampleSource,
-    WrappedExamples,
-    repeated,
+    named_parts,
+    with_weights,
 )
 
-# By whose results two functions are told apart, for a resumed run.
-_PROBED_EXAMPLES, _PROBED_VIEWS = 4, 2
+_DIALECTS: list[Any] = []
 
 
-class Dialect(Protocol):
-    """How another library's functions are called, and where it draws its seeds."""
+def register_dialect(dialect: Any) -> None:
+    """Makes another library's functions known; `tf_bandmf.keras` does so for Keras.
 
-    def adapt(self, function: Any) -> Callable[..., Any] | None:
-        """A function of `x` of one example, or None if it is not the library's."""
-
-    def remarks(self, function: Any) -> tuple[str, ...]:
-        """What a statement must say of what the function uses, in sentences."""
-
-    def seeded(self, seed: tf.Tensor) -> contextlib.AbstractContextManager[Any]:
-        """Lets the library draw seeds that follow from this one, int64, shape [2]."""
-
-
-_DIALECTS: list[Dialect] = []
-
-
-def register_dialect(dialect: Dialect) -> None:
-    """Makes a library's functions known; `tf_bandmf.keras` does so for Keras."""
+    Args:
+      dialect: `adapt(function)` is a function of `x` of one example, or None if it is not
+        the library's. `remarks(function)` are sentences that a statement must say of what
+        a function uses. `seeded(seed)` is a context in which the library draws seeds that
+        follow from this one, int64, shape [2].
+    """
     _DIALECTS.append(dialect)
 
 
 def remarks_on(functions: Iterable[Any]) -> tuple[str, ...]:
     """What a statement must say of functions that change or make examples."""
-    found = [d.remarks(function) for function in functions for d in _DIALECTS]
-    return tuple(dict.fromkeys(itertools.chain.from_iterable(found)))
+    said = [d.remarks(function) for function in functions for d in _DIALECTS]
+    return tuple(dict.fromkeys(itertools.chain.from_iterable(said)))
 
 
-@contextlib.contextmanager
-def _seeded(seed: tf.Tensor) -> Iterator[None]:
-    with contextlib.ExitStack() as stack:
-        for dialect in _DIALECTS:
-            stack.enter_context(dialect.seeded(seed))
-        yield
-
-
-class MappedExamples(WrappedExamples):
-    """Examples that a function changes each time they are read.
+class Mapped:
+    """Makes examples each time they are read, by a function of each row.
 
     An example on which the function fails becomes a row of zeros with weight 0. If the
     function could fail for some example, there are sample weights.
 
     Args:
-      examples: what is read.
       function: of one example, without a batch axis: `function(x)` returns another x,
         or `function(x, y)` returns `(x, y)`. With an argument `seed`, it gets an int64
         tensor of shape [2] for `tf.random.stateless_*` and
         `tf.image.stateless_random_*`. Or a Keras layer, such as
         `keras.layers.RandomFlip`, which is called with `training=True` on batches of
         one; its own seed is not used. Dense tensors of one shape for all examples.
+      rows: contents of some examples, with which it is tried.
+      seeds: theirs, int64, shape [N, 2].
+      parses: whether the function gets a record and returns `x`, `(x, y)` or
+        `(x, y, sample_weight)`, all that an example has.
+
+    Attributes:
+      with_targets: whether it makes targets, too.
 
     Raises:
       TypeError: if it takes other arguments, or returns anything else.
@@ -89,88 +76,129 @@ class MappedExamples(WrappedExamples):
         might not terminate.
     """
 
-    def __init__(self, examples: ExampleSource, function: Callable[..., Any]) -> None:
-        super().__init__(examples)
-        self.remarks += remarks_on([function])
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        rows: dict[str, Any],
+        seeds: tf.Tensor,
+        parses: bool = False,
+    ) -> None:
+        self.remarks = remarks_on([function])
+        self._parses, self._function = parses, function
+        name = getattr(function, "__name__", type(function).__name__)
+        self._name = f"{'parse' if parses else 'map'}: {name}"
+        self.with_targets = self._with_seed = False
         adapted = next((f for d in _DIALECTS if (f := d.adapt(function))), None)
-        self._name = getattr(function, "__name__", type(function).__name__)
-        self._with_targets, self._with_seed = (
-            (False, False) if adapted is not None else _signature(function, self._name)
-        )
-        self._function = adapted if adapted is not None else function
-        # What the function makes is its own.
-        kept = () if self._with_targets else (TARGETS,)
-        self.ranges = {k: examples.ranges[k] for k in kept if k in examples.ranges}
-        # Eagerly, so that layers make their weights outside of the graph.
-        count = min(_PROBED_EXAMPLES, self.num_examples)
-        ids = tf.range(count, dtype=tf.int64)
-        draw = Draw(tf.constant(0, tf.int64), np.zeros(2, np.int64))
-        rows = repeated(examples.drawn(ids, draw), _PROBED_VIEWS)
-        seeds = draw.seeds(ids, _PROBED_VIEWS)
-        self._spec = self._common_spec(self._tried(rows, seeds))
+        if adapted is None:
+            self._read_signature()
+        else:
+            self._function = adapted
+        self._spec = self._tried(rows, seeds)
         self._traced = self._trace(rows)
         data = len(tf.nest.flatten(rows))
         self._may_fail = may_fail(self._traced.graph, self._traced.graph.inputs[:data])
-        # What is used is what was traced.
-        probed = tf.function(self._mapped, autograph=False)(rows, seeds)
-        self._probe = b"".join(
+        # What it makes of these tells two functions apart, for a resumed run.
+        applied = tf.function(lambda r, s: self(r, lambda: s), autograph=False)
+        probed = applied(rows, seeds)
+        self.digest = b"mapped" + b"".join(
             np.ascontiguousarray(leaf.numpy()).tobytes()
             if leaf.dtype != tf.string
             else b"\0".join(leaf.numpy().ravel())
             for leaf in tf.nest.flatten(probed)
         )
 
-    def _tried(self, rows: dict[str, Any], seeds: tf.Tensor) -> list[dict[str, Any]]:
-        """What the function makes of some examples, but those of which it fails."""
-        results, failure = [], None
+    def _read_signature(self) -> None:
+        if not callable(self._function):
+            raise TypeError(
+                f"map must be a function of one example, or a Keras layer (import "
+                f"tf_bandmf.keras first), found {self._function!r}."
+            )
+        try:
+            parameters = inspect.signature(self._function).parameters.values()
+        except ValueError:  # of functions in C
+            return
+        by_place = (
+            inspect.Parameter.POSITIONAL_ONLY,
+            inspect.Parameter.POSITIONAL_OR_KEYWORD,
+        )
+        required = [
+            p for p in parameters if p.kind in by_place and p.default is p.empty
+        ]
+        names = [p.name for p in required if p.name != "seed"]
+        if len(names) not in (1, 2):
+            raise TypeError(
+                f"{self._name} must take x, or x and y, and seed if it is random; found "
+                f"the arguments {', '.join(names) or 'none'}."
+            )
+        self.with_targets = len(names) == 2
+        self._with_seed = any(p.name == "seed" for p in parameters)
+
+    def __call__(
+        self, rows: dict[str, Any], seeds: Callable[[], tf.Tensor]
+    ) -> dict[str, Any]:
+        """The rows after the function, one by one."""
+        given = rows, seeds()
+        if self._may_fail:
+            made, works = each_that_works(self._one_row, given, self._spec)
+            return with_weights({**rows, **made}, works)
+        made = map_each(self._one_row, given, self._spec, parallel_iterations=16)
+        return {**rows, **made}
+
+    def _one_row(self, row: tuple[dict[str, Any], tf.Tensor]) -> Any:
+        return self._traced(*row)
+
+    def _tried(self, rows: dict[str, Any], seeds: tf.Tensor) -> dict[str, Any]:
+        """The kind of what the function makes of examples, but those of which it fails.
+
+        It is called eagerly, so that layers make their weights outside of the graph.
+        """
+        results, failure = [], ""
         for i in range(int(seeds.shape[0])):
             row = tf.nest.map_structure(lambda t, i=i: t[i], rows)
             try:
                 results.append(self._one(row, seeds[i]))
             except tf.errors.OpError as error:
-                failure = error
-        if failure is not None and not results:
+                failure = said_of(error)
+        if not results:
             raise ValueError(
-                f"map: {self._name} fails for all of the examples that it was tried "
-                f"with ({said_of(failure)}). It must work for an example."
-            ) from None
-        return results
-
-    def _one(self, content: dict[str, Any], seed: tf.Tensor) -> dict[str, Any]:
-        """`x`, and `y` if the function takes it, of one example."""
-        given = [content[INPUTS]]
-        if self._with_targets:
-            if TARGETS not in content:
-                raise TypeError(
-                    f"map: {self._name} takes x and y, but the examples have no targets."
-                )
-            given.append(content[TARGETS])
-        with _seeded(seed):
-            found = self._function(
-                *given, **({"seed": seed} if self._with_seed else {})
+                f"{self._name} fails for all of the examples that it was tried "
+                f"with ({failure}). It must work for an example."
             )
-        if not self._with_targets:
-            return {INPUTS: tf.nest.map_structure(_tensor, found)}
-        if not isinstance(found, tuple) or len(found) != 2:
-            raise TypeError(
-                f"map: {self._name} takes x and y, and must return the tuple (x, y), found "
-                f"{type(found).__name__}."
-            )
-        return dict(
-            zip((INPUTS, TARGETS), (tf.nest.map_structure(_tensor, f) for f in found))
-        )
 
-    def _common_spec(self, results: list[dict[str, Any]]) -> dict[str, Any]:
         def common(*leaves: tf.Tensor) -> tf.TensorSpec:
             kinds = {(tuple(leaf.shape), leaf.dtype.name) for leaf in leaves}
             if len(kinds) > 1:
                 raise ValueError(
-                    f"map: {self._name} must return tensors of one shape and dtype for "
+                    f"{self._name} must return tensors of one shape and dtype for "
                     f"all examples and seeds, found {sorted(kinds)}. Pad, crop or cast."
                 )
             return tf.TensorSpec(leaves[0].shape, leaves[0].dtype)
 
         return tf.nest.map_structure(common, *results)
+
+    def _one(self, content: dict[str, Any], seed: tf.Tensor) -> dict[str, Any]:
+        """`x`, and `y` if the function takes it, of one example."""
+        keys = (INPUTS, TARGETS)[: 1 + self.with_targets]
+        if keys[-1] not in content:
+            raise TypeError(
+                f"{self._name} takes x and y, but the examples have no targets."
+            )
+        options = {"seed": seed} if self._with_seed else {}
+        with contextlib.ExitStack() as stack:
+            for dialect in _DIALECTS:
+                stack.enter_context(dialect.seeded(seed))
+            made = self._function(*(content[key] for key in keys), **options)
+        if self._parses:
+            made = tuple(named_parts(made).values())
+            keys = CONTENT[: len(made)]
+        elif not self.with_targets:
+            made = (made,)
+        elif not isinstance(made, tuple) or len(made) != 2:
+            raise TypeError(
+                f"{self._name} takes x and y, and must return the tuple (x, y), found "
+                f"{type(made).__name__}."
+            )
+        return {k: tf.nest.map_structure(_tensor, m) for k, m in zip(keys, made)}
 
     def _trace(self, rows: dict[str, Any]) -> Any:
         specs = tf.nest.map_structure(
@@ -178,10 +206,9 @@ class MappedExamples(WrappedExamples):
         )
 
         def one(content: dict[str, Any], seed: tf.Tensor) -> dict[str, Any]:
-            found = self._one(content, seed)
-            return tf.nest.map_structure(
-                lambda t, s: tf.ensure_shape(t, s.shape), found, self._spec
-            )
+            made = self._one(content, seed)
+            shaped = lambda t, s: tf.ensure_shape(t, s.shape)  # noqa: E731
+            return tf.nest.map_structure(shaped, made, self._spec)
 
         traced = tf.function(one, autograph=True).get_concrete_function(
             specs, tf.TensorSpec([2], tf.int64)
@@ -189,43 +216,14 @@ class MappedExamples(WrappedExamples):
         state = refused_operation(traced.graph)
         if state is not None:
             raise ValueError(
-                f"map: {self._name} is no pure function of one example and its seed: it "
-                f"uses {state}, which is not among the operations that are known to be. "
-                f"Random numbers: take an argument seed and use tf.random.stateless_* or "
-                f"tf.image.stateless_random_* with it "
-                f"(keras.random and Keras' preprocessing layers, once tf_bandmf.keras is "
-                f"imported). No variables are assigned, no code of the host is called: "
-                f"examples could meet in them, and a resumed run would see other examples."
+                f"{self._name} is no pure function of one example and its seed: it uses "
+                f"{state}. Random numbers: take an argument seed for tf.random.stateless_* "
+                f"or tf.image.stateless_random_*, or keras.random and Keras' layers "
+                f"(import tf_bandmf.keras first). Assign no variables and call no code of "
+                f"the host: examples could meet there, and a resumed run would see others. "
+                f"Python code belongs into a data set that is read by index."
             )
         return traced
-
-    def _mapped(self, rows: dict[str, Any], seeds: tf.Tensor) -> dict[str, Any]:
-        """The rows after the function, one by one."""
-        if self._may_fail:
-            found, works = each_that_works(
-                lambda row: self._traced(*row), (rows, seeds), self._spec
-            )
-            return with_weights({**rows, **found}, works)
-        found = map_each(
-            lambda row: self._traced(*row),
-            (rows, seeds),
-            self._spec,
-            parallel_iterations=16,
-        )
-        return {**rows, **found}
-
-    def gather(self, indices: tf.Tensor) -> dict[str, Any]:
-        raise TypeError(
-            "Examples that are changed at random are read at a step: drawn()."
-        )
-
-    def drawn(self, indices: tf.Tensor, draw: Draw, views: int = 1) -> dict[str, Any]:
-        rows = repeated(self._examples.drawn(indices, draw), views)
-        return self._mapped(rows, draw.seeds(indices, views))
-
-    def update_digest(self, update: Callable[[Any], None]) -> None:
-        super().update_digest(update)
-        update(b"mapped" + self._probe)
 
 
 def _tensor(value: Any) -> tf.Tensor:
@@ -235,29 +233,3 @@ def _tensor(value: Any) -> tf.Tensor:
             f"value.to_tensor(), or tf.sparse.to_dense(value)."
         )
     return tf.convert_to_tensor(value)
-
-
-def _signature(function: Any, name: str) -> tuple[bool, bool]:
-    """Whether a function takes targets, and a seed."""
-    if not callable(function):
-        raise TypeError(
-            f"map must be a function of one example, or a Keras layer (import "
-            f"tf_bandmf.keras first), found {function!r}."
-        )
-    try:
-        parameters = inspect.signature(function).parameters.values()
-    except ValueError:  # of functions in C
-        return False, False
-    names = [
-        p.name
-        for p in parameters
-        if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
-        and p.default is p.empty
-        and p.name != "seed"
-    ]
-    if len(names) not in (1, 2):
-        raise TypeError(
-            f"map: {name} must take x, or x and y, and seed if it is random; found the "
-            f"arguments {', '.join(names) or 'none'}."
-        )
-    return len(names) == 2, any(p.name == "seed" for p in parameters)

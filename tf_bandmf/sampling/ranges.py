@@ -6,38 +6,27 @@ and what a record outside of it does to a run is known: nothing.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import tensorflow as tf
 
-from tf_bandmf.sampling.failing import with_weights
-from tf_bandmf.sampling.sources import (
-    INPUTS,
-    TARGETS,
-    ExampleSource,
-    WrappedExamples,
-)
-
-# Lowest and highest value, both allowed.
-Range = tuple[float, float]
+from tf_bandmf.sampling.sources import INPUTS, TARGETS, with_weights, zeros_unless
 
 
-class RangedExamples(WrappedExamples):
-    """Examples; those outside declared ranges become rows of zeros with weight 0.
+class Ranges:
+    """Makes rows outside declared ranges rows of zeros with weight 0.
 
     Such an example takes part in the run, adds nothing to the sum, and does not end the
     run (invariants 5 and 18). NaN is in no range.
 
     Args:
-      examples: what is read.
       ranges: "x" or "y" to a pair (lowest, highest), which holds for all of its
         numbers; or, if it has several parts, to a dictionary from their names, or a
         list in their order, of pairs. Parts that are not named may be anything.
 
     Attributes:
-      ranges: as given.
+      declared: as given.
 
     Raises:
       TypeError: if a range is invalid, or is of texts (when they are read).
@@ -45,80 +34,63 @@ class RangedExamples(WrappedExamples):
         (when they are read).
     """
 
-    def __init__(self, examples: ExampleSource, ranges: Mapping[str, Any]) -> None:
+    def __init__(self, ranges: Mapping[str, Any]) -> None:
         if not isinstance(ranges, Mapping) or not set(ranges) <= {INPUTS, TARGETS}:
             raise TypeError(
                 f'ranges must map "x" or "y" to the lowest and the highest value, as in '
                 f'{{"x": (0, 255), "y": (0, 9)}}, found {ranges!r}.'
             )
-        super().__init__(examples)
-        self.ranges = dict(ranges)
-        for name, wanted in self.ranges.items():
-            for _, one in _pairs(wanted):
-                _check(name, one)
+        self.declared = dict(ranges)
+        self.digest = f"ranges {sorted(ranges.items())}".encode()
+        for name, _, wanted in self._parts():
+            try:
+                low, high = map(float, wanted)
+            except (TypeError, ValueError):
+                raise TypeError(
+                    f"ranges: that of {name!r} must be the lowest and the highest value, "
+                    f"found {wanted!r}."
+                ) from None
+            if not low < high:
+                raise ValueError(
+                    f"ranges: in that of {name!r} the first value must be below the "
+                    f"second, found {wanted!r}."
+                )
 
-    def _changed(self, content: dict[str, Any], indices: tf.Tensor) -> dict[str, Any]:
-        inside = tf.ones([tf.shape(indices)[0]], tf.bool)
-        for key, wanted in self.ranges.items():
-            if key not in content:
-                raise ValueError(f"ranges: the examples have no {key!r}.")
-            for name, (low, high) in _pairs(wanted):
-                values = _values(content[key], name, key)
-                inside &= tf.reduce_all((low <= values) & (values <= high), axis=1)
+    def _parts(self) -> list[tuple[str, Any, Any]]:
+        """Keys, names of parts, None for all of them, and their ranges."""
+        parts: list[tuple[str, Any, Any]] = []
+        for key, wanted in self.declared.items():
+            is_list = isinstance(wanted, (list, tuple))
+            if isinstance(wanted, Mapping):
+                parts += [(key, *pair) for pair in wanted.items()]
+            elif is_list and any(isinstance(one, (list, tuple)) for one in wanted):
+                parts += [(key, *pair) for pair in enumerate(wanted)]
+            else:
+                parts.append((key, None, wanted))
+        return parts
 
-        def kept(tensor: tf.Tensor) -> tf.Tensor:
-            mask = tf.reshape(inside, [-1, *([1] * (tensor.shape.rank - 1))])
-            return tf.where(mask, tensor, tf.zeros_like(tensor))
-
-        changed = {
-            key: tf.nest.map_structure(kept, content[key])
-            for key in (INPUTS, TARGETS)
-            if key in content
-        }
-        return with_weights({**content, **changed}, inside)
-
-    def update_digest(self, update: Callable[[Any], None]) -> None:
-        super().update_digest(update)
-        update(f"ranges {sorted(self.ranges.items())}".encode())
-
-
-def _pairs(wanted: Any) -> list[tuple[Any, Range]]:
-    """Names of parts, None for all of them, and their ranges."""
-    if isinstance(wanted, Mapping):
-        return list(wanted.items())
-    if isinstance(wanted, (list, tuple)) and any(
-        isinstance(one, (list, tuple)) for one in wanted
-    ):
-        return list(enumerate(wanted))
-    return [(None, wanted)]
+    def __call__(self, content: dict[str, Any], seeds: Any) -> dict[str, Any]:
+        """The rows, with zeros for those that are outside."""
+        inside = tf.constant(True)
+        for key, name, (low, high) in self._parts():
+            values = _values(content, key, name)
+            inside &= tf.reduce_all((low <= values) & (values <= high), axis=1)
+        keys = [key for key in (INPUTS, TARGETS) if key in content]
+        kept = zeros_unless(inside, {key: content[key] for key in keys})
+        return with_weights({**content, **kept}, inside)
 
 
-def _check(key: str, wanted: Any) -> None:
-    try:
-        low, high = map(float, wanted)
-    except (TypeError, ValueError):
-        raise TypeError(
-            f"ranges: that of {key!r} must be the lowest and the highest value, found "
-            f"{wanted!r}."
-        ) from None
-    if not low < high or math.isnan(low) or math.isnan(high):
-        raise ValueError(
-            f"ranges: in that of {key!r} the first value must be below the second, found "
-            f"{wanted!r}."
-        )
-
-
-def _values(content: Any, name: Any, key: str) -> tf.Tensor:
+def _values(content: dict[str, Any], key: str, name: Any) -> tf.Tensor:
     """The numbers of one part, or of all, float64, shape [N, any].
 
     In double precision every number of the usual types is itself.
     """
-    if name is not None:
-        try:
-            content = content[name]
-        except (KeyError, IndexError, TypeError):
-            raise ValueError(f"ranges: {key!r} has no part {name!r}.") from None
-    leaves = tf.nest.flatten(content)
+    try:
+        part = content[key] if name is None else content[key][name]
+    except (KeyError, IndexError, TypeError):
+        said = "" if name is None else f" part {name!r} of"
+        raise ValueError(f"ranges: the examples have no{said} {key!r}.") from None
+    leaves = tf.nest.flatten(part)
     if any(leaf.dtype == tf.string for leaf in leaves):
         raise TypeError(f"ranges: {key!r} holds texts, which have no range.")
     rows = [tf.reshape(leaf, [tf.shape(leaf)[0], -1]) for leaf in leaves]

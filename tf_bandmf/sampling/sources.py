@@ -1,18 +1,21 @@
-"""Examples that can be read by index, which is what every sampler needs."""
+"""Rows by index: arrays, or anything with a length and rows."""
 
 from __future__ import annotations
 
 import abc
 import functools
-import types
-from collections.abc import Mapping
-from typing import Any, Callable, NamedTuple
+import statistics
+import threading
+from collections.abc import Callable
+from typing import Any, ClassVar
 
 import numpy as np
 import scipy.sparse
 import tensorflow as tf
+import tqdm
 
-from tf_bandmf.sampling.record_identity import Records, hash_rows, record_hashes
+from tf_bandmf.sampling.failing import said_of
+from tf_bandmf.sampling.identity import SeenRows
 
 # Keys of the contents of a batch.
 INPUTS, TARGETS, SAMPLE_WEIGHT = "x", "y", "sample_weight"
@@ -21,261 +24,204 @@ ROWS = "rows"
 # The largest part of the clip norm that an example may contribute, in [0, 1].
 SHARE = "share"
 CONTENT = (INPUTS, TARGETS, SAMPLE_WEIGHT, ROWS, SHARE)
-_EXAMPLES_AT_ONCE = 4096
 OF_CLASS_WEIGHTS = (
     "Weights of classes are in use: where they were computed from private targets, no "
     "noise covers them, and each record changes the weight of all others."
 )
-_CHANGED = (
-    "The arrays that plan.batches was given are not what they were: something wrote into "
-    "them (shuffled, scaled or filled them in place, or changed the file of a memmap). An "
-    "index must mean one example in all of a run. Give arrays that nobody writes into, "
-    "make changes before plan.batches, and augment by plan.batches(..., map=function)."
-)
-
-
-class Draw(NamedTuple):
-    """What random numbers of a step follow from, beside the examples' ids.
-
-    Attributes:
-      step: of the run, int64 scalar.
-      base: int64, shape [2], of the run.
-    """
-
-    step: tf.Tensor
-    base: np.ndarray
-
-    def seeds(self, indices: tf.Tensor, views: int = 1) -> tf.Tensor:
-        """A seed for each view of each example, for `tf.random.stateless_*`.
-
-        Args:
-          indices: of the examples, int64, shape [N].
-          views: of each.
-
-        Returns:
-          int64, shape [N * views, 2]; views of one example are neighbors.
-        """
-        ids = tf.repeat(tf.cast(indices, tf.int64), views)
-        view = tf.math.floormod(tf.range(tf.size(ids, tf.int64), dtype=tf.int64), views)
-        same = [*self.base.tolist(), tf.cast(self.step, tf.int64)]
-        columns = [tf.fill(tf.shape(ids), tf.cast(value, tf.int64)) for value in same]
-        words = tf.stack([*columns, ids, view], axis=1)
-        two = (tf.pad(words, [[0, 0], [0, 1]], constant_values=c) for c in (0, 1))
-        return tf.stack([hash_rows(part) for part in two], axis=1)
+# Bytes of rows that are read at once where all are read.
+_AT_ONCE = 1 << 22
+# Evenly spread examples that are looked at before a run begins, where all take too long.
+_PROBED = 256
+# Of so many examples, those of the most common shape and dtype show what examples are.
+_SHOWN = 5
 
 
 class ExampleSource(abc.ABC):
-    """A data set of known size whose examples can be read in any order.
+    """Rows by index, each of which stays what it was when it was first read.
+
+    One that cannot be read, or has another shape, does not end the run: it becomes a row
+    of zeros with sample weight 0, and stays one.
+
+    Args:
+      num_examples: m; some 20 bytes of memory for each.
+      sample: content of some examples.
 
     Attributes:
-      num_examples: m.
-      has_own_order: whether only neighbors can be read, in the order of the data set:
-        enough only for a fixed epoch order.
-      ranges: the declared ones, "x" and "y"; see `ranges.RangedExamples`.
+      in_order: whether rows are read in the order of the data set alone: enough only for
+        a fixed epoch order.
+      may_fail: whether some row may be none; then there are sample weights.
+      parse: a function that makes examples of the rows, or None.
       remarks: what the statement of a run on them must say, in sentences.
+      seen: hashes of the rows that were read.
     """
 
-    num_examples: int
-    has_own_order: bool = False
+    in_order: ClassVar[bool] = False
+    may_fail: ClassVar[bool] = True
+    # Of rows that are not what they were; the first one is at `{place}`.
+    _changed: ClassVar[str]
+    parse: Callable[[tf.Tensor], Any] | None = None
     remarks: tuple[str, ...] = ()
-    ranges: Mapping[str, Any] = types.MappingProxyType({})
+
+    def __init__(self, num_examples: int, sample: dict[str, Any]) -> None:
+        self.num_examples = num_examples
+        self._sample, self._kind = sample, _kind_of(sample)
+        self._failed = np.zeros(num_examples, bool)
+        self._lock = threading.Lock()
+        self.seen = SeenRows(num_examples)
+        # By which rows data sets are told apart.
+        self._probed = np.arange(num_examples)
 
     @abc.abstractmethod
+    def _read(self, indices: np.ndarray) -> list[np.ndarray]:
+        """Leaves of rows, N >= 1; zeros for those that failed, which it notes."""
+
+    def rows(self, indices: np.ndarray) -> list[np.ndarray]:
+        """Leaves of rows, and which of them are some, bool, shape [N].
+
+        Args:
+          indices: int64, shape [N], N >= 0.
+
+        Raises:
+          ValueError: if a row is not what it was.
+        """
+        with self._lock:
+            leaves = self._read(indices) if len(indices) else self._zeros(0)
+            works = ~self._failed[indices]
+            if works.any():
+                parts = [leaf[works] for leaf in leaves]
+                inputs = tf.nest.pack_sequence_as(self._sample, parts)[INPUTS]
+                changed = self.seen.changed(indices[works], inputs, parts)
+                if changed.size:
+                    raise ValueError(self._changed.format(place=changed[0]))
+            return [*leaves, works]
+
+    def read_all(self) -> None:
+        """Reads all rows, so that all hashes are there."""
+        size = sum(max(1, leaf.nbytes) for leaf in self._zeros(1))
+        count = max(1, _AT_ONCE // size)
+        starts = range(0, self.num_examples, count)
+        for first in tqdm.tqdm(starts, desc="reading the examples once", delay=2.0):
+            self.rows(np.arange(first, min(first + count, self.num_examples)))
+
     def gather(self, indices: tf.Tensor) -> dict[str, Any]:
-        """Examples, also in a graph: `x`, and `y` and `sample_weight` if there are any.
+        """`rows` in a graph: `x`, and `y` and `sample_weight` if there are any."""
+        kinds = [*self._zeros(0), np.zeros(0, bool)]
+        dtypes = [tf.as_dtype(kind.dtype) for kind in kinds]
+        leaves = tf.numpy_function(self.rows, [indices], dtypes)
+        *leaves, works = (
+            tf.ensure_shape(leaf, [None, *kind.shape[1:]])
+            for leaf, kind in zip(leaves, kinds)
+        )
+        content = tf.nest.pack_sequence_as(self._sample, leaves)
+        return with_weights(content, works) if self.may_fail else content
 
-        Args:
-          indices: int64, shape [N], N >= 0.
+    def _zeros(self, count: int) -> list[np.ndarray]:
+        leaves = tf.nest.flatten(self._sample)
+        zeros = [b"" if leaf.dtype.hasobject else 0 for leaf in leaves]
+        return [
+            np.full((count, *leaf.shape[1:]), zero, leaf.dtype)
+            for leaf, zero in zip(leaves, zeros)
+        ]
 
-        Returns:
-          Structures of tensors whose first dimension is N.
-        """
+    def _checked(self, content: dict[str, Any]) -> list[np.ndarray]:
+        leaves, kind = tf.nest.flatten(content), _kind_of(content)
+        if kind != self._kind or len({len(leaf) for leaf in leaves}) > 1:
+            raise ValueError(
+                f"The examples must have one structure, shape and dtype, found {kind} "
+                f"after {self._kind}. Pad or cut them to one shape."
+            )
+        return leaves
 
-    def drawn(self, indices: tf.Tensor, draw: Draw, views: int = 1) -> dict[str, Any]:
-        """`gather` at a step, each example `views` times, one after another.
-
-        Args:
-          indices: int64, shape [N], N >= 0.
-          draw: for random numbers; unless overridden, an example is the same each time.
-          views: of each example.
-
-        Returns:
-          Structures of tensors whose first dimension is N * views.
-        """
-        del draw
-        return repeated(self.gather(indices), views)
-
-    def weighted(
-        self, weigh: Callable[[ExampleSource], ExampleSource]
-    ) -> ExampleSource:
-        """What `weigh` makes of the rows of this source, which are its examples here."""
-        return weigh(self)
-
-    @abc.abstractmethod
-    def row_hashes(self) -> np.ndarray:
-        """Hashes of examples with their targets and weights, int64; of all, or of some."""
-
-    @abc.abstractmethod
     def update_digest(self, update: Callable[[Any], None]) -> None:
         """Feeds bytes to a hash that differ if the data do, or their order."""
-
-    @abc.abstractmethod
-    def recognized_by(self) -> Callable[[], Records]:
-        """Gives hashes of the examples' inputs, to recognize those of another run.
-
-        There may be more as examples are read; no examples are kept alive.
-        """
+        update(f"{type(self).__name__} {self.num_examples} {self._kind}".encode())
+        update(self.seen.hashes[self._probed, 1].tobytes())
 
 
-class WrappedExamples(ExampleSource):
-    """Examples of another source, which are changed as they are read.
+class IndexedExamples(ExampleSource):
+    """Whatever has a length and rows by index, as in Grain, PyTorch and Hugging Face.
 
-    Number, order, declared ranges, remarks, digest and hashes are those of the other
-    source, unless overridden.
+    An index must always give the same example: random augmentation belongs in
+    `plan.batches(..., map=function)`.
 
     Args:
-      examples: what is read.
+      source: has `len(source)`, and `source[i]` is `x`, `(x, y)` or
+        `(x, y, sample_weight)` of one example; with `source.__getitems__(list)`, several
+        are read at once. One thread at a time reads it.
+
+    Raises:
+      ValueError: if rows differ from one reading to the next, or half of those that are
+        tried first cannot be read.
     """
 
-    def __init__(self, examples: ExampleSource) -> None:
-        self._examples = examples
-        self.num_examples = examples.num_examples
-        self.has_own_order, self.ranges = examples.has_own_order, examples.ranges
-        self.remarks = examples.remarks
-
-    def gather(self, indices: tf.Tensor) -> dict[str, Any]:
-        return self._changed(self._examples.gather(indices), indices)
-
-    def drawn(self, indices: tf.Tensor, draw: Draw, views: int = 1) -> dict[str, Any]:
-        ids = tf.repeat(tf.cast(indices, tf.int64), views)
-        return self._changed(self._examples.drawn(indices, draw, views), ids)
-
-    def _changed(self, content: dict[str, Any], indices: tf.Tensor) -> dict[str, Any]:
-        """What is made of rows, of which each is of one of these examples."""
-        return content
-
-    def row_hashes(self) -> np.ndarray:
-        return self._examples.row_hashes()
-
-    def update_digest(self, update: Callable[[Any], None]) -> None:
-        self._examples.update_digest(update)
-
-    def recognized_by(self) -> Callable[[], Records]:
-        return self._examples.recognized_by()
-
-
-def made_here(source: ExampleSource) -> ExampleSource:
-    """The source; raises TypeError if it is not one of this library's.
-
-    An index must mean one example, whatever was read before or is read beside it.
-    """
-    if type(source).__module__.startswith("tf_bandmf."):
-        return source
-    raise TypeError(
-        f"{type(source).__name__} is no source of examples of this library. Read examples "
-        f"in another way by tf_bandmf.sampling.IndexedExamples(fetch, num_examples), which "
-        f"compares what comes back; change them by plan.batches(..., map=function)."
+    _changed = (
+        "The data set gives something else for example {place} than before. An index must "
+        "mean one example: augment in plan.batches(..., map=function)."
     )
 
+    def __init__(self, source: Any) -> None:
+        self._source = source
+        # Pairs of neighbors, which are equal where rows were repeated.
+        first = np.linspace(0, len(source) - 1, _PROBED // 2).astype(np.int64)
+        places = np.unique([first, np.minimum(first + 1, len(source) - 1)])
+        contents, failure = [], ""
+        for place in places:
+            try:
+                contents.append(self._content(place[None]))
+            except Exception as error:
+                failure = said_of(error)
+            if len(contents) == _SHOWN:
+                break
+        if not contents:
+            raise ValueError(
+                f"No example of the data set that was tried can be read ({failure}). Try "
+                f"data[0] to see why."
+            )
+        kinds = [str(_kind_of(content)) for content in contents]
+        super().__init__(len(source), contents[kinds.index(statistics.mode(kinds))])
+        self._probed = places
+        self.rows(self._probed[:1])  # alone, then beside others
+        works = self.rows(self._probed)[-1]
+        if 2 * works.sum() <= works.size:
+            raise ValueError(
+                f"{(~works).sum()} of {works.size} examples that were tried cannot be "
+                f"read, or have another shape or dtype than others: pad or cut them. A few "
+                f"that cannot be read count zero, but not most of them."
+            )
 
-def named_parts(given: Any, said: str) -> dict[str, Any]:
-    """The parts of examples by the names that contents have.
-
-    Args:
-      given: x, (x, y) or (x, y, sample_weight).
-      said: who gave them, and that they must be so, for the message.
-
-    Raises:
-      ValueError: if there are none, or more.
-    """
-    parts = given if isinstance(given, tuple) else (given,)
-    names = (INPUTS, TARGETS, SAMPLE_WEIGHT)
-    if not 1 <= len(parts) <= len(names):
-        raise ValueError(
-            f"{said} x, (x, y) or (x, y, sample_weight), found a tuple of {len(parts)}. "
-            f"Use a dictionary for several inputs."
+    def _content(self, indices: np.ndarray) -> dict[str, Any]:
+        one_by_one = lambda places: [self._source[i] for i in places]  # noqa: E731
+        read = getattr(self._source, "__getitems__", one_by_one)
+        parts = [named_parts(row) for row in read(indices.tolist())]
+        if len(parts) != len(indices):
+            raise ValueError(f"__getitems__ must return {len(indices)} rows.")
+        return tf.nest.map_structure(
+            lambda *same: np.stack([as_array(row) for row in same]), *parts
         )
-    return dict(zip(names, parts))
 
-
-def repeated(content: dict[str, Any], views: int) -> dict[str, Any]:
-    """Each row so many times, one after the other."""
-    if views == 1:
-        return content
-    return tf.nest.map_structure(lambda t: tf.repeat(t, views, axis=0), content)
-
-
-def text_as_bytes(array: np.ndarray) -> np.ndarray:
-    """Texts as TensorFlow holds them, an array of bytes objects; numbers as they are.
-
-    Raises:
-      TypeError: if there are other objects in the array.
-    """
-    if array.dtype.kind not in "USO":
-        return array
-    items = array.ravel()
-    if not all(isinstance(item, (str, bytes)) for item in items):
-        raise TypeError(
-            f"Examples must be numbers or texts in rows of one shape, found objects of "
-            f"type {type(items[0]).__name__}: pad rows to one shape and use np.stack; make "
-            f"sparse ones dense (rows.toarray(), tf.sparse.to_dense(rows))."
-        )
-    found = np.empty(items.shape, object)
-    found[:] = [i if isinstance(i, bytes) else str(i).encode() for i in items]
-    return found.reshape(array.shape)
-
-
-def _as_tensor(array: Any) -> tf.Tensor:
-    """An array as a tensor.
-
-    Raises:
-      TypeError: if it is none of numbers or texts.
-    """
-    if isinstance(array, tf.SparseTensor) or scipy.sparse.issparse(array):
-        raise TypeError(
-            f"A schedule reads dense rows, found a {type(array).__name__}. If it is the "
-            f"only input, give it as scipy.sparse.csr_matrix((values, indices.T), shape), "
-            f"which becomes dense batch by batch; otherwise tf.sparse.to_dense(x), or "
-            f"x.toarray() of SciPy's."
-        )
-    _refuse_ragged("an array", array)
-    try:
-        return tf.convert_to_tensor(array)
-    except (TypeError, ValueError):
-        # Its text, and the chain of errors, would hold values of records.
-        raise TypeError(
-            f"A schedule needs arrays of numbers or of texts, found a "
-            f"{type(array).__name__} of others. Columns of different types are "
-            f"several inputs: give a dictionary of them, as with dict(frame)."
-        ) from None
-
-
-def _refuse_ragged(name: str, rows: Any) -> None:
-    """Raises TypeError if rows are arrays or lists of different lengths."""
-    is_ragged = isinstance(rows, tf.RaggedTensor)
-    is_objects = isinstance(rows, np.ndarray) and rows.dtype.kind == "O" and rows.ndim
-    if is_objects or isinstance(rows, (list, tuple)):
-        kinds = (np.ndarray, list, tuple, tf.Tensor)
-        all_rows = all(
-            isinstance(row, kinds) and getattr(row, "ndim", 1) for row in rows
-        )
-        is_ragged = all_rows and len({len(row) for row in rows}) > 1
-    if is_ragged:
-        raise TypeError(
-            f"Rows must have one shape, found {name} with rows of different lengths. Pad "
-            f"them (keras.utils.pad_sequences(rows, padding='post') for arrays, "
-            f"x.to_tensor() for a RaggedTensor), and let the model mask what was padded "
-            f"(Embedding(..., mask_zero=True), or a Masking layer)."
-        )
+    def _read(self, indices: np.ndarray) -> list[np.ndarray]:
+        if not self._failed[indices].any():
+            try:
+                return self._checked(self._content(indices))
+            except Exception:  # which may be of one example
+                pass
+        leaves = self._zeros(len(indices))
+        for place in np.flatnonzero(~self._failed[indices]):
+            try:
+                rows = self._checked(self._content(indices[place : place + 1]))
+            except Exception:
+                self._failed[indices[place]] = True
+                continue
+            for leaf, row in zip(leaves, rows):
+                leaf[place] = row[0]
+        return leaves
 
 
 class ArrayExamples(ExampleSource):
-    """Examples in arrays.
+    """Examples in arrays, which stay where they are.
 
-    Arrays in memory become tensors on the host. An `np.memmap`, such as
-    `np.load(path, mmap_mode="r")`, stays on disk: each batch reads its own rows. Others may
-    write into that file, or into memory that a tensor shares (DLPack). So what is drawn is
-    compared with hashes of all rows, 8 bytes each, which are taken before the first batch.
+    An `np.memmap`, such as `np.load(path, mmap_mode="r")`, stays on disk: each batch reads
+    its own rows. Sparse matrices of SciPy become dense batch by batch.
 
     Args:
       x: array or nested structure of arrays whose first dimension is the example.
@@ -288,165 +234,167 @@ class ArrayExamples(ExampleSource):
       ValueError: if an array has another number of examples.
     """
 
+    may_fail = False
+    _changed = (
+        "The arrays that plan.batches was given are not what they were, at place {place}: "
+        "something wrote into them (shuffled, scaled or filled them in place, or changed "
+        "the file of a memmap). An index must mean one example in all of a run. Make "
+        "changes before plan.batches, and augment by plan.batches(..., map=function)."
+    )
+
     def __init__(self, x: Any, y: Any, sample_weight: Any, num_examples: int) -> None:
-        self.num_examples = num_examples
-        arrays = {INPUTS: x, TARGETS: y, SAMPLE_WEIGHT: sample_weight}
-        for key, value in arrays.items():
-            # Else a list of arrays means as many inputs.
-            if isinstance(value, (list, tuple)) and len(value) == num_examples:
-                _refuse_ragged(key, value)
+        given = {INPUTS: x, TARGETS: y, SAMPLE_WEIGHT: sample_weight}
         self._arrays = {
             key: tf.nest.map_structure(
-                functools.partial(self._checked, key), _without_plain_lists(key, value)
+                functools.partial(_column, key, num_examples), without_lists(value)
             )
-            for key, value in arrays.items()
+            for key, value in given.items()
             if value is not None
         }
+        super().__init__(
+            num_examples, tf.nest.map_structure(lambda a: _dense(a[:1]), self._arrays)
+        )
         if self._weighs_classes():
             self.remarks = (OF_CLASS_WEIGHTS,)
+        self.read_all()
+
+    def _read(self, indices: np.ndarray) -> list[np.ndarray]:
+        return [_dense(array[indices]) for array in tf.nest.flatten(self._arrays)]
 
     def _weighs_classes(self) -> bool:
         """Whether sample weights are those of the classes of the targets."""
-        given = [self._arrays.get(key) for key in (TARGETS, SAMPLE_WEIGHT)]
-        if not all(getattr(array, "shape", None) is not None for array in given):
+        y, weight = map(self._arrays.get, (TARGETS, SAMPLE_WEIGHT))
+        if not all(getattr(a, "size", 0) == self.num_examples for a in (y, weight)):
             return False
-        y, weight = (
-            np.asarray(array).reshape(self.num_examples, -1) for array in given
-        )
-        if y.shape[1] != 1 or weight.shape[1] != 1:
-            return False
-        classes, number = np.unique(y, return_inverse=True)
-        weights, kind = np.unique(weight, return_inverse=True)
+        classes, number = np.unique(np.asarray(y), return_inverse=True)
+        weights, kind = np.unique(np.asarray(weight), return_inverse=True)
         pairs = np.unique(number.ravel() * len(weights) + kind.ravel())
         is_function = len(pairs) == len(classes) <= self.num_examples // 2
         return is_function and len(weights) > 1
 
-    def _checked(self, key: str, array: Any) -> Any:
-        if hasattr(array, "__next__"):
-            raise TypeError(
-                f"A schedule needs data that can be read again in each epoch, found "
-                f"{type(array).__name__}, which can be read once. Give the function that "
-                f"makes it: plan.batches(function), or a tf.data.Dataset, or "
-                f"tf_bandmf.sampling.IndexedExamples(fetch, num_examples)."
-            )
-        if isinstance(array, tf.data.Dataset) or hasattr(array, "on_epoch_end"):
-            raise TypeError(
-                f"Give a data set by itself, with its targets in it, and no structure of "
-                f"them, found {type(array).__name__} within one: plan.batches(dataset), "
-                f"as with tf.data.Dataset.zip."
-            )
-        if isinstance(array, str) or callable(array):
-            raise TypeError(
-                f"A schedule needs arrays or a data set, found {type(array).__name__}. For "
-                f"TFRecord files use tf_bandmf.sampling.TFRecordExamples(files, parse)."
-            )
-        if isinstance(array, np.memmap):
-            shape: tuple[int | None, ...] = array.shape
-        else:
-            # On the host: a data set need not fit the accelerator's memory.
-            with tf.device("/CPU:0"):
-                array = _as_tensor(array)
-            shape = tuple(array.shape)
-        if not shape:
-            raise TypeError(
-                "A schedule needs arrays whose first dimension is the example, found a "
-                "single value (in a list, perhaps: give np.array(x) or "
-                "np.stack(x)). A list or dictionary of arrays means several inputs."
-            )
-        if shape[0] != self.num_examples:
-            raise ValueError(
-                f"The plan is for {self.num_examples} examples, found {key} of shape "
-                f"{shape}. Arrays must have a row for each example. Make a plan for this "
-                f"data set, or, if users have several rows, give users= and rows_per_user=."
-            )
-        return array
-
-    def gather(self, indices: tf.Tensor) -> dict[str, Any]:
-        """See the base class.
-
-        Raises:
-          InvalidArgumentError: if a row is not what it was; when it is read.
-        """
-
-        def rows(array: Any, hashes: tf.Tensor) -> tf.Tensor:
-            if isinstance(array, np.memmap):
-                read = tf.numpy_function(
-                    lambda i: np.asarray(array[i]), [indices], array.dtype
-                )
-                found = tf.ensure_shape(read, [None, *array.shape[1:]])
-            else:
-                found = tf.gather(array, indices)
-            same = tf.reduce_all(hash_rows(found) == tf.gather(hashes, indices))
-            with tf.control_dependencies([tf.debugging.Assert(same, [_CHANGED])]):
-                return tf.identity(found)
-
-        return tf.nest.map_structure(rows, self._arrays, self._hashes)
-
-    @functools.cached_property
-    def _hashes(self) -> dict[str, Any]:
-        """Hashes of the rows of all arrays, int64, shape [num_examples]."""
-
-        def of(array: Any) -> tf.Tensor:
-            found = [
-                hash_rows(
-                    tf.convert_to_tensor(array[start : start + _EXAMPLES_AT_ONCE])
-                )
-                for start in range(0, self.num_examples, _EXAMPLES_AT_ONCE)
-            ]
-            return tf.concat(found, axis=0)
-
-        with tf.init_scope(), tf.device("/CPU:0"):
-            return tf.nest.map_structure(of, self._arrays)
-
-    def row_hashes(self) -> np.ndarray:
-        columns = tf.nest.flatten(self._hashes)
-        return hash_rows(tf.stack(columns, axis=1)).numpy()
-
-    def recognized_by(self) -> Callable[[], Records]:
-        found = [
-            record_hashes(
-                tf.nest.map_structure(
-                    lambda a, first=first: tf.convert_to_tensor(
-                        a[first : first + _EXAMPLES_AT_ONCE]
-                    ),
-                    self._arrays[INPUTS],
-                )
-            ).numpy()
-            for first in range(0, self.num_examples, _EXAMPLES_AT_ONCE)
-        ]
-        records = Records.of(np.concatenate(found))
-        return lambda: records
-
     def update_digest(self, update: Callable[[Any], None]) -> None:
-        for tensor in tf.nest.flatten(self._arrays):
-            on_disk = isinstance(tensor, np.memmap)
-            array = np.ascontiguousarray(tensor if on_disk else tensor.numpy())
+        arrays = tf.nest.flatten(self._arrays)
+        if any(map(scipy.sparse.issparse, arrays)):
+            return super().update_digest(update)
+        for array in arrays:
             update(f"{array.dtype} {array.shape}".encode())
+            flat = np.ascontiguousarray(array).ravel()
             is_text = array.dtype == object
-            update(b"\0".join(array.ravel()) if is_text else array.data)
+            update(b"\0".join(flat) if is_text else flat.view(np.uint8).data)
 
 
-def _without_plain_lists(key: str, value: Any) -> Any:
-    """A list of numbers or of lists of them as an array; other lists as tuples.
+def _dense(rows: Any) -> np.ndarray:
+    return rows.toarray() if scipy.sparse.issparse(rows) else np.asarray(rows)
 
-    tf.data takes a list of tensors for one tensor, where Keras means several inputs.
+
+def _column(key: str, num_examples: int, given: Any) -> Any:
+    """An array of the arguments of `plan.batches`, checked."""
+    name = type(given).__name__
+    if (
+        isinstance(given, (str, tf.data.Dataset))
+        or callable(given)
+        or any(hasattr(given, name) for name in ("__next__", "on_epoch_end"))
+    ):
+        raise TypeError(
+            f"plan.batches needs arrays, or one data set with its targets in it and not "
+            f"within a structure, found {name}. What can be read once is given as the "
+            f"function that makes it; TFRecord files as "
+            f"tf_bandmf.sampling.TFRecordExamples(files, parse)."
+        )
+    array = given.tocsr() if scipy.sparse.issparse(given) else as_array(given)
+    if array.shape[:1] != (num_examples,):
+        raise ValueError(
+            f"The plan is for {num_examples} examples, found {key} of shape {array.shape}. "
+            f"Arrays must have a row for each example (a list of arrays means several "
+            f"inputs: np.stack rows, or keras.utils.pad_sequences). Make a plan for this "
+            f"data set, or, if users have several rows, give users= and rows_per_user=."
+        )
+    return array
+
+
+def as_array(given: Any) -> np.ndarray:
+    """Numbers as they are; texts as TensorFlow holds them, in an array of bytes objects.
 
     Raises:
-      TypeError: if the list is not rectangular.
+      TypeError: if it is something else.
+    """
+    kind = None
+    try:
+        is_text = isinstance(given, (str, bytes))
+        array = np.array(given, object) if is_text else np.asarray(given)
+        if array.dtype.kind not in "USO":
+            tf.as_dtype(array.dtype)
+            return array
+        items = array.ravel()
+        kind = next((type(i) for i in items if not isinstance(i, (str, bytes))), None)
+        if kind is None:
+            texts = np.empty(items.shape, object)
+            texts[:] = [i if isinstance(i, bytes) else str(i).encode() for i in items]
+            return texts.reshape(array.shape)
+    except (TypeError, ValueError):  # whose texts would hold values of records
+        pass
+    raise TypeError(
+        f"Examples must be arrays of numbers or of texts in rows of one shape, found "
+        f"{(kind or type(given)).__name__}. Pad rows of other lengths (x.to_tensor() or "
+        f"keras.utils.pad_sequences(rows, padding='post')), and let the model mask what "
+        f"was padded. Columns of different types are several inputs: dict(frame). Sparse "
+        f"rows: scipy.sparse.csr_matrix((values, indices.T), shape) is read batch by "
+        f"batch; single ones are made dense, by rows.toarray() or tf.sparse.to_dense."
+    ) from None
+
+
+def without_lists(value: Any) -> Any:
+    """A list of numbers or texts, or of lists of them, as an array; others as tuples.
+
+    tf.data takes a list of tensors for one tensor, where Keras means several inputs.
     """
     if isinstance(value, dict):
-        return {name: _without_plain_lists(key, item) for name, item in value.items()}
-    if not isinstance(value, (list, tuple)):
-        return value
-    leaves = tf.nest.flatten(value)
-    if not all(isinstance(leaf, (bool, int, float, str, bytes)) for leaf in leaves):
-        if isinstance(value, tuple) and hasattr(value, "_fields"):
-            return value
-        return tuple(_without_plain_lists(key, item) for item in value)
-    try:
-        return np.array(value)
-    except ValueError as error:
-        raise TypeError(
-            f"{key} is a list whose rows differ in length. Pad them to one length, as "
-            f"with keras.utils.pad_sequences, and give an array."
-        ) from error
+        return {name: without_lists(item) for name, item in value.items()}
+    if isinstance(value, list):
+        leaves = tf.nest.flatten(value)
+        if all(isinstance(leaf, (bool, int, float, str, bytes)) for leaf in leaves):
+            return as_array(value)
+    if isinstance(value, (list, tuple)):
+        return tuple(map(without_lists, value))
+    return value
+
+
+def named_parts(given: Any) -> dict[str, Any]:
+    """The parts of examples by the names that contents have.
+
+    Args:
+      given: x, (x, y) or (x, y, sample_weight).
+
+    Raises:
+      ValueError: if there are none, or more.
+    """
+    given = without_lists(given)
+    parts = given if isinstance(given, tuple) else (given,)
+    names = (INPUTS, TARGETS, SAMPLE_WEIGHT)
+    if not 1 <= len(parts) <= len(names):
+        raise ValueError(
+            f"An example must be x, (x, y) or (x, y, sample_weight), found a tuple of "
+            f"{len(parts)}. Use a dictionary for several inputs."
+        )
+    return {name: part for name, part in zip(names, parts) if part is not None}
+
+
+def with_weights(content: dict[str, Any], works: tf.Tensor) -> dict[str, Any]:
+    """Rows with the weight 0 where they are none, as float32."""
+    weights = content.get(SAMPLE_WEIGHT, tf.ones_like(works, tf.float32))
+    weights = tf.nest.map_structure(lambda w: tf.cast(w, tf.float32), weights)
+    return {**content, SAMPLE_WEIGHT: zeros_unless(works, weights)}
+
+
+def zeros_unless(works: tf.Tensor, structure: Any) -> Any:
+    """Rows of zeros where they do not work, bool, shape [N]."""
+
+    def zeroed(rows: tf.Tensor) -> tf.Tensor:
+        shaped = tf.reshape(works, [-1, *([1] * (rows.shape.rank - 1))])
+        return tf.where(shaped, rows, tf.zeros_like(rows))
+
+    return tf.nest.map_structure(zeroed, structure)
+
+
+def _kind_of(content: dict[str, Any]) -> dict[str, Any]:
+    return tf.nest.map_structure(lambda leaf: f"{leaf.dtype} {leaf.shape[1:]}", content)

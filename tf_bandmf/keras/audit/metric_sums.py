@@ -24,7 +24,7 @@ from tf_bandmf.keras.clipping import (
     UnsupportedModelError,
     measured_rows,
 )
-from tf_bandmf.sampling.record_identity import hash_rows
+from tf_bandmf.sampling.identity import hash_rows
 
 _GRID = 2.0**30
 _MOST_RECORDS = 2**31

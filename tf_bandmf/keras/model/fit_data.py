@@ -25,13 +25,12 @@ _OWN_ORDER = (
     "in each pass and the plan has sampling='fixed-order'"
 )
 _ON_DISK = (
-    "plan.batches(tf_bandmf.sampling.cache_dataset(dataset, directory)), which writes the "
-    "unbatched examples to files once, or plan.batches(tf_bandmf.sampling.TFRecordExamples("
-    "files, parse)) for files that you have"
+    "plan.batches(x, y) with arrays of np.lib.format.open_memmap, to which the examples "
+    "are written once, or plan.batches(tf_bandmf.sampling.TFRecordExamples(files, parse))"
 )
 _BY_INDEX = (
-    "plan.batches(tf_bandmf.sampling.IndexedExamples(fetch, num_examples)), where fetch "
-    "gets the indices of a batch and returns their examples"
+    "plan.batches(source), where len(source) examples are source[0], source[1], ..., each "
+    "(x, y)"
 )
 
 

@@ -11,7 +11,7 @@ from tf_bandmf.keras.run.known_runs import NO_SCHEDULE
 from tf_bandmf.keras.run.secrets import replica_id
 from tf_bandmf.planning.plan import Plan
 from tf_bandmf.sampling import batches as batches_lib
-from tf_bandmf.sampling.fingerprints import content_digest, digest_if_as_drawn
+from tf_bandmf.sampling.fingerprints import content_digest, is_as_drawn
 
 is_scheduled = batches_lib.is_scheduled_batch
 
@@ -95,5 +95,6 @@ def conditions(
     ]
     # Ids that are wrong have messages of their own.
     is_meant = tf.reduce_all(tf.stack([holds for holds, _ in expected]))
-    digest, is_as_drawn = digest_if_as_drawn(batch)
-    return [*expected, (is_as_drawn | ~is_meant, batches_lib.EDITED)], digest
+    digest = content_digest(batch)
+    unedited = is_as_drawn(batch, digest) | ~is_meant
+    return [*expected, (unedited, batches_lib.EDITED)], digest

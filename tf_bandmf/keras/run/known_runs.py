@@ -3,7 +3,7 @@
 Every `PrivateOptimizer` has a noise key of its own. Two keys on the same data are two
 releases, whose privacy losses add up, however alike plan and code are: a model that is
 compiled again, trials of a tuner, folds, seeds, comparisons. Runs are recognized by
-their weights (the same variables) and their examples (`sampling.data_identity`).
+their weights (the same variables) and their examples (`sampling.identity`).
 
 A run counts from its first step on. The registry lives as long as the process: the
 caller must know about runs in other processes. A plan with a test seed promises nothing
@@ -21,8 +21,8 @@ from typing import Any
 
 from tf_bandmf.noise.keys import NoiseKey
 from tf_bandmf.planning.plan import Plan
-from tf_bandmf.sampling import data_identity
-from tf_bandmf.sampling.record_identity import Records
+from tf_bandmf.sampling import identity
+from tf_bandmf.sampling.identity import Records
 
 # Stands for data whose batches the caller makes.
 NO_SCHEDULE = -1
@@ -64,8 +64,8 @@ class KnownRun:
         found = []
         if any(id(weight) in own for weight in weights):
             found.append("weights")
-        own_data = data_identity.records_of(self.schedule_id)
-        if data_identity.share_examples(own_data, data):
+        own_data = identity.records_of(self.schedule_id)
+        if identity.share_examples(own_data, data):
             found.append("examples")
         return " and ".join(found) or None
 
@@ -109,7 +109,7 @@ def others(
       weights: all of its model's.
       schedule_id: of its data, or `NO_SCHEDULE`.
     """
-    data = data_identity.records_of(schedule_id)
+    data = identity.records_of(schedule_id)
     with _LOCK:
         pairs = [
             (run.shares(weights, data), run)

@@ -53,8 +53,8 @@ from tf_bandmf.noise.keys import NoiseKey
 from tf_bandmf.planning.memory import refuse_too_large
 from tf_bandmf.planning.plan import Plan
 from tf_bandmf.planning.statement import PrivacyStatement, sentence
-from tf_bandmf.sampling import data_identity
 from tf_bandmf.sampling.batches import BatchSchedule
+from tf_bandmf.sampling.identity import remarks_of
 from tf_bandmf.sampling.sources import OF_CLASS_WEIGHTS
 
 RESTORED = (
@@ -727,7 +727,7 @@ class Run:
 
     def _remarks(self, schedule_id: int) -> list[str]:
         """What the statement must say in addition to the guarantee."""
-        remarks = list(data_identity.remarks_of(schedule_id))
+        remarks = list(remarks_of(schedule_id))
         if self.weighs_classes:
             remarks.append(OF_CLASS_WEIGHTS)
         remarks += self.reservation.remarks()

@@ -1,0 +1,306 @@
+"""What `Plan.batches` was given: rows, what changes them, and which make one example.
+
+An example is what the sampler draws, what is clipped, and whose presence is hidden. It is
+a row; or a unit of several, the views of one row or the records of one user. The loss of a
+unit is the mean of its rows' losses. A batch of N units has contents of shape [N, K, ...]
+and `rows`, bool [N, K], which says which rows are there.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tf_bandmf.sampling.class_weights import ClassWeights
+from tf_bandmf.sampling.identity import hash_rows
+from tf_bandmf.sampling.mapped import Mapped
+from tf_bandmf.sampling.ranges import Ranges
+from tf_bandmf.sampling.sources import (
+    INPUTS,
+    OF_CLASS_WEIGHTS,
+    ROWS,
+    TARGETS,
+    ArrayExamples,
+    ExampleSource,
+    IndexedExamples,
+)
+from tf_bandmf.sampling.streamed import StreamedExamples, is_stream
+
+# With how many examples and views of each a function is tried.
+_TRIED_EXAMPLES, _TRIED_VIEWS = 4, 2
+# How many neighboring examples are looked at, and the share that must overlap.
+_NEIGHBORS, _MOST = 64, 0.9
+
+
+class Examples:
+    """Examples that are drawn by index, at a step.
+
+    Args:
+      num_examples: of the plan.
+      x: `TFRecordExamples`; or a data set that is read in its own order
+        (`tf.data.Dataset`, `PyDataset`, a function that returns an iterator); or arrays;
+        or what has a length and rows by index.
+      y: targets of arrays, or None.
+      sample_weight: of arrays, or None.
+      may_overlap: whether neighbors may be windows of a series that overlap.
+      ranges: those outside of which rows are none; see `Ranges`.
+      map: a function that changes rows; see `Mapped`.
+      views: of each row.
+      users: None, where each row is an example; or whose each row is, shape [rows],
+        integers or strings. An example is then a user.
+      rows_per_user: the most rows of a user that a step takes; if there are more, a step
+        takes a random choice of them.
+
+    Attributes:
+      source: of the rows.
+      num_examples: how many there are.
+      ranges: the declared ones of what the model gets, "x" and "y".
+      remarks: what the statement of a run on them must say, in sentences.
+
+    Raises:
+      TypeError, ValueError: if the arguments do not fit each other or the plan.
+    """
+
+    def __init__(
+        self,
+        num_examples: int,
+        x: Any,
+        y: Any = None,
+        sample_weight: Any = None,
+        *,
+        may_overlap: bool = True,
+        map: Callable[..., Any] | None = None,
+        views: int = 1,
+        users: Any = None,
+        rows_per_user: int | None = None,
+        ranges: Mapping[str, Any] | None = None,
+    ) -> None:
+        num_rows = num_examples if users is None else np.shape(users)[0]
+        self.source = source = _source_of(x, y, sample_weight, num_rows)
+        self.num_examples = source.num_examples
+        if not may_overlap:
+            _refuse_overlap(source)
+        if users is None:
+            _warn_of_repetitions(source)
+        self.remarks, self.ranges = source.remarks, {}
+        self._changes: list[Any] = []
+        if source.parse is not None:
+            self._make(source.parse, parses=True)
+        if ranges:
+            self._changes.append(Ranges(ranges))
+            self.ranges = dict(ranges)
+        if map is not None:
+            # What the function makes is its own.
+            kept = () if self._make(map).with_targets else (TARGETS,)
+            self.ranges = {k: v for k, v in self.ranges.items() if k in kept}
+        elif views != 1:
+            raise ValueError(
+                f"views = {views} views of an example need map, which makes them differ."
+            )
+        self._views, self._most = _whole("views", views), 1
+        self._row_ids: np.ndarray | None = None
+        if users is None:
+            if rows_per_user is not None:
+                raise ValueError("rows_per_user needs users: say whose each row is.")
+            return
+        users = np.asarray(users)
+        if source.in_order:
+            raise ValueError(
+                "The rows of a user are read by index, and a data set has only its own "
+                "order. Give arrays, files, or what has a length and rows by index."
+            )
+        if users.shape != (source.num_examples,):
+            raise ValueError(
+                f"users must say whose each of the {source.num_examples} rows is, found an "
+                f"array of shape {users.shape}."
+            )
+        self._most = _whole("rows_per_user", rows_per_user)
+        _, whose = np.unique(users, return_inverse=True)
+        self._row_ids = np.argsort(whose, kind="stable").astype(np.int64)
+        counts = np.bincount(whose)
+        self._ends = np.cumsum(counts)
+        self._starts = self._ends - counts
+        self.num_examples = int(counts.size)
+
+    def _make(self, function: Callable[..., Any], parses: bool = False) -> Mapped:
+        ids = tf.range(min(_TRIED_EXAMPLES, self.source.num_examples), dtype=tf.int64)
+        draw = np.zeros(2, np.int64), tf.constant(0, tf.int64), ids, _TRIED_VIEWS
+        change = Mapped(function, self._rows(*draw), _seeds(*draw), parses)
+        self._changes.append(change)
+        self.remarks = (*self.remarks, *change.remarks)
+        return change
+
+    def weighted(self, class_weight: Mapping[int, float]) -> Examples:
+        """These examples, with weights of their classes; see `ClassWeights`."""
+        other = object.__new__(type(self))
+        changes = [*self._changes, ClassWeights(class_weight)]
+        vars(other).update(vars(self), _changes=changes)
+        other.remarks = tuple(dict.fromkeys((*self.remarks, OF_CLASS_WEIGHTS)))
+        return other
+
+    def _rows(
+        self, base: np.ndarray, step: tf.Tensor, ids: tf.Tensor, views: int
+    ) -> dict[str, Any]:
+        content = self.source.gather(ids)
+        if views > 1:
+            content = tf.nest.map_structure(lambda t: tf.repeat(t, views, 0), content)
+        for change in self._changes:
+            content = change(content, lambda: _seeds(base, step, ids, views))
+        return content
+
+    def drawn(
+        self, indices: tf.Tensor, step: tf.Tensor, base: np.ndarray
+    ) -> dict[str, Any]:
+        """The contents of a batch, in a graph too.
+
+        Args:
+          indices: of the examples, int64, shape [N], N >= 0.
+          step: of the run, int64 scalar.
+          base: what random numbers of the run follow from, int64, shape [2].
+        """
+        ids, present = indices[:, None], tf.fill([tf.size(indices), 1], True)
+        if self._row_ids is not None:
+            ids, present = tf.numpy_function(
+                lambda chosen, step: self._choose(chosen, int(step), base),
+                [indices, step],
+                [tf.int64, tf.bool],
+            )
+        size, views = self._most * self._views, self._views
+        content = self._rows(base, step, tf.reshape(ids, [-1]), views)
+        if self._row_ids is None and views == 1:
+            return content
+
+        def by_unit(rows: tf.Tensor) -> tf.Tensor:
+            shape = tf.concat([[tf.size(indices), size], tf.shape(rows)[1:]], axis=0)
+            return tf.ensure_shape(
+                tf.reshape(rows, shape), [None, size, *rows.shape[1:]]
+            )
+
+        content = tf.nest.map_structure(by_unit, content)
+        return {**content, ROWS: by_unit(tf.repeat(tf.reshape(present, [-1]), views))}
+
+    def _choose(
+        self, units: np.ndarray, step: int, base: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Row ids [N, K] and which of them count; a first row fills what is missing."""
+        assert self._row_ids is not None
+        ids = np.empty((len(units), self._most), np.int64)
+        present = np.zeros((len(units), self._most), bool)
+        for place, unit in enumerate(units):
+            rows = self._row_ids[self._starts[unit] : self._ends[unit]]
+            if rows.size > self._most:
+                # Its stream is frozen by NumPy's compatibility policy.
+                seed = np.append(base.view(np.uint32), [step, unit])
+                order = np.random.RandomState(seed).permutation(rows.size)
+                rows = rows[np.sort(order[: self._most])]
+            ids[place] = rows[0]
+            ids[place, : rows.size] = rows
+            present[place, : rows.size] = True
+        return ids, present
+
+    def update_digest(self, update: Callable[[Any], None]) -> None:
+        """Feeds bytes to a hash that differ if the examples do, or their order."""
+        self.source.update_digest(update)
+        for change in self._changes:
+            update(change.digest)
+        if self._row_ids is not None or self._views > 1:
+            update(f"units {self._most} {self._views}".encode())
+        if self._row_ids is not None:
+            update(self._row_ids.tobytes() + self._starts.tobytes())
+
+
+def _whole(name: str, value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ValueError(f"{name} must be an integer >= 1, found {value!r}.")
+    return value
+
+
+def _seeds(base: np.ndarray, step: tf.Tensor, ids: tf.Tensor, views: int) -> tf.Tensor:
+    """Seeds for `tf.random.stateless_*`, int64, shape [N * views, 2].
+
+    Args:
+      base: of the run.
+      step: of the run.
+      ids: of the rows, int64, shape [N].
+      views: of each; those of one row are neighbors.
+    """
+    ids = tf.repeat(ids, views)
+    view = tf.math.floormod(tf.range(tf.size(ids, tf.int64), dtype=tf.int64), views)
+    same = [*base.tolist(), tf.cast(step, tf.int64)]
+    columns = [tf.fill(tf.shape(ids), tf.cast(value, tf.int64)) for value in same]
+    words = tf.stack([*columns, ids, view], axis=1)
+    two = (tf.pad(words, [[0, 0], [0, 1]], constant_values=c) for c in (0, 1))
+    return tf.stack([hash_rows(part) for part in two], axis=1)
+
+
+def _source_of(x: Any, y: Any, sample_weight: Any, num_examples: int) -> ExampleSource:
+    is_array = hasattr(x, "shape") or isinstance(x, (dict, list, tuple, str))
+    has_rows = not is_array and hasattr(x, "__len__") and hasattr(x, "__getitem__")
+    if not (isinstance(x, ExampleSource) or is_stream(x) or has_rows):
+        return ArrayExamples(x, y, sample_weight, num_examples)
+    if y is not None or sample_weight is not None:
+        raise ValueError(
+            f"A {type(x).__name__} holds its targets and weights itself: leave y and "
+            f"sample_weight out, and let it give (x, y) or (x, y, sample_weight)."
+        )
+    if isinstance(x, ExampleSource):
+        return x
+    return StreamedExamples(x, num_examples) if is_stream(x) else IndexedExamples(x)
+
+
+def _refuse_overlap(source: ExampleSource) -> None:
+    """Raises ValueError if neighboring examples are windows of one series that overlap.
+
+    A value of the series is in several examples then, and what hides one example does not
+    hide it. Windows that were shuffled, or have one value in common, are not recognized.
+    """
+    # Reading others may take long, or change something.
+    if source.may_fail or source.num_examples < 3:
+        return
+    count = min(_NEIGHBORS, source.num_examples)
+    rows = source.gather(tf.range(count, dtype=tf.int64))[INPUTS]
+    if any(_are_windows(leaf.numpy()) for leaf in tf.nest.flatten(rows)):
+        raise ValueError(
+            "The examples are windows of a series, and neighbors overlap: a moment of the "
+            "series is in several examples. Say what the guarantee is to hide: "
+            "tf_bandmf.plan(..., unit='one window') hides one window, and not what happens "
+            "at one moment; for whole series give plan.batches(x, y, users=series_ids, "
+            "rows_per_user=...) and unit='one series'; or cut windows that do not overlap "
+            "(sequence_stride=sequence_length)."
+        )
+
+
+def _are_windows(rows: np.ndarray) -> bool:
+    if rows.ndim < 2 or rows.shape[1] < 2:
+        return False
+    axes = tuple(range(1, rows.ndim))
+    if np.any(rows[1:] != rows[:-1], axis=axes).mean() < _MOST:
+        return False
+    for stride in range(1, rows.shape[1] - 1):
+        common = rows[1:, :-stride]
+        same = (common == rows[:-1, stride:]).all(axis=axes)
+        # Margins of zeros are the same in many examples.
+        varies = (common != common[:, :1]).any(axis=axes)
+        if (same & varies).mean() >= _MOST:
+            return True
+    return False
+
+
+def _warn_of_repetitions(source: ExampleSource) -> None:
+    """Warns if rows are equal, which may be of one record, as far as they were read."""
+    hashes = source.seen.of_rows()
+    repeated = len(hashes) - len(np.unique(hashes))
+    if repeated:
+        some = " that were looked at" if len(hashes) < source.num_examples else ""
+        warnings.warn(
+            f"{repeated} of {len(hashes)} examples{some} repeat others. If one record "
+            f"comes several times (over-sampled, or repeated), the statement does not hold "
+            f"for it: it hides one example. Remove the repetitions, weigh classes by "
+            f"fit(..., class_weight=...), or make a plan whose unit is one user. Equal "
+            f"records of different people are in order.",
+            stacklevel=4,
+        )
