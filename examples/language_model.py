@@ -158,11 +158,11 @@ def pretrain(tokens: np.ndarray, epochs: int) -> list[np.ndarray]:
 
 
 def train_privately(
-    public: list[np.ndarray], tokens: np.ndarray, plan: Any, rate: float, check: bool
+    public: list[np.ndarray], tokens: np.ndarray, plan: Any, rate: float
 ) -> keras.Model:
     """The public model with adapters that were trained by a plan."""
     keras.utils.set_random_seed(1)
-    model = tf_bandmf.keras.make_private(adapted(public), self_check=check)
+    model = tf_bandmf.keras.make_private(adapted(public))
     # `fit` ends with the moving average of the weights that `advise` would advise:
     # post-processing, which costs no privacy.
     memory = learning_rates.ema_momentum(plan.num_steps)
@@ -210,7 +210,7 @@ def compare(
         found = []
         for rate in arguments.learning_rates:
             began = time.process_time()
-            model = train_privately(public, text.training, plan, rate, not chosen)
+            model = train_privately(public, text.training, plan, rate)
             found.append((perplexity(model, text.validation), rate, model))
             seconds = time.process_time() - began
             print(

@@ -78,7 +78,7 @@ def fit(
 ) -> dict[str, list[np.ndarray]]:
     """Weights after training with Keras, for each readout; goes on from what is kept."""
     start = model.get_weights()
-    model = tf_bandmf.keras.make_private(task.build_model(), self_check=False)
+    model = tf_bandmf.keras.make_private(task.build_model())
     model.set_weights(start)
     rate /= row.l2_norm_clip
     model.compile(

@@ -64,7 +64,7 @@ def test_linear_models_train_as_keras_does(mechanism, sampling):
 
     dense = keras.layers.Dense(3, kernel_initializer="zeros")
     model = tf_bandmf.keras.make_private(
-        keras.Sequential([keras.layers.Input((4,)), dense]), self_check=False
+        keras.Sequential([keras.layers.Input((4,)), dense])
     )
     model.compile(
         tf_bandmf.keras.PrivateOptimizer(

@@ -66,7 +66,7 @@ def make_model(plan):
     model = keras.Sequential(
         [keras.Input((5,)), keras.layers.Dense(4), keras.layers.Dense(3)]
     )
-    tf_bandmf.keras.make_private(model, self_check=False)
+    tf_bandmf.keras.make_private(model)
     model.compile(
         tf_bandmf.keras.PrivateOptimizer(keras.optimizers.Adam(0.05), plan),
         keras.losses.SparseCategoricalCrossentropy(from_logits=True),

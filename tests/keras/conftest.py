@@ -105,13 +105,12 @@ def make_private_model(make_plain_model, compile_model):
         plan,
         inner=None,
         functional=False,
-        self_check=False,
         additional_run=False,
         hidden=True,
         **changes,
     ):
         model = make_plain_model(functional, hidden)
-        tf_bandmf.keras.make_private(model, self_check=self_check)
+        tf_bandmf.keras.make_private(model)
         inner = inner or keras.optimizers.SGD(0.1)
         optimizer = tf_bandmf.keras.PrivateOptimizer(
             inner, plan, additional_run=additional_run

@@ -11,6 +11,7 @@ from placement import executed_nodes, without_kernel
 
 import tf_bandmf
 import tf_bandmf.keras
+from tf_bandmf.keras.model.programs import Programs
 
 # What has no kernel for GPUs, and why it does not matter.
 ON_THE_HOST = {
@@ -82,11 +83,15 @@ def private_model(make, mechanism="lambda_cgd", optimizer=None, dtype="float32")
     return model, plan.batches(x, rng.integers(0, 10, EXAMPLES))
 
 
-def graph_of(model, batches):
+def graphs_of(model, batches):
     model.fit(batches, epochs=1, verbose=0)
     batch = next(iter(batches.dataset(model.optimizer.steps_taken)))
-    step = tf.function(model.train_step, autograph=False)
-    return step.get_concrete_function(batch).graph
+    programs = Programs(model)
+    programs.step(batch)
+    compiled = (programs._admit, programs._clip, programs._release, programs._measure)
+    return [
+        traced.graph for c in compiled for traced in c._list_all_concrete_functions()
+    ]
 
 
 @pytest.fixture
@@ -119,14 +124,14 @@ CASES = {
 @pytest.mark.slow_cases("attention*", "convolutions, *", "ring*", "recurrent")
 def test_what_runs_on_the_host_beside_a_gpu_is_known(name, as_on_a_gpu):
     model, batches = private_model(**CASES[name])
-    graph = graph_of(model, batches)
-    found = without_kernel(graph)
+    graphs = graphs_of(model, batches)
+    found = [node for graph in graphs for node in without_kernel(graph)]
     assert {node.op for node in found} <= set(ON_THE_HOST)
     # No weight: batches have these numbers of entries alone.
     count = collections.Counter(node.op for node in found)
     assert count["PyFunc"] <= 2
     assert (
-        sum(node.op == "Fingerprint" for node in executed_nodes(graph))
+        sum(n.op == "Fingerprint" for graph in graphs for n in executed_nodes(graph))
         == (count["Fingerprint"])
     )
     of_batch = [node for node in found if node.op == "Fingerprint"]
@@ -171,5 +176,6 @@ def test_a_step_runs_where_integers_stay_on_the_host(mechanism, as_on_a_gpu):
 def test_on_a_cpu_weights_are_hashed_on_the_host():
     # The control: were weights hashed as they are here, the test above would fail.
     model, batches = private_model(convolutional)
-    found = without_kernel(graph_of(model, batches))
+    graphs = graphs_of(model, batches)
+    found = [node for graph in graphs for node in without_kernel(graph)]
     assert sum(node.op == "Fingerprint" for node in found) > 5

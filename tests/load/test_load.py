@@ -88,7 +88,7 @@ def test_noise_does_not_drift(name, num_steps, figure):
 def small_model(plan):
     keras.utils.set_random_seed(0)
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
-    tf_bandmf.keras.make_private(model, self_check=False)
+    tf_bandmf.keras.make_private(model)
     model.compile(
         tf_bandmf.keras.PrivateOptimizer(keras.optimizers.SGD(1e-4), plan),
         "mse",

@@ -48,7 +48,7 @@ def linear_model(plan, width=WIDTH):
             keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros"),
         ]
     )
-    tf_bandmf.keras.make_private(model, self_check=False)
+    tf_bandmf.keras.make_private(model)
     optimizer = tf_bandmf.keras.PrivateOptimizer(keras.optimizers.SGD(0.1), plan)
     model.compile(optimizer, loss=lambda y, score: score[..., 0])
     return model
@@ -143,7 +143,7 @@ def white_generator(mechanism, num_shards=1, **changes):
 
 def private(model):
     plan = own_plan("identity", num_steps=6, participation=tf_bandmf.MinSep(2))
-    tf_bandmf.keras.make_private(model, self_check=False)
+    tf_bandmf.keras.make_private(model)
     model.compile(tf_bandmf.keras.PrivateOptimizer("sgd", plan), "mse")
     return model
 

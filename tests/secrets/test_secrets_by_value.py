@@ -69,7 +69,7 @@ def make_model(plan, **changes):
             keras.layers.Dense(3),
         ]
     )
-    tf_bandmf.keras.make_private(model, self_check=False)
+    tf_bandmf.keras.make_private(model)
     model.compile(
         tf_bandmf.keras.PrivateOptimizer(keras.optimizers.SGD(1.0), plan),
         keras.losses.SparseCategoricalCrossentropy(from_logits=True),

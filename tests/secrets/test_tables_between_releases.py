@@ -117,7 +117,7 @@ def test_no_row_of_now_in_what_is_written_in_mid_epoch(tmp_path, figure, name):
         batch_size=BATCH,
         epochs=1,
     )
-    private = {"self_check": False, "tables": "lazy", **settings.get("private", {})}
+    private = {"tables": "lazy", **settings.get("private", {})}
     model = tf_bandmf.keras.make_private(model, **private)
     inner = {"learning_rate": lambda: 0.5, **settings.get("inner", {})}
     inner["learning_rate"] = inner["learning_rate"]()

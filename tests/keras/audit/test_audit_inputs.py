@@ -68,7 +68,7 @@ MODELS = {f.__name__: f for f in (dense, siamese, normalized, embedded, convolve
 
 def private(model, plan, loss="mse", **changes):
     keras.utils.set_random_seed(0)
-    tf_bandmf.keras.make_private(model, self_check=False)
+    tf_bandmf.keras.make_private(model)
     model.compile(tf_bandmf.keras.PrivateOptimizer("sgd", plan, **changes), loss)
     return model
 

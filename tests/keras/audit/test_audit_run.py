@@ -29,7 +29,7 @@ def linear(plan, optimizer=None, **changes):
     changes = {"use_bias": False, "kernel_initializer": "zeros", **changes}
     dense = keras.layers.Dense(1, **changes)
     model = keras.Sequential([keras.Input((WIDTH,)), dense])
-    tf_bandmf.keras.make_private(model, self_check=False)
+    tf_bandmf.keras.make_private(model)
     if optimizer is None:
         optimizer = tf_bandmf.keras.PrivateOptimizer(keras.optimizers.SGD(0.5), plan)
     model.compile(optimizer, "mse")

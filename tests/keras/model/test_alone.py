@@ -42,11 +42,6 @@ def test_a_layer_whose_result_depends_on_others_is_refused_before_training(fit):
         fit(Centred(name="centred"))
 
 
-def test_it_is_refused_without_a_self_check_too(fit):
-    with pytest.raises(MIXING, match=r"mixes the examples.*alone=\['centred'\]"):
-        fit(Centred(name="centred"), self_check=False)
-
-
 class Similarities(keras.layers.Layer):
     """How similar each example is to each of the batch: contrastive learning."""
 

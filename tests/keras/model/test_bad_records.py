@@ -33,7 +33,7 @@ def trained(model, x, y, callbacks=(), loss="mse", **changes):
         epochs=1,
         test_seed=1,
     )
-    tf_bandmf.keras.make_private(model, self_check=False)
+    tf_bandmf.keras.make_private(model)
     optimizer = tf_bandmf.keras.PrivateOptimizer(keras.optimizers.SGD(1.0), plan)
     model.compile(optimizer, loss, **changes)
     model.fit(plan.batches(x, y), verbose=0, callbacks=list(callbacks))

@@ -48,7 +48,7 @@ def said(data, make_plan):
         plan = make_plan(**{"mechanism": "identity", **changes})
         last = layers.Dense(3, activation)
         model = keras.Sequential([layers.Input((5,), dtype=dtype), *first, last])
-        tf_bandmf.keras.make_private(model, self_check=False)
+        tf_bandmf.keras.make_private(model)
         optimizer = tf_bandmf.keras.PrivateOptimizer(
             inner or sgd(1e-3), plan, clipping=clipping
         )

@@ -57,9 +57,9 @@ class Dictionaries(keras.Model):
 
 @pytest.fixture
 def train(data, make_plan, compile_model):
-    def run(model, self_check=False):
+    def run(model):
         plan = make_plan(epochs=1)
-        tf_bandmf.keras.make_private(model, self_check=self_check)
+        tf_bandmf.keras.make_private(model)
         compile_model(model, tf_bandmf.keras.PrivateOptimizer("sgd", plan))
         model.fit(plan.batches(*data), epochs=1, verbose=0)
         return model
@@ -76,7 +76,7 @@ def test_a_subclassed_model_trains_and_becomes_plain(make, called, data, train):
     model = make(4)
     if called:
         model(data[0])
-    train(model, self_check=not called)
+    train(model)
     assert isinstance(model, tf_bandmf.keras.PrivateTraining) and isinstance(
         model, make
     )
@@ -160,7 +160,7 @@ def test_dictionaries_of_inputs_and_outputs(data, make_plan):
     inputs = {"a": x, "b": x[:, ::-1].copy()}
     targets = {"class": y, "value": x[:, :1]}
     plan = make_plan(epochs=1)
-    model = tf_bandmf.keras.make_private(Dictionaries(), self_check=False)
+    model = tf_bandmf.keras.make_private(Dictionaries())
     cross_entropy = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(
         tf_bandmf.keras.PrivateOptimizer("sgd", plan),
@@ -201,7 +201,7 @@ def test_token_weights(make_plan):
             ]
         )
         plan = make_plan(epochs=1, batch_size=22)
-        tf_bandmf.keras.make_private(model, self_check=False)
+        tf_bandmf.keras.make_private(model)
         optimizer = tf_bandmf.keras.PrivateOptimizer("sgd", plan, additional_run=True)
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         model.compile(optimizer, loss)

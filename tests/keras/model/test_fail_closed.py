@@ -10,6 +10,7 @@ import tensorflow as tf
 import tf_bandmf
 import tf_bandmf.keras
 from tf_bandmf.keras.clipping.independence import registration
+from tf_bandmf.keras.model.programs import Programs
 from tf_bandmf.keras.run.admission import Admitted
 
 IN_GRAPH = (tf.errors.InvalidArgumentError, RuntimeError)
@@ -309,7 +310,7 @@ def test_every_way_in_runs_the_self_check(
         lambda: make(min_sep).fit((item for item in stream), verbose=0),
         lambda: make(min_sep).train_on_batch(data[0][:4], data[1][:4]),
         lambda: make(plan).train_on_batch(batch),
-        lambda: tf.function(make(plan).train_step)(batch),
+        lambda: make(plan).private_gradients(batch),
     ):
         with pytest.raises(RuntimeError, match=r"alone|not checked"):
             call()
@@ -335,9 +336,9 @@ def test_without_assertions_a_refused_step_gives_no_number(
     model.train_on_batch(first)
     tf.config.optimizer.set_experimental_options({"debug_stripper": True})
     try:
-        stripped = tf.function(lambda b: model.train_step(b), autograph=False)
+        stripped = Programs(model)
         with pytest.raises(tf.errors.OpError):
-            stripped(first)
+            stripped.step(first)
     finally:
         tf.config.optimizer.set_experimental_options({"debug_stripper": False})
 
@@ -382,15 +383,13 @@ def test_a_loop_of_ones_own_past_the_plan(data, make_plan, make_private_model):
     plan = make_plan(batch_size=11)
     model = make_private_model(plan)
     batches = list(plan.batches(*data))
-    step = tf.function(lambda batch: model.train_step(batch))
-    model.optimizer.build(model.trainable_variables)
     for batch in batches:
-        step(batch)
+        model.optimizer.apply_noisy(model.private_gradients(batch))
     before = model.get_weights()
     past = {**batches[-1], "step": tf.constant(plan.num_steps, tf.int64)}
     for call in (
-        lambda: step(past),
-        lambda: step(batches[0]),
+        lambda: model.private_gradients(past),
+        lambda: model.private_gradients(batches[0]),
         lambda: model.train_on_batch(past),
     ):
         with pytest.raises(IN_GRAPH):
@@ -432,7 +431,7 @@ def test_layers_added_after_the_check_are_checked(
 ):
     monkeypatch.setattr(registration, "_vouched", {Centered})
     plan = make_plan(batch_size=22)
-    model = make_private_model(plan, self_check=True)
+    model = make_private_model(plan)
     fit(model, plan, data, epochs=1)
     before = model.get_weights()
     model.add(Centered())
@@ -441,7 +440,7 @@ def test_layers_added_after_the_check_are_checked(
     for call in (
         lambda: fit(model, plan, data, epochs=1),
         lambda: model.train_on_batch(batch),
-        lambda: tf.function(model.train_step)(batch),
+        lambda: model.private_gradients(batch),
     ):
         with pytest.raises(RuntimeError, match=r"alone|not checked"):
             call()
@@ -523,7 +522,9 @@ def test_steps_that_run_eagerly_are_refused(how, data, make_plan, make_private_m
         model.run_eagerly = True
     tf.config.run_functions_eagerly(how == "functions")
     try:
-        with pytest.raises(RuntimeError, match=r"plain model|run_functions_eagerly"):
+        with pytest.raises(
+            RuntimeError, match=r"plain model|run_functions_eagerly|no train_step"
+        ):
             if how == "the step itself":
                 model.train_step(next(iter(batches)))
             else:

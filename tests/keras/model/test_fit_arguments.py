@@ -208,7 +208,7 @@ def test_class_weights_multiply_what_examples_contribute(
     plan = make_plan(batch_size=22, epochs=1, l2_norm_clip=0.01)
     learned = {}
     for name in ("none", "weighted"):
-        model = tf_bandmf.keras.make_private(make_plain_model(), self_check=False)
+        model = tf_bandmf.keras.make_private(make_plain_model())
         optimizer = tf_bandmf.keras.PrivateOptimizer(
             keras.optimizers.SGD(1.0), plan, clipping=clipping
         )
@@ -392,7 +392,7 @@ def test_one_step_of_users_is_the_clipped_sum_of_their_mean_gradients(
     first = next(iter(batches))
     after = {}
     for name in ("users", "nothing"):
-        model = tf_bandmf.keras.make_private(make_plain_model(), self_check=False)
+        model = tf_bandmf.keras.make_private(make_plain_model())
         optimizer = tf_bandmf.keras.PrivateOptimizer(keras.optimizers.SGD(1.0), plan)
         model.compile(optimizer=optimizer, loss=loss)
         schedule = batches
@@ -420,14 +420,8 @@ def test_targets_that_are_strings_are_refused_with_what_to_do(
     data, make_plan, make_private_model
 ):
     plan = make_plan()
-    model = make_private_model(plan, self_check=True)
+    model = make_private_model(plan)
     names = np.array(["a", "b", "c"])[data[1]]
     with pytest.raises(TypeError, match=r"np\.unique"):
         model.fit(plan.batches(data[0], names), verbose=0)
     assert model.optimizer.steps_taken == 0
-
-
-def test_a_plan_is_no_self_check(make_plan):
-    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
-    with pytest.raises(TypeError, match="A plan goes to the optimizer"):
-        tf_bandmf.keras.make_private(model, make_plan())

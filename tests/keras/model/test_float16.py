@@ -17,7 +17,6 @@ def make_half(make_plain_model, compile_model):
         compile_first=False,
         scale=1024,
         optimizer=None,
-        self_check=False,
         **changes,
     ):
         keras.config.set_dtype_policy("mixed_float16")
@@ -34,7 +33,7 @@ def make_half(make_plain_model, compile_model):
             model.compile("sgd", "mse")
             tf_bandmf.keras.make_private(model)
         compile_model(model, optimizer, **changes)
-        return tf_bandmf.keras.make_private(model, self_check=self_check)
+        return tf_bandmf.keras.make_private(model)
 
     return make
 
@@ -43,7 +42,7 @@ def make_half(make_plain_model, compile_model):
     ("compile_first", "changes"),
     [
         (False, {}),
-        (True, {"self_check": True}),
+        (True, {}),
         (True, {"jit_compile": True}),
         (False, {"microbatch": 4}),
     ],
@@ -57,7 +56,7 @@ def test_float16_trains_like_float32(
     compiled = {k: v for k, v in changes.items() if k != "microbatch"}
     half = make_half(plan, compile_first, **compiled)
     if size:
-        tf_bandmf.keras.make_private(half, self_check=False, microbatch_size=size)
+        tf_bandmf.keras.make_private(half, microbatch_size=size)
     # Keras' own wrapper, whose scale depends on the data, is not there.
     assert type(half.optimizer) is tf_bandmf.keras.PrivateOptimizer
     half.fit(plan.batches(*data), verbose=0)
@@ -70,7 +69,7 @@ def test_float16_trains_like_float32(
 @pytest.mark.invariant(5)
 def test_overflow_is_a_noisy_step(data, make_plan, make_half):
     plan = make_plan()
-    model = make_half(plan, scale=2.0**30, self_check=True)
+    model = make_half(plan, scale=2.0**30)
     before = model.get_weights()
     with pytest.warns(UserWarning, match="lower loss_scale_factor"):
         model.fit(plan.batches(*data), epochs=1, verbose=0)

@@ -28,8 +28,8 @@ def preprocessor():
     return keras_hub.models.BertTextClassifierPreprocessor(tokenizer, sequence_length=6)
 
 
-def private(model, plan, self_check=False):
-    tf_bandmf.keras.make_private(model, self_check=self_check)
+def private(model, plan):
+    tf_bandmf.keras.make_private(model)
     optimizer = tf_bandmf.keras.PrivateOptimizer(keras.optimizers.SGD(0.1), plan)
     hub_models.compile_for_training(model, optimizer, weighted_metrics=[])
 
@@ -38,9 +38,9 @@ def private(model, plan, self_check=False):
 def train(make_plan):
     """Trains a task privately for one epoch."""
 
-    def run(model, x, y, sample_weight=None, self_check=False, **changes):
+    def run(model, x, y, sample_weight=None, **changes):
         plan = make_plan(epochs=1)
-        private(model, plan, self_check)
+        private(model, plan)
         batches = plan.batches(x, y, sample_weight=sample_weight)
         model.fit(batches, epochs=1, verbose=0, **changes)
         assert model.optimizer.steps_taken == plan.num_steps
@@ -59,7 +59,7 @@ def trained(train):
         model = hub_models.MAKERS[name]()
         x, y, weight = hub_models.data(name, NUM_EXAMPLES)
         before = [w.copy() for w in model.get_weights()]
-        train(model, x, y, weight, self_check=name == "distil_bert")
+        train(model, x, y, weight)
         assert any((a != b).any() for a, b in zip(before, model.get_weights()))
         return model, (x, y, weight)
 
@@ -83,7 +83,7 @@ def test_a_task_trains_and_becomes_plain(name, trained, tmp_path):
 
 
 def train_lazily(model, x, y, plan):
-    tf_bandmf.keras.make_private(model, self_check=False, tables="lazy")
+    tf_bandmf.keras.make_private(model, tables="lazy")
     inner = keras.optimizers.SGD(0.1)
     optimizer = tf_bandmf.keras.PrivateOptimizer(inner, plan, additional_run=True)
     hub_models.compile_for_training(model, optimizer, weighted_metrics=[])

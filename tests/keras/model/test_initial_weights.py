@@ -16,7 +16,7 @@ def trained(make_plain_model, data):
     model = make_plain_model()
     model.compile(keras.optimizers.SGD(0.1), LOSS)
     model.fit(*data, epochs=1, batch_size=11, verbose=0)
-    return tf_bandmf.keras.make_private(model, self_check=False)
+    return tf_bandmf.keras.make_private(model)
 
 
 @pytest.mark.invariant(6)

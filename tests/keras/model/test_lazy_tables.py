@@ -53,9 +53,7 @@ def mean_of_bag():
 
 
 def prepare(model, plan, tables="lazy", inner=None, **settings):
-    model = tf_bandmf.keras.make_private(
-        model, self_check=False, tables=tables, **settings
-    )
+    model = tf_bandmf.keras.make_private(model, tables=tables, **settings)
     inner = keras.optimizers.SGD(0.5) if inner is None else inner
     optimizer = tf_bandmf.keras.PrivateOptimizer(inner, plan, additional_run=True)
     model.compile(optimizer, LOSS)

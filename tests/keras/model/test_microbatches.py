@@ -22,11 +22,9 @@ def assert_close(a, b, atol=1e-6):
 
 @pytest.fixture
 def make_chunked(make_private_model):
-    def make(plan, microbatch_size, self_check=False, **changes):
+    def make(plan, microbatch_size, **changes):
         model = make_private_model(plan, **changes)
-        return tf_bandmf.keras.make_private(
-            model, self_check=self_check, microbatch_size=microbatch_size
-        )
+        return tf_bandmf.keras.make_private(model, microbatch_size=microbatch_size)
 
     return make
 
@@ -36,7 +34,7 @@ def make_chunked(make_private_model):
     "microbatch_size, changes",
     [
         (1, {}),
-        (4, {"self_check": True}),
+        (4, {}),
         (3, {"jit_compile": True}),
         (3, {"jit_compile": "auto", "steps_per_execution": 3}),
         (64, {}),
@@ -92,7 +90,7 @@ def test_poisson_batches_of_any_size_are_traced_once(
         keras.utils.set_random_seed(0)
         layers = [keras.Input((5,)), Counted(), keras.layers.Dense(3)]
         model = tf_bandmf.keras.make_private(
-            keras.Sequential(layers), self_check=False, microbatch_size=microbatch_size
+            keras.Sequential(layers), microbatch_size=microbatch_size
         )
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         model.compile(tf_bandmf.keras.PrivateOptimizer("sgd", plan), loss)
@@ -121,7 +119,7 @@ def test_mixed_bfloat16_trains_in_microbatches(
             keras.layers.Dense(3, dtype="mixed_bfloat16"),
         ]
         model = keras.Sequential([keras.Input((5,)), *layers])
-        tf_bandmf.keras.make_private(model, self_check=False, microbatch_size=size)
+        tf_bandmf.keras.make_private(model, microbatch_size=size)
         inner = keras.optimizers.SGD(0.1)
         compile_model(model, tf_bandmf.keras.PrivateOptimizer(inner, plan))
         weights.append(train(model, plan.batches(*data), epochs=2).get_weights())

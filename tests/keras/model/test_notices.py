@@ -9,7 +9,7 @@ import pytest
 import tf_bandmf.keras
 from tf_bandmf.keras.clipping.sums import clipped_sums
 from tf_bandmf.keras.model import guards
-from tf_bandmf.keras.model.step import PrivateStep
+from tf_bandmf.keras.model.programs import Programs
 
 
 @pytest.mark.parametrize("quiet", [False, True])
@@ -33,11 +33,11 @@ def test_training_announces_what_it_traces(
 ):
     monkeypatch.setattr(guards, "PATIENCE", 0.0)
     plan = make_plan(epochs=1)
-    model = make_private_model(plan, self_check=True, hidden=False)
+    model = make_private_model(plan, hidden=False)
     model.fit(plan.batches(*data), verbose=2)
     printed = capsys.readouterr().err
     assert "comparing the gradients" in printed and "tracing" in printed
-    again = make_private_model(plan, self_check=True, additional_run=True, hidden=False)
+    again = make_private_model(plan, additional_run=True, hidden=False)
     again.fit(plan.batches(*data), verbose=0)
     assert "tf_bandmf" not in capsys.readouterr().err
 
@@ -47,7 +47,7 @@ def test_the_trace_is_announced_once(
 ):
     monkeypatch.setattr(guards, "PATIENCE", 0.0)
     plan = make_plan(epochs=1)
-    model = tf_bandmf.keras.make_private(make_plain_model(), self_check=False)
+    model = tf_bandmf.keras.make_private(make_plain_model())
     model.compile(
         tf_bandmf.keras.PrivateOptimizer("sgd", plan),
         loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
@@ -78,28 +78,27 @@ class LateMean(keras.metrics.Metric):
 
 
 @pytest.mark.on_cpu
-@pytest.mark.parametrize("self_check", [False, True])
 @pytest.mark.parametrize("metric", METRICS)
-@pytest.mark.slow_cases("name-*", "late-*", "object-False")
+@pytest.mark.slow_cases("name", "late")
 def test_the_step_and_its_pass_are_traced_once(
-    metric, self_check, data, make_plan, make_private_model, monkeypatch
+    metric, data, make_plan, make_private_model, monkeypatch
 ):
     steps, passes = [], []
-    step, traced = PrivateStep._train_step, clipped_sums._pass_in_graph
+    step, traced = Programs._released, clipped_sums._pass_in_graph
 
-    def counted_step(self, batch):
-        steps.append(batch)
-        return step(self, batch)
+    def counted_step(self, *args):
+        steps.append(args)
+        return step(self, *args)
 
     def counted_pass(*args):
         passes.append(args)
         return traced(*args)
 
-    monkeypatch.setattr(PrivateStep, "_train_step", counted_step)
+    monkeypatch.setattr(Programs, "_released", counted_step)
     monkeypatch.setattr(clipped_sums, "_pass_in_graph", counted_pass)
     plan = make_plan(epochs=1, batch_size=11)
     options = {"metrics": [METRICS[metric]()]}
-    model = make_private_model(plan, self_check=self_check, **options)
+    model = make_private_model(plan, **options)
     history = model.fit(plan.batches(*data), verbose=0).history
     assert len(history) == 2 and np.all(np.isfinite(list(history.values())))
     assert len(steps) == len(passes) == 1

@@ -17,13 +17,12 @@ def fit(
     dtype="float32",
     first=(),
     ranges=None,
-    self_check=False,
     **options,
 ):
     x, y = data
     plan = make_plan("identity", test_seed=None)
     model = keras.Sequential([layers.Input((5,), dtype=dtype), *first, last])
-    model = tf_bandmf.keras.make_private(model, self_check=self_check)
+    model = tf_bandmf.keras.make_private(model)
     optimizer = tf_bandmf.keras.PrivateOptimizer(keras.optimizers.SGD(0.1), plan)
     model.compile(optimizer, loss)
     batches = plan.batches(x.astype(dtype), y, ranges=ranges)
@@ -66,5 +65,5 @@ def fit(
 def test_what_learns_nothing_is_refused(data, make_plan, last, loss, options, message):
     with pytest.raises(ValueError, match=message) as refusal:
         # Before the self-check, where TensorFlow would refuse labels in words of its own.
-        fit(data, make_plan, last, loss, self_check=True, **options)
+        fit(data, make_plan, last, loss, **options)
     assert "Nothing was trained" in str(refusal.value)

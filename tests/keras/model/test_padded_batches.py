@@ -65,7 +65,6 @@ def test_padding_counts_in_no_metric(users, wanted, make_plan):
     )
     model = tf_bandmf.keras.make_private(
         keras.Sequential([keras.Input((4,)), keras.layers.Dense(1, "sigmoid")]),
-        self_check=False,
     )
     optimizer = tf_bandmf.keras.PrivateOptimizer(keras.optimizers.SGD(1e-9), plan)
     kind = "metrics" if wanted else "weighted_metrics"

@@ -220,7 +220,7 @@ def make_reader(make_plan, compile_model):
         model = keras.Sequential([inputs, *layers])
         if functional:
             model = keras.Model(inputs, model(inputs))
-        tf_bandmf.keras.make_private(model, self_check=False, **settings)
+        tf_bandmf.keras.make_private(model, **settings)
         optimizer = tf_bandmf.keras.PrivateOptimizer("sgd", make_plan())
         return compile_model(model, optimizer)
 
@@ -274,7 +274,7 @@ def test_a_model_whose_gradients_were_checked_saves_and_loads(
     data, make_plan, make_private_model, tmp_path
 ):
     plan = make_plan(batch_size=22)
-    model = make_private_model(plan, self_check=True)
+    model = make_private_model(plan)
     model.fit(plan.batches(*data), epochs=1, verbose=0)
     model.save(tmp_path / "m.keras")
     model.save_weights(tmp_path / "m.weights.h5")

@@ -57,7 +57,7 @@ def test_a_model_with_preprocessing_trains_in_two_parts(make, make_plan):
     encode, core = tf_bandmf.keras.split_preprocessing(model)
     np.testing.assert_allclose(core(encode(raw)), before, rtol=1e-5)
     assert not encode.trainable_variables
-    tf_bandmf.keras.make_private(core, self_check=False)
+    tf_bandmf.keras.make_private(core)
     plan = make_plan(num_examples=M, epochs=1)
     core.compile(
         tf_bandmf.keras.PrivateOptimizer(keras.optimizers.SGD(0.1), plan),

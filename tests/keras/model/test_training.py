@@ -8,6 +8,7 @@ import tensorflow as tf
 import tf_bandmf
 import tf_bandmf.keras
 from tf_bandmf import noise
+from tf_bandmf.keras.model.programs import Programs
 from tf_bandmf.noise.keys import NoiseKey
 from tf_bandmf.strategies import FAMILIES
 
@@ -96,16 +97,16 @@ def test_the_step_is_traced_once(
         model = make_private_model(plan)
     else:
         plain = keras.Sequential([keras.layers.Dense(3)])
-        model = tf_bandmf.keras.make_private(plain, self_check=False)
+        model = tf_bandmf.keras.make_private(plain)
         compile_model(model, tf_bandmf.keras.PrivateOptimizer("sgd", plan))
     assert model.built == is_built
-    traces, step = [], type(model)._train_step
+    traces, clip = [], Programs._clipped
 
-    def traced(self, batch):
-        traces.append(batch)
-        return step(self, batch)
+    def traced(self, contents, scales, seeds):
+        traces.append(contents)
+        return clip(self, contents, scales, seeds)
 
-    monkeypatch.setattr(type(model), "_train_step", traced)
+    monkeypatch.setattr(Programs, "_clipped", traced)
     model.fit(plan.batches(*data), epochs=2, verbose=0)
     assert len(traces) == 1
 
@@ -216,7 +217,7 @@ def test_variables_of_equal_shape_get_different_noise(make_min_sep_plan, compile
     keras.utils.set_random_seed(0)
     layers = [keras.layers.Dense(3, use_bias=False) for _ in range(2)]
     model = keras.Sequential([keras.Input((3,)), *layers])
-    before = tf_bandmf.keras.make_private(model, self_check=False).get_weights()
+    before = tf_bandmf.keras.make_private(model).get_weights()
     optimizer = tf_bandmf.keras.PrivateOptimizer(keras.optimizers.SGD(1.0), plan)
     compile_model(model, optimizer, loss="mse")
     # Examples of weight zero: what moves the weights is noise alone.
@@ -261,7 +262,7 @@ def test_weight_regularizers_act_beside_the_noise(make_min_sep_plan, compile_mod
             2, kernel_regularizer=keras.regularizers.L2(strength)
         )
         model = tf_bandmf.keras.make_private(
-            keras.Sequential([keras.Input((3,)), dense]), self_check=strength > 0.0
+            keras.Sequential([keras.Input((3,)), dense])
         )
         kernel = model.get_weights()[0]
         optimizer = tf_bandmf.keras.PrivateOptimizer(

@@ -172,7 +172,7 @@ def test_dropout_masks_are_those_of_the_interrupted_run(
         layers = [keras.layers.Dropout(0.5), keras.layers.Dense(3)]
         model = keras.Sequential([keras.Input((5,)), *layers])
         optimizer = tf_bandmf.keras.PrivateOptimizer("sgd", plan)
-        tf_bandmf.keras.make_private(model, self_check=False)
+        tf_bandmf.keras.make_private(model)
         compile_model(model, optimizer)
         backup = keras.callbacks.BackupAndRestore(
             tmp_path / name, save_freq=1, delete_checkpoint=False
@@ -407,7 +407,7 @@ def test_a_run_that_stopped_goes_on_as_a_second_one(
     first = restored(make_private_model(plan), weights)
     first.begin_run(plan.batches(*data), path)
     second = make_plain_model()
-    tf_bandmf.keras.make_private(second, self_check=False)
+    tf_bandmf.keras.make_private(second)
     second.load_weights(weights)
     optimizer = tf_bandmf.keras.PrivateOptimizer("sgd", plan, additional_run=True)
     compile_model(second, optimizer)
@@ -600,7 +600,7 @@ PROGRAM = """
     def train(folder, kill_at):
         keras.utils.set_random_seed(0)
         model = keras.Sequential([keras.Input((5,)), keras.layers.Dense(3)])
-        tf_bandmf.keras.make_private(model, self_check=False)
+        tf_bandmf.keras.make_private(model)
         model.compile(
             tf_bandmf.keras.PrivateOptimizer("sgd", plan),
             keras.losses.SparseCategoricalCrossentropy(from_logits=True))

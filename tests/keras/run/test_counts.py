@@ -65,7 +65,7 @@ def test_microbatches_count_the_same(data, make_plan, make_private_model):
     x = data[0].copy()
     x[:3] = np.inf
     model = make_private_model(plan)
-    tf_bandmf.keras.make_private(model, self_check=False, microbatch_size=4)
+    tf_bandmf.keras.make_private(model, microbatch_size=4)
     with pytest.warns(UserWarning, match="contributed nothing"):
         model.fit(plan.batches(x, data[1]), epochs=2, verbose=0)
     found = model.private_counts()

@@ -44,7 +44,7 @@ def released(change=None, **compiled):
     dense = keras.layers.Dense(SIZE, use_bias=False, kernel_initializer="zeros")
     model = keras.Sequential([keras.Input((SIZE,)), dense, dropout])
     tf_bandmf.keras.make_private(
-        model, self_check=False, microbatch_size=compiled.pop("microbatch_size", None)
+        model, microbatch_size=compiled.pop("microbatch_size", None)
     )
     inner = keras.optimizers.SGD(1.0)
     # Its gradient depends on no weights, and on no mask: what was dropped is as large.
@@ -163,7 +163,7 @@ def releases_of(rates, releases):
     ids = keras.Input((2,), dtype="int32")
     table = keras.layers.Embedding(ROWS, 3, embeddings_initializer="ones")
     model = keras.Model(ids, keras.layers.Flatten()(table(ids)))
-    tf_bandmf.keras.make_private(model, self_check=False, tables="lazy")
+    tf_bandmf.keras.make_private(model, tables="lazy")
     inner = keras.optimizers.SGD(1.0)
     # Its gradient is one, whatever the weights are.
     model.compile(

@@ -62,7 +62,7 @@ def trained(mechanism, counts, monkeypatch, is_copied):
     inputs = keras.Input((3,), dtype="int32")
     hidden = keras.layers.Embedding(ROWS, COLUMNS)(inputs)
     outputs = keras.layers.Dense(1)(keras.layers.Flatten()(hidden))
-    model = tf_bandmf.keras.make_private(keras.Model(inputs, outputs), self_check=False)
+    model = tf_bandmf.keras.make_private(keras.Model(inputs, outputs))
     model.compile(
         tf_bandmf.keras.PrivateOptimizer(keras.optimizers.SGD(0.5), plan),
         keras.losses.MeanSquaredError(),

@@ -32,7 +32,7 @@ def as_before():
 
 def make_model(plan, checkpoint=None):
     model = keras.Sequential([keras.Input((SIZE,)), keras.layers.Dense(SIZE)])
-    tf_bandmf.keras.make_private(model, self_check=False)
+    tf_bandmf.keras.make_private(model)
     optimizer = tf_bandmf.keras.PrivateOptimizer(
         keras.optimizers.SGD(LEARNING_RATE), plan
     )

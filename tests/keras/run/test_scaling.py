@@ -18,7 +18,6 @@ def make_scaled(make_plain_model, compile_model):
     def make(
         plan,
         inner=None,
-        self_check=False,
         microbatch_size=None,
         hidden=True,
         **changes,
@@ -32,9 +31,7 @@ def make_scaled(make_plain_model, compile_model):
                 if key in changes
             }
         )
-        tf_bandmf.keras.make_private(
-            model, self_check=self_check, microbatch_size=microbatch_size
-        )
+        tf_bandmf.keras.make_private(model, microbatch_size=microbatch_size)
         optimizer = tf_bandmf.keras.PrivateOptimizer(
             inner or keras.optimizers.Adam(0.05),
             plan,
@@ -270,7 +267,6 @@ def test_a_resumed_run_has_the_scales_of_the_straight_run(
         model = make_scaled(
             plan,
             scaling="second_moment",
-            self_check=name == "straight",
             hidden=False,
         )
         model.build((None, data[0].shape[1]))

@@ -115,7 +115,7 @@ def test_it_names_layers_that_were_adapted(where, data, make_plan, compile_model
         layer = keras.layers.Normalization(mean=0.0, variance=1.0)
     inside = [layer] if where in ("model", "no statistics") else []
     network = keras.Sequential([keras.Input((5,)), *inside, keras.layers.Dense(3)])
-    model = tf_bandmf.keras.make_private(network, self_check=False)
+    model = tf_bandmf.keras.make_private(network)
     plan = make_plan("identity", batch_size=22)
     optimizer = tf_bandmf.keras.PrivateOptimizer(keras.optimizers.SGD(0.1), plan)
     compile_model(model, optimizer)
@@ -199,9 +199,7 @@ def make_loaded(make_plain_model, compile_model):
     """A private model that is given weights before it is compiled, as tuners do."""
 
     def make(load, source, path):
-        model = tf_bandmf.keras.make_private(
-            make_plain_model(hidden=False), self_check=False
-        )
+        model = tf_bandmf.keras.make_private(make_plain_model(hidden=False))
         load(model, source, path)
         plan = source.optimizer.plan
         optimizer = tf_bandmf.keras.PrivateOptimizer(keras.optimizers.SGD(0.1), plan)

@@ -20,6 +20,7 @@ import tensorflow as tf
 from tf_bandmf.graphs.mapping import map_each
 from tf_bandmf.keras.audit.private_metrics import PrivateMetric, Rows
 from tf_bandmf.keras.clipping import (
+    OF_THE_MACHINE,
     NotIndependent,
     UnsupportedModelError,
     measured_rows,
@@ -55,8 +56,7 @@ def sums_of(
       Sums, float64 [M], and the number of units: records, or users.
 
     Raises:
-      UnsupportedModelError: if the model changes a variable, runs code of the host, or
-        stops for some values of a record.
+      UnsupportedModelError: if the model changes a variable, or runs code of the host.
       ValueError: if the data do not fit together, or there are none.
     """
     total = np.zeros([sum(metric.size for metric in metrics)], np.int64)
@@ -71,13 +71,41 @@ def sums_of(
         if digest is not None:
             for part in (*tf.nest.flatten(batch), own):
                 digest.update(hash_rows(part).numpy().tobytes())
-        total += function(*batch, tf.constant(own, tf.float64)).numpy()
+        total += _sum(function, batch, own, metrics)
         count += size
         if count > _MOST_RECORDS:
             raise ValueError(f"At most {_MOST_RECORDS} records are evaluated at once.")
     if not count:
         raise ValueError("There are no records to evaluate.")
     return total / _GRID, count if units is None else units
+
+
+def _sum(
+    function: Any, batch: Any, weights: np.ndarray, metrics: Sequence[PrivateMetric]
+) -> np.ndarray:
+    """The sum of a batch; a record of which the model or a metric raises is bad."""
+    try:
+        found: np.ndarray = function(*batch, tf.constant(weights, tf.float64)).numpy()
+        return found
+    except tf.errors.OpError as error:
+        if isinstance(error, OF_THE_MACHINE):
+            raise
+    if len(weights) == 1:
+        bad = [
+            _limited(m, tf.fill([1, m.size], math.nan), len(metrics)) for m in metrics
+        ]
+        return _on_grid(tf.concat(bad, axis=1)[0] * weights[0]).numpy()
+    rows = (slice(i, i + 1) for i in range(len(weights)))
+    each = [
+        _sum(
+            function,
+            tf.nest.map_structure(lambda t, row=row: t[row], batch),
+            weights[row],
+            metrics,
+        )
+        for row in rows
+    ]
+    return np.sum(each, axis=0)
 
 
 def _weights(x: Any, users: Any) -> tuple[np.ndarray | None, int | None]:
@@ -183,7 +211,13 @@ def _measured(
 
 
 def _bounded(metric: PrivateMetric, rows: Rows, parts: int) -> tf.Tensor:
-    """One metric's vectors, each of norm <= 1 / sqrt(parts); NaN is `bad`.
+    """One metric's vectors, each of norm <= 1 / sqrt(parts); NaN is `bad`."""
+    vectors = tf.ensure_shape(metric.vectors(rows), [None, metric.size])
+    return _limited(metric, vectors, parts)
+
+
+def _limited(metric: PrivateMetric, vectors: tf.Tensor, parts: int) -> tf.Tensor:
+    """Vectors [N, size] as `_bounded` makes them.
 
     Raises:
       ValueError: if `bad` is not finite, so that nothing bounds it.
@@ -194,9 +228,7 @@ def _bounded(metric: PrivateMetric, rows: Rows, parts: int) -> tf.Tensor:
             f"What metric {metric.name!r} takes for records that are not finite (`bad`) "
             f"must be a finite number, found {metric.bad}."
         )
-    vectors = tf.ensure_shape(
-        tf.cast(metric.vectors(rows), tf.float64), [None, metric.size]
-    )
+    vectors = tf.cast(vectors, tf.float64)
     is_bad = tf.reduce_any(~tf.math.is_finite(vectors), axis=1, keepdims=True)
     vectors = tf.where(is_bad, tf.constant(bad, tf.float64), vectors)
     norms = tf.norm(vectors, axis=1, keepdims=True)

@@ -6,8 +6,6 @@ from tf_bandmf.keras.clipping.factors.precision import (
     check_matmul_precision,
     turn_tensor_float_32_off,
 )
-from tf_bandmf.keras.clipping.forward import kept_pass
-from tf_bandmf.keras.clipping.forward.kept_pass import Same
 from tf_bandmf.keras.clipping.forward.looked_up import LookedUp
 from tf_bandmf.keras.clipping.forward.supported import check_supported
 from tf_bandmf.keras.clipping.independence.domain import NotIndependent
@@ -41,18 +39,20 @@ from tf_bandmf.keras.clipping.sums.clipped_sums import (
     clipped_gradient_sums,
     find_layers_alone,
 )
-from tf_bandmf.keras.clipping.sums.self_check import self_check
+from tf_bandmf.keras.clipping.sums.self_check import needs_self_check, self_check
 from tf_bandmf.keras.clipping.sums.settings import Clipping, check_loss_scale
 from tf_bandmf.keras.clipping.tensors.batches import to_tensors
 from tf_bandmf.keras.clipping.tensors.errors import (
+    OF_THE_MACHINE,
     ClippingMismatchError,
     UnsupportedModelError,
 )
 from tf_bandmf.keras.clipping.tensors.made_up import made_up
 from tf_bandmf.keras.clipping.tensors.multi_row import present_rows
-from tf_bandmf.keras.compat.total_lookups import bad_values_become_nan
+from tf_bandmf.keras.clipping.tensors.variables import Same
 
 __all__ = [
+    "OF_THE_MACHINE",
     "OUTCOMES",
     "PREPROCESSING",
     "SUM_MARGIN",
@@ -70,16 +70,15 @@ __all__ = [
     "Rule",
     "Same",
     "UnsupportedModelError",
-    "bad_values_become_nan",
     "check_functions_are_traced",
     "check_loss_scale",
     "check_matmul_precision",
     "check_supported",
+    "needs_self_check",
     "clipped_gradient_sums",
     "find_layers_alone",
     "is_lookup_table",
     "is_random",
-    "kept_pass",
     "layers_executed_alone",
     "made_up",
     "map_examples",

@@ -25,7 +25,6 @@ from tf_bandmf.keras.resume.identity import value_of
 
 def make_private(
     model: keras.Model,
-    self_check: bool = True,
     *,
     microbatch_size: int | None = None,
     tables: str | Sequence[str] = DENSE,
@@ -51,10 +50,6 @@ def make_private(
       model: a Sequential, functional or subclassed model, or a KerasHub task; built or
         not. If its data are raw, `fit` applies the preprocessor of a task to each
         example by itself.
-      self_check: whether to compare, once before the first step of `fit`, the gradients
-        of a few made-up examples, in the shapes of the data, with those of each example
-        by itself. This is the second line of defence after the analysis of the model's
-        graph.
       microbatch_size: if given, the step processes its batch in groups of this many
         examples, one after another, and needs only the memory of one group: for large
         logical batches. Gradients are still clipped per example, and noise is still
@@ -80,16 +75,10 @@ def make_private(
     Raises:
       ValueError: if microbatch_size or release_every is not a positive integer, tables
         is none of the above, or `alone` names a layer that the model does not have.
-      TypeError: if `model` is not a model, or its class has its own training step; or
-        self_check is not a bool.
+      TypeError: if `model` is not a model, or its class has its own training step.
       UnsupportedModelError: if a layer mixes examples (batch normalization) or its
         per-example gradients are not available.
     """
-    if not isinstance(self_check, bool):
-        raise TypeError(
-            f"self_check must be True or False, found {self_check!r}. A plan goes to the "
-            f"optimizer: PrivateOptimizer(optimizer, plan)."
-        )
     if microbatch_size is not None:
         if not isinstance(microbatch_size, int):
             raise ValueError(
@@ -126,7 +115,6 @@ def make_private(
     names = checked_names(model, alone)
     model.__class__ = chosen
     model.train_function = None
-    state_of(model).compares = self_check
     if optimizer is not None and not isinstance(optimizer, PrivateOptimizer):
         state_of(model).plain_steps = int(value_of(optimizer.iterations))
     state_of(model).may_run_alone = names

@@ -1,4 +1,4 @@
-"""Prepares the first step: the optimizer, the weights, the self-check."""
+"""Prepares the first step: the optimizer, the weights, what is checked before it."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from tf_bandmf.keras.clipping import (
     check_supported,
     find_layers_alone,
     made_up,
+    needs_self_check,
     self_check,
 )
 from tf_bandmf.keras.compat.keras_objects import all_layers
@@ -21,7 +22,7 @@ from tf_bandmf.keras.compat.optimizing import optimized_once
 from tf_bandmf.keras.model.alone import check_layers_alone
 from tf_bandmf.keras.model.batch_contents import contents
 from tf_bandmf.keras.model.guards import announced
-from tf_bandmf.keras.model.tables import DENSE, lazy_layers
+from tf_bandmf.keras.model.tables import lazy_layers
 from tf_bandmf.keras.model.training_state import state_of
 from tf_bandmf.keras.optimizer.inner_optimizers import check_accumulation
 from tf_bandmf.keras.optimizer.private import PrivateOptimizer, private_optimizer_of
@@ -120,71 +121,43 @@ def build_optimizer(model: Any, optimizer: PrivateOptimizer) -> None:
         begin_run(model, optimizer)
 
 
-def self_check_is_due(model: Any) -> bool:
-    """Whether gradients are still to be compared, unless the user left that out."""
-    return state_of(model).compares and check_is_due(model)
+def check_examples(model: Any, optimizer: PrivateOptimizer, data: Any) -> None:
+    """Refuses layers that would not do what they say; compares gradients, where due.
 
-
-def check_is_due(model: Any) -> bool:
-    """Whether there is something to check: at first, and with other layers."""
-    checked = state_of(model).checked
-    if isinstance(checked, bool):
-        return not checked
-    return list(map(id, all_layers(model))) != list(map(id, checked))
-
-
-def check_gradients(model: Any, optimizer: PrivateOptimizer, data: Any) -> None:
-    """Refuses layers that would not do what they say, and compares gradients.
-
-    The gradients of made-up examples are compared with those of each example by itself,
-    unless the user turned this off. Layers are checked first, because a loss may not
-    accept what a layer that mixes examples makes of a single one.
+    Layers are checked first, because a loss may not accept what a layer that mixes
+    examples makes of a single one. Gradients of made-up examples are compared with those
+    of each by itself if somebody vouches for a layer or wrote a rule.
 
     Args:
-      model: private and compiled.
+      model: private, compiled and built.
       optimizer: of the model.
-      data: a batch; only its shapes and dtypes matter. If it is empty, nothing is done.
+      data: a batch that is not empty; only its shapes and dtypes matter.
     """
-    found = contents(data)
-    if int(tf.shape(tf.nest.flatten(found[0])[0])[0]) == 0:
-        return
-    build_model(model, data)
-    state, layers = state_of(model), tuple(all_layers(model))
-    readers = _readers_for_check(model, optimizer)
+    refuse_text(data)
+    examples = made_up(contents(data), _CHECKED_EXAMPLES)
+    tables, state = optimizer.run.tables, state_of(model)
+    readers = None
+    if tables is not None:
+        state.looked_up(examples[0], None)
+        readers = tables.readers_between_steps()
     with optimized_once():
-        find_layers_alone(model, *made_up(found, _CHECKED_EXAMPLES), readers=readers)
-    check_layers_alone(model, data, state.may_run_alone, quiet=True)
-    if state.compares:
-        _compare(model, optimizer, found, readers)
+        find_layers_alone(model, *examples, readers=readers)
     check_layers_alone(model, data, state.may_run_alone, state.is_quiet)
-    state.checked = layers
-
-
-def _compare(model: Any, optimizer: PrivateOptimizer, found: Any, readers: Any) -> None:
-    """The self-check, on made-up examples like those of a batch."""
+    if not needs_self_check(model):
+        return
     telling = announced(
-        "comparing the gradients of made-up examples with those that each has by "
-        "itself (once; make_private(..., self_check=False) leaves it out).",
-        state_of(model).is_quiet,
+        "comparing the gradients of made-up examples with those that each has by itself.",
+        state.is_quiet,
     )
     with telling, optimized_once():
         self_check(
             model,
-            *made_up(found, _CHECKED_EXAMPLES),
+            *examples,
             microbatch_size=model._microbatch_size,
             loss_scale_factor=optimizer.loss_scale_factor,
             clipping=optimizer.clipping,
             readers=readers,
         )
-
-
-def _readers_for_check(model: Any, optimizer: PrivateOptimizer) -> Any:
-    """How the check reads tables: as the first step will, or the last release."""
-    if model._tables == DENSE:
-        return None
-    begin_run(model, optimizer)
-    tables = optimizer.run.tables
-    return None if tables is None else tables.readers_between_steps()
 
 
 def without_dynamic_scale(new: Any, old: Any) -> Any:

@@ -1,10 +1,8 @@
-"""The batches that `fit` trains on: of a checked schedule, or of a stream."""
+"""The batches of a checked schedule, which `fit` trains on."""
 
 from __future__ import annotations
 
-import itertools
 import warnings
-from collections.abc import Iterable
 from typing import Any
 
 import tensorflow as tf
@@ -24,8 +22,6 @@ def scheduled(
     kwargs: dict[str, Any],
 ) -> tuple[tf.data.Dataset, dict[str, Any]]:
     """The data set of a schedule from the step that the run is at, and `fit`'s arguments.
-
-    The model's gradients are checked on its first batch, if that is due.
 
     Raises:
       ValueError: if the schedule is not the plan's or the run's, or has fewer steps left
@@ -62,12 +58,7 @@ def scheduled(
         )
     run.membership.refuse_second(model.weights, schedule.schedule_id)
     run.reservation.refuse_ended()
-    if preparation.check_is_due(model):
-        for batch in _like_batches_of(dataset):
-            preparation.check_gradients(model, optimizer, batch)
-            if not preparation.check_is_due(model):
-                break
-    elif not (model.built or is_distributed(model)):
+    if not (model.built or is_distributed(model)):
         _build_before_tracing(model, dataset)
     if is_distributed(model):
         dataset = _distributed(model, schedule, taken)
@@ -93,41 +84,6 @@ def _end_executions_with_epochs(model: Any, per_epoch: int) -> None:
     model.steps_per_execution = most
     # They were traced with the old one.
     model.train_function = model.test_function = model.predict_function = None
-
-
-def _like_batches_of(dataset: tf.data.Dataset) -> Iterable[Any]:
-    """A batch of zeros with the shapes and dtypes of its batches, if they are known.
-
-    Checks make up their examples, so no batch need be drawn for them.
-    """
-    specs = tf.nest.flatten(dataset.element_spec)
-    if not all(
-        isinstance(spec, tf.TensorSpec)
-        and spec.shape.rank is not None
-        and spec.shape[1:].is_fully_defined()
-        for spec in specs
-    ):
-        return dataset
-    # All rows of a unit are there.
-    made = [
-        (tf.ones if spec.dtype.is_bool else tf.zeros)(
-            [1 if size is None else size for size in spec.shape], spec.dtype
-        )
-        for spec in specs
-    ]
-    return [tf.nest.pack_sequence_as(dataset.element_spec, made)]
-
-
-def checked_stream(model: Any, x: Any) -> Any:
-    """The caller's data, after the gradients were checked on their first batch."""
-    if not preparation.check_is_due(model):
-        return x
-    iterator = iter(x)
-    first = next(iterator)
-    preparation.check_gradients(model, preparation.optimizer_of(model), first)
-    if isinstance(x, tf.data.Dataset):
-        return x
-    return (batch for batch in itertools.chain([first], iterator))
 
 
 def _build_before_tracing(model: Any, dataset: tf.data.Dataset) -> None:

@@ -13,7 +13,7 @@ import keras
 import tensorflow as tf
 
 from tf_bandmf.files import private as private_files
-from tf_bandmf.keras.clipping import kept_pass, vouched_classes
+from tf_bandmf.keras.clipping import vouched_classes
 from tf_bandmf.keras.compat.keras_objects import NOTHING_TO_BUILD, BuildHook, build_from
 from tf_bandmf.keras.model import cautions, preparation
 from tf_bandmf.keras.model import tables as tables_lib
@@ -26,7 +26,7 @@ from tf_bandmf.keras.model.monitors import restore_backup
 from tf_bandmf.keras.model.outputs import refuse_outputs
 from tf_bandmf.keras.model.preprocessing import refuse_preprocessor
 from tf_bandmf.keras.model.progress import warn_of_counts
-from tf_bandmf.keras.model.scheduled import checked_stream, scheduled
+from tf_bandmf.keras.model.scheduled import scheduled
 from tf_bandmf.keras.model.step import PrivateStep
 from tf_bandmf.keras.optimizer.private import PrivateOptimizer
 from tf_bandmf.keras.resume.private_file import PrivateRun, refuse_shared_folder
@@ -120,7 +120,6 @@ class PrivateTraining(BuildHook, PrivateStep):
         else:
             kwargs = {**kwargs, "shuffle": False}
             check_passes(x, optimizer.plan.participation, kwargs)
-            x = checked_stream(self, x)
         if self._tables != tables_lib.DENSE:
             if not self._private_optimizer().built:
                 self._prepare(self._private_optimizer(), x)
@@ -144,7 +143,6 @@ class PrivateTraining(BuildHook, PrivateStep):
             reservation.raise_refusal()
             raise
         finally:
-            kept_pass.forget(self)
             reservation.note(optimizer.steps_taken)
 
     def begin_run(
@@ -430,9 +428,6 @@ class PrivateTraining(BuildHook, PrivateStep):
                 "example would count several times. Use model.fit."
             )
         refuse_preprocessor(self)
-        if preparation.check_is_due(self):
-            data = (x, y, kwargs.get("sample_weight"))
-            preparation.check_gradients(self, optimizer, data)
         try:
             return super().train_on_batch(x, y, **kwargs)
         except tf.errors.OpError:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -19,11 +18,9 @@ class TrainingState:
     Attributes:
       is_quiet: whether nothing is printed: `fit(verbose=0)`.
       run_file: private file of `begin_run`; checkpoints are announced to it.
-      checked: the layers that were checked before training; or whether none need be.
-      compares: whether gradients are compared with those of batches of one.
       may_run_alone: names of layers that may run on batches of one whatever that changes.
       train_function: what `make_train_function` made.
-      traced_gradients: `private_gradients` as a graph, with what it depends on.
+      programs: of the steps, with what they depend on.
       lazy_layers: those whose tables get their noise when rows are read.
       plain_steps: steps of the plain optimizer that the model had before it was private.
       were_loaded: whether its weights were loaded or set.
@@ -32,11 +29,9 @@ class TrainingState:
 
     is_quiet: bool = False
     run_file: PrivateRun | None = None
-    checked: tuple[Any, ...] | bool = False
-    compares: bool = True
     may_run_alone: frozenset[str] = frozenset()
     train_function: Any = None
-    traced_gradients: tuple[Any, Callable[..., Any]] | None = None
+    programs: tuple[Any, Any] | None = None
     lazy_layers: list[Any] = dataclasses.field(default_factory=list)
     plain_steps: int = 0
     were_loaded: bool = False

@@ -233,7 +233,7 @@ class HostSchedule(keras.optimizers.schedules.LearningRateSchedule):
 def test_updates_run_no_host_code(data, make_plan):
     model = keras.Sequential([keras.Input((5,)), layers.Dense(3)])
     plan = make_plan()
-    tf_bandmf.keras.make_private(model, self_check=False)
+    tf_bandmf.keras.make_private(model)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     inner = keras.optimizers.SGD(HostSchedule())
     optimizer = tf_bandmf.keras.PrivateOptimizer(inner, plan)

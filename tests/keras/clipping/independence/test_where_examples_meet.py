@@ -249,7 +249,7 @@ class WritesElsewhere(keras.metrics.Metric):
 def fit(model, inner, data, make_plan, **changes):
     x, y = data
     plan = make_plan()
-    tf_bandmf.keras.make_private(model, self_check=False)
+    tf_bandmf.keras.make_private(model)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     optimizer = tf_bandmf.keras.PrivateOptimizer(inner, plan)
     model.compile(optimizer, loss=loss, **changes)

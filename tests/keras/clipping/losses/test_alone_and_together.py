@@ -208,7 +208,7 @@ def test_fit_refuses_before_it_trains():
     plan = tf_bandmf.plan(
         "identity", epsilon=8, delta=1e-4, num_examples=8, batch_size=4, epochs=1
     )
-    tf_bandmf.keras.make_private(model, self_check=False)
+    tf_bandmf.keras.make_private(model)
     model.compile(tf_bandmf.keras.PrivateOptimizer("sgd", plan), cox)
     x = np.random.default_rng(0).uniform(size=(8, 2)).astype("float32")
     before = model.get_weights()

@@ -1,7 +1,6 @@
 """The numerical check finds what structure alone does not show."""
 
 import contextlib
-import importlib
 
 import clipping_reference as reference
 import keras
@@ -127,22 +126,6 @@ def with_loop(rate=0.5):
         layers.Dense(4),
         inputs=(6, 4),
     )
-
-
-@pytest.mark.slow_cases("True")
-@pytest.mark.parametrize("has_loop", [False, True])
-def test_examples_alone_are_traced_once_if_the_model_has_loops(has_loop, monkeypatch):
-    module = importlib.import_module("tf_bandmf.keras.clipping.sums.self_check")
-    model = with_loop() if has_loop else reference.classifier(inputs=(6, 4))
-    own, alone = module.run_model, []
-
-    def counting(model, x):
-        alone.append(tuple(x.shape))
-        return own(model, x)
-
-    monkeypatch.setattr(module, "run_model", counting)
-    self_check(model, reference.sequences(), reference.labels())
-    assert alone == [(1, 6, 4)] * (1 if has_loop else 2)
 
 
 def test_finds_a_wrong_rule_beside_a_loop(wrong_dense_rule):

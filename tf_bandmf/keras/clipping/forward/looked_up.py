@@ -17,7 +17,6 @@ from tf_bandmf.keras.clipping.tensors import batches
 from tf_bandmf.keras.clipping.tensors.errors import UnsupportedModelError
 from tf_bandmf.keras.clipping.tensors.multi_row import UnitRows
 from tf_bandmf.keras.compat.patching import patched
-from tf_bandmf.keras.compat.total_lookups import bad_values_become_nan
 
 # Beside pure operations: vocabularies, which training does not change, and what a
 # function has.
@@ -63,7 +62,7 @@ class LookedUp:
             x, rows = batches.with_leaves(data, leaves)
             if rows is not None:
                 x = UnitRows(rows).flat(x)
-            with _calls_of(self._layers) as found, bad_values_become_nan():
+            with _calls_of(self._layers) as found:
                 run_model(self._model, x)
             return [
                 tf.concat(

@@ -12,20 +12,10 @@ import keras
 import tensorflow as tf
 
 from tf_bandmf.graphs.shapes import InferredShapes, shape_of
-from tf_bandmf.graphs.sizes import varies
-from tf_bandmf.graphs.totality import (
-    SIZES,
-    may_have_stops,
-    stopping_operations,
-    why_it_stops,
-)
 from tf_bandmf.graphs.walking import (
     ARGUMENTS,
-    Scope,
     calling_operation,
-    has_node,
     held_already,
-    walk,
 )
 from tf_bandmf.keras.clipping.independence import (  # noqa: F401  (fill the table)
     control,
@@ -51,9 +41,6 @@ from tf_bandmf.keras.clipping.independence.sizes import BATCH
 from tf_bandmf.keras.compat.keras_objects import LOGITS, MASK
 from tf_bandmf.keras.compat.own_gradients import (
     forget_gradients,
-    is_own,
-    is_own_node,
-    is_returned,
     marked_gradients,
     runs_again,
 )
@@ -342,47 +329,6 @@ class Trace:
         operations = self._graph.get_operations()[self._start :]
         state.refuse_state(operations, self._examples, is_seed, is_metric)
 
-    def refuse_stops(self, results: Sequence[Any]) -> None:
-        """Refuses what stops the program for some values of the data, or never ends.
-
-        Args:
-          results: what is wanted of the graph.
-
-        Raises:
-          NotIndependent: with the operation.
-        """
-        operations = self._graph.get_operations()[self._start :]
-        scope = Scope({id(tensor): True for tensor in self._examples})
-        for op, reason in stopping_operations(
-            operations, scope, results, self._made_from
-        ):
-            raise NotIndependent(reason, op)
-
-    def refuse_stopping_gradients(self) -> None:
-        """Refuses what `refuse_stops` does in gradients of the user's own.
-
-        TensorFlow's gradients stop for no value for which the forward pass does not.
-
-        Raises:
-          NotIndependent: with the operation.
-        """
-        if not self._has_own_gradients:
-            return
-        operations = [
-            op
-            for op in self._graph.get_operations()[self._start :]
-            if id(op) not in self._no_look
-        ]
-        scope = Scope({id(tensor): True for tensor in self._examples})
-        for op, here in walk(operations, scope, _may_have_own):
-            if not is_own(op):
-                continue
-            reason = why_it_stops(op, here)
-            if is_returned(op) and varies(here.sizes(op.outputs[0])):
-                reason = SIZES
-            if reason is not None:
-                raise NotIndependent(reason, op)
-
     def layers_at(self, error: NotIndependent) -> list[Any]:
         """Layers in whose calls an error is, the innermost first."""
         op = calling_operation(error.operation, self._graph)
@@ -394,13 +340,6 @@ class Trace:
             return []
         inside = [w for w in self._windows if w.start <= position < w.stop]
         return [w.layer for w in sorted(inside, key=lambda w: w.stop - w.start)]
-
-
-def _may_have_own(op: Any, name: str, scope: Scope) -> bool:
-    """Whether a function has operations of an own gradient that data could stop."""
-    if is_own(op):
-        return may_have_stops(op, name, scope)
-    return has_node(op.graph, name, is_own_node)
 
 
 def _enters(op: Any) -> bool:

@@ -17,7 +17,6 @@ from tf_bandmf.keras.clipping.proof.refusals import (
     prove,
     refuse_shared_reads,
     refuse_state,
-    refuse_stops,
 )
 from tf_bandmf.keras.clipping.tensors import batches
 from tf_bandmf.keras.compat.seeds import used_generators
@@ -66,7 +65,6 @@ def proved_forward(
         trace.done()
     refuse_shared_reads(model, trace)
     refuse_state(model, forward, trace, generators)
-    refuse_stops(model, trace, trace.refuse_stopping_gradients)
 
 
 def _without_batch_size(tensor: tf.Tensor) -> tf.Tensor:

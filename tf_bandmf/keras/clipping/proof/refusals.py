@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -38,11 +38,6 @@ _CUT_ADVICE = (
 _STATE_ADVICE = (
     "State computed from data would be released with the model without noise, or reach "
     "the next step past clipping. Remove it or freeze its layer."
-)
-_STOP_ADVICE = (
-    "Remove it; or make it total: clip positions to their bounds (`tf.clip_by_value`), "
-    "keep denominators of integers from 0. A record whose gradient is not finite counts "
-    "as zero."
 )
 _ADVICE = (
     "Keep the batch as the first axis and let no operation cross it (in a reshape name "
@@ -81,7 +76,6 @@ def prove(
     layer = _enclosing_derivative(model, forward, trace, alone)
     if layer is not None:
         return layer
-    results = [forward.losses, *batches.tensor_leaves(forward.y_pred)]
     try:
         for leaf in batches.tensor_leaves(forward.y_pred):
             trace.require(leaf)
@@ -93,7 +87,6 @@ def prove(
             if not (tried or is_container(layer)):
                 return layer
         raise _refusal(model, trace, error) from error
-    refuse_stops(model, trace, lambda: trace.refuse_stops(results))
     return None
 
 
@@ -120,28 +113,6 @@ def _enclosing_derivative(
         f"and what takes the derivative into the `call` of one `keras.layers.Layer`, "
         f"which then runs on each example by itself."
     )
-
-
-@made_once()
-def refuse_stops(model: keras.Model, trace: Trace, check: Callable[[], None]) -> None:
-    """Refuses what stops the program for some values of the data, or never ends.
-
-    Args:
-      model: the model.
-      trace: what was noted of its graph.
-      check: looks at the graph.
-
-    Raises:
-      UnsupportedModelError: with the operation and its layer.
-    """
-    try:
-        check()
-    except NotIndependent as error:
-        raise UnsupportedModelError(
-            f"Model {model.name!r}{_where(trace, error).rstrip(',')}: operation "
-            f"{error.operation.name!r} ({error.operation.type}) {error.reason}. "
-            f"{_advice(trace, error, _STOP_ADVICE)}"
-        ) from error
 
 
 def refuse_state(

@@ -37,6 +37,7 @@ _RULES: list[Rule] = [
     HubNormalizationRule(),
     GenericRule(),
 ]
+_registered: list[Rule] = []
 # For layers that own variables and have layers inside.
 _OPENING_RULES: list[Rule] = [MaskedLMHeadRule()]
 
@@ -67,6 +68,11 @@ def opening_rule_for(layer: Any, own: Sequence[Any]) -> Rule | None:
     return next((r for r in _OPENING_RULES if r.supports(layer, own)), None)
 
 
+def has_registered_rule(layer: Any, variables: Sequence[Any]) -> bool:
+    """Whether the rule for a layer is one of the user's."""
+    return rule_for(layer, variables) in _registered
+
+
 def register_rule(rule: Rule) -> Rule:
     """Registers a rule for custom layers; it comes before all others.
 
@@ -86,6 +92,7 @@ def register_rule(rule: Rule) -> Rule:
     if not isinstance(rule, Rule):
         raise TypeError(f"rule must be an instance of Rule, found {rule!r}.")
     _RULES.insert(0, rule)
+    _registered.append(rule)
     return rule
 
 
@@ -93,6 +100,7 @@ __all__ = [
     "AloneRule",
     "LayerCall",
     "Rule",
+    "has_registered_rule",
     "opening_rule_for",
     "register_rule",
     "rule_for",

@@ -11,13 +11,12 @@ import keras
 import tensorflow as tf
 
 from tf_bandmf.keras.clipping.factors.base import Factor, add_factors, cleaned
-from tf_bandmf.keras.clipping.factors.norms import accelerator, in_xla, pinned
+from tf_bandmf.keras.clipping.factors.norms import accelerator, pinned
 from tf_bandmf.keras.clipping.factors.packing import Part, measured_parts
 from tf_bandmf.keras.clipping.factors.precision import (
     check_functions_are_traced,
     check_matmul_precision,
 )
-from tf_bandmf.keras.clipping.forward import kept_pass
 from tf_bandmf.keras.clipping.forward.passes import Forward
 from tf_bandmf.keras.clipping.forward.supported import check_supported
 from tf_bandmf.keras.clipping.proof.batch_axis import structure_of
@@ -31,10 +30,8 @@ from tf_bandmf.keras.clipping.tensors.table_readers import (
     TableReader,
     read_by,
     reader_of,
-    reading,
 )
 from tf_bandmf.keras.clipping.tensors.variables import trainable_variables
-from tf_bandmf.keras.compat.total_lookups import bad_values_become_nan
 
 # The norm of a clipped sum of B examples is below this times B times the clip norm,
 # whatever the data: more is a programming error. Each contribution is within the clip
@@ -194,29 +191,6 @@ def _clipped(
     return ClippedGradients(clipped.sums, *results)
 
 
-def traced_pass(
-    model: keras.Model,
-    x: Any,
-    y: Any,
-    sample_weight: Any = None,
-    *,
-    loss_scale_factor: float | None = None,
-    clipping: Clipping = FLAT,
-    scales: Sequence[tf.Tensor] | None = None,
-    readers: Mapping[int, TableReader] | None = None,
-) -> kept_pass.CheckedPass:
-    """Traces the pass that `clipped_gradient_sums` makes, for a check before its step.
-
-    Arguments and errors are those of `clipped_gradient_sums`; of the batch shapes and
-    dtypes matter.
-    """
-    check_supported(model)
-    clip = how_to_clip(model, 1.0, clipping, loss_scale_factor, scales)
-    data = _with_shares(batches.to_tensors((x, y, sample_weight, None)), None)
-    with read_by(readers):
-        return kept_pass.trace(*_pass(model, data, clip), _key(model, data, clip))
-
-
 def find_layers_alone(
     model: keras.Model,
     x: Any,
@@ -232,7 +206,7 @@ def find_layers_alone(
     """
     check_supported(model)
     data = batches.to_tensors((x, y, sample_weight))
-    with read_by(readers), bad_values_become_nan():
+    with read_by(readers):
         structure_of(model, trainable_variables(model), data)
 
 
@@ -251,14 +225,13 @@ def _one_pass(
         # Random generators of replicas do not work in inner functions.
         return _pass_in_graph(model, data, valid, clip)
 
-    concrete = None
-    if not in_xla():
-        concrete = kept_pass.take(model, lambda: _key(model, data, clip))
-    if concrete is None:
-        function, signature = _pass(model, data, clip)
-        concrete = tf.function(function, autograph=False, input_signature=signature)
+    function, signature = _pass(model, data, clip)
+    compiled = tf.function(function, autograph=False, input_signature=signature)
     clips = tf.constant(clip.parts.clips, tf.float64)
-    return concrete(batches.tensor_leaves(data), clips, valid, list(clip.scales))
+    clipped: ClippedGradients = compiled(
+        batches.tensor_leaves(data), clips, valid, list(clip.scales)
+    )
+    return clipped
 
 
 def _pass(model: keras.Model, data: Any, clip: Clip) -> tuple[Any, list[Any]]:
@@ -285,13 +258,6 @@ def _pass(model: keras.Model, data: Any, clip: Clip) -> tuple[Any, list[Any]]:
     return traced, [specs, groups, tf.TensorSpec([None], tf.bool), scales]
 
 
-def _key(model: keras.Model, data: Any, clip: Clip) -> Any:
-    parts = (clip.parts.members, len(clip.parts.clips))
-    settings = (*parts, clip.automatic, clip.scale, bool(clip.scales), reading())
-    variables = trainable_variables(model)
-    return kept_pass.key_of(model, variables, data, settings)
-
-
 def _pass_in_graph(
     model: keras.Model, data: Any, valid: tf.Tensor, clip: Clip
 ) -> ClippedGradients:
@@ -301,7 +267,7 @@ def _pass_in_graph(
     units = None if rows is None else UnitRows(rows)
     if units is not None:
         data = units.flat(data)
-    with bad_values_become_nan(), proved_forward(model, variables, data) as forward:
+    with proved_forward(model, variables, data) as forward:
         measured = _measure(variables, forward, clip, units)
     norms = tf.add_n([part.measured.norms.squared for part in measured])
     norms = tf.sqrt(norms) / clip.scale

@@ -1,11 +1,11 @@
-"""A numerical check of per-example clipping: the second line after the proof.
+"""A numerical check of per-example clipping, for rules and layers that nothing shows.
 
-Training gives it made-up examples: whether it refuses must not depend on a record.
+Training runs it for models with registered rules or vouched layers, on made-up examples:
+whether it refuses must not depend on a record.
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import math
 import warnings
@@ -16,14 +16,15 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tf_bandmf.keras.clipping.forward import kept_pass
 from tf_bandmf.keras.clipping.forward.passes import run_model
+from tf_bandmf.keras.clipping.forward.tapped_layers import find_units
+from tf_bandmf.keras.clipping.independence.registration import vouched_classes
 from tf_bandmf.keras.clipping.losses.compiled import compiled_loss
+from tf_bandmf.keras.clipping.rules import has_registered_rule
 from tf_bandmf.keras.clipping.sums.checked_state import squared, unchanged_state
 from tf_bandmf.keras.clipping.sums.clipped_sums import (
     ClippedGradients,
     clipped_gradient_sums,
-    traced_pass,
 )
 from tf_bandmf.keras.clipping.sums.settings import FLAT, Clipping, Grouping
 from tf_bandmf.keras.clipping.tensors import batches
@@ -42,6 +43,14 @@ from tf_bandmf.keras.compat.replicas import unscaled_losses
 # are computed.
 _TOLERANCES = {"bfloat16": 3e-2, "float16": 1e-2}
 _NUM_EXAMPLES = 2
+
+
+def needs_self_check(model: keras.Model) -> bool:
+    """Whether somebody vouches for one of a model's layers, or wrote its rule."""
+    if vouched_classes(model):
+        return True
+    units = find_units(model, trainable_variables(model))
+    return any(has_registered_rule(unit.layer, unit.variables) for unit in units)
 
 
 def self_check(
@@ -65,9 +74,8 @@ def self_check(
     made to differ. Then all weights and state are drawn at random, several times, and
     the first example is compared next to others again: a gate that is closed now may
     open later. Call it eagerly, on the first batch; it changes nothing in the model.
-    The analysis of the graph has already found layers that mix examples; this check
-    looks for mistakes in that analysis. The next step of the model that is traced for
-    the same shapes and settings runs the very pass that was checked.
+    Layers that mix examples were found before; this check is for layers whose class
+    somebody vouched for, and for registered rules.
 
     Args:
       model: a built and compiled model.
@@ -112,26 +120,15 @@ def self_check(
         "readers": readers,
     }
     tables = readers or {}
-    with unchanged_state(model, tables) as draw, contextlib.ExitStack() as stack:
-        checked = traced_pass(model, *data, **options)
-        repeatable = checked.repeatable
-        if repeatable:
-            stack.enter_context(fixed_draws.constants_drawn())
-        else:
-            # A pass of its own, which no step can run.
-            stack.enter_context(fixed_draws.without_randomness())
-            checked = traced_pass(model, *data, **options)
-        gradients = _gradients_alone(model, data, scale, checked)
-        references = _references(
-            model, data, gradients, scale, options["scales"], tables
-        )
+    with unchanged_state(model, tables) as draw, fixed_draws.without_randomness():
+        references = _references(model, data, scale, options["scales"], tables)
         largest = max(
             (norm for norm, _ in references if math.isfinite(norm)), default=0
         )
         # Half of the largest norm, so that at least one example is clipped.
         clip = largest / 2 or 1.0
-        stack.enter_context(kept_pass.checking(model, checked.run(repeatable)))
 
+        @functools.partial(tf.function, autograph=False, reduce_retracing=True)
         def step(batch: Any) -> Any:
             return clipped_gradient_sums(
                 model, *batch, l2_norm_clip=clip, microbatch_size=group, **options
@@ -184,8 +181,6 @@ def self_check(
             )
         if not np.isfinite(result.norms.numpy()[1:]).any():
             compare(result.sums, references[:1])
-    if repeatable:
-        kept_pass.keep(model, checked)
 
 
 # How often all weights are drawn, and whether with both signs: for gates behind `relu`, and
@@ -307,21 +302,19 @@ def _made_up_scales(model: keras.Model) -> list[tf.Tensor]:
 
 
 def _gradients_alone(
-    model: keras.Model, data: Any, scale: float, checked: kept_pass.CheckedPass
-) -> Callable[[Any], tuple[tf.Tensor, list[Any]]]:
+    model: keras.Model, data: Any, scale: float
+) -> Callable[[list[tf.Tensor]], tuple[tf.Tensor, list[Any]]]:
     """The loss of a batch of one, and its gradients times a scale, by a plain tape.
-
-    It is traced if the model has loops: in eager code a tape records each of their rounds.
 
     Args:
       model: the model.
       data: tensors [B, ...].
       scale: of the gradients.
-      checked: the model's traced pass.
     """
     variables = [tensorflow_variable(v) for v in trainable_variables(model)]
     loss = compiled_loss(model)
 
+    @functools.partial(tf.function, autograph=False)
     def alone(leaves: list[tf.Tensor]) -> tuple[tf.Tensor, list[Any]]:
         x, y, weight = batches.with_leaves(data, leaves)
         with tf.GradientTape(watch_accessed_variables=False) as tape:
@@ -337,17 +330,13 @@ def _gradients_alone(
         )
         return value, gradients
 
-    if not (checked.repeatable and checked.has_loops):
-        return alone
-    specs = list(batches.specs_of(data, 1))
-    traced = kept_pass.trace(alone, [specs], checked.key)
-    return traced.run(True) if traced.repeatable else alone
+    compiled: Callable[[list[tf.Tensor]], tuple[tf.Tensor, list[Any]]] = alone
+    return compiled
 
 
 def _references(
     model: keras.Model,
     data: Any,
-    gradients_alone: Callable[[Any], tuple[tf.Tensor, list[Any]]],
     scale: float,
     scales: list[tf.Tensor] | None,
     tables: Mapping[int, TableReader],
@@ -358,6 +347,7 @@ def _references(
     """
     own = trainable_variables(model)
     leaves = batches.tensor_leaves(data)
+    gradients_alone = _gradients_alone(model, data, scale)
     references = []
     for index in range(leaves[0].shape[0]):
         value, gradients = gradients_alone([leaf[index : index + 1] for leaf in leaves])

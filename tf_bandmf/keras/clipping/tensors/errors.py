@@ -1,5 +1,7 @@
 """Errors of per-example clipping."""
 
+import tensorflow as tf
+
 
 class UnsupportedModelError(ValueError):
     """The model has a structure whose per-example gradients cannot be proved correct.
@@ -10,3 +12,15 @@ class UnsupportedModelError(ValueError):
 
 class ClippingMismatchError(RuntimeError):
     """Clipped gradients differ from gradients of the examples taken one by one."""
+
+
+# Raised by TensorFlow, whatever a record holds.
+OF_THE_MACHINE = (
+    tf.errors.AbortedError,
+    tf.errors.CancelledError,
+    tf.errors.DeadlineExceededError,
+    tf.errors.PermissionDeniedError,
+    tf.errors.ResourceExhaustedError,
+    tf.errors.UnavailableError,
+    tf.errors.UnimplementedError,
+)
