@@ -57,7 +57,6 @@ names = [f"bsr:{bands}" for bands in (1, 2, 4, 8, 16, 32)]
 table = tf_bandmf.compare(
     names, epsilon=2, delta=1e-6, sampling="cyclic-poisson", **use
 )
-axes = plots.error_by_bands(table)
 print(table.reason)
 
 # %% [markdown]

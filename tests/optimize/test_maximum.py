@@ -7,7 +7,8 @@ import pytest
 import tensorflow as tf
 
 from tf_bandmf import strategies, workloads
-from tf_bandmf.optimize import lbfgs, maximum
+from tf_bandmf.optimize import compiled, maximum
+from tf_bandmf.optimize.options import Options
 
 
 def errors_of(position):
@@ -19,8 +20,8 @@ def errors_of(position):
 @functools.cache
 def traced():
     smooth = maximum.SmoothMaximum(3)
-    return smooth, lbfgs.Minimizer(
-        lambda position: tf.math.log(smooth(errors_of(position))), 2, lbfgs.Options()
+    return smooth, compiled.value_and_gradient(
+        lambda position: tf.math.log(smooth(errors_of(position))), 2
     )
 
 
@@ -31,7 +32,7 @@ def minimized(bound, **options):
         bound,
         np.array([0.9, 0.7]),
         1.0,
-        lbfgs.Options(**options),
+        Options(**options),
     )
 
 

@@ -124,24 +124,6 @@ def test_epsilon_of_delta_falls_through_the_planned_point(plans):
     assert (axes.get_xlabel(), axes.get_ylabel()) == ("δ", "ε")
 
 
-def test_error_by_bands_marks_the_best():
-    table = tf_bandmf.compare(
-        ["bsr:4", "bsr:1", "bsr:8"],
-        epsilon=2.0,
-        delta=1e-6,
-        num_examples=640,
-        batch_size=40,
-        epochs=4,
-        sampling="cyclic-poisson",
-    )
-    axes = plots.error_by_bands(table)
-    curve, best = axes.lines
-    assert list(curve.get_xdata()) == [1, 4, 8]
-    assert list(curve.get_ydata()) == [table[f"bsr:{p}"].rmse for p in (1, 4, 8)]
-    assert best.get_ydata()[0] == table.best().rmse
-    assert legend(axes) == ["bsr", f"best: {table.best().bands} bands"]
-
-
 def test_training_curves_are_means_over_runs():
     runs = {"a": [[0.1, 0.3], [0.3, 0.5]], "b": [[0.2, 0.2]]}
     axes = plots.training_curves(runs)
@@ -165,11 +147,10 @@ def test_the_overview_of_a_plan(plans):
 
 
 def test_lines_differ_in_color_and_in_dash(plans):
-    axes = plots.error_curves([1, 2], {str(i): [i, i + 1] for i in range(7)}, "bands")
+    axes = plots.training_curves({str(i): [[i, i + 1]] for i in range(7)})
     assert [line.get_color() for line in axes.lines] == list(COLORS)
     assert len({str(line.get_dashes()) if hasattr(line, "get_dashes") else
                 str(line._dash_pattern) for line in axes.lines}) == 7  # fmt: skip
-    assert axes.get_xscale() == "log"
 
 
 def test_functions_draw_on_the_axes_that_they_get(plans):

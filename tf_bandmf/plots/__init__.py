@@ -14,8 +14,6 @@ coordinate, in units of `l2_norm_clip`.
 from tf_bandmf.plots.errors import (
     accumulated_noise,
     comparison_bars,
-    error_by_bands,
-    error_curves,
     per_step_error,
 )
 from tf_bandmf.plots.heat_maps import noising_matrix, strategy_matrix
@@ -26,8 +24,6 @@ __all__ = [
     "accumulated_noise",
     "comparison_bars",
     "epsilon_of_delta",
-    "error_by_bands",
-    "error_curves",
     "noising_matrix",
     "per_step_error",
     "plan_overview",

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from tf_bandmf import matrices
-from tf_bandmf.plots.style import axes_to_draw_on, finish_lines, legend_above
+from tf_bandmf.plots.style import axes_to_draw_on, finish_lines
 
 if TYPE_CHECKING:
     from tf_bandmf.planning.compare import Comparison
@@ -42,62 +42,8 @@ def comparison_bars(table: Comparison, axes: Any | None = None) -> Any:
     axes.set_yticks(positions, [row.mechanism for row in rows])
     axes.margins(x=0.12)
     axes.set_xlabel(f"error of the noise per coordinate ({_UNIT})")
-    legend_above(axes, columns=2)
+    axes.legend(loc="lower left", bbox_to_anchor=(0.0, 1.0), ncols=2, frameon=False)
     axes.spines[["top", "right"]].set_visible(False)
-    return axes
-
-
-def error_curves(
-    x: Sequence[float],
-    curves: Mapping[str, Sequence[float]],
-    x_label: str,
-    axes: Any | None = None,
-) -> Any:
-    """RMSE over a logarithmic axis, one line for each entry; NaN leaves a gap.
-
-    Args:
-      x: shape [m], > 0.
-      curves: by name, each of shape [m].
-      x_label: what x is.
-      axes: where to draw; by default on a new figure.
-
-    Raises:
-      ImportError: if matplotlib is not installed.
-    """
-    axes = axes_to_draw_on(axes)
-    for name, values in curves.items():
-        axes.plot(x, values, marker="o", markersize=3, label=name)
-    axes.set_xscale("log", base=2)
-    return finish_lines(axes, x_label, f"RMSE ({_UNIT})")
-
-
-def error_by_bands(table: Comparison, axes: Any | None = None) -> Any:
-    """RMSE against the number of bands, the best one marked.
-
-    Args:
-      table: of `tf_bandmf.compare`, of one mechanism with several numbers of bands.
-      axes: where to draw; by default on a new figure.
-
-    Raises:
-      ImportError: if matplotlib is not installed.
-    """
-    rows = sorted((row.bands or 0, row.rmse) for row in table)
-    bands, errors = zip(*rows)
-    best = table.best()
-    family = best.mechanism.partition(":")[0]
-    axes = error_curves(bands, {family: errors}, "bands", axes)
-    axes.plot(
-        [best.bands],
-        [best.rmse],
-        marker="o",
-        markersize=10,
-        fillstyle="none",
-        linestyle="none",
-        label=f"best: {best.bands} bands",
-    )
-    axes.set_xticks(bands, [str(count) for count in bands])
-    axes.minorticks_off()
-    legend_above(axes, columns=2)
     return axes
 
 

@@ -37,10 +37,3 @@ def finish_lines(axes: Any, x_label: str, y_label: str) -> Any:
         # A frame without an edge: what lies below stays off the words.
         axes.legend(edgecolor="none", framealpha=0.85)
     return axes
-
-
-def legend_above(axes: Any, columns: int) -> None:
-    """A legend above the picture, where nothing else is."""
-    axes.legend(
-        loc="lower left", bbox_to_anchor=(0.0, 1.0), ncols=columns, frameon=False
-    )

@@ -20,7 +20,6 @@ CORE = {
     "graphs/shapes.py": "graphs that are made anew, and shapes behind handles",
     "graphs/totality.py": "shapes of the variables behind handles",
     "noise/devices.py": "whether noise is traced for XLA",
-    "optimize/lbfgs.py": "a session's settings for a compiled search",
 }
 NAMES = frozenset(
     """
