@@ -150,5 +150,5 @@ def best(releases: list[Release], delta: float, adjacency: str) -> tuple[float, 
     joint = compose(releases, adjacency)
     if len(releases) == 1 and joint.stated and joint.stated[1] == delta:
         return joint.stated[0], BASIC  # one release is what it states
-    found = joint.bound_at(delta)
-    return (math.inf, BASIC) if found is None else (max(found.value, 0.0), found.method)
+    bound = joint.bound_at(delta)
+    return (math.inf, BASIC) if bound is None else (max(bound.value, 0.0), bound.method)

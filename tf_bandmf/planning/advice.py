@@ -123,14 +123,14 @@ class Advice:
 
     def to_record(self) -> dict[str, Any]:
         """Plain finite values, ready for JSON."""
-        own = ("optimizer", "optimizer_arguments", "l2_norm_clip", "expected_share")
+        given = ("optimizer", "optimizer_arguments", "l2_norm_clip", "expected_share")
         planned = ("noise_multiplier", "noise_stddev", "epsilon", "delta", "kind")
         tuning = None if self.tuning is None else dataclasses.asdict(self.tuning)
         if tuning is not None and math.isinf(tuning["shape"]):
             tuning["shape"] = None
         return {
             **dataclasses.asdict(self.setting),
-            **{name: getattr(self, name) for name in own},
+            **{name: getattr(self, name) for name in given},
             **{name: getattr(self.plan, name) for name in planned},
             "settings": [dataclasses.asdict(one) for one in self.settings],
             "reasons": dict(self.reasons),

@@ -118,9 +118,9 @@ def _checked(
 ) -> DataUse:
     """A participation with its number of steps and the expected batch size."""
     for name, value in (("batch_size", batch_size), ("num_examples", num_examples)):
-        own = getattr(participation, name, None)
-        if own is not None and value not in (None, own):
-            raise ValueError(f"The participation has {name} = {own}, found {value}.")
+        stated = getattr(participation, name, None)
+        if stated is not None and value not in (None, stated):
+            raise ValueError(f"The participation has {name} = {stated}, found {value}.")
     steps = participation.run_steps() if num_steps is None else num_steps
     if steps is None:
         raise ValueError("num_steps is missing: it is never inferred.")

@@ -130,7 +130,7 @@ def plan(
     tell = progress if callable(progress) else (_announce if progress else None)
     if isinstance(mechanism, Strategy):
         check_memory(mechanism, max_memory_vectors)
-        strategy, participation = mechanism, data.participation(mechanism.matrix.bands)
+        strategy = mechanism
     elif _is_open(name, options, data, max_memory_vectors, epsilon):
         if epsilon is None:
             raise ValueError(_OF_PARTS if data.is_cyclic else _OF_MECHANISMS)
@@ -145,21 +145,20 @@ def plan(
         )
         wanted = None if is_auto else [mechanism.strip().removesuffix(":max")]
         table = search.table(wanted, tell)
-        chosen = search.in_full(table.best())
+        row = table.best()
+        strategy = search.in_full(row)
         if is_auto:
             advice = sampling_advice.sentences(
-                chosen.row, workload, data.num_examples, budget, tell
+                row, workload, data.num_examples, budget, tell
             )
             table = dataclasses.replace(table, advice=advice)
-        strategy = dataclasses.replace(
-            chosen.strategy,
-            diagnostics={**chosen.strategy.diagnostics, "choice": table.to_record()},
-        )
-        participation = chosen.participation
+        diagnostics = {**strategy.diagnostics, "choice": table.to_record()}
+        strategy = dataclasses.replace(strategy, diagnostics=diagnostics)
     else:
-        participation = data.participation(1)
-        strategy = registry.build_strategy(name, workload, participation, **options)
+        use = data.participation(1)  # not cyclic
+        strategy = registry.build_strategy(name, workload, use, **options)
     strategy = strategy.in_float32()
+    participation = data.participation(strategy.matrix.bands)
     sensitivity = strategy.sensitivity(participation).value
     # A function shows what it is told: bars would get between its lines.
     shown = bool(progress) and not callable(progress)
@@ -171,11 +170,11 @@ def plan(
             raise no_privacy(noise_stddev, delta, LARGEST_EPSILON)
     else:
         assert epsilon is not None  # check_budget
-        found = calibrated(
+        made = calibrated(
             strategy, participation, float(epsilon), delta, confidence, shown
         )
-        assert found.guarantee is not None
-        noise_multiplier, guarantee = multiplier_of(found, sensitivity), found.guarantee
+        assert made.guarantee is not None
+        noise_multiplier, guarantee = multiplier_of(made, sensitivity), made.guarantee
     names = ("epsilon", "accountant", "kind", "adjacency", "confidence")
     return Plan(
         workload=workload,

@@ -21,7 +21,7 @@ import logging
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Callable
+from typing import Any, Callable, NamedTuple
 
 import numpy as np
 
@@ -50,10 +50,6 @@ _COST_OF_KEPT = 0.05
 _BANDS_OF_BUDGET = 16
 # A refinement of a family that is worse than the best by more than this is left out.
 _REFINEMENT = 1.1
-
-
-class Excluded(ValueError):
-    """A mechanism has no row; the message says why."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -213,22 +209,14 @@ class Comparison:
             tuple(record["advice"]),
         )
 
-    def cells(self) -> tuple[list[str], list[list[str]]]:
-        """Headings and texts of a table; sensitivities that are bounds have a <=."""
-        headings = [
-            "mechanism", "bands", "RMSE", "max SE", "sensitivity", "noise stddev",
-            "optimality gap", "optimal among", "memory vectors",
-            "regenerations per step", "seconds",
-        ]  # fmt: skip
-        return headings, [_texts(row) for row in self.rows]
-
-    def excluded_texts(self) -> list[str]:
-        """One line for each mechanism without a row."""
-        return [f"Not compared: {name}: {why}" for name, why in self.excluded.items()]
-
     def __str__(self) -> str:
-        table = plain_table(self.title, *self.cells())
-        return "\n".join([table, *self.excluded_texts(), self.reason, *self.advice])
+        cells = [_texts(row) for row in self.rows]
+        body = [list(texts.values()) for texts in cells]
+        excluded = (
+            f"Not compared: {name}: {why}" for name, why in self.excluded.items()
+        )
+        table = plain_table(self.title, list(cells[0]), body)
+        return "\n".join([table, *excluded, self.reason, *self.advice])
 
 
 def plain_table(
@@ -355,13 +343,11 @@ def quick_rows(
     return tuple(rows)
 
 
-@dataclasses.dataclass(frozen=True)
-class Candidate:
+class Candidate(NamedTuple):
     """What a row is about."""
 
     row: Row
     strategy: Strategy
-    participation: Participation
 
 
 class Search:
@@ -466,20 +452,17 @@ class Search:
         )
         return dataclasses.replace(table, title=self._title(table.best()))
 
-    def in_full(self, row: Row) -> Candidate:
+    def in_full(self, row: Row) -> Strategy:
         """What a row of the table is about, optimized in full."""
-        found = self._of(row)
-        family = registry.family_of(found.strategy.family)
+        strategy = self._of(row)
+        family = registry.family_of(strategy.family)
         if not self._is_auto or family.draft is None:
-            return found
+            return strategy
         _, options = registry.parse(row.mechanism)
-        strategy, participation = self._strategy(family, options, is_draft=False)
-        return dataclasses.replace(
-            found, strategy=strategy, participation=participation
-        )
+        return self._strategy(family, options, is_draft=False)
 
-    def _of(self, row: Row) -> Candidate:
-        return next(made for made in self._candidates if made.row is row)
+    def _of(self, row: Row) -> Strategy:
+        return next(made.strategy for made in self._candidates if made.row is row)
 
     @property
     def _column(self) -> str:
@@ -493,8 +476,8 @@ class Search:
         if self._budget is not None:
             budget = "epsilon {:g}, delta {:g}".format(*self._budget)
         name, steps = self._workload.name, self._workload.num_steps
-        how = self._of(best).participation.describe()
-        return f"{name} workload, {steps} steps, {budget}. {how}"
+        use = self._data.participation(self._of(best).matrix.bands)
+        return f"{name} workload, {steps} steps, {budget}. {use.describe()}"
 
     def _best_of(self, name: str) -> Candidate:
         """A mechanism with the best of the numbers that its name leaves open."""
@@ -512,7 +495,7 @@ class Search:
         if family.has_bands:
             return self._over_bands(family, options)
         if self._limit < 1:
-            raise Excluded("it keeps at least one vector.")
+            raise ValueError("it keeps at least one vector.")
         number = min(opened[0].default or 1, self._limit)
         return self._candidate(family, {**options, opened[0].name: number})
 
@@ -526,7 +509,7 @@ class Search:
         least = min(map(self._value, self._candidates))
         excess = self._value(coarse[0]) / least
         if excess > _REFINEMENT:
-            raise Excluded(
+            raise ValueError(
                 f"{coarse[0].row.mechanism} has {100.0 * (excess - 1.0):.3g}% more than "
                 f"the best, and general columns gain a few percent at most. Name "
                 f"{family.name} to plan it."
@@ -540,7 +523,7 @@ class Search:
         name = sampling.sampling or type(sampling).__name__
         is_certain = use.is_amplified and not use.is_simulated
         if (self._data.is_cyclic or is_certain) and not family.is_banded:
-            raise Excluded(
+            raise ValueError(
                 f"{name} amplifies only strategies C with bands; use balls-in-bins for "
                 f"this one."
             )
@@ -563,9 +546,9 @@ class Search:
         """The best power of two; where more bands are never worse, the most."""
         most = self._most_bands(family)
         if most < 2 and self._limit < 1:
-            raise Excluded("it keeps at least one vector.")
+            raise ValueError("it keeps at least one vector.")
         if most < 2:
-            raise Excluded("only one band fits: that is identity.")
+            raise ValueError("only one band fits: that is identity.")
         if family.needs_budget and self._is_searched:
             most = min(most, _BANDS_OF_BUDGET)
             return self._candidate(family, {**options, "bands": most})
@@ -580,13 +563,13 @@ class Search:
         for size in sizes[1:]:
             given = {**options, "bands": size}
             if family.second is None:
-                found = self._candidate(family, given)
+                candidate = self._candidate(family, given)
             else:
-                found = self._over_grid(family, family.second, given, near)
-                near = found.strategy.parameters[family.second.name.rstrip("_")]
-            if best is not None and self._value(found) > self._value(best):
+                candidate = self._over_grid(family, family.second, given, near)
+                near = candidate.strategy.parameters[family.second.name.rstrip("_")]
+            if best is not None and self._value(candidate) > self._value(best):
                 break
-            best = found
+            best = candidate
         assert best is not None
         return best
 
@@ -604,11 +587,10 @@ class Search:
         every value costs a simulation.
         """
         if not self._is_searched:
-            strategy, _ = self._strategy(family, options, is_draft=False)
+            strategy = self._strategy(family, options, is_draft=False)
             value = strategy.parameters[number.name.rstrip("_")]
-            return self._candidate(
-                family, {**options, number.name: _three_digits(value)}
-            )
+            options = {**options, number.name: _three_digits(value)}
+            return self._candidate(family, options)
         tried: dict[float, Candidate | None] = {}
 
         def log_error(log_rest: float) -> float:
@@ -617,15 +599,14 @@ class Search:
                 tried[value] = None
                 try:
                     with np.errstate(all="ignore"):
-                        tried[value] = self._candidate(
-                            family, {**options, number.name: value}
-                        )
+                        given = {**options, number.name: value}
+                        tried[value] = self._candidate(family, given)
                 except (ValueError, ArithmeticError):
                     # C overflows or has negative entries, as for gamma near 1.
                     if value == 0.0:
                         raise
-            found = tried[value]
-            return math.inf if found is None else math.log(self._value(found))
+            made = tried[value]
+            return math.inf if made is None else math.log(self._value(made))
 
         grid = [math.log(1.0 - value) for value in number.grid]
         start = len(grid) // 2
@@ -637,19 +618,14 @@ class Search:
     def _candidate(self, family: Family, options: Mapping[str, Any]) -> Candidate:
         """Builds a mechanism with all its numbers, and accounts for it."""
         began = time.perf_counter()
-        strategy, _ = self._strategy(family, options, self._is_auto)
+        strategy = self._strategy(family, options, self._is_auto)
         made = self._accounted(strategy, time.perf_counter() - began)
-        kept = made.row.memory_vectors
-        if self._most_kept is not None and kept > self._most_kept:
-            raise Excluded(
-                f"{made.row.mechanism} keeps {kept} vectors, found max_memory_vectors = "
-                f"{self._most_kept}."
-            )
+        check_memory(strategy, self._most_kept)
         return made
 
     def _strategy(
         self, family: Family, options: Mapping[str, Any], is_draft: bool
-    ) -> tuple[Strategy, Participation]:
+    ) -> Strategy:
         """A strategy, and under cyclic sampling as many parts as it has bands."""
         participation = self._data.participation(options.get("bands", 1))
         if self._data.is_cyclic:
@@ -659,10 +635,9 @@ class Search:
             given.update(zip(("epsilon", "delta"), self._budget))
         if "objective" in family.options:
             given.setdefault("objective", self._objective)
-        strategy = registry.build_strategy(
+        return registry.build_strategy(
             family.name, self._workload, participation, is_draft, **given
         )
-        return strategy, participation
 
     def _accounted(self, strategy: Strategy, seconds: float) -> Candidate:
         """The row of a strategy.
@@ -681,12 +656,13 @@ class Search:
         diagnostics = strategy.diagnostics
         gap = diagnostics.get("optimality_gap")
         certified = float(gap) if gap is not None and math.isfinite(gap) else None
+        optimal_among = None if certified is None else diagnostics.get("optimal_among")
+        size = participation.expected_batch_size() or self._data.expected_batch_size
         label = registry.specification(strategy)
         row = Row(
             mechanism=label,
             sampling=participation.sampling,
-            batch_size=participation.expected_batch_size()
-            or self._data.expected_batch_size,
+            batch_size=size,
             num_steps=self._workload.num_steps,
             bands=strategy.matrix.stored_bands,
             rmse=error.root_mean_squared_error(per_step) * noise,
@@ -700,9 +676,7 @@ class Search:
             is_rough=is_amplified,
             converged=bool(diagnostics.get("converged", True)),
             optimality_gap=certified,
-            optimal_among=None
-            if certified is None
-            else diagnostics.get("optimal_among"),
+            optimal_among=optimal_among,
             memory_vectors=strategy.memory_vectors,
             regenerations_per_step=strategy.regenerations_per_step,
             seconds=seconds,
@@ -713,7 +687,7 @@ class Search:
                 raise ValueError(
                     f"{name} of {label} must be finite and > 0, found {value}."
                 )
-        return Candidate(row, strategy, participation)
+        return Candidate(row, strategy)
 
     def _noise(
         self, strategy: Strategy, participation: Participation, sensitivity: Sensitivity
@@ -769,21 +743,20 @@ def _three_digits(value: float) -> float:
     return float(f"{1.0 - float(f'{1.0 - value:.3g}'):.8g}")
 
 
-def _texts(row: Row) -> list[str]:
+def _texts(row: Row) -> dict[str, str]:
+    """Headings and texts of a row; sensitivities that are bounds have a <=."""
     relation = "" if row.sensitivity_is_exact else "<= "
     gap = "" if row.optimality_gap is None else f"{row.optimality_gap:.1e}"
-    if not row.converged:
-        gap = f"{gap} not converged".strip()
-    return [
-        row.mechanism,
-        "" if row.bands is None else str(row.bands),
-        f"{row.rmse:.4f}",
-        f"{row.max_se:.4f}",
-        f"{relation}{row.sensitivity:.4f}",
-        f"{row.noise_stddev:.4f}",
-        gap,
-        row.optimal_among or "",
-        str(row.memory_vectors),
-        str(row.regenerations_per_step),
-        f"{row.seconds:.2f}",
-    ]
+    return {
+        "mechanism": row.mechanism,
+        "bands": "" if row.bands is None else str(row.bands),
+        "RMSE": f"{row.rmse:.4f}",
+        "max SE": f"{row.max_se:.4f}",
+        "sensitivity": f"{relation}{row.sensitivity:.4f}",
+        "noise stddev": f"{row.noise_stddev:.4f}",
+        "optimality gap": gap if row.converged else f"{gap} not converged".strip(),
+        "optimal among": row.optimal_among or "",
+        "memory vectors": str(row.memory_vectors),
+        "regenerations per step": str(row.regenerations_per_step),
+        "seconds": f"{row.seconds:.2f}",
+    }

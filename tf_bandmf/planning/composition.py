@@ -27,9 +27,9 @@ from typing import NamedTuple
 import dp_accounting
 import numpy as np
 from dp_accounting import rdp
-from dp_accounting.pld import common, privacy_loss_distribution
+from dp_accounting.pld import privacy_loss_distribution
 
-from tf_bandmf.accounting import event_losses, gaussian, profiles
+from tf_bandmf.accounting import gaussian, profiles
 from tf_bandmf.accounting.checks import check_delta, check_positive
 from tf_bandmf.accounting.cyclic_poisson import CyclicPoissonAccountant
 from tf_bandmf.accounting.guarantee import KINDS, REPLACE_ONE, ZERO_OUT, Guarantee
@@ -115,21 +115,21 @@ class JointGuarantee:
           ValueError: if epsilon is not finite and > 0.
         """
         check_positive("epsilon", epsilon)
-        found = [1.0]
+        deltas = [1.0]
         if self.gaussian_noise is not None:
-            found.append(gaussian.gaussian_delta(self.gaussian_noise, epsilon))
+            deltas.append(gaussian.gaussian_delta(self.gaussian_noise, epsilon))
         if self.stated is not None and epsilon >= self.stated[0]:
-            found.append(self.stated[1])
+            deltas.append(self.stated[1])
         if self._poisson is not None:
             accountant, noise = self._poisson
-            found.append(accountant.delta(epsilon, noise))
+            deltas.append(accountant.delta(epsilon, noise))
         elif self._has_losses:
             loss = self._loss(self.parts)
-            found.append(float(loss.get_delta_for_epsilon(epsilon)) + _ROUNDING)
+            deltas.append(float(loss.get_delta_for_epsilon(epsilon)) + _ROUNDING)
         if self._renyi is not None:
             divergences, apart = self._renyi
-            found.append(apart + (1 - apart) * float(divergences.get_delta(epsilon)))
-        return min(delta for delta in found if delta >= 0.0)
+            deltas.append(apart + (1 - apart) * float(divergences.get_delta(epsilon)))
+        return min(delta for delta in deltas if delta >= 0.0)
 
     def guarantee_at(self, delta: float) -> Guarantee:
         """The joint (epsilon, delta)-DP, and how certain the numbers are.
@@ -200,11 +200,11 @@ class JointGuarantee:
         if unit is None:
             units = sorted({plan.unit for plan in self.plans})
             if len(units) != 1:
-                found = (
+                whose = (
                     f"hide different units: {', '.join(units)}" if units else "are none"
                 )
                 raise ValueError(
-                    f"unit must be given: the plans {found}. Name the unit that all of "
+                    f"unit must be given: the plans {whose}. Name the unit that all of "
                     f"the releases hide."
                 )
             unit = units[0]
@@ -223,7 +223,7 @@ class JointGuarantee:
         return None if epsilon is None or delta is None else (epsilon, delta)
 
     def _epsilons(self, delta: float) -> list[Bound]:
-        found = []
+        bounds = []
         if self.gaussian_noise is not None:
             exact = all(
                 part.is_gaussian and part.kind == "exact" for part in self.parts
@@ -233,22 +233,22 @@ class JointGuarantee:
             except ValueError:  # beyond any meaning
                 value = math.inf
             name, kind = (GAUSSIAN, "exact") if exact else (UNAMPLIFIED, "bound")
-            found.append(Bound(value, name, kind, None))
+            bounds.append(Bound(value, name, kind, None))
         elif self.zcdp_rho is not None:
             # Bun and Steinke, 2016, arXiv:1605.02065, Proposition 1.3.
             value = self.zcdp_rho + 2.0 * math.sqrt(-self.zcdp_rho * math.log(delta))
-            found.append(Bound(value, ZCDP, "bound", None))
+            bounds.append(Bound(value, ZCDP, "bound", None))
         for method in (self._by_losses, self._by_renyi):
             # Where one cannot tell, the others may.
             with contextlib.suppress(ValueError, ArithmeticError, MemoryError):
-                found += method(delta)
+                bounds += method(delta)
         stated = self.stated
         # Where it is no better, the others say more of what the number is worth.
-        least = min((bound.value for bound in found), default=math.inf)
+        least = min((bound.value for bound in bounds), default=math.inf)
         if stated is not None and stated[1] <= delta * (1.0 + 1e-9):
             if stated[0] < (1.0 - 1e-6) * least:
-                found.append(Bound(stated[0], BASIC, *_certainty(self.parts)))
-        return [bound for bound in found if not math.isnan(bound.value)]
+                bounds.append(Bound(stated[0], BASIC, *_certainty(self.parts)))
+        return [bound for bound in bounds if not math.isnan(bound.value)]
 
     @functools.cached_property
     def _poisson(self) -> tuple[CyclicPoissonAccountant, float] | None:
@@ -270,21 +270,20 @@ class JointGuarantee:
 
     @property
     def _has_losses(self) -> bool:
-        if self._scale > _LARGEST:
-            return False
-        return any(not part.is_gaussian for part in self.parts)
+        is_gaussian = all(part.is_gaussian for part in self.parts)
+        return not is_gaussian and self._scale <= _LARGEST
 
     @functools.cached_property
     def _scale(self) -> float:
         """About the epsilon that is to be expected, by what is known quickly."""
-        known = [self.stated[0]] if self.stated is not None else []
+        expected = [self.stated[0]] if self.stated is not None else []
         if self.zcdp_rho is not None:
-            known.append(self.zcdp_rho + 8.0 * math.sqrt(self.zcdp_rho))
+            expected.append(self.zcdp_rho + 8.0 * math.sqrt(self.zcdp_rho))
         # At least that of the exact ones.
         gaussians = [part for part in self.parts if part.is_gaussian]
         noise = _noise_of(gaussians, self.replaced)
         least = gaussian.zcdp_rho(noise) if noise is not None else 0.0
-        return max(min(known, default=_FINE), least, _INTERVAL)
+        return max(min(expected, default=_FINE), least, _INTERVAL)
 
     @property
     def _interval(self) -> float:
@@ -349,16 +348,16 @@ def compose(
         raise TypeError(
             f"plans must be a list with one plan for each run, found {plans!r}."
         )
-    found = tuple(plans)
-    if not found:
+    given = tuple(plans)
+    if not given:
         raise ValueError("There is no run to compose: plans must not be empty.")
-    for one in found:
+    for one in given:
         if not isinstance(one, (Plan, Release)):
             raise TypeError(
                 f"plans must be tf_bandmf.Plan objects, or a tf_bandmf.Release for what "
                 f"was made elsewhere, found {one!r}."
             )
-    parts = tuple(Release.of_plan(p) if isinstance(p, Plan) else p for p in found)
+    parts = tuple(Release.of_plan(p) if isinstance(p, Plan) else p for p in given)
     stated = {part.adjacency for part in parts}
     replaced = "replace-one" in stated or "zero-out" not in stated
     allowed = [None, "replace-one"] + ["zero-out"] * ("replace-one" not in stated)
@@ -402,14 +401,12 @@ def _composed_loss(parts: tuple[Release, ...], replaced: bool, interval: float) 
     if noise:
         losses.append(privacy_loss_distribution.from_gaussian_mechanism(noise, **make))
     divergent: dict[bool, list[Release]] = {False: [], True: []}
-    rounding = 0.0
     for part, count in Counter(parts).items():
         if not part.has_losses(replaced):
             # Without replacement, divergences are of replacements, also under zero-out.
             divergent[part.adjacency != "zero-out"] += [part] * count
         elif not part.is_gaussian:
-            losses += _losses_of(part, count, replaced, interval)
-            rounding += event_losses.rounding_of_transforms(count) * (count > 1)
+            losses += _losses_of(part, replaced, interval, count)
     for replaces, alike in divergent.items():
         together = (
             [alike] if renyi(alike, replaced or replaces) else [[p] for p in alike]
@@ -417,39 +414,27 @@ def _composed_loss(parts: tuple[Release, ...], replaced: bool, interval: float) 
         for group in together if alike else []:
             profile = _profile(group, replaced, replaced or replaces)
             losses.append(profiles.dominating_loss(profile, interval))
-    if rounding:
-        # What rounding may take away, as another release of which all is known with that
-        # probability.
-        unknown = common.DifferentialPrivacyParameters(0.0, rounding)
-        losses.append(
-            privacy_loss_distribution.from_privacy_parameters(unknown, **make)
-        )
     return functools.reduce(lambda total, loss: total.compose(loss), losses)
 
 
 # Balances that differ in one run have the losses of the others in common.
-@functools.lru_cache(maxsize=64)
-def _losses_of(
-    part: Release, count: int, replaced: bool, interval: float
-) -> tuple[Loss, ...]:
-    losses = part.losses(replaced, interval)
-    return tuple(loss.self_compose(count) if count > 1 else loss for loss in losses)
+_losses_of = functools.lru_cache(maxsize=64)(Release.losses)
 
 
 def _profile(parts: list[Release], replaced: bool, replaces: bool) -> profiles.Profile:
     """A profile from Renyi divergences alone: these add up."""
-    found = renyi(parts, replaces)
-    assert found is not None and found[1] == 0.0  # of a pair a loss is known
-    accountant = found[0]
-    known = [
+    composed = renyi(parts, replaces)
+    assert composed is not None and composed[1] == 0.0  # of a pair a loss is known
+    accountant = composed[0]
+    bounds = [
         lambda epsilons: np.array(
             [float(accountant.get_delta(float(epsilon))) for epsilon in epsilons]
         )
     ]
     rho = _sum(part.zcdp(replaced) for part in parts)
     if rho is not None and all(part.is_zcdp for part in parts):
-        known.append(profiles.zcdp_profile(rho))
+        bounds.append(profiles.zcdp_profile(rho))
     noise = _noise_of(parts, replaced)
     if noise is not None:
-        known.append(profiles.gaussian_profile(noise))
-    return profiles.least(*known)
+        bounds.append(profiles.gaussian_profile(noise))
+    return profiles.least(*bounds)

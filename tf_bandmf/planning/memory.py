@@ -45,10 +45,9 @@ class NoiseMemory:
         return self.buffer_bytes + self.key_bytes
 
     def __str__(self) -> str:
-        shared = (
-            "" if self.num_devices == 1 else f" on each of {self.num_devices} devices"
-        )
-        again = ""
+        shared, again = "", ""
+        if self.num_devices > 1:
+            shared = f" on each of {self.num_devices} devices"
         if self.regenerations_per_step:
             again = f"; {self.regenerations_per_step} are drawn again at each step"
         return (
@@ -77,19 +76,14 @@ def noise_memory(
     Raises:
       ValueError: if a number is < 1.
     """
-    num_parameters, num_devices = _checked(num_parameters, num_devices)
+    part = _part(num_parameters, num_devices)
     vectors, again = strategy.memory_vectors, strategy.regenerations_per_step
     if keep_normals and strategy.is_inverse_banded:
         vectors, again = again, 0
-    part = -(-num_parameters // num_devices)
-    return NoiseMemory(
-        num_parameters=num_parameters,
-        num_devices=num_devices,
-        vectors=vectors,
-        regenerations_per_step=again,
-        buffer_bytes=_FLOAT_BYTES * vectors * part,
-        key_bytes=(STEP_KEY_BYTES[generator] + _DIGEST_BYTES) * strategy.num_steps,
-    )
+    buffer_bytes = _FLOAT_BYTES * vectors * part
+    key_bytes = (STEP_KEY_BYTES[generator] + _DIGEST_BYTES) * strategy.num_steps
+    sizes = int(num_parameters), int(num_devices)
+    return NoiseMemory(*sizes, vectors, again, buffer_bytes, key_bytes)
 
 
 def refuse_too_large(
@@ -125,17 +119,15 @@ def bands_that_fit(
     Raises:
       ValueError: if a number is < 1.
     """
-    num_parameters, num_devices = _checked(num_parameters, num_devices)
+    part = _part(num_parameters, num_devices)
     bytes_per_device = whole_number("bytes_per_device", bytes_per_device)
-    part = -(-num_parameters // num_devices)
     return 1 + bytes_per_device // (_FLOAT_BYTES * part)
 
 
-def _checked(num_parameters: int, num_devices: int) -> tuple[int, int]:
-    return (
-        whole_number("num_parameters", num_parameters),
-        whole_number("num_devices", num_devices),
-    )
+def _part(num_parameters: int, num_devices: int) -> int:
+    """Of the numbers of a vector, those of one device."""
+    num_devices = whole_number("num_devices", num_devices)
+    return -(-whole_number("num_parameters", num_parameters) // num_devices)
 
 
 def _readable(num_bytes: int) -> str:

@@ -222,12 +222,12 @@ class Release:
         """The least rho of zCDP that is known, without amplification; or None."""
         times = 4.0 if self._is_doubled(replaced) else 1.0
         noise = self.gaussian_noise(replaced)
-        known = [] if noise is None else [gaussian.zcdp_rho(noise)]
-        known += [] if self.rho is None else [times * self.rho]
+        rhos = [] if noise is None else [gaussian.zcdp_rho(noise)]
+        rhos += [] if self.rho is None else [times * self.rho]
         if self.epsilon is not None and self.delta == 0.0:
             # Bun and Steinke, 2016, arXiv:1605.02065, Proposition 1.4.
-            known.append(times * 0.5 * self.epsilon**2)
-        return min(known, default=None)
+            rhos.append(times * 0.5 * self.epsilon**2)
+        return min(rhos, default=None)
 
     @property
     def is_zcdp(self) -> bool:
@@ -242,40 +242,43 @@ class Release:
         supports = pld_privacy_accountant.PLDAccountant().supports
         return self.adjacency == "zero-out" and bool(supports(self.event))
 
-    def losses(self, replaced: bool, interval: float) -> list[Loss]:
-        """Privacy losses that dominate it together."""
-        make: dict[str, Any] = {"value_discretization_interval": interval}
-        noise, pair = self.gaussian_noise(replaced), self.stated(replaced)
-        if self.is_gaussian:
-            return [privacy_loss_distribution.from_gaussian_mechanism(noise, **make)]
-        is_doubled = self._is_doubled(replaced)
-        if self.event is not None and not is_doubled:
-            return list(self._event_losses(interval))
-        if pair is not None and (self.event, noise, self.rho) == (None, None, None):
-            if pair == (0.0, 0.0):
-                return []
-            worst = common.DifferentialPrivacyParameters(*pair)
-            return [privacy_loss_distribution.from_privacy_parameters(worst, **make)]
-        known = []
-        if noise is not None:
-            known.append(profiles.gaussian_profile(noise))
-        if pair is not None:
-            known.append(profiles.pair_profile(*pair))
-        if self.rho is not None:
-            known.append(profiles.zcdp_profile(self.rho * (4.0 if is_doubled else 1.0)))
-        if self.event is not None:
-            parts = self._event_losses(interval)
-            whole = functools.reduce(lambda a, b: a.compose(b), parts)
-            known.append(profiles.twice(profiles.of_loss(whole)))
-        kinks = () if pair is None else (pair[0],)
-        return [profiles.dominating_loss(profiles.least(*known), interval, kinks)]
+    def losses(self, replaced: bool, interval: float, count: int) -> tuple[Loss, ...]:
+        """Privacy losses that dominate so many of it together."""
+        if self.event is not None and not self._is_doubled(replaced):
+            return tuple(self._event_losses(interval, count))
+        loss = self._loss(replaced, interval)
+        if count == 1:
+            return (loss,)
+        # As `event_losses.additive_loss`.
+        rounding = event_losses.rounding_of_transforms(count)
+        return loss.self_compose(count), _pair_loss((0.0, rounding), interval)
 
-    def _event_losses(self, interval: float) -> Iterator[Loss]:
+    def _loss(self, replaced: bool, interval: float) -> Loss:
+        """That of the worst mechanism with all that is known."""
+        noise, pair = self.gaussian_noise(replaced), self.stated(replaced)
+        if pair is not None and (self.event, noise, self.rho) == (None, None, None):
+            return _pair_loss(pair, interval)
+        bounds = []
+        if noise is not None:
+            bounds.append(profiles.gaussian_profile(noise))
+        if pair is not None:
+            bounds.append(profiles.pair_profile(*pair))
+        if self.rho is not None:
+            times = 4.0 if self._is_doubled(replaced) else 1.0
+            bounds.append(profiles.zcdp_profile(times * self.rho))
+        if self.event is not None:
+            parts = self._event_losses(interval, 1)
+            whole = functools.reduce(lambda a, b: a.compose(b), parts)
+            bounds.append(profiles.twice(profiles.of_loss(whole)))
+        kinks = () if pair is None else (pair[0],)
+        return profiles.dominating_loss(profiles.least(*bounds), interval, kinks)
+
+    def _event_losses(self, interval: float, times: int) -> Iterator[Loss]:
         others = []
         for piece, count in self.pieces:
-            loss = event_losses.additive_loss(piece, count, interval)
+            loss = event_losses.additive_loss(piece, times * count, interval)
             if loss is None:
-                others.append(dp_accounting.SelfComposedDpEvent(piece, count))
+                others.append(dp_accounting.SelfComposedDpEvent(piece, times * count))
             else:
                 yield loss
         if others:
@@ -326,11 +329,11 @@ def renyi(
     """
     events, kept = [], 1.0
     for release in releases:
-        found = release.divergences(replaced)
-        if found is None:
+        divergences = release.divergences(replaced)
+        if divergences is None:
             return None
-        events.append(found[0])
-        kept *= 1.0 - found[1]
+        events.append(divergences[0])
+        kept *= 1.0 - divergences[1]
     composed = dp_accounting.ComposedDpEvent(events)
     for accountant in _renyi_accountants(replaced):
         if accountant.supports(composed):
@@ -343,13 +346,22 @@ def _zcdp_event(rho: float) -> dp_accounting.DpEvent:
     return dp_accounting.GaussianDpEvent(1.0 / math.sqrt(2.0 * rho))
 
 
+def _pair_loss(pair: tuple[float, float], interval: float) -> Loss:
+    if pair == (0.0, 0.0):
+        return privacy_loss_distribution.identity(interval)
+    return privacy_loss_distribution.from_privacy_parameters(
+        common.DifferentialPrivacyParameters(*pair),
+        value_discretization_interval=interval,
+    )
+
+
 def _renyi_accountants(replaced: bool) -> list[rdp.RdpAccountant]:
     """Fresh ones. Zero-out is "replace special", and add-or-remove for what knows both."""
-    known = dp_accounting.NeighboringRelation
-    zero_out = [known.ADD_OR_REMOVE_ONE, known.REPLACE_SPECIAL]
+    relations = dp_accounting.NeighboringRelation
+    zero_out = [relations.ADD_OR_REMOVE_ONE, relations.REPLACE_SPECIAL]
     return [
         rdp.RdpAccountant(neighboring_relation=relation)
-        for relation in ([known.REPLACE_ONE] if replaced else zero_out)
+        for relation in ([relations.REPLACE_ONE] if replaced else zero_out)
     ]
 
 

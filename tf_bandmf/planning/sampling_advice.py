@@ -41,7 +41,7 @@ def sentences(
         return ()
     size = int(best.batch_size)
     epochs = max(1, workload.num_steps // -(-num_examples // size))
-    found: list[Row] = []
+    promised: list[Row] = []
     for name, cls in sorted(NAMED.items()):
         # b-min-sep is simulated step by step: no matter of seconds.
         is_slow = cls.is_simulated and cls.is_cyclic
@@ -56,9 +56,9 @@ def sentences(
                 scheme, workload
             ):
                 rows = quick_rows(scheme, workload, budget)
-                found.append(min(rows, key=lambda row: row.rmse))
-    better = [row for row in found if row.rmse < (1.0 - _WORTH) * best.rmse]
-    if better or not found:
+                promised.append(min(rows, key=lambda row: row.rmse))
+    better = [row for row in promised if row.rmse < (1.0 - _WORTH) * best.rmse]
+    if better or not promised:
         better.sort(key=lambda row: row.rmse)
         return tuple(
             f'Another sampling: with sampling="{row.sampling}" the RMSE would be about '
@@ -66,7 +66,7 @@ def sentences(
             f"demands {NAMED[str(row.sampling)].demands}."
             for row in better
         )
-    compared = ", ".join(str(row.sampling) for row in found)
+    compared = ", ".join(str(row.sampling) for row in promised)
     return (f"No other sampling promises a smaller error; compared: {compared}.",)
 
 

@@ -136,7 +136,7 @@ def tuning_cost(
     shape = selection.shape_of(distribution)
     delta = plan.delta if delta is None else delta
     check_planned_delta(delta)
-    found, problems = [], dict[str, None]()
+    costs, problems = [], dict[str, None]()
     for method, confidence, bound in _bounds(plan, mean, shape, float(delta)):
         try:
             value = bound()
@@ -144,21 +144,21 @@ def tuning_cost(
             problems[str(error)] = None
             continue
         if math.isfinite(value) and value > 0.0:
-            found.append((value, method, confidence))
+            costs.append((value, method, confidence))
     told = " ".join(problems)
-    if not found:
+    if not costs:
         raise ValueError(
             f"No meaningful epsilon is known for {mean:g} expected trials at delta = "
             f"{delta:g}. {told}"
         )
-    epsilon, method, confidence = min(found, key=lambda one: one[0])
+    epsilon, method, confidence = min(costs, key=lambda one: one[0])
     remark = ""
     if plan.participation.is_simulated and confidence is None:
         remark = _OF_ESTIMATES if plan.confidence is None else told
     trial = plan.epsilon
     if delta != plan.delta:
         trial = _at_least_zero(plan)(float(delta))
-    names = {known: name for name, known in selection.DISTRIBUTIONS.items()}
+    names = {eta: name for name, eta in selection.DISTRIBUTIONS.items()}
     other = f"truncated negative binomial, shape {shape:g},"
     return TuningCost(
         epsilon=epsilon,
@@ -222,14 +222,14 @@ def _at_least_zero(plan: Plan, confidence: float | None = None) -> _EpsilonAt:
 
     def epsilon_at(delta: float) -> float:
         try:
-            found = plan.guarantee_at(delta, confidence)
+            stated = plan.guarantee_at(delta, confidence)
         except EpsilonIsZero:
             return 0.0
-        if confidence is not None and found.is_unamplified:
+        if confidence is not None and stated.is_unamplified:
             raise ValueError(
                 f"A simulated bound on a trial at delta = {delta:.3g} would take too many "
                 f"draws: amplification by sampling is left out."
             )
-        return found.epsilon
+        return stated.epsilon
 
     return epsilon_at
