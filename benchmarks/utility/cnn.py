@@ -1,19 +1,19 @@
 """Trains small convolutional networks from pixels, with Keras.
 
-    python benchmarks/utility/cnn.py --data DIR --cache CACHE [--task TASK]
+    python benchmarks/utility/cnn.py --data DIR [--task TASK]
 
 The networks of Tramèr and Boneh (2021, arXiv:2011.11660) on Fashion-MNIST and of
 arXiv:2505.12128, Table 2, on CIFAR-10 (`cnn_tasks.py`), through `make_private`, `fit` and
 `plan.batches`. As `run.py`: a row with several learning rates chooses one and the readout
 on 10,000 held-out training images; then it trains with several seeds. Results are
-appended to `results/`, and what is there is not done again. A run that was stopped goes
-on from its last epochs.
+appended to `results/`, and what is there is not done again.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import pathlib
 import time
 
@@ -21,12 +21,12 @@ import datasets
 import keras
 import numpy as np
 from cnn_tasks import FASHION_MNIST, TASKS, Row, Task
-from results import HERE, VALIDATION, Results, best, report
+from results import HERE, VALIDATION, Results, best, record, report
 
 import tf_bandmf
 import tf_bandmf.keras
 
-TUNING_SEEDS = (100,)
+TUNING_SEED = 100
 
 
 class LastWeights(keras.callbacks.Callback):
@@ -36,22 +36,15 @@ class LastWeights(keras.callbacks.Callback):
         self.values = self.model.get_weights()
 
 
-def plan_for(
-    task: Task, row: Row, num_examples: int, num_train: int, cache: pathlib.Path
-) -> tf_bandmf.Plan:
-    """Calibrated once and kept; the batch is the same share of the examples."""
-    name = f"{task.name}-{row.mechanism}-{row.sampling}-{num_examples}"
-    name += "-matched" if row.matched else ""
-    name += "" if row.batch_size is None else f"-{row.batch_size}"
-    path = cache / f"plan-{name.replace(':', '_')}-{row.l2_norm_clip:g}.json"
-    if path.exists():
-        return tf_bandmf.Plan.load(str(path))
-    plan = tf_bandmf.plan(
+@functools.lru_cache
+def plan_for(task: Task, row: Row, num_examples: int, num_train: int) -> tf_bandmf.Plan:
+    """The batch is the same share of the examples."""
+    return tf_bandmf.plan(
         row.mechanism,
         epsilon=task.epsilon,
         delta=task.delta,
         num_examples=num_examples,
-        batch_size=(task.batch_size) * num_examples // num_train,
+        batch_size=task.batch_size * num_examples // num_train,
         epochs=task.epochs,
         sampling=row.sampling,
         workload=f"sgd:momentum={task.momentum},decay={task.decay}"
@@ -60,9 +53,6 @@ def plan_for(
         l2_norm_clip=row.l2_norm_clip,
         test_seed=0,
     )
-    cache.mkdir(parents=True, exist_ok=True)
-    plan.save(str(path))
-    return plan
 
 
 def fit(
@@ -74,9 +64,8 @@ def fit(
     y: np.ndarray,
     rate: float,
     seed: int,
-    kept: pathlib.Path,
 ) -> dict[str, list[np.ndarray]]:
-    """Weights after training with Keras, for each readout; goes on from what is kept."""
+    """Weights after training with Keras, for each readout."""
     start = model.get_weights()
     model = tf_bandmf.keras.make_private(task.build_model())
     model.set_weights(start)
@@ -96,14 +85,12 @@ def fit(
         ),
         keras.losses.SparseCategoricalCrossentropy(from_logits=True),
     )
-    kept.mkdir(parents=True, exist_ok=True)
     last = LastWeights()
     model.fit(
         plan.batches(x, y),
         epochs=task.epochs,
         verbose=0,
-        callbacks=[keras.callbacks.BackupAndRestore(kept / "backup"), last],
-        private_state=kept / "run.private",
+        callbacks=[last],
     )
     return {"last": last.values, "moving average": model.get_weights()}
 
@@ -117,56 +104,34 @@ def accuracy_of(model: keras.Model, x: np.ndarray, y: np.ndarray) -> float:
 class Experiment:
     """A task's images, and runs on them."""
 
-    def __init__(self, task: Task, data: pathlib.Path, cache: pathlib.Path) -> None:
-        self.task, self.cache = task, cache
+    def __init__(self, task: Task, data: pathlib.Path) -> None:
+        self.task = task
         images, self.y, self.num_train = datasets.load(task.dataset, data)
         self.x = task.inputs(images)
 
     def train(
         self, row: Row, phase: str, rate: float, seed: int
     ) -> list[dict[str, object]]:
-        """One run, as a row of the CSV file for each readout.
-
-        `seconds` are of the process: those after the last restart.
-        """
+        """One run, as a row of the CSV file for each readout."""
         start = time.process_time()
         task, end = self.task, self.num_train
         train, test = slice(0, end), slice(end, None)
         if phase == "validation":
             train, test = slice(0, end - VALIDATION), slice(end - VALIDATION, end)
         x, y = self.x[train], self.y[train]
-        plan = plan_for(task, row, len(x), end, self.cache)
+        plan = plan_for(task, row, len(x), end)
         plan = dataclasses.replace(plan, test_seed=seed)
 
         keras.utils.set_random_seed(seed)
         plain = task.build_model()
-        kept = self.cache / f"{task.name}-{row.name}-{phase}-{rate:g}-{seed}"
-        released = fit(task, row, plan, plain, x, y, rate, seed, kept)
+        released = fit(task, row, plan, plain, x, y, rate, seed)
         found = []
         for readout in row.readouts:
             plain.set_weights(released[readout])
             accuracy = accuracy_of(plain, self.x[test], self.y[test])
+            run = {"phase": phase, "seed": seed, "learning_rate": rate}
             found.append(
-                {
-                    "task": task.name,
-                    "row": row.name,
-                    "mechanism": row.mechanism,
-                    "sampling": row.sampling,
-                    "phase": phase,
-                    "seed": seed,
-                    "batch_size": task.batch_size,
-                    "epochs": task.epochs,
-                    "steps": plan.num_steps,
-                    "epsilon": task.epsilon,
-                    "delta": task.delta,
-                    "kind": plan.kind,
-                    "noise_stddev": f"{plan.noise_stddev / plan.l2_norm_clip:.4f}",
-                    "l2_norm_clip": row.l2_norm_clip,
-                    "learning_rate": rate,
-                    "readout": readout,
-                    "accuracy": f"{accuracy:.4f}",
-                    "seconds": f"{time.process_time() - start:.0f}",
-                }
+                record(task, row, plan, accuracy, start, readout=readout, **run)
             )
         return found
 
@@ -174,7 +139,6 @@ class Experiment:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", type=pathlib.Path, required=True)
-    parser.add_argument("--cache", type=pathlib.Path, required=True)
     parser.add_argument("--task", choices=TASKS, default=FASHION_MNIST.name)
     parser.add_argument("--rows", nargs="+", help="by default all")
     parser.add_argument("--seeds", type=int, default=3)
@@ -183,17 +147,16 @@ def main() -> None:
 
     task = TASKS[arguments.task]
     results = Results(arguments.out / f"{task.name}.csv")
-    experiment = Experiment(task, arguments.data, arguments.cache)
+    experiment = Experiment(task, arguments.data)
     wanted = arguments.rows or [row.name for row in task.rows]
     for row in (row for row in task.rows if row.name in wanted):
         rate, readout = row.learning_rates[0], row.readouts[0]
         if len(row.learning_rates) > 1:
-            for seed in TUNING_SEEDS:
-                for tried in row.learning_rates:
-                    done = {"phase": "validation", "seed": seed}
-                    if not results.of(row=row.name, learning_rate=tried, **done):
-                        found = experiment.train(row, "validation", tried, seed)
-                        results.append(found)
+            for tried in row.learning_rates:
+                done = {"phase": "validation", "learning_rate": tried}
+                if not results.of(row=row.name, **done):
+                    found = experiment.train(row, "validation", tried, TUNING_SEED)
+                    results.append(found)
             rate, readout = best(results.of(row=row.name, phase="validation"))
         for seed in range(arguments.seeds):
             done = {"phase": "test", "seed": seed, "learning_rate": rate}

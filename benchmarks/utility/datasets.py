@@ -64,30 +64,11 @@ def _idx(directory: pathlib.Path, name: str, header: int) -> np.ndarray:
 # Of ImageNet's channels: constants that do not depend on the data in hand.
 COLOR_MEAN = np.array([0.485, 0.456, 0.406], np.float32)
 COLOR_STDDEV = np.array([0.229, 0.224, 0.225], np.float32)
-# Of JPEG (ITU-T T.871); what photographs have of them, roughly.
-LUMA_CHROMA = np.array(
-    [
-        [0.299, 0.587, 0.114],
-        [-0.168736, -0.331264, 0.5],
-        [0.5, -0.418688, -0.081312],
-    ],
-    np.float32,
-)
-LUMA_CHROMA_MEAN = np.array([0.48, 0.0, 0.0], np.float32)
-LUMA_CHROMA_STDDEV = np.array([0.24, 0.08, 0.08], np.float32)
 
 
 def standardized_colors(images: np.ndarray) -> np.ndarray:
     """Colors less ImageNet's means, divided by its standard deviations."""
     return (images - COLOR_MEAN) / COLOR_STDDEV
-
-
-def luma_chroma(images: np.ndarray) -> np.ndarray:
-    """Luma and two chromas, standardized: the colors of photographs, hardly correlated."""
-    return (images @ LUMA_CHROMA.T - LUMA_CHROMA_MEAN) / LUMA_CHROMA_STDDEV
-
-
-COLORS = {"rgb": standardized_colors, "luma-chroma": luma_chroma}
 
 
 def _as_floats(pixels: np.ndarray) -> np.ndarray:

@@ -8,7 +8,6 @@ often as there are models: this is for measuring.
 
 from __future__ import annotations
 
-import pathlib
 from collections.abc import Iterator
 
 import numpy as np
@@ -22,15 +21,13 @@ from tf_bandmf.noise.keys import NoiseKey
 _PART = 5000
 # What a run releases: the last weights, or their mean over the end of the run.
 READOUTS = {"last": 1.0, "mean of last fifth": 0.8, "mean of last half": 0.5}
-# Steps.
-_KEEP_EVERY = 30
 
 
 class Features:
     """Features less a public centre, which is subtracted without a copy of them.
 
     Args:
-      values: float32 or float16, [examples, features].
+      values: float32, [examples, features].
       centre: [features].
     """
 
@@ -38,14 +35,10 @@ class Features:
         self.values, self.centre = values, centre.astype(np.float32)
         self.squared_norms = np.empty(len(values), np.float32)
         for part in self.parts():
-            rows = self.rows(part)
+            rows = values[part]
             squares = np.einsum("ij,ij->i", rows, rows) - 2 * rows @ self.centre
             # The constant feature of the bias has square 1.
             self.squared_norms[part] = squares + self.centre @ self.centre + 1.0
-
-    def rows(self, chosen: np.ndarray | slice) -> np.ndarray:
-        """Values of some examples, float32."""
-        return self.values[chosen].astype(np.float32, copy=False)
 
     def parts(self) -> Iterator[slice]:
         """All examples, in parts of some hundred megabytes at most."""
@@ -81,7 +74,7 @@ class LinearModels:
 
     def clipped_sum(self, x: Features, y: np.ndarray, chosen: np.ndarray) -> np.ndarray:
         """Sum of the chosen examples' gradients, each divided by max(norm, clip)."""
-        rows = x.rows(chosen)
+        rows = x.values[chosen]
         logits = self._logits(rows, x.centre, self.weights)
         residuals = scipy.special.softmax(logits, axis=2)
         residuals[np.arange(len(rows)), :, y[chosen]] -= 1.0
@@ -109,31 +102,10 @@ class LinearModels:
             weights = self.sums[name] / self.counts[name]
             right = np.zeros(self.shape[1])
             for part in x.parts():
-                logits = self._logits(x.rows(part), x.centre, weights)
+                logits = self._logits(x.values[part], x.centre, weights)
                 right += (logits.argmax(axis=2) == y[part, None]).sum(axis=0)
             found[name] = right / len(y)
         return found
-
-    def keep(self, path: pathlib.Path, steps: int) -> None:
-        """Writes what the steps so far have made, as a whole."""
-        unfinished = path.with_suffix(".unfinished.npz")
-        np.savez(
-            unfinished,
-            steps=steps,
-            weights=self.weights,
-            velocity=self.velocity,
-            sums=list(self.sums.values()),
-            counts=list(self.counts.values()),
-        )
-        unfinished.replace(path)
-
-    def take_up(self, path: pathlib.Path) -> int:
-        """Reads what `keep` wrote, and returns its number of steps."""
-        with np.load(path) as kept:
-            self.weights, self.velocity = kept["weights"], kept["velocity"]
-            self.sums = dict(zip(READOUTS, kept["sums"], strict=True))
-            self.counts = dict(zip(READOUTS, kept["counts"].tolist(), strict=True))
-            return int(kept["steps"])
 
     def _logits(
         self, rows: np.ndarray, centre: np.ndarray, weights: np.ndarray
@@ -149,7 +121,6 @@ def train(
     x: Features,
     y: np.ndarray,
     seed: int,
-    kept: pathlib.Path | None = None,
 ) -> None:
     """Trains the models on the plan's batches.
 
@@ -158,7 +129,6 @@ def train(
         because clipped gradients are divided by the clip.
       seed: of batches and noise, for repetition; a run that is to protect somebody
         leaves both to the operating system.
-      kept: a file from which a run that was stopped goes on, with the same arguments.
 
     Raises:
       ValueError: if the plan has another clip norm.
@@ -172,14 +142,9 @@ def train(
     state = generator.initial_state(key)
     # As Keras' runs with this key draw them.
     batches = plan.batches(np.arange(len(y))).join(key.sampler_seed())
-    done = models.take_up(kept) if kept is not None and kept.exists() else 0
     for batch in batches.indices():
         noise, state = generator.next(state, tf.constant(batch.step, tf.int64))
-        if batch.step < done:
-            continue
         noisy = models.clipped_sum(x, y, batch.indices)
         noisy += plan.noise_stddev * noise.numpy().reshape(models.shape)
         noisy /= plan.expected_batch_size
         models.update(noisy, (batch.step + 1) / plan.num_steps)
-        if kept is not None and (batch.step + 1) % _KEEP_EVERY == 0:
-            models.keep(kept, batch.step + 1)

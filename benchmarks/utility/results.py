@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import csv
 import pathlib
-from collections.abc import Sequence
+import time
+from typing import Any
 
 import numpy as np
+
+import tf_bandmf
 
 HERE = pathlib.Path(__file__).parent
 # Of the training examples, the last ones: they choose the settings.
@@ -18,13 +21,38 @@ COLUMNS = (
 ).split()
 
 
+def record(
+    task: Any, row: Any, plan: tf_bandmf.Plan, accuracy: float, start: float, **run: Any
+) -> dict[str, object]:
+    """A row of the file: one run, trained since `start` of the process's time.
+
+    Args:
+      task: what is trained on.
+      row: of the task.
+      plan: of the run.
+      accuracy: of its weights.
+      start: `time.process_time()` when it began.
+      run: `phase`, `seed`, `learning_rate` and `readout`.
+    """
+    found = {name: getattr(row, name) for name in ("mechanism", "sampling")}
+    for name in ("batch_size", "epochs", "epsilon", "delta"):
+        found[name] = getattr(task, name)
+    return {
+        **{"task": task.name, "row": row.name, **found, **run},
+        "steps": plan.num_steps,
+        "kind": plan.kind,
+        "noise_stddev": f"{plan.noise_stddev / plan.l2_norm_clip:.4f}",
+        "l2_norm_clip": row.l2_norm_clip,
+        "accuracy": f"{accuracy:.4f}",
+        "seconds": f"{time.process_time() - start:.0f}",
+    }
+
+
 class Results:
     """A CSV file of runs that grows and says what is done."""
 
-    def __init__(
-        self, path: pathlib.Path, columns: Sequence[str] = tuple(COLUMNS)
-    ) -> None:
-        self.path, self.columns = path, columns
+    def __init__(self, path: pathlib.Path) -> None:
+        self.path = path
         self.rows: list[dict[str, str]] = []
         if path.exists():
             with path.open(encoding="utf-8") as file:
@@ -42,7 +70,7 @@ class Results:
         is_new = not self.path.exists()
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with self.path.open("a", encoding="utf-8", newline="") as file:
-            writer = csv.DictWriter(file, self.columns, lineterminator="\n")
+            writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
             if is_new:
                 writer.writeheader()
             writer.writerows(rows)
@@ -65,19 +93,10 @@ def best(tuning: list[dict[str, str]]) -> tuple[float, str]:
     return float(rate), readout
 
 
-def test_accuracy(results: Results, name: str) -> np.ndarray:
-    """Of each seed, with the learning rate and the readout that tuning chose."""
-    tuning = results.of(row=name, phase="validation")
-    chosen = {}
-    if tuning:
-        chosen["learning_rate"], chosen["readout"] = best(tuning)
-    found = results.of(row=name, phase="test", **chosen)
-    return np.array([float(result["accuracy"]) for result in found])
-
-
 def report(results: Results, name: str, rate: float, readout: str) -> None:
-    """Prints a row's test accuracy."""
-    accuracy = test_accuracy(results, name)
+    """Prints a row's test accuracy with a learning rate and a readout."""
+    tested = {"row": name, "phase": "test", "learning_rate": rate, "readout": readout}
+    accuracy = np.array([float(run["accuracy"]) for run in results.of(**tested)])
     line = f"{name}: learning rate {rate:g}, {readout}: {accuracy.mean():.2%}"
     if len(accuracy) > 1:
         line += f" ± {accuracy.std(ddof=1) / len(accuracy) ** 0.5:.2%}"

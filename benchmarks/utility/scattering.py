@@ -20,61 +20,24 @@ ANGLES = 8
 CHANNELS = 1 + SCALES * ANGLES + ANGLES * ANGLES
 
 
-def scattering(images: np.ndarray, chunk: int = 500, workers: int = 1) -> np.ndarray:
+def scattering(images: np.ndarray, chunk: int = 500) -> np.ndarray:
     """Scattering channels of images.
 
     Args:
-      images: float, shape [images, size, size] or [images, size, size, colors]; size is
-        a multiple of 4.
+      images: float, shape [images, size, size]; size is a multiple of 4.
       chunk: images at a time.
-      workers: threads of the Fourier transforms.
 
     Returns:
-      float32, shape [images, colors * 81, size / 4, size / 4].
+      float32, shape [images, 81, size / 4, size / 4].
     """
-    if images.ndim == 3:
-        images = images[..., None]
-    count, size, _, colors = images.shape
+    count, size, _ = images.shape
     filters = _Filters(size + 2 * _margin())
     small = size // 2**SCALES
-    features = np.empty((count, colors * CHANNELS, small, small), np.float32)
-    with scipy.fft.set_workers(workers):
-        for start in range(0, count, chunk):
-            part = images[start : start + chunk].astype(np.float32)
-            part = np.moveaxis(part, 3, 1).reshape(-1, size, size)
-            found = _scatter(part, filters)
-            features[start : start + chunk] = found.reshape(-1, *features.shape[1:])
+    features = np.empty((count, CHANNELS, small, small), np.float32)
+    for start in range(0, count, chunk):
+        part = images[start : start + chunk].astype(np.float32)
+        features[start : start + chunk] = _scatter(part, filters)
     return features
-
-
-def mirror_symmetric(features: np.ndarray) -> np.ndarray:
-    """The part of scattering channels that an image shares with its mirror image.
-
-    Mirroring an image turns each angle into its opposite and reverses columns: channels
-    come in pairs. The result is the sum of each pair over the square root of 2, so an
-    orthonormal basis of the features that do not change, half as many. (The grid begins
-    at the first pixel and ends 3 before the last: the mirror image is moved by 3.)
-
-    Args:
-      features: [examples, colors * 81, size, size]; size is even.
-
-    Returns:
-      float32, [examples, colors * 81, size, size / 2].
-    """
-    count, channels, size, _ = features.shape
-    half = size // 2
-    grouped = features.reshape(count, -1, CHANNELS, size, size).astype(np.float32)
-    mirrored = grouped[:, :, mirrored_channels(), :, : half - 1 : -1]
-    paired = (grouped[..., :half] + mirrored) / np.float32(np.sqrt(2.0))
-    return paired.reshape(count, channels, size, half)
-
-
-def mirrored_channels() -> np.ndarray:
-    """For each channel its number when the image is mirrored, [81]."""
-    angles = (ANGLES - 2 - np.arange(ANGLES)) % ANGLES
-    firsts = 1 + np.concatenate([angles, ANGLES + angles])
-    pairs = 1 + SCALES * ANGLES + ANGLES * angles[:, None] + angles
-    return np.concatenate([[0], firsts, pairs.reshape(-1)])
 
 
 class _Filters:
