@@ -77,6 +77,8 @@ class Rows:
 class AtOnce(Rows):
     """As data sets of Hugging Face."""
 
+    shape = (M, 2)
+
     def __getitems__(self, indices):
         return [self.rows[i] for i in indices]
 

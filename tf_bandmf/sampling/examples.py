@@ -238,7 +238,8 @@ def _seeds(base: np.ndarray, step: tf.Tensor, ids: tf.Tensor, views: int) -> tf.
 
 
 def _source_of(x: Any, y: Any, sample_weight: Any, num_examples: int) -> ExampleSource:
-    is_array = hasattr(x, "shape") or isinstance(x, (dict, list, tuple, str))
+    is_array = any(hasattr(x, name) for name in ("dtype", "__array__"))
+    is_array = is_array or isinstance(x, (dict, list, tuple, str))
     has_rows = not is_array and hasattr(x, "__len__") and hasattr(x, "__getitem__")
     if not (isinstance(x, ExampleSource) or is_stream(x) or has_rows):
         return ArrayExamples(x, y, sample_weight, num_examples)

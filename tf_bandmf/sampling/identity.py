@@ -65,9 +65,10 @@ def _flat(leaf: tf.Tensor) -> tf.Tensor:
 
 def _by_value(leaf: tf.Tensor) -> tf.Tensor:
     exact = tf.cast(leaf, tf.float64)
-    rounded = tf.cast(tf.cast(exact, tf.float32), tf.float64)
-    # No negative zero.
-    return tf.where(tf.round(exact) == exact, exact, rounded) + 0.0
+    if leaf.dtype.size > 2 and leaf.dtype != tf.float32:  # others float32 holds
+        rounded = tf.cast(tf.cast(exact, tf.float32), tf.float64)
+        exact = tf.where(tf.round(exact) == exact, exact, rounded)
+    return exact + 0.0  # no negative zero
 
 
 class Records(NamedTuple):
