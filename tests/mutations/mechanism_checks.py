@@ -9,6 +9,7 @@ import functools
 import keras
 import numpy as np
 import tensorflow as tf
+from whiteness import whiteness
 
 import tf_bandmf
 import tf_bandmf.keras
@@ -115,7 +116,7 @@ def white(mechanism, restart_at=None, **changes):
     canaries, released = train(mechanism, restart_at, **changes)
     plan = canaries.plan
     left = (released - canaries.sums()) / plan.noise_stddev
-    found = audit.whiteness(plan.strategy, left, lags=(WIDTH // 2,))
+    found = whiteness(plan.strategy, left, lags=(WIDTH // 2,))
     assert found.p_value >= ALPHA, f"whiteness: {found}"
 
 
@@ -137,7 +138,7 @@ def white_generator(mechanism, num_shards=1, **changes):
             rows.append(row.numpy())
         parts.append(np.array(rows))
     whole = np.concatenate(parts, axis=1)
-    found = audit.whiteness(plan.strategy, whole, lags=(size // 2, 4096))
+    found = whiteness(plan.strategy, whole, lags=(size // 2, 4096))
     assert found.p_value >= ALPHA, f"whiteness: {found}"
 
 

@@ -1,16 +1,17 @@
 """The noise of every registered strategy, eager, as a graph and under XLA, is C^-1 Z.
 
 Whitened by C it must be independent standard normals, over steps (the covariance
-C^-1 C^-T), coordinates, variables and replicas: `audit.whiteness`. Seeds are fixed. Over
+C^-1 C^-T), coordinates, variables and replicas: `whiteness`. Seeds are fixed. Over
 all cases of this file together a false alarm has probability below 1e-6 (Bonferroni).
 """
 
 import numpy as np
 import pytest
 import tensorflow as tf
+from whiteness import whiteness
 
 import tf_bandmf
-from tf_bandmf import audit, workloads
+from tf_bandmf import workloads
 from tf_bandmf.noise import NoiseGenerator
 from tf_bandmf.noise.keys import NoiseKey
 from tf_bandmf.strategies import FAMILIES, registry
@@ -80,7 +81,7 @@ def test_the_noise_is_that_of_the_strategy(strategy, mode):
     finally:
         tf.config.run_functions_eagerly(False)
     # Variables begin anywhere: distances that are no powers of two, and the replicas'.
-    found = audit.whiteness(strategy, noise, lags=(3, 100, 1000, D))
+    found = whiteness(strategy, noise, lags=(3, 100, 1000, D))
     assert found.p_value >= ALPHA, str(found)
 
 
@@ -88,4 +89,4 @@ def test_the_same_test_sees_noise_of_another_strategy(strategy):
     other = np.random.default_rng(0).standard_normal((N, D))
     if strategy.family == "identity":
         other[1] += 0.3 * other[0]
-    assert audit.whiteness(strategy, other).p_value < ALPHA
+    assert whiteness(strategy, other).p_value < ALPHA

@@ -20,7 +20,6 @@ from tf_bandmf.audit.bounds import (
 )
 from tf_bandmf.audit.canaries import GradientCanaries
 from tf_bandmf.audit.evaluation import evaluate
-from tf_bandmf.audit.noise_tests import Whiteness, whiteness
 from tf_bandmf.audit.patterns import worst_pattern
 from tf_bandmf.audit.result import AuditResult, LowerBound
 
@@ -28,12 +27,10 @@ __all__ = [
     "AuditResult",
     "GradientCanaries",
     "LowerBound",
-    "Whiteness",
     "epsilon_from_guesses",
     "epsilon_from_rates",
     "evaluate",
     "mu_from_guesses",
     "mu_from_rates",
-    "whiteness",
     "worst_pattern",
 ]
