@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
+from tensorflow_privacy.privacy.analysis import tree_aggregation_accountant
 
 import tf_bandmf
 from tf_bandmf import noise
@@ -266,3 +267,17 @@ def test_drop_in_of_build_unweighted_fed_avg():
     assert np.abs(found).max() > 0.01
     # Little noise: both are the mean of the clipped updates.
     np.testing.assert_allclose(found, reference, atol=0.2)
+
+
+@pytest.mark.parametrize(("rounds", "expected"), [(60, 35), (64, 67)])
+def test_a_tree_has_the_sensitivity_of_tff_s(rounds, expected):
+    """Squared, as the federated guide has it, by TensorFlow Privacy's accountant."""
+    plan = make_plan("tree", tf_bandmf.MinSep(12, 5), num_steps=rounds)
+    rho = tree_aggregation_accountant.compute_zcdp_single_tree(
+        noise_multiplier=1.0,
+        total_steps=rounds,
+        max_participation=5,
+        min_separation=11,  # rounds between two participations
+    )
+    assert 2 * rho == pytest.approx(expected)
+    assert plan.sensitivity.value**2 == pytest.approx(expected)
