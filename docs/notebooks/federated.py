@@ -11,7 +11,9 @@ import numpy as np
 
 import tf_bandmf
 from tf_bandmf import plots
-from tf_bandmf_federated import HostNoise, measure_participation, measured_guarantee
+from tf_bandmf.noise import NoiseGenerator
+from tf_bandmf.noise.keys import NoiseKey
+from tf_bandmf_federated import measure_participation, measured_guarantee
 
 DEVICES, ROUNDS, COHORT, FEATURES = 400, 24, 20, 10
 participation = tf_bandmf.MinSep(min_separation=6, max_participations=4)
@@ -52,22 +54,24 @@ def update_of(device, weights, clip):
 # %% [markdown]
 # ## Rounds
 #
-# Who took part rests, `HostNoise` makes the noise of each round. The divisor is the public size
-# of the cohort.
+# Who took part rests, and each round gets its noise. The divisor is the public size of the
+# cohort.
 
 
 # %%
 def run(plan):
     b, k = plan.participation.min_separation, plan.participation.max_participations
     last, counts = np.full(DEVICES, -b), np.zeros(DEVICES, int)
-    noise = HostNoise(plan, FEATURES)
+    noise = NoiseGenerator(plan.strategy, FEATURES)
+    state = noise.initial_state(NoiseKey.from_operating_system())
     weights, losses, record = np.zeros(FEATURES), [], {}
     for now in range(ROUNDS):
         free = np.flatnonzero((now - last >= b) & (counts < k))
         chosen = rng.choice(free, COHORT, replace=False)
         last[chosen], counts[chosen], record[now] = now, counts[chosen] + 1, chosen
         total = sum(update_of(device, weights, plan.l2_norm_clip) for device in chosen)
-        total = total + plan.noise_stddev * noise.values(1, now)
+        row, state = noise.next(state, now)
+        total = total + plan.noise_stddev * row.numpy()
         weights = weights + total / COHORT
         losses.append(float(np.linalg.norm(weights - truth)))
     return measure_participation(record), losses

@@ -10,7 +10,7 @@ from tf_bandmf_federated.clipping import clip_update
 from tf_bandmf_federated.cohorts import Cohorts
 from tf_bandmf_federated.device_policy import DevicePolicy
 from tf_bandmf_federated.device_store import DeviceStore, Refused
-from tf_bandmf_federated.running import Run
+from tf_bandmf_federated.rounds import Run
 
 
 class Crash(BaseException):

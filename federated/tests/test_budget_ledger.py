@@ -71,11 +71,15 @@ def test_without_budget_nothing_leaves(tmp_path, ledger, plan):
 
 def test_noise_of_a_bound_plan_is_reserved_first(ledger, plan):
     ledger.set_budget("keyboards", epsilon=1.0, delta=1e-5)
-    with pytest.raises(BudgetExceededError):
-        HostNoise(plan, 10).values(1, 0)
-    ledger.set_budget("keyboards", epsilon=100.0, delta=1e-5)
     noise = HostNoise(plan, 10)
-    assert np.isfinite(noise.values(1, 0)).all()
+    about = {"key_id": noise.key_id, "digests": np.zeros([0], np.int64)}
+    state = {"round": 0, "noise": about}
+    with pytest.raises(BudgetExceededError):
+        noise.bound_to(state, np.zeros(10))
+    assert runs(ledger) == 0
+    ledger.set_budget("keyboards", epsilon=100.0, delta=1e-5)
+    (row,) = noise.bound_to(state, np.zeros(10))[0]
+    assert np.isfinite(row).all()
     assert runs(ledger) == 1
 
 

@@ -7,7 +7,6 @@ import sys
 import numpy as np
 import pytest
 
-from tf_bandmf import MinSep
 from tf_bandmf_federated.device_policy import DevicePolicy
 from tf_bandmf_federated.device_store import DeviceStore, Refused
 from tf_bandmf_federated.eligibility import may_take_part
@@ -125,8 +124,8 @@ def test_the_rule_agrees_with_its_definition():
         for now in range(8):
             for count in range(3):
                 expected = (last == -1 or now - last >= 3) and count < 2
-                assert bool(may_take_part(last, count, now, POLICY)) == expected
-    assert may_take_part(-1, 10**6, 0, MinSep(3))
+                assert bool(may_take_part(last, count, now, 3, 2)) == expected
+    assert may_take_part(-1, 10**6, 0, 3, None)
 
 
 def test_a_device_needs_no_tensorflow():

@@ -10,7 +10,8 @@ import tensorflow as tf
 import tf_bandmf
 from tf_bandmf import noise
 from tf_bandmf.noise.keys import NoiseKey
-from tf_bandmf_federated import HostNoise, host_noise
+from tf_bandmf_federated import host_noise
+from tf_bandmf_federated.host_noise import HostNoise
 
 N, D = 8, 5
 
@@ -33,96 +34,106 @@ PLANS = {
 }
 
 
-def state_at(round_number, run_id=5, key_id=0):
+def state_at(host, digests=()):
+    """The state of a run after so many rounds."""
     return collections.OrderedDict(
-        round=np.int64(round_number),
+        round=np.int64(len(digests)),
         noise=collections.OrderedDict(
-            run_id=np.int64(run_id),
-            key_id=np.int64(key_id),
-            digests=np.zeros([round_number], np.int64),
+            key_id=np.int64(host.key_id), digests=np.array(digests, np.int64)
         ),
     )
 
 
-def straight_run(plan, key):
-    generator = noise.NoiseGenerator(plan.strategy, D)
-    state, rows = generator.initial_state(key), []
+def row(host, digests, inputs=""):
+    """The noise of the round after those with these digests, and all digests."""
+    parts, after = host.bound_to(state_at(host, digests), np.zeros(D), inputs)
+    return np.concatenate(list(parts)), after
+
+
+def straight_run(plan, host, digests=None, size=D):
+    """The core's rows for a key, bound to digests."""
+    generator = noise.NoiseGenerator(plan.strategy, size)
+    keys = generator.step_keys(host._key)
+    if digests is not None:
+        keys[: len(digests)] = generator.bound_key(keys[: len(digests)], digests)
+    state = generator.initial_state(host._key)._replace(step_keys=tf.constant(keys))
+    rows = []
     for step in range(N):
-        row, state = generator.next(state, tf.constant(step))
-        rows.append(row.numpy())
+        values, state = generator.next(state, tf.constant(step))
+        rows.append(values.numpy())
     return np.stack(rows)
 
 
 @pytest.mark.parametrize("name", PLANS)
 def test_any_round_is_the_core_s_bit_for_bit(name):
-    host = HostNoise(PLANS[name], D)
-    expected = straight_run(PLANS[name], host.run_key(1))
-    other = straight_run(PLANS[name], host.run_key(2))
-    # In order, skipped, backward, the same again, another run in between.
-    for round_number in (0, 1, 4, 4, 2, 7, 0):
-        found = host.values(1, round_number)
-        np.testing.assert_array_equal(found, expected[round_number])
-    np.testing.assert_array_equal(host.values(2, 3), other[3])
-    np.testing.assert_array_equal(host.values(1, 5), expected[5])
-    assert not np.any(other == expected)
+    host, other = HostNoise(PLANS[name], D), HostNoise(PLANS[name], D)
+    digests = np.arange(N) + 3
+    # In order, left out, backward, the same again.
+    for number in (0, 1, 4, 4, 2, 7, 0):
+        found, after = row(host, digests[:number], inputs=f"{number}")
+        expected = straight_run(PLANS[name], host, after)
+        np.testing.assert_array_equal(found, expected[number])
+        assert not np.any(found == row(other, digests[:number])[0])
 
 
 @pytest.mark.invariant(8)
 def test_every_bit_of_a_large_sum_is_in_its_digest():
     host = HostNoise(PLANS["regenerated"], D)
     total = np.random.default_rng(0).normal(size=(1 << 17) + 50)  # 8 bytes each
-    found = {host.digest(1, 0, total)}
-    assert found == {host.digest(1, 0, total.copy())}
+    found = {host.digest(0, total)}
+    assert found == {host.digest(0, total.copy())}
     words = total.view(np.int64)
     for position in (0, 77, (1 << 17) - 1, 1 << 17, total.size - 1):
         for bit in (0, 31, 32, 62):
             words[position] ^= 1 << bit
-            found.add(host.digest(1, 0, total))
+            found.add(host.digest(0, total))
             words[position] ^= 1 << bit
-    exchanged = np.roll(total, 1 << 16)
-    found |= {host.digest(1, 0, exchanged), host.digest(2, 0, total)}
-    found.add(host.digest(1, 1, total))
+    found |= {host.digest(0, np.roll(total, 1 << 16)), host.digest(1, total)}
+    found.add(HostNoise(PLANS["regenerated"], D).digest(0, total))
     assert len(found) == 1 + 20 + 3
 
 
-def test_a_run_does_not_go_on_with_another_key():
-    plan, total = PLANS["ring buffer"], np.zeros(D)
-    host = HostNoise(plan, D)
-    secret = NoiseKey(host.key.secret_bytes())
-    first, digests = host.bound_to(state_at(0), total, "drawn")
-    state = state_at(1, key_id=host.key_id(5))
-    state["noise"]["digests"] = digests
-    second = next(host.bound_to(state, total, "more")[0])
+def test_a_run_does_not_go_on_with_another_key(tmp_path):
+    plan = PLANS["ring buffer"]
+    host, resumed = HostNoise(plan, D), HostNoise(plan, D)
+    host.keep_in(str(tmp_path), is_new=True)
+    first, digests = row(host, [], inputs="drawn")
+    second, _ = row(host, digests, inputs="more")
+    state = state_at(host, digests)
     with pytest.raises(ValueError, match="another noise key"):
-        HostNoise(plan, D).bound_to(state, total)
+        resumed.bound_to(state, np.zeros(D))
+    changed = HostNoise(make_plan(l2_norm_clip=2.0), D)
+    changed.keep_in(str(tmp_path), is_new=False)
     with pytest.raises(ValueError, match="another plan"):
-        HostNoise(make_plan(l2_norm_clip=2.0), D, secret).bound_to(state, total)
-    resumed = HostNoise(plan, D, secret)
-    found = next(resumed.bound_to(state, total, "more")[0])
+        changed.bound_to(state, np.zeros(D))
+    resumed.keep_in(str(tmp_path), is_new=False)
+    found, _ = row(resumed, digests, inputs="more")
     np.testing.assert_array_equal(found, second)
-    assert not np.any(found == next(first))
-    with pytest.raises(ValueError, match="never had noise"):
-        host.bound_to(state_at(2), total)
+    assert not np.any(found == first)
+    state["round"] = np.int64(2)
+    with pytest.raises(ValueError, match="digests of 1 rounds"):
+        host.bound_to(state, np.zeros(D))
 
 
 def test_a_folder_keeps_the_key(tmp_path):
     folder = tmp_path / "noise"
 
-    def kept():
+    def kept(folder=folder, is_new=True):
         host = HostNoise(PLANS["ring buffer"], D)
-        host.keep_in(str(folder))
+        host.keep_in(str(folder), is_new)
         return host
 
     host = kept()
-    assert kept().key.secret_bytes() == host.key.secret_bytes()
+    assert kept(is_new=False).key_id == host.key_id
     path = folder / "noise.key"
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    other = HostNoise(PLANS["ring buffer"], D)
-    other.values(1, 0)
-    with pytest.raises(ValueError, match="noise of another key already"):
-        other.keep_in(str(folder))
+    # A second run, also of one object, has a key of its own.
+    key_id = host.key_id
+    host.keep_in(str(tmp_path / "second"), is_new=True)
+    assert host.key_id != key_id and kept().key_id == key_id
     content = path.read_bytes()
+    assert len(content) > 32
     for damaged in (content[:-1], b"", content[:-1] + b"?"):
         path.write_bytes(damaged)
         with pytest.raises(ValueError, match="damaged"):
@@ -131,72 +142,68 @@ def test_a_folder_keeps_the_key(tmp_path):
     path.chmod(0o644)
     with pytest.raises(PermissionError, match="others may read it"):
         kept()
+    path.unlink()
+    with pytest.raises(ValueError, match="the noise key is not at"):
+        kept(is_new=False)
 
 
 def test_what_does_not_fit_into_memory_is_refused_before_it_is_allocated():
     with pytest.raises(MemoryError, match="keeps 2 vectors"):
         HostNoise(PLANS["ring buffer"], 10**13)
-    assert HostNoise(PLANS["regenerated"], 10**9).key
-
-
-def test_keys_come_from_the_operating_system():
-    first, second = (HostNoise(PLANS["regenerated"], D) for _ in range(2))
-    assert first.key.secret_bytes() != second.key.secret_bytes()
-    assert len(first.key.secret_bytes()) == 32
-    assert first.key_id(1) != first.key_id(2) != 0
+    assert HostNoise(PLANS["regenerated"], 10**9).key_id
 
 
 @pytest.mark.invariant(1)
 def test_horizon():
     host = HostNoise(PLANS["ring buffer"], D)
-    for round_number in (N, N + 3, -1):
+    for rounds in (N, N + 3):
         with pytest.raises(ValueError, match="8 rounds"):
-            host.values(0, round_number)
+            row(host, np.zeros(rounds))
 
 
 def test_an_interrupted_row_does_not_spoil_the_next_one():
     host = HostNoise(PLANS["ring buffer"], D)
-    host.values(1, 2)
-    working = host._next_row
+    digests = np.arange(N) + 3
+    row(host, digests[:2])
+    working = host._row
 
     def interrupted(*arguments):
         working(*arguments)  # the buffer has changed
         raise KeyboardInterrupt
 
-    host._next_row = interrupted
+    host._row = interrupted
     with pytest.raises(KeyboardInterrupt):
-        host.values(1, 3)
-    host._next_row = working
-    expected = straight_run(PLANS["ring buffer"], host.run_key(1))
-    np.testing.assert_array_equal(host.values(1, 3), expected[3])
-    np.testing.assert_array_equal(host.values(1, 4), expected[4])
+        row(host, digests[:3])
+    host._row = working
+    for number in (3, 4):
+        found, after = row(host, digests[:number])
+        expected = straight_run(PLANS["ring buffer"], host, after)
+        np.testing.assert_array_equal(found, expected[number])
 
 
 def test_test_seeds():
     plan = make_plan(test_seed=4)
-    host = HostNoise(plan, D)
-    expected = straight_run(plan, NoiseKey.for_testing(4))
-    np.testing.assert_array_equal(host.values(77, 2), expected[2])
-    with pytest.raises(ValueError, match="test seed"):
-        HostNoise(plan, D, NoiseKey.from_operating_system())
+    first, second = HostNoise(plan, D), HostNoise(plan, D)
+    assert first._key.secret_bytes() == NoiseKey.for_testing(4).secret_bytes()
+    found, digests = row(first, np.zeros(2))
+    np.testing.assert_array_equal(found, straight_run(plan, second)[2])
+    assert not np.any(digests)
 
 
 @pytest.mark.parametrize("name", PLANS)
 @pytest.mark.invariant(9)
 def test_parts_of_a_row_are_the_row_bit_for_bit(name, monkeypatch):
     monkeypatch.setattr(host_noise, "_PART", 4096)
-    size, key = 10_000, NoiseKey(bytes(32))
+    size = 10_000
     totals = np.arange(size), np.arange(size) + 1
-    host = HostNoise(PLANS[name], size, key)
-    state = state_at(2, key_id=host.key_id(5))
-    state["noise"]["digests"] = np.array([3, 4])
+    host = HostNoise(PLANS[name], size)
+    state = state_at(host, [3, 4])
     parts, digests = host.bound_to(state, totals[0])
     found = [next(parts)]
     # Another sum's noise is asked for before this one is done.
     others, other_digests = host.bound_to(state, totals[1])
     found.extend(parts)
-    for row, bound in ((found, digests), (list(others), other_digests)):
-        whole = HostNoise(PLANS[name], size, key).values(5, 2, bound)
-        np.testing.assert_array_equal(np.concatenate(row), whole)
-        np.testing.assert_array_equal(host.values(5, 2, bound), whole)
+    for values, bound in ((found, digests), (list(others), other_digests)):
+        whole = straight_run(PLANS[name], host, bound, size)[2]
+        np.testing.assert_array_equal(np.concatenate(values), whole)
     assert len(found) == (3 if name == "regenerated" else 1)

@@ -11,7 +11,7 @@ import pytest
 from killing import in_a_child
 
 from tf_bandmf_federated import large_vectors
-from tf_bandmf_federated.large_vectors import ahead, in_chunks, in_threads
+from tf_bandmf_federated.large_vectors import ahead, in_chunks
 
 
 @pytest.fixture(params=[1, 3])
@@ -44,7 +44,7 @@ def test_small_vectors_are_put_together(monkeypatch):
     begun = []
     monkeypatch.setattr(
         large_vectors,
-        "in_threads",
+        "ahead",
         lambda work, items: [
             work(item) for item in items if begun.append(item) is None
         ],
@@ -65,7 +65,7 @@ def test_nothing_goes_on_behind_an_error(monkeypatch):
         done.append(item)
 
     with pytest.raises(KeyError):
-        in_threads(work, range(40))
+        list(ahead(work, range(40)))
     before = len(done)
     assert before < 39  # what had not begun does not begin
     time.sleep(0.2)
@@ -91,12 +91,12 @@ def test_an_error_comes_where_its_result_would(threads):
 
 def test_a_forked_process_has_threads_of_its_own(monkeypatch):
     monkeypatch.setattr(large_vectors, "_THREADS", 2)
-    here = set(in_threads(lambda _: threading.get_ident(), range(9)))
+    here = set(ahead(lambda _: threading.get_ident(), range(9)))
     assert threading.get_ident() not in here
 
     def child():
         signal.alarm(20)  # threads that are not there would be waited for
-        if in_threads(lambda item: item + 1, range(9)) != list(range(1, 10)):
+        if list(ahead(lambda item: item + 1, range(9))) != list(range(1, 10)):
             os._exit(1)
 
     assert in_a_child(child) == 0

@@ -28,7 +28,7 @@ from tf_bandmf_federated import (
     ledger,
     measure_participation,
     measured_guarantee,
-    running,
+    rounds,
     train_model,
 )
 from tf_bandmf_federated.state_files import StateFiles
@@ -122,7 +122,7 @@ def train(path, process, models=None, states=None, metrics=None, source=None, **
     more.setdefault("clients_per_round", CLIENTS_PER_ROUND)
     made = StateFiles if states is None else lambda folder: states
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(running, "StateFiles", made)
+        patch.setattr(rounds, "StateFiles", made)
         return asyncio.run(
             train_model(
                 process,

@@ -138,7 +138,7 @@ def train(folder, kills, dying_round=None, stage=None):
 
     next_round.type_signature = real.type_signature
     type(process).next = property(lambda self: next_round)
-    running.StateFiles = States
+    rounds.StateFiles = States
     asyncio.run(
         train_model(
             process,
@@ -160,7 +160,7 @@ if __name__ == "__main__":
         SimulatedClients,
         build_fed_avg,
         ledger,
-        running,
+        rounds,
         train_model,
     )
     from tf_bandmf_federated.state_files import StateFiles

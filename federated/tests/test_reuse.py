@@ -138,7 +138,7 @@ def test_the_measure_sees_noise_that_is_reused(tmp_path, monkeypatch):
 def test_equal_sums_do_not_show(is_bound, tmp_path, figure, monkeypatch):
     if not is_bound:  # to the sum alone
         real = HostNoise.digest
-        monkeypatch.setattr(HostNoise, "digest", lambda *given: real(*given[:4]))
+        monkeypatch.setattr(HostNoise, "digest", lambda *given: real(*given[:3]))
     plan = make_plan("lambda_cgd")
     devices = SimulatedDevices(str(tmp_path / "devices"), plan, 40)
     run(plan, tmp_path / "first", 2, devices)
@@ -318,7 +318,6 @@ def test_a_fork(is_bound, tmp_path, figure, monkeypatch):
 
 def test_the_same_replies_get_the_same_noise(tmp_path):
     plan = make_plan("banded")
-    host = HostNoise(plan, SIZE)
     engine = FederatedAveraging(
         plan,
         [np.zeros(SIZE, np.float32)],
@@ -328,7 +327,7 @@ def test_the_same_replies_get_the_same_noise(tmp_path):
     state = asyncio.run(engine.initial_state())
 
     def bound_to(total):
-        return np.concatenate(list(host.bound_to(state, total)[0]))
+        return np.concatenate(list(engine.host_noise.bound_to(state, total)[0]))
 
     noise = bound_to(np.zeros(SIZE))
     np.testing.assert_array_equal(noise, bound_to(np.zeros(SIZE)))

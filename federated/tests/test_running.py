@@ -15,7 +15,7 @@ from tf_bandmf_federated import measure_participation, measured_guarantee
 from tf_bandmf_federated.averaging import FederatedAveraging, Replies
 from tf_bandmf_federated.health import Health
 from tf_bandmf_federated.ledger import Ledger
-from tf_bandmf_federated.running import LEDGER_FILE
+from tf_bandmf_federated.rounds import LEDGER_FILE
 from tf_bandmf_federated.server_optimizers import ServerYogi
 from tf_bandmf_federated.state_files import StateFiles
 

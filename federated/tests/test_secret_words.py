@@ -4,7 +4,7 @@ import numpy as np
 import tensorflow as tf
 from scipy import stats
 
-from tf_bandmf_federated.secret_words import fresh_words
+from tf_bandmf_federated.tff.secret_words import fresh_words
 
 
 def test_shapes():

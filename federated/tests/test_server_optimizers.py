@@ -25,24 +25,20 @@ def test_sgd_is_the_sum_and_momentum_weights_the_past():
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
-@pytest.mark.parametrize("weights_dtype", [np.float32, np.float64])
-@pytest.mark.parametrize("writeable", [True, False])
-def test_sgd_takes_memory_of_the_direction_alone(momentum, weights_dtype, writeable):
+def test_sgd_takes_memory_of_the_direction_alone(momentum):
     optimizer = ServerSGD(0.5, momentum=momentum)
-    before = [np.ones((2, 3), weights_dtype), np.ones(4, weights_dtype)]
+    before = [np.ones((2, 3), np.float32), np.ones(4, np.float32)]
     state = optimizer.initial_state(before)
     whole = np.arange(10, dtype=np.float32)
     direction = [whole[:6].reshape(2, 3), whole[6:]]
-    for part in direction:
-        part.flags.writeable = writeable
     expected = [w + 0.5 * d for w, d in zip(before, [d.copy() for d in direction])]
-    after, _ = optimizer.apply(before, direction, state)
+    after, slots = optimizer.apply(before, direction, state)
     for a, b, e in zip(after, before, expected, strict=True):
         np.testing.assert_array_equal(a, e)
         np.testing.assert_array_equal(b, 1)
-    taken = weights_dtype == np.float32 and writeable
-    assert np.shares_memory(after[0], whole) == taken
+        assert np.shares_memory(a, whole)
     assert all((slot == 0).all() for arrays in state for slot in arrays)
+    assert not any(np.shares_memory(m, whole) for arrays in slots for m in arrays)
 
 
 @pytest.mark.parametrize("kind", [ServerAdam, ServerYogi])

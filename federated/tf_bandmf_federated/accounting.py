@@ -115,9 +115,12 @@ class Counts:
             self.smallest_gap = min(gap, known)
         self.most = max(self.most, count + 1)
 
-    def measured(self, num_rounds: int) -> MeasuredParticipation:
+    def measured(
+        self, num_rounds: int, skipped: tuple[int, ...] = ()
+    ) -> MeasuredParticipation:
         """As the accounting wants it."""
-        return MeasuredParticipation(num_rounds, *dataclasses.astuple(self))
+        found = MeasuredParticipation(num_rounds, *dataclasses.astuple(self))
+        return dataclasses.replace(found, skipped_rounds=skipped)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import os
-import secrets
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -21,7 +19,7 @@ import numpy as np
 from tf_bandmf import Plan
 from tf_bandmf_federated.cohorts import Selected
 from tf_bandmf_federated.exact_sum import ExactSum
-from tf_bandmf_federated.host_noise import KEY_FILE, HostNoise
+from tf_bandmf_federated.host_noise import HostNoise
 from tf_bandmf_federated.plan_checks import check_plan, clients_per_round_of
 from tf_bandmf_federated.server_optimizers import ServerOptimizer, ServerSGD
 
@@ -65,7 +63,7 @@ Exchange = Callable[[Request, Add], Replies]
 class FederatedAveraging:
     """An `Engine` (see `rounds`) whose noise the host makes.
 
-    Formal guarantee: see `tf_bandmf_federated.learning.build_fed_avg`; the mechanism is
+    Formal guarantee: see `tf_bandmf_federated.tff.learning.build_fed_avg`; the mechanism is
     the same: `(sum of clipped updates + stddev C^-1 Z) / clients_per_round`.
 
     Args:
@@ -124,14 +122,7 @@ class FederatedAveraging:
         }
 
     def keep_key(self, folder: str, is_new: bool) -> None:
-        path = os.path.join(folder, KEY_FILE)
-        has_key = self.plan.test_seed is not None or os.path.exists(path)
-        if not (is_new or has_key):
-            raise ValueError(
-                f"The ledger says that rounds were begun, but the noise key is not at "
-                f"{path}: the run cannot go on with another one."
-            )
-        self.host_noise.keep_in(folder)
+        self.host_noise.keep_in(folder, is_new)
 
     def note_rounds(self, rounds: int) -> None:
         self.host_noise.note_rounds(rounds)
@@ -139,9 +130,7 @@ class FederatedAveraging:
     async def initial_state(self) -> collections.OrderedDict:
         """The state before round 0 of a new run."""
         noise = collections.OrderedDict(
-            run_id=np.int64(secrets.randbits(63)),
-            key_id=np.int64(0),
-            digests=np.zeros([0], np.int64),
+            key_id=np.int64(self.host_noise.key_id), digests=np.zeros([0], np.int64)
         )
         return collections.OrderedDict(
             round=np.int64(0),
@@ -154,7 +143,7 @@ class FederatedAveraging:
         return int(state["round"])
 
     def key_id(self, state: Any) -> int:
-        return self.host_noise.key_id(int(state["noise"]["run_id"]))
+        return self.host_noise.key_id
 
     def hyper_parameters(self, state: Any) -> Any:
         return {}  # all of them are settings
@@ -163,11 +152,9 @@ class FederatedAveraging:
         return ""  # the devices' data never leave them
 
     def skip_round(self, state: Any, inputs: str) -> Any:
-        noise, nothing = state["noise"], np.zeros([0])
-        digest = self.host_noise.digest(
-            int(noise["run_id"]), self.round_number(state), nothing, inputs
-        )
-        digests = np.append(noise["digests"], np.int64(digest))
+        number, nothing = self.round_number(state), np.zeros([0])
+        digest = np.int64(self.host_noise.digest(number, nothing, inputs))
+        digests = np.append(state["noise"]["digests"], digest)
         return self._after(state, digests, state["weights"], state["optimizer"])
 
     async def weights(self, state: Any) -> list[np.ndarray]:
@@ -176,8 +163,8 @@ class FederatedAveraging:
     async def run(self, state: Any, selected: Selected, inputs: str) -> tuple[Any, Any]:
         """One round: exchange, clip and add up, noise, optimizer."""
         number, weights = self.round_number(state), await self.weights(state)
-        run_id = int(state["noise"]["run_id"])
-        request = Request(str(run_id), number, _read_only(weights), selected.names)
+        run = str(state["noise"]["key_id"])
+        request = Request(run, number, _read_only(weights), selected.names)
         total = ExactSum(
             int(self._ends[-1]), self.plan.l2_norm_clip, len(selected.names)
         )
@@ -207,12 +194,9 @@ class FederatedAveraging:
         self, state: Any, digests: np.ndarray, weights: list[np.ndarray], slots: Any
     ) -> collections.OrderedDict:
         """The state after a round."""
-        key_id = np.int64(self.key_id(state))
         return collections.OrderedDict(
             round=np.int64(self.round_number(state) + 1),
-            noise=collections.OrderedDict(
-                state["noise"], key_id=key_id, digests=digests
-            ),
+            noise=collections.OrderedDict(state["noise"], digests=digests),
             weights=weights,
             optimizer=slots,
         )

@@ -118,8 +118,12 @@ class Cohorts:
                 return Selected(tuple(names), records, len(present), len(names))
 
     def _may(self, records: np.ndarray, round_number: int) -> np.ndarray:
+        b, k = (
+            self._participation.min_separation,
+            self._participation.max_participations,
+        )
         last_rounds, counts = records.T
-        return may_take_part(last_rounds, counts, round_number, self._participation)
+        return may_take_part(last_rounds, counts, round_number, b, k)
 
     def _found(
         self, present: Sequence[str], round_number: int, target: int

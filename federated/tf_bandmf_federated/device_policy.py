@@ -82,7 +82,8 @@ class DevicePolicy:
             return "the device's record contradicts itself"
         if participations >= self.max_participations:
             return f"it took part {participations} times, the most there is"
-        if not may_take_part(last_round, participations, round_number, self):
+        b, k = self.min_separation, self.max_participations
+        if not may_take_part(last_round, participations, round_number, b, k):
             return (
                 f"it took part in round {last_round}, and round {round_number} is less "
                 f"than {self.min_separation} later"

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from tf_bandmf import MinSep
-    from tf_bandmf_federated.device_policy import DevicePolicy
+from typing import Any
 
 NEVER = -1  # last round of a device that did not take part yet
 
@@ -15,7 +11,8 @@ def may_take_part(
     last_rounds: Any,
     participations: Any,
     round_number: Any,
-    limits: MinSep | DevicePolicy,
+    min_separation: int,
+    max_participations: int | None,
 ) -> Any:
     """Whether devices may contribute in a round (arXiv:2306.08153, section 3).
 
@@ -26,16 +23,17 @@ def may_take_part(
         a tensor, as the others.
       participations: of each, before this round.
       round_number: from 0.
-      limits: b, and k or None for no limit but the separation's.
+      min_separation: b.
+      max_participations: k; None for no limit but the separation's.
 
     Returns:
       bool, of the shape of `last_rounds`. A last round at or after this one: no.
     """
     since = round_number - last_rounds
-    free = (last_rounds <= NEVER) | (since >= limits.min_separation)
-    if limits.max_participations is None:
+    free = (last_rounds <= NEVER) | (since >= min_separation)
+    if max_participations is None:
         return free
-    return free & (participations < limits.max_participations)
+    return free & (participations < max_participations)
 
 
 def contradicts_itself(last_round: Any, participations: Any) -> Any:

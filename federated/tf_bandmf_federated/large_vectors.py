@@ -48,16 +48,14 @@ def in_chunks(work: Callable[..., T], *groups: Sequence[np.ndarray]) -> list[T]:
     def of_thread(some: list[Part]) -> list[T]:
         return [work(*(vectors[i][part] for vectors in flat)) for i, part in some]
 
-    return list(itertools.chain(*in_threads(of_thread, _together(parts))))
-
-
-def in_threads(work: Callable[[S], T], items: Iterable[S]) -> list[T]:
-    """`work(item)` of each, by a few threads; results in order. No item needs another."""
-    return list(ahead(work, items))
+    return list(itertools.chain(*ahead(of_thread, _together(parts))))
 
 
 def ahead(work: Callable[[S], T], items: Iterable[S]) -> Generator[T, None, None]:
-    """As `in_threads`, one after the other: a few results are made before they are read."""
+    """`work(item)` of each, in order, by a few threads: some are made before they are read.
+
+    No item may need another.
+    """
     items = list(items)
     if len(items) < 2 or _THREADS < 2:
         yield from map(work, items)

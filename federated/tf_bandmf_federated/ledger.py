@@ -49,7 +49,7 @@ from tf_bandmf_federated.accounting import Counts, MeasuredParticipation
 from tf_bandmf_federated.ledger_lock import LedgerLock
 
 # Rounds that are repeated need the same digests.
-_FORMAT = f"tf-bandmf-federated ledger 7, digests {digests.VERSION}"
+_FORMAT = f"tf-bandmf-federated ledger 8, digests {digests.VERSION}"
 _BEFORE_FIRST = "0" * 64
 _WAIT = 1.0  # seconds for another connection to end
 # A transaction is on the disk when it ends. The connection locks the file, from its first
@@ -204,7 +204,9 @@ class Ledger:
 
     def measured(self, num_rounds: int) -> MeasuredParticipation:
         """Separation and participations of the first rounds, as they were begun."""
-        return self._counts_of(num_rounds - 1).measured(num_rounds)
+        known = list(self._rounds.values())[:num_rounds]
+        skipped = tuple(r.round_number for r in known if r.skipped_because)
+        return self._counts_of(num_rounds - 1).measured(num_rounds, skipped)
 
     def _counts_of(self, round_number: int) -> Counts:
         return self._counts.get(round_number, Counts())

@@ -23,7 +23,7 @@ from tf_bandmf_federated.accounting import (
     measured_guarantee,
 )
 
-# One paragraph a point: its title, a period, its text.
+# One paragraph a point: its title, a period, its text. The last one is the table.
 _TEXT = pathlib.Path(__file__).with_name("report.txt")
 
 
@@ -108,14 +108,19 @@ def _markdown(found: MeasuredGuarantee, operator: OperatorStatements) -> str:
             "does not hold for it, the measured one does.",
             "",
         ]
-    for number, (title, text) in enumerate(_points(found, operator), start=1):
-        lines.append(f"{number}. **{title}.** {text}")
-    return "\n".join([*lines, "", "## Planned and measured", "", *_table(found), ""])
+    *points, table = _TEXT.read_text("utf-8").split("\n\n")
+    values = _values(found, operator)
+    for number, point in enumerate(points, start=1):
+        title, _, text = " ".join(point.split()).partition(". ")
+        lines.append(f"{number}. **{title}.** {text.format(**values)}")
+    lines += ["", "## Planned and measured", "", table.format(**values)]
+    return "\n".join(lines)
 
 
-def _points(
+def _values(
     found: MeasuredGuarantee, operator: OperatorStatements
-) -> list[tuple[str, str]]:
+) -> dict[str, object]:
+    """What the text is filled with."""
     plan, measured = found.plan, found.measured
     planned = "The plan's guarantee does not hold."
     if found.is_within_plan:
@@ -130,35 +135,35 @@ def _points(
             f"two participations of one device were at least {measured.min_separation} "
             f"rounds apart."
         )
-    values = dict(
-        num_rounds=measured.num_rounds,
-        planned_rounds=plan.num_steps,
-        num_clients=measured.num_clients,
+    none = measured.min_separation is None
+    return dict(
+        found=found,
+        plan=plan,
+        measured=measured,
         skipped=_skipped(measured),
         budget=f"It spends from the budget of {plan.account}. " if plan.account else "",
         public_data=_said("Public data", operator.public_data),
         released=_said("Released", operator.released),
         devices=_said("Devices and users", operator.devices),
-        accountant=found.guarantee.accountant,
         kind=_kind(found),
         assumptions=assumptions,
         enforcement=_said("Enforcement and record", operator.enforcement),
-        measured=_numbers(found.guarantee),
+        as_measured=_numbers(found.guarantee),
         planned=planned,
         version=__version__,
-        fingerprint=plan.fingerprint,
         code=_said("Code", operator.verifiability),
         mechanism=mechanism_of(plan.strategy),
-        bands=plan.strategy.noise_bands,
         of="its inverse" if plan.strategy.is_inverse_banded else "the strategy",
-        clip=plan.l2_norm_clip,
-        stddev=plan.noise_stddev,
         generator=GENERATORS[plan.generator],
+        num_skipped=len(measured.skipped_rounds),
+        separation="none twice" if none else measured.min_separation,
+        planned_separation=plan.participation.separation(),
+        planned_most=plan.participation.participations(plan.num_steps),
+        rho=_rho(found.guarantee),
+        planned_rho=_rho(found.planned),
+        epsilon=_rounded_up(found.guarantee.epsilon),
+        planned_epsilon=_rounded_up(found.planned.epsilon),
     )
-    paragraphs = _TEXT.read_text("utf-8").split("\n\n")
-    points = (" ".join(paragraph.split()) for paragraph in paragraphs)
-    parts = (point.partition(". ") for point in points)
-    return [(title, text.format(**values)) for title, _, text in parts]
 
 
 def _skipped(measured: MeasuredParticipation) -> str:
@@ -186,40 +191,6 @@ def _kind(found: MeasuredGuarantee) -> str:
         f"The values are exact for the worst record of this separation and number of "
         f"participations, numerical errors being on the safe side. {reason}"
     )
-
-
-def _table(found: MeasuredGuarantee) -> list[str]:
-    plan, n = found.plan, found.plan.num_steps
-    measured = found.measured
-    separation = measured.min_separation
-    rows = [
-        ("rounds", n, measured.num_rounds),
-        ("rounds without a result", 0, len(measured.skipped_rounds)),
-        (
-            "smallest separation of one device",
-            plan.participation.separation(),
-            "none twice" if separation is None else separation,
-        ),
-        (
-            "most participations of one device",
-            plan.participation.participations(n),
-            measured.max_participations,
-        ),
-        ("sensitivity, clip norm 1", plan.sensitivity, found.sensitivity),
-        (
-            "noise multiplier, per unit of sensitivity",
-            f"{plan.noise_multiplier:.6g}",
-            f"{found.noise_multiplier:.6g}",
-        ),
-        ("rho of zCDP", _rho(found.planned), _rho(found.guarantee)),
-        (
-            f"epsilon at delta = {found.guarantee.delta:g}",
-            _rounded_up(found.planned.epsilon),
-            _rounded_up(found.guarantee.epsilon),
-        ),
-    ]
-    head = ["| | planned | measured |", "|---|---|---|"]
-    return head + [f"| {name} | {left} | {right} |" for name, left, right in rows]
 
 
 def _said(topic: str, statement: str | None) -> str:

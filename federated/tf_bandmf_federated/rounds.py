@@ -1,22 +1,30 @@
-"""The rounds of a training program, between its ledger and its states: of any engine.
+"""The rounds of a run, from the ledger's first line to the last release: of any engine.
 
-`program` says what happens in which order, and what after a crash. An engine (TensorFlow
-Federated, Flower, a simulation) is what `Engine` asks for; it runs the round and knows
-nothing of ledgers.
+`tff.program` says what happens in which order, and what after a crash. An engine, such as
+TensorFlow Federated or Flower, is what `Engine` asks for: it runs the round and knows no
+ledger.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+import dataclasses
+import os
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
 
-from tf_bandmf_federated.cohorts import Selected
+from tf_bandmf import Plan
+from tf_bandmf.files import private as private_files
+from tf_bandmf.participation.checks import positive_int
+from tf_bandmf_federated.accounting import MeasuredParticipation
+from tf_bandmf_federated.cohorts import Cohorts, Selected
 from tf_bandmf_federated.digests import digest_of
 from tf_bandmf_federated.ledger import Ledger, RoundRecord, is_same
+from tf_bandmf_federated.plan_checks import check_plan
 from tf_bandmf_federated.state_files import StateFiles
 
-if TYPE_CHECKING:
-    from tf_bandmf import Plan
-    from tf_bandmf_federated.running import Run
+# No names that Flower puts into the bundle it sends to every node.
+LEDGER_FILE, STATES_FOLDER = "ledger.sqlite3", "states"
+_RESTARTS = ("replay", "skip")
 
 
 class Engine(Protocol):
@@ -94,14 +102,90 @@ class ProgramState(NamedTuple):
     metrics: Any
 
 
-class Rounds:
-    """The rounds of a run.
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """What a run is made of. It goes on where an interrupted one ended.
 
-    Args:
-      run: what it is made of.
-      ledger: open.
-      states: where they are saved.
+    Attributes:
+      engine: runs its rounds.
+      cohorts: makes what selects devices, for a run with this ledger.
+      private_dir: for ledger, key and states; created with mode 0700.
+      clients_per_round: to select.
+      total_rounds: None for the plan's.
+      models: gets the model's weights.
+      release_every: rounds from one model to the next.
+      metrics: gets the metrics, which are not private.
+      interrupted_round: "replay" or "skip".
+      after_round: gets the state after each round of this call, when all that is
+        released after it was.
     """
+
+    engine: Engine
+    cohorts: Callable[[Ledger], Cohorts]
+    private_dir: str
+    clients_per_round: int
+    total_rounds: int | None = None
+    models: Releasing | None = None
+    release_every: int = 1
+    metrics: Releasing | None = None
+    interrupted_round: str = "replay"
+    after_round: Callable[[ProgramState], None] | None = None
+
+    def __post_init__(self) -> None:
+        positive_int("release_every", self.release_every)
+        if self.interrupted_round not in _RESTARTS:
+            raise ValueError(
+                f"interrupted_round must be one of {_RESTARTS}, found "
+                f"{self.interrupted_round!r}."
+            )
+        if self.total_rounds is not None:
+            check_plan(
+                self.engine.plan, positive_int("total_rounds", self.total_rounds)
+            )
+
+    @property
+    def num_rounds(self) -> int:
+        """Rounds of the whole run, over all restarts; a model is released at their end."""
+        planned = self.engine.plan.num_steps
+        return planned if self.total_rounds is None else self.total_rounds
+
+    async def finish(self) -> tuple[ProgramState, MeasuredParticipation]:
+        """Runs what is left.
+
+        Returns:
+          The state after the last round; separation and participations, in which clients
+          of skipped rounds are counted.
+
+        Raises:
+          BlockingIOError: if another program works in `private_dir`.
+          ValueError: if its files are damaged, missing, or of another run; if more
+            rounds were begun than `total_rounds`. What a round raises is passed on.
+        """
+        total, folder, engine = self.num_rounds, self.private_dir, self.engine
+        os.makedirs(folder, mode=0o700, exist_ok=True)
+        made_for = {"plan": engine.plan.fingerprint, **engine.settings}
+        with Ledger(os.path.join(folder, LEDGER_FILE), made_for) as ledger:
+            private_files.remove_unfinished(folder)
+            engine.keep_key(folder, is_new=not ledger.rounds)
+            states = StateFiles(os.path.join(folder, STATES_FOLDER))
+            rounds = _Rounds(self, ledger, states)
+            if len(ledger.rounds) > total:
+                raise ValueError(
+                    f"The ledger says that {len(ledger.rounds)} rounds were begun, more "
+                    f"than total_rounds = {total}: an older state would leave some out "
+                    f"of what was measured. Give at least as many."
+                )
+            state = await rounds.begin()
+            while (done := engine.round_number(state.state)) < total:
+                state = await rounds.run_round(state)
+                if self.after_round is not None:
+                    self.after_round(state)
+            engine.note_rounds(done)
+            return state, ledger.measured(done)
+
+
+class _Rounds:
+    """The rounds of a run whose ledger is open."""
 
     def __init__(self, run: Run, ledger: Ledger, states: StateFiles) -> None:
         self.run, self.engine = run, run.engine
@@ -109,15 +193,14 @@ class Rounds:
         self._cohorts = run.cohorts(ledger)
         self._last_digest: list[Any] = []
 
-    def round_number(self, state: ProgramState) -> int:
-        return self.engine.round_number(state.state)
-
-    async def begin(self, first: ProgramState) -> ProgramState:
+    async def begin(self) -> ProgramState:
         """The latest state; what a crash left unreleased is released.
 
         Raises:
           ValueError: if state and ledger do not belong together.
         """
+        initial = await self.engine.initial_state()
+        first = ProgramState(initial, self.engine.no_metrics())
         state, version = self.states.load_latest(first)
         rounds = self.ledger.rounds
         if state is None:
@@ -130,7 +213,7 @@ class Rounds:
             self.ledger.initial(digest_of(first.state))
             self.states.save(first, version=0)
             return first
-        done = self.round_number(state)
+        done = self.engine.round_number(state.state)
         if done != version:
             raise ValueError(
                 f"The state of version {version} is at round {done}: it was not saved by "
@@ -182,7 +265,7 @@ class Rounds:
 
     async def run_round(self, state: ProgramState) -> ProgramState:
         """One round, or one that is passed over."""
-        number = self.round_number(state)
+        number = self.engine.round_number(state.state)
         known = self.ledger.rounds.get(number)
         if known is not None and known.skipped_because is not None:
             return await self._skip(state, known, known.skipped_because)
@@ -241,7 +324,7 @@ class Rounds:
 
     async def _kept(self, after: ProgramState) -> ProgramState:
         """The state after a round, when it is saved, and released what is due."""
-        self.states.save(after, version=self.round_number(after))
+        self.states.save(after, version=self.engine.round_number(after.state))
         await self._release(after)
         return after
 
@@ -251,7 +334,7 @@ class Rounds:
         After a skipped round the model as it stood before is released, without metrics.
         Another model than the one that has left, in part maybe, stays here.
         """
-        rounds_done = self.round_number(state)
+        rounds_done = self.engine.round_number(state.state)
         known = self.ledger.rounds[rounds_done - 1]
         if self.run.metrics is not None and known.skipped_because is None:
             await self.run.metrics.release(state.metrics, key=rounds_done)

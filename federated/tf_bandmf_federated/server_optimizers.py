@@ -16,7 +16,6 @@ from typing import Any, ClassVar
 import numpy as np
 
 from tf_bandmf.accounting.checks import check_nonnegative, check_positive
-from tf_bandmf_federated.large_vectors import in_chunks
 
 Arrays = list[np.ndarray]
 
@@ -50,8 +49,8 @@ class ServerOptimizer(abc.ABC):
     ) -> tuple[Arrays, list[Arrays]]:
         """Weights and state after a round; `direction` points to better weights.
 
-        `weights` and `state` stay unchanged. The memory of `direction` may be reused
-        for what is returned.
+        All are float32. `weights` and `state` stay unchanged. The memory of `direction` may
+        be reused for what is returned.
         """
 
     def get_config(self) -> dict[str, Any]:
@@ -78,11 +77,14 @@ class ServerSGD(ServerOptimizer):
     def apply(
         self, weights: Arrays, direction: Arrays, state: list[Arrays]
     ) -> tuple[Arrays, list[Arrays]]:
-        beta, rate = np.float32(self.momentum), np.float32(self.learning_rate)
-        if not self.momentum:
-            return _moved(weights, direction, rate, direction), []
-        moments = [beta * m + g for m, g in zip(state[0], direction)]
-        return _moved(weights, moments, rate, direction), [moments]
+        rate, moments = np.float32(self.learning_rate), direction
+        if self.momentum:
+            beta = np.float32(self.momentum)
+            moments = [beta * m + g for m, g in zip(state[0], direction)]
+        # In the memory of the direction: a large model has no room for another one.
+        for weight, moment, after in zip(weights, moments, direction):
+            np.add(weight, np.multiply(rate, moment, after), after)
+        return direction, [moments] if self.momentum else []
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,26 +128,3 @@ class ServerYogi(ServerAdam):
 
     def _second(self, v: np.ndarray, square: np.ndarray) -> np.ndarray:
         return v - np.float32(1.0 - self.beta_2) * square * np.sign(v - square)
-
-
-def _moved(
-    weights: Arrays, direction: Arrays, rate: np.float32, room: Arrays
-) -> Arrays:
-    """`weights + rate direction`, in the memory of `room` where its dtype allows."""
-    after = [
-        _room(r, np.result_type(w, d, rate))
-        for w, d, r in zip(weights, direction, room)
-    ]
-
-    def move(w: np.ndarray, d: np.ndarray, out: np.ndarray) -> None:
-        np.multiply(rate, d, out)
-        np.add(w, out, out)
-
-    in_chunks(move, weights, direction, after)
-    return after
-
-
-def _room(array: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    """The array itself, if results of `dtype` may be written there, or a new one."""
-    fits = array.dtype == dtype and array.flags.writeable and array.flags.c_contiguous
-    return array if fits else np.empty(array.shape, dtype)

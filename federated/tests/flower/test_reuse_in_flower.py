@@ -8,9 +8,9 @@ from flwr.app import Array, ArrayRecord
 from one_process import Node, OneProcess
 
 import tf_bandmf
-from tf_bandmf_federated import HostNoise
 from tf_bandmf_federated.device_policy import DevicePolicy
 from tf_bandmf_federated.flower import PrivateFedAvg
+from tf_bandmf_federated.host_noise import HostNoise
 
 SIZE, PER_ROUND = 2000, 2
 PLAN = tf_bandmf.plan(

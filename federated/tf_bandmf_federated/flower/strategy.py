@@ -40,8 +40,7 @@ from tf_bandmf_federated.plan_checks import (
     clients_per_round_of,
     statement_of,
 )
-from tf_bandmf_federated.rounds import ProgramState, Releasing
-from tf_bandmf_federated.running import Run
+from tf_bandmf_federated.rounds import ProgramState, Releasing, Run
 from tf_bandmf_federated.server_optimizers import ServerOptimizer
 
 _PAUSE = 0.05  # seconds from one look at the SuperLink to the next
@@ -65,7 +64,7 @@ class PrivateFedAvg(Strategy):
     anything is sent. Each reply is clipped again; the sum has uniform weights, gets the
     round's noise whoever replied, and is divided by a constant. `start` continues where
     the run was interrupted: `server_round` in Flower's records is the plan's round plus
-    1. See `tf_bandmf_federated.program` for what happens after a crash.
+    1. See `tf_bandmf_federated.tff.program` for what happens after a crash.
 
     Metrics of `start`'s result are exact counts of devices, for the operator. Devices
     send no metrics; evaluate on public data with `evaluate_fn`.
@@ -182,7 +181,7 @@ class PrivateFedAvg(Strategy):
 
         Raises:
           ValueError: if `evaluate_config` is given, or no `timeout` with over-selection;
-            else see `running.Run.finish`.
+            else see `rounds.Run.finish`.
         """
         if evaluate_config is not None:
             raise ValueError(

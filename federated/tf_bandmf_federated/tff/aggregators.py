@@ -16,15 +16,15 @@ import tensorflow_federated as tff
 from tf_bandmf import MinSep, Plan
 from tf_bandmf.ledger import hooks
 from tf_bandmf_federated.plan_checks import check_plan, clients_per_round_of
-from tf_bandmf_federated.records import (
+from tf_bandmf_federated.tff.records import (
     add_noise,
     bounded_record,
     check_round,
     flat,
     is_early,
 )
-from tf_bandmf_federated.state_noise import NoiseInState, check_fits
-from tf_bandmf_federated.tags import DEVICE_TAGS
+from tf_bandmf_federated.tff.state_noise import NoiseInState, check_fits
+from tf_bandmf_federated.tff.tags import DEVICE_TAGS
 
 
 class _Factory:

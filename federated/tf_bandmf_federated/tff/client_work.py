@@ -9,7 +9,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tf_bandmf_federated.eligibility import NEVER
-from tf_bandmf_federated.tags import DEVICE_TAGS
+from tf_bandmf_federated.tff.tags import DEVICE_TAGS
 
 
 def tagged_client_work(

@@ -34,11 +34,11 @@ from tf_bandmf.ledger import hooks
 from tf_bandmf.ledger.errors import LedgerError
 from tf_bandmf.noise.keys import NoiseKey
 from tf_bandmf.planning.statement import PrivacyStatement
-from tf_bandmf_federated.aggregators import MinSepNoiseFactory, num_parameters_of
-from tf_bandmf_federated.client_work import tagged_client_work
 from tf_bandmf_federated.ledger import draw
 from tf_bandmf_federated.plan_checks import check_horizon, statement_of
-from tf_bandmf_federated.state_noise import NoiseInState, number_of_inputs
+from tf_bandmf_federated.tff.aggregators import MinSepNoiseFactory, num_parameters_of
+from tf_bandmf_federated.tff.client_work import tagged_client_work
+from tf_bandmf_federated.tff.state_noise import NoiseInState, number_of_inputs
 
 # What TFF's own learning processes add up.
 _TEMPLATES = tff.learning.templates

@@ -40,9 +40,9 @@ import tensorflow_federated as tff
 from tf_bandmf_federated.accounting import MeasuredParticipation
 from tf_bandmf_federated.cohorts import Selected
 from tf_bandmf_federated.digests import digest_of_data
-from tf_bandmf_federated.learning import PrivateLearningProcess
-from tf_bandmf_federated.running import Run
-from tf_bandmf_federated.simulation import SimulatedClients
+from tf_bandmf_federated.rounds import Run
+from tf_bandmf_federated.tff.learning import PrivateLearningProcess
+from tf_bandmf_federated.tff.simulation import SimulatedClients
 
 
 @dataclasses.dataclass(frozen=True)

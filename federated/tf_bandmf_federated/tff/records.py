@@ -28,7 +28,8 @@ def is_early(
       numbers that no record has, such as a last round of -5.
     """
     last, count = tf.cast(tags["last_round"], tf.int64), tags["participations"]
-    may = may_take_part(last, count, round_number, participation)
+    b, k = participation.min_separation, participation.max_participations
+    may = may_take_part(last, count, round_number, b, k)
     return contradicts_itself(last, count) | ~may
 
 

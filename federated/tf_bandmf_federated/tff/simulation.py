@@ -16,11 +16,11 @@ import tensorflow_federated as tff
 
 from tf_bandmf import Plan
 from tf_bandmf.accounting.checks import whole_number
-from tf_bandmf_federated.availability import Availability, present
 from tf_bandmf_federated.cohorts import Cohorts, Selected
 from tf_bandmf_federated.ledger import Ledger
 from tf_bandmf_federated.plan_checks import check_plan
-from tf_bandmf_federated.tags import tag_dataset
+from tf_bandmf_federated.tff.availability import Availability, present
+from tf_bandmf_federated.tff.tags import tag_dataset
 
 _SHORTAGES = ("error", "fewer")
 

@@ -19,7 +19,7 @@ from tf_bandmf.noise.generator import updated
 from tf_bandmf.noise.keys import NoiseKey
 from tf_bandmf.noise.philox import halves
 from tf_bandmf.planning.statement import mechanism_of
-from tf_bandmf_federated.secret_words import fresh_words
+from tf_bandmf_federated.tff.secret_words import fresh_words
 
 MAX_STATE_FLOATS = 5_000_000  # of the ring buffer
 _UNSAID = np.int64(0)  # what a round is begun with, where nobody says it

@@ -1,0 +1,1 @@
+"""Federated averaging with correlated noise in TensorFlow Federated 0.87."""
