@@ -177,7 +177,7 @@ def test_weights_that_the_loss_does_not_depend_on(trains, data, make_plan):
     inputs = keras.Input((5,))
     spare = layers.Dense(2, name="spare", trainable=trains)(inputs)
     model = keras.Model(inputs, {"kind": layers.Dense(3)(inputs), "spare": spare})
-    tf_bandmf.keras.make_private(model, self_check=False)
+    tf_bandmf.keras.make_private(model)
     optimizer = tf_bandmf.keras.PrivateOptimizer(sgd(0.1), plan)
     model.compile(optimizer, {"kind": CROSS_ENTROPY, "spare": None})
     before = model.get_weights()
