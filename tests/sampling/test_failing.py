@@ -82,29 +82,6 @@ def test_a_damaged_image_has_weight_zero(tmp_path, batch_size):
     assert found["sample_weight"].sum() == 3
 
 
-def test_what_is_total_has_no_weights():
-    batches = plan().batches(X, map=lambda x: x * 2)
-    assert "sample_weight" not in next(iter(batches.dataset(0)))
-
-
-def until_small(x):
-    return tf.while_loop(lambda v: v[0] > 1e-3, lambda v: [v * 0.5], [x])[0]
-
-
-def until_small_or_long(x):
-    return tf.while_loop(
-        lambda v: v[0] > 1e-3, lambda v: [v * 0.5], [x], maximum_iterations=20
-    )[0]
-
-
-@pytest.mark.invariant(18)
-def test_a_loop_that_may_not_end_is_refused():
-    x = np.ones([M, 1], "f4")
-    with pytest.raises(ValueError, match="maximum_iterations"):
-        plan().batches(x, map=until_small)
-    plan().batches(x, map=until_small_or_long)
-
-
 @pytest.mark.invariant(16)
 def test_a_map_reads_no_files():
     with pytest.raises(ValueError, match="ReadFile"):

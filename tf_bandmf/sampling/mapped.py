@@ -16,10 +16,9 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from tensorflow.python.framework import op_def_registry
 
-from tf_bandmf.graphs.mapping import map_each
 from tf_bandmf.sampling.failing import each_that_works, said_of
-from tf_bandmf.sampling.purity import may_fail, refused_operation
 from tf_bandmf.sampling.sources import (
     CONTENT,
     INPUTS,
@@ -27,6 +26,14 @@ from tf_bandmf.sampling.sources import (
     named_parts,
     with_weights,
 )
+
+# Of operations with state: they read, print, stop, or call what is looked into.
+_READING = frozenset(
+    "Assert Case If LookupTableFindV2 LookupTableSizeV2 PrintV2 ReadVariableOp "
+    "ResourceGather ResourceGatherNd StatefulPartitionedCall VariableShape "
+    "VarIsInitializedOp While".split()
+)
+
 
 _DIALECTS: list[Any] = []
 
@@ -72,8 +79,7 @@ class Mapped:
 
     Raises:
       TypeError: if it takes other arguments, or returns anything else.
-      ValueError: if it is not a pure function of example and seed, shapes vary, or it
-        might not terminate.
+      ValueError: if it is not a pure function of example and seed, or shapes vary.
     """
 
     def __init__(
@@ -95,8 +101,6 @@ class Mapped:
             self._function = adapted
         self._spec = self._tried(rows, seeds)
         self._traced = self._trace(rows)
-        data = len(tf.nest.flatten(rows))
-        self._may_fail = may_fail(self._traced.graph, self._traced.graph.inputs[:data])
         # What it makes of these tells two functions apart, for a resumed run.
         applied = tf.function(lambda r, s: self(r, lambda: s), autograph=False)
         probed = applied(rows, seeds)
@@ -137,12 +141,8 @@ class Mapped:
         self, rows: dict[str, Any], seeds: Callable[[], tf.Tensor]
     ) -> dict[str, Any]:
         """The rows after the function, one by one."""
-        given = rows, seeds()
-        if self._may_fail:
-            made, works = each_that_works(self._one_row, given, self._spec)
-            return with_weights({**rows, **made}, works)
-        made = map_each(self._one_row, given, self._spec, parallel_iterations=16)
-        return {**rows, **made}
+        made, works = each_that_works(self._one_row, (rows, seeds()), self._spec)
+        return with_weights({**rows, **made}, works)
 
     def _one_row(self, row: tuple[dict[str, Any], tf.Tensor]) -> Any:
         return self._traced(*row)
@@ -213,7 +213,7 @@ class Mapped:
         traced = tf.function(one, autograph=True).get_concrete_function(
             specs, tf.TensorSpec([2], tf.int64)
         )
-        state = refused_operation(traced.graph)
+        state = _impure_operation(traced.graph)
         if state is not None:
             raise ValueError(
                 f"{self._name} is no pure function of one example and its seed: it uses "
@@ -224,6 +224,20 @@ class Mapped:
                 f"Python code belongs into a data set that is read by index."
             )
         return traced
+
+
+def _impure_operation(graph: Any) -> str | None:
+    """The first operation of a graph that is no function of its inputs alone."""
+    definition = graph.as_graph_def()
+    nodes = [*definition.node]
+    for function in definition.library.function:
+        nodes += function.node_def
+    for node in nodes:
+        known = op_def_registry.get(node.op)
+        has_state = known is not None and known.is_stateful and node.op not in _READING
+        if has_state or "PyFunc" in node.op or "File" in node.op:
+            return str(node.op)
+    return None
 
 
 def _tensor(value: Any) -> tf.Tensor:

@@ -18,7 +18,7 @@ MODULES = ("keras.src", "tensorflow.python", "tensorflow.core", "tensorflow.comp
 CORE = {
     "graphs/functions.py": "functions, branches and loops that a graph calls",
     "graphs/shapes.py": "graphs that are made anew, and shapes behind handles",
-    "graphs/totality.py": "shapes of the variables behind handles",
+    "sampling/mapped.py": "which operations have state",
     "noise/devices.py": "whether noise is traced for XLA",
 }
 NAMES = frozenset(
