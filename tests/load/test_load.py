@@ -18,7 +18,7 @@ from tf_bandmf.planning import memory
 keras = pytest.importorskip("keras", minversion="3.12")
 
 import tf_bandmf.keras  # noqa: E402
-from tf_bandmf.keras.model.step import PrivateStep  # noqa: E402
+from tf_bandmf.keras.model.programs import Programs  # noqa: E402
 from tf_bandmf.keras.run import known_runs, run  # noqa: E402
 
 KEY = NoiseKey.for_testing(0)
@@ -120,13 +120,13 @@ def test_a_long_fit_does_not_grow_nor_trace_again(num_steps, monkeypatch):
     assert plan.num_steps == num_steps
     model = small_model(plan)
     sizes, traces = {}, []
-    step = PrivateStep._train_step
+    release = Programs._released
 
-    def traced(self, data):
-        traces.append(data)
-        return step(self, data)
+    def traced(self, *arguments):
+        traces.append(arguments)
+        return release(self, *arguments)
 
-    monkeypatch.setattr(PrivateStep, "_train_step", traced)
+    monkeypatch.setattr(Programs, "_released", traced)
 
     class Watch(keras.callbacks.Callback):
         def on_train_batch_end(self, batch, logs=None):

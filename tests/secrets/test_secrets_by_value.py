@@ -156,11 +156,14 @@ def export(model, folder):
 
 def dump_graphs(model, schedule, folder):
     """Graphs of the training step and of the data, as debuggers and tools write them."""
-    batch = next(iter(schedule.dataset()))
-    step = tf.function(lambda batch: model.train_step(batch))
-    graph = step.get_concrete_function(batch).graph
-    tf.io.write_graph(graph, str(folder), "step.pb", as_text=False)
-    tf.io.write_graph(graph, str(folder), "step.pbtxt")
+    programs = model._programs()
+    compiled = (programs._admit, programs._clip, programs._release, programs._measure)
+    traced = [one for each in compiled for one in each._list_all_concrete_functions()]
+    assert len(traced) >= len(compiled)
+    for place, program in enumerate(traced):
+        name = f"step{place}.pb"
+        tf.io.write_graph(program.graph, str(folder), name, as_text=False)
+        tf.io.write_graph(program.graph, str(folder), f"{name}txt")
     pipeline = schedule.dataset()._as_serialized_graph().numpy()
     (folder / "pipeline.pb").write_bytes(pipeline)
     # (`repr` of the weights is what a notebook prints.)
