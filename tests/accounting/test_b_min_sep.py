@@ -16,8 +16,7 @@ import tf_bandmf
 from tf_bandmf import matrices, strategies
 from tf_bandmf.accounting.b_min_sep import BMinSepAccountant
 from tf_bandmf.accounting.b_min_sep_passes import Passes
-from tf_bandmf.accounting.b_min_sep_simulator import BMinSepSimulator
-from tf_bandmf.accounting.b_min_sep_tilts import rare_tilts
+from tf_bandmf.accounting.b_min_sep_simulator import BMinSepSimulator, rare_tilts
 from tf_bandmf.accounting.balls_in_bins import BallsInBinsAccountant
 from tf_bandmf.accounting.base import Simulation
 from tf_bandmf.accounting.cyclic_poisson import CyclicPoissonAccountant

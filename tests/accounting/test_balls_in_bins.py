@@ -10,14 +10,13 @@ import scipy.stats
 
 from tf_bandmf import matrices, strategies
 from tf_bandmf.accounting import gaussian
-from tf_bandmf.accounting.balls_in_bins import BallsInBinsAccountant
+from tf_bandmf.accounting.balls_in_bins import BallsInBinsAccountant, BinsSimulator
 from tf_bandmf.accounting.bins_mixture import (
     BinsMixture,
     Tilt,
     factorize,
     gram_matrix,
 )
-from tf_bandmf.accounting.bins_simulator import BinsSimulator
 from tf_bandmf.accounting.monte_carlo import Bound
 from tf_bandmf.accounting.simulator import Proposal
 

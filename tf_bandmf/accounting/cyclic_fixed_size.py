@@ -126,6 +126,12 @@ class CyclicFixedSizeAccountant(DeltaAccountant):
             )
         return min(delta * (1.0 + _DELTA_MARGIN), 1.0)
 
+    def rough_noise_stddev(
+        self, epsilon: float, delta: float, near: float | None = None
+    ) -> float:
+        # Nothing is cheaper, and what was found is kept for the plan.
+        return self.calibrate_noise_stddev(epsilon, delta)
+
     def claims_sampling(self, epsilon: float, noise_stddev: float) -> bool:
         """Whether `delta` rests on sampling: then its adjacency is replace-one."""
         whole = gaussian.gaussian_delta(self.multiplier(noise_stddev), epsilon)
