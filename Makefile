@@ -9,7 +9,7 @@ PYTEST := -m pytest --durations=15 --durations-min=5
 PARALLEL := -n $(JOBS) --dist loadfile --no-loadscope-reorder
 # What the two stacks may compute differently, once: the contracts go over all that is
 # registered; NoiseGenerator, the samplers' tf.data and the Gram recursion are TensorFlow;
-# the optimizer is SciPy's; the accountants here are dp-accounting's and
+# optimizers are TensorFlow Probability's; the accountants here are dp-accounting's and
 # SciPy's. What is left out is our own NumPy (sensitivities, closed forms, Monte Carlo,
 # laws of samplers), or the parts above put together.
 BOTH_STACKS := $(addprefix tests/,contracts noise optimize analysis/test_gram_recursion.py \
@@ -95,13 +95,13 @@ test-python:
 # The Keras part with the newest Keras and TensorFlow that the index has, release candidates
 # too, whatever upper bounds pyproject.toml sets; the summary lists what fails. Names that
 # Keras or TensorFlow no longer have fail in tests/keras/compat first.
-NEXT := "keras>=3.12.0rc0" "tensorflow>=2.21.0rc0" click dp-accounting hypothesis matplotlib \
+NEXT := "keras>=3.12.0rc0" "tensorflow>=2.21.0rc0" tensorflow-probability click dp-accounting hypothesis matplotlib \
 	platformdirs pytest pytest-xdist rich scipy sqlalchemy tensorboard tqdm
 test-next:
 	$(PYTHON) -m venv --clear .venv-next
 	.venv-next/bin/python -m pip install --quiet $(NEXT)
-	.venv-next/bin/python -m pip install --quiet --no-deps .
-	.venv-next/bin/python -m pip list | grep -iE "^(keras|tensorflow) "
+	.venv-next/bin/python -m pip install --quiet --no-deps "tf-keras>=2.21.0rc0" .
+	.venv-next/bin/python -m pip list | grep -iE "^(keras|tensorflow|tf.keras) "
 	cd tests && ../.venv-next/bin/python $(PYTEST) -c ../pyproject.toml --rootdir=.. \
 		$(PARALLEL) -m "not slow" ../tests/keras
 

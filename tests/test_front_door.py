@@ -12,7 +12,7 @@ import pytest
 
 import tf_bandmf
 
-HEAVY = ("tensorflow", "keras", "dp_accounting", "scipy")
+HEAVY = ("tensorflow", "tensorflow_probability", "keras", "dp_accounting", "scipy")
 COMPARE = (
     "compare --num-steps 200 --min-separation 20 --json --mechanisms "
     "identity,bsr:4,bisr:4,lambda_cgd:0.9,bsr:4:normalized"

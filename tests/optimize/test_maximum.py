@@ -7,8 +7,7 @@ import pytest
 import tensorflow as tf
 
 from tf_bandmf import strategies, workloads
-from tf_bandmf.optimize import compiled, maximum
-from tf_bandmf.optimize.options import Options
+from tf_bandmf.optimize import lbfgs, maximum
 
 
 def errors_of(position):
@@ -20,8 +19,8 @@ def errors_of(position):
 @functools.cache
 def traced():
     smooth = maximum.SmoothMaximum(3)
-    return smooth, compiled.value_and_gradient(
-        lambda position: tf.math.log(smooth(errors_of(position))), 2
+    return smooth, lbfgs.Minimizer(
+        lambda position: tf.math.log(smooth(errors_of(position))), 2, lbfgs.Options()
     )
 
 
@@ -32,7 +31,7 @@ def minimized(bound, **options):
         bound,
         np.array([0.9, 0.7]),
         1.0,
-        Options(**options),
+        lbfgs.Options(**options),
     )
 
 

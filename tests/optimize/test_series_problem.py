@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tf_bandmf import strategies, workloads
 from tf_bandmf.analysis import vector_contributions
-from tf_bandmf.optimize import objectives, toeplitz
+from tf_bandmf.optimize import descent, objectives, toeplitz
 from tf_bandmf.optimize.series_problem import SeriesProblem, named_objective
 from tf_bandmf.optimize.toeplitz_sensitivity import SquaredSensitivity
 from tf_bandmf.participation import MinSep
@@ -106,3 +106,36 @@ def test_more_inverse_bands_are_never_worse_where_the_theorem_fails():
         ),
         rel=1e-3,
     )
+
+
+def bowl(x):
+    return float(np.sum(np.arange(1, 4) * (x - 2.0) ** 2)), 2.0 * np.arange(1, 4) * (
+        x - 2.0
+    )
+
+
+def test_descent_finds_the_minimum_and_says_why_it_ended():
+    found = descent.minimize(bowl, np.zeros(3), 50, 1e-9)
+    assert found.converged and found.num_iterations < 50
+    np.testing.assert_allclose(found.position, 2.0, atol=1e-6)
+    short = descent.minimize(bowl, np.zeros(3), 1, 1e-9)
+    assert not short.converged and "max_iterations = 1" in short.message
+    assert short.value < bowl(np.zeros(3))[0]
+
+
+def test_descent_passes_over_regions_without_a_value():
+    def log_barrier(x):
+        if x[0] <= 0.0:
+            return np.inf, np.zeros(1)
+        return float(x[0] - 1e-3 * np.log(x[0])), np.array([1.0 - 1e-3 / x[0]])
+
+    found = descent.minimize(log_barrier, np.ones(1), 100, 1e-8)
+    assert found.converged
+    np.testing.assert_allclose(found.position, 1e-3, rtol=1e-4)
+
+
+def test_descent_with_a_gradient_that_is_none_is_not_called_converged():
+    found = descent.minimize(
+        lambda x: (float(x.sum()), -np.ones(2)), np.ones(2), 9, 0.1
+    )
+    assert not found.converged and found.value == 2.0

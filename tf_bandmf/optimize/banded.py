@@ -7,15 +7,18 @@ problem of arXiv:2306.08153, Appendix B.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import math
+from collections.abc import Sequence
 from typing import Any, Callable
 
 import numpy as np
 import tensorflow as tf
 
 from tf_bandmf.analysis import gram_recursion
+from tf_bandmf.files import configs
 from tf_bandmf.optimize import (
     banded_matrices,
     certificate,
@@ -23,21 +26,22 @@ from tf_bandmf.optimize import (
     maximum,
     objectives,
 )
-from tf_bandmf.optimize.compiled import value_and_gradient
 from tf_bandmf.optimize.objectives import Objective
-from tf_bandmf.optimize.options import Options
 from tf_bandmf.optimize.result import OptimizationResult
 from tf_bandmf.workloads import Workload
 
-# Takes variables, and weights with offsets for given errors (see `Objective.supports`);
-# gives the largest lower bound on the objective, and the errors.
+# Takes variables, a number of bands and weights with offsets for given errors (see
+# `Objective.supports`); gives the largest lower bound on the objective, and the errors.
 BoundFunction = Callable[
-    [np.ndarray, "Callable[[np.ndarray], list[tuple[np.ndarray, float]]]"],
+    [np.ndarray, int, "Callable[[np.ndarray], list[tuple[np.ndarray, float]]]"],
     "tuple[float, np.ndarray]",
 ]
 
 # Entries of C for which compiling by XLA pays, and the most bands.
 _XLA_ENTRIES, _MOST_XLA_BANDS = range(2**15, 2**21), 64
+
+# The last problem that was traced, with what determines it.
+_LAST: list[tuple[tuple[object, ...], _Traced]] = []
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -55,12 +59,14 @@ class Problem:
       bands: of C.
       separation: b, or None for column-normalized strategies.
       scale: of the variables of each column, shape [n]; only of column-normalized ones.
+      device: where the recursion runs while the error is minimized, or None.
     """
 
     workload: Workload
     bands: int
     separation: int | None
     scale: np.ndarray
+    device: str | None = None
 
     def columns(self, position: tf.Tensor) -> tf.Tensor:
         n = self.workload.num_steps
@@ -83,9 +89,9 @@ class Problem:
             return (columns[1:] / columns[:1] / self.scale).reshape(-1)
         return (columns / np.linalg.norm(columns, axis=0)).reshape(-1)
 
-    def errors(self, columns: tf.Tensor) -> tf.Tensor:
+    def errors(self, columns: tf.Tensor, device: str | None = None) -> tf.Tensor:
         rows = banded_matrices.times_inverse_workload(columns, self.workload)
-        return gram_recursion.inverse_row_norms(rows)
+        return gram_recursion.inverse_row_norms(rows, device=device)
 
 
 def _column_scale(num_steps: int, objective: Objective) -> np.ndarray:
@@ -122,13 +128,15 @@ def _bound_function(problem: Problem) -> BoundFunction:
         weights = tf.TensorSpec([problem.workload.num_steps], tf.float64)
         errors = tf.function(evaluate, autograph=False)
         band = tf.function(gram_band, autograph=False)
-        return (
-            errors.get_concrete_function(position),
-            band.get_concrete_function(position, weights),
-        )
+        with _on_the_host(problem.device):
+            return (
+                errors.get_concrete_function(position),
+                band.get_concrete_function(position, weights),
+            )
 
     def bound(
         position: np.ndarray,
+        bands: int,
         supports: Callable[[np.ndarray], list[tuple[np.ndarray, float]]],
     ) -> tuple[float, np.ndarray]:
         variables = tf.constant(position)
@@ -142,10 +150,10 @@ def _bound_function(problem: Problem) -> BoundFunction:
             )
             at = certificate.Tangent(
                 float(weights @ errors),
-                band,
+                band[:, :bands],
                 norms,
                 groups,
-                rows,
+                rows[:, :bands],
                 product,
                 weights,
             )
@@ -158,79 +166,174 @@ def _bound_function(problem: Problem) -> BoundFunction:
 def optimize(
     workload: Workload,
     objective: Objective,
-    start: np.ndarray,
+    starts: Sequence[np.ndarray],
     separation: int | None,
-    options: Options,
+    options: lbfgs.Options,
     is_certified: bool = True,
-) -> tuple[np.ndarray, OptimizationResult]:
+    device: str | None = None,
+) -> list[tuple[np.ndarray, OptimizationResult]]:
     """The banded strategy with the smallest objective of the per-step errors.
 
     Args:
       workload: A.
       objective: of the per-step squared errors at unit sensitivity.
-      start: columns of a strategy, `start[i, j] = C[j + i, j]`, shape [bands, n], with
-        a positive diagonal.
+      starts: columns of a strategy, `start[i, j] = C[j + i, j]`, shape [bands, n], with
+        a positive diagonal; for each number of bands that is wanted.
       separation: None for columns of norm 1; b for `sum over columns i, i + b, ... of
         squared norms = 1`.
       options: when to stop.
       is_certified: find the gap, which takes as long as a dozen iterations.
+      device: of the recursion; variables, L-BFGS and certificate stay on the host then.
 
     Returns:
-      The columns, shape [bands, n], and the result with a certified gap if the objective
-      is convex and that is wanted. The result's value is the objective at sensitivity 1
-      per column, or per group of columns.
+      For each start the columns, shape [bands, n], and the result with a certified gap
+      if the objective is convex and that is wanted. The result's value is the objective
+      at sensitivity 1 per column, or per group of columns.
     """
+    starts = list(starts)
+    largest = max(len(start) for start in starts)
+    # Strategies with fewer bands are those whose last diagonals stay 0.
+    is_masked = len(starts) > 1
+    traced = _traced(
+        workload, objective, largest, separation, options, is_masked, device
+    )
+    problem, inside = traced.problem, traced.inside
+    found = []
+    with _on_the_host(device):
+        while starts:
+            # A copy of the variables may take a gigabyte: keep no more than needed.
+            start = starts.pop(0)
+            bands = len(start)
+            position = problem.position(np.pad(start, [(0, largest - bands), (0, 0)]))
+            del start
+            if inside is not None:
+                inside.assign(_first_diagonals(problem, bands))
+            result = _minimize(
+                traced, objective, position, bands, options, is_certified
+            )
+            position = result.position
+            final = problem.columns(tf.constant(position))
+            value = float(objective.reduction(problem.errors(final)))
+            columns = final[:bands].numpy()
+            found.append((columns, dataclasses.replace(result, value=value)))
+    return found
+
+
+def _on_the_host(device: str | None) -> contextlib.AbstractContextManager[None]:
+    """A scope, if another device is there for the recursion."""
+    return gram_recursion.on_device(None if device is None else "/CPU:0")
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Traced:
+    """A problem and its functions, compiled.
+
+    Attributes:
+      problem: charts and errors.
+      bound: see `_bound_function`.
+      minimizers: one for each stage of the objective.
+      maximum: what the only minimizer minimizes, if it is the maximum of the errors.
+      inside: 1 for variables that may differ from 0; None if all may.
+    """
+
+    problem: Problem
+    bound: BoundFunction
+    minimizers: list[lbfgs.Minimizer]
+    maximum: maximum.SmoothMaximum | None
+    inside: tf.Variable | None
+
+
+def _traced(
+    workload: Workload,
+    objective: Objective,
+    bands: int,
+    separation: int | None,
+    options: lbfgs.Options,
+    is_masked: bool,
+    device: str | None,
+) -> _Traced:
+    """What `optimize` evaluates. The last problem is kept: a draft precedes a plan."""
+    config = configs.canonical_bytes(workload.to_config())
     n = workload.num_steps
-    problem = Problem(workload, len(start), separation, _column_scale(n, objective))
-    position, scale = problem.position(start), float(n)
-    find_bound = _bound_function(problem)
-    is_certified = is_certified and objective.is_convex
+    pairs = options.correction_pairs
+    key = config, objective, bands, separation, pairs, is_masked, device
+    if _LAST and _LAST[0][0] == key:
+        return _LAST[0][1]
+    _LAST.clear()
+    scale = _column_scale(n, objective)
+    problem = Problem(workload, bands, separation, scale, device)
+    size = _num_variables(problem)
+    inside = None
+    if is_masked:
+        inside = tf.Variable(tf.ones([size], tf.float64), trainable=False)
 
-    def errors(at: np.ndarray) -> np.ndarray:
-        return np.asarray(problem.errors(problem.columns(tf.constant(at))))
+    by_xla = device is None and _suits_xla(problem, objective)
 
-    def weighted(at: np.ndarray, weights: np.ndarray) -> tuple[float, np.ndarray]:
-        return find_bound(at, lambda errors: [(weights, 0.0)])
-
-    def compiled(stage: Callable[[tf.Tensor], tf.Tensor]) -> lbfgs.Function:
+    def minimizer(stage: Callable[[tf.Tensor], tf.Tensor]) -> lbfgs.Minimizer:
         def log_loss(position: tf.Tensor) -> tf.Tensor:
-            return tf.math.log(stage(problem.errors(problem.columns(position))))
+            position = position if inside is None else position * inside
+            errors = problem.errors(problem.columns(position), device)
+            return tf.math.log(stage(errors))
 
-        by_xla = _suits_xla(problem, objective)
-        return value_and_gradient(log_loss, _num_variables(problem), by_xla)
+        return lbfgs.Minimizer(log_loss, size, options, by_xla)
 
+    smooth = maximum.SmoothMaximum(n) if objective == objectives.MAX else None
+    stages = objective.smooth_stages if smooth is None else (smooth,)
+    minimizers = [minimizer(stage) for stage in stages]
+    found = _Traced(problem, _bound_function(problem), minimizers, smooth, inside)
+    if not is_masked and objective in (objectives.MEAN, objectives.MAX):
+        _LAST.append((key, found))
+    return found
+
+
+def _minimize(
+    traced: _Traced,
+    objective: Objective,
+    position: np.ndarray,
+    bands: int,
+    options: lbfgs.Options,
+    is_certified: bool,
+) -> OptimizationResult:
+    """All stages of the objective, with the certified gap if that is wanted."""
+    problem = traced.problem
+    scale = float(problem.workload.num_steps)
+    is_certified = is_certified and objective.is_convex
+    if traced.maximum is not None:
+
+        def errors(at: np.ndarray) -> np.ndarray:
+            return np.asarray(problem.errors(problem.columns(tf.constant(at))))
+
+        def weighted(at: np.ndarray, weights: np.ndarray) -> tuple[float, np.ndarray]:
+            return traced.bound(at, bands, lambda errors: [(weights, 0.0)])
+
+        return maximum.minimize(
+            traced.maximum,
+            traced.minimizers[0],
+            errors,
+            weighted if is_certified else None,
+            position,
+            scale,
+            options,
+        )
     # No strategy is below a bound that was found once: the best counts.
     best = -math.inf
 
     def gap(at: np.ndarray) -> float:
         nonlocal best
-        bound, found = find_bound(at, objective.supports)
+        bound, errors = traced.bound(at, bands, objective.supports)
         best = max(best, bound)
         # Rounding may push the bound above the value at a perfect optimum.
-        return max(0.0, 1.0 - best / float(objective.reduction(tf.constant(found))))
+        return max(0.0, 1.0 - best / float(objective.reduction(tf.constant(errors))))
 
-    if objective == objectives.MAX:
-        smooth = maximum.SmoothMaximum(n)
-        bound = weighted if is_certified else None
-        result = maximum.minimize(
-            smooth, compiled(smooth), errors, bound, position, scale, options
+    for stage in traced.minimizers:
+        result = stage.minimize(
+            position, scale, gap if is_certified else None, options=options
         )
-    else:
-        for stage in objective.smooth_stages:
-            result = lbfgs.minimize(
-                compiled(stage),
-                position,
-                options,
-                scale,
-                gap=gap if is_certified else None,
-            )
-            position = result.position
-            certified = result.optimality_gap
-            if certified is not None and certified <= options.gap_tolerance:
-                break
-    value = float(objective.reduction(tf.constant(errors(result.position))))
-    columns = problem.columns(tf.constant(result.position)).numpy()
-    return columns, dataclasses.replace(result, value=value)
+        position = result.position
+        certified = result.optimality_gap
+        if certified is not None and certified <= options.gap_tolerance:
+            break
+    return result
 
 
 def _suits_xla(problem: Problem, objective: Objective) -> bool:
@@ -247,3 +350,10 @@ def _suits_xla(problem: Problem, objective: Objective) -> bool:
 def _num_variables(problem: Problem) -> int:
     rows = problem.bands - (problem.separation is None)
     return rows * problem.workload.num_steps
+
+
+def _first_diagonals(problem: Problem, bands: int) -> np.ndarray:
+    """1 for variables of the first `bands` diagonals, else 0."""
+    diagonals = np.arange(int(problem.separation is None), problem.bands)
+    rows = (diagonals < bands).astype(np.float64)
+    return np.repeat(rows, problem.workload.num_steps)

@@ -1,217 +1,371 @@
-"""L-BFGS of SciPy, with honest outcomes.
+"""L-BFGS of TensorFlow Probability, in float64, with honest outcomes.
 
-SciPy's line search takes an infinite value for the end: where there is no value it is told
-of a wall instead, from which it steps back.
+TFP's line search gives up on badly scaled variables. Therefore the objective is
+minimized as `scale * log(objective / objective at the start)`, of which callers choose
+`scale` such that second derivatives are of order one; and after a failed line search
+the optimizer is started once more from where it stands, without memory.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
 import sys
 import time
-from collections import deque
-from typing import Callable
+from collections.abc import Iterator
+from typing import Any, Callable
 
 import numpy as np
-import tqdm
+import tensorflow as tf
+from tensorflow.core.protobuf import config_pb2
+from tensorflow.python.eager import context
 
-from tf_bandmf.accounting.threads import one_thread
 from tf_bandmf.optimize.options import Options, unasked_bars
 from tf_bandmf.optimize.result import OptimizationResult
 
-# Iterations between two looks at the certificate, and over which the decrease is looked at.
+# Iterations between two looks at the certificate and the progress bar.
 _SEGMENT = 20
-# A gap within this many tolerances: from here on each look finds the certificate.
+
+# Who takes more iterations is worth the optimization of the graph that takes them.
+_AS_TRACED = 300
+
+# A gap within this many tolerances: from here on each step looks at the certificate.
 _NEAR = 10.0
-# An unasked bar appears after this many seconds.
+
+# A bar appears by itself on a terminal after this many seconds.
 _QUIET_SECONDS = 2.0
-# The most steps of one line search, and a relative decrease that is rounding.
-_MOST_TRIALS, _ROUNDING = 60, 1e-13
-
-# Value and gradient at a position, shape [m]; the value is infinite where there is none.
-Function = Callable[[np.ndarray], "tuple[float, np.ndarray]"]
 
 
-class _Ended(Exception):
-    """A stopping rule is met."""
+def tfp_optimizer() -> Any:
+    """`tfp.optimizer`; imported when something is optimized.
+
+    TensorFlow Probability needs tf-keras beside TensorFlow 2.16 and later, and does not
+    install it.
+
+    Raises:
+      ImportError: if one of the two is not there.
+    """
+    try:
+        import tensorflow_probability as tfp
+
+        return tfp.optimizer  # it is loaded lazily
+    except ImportError as error:
+        raise ImportError(
+            f"Optimizing a strategy takes TensorFlow Probability and, with TensorFlow "
+            f"{tf.__version__}, tf-keras: pip install tf-bandmf[keras], or tf-keras of "
+            f"the same minor version as TensorFlow. Strategies in closed form "
+            f"(identity, lambda_cgd, bsr, bisr) do without."
+        ) from error
 
 
-class _Run:
-    """Where a minimization stands, and whether that is enough."""
+class Progress:
+    """A tqdm bar that shows up only when it is wanted."""
 
-    def __init__(
-        self,
-        function: Function,
-        start: np.ndarray,
-        options: Options,
-        scale: float,
-        unit: float,
-        gap: Callable[[np.ndarray], float] | None,
-    ) -> None:
-        self._function, self._options, self._gap = function, options, gap
-        self._scale, self._unit = scale, unit
-        self.iterations, self.evaluations = 0, 1
-        self.converged, self.message = False, ""
-        self.found_gap: float | None = None
-        self._norm_at_look = math.inf
-        self._accept(start, *function(start))
-        if not (math.isfinite(self.value) and math.isfinite(self.norm)):
-            raise ValueError(
-                f"The objective must be finite and > 0 at the start, and so must be its "
-                f"gradient; found exp({self.value})."
-            )
-        self._past = deque([self.value], maxlen=_SEGMENT + 1)
-        # By itself a bar appears on a terminal alone.
-        unasked = None if unasked_bars.get() else True
-        self._bar = tqdm.tqdm(
-            total=options.max_iterations,
-            desc="L-BFGS",
-            file=sys.stderr,
-            leave=bool(options.progress),
-            delay=0.0 if options.progress else _QUIET_SECONDS,
-            disable=unasked if options.progress is None else not options.progress,
-        )
+    def __init__(self, enabled: bool | None, total: int) -> None:
+        self._enabled = enabled
+        self._total = total
+        self._bar: Any = None
+        self._began = time.perf_counter()
 
-    def _accept(self, x: np.ndarray, value: float, gradient: np.ndarray) -> None:
-        self.position, self.value = x, float(value)
-        self.norm = self._scale * float(np.max(np.abs(gradient), initial=0.0))
-
-    def evaluate(self, y: np.ndarray) -> tuple[float, np.ndarray]:
-        """For SciPy, whose first step has length 1: in units of the first step."""
-        x = self._unit * y
-        value, gradient = self._function(x)
-        self.evaluations += 1
-        if not (math.isfinite(value) and np.all(np.isfinite(gradient))):
-            away = x - self.position
-            return self.value + 1.0, 4.0 * self._unit * away / float(away @ away)
-        self._last = x, value, gradient
-        return value, self._unit * gradient
-
-    def after_iteration(self, y: np.ndarray) -> None:
-        """Takes the last position that SciPy asked for, if it does."""
-        if np.array_equal(self._unit * y, self._last[0]):
-            self._accept(*self._last)
-        self.iterations += 1
-        self._past.append(self.value)
-        self.check()
-
-    def check(self) -> None:
-        """Raises _Ended where a rule is met."""
-        if self.iterations % _SEGMENT == 0:
-            self.look()
-        self._bar.set_postfix(
-            value=math.exp(self.value), gap=self.found_gap, refresh=False
-        )
-        self._bar.update(self.iterations - self._bar.n)
-        options, decrease = self._options, self._past[0] - self.value
-        if self.norm <= options.gradient_tolerance:
-            self.end(True, f"gradient norm <= {options.gradient_tolerance:g}")
-        if len(self._past) > _SEGMENT and decrease <= options.decrease_tolerance:
-            self.end(
-                True,
-                f"relative decrease <= {options.decrease_tolerance:g} in {_SEGMENT} "
-                f"iterations",
-            )
-        if self.iterations >= options.max_iterations:
-            self.end(False, f"stopped after max_iterations = {options.max_iterations}")
-
-    def look(self, is_last: bool = False) -> None:
-        """Finds the certified gap, if it may have met its tolerance.
-
-        That takes as long as several iterations, and the gap falls about like the square
-        of the gradient.
-        """
-        if self._gap is None or self.norm == self._norm_at_look:
+    def update(self, iterations: int, value: float, gap: float | None) -> None:
+        if self._enabled is False:
             return
-        tolerance = self._options.gap_tolerance
-        if self.found_gap is not None and not is_last:
-            expected = self.found_gap * (self.norm / self._norm_at_look) ** 2
-            if expected > _NEAR * tolerance:
-                return
-        self.found_gap, self._norm_at_look = self._gap(self.position), self.norm
-        if self.found_gap <= tolerance:
-            self.end(True, f"certified gap <= {tolerance:g}")
+        waited = time.perf_counter() - self._began
+        if self._enabled is None and not (
+            waited > _QUIET_SECONDS and unasked_bars.get() and sys.stderr.isatty()
+        ):
+            return
+        if self._bar is None:
+            import tqdm
 
-    def end(self, converged: bool, message: str) -> None:
-        self.converged, self.message = converged, message
-        raise _Ended
+            self._bar = tqdm.tqdm(
+                total=self._total,
+                desc="L-BFGS",
+                file=sys.stderr,
+                unit="it",
+                leave=bool(self._enabled),
+            )
+        self._bar.n = iterations
+        state = {"value": f"{value:.8g}"}
+        if gap is not None:
+            state["gap"] = f"{gap:.1e}"
+        self._bar.set_postfix(state)
 
     def close(self) -> None:
-        try:
-            self.look(is_last=True)
-        except _Ended:
-            pass
-        self._bar.close()
+        if self._bar is not None:
+            self._bar.close()
+
+
+class _Certificate:
+    """The certified gap, found again when it may have met its tolerance.
+
+    That takes as long as several iterations, and the gap falls about like the square
+    of the gradient.
+
+    Args:
+      gap: of a position, or None if there is no certificate.
+      tolerance: of the gap.
+
+    Attributes:
+      found: at the last look.
+    """
+
+    def __init__(
+        self, gap: Callable[[np.ndarray], float] | None, tolerance: float
+    ) -> None:
+        self._gap, self._tolerance = gap, tolerance
+        self._norm = math.inf
+        self.found: float | None = None
+
+    @property
+    def is_met(self) -> bool:
+        return self.found is not None and self.found <= self._tolerance
+
+    def look(self, position: tf.Tensor, norm: float, is_last: bool = False) -> None:
+        """Finds the gap at a position with this gradient norm, if that is worth it."""
+        if self._gap is None or norm == self._norm:
+            return
+        if self.found is not None and not is_last:
+            expected = self.found * (norm / self._norm) ** 2
+            if expected > _NEAR * self._tolerance:
+                return
+        self.found, self._norm = self._gap(position.numpy()), norm
+
+
+def value_and_gradient(
+    loss: Callable[[tf.Tensor], tf.Tensor], size: int, by_xla: bool = False
+) -> Callable[[tf.Tensor], tuple[tf.Tensor, tf.Tensor]]:
+    """A compiled function of position [size] that gives `loss` and its gradient.
+
+    TFP's optimizer contains its argument many times over: as a function that is not
+    inlined it is traced and optimized once.
+
+    Args:
+      loss: maps variables, shape [size], float64, to a scalar.
+      size: number of variables.
+      by_xla: compile for the processor, which takes a second or two.
+    """
+
+    def evaluate(position: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        with tf.GradientTape() as tape:
+            tape.watch(position)
+            value = loss(position)
+        gradient = tape.gradient(
+            value, position, unconnected_gradients=tf.UnconnectedGradients.ZERO
+        )
+        return value, gradient
+
+    function = tf.function(
+        evaluate,
+        autograph=False,
+        jit_compile=by_xla or None,
+        experimental_attributes={"_noinline": True},
+    )
+    # Concrete: TensorFlow would warn of retracing when several problems are solved.
+    concrete: Callable[[tf.Tensor], tuple[tf.Tensor, tf.Tensor]]
+    concrete = function.get_concrete_function(tf.TensorSpec([size], tf.float64))
+    return concrete
+
+
+@contextlib.contextmanager
+def _as_traced() -> Iterator[None]:
+    """Functions that are called are executed as they were traced.
+
+    TensorFlow optimizes the thousands of operations around an objective for a second, and
+    then they take half a millisecond less for each step. (The objective is a function of
+    its own, see `value_and_gradient`, and always optimized.)
+    """
+    here = context.context()
+    before = here.function_call_options
+    config = config_pb2.ConfigProto.FromString(before.config_proto_serialized)
+    config.graph_options.rewrite_options.disable_meta_optimizer = True
+    here.function_call_options = context.FunctionCallOptions(
+        executor_type=before.executor_type, config_proto=config
+    )
+    try:
+        yield
+    finally:
+        here.function_call_options = before
 
 
 def minimize(
-    function: Function,
+    log_loss: Callable[[tf.Tensor], tf.Tensor],
     start: np.ndarray,
+    scale: float,
     options: Options,
-    scale: float = 1.0,
-    first_step: float = 1.0,
     gap: Callable[[np.ndarray], float] | None = None,
+    first_step: float = math.inf,
 ) -> OptimizationResult:
-    """Minimizes the logarithm of a positive objective.
+    """Minimizes `log_loss`, the logarithm of a positive objective.
 
     Args:
-      function: of variables, shape [m], float64.
+      log_loss: maps variables, shape [m], float64, to a scalar; differentiable.
       start: initial variables, shape [m].
+      scale: the factor that makes second derivatives of `log_loss` of order one.
       options: when to stop.
-      scale: of the gradient, for its tolerance.
-      first_step: length of the first trial step, such that it stays in a region where the
-        objective is finite.
       gap: certified relative optimality gap at given variables, if there is one.
+      first_step: the most that the first trial step may change any variable: keeps it
+        inside of a region where the objective is finite.
 
     Returns:
-      The result; `value` is `exp(function)`. No exception is raised for a lack of
+      The result; `value` is `exp(log_loss)`. No exception is raised for a lack of
       convergence: look at `converged`.
 
     Raises:
       ValueError: if the objective is not finite and positive at the start.
     """
-    import scipy.optimize  # slow to import
+    start = np.asarray(start, np.float64)
+    minimizer = Minimizer(log_loss, start.size, options)
+    return minimizer.minimize(start, scale, gap, first_step)
 
-    began = time.perf_counter()
-    start = np.array(start, np.float64)
-    run = _Run(function, start, options, scale, first_step, gap)
-    limits = {
-        "maxiter": options.max_iterations + 1,
-        "maxfun": 10**9,
-        "maxcor": options.pairs(start.size),
-        "maxls": _MOST_TRIALS,
-        "ftol": 0.0,
-        "gtol": 0.0,
-    }
-    try:
-        run.check()
+
+class Minimizer:
+    """`minimize` of one function, traced once and run as often as wanted.
+
+    Tracing TFP's line search takes seconds: where many small problems are one function
+    of masked variables, that is most of the time.
+
+    Args:
+      log_loss: as for `minimize`; it may read variables that change between runs.
+      size: m.
+      options: when to stop.
+      by_xla: compile `log_loss` for the processor: for hundreds of evaluations of
+        milliseconds each.
+    """
+
+    def __init__(
+        self,
+        log_loss: Callable[[tf.Tensor], tf.Tensor],
+        size: int,
+        options: Options,
+        by_xla: bool = False,
+    ) -> None:
+        self._optimizer = tfp_optimizer()
+        self._options = options
+        self._pairs = options.pairs(size)
+        self._evaluate = value_and_gradient(log_loss, size, by_xla)
+        # Traced when the first state is known; concrete, see `value_and_gradient`.
+        self._advance: Callable[..., Any] | None = None
+
+    def _steps(
+        self,
+        state: Any,
+        limit: tf.Tensor,
+        factor: tf.Tensor,
+        offset: tf.Tensor,
+        tolerance: tf.Tensor,
+    ) -> Any:
+        """L-BFGS up to `limit` iterations; from a state, or a position to begin at."""
+
+        def scaled(position: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+            value, gradient = self._evaluate(position)
+            return factor * (value - offset), factor * gradient
+
+        at_start = isinstance(state, tf.Tensor)
+        return self._optimizer.lbfgs_minimize(
+            scaled,
+            initial_position=state if at_start else None,
+            previous_optimizer_results=None if at_start else state,
+            num_correction_pairs=self._pairs,
+            tolerance=tolerance,
+            max_iterations=limit,
+        )
+
+    def minimize(
+        self,
+        start: np.ndarray,
+        scale: float,
+        gap: Callable[[np.ndarray], float] | None = None,
+        first_step: float = math.inf,
+        options: Options | None = None,
+    ) -> OptimizationResult:
+        """See the function `minimize`; other options, but for the pairs, may be given."""
+        began = time.perf_counter()
+        options = options or self._options
+        initial = tf.constant(start, tf.float64)
+        del start
+        offset, gradient = self._evaluate(initial)
+        if not (np.isfinite(float(offset)) and np.all(np.isfinite(gradient))):
+            raise ValueError(
+                f"The objective must be finite and > 0 at the start, and so must be "
+                f"its gradient; found exp({float(offset)})."
+            )
+
+        steepest = scale * float(np.max(np.abs(gradient.numpy()), initial=0.0))
+        reduction = min(1.0, first_step / steepest) if steepest > 0.0 else 1.0
+        factor = reduction * scale
+        tolerance = reduction * options.gradient_tolerance
+        scaling = (
+            tf.constant(factor, tf.float64),
+            offset,
+            tf.constant(tolerance, tf.float64),
+        )
+        progress = Progress(options.progress, options.max_iterations)
+        state = self._steps(initial, tf.constant(0), *scaling)
+        del initial, gradient
+        # Iterations and evaluations before the last restart, and the value at it.
+        earlier, evaluations, restart_value = 0, 1, math.inf
+        certificate = _Certificate(gap, options.gap_tolerance)
+        converged, message = False, ""
+        last_done, last_value = 0, math.inf
         while True:
-            before = run.value
-            # Its products are small.
-            with one_thread():
-                scipy.optimize.minimize(
-                    run.evaluate,
-                    run.position / first_step,
-                    jac=True,
-                    method="L-BFGS-B",
-                    callback=run.after_iteration,
-                    options=limits,
+            value = float(state.objective_value)
+            done = earlier + int(state.num_iterations)
+            norm = np.max(np.abs(state.objective_gradient.numpy()), initial=0.0)
+            norm = float(norm) / reduction
+            certificate.look(state.position, norm)
+            objective = math.exp(float(offset) + value / factor)
+            progress.update(done, objective, certificate.found)
+            if certificate.is_met:
+                break
+            if norm <= options.gradient_tolerance * (1.0 + 1e-9):
+                converged = True
+                message = f"gradient norm <= {options.gradient_tolerance:g}"
+                break
+            decrease = (last_value - value) / factor
+            if done == last_done + _SEGMENT and decrease <= options.decrease_tolerance:
+                converged = True
+                message = (
+                    f"relative decrease <= {options.decrease_tolerance:g} in "
+                    f"{_SEGMENT} iterations"
                 )
-            # No step is lower. Once more without memory, if that may help.
-            if not run.value < before - _ROUNDING * abs(before):
-                is_small = run.norm <= math.sqrt(options.gradient_tolerance)
-                run.end(is_small, "line search failed: no further decrease")
-    except _Ended:
-        pass
-    run.close()
-    return OptimizationResult(
-        position=run.position,
-        converged=run.converged,
-        message=run.message,
-        value=math.exp(run.value),
-        gradient_norm=run.norm,
-        num_iterations=run.iterations,
-        num_evaluations=run.evaluations,
-        seconds=time.perf_counter() - began,
-        optimality_gap=run.found_gap,
-    )
+                break
+            last_done, last_value = done, value
+            if bool(state.failed) or bool(state.converged):
+                # No step, or one without effect, and yet neither rule is met.
+                if not value < restart_value:
+                    converged = False
+                    message = "line search failed: no further decrease"
+                    break
+                restart_value = value
+                earlier = done
+                evaluations += int(state.num_objective_evaluations)
+                state = self._steps(state.position, tf.constant(0), *scaling)
+            if done >= options.max_iterations:
+                converged = False
+                message = f"stopped after max_iterations = {options.max_iterations}"
+                break
+            limit = min(done + _SEGMENT, options.max_iterations) - earlier
+            operands = (state, tf.constant(limit, tf.int32), *scaling)
+            if self._advance is None:
+                traced = tf.function(self._steps, autograph=False)
+                self._advance = traced.get_concrete_function(*operands)
+            with _as_traced() if done < _AS_TRACED else contextlib.nullcontext():
+                state = self._advance(*operands)
+        certificate.look(state.position, norm, is_last=True)
+        if certificate.is_met:
+            converged = True
+            message = f"certified gap <= {options.gap_tolerance:g}"
+        progress.update(done, objective, certificate.found)
+        progress.close()
+        return OptimizationResult(
+            position=state.position.numpy(),
+            converged=converged,
+            message=message,
+            value=objective,
+            gradient_norm=norm,
+            num_iterations=done,
+            num_evaluations=evaluations + int(state.num_objective_evaluations),
+            seconds=time.perf_counter() - began,
+            optimality_gap=certificate.found,
+        )

@@ -55,7 +55,7 @@ class SmoothMaximum:
 
 def minimize(
     smooth: SmoothMaximum,
-    function: lbfgs.Function,
+    minimizer: lbfgs.Minimizer,
     errors: Callable[[np.ndarray], np.ndarray],
     bound: Bound | None,
     start: np.ndarray,
@@ -65,8 +65,8 @@ def minimize(
     """Minimizes the maximum of the errors.
 
     Args:
-      smooth: a part of the function.
-      function: the logarithm of the smooth maximum, by the variables.
+      smooth: what `minimizer` minimizes the logarithm of.
+      minimizer: of the variables.
       errors: of variables, shape [n].
       bound: a lower bound on the weighted mean of errors, from variables near its
         optimum, and the errors there; None for no certificate.
@@ -81,7 +81,7 @@ def minimize(
     results = []
     for order in objectives.NORMS:
         smooth.assign(order, weights)
-        result = lbfgs.minimize(function, position, options, scale)
+        result = minimizer.minimize(position, scale, options=options)
         results.append(result)
         position = result.position
         found = errors(position)
@@ -96,7 +96,7 @@ def minimize(
         multipliers /= multipliers.mean()
         multipliers = (1.0 - _ALIKE) * multipliers + _ALIKE
         least, certifying = _least_mean(
-            smooth, function, bound, multipliers, position, scale, options
+            smooth, minimizer, bound, multipliers, position, scale, options
         )
         results.append(certifying)
         gap = max(0.0, 1.0 - least / value)
@@ -116,7 +116,7 @@ def minimize(
 
 def _least_mean(
     smooth: SmoothMaximum,
-    function: lbfgs.Function,
+    minimizer: lbfgs.Minimizer,
     bound: Bound,
     weights: np.ndarray,
     start: np.ndarray,
@@ -140,5 +140,5 @@ def _least_mean(
         decrease_tolerance=_LESS_DECREASE * options.decrease_tolerance,
         gap_tolerance=max(options.gap_tolerance, _BOUND_GAP),
     )
-    result = lbfgs.minimize(function, start, longer, scale, gap=gap)
+    result = minimizer.minimize(start, scale, gap, options=longer)
     return best, result

@@ -7,12 +7,12 @@ an evaluation, without tracing. `optimize.toeplitz` does all else.
 
 from __future__ import annotations
 
-import dataclasses
+import math
+import time
 
 import numpy as np
 
-from tf_bandmf.optimize import lbfgs, toeplitz_sensitivity
-from tf_bandmf.optimize.options import Options
+from tf_bandmf.optimize import descent, toeplitz_sensitivity
 from tf_bandmf.optimize.result import OptimizationResult
 from tf_bandmf.workloads import Workload
 
@@ -20,8 +20,8 @@ from tf_bandmf.workloads import Workload
 _OBJECTIVES = {"mean": "mean", "last": "last", "max": "last"}
 # From the square root, longer first steps leave the region of stable inverses.
 _FIRST_STEP = 0.05
-# Decrease of the log squared error in 20 iterations; memory of L-BFGS.
-_LEAST_DECREASE, _PAIRS = 1e-12, 30
+# Decrease of the log squared error in 20 iterations.
+_LEAST_DECREASE = 1e-12
 
 
 def named_objective(workload: Workload, objective: object) -> str | None:
@@ -106,13 +106,17 @@ class SeriesProblem:
         return squared, -_correlate(by_column, lfilter([1.0], c, column), c.size)
 
     def optimize(
-        self, start: np.ndarray, options: Options
+        self,
+        start: np.ndarray,
+        max_iterations: int,
+        gradient_tolerance: float,
     ) -> tuple[np.ndarray, OptimizationResult]:
         """L-BFGS, from coefficients with any leading one.
 
         Args:
           start: coefficients, shape [p].
-          options: of which iterations and the gradient count.
+          max_iterations: of L-BFGS, over all restarts.
+          gradient_tolerance: converged when no derivative exceeds this.
 
         Returns:
           The coefficients, shape [p], leading 1, and the result.
@@ -120,14 +124,29 @@ class SeriesProblem:
         Raises:
           ValueError: if the objective is not finite at the start.
         """
-        options = dataclasses.replace(
-            options, decrease_tolerance=_LEAST_DECREASE, correction_pairs=_PAIRS
-        )
+        began = time.perf_counter()
         position = np.asarray(start[1:], np.float64) / start[0]
-        result = lbfgs.minimize(
-            self.value_and_gradient, position, options, first_step=_FIRST_STEP
+        if not np.isfinite(self.value_and_gradient(position)[0]):
+            raise ValueError("The objective must be finite and > 0 at the start.")
+        found = descent.minimize(
+            self.value_and_gradient,
+            position,
+            max_iterations,
+            gradient_tolerance,
+            _FIRST_STEP,
+            _LEAST_DECREASE,
         )
-        return np.concatenate([[1.0], result.position]), result
+        result = OptimizationResult(
+            position=found.position,
+            converged=found.converged,
+            message=found.message,
+            value=math.exp(found.value),
+            gradient_norm=found.gradient_norm,
+            num_iterations=found.num_iterations,
+            num_evaluations=found.num_evaluations,
+            seconds=time.perf_counter() - began,
+        )
+        return np.concatenate([[1.0], found.position]), result
 
 
 def _correlate(x: np.ndarray, y: np.ndarray, count: int) -> np.ndarray:

@@ -1,12 +1,14 @@
-"""Optimal Toeplitz strategies, `C` banded or `C^-1` banded, in O(n w^2) an evaluation.
+"""Optimal Toeplitz strategies, `C` banded or `C^-1` banded, in O(n w) an evaluation.
 
-For any differentiable objective, and for learning-rate schedules, which make `A C^-1` lose
-its Toeplitz structure: by the recursion of `tf_bandmf.analysis.gram_recursion`. All else
-is done by `series_problem`.
+The squared error of step `i` is a partial sum of squares of `w = C^-1 a`, `a` the first
+column of the workload (arXiv:2405.15913, Propositions 3.1 and C.1). A learning-rate
+schedule makes `A C^-1` lose its Toeplitz structure; then the recursion of
+`tf_bandmf.analysis.gram_recursion` takes over, in O(n w^2).
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Callable
 
 import numpy as np
@@ -15,9 +17,7 @@ import tensorflow as tf
 from tf_bandmf import matrices
 from tf_bandmf.analysis import gram_recursion
 from tf_bandmf.optimize import banded_matrices, lbfgs, series, toeplitz_sensitivity
-from tf_bandmf.optimize.compiled import value_and_gradient
 from tf_bandmf.optimize.objectives import Objective
-from tf_bandmf.optimize.options import Options
 from tf_bandmf.optimize.result import OptimizationResult
 from tf_bandmf.workloads import Workload
 
@@ -80,11 +80,27 @@ def inverse_squared_sensitivity(
     return squared
 
 
+def increasing_errors(response: tf.Tensor) -> tf.Tensor:
+    """Per-step errors of a Toeplitz `A C^-1` whose first column is `response`."""
+    return tf.cumsum(response**2)
+
+
 def banded_errors(workload: Workload) -> Callable[[tf.Tensor], tf.Tensor]:
     """Per-step errors of the strategy with given coefficients [bands]."""
+    n = workload.num_steps
+    if workload.is_toeplitz:
+
+        def toeplitz_errors(coefficients: tf.Tensor) -> tf.Tensor:
+            # B = (C A^-1)^-1 as series.
+            factor = tf.constant(workload.inverse_coefficients)
+            room = factor.shape[0] - 1
+            product = series.convolve(tf.pad(coefficients, [[0, room]]), factor)
+            return increasing_errors(series.inverse(product, n))
+
+        return toeplitz_errors
 
     def errors(coefficients: tf.Tensor) -> tf.Tensor:
-        columns = banded_matrices.toeplitz_columns(coefficients, workload.num_steps)
+        columns = banded_matrices.toeplitz_columns(coefficients, n)
         rows = banded_matrices.times_inverse_workload(columns, workload)
         return gram_recursion.inverse_row_norms(rows)
 
@@ -93,10 +109,18 @@ def banded_errors(workload: Workload) -> Callable[[tf.Tensor], tf.Tensor]:
 
 def banded_inverse_errors(workload: Workload) -> Callable[[tf.Tensor], tf.Tensor]:
     """Per-step errors of the strategy whose inverse has given coefficients [bands]."""
+    n = workload.num_steps
+    if workload.is_toeplitz:
+        column = tf.constant(workload.first_column())
+
+        def toeplitz_errors(coefficients: tf.Tensor) -> tf.Tensor:
+            return increasing_errors(series.convolve(column, coefficients))
+
+        return toeplitz_errors
     regression = tf.constant(matrices.as_rows(workload.inverse()))
 
     def errors(coefficients: tf.Tensor) -> tf.Tensor:
-        columns = banded_matrices.toeplitz_columns(coefficients, workload.num_steps)
+        columns = banded_matrices.toeplitz_columns(coefficients, n)
         average = banded_matrices.rows_from_columns(columns)
         return gram_recursion.filtered_row_norms(regression, average)
 
@@ -136,13 +160,13 @@ def log_loss(
 def optimize(
     workload: Workload,
     objective: Objective,
-    start: np.ndarray,
+    starts: Sequence[np.ndarray],
     separation: int,
     participations: int,
-    options: Options,
+    options: lbfgs.Options,
     inverse: bool = False,
     fixed_order: bool = False,
-) -> tuple[np.ndarray, OptimizationResult]:
+) -> list[tuple[np.ndarray, OptimizationResult]]:
     """The Toeplitz coefficients with the smallest error at unit sensitivity.
 
     Minimized is the objective of the per-step errors times the squared sensitivity: for
@@ -153,8 +177,9 @@ def optimize(
     Args:
       workload: A.
       objective: of the per-step squared errors.
-      start: coefficients to start from, shape [bands], the first one not zero.
-      separation: b.
+      starts: coefficients to start from, shape [bands], the first one not zero; for
+        each number of bands that is wanted.
+      separation: b; not less than the bands of any start if there are several.
       participations: k.
       options: when to stop.
       inverse: whether the coefficients are those of `C^-1` (BandInvMF,
@@ -162,13 +187,25 @@ def optimize(
       fixed_order: whether an example takes part at `i, i + b, ...` alone.
 
     Returns:
-      The coefficients, shape [bands], leading 1, and the result.
+      For each start the coefficients, shape [bands], leading 1, and the result.
     """
-    position = start[1:] / start[0]
-    rates = separation, participations
-    for stage in objective.smooth_stages:
+    size = max(len(start) for start in starts) - 1
+    # Strategies with fewer bands are those whose last coefficients stay 0.
+    inside = tf.Variable(tf.ones([size], tf.float64), trainable=False)
+
+    def masked(stage: Callable[[tf.Tensor], tf.Tensor]) -> lbfgs.Minimizer:
+        rates = separation, participations
         loss = log_loss(workload, stage, *rates, inverse, fixed_order)
-        function = value_and_gradient(loss, position.size)
-        result = lbfgs.minimize(function, position, options, first_step=_FIRST_STEP)
-        position = result.position
-    return np.concatenate([[1.0], position]), result
+        return lbfgs.Minimizer(lambda position: loss(position * inside), size, options)
+
+    minimizers = [masked(stage) for stage in objective.smooth_stages]
+    found = []
+    for start in starts:
+        bands = len(start)
+        inside.assign((np.arange(1, size + 1) < bands).astype(np.float64))
+        position = np.pad(start[1:] / start[0], [0, size + 1 - bands])
+        for minimizer in minimizers:
+            result = minimizer.minimize(position, 1.0, first_step=_FIRST_STEP)
+            position = result.position
+        found.append((np.concatenate([[1.0], position[: bands - 1]]), result))
+    return found

@@ -7,12 +7,12 @@ section 4 and Appendix B, in the parametrization of McKenna, arXiv:2405.15913, s
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from tf_bandmf import matrices
-from tf_bandmf.optimize.options import Options
 from tf_bandmf.participation import FixedEpochOrder, MinSep, Participation
 from tf_bandmf.strategies import optimized
 from tf_bandmf.strategies.base import Strategy
@@ -21,7 +21,9 @@ from tf_bandmf.strategies.toeplitz import optimized_toeplitz
 from tf_bandmf.workloads import Workload, check_workload
 
 if TYPE_CHECKING:
+    from tf_bandmf.optimize.lbfgs import Options
     from tf_bandmf.optimize.objectives import Objective, ObjectiveLike
+    from tf_bandmf.optimize.result import OptimizationResult
 
 # A choice needs three, a plan six.
 _DRAFT_ITERATIONS, _DRAFT_DECREASE = 40, 2e-4
@@ -46,6 +48,7 @@ def optimized_banded(
     decrease_tolerance: float = 1e-9,
     correction_pairs: int | None = None,
     progress: bool | None = None,
+    device: str | None = None,
 ) -> Strategy:
     """The banded `C` with the smallest error at sensitivity 1, with a certificate.
 
@@ -85,6 +88,9 @@ def optimized_banded(
         `n * bands` numbers. By default 10, and fewer for very large problems.
       progress: True for a progress bar on stderr, False for none, None for one that
         appears on a terminal after two seconds.
+      device: where to run the recursion that takes most of the time, for example
+        "GPU:0". L-BFGS, the value and the certificate stay on the host. None leaves all
+        to TensorFlow.
 
     Returns:
       The strategy; without column normalization it has sensitivity 1.
@@ -93,7 +99,9 @@ def optimized_banded(
       ValueError: if an argument is out of range, or participation is unsuitable.
     """
     check_workload(workload)
-    options = Options(
+    from tf_bandmf.optimize import lbfgs
+
+    options = lbfgs.Options(
         max_iterations=max_iterations,
         gap_tolerance=gap_tolerance,
         gradient_tolerance=gradient_tolerance,
@@ -105,43 +113,46 @@ def optimized_banded(
     separation = None
     if not column_normalized:
         separation = _epoch(participation, bands, workload.num_steps)
-    return _optimized(workload, bands, objective, separation, start, options)
+    (strategy,) = _optimized(
+        workload, [bands], objective, separation, start, options, device=device
+    )
+    return strategy
 
 
 def _optimized(
     workload: Workload,
-    bands: int,
+    bands: Sequence[int],
     objective: ObjectiveLike,
     separation: int | None,
     start: Strategy | None,
     options: Options,
     is_certified: bool = True,
-) -> Strategy:
-    """Without a `separation` columns have norm 1."""
+    device: str | None = None,
+) -> list[Strategy]:
+    """For each number of bands, traced once for all.
+
+    Each takes the time and memory of the largest one to evaluate: for numbers that are
+    small, or close to one another. Without a `separation` columns have norm 1.
+    """
     from tf_bandmf.optimize import banded as problem
-    from tf_bandmf.optimize import banded_matrices, objectives
+    from tf_bandmf.optimize import objectives
 
     goal = objectives.resolve(objective)
-    if start is None:
-        first = _default_columns(
-            workload, bands, goal, separation, options, is_certified
+    starts = [
+        _default_columns(
+            workload, count, goal, separation, options, is_certified, device
         )
-    else:
-        first = _start_columns(workload, start, bands)
-    columns, result = problem.optimize(
-        workload, goal, first, separation, options, is_certified
+        if start is None
+        else _start_columns(workload, start, count)
+        for count in bands
+    ]
+    found = problem.optimize(
+        workload, goal, starts, separation, options, is_certified, device
     )
-    described = f"{bands} band{'s' * (bands > 1)}"
-    equal = ", columns of equal norm" if separation is None else ""
-    return Strategy(
-        "banded",
-        matrices.RowBanded(banded_matrices.rows_from_columns(columns).numpy()),
-        {"bands": bands, "column_normalized": separation is None},
-        {
-            **optimized.diagnostics(goal.name, result),
-            "optimal_among": described + equal,
-        },
-    )
+    return [
+        _strategy(columns, separation is None, goal, result)
+        for columns, result in found
+    ]
 
 
 def _start_columns(workload: Workload, start: Strategy, bands: int) -> np.ndarray:
@@ -160,6 +171,32 @@ def _start_columns(workload: Workload, start: Strategy, bands: int) -> np.ndarra
         )
     rows = matrices.as_rows(start.matrix)
     return optimized.fit_bands(banded_matrices.columns_from_rows(rows), bands)
+
+
+def _class(bands: int, column_normalized: bool) -> str:
+    """The strategies among which the optimality gap is one, in words."""
+    described = f"{bands} band{'s' * (bands > 1)}"
+    return described + (", columns of equal norm" if column_normalized else "")
+
+
+def _strategy(
+    columns: np.ndarray,
+    column_normalized: bool,
+    objective: Objective,
+    result: OptimizationResult,
+) -> Strategy:
+    from tf_bandmf.optimize import banded_matrices
+
+    rows = banded_matrices.rows_from_columns(columns).numpy()
+    return Strategy(
+        "banded",
+        matrices.RowBanded(rows),
+        {"bands": len(columns), "column_normalized": column_normalized},
+        {
+            **optimized.diagnostics(objective.name, result),
+            "optimal_among": _class(len(columns), column_normalized),
+        },
+    )
 
 
 def _epoch(participation: Participation | None, bands: int, num_steps: int) -> int:
@@ -185,6 +222,7 @@ def _default_columns(
     separation: int | None,
     options: Options,
     is_certified: bool,
+    device: str | None,
 ) -> np.ndarray:
     """Columns [bands, n] to start from when nobody gave any.
 
@@ -209,7 +247,9 @@ def _default_columns(
             decrease_tolerance=max(options.decrease_tolerance, _START_DECREASE),
         )
         shorter = dataclasses.replace(workload, num_steps=fewer)
-        found = _optimized(shorter, bands, objective, None, None, options, is_certified)
+        (found,) = _optimized(
+            shorter, [bands], objective, None, None, options, is_certified, device
+        )
         return continuation.continued(_start_columns(shorter, found, bands), n)
     plain = dataclasses.replace(workload, learning_rates=None)
     once = MinSep(n, 1)
@@ -240,14 +280,17 @@ def _draft(
     bands: int | None = None,
     objective: str = "mean",
 ) -> Strategy:
+    from tf_bandmf.optimize import lbfgs
+
     bands = default_bands(workload, participation) if bands is None else bands
     bands = optimized.check_bands(bands, workload.num_steps)
-    options = Options(
+    options = lbfgs.Options(
         max_iterations=_DRAFT_ITERATIONS, decrease_tolerance=_DRAFT_DECREASE
     )
-    return _optimized(
-        workload, bands, objective, None, None, options, is_certified=False
+    (strategy,) = _optimized(
+        workload, [bands], objective, None, None, options, is_certified=False
     )
+    return strategy
 
 
 register(

@@ -14,7 +14,6 @@ import numpy as np
 
 from tf_bandmf import matrices
 from tf_bandmf.optimize import series_problem
-from tf_bandmf.optimize.options import Options
 from tf_bandmf.participation import Participation
 from tf_bandmf.strategies import optimized
 from tf_bandmf.strategies.base import Strategy
@@ -99,11 +98,7 @@ class _Search:
         self._workload, self._participation = workload, participation
         # Where it is a bound, it can take seconds.
         self._sensitivity = functools.cache(lambda x: x.sensitivity(participation))
-        self._options = Options(
-            max_iterations=max_iterations,
-            gradient_tolerance=gradient_tolerance,
-            progress=progress,
-        )
+        self._limits = max_iterations, gradient_tolerance
         n = workload.num_steps
         self._rates = participation.separation(), participation.participations(n)
         name = series_problem.named_objective(workload, objective)
@@ -120,10 +115,15 @@ class _Search:
             )
             self._reduction = np.mean if name == "mean" else np.max
             return
-        from tf_bandmf.optimize import objectives
+        from tf_bandmf.optimize import lbfgs, objectives
 
         self._goal = objectives.resolve(objective, errors_increase=workload.is_toeplitz)
         self.objective, self._reduction = self._goal.name, self._goal.reduction
+        self._options = lbfgs.Options(
+            max_iterations=max_iterations,
+            gradient_tolerance=gradient_tolerance,
+            progress=progress,
+        )
 
     def with_continuation(self, bands: int) -> Strategy:
         """From BISR; if that has no exact end, also from the optimum of half as many."""
@@ -138,14 +138,14 @@ class _Search:
     def from_start(self, initial: np.ndarray) -> Strategy:
         """The optimum that descent from here leads to; or the start, if that is better."""
         if self._series is not None:
-            coefficients, result = self._series.optimize(initial, self._options)
+            coefficients, result = self._series.optimize(initial, *self._limits)
         else:
             from tf_bandmf.optimize import toeplitz as problem
 
-            coefficients, result = problem.optimize(
+            ((coefficients, result),) = problem.optimize(
                 self._workload,
                 self._goal,
-                initial,
+                [initial],
                 *self._rates,
                 self._options,
                 inverse=True,

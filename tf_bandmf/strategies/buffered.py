@@ -14,7 +14,6 @@ import numpy as np
 
 from tf_bandmf import matrices
 from tf_bandmf.accounting.checks import whole_number
-from tf_bandmf.accounting.threads import one_thread
 from tf_bandmf.participation import Participation
 from tf_bandmf.strategies.base import Strategy
 from tf_bandmf.strategies.registry import Family, Option, register
@@ -117,15 +116,14 @@ class _Problem:
     def minimize(self, start: np.ndarray, max_iterations: int) -> Any:
         import scipy.optimize  # slow to import
 
-        with one_thread():  # its products are small
-            return scipy.optimize.minimize(
-                self.loss,
-                start,
-                jac=True,
-                method="L-BFGS-B",
-                bounds=[(-_LARGEST_LOGIT, _LARGEST_LOGIT)] * start.size,
-                options={"maxiter": max_iterations, "ftol": 1e-14, "gtol": 1e-9},
-            )
+        return scipy.optimize.minimize(
+            self.loss,
+            start,
+            jac=True,
+            method="L-BFGS-B",
+            bounds=[(-_LARGEST_LOGIT, _LARGEST_LOGIT)] * start.size,
+            options={"maxiter": max_iterations, "ftol": 1e-14, "gtol": 1e-9},
+        )
 
     def loss(self, variables: np.ndarray) -> tuple[float, np.ndarray]:
         theta, theta_inverse = decays_of(variables)

@@ -11,18 +11,22 @@ participation there are no such columns, and the optimum is that of all factoriz
 from __future__ import annotations
 
 import dataclasses
-from typing import Callable
+from typing import Any, Callable
 
 import numpy as np
 
 from tf_bandmf import matrices
 from tf_bandmf.participation import FixedEpochOrder, Participation
+from tf_bandmf.strategies import two_participations
 from tf_bandmf.strategies.base import Strategy
 from tf_bandmf.strategies.registry import Family, register
 from tf_bandmf.workloads import Workload, check_workload
 
 # Several n x n arrays and an eigendecomposition an iteration.
 _LARGEST_NUM_STEPS = 8_192
+# The optimum of all for two participations: larger problems, and gaps, take minutes.
+_LARGEST_OF_ALL, _TOLERANCE_OF_ALL, _MOST_ROUNDS = 128, 1e-4, 40
+_ALL = "all strategies"
 # Exponent of the multiplicative update; 2 would be exact for a diagonal X.
 _RELAXATION = 1.8
 
@@ -42,6 +46,7 @@ def dense(
     | participations | class |
     |---|---|
     | one | all strategies: `sens(C)` is the largest column norm |
+    | two, min-separation, up to 128 steps | all: see `two_participations` |
     | more, fixed epoch order | columns in steps b, 2b, ... apart are orthogonal |
     | more, min-separation | they are, and all columns have equal norms |
 
@@ -69,7 +74,8 @@ def dense(
       equal_column_norms: constrain the columns of `C` to equal norms. The default does
         for min-separation, as Table 2 recommends for long runs, and does not for fixed
         epoch order.
-      tolerance: largest certified relative gap of the squared error.
+      tolerance: largest certified relative gap of the squared error; for the optimum of
+        all with two participations at least 1e-4.
       max_iterations: iterations of one eigendecomposition each, about 10 n^3 operations.
       progress: called with the iteration and the current relative gap.
 
@@ -98,6 +104,8 @@ def dense(
     k = participation.participations(n)
     b = participation.separation() if k > 1 else n
     is_fixed = isinstance(participation, FixedEpochOrder)
+    if k == 2 and not is_fixed and equal_column_norms is None and n <= _LARGEST_OF_ALL:
+        return _for_two(workload, b, tolerance, max_iterations, progress)
     if equal_column_norms is None:
         equal_column_norms = not is_fixed
     if not equal_column_norms and k < -(-n // b):
@@ -108,16 +116,47 @@ def dense(
     found = _optimize(
         workload, min(b, n), k, equal_column_norms, tolerance, max_iterations, progress
     )
+    return _strategy(
+        found,
+        {"min_separation": b, "equal_column_norms": bool(equal_column_norms)},
+        tolerance,
+        _class(k, equal_column_norms),
+    )
+
+
+def _for_two(
+    workload: Workload,
+    min_separation: int,
+    tolerance: float,
+    max_iterations: int,
+    progress: Callable[[int, float], None] | None,
+) -> Strategy:
+    tolerance = max(tolerance, _TOLERANCE_OF_ALL)
+    rounds = min(max_iterations, _MOST_ROUNDS)
+    found = two_participations.optimum(
+        workload.to_dense(), min_separation, tolerance, rounds, progress
+    )
+    parameters = {"min_separation": min_separation, "max_participations": 2}
+    return _strategy(found, parameters, tolerance, _ALL)
+
+
+def _strategy(
+    found: _Optimum | two_participations.Optimum,
+    parameters: dict[str, Any],
+    tolerance: float,
+    optimal_among: str,
+) -> Strategy:
+    matrix = matrices.Dense(matrices.lower_triangular_factor(found.gram))
     return Strategy(
         "dense",
-        matrices.Dense(matrices.lower_triangular_factor(found.gram)),
-        {"min_separation": b, "equal_column_norms": bool(equal_column_norms)},
+        matrix,
+        parameters,
         {
             "converged": found.gap <= tolerance,
             "optimality_gap": found.gap,
-            "optimal_among": _class(k, equal_column_norms),
+            "optimal_among": optimal_among,
             "iterations": found.iterations,
-            "mean_squared_error": found.squared_error / n,
+            "mean_squared_error": found.squared_error / len(found.gram),
         },
     )
 
@@ -125,7 +164,7 @@ def dense(
 def _class(max_participations: int, equal_column_norms: bool) -> str:
     """The strategies among which the optimum is one, in words."""
     if max_participations == 1:
-        return "all strategies"
+        return _ALL
     return "orthogonal columns" + (" of equal norm" if equal_column_norms else "")
 
 

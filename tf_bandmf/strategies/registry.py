@@ -176,9 +176,16 @@ def family_of(name: str) -> Family:
 
 def auto_names(is_simulated: bool = False) -> tuple[str, ...]:
     """What "auto" compares, under sampling whose amplification is simulated or not."""
+    return tuple(
+        family.name
+        for family in _ranked()
+        if is_simulated or not family.only_if_simulated
+    )
+
+
+def _ranked() -> list[Family]:
     ranked = [family for family in FAMILIES.values() if family.auto is not None]
-    ranked.sort(key=lambda family: (family.auto, family.name))
-    return tuple(f.name for f in ranked if is_simulated or not f.only_if_simulated)
+    return sorted(ranked, key=lambda family: (family.auto, family.name))
 
 
 def build_strategy(

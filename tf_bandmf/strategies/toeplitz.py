@@ -6,6 +6,7 @@ Private ML", arXiv:2405.15913, section 3.2.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from tf_bandmf import matrices
@@ -71,34 +72,65 @@ def optimized_toeplitz(
         gradient_tolerance=gradient_tolerance,
         progress=progress,
     )
+    (found,) = _optimized(workload, participation, [bands], objective, start, options)
+    return found.normalize_columns() if column_normalized else found
+
+
+def _optimized(
+    workload: Workload,
+    participation: Participation,
+    bands: Sequence[int],
+    objective: ObjectiveLike,
+    start: Strategy | None,
+    options: Options,
+) -> list[Strategy]:
+    """For each number of bands, together in a fraction of the time.
+
+    Where TensorFlow is needed (a learning-rate schedule, an objective of one's own),
+    tracing takes longer than optimizing: it is done once for all. Several numbers of
+    bands must not exceed the separation.
+    """
     n = workload.num_steps
-    bands = optimized.check_bands(bands, n)
+    counts = [optimized.check_bands(count, n) for count in bands]
     participation.validate_num_steps(n)
-    initial = optimized.toeplitz_start(start, bands, n, inverse=False)
-    if initial is None:
-        initial = square_root_coefficients(workload, bands)
-    separation = max(participation.separation(), bands)
-    rates = separation, min(participation.participations(n), -(-n // separation))
+    separation = max(participation.separation(), *counts)
+    if len(counts) > 1 and separation > participation.separation():
+        raise ValueError(
+            f"Several numbers of bands must be <= the separation "
+            f"{participation.separation()}, found {max(counts)}."
+        )
+    starts = []
+    for count in counts:
+        initial = optimized.toeplitz_start(start, count, n, inverse=False)
+        if initial is None:
+            initial = square_root_coefficients(workload, count)
+        starts.append(initial)
+    participations = min(participation.participations(n), -(-n // separation))
     name = series_problem.named_objective(workload, objective)
     if name is not None:
-        series = series_problem.SeriesProblem(workload, name, *rates, inverse=False)
-        coefficients, result = series.optimize(initial, options)
+        series = series_problem.SeriesProblem(
+            workload, name, separation, participations, inverse=False
+        )
+        limits = options.max_iterations, options.gradient_tolerance
+        found = [series.optimize(initial, *limits) for initial in starts]
     else:
         from tf_bandmf.optimize import objectives
         from tf_bandmf.optimize import toeplitz as problem
 
         goal = objectives.resolve(objective, errors_increase=workload.is_toeplitz)
         name = goal.name
-        coefficients, result = problem.optimize(
-            workload, goal, initial, *rates, options
+        found = problem.optimize(
+            workload, goal, starts, separation, participations, options
         )
-    found = Strategy(
-        "toeplitz",
-        matrices.ToeplitzBanded(coefficients, n),
-        {"bands": bands},
-        optimized.diagnostics(name, result),
-    )
-    return found.normalize_columns() if column_normalized else found
+    return [
+        Strategy(
+            "toeplitz",
+            matrices.ToeplitzBanded(coefficients, n),
+            {"bands": count},
+            optimized.diagnostics(name, result),
+        )
+        for count, (coefficients, result) in zip(counts, found)
+    ]
 
 
 register(

@@ -21,6 +21,7 @@ CORE = {
     "graphs/shapes.py": "graphs that are made anew, and shapes behind handles",
     "sampling/mapped.py": "which operations have state",
     "noise/devices.py": "whether noise is traced for XLA",
+    "optimize/lbfgs.py": "a session's settings for a compiled search",
 }
 NAMES = frozenset(
     """

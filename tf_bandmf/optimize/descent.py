@@ -1,0 +1,149 @@
+"""L-BFGS in NumPy, for objectives that are infinite outside of an unknown region.
+
+Where an evaluation takes a millisecond, tracing for TensorFlow's optimizer takes longer
+than the optimization; and SciPy's line search gives up at the first infinite value. This
+one halves its step there: weak Wolfe conditions by bisection (Lewis and Overton, "Nonsmooth
+optimization via quasi-Newton methods", 2013, Algorithm 2.6).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections import deque
+from typing import Callable
+
+import numpy as np
+
+_PAIRS = 30
+_ARMIJO, _WOLFE = 1e-4, 0.9
+_MOST_TRIALS = 60
+# Relative decrease that is expected of a step, below which there is none.
+_ROUNDING = 1e-14
+# Iterations over which the decrease is looked at.
+_SEGMENT = 20
+
+Function = Callable[[np.ndarray], "tuple[float, np.ndarray]"]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Descent:
+    """Where a minimization ended, and why; see `result.OptimizationResult`."""
+
+    position: np.ndarray
+    value: float
+    gradient_norm: float
+    converged: bool
+    message: str
+    num_iterations: int
+    num_evaluations: int
+
+
+def minimize(
+    function: Function,
+    start: np.ndarray,
+    max_iterations: int,
+    gradient_tolerance: float,
+    first_step: float = math.inf,
+    decrease_tolerance: float = 0.0,
+) -> Descent:
+    """Minimizes a smooth function from a point where it is finite.
+
+    Args:
+      function: value and gradient at a position, shape [m]; the value is infinite where
+        there is none.
+      start: shape [m].
+      max_iterations: of L-BFGS.
+      gradient_tolerance: converged when no derivative exceeds this.
+      first_step: the most that the first trial step may change any variable.
+      decrease_tolerance: converged when 20 iterations lower the value by less.
+    """
+    x = np.array(start, np.float64)
+    value, gradient = function(x)
+    pairs: deque[tuple[np.ndarray, np.ndarray]] = deque(maxlen=_PAIRS)
+    iterations, evaluations = 0, 1
+    past = deque([value], maxlen=_SEGMENT + 1)
+    while True:
+        norm = float(np.max(np.abs(gradient), initial=0.0))
+        if norm <= gradient_tolerance:
+            converged, message = True, f"gradient norm <= {gradient_tolerance:g}"
+            break
+        if len(past) > _SEGMENT and past[0] - value < decrease_tolerance:
+            converged = True
+            message = f"decrease < {decrease_tolerance:g} in {_SEGMENT} iterations"
+            break
+        if iterations >= max_iterations:
+            converged = False
+            message = f"stopped after max_iterations = {max_iterations}"
+            break
+        direction = -_product(pairs, gradient)
+        if -(gradient @ direction) <= _ROUNDING * max(1.0, abs(value)) and pairs:
+            converged, message = True, "no decrease that float64 resolves"
+            break
+        step = 1.0 if pairs else min(1.0, first_step / norm)
+        found = _line_search(function, x, value, gradient, direction, step)
+        evaluations += found[0]
+        if found[1] is None:
+            if pairs:
+                # Once more without memory.
+                pairs.clear()
+                continue
+            converged, message = False, "line search failed: no further decrease"
+            break
+        position, new_value, new_gradient = found[1]
+        difference, change = position - x, new_gradient - gradient
+        if difference @ change > 1e-12 * (change @ change):
+            pairs.append((difference, change))
+        x, value, gradient = position, new_value, new_gradient
+        past.append(value)
+        iterations += 1
+    return Descent(x, value, norm, converged, message, iterations, evaluations)
+
+
+def _product(
+    pairs: deque[tuple[np.ndarray, np.ndarray]], gradient: np.ndarray
+) -> np.ndarray:
+    """The approximate inverse Hessian times the gradient: the two-loop recursion."""
+    result = gradient.copy()
+    factors = []
+    for step, change in reversed(pairs):
+        factor = (step @ result) / (step @ change)
+        factors.append(factor)
+        result -= factor * change
+    if pairs:
+        step, change = pairs[-1]
+        result *= (step @ change) / (change @ change)
+    for (step, change), factor in zip(pairs, reversed(factors)):
+        result += (factor - (change @ result) / (step @ change)) * step
+    return result
+
+
+def _line_search(
+    function: Function,
+    x: np.ndarray,
+    value: float,
+    gradient: np.ndarray,
+    direction: np.ndarray,
+    step: float,
+) -> tuple[int, tuple[np.ndarray, float, np.ndarray] | None]:
+    """Evaluations, and the new point with value and gradient; None if none is lower."""
+    slope = float(gradient @ direction)
+    if not slope < 0.0:
+        return 0, None
+    low, high = 0.0, math.inf
+    best: tuple[np.ndarray, float, np.ndarray] | None = None
+    for trial in range(1, _MOST_TRIALS + 1):
+        position = x + step * direction
+        found, derivative = function(position)
+        if not found <= value + _ARMIJO * step * slope:
+            high = step
+        else:
+            if best is None or found < best[1]:
+                best = position, found, derivative
+            if derivative @ direction >= _WOLFE * slope:
+                return trial, (position, found, derivative)
+            low = step
+        step = 0.5 * (low + high) if math.isfinite(high) else 2.0 * low
+        if high - low < 1e-14 * max(high, 1e-300):
+            break
+    return _MOST_TRIALS, best
