@@ -44,7 +44,7 @@ FOLDERS = {
     "audit": "lower bounds on ε; tests of noise",
     "cli": "the command line",
     "keras/compat": "the insides of Keras and TensorFlow",
-    "keras/clipping/independence": "that examples do not meet in a traced graph",
+    "keras/clipping/independence": "where Keras' operations put the examples",
     "keras/clipping/proof": "that each example's loss is its own",
     "keras/clipping/rules": "norms of gradients, one file per kind of layer",
     "keras/clipping/factors": "gradients as products, norms with bounds on rounding",

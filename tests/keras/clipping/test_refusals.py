@@ -150,22 +150,6 @@ class HiddenTie(layers.Layer):
         return x * self.w + keras.ops.sum(self.other().kernel)
 
 
-class Loop(layers.Layer):
-    """Calls a layer in a loop of its own."""
-
-    def __init__(self):
-        super().__init__()
-        self.dense = layers.Dense(3)
-
-    def build(self, shape):
-        self.dense.build(shape)
-
-    def call(self, x):
-        return tf.while_loop(
-            lambda i, _: i < 3, lambda i, z: (i + 1, self.dense(z)), (0, x)
-        )[1]
-
-
 class AddsLoss(layers.Layer):
     def call(self, x):
         self.add_loss(keras.ops.mean(x**2))
@@ -191,20 +175,6 @@ class Unseeded(layers.Layer):
 
     def call(self, x):
         return x * self.w * tf.random.normal(tf.shape(x))
-
-
-class BatchMean(layers.Layer):
-    """Calls a layer on a mean over the batch."""
-
-    def __init__(self):
-        super().__init__()
-        self.dense = layers.Dense(3)
-
-    def build(self, shape):
-        self.dense.build(shape)
-
-    def call(self, x):
-        return x + self.dense(keras.ops.mean(x, axis=0, keepdims=True))
 
 
 class Flattens(layers.Layer):
@@ -268,11 +238,9 @@ class MatrixPositions(layers.Layer):
 
 
 TRACED = {
-    "loop": (Loop, "inside a loop"),
     "added_loss": (AddsLoss, "add_loss"),
     "running_mean": (RunningMean, "without noise"),
     "unseeded": (Unseeded, "SeedGenerator"),
-    "batch_mean": (BatchMean, "batch"),
     "shared_input": (SharedInput, "batch"),
     "matrix_positions": (MatrixPositions, "batch"),
 }

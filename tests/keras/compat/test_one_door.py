@@ -17,7 +17,6 @@ MODULES = ("keras.src", "tensorflow.python", "tensorflow.core", "tensorflow.comp
 # Files without Keras, which cannot use its door, and what they need it for.
 CORE = {
     "graphs/functions.py": "functions, branches and loops that a graph calls",
-    "graphs/totality.py": "shapes of the variables behind handles",
     "graphs/shapes.py": "graphs that are made anew, and shapes behind handles",
     "sampling/mapped.py": "which operations have state",
     "noise/devices.py": "whether noise is traced for XLA",

@@ -202,7 +202,7 @@ def _measured(
 ) -> tf.Tensor:
     """`_vectors` of records, of which it is shown that they stay apart unless alone."""
 
-    def measure(y_pred: Any, losses: Any) -> tf.Tensor:
+    def measure(y: Any, y_pred: Any, losses: Any) -> tf.Tensor:
         rows = Rows(y, y_pred, losses)
         found = [_bounded(metric, rows, len(metrics)) for metric in metrics]
         return tf.concat(found, axis=1)

@@ -8,13 +8,16 @@ from tf_bandmf.keras.clipping.factors.precision import (
 )
 from tf_bandmf.keras.clipping.forward.looked_up import LookedUp
 from tf_bandmf.keras.clipping.forward.supported import check_supported
-from tf_bandmf.keras.clipping.independence.domain import NotIndependent
 from tf_bandmf.keras.clipping.independence.map_examples import map_examples
 from tf_bandmf.keras.clipping.independence.registration import (
     register_per_example_layer,
     vouched_classes,
 )
-from tf_bandmf.keras.clipping.independence.state import is_random, refuse_state
+from tf_bandmf.keras.clipping.independence.state import (
+    NotIndependent,
+    is_random,
+    refuse_state,
+)
 from tf_bandmf.keras.clipping.proof.batch_axis import layers_executed_alone
 from tf_bandmf.keras.clipping.proof.inference import measured_rows
 from tf_bandmf.keras.clipping.proof.metrics import (

@@ -9,9 +9,7 @@ trees of all files for that. Each file says what it is for and what tells that i
     graphs.py          private modules of TensorFlow
     seeds.py           what layers draw from Keras' seed generators
     fixed_draws.py     random functions that draw constants, for the self-check
-    total_lookups.py   operations that would stop because of a value in the data
-    own_gradients.py   what the user's code puts into a backward pass
-    ctc.py             the CTC loss, of operations that end for all values
+    keras_operations.py  operations, and functions through which symbolic tensors pass
     vectorizing.py     `tf.vectorized_map` under XLA, and with products that are right
     optimizing.py      how often TensorFlow optimizes a step's graph
     replicas.py        what Keras divides and adds up over replicas

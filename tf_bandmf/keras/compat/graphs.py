@@ -8,6 +8,7 @@ of an operation that XLA has, which hands its inputs on.
 What tells that it broke: `tests/keras/compat/test_graphs.py`.
 """
 
+from collections.abc import Iterable
 from typing import Any
 
 from tensorflow.compiler.tf2xla.ops import gen_xla_ops
@@ -17,6 +18,7 @@ from tensorflow.python.framework.func_graph import FuncGraph
 from tensorflow.python.ops import control_flow_v2_func_graphs as _control_flow
 from tensorflow.python.ops import custom_gradient, nn_impl
 from tensorflow.python.ops.control_flow_util import GraphOrParentsInXlaContext
+from tensorflow.python.util import compat
 
 EagerTensor = ops.EagerTensor
 # Condition and body of a loop, whose first input is the number of the round.
@@ -45,3 +47,13 @@ def _handed_on(op: ops.Operation, *gradients: Any) -> list[Any]:
 
 
 ops.RegisterGradient("XlaOptimizationBarrier")(_handed_on)
+
+
+def forget_gradients(operations: Iterable[Any]) -> None:
+    """Takes back gradients that replaced those of operations, and will not be asked for.
+
+    TensorFlow keeps each with the graph that it belongs to, as long as the process runs.
+    """
+    for op in operations:
+        name = compat.as_str(op.get_attr("_gradient_op_type"))
+        ops.gradient_registry._registry.pop(name, None)

@@ -22,16 +22,12 @@ from tensorflow.python.ops.parallel_for import control_flow_ops, pfor
 from tf_bandmf.keras.compat.patching import patched
 
 
-def vectorized_map(
-    function: Callable[[Any], Any], elements: Any, known: list[Any] | None = None
-) -> Any:
+def vectorized_map(function: Callable[[Any], Any], elements: Any) -> Any:
     """As `tf.vectorized_map`, of elements that all have as many rows; see the module.
 
     Args:
       function: of one example.
       elements: of all.
-      known: gets sums over segments that are converted here, each with its data and
-        segments, whose rows are those of the examples.
     """
     flat = [tf.convert_to_tensor(t) for t in tf.nest.flatten(elements)]
     count = flat[0].shape[0]
@@ -40,14 +36,14 @@ def vectorized_map(
         rows = [tf.raw_ops.GatherV2(params=t, indices=place, axis=0) for t in flat]
         return function(tf.nest.pack_sequence_as(elements, rows))
 
-    with _in_place([] if known is None else known):
+    with _in_place():
         return control_flow_ops.pfor(
             of_one, tf.shape(flat[0])[0] if count is None else count, warn=False
         )
 
 
 @contextlib.contextmanager
-def _in_place(known: list[Any]) -> Iterator[None]:
+def _in_place() -> Iterator[None]:
     if tf.executing_eagerly():
         yield
         return
@@ -55,11 +51,8 @@ def _in_place(known: list[Any]) -> Iterator[None]:
         stack.enter_context(
             patched(control_flow_ops, "_is_under_xla_context", lambda original: False)
         )
-        for name, function in _SEGMENTS.items():
-            converter = _segments(function, known)
-            stack.enter_context(patched(pfor._pfor_converter_registry, name, converter))
-        for name, converter in (("Squeeze", _squeeze), ("TensorListStack", _stack)):
-            stack.enter_context(patched(pfor._pfor_converter_registry, name, converter))
+        converters = pfor._pfor_converter_registry
+        stack.enter_context(patched(converters, "Squeeze", _squeeze))
         yield
 
 
@@ -71,55 +64,6 @@ def _squeeze(original: Callable[[Any], Any], pfor_input: Any) -> Any:
     axes = [axis + 1 for axis, size in enumerate(shape) if size == 1]
     given = pfor_input.stacked_input(0)
     return pfor.wrap(tf.squeeze(given, axes) if axes else given, True)
-
-
-def _stack(original: Callable[[Any], Any], pfor_input: Any) -> Any:
-    """Says what shape the entries of a list have, which TensorFlow loses."""
-    found = original(pfor_input)
-    shape = pfor_input.op.outputs[0].shape
-    if found.is_stacked and shape.rank is not None:
-        found.t.set_shape([None, *shape])
-    return found
-
-
-_SEGMENTS = {
-    "UnsortedSegmentSum": tf.math.unsorted_segment_sum,
-    "UnsortedSegmentMax": tf.math.unsorted_segment_max,
-    "UnsortedSegmentMin": tf.math.unsorted_segment_min,
-    "UnsortedSegmentProd": tf.math.unsorted_segment_prod,
-}
-
-
-def _segments(
-    function: Callable[..., tf.Tensor], known: list[Any]
-) -> Callable[[Any, Any], Any]:
-    """A converter of a sum over segments whose examples keep theirs apart.
-
-    A number that is no segment's is dropped, as on GPUs.
-    """
-
-    def convert(original: Any, pfor_input: Any) -> Any:
-        del original
-        pfor_input.stack_inputs([0, 1])
-        data = pfor_input.stacked_input(0)
-        given = pfor_input.stacked_input(1)
-        segments = tf.cast(given, tf.int64)
-        count = tf.cast(pfor_input.unstacked_input(2), tf.int64)
-        shape = tf.shape(segments, out_type=tf.int64)
-        first = count * tf.range(shape[0])
-        first = tf.reshape(first, tf.concat([shape[:1], tf.ones_like(shape)[1:]], 0))
-        exists = (segments >= 0) & (segments < count)
-        number = tf.where(exists, segments + first, tf.constant(-1, tf.int64))
-        total = count * shape[0]
-        # Seen from the graph, too: see `tf_bandmf.graphs.bounds`.
-        number = tf.where(number < total, number, tf.constant(-1, tf.int64))
-        found = function(data, number, total)
-        entry = tf.shape(found, out_type=tf.int64)[1:]
-        found = tf.reshape(found, tf.concat([[shape[0], count], entry], 0))
-        known.append((found, (data, given)))
-        return pfor.wrap(found, True)
-
-    return convert
 
 
 @contextlib.contextmanager

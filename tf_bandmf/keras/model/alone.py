@@ -87,9 +87,9 @@ def check_layers_alone(
         names = ", ".join(f"{each.name} ({type(each).__name__})" for each in layers)
         print(
             f"tf_bandmf: these layers run on each example by itself, as it could not be "
-            f"shown that they keep examples apart: {names}. That takes longer. If a "
-            f"class acts on each example alone, vouch for it: "
-            f"tf_bandmf.keras.register_per_example_layer.",
+            f"shown that they keep examples apart: {names}. That takes longer. Write "
+            f"them with keras.ops instead of tf functions; or, if a class acts on each "
+            f"example alone, vouch for it: tf_bandmf.keras.register_per_example_layer.",
             file=sys.stderr,
             flush=True,
         )

@@ -84,7 +84,8 @@ def run_forward(
     recorder = Recorder(units, log, shapes, size, trace)
     layers = {id(layer): layer for layer in all_layers(model)}
     layers.update((id(unit.layer), unit.layer) for unit in units)
-    layers.pop(id(model))
+    if all(unit.layer is not model for unit in units):
+        layers.pop(id(model))
     with log.watching(), recording(trace):
         with tapped(recorder, list(layers.values())):
             y_pred = run_model(model, x)

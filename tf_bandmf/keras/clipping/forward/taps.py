@@ -71,8 +71,6 @@ class Recorder:
         self._trace = trace
         self._place = tf.compat.v1.get_default_graph()
         self._inside = False
-        # Calls of layers that the user vouches for, which have not returned yet.
-        self._trusted = 0
         self.calls: list[tuple[Unit, LayerCall]] = []
 
     def handles(self, layer: Any) -> bool:
@@ -107,28 +105,16 @@ class Recorder:
             kwargs=kwargs,
         )
         self._describe(call)
-        trusted = self._trace.trusts(layer, (args, kwargs))
-        within = self._trusted
         # In the order in which calls begin: an opened layer's come before those inside.
         self.calls.append((unit, call))
         self._inside = not unit.rule.opens
         passed_on: list[tf.Tensor] = []
         try:
-            with self._log.inside(unit, passed_on), self._trace.within(layer) as window:
+            with self._log.inside(unit, passed_on), self._trace.within(layer):
                 outputs = unit.rule.forward(call)
                 passed_on += [*call.taps, *_with_extras(outputs)]
         finally:
             self._inside = False
-        if trusted:
-            spread = call.spread is not tf.identity
-            self._trace.called(window, (args, kwargs), outputs, spread)
-        else:
-            # What all examples share is repeated for them, once it is known.
-            batched = None if self._shapes is None else True
-            for tap in call.taps:
-                self._trace.require(tap, batched)
-        if not within:
-            self._require(call)
         return outputs
 
     def watch(
@@ -141,24 +127,8 @@ class Recorder:
         """Runs a call that needs no taps, and notes where it is."""
         if not self._trace.is_current():
             return original(*args, **kwargs)
-        trusted = self._trace.trusts(layer, (args, kwargs))
-        self._trusted += trusted
-        try:
-            with self._trace.within(layer) as window:
-                outputs = original(*args, **kwargs)
-        finally:
-            self._trusted -= trusted
-        if trusted:
-            self._trace.called(window, (args, kwargs), outputs)
-        return outputs
-
-    def _require(self, call: LayerCall) -> None:
-        """Asks that arguments have the batch where the rule takes it to be."""
-        if call.batched is None:
-            return
-        leaves = batches.tensor_leaves((call.args, call.kwargs))
-        for leaf, batched in zip(leaves, call.batched, strict=True):
-            self._trace.require(leaf, batched)
+        with self._trace.within(layer):
+            return original(*args, **kwargs)
 
     def _describe(self, call: LayerCall) -> None:
         """Adds to a call what is known about its batch dimensions."""

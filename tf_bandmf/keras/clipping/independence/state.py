@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from tf_bandmf.graphs.operations import OPERATIONS, Effect, effect, operation
@@ -21,8 +20,6 @@ from tf_bandmf.graphs.walking import (
     has_node,
     walk,
 )
-from tf_bandmf.keras.clipping.independence.constants import folded
-from tf_bandmf.keras.clipping.independence.domain import NotIndependent
 from tf_bandmf.keras.compat.graphs import op_def_registry
 
 _CLEAN = (Effect.NONE, Effect.READS, Effect.DRAWS, Effect.PRINTS)
@@ -35,101 +32,26 @@ _ADVANCES = {
     for name, known in OPERATIONS.items()
     if known.effect is Effect.ADVANCES
 }
-# These give numbers that are drawn anew if all that they are given are: copies, other
-# arrangements, draws with such a seed; and `Cast` of integers.
-_KEEP_FRESH = frozenset(
-    "Identity IdentityN Reshape Bitcast Squeeze ExpandDims Split SplitV Unpack Pack "
-    "ConcatV2 Slice StridedSlice GatherV2 StatelessRandomGetKeyCounter "
-    "StatelessRandomUniformFullInt StatelessRandomUniformFullIntV2".split()
-)
-# These move one input; the others say where to.
-_MOVED = {
-    **dict.fromkeys("Reshape ExpandDims Slice StridedSlice GatherV2 SplitV".split(), 0),
-    "Split": 1,
-    "StatelessRandomUniformFullInt": 1,
-    "StatelessRandomUniformFullIntV2": 1,
-}
-# The parts that these give are not what the whole is.
-_PARTS = frozenset("Split SplitV Unpack Slice StridedSlice GatherV2".split())
-# An integer of fewer bytes is not another one at each step.
-_LEAST_BYTES = 4
+
+
+class NotIndependent(Exception):
+    """Something in a graph that an example's gradient may not do.
+
+    Args:
+      reason: what it does, as the predicate of a sentence.
+      operation: that does it.
+    """
+
+    def __init__(self, reason: str, operation: Any = None) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.operation = operation
 
 
 def is_random(kind: str) -> bool:
     """Whether operations of a type draw from generators that are not Keras'."""
     known = operation(kind)
     return known is not None and known.effect is Effect.DRAWS
-
-
-def freshness(op: Any, values: Sequence[Any]) -> tuple[bool, bool]:
-    """Whether what an operation returns is drawn anew at each step.
-
-    Args:
-      op: an operation whose inputs do not depend on data.
-      values: of its inputs.
-
-    Returns:
-      Whether each entry is; and whether the whole is, as the state of a generator, of
-      which only the counter moves.
-    """
-    if op.type == "ReadVariableOp":
-        # A generator's state, where it is read and advanced in one graph: other
-        # variables are not assigned in a step.
-        consumers = op.inputs[0].consumers()
-        return False, any(consumer.type in _ASSIGNMENTS for consumer in consumers)
-    if op.type == "RngReadAndSkip":
-        return False, True
-    if op.type in ("RandomUniformInt", "StatefulUniformInt"):
-        low, high = (folded(bound) for bound in op.inputs[-2:])
-        wide = low is not None and high is not None and int(high) - int(low) >= 2**16
-        return wide, False
-    if is_random(op.type):
-        return True, False
-    if not _loses_nothing(op) or not values:
-        return False, False
-    moved = [values[_MOVED[op.type]]] if op.type in _MOVED else list(values)
-    if op.type in ("Mul", "FloorMod"):
-        moved = [value for value in values if value.fresh or value.state][:1]
-    fresh = bool(moved) and all(value.fresh for value in moved)
-    counted = bool(moved) and all(value.fresh or value.state for value in moved)
-    if not counted or fresh:
-        return fresh, False
-    if op.type.startswith("StatelessRandom"):
-        return True, False  # numbers that follow from the whole of a state
-    return False, op.type not in _PARTS or _has_counter(op)
-
-
-def _loses_nothing(op: Any) -> bool:
-    """Whether an operation keeps what is random about integers, but for a part of them.
-
-    A function of many values to few can be a constant.
-    """
-    result = op.outputs[0].dtype
-    if op.type in ("Cast", "Bitcast"):
-        integers = op.inputs[0].dtype.is_integer and result.is_integer
-        return bool(integers and result.size >= _LEAST_BYTES)
-    if op.type == "Mul":  # Keras multiplies by 1 for a copy.
-        factors = [folded(factor) for factor in op.inputs]
-        return any(f is not None and np.all(f == 1) for f in factors)
-    if op.type == "FloorMod":  # Keras makes int32 of uint32.
-        modulus = folded(op.inputs[1])
-        return modulus is not None and bool(np.all(modulus >= 2**16))
-    return op.type in _KEEP_FRESH
-
-
-def _has_counter(op: Any) -> bool:
-    """Whether a part of `tf.random.Generator`'s state begins with its counter."""
-    if op.type != "StridedSlice" or not _reads_generator(op.inputs[0]):
-        return False
-    begin = folded(op.inputs[1])
-    masked = bool(op.get_attr("begin_mask") & 1)
-    return masked or (begin is not None and begin[0] == 0)
-
-
-def _reads_generator(tensor: Any) -> bool:
-    while tensor.op.type in ("Identity", "Cast"):
-        tensor = tensor.op.inputs[0]
-    return bool(tensor.op.type == "RngReadAndSkip")
 
 
 def refuse_host_operation(op: Any) -> None:

@@ -16,7 +16,6 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_bandmf.keras.clipping.independence.trace import current_trace
 from tf_bandmf.keras.compat.keras_objects import (
     LOGITS,
     MASK,
@@ -99,9 +98,6 @@ def row_losses(
     if sample_weight is not None:
         rows *= keras.ops.cast(copies[2], rows.dtype)
     rows = keras.ops.cast(rows, loss.dtype)
-    trace = current_trace()
-    if trace is not None:
-        trace.isolated("The loss", elements, copies, [rows], [], repeated=False)
     return rows
 
 

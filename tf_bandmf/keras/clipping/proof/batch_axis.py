@@ -25,6 +25,7 @@ from tf_bandmf.keras.clipping.forward.taps import CallShape, Spread
 from tf_bandmf.keras.clipping.independence.state import is_random
 from tf_bandmf.keras.clipping.independence.trace import Trace
 from tf_bandmf.keras.clipping.losses.alone_and_together import check_loss
+from tf_bandmf.keras.clipping.proof.judge import layers_alone
 from tf_bandmf.keras.clipping.proof.refusals import advice_on_preprocessing, prove
 from tf_bandmf.keras.clipping.rules import LayerCall
 from tf_bandmf.keras.clipping.tensors import batches
@@ -101,13 +102,14 @@ def _trace(
         taken.update(leaf.shape[1:])
     size = next(candidate for candidate in _BATCH_SIZES if candidate not in taken)
     specs = list(batches.specs_of(data, size))
+    alone, is_shown = layers_alone(model, data[0], alone)
     found: dict[int, CallShape] = {}
     checks = [functools.partial(check_loss, model)]
 
     def probe(tensors: list[tf.Tensor]) -> tf.Tensor:
         placeholders = batches.with_leaves(data, tensors)
         units = find_units(model, variables, alone)
-        trace = Trace(tensors, static_batch=size)
+        trace = Trace(tensors)
         with used_generators() as generators:
             # Once, however often the model is traced.
             check = checks.pop() if checks else None
@@ -118,6 +120,8 @@ def _trace(
         found.clear()
         found.update(_examine(model, variables, forward, placeholders, size))
         more = prove(model, forward, trace, generators, alone)
+        if more is None and not is_shown and model not in alone:
+            more = model
         if more is not None:
             raise _RunAlone(more)
         return forward.losses

@@ -8,11 +8,15 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tf_bandmf.keras.clipping.independence.map_examples import map_examples
+from tf_bandmf.keras.clipping.independence.state import NotIndependent
 from tf_bandmf.keras.clipping.independence.trace import Trace, recording
 from tf_bandmf.keras.clipping.losses.compiled import compiled_loss, per_example_losses
+from tf_bandmf.keras.clipping.proof.judge import layers_alone
 from tf_bandmf.keras.clipping.tensors import batches
+from tf_bandmf.keras.compat.keras_objects import compile_loss
 
-Measure = Callable[[Any, Callable[[], tf.Tensor]], tf.Tensor]
+Measure = Callable[[Any, Any, Callable[[], tf.Tensor]], tf.Tensor]
 
 
 def measured_rows(
@@ -24,8 +28,8 @@ def measured_rows(
       model: built.
       x: inputs, tensors [B, ...] that are arguments of the graph.
       y: targets, likewise.
-      measure: function of the outputs, and of a function that returns the compiled loss of
-        each record alone; returns a tensor [B, ...].
+      measure: function of targets and outputs of records, and of a function that returns
+        the compiled loss of each record alone; returns a tensor [B, ...].
       alone: whether there is one record, which nothing else can be mixed with.
 
     Returns:
@@ -34,7 +38,10 @@ def measured_rows(
     Raises:
       NotIndependent: if a row may depend on other records, a variable is changed, code of
         the host runs, or something stops for some values of a record.
+      UnsupportedModelError: if the model mixes records.
     """
+    if not alone and layers_alone(model, x, (), training=False) != ([], True):
+        raise NotIndependent("has layers that cannot be opened")
     trace = Trace(batches.tensor_leaves((x, y)))
     with recording(trace):
         y_pred = model(x, training=False)
@@ -42,13 +49,18 @@ def measured_rows(
         def losses() -> tf.Tensor:
             return per_example_losses(compiled_loss(model), y, y_pred, None)
 
-        found = measure(y_pred, losses)
-    if not alone:
-        for leaf in batches.tensor_leaves(y_pred):
-            trace.require(leaf)
-        trace.require(found)
-        trace.check()
-        trace.check_isolation()
+        if alone:
+            found = measure(y, y_pred, losses)
+        else:
+            given = None if compile_loss(model) is None else losses()
+
+            def of_one(record: Any) -> list[tf.Tensor]:
+                y, y_pred, *loss = keras.tree.map_structure(lambda t: t[None], record)
+                return [measure(y, y_pred, lambda: loss[0] if loss else losses())[0]]
+
+            elements = (y, y_pred, *([] if given is None else [given]))
+            (found,) = map_examples(of_one, elements, "A metric", repeated=False)
+            trace.check_isolation()
     trace.refuse_state(_no, _no)
     return found
 

@@ -28,8 +28,8 @@ def proved_forward(
 ) -> Iterator[Forward]:
     """Runs the model and its loss in the current graph, and shows that it may run.
 
-    What is analysed is this very graph. Its batch size is unknown while it is made, even
-    if it is known, so that the model cannot compute with it unseen.
+    The batch size is unknown while the graph is made, even if it is known, so that the
+    model cannot compute with it unseen.
 
     Args:
       model: a built and compiled model.

@@ -9,10 +9,10 @@ import keras
 
 from tf_bandmf.graphs.functions import made_once
 from tf_bandmf.keras.clipping.forward.passes import Forward
-from tf_bandmf.keras.clipping.independence.domain import NotIndependent
+from tf_bandmf.keras.clipping.independence.state import NotIndependent
 from tf_bandmf.keras.clipping.independence.trace import Trace, is_container
+from tf_bandmf.keras.clipping.proof.judge import ADVICE
 from tf_bandmf.keras.clipping.proof.metrics import metric_handles
-from tf_bandmf.keras.clipping.tensors import batches
 from tf_bandmf.keras.clipping.tensors.errors import UnsupportedModelError
 from tf_bandmf.keras.clipping.tensors.variables import tensorflow_variable
 from tf_bandmf.keras.compat.keras_objects import all_layers
@@ -39,13 +39,6 @@ _STATE_ADVICE = (
     "State computed from data would be released with the model without noise, or reach "
     "the next step past clipping. Remove it or freeze its layer."
 )
-_ADVICE = (
-    "Keep the batch as the first axis and let no operation cross it (in a reshape name "
-    "it with `ops.shape(x)[0]`); or put these operations into a "
-    "`keras.layers.Layer` of their own, which is then executed for each example by "
-    "itself; or vouch for a layer's class with "
-    "`tf_bandmf.keras.register_per_example_layer`."
-)
 
 
 @made_once()
@@ -56,7 +49,7 @@ def prove(
     generators: Sequence[keras.random.SeedGenerator],
     alone: Sequence[Any],
 ) -> Any | None:
-    """Shows that a forward pass keeps examples apart.
+    """Refuses what a traced forward pass shows that a model may not do.
 
     Args:
       model: the model.
@@ -66,27 +59,16 @@ def prove(
       alone: layers that were executed for each example by itself.
 
     Returns:
-      None; or a layer of which it cannot be shown, and which must be executed for
-      each example by itself.
+      None; or a layer that must be executed for each example by itself.
 
     Raises:
-      UnsupportedModelError: if it cannot be shown and there is no such layer.
+      UnsupportedModelError: with the operation and its layer.
     """
     refuse_state(model, forward, trace, generators)
     layer = _enclosing_derivative(model, forward, trace, alone)
     if layer is not None:
         return layer
-    try:
-        for leaf in batches.tensor_leaves(forward.y_pred):
-            trace.require(leaf)
-        trace.check()
-        trace.check_isolation()
-    except NotIndependent as error:
-        for layer in trace.layers_at(error):
-            tried = any(layer is other for other in alone)
-            if not (tried or is_container(layer)):
-                return layer
-        raise _refusal(model, trace, error) from error
+    refuse_shared_reads(model, trace)
     return None
 
 
@@ -187,14 +169,8 @@ def _refusal(
     model: keras.Model, trace: Trace, error: NotIndependent
 ) -> UnsupportedModelError:
     op = error.operation
-    subject = "A call" if op is None else f"Operation {op.name!r} ({op.type})"
     where = _where(trace, error).rstrip(",")
-    where = where or " in its own `call` or a `keras.ops` node"
-    if error.mixes:
-        verdict = "It mixes examples of the batch."
-    else:
-        verdict = "So it cannot be shown that examples of the batch stay apart."
     return UnsupportedModelError(
-        f"Model {model.name!r}{where}: {subject} {error.reason}. {verdict} "
-        f"{_advice(trace, error, _ADVICE)}"
+        f"Model {model.name!r}{where}: Operation {op.name!r} ({op.type}) {error.reason}. "
+        f"{_advice(trace, error, ADVICE)}"
     )

@@ -13,12 +13,12 @@ import tensorflow as tf
 
 from tf_bandmf.keras.clipping.factors.base import Factor
 from tf_bandmf.keras.clipping.independence.map_examples import map_examples
-from tf_bandmf.keras.clipping.independence.trace import current_trace, running_again
+from tf_bandmf.keras.clipping.independence.trace import current_trace
 from tf_bandmf.keras.clipping.rules import generic
 from tf_bandmf.keras.clipping.rules.base import LayerCall
 from tf_bandmf.keras.clipping.tensors.errors import UnsupportedModelError
-from tf_bandmf.keras.compat.own_gradients import of_the_step
 from tf_bandmf.keras.compat.seeds import (
+    DrawsInFunction,
     per_example_seeds,
     recorded_draws,
     used_generators,
@@ -77,12 +77,10 @@ def _run(call: LayerCall, inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
                 one_example,
                 elements,
                 generic._name(call),
-                vectorize=generic.may_vectorize(call.layer),
             )
         rest[:] = leaves
         kept = generic._floats(leaves)
 
-        @of_the_step
         def backward(*upstream: tf.Tensor, variables: Any = None) -> Any:
             gradients = _backward(call, tensors, upstream)
             # Weights get their gradients from `factors`.
@@ -96,9 +94,6 @@ def _run(call: LayerCall, inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
     trace = current_trace()
     if trace is not None:
         trace.replaces_gradient(results)
-        for output, leaf in zip(found, rest, strict=True):
-            if output is not leaf:
-                trace.same(output, leaf)
     return found
 
 
@@ -120,8 +115,7 @@ def _backward(
         example = [tf.identity(tensor) for tensor in example]
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch([example[i] for i in wanted])
-            with running_again():
-                outputs = generic._run_one(call, example, seeds)
+            outputs = generic._run_one(call, example, seeds)
             leaves = generic._floats(_rows(call, outputs))
         results = tape.gradient(
             leaves,
@@ -139,8 +133,6 @@ def _backward(
             one_example,
             elements,
             generic._name(call),
-            backward=True,
-            vectorize=generic.may_vectorize(call.layer),
         )
     for index, result in zip(wanted, results, strict=True):
         found[index] = result
@@ -161,7 +153,10 @@ def _generators_of_one(call: LayerCall) -> list[keras.random.SeedGenerator]:
         found.extend(generators)
         return tf.zeros([])
 
-    graph = probe.get_concrete_function(specs).graph
+    try:
+        graph = probe.get_concrete_function(specs).graph
+    except DrawsInFunction as error:
+        raise UnsupportedModelError(f"{generic._name(call)}: {error}") from error
     for op in graph.get_operations():
         if op.type in _RAGGED:
             raise _refusal(call, f"{op.type} has a result of a size that varies")

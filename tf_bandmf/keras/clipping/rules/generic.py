@@ -15,7 +15,6 @@ import tensorflow as tf
 
 from tf_bandmf.keras.clipping.factors.base import Factor, Instantiated
 from tf_bandmf.keras.clipping.independence.map_examples import map_examples
-from tf_bandmf.keras.clipping.independence.trace import running_again
 from tf_bandmf.keras.clipping.rules.base import LayerCall, Rule
 from tf_bandmf.keras.clipping.tensors.errors import UnsupportedModelError
 from tf_bandmf.keras.clipping.tensors.variables import tensorflow_variable
@@ -74,8 +73,7 @@ class GenericRule(Rule):
             inputs, upstream, example_seeds = element
             with tf.GradientTape(watch_accessed_variables=False) as tape:
                 tape.watch(variables)
-                with running_again():
-                    outputs = _run_one(call, inputs, example_seeds)
+                outputs = _run_one(call, inputs, example_seeds)
                 leaves = _floats(_leaves(call, outputs))
             grads = tape.gradient(
                 [leaves[i] for i in used],
@@ -90,8 +88,6 @@ class GenericRule(Rule):
             one_example,
             elements,
             _name(call),
-            backward=True,
-            vectorize=may_vectorize(call.layer),
         )
         return {
             id(variable): Instantiated(gradient)
@@ -171,17 +167,7 @@ def _forward_per_example(call: LayerCall) -> list[tf.Tensor]:
         return [leaf[0] for leaf in _leaves(call, outputs)]
 
     elements = (_batched(call), call.notes["seeds"])
-    return map_examples(
-        one_example, elements, _name(call), vectorize=may_vectorize(call.layer)
-    )
-
-
-def may_vectorize(layer: Any) -> bool:
-    """Whether TensorFlow's conversion of a layer's gradient is right.
-
-    That of a loop with several cells, one after the other, gives shapes that do not fit.
-    """
-    return not isinstance(getattr(layer, "cell", None), keras.layers.StackedRNNCells)
+    return map_examples(one_example, elements, _name(call))
 
 
 def _name(call: LayerCall) -> str:

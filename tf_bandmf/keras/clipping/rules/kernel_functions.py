@@ -78,7 +78,7 @@ class KernelFunctionRule(PreActivationRule):
             of_units = of_kernel if rows == 1 else of_kernel.of_units(rows)
             name = f"The kernel of layer {layer.name!r} ({type(layer).__name__})"
             given = of_units.instantiate()
-            return map_examples(pulled_back, given, name, backward=True)[0]
+            return map_examples(pulled_back, given, name)[0]
 
         result[id(kernel_of(layer))] = Formed(form)
         return result

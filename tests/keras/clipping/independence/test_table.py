@@ -1,0 +1,370 @@
+"""Each entry of the table of operations, against numbers: no other example moves."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import KerasTensor, Model, ops, random
+
+from tf_bandmf.keras.clipping.independence.operations import OPERATIONS
+from tf_bandmf.keras.clipping.independence.places import Mixes
+from tf_bandmf.keras.clipping.independence.walk import Walk
+
+BATCH, SIZE = 5, 101
+SEED = random.SeedGenerator(1)
+WEIGHTS = np.random.default_rng(3).normal(size=(4, 2)).astype("f4")
+SQUARE = np.random.default_rng(4).normal(size=(4, 4)).astype("f4")
+KERNEL = np.random.default_rng(5).normal(size=(2, 4, 2)).astype("f4")
+ENTRY = (
+    "abs arccos arccosh arcsin arcsinh arctan arctanh cbrt ceil conj cos cosh deg2rad "
+    "rad2deg exp exp2 expm1 floor imag isfinite isinf isnan isneginf isposinf isreal log "
+    "log10 log1p log2 logical_not nan_to_num real reciprocal round sign signbit sin sinc "
+    "sinh tan tanh trunc negative square sqrt relu relu6 sigmoid sparse_sigmoid softplus "
+    "softsign soft_shrink sparse_plus silu squareplus log_sigmoid leaky_relu hard_sigmoid "
+    "hard_silu elu selu gelu celu tanh_shrink hard_tanh hard_shrink stop_gradient rsqrt "
+    "erf erfc erfinv copy angle fabs i0 array absolute conjugate"
+).split()
+PAIR = (
+    "add subtract multiply divide divide_no_nan true_divide power floor_divide maximum "
+    "minimum mod fmod arctan2 hypot logaddexp logaddexp2 heaviside nextafter fmax fmin "
+    "equal not_equal greater greater_equal less less_equal logical_and logical_or "
+    "logical_xor isclose polar"
+).split()
+REDUCE = (
+    "all any amax amin argmax argmin count_nonzero max mean median min prod ptp std sum "
+    "var logsumexp norm nanmax nanmin nansum nanmean nanstd nanvar nanprod nanmedian "
+    "nanargmax nanargmin"
+).split()
+ALONG = (
+    "cumsum cumprod nancumsum nancumprod flip sort argsort softmax log_softmax sparsemax "
+    "normalize roll glu diff"
+).split()
+INTEGERS = "bitwise_and bitwise_or bitwise_xor left_shift right_shift gcd lcm".split()
+
+
+def whole(x):
+    return ops.cast(ops.round(ops.abs(ops.clip(x, -50, 50))) + 1, "int32")
+
+
+def of(name):
+    return getattr(ops, name, None) or getattr(ops.nn, name, None)
+
+
+def along(name, axis):
+    if name == "roll":
+        return lambda x: ops.roll(x, 1, axis=axis)
+    return lambda x: of(name)(x, axis=axis)
+
+
+def square(x):
+    return ops.matmul(x, ops.swapaxes(x, 1, 2)) + 3 * ops.eye(3)
+
+
+def image(x):
+    return ops.stack([x] * 3, axis=-1)
+
+
+CASES = {
+    **{n: (lambda x, n=n: of(n)(x)) for n in ENTRY if of(n)},
+    **{n: (lambda x, n=n: of(n)(x, x[:, :1] * 2)) for n in PAIR if of(n)},
+    **{
+        f"{n} of int": (lambda x, n=n: of(n)(whole(x), whole(x) * 0 + 3))
+        for n in INTEGERS
+        if of(n)
+    },
+    **{f"{n} {a}": along(n, a) for n in REDUCE for a in (1, -1) if of(n)},
+    **{f"{n} {a}": along(n, a) for n in ALONG for a in (1, -1) if n != "glu" or a < 0},
+    "bitwise_not": lambda x: ops.bitwise_not(whole(x)),
+    "bitwise_invert": lambda x: ops.bitwise_invert(whole(x)),
+    "moments": lambda x: ops.concatenate(ops.moments(x, axes=[1], keepdims=True), 1),
+    "quantile": lambda x: ops.quantile(x, ops.array([0.2, 0.5]), axis=1),
+    "quantile of one": lambda x: ops.quantile(x, 0.5, axis=-1, keepdims=True),
+    "percentile": lambda x: ops.percentile(x, 30.0, axis=1),
+    "nanpercentile": lambda x: ops.nanpercentile(x, 30.0, axis=-1),
+    "nanquantile": lambda x: ops.nanquantile(x, 0.3, axis=1),
+    "sobel_edges": lambda x: ops.image.sobel_edges(image(x)),
+    "average": lambda x: ops.average(x, axis=1),
+    "average, weights": lambda x: ops.average(x, axis=-1, weights=ops.abs(x) + 1),
+    "layer_normalization": lambda x: ops.layer_normalization(x, axis=-1),
+    "rms_normalization": lambda x: ops.rms_normalization(x, axis=-1),
+    "clip": lambda x: ops.clip(x, -1, 1),
+    "where": lambda x: ops.where(x > 0, x, 1.0),
+    "cast": lambda x: ops.cast(x, "float16"),
+    "saturate_cast": lambda x: ops.saturate_cast(x, "int8"),
+    "convert": lambda x: ops.convert_to_tensor(x),
+    "threshold": lambda x: ops.threshold(x, 0.1, 0.0),
+    "relu layer": lambda x: __import__("keras").activations.relu(x, max_value=1.0),
+    "mish": lambda x: __import__("keras").activations.mish(x),
+    "zeros_like": lambda x: x + ops.zeros_like(x),
+    "ones_like": lambda x: x + ops.ones_like(x),
+    "full_like": lambda x: x + ops.full_like(x, 3.0),
+    "binary_crossentropy": lambda x: ops.binary_crossentropy(
+        ops.sigmoid(x), ops.sigmoid(-x)
+    ),
+    "categorical_crossentropy": lambda x: ops.categorical_crossentropy(
+        ops.softmax(x), ops.softmax(-x)
+    ),
+    "sparse_crossentropy": lambda x: ops.sparse_categorical_crossentropy(
+        ops.argmax(x, -1), ops.softmax(x)
+    ),
+    "argpartition": lambda x: ops.argpartition(x, 1, axis=-1),
+    "trapezoid": lambda x: ops.trapezoid(x, axis=-1),
+    "tril": lambda x: ops.tril(x),
+    "triu": lambda x: ops.triu(x, 1),
+    "cholesky": lambda x: ops.cholesky(square(x)),
+    "inv": lambda x: ops.inv(square(x)),
+    "det": lambda x: ops.det(square(x)),
+    "logdet": lambda x: ops.logdet(square(x)),
+    "qr": lambda x: ops.qr(x)[1],
+    "svd": lambda x: ops.svd(x, compute_uv=False),
+    "eigh": lambda x: ops.eigh(square(x))[0],
+    "pinv": lambda x: ops.pinv(square(x)) if hasattr(ops, "pinv") else x,
+    "fft": lambda x: ops.fft((x, 0 * x))[0],
+    "fft2": lambda x: ops.fft2((x, 0 * x))[1],
+    "ifft2": lambda x: ops.ifft2((x, 0 * x))[1],
+    "rfft": lambda x: ops.rfft(x)[0],
+    "stft": lambda x: ops.stft(ops.tile(x, (1, 1, 4)), 4, 2, 4)[0],
+    "extract_sequences": lambda x: ops.extract_sequences(x, 2, 1),
+    "reshape": lambda x: ops.reshape(x, (-1, 12)),
+    "reshape by shape": lambda x: ops.reshape(x, (ops.shape(x)[0], 2, 6)),
+    "merge and split": lambda x: ops.reshape(ops.reshape(x, (-1, 4)) * 2, (-1, 3, 4)),
+    "merge": lambda x: ops.reshape(x, (-1, 4)),
+    "ravel": lambda x: ops.ravel(x),
+    "transpose": lambda x: ops.transpose(x, (2, 0, 1)),
+    "transpose to time": lambda x: ops.transpose(
+        ops.transpose(x, (1, 0, 2)), (1, 0, 2)
+    ),
+    "transpose whole": lambda x: ops.transpose(x),
+    "swapaxes": lambda x: ops.swapaxes(x, 0, 2),
+    "moveaxis": lambda x: ops.moveaxis(x, 0, -1),
+    "expand_dims": lambda x: ops.expand_dims(x, (0, 2)),
+    "squeeze": lambda x: ops.squeeze(ops.expand_dims(x, 0), 0),
+    "broadcast_to": lambda x: ops.broadcast_to(x, (2, ops.shape(x)[0], 3, 4)),
+    "tile": lambda x: ops.tile(x, (1, 2, 1)),
+    "tile of the batch": lambda x: ops.tile(x, (2, 1, 1)),
+    "repeat": lambda x: ops.repeat(x, 2, axis=1),
+    "repeat of examples": lambda x: ops.repeat(x, 2, axis=0),
+    "concatenate": lambda x: ops.concatenate([x, 2 * x], axis=-1),
+    "concatenate batches": lambda x: ops.concatenate([x, 2 * x], axis=0),
+    "two batches": lambda x: ops.split(ops.concatenate([x, 2 * x], axis=0), 2)[1],
+    "stack": lambda x: ops.stack([x, 2 * x], axis=1),
+    "stack before": lambda x: ops.stack([x, 2 * x], axis=0),
+    "split": lambda x: ops.split(x, 2, axis=-1)[0],
+    "array_split": lambda x: ops.array_split(x, 2, axis=1)[0],
+    "unstack": lambda x: ops.unstack(x, axis=1)[2],
+    "pad": lambda x: ops.pad(x, ((0, 0), (1, 0), (0, 2))),
+    "get item": lambda x: x[:, ::-1, 1],
+    "get item, new axes": lambda x: x[:, None, ..., None, :2],
+    "take": lambda x: ops.take(x, [1, 2, 1], axis=-1),
+    "take matrix": lambda x: ops.take(x, [[1, 2], [0, 0]], axis=1),
+    "take from weights": lambda x: ops.take(WEIGHTS, whole(x) % 4, axis=0),
+    "take columns": lambda x: ops.take(WEIGHTS, whole(x) % 2, axis=1),
+    "take_along_axis": lambda x: ops.take_along_axis(x, ops.argsort(x, 1), axis=1),
+    "one_hot": lambda x: ops.one_hot(whole(x), 5),
+    "one_hot before": lambda x: ops.one_hot(whole(x), 5, axis=0),
+    "multi_hot": lambda x: ops.multi_hot(whole(x)[..., 0], 5),
+    "top_k": lambda x: ops.top_k(x, 2)[0],
+    "in_top_k": lambda x: ops.in_top_k(whole(x)[:, 0, 0] % 4, x[:, 0], 2),
+    "digitize": lambda x: ops.digitize(x, np.array([-0.5, 0.5], "f4")),
+    "searchsorted": lambda x: ops.searchsorted(np.array([-1.0, 0.5], "f4"), x[:, 0, 0]),
+    "diagonal": lambda x: ops.diagonal(square(x), axis1=1, axis2=2),
+    "trace": lambda x: ops.trace(square(x), axis1=1, axis2=2),
+    "einsum": lambda x: ops.einsum("btd,de->ebt", x, WEIGHTS),
+    "einsum of two": lambda x: ops.einsum("b...d,b...e->b...de", x, x),
+    "einsum without arrow": lambda x: ops.einsum("bij,jk", x, SQUARE),
+    "matmul": lambda x: ops.matmul(x, WEIGHTS),
+    "matmul of rows": lambda x: ops.matmul(x, ops.swapaxes(x, 1, 2)),
+    "matmul of vectors": lambda x: ops.matmul(x, WEIGHTS[:, 0]),
+    "matmul from the left": lambda x: ops.matmul(SQUARE[:3, :3], x),
+    "tensordot": lambda x: ops.tensordot(x, WEIGHTS, axes=1),
+    "tensordot of axes": lambda x: ops.tensordot(WEIGHTS, x, axes=[[0], [2]]),
+    "dot": lambda x: ops.dot(x, WEIGHTS),
+    "inner": lambda x: ops.inner(x, SQUARE),
+    "attention": lambda x: ops.dot_product_attention(*[x[:, :, None]] * 3),
+    "attention, mask": lambda x: ops.dot_product_attention(
+        *[x[:, :, None]] * 3, mask=(square(x) > 0)[:, None]
+    ),
+    "attention, causal": lambda x: ops.dot_product_attention(
+        *[x[:, :, None]] * 3, is_causal=True
+    ),
+    "conv": lambda x: ops.conv(x, KERNEL, padding="same"),
+    "depthwise_conv": lambda x: ops.depthwise_conv(x, KERNEL[:, :, :1]),
+    "separable_conv": lambda x: ops.separable_conv(x, KERNEL[:, :, :1], SQUARE[None]),
+    "conv_transpose": lambda x: ops.conv_transpose(x, KERNEL.swapaxes(1, 2), 2),
+    "max_pool": lambda x: ops.max_pool(x, 2, 1),
+    "average_pool": lambda x: ops.average_pool(x, 2, 1, padding="same"),
+    "adaptive": lambda x: ops.adaptive_average_pool(image(x), (1, 2), "channels_last"),
+    "adaptive max": lambda x: ops.adaptive_max_pool(image(x), (1, 2), "channels_last"),
+    "batch_normalization": lambda x: ops.batch_normalization(
+        x, np.ones(4, "f4"), np.ones(4, "f4"), -1
+    ),
+    "depth_to_space": lambda x: ops.depth_to_space(
+        ops.concatenate([x[..., None]] * 4, -1), 2
+    ),
+    "space_to_depth": lambda x: ops.space_to_depth(image(x)[:, :2], 2),
+    "unfold": lambda x: ops.unfold(x[:, None], 2),
+    "rgb_to_grayscale": lambda x: ops.image.rgb_to_grayscale(image(x)),
+    "rgb_to_hsv": lambda x: ops.image.rgb_to_hsv(image(ops.sigmoid(x))),
+    "hsv_to_rgb": lambda x: ops.image.hsv_to_rgb(image(ops.sigmoid(x))),
+    "resize": lambda x: ops.image.resize(image(x), (5, 2)),
+    "extract_patches": lambda x: ops.image.extract_patches(image(x), (2, 2)),
+    "pad_images": lambda x: ops.image.pad_images(image(x), 1, 1, 1, 1),
+    "crop_images": lambda x: ops.image.crop_images(image(x), 1, 1, 1, 1),
+    "gaussian_blur": lambda x: ops.image.gaussian_blur(image(x), (3, 3), (1.0, 1.0)),
+    "affine_transform": lambda x: ops.image.affine_transform(
+        image(x), np.array([1, 0.1, 0, 0, 1, 0, 0, 0], "f4")
+    ),
+    "map": lambda x: ops.map(lambda row: row * ops.sum(row), x),
+    "map over time": lambda x: ops.map(lambda t: t * 2, ops.moveaxis(x, 1, 0)),
+    "vectorized_map": lambda x: ops.vectorized_map(lambda row: row / ops.max(row), x),
+    "scan": lambda x: ops.scan(
+        lambda c, t: (c + t, c), ops.zeros_like(x[:, 0]), ops.moveaxis(x, 1, 0)
+    )[1],
+    "associative_scan": lambda x: ops.associative_scan(ops.add, x, axis=1),
+    "cond": lambda x: ops.cond(ops.array(True), lambda: x, lambda: 2 * x),
+    "switch": lambda x: ops.switch(0, [lambda t: t, lambda t: 2 * t], x),
+    "fori_loop": lambda x: ops.fori_loop(0, 2, lambda i, t: t * 2, x),
+    "while_loop": lambda x: ops.while_loop(
+        lambda i, t: i < 2, lambda i, t: (i + 1, ops.tanh(t)), (0, x)
+    )[1],
+    "draws": lambda x: x + random.normal(ops.shape(x), seed=SEED),
+    "draws of examples": lambda x: (
+        x * (random.uniform((ops.shape(x)[0], 1, 1), seed=SEED))
+    ),
+    "dropout": lambda x: random.dropout(x, 0.5, seed=SEED),
+    "shuffle of time": lambda x: random.shuffle(x, axis=1, seed=SEED),
+    "categorical": lambda x: random.categorical(x[:, 0], 3, seed=SEED),
+    "zeros of examples": lambda x: ops.concatenate(
+        [x, ops.zeros((ops.shape(x)[0], 3, 1))], -1
+    ),
+}
+
+
+def drawn_alike(function, x):
+    SEED.state.assign([1, 2])
+    return np.asarray(function(tf.constant(x)))
+
+
+def walked(function):
+    """What a walk says of a function: the walk, and the place of its result."""
+    walk = Walk(SIZE, ())
+    x = walk.tensor((None, 3, 4), "float32")
+    with walk._hooks():
+        result = function(x)
+    return walk, walk.place(result), walk.shape(result)
+
+
+def numbers():
+    """A batch, and others that differ in the third example alone."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(BATCH, 3, 4)).astype("f4")
+    for replaced in (rng.normal(size=(3, 4)), 0.0, 100.0 * x[2], np.nan):
+        other = x.copy()
+        other[2] = replaced
+        yield x, other
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.invariant(16)
+def test_an_operation_moves_no_other_example(name):
+    _, place, shape = walked(CASES[name])
+    assert place is not None
+    for x, other in numbers():
+        try:
+            results = [drawn_alike(CASES[name], t) for t in (x, other)]
+        except (tf.errors.InvalidArgumentError, ValueError):
+            assert np.isnan(other).any(), name
+            continue
+        length = place.outer * BATCH * place.inner
+        assert results[0].shape[place.axis] == length
+        sizes = [
+            n // SIZE * BATCH if i == place.axis else n for i, n in enumerate(shape)
+        ]
+        assert list(results[0].shape) == sizes
+        one, two = (
+            np.moveaxis(
+                np.moveaxis(t, place.axis, 0).reshape(
+                    place.outer, BATCH, place.inner, -1
+                ),
+                1,
+                0,
+            )
+            for t in results
+        )
+        others = np.arange(BATCH) != 2
+        np.testing.assert_array_equal(one[others], two[others])
+
+
+def test_each_entry_of_the_table_was_tried():
+    seen = {kind for name in CASES for _, kind, *_ in walked(CASES[name])[0].log}
+    untried = {kind.__name__ for kind in OPERATIONS} - seen
+    assert sorted(untried) == sorted(UNTRIED)
+
+
+# They mix, whatever they are given.
+UNTRIED = {"SegmentSum", "SegmentMax", "SegmentMin", "SegmentProd"}
+MIXING = {
+    "mean": lambda x: x - ops.mean(x, axis=0),
+    "mean of all": lambda x: x - ops.mean(x),
+    "softmax": lambda x: ops.softmax(x[:, 0, 0]),
+    "sort": lambda x: ops.sort(x, axis=0),
+    "cumsum": lambda x: ops.cumsum(x, axis=0),
+    "flip": lambda x: ops.flip(x),
+    "roll": lambda x: ops.roll(x, 1),
+    "reshape": lambda x: ops.reshape(x, (3, -1, 4)),
+    "merged the other way": lambda x: ops.reshape(
+        ops.reshape(ops.transpose(x, (1, 0, 2)), (-1, 4)), (-1, 3, 4)
+    ),
+    "transposed": lambda x: x[:, 0] @ ops.transpose(x[:, 0]),
+    "einsum": lambda x: ops.einsum("bij,cij->bc", x, x),
+    "einsum over examples": lambda x: ops.einsum("bij,bij->ij", x, x),
+    "tensordot": lambda x: ops.tensordot(x, x, axes=[[0], [0]]),
+    "pairs": lambda x: x[:, None] - x[None],
+    "first": lambda x: x - x[0],
+    "reversed": lambda x: x[::-1],
+    "rest": lambda x: x[1:],
+    "take": lambda x: ops.take(x, [0], axis=0),
+    "taken by others": lambda x: ops.take(x, whole(x)[:, 0, 0], axis=1),
+    "numbered": lambda x: (
+        x * ops.arange(ops.shape(x)[0], dtype="float32")[:, None, None]
+    ),
+    "drawn alike": lambda x: x * random.normal(ops.shape(x), seed=1),
+    "dropped alike": lambda x: random.dropout(x, 0.5, seed=1),
+    "eye": lambda x: ops.eye(ops.shape(x)[0]) @ x[:, 0],
+    "shuffled": lambda x: random.shuffle(x, seed=1),
+    "map over time": lambda x: ops.map(
+        lambda t: t - ops.mean(t, 0), ops.moveaxis(x, 1, 0)
+    ),
+    "map that sees others": lambda x: ops.map(lambda row: row[0, 0] * x, x),
+    "scan over examples": lambda x: ops.scan(lambda c, t: (c + t, c), x[0] * 0, x)[0],
+    "repeated and tiled": lambda x: ops.tile(x, (2, 1, 1)) * ops.repeat(x, 2, axis=0),
+    "split": lambda x: ops.split(x, [1], axis=0)[1],
+    **{
+        f"segment_{n}": (lambda x, n=n: of(f"segment_{n}")(x, whole(x)[:, 0, 0], 3))
+        for n in ("sum", "max", "min", "prod")
+        if of(f"segment_{n}")
+    },
+    "pool": lambda x: ops.max_pool(ops.transpose(x, (1, 0, 2)), 2, 1),
+    "norm": lambda x: x / ops.norm(x),
+    "moments": lambda x: ops.moments(x, axes=[0])[0] + x,
+    "top_k": lambda x: ops.top_k(x[:, 0, 0], 2)[0],
+    "multi_hot": lambda x: ops.multi_hot(whole(x)[:, 0, 0], 5),
+    "crossentropy": lambda x: ops.categorical_crossentropy(x, ops.softmax(x), axis=0),
+    "image": lambda x: ops.image.resize(x, (4, 4)),
+}
+
+
+@pytest.mark.parametrize("name", MIXING)
+@pytest.mark.invariant(16)
+def test_operations_that_mix_examples_are_seen(name):
+    with pytest.raises(Mixes):
+        walked(MIXING[name])
+
+
+def test_a_model_is_followed_with_its_layers():
+    class Own(Model):
+        def call(self, x):
+            return x[:, 0]
+
+    walk = Walk(SIZE, ())
+    result = walk.run(Own(), walk.tensor((None, 3, 4), "float32"))
+    assert isinstance(result, KerasTensor) and walk.place(result).axis == 0

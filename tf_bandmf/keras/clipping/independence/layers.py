@@ -1,0 +1,101 @@
+"""Layers that cannot be opened, and give each example a row of its own.
+
+A layer is known by its exact class, as Keras wrote it, and by its configuration.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from keras import layers
+
+from tf_bandmf.keras.clipping.independence.registration import is_vouched
+
+Shapes = Sequence[tuple[int, ...]]
+Condition = Callable[[Any, Shapes], bool]
+
+
+def _always(layer: Any, shapes: Shapes) -> bool:
+    return True
+
+
+def _images(layer: Any, shapes: Shapes) -> bool:
+    """A tensor of rank 3 is a single image."""
+    return all(len(shape) == 4 for shape in shapes)
+
+
+def _vectors(layer: Any, shapes: Shapes) -> bool:
+    """A tensor of rank 1 is one example."""
+    return all(len(shape) >= 2 for shape in shapes)
+
+
+def _rescaling(layer: Any, shapes: Shapes) -> bool:
+    """Scale and offset have no axis for examples."""
+    most = max(np.ndim(layer.scale), np.ndim(layer.offset))
+    return all(most < len(shape) for shape in shapes)
+
+
+def _encoded(layer: Any, shapes: Shapes) -> bool:
+    """Classes of a tensor of rank 1 are counted over all of it."""
+    one_each = layer.output_mode in ("int", "one_hot")
+    return one_each or _vectors(layer, shapes)
+
+
+def _text(layer: Any, shapes: Shapes) -> bool:
+    """Each text is padded to a length of its own, not to that of the longest."""
+    config = layer.get_config()
+    padded = config["output_sequence_length"] is not None
+    return padded or config["output_mode"] != "int"
+
+
+_NAMES: dict[str, Condition] = {
+    **dict.fromkeys(
+        "AutoContrast CenterCrop RandomBrightness RandomColorDegeneration "
+        "RandomColorJitter RandomContrast RandomCrop RandomElasticTransform RandomErasing "
+        "RandomFlip RandomGaussianBlur RandomGrayscale RandomHue RandomInvert "
+        "RandomPerspective RandomPosterization RandomRotation RandomSaturation "
+        "RandomSharpness RandomShear RandomTranslation RandomZoom Resizing "
+        "Solarization".split(),
+        _images,
+    ),
+    **dict.fromkeys(
+        "CategoryEncoding Discretization HashedCrossing Hashing IntegerLookup "
+        "StringLookup".split(),
+        _encoded,
+    ),
+    "Rescaling": _rescaling,
+    "TextVectorization": _text,
+}
+LAYERS: dict[type, Condition] = {
+    getattr(layers, name): condition
+    for name, condition in _NAMES.items()
+    if hasattr(layers, name)
+}
+# Of KerasHub, by name: it need not be there.
+HUB = frozenset(
+    {
+        "keras_hub.src.models.deberta_v3.disentangled_self_attention."
+        "DisentangledSelfAttention",
+        "keras_hub.src.models.mixtral.mixtral_decoder.MixtralTransformerDecoder",
+    }
+)
+
+
+def knows(layer: Any, shapes: Shapes) -> bool:
+    """Whether each row of what a layer returns is known to be of its own example.
+
+    Args:
+      layer: a built layer.
+      shapes: of the tensors that it is called on.
+    """
+    if is_vouched(layer):
+        return True
+    if "call" in vars(layer):
+        return False
+    kind = type(layer)
+    if f"{kind.__module__}.{kind.__qualname__}" in HUB:
+        return True
+    condition = LAYERS.get(kind)
+    return condition is not None and condition(layer, shapes)

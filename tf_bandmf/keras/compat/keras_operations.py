@@ -1,0 +1,48 @@
+"""Modules and functions of Keras through which symbolic tensors pass.
+
+What tells that it broke: `tests/keras/clipping/independence/test_table.py`.
+"""
+
+import functools
+from typing import Any
+
+from keras.src import backend, ops, tree
+from keras.src.activations import activations
+from keras.src.backend import KerasTensor
+from keras.src.layers import layer
+from keras.src.ops import core, image, linalg, math, nn, numpy
+from keras.src.ops import operation as operations
+
+__all__ = [
+    "MODULES",
+    "KerasTensor",
+    "backend",
+    "core",
+    "layer",
+    "nn",
+    "numpy",
+    "operations",
+    "ops",
+    "tree",
+]
+
+# Those that define operations.
+MODULES = (numpy, nn, core, math, linalg, image, activations)
+
+
+def _names(function: Any) -> tuple[str, ...]:
+    code = getattr(function, "__code__", None)
+    return () if code is None else code.co_names
+
+
+@functools.cache
+def of_the_backend() -> list[tuple[Any, str, Any]]:
+    """Functions of the backend that layers call: module, name, operation of that name."""
+    return [
+        (module, name, getattr(ops, name))
+        for module in (backend.numpy, backend.nn, backend.math, backend.core, backend)
+        for name, function in vars(module).items()
+        if callable(function)
+        and getattr(function, "__module__", "").startswith("keras.src.backend")
+        and "any_symbolic_tensors" in _names(getattr(ops, name, None))
+    ]
