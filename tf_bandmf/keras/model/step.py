@@ -166,6 +166,7 @@ class PrivateStep(_Model):
     def make_train_function(self, force: bool = False) -> Any:
         """As Keras'; but Python calls the programs of each step."""
         preparation.build_optimizer(self, self._private_optimizer())
+        self._training.ready = None
         # One that somebody else set would take steps of its own.
         if force or self.train_function is not self._training.train_function:
             self.train_function = None
@@ -180,8 +181,10 @@ class PrivateStep(_Model):
             spec = None
         for _, batch in zip(range(self.steps_per_execution), iterator):
             batch = unwrap_single(_without_optionals(batch))
-            self._ready_for(batch)
-            logs = self._programs().step(batch, _without_optionals(spec))
+            if self._training.ready is None:
+                self._ready_for(batch)
+                self._training.ready = self._programs()
+            logs = self._training.ready.step(batch, _without_optionals(spec))
         if logs is None:
             raise StopIteration
         return logs

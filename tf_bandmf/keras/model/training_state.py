@@ -21,6 +21,7 @@ class TrainingState:
       may_run_alone: names of layers that may run on batches of one whatever that changes.
       train_function: what `make_train_function` made.
       programs: of the steps, with what they depend on.
+      ready: those of the present `fit`, since its first step.
       lazy_layers: those whose tables get their noise when rows are read.
       plain_steps: steps of the plain optimizer that the model had before it was private.
       were_loaded: whether its weights were loaded or set.
@@ -32,6 +33,7 @@ class TrainingState:
     may_run_alone: frozenset[str] = frozenset()
     train_function: Any = None
     programs: tuple[Any, Any] | None = None
+    ready: Any = None
     lazy_layers: list[Any] = dataclasses.field(default_factory=list)
     plain_steps: int = 0
     were_loaded: bool = False
