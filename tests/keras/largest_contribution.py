@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tf_bandmf.keras.model.programs import Contents
 from tf_bandmf.keras.optimizer.private import private_optimizer_of
 
 # By what records are multiplied.
@@ -68,15 +69,20 @@ def largest_contribution(
     if not model.built:
         model(tf.nest.map_structure(lambda part: part[:1], records[0]), training=False)
     clip = optimizer.plan.l2_norm_clip
-    # That of the training step.
-    clipping = model._compiled_clipping()
+    optimizer.build(model.trainable_variables)
+    # Those of the training step, with records that raise.
+    programs = model._programs()
 
     company = tf.nest.map_structure(lambda part: part[:_COMPANY], records)
     ordinary = len(tf.nest.flatten(company)[0])
 
-    @tf.function(autograph=False, reduce_retracing=True)
-    def total(inputs: Any, targets: Any, weights: tf.Tensor) -> tf.Tensor:
-        clipped = clipping(inputs, targets, weights, None)
+    def total(inputs: Any, targets: Any, weights: Any) -> tf.Tensor:
+        given = tf.nest.map_structure(tf.convert_to_tensor, (inputs, targets, weights))
+        contents = Contents(*given, None, None, None)
+        if programs._nothing is None:
+            programs._try_on_made_up(contents)
+        scales, seeds = programs._state_now()
+        clipped = programs._clip_all(contents, scales, seeds)
         parts = [tf.cast(tf.reshape(part, [-1]), tf.float64) for part in clipped.sums]
         return tf.concat(parts, axis=0)
 

@@ -202,7 +202,7 @@ class _Observer:
 
     def _clip(self, x: Any, y: Any, weights: Any) -> tuple[tf.Tensor, tf.Tensor]:
         # That of the training step.
-        clipped = self._model._compiled_clipping()(x, y, weights, None)
+        clipped = self._model._programs().sums(x, y, weights)
         parts = [tf.reshape(part, [-1]) for part in clipped.sums]
         return tf.concat(parts, axis=0), clipped.losses
 

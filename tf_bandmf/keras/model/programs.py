@@ -171,9 +171,22 @@ class Programs:
     def _clipped(
         self, contents: Contents, scales: Any, seeds: Sequence[tf.Tensor]
     ) -> ClippedGradients:
-        """As `clipped_gradient_sums`: with the same seeds, the same result again."""
-        model, optimizer = self._model, self._model._private_optimizer()
+        """The clipped sums: with the same seeds, the same again."""
         self._reseeded(seeds)
+        clipped = self._sums(contents, scales)
+        if contents.count is None:
+            return clipped
+        # Padding comes last, and is nobody's.
+        is_there = tf.range(tf.size(clipped.outcomes)) < contents.count
+        return clipped._replace(outcomes=tf.where(is_there, clipped.outcomes, 0))
+
+    def sums(self, x: Any, y: Any, sample_weight: Any = None) -> ClippedGradients:
+        """Clipped sums of examples as a step makes them; in a graph, for audits."""
+        contents = Contents(x, y, sample_weight, None, None, None)
+        return self._sums(contents, self._state()[0])
+
+    def _sums(self, contents: Contents, scales: Any) -> ClippedGradients:
+        model, optimizer = self._model, self._model._private_optimizer()
         tables = self._run.tables
 
         def clipping(contents: Contents, scales: Any) -> ClippedGradients:
@@ -194,12 +207,7 @@ class Programs:
 
         if model.jit_compile:
             clipping = tf.function(clipping, jit_compile=True, autograph=False)
-        clipped = clipping(contents, scales)
-        if contents.count is None:
-            return clipped
-        # Padding comes last, and is nobody's.
-        is_there = tf.range(tf.size(clipped.outcomes)) < contents.count
-        return clipped._replace(outcomes=tf.where(is_there, clipped.outcomes, 0))
+        return clipping(contents, scales)
 
     def _privatized(
         self, clipped: ClippedGradients, admitted: Admitted, looked_up: Any
