@@ -46,7 +46,6 @@ class InferredShapes:
         self._sizes: dict[str, tuple[Any, tf.TensorShape]] = {}
         if before is not None:
             self._sizes.update(before._sizes)
-        self._known = len(self._sizes)
         definition = graph.as_graph_def()
         needed = None if results is None else _behind(results)
         kept, handles = [], []
@@ -114,11 +113,6 @@ class InferredShapes:
         """Notes what was found of a tensor of the graph."""
         self._sizes[tensor.name] = tensor, shape
 
-    @property
-    def has_more(self) -> bool:
-        """Whether sizes were found that the graph was not made with."""
-        return len(self._sizes) > self._known
-
     def followed(self, tensor: Any) -> Any | None:
         """The tensor in the new graph, or None if that does not have it."""
         op = self._made.get(tensor.op.name)
@@ -170,21 +164,3 @@ def shape_of(tensor: Any) -> tf.TensorShape:
     """The static shape of a tensor, of which nothing is known that does not follow."""
     found = followed(tensor)
     return tf.TensorShape(None) if found is None else found.shape
-
-
-def refine(tensor: Any, sizes: Sequence[int | None]) -> None:
-    """Notes sizes of a tensor that were found where TensorFlow infers none.
-
-    Args:
-      tensor: of a graph that was made anew, or of a function that was.
-      sizes: of all axes; None where nothing was found.
-    """
-    shapes, found = in_force(), followed(tensor)
-    if shapes is None or found is None:
-        return
-    if any(
-        a is None and b is not None for a, b in zip(found.shape, sizes, strict=True)
-    ):
-        found.set_shape(sizes)
-        if found is not tensor:
-            shapes.note(tensor, found.shape)

@@ -56,7 +56,6 @@ class Scope:
     ) -> None:
         self._data = dict(data)
         self._sizes: dict[int, Sizes] = dict(sizes or {})
-        self._clashing: set[int] = set()
         self._sized: bool | None = bool(sizes) or None
         if outer is not None:
             self._sized = outer._sized
@@ -132,12 +131,6 @@ class Scope:
             stack.pop()
         return self._sizes[id(tensor)]
 
-    def may_clash(self, op: Any) -> bool:
-        """Whether an operation may raise by sizes that values of data decide about."""
-        for tensor in [*op.inputs, *op.outputs]:
-            self.sizes(tensor)
-        return id(op) in self._clashing
-
     def _note_sizes(self, op: Any) -> None:
         given = [self._sizes[id(tensor)] for tensor in op.inputs]
         self._keep.append(op)
@@ -153,7 +146,6 @@ class Scope:
                 decided = is_source and any(self.depends(t) for t in op.inputs)
                 found = sizes_after(op, given, decided)
         except DoNotFit:
-            self._clashing.add(id(op))
             found = [varying(output, None, None) for output in op.outputs]
         for output, sizes in zip(op.outputs, found, strict=True):
             self._sizes[id(output)] = sizes

@@ -52,19 +52,6 @@ def is_padded(data: Any) -> bool:
     return is_scheduled_batch(data) and NUM_EXAMPLES in data
 
 
-def count_examples(data: Any, x: Any) -> tf.Tensor:
-    """How many examples a batch has, without padding; int32 scalar.
-
-    Args:
-      data: a batch of a `BatchSchedule`, or anything else.
-      x: its inputs, or anything with as many rows, which are counted where nothing was
-        padded.
-    """
-    if is_padded(data):
-        return data[NUM_EXAMPLES]
-    return tf.convert_to_tensor(_size(x), tf.int32)
-
-
 def _size(rows: Any) -> Any:
     first = tf.nest.flatten(rows)[0]
     if first.shape.rank and first.shape[0] is not None:
