@@ -41,7 +41,7 @@ FOLDERS = {
     "planning": "plans, statements, choice, advice, composition",
     "ledger": "budgets of data sets that outlive a process",
     "plots": "pictures",
-    "audit": "lower bounds on ε; tests of noise",
+    "audit": "lower bounds on ε",
     "cli": "the command line",
     "keras/compat": "the insides of Keras and TensorFlow",
     "keras/clipping/independence": "where Keras' operations put the examples",
