@@ -65,7 +65,7 @@ FOLDERS = {
 # today only ever goes down: a change that takes lines away runs `--lower`, and one that
 # needs more in a folder takes them from another. "other" is what lies beside folders.
 CEILINGS = {
-    "keras": (12_710, 7_000),
+    "keras": (12_708, 7_000),
     "graphs": (1_223, 0),
     "accounting": (2_632, 2_150),
     "planning": (3_021, 1_900),

@@ -190,7 +190,7 @@ def make_plan(**changes):
 def test_the_generator_is_part_of_the_plan(tmp_path):
     plan = make_plan(generator="chacha20")
     default = make_plan()
-    assert "generator" not in default.to_config()
+    assert default.to_config()["generator"] == "philox"
     assert plan.fingerprint != default.fingerprint
     plan.save(tmp_path / "plan.json")
     again = tf_bandmf.Plan.load(tmp_path / "plan.json")

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import keras
@@ -105,7 +105,8 @@ class Programs:
         """
         contents, admitted, clipped, looked_up = self._clipped_batch(batch, spec)
         self._release(clipped._replace(outputs=()), admitted, looked_up)
-        return self._logs(contents, clipped)
+        logs: dict[str, Any] = self._logs(contents, clipped)
+        return logs
 
     def noisy_gradients(self, batch: Any) -> tuple[list[tf.Tensor], tf.Tensor]:
         """The noisy mean gradient of a step, and the step, which is taken."""
@@ -118,11 +119,12 @@ class Programs:
         # Nothing can be made up in the shape of a batch of nothing.
         if self._nothing is None and _size(self._local(contents.x)[0]):
             here = self._local(batch)[0]
-            check_examples(self._model, self._model._private_optimizer(), here)
-            with announced(_TRACING, self._model._training.is_quiet):
-                if spec is not None:
-                    self._prepare(spec)
-                self._try_on_made_up(contents)
+            with _no_records_fault(self._model):
+                check_examples(self._model, self._model._private_optimizer(), here)
+                with announced(_TRACING, self._model._training.is_quiet):
+                    if spec is not None:
+                        self._prepare(spec)
+                    self._try_on_made_up(contents)
         admitted, scales, seeds = self._admit(batch)
         looked_up = self._look_up(contents, admitted.step)
         return contents, admitted, self._clip_all(contents, scales, seeds), looked_up
@@ -283,35 +285,20 @@ class Programs:
         return _compiled(function if self._is_one else everywhere)
 
     def _try_on_made_up(self, contents: Contents) -> None:
-        """Clips made-up examples: what raises there is no record's fault.
+        """Clips made-up examples.
 
         Shapes and dtypes alone decide what happens here. Nothing is kept but the form of
         a result.
-
-        Raises:
-          UnsupportedModelError: if it raises.
         """
         examples = contents._replace(count=None)
-        try:
-            # Not compiled for one call, if it need not be.
-            once = self._strategy.run
-            is_eager = self._run.scaling is None
-            scales, seeds = once(self._state) if is_eager else self._state_now()
-            clipped = self._clip(self._made_up(examples), scales, seeds)
-            once(self._reseeded, args=(seeds,))
-        except tf.errors.OpError as error:
-            if isinstance(error, OF_THE_MACHINE):
-                raise
-            raise UnsupportedModelError(
-                f"Model {self._model.name!r} or its loss raises for made-up examples of "
-                f"the shapes and dtypes of a batch, so that it cannot be told which "
-                f"records it would raise for: {error.message.splitlines()[0]}. Let it "
-                f"take such examples, or do what raises in plan.batches(..., map=...)."
-            ) from error
-        clipped, scale = (
-            self._local(clipped)[0],
-            self._model._private_optimizer().loss_scale_factor,
-        )
+        # Not compiled for one call, if it need not be.
+        once = self._strategy.run
+        is_eager = self._run.scaling is None
+        scales, seeds = once(self._state) if is_eager else self._state_now()
+        clipped = self._clip(self._made_up(examples), scales, seeds)
+        once(self._reseeded, args=(seeds,))
+        clipped = self._local(clipped)[0]
+        scale = self._model._private_optimizer().loss_scale_factor
         if scale and not bool(tf.reduce_all(tf.math.is_finite(clipped.norms))):
             warnings.warn(
                 f"Made-up examples have gradients that are not finite, and contribute "
@@ -374,18 +361,15 @@ class Programs:
         ids = self._model._training.looked_up(contents.x, contents.rows)
         return list(self._refresh(ids, step))
 
-    def _logs(self, contents: Contents, clipped: ClippedGradients) -> dict[str, Any]:
+    def _logs(self, contents: Contents, clipped: ClippedGradients) -> Any:
         try:
-            logs: dict[str, Any] = self._measure(
-                contents, clipped.losses, clipped.outputs
-            )
+            return self._measure(contents, clipped.losses, clipped.outputs)
         except tf.errors.OpError as error:
             if isinstance(error, OF_THE_MACHINE):
                 raise
             return self._without_metrics()
-        return logs
 
-    def _without_metrics(self) -> dict[str, Any]:
+    def _without_metrics(self) -> Any:
         """The metrics where a record made one raise: NaN until they are reset."""
         model = self._model
         for metric in model.metrics:
@@ -393,8 +377,7 @@ class Programs:
                 for variable in metric.variables:
                     if variable.dtype.startswith("float"):
                         variable.assign(variable * float("nan"))
-        results: dict[str, Any] = model.get_metrics_result()
-        return results
+        return model.get_metrics_result()
 
     def _local(self, values: Any) -> list[Any]:
         """The values of each replica of this process."""
@@ -416,6 +399,22 @@ class Programs:
         return self._strategy.experimental_distribute_values_from_function(
             lambda context: parts[context.replica_id_in_sync_group % len(parts)]
         )
+
+
+@contextlib.contextmanager
+def _no_records_fault(model: Any) -> Iterator[None]:
+    """Says of what raises for made-up examples that it is a mistake in the program."""
+    try:
+        yield
+    except tf.errors.OpError as error:
+        if isinstance(error, OF_THE_MACHINE):
+            raise
+        raise UnsupportedModelError(
+            f"Model {model.name!r} or its loss raises for made-up examples of the shapes "
+            f"and dtypes of a batch, so that it cannot be told which records it would "
+            f"raise for: {error.message.splitlines()[0]}. Let it take such examples, or do "
+            f"what raises in plan.batches(..., map=...)."
+        ) from error
 
 
 def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -449,9 +448,8 @@ def _each(function: Callable[[Any], Any], structure: Any) -> Any:
     return _map(lambda leaf: None if leaf is None else function(leaf), structure)
 
 
-def _row(contents: Contents, place: int) -> Contents:
-    row: Contents = _each(lambda tensor: tensor[place : place + 1], contents)
-    return row
+def _row(contents: Contents, place: int) -> Any:
+    return _each(lambda tensor: tensor[place : place + 1], contents)
 
 
 def _no_gradient(total: Any) -> Any:
