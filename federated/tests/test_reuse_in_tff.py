@@ -6,11 +6,8 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 import tf_bandmf
-from tf_bandmf_federated import (
-    CorrelatedNoiseFactory,
-    build_fed_avg,
-    state_noise,
-)
+from tf_bandmf_federated import CorrelatedNoiseFactory, build_fed_avg
+from tf_bandmf_federated.tff import state_noise
 
 SIZE = 2000
 
