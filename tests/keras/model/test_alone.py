@@ -42,6 +42,24 @@ def test_a_layer_whose_result_depends_on_others_is_refused_before_training(fit):
         fit(Centred(name="centred"))
 
 
+class Before(keras.layers.Layer):
+    """What the examples before one add up to."""
+
+    def call(self, x):
+        return keras.ops.cumsum(x, axis=0)
+
+
+class FirstOfAll(keras.layers.Layer):
+    def call(self, x):
+        return x - x[:1]
+
+
+@pytest.mark.parametrize("kind", [Before, FirstOfAll])
+def test_a_layer_that_leaves_the_first_example_as_it_is_is_refused(kind, fit):
+    with pytest.raises(MIXING, match="mixes the examples"):
+        fit(kind())
+
+
 class Similarities(keras.layers.Layer):
     """How similar each example is to each of the batch: contrastive learning."""
 

@@ -96,7 +96,7 @@ def check_layers_alone(
 
 
 def _dependent(model: keras.Model, layers: Collection[Any], inputs: Any) -> list[Any]:
-    """The layers that give the first example another result without the others."""
+    """The layers that give an example another result without the others."""
     calls: list[tuple[Any, Any, Any, Any]] = []
 
     def recorded(layer: Any) -> Callable[..., Any]:
@@ -115,21 +115,25 @@ def _dependent(model: keras.Model, layers: Collection[Any], inputs: Any) -> list
     for layer, args, kwargs, together in calls:
         if any(layer is other for other in found):
             continue
-        again = layer.call(*args, **kwargs)
-        alone = layer.call(*_first(args), **_first(kwargs))
-        if _same(together, again) and not _same(_first(together), alone):
-            found.append(layer)
+        if not _same(together, layer.call(*args, **kwargs)):
+            continue
+        # The first alone does not show sums over those before, nor copies of the first.
+        for place in (0, _EXAMPLES - 1):
+            alone = layer.call(*_row(args, place), **_row(kwargs, place))
+            if not _same(_row(together, place), alone):
+                found.append(layer)
+                break
     return found
 
 
-def _first(structure: Any) -> Any:
-    """The first example of what has one; the rest as it is."""
+def _row(structure: Any, place: int) -> Any:
+    """One example of what has several; the rest as it is."""
 
-    def first(leaf: Any) -> Any:
+    def row(leaf: Any) -> Any:
         is_batch = tf.is_tensor(leaf) and leaf.shape.rank and leaf.shape[0] == _EXAMPLES
-        return leaf[:1] if is_batch else leaf
+        return leaf[place : place + 1] if is_batch else leaf
 
-    return tf.nest.map_structure(first, structure)
+    return tf.nest.map_structure(row, structure)
 
 
 def _same(one: Any, other: Any) -> bool:
