@@ -65,8 +65,8 @@ FOLDERS = {
 # today only ever goes down: a change that takes lines away runs `--lower`, and one that
 # needs more in a folder takes them from another. "other" is what lies beside folders.
 CEILINGS = {
-    "keras": (12_713, 7_000),
-    "graphs": (1_223, 0),
+    "keras": (12_710, 7_000),
+    "graphs": (1_190, 0),
     "accounting": (2_632, 2_150),
     "planning": (3_021, 1_900),
     "strategies": (1_807, 1_600),
@@ -83,7 +83,7 @@ CEILINGS = {
     "files": (229, 190),
     "other": (251, 290),
     "federated": (3_570, 3_200),
-    "tests": (37_773, 22_000),
+    "tests": (37_658, 22_000),
     "benchmarks": (1_998, 2_000),
 }
 ELSEWHERE = {

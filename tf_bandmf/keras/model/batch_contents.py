@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import keras
+import tensorflow as tf
 
 from tf_bandmf.keras.clipping import present_rows
 from tf_bandmf.sampling import batches as batches_lib
@@ -17,6 +18,16 @@ def unwrap_single(data: Any) -> Any:
             raise ValueError("A scheduled batch holds its targets and weights itself.")
         return data[0]
     return data
+
+
+def as_given(data: Any) -> Any:
+    """A batch of an iterator, or its specs; None stands for what has no value."""
+
+    def value(leaf: Any) -> Any:
+        none = (tf.experimental.Optional, tf.OptionalSpec)
+        return None if isinstance(leaf, none) else leaf
+
+    return unwrap_single(keras.tree.map_structure(value, data))
 
 
 def as_drawn(data: Any) -> tuple[Any, Any, Any, Any]:

@@ -7,7 +7,7 @@
 
 No record stops a step. If a record makes the second program raise, each example of the
 batch runs by itself, and those that raise contribute zero (invariants 5 and 18). What
-raises for examples of zeros is a mistake in the program, and is raised before the first
+raises for made-up examples is a mistake in the program, and is raised before the first
 step. A metric that raises is NaN.
 """
 
@@ -35,7 +35,7 @@ from tf_bandmf.keras.clipping import (
     update_runs_no_host_code,
 )
 from tf_bandmf.keras.compat.keras_objects import loss_tracker
-from tf_bandmf.keras.model.batch_contents import as_drawn, shares
+from tf_bandmf.keras.model.batch_contents import as_drawn, as_given, shares
 from tf_bandmf.keras.model.guards import announced
 from tf_bandmf.keras.model.preparation import check_examples
 from tf_bandmf.keras.model.variable_making import build_metrics
@@ -98,7 +98,7 @@ class Programs:
 
         Args:
           batch: of the plan.
-          spec: specs of batches, if some of their axes vary: for one trace for all.
+          spec: specs of all batches, if they are known.
 
         Returns:
           The training metrics.
@@ -122,21 +122,17 @@ class Programs:
             with _no_records_fault(self._model):
                 check_examples(self._model, self._model._private_optimizer(), here)
                 with announced(_TRACING, self._model._training.is_quiet):
-                    if spec is not None:
-                        self._prepare(spec)
+                    self._prepare(spec)
                     self._try_on_made_up(contents)
         admitted, scales, seeds = self._admit(batch)
         looked_up = self._look_up(contents, admitted.step)
         return contents, admitted, self._clip_all(contents, scales, seeds), looked_up
 
-    def _prepare(self, batch: Any) -> None:
-        """Traces the programs for batches of any size.
-
-        Args:
-          batch: specs of a batch, of which some first axes are not known.
-        """
-        if not self._is_one:
+    def _prepare(self, spec: Any) -> None:
+        """Traces the programs once for all batches, if their sizes vary."""
+        if not self._is_one or not any(map(_may_vary, tf.nest.flatten(spec))):
             return
+        batch = as_given(spec)
         contents, tables = _contents(batch), self._run.tables
         admitted, scales, seeds = _traced(self._admit, batch)
         clipped = _traced(self._clip, contents, scales, seeds)
@@ -214,17 +210,18 @@ class Programs:
     def _privatized(
         self, clipped: ClippedGradients, admitted: Admitted, looked_up: Any
     ) -> list[tf.Tensor]:
-        model = self._model
-        # The first replica alone: the others resume among each other's metrics.
-        is_first = replica_id() == 0
-        with update_reads_no_metrics(model) if is_first else contextlib.nullcontext():
+        variables = self._model.trainable_variables
+        with self._reading_no_metrics():
+            penalties = self._penalties()
             return self._run.privatize(
-                clipped,
-                model.trainable_variables,
-                admitted,
-                self._penalties(),
-                looked_up,
+                clipped, variables, admitted, penalties, looked_up
             )
+
+    def _reading_no_metrics(self) -> contextlib.AbstractContextManager[None]:
+        """On the first replica: the others resume among each other's metrics."""
+        if replica_id() == 0:
+            return update_reads_no_metrics(self._model)
+        return contextlib.nullcontext()
 
     def _penalties(self) -> list[tf.Tensor] | None:
         """Gradients of the weights' regularizers, if there are any."""
@@ -237,14 +234,10 @@ class Programs:
     def _released(
         self, clipped: ClippedGradients, admitted: Admitted, looked_up: Any
     ) -> None:
-        model, variables = self._model, self._model.trainable_variables
-        is_first = replica_id() == 0
-        with update_reads_no_metrics(model) if is_first else contextlib.nullcontext():
-            noisy = self._run.privatize(
-                clipped, variables, admitted, self._penalties(), looked_up
-            )
-            self._run.apply(noisy, variables)
-        self._run.renew_seal(model.weights)
+        noisy = self._privatized(clipped, admitted, looked_up)
+        with self._reading_no_metrics():
+            self._run.apply(noisy, self._model.trainable_variables)
+        self._run.renew_seal(self._model.weights)
 
     def _measured(
         self, contents: Contents, losses: tf.Tensor, outputs: Any
@@ -322,9 +315,10 @@ class Programs:
         """Clips a batch; if it raises, each example by itself."""
         try:
             return self._clip(contents, scales, seeds)
-        except tf.errors.OpError as error:
-            if isinstance(error, OF_THE_MACHINE):
-                raise
+        except OF_THE_MACHINE:
+            raise
+        except tf.errors.OpError:
+            pass
         parts = self._local((contents, scales, seeds))
         clipped = [self._each_alone(*part) for part in parts]
         if self._is_one:
@@ -340,9 +334,9 @@ class Programs:
             one = _row(contents._replace(count=None), place)
             try:
                 found.append(self._clip_here(one, scales, seeds))
-            except tf.errors.OpError as error:
-                if isinstance(error, OF_THE_MACHINE):
-                    raise
+            except OF_THE_MACHINE:
+                raise
+            except tf.errors.OpError:
                 assert self._nothing is not None
                 found.append(self._nothing)
         is_there = tf.range(size) < count
@@ -364,9 +358,9 @@ class Programs:
     def _logs(self, contents: Contents, clipped: ClippedGradients) -> Any:
         try:
             return self._measure(contents, clipped.losses, clipped.outputs)
-        except tf.errors.OpError as error:
-            if isinstance(error, OF_THE_MACHINE):
-                raise
+        except OF_THE_MACHINE:
+            raise
+        except tf.errors.OpError:
             return self._without_metrics()
 
     def _without_metrics(self) -> Any:
@@ -406,9 +400,9 @@ def _no_records_fault(model: Any) -> Iterator[None]:
     """Says of what raises for made-up examples that it is a mistake in the program."""
     try:
         yield
+    except OF_THE_MACHINE:
+        raise
     except tf.errors.OpError as error:
-        if isinstance(error, OF_THE_MACHINE):
-            raise
         raise UnsupportedModelError(
             f"Model {model.name!r} or its loss raises for made-up examples of the shapes "
             f"and dtypes of a batch, so that it cannot be told which records it would "
@@ -428,6 +422,11 @@ def _traced(function: Any, *specs: Any) -> Any:
     """Specs of what a function returns for such arguments; it is traced for them."""
     outputs = function.get_concrete_function(*specs).structured_outputs
     return _each(tf.type_spec_from_value, outputs)
+
+
+def _may_vary(spec: Any) -> bool:
+    shape = getattr(spec, "shape", None)
+    return shape is not None and bool(shape.rank) and None in shape.as_list()
 
 
 def _contents(batch: Any) -> Contents:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
-import keras
 import tensorflow as tf
 
 from tf_bandmf.keras.clipping import Same
@@ -17,7 +16,7 @@ from tf_bandmf.keras.compat.keras_objects import (
     is_distributed,
 )
 from tf_bandmf.keras.model import preparation
-from tf_bandmf.keras.model.batch_contents import unwrap_single
+from tf_bandmf.keras.model.batch_contents import as_given, unwrap_single
 from tf_bandmf.keras.model.guards import in_turn, refuse_other_loops, refused
 from tf_bandmf.keras.model.preprocessing import refuse_preprocessor
 from tf_bandmf.keras.model.programs import Programs
@@ -177,28 +176,12 @@ class PrivateStep(_Model):
 
     def _steps_of_an_execution(self, iterator: Any) -> dict[str, Any]:
         logs, spec = None, getattr(iterator, "element_spec", None)
-        if spec is not None and not any(_may_vary(s) for s in tf.nest.flatten(spec)):
-            spec = None
         for _, batch in zip(range(self.steps_per_execution), iterator):
-            batch = unwrap_single(_without_optionals(batch))
+            batch = as_given(batch)
             if self._training.ready is None:
                 self._ready_for(batch)
                 self._training.ready = self._programs()
-            logs = self._training.ready.step(batch, _without_optionals(spec))
+            logs = self._training.ready.step(batch, spec)
         if logs is None:
             raise StopIteration
         return logs
-
-
-def _may_vary(spec: Any) -> bool:
-    shape = getattr(spec, "shape", None)
-    return shape is not None and bool(shape.rank) and None in shape.as_list()
-
-
-def _without_optionals(batch: Any) -> Any:
-    """A batch in which None stands for what TensorFlow has no value of."""
-
-    def value(leaf: Any) -> Any:
-        return None if isinstance(leaf, tf.experimental.Optional) else leaf
-
-    return keras.tree.map_structure(value, batch)

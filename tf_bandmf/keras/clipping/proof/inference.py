@@ -36,8 +36,8 @@ def measured_rows(
       What `measure` returned: row i is of record i.
 
     Raises:
-      NotIndependent: if a row may depend on other records, a variable is changed, code of
-        the host runs, or something stops for some values of a record.
+      NotIndependent: if a row may depend on other records, a variable is changed, or code
+        of the host runs.
       UnsupportedModelError: if the model mixes records.
     """
     if not alone and layers_alone(model, x, (), training=False) != ([], True):
