@@ -147,7 +147,7 @@ class Programs:
 
     def _admitted(self, batch: Any) -> tuple[Admitted, Any, list[tf.Tensor]]:
         model = self._model
-        admitted = self._run.admit(batch, model.weights, random_states(model))
+        admitted = self._run.admit(batch, model.weights)
         return admitted, *self._state()
 
     def _state(self) -> tuple[Any, list[tf.Tensor]]:

@@ -42,7 +42,7 @@ from tf_bandmf.keras.run.secrets import SecretState
 from tf_bandmf.noise.keys import NoiseKey
 from tf_bandmf.sampling.batches import BatchSchedule
 
-_FORMAT = 9
+_FORMAT = 10
 
 
 class PrivateRun:

@@ -21,9 +21,8 @@ class Admitted(NamedTuple):
 
     Attributes:
       step: its number, int64 scalar; past the horizon if it is not allowed.
-      inputs: what decides its sum, apart from the program: digests of the batch and of
-        the weights, and the states of random generators; int32, of a static shape
-        [words].
+      inputs: what its point depends on besides the sum and the point before: the digest
+        of the batch; int32, of a static shape [words].
     """
 
     step: tf.Tensor

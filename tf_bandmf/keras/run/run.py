@@ -2,7 +2,7 @@
 
 A step of a run is four calls:
 
-    admitted = run.admit(batch, weights, seeds)  # it may be taken, and is of this batch
+    admitted = run.admit(batch, weights)  # it may be taken, and is of this batch
     ...                                          # gradients are formed and clipped
     noisy = run.privatize(clipped, variables, admitted)
     run.apply(noisy, variables)
@@ -353,9 +353,7 @@ class Run:
 
     # Its steps.
 
-    def admit(
-        self, batch: Any, weights: Sequence[Any], seeds: Sequence[Any] = ()
-    ) -> admission.Admitted:
+    def admit(self, batch: Any, weights: Sequence[Any]) -> admission.Admitted:
         """The coming step, after all checks that it may be taken.
 
         If a tool strips the assertions from the graph, a step that is not allowed
@@ -364,8 +362,6 @@ class Run:
         Args:
           batch: of the plan's schedule; or one that the caller made.
           weights: all weights of the model, in the same order each time.
-          seeds: states of its random generators before anything is drawn, in the same
-            order each time.
 
         Raises:
           TypeError: if the plan has a schedule, but the batch does not come from one.
@@ -382,7 +378,7 @@ class Run:
         of_batch, batch_digest = admission.conditions(
             self.plan, batch, iterations, self.schedule_id, self.strategy
         )
-        digest, unchanged = self.seal.digest_if_holds(self.eager(weights))
+        unchanged = self.seal.digest_if_holds(self.eager(weights))[1]
         conditions = [
             (tf.equal(iterations, taken), RESTORED),
             *of_batch,
@@ -397,22 +393,18 @@ class Run:
             sound = self.scaling.is_sound()
             conditions.append((sound, UNSOUND))
         # Moments that are not sound have a message of their own.
-        state_digest, unchanged = self.seal.digest_if_state_holds()
+        unchanged = self.seal.digest_if_state_holds()[1]
         conditions.append((unchanged | ~sound, STATE_CHANGED))
-        inputs = [batch_digest, digest]
-        if self.scaling is not None:
-            inputs.append(state_digest)
-        inputs += [tf.convert_to_tensor(seed.value) for seed in seeds]
-        words = [tf.reshape(tf.bitcast(part, tf.int32), [-1]) for part in inputs]
+        words = tf.bitcast(batch_digest, tf.int32)
         step = self.reservation.held(self._checked(conditions))
         step = self.membership.noted(step, schedule_id)
         if not admission.is_scheduled(batch):
-            return admission.Admitted(step, tf.concat(words, axis=0))
+            return admission.Admitted(step, words)
         # From its first step on the run has one schedule.
         with tf.control_dependencies([step]):
             pinned = self.secrets.pin_schedule(schedule_id)
         with tf.control_dependencies([] if pinned is None else [pinned]):
-            return admission.Admitted(tf.identity(step), tf.concat(words, axis=0))
+            return admission.Admitted(tf.identity(step), words)
 
     def _checked(self, conditions: Sequence[tuple[tf.Tensor, str]]) -> tf.Tensor:
         # One assertion for all, with the text of the first that does not hold: a step's

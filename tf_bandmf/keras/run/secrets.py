@@ -13,6 +13,7 @@ from tf_bandmf.noise import NoiseGenerator
 from tf_bandmf.noise.digests import digest_key, keyed_digest
 from tf_bandmf.noise.keys import NoiseKey
 
+_PHILOX = 1
 TAKEN = (
     "Two threads took the same step of the run at once: its noise is for one batch. This "
     "one was refused before anything was released. Take the steps one after the other."
@@ -37,9 +38,9 @@ class SecretState:
     `include_optimizer=False`. This is a plain Python object: nothing tracks it, and it
     refuses to be pickled or copied.
 
-    The noise of a step is bound to the sum that it is added to, and to what decided
-    that sum: a keyed digest of both is part of the step's key, see
-    `NoiseGenerator.bound_key`. Digests of the steps taken are kept, for mechanisms that
+    The noise of a step is bound to its point, a digest of the point before, of the sum
+    that it is added to and of the batch: the point is part of the step's key, see
+    `NoiseGenerator.bound_key`. Points of the steps taken are kept, for mechanisms that
     draw earlier normals again.
 
     Under a distribution strategy each replica has variables of its own: the same step
@@ -68,6 +69,7 @@ class SecretState:
 
     __slots__ = (
         "_buffers",
+        "_chain_key",
         "_compiles",
         "_digest_keys",
         "_generator",
@@ -116,6 +118,8 @@ class SecretState:
             self._known_digests = per_replica(known)
             # Each replica's sum has a key of its own: the digests are added up.
             secret = key.secret_bytes()
+            chain_key = digest_key(secret, f"{plan} chain")[:2]
+            self._chain_key = tf.Variable(chain_key.view(np.int64), trainable=False)
             first = _first_replica(len(self._steps))
             self._digest_keys = per_replica(
                 digest_key(secret, f"{plan} {first}").copy()
@@ -203,7 +207,7 @@ class SecretState:
         """
         own = of_replica(self._digest_keys)
         part = keyed_digest(own, total, inputs, compiles=self._compiles)
-        digest = tf.bitcast(sum_of_replicas(part), tf.int64)
+        digest = self._point(tf.bitcast(sum_of_replicas(part), tf.int64), step)
         known = of_replica(self._known_digests).sparse_read(step)
         # 0 stands for a digest that is not known; one sum in 2^64 is not checked.
         may_be = tf.equal(known, 0) | tf.equal(known, digest)
@@ -217,6 +221,22 @@ class SecretState:
             horizon = tf.constant(self._generator.num_steps, tf.int64)
             row = tf.where(may_be, step, horizon)
         return self._draw(row, step, digest, may_be_longer=not tf.is_tensor(total))
+
+    def _point(self, digest: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
+        """The point of a step: a PRF of the point before, and of the step's own digest.
+
+        So histories that have differed once differ from then on: with correlated noise,
+        two that met again would share normals, but not what earlier ones still add.
+        """
+        words = tf.stack([self.digest_before(step), digest])
+        chained = tf.raw_ops.StatelessRandomUniformFullIntV2(
+            shape=[1],
+            key=tf.bitcast(self._chain_key, tf.uint64),
+            counter=tf.bitcast(words, tf.uint64),
+            alg=_PHILOX,
+            dtype=tf.int64,
+        )
+        return tf.reshape(chained, [])
 
     def _noted(self, entry: tf.Tensor) -> tf.Tensor:
         def note(words: np.ndarray) -> bool:
