@@ -30,6 +30,7 @@ from tf_bandmf.keras.clipping import (
 from tf_bandmf.keras.model import augmentation  # noqa: F401  (raises first)
 from tf_bandmf.keras.model.conversion import make_private, to_plain
 from tf_bandmf.keras.model.evaluating import NoisyMetrics, PrivateEvaluation
+from tf_bandmf.keras.model.privately import PrivateFit, fit_privately
 from tf_bandmf.keras.model.progress import PrivacyProgress, PrivateCounts
 from tf_bandmf.keras.model.replacing import replace_batch_norm
 from tf_bandmf.keras.model.splitting import split_preprocessing
@@ -52,6 +53,7 @@ __all__ = [
     "PrivateAccuracy",
     "PrivateCounts",
     "PrivateEvaluation",
+    "PrivateFit",
     "PrivateLoss",
     "PrivateMean",
     "PrivateMetric",
@@ -62,6 +64,7 @@ __all__ = [
     "RunAudit",
     "UnsupportedModelError",
     "audit_run",
+    "fit_privately",
     "make_private",
     "register_per_example_layer",
     "register_rule",

@@ -170,6 +170,11 @@ def given_metrics(model: keras.Model) -> tuple[Any, Any]:
     )
 
 
+def compiled_arguments(model: keras.Model) -> dict[str, Any]:
+    """The arguments that `compile` was given, as they were; none if it was not called."""
+    return dict(model._compile_config.config) if model.compiled else {}
+
+
 def is_distributed(model: keras.Model) -> bool:
     """Whether the model was made within a distribution strategy."""
     return model._distribute_strategy is not None

@@ -1,0 +1,123 @@
+"""`fit_privately`: one call does what advice, plan, `fit` and release do by hand."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tf_bandmf
+import tf_bandmf.keras
+from tf_bandmf.keras import fit_privately
+
+NUM_EXAMPLES = 1000
+BUDGET = {"epsilon": 8.0, "delta": 1e-5, "epochs": 4}
+
+
+@pytest.fixture(scope="module")
+def line():
+    """Targets that are linear in two inputs."""
+    x = np.random.default_rng(0).normal(size=(NUM_EXAMPLES, 2)).astype(np.float32)
+    return x, x @ np.array([[1.0], [-0.5]], np.float32)
+
+
+def test_it_trains_as_advice_by_hand_and_releases_a_plain_model(line, capsys):
+    x, y = line
+    model = keras.Sequential([keras.layers.Dense(1)])
+    fitted = fit_privately(
+        model, x, y, loss="mse", metrics=["mae"], validation_data=(x, y), **BUDGET
+    )
+    advice = tf_bandmf.advise(
+        num_examples=NUM_EXAMPLES, num_parameters=3, loss="mse", **BUDGET
+    )
+    assert fitted.plan.plan_id == advice.plan.plan_id
+    assert str(fitted.advice) in capsys.readouterr().out
+    assert model.optimizer.steps_taken == fitted.plan.num_steps
+    inner = model.optimizer.inner_optimizer.get_config()
+    for name, value in advice.optimizer_arguments.items():
+        assert inner[name] == pytest.approx(value)
+    assert type(fitted.model) is keras.Sequential
+    mse, mae = fitted.model.evaluate(x, y, verbose=0)
+    # Without noise and clipping it is 0; a model that predicts the mean has 1.25.
+    assert mse < 0.1 and mae < 0.3
+    assert fitted.history.history["val_mae"][-1] < 0.3
+    assert fitted.statement.epsilon == pytest.approx(8.0)
+    assert str(fitted.statement) in str(fitted.card) and str(fitted) == str(
+        model.privacy_statement()
+    )
+
+
+def test_what_is_given_is_used(line):
+    x, y = line
+    plan = tf_bandmf.plan(
+        "identity", epsilon=4, delta=1e-5, num_examples=NUM_EXAMPLES, batch_size=250,
+        epochs=2, sampling="poisson",
+    )  # fmt: skip
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile("rmsprop", "mae", metrics=["mse"])
+    fitted = fit_privately(
+        model, x, y, plan=plan, optimizer=keras.optimizers.Adam(0.5), verbose=0
+    )
+    assert fitted.plan is plan and fitted.advice is None
+    assert isinstance(model.optimizer.inner_optimizer, keras.optimizers.Adam)
+    assert fitted.model.loss == "mae"
+    assert set(fitted.model.evaluate(x, y, verbose=0, return_dict=True)) == {
+        *("loss", "mse")
+    }
+
+
+def test_rows_by_index_and_several_inputs():
+    class Rows:
+        def __len__(self):
+            return 200
+
+        def __getitem__(self, index):
+            return np.full(2, index / 200, np.float32), np.float32(index / 200)
+
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    budget = {"epsilon": 8.0, "delta": 1e-4, "epochs": 1, "verbose": 0}
+    fitted = fit_privately(model, Rows(), loss="mse", **budget)
+    assert fitted.plan.participation.num_examples == 200
+
+    left, right = keras.Input((2,), name="left"), keras.Input((1,), name="right")
+    added = keras.layers.Dense(1)(keras.layers.Concatenate()([left, right]))
+    model = keras.Model({"left": left, "right": right}, added)
+    rng = np.random.default_rng(1)
+    x = {"left": rng.random((300, 2), "f"), "right": rng.random((300, 1), "f")}
+    fitted = fit_privately(
+        model, x, rng.random(300, "f"), optimizer="adam", loss="mse", **budget
+    )
+    assert fitted.advice.optimizer == "adam"
+
+
+@pytest.mark.parametrize(
+    "changed, error, text",
+    [
+        ({"epsilon": None}, ValueError, "epsilon is missing"),
+        ({"epochs": None}, ValueError, "epochs is missing"),
+        ({"plan": "a plan"}, ValueError, "either these or the plan"),
+        ({"loss": None}, ValueError, "no loss"),
+        ({"optimizer": "rmsprop"}, TypeError, '"sgd", "adam" or a Keras optimizer'),
+        ({"y": np.zeros(7)}, ValueError, "7"),
+        ({"sampling": "poisson"}, TypeError, "sampling"),
+    ],
+)
+def test_a_mistake_is_an_error_before_anything_is_trained(line, changed, error, text):
+    x, y = line
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    before = model.get_weights()
+    arguments = {"y": y, "loss": "mse", "verbose": 0, **BUDGET, **changed}
+    with pytest.raises(error, match=text):
+        fit_privately(model, x, **arguments)
+    for array, other in zip(model.get_weights(), before):
+        np.testing.assert_array_equal(array, other)
+
+
+def test_streams_and_private_models_are_told_the_other_way(line):
+    x, y = line
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    stream = tf.data.Dataset.from_tensor_slices((x, y))
+    with pytest.raises(TypeError, match="plan.batches"):
+        fit_privately(model, stream, loss="mse", **BUDGET)
+    tf_bandmf.keras.make_private(model)
+    with pytest.raises(TypeError, match="plain model"):
+        fit_privately(model, x, y, loss="mse", **BUDGET)

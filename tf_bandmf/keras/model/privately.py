@@ -1,0 +1,207 @@
+"""One call from a model, data and a budget to a trained model and its statement.
+
+fitted = tf_bandmf.keras.fit_privately(
+model, x, y, epsilon=4, delta=1e-6, epochs=10, loss="mse"
+)
+fitted.model.save("released.keras")
+print(fitted.statement)
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tf_bandmf.keras.clipping import made_up
+from tf_bandmf.keras.compat.keras_objects import compiled_arguments
+from tf_bandmf.keras.model.conversion import make_private, to_plain
+from tf_bandmf.keras.model.training import PrivateTraining
+from tf_bandmf.keras.optimizer.private import PrivateOptimizer
+from tf_bandmf.planning.advice import Advice, advise
+from tf_bandmf.planning.card import PrivacyCard
+from tf_bandmf.planning.plan import Plan
+from tf_bandmf.planning.statement import PrivacyStatement
+
+_NAMED = {"sgd": keras.optimizers.SGD, "adam": keras.optimizers.Adam}
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class PrivateFit:
+    """A model that was trained privately, and what is promised of it.
+
+    Attributes:
+      model: the model to release: plain, compiled with the loss and the metrics.
+      plan: plan of the run.
+      advice: the advice that the plan comes from; None where a plan was given.
+      history: of `fit`. WARNING: losses and metrics of the training data have no noise.
+      statement: the privacy statement of the run.
+    """
+
+    model: keras.Model
+    plan: Plan
+    advice: Advice | None
+    history: keras.callbacks.History
+    statement: PrivacyStatement
+
+    @property
+    def card(self) -> PrivacyCard:
+        """The statement in plain words, too, for a model card."""
+        return self.statement.card()
+
+    def __str__(self) -> str:
+        return str(self.statement)
+
+
+def fit_privately(
+    model: keras.Model,
+    x: Any,
+    y: Any = None,
+    sample_weight: Any = None,
+    *,
+    epsilon: float | None = None,
+    delta: float | None = None,
+    epochs: int | None = None,
+    plan: Plan | None = None,
+    optimizer: str | keras.optimizers.Optimizer = "sgd",
+    loss: Any = None,
+    metrics: Any = None,
+    microbatch_size: int | None = None,
+    additional_run: bool = False,
+    verbose: str | int = "auto",
+    **fit_arguments: Any,
+) -> PrivateFit:
+    """Trains a Keras model with a privacy budget: advice, plan, training, release.
+
+    What is chosen (batch size, sampling, mechanism, clip norm, learning rate, momentum,
+    averaged weights) is that of `tf_bandmf.advise`, and is printed. To choose yourself,
+    give a `plan` of `tf_bandmf.plan`, an optimizer of your own, or both.
+
+    One row of x is one unit of privacy. Inputs and targets should have values of about
+    1: divide them by public scales.
+
+    Args:
+      model: a plain model, built or not; compiled or not. It is made private in place.
+      x: inputs, arrays [N, ...]; or anything else that `Plan.batches` reads by index.
+      y: targets, arrays [N, ...].
+      sample_weight: shape [N], or None.
+      epsilon: budget, > 0; together with delta and epochs, instead of a plan.
+      delta: budget, in [1e-20, 1); below 1 / N.
+      epochs: the most passes over the data that the compute allows; all are used.
+      plan: a plan for x, instead of a budget.
+      optimizer: "sgd", with momentum, or "adam", with advised arguments; or a Keras
+        optimizer.
+      loss: as for `compile`; by default what the model is compiled with.
+      metrics: as for `compile`; by default what the model is compiled with.
+      microbatch_size: as for `make_private`.
+      additional_run: True if another run used these data: it composes with this one.
+      verbose: as for `fit`; 0 also prints no advice.
+      **fit_arguments: as for `fit` of private models: `validation_data`, `callbacks`,
+        `class_weight`, `private_state`.
+
+    Returns:
+      The released model with its statement.
+
+    Raises:
+      TypeError: if the model is private already, its data are a stream, or the optimizer
+        is none.
+      ValueError: if neither a plan nor a whole budget is given, or both; or no loss.
+      UnsupportedModelError: if the model mixes examples. Nothing was trained then.
+    """
+    if isinstance(model, PrivateTraining):
+        raise TypeError(
+            "fit_privately takes a plain model, found a private one: train it with "
+            "model.fit(plan.batches(x, y)), or give a new model."
+        )
+    budget = {"epsilon": epsilon, "delta": delta, "epochs": epochs}
+    missing = [name for name, value in budget.items() if value is None]
+    if plan is None and missing:
+        raise ValueError(
+            f"fit_privately needs epsilon, delta and epochs, or a plan: {missing[0]} is "
+            f"missing."
+        )
+    if plan is not None and len(missing) < len(budget):
+        raise ValueError(
+            "A plan has its own epsilon, delta and epochs: give either these or the plan."
+        )
+    if not isinstance(optimizer, keras.optimizers.Optimizer) and (
+        optimizer not in _NAMED
+    ):
+        raise TypeError(
+            f'optimizer must be "sgd", "adam" or a Keras optimizer, found {optimizer!r}.'
+        )
+    compiling = _compiling(model, loss, metrics)
+    _build(model, x)
+    num_weights = sum(int(np.prod(v.shape)) for v in model.trainable_variables)
+    advice = None
+    if plan is None:
+        advice = advise(
+            num_examples=_number_of(x),
+            num_parameters=num_weights,
+            optimizer=optimizer if isinstance(optimizer, str) else "sgd",
+            loss=compiling["loss"],
+            **budget,  # type: ignore[arg-type]
+        )
+        plan = advice.plan
+        if verbose != 0:
+            print(advice)
+    if isinstance(optimizer, str):
+        arguments = plan.optimizer_arguments(num_weights, optimizer)
+        optimizer = _NAMED[optimizer](**arguments)
+    batches = plan.batches(x, y, sample_weight)
+    make_private(model, microbatch_size=microbatch_size)
+    private = PrivateOptimizer(optimizer, plan, additional_run=additional_run)
+    model.compile(private, **compiling)
+    history = model.fit(
+        batches,
+        epochs=-(-plan.num_steps // batches.steps_per_epoch),
+        verbose=verbose,
+        **fit_arguments,
+    )
+    released = to_plain(model)
+    released.compile(**compiling)
+    return PrivateFit(released, plan, advice, history, model.privacy_statement())
+
+
+def _compiling(model: keras.Model, loss: Any, metrics: Any) -> dict[str, Any]:
+    """Arguments of `compile`, but for the optimizer."""
+    compiling = compiled_arguments(model)
+    compiling.pop("optimizer", None)
+    compiling |= {} if loss is None else {"loss": loss}
+    compiling |= {} if metrics is None else {"metrics": metrics}
+    if compiling.get("loss") is None:
+        raise ValueError(
+            "The model has no loss: compile it with one, or give fit_privately loss=."
+        )
+    return compiling
+
+
+def _number_of(x: Any) -> int:
+    """The number of examples."""
+    first = tf.nest.flatten(x)[0] if isinstance(x, (dict, list, tuple)) else x
+    shape = getattr(first, "shape", None)
+    if shape:
+        return int(shape[0])
+    if isinstance(x, tf.data.Dataset) or not hasattr(first, "__len__"):
+        raise TypeError(
+            f"fit_privately needs to know how many examples there are, found "
+            f"{type(x).__name__}: give arrays, or an object with a length whose x[i] is "
+            f"an example; or make a plan, and train with model.fit(plan.batches(data))."
+        )
+    return len(first)
+
+
+def _build(model: keras.Model, x: Any) -> None:
+    """Makes the weights of a model that has none, from the shapes of arrays."""
+    if model.built:
+        return
+    if not all(hasattr(leaf, "shape") for leaf in tf.nest.flatten(x)):
+        raise ValueError(
+            "The model has no weights yet, and x is no array to see their shapes in. "
+            "Call the model once on inputs that are made up."
+        )
+    rows = tf.nest.map_structure(lambda leaf: np.asarray(leaf[:1]), x)
+    model(made_up(rows, 1), training=False)
