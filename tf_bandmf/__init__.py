@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from tf_bandmf.planning.memory import bands_that_fit
     from tf_bandmf.planning.plan import Plan
     from tf_bandmf.planning.release import Release
+    from tf_bandmf.planning.split import split
     from tf_bandmf.planning.statement import PrivacyStatement
     from tf_bandmf.planning.tuning import tuning_cost
     from tf_bandmf.strategies import Strategy
@@ -73,6 +74,7 @@ __all__ = [
     "compare",
     "compose",
     "plan",
+    "split",
     "tuning_cost",
 ]
 
@@ -100,6 +102,7 @@ _HOMES = {
     "compare": "planning.compare",
     "compose": "planning.composition",
     "plan": "planning.build",
+    "split": "planning.split",
     "tuning_cost": "planning.tuning",
 }
 

@@ -124,12 +124,19 @@ def test_counts_get_a_larger_clip_norm(loss):
     assert ("predict too few" in reason) == (clip == 10.0)
 
 
-def test_the_clip_norm_divides_the_rate():
-    one, ten = (
-        tf_bandmf.advise(epsilon=4.0, loss=loss, **FIXED) for loss in (None, "poisson")
-    )
-    assert (one.l2_norm_clip, ten.l2_norm_clip) == (1.0, 10.0)
-    assert ten.learning_rate == pytest.approx(one.learning_rate / 10.0, rel=0.01)
+def test_the_clip_norm_divides_the_rate_and_a_large_one_lowers_it_further():
+    assert tf_bandmf.advise(epsilon=4.0, loss="poisson", **FIXED).l2_norm_clip == 10.0
+
+    def rate(clip):
+        plan = tf_bandmf.plan(
+            "identity", noise_multiplier=1.0, delta=1e-5, num_examples=6000,
+            batch_size=200, epochs=3, l2_norm_clip=clip,
+        )  # fmt: skip
+        return plan.optimizer_arguments(10_000)["learning_rate"]
+
+    assert rate(0.5) == pytest.approx(2.0 * rate(1.0), rel=0.01)
+    # Usual gradients are far below 10: noise limits the rate earlier.
+    assert 0.2 * 0.1 * rate(1.0) < rate(10.0) < 0.9 * 0.1 * rate(1.0)
 
 
 def test_a_verdict_says_what_to_expect():

@@ -223,9 +223,11 @@ def advise(
         raise ValueError(f"progress must be a function or None, found {progress!r}.")
     tell = progress or (lambda name: None)
     num_parameters = whole_number("num_parameters", num_parameters)
+    clip, why = learning_rates.clip_norm(loss)
     scan = _Scan(
         whole_number("num_examples", num_examples),
         num_parameters,
+        clip,
         whole_number("epochs", epochs),
         (epsilon, delta),
         _closed_form(mechanism),
@@ -243,7 +245,6 @@ def advise(
             f"sampling or fewer epochs."
         )
     chosen, reasons = _choose(compared)
-    clip, why = learning_rates.clip_norm(loss)
     arguments: dict[str, Any] = {
         "mechanism": mechanism,
         "epsilon": epsilon,
@@ -271,12 +272,12 @@ def advise(
         plan.workload.momentum or 0.0,
     )
     share = learning_rates.expected_share(
-        setting.noise, num_parameters, setting.num_steps
+        setting.noise, num_parameters, setting.num_steps, clip
     )
     reasons |= {"clip norm": why}
     reasons |= {} if table is None else {"mechanism": table.reason}
     reasons |= {"optimizer": _ADAM if is_adam else _SGD}
-    reasons |= {"expected share": _verdict(share, setting, num_parameters)}
+    reasons |= {"expected share": _verdict(share, setting, num_parameters, clip)}
     tuning = None
     if expected_trials is not None:
         tell("private trials")
@@ -313,13 +314,14 @@ class _Scan:
     """Compares settings for one data set, model and budget.
 
     Attributes:
-      num_examples, num_parameters, epochs: m, d and k.
+      num_examples, num_parameters, l2_norm_clip, epochs: m, d, zeta and k.
       budget: epsilon and delta.
       mechanisms: names to compare; None for those that stand for each sampling.
     """
 
     num_examples: int
     num_parameters: int
+    l2_norm_clip: float
     epochs: int
     budget: tuple[float, float]
     mechanisms: tuple[str, ...] | None
@@ -381,7 +383,7 @@ class _Scan:
         """The setting of a run with an RMSE, whose sums are divided by `divisor`."""
         noise = learning_rates.noise_in_models(rmse, divisor, momentum)
         rate = learning_rates.per_clip_unit(
-            noise, self.num_parameters, learning_rates.MOMENTUM
+            noise, self.num_parameters, learning_rates.MOMENTUM, self.l2_norm_clip
         )
         size, steps = scheme.batch_size, scheme.num_steps
         use = (scheme.sampling, mechanism, size, scheme.epochs, steps)
@@ -435,7 +437,9 @@ def _choose(
     return chosen, {"batch size": batch, "sampling": demand}
 
 
-def _verdict(share: float, setting: RunSetting, num_parameters: int) -> str:
+def _verdict(
+    share: float, setting: RunSetting, num_parameters: int, clip: float
+) -> str:
     """What to expect of the run, in words."""
     text = (
         f"About {share:.2f} of what the model gains without privacy (give or take "
@@ -447,7 +451,7 @@ def _verdict(share: float, setting: RunSetting, num_parameters: int) -> str:
     text = f"{begin}: {text[0].lower()}{text[1:]}"
     smaller = num_parameters
     while smaller > 1 and (
-        learning_rates.expected_share(setting.noise, smaller, setting.num_steps)
+        learning_rates.expected_share(setting.noise, smaller, setting.num_steps, clip)
         < _LITTLE
     ):
         smaller //= 2

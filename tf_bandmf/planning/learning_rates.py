@@ -1,13 +1,16 @@
 """Learning rate, averaged weights and clip norm of a run, from the noise of its plan.
 
-With s, the noise in the models per unit of clip norm (`noise_in_models`), and d weights:
+With s, the noise in the models per unit of clip norm (`noise_in_models`), d weights, and
+k, how many times the clip norm is as large as usual gradients (`_excess`):
 
-    rate * clip norm = 0.08 / (sqrt(s) * (1 + s sqrt(d) / 12))         SGD, momentum 0.9
+    rate * clip norm = 0.08 / (sqrt(s) * (1 + k s sqrt(d) / 12))       SGD, momentum 0.9
 
 Two limits meet here. Where there is little noise, the curvature of the loss limits the
 rate, and the best rates go with 1 / sqrt(s). Where the norm of the noise, s sqrt(d), is
 large against that of a clipped gradient, noise limits it, and they go with
-1 / (s^1.5 sqrt(d)). The form and the constants were found on grids of rates of
+1 / (s^1.5 sqrt(d)). Gradients that are smaller than the clip norm meet this limit k times
+earlier: the best rates for counts, at clip norm 10, are 0.25 of those for k = 1 at epsilon
+= 1, and 0.5 at 8. The form and the constants were found on grids of rates of
 convolutional networks (19, whose best rates differ by a factor of 200), of a linear model
 and of adapters of a language model, in `benchmarks/utility/results`; regrets are those of
 `benchmarks/advice/fit.py`. Tables, texts and photos: `benchmarks/advice/run.py`.
@@ -26,6 +29,8 @@ MOMENTUM = 0.9
 # begins to limit the rate.
 _RATE = 0.8
 _NOISE = 12.0
+# Norm of usual gradients, where losses are about 1: `benchmarks/advice`.
+_USUAL_NORM = 1.7
 # Of Adam, whatever the clip norm: `benchmarks/advice`.
 RATE_OF_ADAM = 0.02
 # Progress per sqrt(d) at which a model gains half of what it gains without privacy, and
@@ -54,15 +59,23 @@ def noise_in_models(rmse: float, batch_size: float, momentum: float) -> float:
     return (1.0 - momentum) * rmse / batch_size
 
 
-def per_clip_unit(noise: float, num_parameters: int, momentum: float) -> float:
+def _excess(l2_norm_clip: float) -> float:
+    """k: how many times the clip norm is as large as the norm of usual gradients."""
+    return max(1.0, l2_norm_clip / _USUAL_NORM)
+
+
+def per_clip_unit(
+    noise: float, num_parameters: int, momentum: float, l2_norm_clip: float = 1.0
+) -> float:
     """Learning rate of SGD for gradients that are divided by the clip norm.
 
     Args:
       noise: s; see `noise_in_models`.
       num_parameters: d.
       momentum: of SGD, in [0, 1).
+      l2_norm_clip: zeta, > 0.
     """
-    limit = 1.0 + noise * math.sqrt(num_parameters) / _NOISE
+    limit = 1.0 + _excess(l2_norm_clip) * noise * math.sqrt(num_parameters) / _NOISE
     return (1.0 - momentum) * _RATE / (math.sqrt(noise) * limit)
 
 
@@ -88,25 +101,30 @@ def rate_of(plan: Plan, num_parameters: int) -> float:
         )
     momentum = plan.workload.momentum or 0.0
     noise = noise_in_models(plan.rmse(), plan.expected_batch_size, momentum)
-    return per_clip_unit(noise, num_parameters, momentum) / plan.l2_norm_clip
+    clip = plan.l2_norm_clip
+    return per_clip_unit(noise, num_parameters, momentum, clip) / clip
 
 
-def expected_share(noise: float, num_parameters: int, num_steps: int) -> float:
+def expected_share(
+    noise: float, num_parameters: int, num_steps: int, l2_norm_clip: float = 1.0
+) -> float:
     """Part of what a model gains without privacy that it gains at the advised rate.
 
-    P / (P + 0.18 sqrt(d)), where P, rate times steps, is how far the weights can move:
+    P / (P + 0.18 sqrt(k d)), where P, rate times steps, is how far the weights can move:
     fitted to the tasks of `benchmarks/advice` and `benchmarks/utility`.
 
     Args:
       noise: s; see `noise_in_models`.
       num_parameters: d.
       num_steps: n.
+      l2_norm_clip: zeta, > 0.
 
     Returns:
       The share, in (0, 1); measured ones are within `SPREAD` of it.
     """
-    progress = per_clip_unit(noise, num_parameters, MOMENTUM) * num_steps
-    return progress / (progress + _HALF * math.sqrt(num_parameters))
+    rate = per_clip_unit(noise, num_parameters, MOMENTUM, l2_norm_clip)
+    progress, size = rate * num_steps, num_parameters * _excess(l2_norm_clip)
+    return progress / (progress + _HALF * math.sqrt(size))
 
 
 def ema_momentum(num_steps: int) -> float:

@@ -106,13 +106,13 @@ def test_an_optimizer_that_fits_is_not_talked_about(inner, mechanism, workload, 
 
 
 def test_a_rate_that_noise_would_undo(said):
-    plan, (text,) = said(sgd(1000.0), mechanism="lambda_cgd", l2_norm_clip=2.0)
+    plan, (text,) = said(sgd(1000.0), mechanism="lambda_cgd", l2_norm_clip=1.5)
     noise, size = plan.rmse() / plan.expected_batch_size, 5 * 3 + 3
-    rule = 0.8 / math.sqrt(noise) / (1 + noise * math.sqrt(size) / 12) / 2.0
+    rule = 0.8 / math.sqrt(noise) / (1 + noise * math.sqrt(size) / 12) / 1.5
     assert f"{1000 / rule:.2g} times the {rule:.2g} that tf_bandmf.advise" in text
     below, above = 3.9 * rule, 4.1 * rule
-    assert not said(sgd(below), mechanism="lambda_cgd", l2_norm_clip=2.0)[1]
-    assert said(sgd(above), mechanism="lambda_cgd", l2_norm_clip=2.0)[1]
+    assert not said(sgd(below), mechanism="lambda_cgd", l2_norm_clip=1.5)[1]
+    assert said(sgd(above), mechanism="lambda_cgd", l2_norm_clip=1.5)[1]
 
 
 def test_outputs_without_probabilities(said):

@@ -116,7 +116,7 @@ def test_streams_and_private_models_are_told_the_other_way(line):
     x, y = line
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
     stream = tf.data.Dataset.from_tensor_slices((x, y))
-    with pytest.raises(TypeError, match="plan.batches"):
+    with pytest.raises(TypeError, match=r"plan\.batches"):
         fit_privately(model, stream, loss="mse", **BUDGET)
     tf_bandmf.keras.make_private(model)
     with pytest.raises(TypeError, match="plain model"):
