@@ -120,3 +120,15 @@ def test_the_largest_budget_has_guarantees_at_other_deltas(sampling):
     epsilons = [plan.guarantee_at(delta).epsilon for delta in (1e-4, 1e-5, 1e-9)]
     assert epsilons[0] < 1e4 < epsilons[2]
     assert epsilons[1] == pytest.approx(1e4, rel=1e-3)
+
+
+def test_an_epsilon_that_promises_nothing_is_named():
+    with pytest.warns(UserWarning, match="epsilon = 500 promises nothing"):
+        tf_bandmf.plan(
+            "identity",
+            epsilon=500,
+            delta=1e-5,
+            num_examples=100,
+            batch_size=10,
+            epochs=1,
+        )

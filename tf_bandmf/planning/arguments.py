@@ -15,6 +15,9 @@ from tf_bandmf.participation import Participation
 from tf_bandmf.participation.checks import positive_int
 from tf_bandmf.participation.scheme import DEFAULT_SAMPLING, Scheme
 
+# A test of power 1/2 has false alarms of at most exp(-epsilon) / 2.
+_PROMISES_NOTHING = 100.0
+
 
 @dataclasses.dataclass(frozen=True)
 class DataUse:
@@ -174,6 +177,13 @@ def check_budget(
             raise ValueError(
                 f"epsilon must be <= {LARGEST_EPSILON:g}, found {epsilon}: that gives no "
                 f"meaningful privacy."
+            )
+        if epsilon > _PROMISES_NOTHING:
+            warnings.warn(
+                f"epsilon = {epsilon:g} promises nothing to a person: an attacker may "
+                f"find out nearly for certain whether their record was used. Usual "
+                f"values are below 10.",
+                stacklevel=3,
             )
     else:
         check_positive("noise_multiplier", noise_multiplier)

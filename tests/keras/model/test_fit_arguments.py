@@ -425,3 +425,27 @@ def test_targets_that_are_strings_are_refused_with_what_to_do(
     with pytest.raises(TypeError, match=r"np\.unique"):
         model.fit(plan.batches(data[0], names), verbose=0)
     assert model.optimizer.steps_taken == 0
+
+
+def test_epochs_that_are_left_out_are_named(data, make_plan, make_private_model):
+    plan = make_plan(epochs=3)
+    model = make_private_model(plan)
+    with pytest.warns(UserWarning, match=r"epochs is left out: .* Give epochs=3"):
+        model.fit(plan.batches(*data), verbose=0)
+
+
+def test_validation_data_of_another_shape_cost_no_epoch(
+    data, make_plan, make_private_model
+):
+    plan = make_plan(epochs=1)
+    model = make_private_model(plan)
+    x, y = data
+    wrong = tf.data.Dataset.from_tensor_slices((x[:, :3], y)).batch(5)
+    for validation in ((x[:, :3], y), wrong):
+        with pytest.raises(ValueError, match="Nothing was trained"):
+            model.fit(
+                plan.batches(*data), epochs=1, verbose=0, validation_data=validation
+            )
+    assert model.optimizer.steps_taken == 0
+    right = tf.data.Dataset.from_tensor_slices((x, y)).batch(5)
+    model.fit(plan.batches(*data), epochs=1, verbose=0, validation_data=right)

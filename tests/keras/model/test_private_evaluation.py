@@ -58,6 +58,9 @@ def test_early_stopping_on_a_private_metric(data, make_private_model, make_plan)
         plan.batches(*data), epochs=4, verbose=0, callbacks=[evaluation, stopping]
     ).history
     shown = history["private_accuracy"]
+    assert history["private_accuracy_noise"] == pytest.approx(
+        [evaluation.noise["private_accuracy"]] * len(shown)
+    )
     assert len(shown) == 4 - model.optimizer.run.evaluations.left
     assert set(evaluation.noise) == {"private_accuracy"}
 
@@ -100,6 +103,26 @@ def test_what_is_refused(data, make_private_model, reserved, begun, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"x": np.zeros([4, 3], np.float32)},
+        {"y": np.array(["a", "b", "c", "d"])},
+        {"y": np.zeros(3, np.int32)},
+        {"metrics": tf_bandmf.keras.PrivateAUC()},
+    ],
+)
+def test_what_cannot_be_evaluated_is_found_before_the_first_step(
+    changed, data, make_private_model, reserved
+):
+    given = {"x": data[0][:4], "y": data[1][:4], "metrics": "accuracy", **changed}
+    model = make_private_model(reserved)
+    evaluation = tf_bandmf.keras.PrivateEvaluation(**given)
+    with pytest.raises(ValueError, match=r"PrivateEvaluation fails[^$]*Nothing was"):
+        model.fit(reserved.batches(*data), verbose=0, epochs=1, callbacks=[evaluation])
+    assert model.optimizer.steps_taken == 0
+
+
 def test_users_must_be_named(data, make_private_model, make_plan):
     plan = make_plan("identity", test_seed=None, unit="one user")
     plan = plan.reserve(metrics=0.2, evaluations=2)

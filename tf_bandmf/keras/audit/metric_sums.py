@@ -39,6 +39,7 @@ def sums_of(
     users: Any = None,
     batch_size: int = 256,
     digest: Any = None,
+    function: Any = None,
 ) -> tuple[np.ndarray, int]:
     """The sum over records of their vectors, of all metrics side by side.
 
@@ -51,6 +52,7 @@ def sums_of(
         add up to 1.
       batch_size: of arrays.
       digest: of `hashlib`, which takes in the records and whose they are; or None.
+      function: of `function_of`; by default made from the first batch.
 
     Returns:
       Sums, float64 [M], and the number of units: records, or users.
@@ -62,10 +64,9 @@ def sums_of(
     total = np.zeros([sum(metric.size for metric in metrics)], np.int64)
     count = 0
     weights, units = _weights(x, users)
-    function = None
     for batch in _batches(x, y, batch_size):
         if function is None:
-            function = _function(model, batch, metrics)
+            function = function_of(model, batch, metrics)
         size = int(tf.shape(tf.nest.flatten(batch)[0])[0])
         own = np.ones([size]) if weights is None else weights[count : count + size]
         if digest is not None:
@@ -140,7 +141,27 @@ def _batches(x: Any, y: Any, batch_size: int) -> Iterator[tuple[Any, Any]]:
         yield batch
 
 
-def _function(model: keras.Model, batch: Any, metrics: Sequence[PrivateMetric]) -> Any:
+def first_record(x: Any, y: Any) -> tuple[Any, Any]:
+    """Inputs and targets of a batch of one record.
+
+    Raises:
+      ValueError: if the data do not fit together, or there are none.
+    """
+    if not isinstance(x, tf.data.Dataset):
+        lengths = {len(leaf) for leaf in keras.tree.flatten((x, y)) if leaf is not None}
+        if len(lengths) > 1:
+            raise ValueError(
+                f"x and y must have as many rows, found {sorted(lengths)} of them."
+            )
+    for batch in _batches(x, y, 1):
+        x, y = tf.nest.map_structure(lambda t: t[:1], batch)
+        return x, y
+    raise ValueError("There are no records to evaluate.")
+
+
+def function_of(
+    model: keras.Model, batch: Any, metrics: Sequence[PrivateMetric]
+) -> Any:
     """The sum of a batch, as a graph that was shown to keep records apart."""
     specs = tf.nest.map_structure(
         lambda t: tf.TensorSpec([None, *t.shape[1:]], t.dtype), batch

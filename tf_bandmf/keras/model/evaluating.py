@@ -10,7 +10,7 @@ import keras
 import tensorflow as tf
 
 from tf_bandmf.accounting.checks import whole_number
-from tf_bandmf.keras.audit.metric_sums import sums_of
+from tf_bandmf.keras.audit.metric_sums import first_record, function_of, sums_of
 from tf_bandmf.keras.audit.private_metrics import checked
 from tf_bandmf.keras.model import preparation
 from tf_bandmf.keras.model.preprocessing import refuse_preprocessor
@@ -30,9 +30,15 @@ class NoisyMetrics(dict[str, float]):
 
 
 def evaluate_privately(
-    model: Any, x: Any, y: Any, metrics: Any, users: Any, batch_size: int
+    model: Any,
+    x: Any,
+    y: Any,
+    metrics: Any,
+    users: Any,
+    batch_size: int,
+    function: Any = None,
 ) -> NoisyMetrics:
-    """See `PrivateTraining.evaluate_privately`."""
+    """See `PrivateTraining.evaluate_privately`; `function` is `metric_sums.function_of`."""
     if not tf.executing_eagerly():
         raise RuntimeError(
             "evaluate_privately cannot be part of a graph, which could run it again: call "
@@ -54,7 +60,7 @@ def evaluate_privately(
     refuse_preprocessor(model)
     found = checked(metrics)
     records = hashlib.blake2b(digest_size=32)
-    sums, count = sums_of(model, x, y, found, users, batch_size, records)
+    sums, count = sums_of(model, x, y, found, users, batch_size, records, function)
     about = [str(count), records.hexdigest(), *(metric.describe() for metric in found)]
     what = "\n".join(about)
     noisy = run.evaluate(sums, what, model.weights)
@@ -87,7 +93,7 @@ class PrivateEvaluation(keras.callbacks.Callback):
 
     Raises:
       ValueError: before the first step, if the plan has reserved fewer evaluations than
-        remain to be made.
+        remain to be made, or the first record cannot be evaluated.
     """
 
     def __init__(
@@ -105,9 +111,10 @@ class PrivateEvaluation(keras.callbacks.Callback):
         self._every = whole_number("every", every)
         self._options = {"users": users, "batch_size": batch_size}
         self.noise: dict[str, float] = {}
+        self._function: Any = None
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Refuses to begin if fewer evaluations are left than the epochs will need."""
+        """Refuses to begin if evaluations will be missing, or fail."""
         optimizer = preparation.optimizer_of(self.model)
         evaluations = optimizer.run.evaluations
         evaluations.refuse_unreserved()
@@ -121,14 +128,30 @@ class PrivateEvaluation(keras.callbacks.Callback):
                 f"left of the plan's. Reserve more, or give every="
                 f"{-(-epochs // max(evaluations.left, 1))}. Nothing was trained."
             )
+        try:
+            record = first_record(*self._data)
+            self._function = function_of(self.model, record, self._metrics)
+            self._function(*record, tf.ones([1], tf.float64))
+        except (ValueError, TypeError, tf.errors.OpError) as error:
+            raise ValueError(
+                f"PrivateEvaluation fails at its first record: {error}\nGive it x and y "
+                f"as the model takes them, and metrics that fit. Nothing was trained."
+            ) from error
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Adds the metrics to the logs."""
         if (epoch + 1) % self._every:
             return
-        found = self.model.evaluate_privately(
-            *self._data, metrics=self._metrics, **self._options
+        self.model._before_use()
+        found = evaluate_privately(
+            self.model,
+            *self._data,
+            self._metrics,
+            **self._options,
+            function=self._function,
         )
         self.noise = {f"private_{name}": value for name, value in found.noise.items()}
         if logs is not None:
             logs.update({f"private_{name}": value for name, value in found.items()})
+            # Error bars: what an `EarlyStopping` takes as its min_delta.
+            logs.update({f"{name}_noise": value for name, value in self.noise.items()})

@@ -89,6 +89,35 @@ def checked_data(
     return x, kwargs
 
 
+def check_validation(model: keras.Model, data: Any) -> None:
+    """Refuses validation data that do not fit a model's only input.
+
+    Keras looks at them when the first epoch is over, and its budget spent.
+
+    Args:
+      model: private.
+      data: `validation_data` of `fit`: (x, y), with arrays, or a `tf.data.Dataset`.
+
+    Raises:
+      ValueError: if a dimension differs.
+    """
+    inputs = getattr(model, "inputs", None) or []
+    is_dataset = isinstance(data, tf.data.Dataset)
+    data = data.element_spec if is_dataset else data
+    if not isinstance(data, (tuple, list)) or not data or len(inputs) != 1:
+        return
+    leaves = tf.nest.flatten(data[0])
+    shape = getattr(leaves[0], "shape", None) if len(leaves) == 1 else None
+    if shape is None or len(shape) != len(inputs[0].shape):
+        return
+    expected = inputs[0].shape[1:]
+    if any(None not in (a, b) and a != b for a, b in zip(shape[1:], expected)):
+        raise ValueError(
+            f"validation_data must have the inputs of the model, of shape "
+            f"{(None, *expected)}, found {tuple(shape)}. Nothing was trained."
+        )
+
+
 # Arguments that would change the batches, and the values that change nothing.
 _UNCHANGED: dict[str, Any] = {
     "sample_weight": None,

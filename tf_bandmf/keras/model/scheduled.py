@@ -46,6 +46,12 @@ def scheduled(
             f"{plan.num_steps} steps are left. The budget is for no more: fit fewer "
             f"epochs, or make a plan for more."
         )
+    if "epochs" not in kwargs and asked < left:
+        warnings.warn(
+            f"epochs is left out: fit takes {asked} of the {left} steps that are left of "
+            f"the plan. Give epochs={-(-left // per_epoch)} for all of them.",
+            stacklevel=3,
+        )
     _end_executions_with_epochs(model, per_epoch)
     run = optimizer.run
     schedule = run.batches(schedule)
