@@ -1,5 +1,7 @@
 """The batch schedule of the fixed epoch order."""
 
+import warnings
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -96,3 +98,16 @@ def test_nothing_is_tuned_so_that_nothing_waits_for_the_tuner():
     options = make_plan().batches(np.arange(20)).dataset().options()
     assert options.autotune.enabled is False
     assert options.experimental_optimization.apply_default_optimizations is False
+
+
+def test_rows_with_missing_values_are_named():
+    x = np.ones([20, 3], np.float32)
+    x[::4, 1] = np.nan
+    with pytest.warns(
+        UserWarning, match="25% of 20 examples that were looked at have NaN"
+    ):
+        make_plan().batches(x)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", ".* have NaN")
+        make_plan().batches(np.nan_to_num(x))
+        make_plan().batches(x, ranges={"x": (0, 1)})  # declared

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import traceback
+import warnings
 
 import keras
 import numpy as np
@@ -365,3 +366,18 @@ def test_a_second_run_on_the_same_records_is_recognized():
     arrays = _plan().batches(X, Y)._examples.source.seen.records()
     stream = _plan().batches(_dataset())._examples.source.seen.records()
     assert all(map(np.array_equal, arrays, stream))
+
+
+@pytest.mark.parametrize("one_hot", [False, True])
+def test_a_data_set_that_is_sorted_by_class_is_named(one_hot):
+    labels = np.repeat(np.arange(3), [8, 6, 8])
+    targets = np.eye(3, dtype=np.float32)[labels] if one_hot else labels
+    ordered = tf.data.Dataset.from_tensor_slices((X, targets))
+    with pytest.warns(UserWarning, match="sorted by its 3 classes"):
+        _plan().batches(ordered)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", "The data set is sorted")
+        _plan().batches(ordered.shuffle(M, seed=1, reshuffle_each_iteration=False))
+        # One class alone, and values that are no classes.
+        _plan().batches(tf.data.Dataset.from_tensor_slices((X, 0 * labels)))
+        _plan().batches(tf.data.Dataset.from_tensor_slices((X, np.arange(M))))

@@ -86,6 +86,8 @@ class Examples:
             _refuse_overlap(source)
         if users is None:
             _warn_of_repetitions(source)
+        if map is None and source.parse is None and not (ranges or source.in_order):
+            _warn_of_missing_values(source)
         self.remarks, self.ranges = source.remarks, {}
         self._changes: list[Any] = []
         if source.parse is not None:
@@ -289,6 +291,22 @@ def _are_windows(rows: np.ndarray) -> bool:
         if (same & varies).mean() >= _MOST:
             return True
     return False
+
+
+def _warn_of_missing_values(source: ExampleSource) -> None:
+    """Warns if rows that are looked at have NaN: their gradients are, too."""
+    *leaves, works = source.probed_rows()
+    missing = np.zeros(len(works), bool)
+    for leaf in leaves:
+        if leaf.dtype.kind == "f":
+            missing |= np.isnan(leaf).reshape(len(leaf), -1).any(axis=1)
+    if missing.any():
+        warnings.warn(
+            f"{100.0 * missing.mean():.2g}% of {len(missing)} examples that "
+            f"were looked at have NaN. Such an example contributes nothing: fill missing "
+            f"values before plan.batches, and add a column that says where they were.",
+            stacklevel=4,
+        )
 
 
 def _warn_of_repetitions(source: ExampleSource) -> None:

@@ -95,6 +95,10 @@ class ExampleSource(abc.ABC):
                     raise ValueError(self._changed.format(place=changed[0]))
             return [*leaves, works]
 
+    def probed_rows(self) -> list[np.ndarray]:
+        """`rows` that are spread over the data set, a few hundred at most."""
+        return self.rows(self._probed[:: -(-len(self._probed) // _PROBED)])
+
     def read_all(self) -> None:
         """Reads all rows, so that all hashes are there."""
         size = sum(max(1, leaf.nbytes) for leaf in self._zeros(1))

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -19,7 +20,7 @@ import tensorflow as tf
 
 from tf_bandmf.sampling.failing import said_of
 from tf_bandmf.sampling.mapped import remarks_on
-from tf_bandmf.sampling.sources import ExampleSource, as_array, named_parts
+from tf_bandmf.sampling.sources import TARGETS, ExampleSource, as_array, named_parts
 
 _AT_ONCE = 256
 VOUCHED_ROWS = (
@@ -74,6 +75,7 @@ class StreamedExamples(ExampleSource):
         ):
             self.remarks += (VOUCHED_ROWS,)
         self._next, self._is_counted = 0, False
+        self._labels = np.zeros(0, np.int64)
         self._pass = self._new_pass()
         first = next(self._pass, None)
         if first is None:
@@ -89,6 +91,21 @@ class StreamedExamples(ExampleSource):
                 f"a plan for this data set; leave repeat() out."
             )
         self._is_counted = True
+        self._warn_of_order()
+
+    def _warn_of_order(self) -> None:
+        """Warns if all examples of a class come one after the other."""
+        labels = self._labels[: self.num_examples]
+        changes = int(np.count_nonzero(labels[1:] != labels[:-1]))
+        sizes = np.unique(labels, return_counts=True)[1]
+        if changes and changes == len(sizes) - 1 and sizes.min() > 1:
+            warnings.warn(
+                f"The data set is sorted by its {len(sizes)} classes, and is read in this "
+                f"order: each batch has one class, and the model forgets the others. "
+                f"Shuffle once: dataset.shuffle(size, seed=1, "
+                f"reshuffle_each_iteration=False), for files that of their names.",
+                stacklevel=6,
+            )
 
     def _new_pass(self) -> Iterator[dict[str, Any]]:
         """Contents of one example each, in their order."""
@@ -120,6 +137,8 @@ class StreamedExamples(ExampleSource):
         if self._next < 0:
             self._refuse_end(first + len(contents))
         rows = zip(*map(self._checked, contents))
+        if not self._is_counted and first == len(self._labels):
+            self._labels = np.append(self._labels, list(map(_label_of, contents)))
         return list(map(np.concatenate, rows))
 
     def _refuse_end(self, found: int) -> None:
@@ -131,6 +150,15 @@ class StreamedExamples(ExampleSource):
             f"single examples: dataset.unbatch(), or a function that yields each row of a "
             f"batch by itself."
         )
+
+
+def _label_of(content: dict[str, Any]) -> int:
+    """The class of an example, whose target is its number or one-hot; 0 for others."""
+    target = np.asarray(content.get(TARGETS, 0))
+    if target.size == 1 and target.dtype.kind in "iub":
+        return int(target.reshape(-1)[0])
+    is_one_hot = target.ndim == 2 and target.sum() == target.max() == 1.0
+    return int(target.argmax()) if is_one_hot else 0
 
 
 def is_stream(data: Any) -> bool:
