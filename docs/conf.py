@@ -55,12 +55,12 @@ napoleon_use_rtype = False
 html_theme = "pydata_sphinx_theme"
 html_title = "tf-bandmf"
 html_show_sourcelink = False
-# Pages without pages below them have no navigation at their side.
-html_sidebars = {"*": []}
+# These have no pages below or beside them.
+html_sidebars = {name: [] for name in ("index", "keras", "recipes", "pitfalls")}
 html_theme_options = {
     "navigation_depth": 2,
     "show_toc_level": 2,
-    "header_links_before_dropdown": 6,
+    "header_links_before_dropdown": 7,
     "navbar_persistent": ["search-button"],
     "footer_start": ["copyright"],
     "footer_end": [],
