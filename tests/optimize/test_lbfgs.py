@@ -111,15 +111,6 @@ def test_a_start_without_a_finite_objective_is_refused():
         )
 
 
-@pytest.mark.parametrize("progress, shown", [(True, True), (None, False)])
-def test_progress_appears_on_stderr_only_when_asked(in_bowl, progress, shown, capsys):
-    options = lbfgs.Options(progress=progress, max_iterations=1)
-    in_bowl(np.zeros(3), 1.0, options=options)
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert ("L-BFGS" in captured.err) == shown
-
-
 @pytest.mark.parametrize(
     "argument, value",
     [

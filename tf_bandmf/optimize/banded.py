@@ -11,7 +11,6 @@ import contextlib
 import dataclasses
 import functools
 import math
-from collections.abc import Sequence
 from typing import Any, Callable
 
 import numpy as np
@@ -30,10 +29,10 @@ from tf_bandmf.optimize.objectives import Objective
 from tf_bandmf.optimize.result import OptimizationResult
 from tf_bandmf.workloads import Workload
 
-# Takes variables, a number of bands and weights with offsets for given errors (see
+# Takes variables and weights with offsets for given errors (see
 # `Objective.supports`); gives the largest lower bound on the objective, and the errors.
 BoundFunction = Callable[
-    [np.ndarray, int, "Callable[[np.ndarray], list[tuple[np.ndarray, float]]]"],
+    [np.ndarray, "Callable[[np.ndarray], list[tuple[np.ndarray, float]]]"],
     "tuple[float, np.ndarray]",
 ]
 
@@ -136,7 +135,6 @@ def _bound_function(problem: Problem) -> BoundFunction:
 
     def bound(
         position: np.ndarray,
-        bands: int,
         supports: Callable[[np.ndarray], list[tuple[np.ndarray, float]]],
     ) -> tuple[float, np.ndarray]:
         variables = tf.constant(position)
@@ -150,10 +148,10 @@ def _bound_function(problem: Problem) -> BoundFunction:
             )
             at = certificate.Tangent(
                 float(weights @ errors),
-                band[:, :bands],
+                band,
                 norms,
                 groups,
-                rows[:, :bands],
+                rows,
                 product,
                 weights,
             )
@@ -166,19 +164,19 @@ def _bound_function(problem: Problem) -> BoundFunction:
 def optimize(
     workload: Workload,
     objective: Objective,
-    starts: Sequence[np.ndarray],
+    start: np.ndarray,
     separation: int | None,
     options: lbfgs.Options,
     is_certified: bool = True,
     device: str | None = None,
-) -> list[tuple[np.ndarray, OptimizationResult]]:
+) -> tuple[np.ndarray, OptimizationResult]:
     """The banded strategy with the smallest objective of the per-step errors.
 
     Args:
       workload: A.
       objective: of the per-step squared errors at unit sensitivity.
-      starts: columns of a strategy, `start[i, j] = C[j + i, j]`, shape [bands, n], with
-        a positive diagonal; for each number of bands that is wanted.
+      start: columns of a strategy, `start[i, j] = C[j + i, j]`, shape [bands, n], with
+        a positive diagonal.
       separation: None for columns of norm 1; b for `sum over columns i, i + b, ... of
         squared norms = 1`.
       options: when to stop.
@@ -186,37 +184,18 @@ def optimize(
       device: of the recursion; variables, L-BFGS and certificate stay on the host then.
 
     Returns:
-      For each start the columns, shape [bands, n], and the result with a certified gap
+      The columns, shape [bands, n], and the result with a certified gap
       if the objective is convex and that is wanted. The result's value is the objective
       at sensitivity 1 per column, or per group of columns.
     """
-    starts = list(starts)
-    largest = max(len(start) for start in starts)
-    # Strategies with fewer bands are those whose last diagonals stay 0.
-    is_masked = len(starts) > 1
-    traced = _traced(
-        workload, objective, largest, separation, options, is_masked, device
-    )
-    problem, inside = traced.problem, traced.inside
-    found = []
+    traced = _traced(workload, objective, len(start), separation, options, device)
+    problem = traced.problem
     with _on_the_host(device):
-        while starts:
-            # A copy of the variables may take a gigabyte: keep no more than needed.
-            start = starts.pop(0)
-            bands = len(start)
-            position = problem.position(np.pad(start, [(0, largest - bands), (0, 0)]))
-            del start
-            if inside is not None:
-                inside.assign(_first_diagonals(problem, bands))
-            result = _minimize(
-                traced, objective, position, bands, options, is_certified
-            )
-            position = result.position
-            final = problem.columns(tf.constant(position))
-            value = float(objective.reduction(problem.errors(final)))
-            columns = final[:bands].numpy()
-            found.append((columns, dataclasses.replace(result, value=value)))
-    return found
+        position = problem.position(start)
+        result = _minimize(traced, objective, position, options, is_certified)
+        columns = problem.columns(tf.constant(result.position))
+        value = float(objective.reduction(problem.errors(columns)))
+        return columns.numpy(), dataclasses.replace(result, value=value)
 
 
 def _on_the_host(device: str | None) -> contextlib.AbstractContextManager[None]:
@@ -233,14 +212,12 @@ class _Traced:
       bound: see `_bound_function`.
       minimizers: one for each stage of the objective.
       maximum: what the only minimizer minimizes, if it is the maximum of the errors.
-      inside: 1 for variables that may differ from 0; None if all may.
     """
 
     problem: Problem
     bound: BoundFunction
     minimizers: list[lbfgs.Minimizer]
     maximum: maximum.SmoothMaximum | None
-    inside: tf.Variable | None
 
 
 def _traced(
@@ -249,29 +226,23 @@ def _traced(
     bands: int,
     separation: int | None,
     options: lbfgs.Options,
-    is_masked: bool,
     device: str | None,
 ) -> _Traced:
     """What `optimize` evaluates. The last problem is kept: a draft precedes a plan."""
     config = configs.canonical_bytes(workload.to_config())
     n = workload.num_steps
     pairs = options.correction_pairs
-    key = config, objective, bands, separation, pairs, is_masked, device
+    key = config, objective, bands, separation, pairs, device
     if _LAST and _LAST[0][0] == key:
         return _LAST[0][1]
     _LAST.clear()
     scale = _column_scale(n, objective)
     problem = Problem(workload, bands, separation, scale, device)
     size = _num_variables(problem)
-    inside = None
-    if is_masked:
-        inside = tf.Variable(tf.ones([size], tf.float64), trainable=False)
-
     by_xla = device is None and _suits_xla(problem, objective)
 
     def minimizer(stage: Callable[[tf.Tensor], tf.Tensor]) -> lbfgs.Minimizer:
         def log_loss(position: tf.Tensor) -> tf.Tensor:
-            position = position if inside is None else position * inside
             errors = problem.errors(problem.columns(position), device)
             return tf.math.log(stage(errors))
 
@@ -280,8 +251,8 @@ def _traced(
     smooth = maximum.SmoothMaximum(n) if objective == objectives.MAX else None
     stages = objective.smooth_stages if smooth is None else (smooth,)
     minimizers = [minimizer(stage) for stage in stages]
-    found = _Traced(problem, _bound_function(problem), minimizers, smooth, inside)
-    if not is_masked and objective in (objectives.MEAN, objectives.MAX):
+    found = _Traced(problem, _bound_function(problem), minimizers, smooth)
+    if objective in (objectives.MEAN, objectives.MAX):
         _LAST.append((key, found))
     return found
 
@@ -290,7 +261,6 @@ def _minimize(
     traced: _Traced,
     objective: Objective,
     position: np.ndarray,
-    bands: int,
     options: lbfgs.Options,
     is_certified: bool,
 ) -> OptimizationResult:
@@ -304,7 +274,7 @@ def _minimize(
             return np.asarray(problem.errors(problem.columns(tf.constant(at))))
 
         def weighted(at: np.ndarray, weights: np.ndarray) -> tuple[float, np.ndarray]:
-            return traced.bound(at, bands, lambda errors: [(weights, 0.0)])
+            return traced.bound(at, lambda errors: [(weights, 0.0)])
 
         return maximum.minimize(
             traced.maximum,
@@ -320,7 +290,7 @@ def _minimize(
 
     def gap(at: np.ndarray) -> float:
         nonlocal best
-        bound, errors = traced.bound(at, bands, objective.supports)
+        bound, errors = traced.bound(at, objective.supports)
         best = max(best, bound)
         # Rounding may push the bound above the value at a perfect optimum.
         return max(0.0, 1.0 - best / float(objective.reduction(tf.constant(errors))))
@@ -350,10 +320,3 @@ def _suits_xla(problem: Problem, objective: Objective) -> bool:
 def _num_variables(problem: Problem) -> int:
     rows = problem.bands - (problem.separation is None)
     return rows * problem.workload.num_steps
-
-
-def _first_diagonals(problem: Problem, bands: int) -> np.ndarray:
-    """1 for variables of the first `bands` diagonals, else 0."""
-    diagonals = np.arange(int(problem.separation is None), problem.bands)
-    rows = (diagonals < bands).astype(np.float64)
-    return np.repeat(rows, problem.workload.num_steps)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import sys
 import time
 from collections.abc import Iterator
 from typing import Any, Callable
@@ -20,10 +19,10 @@ import tensorflow as tf
 from tensorflow.core.protobuf import config_pb2
 from tensorflow.python.eager import context
 
-from tf_bandmf.optimize.options import Options, unasked_bars
+from tf_bandmf.optimize.options import Options
 from tf_bandmf.optimize.result import OptimizationResult
 
-# Iterations between two looks at the certificate and the progress bar.
+# Iterations between two looks at the certificate.
 _SEGMENT = 20
 
 # Who takes more iterations is worth the optimization of the graph that takes them.
@@ -31,9 +30,6 @@ _AS_TRACED = 300
 
 # A gap within this many tolerances: from here on each step looks at the certificate.
 _NEAR = 10.0
-
-# A bar appears by itself on a terminal after this many seconds.
-_QUIET_SECONDS = 2.0
 
 
 def tfp_optimizer() -> Any:
@@ -56,44 +52,6 @@ def tfp_optimizer() -> Any:
             f"the same minor version as TensorFlow. Strategies in closed form "
             f"(identity, lambda_cgd, bsr, bisr) do without."
         ) from error
-
-
-class Progress:
-    """A tqdm bar that shows up only when it is wanted."""
-
-    def __init__(self, enabled: bool | None, total: int) -> None:
-        self._enabled = enabled
-        self._total = total
-        self._bar: Any = None
-        self._began = time.perf_counter()
-
-    def update(self, iterations: int, value: float, gap: float | None) -> None:
-        if self._enabled is False:
-            return
-        waited = time.perf_counter() - self._began
-        if self._enabled is None and not (
-            waited > _QUIET_SECONDS and unasked_bars.get() and sys.stderr.isatty()
-        ):
-            return
-        if self._bar is None:
-            import tqdm
-
-            self._bar = tqdm.tqdm(
-                total=self._total,
-                desc="L-BFGS",
-                file=sys.stderr,
-                unit="it",
-                leave=bool(self._enabled),
-            )
-        self._bar.n = iterations
-        state = {"value": f"{value:.8g}"}
-        if gap is not None:
-            state["gap"] = f"{gap:.1e}"
-        self._bar.set_postfix(state)
-
-    def close(self) -> None:
-        if self._bar is not None:
-            self._bar.close()
 
 
 class _Certificate:
@@ -300,7 +258,6 @@ class Minimizer:
             offset,
             tf.constant(tolerance, tf.float64),
         )
-        progress = Progress(options.progress, options.max_iterations)
         state = self._steps(initial, tf.constant(0), *scaling)
         del initial, gradient
         # Iterations and evaluations before the last restart, and the value at it.
@@ -315,7 +272,6 @@ class Minimizer:
             norm = float(norm) / reduction
             certificate.look(state.position, norm)
             objective = math.exp(float(offset) + value / factor)
-            progress.update(done, objective, certificate.found)
             if certificate.is_met:
                 break
             if norm <= options.gradient_tolerance * (1.0 + 1e-9):
@@ -356,8 +312,6 @@ class Minimizer:
         if certificate.is_met:
             converged = True
             message = f"certified gap <= {options.gap_tolerance:g}"
-        progress.update(done, objective, certificate.found)
-        progress.close()
         return OptimizationResult(
             position=state.position.numpy(),
             converged=converged,

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import contextvars
 import dataclasses
 import math
 
 import numpy as np
-
-# Whether a bar may appear that nobody asked for; a program that has a display of its own
-# says no.
-unasked_bars = contextvars.ContextVar("unasked_bars", default=True)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,8 +21,6 @@ class Options:
       decrease_tolerance: converged when 20 iterations lower the objective by no more
         than this, relatively.
       correction_pairs: memory of L-BFGS, or None for a choice by size.
-      progress: True for a bar on stderr, False for none, None for one that appears on
-        a terminal when it takes longer than two seconds.
 
     Raises:
       ValueError: if a number is out of range.
@@ -38,7 +31,6 @@ class Options:
     gap_tolerance: float = 1e-5
     decrease_tolerance: float = 1e-9
     correction_pairs: int | None = None
-    progress: bool | None = None
 
     def __post_init__(self) -> None:
         if self.max_iterations < 0:

@@ -13,6 +13,7 @@ import time
 import numpy as np
 
 from tf_bandmf.optimize import descent, toeplitz_sensitivity
+from tf_bandmf.optimize.options import Options
 from tf_bandmf.optimize.result import OptimizationResult
 from tf_bandmf.workloads import Workload
 
@@ -108,15 +109,13 @@ class SeriesProblem:
     def optimize(
         self,
         start: np.ndarray,
-        max_iterations: int,
-        gradient_tolerance: float,
+        options: Options,
     ) -> tuple[np.ndarray, OptimizationResult]:
         """L-BFGS, from coefficients with any leading one.
 
         Args:
           start: coefficients, shape [p].
-          max_iterations: of L-BFGS, over all restarts.
-          gradient_tolerance: converged when no derivative exceeds this.
+          options: when to stop; the decrease has a tolerance of its own.
 
         Returns:
           The coefficients, shape [p], leading 1, and the result.
@@ -131,8 +130,8 @@ class SeriesProblem:
         found = descent.minimize(
             self.value_and_gradient,
             position,
-            max_iterations,
-            gradient_tolerance,
+            options.max_iterations,
+            options.gradient_tolerance,
             _FIRST_STEP,
             _LEAST_DECREASE,
         )

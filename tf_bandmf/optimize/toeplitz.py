@@ -8,7 +8,6 @@ schedule makes `A C^-1` lose its Toeplitz structure; then the recursion of
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Callable
 
 import numpy as np
@@ -160,13 +159,13 @@ def log_loss(
 def optimize(
     workload: Workload,
     objective: Objective,
-    starts: Sequence[np.ndarray],
+    start: np.ndarray,
     separation: int,
     participations: int,
     options: lbfgs.Options,
     inverse: bool = False,
     fixed_order: bool = False,
-) -> list[tuple[np.ndarray, OptimizationResult]]:
+) -> tuple[np.ndarray, OptimizationResult]:
     """The Toeplitz coefficients with the smallest error at unit sensitivity.
 
     Minimized is the objective of the per-step errors times the squared sensitivity: for
@@ -177,9 +176,8 @@ def optimize(
     Args:
       workload: A.
       objective: of the per-step squared errors.
-      starts: coefficients to start from, shape [bands], the first one not zero; for
-        each number of bands that is wanted.
-      separation: b; not less than the bands of any start if there are several.
+      start: coefficients to start from, shape [bands], the first one not zero.
+      separation: b.
       participations: k.
       options: when to stop.
       inverse: whether the coefficients are those of `C^-1` (BandInvMF,
@@ -187,25 +185,12 @@ def optimize(
       fixed_order: whether an example takes part at `i, i + b, ...` alone.
 
     Returns:
-      For each start the coefficients, shape [bands], leading 1, and the result.
+      The coefficients, shape [bands], leading 1, and the result.
     """
-    size = max(len(start) for start in starts) - 1
-    # Strategies with fewer bands are those whose last coefficients stay 0.
-    inside = tf.Variable(tf.ones([size], tf.float64), trainable=False)
-
-    def masked(stage: Callable[[tf.Tensor], tf.Tensor]) -> lbfgs.Minimizer:
-        rates = separation, participations
+    rates = separation, participations
+    position = start[1:] / start[0]
+    for stage in objective.smooth_stages:
         loss = log_loss(workload, stage, *rates, inverse, fixed_order)
-        return lbfgs.Minimizer(lambda position: loss(position * inside), size, options)
-
-    minimizers = [masked(stage) for stage in objective.smooth_stages]
-    found = []
-    for start in starts:
-        bands = len(start)
-        inside.assign((np.arange(1, size + 1) < bands).astype(np.float64))
-        position = np.pad(start[1:] / start[0], [0, size + 1 - bands])
-        for minimizer in minimizers:
-            result = minimizer.minimize(position, 1.0, first_step=_FIRST_STEP)
-            position = result.position
-        found.append((np.concatenate([[1.0], position[: bands - 1]]), result))
-    return found
+        result = lbfgs.minimize(loss, position, 1.0, options, first_step=_FIRST_STEP)
+        position = result.position
+    return np.concatenate([[1.0], position]), result

@@ -7,7 +7,6 @@ section 4 and Appendix B, in the parametrization of McKenna, arXiv:2405.15913, s
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -23,7 +22,6 @@ from tf_bandmf.workloads import Workload, check_workload
 if TYPE_CHECKING:
     from tf_bandmf.optimize.lbfgs import Options
     from tf_bandmf.optimize.objectives import Objective, ObjectiveLike
-    from tf_bandmf.optimize.result import OptimizationResult
 
 # A choice needs three, a plan six.
 _DRAFT_ITERATIONS, _DRAFT_DECREASE = 40, 2e-4
@@ -47,7 +45,6 @@ def optimized_banded(
     gradient_tolerance: float = 1e-5,
     decrease_tolerance: float = 1e-9,
     correction_pairs: int | None = None,
-    progress: bool | None = None,
     device: str | None = None,
 ) -> Strategy:
     """The banded `C` with the smallest error at sensitivity 1, with a certificate.
@@ -86,8 +83,6 @@ def optimized_banded(
         than this, relatively; raise it for very large problems.
       correction_pairs: memory of L-BFGS; each pair takes several vectors of
         `n * bands` numbers. By default 10, and fewer for very large problems.
-      progress: True for a progress bar on stderr, False for none, None for one that
-        appears on a terminal after two seconds.
       device: where to run the recursion that takes most of the time, for example
         "GPU:0". L-BFGS, the value and the certificate stay on the host. None leaves all
         to TensorFlow.
@@ -107,52 +102,51 @@ def optimized_banded(
         gradient_tolerance=gradient_tolerance,
         decrease_tolerance=decrease_tolerance,
         correction_pairs=correction_pairs,
-        progress=progress,
     )
     bands = optimized.check_bands(bands, workload.num_steps)
     separation = None
     if not column_normalized:
         separation = _epoch(participation, bands, workload.num_steps)
-    (strategy,) = _optimized(
-        workload, [bands], objective, separation, start, options, device=device
+    return _optimized(
+        workload, bands, objective, separation, start, options, device=device
     )
-    return strategy
 
 
 def _optimized(
     workload: Workload,
-    bands: Sequence[int],
+    bands: int,
     objective: ObjectiveLike,
     separation: int | None,
     start: Strategy | None,
     options: Options,
     is_certified: bool = True,
     device: str | None = None,
-) -> list[Strategy]:
-    """For each number of bands, traced once for all.
-
-    Each takes the time and memory of the largest one to evaluate: for numbers that are
-    small, or close to one another. Without a `separation` columns have norm 1.
-    """
+) -> Strategy:
+    """See `optimized_banded`; without a `separation` columns have norm 1."""
     from tf_bandmf.optimize import banded as problem
-    from tf_bandmf.optimize import objectives
+    from tf_bandmf.optimize import banded_matrices, objectives
 
     goal = objectives.resolve(objective)
-    starts = [
-        _default_columns(
-            workload, count, goal, separation, options, is_certified, device
+    if start is None:
+        columns = _default_columns(
+            workload, bands, goal, separation, options, is_certified, device
         )
-        if start is None
-        else _start_columns(workload, start, count)
-        for count in bands
-    ]
-    found = problem.optimize(
-        workload, goal, starts, separation, options, is_certified, device
+    else:
+        columns = _start_columns(workload, start, bands)
+    columns, result = problem.optimize(
+        workload, goal, columns, separation, options, is_certified, device
     )
-    return [
-        _strategy(columns, separation is None, goal, result)
-        for columns, result in found
-    ]
+    rows = banded_matrices.rows_from_columns(columns).numpy()
+    norms = ", columns of equal norm" if separation is None else ""
+    return Strategy(
+        "banded",
+        matrices.RowBanded(rows),
+        {"bands": bands, "column_normalized": separation is None},
+        {
+            **optimized.diagnostics(goal.name, result),
+            "optimal_among": f"{bands} band{'s' * (bands > 1)}{norms}",
+        },
+    )
 
 
 def _start_columns(workload: Workload, start: Strategy, bands: int) -> np.ndarray:
@@ -171,32 +165,6 @@ def _start_columns(workload: Workload, start: Strategy, bands: int) -> np.ndarra
         )
     rows = matrices.as_rows(start.matrix)
     return optimized.fit_bands(banded_matrices.columns_from_rows(rows), bands)
-
-
-def _class(bands: int, column_normalized: bool) -> str:
-    """The strategies among which the optimality gap is one, in words."""
-    described = f"{bands} band{'s' * (bands > 1)}"
-    return described + (", columns of equal norm" if column_normalized else "")
-
-
-def _strategy(
-    columns: np.ndarray,
-    column_normalized: bool,
-    objective: Objective,
-    result: OptimizationResult,
-) -> Strategy:
-    from tf_bandmf.optimize import banded_matrices
-
-    rows = banded_matrices.rows_from_columns(columns).numpy()
-    return Strategy(
-        "banded",
-        matrices.RowBanded(rows),
-        {"bands": len(columns), "column_normalized": column_normalized},
-        {
-            **optimized.diagnostics(objective.name, result),
-            "optimal_among": _class(len(columns), column_normalized),
-        },
-    )
 
 
 def _epoch(participation: Participation | None, bands: int, num_steps: int) -> int:
@@ -247,8 +215,8 @@ def _default_columns(
             decrease_tolerance=max(options.decrease_tolerance, _START_DECREASE),
         )
         shorter = dataclasses.replace(workload, num_steps=fewer)
-        (found,) = _optimized(
-            shorter, [bands], objective, None, None, options, is_certified, device
+        found = _optimized(
+            shorter, bands, objective, None, None, options, is_certified, device
         )
         return continuation.continued(_start_columns(shorter, found, bands), n)
     plain = dataclasses.replace(workload, learning_rates=None)
@@ -287,10 +255,9 @@ def _draft(
     options = lbfgs.Options(
         max_iterations=_DRAFT_ITERATIONS, decrease_tolerance=_DRAFT_DECREASE
     )
-    (strategy,) = _optimized(
-        workload, [bands], objective, None, None, options, is_certified=False
+    return _optimized(
+        workload, bands, objective, None, None, options, is_certified=False
     )
-    return strategy
 
 
 register(

@@ -8,12 +8,12 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from typing import TYPE_CHECKING, Any, Callable
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from tf_bandmf import matrices
-from tf_bandmf.optimize import series_problem
+from tf_bandmf.optimize.options import Options
 from tf_bandmf.participation import Participation
 from tf_bandmf.strategies import optimized
 from tf_bandmf.strategies.base import Strategy
@@ -36,7 +36,6 @@ def optimized_banded_inverse(
     start: Strategy | None = None,
     max_iterations: int = 500,
     gradient_tolerance: float = 1e-7,
-    progress: bool | None = None,
 ) -> Strategy:
     """The Toeplitz `C` with banded inverse that has the smallest error.
 
@@ -59,8 +58,6 @@ def optimized_banded_inverse(
       max_iterations: of L-BFGS.
       gradient_tolerance: converged when no derivative of the logarithm of the squared
         error exceeds this.
-      progress: True for a progress bar on stderr, False for none, None for one that
-        appears on a terminal after two seconds.
 
     Returns:
       The strategy; its diagnostics say whether the optimizer converged.
@@ -73,9 +70,8 @@ def optimized_banded_inverse(
     bands = optimized.check_bands(bands, n)
     participation.validate_num_steps(n)
     initial = optimized.toeplitz_start(start, bands, n, inverse=True)
-    search = _Search(
-        workload, participation, objective, max_iterations, gradient_tolerance, progress
-    )
+    options = Options(max_iterations, gradient_tolerance)
+    search = _Search(workload, participation, objective, options)
     if initial is not None:
         found = search.from_start(initial)
     else:
@@ -91,39 +87,12 @@ class _Search:
         workload: Workload,
         participation: Participation,
         objective: ObjectiveLike,
-        max_iterations: int,
-        gradient_tolerance: float,
-        progress: bool | None,
+        options: Options,
     ) -> None:
         self._workload, self._participation = workload, participation
         # Where it is a bound, it can take seconds.
         self._sensitivity = functools.cache(lambda x: x.sensitivity(participation))
-        self._limits = max_iterations, gradient_tolerance
-        n = workload.num_steps
-        self._rates = participation.separation(), participation.participations(n)
-        name = series_problem.named_objective(workload, objective)
-        self._series: series_problem.SeriesProblem | None = None
-        self._reduction: Callable[[np.ndarray], Any]
-        if name is not None:
-            self.objective = name
-            self._series = series_problem.SeriesProblem(
-                workload,
-                name,
-                *self._rates,
-                inverse=True,
-                fixed_order=participation.has_fixed_positions,
-            )
-            self._reduction = np.mean if name == "mean" else np.max
-            return
-        from tf_bandmf.optimize import lbfgs, objectives
-
-        self._goal = objectives.resolve(objective, errors_increase=workload.is_toeplitz)
-        self.objective, self._reduction = self._goal.name, self._goal.reduction
-        self._options = lbfgs.Options(
-            max_iterations=max_iterations,
-            gradient_tolerance=gradient_tolerance,
-            progress=progress,
-        )
+        self._objective, self._options = objective, options
 
     def with_continuation(self, bands: int) -> Strategy:
         """From BISR; if that has no exact end, also from the optimum of half as many."""
@@ -137,31 +106,25 @@ class _Search:
 
     def from_start(self, initial: np.ndarray) -> Strategy:
         """The optimum that descent from here leads to; or the start, if that is better."""
-        if self._series is not None:
-            coefficients, result = self._series.optimize(initial, *self._limits)
-        else:
-            from tf_bandmf.optimize import toeplitz as problem
-
-            ((coefficients, result),) = problem.optimize(
-                self._workload,
-                self._goal,
-                [initial],
-                *self._rates,
-                self._options,
-                inverse=True,
-                fixed_order=self._participation.has_fixed_positions,
-            )
-        found = self._strategy(coefficients, result)
-        start = self._strategy(
-            initial / initial[0],
-            dataclasses.replace(
-                result, converged=False, message="no error below that of the start"
-            ),
+        use, n = self._participation, self._workload.num_steps
+        coefficients, result, name, self._reduction = optimized.toeplitz_optimum(
+            self._workload,
+            self._objective,
+            initial,
+            (use.separation(), use.participations(n)),
+            self._options,
+            inverse=True,
+            fixed_order=use.has_fixed_positions,
         )
+        found = self._strategy(coefficients, result, name)
+        unchanged = dataclasses.replace(
+            result, converged=False, message="no error below that of the start"
+        )
+        start = self._strategy(initial / initial[0], unchanged, name)
         return min(found, start, key=self._error)
 
     def _strategy(
-        self, coefficients: np.ndarray, result: OptimizationResult
+        self, coefficients: np.ndarray, result: OptimizationResult, name: str
     ) -> Strategy:
         return Strategy(
             "bandinv",
@@ -169,7 +132,7 @@ class _Search:
                 matrices.ToeplitzBanded(coefficients, self._workload.num_steps)
             ),
             {"bands": coefficients.size},
-            optimized.diagnostics(self.objective, result),
+            optimized.diagnostics(name, result),
         )
 
     def _is_sound(self, found: Strategy) -> bool:

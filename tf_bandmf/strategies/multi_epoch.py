@@ -10,7 +10,6 @@ participation there are no such columns, and the optimum is that of all factoriz
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any, Callable
 
 import numpy as np
@@ -37,7 +36,6 @@ def dense(
     equal_column_norms: bool | None = None,
     tolerance: float = 1e-6,
     max_iterations: int = 300,
-    progress: Callable[[int, float], None] | None = None,
 ) -> Strategy:
     """The dense strategy with the smallest mean error among a class of strategies.
 
@@ -77,7 +75,6 @@ def dense(
       tolerance: largest certified relative gap of the squared error; for the optimum of
         all with two participations at least 1e-4.
       max_iterations: iterations of one eigendecomposition each, about 10 n^3 operations.
-      progress: called with the iteration and the current relative gap.
 
     Returns:
       The strategy, scaled to sensitivity 1 under fixed epoch order. Its diagnostics have
@@ -105,7 +102,11 @@ def dense(
     b = participation.separation() if k > 1 else n
     is_fixed = isinstance(participation, FixedEpochOrder)
     if k == 2 and not is_fixed and equal_column_norms is None and n <= _LARGEST_OF_ALL:
-        return _for_two(workload, b, tolerance, max_iterations, progress)
+        tolerance = max(tolerance, _TOLERANCE_OF_ALL)
+        rounds = min(max_iterations, _MOST_ROUNDS)
+        found = two_participations.optimum(workload.to_dense(), b, tolerance, rounds)
+        parameters = {"min_separation": b, "max_participations": 2}
+        return _strategy(found, parameters, tolerance, _ALL)
     if equal_column_norms is None:
         equal_column_norms = not is_fixed
     if not equal_column_norms and k < -(-n // b):
@@ -114,7 +115,7 @@ def dense(
             f"column norms, found {k}. Set equal_column_norms=True."
         )
     found = _optimize(
-        workload, min(b, n), k, equal_column_norms, tolerance, max_iterations, progress
+        workload, min(b, n), k, equal_column_norms, tolerance, max_iterations
     )
     return _strategy(
         found,
@@ -124,24 +125,8 @@ def dense(
     )
 
 
-def _for_two(
-    workload: Workload,
-    min_separation: int,
-    tolerance: float,
-    max_iterations: int,
-    progress: Callable[[int, float], None] | None,
-) -> Strategy:
-    tolerance = max(tolerance, _TOLERANCE_OF_ALL)
-    rounds = min(max_iterations, _MOST_ROUNDS)
-    found = two_participations.optimum(
-        workload.to_dense(), min_separation, tolerance, rounds, progress
-    )
-    parameters = {"min_separation": min_separation, "max_participations": 2}
-    return _strategy(found, parameters, tolerance, _ALL)
-
-
 def _strategy(
-    found: _Optimum | two_participations.Optimum,
+    found: two_participations.Optimum,
     parameters: dict[str, Any],
     tolerance: float,
     optimal_among: str,
@@ -166,14 +151,6 @@ def _class(max_participations: int, equal_column_norms: bool) -> str:
     if max_participations == 1:
         return _ALL
     return "orthogonal columns" + (" of equal norm" if equal_column_norms else "")
-
-
-@dataclasses.dataclass(frozen=True)
-class _Optimum:
-    gram: np.ndarray
-    squared_error: float
-    gap: float
-    iterations: int
 
 
 class _Blocks:
@@ -238,8 +215,7 @@ def _optimize(
     equal_column_norms: bool,
     tolerance: float,
     max_iterations: int,
-    progress: Callable[[int, float], None] | None,
-) -> _Optimum:
+) -> two_participations.Optimum:
     """The fixed-point iteration; `X = D^1/2 Y D^1/2` with unit diagonal blocks of Y.
 
     D holds the squared column norms. Optimal ones make the diagonal of the multiplier of
@@ -259,7 +235,7 @@ def _optimize(
     accelerator = _Anderson()
     best: tuple[float, np.ndarray] | None = None
     lower, gap, iteration = 0.0, np.inf, 0
-    for iteration in range(1, max_iterations + 1):
+    for iteration in range(1, max_iterations + 1):  # noqa: B007, read after it
         root = _power(multiplier, 0.5)
         inverse_root = _power(multiplier, -0.5)
         scale = 1.0 / np.sqrt(norms)
@@ -284,8 +260,6 @@ def _optimize(
         if best is None or error < best[0]:
             best = (error, np.sqrt(norms)[:, None] * blocks.apply(whiten, left))
         gap = best[0] / lower - 1.0
-        if progress is not None:
-            progress(iteration, gap)
         if gap <= tolerance:
             break
         update = _power(current, _RELAXATION)
@@ -304,7 +278,8 @@ def _optimize(
         norms = blocks.join(targets)
     assert best is not None
     factor = best[1][inverse_order]
-    return _Optimum(factor @ factor.T, best[0], max(float(gap), 0.0), iteration)
+    gap = max(float(gap), 0.0)
+    return two_participations.Optimum(factor @ factor.T, best[0], gap, iteration)
 
 
 class _Anderson:

@@ -18,7 +18,6 @@ and the optimum is `X = L^-1/2 (L^1/2 A^T A L^1/2)^1/2 L^-1/2` for the best weig
 from __future__ import annotations
 
 import dataclasses
-from typing import Callable
 
 import numpy as np
 
@@ -49,7 +48,6 @@ def optimum(
     min_separation: int,
     tolerance: float,
     max_rounds: int,
-    progress: Callable[[int, float], None] | None = None,
 ) -> Optimum:
     """The X with the smallest squared error at sensitivity 1.
 
@@ -61,7 +59,6 @@ def optimum(
       min_separation: b.
       tolerance: largest relative gap.
       max_rounds: of adding constraints; each takes some 200 times 10 n^3 operations.
-      progress: called with the round and the current gap.
     """
     n = len(workload)
     rows, columns = np.triu_indices(n, min_separation)
@@ -85,8 +82,6 @@ def optimum(
         if error < best:
             best, gram = error, x / largest
         gap = max(best / lower - 1.0, 0.0)
-        if progress is not None:
-            progress(index, gap)
         if gap <= tolerance:
             break
         weights = _kept(found, min_separation)
