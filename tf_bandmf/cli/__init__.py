@@ -12,6 +12,7 @@ Messages are one line on standard error; results go to standard output.
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Sequence
 
@@ -40,6 +41,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
       The exit code; see above.
     """
+    logger = logging.getLogger("tf_bandmf")
+    logger.setLevel(logging.INFO)
+    logger.addFilter(commands.tell)
     try:
         with without_native_logs():
             _GROUP.main(arguments, prog_name=PROGRAM, standalone_mode=False)

@@ -1,7 +1,8 @@
-"""`plan`, `compare`, `bands`, `advise` and `show`."""
+"""`plan`, `compare`, `advise` and `show`."""
 
 from __future__ import annotations
 
+import logging
 import pathlib
 import sys
 import time
@@ -9,7 +10,7 @@ from typing import Any
 
 import click
 
-from tf_bandmf.cli.signatures import Several, command
+from tf_bandmf.cli.signatures import command
 
 
 class _File(click.Path):
@@ -28,19 +29,18 @@ def _option(name: str, help: str, kind: Any = None) -> click.Option:
 _FILE = _File(dir_okay=False)
 _PLOT = _option("--plot", "save a picture (.png, .pdf, .svg; tf-bandmf[plot])", _FILE)
 _OUT = _option("--out", "save the plan (JSON)", _FILE)
-_CARD = _option("--card", "save a privacy card: .md, .html or .json", _FILE)
+_CARD = _option("--card", "save a privacy card: .md or .json", _FILE)
 _MODEL = _option("--model-name", "of the model, for the card")
 _UNIT = _option("--unit", "whose presence is hidden; by default as planned")
 _SEPARATION = _option("--min-separation", "of MinSep, with --num-steps", int)
 _MOST = _option("--max-participations", "of MinSep, with --num-steps", int)
-_NAME = _option("--mechanism", '"banded", "toeplitz" or "bsr", or ":normalized"')
-_BANDS = _option("--candidates", "by default powers of two", Several())
 
 
-def _tell(name: str) -> None:
+def tell(record: logging.LogRecord) -> bool:
     """Says on standard error what is computed, once that has taken a while."""
     if time.process_time() > 4.0:
-        print(f"{name} ...", file=sys.stderr, flush=True)
+        print(f"{record.getMessage()} ...", file=sys.stderr, flush=True)
+    return True
 
 
 def _draw(path: str | None, name: str, shown: tuple[Any, ...]) -> None:
@@ -67,7 +67,7 @@ def _plan(out: str | None = None, plot: str | None = None, **given: Any) -> Any:
     from tf_bandmf.planning import build
 
     kept = {k: given.pop(k, 0) for k in ("counts", "metrics", "evaluations")}
-    plan = build.plan(**_asserted(given), progress=_tell)
+    plan = build.plan(**_asserted(given))
     plan = plan.reserve(**kept) if any(kept.values()) else plan
     _draw(plot, "plan_overview", ("the plan", {"the plan": plan}))
     if out is not None:
@@ -101,27 +101,15 @@ def _record(plan: Any) -> dict[str, Any]:
 def _compare(plot: str | None = None, **given: Any) -> Any:
     from tf_bandmf.planning.compare import compare
 
-    found = compare(**_asserted(given), progress=_tell)
+    found = compare(**_asserted(given))
     _draw(plot, "comparison_bars", (found,))
     return found
-
-
-def _bands(mechanism: Any = None, candidates: Any = None, **given: Any) -> Any:
-    """The comparison of one mechanism with several numbers of bands."""
-    given["sampling"] = "cyclic-poisson"
-    m, batch, epochs = (given.get(k) for k in ("num_examples", "batch_size", "epochs"))
-    if m is not None and batch is not None and epochs is not None:
-        powers = [2**i for i in range(30) if 2**i * batch <= m]
-        counts = [int(count) for count in candidates or powers]
-        name, *rest = (mechanism or "toeplitz").split(":")
-        given["mechanisms"] = [":".join([name, str(count), *rest]) for count in counts]
-    return _compare(**given)
 
 
 def _advise(**given: Any) -> Any:
     from tf_bandmf.planning.advice import advise
 
-    return advise(**given, progress=_tell)
+    return advise(**given)
 
 
 def _show(path: str, card: Any = None, plot: Any = None, **of_card: Any) -> Any:
@@ -130,7 +118,7 @@ def _show(path: str, card: Any = None, plot: Any = None, **of_card: Any) -> Any:
     read = Plan.load(path)
     made = read.statement(of_card.pop("unit", None)).card(**of_card)
     if card is not None:
-        write = {".md": "to_model_card", ".html": "to_html", ".json": "to_json"}
+        write = {".md": "to_model_card", ".json": "to_json"}
         suffix = pathlib.Path(card).suffix
         if suffix not in write:
             raise ValueError(f"--card must end in {', '.join(write)}, found {card}.")
@@ -157,5 +145,4 @@ COMMANDS = (
     command("compare", _compare, _USES, more=_COMPARED, record=_many),
     command("advise", _advise, "planning.advice:advise", record=_one),
     command("show", _show, "planning.plan:Plan.load", record=_record, **_reads),
-    command("bands", _bands, _USES, more=(_NAME, _BANDS, *_COMPARED), record=_many),
 )

@@ -13,9 +13,9 @@ plans add, which is exact, and on one rule for the rate (`planning.learning_rate
 from __future__ import annotations
 
 import dataclasses
-import math
+import logging
 from collections.abc import Sequence
-from typing import Any, Callable
+from typing import Any
 
 from tf_bandmf import workloads
 from tf_bandmf.accounting.checks import whole_number
@@ -25,9 +25,9 @@ from tf_bandmf.planning import build, learning_rates
 from tf_bandmf.planning.arguments import check_budget
 from tf_bandmf.planning.compare import quick_rows
 from tf_bandmf.planning.plan import Plan
-from tf_bandmf.planning.tuning import TuningCost, tuning_cost
 from tf_bandmf.strategies import registry
 
+_LOG = logging.getLogger("tf_bandmf")
 # Both are exact; others are compared if they are named.
 DEFAULT_SAMPLINGS = ("fixed-order", "poisson")
 # The simulation of b-min-sep sampling takes minutes a setting.
@@ -87,7 +87,6 @@ class Advice:
       settings: the settings that were compared: for each sampling, the batch sizes,
         largest first, with mechanisms in closed form; the advised one is `setting`.
       reasons: pairs of a subject ("batch size") and a sentence or two.
-      tuning: the cost of private trials, if asked for.
       arguments: arguments of `tf_bandmf.plan`.
     """
 
@@ -98,7 +97,6 @@ class Advice:
     expected_share: float
     settings: tuple[RunSetting, ...]
     reasons: tuple[tuple[str, str], ...]
-    tuning: TuningCost | None
     arguments: dict[str, Any]
 
     @property
@@ -125,16 +123,12 @@ class Advice:
         """Plain finite values, ready for JSON."""
         given = ("optimizer", "optimizer_arguments", "l2_norm_clip", "expected_share")
         planned = ("noise_multiplier", "noise_stddev", "epsilon", "delta", "kind")
-        tuning = None if self.tuning is None else dataclasses.asdict(self.tuning)
-        if tuning is not None and math.isinf(tuning["shape"]):
-            tuning["shape"] = None
         return {
             **dataclasses.asdict(self.setting),
             **{name: getattr(self, name) for name in given},
             **{name: getattr(self.plan, name) for name in planned},
             "settings": [dataclasses.asdict(one) for one in self.settings],
             "reasons": dict(self.reasons),
-            "tuning": tuning,
         }
 
     def __str__(self) -> str:
@@ -156,8 +150,6 @@ class Advice:
         width = max(map(len, values))
         lines = [f"{name.ljust(width)}  {value}" for name, value in values.items()]
         lines += ["", *(f"{name}: {text}" for name, text in self.reasons)]
-        if self.tuning is not None:
-            lines.append(f"private trials: {self.tuning}")
         return "\n".join(lines)
 
 
@@ -174,8 +166,6 @@ def advise(
     sampling: str | Sequence[str] = DEFAULT_SAMPLINGS,
     mechanism: str = "auto",
     max_memory_vectors: int | None = None,
-    expected_trials: float | None = None,
-    progress: Callable[[str], None] | None = None,
 ) -> Advice:
     """Advises how to train with a budget; reads no private data.
 
@@ -203,9 +193,6 @@ def advise(
       mechanism: as for `tf_bandmf.plan`. A name with a closed form is also used to
         compare batch sizes.
       max_memory_vectors: as for `tf_bandmf.plan`.
-      expected_trials: None, or the expected number of private trials whose cost is to
-        be computed; see `tf_bandmf.tuning_cost`.
-      progress: called with what is computed next.
 
     Returns:
       The advice.
@@ -219,9 +206,6 @@ def advise(
     is_adam = optimizer == "adam"
     if is_adam and mechanism == "auto":
         mechanism = "identity"
-    if progress is not None and not callable(progress):
-        raise ValueError(f"progress must be a function or None, found {progress!r}.")
-    tell = progress or (lambda name: None)
     num_parameters = whole_number("num_parameters", num_parameters)
     clip, why = learning_rates.clip_norm(loss)
     scan = _Scan(
@@ -236,7 +220,7 @@ def advise(
     if max_batch_size is not None:
         largest = min(largest, whole_number("max_batch_size", max_batch_size))
     samplings = _samplings(sampling)
-    compared = {name: scan.batch_sizes(name, largest, tell) for name in samplings}
+    compared = {name: scan.batch_sizes(name, largest) for name in samplings}
     settings = tuple(one for several in compared.values() for one in several)
     if not settings:
         raise ValueError(
@@ -260,8 +244,7 @@ def advise(
     }
     if max_memory_vectors is not None:
         arguments["max_memory_vectors"] = max_memory_vectors
-    tell("the plan")
-    plan = build.plan(**arguments, progress=progress or False)
+    plan = build.plan(**arguments)
     name, table = registry.specification(plan.strategy), plan.choice
     assert plan.expected_batch_size is not None  # of a named sampling
     setting = scan.setting(
@@ -276,12 +259,7 @@ def advise(
     )
     reasons |= {"clip norm": why}
     reasons |= {} if table is None else {"mechanism": table.reason}
-    reasons |= {"optimizer": _ADAM if is_adam else _SGD}
-    reasons |= {"expected share": _verdict(share, setting, num_parameters, clip)}
-    tuning = None
-    if expected_trials is not None:
-        tell("private trials")
-        tuning = tuning_cost(plan, expected_trials)
+    reasons |= {"expected share": _verdict(share)}
     return Advice(
         plan=plan,
         setting=setting,
@@ -290,23 +268,8 @@ def advise(
         expected_share=share,
         settings=tuple(setting if one is chosen else one for one in settings),
         reasons=tuple(reasons.items()),
-        tuning=tuning,
         arguments=arguments,
     )
-
-
-_AVERAGE = (
-    "the moving average of the weights remembers a tenth of the steps and costs no "
-    "privacy."
-)
-_SGD = (
-    "Give keras.optimizers.SGD all of `optimizer_arguments`. The rate is the largest that "
-    f"noise and the curvature of usual losses allow; {_AVERAGE}"
-)
-_ADAM = (
-    "Give keras.optimizers.Adam all of `optimizer_arguments`. The rate was near the best "
-    f"on the tasks that were measured; {_AVERAGE}"
-)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -326,9 +289,7 @@ class _Scan:
     budget: tuple[float, float]
     mechanisms: tuple[str, ...] | None
 
-    def batch_sizes(
-        self, sampling: str, largest: int, tell: Callable[[str], None]
-    ) -> list[RunSetting]:
+    def batch_sizes(self, sampling: str, largest: int) -> list[RunSetting]:
         """The best mechanism for the largest batch, and for powers of two below it.
 
         Raises:
@@ -348,7 +309,7 @@ class _Scan:
                     f"{float(self.num_examples):g} and max_batch_size = {size}. Use "
                     f"larger batches or fewer epochs."
                 )
-            tell(f"{sampling}, batches of {size}")
+            _LOG.info("comparing %s, batches of %d", sampling, size)
             compared = self._settings(sampling, size)
             if compared:
                 settings.append(max(compared, key=_progress))
@@ -437,9 +398,7 @@ def _choose(
     return chosen, {"batch size": batch, "sampling": demand}
 
 
-def _verdict(
-    share: float, setting: RunSetting, num_parameters: int, clip: float
-) -> str:
+def _verdict(share: float) -> str:
     """What to expect of the run, in words."""
     text = (
         f"About {share:.2f} of what the model gains without privacy (give or take "
@@ -449,13 +408,4 @@ def _verdict(
         return text
     begin = "Expect nothing" if share < _NOTHING else "Expect little"
     text = f"{begin}: {text[0].lower()}{text[1:]}"
-    smaller = num_parameters
-    while smaller > 1 and (
-        learning_rates.expected_share(setting.noise, smaller, setting.num_steps, clip)
-        < _LITTLE
-    ):
-        smaller //= 2
-    if smaller > 100:
-        text += f" A model of at most {smaller:,} weights would reach {_LITTLE:g}"
-        return f"{text}; so would more examples, or a larger epsilon."
-    return f"{text} More examples or a larger epsilon would help."
+    return f"{text} Fewer weights, more examples or a larger epsilon would help."

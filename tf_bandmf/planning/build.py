@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
-from typing import Any, Callable
+from typing import Any
 
 from tf_bandmf import workloads
 from tf_bandmf.accounting.checks import LARGEST_EPSILON, check_positive, no_privacy
 from tf_bandmf.participation import Participation
-from tf_bandmf.planning import sampling_advice
 from tf_bandmf.planning.arguments import (
     DataUse,
     check_budget,
@@ -40,7 +38,6 @@ def plan(
     l2_norm_clip: float = 1.0,
     max_memory_vectors: int | None = None,
     confidence: float | None = None,
-    progress: bool | Callable[[str], None] = False,
     test_seed: int | None = None,
     unit: str = ONE_EXAMPLE,
     generator: str = "philox",
@@ -63,7 +60,8 @@ def plan(
     Args:
       mechanism: "auto", a name, or a `Strategy`. "auto" compares the mechanisms that
         fit `max_memory_vectors` and the sampling and takes the best; `Plan.choice` says
-        what was compared and why this one was chosen. A name may have parameters:
+        what was compared and why this one was chosen; the logger "tf_bandmf" says what
+        is being compared, at level INFO. A name may have parameters:
         "identity" (DP-SGD), "lambda_cgd:0.9", "bisr:4", "bsr:4:normalized" (columns of
         norm 1) or "banded:max" (minimizes the largest error of a step instead of the
         mean; also "auto:max"); see `strategies.registry.parse`. Parameters that are not
@@ -98,9 +96,6 @@ def plan(
         `1 - 1e-6`. Where a bound would take too many draws (a very small delta), the
         noise is that without amplification: a warning and the statement say so.
         Mechanisms are compared by estimates all the same.
-      progress: True to print on stderr what is being compared, and to show a bar for
-        simulations that take longer than 2 seconds; or a function that receives these
-        texts. They always go to the logger "tf_bandmf".
       test_seed: seed of the noise, for tests only: it is known. The statement says so.
       unit: whose presence is hidden, in one line. With "one user", `num_examples` is
         the number of users and `batch_size` the number of users per step: see `users`
@@ -127,7 +122,6 @@ def plan(
     check_confidence(confidence, data)
     check_positive("l2_norm_clip", l2_norm_clip)
     workload = workloads.resolve(workload, data.num_steps)
-    tell = progress if callable(progress) else (_announce if progress else None)
     if isinstance(mechanism, Strategy):
         check_memory(mechanism, max_memory_vectors)
         strategy = mechanism
@@ -144,14 +138,9 @@ def plan(
             is_auto,
         )
         wanted = None if is_auto else [mechanism.strip().removesuffix(":max")]
-        table = search.table(wanted, tell)
+        table = search.table(wanted)
         row = table.best()
         strategy = search.in_full(row)
-        if is_auto:
-            advice = sampling_advice.sentences(
-                row, workload, data.num_examples, budget, tell
-            )
-            table = dataclasses.replace(table, advice=advice)
         diagnostics = {**strategy.diagnostics, "choice": table.to_record()}
         strategy = dataclasses.replace(strategy, diagnostics=diagnostics)
     else:
@@ -160,19 +149,15 @@ def plan(
     strategy = strategy.in_float32()
     participation = data.participation(strategy.matrix.bands)
     sensitivity = strategy.sensitivity(participation).value
-    # A function shows what it is told: bars would get between its lines.
-    shown = bool(progress) and not callable(progress)
     if noise_multiplier is not None:
-        accountant = accountant_for(strategy, participation, confidence, progress=shown)
+        accountant = accountant_for(strategy, participation, confidence)
         noise_stddev = noise_multiplier * sensitivity
         guarantee = accountant.guarantee(noise_stddev, delta)
         if guarantee.epsilon > LARGEST_EPSILON * (1.0 + 1e-9):
             raise no_privacy(noise_stddev, delta, LARGEST_EPSILON)
     else:
         assert epsilon is not None  # check_budget
-        made = calibrated(
-            strategy, participation, float(epsilon), delta, confidence, shown
-        )
+        made = calibrated(strategy, participation, float(epsilon), delta, confidence)
         assert made.guarantee is not None
         noise_multiplier, guarantee = multiplier_of(made, sensitivity), made.guarantee
     names = ("epsilon", "accountant", "kind", "adjacency", "confidence")
@@ -239,7 +224,3 @@ def _is_open(
             if option.name == "bands" or option.grid
         )
     )
-
-
-def _announce(name: str) -> None:
-    print(f"{name} ...", file=sys.stderr, flush=True)

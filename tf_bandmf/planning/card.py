@@ -1,7 +1,7 @@
 """The privacy part of a model card: plain words first, the technical statement after it.
 
     card = plan.statement(unit="one user").card("churn-2026")
-    card.to_markdown(), card.to_html(), card.to_record()
+    card.to_markdown(), card.to_record()
     card.to_model_card(license="mit")    # a README.md for Keras and Hugging Face
 
 A test explains what epsilon means for one person: an attacker who sees all that is
@@ -19,7 +19,6 @@ Theorem 2.7), which every run is, also without the amplification that its sampli
 from __future__ import annotations
 
 import dataclasses
-import html
 import json
 import math
 from collections.abc import Sequence
@@ -87,27 +86,6 @@ class PrivacyCard:
         name = f" of {_markdown(self.model_name)}" if self.model_name else ""
         heads = [f"# Privacy{name}", "", "## In plain words", ""]
         return "\n".join([*heads, *plain, self.statement.to_markdown()])
-
-    def to_html(self) -> str:
-        """Both parts as one page without scripts, styles or links."""
-        heading = html.escape(
-            "Privacy" + f" of {self.model_name}" * bool(self.model_name)
-        )
-        parts = []
-        for title, points in (
-            ("In plain words", self.points()),
-            ("Privacy statement", self.statement.points()),
-        ):
-            items = (
-                f"<li><strong>{html.escape(name)}.</strong> {html.escape(text)}</li>\n"
-                for name, text in points
-            )
-            parts.append(f"<h2>{title}</h2>\n<ol>\n{''.join(items)}</ol>\n")
-        return (
-            '<!DOCTYPE html>\n<html lang="en">\n<head><meta charset="utf-8">\n'
-            f"<title>{heading}</title></head>\n<body>\n<h1>{heading}</h1>\n"
-            f"{''.join(parts)}</body>\n</html>\n"
-        )
 
     def to_record(self) -> dict[str, Any]:
         """Plain finite values, ready for JSON."""

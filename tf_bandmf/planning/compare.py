@@ -17,16 +17,18 @@ computes it again, in full, for the one row that it takes.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Callable, NamedTuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from tf_bandmf import workloads
 from tf_bandmf.accounting.checks import whole_number
+from tf_bandmf.accounting.guarantee import ZERO_OUT
 from tf_bandmf.analysis import error
 from tf_bandmf.analysis.sensitivity import Sensitivity
 from tf_bandmf.participation import NAMED, Participation
@@ -59,6 +61,7 @@ class Row:
     Attributes:
       mechanism: "bisr:4", as `tf_bandmf.plan` takes it.
       sampling: by name; None where the caller makes the batches.
+      adjacency: which data sets are neighbors for the noise.
       batch_size: expected number of examples of a step; None where nobody says.
       num_steps: n.
       bands: bands of C, or of its inverse if that is the banded one; None if neither.
@@ -84,6 +87,7 @@ class Row:
 
     mechanism: str
     sampling: str | None
+    adjacency: str
     batch_size: float | None
     num_steps: int
     bands: int | None
@@ -118,15 +122,12 @@ class Comparison:
       rows: one for each mechanism that has numbers, which are all chosen.
       excluded: the other mechanisms, and why each has no row.
       objective: what the best row has least of: "rmse" or "max_se".
-      advice: what other samplings would gain and require, one or two sentences each;
-        only of `plan("auto")`.
     """
 
     title: str
     rows: tuple[Row, ...]
     excluded: Mapping[str, str]
     objective: str = "rmse"
-    advice: tuple[str, ...] = ()
 
     def __iter__(self) -> Iterator[Row]:
         return iter(self.rows)
@@ -190,7 +191,6 @@ class Comparison:
             "reason": self.reason,
             "excluded": dict(self.excluded),
             "objective": self.objective,
-            "advice": list(self.advice),
             "title": self.title,
             "rows": self.to_records(),
         }
@@ -206,7 +206,6 @@ class Comparison:
             tuple(Row(**row) for row in record["rows"]),
             record["excluded"],
             record["objective"],
-            tuple(record["advice"]),
         )
 
     def __str__(self) -> str:
@@ -216,7 +215,7 @@ class Comparison:
             f"Not compared: {name}: {why}" for name, why in self.excluded.items()
         )
         table = plain_table(self.title, list(cells[0]), body)
-        return "\n".join([table, *excluded, self.reason, *self.advice])
+        return "\n".join([table, *excluded, self.reason])
 
 
 def plain_table(
@@ -245,11 +244,10 @@ def compare(
     epochs: int | None = None,
     num_steps: int | None = None,
     participation: Participation | None = None,
-    sampling: str | None = None,
+    sampling: str | Sequence[str] | None = None,
     workload: Workload | str | None = None,
     objective: str = "mean",
     max_memory_vectors: int | None = None,
-    progress: Callable[[str], None] | None = None,
 ) -> Comparison:
     """Compares mechanisms with their best numbers, for a budget and a use of the data.
 
@@ -269,18 +267,34 @@ def compare(
       epochs: k, likewise.
       num_steps: n, likewise.
       participation: likewise.
-      sampling: likewise.
+      sampling: likewise; several names make one table. Numbers for other neighbors than
+        those of the first one have no row: they cannot be compared.
       workload: likewise.
       objective: "mean" for the RMSE, "max" for the MaxSE.
       max_memory_vectors: vectors of the model's size that the noise may keep between
         steps; by default 31 for what is searched, and what it needs for a mechanism with
         its size ("bsr:64"). As many may be drawn again, but at least 31.
-      progress: called with each mechanism's name before it is built.
 
     Raises:
       ValueError: on invalid arguments, or if no mechanism has a row.
       ArithmeticError: if the first of the mechanisms fails so, and none has a row.
     """
+    if sampling is not None and not isinstance(sampling, str):
+        one = functools.partial(
+            compare,
+            mechanisms,
+            epsilon=epsilon,
+            delta=delta,
+            num_examples=num_examples,
+            batch_size=batch_size,
+            epochs=epochs,
+            num_steps=num_steps,
+            participation=participation,
+            workload=workload,
+            objective=objective,
+            max_memory_vectors=max_memory_vectors,
+        )
+        return _several(one, sampling)
     data = resolve_data(
         num_examples, batch_size, epochs, num_steps, participation, sampling
     )
@@ -297,7 +311,37 @@ def compare(
         max_memory_vectors,
         is_auto=mechanisms is None,
     )
-    return search.table(mechanisms, progress)
+    return search.table(mechanisms)
+
+
+def _several(one: Callable[..., Comparison], samplings: Sequence[str]) -> Comparison:
+    """One table of the tables of several samplings.
+
+    Raises:
+      ValueError: if there is no sampling, or none has a row.
+    """
+    if not isinstance(samplings, (list, tuple)) or not samplings:
+        raise ValueError(f"sampling must be a name or several, found {samplings!r}.")
+    tables: dict[str, Comparison] = {}
+    excluded: dict[str, str] = {}
+    for name in samplings:
+        try:
+            tables[name] = one(sampling=name)
+        except (ValueError, ArithmeticError) as reason:
+            excluded[name] = str(reason)
+    if not tables:
+        reasons = " ".join(f"{name}: {why}" for name, why in excluded.items())
+        raise ValueError(f"No sampling can be used. {reasons}")
+    first = next(iter(tables.values()))
+    rows: list[Row] = []
+    for name, table in tables.items():
+        excluded |= {f"{of}, {name}": why for of, why in table.excluded.items()}
+        if table.rows[0].adjacency == first.rows[0].adjacency:
+            rows += table.rows
+        else:
+            excluded[name] = "its guarantees are for other neighbors than the first's."
+    whole = dataclasses.replace(first, rows=tuple(rows), excluded=excluded)
+    return dataclasses.replace(whole, title=tables[str(whole.best().sampling)].title)
 
 
 def quick_rows(
@@ -394,11 +438,7 @@ class Search:
         self._noise_so_far: dict[float, float] = {}
         self._candidates: list[Candidate] = []
 
-    def table(
-        self,
-        mechanisms: Sequence[str | Strategy] | None = None,
-        progress: Callable[[str], None] | None = None,
-    ) -> Comparison:
+    def table(self, mechanisms: Sequence[str | Strategy] | None = None) -> Comparison:
         """Rows of mechanisms, or of all that "auto" compares.
 
         Raises:
@@ -427,8 +467,6 @@ class Search:
         for mechanism in mechanisms:
             name = mechanism if isinstance(mechanism, str) else mechanism.family
             _LOG.info("comparing %s", name)
-            if progress is not None:
-                progress(name)
             try:
                 if isinstance(mechanism, str):
                     made = self._best_of(mechanism)
@@ -647,7 +685,7 @@ class Search:
         """
         participation = self._data.participation(strategy.matrix.bands)
         sensitivity = strategy.sensitivity(participation)
-        noise = self._noise(strategy, participation, sensitivity)
+        noise, adjacency = self._noise(strategy, participation, sensitivity)
         is_amplified = self._budget is not None and participation.is_amplified
         unit = sensitivity.value
         if is_amplified:
@@ -662,6 +700,7 @@ class Search:
         row = Row(
             mechanism=label,
             sampling=participation.sampling,
+            adjacency=adjacency,
             batch_size=size,
             num_steps=self._workload.num_steps,
             bands=strategy.matrix.stored_bands,
@@ -691,22 +730,25 @@ class Search:
 
     def _noise(
         self, strategy: Strategy, participation: Participation, sensitivity: Sensitivity
-    ) -> float:
-        """The noise for the budget, within a percent where accounting is slow.
+    ) -> tuple[float, str]:
+        """The noise for the budget, and the neighbors that it is for.
+
+        It is within a percent where accounting is slow.
 
         Each search begins where those before ended, in units of the sensitivity, which
         depends on the number of bands most of all.
         """
         unit, bands = sensitivity.value, math.log(strategy.matrix.bands)
         if self._budget is None:
-            return unit
+            return unit, ZERO_OUT
         accountant = accountant_for(strategy, participation)
+        adjacency = accountant.claims[0][2]
         if not participation.is_amplified:
-            return accountant.calibrate(*self._budget).noise_stddev
+            return accountant.calibrate(*self._budget).noise_stddev, adjacency
         near = unit * math.exp(self._expected(bands)) if self._noise_so_far else None
         noise = accountant.rough_noise_stddev(*self._budget, near)
         self._noise_so_far[bands] = math.log(noise / unit)
-        return noise
+        return noise, adjacency
 
     def _expected(self, bands: float) -> float:
         """On the line through the two nearest numbers of bands, and not far beyond."""
@@ -749,6 +791,7 @@ def _texts(row: Row) -> dict[str, str]:
     gap = "" if row.optimality_gap is None else f"{row.optimality_gap:.1e}"
     return {
         "mechanism": row.mechanism,
+        "sampling": row.sampling or "",
         "bands": "" if row.bands is None else str(row.bands),
         "RMSE": f"{row.rmse:.4f}",
         "max SE": f"{row.max_se:.4f}",
