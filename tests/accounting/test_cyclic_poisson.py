@@ -1,13 +1,14 @@
 """Cyclic Poisson sampling: published values, special cases, properties, misuse."""
 
+import dataclasses
 import sys
 from pathlib import Path
 
 import dp_accounting
-import mpmath
 import numpy as np
 import pytest
 from dp_accounting import rdp
+from dp_accounting.pld import pld_pmf, privacy_loss_distribution
 
 import tf_bandmf
 from tf_bandmf import matrices, strategies
@@ -78,7 +79,7 @@ def test_one_part_is_dp_sgd():
     accountant = CyclicPoissonAccountant.of_strategy(
         strategies.identity(100).matrix, 1, 0.02
     )
-    assert accountant == CyclicPoissonAccountant(100, 0.02, column_norm=1.0)
+    assert dataclasses.astuple(accountant) == (100, 0.02, 1.0)
 
 
 # The contract tests calibrate all participations so, in smaller runs.
@@ -125,18 +126,23 @@ def test_overlapping_participations_and_impossible_numbers_are_refused(build, me
 
 
 class TestFixedSize:
-    @pytest.mark.slow
-    def test_bound_is_above_poisson_and_not_above_no_amplification(self):
-        queries, part, batch = 200, 1000, 20
+    @pytest.mark.parametrize(
+        "queries, part, batch", [(1000, 60_000, 600), (20, 400, 40)]
+    )
+    @pytest.mark.parametrize("delta", [1e-3, 1e-7])
+    def test_noise_is_that_of_dp_accountings_losses(self, queries, part, batch, delta):
+        """Above Poisson sampling with half of the noise, far below no amplification."""
         fixed = CyclicFixedSizeAccountant(queries, part, batch)
-        noise = fixed.calibrate_noise_stddev(1.0, 1e-5)
+        found = fixed.calibrate(1.0, delta)
+        noise = found.noise_stddev
         poisson = CyclicPoissonAccountant(queries, batch / part)
-        assert noise > poisson.calibrate_noise_stddev(1.0, 1e-5)
-        unamplified = gaussian.calibrate_noise_stddev(1.0, 1e-5)
-        assert noise < np.sqrt(queries) * unamplified
-        assert fixed.claims_sampling(1.0, noise)
-        assert fixed.delta(1.0, noise) <= 1e-5
-        assert fixed.epsilon(1e-5, noise) == pytest.approx(1.0, rel=1e-3)
+        assert noise > 2.0 * poisson.calibrate_noise_stddev(1.0, delta)
+        assert found.guarantee.kind == "bound" and not found.guarantee.is_unamplified
+        assert "Replace-one" in found.guarantee.adjacency
+        exact = replaced_loss(batch / part, noise, 1e-4).self_compose(queries)
+        assert delta * 0.998 < exact.get_delta_for_epsilon(1.0) < delta * 1.0001
+        assert fixed.epsilon(delta, noise) == pytest.approx(1.0, rel=1e-3)
+        fixed.validate(noise, found.guarantee)
 
     def test_replacing_counts_twice(self):
         fixed = CyclicFixedSizeAccountant(7, 1000, 20)
@@ -146,47 +152,26 @@ class TestFixedSize:
         assert event.event.sample_size == 20
 
     def test_where_sampling_does_not_help_the_gaussian_mechanism_counts(self):
-        fixed = CyclicFixedSizeAccountant(2, 10, 6)
-        noise = fixed.calibrate_noise_stddev(1.0, 1e-5)
-        unamplified = gaussian.calibrate_noise_stddev(1.0, 1e-5)
-        assert noise == np.sqrt(2) * unamplified
-        assert not fixed.claims_sampling(1.0, noise)
-        whole = CyclicFixedSizeAccountant(2, 10, 10)
-        assert whole.calibrate_noise_stddev(1.0, 1e-5) == noise
+        for batch in (9, 10):
+            fixed = CyclicFixedSizeAccountant(2, 10, batch)
+            found = fixed.calibrate(1.0, 1e-5)
+            unamplified = gaussian.calibrate_noise_stddev(1.0, 1e-5)
+            assert found.noise_stddev == np.sqrt(2) * unamplified
+            assert found.guarantee.is_unamplified
 
     @pytest.mark.parametrize("noise", [0.05, 0.3, 1.0, 20.0, 1e4])
     @pytest.mark.parametrize("queries, part, batch", [(1, 10, 1), (100, 1000, 900)])
     @pytest.mark.invariant(12)
     def test_no_delta_is_below_its_floor(self, queries, part, batch, noise):
-        """Of one step, for replacing an example where sampling counts."""
+        """Of one step, for replacing an example."""
         fixed = CyclicFixedSizeAccountant(queries, part, batch)
         q = batch / part
         for epsilon in (0.01, 1.0, 10.0, 50.0):
-            found = fixed.delta(epsilon, noise)
+            found = fixed.sampled_delta(epsilon, noise)
             assert 0.0 <= found <= 1.0
-            if fixed.claims_sampling(epsilon, noise):
-                floor = floors.replaced_step(q, noise, epsilon)
-                assert floor >= floors.one_step(q, noise, epsilon)
-            else:
-                floor = floors.one_step(q, noise, epsilon)
+            floor = floors.replaced_step(q, noise, epsilon)
+            assert floor >= floors.one_step(q, noise, epsilon)
             assert found >= floor or floor < 1e-290
-
-    @pytest.mark.parametrize("noise", [1e3, 1e4])
-    def test_rounding_of_the_renyi_dp_is_on_the_safe_side(self, noise):
-        """Order 2 in 60 digits, of which dp-accounting loses some."""
-        event = CyclicFixedSizeAccountant(1, 100, 1).event(2.0 * noise)
-        counted = CyclicFixedSizeAccountant(1, 100, 1)._counted(2.0 * noise)
-        with mpmath.workdps(60):
-            grown = mpmath.expm1(1 / mpmath.mpf(noise) ** 2)
-            exact = mpmath.log1p(mpmath.mpf("0.01") ** 2 * 4 * grown)
-        found = []
-        for one in (event, CyclicFixedSizeAccountant(1, 100, 1).event(counted)):
-            accountant = rdp.RdpAccountant(
-                [2.0], dp_accounting.NeighboringRelation.REPLACE_ONE
-            )
-            accountant.compose(one)
-            found.append(accountant._rdp[0])
-        assert found[1] >= exact and found[1] == pytest.approx(float(exact), rel=1e-6)
 
     def test_impossible_batches_and_strategies_without_bands_are_refused(self):
         with pytest.raises(ValueError, match="batch_size must be <="):
@@ -195,6 +180,51 @@ class TestFixedSize:
             CyclicFixedSizeAccountant.of_strategy(
                 strategies.lambda_cgd(20, 0.5).matrix, 4, 10, 2
             )
+
+
+def replaced_loss(probability, noise, interval):
+    """Of a sample one example of which is replaced, from dp-accounting's of "remove".
+
+    Its losses above 0 with their probabilities p, those below with p exp(-loss), rest 0.
+    """
+    pmf = privacy_loss_distribution.from_gaussian_mechanism(
+        0.5 * noise, value_discretization_interval=interval, sampling_prob=probability
+    )._pmf_remove.to_dense_pmf()
+    index = np.arange(pmf.size) + pmf._lower_loss
+    index, masses = index[index > 0], pmf._probs[index > 0]
+    most = index[-1]
+    both = np.zeros(2 * most + 1)
+    both[most + index] = masses
+    both[most - index] = masses * np.exp(-interval * index)
+    both[most] = 1.0 - both.sum() - pmf._infinity_mass
+    return privacy_loss_distribution.PrivacyLossDistribution(
+        pld_pmf.DensePLDPmf(interval, -most, both, pmf._infinity_mass, True)
+    )
+
+
+@pytest.mark.parametrize("epsilon, releases", [(2.0, 5.0), (0.7, 3.0)])
+@pytest.mark.invariant(12)
+def test_releases_beside_a_run_compose_with_it(epsilon, releases):
+    """Against dp-accounting's convolution of the losses of both."""
+    make = {"value_discretization_interval": 1e-4}
+    noise, count, q = 1.0, 100, 0.02
+    run = privacy_loss_distribution.from_gaussian_mechanism(
+        noise, sampling_prob=q, **make
+    )
+    beside = privacy_loss_distribution.from_gaussian_mechanism(releases, **make)
+    exact = run.self_compose(count).compose(beside).get_delta_for_epsilon(epsilon)
+    both = CyclicPoissonAccountant(count, q).beside(releases)
+    assert exact * (1.0 - 1e-5) <= both.delta(epsilon, noise) <= 1.001 * exact
+    assert both.epsilon(exact, noise) == pytest.approx(epsilon, rel=1e-3)
+    loss = both.privacy_loss(noise, 1e-3)
+    assert loss.get_delta_for_epsilon(epsilon) == pytest.approx(exact, rel=1e-2)
+    fixed = CyclicFixedSizeAccountant(count, 1000, 20)
+    exact = replaced_loss(q, noise, 1e-4).self_compose(count)
+    # Replacing moves a release twice as far.
+    moved = privacy_loss_distribution.from_gaussian_mechanism(0.5 * releases, **make)
+    exact = exact.compose(moved).get_delta_for_epsilon(3.0 * epsilon)
+    found = fixed.beside(releases).sampled_delta(3.0 * epsilon, noise)
+    assert exact * (1.0 - 1e-4) <= found <= 1.002 * exact
 
 
 @pytest.mark.slow_cases("1000-0.01-0.05-1e-05", "2000-0.002-0.05-1e-05")

@@ -44,7 +44,7 @@ def test_no_bound_of_bins_is_below_its_floor(num_bins, participations, kind, fig
             floor = floors.own_bin(norm, noise, num_bins, epsilon)
             if floor < 1e-7:
                 continue
-            delta = accountant.delta(epsilon, noise).value
+            delta = accountant.delta(epsilon, noise)
             assert delta >= floor, (noise, epsilon)
             count += 1
             least = min(least, delta / floor)

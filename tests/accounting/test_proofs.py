@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tf_bandmf import matrices
-from tf_bandmf.accounting import poisson_tilted
+from tf_bandmf.accounting import tilted
 from tf_bandmf.accounting.balls_in_bins import BallsInBinsAccountant
 
 
@@ -47,12 +47,12 @@ def test_cyclic_sampling_is_that_of_its_queries_up_to_as_many_bands_as_parts(ban
 
     strategy = of_bands(bands)
     kappa = float(np.linalg.norm(strategy, axis=0)[0])
-    claimed = poisson_tilted.delta(q, noise / kappa, 2, epsilon)
+    claimed = tilted.delta([tilted.Query(q, noise / kappa, 2)], epsilon)
     value, error = cyclic_delta(strategy, parts, q, noise, epsilon, 40_000, 1)
     assert abs(value - claimed) <= 5.0 * error + 1e-3 * claimed
     overlapping = of_bands(4)
     kappa = float(np.linalg.norm(overlapping, axis=0)[0])
-    claimed = poisson_tilted.delta(q, noise / kappa, 2, epsilon)
+    claimed = tilted.delta([tilted.Query(q, noise / kappa, 2)], epsilon)
     value, error = cyclic_delta(overlapping, parts, q, noise, epsilon, 40_000, 1)
     assert value - 5.0 * error > claimed
 
@@ -92,4 +92,4 @@ def test_no_choice_by_what_was_released_is_worse_than_the_dominating_pair(
         for found, most in zip(deltas(choice), largest):
             assert found <= most * (1.0 + 1e-6)
     accountant = BallsInBinsAccountant.of_strategy(matrix, 2, confidence=1.0 - 1e-6)
-    assert max(largest) <= accountant.delta(epsilon, noise).value
+    assert max(largest) <= accountant.delta(epsilon, noise)

@@ -25,4 +25,4 @@ def test_estimates_are_between_the_bounds(bins, noise, lower, upper):
     matrix = strategies.identity(bins).matrix
     accountant = BallsInBinsAccountant.of_strategy(matrix, bins, num_draws=20_000)
     found = accountant.epsilon(1e-5, noise)
-    assert lower - 4.0 * found.standard_error <= found.value <= upper
+    assert lower - 4.0 * found.standard_error <= found <= upper

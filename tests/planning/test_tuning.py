@@ -113,13 +113,9 @@ def test_a_simulated_bound_counts_and_its_confidence_too():
 
     # Another simulation, by estimates, and no amplification at all.
     estimated = of_one(
-        lambda delta: (
-            BallsInBinsAccountant.of_strategy(
-                plan.strategy.matrix, 4, num_draws=5000, seed=7
-            )
-            .epsilon(delta, plan.unit_noise_stddev)
-            .value
-        )
+        lambda delta: BallsInBinsAccountant.of_strategy(
+            plan.strategy.matrix, 4, num_draws=5000, seed=7
+        ).epsilon(delta, plan.unit_noise_stddev)
     )
     whole = of_one(lambda d: gaussian.gaussian_epsilon(plan.noise_multiplier, d))
     assert estimated < cost.epsilon < min(1.1 * estimated, whole)

@@ -11,9 +11,8 @@ import math
 from tf_bandmf import matrices
 from tf_bandmf.accounting.b_min_sep_passes import Passes
 from tf_bandmf.accounting.b_min_sep_simulator import BMinSepSimulator
-from tf_bandmf.accounting.base import Simulation
-from tf_bandmf.accounting.checks import check_delta, check_positive
 from tf_bandmf.accounting.cyclic_poisson import CyclicPoissonAccountant
+from tf_bandmf.accounting.guarantee import Simulation
 from tf_bandmf.accounting.simulated_accountant import SimulatedAccountant
 
 NAME = "b-min-sep sampling, Monte Carlo with importance sampling"
@@ -93,17 +92,8 @@ class BMinSepAccountant(SimulatedAccountant):
         passes = Passes(matrices.as_rows(matrix), separation, rate)
         return cls(passes, draws, simulation.seed, simulation.confidence)
 
-    def rough_noise_stddev(
-        self, epsilon: float, delta: float, near: float | None = None
-    ) -> float:
-        if near is None:
-            near = self._between_neighbors(epsilon, delta)
-        return super().rough_noise_stddev(epsilon, delta, near)
-
-    def _between_neighbors(self, epsilon: float, delta: float) -> float:
-        """Noise between that of steps without a rest and that of parts that take turns."""
-        check_positive("epsilon", epsilon)
-        check_delta(delta)
+    def first_noise(self, epsilon: float, delta: float, largest: float) -> float:
+        # Between that of steps without a rest and that of parts that take turns.
         passes, b = self._passes, self._passes.separation
         norm = math.sqrt(passes.squares.max())
         rates = passes.rate, min(passes.rate * b, 1.0)

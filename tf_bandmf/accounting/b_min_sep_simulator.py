@@ -30,7 +30,6 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from tf_bandmf.accounting import importance
 from tf_bandmf.accounting.b_min_sep_passes import Passes
 from tf_bandmf.accounting.simulator import MAIN, PILOT, Proposal, Simulator, Stage
 
@@ -113,25 +112,16 @@ class BMinSepSimulator(Simulator):
             ]
         return [Tilt(s * unit, p, is_weighted=True) for s in _CERTAIN_STRENGTHS]
 
-    def largest_value(
-        self, proposal: Proposal, epsilon: float, noise: float, add: bool
-    ) -> float:
-        passes = self.passes
-        slopes, offsets = [0.0], [math.log(proposal.shares[0])]
-        for tilt, share in zip(proposal.tilts[1:], proposal.shares[1:]):
-            if add:
-                t = -tilt.against
-                half = 0.5 * passes.rate * float(passes.squares.sum())
-                squared = 0.5 * float(passes.mean @ passes.mean)
-                offset = (t * half + t**2 * squared) / noise**2
-            elif tilt.is_weighted:
-                t = tilt.length
-                offset = self.log_total(noise, t)
-            else:
-                continue
-            slopes.append(t)
-            offsets.append(math.log(share) - offset)
-        return importance.largest_value(slopes, offsets, epsilon)
+    def certain_density(
+        self, tilt: Tilt, noise: float, add: bool
+    ) -> tuple[float, float] | None:
+        passes, t = self.passes, tilt.length
+        if add and tilt.against < 0.0:
+            t = -tilt.against
+            half = 0.5 * passes.rate * float(passes.squares.sum())
+            squared = 0.5 * float(passes.mean @ passes.mean)
+            return t, -(t * half + t**2 * squared) / noise**2
+        return (t, -self.log_total(noise, t)) if tilt.is_weighted else None
 
     def _unit(self, noise: float, add: bool) -> float:
         """The tilt by a standard deviation: of all, or of a typical sum of columns."""

@@ -65,10 +65,10 @@ class BinsSimulator(Simulator):
         mixture = self._mixture(noise, add)
         return mixture.tilts_with_certain_weights(_CERTAIN_STRENGTHS)
 
-    def largest_value(
-        self, proposal: Proposal, epsilon: float, noise: float, add: bool
-    ) -> float:
-        return self._mixture(noise, add).largest_value(proposal, epsilon)
+    def certain_density(
+        self, tilt: Tilt, noise: float, add: bool
+    ) -> tuple[float, float] | None:
+        return self._mixture(noise, add).certain_density(tilt)
 
     def chunks(
         self, noise: float, proposal: Proposal, add: bool, stage: Stage, count: int

@@ -3,52 +3,195 @@
 There is one unit: `noise_stddev`, the standard deviation of the noise on the **raw**
 strategy `C` for l2_norm_clip = 1. A run releases `C x + noise_stddev * z`. Only
 `Plan` speaks of a noise multiplier.
+
+Gaussian releases about the same records may come between the steps, and steps may depend on
+them. Without amplification all together are one Gaussian mechanism, `1 / sigma^2` of which
+is the sum (Dong, Roth, Su, 2019, arXiv:1905.02383, Corollary 3.3). Else the pair that
+dominates the run is composed with theirs (Zhu, Dong, Wang, 2022, arXiv:2106.08567, Theorem
+10). A sampler keeps its random numbers over the steps: that this holds although releases
+come between them is shown by Vadhan and Zhang, 2022, arXiv:2207.08335.
 """
 
 from __future__ import annotations
 
 import abc
+import copy
 import dataclasses
 import functools
-from typing import TYPE_CHECKING
+import math
+from typing import TYPE_CHECKING, TypeVar
 
-from tf_bandmf.accounting.checks import check_positive
-from tf_bandmf.accounting.guarantee import Calibration, Guarantee
+import dp_accounting
+
+from tf_bandmf.accounting import gaussian
+from tf_bandmf.accounting.checks import (
+    LARGEST_STATED_EPSILON,
+    check_delta,
+    check_positive,
+    no_privacy,
+)
+from tf_bandmf.accounting.guarantee import ZERO_OUT, Calibration, Guarantee
+from tf_bandmf.accounting.root_finding import (
+    log,
+    near_root,
+    near_root_of,
+    smallest_noise,
+    to_safe_side,
+)
 
 if TYPE_CHECKING:
-    import dp_accounting
     from dp_accounting.pld import privacy_loss_distribution
 
+# With sampling no epsilon below is stated; the tolerance of the log of a rough noise.
+_LEAST_EPSILON, _ROUGH_TOLERANCE = 1e-6, 5e-3
 
-@dataclasses.dataclass(frozen=True)
-class Simulation:
-    """How an accountant that simulates works; the others need none of it.
-
-    Attributes:
-      confidence: None for an estimate, or `1 - beta` for a bound.
-      seed: of the draws, >= 0; equal seeds give equal results.
-      progress: show progress on what takes longer than 2 seconds.
-      num_draws: of an estimate; None for the accountant's number.
-    """
-
-    confidence: float | None = None
-    seed: int = 0
-    progress: bool = False
-    num_draws: int | None = None
+Self = TypeVar("Self", bound="Accountant")
 
 
 class Accountant(abc.ABC):
     """Accounting for one strategy under one participation.
 
+    A subclass knows `sampled_delta`; epsilon and noise follow by root finding, on the
+    safe side.
+
     Noise is given as `noise_stddev`, on the raw `C` for l2_norm_clip = 1.
     """
 
-    # Accountant, kind and adjacency of the guarantees that it gives.
+    # Accountant, kind and adjacency of its guarantees: with and without amplification.
     claims: tuple[tuple[str, str, str], ...]
+    # The sampling probability; 1 without amplification.
+    sampling_probability = 1.0
+    # Sensitivity of the Gaussian mechanism that the run is without amplification.
+    whole_sensitivity: float
+    # By how much a neighbor moves what one unit contributes: replaced, by twice its norm.
+    moved_by = 1.0
+    # Noise multiplier of all Gaussian releases beside the run together.
+    releases = math.inf
 
-    @abc.abstractmethod
-    def calibrate(self, epsilon: float, delta: float) -> Calibration:
-        """The smallest noise for the budget, on the safe side, re-checked."""
+    def beside(self: Self, releases: float) -> Self:
+        """The accountant of the run with Gaussian releases beside it.
+
+        Args:
+          releases: noise multiplier of all of them together, per unit of sensitivity under
+            zero-out; R releases of sigma each have `sigma / sqrt(R)`.
+        """
+        check_positive("noise_multiplier", releases)
+        both = copy.copy(self)
+        object.__setattr__(both, "releases", float(releases))
+        return both
+
+    def multiplier(self, noise_stddev: float) -> float:
+        """Noise per unit of sensitivity of the run, and the releases, as one mechanism."""
+        alone = noise_stddev / self.whole_sensitivity
+        if self.releases == math.inf:
+            return alone
+        return 1.0 / math.hypot(1.0 / alone, 1.0 / self.releases)
+
+    def sampled_delta(
+        self, epsilon: float, noise_stddev: float, rough: bool = False
+    ) -> float:
+        """Delta at epsilon > 0 with amplification, and with the releases, from above.
+
+        Args:
+          epsilon: > 0.
+          noise_stddev: > 0.
+          rough: a cheaper approximation, to search with.
+        """
+        return 1.0
+
+    def delta(self, epsilon: float, noise_stddev: float, rough: bool = False) -> float:
+        """Delta at epsilon, from above.
+
+        Args:
+          epsilon: > 0; without amplification, >= 0.
+          noise_stddev: > 0.
+          rough: see `sampled_delta`.
+
+        Raises:
+          ValueError: on invalid input.
+        """
+        whole = gaussian.gaussian_delta(self.multiplier(noise_stddev), epsilon)
+        if self.sampling_probability == 1.0:
+            return whole
+        check_positive("epsilon", epsilon)
+        return min(whole, self.sampled_delta(epsilon, noise_stddev, rough))
+
+    def epsilon(self, delta: float, noise_stddev: float) -> float:
+        """Epsilon at delta, from above; 0 where delta is spent before.
+
+        Raises:
+          ValueError: on invalid input, or if epsilon is above `LARGEST_STATED_EPSILON`.
+        """
+        whole, upper = self.multiplier(noise_stddev), LARGEST_STATED_EPSILON
+        check_delta(delta)
+        is_whole = self.sampling_probability == 1.0
+        if is_whole or gaussian.gaussian_delta(whole, upper) <= delta:
+            upper = gaussian.gaussian_epsilon(whole, delta)
+        elif self.delta(upper, noise_stddev) > delta:
+            raise no_privacy(noise_stddev, delta, upper)
+        least = min(_LEAST_EPSILON, upper)
+        if is_whole or upper == least:
+            return upper
+        if self.delta(least, noise_stddev) <= delta:
+            return least
+
+        def excess(log_epsilon: float, rough: bool = False) -> float:
+            reached = self.delta(math.exp(log_epsilon), noise_stddev, rough)
+            return log(reached) - math.log(delta)
+
+        root = near_root_of(
+            lambda x: excess(x, rough=True),
+            excess,
+            # Between the whole of the loss and the sampled part of it.
+            math.log(upper) + 0.5 * math.log(self.sampling_probability),
+            math.log(upper),
+        )
+        return to_safe_side(
+            math.exp(root), lambda epsilon: self.delta(epsilon, noise_stddev) <= delta
+        )
+
+    def largest_noise(self, epsilon: float, delta: float) -> float:
+        """The noise without amplification, which is enough for certain.
+
+        Raises:
+          ValueError: on invalid input, if no useful noise gives the budget, or releases
+            beside the run leave nothing of it.
+        """
+        multiplier = gaussian.calibrate_noise_stddev(epsilon, delta)
+        if self.releases < math.inf:
+            left = multiplier**-2 - self.releases**-2
+            if left <= 0.0:
+                raise ValueError(
+                    f"The releases beside the run leave nothing of (epsilon = "
+                    f"{epsilon:g}, delta = {delta:g}) for its steps. Reserve less."
+                )
+            whole = self.whole_sensitivity
+            multiplier = to_safe_side(
+                left**-0.5,
+                lambda noise: (
+                    gaussian.gaussian_delta(self.multiplier(noise * whole), epsilon)
+                    <= delta
+                ),
+            )
+        return multiplier * self.whole_sensitivity
+
+    def calibrate_noise_stddev(self, epsilon: float, delta: float) -> float:
+        """The smallest noise for the budget, rounded up.
+
+        It was checked: `self.delta(epsilon, result) <= delta`.
+
+        Raises:
+          ValueError: on invalid input, or if no useful noise gives the budget.
+        """
+        largest = self.largest_noise(epsilon, delta)
+        if self.sampling_probability == 1.0:
+            return largest
+        return smallest_noise(
+            lambda noise: self.delta(epsilon, noise, rough=True),
+            lambda noise: self.delta(epsilon, noise),
+            delta,
+            largest,
+        )
 
     def rough_noise_stddev(
         self, epsilon: float, delta: float, near: float | None = None
@@ -60,22 +203,53 @@ class Accountant(abc.ABC):
           delta: in (0, 1).
           near: an approximate value, if known: the search starts there.
         """
-        return self.calibrate(epsilon, delta).noise_stddev
+        largest = self.largest_noise(epsilon, delta)
+        if self.sampling_probability == 1.0:
+            return largest
+        if near is None:
+            near = self.first_noise(epsilon, delta, largest)
 
-    @abc.abstractmethod
+        def excess(log_noise: float) -> float:
+            reached = self.delta(epsilon, math.exp(log_noise), rough=True)
+            return log(reached) - log(delta)
+
+        return math.exp(
+            near_root(excess, math.log(near), math.log(largest), _ROUGH_TOLERANCE)
+        )
+
+    def first_noise(self, epsilon: float, delta: float, largest: float) -> float:
+        """Where a search for the noise begins: up to `largest`."""
+        # Where noise is large it is that of all steps times the probability.
+        return min(1.5 * self.sampling_probability, 1.0) * largest
+
+    def calibrate(self, epsilon: float, delta: float) -> Calibration:
+        """The smallest noise for the budget, on the safe side, re-checked."""
+        stddev = self.calibrate_noise_stddev(epsilon, delta)
+        stated = self.stated(epsilon, delta, stddev)
+        return Calibration(stddev, stated)
+
     def guarantee(self, noise_stddev: float, delta: float) -> Guarantee:
         """What a run with this noise guarantees at delta.
 
         Raises:
           ValueError: if delta is so large that epsilon would be 0.
         """
+        epsilon = meaningful(self.epsilon(delta, noise_stddev), noise_stddev, delta)
+        return self.stated(epsilon, delta, noise_stddev)
 
-    @abc.abstractmethod
+    def stated(self, epsilon: float, delta: float, noise_stddev: float) -> Guarantee:
+        """The guarantee with these numbers: the last claim, if they need no sampling."""
+        whole = gaussian.gaussian_delta(self.multiplier(noise_stddev), epsilon)
+        name, kind, adjacency = self.claims[-1 if whole <= delta else 0]
+        return Guarantee(epsilon, delta, kind, name, adjacency)
+
     def confirms(self, noise_stddev: float, guarantee: Guarantee) -> bool:
         """Whether the noise gives the guarantee, as far as a quick check can tell."""
+        reached = self.delta(guarantee.epsilon, noise_stddev)
+        return reached <= guarantee.delta * (1.0 + 1e-6)
 
     def event(self, noise_stddev: float) -> dp_accounting.DpEvent:
-        """The run as an event of dp-accounting.
+        """The run, and the releases, as an event of dp-accounting.
 
         Raises:
           ValueError: if dp-accounting has no event for it.
@@ -124,6 +298,31 @@ class Accountant(abc.ABC):
                 f"= 1) gives at epsilon = {guarantee.epsilon} a delta that is more than "
                 f"the plan's {guarantee.delta}: it was damaged. Make the plan again."
             )
+
+
+class GaussianAccountant(Accountant):
+    """No amplification: one Gaussian mechanism.
+
+    Args:
+      sensitivity: sens(C) under the participation, or an upper bound on it.
+      is_exact: False for a bound; the guarantees are then bounds, too.
+      name: of the accountant, for guarantees.
+    """
+
+    def __init__(
+        self, sensitivity: float, is_exact: bool, name: str = gaussian.NAME
+    ) -> None:
+        check_positive("sensitivity", sensitivity)
+        self.whole_sensitivity = sensitivity
+        self.claims = ((name, "exact" if is_exact else "bound", ZERO_OUT),)
+
+    def event(self, noise_stddev: float) -> dp_accounting.DpEvent:
+        return dp_accounting.GaussianDpEvent(self.multiplier(noise_stddev))
+
+    def stated(self, epsilon: float, delta: float, noise_stddev: float) -> Guarantee:
+        rho = gaussian.zcdp_rho(self.multiplier(noise_stddev))
+        stated = super().stated(epsilon, delta, noise_stddev)
+        return dataclasses.replace(stated, zcdp_rho=rho)
 
 
 class EpsilonIsZero(ValueError):

@@ -24,7 +24,6 @@ import numpy as np
 import tqdm
 
 from tf_bandmf import matrices
-from tf_bandmf.accounting import importance
 from tf_bandmf.accounting.simulator import Proposal
 
 # Entries of the largest n x b matrix that is built for a strategy without structure.
@@ -147,7 +146,7 @@ class BinsMixture:
         return tilts
 
     def tilts_with_certain_weights(self, strengths: Sequence[float]) -> list[Tilt]:
-        """Those tilts that `largest_value` can bound; strengths as for `grid`."""
+        """Those tilts whose `certain_density` is known; strengths as for `grid`."""
         tilts = self.grid(strengths)[1 : len(strengths) + 1]
         if self.add:
             # Tilts of use are as strong as the loss that they are to reach.
@@ -176,31 +175,19 @@ class BinsMixture:
         exponents = u if scale == 1.0 else u * u.dtype.type(scale)
         return _log_mean_exp(exponents - offset.astype(u.dtype)) + along
 
-    def largest_value(self, proposal: Proposal, epsilon: float) -> float:
-        """An upper bound on weight times `1 - exp(epsilon - loss)`, for certain.
+    def certain_density(self, tilt: Tilt) -> tuple[float, float] | None:
+        """See `Simulator.certain_density`; losses of "add" are -log dP/dQ.
 
-        By `importance.largest_value` (losses of "add" are -log dP/dQ): the density of a
-        tilt over the target's is at least `r(l)`. For "remove" by
-        the power mean inequality, `mean_j v_j^(1 + t) >= (mean_j v_j)^(1 + t)`, so that
-        `r(l) = exp(t l - t (1 + t) max_j |m_j|^2 / 2)`; for "add" by
-        `log mean_j v_j >= mean_j log v_j`.
+        For "remove" by the power mean inequality, `mean_j v_j^(1 + t) >= (mean_j v_j)^(1 +
+        t)`: `exp(t l - t (1 + t) max_j |m_j|^2 / 2)`; for "add" by `log mean_j v_j >=
+        mean_j log v_j`.
         """
-        slopes, offsets = [0.0], [math.log(proposal.shares[0])]
-        for tilt, share in zip(proposal.tilts[1:], proposal.shares[1:]):
-            if share <= 0.0:
-                continue
-            if self.add:
-                t = -tilt.common
-                offset = t * float(self.half.mean()) + 0.5 * t**2 * self.common_squared
-            elif tilt.common == 0.0:
-                t = tilt.own
-                offset = t * (1.0 + t) * float(self.half.max())
-            else:
-                continue
-            if t > 0.0:
-                slopes.append(t)
-                offsets.append(math.log(share) - offset)
-        return importance.largest_value(slopes, offsets, epsilon)
+        t = -tilt.common if self.add else tilt.own
+        if t <= 0.0 or not (self.add or tilt.common == 0.0):
+            return None
+        if not self.add:
+            return t, -t * (1.0 + t) * float(self.half.max())
+        return t, -t * float(self.half.mean()) - 0.5 * t**2 * self.common_squared
 
     def chunks(
         self, draws: Draws, proposal: Proposal

@@ -5,11 +5,12 @@ probability `q`. If `C` has at most `b` bands, a run is as private as `ceil(n / 
 Poisson-sampled Gaussian queries (arXiv:2306.08153, Theorem 4 and Theorem 5), each with
 sensitivity `kappa`, the largest column norm of `C`.
 
-`poisson_tilted` composes them: its errors are on the safe side, and relative to delta.
+`tilted` composes them: its errors are on the safe side, and relative to delta.
 """
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 import math
 
@@ -17,9 +18,9 @@ import dp_accounting
 import numpy as np
 
 from tf_bandmf import matrices
-from tf_bandmf.accounting import poisson_tilted
+from tf_bandmf.accounting import tilted
+from tf_bandmf.accounting.base import Accountant
 from tf_bandmf.accounting.checks import check_delta, check_positive, whole_number
-from tf_bandmf.accounting.gaussian import DeltaAccountant
 from tf_bandmf.accounting.guarantee import ZERO_OUT
 
 NAME = "Poisson-sampled Gaussian queries (tilted Fourier transform)"
@@ -54,12 +55,58 @@ def column_norm(matrix: matrices.LowerTriangular) -> float:
     return largest
 
 
-@dataclasses.dataclass(frozen=True)
-class CyclicPoissonAccountant(DeltaAccountant):
+class SampledQueries(Accountant):
+    """Gaussian queries, each about a sample in which an example is with probability q."""
+
+    num_queries: int
+    column_norm: float
+
+    @property
+    def whole_sensitivity(self) -> float:  # type: ignore[override]
+        return self.column_norm * math.sqrt(self.num_queries)
+
+    def sampled_delta(
+        self, epsilon: float, noise_stddev: float, rough: bool = False
+    ) -> float:
+        unit = noise_stddev / self.column_norm / self.moved_by
+        queries = [
+            tilted.Query(
+                self.sampling_probability,
+                unit,
+                self.num_queries,
+                is_replaced=self.moved_by == 2.0,
+            )
+        ]
+        if self.releases < math.inf:
+            queries.append(tilted.Query(1.0, self.releases / self.moved_by))
+        excess = tilted.ROUGH if rough else tilted.FINE
+        return tilted.delta(queries, epsilon, excess)
+
+    @abc.abstractmethod
+    def sampled(self, query: dp_accounting.DpEvent) -> dp_accounting.DpEvent:
+        """The event of a query about a sample."""
+
+    def event(self, noise_stddev: float) -> dp_accounting.DpEvent:
+        """The run as a composition of `num_queries` sampled Gaussian events."""
+        unit = noise_stddev / self.column_norm / self.moved_by
+        query = self.sampled(dp_accounting.GaussianDpEvent(unit))
+        run = dp_accounting.SelfComposedDpEvent(query, self.num_queries)
+        if self.releases == math.inf:
+            return run
+        both = [run, dp_accounting.GaussianDpEvent(self.releases / self.moved_by)]
+        return dp_accounting.ComposedDpEvent(both)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class CyclicPoissonAccountant(SampledQueries):
     """(epsilon, delta) of `num_queries` Poisson-sampled Gaussian queries.
 
     Formal guarantee: under add-or-remove adjacency (equal to zero-out for these
     queries), errors of discretization and truncation increase the results.
+
+    Example F.1 of arXiv:2306.08153 divides by `floor(n / b)` and composes `ceil(m / b)`
+    times: its n and m are exchanged. There are `ceil(n / b)` queries, each on a part of
+    `floor(m / b)` of the m examples.
 
     Args:
       num_queries: `ceil(n / b)`, how often one example can be sampled.
@@ -72,7 +119,6 @@ class CyclicPoissonAccountant(DeltaAccountant):
     sampling_probability: float
     column_norm: float = 1.0
     claims = ((NAME, "exact", ZERO_OUT),)
-    is_amplified = True
 
     def __post_init__(self) -> None:
         whole_number("num_queries", self.num_queries)
@@ -99,36 +145,10 @@ class CyclicPoissonAccountant(DeltaAccountant):
         queries = -(-matrix.num_rows // num_parts)
         return cls(queries, sampling_probability, column_norm(matrix))
 
-    def event(self, noise_stddev: float) -> dp_accounting.DpEvent:
-        """The run as a composition of `num_queries` Poisson-sampled Gaussian events.
-
-        Example F.1 of arXiv:2306.08153 divides by `floor(n / b)` and composes
-        `ceil(m / b)` times: its n and m are exchanged. There are `ceil(n / b)` queries,
-        each on a part of `floor(m / b)` of the m examples.
-        """
-        event: dp_accounting.DpEvent = dp_accounting.GaussianDpEvent(
-            noise_stddev / self.column_norm
-        )
-        if self.sampling_probability < 1.0:
-            event = dp_accounting.PoissonSampledDpEvent(
-                self.sampling_probability, event
-            )
-        return dp_accounting.SelfComposedDpEvent(event, self.num_queries)
-
-    @property
-    def whole_sensitivity(self) -> float:
-        return self.column_norm * math.sqrt(self.num_queries)
-
-    def sampled_delta(
-        self, epsilon: float, noise_stddev: float, rough: bool = False
-    ) -> float:
-        return poisson_tilted.delta(
-            self.sampling_probability,
-            noise_stddev / self.column_norm,
-            self.num_queries,
-            epsilon,
-            poisson_tilted.ROUGH if rough else poisson_tilted.FINE,
-        )
+    def sampled(self, query: dp_accounting.DpEvent) -> dp_accounting.DpEvent:
+        if self.sampling_probability == 1.0:
+            return query
+        return dp_accounting.PoissonSampledDpEvent(self.sampling_probability, query)
 
     def largest_noise(self, epsilon: float, delta: float) -> float:
         check_delta(delta)

@@ -1,4 +1,4 @@
-"""What every accountant returns: a guarantee, and the noise that gives it."""
+"""What accountants are given and give: a simulation, a guarantee, the noise for it."""
 
 from __future__ import annotations
 
@@ -90,9 +90,24 @@ class Calibration:
         with noise of this standard deviation in every entry.
       guarantee: guarantee of a run with this noise; None if the noise was chosen
         without a budget.
-      is_amplified: whether the guarantee rests on sampling.
     """
 
     noise_stddev: float
     guarantee: Guarantee | None = None
-    is_amplified: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Simulation:
+    """How an accountant that simulates works; the others need none of it.
+
+    Attributes:
+      confidence: None for an estimate, or `1 - beta` for a bound.
+      seed: of the draws, >= 0; equal seeds give equal results.
+      progress: show progress on what takes longer than 2 seconds.
+      num_draws: of an estimate; None for the accountant's number.
+    """
+
+    confidence: float | None = None
+    seed: int = 0
+    progress: bool = False
+    num_draws: int | None = None

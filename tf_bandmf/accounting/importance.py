@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Sequence
 from typing import Callable
 
 import numpy as np
 
-from tf_bandmf.accounting.monte_carlo import Estimate, betting_upper_bound
+from tf_bandmf.accounting import gaussian
+from tf_bandmf.accounting.monte_carlo import MonteCarloValue, betting_upper_bound
 
 # Candidates for a bound: the target's share, that of the certain tilt in the rest, and
 # the least share of the draws that is kept.
@@ -23,32 +25,35 @@ _ROUNDING = 1e-4
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """Losses `log dP/dQ` and log weights of the draws of one direction, shape [N]."""
+    """Draws of the privacy loss of one direction.
 
-    add: bool
+    Attributes:
+      losses: shape [N].
+      log_weights: shape [N].
+      releases: noise multiplier of the Gaussian releases beside the run, whose losses are
+        integrated out.
+    """
+
     losses: np.ndarray
     log_weights: np.ndarray
+    releases: float = math.inf
 
     def values(self, epsilon: float) -> np.ndarray:
-        """Weight times `(1 - exp(epsilon - loss))_+`; their mean is delta."""
-        losses = -self.losses if self.add else self.losses
-        reached = losses > epsilon
-        values = np.zeros(losses.size)
-        weights = np.exp(self.log_weights[reached])
-        values[reached] = -np.expm1(epsilon - losses[reached]) * weights
+        """Weight times what exceeds epsilon, `(1 - exp(epsilon - loss))_+`.
+
+        Their mean is delta.
+        """
+        short = epsilon - self.losses
+        reached = short < (0.0 if self.releases == math.inf else math.inf)
+        values = np.zeros(short.size)
+        excess = gaussian.gaussian_excess(self.releases, short[reached])
+        values[reached] = excess * np.exp(self.log_weights[reached])
         return values
 
-    def estimate(self, epsilon: float) -> Estimate:
+    def estimate(self, epsilon: float) -> MonteCarloValue:
         values = self.values(epsilon)
         error = float(values.std()) / math.sqrt(values.size)
-        return Estimate(min(float(values.mean()), 1.0), error, values.size)
-
-    def slope(self, epsilon: float) -> float:
-        """`-d delta / d epsilon`."""
-        losses = -self.losses if self.add else self.losses
-        reached = losses > epsilon
-        terms = np.exp(self.log_weights[reached] + epsilon - losses[reached])
-        return float(terms.sum()) / losses.size
+        return MonteCarloValue(min(float(values.mean()), 1.0), values.size, error)
 
     def bound(
         self, epsilon: float, largest: float, beta: float, resolution: float
@@ -59,10 +64,10 @@ class Run:
         both erred by `_ROUNDING` to the unsafe side. The value itself is `largest` at
         most, so that more is not needed.
         """
-        found = float(self.values(epsilon).max(initial=0.0))
-        if not found <= largest * (1.0 + _ROUNDING):
+        most = float(self.values(epsilon).max(initial=0.0))
+        if not most <= largest * (1.0 + _ROUNDING):
             raise ArithmeticError(
-                f"A simulated value must be at most {largest}, found {found}."
+                f"A simulated value must be at most {largest}, found {most}."
             )
         values = self.values(epsilon - _ROUNDING) * math.exp(_ROUNDING)
         values = np.minimum(values, largest)
@@ -91,24 +96,32 @@ def least_variance(
 
 
 def largest_value(
-    slopes: Sequence[float], offsets: Sequence[float], epsilon: float
+    slopes: Sequence[float],
+    offsets: Sequence[float],
+    epsilon: float,
+    releases: float = math.inf,
 ) -> float:
-    """An upper bound on weight times `1 - exp(epsilon - loss)`, for certain.
+    """An upper bound on weight times what exceeds epsilon, for certain.
 
     Where the proposal's density over the target's is at least `sum_i exp(slopes[i] l +
-    offsets[i])` at every loss `l`: the supremum over `l >= epsilon` of
-    `(1 - exp(epsilon - l))` over that. It falls in `epsilon`.
+    offsets[i])` at every loss `l`: the supremum over `l` of `Run.values` with that weight.
+    It falls in `epsilon`.
 
     Args:
-      slopes: >= 0.
+      slopes: >= 0, the first of them 0.
       offsets: of the same length.
       epsilon: >= 0.
+      releases: as of `Run`.
     """
-    beyond = np.concatenate([[0.0], np.geomspace(1e-4, 60.0, 4000)])
+    above = np.geomspace(1e-4, 60.0, 4000)
+    beyond = np.append(0.0, above)
+    if releases < math.inf:
+        beyond = np.append(-above[::-1], beyond)
     terms = np.outer(slopes, epsilon + beyond) + np.array(offsets)[:, None]
-    log_weights = -np.logaddexp.reduce(terms, axis=0)
-    # Within a cell the weight is largest at the left, the excess at the right end.
-    excess = np.append(-np.expm1(-beyond[1:]), 1.0)
+    # Within a cell, also the first and the last, the weight is largest at the left, the
+    # excess at the right end.
+    log_weights = np.append(-offsets[0], -np.logaddexp.reduce(terms, axis=0))
+    excess = np.append(gaussian.gaussian_excess(releases, -beyond), 1.0)
     return float(np.max(excess * np.exp(log_weights))) * (1.0 + 1e-9)
 
 
@@ -137,26 +150,25 @@ def cheapest_shares(
       Shares [T], some of them 0; the largest value; how many draws it takes.
     """
     squares = values**2
-    count = len(ratios)
-    steady = np.full(count, 1.0 / count)
+    steady = np.full(len(ratios), 1.0 / len(ratios))
     if squares.max() > 0.0:
         scaled = squares / squares.max()
         steady = least_variance(ratios, scaled, steady, _LEAST_TARGET, 100)
-    target, last = np.eye(count)[0], np.eye(count)[-1]
-    best: tuple[np.ndarray, float, int] | None = None
-    for share in _TARGET_SHARES:
-        for part in _CERTAIN_PARTS:
-            shares = share * target
-            shares = shares + (1.0 - share) * (part * last + (1.0 - part) * steady)
-            kept = shares >= _LEAST_SHARE
-            kept[0] = True
-            shares = np.where(kept, shares, 0.0) / shares[kept].sum()
-            most = largest(shares)
-            moment = float((squares / (shares @ ratios)).mean())
-            root = math.sqrt(2.0 * moment * log_odds)
-            reached = root + math.sqrt(root**2 + 4.0 * most * log_odds * slack)
-            draws = math.ceil((reached / (2.0 * slack)) ** 2)
-            if best is None or draws < best[2]:
-                best = shares, most, draws
-    assert best is not None
-    return best
+    target, last = np.eye(len(ratios))[[0, -1]]
+
+    def shares_of(share: float, part: float) -> np.ndarray:
+        shares = share * target
+        shares = shares + (1.0 - share) * (part * last + (1.0 - part) * steady)
+        kept = shares >= _LEAST_SHARE
+        kept[0] = True
+        return np.where(kept, shares, 0.0) / shares[kept].sum()
+
+    def candidate(shares: np.ndarray) -> tuple[np.ndarray, float, int]:
+        most = largest(shares)
+        moment = float((squares / (shares @ ratios)).mean())
+        root = math.sqrt(2.0 * moment * log_odds)
+        reached = root + math.sqrt(root**2 + 4.0 * most * log_odds * slack)
+        return shares, most, math.ceil((reached / (2.0 * slack)) ** 2)
+
+    pairs = itertools.product(_TARGET_SHARES, _CERTAIN_PARTS)
+    return min((candidate(shares_of(*pair)) for pair in pairs), key=lambda c: c[2])

@@ -1,14 +1,11 @@
 """Values found by simulation: an estimate, or a bound at a stated confidence.
 
-A Monte Carlo value is never passed on as a plain number: its type says what it is
-worth.
+A Monte Carlo value is never passed on as a plain number: it says what it is worth.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from typing import Union
 
 import numpy as np
 import scipy.optimize
@@ -20,48 +17,37 @@ _BETS = 0.999 * 3.0 ** -np.arange(12.0)
 _STAKES = np.concatenate([[0.5], np.full(11, 0.5 / 11)])
 
 
-@dataclasses.dataclass(frozen=True)
-class Estimate:
-    """A value estimated by simulation; it may be too small or too large.
+class MonteCarloValue(float):
+    """A value found by simulation, and what it is worth.
+
+    Formal guarantee of a bound: over the randomness of the simulation, the true value
+    exceeds it with probability at most `1 - confidence`. An estimate may be too small.
 
     Attributes:
-      value: the estimate.
-      standard_error: of `value`, estimated from the same draws.
       num_draws: how many independent draws it rests on.
+      standard_error: of an estimate, from the same draws; 0 for a bound.
+      confidence: None for an estimate, `1 - beta` for a bound.
     """
 
-    value: float
+    num_draws: int
     standard_error: float
-    num_draws: int
+    confidence: float | None
+
+    def __new__(
+        cls,
+        value: float,
+        num_draws: int,
+        standard_error: float = 0.0,
+        confidence: float | None = None,
+    ) -> MonteCarloValue:
+        made = super().__new__(cls, value)
+        made.num_draws, made.standard_error = num_draws, standard_error
+        made.confidence = confidence
+        return made
 
     @property
     def kind(self) -> str:
-        return "estimate"
-
-
-@dataclasses.dataclass(frozen=True)
-class Bound:
-    """An upper bound that holds except with probability `1 - confidence`.
-
-    Formal guarantee: over the randomness of the simulation, the true value exceeds
-    `value` with probability at most `1 - confidence`.
-
-    Attributes:
-      value: the bound.
-      confidence: `1 - beta`.
-      num_draws: how many independent draws it rests on.
-    """
-
-    value: float
-    confidence: float
-    num_draws: int
-
-    @property
-    def kind(self) -> str:
-        return "bound"
-
-
-MonteCarloValue = Union[Estimate, Bound]
+        return "estimate" if self.confidence is None else "bound"
 
 
 def betting_upper_bound(

@@ -15,7 +15,12 @@ from typing import Any
 
 import numpy as np
 
-from tf_bandmf.accounting.importance import Run, cheapest_shares, least_variance
+from tf_bandmf.accounting.importance import (
+    Run,
+    cheapest_shares,
+    largest_value,
+    least_variance,
+)
 
 # Which random numbers a stage uses; (CHECK, i) for the i-th check.
 PILOT, MAIN, CHECK = (0, 0), (1, 0), 2
@@ -65,6 +70,9 @@ class Simulator(abc.ABC):
       pilot_draws: of each tilt in a pilot run, and in a rough one.
     """
 
+    # As of `Run`.
+    releases = math.inf
+
     def __init__(
         self, entries: int, num_draws: int, pilot_draws: tuple[int, int]
     ) -> None:
@@ -77,13 +85,17 @@ class Simulator(abc.ABC):
 
     @abc.abstractmethod
     def certain_tilts(self, noise: float, add: bool) -> list[Any]:
-        """Tilts whose weights `largest_value` bounds."""
+        """Tilts that `certain_density` knows."""
 
     @abc.abstractmethod
-    def largest_value(
-        self, proposal: Proposal, epsilon: float, noise: float, add: bool
-    ) -> float:
-        """Upper bound on weight times `1 - exp(epsilon - loss)`, for certain."""
+    def certain_density(
+        self, tilt: Any, noise: float, add: bool
+    ) -> tuple[float, float] | None:
+        """A slope > 0 and an offset; None if no bound is known.
+
+        The density of the tilt over the target's is at least `exp(slope l + offset)` at
+        every loss `l`, for certain.
+        """
 
     @abc.abstractmethod
     def chunks(
@@ -109,7 +121,22 @@ class Simulator(abc.ABC):
         losses, densities = self._collected(
             noise, proposal, add, stage, max(count, self.num_draws), all_densities=False
         )
-        return Run(add, losses, densities[0])
+        return self._run(add, losses, densities)
+
+    def largest_value(
+        self, proposal: Proposal, epsilon: float, noise: float, add: bool
+    ) -> float:
+        """An upper bound on each of `Run.values`, for certain."""
+        slopes, offsets = [0.0], [math.log(proposal.shares[0])]
+        for tilt, share in zip(proposal.tilts[1:], proposal.shares[1:]):
+            density = self.certain_density(tilt, noise, add)
+            if density is not None:
+                slopes.append(density[0])
+                offsets.append(math.log(share) + density[1])
+        return largest_value(slopes, offsets, epsilon, self.releases)
+
+    def _run(self, add: bool, losses: np.ndarray, densities: np.ndarray) -> Run:
+        return Run(-losses if add else losses, densities[0], self.releases)
 
     def propose(self, add: bool, epsilon: float, noise: float) -> Proposal:
         """The mixture with the smallest variance in a pilot run."""
@@ -169,7 +196,7 @@ class Simulator(abc.ABC):
         Raises:
           TooManyDraws: if that takes too many draws.
         """
-        rough = [run.estimate(epsilon).value for run in self.rough_runs(noise)]
+        rough = [run.estimate(epsilon) for run in self.rough_runs(noise)]
         minor = int(rough[0] > rough[1])
         runs = []
         for add in (False, True):
@@ -204,7 +231,7 @@ class Simulator(abc.ABC):
         even = Proposal(tilts, np.full(len(tilts), 1.0 / len(tilts)))
         count = self._pilot_draws[is_rough] * len(tilts)
         losses, ratios = self._collected(noise, even, add, PILOT, count)
-        return tilts, Run(add, losses, ratios[0]), np.exp(ratios)
+        return tilts, self._run(add, losses, ratios), np.exp(ratios)
 
     def _collected(
         self,

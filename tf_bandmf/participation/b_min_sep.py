@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, ClassVar
 
-from tf_bandmf.accounting.base import Simulation
+from tf_bandmf.accounting.guarantee import Simulation
 from tf_bandmf.matrices import LowerTriangular
 from tf_bandmf.participation.base import register
 from tf_bandmf.participation.checks import largest_binomial

@@ -12,7 +12,8 @@ from tf_bandmf.analysis.sensitivity import sensitivity
 from tf_bandmf.matrices import LowerTriangular
 
 if TYPE_CHECKING:
-    from tf_bandmf.accounting.base import Accountant, Simulation
+    from tf_bandmf.accounting.base import Accountant
+    from tf_bandmf.accounting.guarantee import Simulation
     from tf_bandmf.sampling.samplers import Sampler, Words
 
 
@@ -90,12 +91,12 @@ class Participation(abc.ABC):
           ValueError: if the participation contradicts the strategy.
         """
         # dp-accounting takes a second to import.
-        from tf_bandmf.accounting import gaussian
+        from tf_bandmf.accounting.base import GaussianAccountant
 
         found = sensitivity(matrix, self, matrix.num_rows)
         if self.bound_name is not None:
-            return gaussian.GaussianAccountant(found.value, False, self.bound_name)
-        return gaussian.GaussianAccountant(found.value, found.is_exact)
+            return GaussianAccountant(found.value, False, self.bound_name)
+        return GaussianAccountant(found.value, found.is_exact)
 
     @classmethod
     @abc.abstractmethod

@@ -10,7 +10,8 @@ from tf_bandmf.participation.base import register
 from tf_bandmf.participation.cyclic import Cyclic
 
 if TYPE_CHECKING:
-    from tf_bandmf.accounting.base import Accountant, Simulation
+    from tf_bandmf.accounting.base import Accountant
+    from tf_bandmf.accounting.guarantee import Simulation
     from tf_bandmf.sampling.samplers import Sampler, Words
 
 

@@ -10,9 +10,8 @@ import collections
 import hashlib
 from typing import TYPE_CHECKING
 
-from tf_bandmf.accounting.base import Simulation
 from tf_bandmf.accounting.checks import check_delta, check_positive
-from tf_bandmf.accounting.guarantee import Calibration
+from tf_bandmf.accounting.guarantee import Calibration, Simulation
 from tf_bandmf.files import configs
 from tf_bandmf.participation import Participation
 from tf_bandmf.strategies import Strategy
@@ -42,7 +41,7 @@ def accountant_for(
     Args:
       strategy: C.
       participation: what the sampler does.
-      confidence: of a simulation, see `accounting.base.Simulation`.
+      confidence: of a simulation, see `accounting.guarantee.Simulation`.
       seed: likewise.
       progress: likewise.
 
@@ -72,7 +71,7 @@ def calibrated(
       participation: what the sampler does.
       epsilon: > 0.
       delta: in (0, 1).
-      confidence: of a simulation, see `accounting.base.Simulation`.
+      confidence: of a simulation, see `accounting.guarantee.Simulation`.
       progress: likewise.
 
     Raises:

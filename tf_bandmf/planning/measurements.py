@@ -65,18 +65,9 @@ class Measurements:
             return 0.0
         return math.sqrt(self.evaluations) / self.noise_multiplier
 
-    def with_evaluations(self, base: Accountant, delta: float) -> Accountant:
-        """The accountant of a run with its evaluations.
-
-        Args:
-          base: of the steps alone.
-          delta: at which the plan states its guarantee.
-        """
-        if self.noise_multiplier is None:
-            return base
-        from tf_bandmf.accounting.beside import beside
-
-        return beside(base, 1.0 / self.mu, delta)
+    def with_evaluations(self, base: Accountant) -> Accountant:
+        """The accountant of a run with its evaluations, from that of the steps alone."""
+        return base if self.noise_multiplier is None else base.beside(1.0 / self.mu)
 
     def describe(self) -> str:
         """One or two sentences for the statement."""
@@ -98,7 +89,7 @@ class Measurements:
 
 def reserved(plan: Plan, counts: float, metrics: float, evaluations: int) -> Plan:
     """See `Plan.reserve`."""
-    from tf_bandmf.accounting.beside import beside, noise_beside
+    from tf_bandmf.accounting import gaussian
     from tf_bandmf.planning.calibration import accountant_for, multiplier_of
 
     if plan.measurements != Measurements():
@@ -121,9 +112,11 @@ def reserved(plan: Plan, counts: float, metrics: float, evaluations: int) -> Pla
     if not evaluations:
         return dataclasses.replace(plan, measurements=Measurements(float(counts)))
     base = accountant_for(plan.strategy, plan.participation, plan.confidence)
-    together = noise_beside(base, plan.epsilon, plan.delta, float(metrics))
-    kept = Measurements(float(counts), evaluations, together * math.sqrt(evaluations))
-    found = beside(base, 1.0 / kept.mu, plan.delta).calibrate(plan.epsilon, plan.delta)
+    # A share of `1 / sigma^2` of the Gaussian mechanism that would spend all of the budget.
+    whole = base.moved_by * gaussian.calibrate_noise_stddev(plan.epsilon, plan.delta)
+    noise = whole * math.sqrt(evaluations / metrics)
+    kept = Measurements(float(counts), evaluations, noise)
+    found = kept.with_evaluations(base).calibrate(plan.epsilon, plan.delta)
     assert plan.sensitivity is not None and found.guarantee is not None
     names = ("epsilon", "accountant", "kind", "adjacency", "confidence")
     changes = {name: getattr(found.guarantee, name) for name in names}

@@ -20,7 +20,7 @@ from dp_accounting.pld import privacy_loss_distribution
 from tf_bandmf import matrices
 from tf_bandmf import participation as participation_lib
 from tf_bandmf.accounting import gaussian
-from tf_bandmf.accounting.base import Accountant, EpsilonIsZero, Simulation
+from tf_bandmf.accounting.base import Accountant, EpsilonIsZero
 from tf_bandmf.accounting.checks import (
     check_delta,
     check_planned_delta,
@@ -28,7 +28,12 @@ from tf_bandmf.accounting.checks import (
     whole_number,
 )
 from tf_bandmf.accounting.custom import epsilon_by
-from tf_bandmf.accounting.guarantee import REPLACE_ONE, ZERO_OUT, Guarantee
+from tf_bandmf.accounting.guarantee import (
+    REPLACE_ONE,
+    ZERO_OUT,
+    Guarantee,
+    Simulation,
+)
 from tf_bandmf.analysis.sensitivity import Sensitivity
 from tf_bandmf.files import configs
 from tf_bandmf.participation import Participation
@@ -300,7 +305,7 @@ class Plan:
         block = matrices.leading_block(self.strategy.matrix, int(steps))
         accountant = self.participation.accountant(block, Simulation(self.confidence))
         # Private evaluations count in full.
-        accountant = self.measurements.with_evaluations(accountant, self.delta)
+        accountant = self.measurements.with_evaluations(accountant)
         try:
             found = accountant.guarantee(self.unit_noise_stddev, given)
         except EpsilonIsZero:
@@ -369,7 +374,7 @@ class Plan:
     def _accountant(self, confidence: float | None = None) -> Accountant:
         confidence = self.confidence if confidence is None else confidence
         base = accountant_for(self.strategy, self.participation, confidence)
-        return self.measurements.with_evaluations(base, self.delta)
+        return self.measurements.with_evaluations(base)
 
     @property
     def fingerprint(self) -> str:

@@ -14,8 +14,7 @@ from dp_accounting.pld.privacy_loss_distribution import from_gaussian_mechanism
 from scipy import special
 
 import tf_bandmf
-from tf_bandmf.accounting import poisson_tilted as tilted
-from tf_bandmf.accounting import tails
+from tf_bandmf.accounting import gaussian, tails, tilted
 from tf_bandmf.accounting.cyclic_poisson import CyclicPoissonAccountant
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -37,7 +36,7 @@ def test_one_query_is_not_below_its_closed_form(noise, figure):
     count, near = 0, 0
     for probability in (1e-6, 1e-3, 0.1, 0.9):
         for epsilon in EPSILONS:
-            found = tilted.delta(probability, noise, 1, epsilon)
+            found = tilted.delta([tilted.Query(probability, noise)], epsilon)
             exact = floors.one_step(probability, noise, epsilon)
             assert found >= exact, (probability, epsilon)
             count += 1
@@ -77,22 +76,23 @@ def two_queries(q, noise, epsilon):
 )
 def test_two_queries_are_those_of_quadrature(probability, noise, epsilon):
     exact = two_queries(probability, noise, epsilon)
-    found = tilted.delta(probability, noise, 2, epsilon)
+    found = tilted.delta([tilted.Query(probability, noise, 2)], epsilon)
     assert exact <= found <= 1.02 * exact
-    rough = tilted.delta(probability, noise, 2, epsilon, tilted.ROUGH)
+    rough = tilted.delta([tilted.Query(probability, noise, 2)], epsilon, tilted.ROUGH)
     assert exact <= rough <= 4.0 * exact
 
 
-def simulated(query, count, epsilon, num_draws, seed):
+def simulated(query, add, epsilon, num_draws, seed):
     """Delta and its standard error: draws from a histogram of the tilted density."""
-    theta = tilted._tilt(query, count, epsilon)[0]
-    s, q = query.noise, query.probability
+    law = tilted._Law(query, add)
+    theta = tilted._tilt([law], epsilon)[0]
+    s, q, count = query.noise, query.probability, query.count
     edges = np.linspace(-11.0 * s, 1.0 + 11.0 * s, 6_001)
     middle = 0.5 * (edges[1:] + edges[:-1])
 
     def log_density(x):
         none = -0.5 * (x / s) ** 2
-        if query.add:
+        if add:
             found = none
         else:
             moved = -0.5 * ((x - 1.0) / s) ** 2
@@ -100,7 +100,7 @@ def simulated(query, count, epsilon, num_draws, seed):
         return found - math.log(s * math.sqrt(2.0 * math.pi))
 
     def loss(x):
-        return (-1.0 if query.add else 1.0) * query.losses(x)
+        return (-1.0 if add else 1.0) * law.losses(x)
 
     shares = special.softmax(log_density(middle) + theta * loss(middle))
     generator = np.random.default_rng(seed)
@@ -120,9 +120,9 @@ def simulated(query, count, epsilon, num_draws, seed):
 )
 def test_many_queries_are_those_of_simulation(probability, noise, count, epsilon, add):
     """Deltas down to 1e-20, where a transform that is not tilted has nothing left."""
-    query = tilted.Query(probability, noise, add)
-    value, error = simulated(query, count, epsilon, 10_000, 3)
-    found = tilted._delta(query, count, epsilon, tilted.FINE)
+    query = tilted.Query(probability, noise, count)
+    value, error = simulated(query, add, epsilon, 10_000, 3)
+    found = tilted._delta((query,), add, epsilon, tilted.FINE)
     if value < 1e-200:
         assert found < 1e-25
         return
@@ -164,7 +164,7 @@ def test_delta_is_that_of_dp_accounting_and_not_below(
     for epsilon in epsilons:
         deltas = [loss.get_delta_for_epsilon(epsilon) for loss in (coarse, fine)]
         exact = (100.0 * deltas[1] - deltas[0]) / 99.0
-        found = tilted.delta(probability, noise, count, epsilon)
+        found = tilted.delta([tilted.Query(probability, noise, count)], epsilon)
         assert exact * (1.0 - 1e-7) <= found <= 1.001 * exact, epsilon
 
 
@@ -194,10 +194,36 @@ def test_a_delta_above_the_chance_of_being_used_at_all_is_refused():
 
 def test_a_wrong_window_would_be_noticed(monkeypatch):
     """Control: what lies beyond a window that is too small is in the bound, as a bound."""
-    query = tilted.Query(0.05, 1.0, False)
-    value = tilted._delta.__wrapped__(query, 60, 4.0, tilted.FINE)
+    arguments = (tilted.Query(0.05, 1.0, 60),), False, 4.0, tilted.FINE
+    value = tilted._delta.__wrapped__(*arguments)
     monkeypatch.setattr(tilted, "_WINDOW", 1.0)
-    assert tilted._delta.__wrapped__(query, 60, 4.0, tilted.FINE) >= 0.999 * value
+    assert tilted._delta.__wrapped__(*arguments) >= 0.999 * value
+
+
+@pytest.mark.parametrize(
+    "noise, epsilon", [(0.05, 300), (0.3, 10), (1, 1), (100, 0.01)]
+)
+@pytest.mark.invariant(12)
+def test_gaussian_queries_are_one_gaussian_mechanism(noise, epsilon):
+    exact = gaussian.gaussian_delta(noise, epsilon)
+    longer = noise * math.sqrt(2.0)
+    for queries in (
+        [tilted.Query(1.0, noise)],
+        [tilted.Query(1.0, noise, is_replaced=True)],
+        [tilted.Query(1.0, longer, 2)],
+        [tilted.Query(1.0, longer), tilted.Query(1.0, longer)],
+    ):
+        found = tilted.delta(queries, epsilon)
+        assert exact <= found <= 1.002 * exact
+
+
+def test_several_kinds_compose_at_small_deltas():
+    """Of equal queries, split; and of Poisson-sampled ones beside others, by draws."""
+    whole = tilted.delta([tilted.Query(0.01, 1.0, 1000)], 4.0)
+    parts = [tilted.Query(0.01, 1.0, 300), tilted.Query(0.01, 1.0, 700)]
+    assert tilted.delta(parts, 4.0) == pytest.approx(whole, rel=2e-3)
+    one = tilted.delta([tilted.Query(0.01, 1.0, 300)], 4.0)
+    assert 1e-20 < one < whole < 1e-9
 
 
 def test_cells_of_any_width():

@@ -1,0 +1,355 @@
+"""Gaussian queries, sampled or not, composed by an exponentially tilted transform.
+
+One query has the loss `l(x) = log(1 - q + q exp((x - 1/2) / sigma^2))` of
+`P = (1 - q) N(0, sigma^2) + q N(1, sigma^2)` against `Q = N(0, sigma^2)`; under "add" the
+roles are exchanged and the loss is `-l`. Of `k` independent ones
+
+    delta(epsilon) = E (1 - exp(epsilon - L))_+,   L = l_1 + ... + l_k.
+
+A sample of fixed size, one example of which is replaced, has at most the delta of this pair
+at each epsilon >= 0, in both directions (Balle, Barthe, Gaboardi, 2018, arXiv:1807.01647,
+Theorem 9; sigma per unit of what the replacement changes). Such queries compose like the
+pair that has this profile in both directions (arXiv:2106.08567, Theorem 10): its losses
+above 0 are those of `P`, its losses below 0 those of `Q` with the sign changed, and the
+rest of the probability, `(1 - q) P(|x| < 1/2)` for `x` of `Q`, has the loss 0.
+
+**Discretization.** Losses are moved to multiples of `h`, those of a cell to its two
+ends so that mass and `E exp(-l)` of the cell stay as they are. In each `y = exp(-l)` the
+function `(1 - exp(epsilon) y_1 ... y_k)_+` is convex and falls: moving `y` to the ends of
+an interval, its mean kept, can only increase its mean (Doroshenko, Ghazi, Kamath, Kumar
+and Manurangsi, arXiv:2207.04380, "connect the dots"), and so does what rounding adds: mass,
+and mass moved to the upper end. Losses beyond the last cell are infinite, those below the
+first one are moved up to it.
+
+**Composition.** A Fourier transform errs in absolute terms, by about `k 2^-53`, which is
+all that is left of small deltas. So the laws are tilted first, `w_i = p_i exp(theta l_i) /
+M`. The convolution `W` of all `w` has its mass around epsilon if theta minimizes the
+Chernoff bound `M_1 ... M_k exp(-theta epsilon)`, and
+
+    delta = M_1 ... M_k sum_s W(s) exp(-theta s h) (1 - exp(epsilon - s h))_+:
+
+an error of W is one relative to the Chernoff bound. Any theta and any M > 0 are right.
+
+**Errors, each added.** Circular convolution moves mass of W from outside of the window of
+N places into it, which adds to it; what is lost above the window is at most
+`M^k exp(-theta a) P_theta(L >= a)`, `a` its end, `P_theta(L >= a) <= M(theta + t)^k
+exp(-t a) / M^k`. The transform `F` of `w` errs by at most `eta = 8 log2(N) 2^-53` at each
+frequency: every output is a sum of the `w_i`, whose sum is 1, times products of twiddle
+factors along a path of additions and multiplications (Higham, Accuracy and Stability,
+2002, section 24.1, entry by entry). So a product of such powers `F^k` errs by at most the
+product of the `(|F| + eta)^k` times the sum of the `k eta / (|F| + eta)`, and by its own
+rounding; W at each place by the mean of that over the frequencies, and by eta times the
+mean of the product's size.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Iterable
+
+import numpy as np
+import scipy.fft
+import scipy.optimize
+
+from tf_bandmf.accounting import tails
+
+# By how much, of its logarithm, the discretization may increase delta: to state a number,
+# and to search for one.
+FINE, ROUGH = 0.0005, 0.05
+# Losses beyond so many standard deviations of the noise are infinite.
+_REACH = 12.0
+# Half of the window in standard deviations of the tilted sum.
+_WINDOW = 9.0
+# Places of the window, usually and at most: beyond the first number the discretization
+# may increase delta by so many times as much. Cells of one query, at most.
+_USUAL_PLACES, _MOST_PLACES, _MORE_EXCESS = 2**20, 2**22, 10.0
+_MOST_CELLS = 2**21
+_LEAST_PLACES = 2**12
+_UNIT = 2.0**-53
+# Nodes of the quadrature that chooses theta.
+_NODES = 4_001
+# The least log theta; the most of theta times epsilon, where delta is 0.
+_LEAST_LOG_THETA, _MOST_EXPONENT = -7.0, 2_000.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Query:
+    """Queries of one kind.
+
+    Attributes:
+      probability: q in (0, 1], with which one takes an example.
+      noise: sigma, per unit of what an example contributes, or its replacement changes.
+      count: k, how many there are.
+      is_replaced: samples have a fixed size, and the example is replaced.
+    """
+
+    probability: float
+    noise: float
+    count: int = 1
+    is_replaced: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class _Law:
+    """The law of the loss of one query."""
+
+    query: Query
+    add: bool
+
+    @property
+    def is_bounded(self) -> bool:
+        """Whether a loss falls (if `add`, rises) by `-log(1 - q)` at most."""
+        return self.query.probability < 1.0 and not self.query.is_replaced
+
+    @property
+    def range(self) -> tuple[float, float]:
+        """The least loss, and the largest that is finite.
+
+        If `add` the largest is `-log(1 - q)`, which no x within reach comes near if the
+        noise is large: steps that are a part of it would be too wide.
+        """
+        reach = _REACH * self.query.noise
+        lowest, highest = self.losses(np.array([-reach, 1.0 + reach]))
+        if self.query.is_replaced:
+            lowest = -highest
+        elif self.add:
+            lowest, highest = -self.losses(np.array([reach, -reach]))
+        elif self.is_bounded:
+            lowest = math.log1p(-self.query.probability)
+        return float(lowest), float(highest)
+
+    @property
+    def drop(self) -> float:
+        """By how much a loss falls below 0 at most; if `add`, by how much it rises."""
+        if self.is_bounded:
+            return -math.log1p(-self.query.probability)
+        return max(map(abs, self.range))
+
+    @property
+    def rounding(self) -> float:
+        """What the loss at the computed place of a cell's end may err by.
+
+        Where `exp(l) - 1 + q` cancels, the sum errs by rounding of q, and l by that over
+        `exp(l) >= 1 - q`.
+        """
+        least = 1.0 - self.query.probability if self.is_bounded else 1.0
+        return 32.0 * _UNIT * self.drop / least
+
+    def losses(self, x: np.ndarray) -> np.ndarray:
+        """Losses of `P` against `Q` at values x; they rise with x."""
+        q, s = self.query.probability, self.query.noise
+        exponents = (x - 0.5) / s**2
+        if q == 1.0:
+            return exponents
+        small = np.log1p(q * np.expm1(np.minimum(exponents, 1.0)))
+        large = np.logaddexp(math.log1p(-q), math.log(q) + exponents)
+        return np.where(exponents < 1.0, small, large)
+
+    def place(self, losses: np.ndarray) -> np.ndarray:
+        """The values x at which `losses` is that; -inf below the least loss."""
+        q, s = self.query.probability, self.query.noise
+        if q == 1.0:
+            return losses * s**2 + 0.5
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+            small = np.log(np.maximum(np.expm1(losses) / q + 1.0, 0.0))
+            # log((exp(l) - 1 + q) / q) for large l.
+            large = losses - math.log(q) + np.log1p(-(1.0 - q) * np.exp(-losses))
+        places = np.where(losses > 1.0, large, small)
+        return np.where(np.isnan(places), -np.inf, places) * s**2 + 0.5
+
+    @property
+    def centre(self) -> float:
+        """The probability that the loss of a replacement is 0, from above."""
+        around = np.array([-0.5, 0.5]) / self.query.noise
+        return (1.0 - self.query.probability) * float(tails.cells(around)[0][0])
+
+    def nodes(self) -> tuple[np.ndarray, np.ndarray]:
+        """Losses, and logs of what they weigh, of a quadrature that only chooses."""
+        s = self.query.noise
+        # As far as the discretization goes: large powers weigh the last losses most.
+        x = np.linspace(-_REACH * s, (0.0 if self.add else 1.0) + _REACH * s, _NODES)
+        if self.query.is_replaced:
+            x = np.linspace(0.5, 1.0 + _REACH * s, _NODES)
+        weights, losses = -0.5 * (x / s) ** 2, self.losses(x)
+        if not self.query.is_replaced:
+            losses, weights = (
+                (-losses, weights) if self.add else (losses, weights + losses)
+            )
+        else:
+            weights += math.log((x[1] - x[0]) / s / math.sqrt(2.0 * math.pi))
+            centre = math.log(self.centre + tails.LEAST)
+            weights = np.concatenate([weights, [centre], weights + losses])
+            losses = np.concatenate([-losses, [0.0], losses])
+        return losses, weights - np.logaddexp.reduce(weights)
+
+    def discretized(self, step: float) -> tuple[int, np.ndarray, float]:
+        """First index, masses at multiples of the step from above, that of infinity."""
+        lowest, highest = self.range
+        first, last = math.floor(lowest / step), math.ceil(highest / step)
+        if not self.query.is_replaced:
+            return first, *self._masses(step * np.arange(first, last + 1), self.add)
+        above, infinite = self._masses(step * np.arange(last + 1), False)
+        below, _ = self._masses(step * np.arange(-last, 1), True)
+        masses = np.append(below, above[1:])
+        masses[last] += above[0] + self.centre
+        return -last, masses, infinite
+
+    def _masses(self, grid: np.ndarray, add: bool) -> tuple[np.ndarray, float]:
+        """Masses on the grid of losses, those of `Q` if `add`, and that of infinity."""
+        q, s = self.query.probability, self.query.noise
+        x = np.maximum.accumulate(self.place(-grid[::-1] if add else grid))
+        if add and not self.query.is_replaced:
+            x[0] = min(x[0], -_REACH * s)
+        none, none_error = tails.cells(x / s)
+        moved, moved_error = tails.cells((x - 1.0) / s)
+        mixed = (1.0 - q) * none + q * moved
+        mixed_error = (1.0 - q) * none_error + q * moved_error
+        # Beyond both ends.
+        none_ends = tails.upper_tail(np.array([-x[0], x[-1]]) / s)
+        moved_ends = tails.upper_tail(np.array([1.0 - x[0], x[-1] - 1.0]) / s)
+        mixed_ends = (1.0 - q) * none_ends + q * moved_ends
+        if add:
+            upper, lower, error = none[::-1], mixed[::-1], mixed_error[::-1]
+            least, infinite = none_ends[::-1]
+        else:
+            upper, lower, error, (least, infinite) = mixed, none, none_error, mixed_ends
+        # E[1 - exp(left - l); cell] over its largest value: what goes to the upper end.
+        scale = np.exp(np.minimum(grid[:-1], 700.0))
+        other = np.maximum(lower - error, 0.0) * scale
+        right = upper - other + 4.0 * _UNIT * (upper + other)
+        right = np.clip(right / -math.expm1(-(grid[1] - grid[0])), 0.0, upper)
+        masses = np.append(upper - right, 0.0)
+        masses[1:] += right
+        if add or not self.query.is_replaced:
+            masses[0] += least
+        return masses, float(infinite)
+
+
+def delta(queries: Iterable[Query], epsilon: float, excess: float = FINE) -> float:
+    """An upper bound on delta of all queries together, of both directions.
+
+    Args:
+      queries: all of them, of some kinds.
+      epsilon: > 0.
+      excess: by how much the discretization may increase log delta; more where that
+        takes too many cells.
+    """
+    kinds = tuple(queries)
+    removed = _delta(kinds, False, epsilon, excess)
+    if all(query.is_replaced or query.probability == 1.0 for query in kinds):
+        return removed  # both directions are alike
+    if _delta(kinds, True, epsilon, max(excess, ROUGH)) <= removed:
+        return removed
+    return max(removed, _delta(kinds, True, epsilon, excess))
+
+
+@functools.lru_cache(maxsize=512)
+def _delta(kinds: tuple[Query, ...], add: bool, epsilon: float, excess: float) -> float:
+    laws = [_Law(query, add) for query in kinds]
+    counts = np.array([float(query.count) for query in kinds])
+    theta, mean, deviation, top = _tilt(laws, epsilon)
+    # The window begins below epsilon and holds the tilted sum.
+    begin = min(epsilon, mean - _WINDOW * deviation)
+    end = max(epsilon, mean + _WINDOW * deviation) + 2.0 / theta
+    # Within a cell `exp(theta l)` lies below its chord by a factor of at most
+    # `1 + theta (theta + 1) h^2 / 8` or about that, once for each query.
+    step = math.sqrt(8.0 * excess / (counts.sum() * theta * (theta + 1.0)))
+    most = math.sqrt(_MORE_EXCESS) * step
+    step = min(max(step, (end - begin) / _USUAL_PLACES), most)
+    step = max(step, (end - begin) / _MOST_PLACES)
+    for lowest, highest in (law.range for law in laws):
+        largest = max(abs(lowest), abs(highest))
+        step = max(step, (highest - lowest) / _MOST_CELLS, 1e-13 * largest)
+    places = 2 ** math.ceil(math.log2(max((end - begin) / step, _LEAST_PLACES)))
+    tilted, log_m, log_top, size, infinite = [], 0.0, 0.0, 0.0, 0.0
+    for law, count in zip(laws, counts):
+        first, masses, beyond = law.discretized(step)
+        index = np.arange(first, first + masses.size)
+        with np.errstate(divide="ignore"):
+            logs = np.log(masses) + theta * step * index
+        total = float(np.logaddexp.reduce(logs))
+        larger = np.logaddexp.reduce(logs + (top - theta) * step * index)
+        weights = np.exp(logs - total)
+        tilted.append(np.bincount(index % places, weights, minlength=places))
+        log_m, log_top = log_m + count * total, log_top + count * float(larger)
+        size += count * (4.0 + abs(total) + abs(float(larger)))
+        infinite += count * beyond
+    window = _product(tilted, counts)
+    # Place s of the window is the sum congruent to it between `start` and the end.
+    start = math.floor(begin / step)
+    window = np.roll(window, -(start % places))
+    sums = step * np.arange(start, start + places)
+    # Each loss errs by rounding, of itself and of the place of its cell; the sum of their
+    # sizes is at most that of the losses and twice what they fall (or rise) by.
+    drop = float(counts @ [law.drop for law in laws])
+    largest = float(np.abs(sums[[0, -1]]).max())
+    rounding = 2.0 * float(counts @ [law.rounding for law in laws])
+    rounding += 32.0 * _UNIT * (2.0 * drop + largest + epsilon)
+    over = sums - (epsilon - rounding)
+    reached = over > 0.0
+    terms = window[reached] * np.exp(-theta * over[reached]) * -np.expm1(-over[reached])
+    # Beyond the window: by a larger tilt.
+    after = sums[-1] + step
+    lost = min(log_top - log_m - (top - theta) * after, 0.0)
+    lost = math.exp(lost - theta * (after - epsilon + rounding))
+    exponent = log_m - theta * (epsilon - rounding)
+    # Rounding of tilted masses, of the logarithms of M and of the exponents here.
+    exponent += 8.0 * _UNIT * size
+    exponent += 8.0 * _UNIT * (theta + top) * (largest + epsilon + 2.0 * drop)
+    total = math.log(float(terms.sum()) + lost + 1e-300) + exponent
+    return min(math.exp(min(total, 0.0)) * (1.0 + 1e-9) + infinite, 1.0)
+
+
+def _tilt(laws: list[_Law], epsilon: float) -> tuple[float, float, float, float]:
+    """Theta, mean and deviation of the tilted sum, a larger theta for what is beyond.
+
+    By a quadrature that only chooses: any theta is right.
+    """
+    nodes = [(*law.nodes(), law.query.count) for law in laws]
+
+    def bound(log_theta: float) -> float:
+        theta = math.exp(log_theta)
+        total = 0.0
+        for losses, weights, count in nodes:
+            total += count * float(np.logaddexp.reduce(weights + theta * losses))
+        return total - theta * epsilon
+
+    best = scipy.optimize.minimize_scalar(
+        bound,
+        bounds=(_LEAST_LOG_THETA, math.log(_MOST_EXPONENT / epsilon)),
+        method="bounded",
+        options={"xatol": 1e-4},
+    )
+    theta = math.exp(best.x)
+    mean = variance = 0.0
+    for losses, weights, count in nodes:
+        tilted = weights + theta * losses
+        tilted = np.exp(tilted - np.logaddexp.reduce(tilted))
+        centre = float(tilted @ losses)
+        mean += count * centre
+        variance += count * max(float(tilted @ (losses - centre) ** 2), 1e-300)
+    deviation = math.sqrt(variance)
+    return theta, mean, deviation, theta + min(_WINDOW / deviation, theta)
+
+
+def _product(laws: list[np.ndarray], counts: np.ndarray) -> np.ndarray:
+    """The circular convolution of so many copies of each, from above."""
+    places = laws[0].size
+    eta = 8.0 * math.log2(places) * _UNIT
+    log_product, log_upper, errors = 0.0, 0.0, 0.0
+    for weights, count in zip(laws, counts):
+        transform = scipy.fft.rfft(weights)
+        size = np.abs(transform) + eta
+        transform = np.where(transform == 0.0, 1e-300, transform)
+        log_product = log_product + count * np.log(transform)
+        log_upper = log_upper + count * np.log(size)
+        errors = errors + count * eta / size
+    raised = np.exp(log_product)
+    rounding = 8.0 * _UNIT * (counts.sum() + 8.0)
+    error = np.exp(log_upper) * errors + (rounding + eta) * np.abs(raised)
+    # The mean over all frequencies: all but the first and the last stand once for two.
+    mean_error = (2.0 * float(error.sum()) - float(error[0])) / places
+    convolved = scipy.fft.irfft(raised, n=places)
+    return np.maximum(convolved, 0.0) + mean_error * (1.0 + 1e-6)
