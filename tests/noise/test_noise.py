@@ -5,6 +5,7 @@ import pytest
 import tensorflow as tf
 
 from tf_bandmf import matrices, noise, strategies, workloads
+from tf_bandmf.noise import recurrences
 from tf_bandmf.noise.keys import NoiseKey
 
 N = 12
@@ -62,6 +63,15 @@ def test_streamed_noise_is_the_dense_product(name):
     found = run(noise.NoiseGenerator(strategy, 257))
     scale = np.abs(expected).max()
     np.testing.assert_allclose(found, expected, atol=2e-6 * scale)
+
+
+@pytest.mark.parametrize("name", ["bisr_many_bands", "dense"])
+def test_terms_that_a_gpu_adds_by_twos_are_the_same(name, monkeypatch):
+    strategy = all_strategies()[name]
+    expected = run(noise.NoiseGenerator(strategy, 100, jit_compile=False))
+    monkeypatch.setattr(recurrences, "device_kind", lambda: "GPU")
+    found = run(noise.NoiseGenerator(strategy, 100, jit_compile=False))
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize(

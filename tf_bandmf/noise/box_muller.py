@@ -1,4 +1,4 @@
-"""Box-Muller: from four words to two independent normals, and to one of the two."""
+"""Box-Muller: from four words to two independent normals."""
 
 from __future__ import annotations
 
@@ -26,49 +26,14 @@ def box_muller(
     words: Sequence[tf.Tensor], shared: tf.Tensor
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Two independent normals from four int32 words and a block's shared part."""
-    radius, angle = _polar(words, shared)
+    first, second, third, angle = words
+    radius = tf.sqrt(squared_radius(first, second, third, shared))
     cosine, sine = cosine_and_sine(angle)
     return radius * cosine, radius * sine
 
 
-def one_of_pair(
-    words: Sequence[tf.Tensor], shared: tf.Tensor, place: tf.Tensor
-) -> tf.Tensor:
-    """The first (place 0) or the second (place 1) of what `box_muller` returns.
-
-    Args:
-      words: see `box_muller`.
-      shared: see `box_muller`.
-      place: int32, of a shape that broadcasts to that of the words.
-    """
-    radius, angle = _polar(words, shared)
-    turns, near_cosine, near_sine = _near(angle)
-    is_sine = _is_odd(turns ^ place)
-    return radius * _negated(
-        tf.where(is_sine, near_sine, near_cosine), turns + 1 - place
-    )
-
-
-def _polar(
-    words: Sequence[tf.Tensor], shared: tf.Tensor
-) -> tuple[tf.Tensor, tf.Tensor]:
-    """Radius, float32, and angle, int32 in units of `2^-31 pi`."""
-    first, second, third, angle = words
-    return tf.sqrt(squared_radius(first, second, third, shared)), angle
-
-
 def cosine_and_sine(angle: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     """Cosine and sine of an int32 angle in units of `2^-31 pi`."""
-    turns, near_cosine, near_sine = _near(angle)
-    is_odd = _is_odd(turns)
-    return (
-        _negated(tf.where(is_odd, near_sine, near_cosine), turns + 1),
-        _negated(tf.where(is_odd, near_cosine, near_sine), turns),
-    )
-
-
-def _near(angle: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """The nearest quarter turn, and cosine and sine of the angle from there."""
     # The nearest multiple of a quarter turn, modulo 4, and what is left of the angle.
     # (Integers wrap around, as angles do.)
     quarter = tf.constant(30, tf.int32)
@@ -76,11 +41,12 @@ def _near(angle: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     rest = tf.cast(angle - tf.bitwise.left_shift(turns, quarter), tf.float32)
     x = rest * np.float32(np.pi * 2.0**-31)
     square = x * x
-    return turns, polynomial(_COSINE, square), x * polynomial(_SINE, square)
-
-
-def _is_odd(turns: tf.Tensor) -> tf.Tensor:
-    return tf.bitwise.bitwise_and(turns, 1) > 0
+    cosine, sine = polynomial(_COSINE, square), x * polynomial(_SINE, square)
+    is_odd = tf.bitwise.bitwise_and(turns, 1) > 0
+    return (
+        _negated(tf.where(is_odd, sine, cosine), turns + 1),
+        _negated(tf.where(is_odd, cosine, sine), turns),
+    )
 
 
 def _negated(x: tf.Tensor, turns: tf.Tensor) -> tf.Tensor:

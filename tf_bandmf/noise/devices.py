@@ -26,15 +26,3 @@ def traced_under_xla() -> bool:
     if tf.executing_eagerly():
         return False
     return bool(control_flow_util.GraphOrParentsInXlaContext(ops.get_default_graph()))
-
-
-def barrier(x: tf.Tensor) -> tf.Tensor:
-    """`x` itself, which XLA computes before what it is used for, and apart from it.
-
-    Of what depends on it, nothing becomes a constant of the program.
-    """
-    if not traced_under_xla():
-        return x
-    from tensorflow.compiler.tf2xla.python import xla
-
-    return xla.optimization_barrier(x)[0]

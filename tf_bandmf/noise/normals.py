@@ -8,8 +8,7 @@ from typing import Callable
 import tensorflow as tf
 
 from tf_bandmf.noise.box_muller import box_muller
-from tf_bandmf.noise.devices import device_kind, traced_under_xla
-from tf_bandmf.noise.lanes import lane_normals
+from tf_bandmf.noise.devices import traced_under_xla
 from tf_bandmf.noise.radius import shared_part
 from tf_bandmf.noise.shared import shared_function
 from tf_bandmf.noise.word_sources import source_of
@@ -19,8 +18,6 @@ BLOCK = 4096
 _PAIRS = BLOCK // 2  # of a block; each has one counter of the generator: four words
 # Counters of the words that a block's pairs share; those of pairs do not come so far.
 _SHARED = 1 << 63
-# For more terms, pairs are several kernels on a GPU.
-_FEW_TERMS = 2
 # Without XLA so many blocks at a time, whose intermediate results fit into a cache.
 _CHUNK = 32
 
@@ -76,32 +73,16 @@ def weighted_normals(
     """
     num_blocks = -(-num_normals // BLOCK)
     first_block = tf.cast(first_block, tf.uint64)
-    kind, is_nested = device_kind(), traced_under_xla()
-    # On a GPU pairs are best; but they come out as complex numbers, not within a program,
-    # and of many terms XLA makes several kernels.
-    suits_lanes = is_nested or int(weights.shape[0]) > _FEW_TERMS
-    if kind == "GPU" and jit_compile and suits_lanes:
-        return _compiled_lanes(num_normals)(step_keys, weights, first_block)
     blocks = compiled_blocks if jit_compile else _plain_blocks
     pairs = blocks(num_blocks, int(weights.shape[0]), int(step_keys.shape[-1]))(
         step_keys, weights, first_block
     )
     # Normals 2 i and 2 i + 1 are real and imaginary part of number i.
-    if is_nested:  # XLA knows no such bitcast
+    if traced_under_xla():  # XLA knows no such bitcast
         parts = tf.stack([tf.math.real(pairs), tf.math.imag(pairs)], axis=-1)
     else:
         parts = tf.bitcast(pairs, tf.float32)
     return tf.reshape(parts, [-1])[:num_normals]
-
-
-@functools.cache
-def _compiled_lanes(num_normals: int) -> Callable[..., tf.Tensor]:
-    def lanes(
-        step_keys: tf.Tensor, weights: tf.Tensor, first_block: tf.Tensor
-    ) -> tf.Tensor:
-        return lane_normals(step_keys, weights, first_block, num_normals)
-
-    return shared_function(lanes, jit_compile=True, reduce_retracing=False)
 
 
 # From keys, weights and the first block to normals in pairs, complex64.

@@ -25,9 +25,9 @@ class Normals(Protocol):
         """
 
 
-# More terms than this are summed in a loop; on a GPU, where they are a dimension
-# that no memory is needed for (see `lanes`), so many are summed at once in each turn.
-_UNROLLED_TERMS, _TERMS_OF_LANES = 4, 16
+# So many terms are one program, and others are added in a loop: one by one, on a GPU two
+# at a time. Of more than two XLA makes several kernels there, with words in memory.
+_TERMS, _TERMS_OF_GPU = 4, 2
 _ONE = [1.0]
 
 # Rows of the buffer that change, each once.
@@ -67,32 +67,38 @@ class Regeneration(Recurrence):
     Nothing is kept. `N` is banded, or all of it is there (a dense strategy).
     """
 
-    def __init__(self, rows: _Rows, jit_compile: bool) -> None:
+    def __init__(self, rows: _Rows) -> None:
         self._rows = rows
         self.key_terms = rows.terms
-        self._jit_compile = jit_compile
 
     def row(
         self, normals: Normals, buffer: tf.Tensor, step: tf.Tensor
     ) -> tuple[tf.Tensor, Updates]:
-        weights = self._rows.at(step)
-        by_lanes = self._jit_compile and device_kind() == "GPU"
-        most = _TERMS_OF_LANES if by_lanes else _UNROLLED_TERMS
-        together = min(self._rows.terms, most)
+        weights, terms = self._rows.at(step), self._rows.terms
         # Steps before the first have weight 0.
-        steps = tf.maximum(step - tf.range(self._rows.terms, dtype=tf.int64), 0)
-        if together == self._rows.terms:
-            return normals(steps, weights), ()
+        steps = tf.maximum(step - tf.range(terms, dtype=tf.int64), 0)
+        on_gpu = device_kind() == "GPU"
+        together = min(terms, _TERMS_OF_GPU if on_gpu else _TERMS)
         first = normals(steps[:together], weights[:together])
-        if by_lanes:
-            return _plus_groups(first, normals, steps, weights, step), ()
+        if together == terms:
+            return first, ()
+        if on_gpu:
+            # The last of them are filled up by one of weight 0.
+            missing = [[0, -terms % together]]
+            steps, weights = tf.pad(steps, missing), tf.pad(weights, missing)
 
-        def add(j: tf.Tensor, total: tf.Tensor) -> tf.Tensor:
+            def add(j: tf.Tensor, total: tf.Tensor) -> tf.Tensor:
+                own = [tf.slice(of, [j], [together]) for of in (steps, weights)]
+                return total + normals(*own)
+
+            return _plus_terms(first, add, together, terms, step, together), ()
+
+        def add_one(j: tf.Tensor, total: tf.Tensor) -> tf.Tensor:
             earlier = normals(steps[j, None], tf.constant(_ONE))
             only_row, slot = tf.expand_dims(earlier, 0), tf.constant(0, tf.int64)
             return _sum(total, weights[j], only_row, slot)
 
-        return _plus_terms(first, add, together, self._rows.terms, step), ()
+        return _plus_terms(first, add_one, together, terms, step), ()
 
 
 class KeptNormals(Recurrence):
@@ -101,10 +107,9 @@ class KeptNormals(Recurrence):
     Slot `i % memory_vectors` of the buffer holds `z[i]`.
     """
 
-    def __init__(self, rows: _Rows, jit_compile: bool) -> None:
+    def __init__(self, rows: _Rows) -> None:
         self._rows = rows
         self.memory_vectors = rows.terms - 1
-        self._jit_compile = jit_compile
 
     def row(
         self, normals: Normals, buffer: tf.Tensor, step: tf.Tensor
@@ -140,45 +145,23 @@ def _weighted(weights: tf.Tensor, vectors: tf.Tensor) -> tf.Tensor:
     return tf.reduce_sum(weights[:, None] * vectors, axis=0)
 
 
-def _plus_groups(
-    total: tf.Tensor,
-    normals: Normals,
-    steps: tf.Tensor,
-    weights: tf.Tensor,
-    step: tf.Tensor,
-) -> tf.Tensor:
-    """Adds the terms behind the first `_TERMS_OF_LANES`, so many at once, that exist."""
-    size = _TERMS_OF_LANES
-    # The last group is filled up by terms of weight 0.
-    missing = -int(weights.shape[0]) % size
-    steps, weights = tf.pad(steps, [[0, missing]]), tf.pad(weights, [[0, missing]])
-    exist = tf.minimum(int(weights.shape[0]), tf.cast(step, tf.int32) + 1)
-
-    def add(j: tf.Tensor, partial: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        own = tf.slice(steps, [j], [size]), tf.slice(weights, [j], [size])
-        return j + size, partial + normals(*own)
-
-    return tf.while_loop(
-        lambda j, _: j < exist, add, (tf.constant(size), total), parallel_iterations=1
-    )[1]
-
-
 def _plus_terms(
     total: tf.Tensor,
     add: Callable[[tf.Tensor, tf.Tensor], tf.Tensor],
     begin: int,
     end: int,
     step: tf.Tensor,
+    at_once: int = 1,
 ) -> tf.Tensor:
     """Adds the terms `begin, ..., end - 1` in this order, of those that exist."""
-    if end <= _UNROLLED_TERMS:
+    if end <= _TERMS and at_once == 1:
         for j in range(begin, end):
             total = add(tf.constant(j), total)
         return total
     exist = tf.minimum(end, tf.cast(step, tf.int32) + 1)
     return tf.while_loop(
         lambda j, _: j < exist,
-        lambda j, partial: (j + 1, add(j, partial)),
+        lambda j, partial: (j + at_once, add(j, partial)),
         (tf.constant(begin), total),
         parallel_iterations=1,
     )[1]
@@ -247,8 +230,7 @@ class GeometricBuffers(Recurrence):
     `s[m] = inverse_decays[m] s[m] + z`; see `matrices.BufferedToeplitz`.
     """
 
-    def __init__(self, sums: matrices.GeometricSums, jit_compile: bool) -> None:
-        self._jit_compile = jit_compile
+    def __init__(self, sums: matrices.GeometricSums) -> None:
         self._scales = sums.scales.astype(np.float32)
         self._decays = sums.decays.astype(np.float32)
         self._num_steps = sums.num_rows
@@ -262,25 +244,9 @@ class GeometricBuffers(Recurrence):
         scales, decays = tf.constant(self._scales), tf.constant(self._decays)
         slots = tf.range(self.memory_vectors, dtype=tf.int64)
         fresh = normals(step[None], one[None])
-        if self._jit_compile and device_kind() == "GPU":
-            output, *kept = _geometric(fresh, scales, decays, buffer)
-            rows = (tf.expand_dims(vector, 0) for vector in kept)
-            return output, tuple(
-                tf.IndexedSlices(row, slots[m : m + 1]) for m, row in enumerate(rows)
-            )
         output = fresh + tf.linalg.matvec(buffer, scales, transpose_a=True)
         updated = decays[:, None] * buffer + fresh[None]
         return output, (tf.IndexedSlices(updated, slots),)
-
-
-@_compiled
-def _geometric(
-    fresh: tf.Tensor, scales: tf.Tensor, decays: tf.Tensor, buffer: tf.Tensor
-) -> list[tf.Tensor]:
-    """The row, and each row of the buffer: of one shape, so a GPU has one kernel."""
-    kept = tf.unstack(buffer)
-    row = fresh + tf.add_n([scales[m] * vector for m, vector in enumerate(kept)])
-    return [row, *(decays[m] * vector + fresh for m, vector in enumerate(kept))]
 
 
 class ScaledOutput(Recurrence):
@@ -319,10 +285,10 @@ def recurrence_of(
         # The factors of the rows are part of the weights.
         keep = keep_normals and matrix.core.banded_inverse() is not None
         rows = _Rows(streaming, streaming.row_scale)
-        return (KeptNormals if keep else Regeneration)(rows, jit_compile)
+        return (KeptNormals if keep else Regeneration)(rows)
     inner: Recurrence
     if isinstance(streaming, matrices.GeometricSums):
-        inner = GeometricBuffers(streaming, jit_compile)
+        inner = GeometricBuffers(streaming)
     elif isinstance(streaming, matrices.ForwardSubstitution):
         inner = RingBuffer(_Rows(streaming), jit_compile)
     else:

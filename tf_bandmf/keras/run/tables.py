@@ -388,7 +388,7 @@ class RunTables:
             for own in rows:
                 parts += [tf.shape(own), own]
             words = tf.concat(parts, axis=0)
-            digest = digest_of_any_length(self._digest_key.value(), words, 1)
+            digest = digest_of_any_length(self._digest_key.value(), words)
             key = self._generator.bound_key(key, tf.bitcast(digest, tf.int64))
         return tf.bitcast(key, tf.uint64)
 
