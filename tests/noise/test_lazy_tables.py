@@ -218,28 +218,6 @@ def test_rows_of_a_step_get_the_normals_of_their_part(monkeypatch, count, traces
     np.testing.assert_array_equal(clocks, np.where(is_behind, 0, 1))
 
 
-@pytest.mark.slow_cases("2048", "2200")
-@pytest.mark.parametrize("count", [1000, 2048, 2200])
-def test_two_parts_that_are_made_as_one_have_the_same_normals(monkeypatch, count):
-    # 1024 rows of three entries and four columns have three blocks of normals.
-    monkeypatch.setattr("tf_bandmf.noise.lazy_tables._STEP_NUMBERS", 12288)
-    rows = np.random.default_rng(0).permutation(2400)[:count].astype("i4")
-
-    def found():
-        jumps = Jumps(_system("inverse", lazy.LinearUpdate()), _STEPS)
-        table = LazyTable(tf.Variable(tf.zeros([2400, 4])), jumps)
-        jumps.advance(tf.constant(0), tf.constant(0.1, tf.float64))
-        now = jumps.since_release(tf.constant(1))
-        table.bring_up_to_date(tf.constant(rows), now, tf.constant(_KEYS[0]))
-        assert table._rows_of(12288) == 1024
-        return table.weights_of(tf.range(2400)).numpy(), table.memory()
-
-    together = found()
-    monkeypatch.setattr(LazyTable, "_fills_blocks", lambda *_: False)
-    np.testing.assert_array_equal(np.hstack(together), np.hstack(found()))
-    assert np.count_nonzero(together[0]) == 4 * count
-
-
 def test_many_parts_that_are_made_as_one_have_the_same_normals(monkeypatch):
     # 1024 rows to a part: two at first, two together, and the rest of a fifth.
     monkeypatch.setattr("tf_bandmf.noise.lazy_tables._STEP_NUMBERS", 12288)
@@ -300,13 +278,13 @@ def test_clocks_choose_what_a_row_is_behind_by():
 def test_a_sum_enters_the_state_before_its_step(update):
     """`F u = H`: in float64, without noise."""
     system = _system("inverse", _UPDATES[update])
-    entering = Jumps(system, _STEPS).entering(
-        tf.constant(3), tf.constant(0.3, tf.float64)
-    )
-    transition, _, gradient = system.at(3, 0.3)
+    jumps, at = Jumps(system, _STEPS), (tf.constant(3), tf.constant(0.3, tf.float64))
+    entering, (transition, _, gradient) = jumps.entering(*at), jumps.of_step(*at)
     entered = np.zeros(system.entries)
     entered[: len(entering)] = [float(own) for own in entering]
-    np.testing.assert_allclose(transition @ entered, gradient, rtol=1e-6, atol=1e-8)
+    np.testing.assert_allclose(
+        transition.numpy() @ entered, gradient, rtol=1e-6, atol=1e-8
+    )
 
 
 def test_weights_that_a_step_takes_to_zero_are_refused():

@@ -40,24 +40,6 @@ def test_uneven_batches_differ_by_one():
     assert max(sizes) - min(sizes) <= 1
 
 
-def test_a_restart_continues_where_the_run_stopped():
-    schedule = make_plan().batches(np.arange(20), np.arange(20) * 2)
-    straight = list(schedule.dataset())
-    resumed = list(schedule.dataset(first_step=5))
-    for a, b in zip(straight[5:], resumed):
-        assert int(a["step"]) == int(b["step"])
-        np.testing.assert_array_equal(a["x"], b["x"])
-        np.testing.assert_array_equal(a["y"], 2 * a["x"])
-    assert len(resumed) == len(straight) - 5
-
-
-def test_indices_and_dataset_agree():
-    schedule = make_plan(num_examples=22).batches(np.arange(22))
-    for batch in schedule:
-        indices = schedule.example_indices(int(batch["step"]))
-        np.testing.assert_array_equal(batch["x"], indices)
-
-
 def test_order_depends_on_its_seed_only():
     def order(seed):
         participation = tf_bandmf.FixedEpochOrder(20, 6, 3, order_seed=seed)

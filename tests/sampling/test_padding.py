@@ -105,19 +105,6 @@ def test_nothing_is_cut_off():
         list(schedule.dataset())
 
 
-@pytest.mark.parametrize("participation", PARTICIPATIONS, ids=lambda p: p.kind)
-def test_index_iterator_is_the_schedule_from_any_step_on(participation):
-    schedule = make(participation, False)
-    batches = list(schedule.indices())
-    assert [batch.step for batch in batches] == list(range(schedule.num_steps))
-    for batch in batches:
-        expected = schedule.example_indices(batch.step)
-        np.testing.assert_array_equal(batch.indices, expected)
-    for wanted, found in zip(batches[8:], schedule.indices(first_step=8)):
-        assert found.step == wanted.step
-        np.testing.assert_array_equal(found.indices, wanted.indices)
-
-
 def test_a_run_begins_within_its_steps():
     with pytest.raises(ValueError, match="first_step must be in"):
         next(make(PARTICIPATIONS[0], False).indices(first_step=-1))

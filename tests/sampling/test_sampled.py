@@ -6,7 +6,6 @@ probability at most 1e-4.
 
 import functools
 import hashlib
-import itertools
 import pickle
 
 import numpy as np
@@ -58,61 +57,6 @@ def test_poisson_marginals_and_independence(batch_size):
         joint = np.bincount((2 * first + second).ravel(), minlength=4)
         law = np.outer([1 - q, q], [1 - q, q]).ravel()
         assert scipy.stats.chisquare(joint, law * joint.sum()).pvalue > FALSE_ALARM
-
-
-def test_cyclic_poisson_respects_its_parts():
-    participation = tf_bandmf.CyclicPoisson(num_examples=50, batch_size=4, num_parts=6)
-    sampler = sampler_of(participation)
-    steps = [[] for _ in range(50)]
-    for step in range(30):
-        indices = sampler.example_indices(step)
-        assert set(indices % 6) <= {step % 6}
-        for index in indices:
-            steps[index].append(step)
-    gaps = [np.diff(taken).min() for taken in steps if len(taken) > 1]
-    assert gaps and min(gaps) >= participation.separation()
-
-
-def test_cyclic_fixed_size_is_uniform_over_subsets():
-    participation = tf_bandmf.CyclicFixedSize(11, batch_size=2, num_parts=2)
-    assert participation.part_size == 5  # Example 10 is never used.
-    subsets = {pair: 0 for pair in itertools.combinations(range(5), 2)}
-    sampler = sampler_of(participation)
-    for step in range(4000):
-        indices = sampler.example_indices(step)
-        assert set(indices % 2) == {step % 2} and indices.max() < 10
-        subsets[tuple(indices // 2)] += 1
-    assert scipy.stats.chisquare(list(subsets.values())).pvalue > FALSE_ALARM
-
-
-def test_balls_in_bins_law_by_enumeration():
-    participation = tf_bandmf.BallsInBins(num_examples=3, batch_size=1, epochs=2)
-    counts = dict.fromkeys(itertools.product(range(3), repeat=3), 0)
-    for number in range(2700):
-        sampler, bins = sampler_of(participation, number), np.empty(3, int)
-        for step in range(6):
-            bins[sampler.example_indices(step)] = step % 3
-        counts[tuple(bins)] += 1
-    assert scipy.stats.chisquare(list(counts.values())).pvalue > FALSE_ALARM
-
-
-def test_balls_in_bins_sizes_vary_and_every_example_comes_once_per_epoch():
-    participation = tf_bandmf.BallsInBins(num_examples=1000, batch_size=50, epochs=3)
-    sampler = sampler_of(participation)
-    epoch = [sampler.example_indices(step) for step in range(20)]
-    assert np.ptp([len(batch) for batch in epoch]) > 0
-    np.testing.assert_array_equal(np.sort(np.concatenate(epoch)), np.arange(1000))
-
-
-def test_shuffled_is_uniform_over_orders():
-    participation = tf_bandmf.Shuffled(num_examples=4, batch_size=1, epochs=2)
-    counts = dict.fromkeys(itertools.permutations(range(4)), 0)
-    for number in range(2400):
-        sampler = sampler_of(participation, number)
-        order = [int(sampler.example_indices(step)[0]) for step in range(8)]
-        assert order[:4] == order[4:]
-        counts[tuple(order[:4])] += 1
-    assert scipy.stats.chisquare(list(counts.values())).pvalue > FALSE_ALARM
 
 
 @pytest.mark.invariant(11)
@@ -185,7 +129,11 @@ PARTICIPATIONS = [
 ]
 
 
-@pytest.mark.parametrize("participation", PARTICIPATIONS, ids=lambda p: p.kind)
+@pytest.mark.parametrize(
+    "participation",
+    [*PARTICIPATIONS, tf_bandmf.FixedEpochOrder(20, 4, 3)],
+    ids=lambda p: p.kind,
+)
 def test_dataset_is_the_schedule_and_a_resumed_run_is_the_uninterrupted_one(
     participation,
 ):
@@ -234,15 +182,6 @@ def test_seeds_are_fresh_and_secret():
         pickle.dumps(first)
 
 
-def test_wrong_data_are_refused():
-    with pytest.raises(ValueError, match="The plan is for 20 examples"):
-        BatchSchedule(PARTICIPATIONS[0], 9, 7, np.arange(21))
-    with pytest.raises(TypeError, match="caller makes the batches"):
-        BatchSchedule(tf_bandmf.MinSep(3), 9, 7, np.arange(20))
-    with pytest.raises(ValueError, match="step must be in"):
-        BatchSchedule(PARTICIPATIONS[0], 9, 7, np.arange(20)).example_indices(9)
-
-
 @pytest.mark.invariant(8)
 @pytest.mark.parametrize("sampling", ["poisson", "shuffled"])
 def test_a_sample_follows_from_a_key_and_from_nothing_that_the_caller_chose(sampling):
@@ -265,3 +204,8 @@ def test_a_sample_follows_from_a_key_and_from_nothing_that_the_caller_chose(samp
 
     keys = [NoiseKey.from_operating_system() for _ in range(2)]
     assert sample(keys[0]) == sample(keys[0]) != sample(keys[1])
+
+
+def test_batches_that_the_caller_makes_have_no_schedule():
+    with pytest.raises(TypeError, match="caller makes the batches"):
+        BatchSchedule(tf_bandmf.MinSep(3), 9, 7, np.arange(20))

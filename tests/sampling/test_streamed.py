@@ -238,12 +238,6 @@ def test_another_sampling_needs_random_access(sampling):
         _plan(sampling=sampling).batches(_dataset())
 
 
-def test_users_need_random_access():
-    plan = _plan(unit="one user", num_examples=11)
-    with pytest.raises(ValueError, match="read by index"):
-        plan.batches(_dataset(), users=np.arange(M) // 2, rows_per_user=2)
-
-
 def test_maps_and_views_apply():
     batches = _plan().batches(_dataset(), map=lambda x: x + 1.0, views=2)
     found = next(iter(batches))["x"]
@@ -360,12 +354,6 @@ def test_images_with_margins_are_no_windows():
 def test_lists_of_arrays_are_several_inputs():
     first = next(iter(_plan().batches([X, X + 1], [Y, Y])))
     assert isinstance(first["x"], tuple) and len(first["x"]) == len(first["y"]) == 2
-
-
-def test_a_second_run_on_the_same_records_is_recognized():
-    arrays = _plan().batches(X, Y)._examples.source.seen.records()
-    stream = _plan().batches(_dataset())._examples.source.seen.records()
-    assert all(map(np.array_equal, arrays, stream))
 
 
 @pytest.mark.parametrize("one_hot", [False, True])

@@ -38,6 +38,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -125,8 +126,9 @@ def _inputs(
     value: tf.Tensor | Sequence[tf.Tensor], more: tf.Tensor | None
 ) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
     """Words of two numbers, by piece, and words of the numbers that are left."""
+    given: Any = [value] if tf.is_tensor(value) else value
     pieces, numbers = [], [] if more is None else [_long(more)]
-    for piece in [value] if tf.is_tensor(value) else value:
+    for piece in given:
         if piece.shape[0] % 2:
             numbers.append(_long(piece[-1:]))
             piece = piece[:-1]

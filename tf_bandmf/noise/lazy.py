@@ -92,15 +92,6 @@ class RowSystem(NamedTuple):
         """m, of a state."""
         return int(self.gradient_rate.size)
 
-    def at(self, step: int, rate: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """F, G and H of a step."""
-        row = step if len(self.noise) > 1 else 0
-        return (
-            self.transition[row] + rate * self.transition_rate[row],
-            self.noise[row] + rate * self.noise_rate[row],
-            rate * self.gradient_rate,
-        )
-
 
 def noise_system(matrix: matrices.LowerTriangular) -> NoiseSystem:
     """The rows of `C^-1 Z` as a linear system.

@@ -9,7 +9,6 @@ import tensorflow as tf
 
 import tf_bandmf
 from tf_bandmf.keras.clipping import UnsupportedModelError
-from tf_bandmf.keras.model.tables import costs_of
 from tf_bandmf.noise.keys import NoiseKey
 from tf_bandmf.noise.lazy_tables import Jumps
 
@@ -400,7 +399,7 @@ def test_what_cannot_be_had_is_refused_by_name(make, settings, says):
         model.fit(make_plan().batches(np.ones([EXAMPLES, 4], np.int32)), verbose=0)
 
 
-@pytest.mark.parametrize("tables", ["dense", "lazy", "auto"])
+@pytest.mark.parametrize("tables", ["dense", "lazy"])
 def test_xla_that_nobody_asked_for_is_left_out_for_lazy_tables(tables, monkeypatch):
     # What Keras takes "auto" for where there is a GPU.
     name = "_resolve_auto_jit_compile"
@@ -552,42 +551,6 @@ class Peek(keras.callbacks.Callback):
     def on_train_batch_end(self, batch, logs=None):
         if batch == self.batch:
             self.model.predict(np.zeros([1, LENGTH], np.int32), verbose=0)
-
-
-@pytest.mark.parametrize(
-    ("rows", "release_every", "mechanism", "expected"),
-    [
-        (1_000, None, "dp_sgd", False),
-        (2_000_000, None, "dp_sgd", True),
-        # A release takes about as long as a dense step; with two entries, twice as long.
-        (2_000_000, 2, "dp_sgd", True),
-        (2_000_000, 2, "lambda_cgd", False),
-    ],
-)
-def test_auto_takes_what_costs_less_and_says_so(
-    capsys, rows, release_every, mechanism, expected
-):
-    ids = keras.Input((LENGTH,), dtype="int32")
-    table = keras.layers.Embedding(
-        rows, WIDTH, embeddings_initializer="zeros", name="items"
-    )
-    model = keras.Model(ids, keras.layers.Dense(1)(keras.layers.Flatten()(table(ids))))
-    settings = {"tables": "auto", "release_every": release_every}
-    model = prepare(model, make_plan(mechanism), **settings)
-    model.make_train_function()
-    assert bool(model.optimizer.run.tables) == expected
-    assert ("items (about" in capsys.readouterr().err) == expected
-
-
-@pytest.mark.parametrize(("rows", "pays"), [(6_000, False), (14_000, True)])
-def test_lazy_noise_pays_from_about_ten_thousand_rows_of_sixteen_columns(rows, pays):
-    ids = keras.Input((4,), dtype="int32")
-    table = keras.layers.Embedding(rows, 16, embeddings_initializer="zeros")
-    model = keras.Model(ids, keras.layers.Dense(1)(keras.layers.Flatten()(table(ids))))
-    plan = make_plan(batch_size=500, num_examples=20_000)
-    model = prepare(model, plan, tables="auto")
-    dense, lazy = costs_of(model, model.optimizer, table)
-    assert (lazy < dense) == pays
 
 
 @pytest.mark.parametrize(

@@ -61,7 +61,7 @@ def make_private(
         layers' weights are those of the last release. Releases happen at the ends of
         epochs of `fit`, before `evaluate` and `predict`, and by `model.release()`. This
         needs `keras.optimizers.SGD`. A list of names: only these layers are treated
-        this way. "auto": the layers where this is possible and costs less.
+        this way.
       release_every: None, or the number of steps after which tables are also released.
       alone: names of layers that may run on batches of one although they mix the
         examples of a batch. Layers that cannot be shown to keep examples apart always

@@ -58,7 +58,7 @@ class PrivateStep(_Model):
         optimizer = self._private_optimizer()
         preparation.build(self, optimizer, batch)
         optimizer.run.refuse_trained(self._training.plain_steps)
-        if optimizer.run.tables is None and self._tables not in ("dense", "auto"):
+        if optimizer.run.tables is None and self._tables != "dense":
             raise RuntimeError(
                 "The optimizer was built without the model, so that its run has no "
                 "tables='lazy'. Compile the model with a new PrivateOptimizer, and let "

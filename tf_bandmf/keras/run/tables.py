@@ -89,20 +89,11 @@ def refusal(inner: Any, plan: Plan) -> str | None:
     if inner.use_ema:
         return "averages of weights (use_ema) change at every step"
     try:
-        entries_of(inner, plan)
+        noise = noise_system(plan.strategy.matrix)
+        row_system(noise, update_of(inner, True), 1.0, 1.0)
     except ValueError as error:
         return str(error).rstrip(".")
     return None
-
-
-def entries_of(inner: Any, plan: Plan) -> int:
-    """Numbers of the state of each weight; see `noise.lazy`.
-
-    Raises:
-      ValueError: if there are too many.
-    """
-    noise = noise_system(plan.strategy.matrix)
-    return row_system(noise, update_of(inner, True), 1.0, 1.0).entries
 
 
 def update_of(inner: Any, decays: bool) -> LinearUpdate:
