@@ -65,13 +65,13 @@ FOLDERS = {
 # today only ever goes down: a change that takes lines away runs `--lower`, and one that
 # needs more in a folder takes them from another. "other" is what lies beside folders.
 CEILINGS = {
-    "keras": (12_912, 7_000),
+    "keras": (12_865, 7_000),
     "graphs": (1_190, 0),
-    "accounting": (2_632, 2_150),
+    "accounting": (2_460, 2_150),
     "planning": (3_007, 1_900),
     "strategies": (1_718, 1_600),
     "sampling": (1_622, 1_300),
-    "noise": (1_523, 1_050),
+    "noise": (1_303, 1_050),
     "optimize": (1_217, 1_000),
     "ledger": (642, 650),
     "matrices": (939, 850),
@@ -83,7 +83,7 @@ CEILINGS = {
     "files": (229, 190),
     "other": (254, 290),
     "federated": (3_570, 3_200),
-    "tests": (37_855, 22_000),
+    "tests": (37_609, 22_000),
     "benchmarks": (1_998, 2_000),
 }
 ELSEWHERE = {
