@@ -9,7 +9,6 @@ import mpmath
 import numpy as np
 import pytest
 from hypothesis import strategies as st
-from scipy import stats
 
 from tf_bandmf.accounting import gaussian
 
@@ -17,19 +16,6 @@ sys.path.insert(0, str(Path(__file__).parent))
 import floors
 
 SETTINGS = hypothesis.settings(derandomize=True, deadline=None, max_examples=30)
-
-
-def balle_wang_delta(sigma, epsilon):
-    # arXiv:2505.12128, Theorem 2, with sensitivity 1.
-    return stats.norm.cdf(0.5 / sigma - epsilon * sigma) - math.exp(
-        epsilon
-    ) * stats.norm.cdf(-0.5 / sigma - epsilon * sigma)
-
-
-@pytest.mark.parametrize(("sigma", "epsilon"), [(1.0, 1.0), (0.5, 4.0), (5.0, 0.1)])
-def test_delta_is_the_analytic_formula(sigma, epsilon):
-    found = gaussian.gaussian_delta(sigma, epsilon)
-    np.testing.assert_allclose(found, balle_wang_delta(sigma, epsilon), rtol=1e-9)
 
 
 @SETTINGS

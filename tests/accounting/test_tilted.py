@@ -14,7 +14,7 @@ from dp_accounting.pld.privacy_loss_distribution import from_gaussian_mechanism
 from scipy import special
 
 import tf_bandmf
-from tf_bandmf.accounting import gaussian, tails, tilted
+from tf_bandmf.accounting import gaussian, tilted
 from tf_bandmf.accounting.cyclic_poisson import CyclicPoissonAccountant
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -224,23 +224,6 @@ def test_several_kinds_compose_at_small_deltas():
     assert tilted.delta(parts, 4.0) == pytest.approx(whole, rel=2e-3)
     one = tilted.delta([tilted.Query(0.01, 1.0, 300)], 4.0)
     assert 1e-20 < one < whole < 1e-9
-
-
-def test_cells_of_any_width():
-    """In 60 digits: none is below the mass, and what is added is as stated."""
-    z = np.concatenate([[-np.inf], np.linspace(-37.0, 37.0, 371), [np.inf]])
-    mass, error = tails.cells(z)
-    with mpmath.workdps(60):
-        tail = [mpmath.ncdf(-abs(mpmath.mpf(float(place)))) for place in z]
-    for i in range(z.size - 1):
-        with mpmath.workdps(60):
-            if z[i] >= 0.0:
-                exact = tail[i] - tail[i + 1]
-            elif z[i + 1] <= 0.0:
-                exact = tail[i + 1] - tail[i]
-            else:
-                exact = 1 - tail[i] - tail[i + 1]
-            assert mass[i] - error[i] <= exact <= mass[i], z[i]
 
 
 @pytest.mark.parametrize(

@@ -306,14 +306,15 @@ class GaussianAccountant(Accountant):
     Args:
       sensitivity: sens(C) under the participation, or an upper bound on it.
       is_exact: False for a bound; the guarantees are then bounds, too.
-      name: of the accountant, for guarantees.
+      name: of the accountant, for guarantees, if it is not that of this mechanism.
     """
 
     def __init__(
-        self, sensitivity: float, is_exact: bool, name: str = gaussian.NAME
+        self, sensitivity: float, is_exact: bool, name: str | None = None
     ) -> None:
         check_positive("sensitivity", sensitivity)
         self.whole_sensitivity = sensitivity
+        name = name or gaussian.NAME
         self.claims = ((name, "exact" if is_exact else "bound", ZERO_OUT),)
 
     def event(self, noise_stddev: float) -> dp_accounting.DpEvent:

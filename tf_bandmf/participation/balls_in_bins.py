@@ -61,18 +61,15 @@ class BallsInBins(WholeEpochs):
     def accountant(
         self, matrix: LowerTriangular, simulation: Simulation | None = None
     ) -> Accountant:
-        from tf_bandmf.accounting.balls_in_bins import (
-            NUM_DRAWS,
-            BallsInBinsAccountant,
-        )
+        from tf_bandmf.accounting import balls_in_bins
 
         simulation = simulation or Simulation()
         draws = simulation.num_draws
-        return BallsInBinsAccountant.of_strategy(
+        return balls_in_bins.BallsInBinsAccountant.of_strategy(
             matrix,
             self.num_bins,
             simulation.confidence,
-            NUM_DRAWS if draws is None else draws,
+            balls_in_bins.NUM_DRAWS if draws is None else draws,
             simulation.seed,
             simulation.progress,
         )

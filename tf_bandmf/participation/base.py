@@ -94,9 +94,8 @@ class Participation(abc.ABC):
         from tf_bandmf.accounting.base import GaussianAccountant
 
         found = sensitivity(matrix, self, matrix.num_rows)
-        if self.bound_name is not None:
-            return GaussianAccountant(found.value, False, self.bound_name)
-        return GaussianAccountant(found.value, found.is_exact)
+        is_exact = found.is_exact and self.bound_name is None
+        return GaussianAccountant(found.value, is_exact, self.bound_name)
 
     @classmethod
     @abc.abstractmethod

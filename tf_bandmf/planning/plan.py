@@ -28,12 +28,7 @@ from tf_bandmf.accounting.checks import (
     whole_number,
 )
 from tf_bandmf.accounting.custom import epsilon_by
-from tf_bandmf.accounting.guarantee import (
-    REPLACE_ONE,
-    ZERO_OUT,
-    Guarantee,
-    Simulation,
-)
+from tf_bandmf.accounting.guarantee import REPLACE_ONE, ZERO_OUT, Guarantee, Simulation
 from tf_bandmf.analysis.sensitivity import Sensitivity
 from tf_bandmf.files import configs
 from tf_bandmf.participation import Participation
