@@ -118,7 +118,6 @@ def test_a_start_without_a_finite_objective_is_refused():
         ("gradient_tolerance", float("nan")),
         ("gap_tolerance", -1e-3),
         ("decrease_tolerance", float("inf")),
-        ("correction_pairs", 0),
     ],
 )
 def test_invalid_options_are_refused(argument, value):

@@ -1,7 +1,6 @@
 """Plans: from a budget to noise."""
 
 import json
-import math
 import warnings
 
 import numpy as np
@@ -127,30 +126,19 @@ def test_fingerprint_ignores_how_the_strategy_was_found():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"epsilon": -1.0}, "epsilon"),
-        ({"epsilon": 0.0}, "epsilon"),
-        ({"epsilon": math.nan}, "epsilon"),
         ({"epsilon": None}, "exactly one"),
         ({"noise_multiplier": 1.0}, "exactly one"),
         ({"delta": None}, "delta is missing"),
-        ({"delta": 0.0}, "delta"),
-        ({"delta": 1.5}, "delta"),
         ({"epsilon": 1e-13, "delta": 1e-14}, "larger"),
         ({"epochs": None}, "epochs missing"),
-        ({"epochs": 0}, "epochs"),
         ({"batch_size": 601}, "batch_size"),
-        ({"batch_size": 0}, "batch_size"),
-        ({"num_examples": -5}, "num_examples"),
         ({"num_steps": 3}, "num_steps = 3"),
         ({"participation": tf_bandmf.MinSep(10)}, "either epochs or participation"),
         ({"epochs": None, "participation": tf_bandmf.MinSep(10)}, "num_steps"),
-        ({"l2_norm_clip": 0.0}, "l2_norm_clip"),
-        ({"l2_norm_clip": math.inf}, "l2_norm_clip"),
         ({"mechanism": "lambda_cgd:1.0"}, "lambda"),
         ({"mechanism": "lambda_cgd:-0.1"}, "lambda"),
         ({"mechanism": "lambda_cgd:0.5:0.5"}, "one value"),
         ({"mechanism": "bsr:4:max"}, "bsr has no max variant"),
-        ({"mechanism": "auto:4"}, "auto chooses all parameters itself"),
         ({"mechanism": "magic"}, "magic"),
         ({"workload": "sgd:momentum=1"}, "momentum"),
         ({"workload": "sgd:beta=1"}, "workload sgd takes momentum=NUMBER"),

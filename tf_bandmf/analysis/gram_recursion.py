@@ -23,9 +23,8 @@ Algorithms 2 and 4).
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-from typing import Callable, cast
+from typing import Callable
 
 import tensorflow as tf
 
@@ -166,7 +165,6 @@ def inverse_row_norms(
     rows: tf.Tensor,
     squared_scale: tf.Tensor | None = None,
     block_size: int | None = None,
-    device: str | None = None,
 ) -> tf.Tensor:
     """`||row i of M^-1 S||^2` for a banded `M`; differentiable with respect to `M`.
 
@@ -178,7 +176,6 @@ def inverse_row_norms(
       squared_scale: the diagonal of `S^2`, shape [n], or None for ones; a constant to
         differentiation.
       block_size: T >= w - 1, for tests and tuning.
-      device: where the recursion runs; None for where TensorFlow puts it.
 
     Returns:
       Shape [n].
@@ -187,23 +184,14 @@ def inverse_row_norms(
 
     @tf.custom_gradient
     def norms(rows: tf.Tensor) -> tuple[tf.Tensor, Callable]:
-        with on_device(device):
-            variance, kept = engine.variance(rows, squared_scale)
+        variance, kept = engine.variance(rows, squared_scale)
 
         def gradient(upstream: tf.Tensor) -> tf.Tensor:
-            with on_device(device):
-                return engine.gradient(kept, upstream)
+            return engine.gradient(kept, upstream)
 
         return variance, gradient
 
     return norms(rows)
-
-
-def on_device(device: str | None) -> contextlib.AbstractContextManager[None]:
-    """`tf.device`, but nothing for None, for which that forgets the scopes around it."""
-    if device is None:
-        return contextlib.nullcontext()
-    return cast("contextlib.AbstractContextManager[None]", tf.device(device))
 
 
 # Of the forward pass, what the gradient needs: `D^-1`, `-D^-1 L`, and products of the two

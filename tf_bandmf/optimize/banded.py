@@ -7,7 +7,6 @@ problem of arXiv:2306.08153, Appendix B.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import math
@@ -58,14 +57,12 @@ class Problem:
       bands: of C.
       separation: b, or None for column-normalized strategies.
       scale: of the variables of each column, shape [n]; only of column-normalized ones.
-      device: where the recursion runs while the error is minimized, or None.
     """
 
     workload: Workload
     bands: int
     separation: int | None
     scale: np.ndarray
-    device: str | None = None
 
     def columns(self, position: tf.Tensor) -> tf.Tensor:
         n = self.workload.num_steps
@@ -88,9 +85,9 @@ class Problem:
             return (columns[1:] / columns[:1] / self.scale).reshape(-1)
         return (columns / np.linalg.norm(columns, axis=0)).reshape(-1)
 
-    def errors(self, columns: tf.Tensor, device: str | None = None) -> tf.Tensor:
+    def errors(self, columns: tf.Tensor) -> tf.Tensor:
         rows = banded_matrices.times_inverse_workload(columns, self.workload)
-        return gram_recursion.inverse_row_norms(rows, device=device)
+        return gram_recursion.inverse_row_norms(rows)
 
 
 def _column_scale(num_steps: int, objective: Objective) -> np.ndarray:
@@ -127,11 +124,10 @@ def _bound_function(problem: Problem) -> BoundFunction:
         weights = tf.TensorSpec([problem.workload.num_steps], tf.float64)
         errors = tf.function(evaluate, autograph=False)
         band = tf.function(gram_band, autograph=False)
-        with _on_the_host(problem.device):
-            return (
-                errors.get_concrete_function(position),
-                band.get_concrete_function(position, weights),
-            )
+        return (
+            errors.get_concrete_function(position),
+            band.get_concrete_function(position, weights),
+        )
 
     def bound(
         position: np.ndarray,
@@ -168,7 +164,6 @@ def optimize(
     separation: int | None,
     options: lbfgs.Options,
     is_certified: bool = True,
-    device: str | None = None,
 ) -> tuple[np.ndarray, OptimizationResult]:
     """The banded strategy with the smallest objective of the per-step errors.
 
@@ -181,26 +176,19 @@ def optimize(
         squared norms = 1`.
       options: when to stop.
       is_certified: find the gap, which takes as long as a dozen iterations.
-      device: of the recursion; variables, L-BFGS and certificate stay on the host then.
 
     Returns:
       The columns, shape [bands, n], and the result with a certified gap
       if the objective is convex and that is wanted. The result's value is the objective
       at sensitivity 1 per column, or per group of columns.
     """
-    traced = _traced(workload, objective, len(start), separation, options, device)
+    traced = _traced(workload, objective, len(start), separation, options)
     problem = traced.problem
-    with _on_the_host(device):
-        position = problem.position(start)
-        result = _minimize(traced, objective, position, options, is_certified)
-        columns = problem.columns(tf.constant(result.position))
-        value = float(objective.reduction(problem.errors(columns)))
-        return columns.numpy(), dataclasses.replace(result, value=value)
-
-
-def _on_the_host(device: str | None) -> contextlib.AbstractContextManager[None]:
-    """A scope, if another device is there for the recursion."""
-    return gram_recursion.on_device(None if device is None else "/CPU:0")
+    position = problem.position(start)
+    result = _minimize(traced, objective, position, options, is_certified)
+    columns = problem.columns(tf.constant(result.position))
+    value = float(objective.reduction(problem.errors(columns)))
+    return columns.numpy(), dataclasses.replace(result, value=value)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -226,24 +214,22 @@ def _traced(
     bands: int,
     separation: int | None,
     options: lbfgs.Options,
-    device: str | None,
 ) -> _Traced:
     """What `optimize` evaluates. The last problem is kept: a draft precedes a plan."""
     config = configs.canonical_bytes(workload.to_config())
     n = workload.num_steps
-    pairs = options.correction_pairs
-    key = config, objective, bands, separation, pairs, device
+    key = config, objective, bands, separation
     if _LAST and _LAST[0][0] == key:
         return _LAST[0][1]
     _LAST.clear()
     scale = _column_scale(n, objective)
-    problem = Problem(workload, bands, separation, scale, device)
+    problem = Problem(workload, bands, separation, scale)
     size = _num_variables(problem)
-    by_xla = device is None and _suits_xla(problem, objective)
+    by_xla = _suits_xla(problem, objective)
 
     def minimizer(stage: Callable[[tf.Tensor], tf.Tensor]) -> lbfgs.Minimizer:
         def log_loss(position: tf.Tensor) -> tf.Tensor:
-            errors = problem.errors(problem.columns(position), device)
+            errors = problem.errors(problem.columns(position))
             return tf.math.log(stage(errors))
 
         return lbfgs.Minimizer(log_loss, size, options, by_xla)

@@ -200,7 +200,8 @@ class Minimizer:
     ) -> None:
         self._optimizer = tfp_optimizer()
         self._options = options
-        self._pairs = options.pairs(size)
+        # TFP holds several copies of both queues while it updates them.
+        self._pairs = int(np.clip(50_000_000 // max(size, 1), 3, 10))
         self._evaluate = value_and_gradient(log_loss, size, by_xla)
         # Traced when the first state is known; concrete, see `value_and_gradient`.
         self._advance: Callable[..., Any] | None = None

@@ -5,8 +5,6 @@ from __future__ import annotations
 import dataclasses
 import math
 
-import numpy as np
-
 
 @dataclasses.dataclass(frozen=True)
 class Options:
@@ -20,7 +18,6 @@ class Options:
         for problems that have a certificate.
       decrease_tolerance: converged when 20 iterations lower the objective by no more
         than this, relatively.
-      correction_pairs: memory of L-BFGS, or None for a choice by size.
 
     Raises:
       ValueError: if a number is out of range.
@@ -30,7 +27,6 @@ class Options:
     gradient_tolerance: float = 1e-5
     gap_tolerance: float = 1e-5
     decrease_tolerance: float = 1e-9
-    correction_pairs: int | None = None
 
     def __post_init__(self) -> None:
         if self.max_iterations < 0:
@@ -41,13 +37,3 @@ class Options:
             value = getattr(self, name)
             if not (math.isfinite(value) and value >= 0.0):
                 raise ValueError(f"{name} must be finite and >= 0, found {value}.")
-        if self.correction_pairs is not None and self.correction_pairs < 1:
-            raise ValueError(
-                f"correction_pairs must be >= 1, found {self.correction_pairs}."
-            )
-
-    def pairs(self, num_variables: int) -> int:
-        if self.correction_pairs is not None:
-            return self.correction_pairs
-        # TFP holds several copies of both queues while it updates them.
-        return int(np.clip(50_000_000 // max(num_variables, 1), 3, 10))

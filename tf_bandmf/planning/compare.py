@@ -17,7 +17,6 @@ computes it again, in full, for the one row that it takes.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import logging
 import math
 import time
@@ -279,39 +278,29 @@ def compare(
       ValueError: on invalid arguments, or if no mechanism has a row.
       ArithmeticError: if the first of the mechanisms fails so, and none has a row.
     """
-    if sampling is not None and not isinstance(sampling, str):
-        one = functools.partial(
-            compare,
-            mechanisms,
-            epsilon=epsilon,
-            delta=delta,
-            num_examples=num_examples,
-            batch_size=batch_size,
-            epochs=epochs,
-            num_steps=num_steps,
-            participation=participation,
-            workload=workload,
-            objective=objective,
-            max_memory_vectors=max_memory_vectors,
+
+    def one(sampling: str | None) -> Comparison:
+        data = resolve_data(
+            num_examples, batch_size, epochs, num_steps, participation, sampling
         )
-        return _several(one, sampling)
-    data = resolve_data(
-        num_examples, batch_size, epochs, num_steps, participation, sampling
-    )
-    budget = None
-    if epsilon is not None or delta is not None:
-        budget = epsilon, check_budget(epsilon, delta, None, data.num_examples)
-    elif data.participation(1).is_amplified:
-        raise ValueError("The sampling amplifies a budget: give epsilon and delta.")
-    search = Search(
-        workloads.resolve(workload, data.num_steps),
-        data,
-        budget,  # type: ignore[arg-type]
-        objective,
-        max_memory_vectors,
-        is_auto=mechanisms is None,
-    )
-    return search.table(mechanisms)
+        budget = None
+        if epsilon is not None or delta is not None:
+            budget = epsilon, check_budget(epsilon, delta, None, data.num_examples)
+        elif data.participation(1).is_amplified:
+            raise ValueError("The sampling amplifies a budget: give epsilon and delta.")
+        search = Search(
+            workloads.resolve(workload, data.num_steps),
+            data,
+            budget,  # type: ignore[arg-type]
+            objective,
+            max_memory_vectors,
+            is_auto=mechanisms is None,
+        )
+        return search.table(mechanisms)
+
+    if sampling is None or isinstance(sampling, str):
+        return one(sampling)
+    return _several(one, sampling)
 
 
 def _several(one: Callable[..., Comparison], samplings: Sequence[str]) -> Comparison:
@@ -326,7 +315,7 @@ def _several(one: Callable[..., Comparison], samplings: Sequence[str]) -> Compar
     excluded: dict[str, str] = {}
     for name in samplings:
         try:
-            tables[name] = one(sampling=name)
+            tables[name] = one(name)
         except (ValueError, ArithmeticError) as reason:
             excluded[name] = str(reason)
     if not tables:
@@ -592,7 +581,7 @@ class Search:
             return self._candidate(family, {**options, "bands": most})
         sizes = registry.powers_of_two(most)
         if not self._is_searched:
-            sizes = [most] if family.gains_by_bands else sizes
+            sizes = [most] if family.is_optimized else sizes
             made = [self._candidate(family, {**options, "bands": p}) for p in sizes]
             return min(made, key=self._value)
         best: Candidate | None = None

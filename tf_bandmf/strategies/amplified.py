@@ -179,7 +179,6 @@ register(
         "BLT, optimized for the noise of the budget under balls in bins",
         Option("buffers", default=buffered.DEFAULT_BUFFERS),
         auto=3,
-        only_if_simulated=True,
         is_optimized=True,
     )
 )

@@ -44,8 +44,6 @@ def optimized_banded(
     gap_tolerance: float = 1e-5,
     gradient_tolerance: float = 1e-5,
     decrease_tolerance: float = 1e-9,
-    correction_pairs: int | None = None,
-    device: str | None = None,
 ) -> Strategy:
     """The banded `C` with the smallest error at sensitivity 1, with a certificate.
 
@@ -81,11 +79,6 @@ def optimized_banded(
         this.
       decrease_tolerance: converged when 20 iterations lower the objective by no more
         than this, relatively; raise it for very large problems.
-      correction_pairs: memory of L-BFGS; each pair takes several vectors of
-        `n * bands` numbers. By default 10, and fewer for very large problems.
-      device: where to run the recursion that takes most of the time, for example
-        "GPU:0". L-BFGS, the value and the certificate stay on the host. None leaves all
-        to TensorFlow.
 
     Returns:
       The strategy; without column normalization it has sensitivity 1.
@@ -101,15 +94,12 @@ def optimized_banded(
         gap_tolerance=gap_tolerance,
         gradient_tolerance=gradient_tolerance,
         decrease_tolerance=decrease_tolerance,
-        correction_pairs=correction_pairs,
     )
     bands = optimized.check_bands(bands, workload.num_steps)
     separation = None
     if not column_normalized:
         separation = _epoch(participation, bands, workload.num_steps)
-    return _optimized(
-        workload, bands, objective, separation, start, options, device=device
-    )
+    return _optimized(workload, bands, objective, separation, start, options)
 
 
 def _optimized(
@@ -120,7 +110,6 @@ def _optimized(
     start: Strategy | None,
     options: Options,
     is_certified: bool = True,
-    device: str | None = None,
 ) -> Strategy:
     """See `optimized_banded`; without a `separation` columns have norm 1."""
     from tf_bandmf.optimize import banded as problem
@@ -129,12 +118,12 @@ def _optimized(
     goal = objectives.resolve(objective)
     if start is None:
         columns = _default_columns(
-            workload, bands, goal, separation, options, is_certified, device
+            workload, bands, goal, separation, options, is_certified
         )
     else:
         columns = _start_columns(workload, start, bands)
     columns, result = problem.optimize(
-        workload, goal, columns, separation, options, is_certified, device
+        workload, goal, columns, separation, options, is_certified
     )
     rows = banded_matrices.rows_from_columns(columns).numpy()
     norms = ", columns of equal norm" if separation is None else ""
@@ -190,7 +179,6 @@ def _default_columns(
     separation: int | None,
     options: Options,
     is_certified: bool,
-    device: str | None,
 ) -> np.ndarray:
     """Columns [bands, n] to start from when nobody gave any.
 
@@ -215,9 +203,7 @@ def _default_columns(
             decrease_tolerance=max(options.decrease_tolerance, _START_DECREASE),
         )
         shorter = dataclasses.replace(workload, num_steps=fewer)
-        found = _optimized(
-            shorter, bands, objective, None, None, options, is_certified, device
-        )
+        found = _optimized(shorter, bands, objective, None, None, options, is_certified)
         return continuation.continued(_start_columns(shorter, found, bands), n)
     plain = dataclasses.replace(workload, learning_rates=None)
     once = MinSep(n, 1)
@@ -268,7 +254,6 @@ register(
         Option("bands"),
         auto=6,
         is_banded=True,
-        gains_by_bands=True,
         largest_auto_work=2**22,
         is_optimized=True,
         draft=_draft,

@@ -161,7 +161,6 @@ register(
         "C^-1 banded, optimized for the separation",
         Option("bands"),
         auto=3,
-        gains_by_bands=True,
         has_banded_inverse=True,
         is_optimized=True,
     )

@@ -68,17 +68,15 @@ class Family:
       is_banded: whether `C` itself has few bands, so that cyclic sampling amplifies it.
       has_banded_inverse: whether `C^-1` has few bands; then the noise redraws earlier
         vectors instead of keeping them.
-      gains_by_bands: whether more bands, up to the separation, are never worse.
       is_limited_by_separation: whether more bands than the separation are not tried.
       largest_auto_work: `n * bands^2` above which "auto" does not try that many bands.
-      is_optimized: whether `build` optimizes numerically: what it finds is cached.
+      is_optimized: whether `build` optimizes numerically: what it finds is cached, and
+        more bands, up to the separation, are never worse.
       draft: like `build`, at the precision that a choice needs, for a family whose full
         optimization takes minutes; "auto" builds in full only what it chooses.
       refines: a family that it improves on by a few percent at most on workloads
         without a learning-rate schedule: where that family is far from the best, "auto"
         leaves this one out, and otherwise takes as many bands.
-      only_if_simulated: whether "auto" takes it only under sampling whose amplification
-        is simulated (balls in bins); then it is not in tables without a budget.
     """
 
     name: str
@@ -90,13 +88,11 @@ class Family:
     auto: int | None = None
     is_banded: bool = False
     has_banded_inverse: bool = False
-    gains_by_bands: bool = False
     is_limited_by_separation: bool = True
     largest_auto_work: int | None = None
     is_optimized: bool = False
     draft: Callable[..., Strategy] | None = None
     refines: str | None = None
-    only_if_simulated: bool = False
 
     @functools.cached_property
     def options(self) -> tuple[str, ...]:
@@ -106,7 +102,11 @@ class Family:
 
     @property
     def needs_budget(self) -> bool:
-        """Whether the strategy depends on the budget: `build` then takes it."""
+        """Whether the strategy depends on the budget: `build` then takes it.
+
+        "auto" compares such families only where amplification is simulated: elsewhere
+        noise is proportional to a norm, whatever the budget.
+        """
         return "epsilon" in self.options
 
     @property
@@ -177,9 +177,7 @@ def family_of(name: str) -> Family:
 def auto_names(is_simulated: bool = False) -> tuple[str, ...]:
     """What "auto" compares, under sampling whose amplification is simulated or not."""
     return tuple(
-        family.name
-        for family in _ranked()
-        if is_simulated or not family.only_if_simulated
+        family.name for family in _ranked() if is_simulated or not family.needs_budget
     )
 
 

@@ -93,7 +93,6 @@ register(
         "C banded Toeplitz, optimized",
         Option("bands"),
         auto=5,
-        gains_by_bands=True,
         is_banded=True,
         is_optimized=True,
     )
