@@ -81,7 +81,7 @@ def run(
         advice = tf_bandmf.advise(
             num_parameters=size, epochs=task.epochs, loss=task.loss, **budget
         )
-        plan, rate = advice.plan, advice.learning_rate * factor
+        plan, rate = advice.plan, advice.optimizer_arguments["learning_rate"] * factor
         inner = keras.optimizers.SGD(
             **{**advice.optimizer_arguments, "learning_rate": rate}
         )

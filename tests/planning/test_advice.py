@@ -48,7 +48,7 @@ def test_the_plan_is_that_of_the_arguments_and_shaped_for_the_optimizer(advice):
 def test_the_rate_is_that_of_the_rule_and_the_plans_own_noise(advice):
     noise = 0.1 * advice.plan.rmse() / advice.plan.expected_batch_size
     rule = 0.08 / math.sqrt(noise) / (1 + noise * math.sqrt(2410) / 12)
-    assert advice.learning_rate == pytest.approx(rule, rel=0.01)
+    assert advice.optimizer_arguments["learning_rate"] == pytest.approx(rule, rel=0.01)
     assert advice.setting.noise == pytest.approx(noise)
     ema = advice.optimizer_arguments["ema_momentum"]
     assert 1.0 / (1.0 - ema) == pytest.approx(0.1 * advice.plan.num_steps)
@@ -71,7 +71,7 @@ def test_the_setting_with_the_most_progress_is_advised(advice):
         assert sizes[0] == 4000 and sizes[1] == 2048
         assert all(a == 2 * b for a, b in zip(sizes[1:-1], sizes[2:], strict=True))
     best = max(advice.settings, key=lambda one: one.progress)
-    assert best.batch_size == advice.batch_size
+    assert best.batch_size == advice.setting.batch_size
     assert advice.settings[0].progress < 0.5 * best.progress
     assert best.progress == pytest.approx(best.learning_rate * best.num_steps)
 
@@ -124,7 +124,9 @@ def test_counts_get_a_larger_clip_norm(loss):
 
 
 def test_the_clip_norm_divides_the_rate_and_a_large_one_lowers_it_further():
-    assert tf_bandmf.advise(epsilon=4.0, loss="poisson", **FIXED).l2_norm_clip == 10.0
+    assert (
+        tf_bandmf.advise(epsilon=4.0, loss="poisson", **FIXED).plan.l2_norm_clip == 10.0
+    )
 
     def rate(clip):
         plan = tf_bandmf.plan(
@@ -162,17 +164,17 @@ def test_adam_has_independent_noise_and_a_rate_of_its_own():
         "use_ema",
         "ema_momentum",
     }
-    assert adam.learning_rate == learning_rates.RATE_OF_ADAM
+    assert adam.optimizer_arguments["learning_rate"] == learning_rates.RATE_OF_ADAM
     # Independent noise is the same for all workloads, up to the first steps.
     assert adam.setting.noise == pytest.approx(sgd.setting.noise, rel=0.1)
-    assert adam.batch_size == sgd.batch_size
+    assert adam.setting.batch_size == sgd.setting.batch_size
 
 
 def test_limits_are_kept():
     advice = tf_bandmf.advise(epsilon=4.0, max_batch_size=100, **FIXED)
-    assert advice.epochs == 8
+    assert advice.setting.epochs == 8
     assert max(one.batch_size for one in advice.settings) == 100
-    assert advice.batch_size <= 100
+    assert advice.setting.batch_size <= 100
     assert np.isfinite(learning_rates.ema_momentum(1))
     assert learning_rates.ema_momentum(10) == learning_rates.ema_momentum(1) == 0.0
 
@@ -201,7 +203,7 @@ def test_a_sampling_that_demands_more_must_be_worth_it():
 
 def test_advice_is_json_and_text(advice):
     record = json.loads(json.dumps(advice.to_record(), allow_nan=False))
-    assert record["batch_size"] == advice.batch_size
+    assert record["batch_size"] == advice.setting.batch_size
     assert record["kind"] == advice.plan.kind
     for word in ("batch size", "learning rate", "expected share"):
         assert word in str(advice)

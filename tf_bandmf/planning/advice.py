@@ -99,30 +99,17 @@ class Advice:
     reasons: tuple[tuple[str, str], ...]
     arguments: dict[str, Any]
 
-    @property
-    def batch_size(self) -> int:
-        """Batch size of the advised run."""
-        return self.setting.batch_size
-
-    @property
-    def epochs(self) -> int:
-        """Epochs of the advised run, for `fit`."""
-        return self.setting.epochs
-
-    @property
-    def learning_rate(self) -> float:
-        """Learning rate of the optimizer, for the plan's clip norm."""
-        return self.optimizer_arguments["learning_rate"]
-
-    @property
-    def l2_norm_clip(self) -> float:
-        """Zeta, the norm to which each example's gradient is clipped."""
-        return self.plan.l2_norm_clip
-
     def to_record(self) -> dict[str, Any]:
         """Plain finite values, ready for JSON."""
-        given = ("optimizer", "optimizer_arguments", "l2_norm_clip", "expected_share")
-        planned = ("noise_multiplier", "noise_stddev", "epsilon", "delta", "kind")
+        given = ("optimizer", "optimizer_arguments", "expected_share")
+        planned = (
+            "l2_norm_clip",
+            "noise_multiplier",
+            "noise_stddev",
+            "epsilon",
+            "delta",
+            "kind",
+        )
         return {
             **dataclasses.asdict(self.setting),
             **{name: getattr(self, name) for name in given},
@@ -139,7 +126,7 @@ class Advice:
             "steps": f"{one.num_steps}",
             "sampling": one.sampling,
             "mechanism": one.mechanism,
-            "clip norm": f"{self.l2_norm_clip:.3g}",
+            "clip norm": f"{self.plan.l2_norm_clip:.3g}",
             "optimizer": {"sgd": "SGD", "adam": "Adam"}[self.optimizer],
             "learning rate": f"{inner['learning_rate']:.3g}",
             "momentum": f"{inner.get('momentum', 0.0):g}",
