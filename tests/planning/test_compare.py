@@ -396,7 +396,8 @@ def test_samplings_are_compared_in_one_table(last, caplog):
     for row in table:
         (alone,) = tf_bandmf.compare([row.mechanism], sampling=row.sampling, **use)
         assert alone.rmse == pytest.approx(row.rmse, rel=1e-2)
-    assert table.best().sampling in str(table)
+    best = table.best()
+    assert f"Chosen: {best.mechanism} ({best.sampling})," in str(table)
     with pytest.raises(ValueError, match="No sampling can be used"):
         tf_bandmf.compare(["tree"], sampling=["poisson"], **use)
     with pytest.raises(ValueError, match="sampling must be a name or several"):

@@ -161,13 +161,13 @@ class Comparison:
         """Why the best row is the best, in a sentence."""
         chosen, least = self.best(), min(self.rows, key=self.value)
         name = "RMSE" if self.objective == "rmse" else "MaxSE"
-        text = f"Chosen: {chosen.mechanism}, {name} {self.value(chosen):.4g}, "
+        text = f"Chosen: {self._label(chosen)}, {name} {self.value(chosen):.4g}, "
         if chosen is least:
             text += "the smallest"
         else:
             more = 100.0 * (self.value(chosen) / self.value(least) - 1.0)
             text += (
-                f"{more:.1f}% above the smallest ({least.mechanism}, "
+                f"{more:.1f}% above the smallest ({self._label(least)}, "
                 f"{self.value(least):.4g}), which keeps {least.memory_vectors} vectors "
                 f"and draws {least.regenerations_per_step} again where this one keeps "
                 f"{chosen.memory_vectors} and draws {chosen.regenerations_per_step}"
@@ -176,8 +176,13 @@ class Comparison:
         if others:
             second = min(others, key=self.value)
             more = 100.0 * (self.value(second) / self.value(chosen) - 1.0)
-            text += f"; {second.mechanism} has {more:.2g}% more"
+            text += f"; {self._label(second)} has {more:.2g}% more"
         return text + "."
+
+    def _label(self, row: Row) -> str:
+        """The mechanism, and the sampling where there are several."""
+        is_one = len({other.sampling for other in self.rows}) == 1
+        return row.mechanism if is_one else f"{row.mechanism} ({row.sampling})"
 
     def to_records(self) -> list[dict[str, Any]]:
         """One dictionary of plain finite values per row, ready for JSON."""
