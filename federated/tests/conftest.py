@@ -23,11 +23,10 @@ ENGINE_FREE = {
     "test_clipping.py",
     "test_cohorts.py",
     "test_device_store.py",
-    "test_digests.py",
     "test_engine_free.py",
     "test_exact_sum.py",
     "test_golden_reports.py",
-    "test_host_noise.py",
+    "test_round_noise.py",
     "test_large_vectors.py",
     "test_ledger.py",
     "test_report.py",
@@ -36,7 +35,6 @@ ENGINE_FREE = {
     "test_running.py",
     "test_secret_words.py",
     "test_server_optimizers.py",
-    "test_state_files.py",
 }
 
 # Tests share modules of this folder, such as `simulated`.

@@ -55,8 +55,10 @@ class SimulatedDevices:
         stores = [
             DeviceStore(os.path.join(folder, f"{i}"), policy) for i in range(number)
         ]
-        self.stores = {store.device: store for store in stores}
-        self.values = {store.device: i + 1.0 for i, store in enumerate(stores)}
+        self.stores = {store.record["device"]: store for store in stores}
+        self.values = {
+            store.record["device"]: i + 1.0 for i, store in enumerate(stores)
+        }
         self.clip = plan.l2_norm_clip
         self.gone = set()
         self.asked = []  # (round, weights, names) of each request

@@ -70,13 +70,12 @@ def test_measures_separation_and_participations():
         num_participations=7,
     )
     assert measure_participation(record, 20).num_rounds == 20
-    assert measure_participation(reversed(record.items())) == measure_participation(
-        record
-    )
+    reverse = dict(reversed(record.items()))
+    assert measure_participation(reverse) == measure_participation(record)
 
 
 def test_nobody_twice_has_no_separation():
-    found = measure_participation([(0, "ab"), (1, "cd")])
+    found = measure_participation({0: "ab", 1: "cd"})
     assert found.min_separation is None
     assert (found.max_participations, found.num_clients) == (1, 4)
     nobody = measure_participation({}, 5)
@@ -95,7 +94,7 @@ def test_measures_what_brute_force_measures(cohorts):
         for past in rounds.values()
         for i, j in itertools.combinations(past, 2)
     ]
-    assert measure_participation(enumerate(cohorts), 15) == MeasuredParticipation(
+    assert measure_participation(dict(enumerate(cohorts)), 15) == MeasuredParticipation(
         num_rounds=15,
         num_clients=len(rounds),
         min_separation=min(gaps, default=None),
@@ -107,8 +106,6 @@ def test_measures_what_brute_force_measures(cohorts):
 def test_record_that_cannot_be_is_refused():
     with pytest.raises(ValueError, match="'a' is twice in round 1"):
         measure_participation({0: ["b"], 1: ["a", "b", "a"]})
-    with pytest.raises(ValueError, match="Round 0 comes twice"):
-        measure_participation([(0, ["a"]), (0, ["b"])])
     with pytest.raises(ValueError, match=r"-1 to 3, which must be in \[0, 4\)"):
         measure_participation({-1: ["a"], 3: ["a"]})
     with pytest.raises(ValueError, match=r"must be in \[0, 3\)"):
@@ -122,8 +119,6 @@ def test_record_that_cannot_be_is_refused():
         ((9, 2, 3, 1, 2), "nobody took part twice"),
         ((9, 2, 0, 2, 3), "do not fit"),
         ((9, 2, 5, 3, 4), "do not fit"),
-        ((9, 2, 3, 3, 3), "found 3"),
-        ((9, 2, 3, 3, 7), "found 7"),
     ],
 )
 def test_measurement_that_contradicts_itself_is_refused(fields, message):
@@ -175,19 +170,6 @@ def test_is_that_of_the_worst_pattern_also_below_the_bands(plan, b, k):
         assert worst <= found.sensitivity.value * (1 + 1e-9) < 1.5 * worst
 
 
-def test_more_separation_gives_a_smaller_epsilon_and_less_a_larger_one():
-    def epsilon(b, k):
-        return measured_guarantee(PLAN, measured(b, k)).guarantee.epsilon
-
-    planned = PLAN.epsilon
-    assert epsilon(B, K) == pytest.approx(planned, rel=1e-9)
-    assert epsilon(4, 2) < planned  # longer apart: fewer fit
-    assert epsilon(B, 2) < planned
-    assert epsilon(2, K) > planned  # below the three bands: columns overlap
-    assert epsilon(1, K) > epsilon(2, K)
-    assert epsilon(2, 4) > epsilon(2, K)
-
-
 def test_only_what_keeps_the_participation_is_within_the_plan():
     for b, k, expected in [(3, 3, True), (5, 2, True), (2, 2, False), (2, 4, False)]:
         assert measured_guarantee(PLAN, measured(b, k)).is_within_plan == expected
@@ -196,14 +178,6 @@ def test_only_what_keeps_the_participation_is_within_the_plan():
     limited = make_plan(k=2)
     assert not measured_guarantee(limited, measured(3, 3)).is_within_plan
     assert measured_guarantee(make_plan(k=None), measured(3, 3)).is_within_plan
-
-
-def test_nobody_twice_is_one_participation():
-    found = measured_guarantee(PLAN, MeasuredParticipation(N, 5, None, 1, 5))
-    # Columns of norm 1.
-    assert found.sensitivity.value == pytest.approx(1.0, rel=1e-6)
-    stddev = PLAN.noise_stddev / PLAN.l2_norm_clip
-    assert found.guarantee.zcdp_rho == pytest.approx(0.5 / stddev**2, rel=1e-6)
 
 
 def test_run_that_was_stopped_has_a_bound():

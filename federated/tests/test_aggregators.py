@@ -6,15 +6,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
+from linear import examples, model_fn
 from tensorflow_privacy.privacy.analysis import tree_aggregation_accountant
 
 import tf_bandmf
 from tf_bandmf import noise
 from tf_bandmf.noise.keys import NoiseKey
-from tf_bandmf_federated import (
-    CorrelatedNoiseFactory,
-    MinSepNoiseFactory,
-)
+from tf_bandmf_federated import CorrelatedNoiseFactory
 
 N, D = 6, 7
 SEED = 11
@@ -146,30 +144,16 @@ def test_keys_are_fresh_in_every_run_and_from_the_operating_system():
     assert len(np.unique(np.concatenate([first, second]))) == 4 * N
 
 
-def test_stateless_families_carry_only_keys_and_round():
-    for mechanism in ("identity", "lambda_cgd", "bisr", "bandinv"):
-        process = CorrelatedNoiseFactory(make_plan(mechanism), 1.0).create(VALUE_TYPE)
-        noise_type = process.initialize.type_signature.result.member["noise"]
-        assert str(noise_type) == (
-            f"<step_keys=uint64[{N},2],digest_key=int32[10260],inputs=int64,"
-            f"buffer=float32[0,{D}]>"
-        )
-
-
-@pytest.mark.slow_cases("toeplitz", "tree")
-@pytest.mark.parametrize("mechanism", ["bsr", "toeplitz", "tree"])
+@pytest.mark.parametrize("mechanism", ["bsr", "bisr"])
 def test_a_ring_buffer_too_large_for_the_state_is_refused(mechanism):
-    wide = tff.TensorType(np.float32, [3_000_000])
-    with pytest.raises(ValueError, match=r'"bisr".*"bandinv".*"lambda_cgd"'):
-        CorrelatedNoiseFactory(make_plan(mechanism), 1.0).create(wide)
-
-
-@pytest.mark.slow_cases("bandinv", "lambda_cgd")
-@pytest.mark.parametrize("mechanism", ["bisr", "bandinv", "lambda_cgd"])
-def test_what_the_refusal_names_runs_at_that_size(mechanism):
-    plan = make_plan(mechanism)
-    wide = tff.TensorType(np.float32, [3_000_000])
-    process = CorrelatedNoiseFactory(plan, 1.0).create(wide)
+    """What the refusal names runs at that size."""
+    plan, wide = make_plan(mechanism), tff.TensorType(np.float32, [3_000_000])
+    factory = CorrelatedNoiseFactory(plan, 1.0)
+    if mechanism == "bsr":
+        with pytest.raises(ValueError, match=r'"bisr".*"bandinv".*"lambda_cgd"'):
+            factory.create(wide)
+        return
+    process = factory.create(wide)
     output = process.next(process.initialize(), [])
     assert np.std(output.result) == pytest.approx(plan.noise_stddev, rel=0.01)
     assert output.state["noise"]["buffer"].shape == (0, 3_000_000)
@@ -207,42 +191,18 @@ def test_wrong_plans_are_refused():
         "bsr", participation=tf_bandmf.CyclicPoisson(600, 10, 3), noise_multiplier=9.0
     )
     epochs = make_plan(participation=tf_bandmf.FixedEpochOrder(60, 20, 2))
-    for factory in (CorrelatedNoiseFactory, MinSepNoiseFactory):
-        for plan in (poisson, epochs):
-            with pytest.raises(ValueError, match="MinSep"):
-                factory(plan, 2.0)
-        with pytest.raises(TypeError, match="Plan"):
-            factory("lambda_cgd", 2.0)
-        with pytest.raises(ValueError, match="clients_per_round is missing"):
-            factory(make_plan())
-        for bad in (0, -1, np.nan, np.inf):
-            with pytest.raises(ValueError, match="clients_per_round"):
-                factory(make_plan(), bad)
-        with pytest.raises(ValueError, match="batch size"):
-            factory(make_plan(batch_size=5), 6)
-
-
-@pytest.mark.invariant(14)
-def test_weights_are_refused():
-    factory = MinSepNoiseFactory(make_plan(), 2.0)
-    with pytest.raises(TypeError, match="uniform weights"):
-        factory.create(VALUE_TYPE, tff.TensorType(np.float32))
-
-
-class LinearModel:
-    """For the drop-in tests: d = 4, a client with data moves every weight."""
-
-    @staticmethod
-    def build():
-        layer = tf.keras.layers.Dense(1, input_shape=(3,), kernel_initializer="zeros")
-        return tff.learning.models.from_keras_model(
-            tf.keras.Sequential([layer]),
-            loss=tf.keras.losses.MeanSquaredError(),
-            input_spec=(
-                tf.TensorSpec([None, 3], tf.float32),
-                tf.TensorSpec([None, 1], tf.float32),
-            ),
-        )
+    for plan in (poisson, epochs):
+        with pytest.raises(ValueError, match="MinSep"):
+            CorrelatedNoiseFactory(plan, 2.0)
+    with pytest.raises(TypeError, match="Plan"):
+        CorrelatedNoiseFactory("lambda_cgd", 2.0)
+    with pytest.raises(ValueError, match="clients_per_round is missing"):
+        CorrelatedNoiseFactory(make_plan())
+    for bad in (0, -1, np.nan, np.inf):
+        with pytest.raises(ValueError, match="clients_per_round"):
+            CorrelatedNoiseFactory(make_plan(), bad)
+    with pytest.raises(ValueError, match="batch size"):
+        CorrelatedNoiseFactory(make_plan(batch_size=5), 6)
 
 
 def drop_in(mechanism):
@@ -250,15 +210,13 @@ def drop_in(mechanism):
     plan = make_plan(mechanism, noise_multiplier=0.01)
     aggregator = CorrelatedNoiseFactory(plan, 2.0)
     process = tff.learning.algorithms.build_unweighted_fed_avg(
-        LinearModel.build,
+        model_fn,
         tff.learning.optimizers.build_sgdm(0.1),
         model_aggregator=aggregator,
     )
-    x = np.eye(3, dtype=np.float32)
-    data = tf.data.Dataset.from_tensor_slices((x, x.sum(1, keepdims=True))).batch(3)
     state = process.initialize()
     for _ in range(3):
-        state = process.next(state, [data, data]).state
+        state = process.next(state, [examples(1), examples(2)]).state
     return flat(process.get_model_weights(state).trainable)
 
 
@@ -281,3 +239,17 @@ def test_a_tree_has_the_sensitivity_of_tff_s(rounds, expected):
     )
     assert 2 * rho == pytest.approx(expected)
     assert plan.sensitivity.value**2 == pytest.approx(expected)
+
+
+def test_plans_are_the_same_on_both_stacks():
+    plan = tf_bandmf.plan(
+        "lambda_cgd",
+        epsilon=4.0,
+        delta=1e-5,
+        num_steps=N,
+        participation=tf_bandmf.MinSep(3),
+    )
+    # As computed on TensorFlow 2.21, NumPy 2.
+    np.testing.assert_allclose(plan.noise_multiplier, 1.0811618495, rtol=1e-9)
+    rmse = plan.strategy.rmse(plan.workload, plan.participation)
+    np.testing.assert_allclose(rmse, 2.186916456541762, rtol=1e-6)

@@ -6,8 +6,8 @@ from test_running import B, Crash, K, Models, N, finish, make_devices
 
 import tf_bandmf
 from tf_bandmf_federated.accounting import MeasuredParticipation
-from tf_bandmf_federated.host_noise import HostNoise
-from tf_bandmf_federated.report import privacy_report
+from tf_bandmf_federated.report import write_report
+from tf_bandmf_federated.round_noise import RoundNoise
 
 pytest.importorskip("sqlalchemy")
 
@@ -71,19 +71,19 @@ def test_without_budget_nothing_leaves(tmp_path, ledger, plan):
 
 def test_noise_of_a_bound_plan_is_reserved_first(ledger, plan):
     ledger.set_budget("keyboards", epsilon=1.0, delta=1e-5)
-    noise = HostNoise(plan, 10)
-    about = {"key_id": noise.key_id, "digests": np.zeros([0], np.int64)}
-    state = {"round": 0, "noise": about}
+    noise = RoundNoise(plan, 10)
+    state = noise.initial_state()
     with pytest.raises(BudgetExceededError):
-        noise.bound_to(state, np.zeros(10))
+        noise.bound_to(state, np.zeros(10), "")
     assert runs(ledger) == 0
     ledger.set_budget("keyboards", epsilon=100.0, delta=1e-5)
-    (row,) = noise.bound_to(state, np.zeros(10))[0]
+    (row,) = noise.bound_to(state, np.zeros(10), "")[0]
     assert np.isfinite(row).all()
     assert runs(ledger) == 1
 
 
-def test_the_report_names_the_budget(ledger, plan):
+def test_the_report_names_the_budget(tmp_path, ledger, plan):
     measured = MeasuredParticipation(N, 3, B, K, 3 * K)
-    report = privacy_report(plan, measured)
+    write_report(tmp_path / "report.md", plan, measured)
+    report = (tmp_path / "report.md").read_text("utf-8")
     assert f"data set 'keyboards' ({plan.account.id[:12]})" in report

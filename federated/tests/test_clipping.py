@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from tf_bandmf_federated.clipping import clip_update, norm_of
-from tf_bandmf_federated.tff.records import bounded_record
+from tf_bandmf_federated.tff.updates import bounded_record
 
 VALUES = st.floats(width=32, allow_nan=False, allow_infinity=False)
 

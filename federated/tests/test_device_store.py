@@ -21,11 +21,11 @@ def make(path, policy=POLICY):
 
 def test_it_counts_before_it_works(tmp_path):
     store = make(tmp_path)
-    assert (store.last_round, store.participations) == (-1, 0)
+    assert (store.record["last_round"], store.record["participations"]) == (-1, 0)
     assert store.begin(4, "request") is None
     again = make(tmp_path)  # killed while it trained
-    assert (again.last_round, again.participations) == (4, 1)
-    assert again.device == store.device
+    assert (again.record["last_round"], again.record["participations"]) == (4, 1)
+    assert again.record == store.record
 
 
 @pytest.mark.parametrize("number", [3, 4, 5, 6, -1, 20, 2])
@@ -34,7 +34,7 @@ def test_too_early_or_outside_of_the_plan_is_refused(tmp_path, number):
     store.begin(4, "first")
     with pytest.raises(Refused):
         store.begin(number, "second")
-    assert (store.last_round, store.participations) == (4, 1)
+    assert (store.record["last_round"], store.record["participations"]) == (4, 1)
 
 
 def test_b_rounds_later_it_may_come_again_and_after_k_times_never(tmp_path):
@@ -52,7 +52,7 @@ def test_one_request_has_one_answer(tmp_path):
     for one in (store, make(tmp_path)):
         kept = one.begin(4, "request")
         assert [array.tobytes() for array in kept] == [a.tobytes() for a in UPDATE]
-        assert one.participations == 1
+        assert one.record["participations"] == 1
     with pytest.raises(Refused):
         store.begin(4, "another model in the same round")
 
@@ -75,8 +75,8 @@ def test_an_answer_of_a_round_before_is_not_kept(tmp_path):
 def test_the_record_belongs_to_the_plan(tmp_path):
     make(tmp_path).begin(4, "request")
     other = make(tmp_path, DevicePolicy("cd" * 32, 20, 3, 2, 0.5))
-    assert other.participations == 0
-    assert make(tmp_path).participations == 1
+    assert other.record["participations"] == 0
+    assert make(tmp_path).record["participations"] == 1
 
 
 def test_files_are_private_and_damage_is_refused(tmp_path):

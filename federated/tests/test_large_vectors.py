@@ -38,22 +38,6 @@ def test_every_number_comes_once_and_in_order(threads, chunk, monkeypatch):
         np.testing.assert_array_equal(result[:, 0], -array)
 
 
-def test_small_vectors_are_put_together(monkeypatch):
-    monkeypatch.setattr(large_vectors, "_CHUNK", 10)
-    monkeypatch.setattr(large_vectors, "_THREADS", 2)
-    begun = []
-    monkeypatch.setattr(
-        large_vectors,
-        "ahead",
-        lambda work, items: [
-            work(item) for item in items if begun.append(item) is None
-        ],
-    )
-    in_chunks(lambda part: None, [np.zeros(size) for size in (4, 4, 4, 25, 1)])
-    sizes = [sum(part.stop - part.start for _, part in some) for some in begun]
-    assert sizes == [8, 4, 10, 10, 6]
-
-
 def test_nothing_goes_on_behind_an_error(monkeypatch):
     monkeypatch.setattr(large_vectors, "_THREADS", 2)
     done = []
@@ -70,23 +54,6 @@ def test_nothing_goes_on_behind_an_error(monkeypatch):
     assert before < 39  # what had not begun does not begin
     time.sleep(0.2)
     assert len(done) == before
-
-
-def test_few_results_are_made_ahead(threads):
-    begun = []
-    results = ahead(lambda item: begun.append(item) or item, range(20))
-    assert begun == []
-    assert [next(results) for _ in range(3)] == [0, 1, 2]
-    assert len(begun) <= 3 + threads
-    results.close()
-    assert list(ahead(lambda item: -item, range(5))) == [0, -1, -2, -3, -4]
-
-
-def test_an_error_comes_where_its_result_would(threads):
-    results = ahead(lambda item: 1 // (2 - item), range(9))
-    assert [next(results), next(results)] == [0, 1]
-    with pytest.raises(ZeroDivisionError):
-        next(results)
 
 
 def test_a_forked_process_has_threads_of_its_own(monkeypatch):

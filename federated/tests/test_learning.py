@@ -1,6 +1,5 @@
 """Private federated averaging, whole."""
 
-import collections
 import functools
 
 import numpy as np
@@ -17,7 +16,6 @@ from tf_bandmf_federated import (
     build_fed_avg,
     tag_dataset,
 )
-from tf_bandmf_federated.plan_checks import check_plan
 
 N, B, D, SEED = 6, 3, 4, 2
 OPTIMIZER = tff.learning.optimizers.build_sgdm(0.1)
@@ -58,21 +56,6 @@ def weights_of(process, state):
 @functools.cache
 def in_state():
     return build(make_plan())
-
-
-def test_it_is_a_learning_process():
-    for process in (in_state(),):
-        assert isinstance(process, tff.learning.templates.LearningProcess)
-        data_type = process.next.type_signature.parameter[1].member
-        element = tff.to_type(
-            collections.OrderedDict(
-                example=((np.float32, [None, 3]), (np.float32, [None, 1])),
-                last_round=np.int32,
-                participations=np.int32,
-                round=np.int32,
-            )
-        )
-        data_type.check_equivalent_to(tff.SequenceType(element))
 
 
 def test_updates_are_the_plan_s_noise_on_clipped_means():
@@ -122,19 +105,19 @@ def test_clients_without_elements():
 
 
 def test_rounds_are_counted_and_skipped():
-    for process in (in_state(),):
-        state = process.initialize()
-        assert process.round_number(state) == 0
-        state = process.next(state, first_time(0)).state
-        before = weights_of(process, state)
-        state = process.skip_round(state)
-        assert process.round_number(state) == 2
-        np.testing.assert_array_equal(weights_of(process, state), before)
-        # The noise of round 2 is what it would have been.
-        state = process.next(state, []).state
-        expected = noise_of_round(2)
-        found = before - weights_of(process, state)
-        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=2e-3)
+    process = in_state()
+    state = process.initialize()
+    assert process.round_number(state) == 0
+    state = process.next(state, first_time(0)).state
+    before = weights_of(process, state)
+    state = process.skip_round(state)
+    assert process.round_number(state) == 2
+    np.testing.assert_array_equal(weights_of(process, state), before)
+    # The noise of round 2 is what it would have been.
+    state = process.next(state, []).state
+    expected = noise_of_round(2)
+    found = before - weights_of(process, state)
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=2e-3)
 
 
 def noise_of_round(round_number):
@@ -148,17 +131,17 @@ def noise_of_round(round_number):
 
 @pytest.mark.invariant(1)
 def test_horizon():
-    for process in (in_state(),):
-        state = process.initialize()
-        for _ in range(N):
-            state = process.skip_round(state)
-        assert process.round_number(state) == N
-        with pytest.raises(Exception, match="6 steps"):
-            process.next(state, first_time(0, now=N))
-        with pytest.raises(ValueError, match="budget is spent"):
-            process.prepare(state, "a number")
-        with pytest.raises(ValueError, match="6 rounds"):
-            process.skip_round(state)
+    process = in_state()
+    state = process.initialize()
+    for _ in range(N):
+        state = process.skip_round(state)
+    assert process.round_number(state) == N
+    with pytest.raises(Exception, match="6 steps"):
+        process.next(state, first_time(0, now=N))
+    with pytest.raises(ValueError, match="budget is spent"):
+        process.prepare(state, "a number")
+    with pytest.raises(ValueError, match="6 rounds"):
+        process.skip_round(state)
 
 
 def test_metrics_of_training_are_released_on_demand_only():
@@ -210,16 +193,6 @@ def test_wrong_arguments():
     for wrong in (None, "model", lambda: "model"):
         with pytest.raises(TypeError, match=r"model_fn|VariableModel"):
             build_fed_avg(wrong, make_plan(), OPTIMIZER, clients_per_round=3)
-
-
-def test_check_plan():
-    plan = make_plan()
-    assert check_plan(plan, num_rounds=N) is plan.participation
-    for wrong in (0, N + 1):
-        with pytest.raises(ValueError, match="num_rounds"):
-            check_plan(plan, num_rounds=wrong)
-    with pytest.raises(ValueError, match="no private counts or evaluations"):
-        check_plan(plan.reserve(counts=0.01))
 
 
 # --- One result for each round's noise.

@@ -1,21 +1,21 @@
 """The write-ahead record: what it takes, refuses and reads again."""
 
-import contextlib
-import dataclasses
+import collections
 import os
 import shutil
 import sqlite3
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 from killing import fork
+from ledgers import changed
 
-from tf_bandmf_federated import Ledger, RoundRecord
+from tf_bandmf_federated import Ledger
 
 RUN = {"plan": "p", "num_parameters": 4}
-KNOWN = dict(key_id=9, cohort_digest="c", state_digest="s")
-START = dict(KNOWN, cohort=("a", "b"))
+COHORT = ("a", "b")
 
 
 @pytest.fixture
@@ -23,157 +23,129 @@ def path(tmp_path):
     return str(tmp_path / "ledger.sqlite3")
 
 
+def state(value):
+    return collections.OrderedDict(
+        round=np.int64(value), weights=[np.full([2, 3], value, np.float32)]
+    )
+
+
+def begin(ledger):
+    ledger.finished(-1, state(0))
+    ledger.released(-1)
+
+
 def rounds_of(path):
     with Ledger(path, RUN) as ledger:
         return ledger.rounds
 
 
-def test_every_entry_is_read_again(path):
-    with Ledger(path, RUN) as ledger:
-        ledger.started(0, **START)
-        ledger.result(0, "r")
-        ledger.releasing(0, "m")
-        ledger.released(0)
-        ledger.started(1, **START)
-        ledger.started(1, **START)
-        ledger.skipped(1, "another cohort")
-        ledger.releasing(1, "m")
-        ledger.started(2, **START)
-        written = ledger.rounds
-    assert rounds_of(path) == written
-    drawn = [record.drawn for record in written.values()]
-    assert len(set(drawn)) == 3 and all(len(number) == 32 for number in drawn)
-    written = {t: dataclasses.replace(r, drawn="") for t, r in written.items()}
-    assert written == {
-        0: RoundRecord(
-            0, **KNOWN, result_digest="r", release_digest="m", is_released=True
-        ),
-        1: RoundRecord(
-            1,
-            **KNOWN,
-            release_digest="m",
-            skipped_because="another cohort",
-            starts=2,
-        ),
-        2: RoundRecord(2, **KNOWN),
-    }
-    assert os.stat(path).st_mode & 0o777 == 0o600
+def run_round(ledger, number, cohort=COHORT):
+    ledger.started(number, cohort)
+    ledger.finished(number, state(number + 1))
+    ledger.released(number)
 
 
-def test_the_first_state_is_known_and_fixed_when_a_round_begins(path):
-    with Ledger(path, RUN) as ledger:
-        assert ledger.initial_digest is None
-        ledger.initial("of a state that was never saved")
-        ledger.initial("s")
-        ledger.started(0, **START)
-        with pytest.raises(ValueError, match="has its first state"):
-            ledger.initial("another")
-    with Ledger(path, RUN) as ledger:
-        assert ledger.initial_digest == "s"
-
-
-def test_an_entry_is_in_the_file_when_the_call_returns(path, tmp_path):
+def test_every_entry_is_read_again_and_in_the_file_when_the_call_returns(
+    path, tmp_path
+):
     acts = (
-        lambda ledger: ledger.started(0, **START),
-        lambda ledger: ledger.result(0, "r"),
+        lambda ledger: ledger.finished(-1, state(0)),
+        lambda ledger: ledger.released(-1),
+        lambda ledger: ledger.started(0, COHORT),
+        lambda ledger: ledger.finished(0, state(1)),
         lambda ledger: ledger.released(0),
+        lambda ledger: ledger.started(1, ("c", "b")),
+        lambda ledger: ledger.finished(1, state(2), "other data"),
+        lambda ledger: ledger.released(1),
+        lambda ledger: ledger.started(2, COHORT),
     )
     with Ledger(path, RUN) as ledger:
         for number, act in enumerate(acts):
             act(ledger)
             # What a kill would leave: the file and its journal.
-            copied = tmp_path / f"{number}"
+            copied = str(tmp_path / f"{number}")
             for name in ("", "-wal"):
-                shutil.copy2(path + name, f"{copied}{name}")
-            assert rounds_of(str(copied)) == ledger.rounds
+                shutil.copy2(path + name, copied + name)
+            with Ledger(copied, RUN) as again:
+                assert again.rounds == ledger.rounds
+                assert again.expected == ledger.expected
+                newest = 0 if number < 3 else 1 if number < 6 else 2
+                assert again.state(state(0))["round"] == newest
+                assert again.seal("text") == ledger.seal("text")
+        first, skipped, begun = ledger.rounds
+        assert ledger.interrupted == begun
+    assert [r.skipped_because for r in (first, skipped, begun)] == [
+        None,
+        "other data",
+        None,
+    ]
+    assert len({r.point for r in (first, skipped, begun)}) == 3
+    assert os.stat(path).st_mode & 0o777 == 0o600
 
 
-def test_cohorts_and_records_are_read_again(path):
+@pytest.mark.invariant(8)
+def test_a_round_that_is_begun_again_elsewhere_has_another_point(path, tmp_path):
     with Ledger(path, RUN) as ledger:
-        ledger.started(0, **START)
-        ledger.started(1, **{**START, "cohort": ("c", "b")})
+        begin(ledger)
+    copied = str(tmp_path / "copied")
+    shutil.copy2(path, copied)
+    points = set()
+    for one in (path, copied):
+        with Ledger(one, RUN) as ledger:
+            points.add(ledger.started(0, COHORT).point)
+    assert len(points) == 2
+    other = str(tmp_path / "other")
+    with Ledger(path, RUN) as ledger, Ledger(other, RUN) as another:
+        assert ledger.seal("text") != another.seal("text")
+
+
+def test_cohorts_and_history_are_read_again(path):
+    strange = ('"\u20ac\u4e2d', "'; DROP TABLE entries")
     with Ledger(path, RUN) as ledger:
-        assert ledger.cohort(0) == ("a", "b") and ledger.cohort(1) == ("c", "b")
-        found = ledger.records(["b", "new", "a"], 2).tolist()
+        begin(ledger)
+        run_round(ledger, 0)
+        run_round(ledger, 1, ("c", "b"))
+    with Ledger(path, RUN) as ledger:
+        assert ledger.cohort(0) == ("a", "b") and ledger.cohort(1) == ("b", "c")
+        found = ledger.history(["b", "new", "a"], 2).tolist()
         assert found == [[1, 2], [-1, 0], [0, 1]]
-        assert ledger.records(["b"], 1).tolist() == [[0, 1]]  # as it was before round 1
+        assert ledger.history(["b"], 1).tolist() == [[0, 1]]  # as it was before round 1
+        assert ledger.point_with("a", 0) == ledger.rounds[0].point
+        assert ledger.point_with("a", 1) is None
         measured = ledger.measured(2)
         assert (measured.num_clients, measured.min_separation) == (3, 1)
         with pytest.raises(ValueError, match="twice"):
-            ledger.started(2, **{**START, "cohort": ("a", "a")})
+            ledger.started(2, ("a", "a"))
         with pytest.raises(ValueError, match="zero character"):
-            ledger.started(2, **{**START, "cohort": ("a\0b",)})
-        ledger.started(
-            2, **{**START, "cohort": ('"\u20ac\u4e2d', "'; DROP TABLE entries")}
-        )
+            ledger.started(2, ("a\0b",))
+        ledger.started(2, strange)
     with Ledger(path, RUN) as ledger:
-        assert ledger.records(['"\u20ac\u4e2d'], 3).tolist() == [[2, 1]]
+        assert ledger.cohort(2) == tuple(sorted(strange))
+        assert ledger.history(strange[:1], 3).tolist() == [[2, 1]]
 
 
-@pytest.mark.parametrize(
-    "change", [dict(key_id=8), dict(cohort_digest="d"), dict(state_digest="t")]
-)
-def test_a_round_begun_for_others_is_refused_and_not_written(path, change):
+def test_entries_in_a_wrong_order_are_refused_and_not_written(path):
+    acts = {
+        "finished": lambda ledger, t: ledger.finished(t, state(t)),
+        "released": lambda ledger, t: ledger.released(t),
+        "started": lambda ledger, t: ledger.started(t, COHORT),
+    }
     with Ledger(path, RUN) as ledger:
-        ledger.started(0, **START)
-        with pytest.raises(ValueError, match="must not be run for this one"):
-            ledger.started(0, **{**START, **change})
-    (record,) = rounds_of(path).values()
-    assert dataclasses.replace(record, drawn="") == RoundRecord(0, **KNOWN)
-
-
-def test_another_result_of_a_round_is_refused(path):
-    with Ledger(path, RUN) as ledger:
-        ledger.started(0, **START)
-        ledger.result(0, "r")
-        ledger.result(0, "r")
-        with pytest.raises(ValueError, match="another result"):
-            ledger.result(0, "other")
-
-
-def test_another_model_after_a_round_is_refused(path):
-    with Ledger(path, RUN) as ledger:
-        ledger.started(0, **START)
-        with pytest.raises(ValueError, match="no result to release"):
-            ledger.releasing(0, "m")
-        ledger.result(0, "r")
-        for _ in range(2):
-            ledger.releasing(0, "m")
-        ledger.skipped(0, "lost")
-        with pytest.raises(ValueError, match="Another model was released"):
-            ledger.releasing(0, "other")
-        ledger.released(0)
-    assert rounds_of(path)[0].is_released
-
-
-def test_entries_in_a_wrong_order_are_refused(path):
-    with Ledger(path, RUN) as ledger:
-        for act in (ledger.released, lambda t: ledger.result(t, "r")):
-            with pytest.raises(ValueError, match="not begun"):
-                act(0)
-        with pytest.raises(ValueError, match="not begun"):
-            ledger.skipped(0, "reason")
-        with pytest.raises(ValueError, match="Round 0 is the next"):
-            ledger.started(1, **START)
-        ledger.started(0, **START)
-        with pytest.raises(ValueError, match="no result"):
-            ledger.released(0)
-        ledger.skipped(0, "reason")
-        with pytest.raises(ValueError, match="skipped"):
-            ledger.started(0, **START)
-        with pytest.raises(ValueError, match="skipped"):
-            ledger.result(0, "r")
-
-
-def changed(path, *statements):
-    with contextlib.closing(sqlite3.connect(path)) as database, database:
-        for statement in statements:
-            database.execute(statement)
+        for _ in range(8):  # two rounds
+            kind, number = ledger.expected
+            before = ledger.rounds
+            for wrong in [(k, t) for k in acts for t in (-1, 0, 1, 2)]:
+                if wrong != (kind, number):
+                    with pytest.raises(ValueError, match="ledger's next entry is"):
+                        acts[wrong[0]](ledger, wrong[1])
+            assert ledger.rounds == before
+            acts[kind](ledger, number)
+    assert len(rounds_of(path)) == 2
 
 
 DAMAGES = {
-    "an entry's text": "UPDATE entries SET entry = replace(entry, '\"r\"', '\"q\"')",
-    "a cohort": "UPDATE entries SET names = '[\"z\"]' WHERE number = 2",
+    "an entry's text": "UPDATE entries SET entry = replace(entry, '1', '2')",
+    "a cohort": "UPDATE entries SET names = '[\"z\"]' WHERE number = 4",
     "a removed entry": "DELETE FROM entries WHERE number = 3",
     "no JSON": "UPDATE entries SET entry = 'no JSON' WHERE number = 3",
     "a removed participation": "DELETE FROM participations WHERE device = 'a'",
@@ -181,37 +153,41 @@ DAMAGES = {
     "another device's": "UPDATE participations SET device = 'x' WHERE device = 'a'",
     "one more": "INSERT INTO participations VALUES ('z', 0)",
     "a missing table": "DROP TABLE participations",
+    "moved entries": "UPDATE entries SET number = 9 WHERE number = 2;"
+    "UPDATE entries SET number = 2 WHERE number = 3;"
+    "UPDATE entries SET number = 3 WHERE number = 9",
+    "names that are no list": "UPDATE entries SET names = ''",  # of the same digest
+    "a device twice": "ALTER TABLE participations RENAME TO old;"
+    "CREATE TABLE participations (device TEXT, round INTEGER);"
+    "INSERT INTO participations VALUES ('a', 0), ('a', 0); DROP TABLE old",
+    "a trigger that deletes": "CREATE TRIGGER forget AFTER INSERT ON participations"
+    " BEGIN DELETE FROM participations WHERE device = new.device; END",
+    "another number of the state": "UPDATE states SET content = x'0700000000000000'"
+    " WHERE name LIKE '%round'",
+    "a removed array of the state": "DELETE FROM states WHERE name LIKE '%round'",
 }
 
 
 @pytest.mark.attack(
     "Rows of the ledger are changed",
-    tried="Changes, removes, moves and adds rows of entries and participations, and opens "
-    "the ledger again.",
+    tried="Changes, removes, moves and adds rows of entries, participations and the state, "
+    "adds a trigger, and opens the ledger again.",
     area="faults",
     invariants=[11],
 )
 def test_a_changed_removed_or_added_row_is_seen(path, tmp_path, figure):
     with Ledger(path, RUN) as ledger:
-        ledger.started(0, **START)
-        ledger.result(0, "r")
-        ledger.released(0)
+        begin(ledger)
+        run_round(ledger, 0)
     for number, statement in enumerate(DAMAGES.values()):
-        copied = shutil.copy2(path, tmp_path / f"{number}")
+        copied = str(shutil.copy2(path, tmp_path / f"{number}"))
         changed(copied, statement)
         with pytest.raises(ValueError, match="damaged or was changed"):
-            Ledger(str(copied), RUN)
-    moved = shutil.copy2(path, tmp_path / "moved")
-    changed(
-        moved,
-        "UPDATE entries SET number = 9 WHERE number = 2",
-        "UPDATE entries SET number = 2 WHERE number = 3",
-        "UPDATE entries SET number = 3 WHERE number = 9",
-    )
-    with pytest.raises(ValueError, match="damaged or was changed"):
-        Ledger(str(moved), RUN)
-    rounds_of(path)  # the control: what was not changed is read
-    figure(f"{len(DAMAGES) + 1} changes, each refused")
+            with Ledger(copied, RUN) as ledger:
+                ledger.state(state(0))
+    with Ledger(path, RUN) as ledger:  # the control: what was not changed is read
+        assert ledger.state(state(0))["round"] == 1
+    figure(f"{len(DAMAGES)} changes, each refused")
 
 
 def test_a_file_that_is_no_ledger_is_refused(path):
@@ -224,11 +200,11 @@ def test_a_file_that_is_no_ledger_is_refused(path):
 
 def test_a_fork_does_not_write(path):
     with Ledger(path, RUN) as ledger:
-        ledger.started(0, **START)
+        begin(ledger)
         child = fork()
         if child == 0:
             try:
-                ledger.result(0, "r")
+                ledger.started(0, COHORT)
             except ValueError as error:
                 ledger.close()
                 os._exit(7 if "fork" in str(error) else 1)
@@ -236,8 +212,8 @@ def test_a_fork_does_not_write(path):
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
         with pytest.raises(BlockingIOError):  # the child has not freed the lock
             Ledger(path, RUN)
-        ledger.result(0, "r")
-    assert rounds_of(path)[0].result_digest == "r"
+        ledger.started(0, COHORT)
+    assert len(rounds_of(path)) == 1
 
 
 def test_another_run_a_second_program_and_open_files_are_refused(path):
@@ -294,7 +270,7 @@ def test_a_file_that_another_program_has_locked_is_not_called_damaged(
         Ledger(path, RUN)
     other.execute("ROLLBACK")
     other.close()
-    assert rounds_of(path) == {}
+    assert rounds_of(path) == []
 
 
 @pytest.mark.parametrize(
@@ -305,48 +281,47 @@ def test_a_round_that_cannot_be_written_is_not_begun(
     statement, match, path, monkeypatch
 ):
     with Ledger(path, RUN) as ledger:
-        ledger.started(0, **START)
-        ledger.result(0, "r")
+        begin(ledger)
+        run_round(ledger, 0)
     with monkeypatch.context() as patch:
         patch.setattr(sqlite3, "connect", connecting(statement))
         with Ledger(path, RUN) as ledger:
-            many = {**START, "cohort": tuple(f"device {i}" for i in range(2000))}
             with pytest.raises(OSError, match=match):
-                ledger.started(1, **many)
+                ledger.started(1, [f"device {i}" for i in range(2000)])
             # It may not know what is on the disk: nothing more is written by it.
             with pytest.raises(ValueError, match="is closed"):
-                ledger.started(1, **START)
+                ledger.started(1, COHORT)
     with Ledger(path, RUN) as ledger:
-        assert list(ledger.rounds) == [0]
-        assert ledger.records(["device 7"], 2).tolist() == [[-1, 0]]
-        ledger.started(1, **START)
-    assert [record.starts for record in rounds_of(path).values()] == [1, 1]
+        assert len(ledger.rounds) == 1
+        assert ledger.history(["device 7"], 2).tolist() == [[-1, 0]]
+        ledger.started(1, COHORT)
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        "ALTER TABLE participations RENAME TO old;"
-        "CREATE TABLE participations (device TEXT, round INTEGER);"
-        "INSERT INTO participations VALUES ('a', 0), ('a', 0); DROP TABLE old;",
-        "CREATE TRIGGER forget AFTER INSERT ON participations"
-        " BEGIN DELETE FROM participations WHERE device = new.device; END;",
-    ],
-    ids=["a device twice", "a trigger that deletes"],
-)
-def test_tables_that_were_made_otherwise_are_damage(path, change):
+def test_states_of_every_layout_come_back_and_other_structures_are_refused(path):
+    rng = np.random.default_rng(0)
+    saved = {
+        "columns first": np.asfortranarray(rng.normal(size=[3, 4])),
+        "every second": rng.integers(9, size=[4, 6])[:, ::2],
+        "flag": np.array([True, False]),
+        "is done": False,
+        "keys": np.array([2**63 + 1], np.uint64),
+        "large": rng.normal(size=[2100, 2000]).astype(np.float32),  # in two parts
+        "none": np.zeros([0, 2], np.float32),
+        "round": 7,
+        "scalar": np.float32(0.5),
+    }
     with Ledger(path, RUN) as ledger:
-        ledger.started(0, **START)
-    with contextlib.closing(sqlite3.connect(path)) as database:
-        database.executescript(change)
-    with pytest.raises(ValueError, match="Its tables"):
-        Ledger(path, RUN)
-
-
-def test_names_that_are_no_list_are_damage_and_not_a_full_disk(path):
-    rounds_of(path)
-    with contextlib.closing(sqlite3.connect(path)) as database:
-        database.execute("UPDATE entries SET names = ''")  # of the same digest
-        database.commit()
-    with pytest.raises(ValueError, match="damaged"):
-        Ledger(path, RUN)
+        ledger.finished(-1, saved)
+        found = ledger.state({**saved, "round": 0})
+        for name, value in saved.items():
+            assert np.asarray(found[name]).dtype == np.asarray(value).dtype
+            np.testing.assert_array_equal(found[name], value)
+        for wrong in (np.zeros([1], np.float64), np.zeros([1, 1], np.uint64)):
+            with pytest.raises(ValueError, match=r"another process: it has \d keys of"):
+                ledger.state({**saved, "keys": wrong})
+        with pytest.raises(ValueError, match="of another process: it holds"):
+            ledger.state({"else": 0})
+        ledger.released(-1)
+        ledger.started(0, COHORT)
+        with pytest.raises(TypeError, match="arrays and numbers"):
+            ledger.finished(0, {"a": object()})

@@ -11,7 +11,9 @@ import tensorflow_federated as tff
 from hypothesis import strategies as st
 
 import tf_bandmf
-from tf_bandmf_federated import MinSepNoiseFactory, tag_dataset
+from tf_bandmf_federated import tag_dataset
+from tf_bandmf_federated.tff.aggregators import AdmittingFactory
+from tf_bandmf_federated.tff.tags import DEVICE_TAGS
 
 N, CLIENTS = 10, 5
 B, K = 3, 2
@@ -30,7 +32,7 @@ def make_plan(min_separation=B, max_participations=K):
 
 
 def device_process(**options):
-    return MinSepNoiseFactory(make_plan(**options), 1.0).create(VALUE_TYPE)
+    return AdmittingFactory(make_plan(**options), 1.0).create(VALUE_TYPE, DEVICE_TAGS)
 
 
 devices = functools.cache(device_process)
@@ -140,13 +142,14 @@ def test_tagged_data_sets():
     assert int(element["last_round"]) == 7 and int(element["participations"]) == 2
     assert int(element["round"]) == 9
     np.testing.assert_array_equal(element["example"][0], [0, 1])
-    for wrong in ((-2, 0), (-1, 1), (3, 0), (0, -1)):
+    for wrong in ((-1, 1), (3, 0)):
         with pytest.raises(ValueError, match="last_round must be"):
             tag_dataset(dataset, *wrong, 9)
-    for wrong in ((1.7, 1, 9), (1.0, 1, 9), (True, 1, 9), (1, "1", 9), (1, 1, None)):
-        with pytest.raises(TypeError, match="must be a whole number"):
+    for wrong in ((1.7, 1, 9), (-2, 0, 9), (0, -1, 9), (True, 1, 9), (1, "1", 9)):
+        with pytest.raises(ValueError, match="must be a whole number"):
             tag_dataset(dataset, *wrong)
-    with pytest.raises(ValueError, match="round_number must be"):
-        tag_dataset(dataset, -1, 0, -1)
+    for wrong in (None, -1):
+        with pytest.raises(ValueError, match="round_number must be"):
+            tag_dataset(dataset, -1, 0, wrong)
     dictionary = tf.data.Dataset.from_tensor_slices({"x": np.arange(4)}).batch(2)
     assert set(next(iter(tag_dataset(dictionary, -1, 0, 0)))["example"]) == {"x"}

@@ -17,7 +17,6 @@ from tf_bandmf_federated.health import Health
 from tf_bandmf_federated.ledger import Ledger
 from tf_bandmf_federated.rounds import LEDGER_FILE
 from tf_bandmf_federated.server_optimizers import ServerYogi
-from tf_bandmf_federated.state_files import StateFiles
 
 N, B, K, PER_ROUND = 7, 2, 3, 2
 SHAPES = ([3, 1], [1])
@@ -42,8 +41,7 @@ def make_run(tmp_path, devices, plan=PLAN, exchange=None, **options):
         plan,
         [np.zeros(shape, np.float32) for shape in SHAPES],
         exchange or devices.exchange,
-        clients_per_round=PER_ROUND,
-        **engine_options,
+        **{"clients_per_round": PER_ROUND, **engine_options},
     )
 
     options = {"clients_per_round": PER_ROUND, **options}
@@ -140,64 +138,83 @@ def test_the_server_clips_again_and_divides_by_a_constant(tmp_path):
     assert moved == pytest.approx(N / PER_ROUND, rel=1e-4)
 
 
-def test_bad_replies_contribute_nothing_and_training_goes_on(tmp_path):
-    devices = make_devices(tmp_path)
-    bad = [
-        [np.full(shape, np.nan, np.float32) for shape in SHAPES],
-        [np.zeros([5], np.float32)],
-        [np.array([["a"]]), np.array([1])],
-    ]
+@pytest.mark.parametrize(
+    "answer, count",
+    [
+        ([np.full(shape, np.nan, np.float32) for shape in SHAPES], "non_finite"),
+        ([np.zeros([5], np.float32)], "failed"),
+        ([np.array([["a"]]), np.array([1])], "failed"),
+        (None, "failed"),
+        ([[[1.0, 2.0], [3.0]]], "failed"),
+        ([object()], "failed"),
+    ],
+)
+@pytest.mark.invariant(18)
+def test_a_bad_answer_adds_nothing_and_stops_nobody(answer, count, tmp_path):
+    devices, metrics = make_devices(tmp_path), []
 
     def exchange(request, add):
-        add(request.names[0], bad[request.round_number % 3])
-        return Replies()
+        return devices.exchange(request, lambda name, update: add(name, answer))
 
-    seen = []
     finish(
         tmp_path,
         devices,
         exchange=exchange,
-        after_round=lambda state: seen.append(dict(state.metrics)),
+        total_rounds=1,
+        after_round=lambda state: metrics.append(state.metrics),
     )
-    assert [m["non_finite"] for m in seen[:3]] == [1, 0, 0]
-    assert [m["failed"] for m in seen[:3]] == [0, 1, 1]
-    assert all(m["contributing"] == 0 for m in seen)
+    assert (metrics[0][count], metrics[0]["contributing"]) == (PER_ROUND, 0)
 
 
-def test_an_update_of_who_was_not_asked_is_refused(tmp_path):
+def test_updates_of_who_was_not_asked_and_second_ones_are_refused(tmp_path):
     devices = make_devices(tmp_path)
     update = [np.zeros(shape, np.float32) for shape in SHAPES]
+
+    def twice(request, add):
+        add(request.names[0], update)
+        add(request.names[0], update)
+
     with pytest.raises(ValueError, match="not asked"):
         finish(tmp_path, devices, exchange=lambda request, add: add("me", update))
+    with pytest.raises(ValueError, match="has sent one"):
+        finish(tmp_path, devices, exchange=twice)
 
 
-def test_a_second_update_of_one_device_is_refused(tmp_path):
-    devices = make_devices(tmp_path)
-    update = [np.zeros(shape, np.float32) for shape in SHAPES]
-
-    def exchange(request, add):
-        for _ in range(2):
-            add(request.names[0], update)
-
-    with pytest.raises(ValueError, match="second update of one device"):
-        finish(tmp_path, devices, exchange=exchange)
+STAGES = ["sending", "answers", "lost result", "saved", "release", "released"]
 
 
-@pytest.mark.parametrize("stage", ["before sending", "after the answers", "release"])
+@pytest.mark.parametrize("stage", STAGES)
 @pytest.mark.parametrize("interrupted_round", ["replay", "skip"])
-def test_a_crash_gives_no_second_content(tmp_path, stage, interrupted_round):
-    devices = make_devices(tmp_path)
+@pytest.mark.invariant(11)
+def test_a_crash_gives_no_second_content(
+    tmp_path, stage, interrupted_round, monkeypatch
+):
+    devices, wrote, told = make_devices(tmp_path), Ledger.finished, Ledger.released
 
     def dies(request, add):
-        if request.round_number == 2 and stage == "before sending":
+        if request.round_number == 2 and stage == "sending":
             raise Crash
         replies = devices.exchange(request, add)
-        if request.round_number == 2 and stage == "after the answers":
+        if request.round_number == 2 and stage == "answers":
             raise Crash
         return replies
 
+    def finished(self, number, state, skipped=None):
+        if number == 2 and stage == "lost result":
+            raise Crash
+        wrote(self, number, state, skipped)
+        if number == 2 and stage == "saved":
+            raise Crash
+
+    def released(self, number):
+        told(self, number)
+        if number == 2 and stage == "released":
+            raise Crash
+
     models = Models(dies_at=3 if stage == "release" else None)
-    with pytest.raises(Crash):
+    with monkeypatch.context() as patch, pytest.raises(Crash):
+        patch.setattr(Ledger, "finished", finished)
+        patch.setattr(Ledger, "released", released)
         finish(tmp_path, devices, exchange=dies, models=models)
     devices.gone = set(list(devices.stores)[:2])  # meanwhile some left
     after = Models()
@@ -205,12 +222,35 @@ def test_a_crash_gives_no_second_content(tmp_path, stage, interrupted_round):
         tmp_path, devices, models=after, interrupted_round=interrupted_round
     )
     check_one_content(devices, models.released + after.released)
-    skips = interrupted_round == "skip" and stage != "release"
+    skips = interrupted_round == "skip" and stage in STAGES[:3]
     assert measured.skipped_rounds == ((2,) if skips else ())
     assert {key for key, _ in models.released + after.released} == set(range(1, N + 1))
     if skips:
         contents = dict(models.released + after.released)
         assert contents[3] == contents[2]
+    # Done: once more does nothing, and releases nothing.
+    again = Models()
+    finish(tmp_path, devices, models=again)
+    assert again.released == []
+
+
+@pytest.mark.parametrize("dies_at", [3, N])
+def test_only_some_models_are_released_also_after_a_skipped_round(tmp_path, dies_at):
+    devices, models = make_devices(tmp_path), Models()
+
+    def dies(request, add):
+        if request.round_number == dies_at - 1:
+            raise Crash
+        return devices.exchange(request, add)
+
+    with pytest.raises(Crash):
+        finish(tmp_path, devices, exchange=dies, models=models, release_every=3)
+    done, measured = finish(
+        tmp_path, devices, models=models, release_every=3, interrupted_round="skip"
+    )
+    assert measured.skipped_rounds == (dies_at - 1,)
+    assert [key for key, _ in models.released] == [3, 6, N]
+    assert models.released[-1][1] == flat(done).tobytes()
 
 
 def test_a_replay_asks_the_same_devices_and_they_give_the_same_answer(tmp_path):
@@ -235,7 +275,7 @@ def test_a_replay_asks_the_same_devices_and_they_give_the_same_answer(tmp_path):
         finish(tmp_path, devices, exchange=dies_once)
     finish(tmp_path, devices, exchange=dies_once)
     assert len(answers) == 2 and answers[0] == answers[1] and answers[0]
-    assert max(store.participations for store in devices.stores.values()) <= K
+    assert max(s.record["participations"] for s in devices.stores.values()) <= K
 
 
 def test_another_model_plan_or_denominator_is_refused(tmp_path):
@@ -245,9 +285,8 @@ def test_another_model_plan_or_denominator_is_refused(tmp_path):
         finish(tmp_path, devices, engine={"optimizer": ServerYogi()})
     with pytest.raises(ValueError, match="of another run: plan"):
         finish(tmp_path, devices, plan=make_plan(noise_multiplier=0.7))
-    (tmp_path / "run" / "noise.key").unlink()
-    with pytest.raises(ValueError, match="the noise key is not at"):
-        finish(tmp_path, devices)
+    with pytest.raises(ValueError, match="of another run: clients_per_round"):
+        finish(tmp_path, devices, engine={"clients_per_round": 3})
 
 
 def test_a_run_goes_on_to_more_rounds_but_not_past_the_plan(tmp_path):
@@ -261,34 +300,12 @@ def test_a_run_goes_on_to_more_rounds_but_not_past_the_plan(tmp_path):
         make_run(tmp_path, devices, total_rounds=N + 1)
 
 
-def test_two_programs_do_not_run_in_one_folder(tmp_path):
-    devices = make_devices(tmp_path)
-    run = make_run(tmp_path, devices)
-    (tmp_path / "run").mkdir()
-    made_for = {"plan": PLAN.fingerprint, **run.engine.settings}
-    with Ledger(str(tmp_path / "run" / LEDGER_FILE), made_for):
-        with pytest.raises(BlockingIOError):
-            asyncio.run(run.finish())
-
-
-def test_over_selection_asks_more_and_the_noise_stays(tmp_path):
-    devices = make_devices(tmp_path, number=12)
-    seen = []
-    finish(
-        tmp_path,
-        devices,
-        over_selection=1.5,
-        after_round=lambda state: seen.append(dict(state.metrics)),
-    )
-    assert {m["selected"] for m in seen} == {3}
-
-
 def test_the_health_line_has_counts_and_a_growing_epsilon(tmp_path):
     devices = make_devices(tmp_path)
     health, lines = Health(PLAN), []
 
     def after_round(state):
-        number = int(state.state["round"]) - 1
+        number = len(state.state["noise"]["digests"]) - 1
         measured = measure_participation(
             dict(enumerate(n for _, _, n in devices.asked))
         )
@@ -303,45 +320,12 @@ def test_the_health_line_has_counts_and_a_growing_epsilon(tmp_path):
     assert spent[-1] <= PLAN.epsilon + 0.001
 
 
-@pytest.mark.parametrize("answer", [None, 5, [[[1.0, 2.0], [3.0]]], [object()], ["a"]])
-@pytest.mark.invariant(18)
-def test_an_answer_that_is_no_arrays_adds_nothing_and_stops_nobody(answer, tmp_path):
-    devices, metrics = make_devices(tmp_path), []
-
-    def exchange(request, add):
-        return devices.exchange(request, lambda name, update: add(name, answer))
-
-    finish(
-        tmp_path,
-        devices,
-        exchange=exchange,
-        total_rounds=1,
-        after_round=lambda state: metrics.append(state.metrics),
-    )
-    assert (metrics[0]["failed"], metrics[0]["contributing"]) == (PER_ROUND, 0)
-
-
-@pytest.fixture
-def loses_one(monkeypatch):
-    """A run dies when the state after two rounds is saved, as long as it is told to."""
-    save, dies = StateFiles.save, [True]
-
-    def saved(self, program_state, version):
-        if version == 2 and dies:
-            dies.clear()
-            raise Crash
-        save(self, program_state, version)
-
-    monkeypatch.setattr(StateFiles, "save", saved)
-
-
 @pytest.mark.invariant(11)
 def test_a_run_is_finished_with_the_digests_that_it_was_begun_with(
-    tmp_path, monkeypatch, loses_one
+    tmp_path, monkeypatch
 ):
     devices = make_devices(tmp_path)
-    with pytest.raises(Crash):
-        finish(tmp_path, devices)
+    finish(tmp_path, devices, total_rounds=2)
     asked = len(devices.asked)
     monkeypatch.setattr(ledger_module, "_FORMAT", "another")
     with pytest.raises(ValueError, match="of another run: format was"):
@@ -349,10 +333,9 @@ def test_a_run_is_finished_with_the_digests_that_it_was_begun_with(
     assert len(devices.asked) == asked  # nobody was asked again
 
 
-def test_a_result_whose_state_was_lost_is_made_again(tmp_path, loses_one):
-    devices, models = make_devices(tmp_path), Models()
-    with pytest.raises(Crash):
-        finish(tmp_path, devices, models=models)
-    _, measured = finish(tmp_path, devices, models=models)
-    assert not measured.skipped_rounds
-    check_one_content(devices, models.released)
+def test_the_folder_is_private(tmp_path):
+    finish(tmp_path, make_devices(tmp_path), total_rounds=2)
+    folder = tmp_path / "run"
+    assert folder.stat().st_mode & 0o777 == 0o700
+    names = {path.name: path.stat().st_mode & 0o777 for path in folder.iterdir()}
+    assert names == {LEDGER_FILE: 0o600, f"{LEDGER_FILE}.lock": 0o600}

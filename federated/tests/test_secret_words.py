@@ -7,13 +7,6 @@ from scipy import stats
 from tf_bandmf_federated.tff.secret_words import fresh_words
 
 
-def test_shapes():
-    for shape in ([], [3], [2, 5]):
-        words = fresh_words(shape)
-        assert words.dtype == tf.uint64
-        assert words.shape == shape
-
-
 def test_every_run_of_one_graph_draws_anew():
     traced = tf.function(lambda: fresh_words([1000, 2]))
     words = np.concatenate([traced().numpy() for _ in range(5)])

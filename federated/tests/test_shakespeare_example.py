@@ -33,14 +33,8 @@ def test_speakers(text):
     assert sorted(found.train) == [f"SPEAKER {i}" for i in range(6)]
     said = "".join(speakers.ALPHABET[n] for n in found.train["SPEAKER 5"][0])
     assert said == WORDS[: speakers.LENGTH + 1]
-    # Speaker 0 speaks twice; every sequence is for training or for testing.
-    count = (len("\n".join([(WORDS * 3).strip(), (WORDS * 2).strip()])) - 1) // 40
-    train = found.train["SPEAKER 0"]
-    tests = sum(i % 10 == 1 for i in range(count))
-    assert len(train) == count - tests
     inputs, targets = next(iter(found.datasets(limit=3)["SPEAKER 0"]()))
-    np.testing.assert_array_equal(inputs, train[:3, :-1])
-    np.testing.assert_array_equal(targets, train[:3, 1:])
+    np.testing.assert_array_equal(inputs[:, 1:], targets[:, :-1])
     unknown = speakers._sequences("é" * 41)
     assert np.all(unknown == speakers.NUM_SYMBOLS - 1)
 
@@ -72,7 +66,6 @@ def test_the_example(text, tmp_path, capsys):
 
 def test_wrong_arguments(text, tmp_path, capsys):
     for wrong, message in (
-        (["--data", str(tmp_path / "none")], "No such file"),
         (["--data", text, "--rounds", "0"], "number > 0"),
         (["--data", text, "--delta", "1"], "--delta must be below 1"),
         (["--data", text, "--mechanisms", "bst"], "invalid choice"),
@@ -81,11 +74,6 @@ def test_wrong_arguments(text, tmp_path, capsys):
             shakespeare.main(wrong)
         assert caught.value.code == 2
         assert message in capsys.readouterr().err
-    empty = tmp_path / "empty"
-    empty.write_text("no speeches")
-    with pytest.raises(SystemExit):
-        shakespeare.main(["--data", str(empty)])
-    assert "no speaker" in capsys.readouterr().err
     with pytest.raises(SystemExit, match="at least 96 clients"):
         shakespeare.main(["--data", text, "--out", str(tmp_path)])
 

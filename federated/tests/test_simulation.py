@@ -8,13 +8,12 @@ import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
 from hypothesis import strategies as st
-from linear import model_fn
+from ledgers import begin_round
 
 import tf_bandmf
 from tf_bandmf_federated import (
     Ledger,
     SimulatedClients,
-    build_fed_avg,
     diurnal,
 )
 
@@ -60,8 +59,8 @@ def ledger(tmp_path):
 def select(source, ledger, size):
     """A round that begins: its number and who was selected."""
     number = len(ledger.rounds)
-    selected = source.cohorts(ledger, size).select(number, size)
-    ledger.started(number, 1, selected.names, "c", "s")
+    selected = source.cohorts(ledger, size, 1).select(number, size)
+    begin_round(ledger, number, selected.names)
     return number, selected
 
 
@@ -91,7 +90,9 @@ def test_delivers_what_each_device_knows_of_its_past(ledger):
             assert {int(e["round"]) for e in dataset} == {number}
             past.append(number)
     assert max(map(len, history.values())) == 2
-    again = source.cohorts(ledger, 4).select_again(number, selected.names)
+    gone = source_of(clients=make_clients(3))
+    assert len(gone.tagged(selected, number)) == len({*selected.names} & {*gone.names})
+    again = source.cohorts(ledger, 4, 1).select_again(number, selected.names)
     expected = [tags(dataset) for dataset in datasets]
     assert [tags(d) for d in source.tagged(again, number)] == expected
 
@@ -139,7 +140,7 @@ def test_selected_cohorts_are_eligible_and_available(tmp_path, rounds, size, see
 
 def test_seed_gives_the_same_cohorts_and_none_gives_fresh_ones(ledger):
     def cohorts(seed):
-        selecting = source_of(seed=seed).cohorts(ledger, 3)
+        selecting = source_of(seed=seed).cohorts(ledger, 3, 1)
         return [selecting.select(0, 3).names, selecting.select(1, 3).names]
 
     # Different by chance except with probability 220^-2 < 3e-5; fixed for given seeds.
@@ -229,14 +230,19 @@ def test_too_few_clients_are_an_error_that_begins_nothing(ledger):
 
 @pytest.mark.parametrize(
     ("size", "rounds", "needed"),
-    [(4, None, 20), (5, None, 25), (5, 3, 15), (12, 1, 12), (7, 2, 14)],
+    [(4, N, 20), (5, N, 25), (5, 3, 15), (12, 1, 12), (7, 2, 14)],
 )
-def test_says_beforehand_that_there_are_too_few_clients(size, rounds, needed):
+def test_says_beforehand_that_there_are_too_few_clients(ledger, size, rounds, needed):
     # b = 3, k = 2: 3 rounds in a row, and 10 rounds of two participations each.
-    enough = source_of(clients=make_clients(needed))
-    enough.check_enough_clients(size, rounds)
-    with pytest.raises(ValueError, match=f"need at least {needed} clients"):
-        source_of(clients=make_clients(needed - 1)).check_enough_clients(size, rounds)
+    for count in (needed, needed - 1):
+        poor = source_of(clients=make_clients(count))
+        if count == needed:
+            poor.cohorts(ledger, size, rounds)
+            continue
+        with pytest.raises(ValueError, match=f"need at least {needed} clients"):
+            poor.cohorts(ledger, size, rounds)
+        fewer = source_of(clients=make_clients(count), on_shortage="fewer")
+        fewer.cohorts(ledger, size, rounds)
 
 
 def test_wrong_arguments_are_refused():
@@ -259,27 +265,3 @@ def test_wrong_arguments_are_refused():
     )
     with pytest.raises(ValueError, match="needs participation=MinSep"):
         source_of(amplified)
-    with pytest.raises(KeyError, match="no more, here"):
-        source_of().datasets(["of an earlier population"])
-
-
-# --- With the process that trains.
-
-
-@pytest.mark.slow
-def test_the_process_accepts_every_selected_client(ledger):
-    plan = make_plan(n=8, batch_size=4)
-    process = build_fed_avg(model_fn, plan, tff.learning.optimizers.build_sgdm(0.1))
-    source = source_of(plan, on_shortage="fewer", availability=lambda t, name: t != 2)
-    state = process.initialize()
-    sizes = []
-    for _ in range(6):
-        number, selected = select(source, ledger, 4)
-        output = process.next(state, source.tagged(selected, number))
-        state, counts = output.state, output.metrics["aggregator"]
-        assert counts["early_clients"] == 0
-        assert counts["contributing_clients"] == len(selected.names)
-        sizes.append(len(selected.names))
-    # 12 clients, 4 at a time, each again after 3 rounds; in round 2 nobody is there.
-    assert sizes == [4, 4, 0, 4, 4, 4]
-    assert ledger.measured(6).min_separation == B

@@ -25,7 +25,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Hashable, Iterable, Mapping
-from typing import Union
 
 from tf_bandmf import MinSep, Plan
 from tf_bandmf.accounting.guarantee import Guarantee
@@ -34,10 +33,6 @@ from tf_bandmf.participation.checks import positive_int
 from tf_bandmf.planning.calibration import accountant_for
 from tf_bandmf_federated.eligibility import NEVER
 from tf_bandmf_federated.plan_checks import check_plan
-
-Record = Union[
-    Mapping[int, Iterable[Hashable]], Iterable[tuple[int, Iterable[Hashable]]]
-]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,48 +74,25 @@ class MeasuredParticipation:
                 f"{k} participations that are {b} >= 1 rounds apart do not fit into "
                 f"{self.num_rounds} rounds."
             )
-        least = self.num_clients + max(k - 1, 0)
-        most = self.num_clients * min(k, self.num_rounds)
-        if not 0 <= least <= self.num_participations <= most:
-            raise ValueError(
-                f"{self.num_clients} clients with at most {k} participations in "
-                f"{self.num_rounds} rounds have in [{least}, {most}] of them together, "
-                f"found {self.num_participations}."
-            )
 
-
-@dataclasses.dataclass
-class Counts:
-    """Counts of all participations up to a round.
-
-    Attributes:
-      clients: different devices.
-      smallest_gap: of two rounds of one device; None if none came twice.
-      most: participations of one device.
-      participations: of all of them.
-    """
-
-    clients: int = 0
-    smallest_gap: int | None = None
-    most: int = 0
-    participations: int = 0
-
-    def add(self, round_number: int, last: int, count: int) -> None:
-        """One more, of a device with this record before it."""
-        self.clients += count == 0
-        self.participations += 1
-        if count:
-            gap = round_number - last
-            known = gap if self.smallest_gap is None else self.smallest_gap
-            self.smallest_gap = min(gap, known)
-        self.most = max(self.most, count + 1)
-
-    def measured(
-        self, num_rounds: int, skipped: tuple[int, ...] = ()
+    def with_one(
+        self, round_number: int, last: int, count: int
     ) -> MeasuredParticipation:
-        """As the accounting wants it."""
-        found = MeasuredParticipation(num_rounds, *dataclasses.astuple(self))
-        return dataclasses.replace(found, skipped_rounds=skipped)
+        """With one more participation, of a client that had this record before it."""
+        gaps = [round_number - last] if count else []
+        if self.min_separation is not None:
+            gaps.append(self.min_separation)
+        return dataclasses.replace(
+            self,
+            num_rounds=max(self.num_rounds, round_number + 1),
+            num_clients=self.num_clients + (count == 0),
+            min_separation=min(gaps, default=None),
+            max_participations=max(self.max_participations, count + 1),
+            num_participations=self.num_participations + 1,
+        )
+
+
+NOTHING = MeasuredParticipation(0, 0, None, 0, 0)  # was measured yet
 
 
 @dataclasses.dataclass(frozen=True)
@@ -164,26 +136,20 @@ class MeasuredGuarantee:
 
 
 def measure_participation(
-    record: Record, num_rounds: int | None = None
+    record: Mapping[int, Iterable[Hashable]], num_rounds: int | None = None
 ) -> MeasuredParticipation:
     """Separation and participations of a record.
 
     Args:
       record: for each round, from 0, the names of the clients whose contribution entered
-        the sum; a mapping, or pairs of round and names. Rounds without clients may be
-        missing.
+        the sum. Rounds without clients may be missing.
       num_rounds: that were run; by default up to the last one of the record.
 
     Raises:
-      ValueError: if a round is negative, past `num_rounds` or repeated, or if a client
-        is twice in one round: its contribution was twice what a plan accounts for.
+      ValueError: if a round is negative or past `num_rounds`, or if a client is twice
+        in one round: its contribution was twice what a plan accounts for.
     """
-    pairs = record.items() if isinstance(record, Mapping) else record
-    cohorts: dict[int, list[Hashable]] = {}
-    for round_number, names in pairs:
-        if round_number in cohorts:
-            raise ValueError(f"Round {round_number} comes twice in the record.")
-        cohorts[round_number] = list(names)
+    cohorts = {round_number: [*names] for round_number, names in record.items()}
     last_of_record = max(cohorts, default=-1)
     if num_rounds is None:
         num_rounds = last_of_record + 1
@@ -193,7 +159,7 @@ def measure_participation(
             f"be in [0, {num_rounds})."
         )
     records: dict[Hashable, tuple[int, int]] = {}
-    counts = Counts()
+    measured = NOTHING
     for round_number in sorted(cohorts):
         for client in cohorts[round_number]:
             last, count = records.get(client, (NEVER, 0))
@@ -202,9 +168,9 @@ def measure_participation(
                     f"Client {client!r} is twice in round {round_number}: its "
                     f"contribution was twice what can be accounted for."
                 )
-            counts.add(round_number, last, count)
+            measured = measured.with_one(round_number, last, count)
             records[client] = (round_number, count + 1)
-    return counts.measured(num_rounds)
+    return dataclasses.replace(measured, num_rounds=num_rounds)
 
 
 def measured_guarantee(

@@ -19,8 +19,8 @@ import numpy as np
 from tf_bandmf import Plan
 from tf_bandmf_federated.cohorts import Selected
 from tf_bandmf_federated.exact_sum import ExactSum
-from tf_bandmf_federated.host_noise import HostNoise
 from tf_bandmf_federated.plan_checks import check_plan, clients_per_round_of
+from tf_bandmf_federated.round_noise import RoundNoise
 from tf_bandmf_federated.server_optimizers import ServerOptimizer, ServerSGD
 
 
@@ -61,7 +61,7 @@ Exchange = Callable[[Request, Add], Replies]
 
 
 class FederatedAveraging:
-    """An `Engine` (see `rounds`) whose noise the host makes.
+    """An `Engine` (see `rounds`) whose noise the server makes itself.
 
     Formal guarantee: see `tf_bandmf_federated.tff.learning.build_fed_avg`; the mechanism is
     the same: `(sum of clipped updates + stddev C^-1 Z) / clients_per_round`.
@@ -78,7 +78,6 @@ class FederatedAveraging:
 
     Attributes:
       plan: what the run does.
-      host_noise: object that makes the noise.
       settings: what else defines the run, as plain values.
 
     Raises:
@@ -114,74 +113,84 @@ class FederatedAveraging:
         self._exchange = exchange
         self._optimizer = ServerSGD() if optimizer is None else optimizer
         self._denominator = clients_per_round_of(plan, clients_per_round)
-        self.host_noise = HostNoise(plan, int(self._ends[-1]))
+        self._noise = RoundNoise(plan, int(self._ends[-1]))
         self.settings = {
             "shapes": [list(shape) for shape in self._shapes],
             "clients_per_round": self._denominator,
             "server_optimizer": self._optimizer.get_config(),
         }
 
-    def keep_key(self, folder: str, is_new: bool) -> None:
-        self.host_noise.keep_in(folder, is_new)
-
     def note_rounds(self, rounds: int) -> None:
-        self.host_noise.note_rounds(rounds)
+        self._noise.note_rounds(rounds)
 
     async def initial_state(self) -> collections.OrderedDict:
         """The state before round 0 of a new run."""
-        noise = collections.OrderedDict(
-            key_id=np.int64(self.host_noise.key_id), digests=np.zeros([0], np.int64)
-        )
         return collections.OrderedDict(
-            round=np.int64(0),
-            noise=noise,
+            noise=self._noise.initial_state(),
             weights=[w.copy() for w in self._first],
             optimizer=self._optimizer.initial_state(self._first),
         )
 
-    def round_number(self, state: Any) -> int:
-        return int(state["round"])
-
-    def key_id(self, state: Any) -> int:
-        return self.host_noise.key_id
-
-    def hyper_parameters(self, state: Any) -> Any:
-        return {}  # all of them are settings
-
-    def data_digest(self, selected: Selected) -> str:
-        return ""  # the devices' data never leave them
-
-    def skip_round(self, state: Any, inputs: str) -> Any:
-        number, nothing = self.round_number(state), np.zeros([0])
-        digest = np.int64(self.host_noise.digest(number, nothing, inputs))
-        digests = np.append(state["noise"]["digests"], digest)
-        return self._after(state, digests, state["weights"], state["optimizer"])
+    def skip_round(self, state: Any, point: str) -> Any:
+        noise = self._noise.after(state["noise"], np.zeros([0]), point)
+        return collections.OrderedDict(state, noise=noise)
 
     async def weights(self, state: Any) -> list[np.ndarray]:
         return [np.asarray(w) for w in state["weights"]]
 
-    async def run(self, state: Any, selected: Selected, inputs: str) -> tuple[Any, Any]:
+    async def run(self, state: Any, selected: Selected, point: str) -> tuple[Any, Any]:
         """One round: exchange, clip and add up, noise, optimizer."""
-        number, weights = self.round_number(state), await self.weights(state)
-        run = str(state["noise"]["key_id"])
-        request = Request(run, number, _read_only(weights), selected.names)
+        weights = await self.weights(state)
+        request = Request(
+            self._noise.name_of(state["noise"]),
+            len(state["noise"]["digests"]),
+            _read_only(weights),
+            selected.names,
+        )
         total = ExactSum(
             int(self._ends[-1]), self.plan.l2_norm_clip, len(selected.names)
         )
-        received = _Received(total, selected.names, self._shapes)
-        found = self._exchange(request, received.add)
-        noise, digests = self.host_noise.bound_to(state, total.units, inputs)
+        counts = dict.fromkeys(
+            ("misshapen", "contributing", "non_finite", "clipped_again"), 0
+        )
+        left = set(selected.names)
+
+        def add(name: str, update: Sequence[np.ndarray]) -> None:
+            """Adds the update of a device, and forgets it."""
+            if name not in left:
+                raise ValueError(
+                    "An update is of a device that was not asked, or that has sent one: "
+                    "it must not enter the sum, or not twice."
+                )
+            left.remove(name)
+            try:
+                arrays = [np.asarray(array) for array in update]
+            except (
+                TypeError,
+                ValueError,
+            ):  # no device decides whether training goes on
+                arrays = []
+            kinds = [(array.shape, array.dtype.kind) for array in arrays]
+            if kinds != [(shape, "f") for shape in self._shapes]:
+                counts["misshapen"] += 1
+                return
+            bounded = total.add(arrays)
+            counts["contributing"] += bounded.is_finite
+            counts["non_finite"] += not bounded.is_finite
+            counts["clipped_again"] += bounded.was_clipped
+
+        found = self._exchange(request, add)
+        noise, kept = self._noise.bound_to(state["noise"], total.units, point)
         mean = total.mean_with(noise, self.plan.noise_stddev, self._denominator)
         parts = np.split(mean, self._ends[:-1])
         direction = [part.reshape(s) for part, s in zip(parts, self._shapes)]
         weights, slots = self._optimizer.apply(weights, direction, state["optimizer"])
-        after = self._after(state, digests, weights, slots)
-        counts = received.counts
+        after = collections.OrderedDict(noise=kept, weights=weights, optimizer=slots)
         metrics = collections.OrderedDict(
             available=selected.available,
             eligible=selected.eligible,
             selected=len(selected.names),
-            reported=len(received.names),
+            reported=len(selected.names) - len(left),
             refused=found.refused,
             late=found.late,
             failed=found.failed + counts.pop("misshapen"),
@@ -189,17 +198,6 @@ class FederatedAveraging:
             skipped=0,
         )
         return after, metrics
-
-    def _after(
-        self, state: Any, digests: np.ndarray, weights: list[np.ndarray], slots: Any
-    ) -> collections.OrderedDict:
-        """The state after a round."""
-        return collections.OrderedDict(
-            round=np.int64(self.round_number(state) + 1),
-            noise=collections.OrderedDict(state["noise"], digests=digests),
-            weights=weights,
-            optimizer=slots,
-        )
 
     def no_metrics(self) -> collections.OrderedDict:
         """Metrics of a round without a result.
@@ -212,54 +210,6 @@ class FederatedAveraging:
             "non_finite clipped_again"
         )
         return collections.OrderedDict(dict.fromkeys(names.split(), 0), skipped=1)
-
-
-class _Received:
-    """The updates of a round, which are added up and forgotten.
-
-    Attributes:
-      names: of the devices whose update came.
-      counts: of what was done to updates.
-    """
-
-    def __init__(
-        self, total: ExactSum, names: Sequence[str], shapes: Sequence[tuple[int, ...]]
-    ) -> None:
-        self._total, self._asked, self._shapes = total, frozenset(names), shapes
-        self.names: set[str] = set()
-        self.counts = dict.fromkeys(
-            ("misshapen", "contributing", "non_finite", "clipped_again"), 0
-        )
-
-    def add(self, name: str, update: Sequence[np.ndarray]) -> None:
-        """Adds the update of a device.
-
-        Raises:
-          ValueError: if the device was not asked, or its update came already.
-        """
-        if name not in self._asked:
-            raise ValueError(
-                "An update is of a device that was not asked. What it sent must not "
-                "enter the sum."
-            )
-        if name in self.names:
-            raise ValueError(
-                "A second update of one device came in a round: it would add twice what "
-                "the plan accounts for."
-            )
-        self.names.add(name)
-        try:
-            arrays = [np.asarray(array) for array in update]
-        except (TypeError, ValueError):  # no device decides whether training goes on
-            arrays = []
-        kinds = [(array.shape, array.dtype.kind) for array in arrays]
-        if kinds != [(shape, "f") for shape in self._shapes]:
-            self.counts["misshapen"] += 1
-            return
-        bounded = self._total.add(arrays)
-        self.counts["contributing"] += bounded.is_finite
-        self.counts["non_finite"] += not bounded.is_finite
-        self.counts["clipped_again"] += bounded.was_clipped
 
 
 def _read_only(weights: Sequence[np.ndarray]) -> list[np.ndarray]:

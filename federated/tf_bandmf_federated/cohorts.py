@@ -24,7 +24,7 @@ class Selected:
 
     Attributes:
       names: of the devices.
-      records: what each did before, int64, shape [devices, 2]: last round, `NEVER` for
+      past: what each did before, int64, shape [devices, 2]: last round, `NEVER` for
         none, and participations.
       available: how many were there.
       eligible: how many of these might take part. If more than 2,000 are there, it is
@@ -32,11 +32,12 @@ class Selected:
     """
 
     names: tuple[str, ...]
-    records: np.ndarray
+    past: np.ndarray
     available: int
     eligible: int
 
 
+@dataclasses.dataclass(frozen=True)
 class Cohorts:
     """Selects, uniformly, of the devices that are there and may take part.
 
@@ -58,29 +59,20 @@ class Cohorts:
       ValueError: if `over_selection` is below 1 or not finite.
     """
 
-    def __init__(
-        self,
-        ledger: Ledger,
-        present: Callable[[int], Sequence[str]],
-        participation: MinSep,
-        over_selection: float = 1.0,
-        enough: int = 1,
-        wait: Callable[[int, int], bool] = lambda available, eligible: False,
-        search: Callable[[], bool] = lambda: False,
-        seed: str | None = None,
-    ) -> None:
-        if not (math.isfinite(over_selection) and over_selection >= 1.0):
+    ledger: Ledger
+    present: Callable[[int], Sequence[str]]
+    participation: MinSep
+    over_selection: float = 1.0
+    enough: int = 1
+    wait: Callable[[int, int], bool] = lambda available, eligible: False
+    search: Callable[[], bool] = lambda: False
+    seed: str = dataclasses.field(default_factory=lambda: secrets.token_hex(32))
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.over_selection) and self.over_selection >= 1.0):
             raise ValueError(
-                f"over_selection must be finite and >= 1, found {over_selection}."
+                f"over_selection must be finite and >= 1, found {self.over_selection}."
             )
-        self._ledger = ledger
-        self._present = present
-        self._participation = participation
-        self._over_selection = over_selection
-        self._enough = enough
-        self._wait = wait
-        self._search = search
-        self._seed = secrets.token_hex(32) if seed is None else seed
 
     def select(self, round_number: int, wanted: int) -> Selected:
         """Devices for a round; fewer if not enough are there and may take part.
@@ -89,40 +81,40 @@ class Cohorts:
           round_number: from 0.
           wanted: `over_selection` times as many are asked.
         """
-        asked = math.ceil(positive_int("wanted", wanted) * self._over_selection)
+        asked = math.ceil(positive_int("wanted", wanted) * self.over_selection)
         while True:
-            present = self._present(round_number)
-            target = max(asked, self._enough)
+            present = self.present(round_number)
+            target = max(asked, self.enough)
             free, looked_at = self._found(present, round_number, target)
             available = len(present)
             eligible = len(free)
             if looked_at < available:
                 eligible = round(available * len(free) / looked_at)
-            if not self._wait(available, eligible):
+            if not self.wait(available, eligible):
                 break
         names = tuple(sorted(free[:asked]))
-        records = self._ledger.records(names, round_number)
-        return Selected(names, records, available, eligible)
+        past = self.ledger.history(names, round_number)
+        return Selected(names, past, available, eligible)
 
     def select_again(self, round_number: int, names: Sequence[str]) -> Selected:
         """The devices that a round was begun with: those that are there are asked."""
-        records = self._ledger.records(names, round_number)
-        if not np.all(self._may(records, round_number)):
+        past = self.ledger.history(names, round_number)
+        if not np.all(self._may(past, round_number)):
             raise ValueError(
                 f"Round {round_number} was begun with devices that may not take part in "
                 f"it: the ledger was changed."
             )
         while True:
-            present = self._present(round_number)
-            if not set(names).difference(present) or not self._search():
-                return Selected(tuple(names), records, len(present), len(names))
+            present = self.present(round_number)
+            if not set(names).difference(present) or not self.search():
+                return Selected(tuple(names), past, len(present), len(names))
 
-    def _may(self, records: np.ndarray, round_number: int) -> np.ndarray:
+    def _may(self, past: np.ndarray, round_number: int) -> np.ndarray:
         b, k = (
-            self._participation.min_separation,
-            self._participation.max_participations,
+            self.participation.min_separation,
+            self.participation.max_participations,
         )
-        last_rounds, counts = records.T
+        last_rounds, counts = past.T
         return may_take_part(last_rounds, counts, round_number, b, k)
 
     def _found(
@@ -134,11 +126,11 @@ class Cohorts:
         """
         free: dict[str, None] = {}  # in this order, each once
         looked_at = 0
-        order = shuffled(len(present), f"{self._seed} {round_number}")
+        order = shuffled(len(present), f"{self.seed} {round_number}")
         while looked_at < len(present) and len(free) < target:
             size = min(max(_LOOKED_UP, 2 * target), len(present) - looked_at)
             names = [present[next(order)] for _ in range(size)]
-            may = self._may(self._ledger.records(names, round_number), round_number)
+            may = self._may(self.ledger.history(names, round_number), round_number)
             free.update((name, None) for name, is_free in zip(names, may) if is_free)
             looked_at += size
         return list(free), looked_at

@@ -60,36 +60,21 @@ class DeviceStore:
         with self._locked():
             if not os.path.exists(self._path):
                 name = secrets.token_hex(_NAME_BYTES)
-                record = {"last_round": NEVER, "participations": 0, "request": None}
-                self._write({"format": _FORMAT, "device": name, **record})
+                record = {"last_round": NEVER, "participations": 0, "receipt": ""}
+                about = {"format": _FORMAT, "device": name, "request": None}
+                self._write({**about, **record})
             self._read()
 
     @property
-    def device(self) -> str:
-        """The device's name: random, and the same as long as the folder exists."""
-        return self._read()["device"]
+    def record(self) -> dict[str, Any]:
+        """What it tells a server: `device`, `last_round`, `receipt`, `participations`.
 
-    @property
-    def last_round(self) -> int:
-        """The last round in which it took part, or -1."""
-        return self._read()["last_round"]
-
-    @property
-    def receipt(self) -> str:
-        """The server's own receipt for the last round; "" for none."""
-        return self._read().get("receipt", "")
-
-    @property
-    def participations(self) -> int:
-        """How often it took part."""
-        return self._read()["participations"]
-
-    def refusal(self, round_number: int) -> str | None:
-        """Why it would not take part in a round; None if it would."""
-        found = self._read()
-        return self.policy.refusal(
-            round_number, found["last_round"], found["participations"]
-        )
+        The name is random, and the same as long as the folder exists. The receipt is the
+        server's own for the last round, which is -1 before the first one.
+        """
+        names = ("device", "last_round", "receipt", "participations")
+        content = self._read()
+        return {name: content[name] for name in names}
 
     def begin(
         self, round_number: int, request: str, receipt: str = ""
@@ -119,7 +104,9 @@ class DeviceStore:
                         f"was not kept"
                     )
                 return kept
-            reason = self.refusal(round_number)
+            reason = self.policy.refusal(
+                round_number, content["last_round"], content["participations"]
+            )
             if reason is not None:
                 raise Refused(reason)
             content.update(

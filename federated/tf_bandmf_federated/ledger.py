@@ -1,31 +1,31 @@
-"""The write-ahead record of a training program: what was begun, before it is done.
+"""The write-ahead record of a run: what was begun, before it is done, and its state.
 
 A round that is run twice, with two cohorts or two models, spends more than the plan. So
-before a round is sent to anybody, the ledger records its cohort, data and state; and
-before anything is released, its result. After a crash, the program repeats a round only
-if all of these are the same; otherwise it skips the round.
+before a round is sent to anybody, the ledger has its cohort; and before anything is
+released, its result, with the state after it. After a crash, the program repeats the
+round that was begun, with the same cohort: nothing of it was released, and its noise is
+bound to the sum, whatever that is by now.
 
 The file is an SQLite database. Its journal ensures that an entry is either complete or
-absent, and on the disk before the call returns. It has two tables:
+absent, and on the disk before the call returns. It has three tables:
 
-`entries`: each has the SHA-256 of itself and the digest of the one before.
+`entries`: each has the SHA-256 of itself and the digest of the one before. They come in
+  one order: `run`, `finished`, `released` (of the first state, as of a round -1), and for
+  each round `started`, `finished`, `released`.
 
 | entry | fields |
 |---|---|
-| `run` | the first one: plan's fingerprint, model and settings of the process |
-| `initial` | digest of the state before round 0 |
-| `started` | round, key id, digests of cohort and state |
-| | the first time also drawn, counts, and names of the cohort |
-| `result` | round, digest of the state after it |
-| `skipped` | round, reason |
-| `releasing` | round, digest of the model that leaves now |
+| `run` | plan's fingerprint, model and settings of the process; a secret |
+| `started` | round, a number that is drawn, what was measured; names of the cohort |
+| `finished` | round, digest of the state after it, why it was skipped, or null |
 | `released` | round |
 
 `participations`: device and round, which decide who may take part. It repeats the
   cohorts of the entries, and the two are compared when the file is opened.
+`states`: the arrays of the newest state, which `finished` replaces.
 
-A skipped round has no result, but the model before it may be released in its place. The
-file contains names of devices: only its owner may read it (mode 0600).
+A skipped round has no result: its state has the model before it. The file contains names
+of devices, and states the noise key: only its owner may read it (mode 0600).
 """
 
 from __future__ import annotations
@@ -44,13 +44,20 @@ import numpy as np
 
 from tf_bandmf.files import private as private_files
 from tf_bandmf.noise import digests
-from tf_bandmf_federated import participations
-from tf_bandmf_federated.accounting import Counts, MeasuredParticipation
+from tf_bandmf_federated.accounting import NOTHING, MeasuredParticipation
 from tf_bandmf_federated.ledger_lock import LedgerLock
+from tf_bandmf_federated.state_rows import digest_of_rows, rows_of, state_of
 
 # Rounds that are repeated need the same digests.
-_FORMAT = f"tf-bandmf-federated ledger 8, digests {digests.VERSION}"
+_FORMAT = f"tf-bandmf-federated ledger 9, digests {digests.VERSION}"
 _BEFORE_FIRST = "0" * 64
+_AFTER = {
+    "run": "finished",
+    "started": "finished",
+    "finished": "released",
+    "released": "started",
+}
+_NO_ROUND = -1  # it ends with the first state
 _WAIT = 1.0  # seconds for another connection to end
 # A transaction is on the disk when it ends. The connection locks the file, from its first
 # look until it is closed, also against others of this process: so the journal needs no
@@ -61,10 +68,33 @@ _PRAGMAS = (
     "synchronous = FULL",
     "cache_size = -32768",  # kilobytes
 )
-_TABLE = """\
+_TABLES = (
+    """\
 CREATE TABLE entries (
-    number INTEGER PRIMARY KEY, entry TEXT NOT NULL, names TEXT, sha256 TEXT NOT NULL)"""
-_TABLES = "SELECT sql FROM sqlite_master WHERE sql IS NOT NULL ORDER BY sql"
+    number INTEGER PRIMARY KEY, entry TEXT NOT NULL, names TEXT, sha256 TEXT NOT NULL)""",
+    """\
+CREATE TABLE participations (
+    device TEXT NOT NULL, round INTEGER NOT NULL, PRIMARY KEY (device, round)
+) WITHOUT ROWID""",
+    """\
+CREATE TABLE states (
+    number INTEGER PRIMARY KEY, name TEXT, dtype TEXT, shape TEXT, content BLOB)""",
+)
+# Last round, or `NEVER`, and number of participations of each name, before a round.
+_HISTORY = """
+SELECT
+    (SELECT ifnull(max(round), -1) FROM participations WHERE device = value AND round < ?1),
+    (SELECT count(*) FROM participations WHERE device = value AND round < ?1)
+FROM json_each(?2)
+"""
+# Whether the rows are those of the cohorts that the entries have: as many, and each is
+# found. CROSS JOIN keeps this order, in which the table's key is used.
+_IS_WHOLE = """
+SELECT count(*) = (SELECT count(*) FROM participations)
+    AND count(*) = (SELECT count(*) FROM entries, json_each(names))
+FROM entries CROSS JOIN json_each(names) CROSS JOIN participations
+    ON device = value AND round = json_extract(entry, '$.round')
+"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,28 +103,16 @@ class RoundRecord:
 
     Attributes:
       round_number: from 0.
-      key_id: distinguishes keys, and reveals nothing about them.
-      cohort_digest: SHA-256 of names, tags and data.
-      state_digest: SHA-256 of the program's state before the round.
-      drawn: a random number to which the round's noise is also bound.
-      result_digest: SHA-256 of the state after it, or None.
-      release_digest: SHA-256 of the model that was released after it; None if none was,
-        not even in part.
-      is_released: whether everything that is released after the round was released.
-      skipped_because: why its result was discarded, or None.
-      starts: how often the round was begun.
+      point: SHA-256 of all entries up to its start, among them the digest of the state
+        before it and a number that was drawn: the round's noise is bound to it.
+      measured: of all participations up to this round.
+      skipped_because: None for a round with a result.
     """
 
     round_number: int
-    key_id: int
-    cohort_digest: str
-    state_digest: str
-    drawn: str = ""
-    result_digest: str | None = None
-    release_digest: str | None = None
-    is_released: bool = False
+    point: str
+    measured: MeasuredParticipation
     skipped_because: str | None = None
-    starts: int = 1
 
 
 class Ledger:
@@ -105,7 +123,7 @@ class Ledger:
       run: what the run is made for; must be equal whenever the file is opened.
 
     Attributes:
-      initial_digest: SHA-256 of the state before round 0, or None.
+      expected: the entry that comes next, and its round: ("started", 0).
 
     Raises:
       BlockingIOError: if another process has it open.
@@ -123,11 +141,11 @@ class Ledger:
         except BlockingIOError as error:
             raise self._open_elsewhere() from error
         self._digest = _BEFORE_FIRST
-        self._rounds: dict[int, RoundRecord] = {}
-        self._counts: dict[int, Counts] = {}
-        self.initial_digest: str | None = None
+        self._rounds: list[RoundRecord] = []
+        self._state_digest = ""
+        self.expected = ("run", _NO_ROUND)
         self._database: sqlite3.Connection | None = None
-        try:
+        with self._guarded():
             # Only a new file is opened here: closing one that is open would end SQLite's
             # locks.
             with contextlib.suppress(FileExistsError):
@@ -135,16 +153,6 @@ class Ledger:
             private_files.check_mode(path)  # which SQLite gives its journal, too
             self._database = sqlite3.connect(path, _WAIT, isolation_level=None)
             self._read(run)
-        except BaseException as error:
-            self.close()
-            if not isinstance(error, sqlite3.DatabaseError):
-                raise
-            is_other = isinstance(error, sqlite3.OperationalError)
-            # A table or column, or names that are no JSON.
-            is_damage = any(word in str(error) for word in ("no such", "malformed"))
-            if is_other and not is_damage:
-                raise self._unusable(error) from error
-            raise ValueError(self._damaged(str(error))) from error
 
     def __enter__(self) -> Ledger:
         return self
@@ -162,29 +170,27 @@ class Ledger:
         self._lock.close()
 
     @property
-    def rounds(self) -> dict[int, RoundRecord]:
+    def rounds(self) -> list[RoundRecord]:
         """The rounds that were begun, in order."""
-        return dict(self._rounds)
+        return list(self._rounds)
 
-    def initial(self, state_digest: str) -> None:
-        """The run begins, with this state; again, with another one, if none was saved.
-
-        Raises:
-          ValueError: if a round was begun already.
-        """
-        self._append(entry="initial", state_digest=state_digest)
+    @property
+    def interrupted(self) -> RoundRecord | None:
+        """The round that was begun and is not finished."""
+        return (
+            self._rounds[-1]
+            if self.expected[0] == "finished" and self._rounds
+            else None
+        )
 
     def cohort(self, round_number: int) -> tuple[str, ...]:
-        """Names of the devices that a round was begun with, in the order of their data."""
-        query = (
-            "SELECT names FROM entries WHERE names IS NOT NULL "
-            "AND json_extract(entry, '$.round') = ?"
-        )
+        """Names of the devices that a round was begun with, sorted."""
+        query = "SELECT device FROM participations WHERE round = ? ORDER BY device"
         with self._transaction() as database:
-            (names,) = database.execute(query, [round_number]).fetchone()
-        return tuple(json.loads(names))
+            rows = database.execute(query, [round_number]).fetchall()
+        return tuple(name for (name,) in rows)
 
-    def records(self, names: Sequence[str], round_number: int) -> np.ndarray:
+    def history(self, names: Sequence[str], round_number: int) -> np.ndarray:
         """What devices did in the rounds before one.
 
         Returns:
@@ -192,106 +198,108 @@ class Ledger:
         """
         query = [round_number, json.dumps(list(names))]
         with self._transaction() as database:
-            rows = database.execute(participations.RECORDS, query).fetchall()
+            rows = database.execute(_HISTORY, query).fetchall()
         return np.array(rows, np.int64).reshape(-1, 2)
 
-    def drawn_with(self, device: str, round_number: int) -> str | None:
-        """What a round drew in which this device took part; None if it did not."""
+    def point_with(self, device: str, round_number: int) -> str | None:
+        """The point of a round in which this device took part; None if it did not."""
         query = "SELECT 1 FROM participations WHERE device = ? AND round = ?"
         with self._transaction() as database:
             found = database.execute(query, [device, round_number]).fetchone()
-        return self._rounds[round_number].drawn if found else None
+        return self._rounds[round_number].point if found else None
+
+    def seal(self, text: str) -> str:
+        """A digest of a text that only this ledger can make."""
+        return hashlib.blake2b(
+            text.encode(), key=self._secret, person=b"round's receipt", digest_size=16
+        ).hexdigest()
 
     def measured(self, num_rounds: int) -> MeasuredParticipation:
         """Separation and participations of the first rounds, as they were begun."""
-        known = list(self._rounds.values())[:num_rounds]
-        skipped = tuple(r.round_number for r in known if r.skipped_because)
-        return self._counts_of(num_rounds - 1).measured(num_rounds, skipped)
+        rounds = self._rounds[:num_rounds]
+        skipped = tuple(r.round_number for r in rounds if r.skipped_because)
+        return dataclasses.replace(
+            rounds[-1].measured if rounds else NOTHING,
+            num_rounds=num_rounds,
+            skipped_rounds=skipped,
+        )
 
-    def _counts_of(self, round_number: int) -> Counts:
-        return self._counts.get(round_number, Counts())
-
-    def started(
-        self,
-        round_number: int,
-        key_id: int,
-        cohort: tuple[str, ...],
-        cohort_digest: str,
-        state_digest: str,
-    ) -> None:
-        """A round begins from this state; its cohort counts as having taken part.
+    def state(self, structure: Any) -> Any:
+        """The newest state, in the structure of another one.
 
         Raises:
-          ValueError: if the round was begun for others, or was skipped; if an earlier
-            round is missing; if a name occurs twice.
+          ValueError: if it was changed, or is of another process.
+        """
+        query = "SELECT name, dtype, shape, content FROM states ORDER BY number"
+        with self._transaction() as database:
+            rows = database.execute(query).fetchall()
+        if digest_of_rows(rows) != self._state_digest:
+            raise ValueError(self._damaged("Its state"))
+        return state_of(rows, structure)
+
+    def started(self, round_number: int, cohort: Sequence[str]) -> RoundRecord:
+        """A round begins; its cohort counts as having taken part.
+
+        Raises:
+          ValueError: if another entry comes next; if a name occurs twice.
         """
         if len(set(cohort)) != len(cohort):
             raise ValueError("A device is twice in a round.")
         if any("\0" in name for name in cohort):  # where SQLite's JSON ends a text
             raise ValueError("Names of devices must not contain a zero character.")
-        entry = dict(
-            entry="started",
-            round=round_number,
-            key_id=key_id,
-            cohort_digest=cohort_digest,
-            state_digest=state_digest,
+        measured = self._rounds[-1].measured if self._rounds else NOTHING
+        for last, count in self.history(cohort, round_number).tolist():
+            measured = measured.with_one(round_number, last, count)
+        self._append(
+            dict(
+                entry="started",
+                round=round_number,
+                drawn=draw(),
+                measured=dataclasses.astuple(measured)[:5],
+            ),
+            cohort,
         )
-        if round_number in self._rounds:
-            self._append(**entry)  # raises unless all is the same
-            return
-        counts = dataclasses.replace(self._counts_of(round_number - 1))
-        for record in self.records(cohort, round_number).tolist():
-            counts.add(round_number, *record)
-        entry.update(drawn=draw(), counts=dataclasses.astuple(counts))
-        self._take(entry)
-        self._write(entry, cohort)
+        return self._rounds[-1]
 
-    def result(self, round_number: int, result_digest: str) -> None:
-        """The round has a result, which may be released from now on.
+    def finished(
+        self, round_number: int, state: Any, skipped: str | None = None
+    ) -> None:
+        """The round's result is this state; it may be released from now on.
 
-        Raises:
-          ValueError: if the round had another result, was not begun, or was skipped.
-        """
-        self._append(entry="result", round=round_number, result_digest=result_digest)
-
-    def releasing(self, round_number: int, release_digest: str) -> None:
-        """A model leaves after the round, from now on.
+        Args:
+          round_number: -1 for the state before the first round.
+          state: arrays and numbers, nested.
+          skipped: why it has no result, if it has none.
 
         Raises:
-          ValueError: if another model left after the round, or it has no result and was
-            not skipped.
+          TypeError: if the state has something else.
+          ValueError: if another entry comes next.
         """
         self._append(
-            entry="releasing", round=round_number, release_digest=release_digest
+            dict(entry="finished", round=round_number, skipped=skipped), state=state
         )
 
     def released(self, round_number: int) -> None:
         """Everything that is released after the round was released.
 
         Raises:
-          ValueError: if the round has no result and was not skipped.
+          ValueError: if another entry comes next.
         """
-        self._append(entry="released", round=round_number)
+        self._append(dict(entry="released", round=round_number))
 
-    def skipped(self, round_number: int, reason: str) -> None:
-        """The round is skipped for good; what was not yet released never will be.
-
-        Raises:
-          ValueError: if the round was not begun.
-        """
-        self._append(entry="skipped", round=round_number, reason=reason)
-
-    def _append(self, **entry: Any) -> None:
-        self._take(entry)  # first: a contradiction is not written
-        self._write(entry)
-
-    def _write(
-        self, entry: dict[str, Any], cohort: tuple[str, ...] | None = None
+    def _append(
+        self,
+        entry: dict[str, Any],
+        cohort: Sequence[str] | None = None,
+        state: Any = None,
     ) -> None:
-        text = json.dumps(entry, separators=(",", ":"))
-        names = None if cohort is None else json.dumps(cohort)
-        digest = _chained(self._digest, text, names)
+        self._check_order(entry)
+        names = None if cohort is None else json.dumps(list(cohort))
         with self._transaction() as database:
+            if state is not None:
+                entry["state"] = _replace_state(database, state)
+            text = json.dumps(entry, separators=(",", ":"))
+            digest = _chained(self._digest, text, names)
             database.execute(
                 "INSERT INTO entries (entry, names, sha256) VALUES (?, ?, ?)",
                 [text, names, digest],
@@ -300,7 +308,7 @@ class Ledger:
                 "INSERT INTO participations VALUES (?, ?)",
                 [(name, entry["round"]) for name in cohort or ()],
             )
-        self._digest = digest
+        self._take(entry, digest)
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
@@ -311,25 +319,34 @@ class Ledger:
                 f"fork, or is closed. Two programs of one run spend more than its plan: "
                 f"end the other one, and call again."
             )
-        try:
+        with self._guarded():
             with self._database as database:  # commits, or rolls back
                 database.execute("BEGIN")
                 yield database
             self._lock.check()
-        except BaseException as error:
-            # What was taken over here may not be on the disk.
-            self.close()
-            if isinstance(error, sqlite3.OperationalError):
-                raise self._unusable(error) from error
-            raise
 
-    def _unusable(self, error: sqlite3.Error) -> OSError:
-        if "locked" in str(error):
-            return self._open_elsewhere()
-        return OSError(
-            f"{self._path} cannot be used now ({error}): the disk is full, or nobody may "
-            f"write there. Nothing was begun or released by this. Mend it, and call again."
-        )
+    @contextlib.contextmanager
+    def _guarded(self) -> Iterator[None]:
+        """Closes after an error: what was taken over may not be on the disk."""
+        try:
+            yield
+        except sqlite3.DatabaseError as error:
+            self.close()
+            if "locked" in str(error):
+                raise self._open_elsewhere() from error
+            is_other = isinstance(error, sqlite3.OperationalError)
+            # A table or column, or names that are no JSON.
+            is_damage = any(word in str(error) for word in ("no such", "malformed"))
+            if not is_other or is_damage:
+                raise ValueError(self._damaged(str(error))) from error
+            raise OSError(
+                f"{self._path} cannot be used now ({error}): the disk is full, or nobody "
+                f"may write there. Nothing was begun or released by this. Mend it, and "
+                f"call again."
+            ) from error
+        except BaseException:
+            self.close()
+            raise
 
     def _open_elsewhere(self) -> BlockingIOError:
         return BlockingIOError(
@@ -341,40 +358,37 @@ class Ledger:
         assert self._database is not None
         for pragma in _PRAGMAS:
             self._database.execute(f"PRAGMA {pragma}")
-        expected = {"entry": "run", "format": _FORMAT, **run}
+        expected = {"entry": "run", "round": _NO_ROUND, "format": _FORMAT, **run}
         if not self._database.execute("SELECT 1 FROM sqlite_master").fetchone():
-            self._database.executescript(
-                f"BEGIN; {_TABLE}; {participations.TABLE}; COMMIT;"
-            )
+            self._database.executescript(f"BEGIN; {'; '.join(_TABLES)}; COMMIT;")
         self._lock.watch(self._database)
         query = "SELECT number, entry, names, sha256 FROM entries ORDER BY number"
-        number = 0
         for number, (found, text, names, stated) in enumerate(
             self._database.execute(query), start=1
         ):
-            self._digest = _chained(self._digest, text, names)
-            if (found, stated) != (number, self._digest):
+            digest = _chained(self._digest, text, names)
+            if (found, stated) != (number, digest):
                 raise ValueError(self._damaged(f"Its entry {found}"))
             entry = json.loads(text)
-            if number > 1:
-                self._take(entry)
-            elif entry != expected:
+            if number == 1 and {**entry, "secret": ""} != {**expected, "secret": ""}:
                 raise ValueError(self._of_another_run(entry, expected))
-        if number == 0:
-            self._write(expected)
+            self._check_order(entry)
+            self._take(entry, digest)
+        if self.expected[0] == "run":
+            self._append({**expected, "secret": draw()})
             private_files.sync_folder(os.path.dirname(os.path.abspath(self._path)))
         # Others may hold a row twice, and triggers change what is written.
-        tables = self._database.execute(_TABLES).fetchall()
-        if tables != [(_TABLE,), (participations.TABLE,)]:
+        tables = "SELECT sql FROM sqlite_master WHERE sql IS NOT NULL ORDER BY sql"
+        if self._database.execute(tables).fetchall() != [(sql,) for sql in _TABLES]:
             raise ValueError(self._damaged("Its tables"))
-        if self._database.execute(participations.IS_WHOLE).fetchone() != (1,):
+        if self._database.execute(_IS_WHOLE).fetchone() != (1,):
             raise ValueError(self._damaged("Its table of participations"))
 
     def _of_another_run(self, found: dict[str, Any], expected: dict[str, Any]) -> str:
         differences = "; ".join(
             f"{name} was {found.get(name)!r} and is {expected.get(name)!r}"
             for name in {**expected, **found}
-            if found.get(name) != expected.get(name)
+            if found.get(name) != expected.get(name) and name != "secret"
         )
         return (
             f"{self._path} is of another run: {differences}. Go on with the version, the "
@@ -388,92 +402,52 @@ class Ledger:
             f"not known any more: it cannot go on."
         )
 
-    def _take(self, entry: dict[str, Any]) -> None:
-        """Takes an entry over into the records."""
-        kind = entry["entry"]
-        if kind == "initial":
-            if self._rounds:
-                raise ValueError(
-                    "Rounds were begun already: the run has its first state."
-                )
-            self.initial_digest = entry["state_digest"]
-            return
-        number = entry["round"]
-        known = self._rounds.get(number)
-        if kind == "started":
-            record = RoundRecord(
-                number,
-                entry["key_id"],
-                entry["cohort_digest"],
-                entry["state_digest"],
-                entry.get("drawn", ""),  # again, the same number
-            )
-            self._rounds[number] = self._started(known, record)
-            if known is None:
-                self._counts[number] = Counts(*entry["counts"])
-            return
-        if known is None:
-            raise ValueError(f"Round {number} was not begun: it cannot be {kind}.")
-        if kind == "skipped":
-            known = dataclasses.replace(known, skipped_because=entry["reason"])
-        elif kind == "result":
-            if known.skipped_because is not None:
-                raise ValueError(f"Round {number} was skipped: it has no result.")
-            if known.result_digest not in (None, entry["result_digest"]):
-                raise ValueError(
-                    f"Round {number} has another result already: this one must be "
-                    f"thrown away."
-                )
-            known = dataclasses.replace(known, result_digest=entry["result_digest"])
-        else:
-            known = _released(known, entry)
-        self._rounds[number] = known
-
-    def _started(self, known: RoundRecord | None, record: RoundRecord) -> RoundRecord:
-        """The record of a round that begins, maybe not for the first time."""
-        number = record.round_number
-        if known is None:
-            expected = max(self._rounds, default=-1) + 1
-            if number != expected:
-                raise ValueError(
-                    f"Round {expected} is the next one of the ledger, found {number}."
-                )
-            return record
-        if known.skipped_because is not None:
-            raise ValueError(f"Round {number} was skipped: it is not begun again.")
-        if not is_same(known, record):
+    def _check_order(self, entry: dict[str, Any]) -> None:
+        """Raises ValueError unless the entry is the one that comes next."""
+        if (entry["entry"], entry["round"]) != self.expected:
             raise ValueError(
-                f"Round {number} was begun for another cohort or state: it must not be "
-                f"run for this one. Skip the round."
+                f"The ledger's next entry is {self.expected[0]!r} of round "
+                f"{self.expected[1]}, found {entry['entry']!r} of round {entry['round']}: "
+                f"no round is begun, finished or released twice, or before another."
             )
-        return dataclasses.replace(known, starts=known.starts + 1)
+
+    def _take(self, entry: dict[str, Any], digest: str) -> None:
+        """Takes an entry over."""
+        self._digest = digest
+        kind, number = entry["entry"], entry["round"]
+        if kind == "run":
+            self._secret = entry["secret"].encode()
+        elif kind == "started":
+            measured = MeasuredParticipation(*entry["measured"])
+            record = RoundRecord(number, digest, measured)
+            self._rounds.append(record)
+        elif kind == "finished":
+            self._state_digest = entry["state"]
+            if entry["skipped"] is not None:
+                last = self._rounds[-1]
+                self._rounds[-1] = dataclasses.replace(
+                    last, skipped_because=entry["skipped"]
+                )
+        after = _AFTER[kind]
+        self.expected = (after, number + 1 if after == "started" else number)
 
 
 def draw() -> str:
-    """A random number for a round that begins: 128 bits from the operating system."""
+    """A random number: 128 bits from the operating system."""
     return secrets.token_hex(16)
 
 
-def _released(known: RoundRecord, entry: dict[str, Any]) -> RoundRecord:
-    """The record of a round after which something leaves, or has left."""
-    number = known.round_number
-    if known.result_digest is None and known.skipped_because is None:
-        raise ValueError(f"Round {number} has no result to release.")
-    if entry["entry"] == "released":
-        return dataclasses.replace(known, is_released=True)
-    if known.release_digest not in (None, entry["release_digest"]):
-        raise ValueError(
-            f"Another model was released after round {number}: this one must not be."
-        )
-    return dataclasses.replace(known, release_digest=entry["release_digest"])
+def _replace_state(database: sqlite3.Connection, state: Any) -> str:
+    """Writes a state in the place of the one before, and returns its digest."""
+    database.execute("DELETE FROM states")
+    insert = "INSERT INTO states (name, dtype, shape, content) VALUES (?, ?, ?, ?)"
 
+    def written() -> Iterator[Any]:
+        for row in rows_of(state):
+            database.execute(insert, row)
+            yield row
 
-def is_same(first: RoundRecord, second: RoundRecord) -> bool:
-    """Whether two records are of one round with the same key, cohort, data and state."""
-    return all(
-        getattr(first, name) == getattr(second, name)
-        for name in ("round_number", "key_id", "cohort_digest", "state_digest")
-    )
+    return digest_of_rows(written())
 
 
 def _chained(before: str, entry: str, names: str | None) -> str:

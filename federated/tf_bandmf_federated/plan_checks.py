@@ -87,3 +87,15 @@ def clients_per_round_of(plan: Plan, clients_per_round: float | None) -> float:
             f"Leave one of them out."
         )
     return value
+
+
+def cohort_size(plan: Plan, clients_per_round: float | None) -> int:
+    """How many devices a round shall have.
+
+    Raises:
+      ValueError: as `clients_per_round_of`, or if it is not whole.
+    """
+    size = clients_per_round_of(plan, clients_per_round)
+    if size != int(size):
+        raise ValueError(f"clients_per_round must be whole, found {size}.")
+    return int(size)

@@ -57,7 +57,15 @@ def write_report(
     delta: float | None = None,
     operator: OperatorStatements = OperatorStatements(),
 ) -> MeasuredGuarantee:
-    """Writes `privacy_report` to a file, UTF-8.
+    """Writes the report to a file, UTF-8.
+
+    Args:
+      path: of the file.
+      plan: of the run.
+      measured: of the run: `PrivateFedAvg.measured`, that of `train_model`, or from a
+        record (`measure_participation`).
+      delta: by default the plan's.
+      operator: what only the operator knows.
 
     Returns:
       The guarantee that the report states.
@@ -70,28 +78,6 @@ def write_report(
     with open(path, "w", encoding="utf-8") as file:
         file.write(text)
     return found
-
-
-def privacy_report(
-    plan: Plan,
-    measured: MeasuredParticipation,
-    *,
-    delta: float | None = None,
-    operator: OperatorStatements = OperatorStatements(),
-) -> str:
-    """The report as Markdown.
-
-    Args:
-      plan: of the run.
-      measured: of the run: `PrivateFedAvg.measured`, that of `train_model`, or from a
-        record (`measure_participation`).
-      delta: by default the plan's.
-      operator: what only the operator knows.
-
-    Raises:
-      TypeError, ValueError: as `measured_guarantee`.
-    """
-    return _markdown(measured_guarantee(plan, measured, delta), operator)
 
 
 def _markdown(found: MeasuredGuarantee, operator: OperatorStatements) -> str:

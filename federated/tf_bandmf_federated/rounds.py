@@ -1,6 +1,6 @@
 """The rounds of a run, from the ledger's first line to the last release: of any engine.
 
-`tff.program` says what happens in which order, and what after a crash. An engine, such as
+`tff.training` says what happens in which order, and what after a crash. An engine, such as
 TensorFlow Federated or Flower, is what `Engine` asks for: it runs the round and knows no
 ledger.
 """
@@ -13,22 +13,19 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 from tf_bandmf import Plan
-from tf_bandmf.files import private as private_files
 from tf_bandmf.participation.checks import positive_int
 from tf_bandmf_federated.accounting import MeasuredParticipation
 from tf_bandmf_federated.cohorts import Cohorts, Selected
-from tf_bandmf_federated.digests import digest_of
-from tf_bandmf_federated.ledger import Ledger, RoundRecord, is_same
+from tf_bandmf_federated.ledger import Ledger
 from tf_bandmf_federated.plan_checks import check_plan
-from tf_bandmf_federated.state_files import StateFiles
 
-# No names that Flower puts into the bundle it sends to every node.
-LEDGER_FILE, STATES_FOLDER = "ledger.sqlite3", "states"
+# No name that Flower puts into the bundle it sends to every node.
+LEDGER_FILE = "ledger.sqlite3"
 _RESTARTS = ("replay", "skip")
 
 
 class Engine(Protocol):
-    """What runs a round. States are whatever it likes that `digest_of` can digest.
+    """What runs a round. States are nested structures of arrays and numbers.
 
     Attributes:
       plan: what the run does.
@@ -37,13 +34,6 @@ class Engine(Protocol):
 
     plan: Plan
     settings: dict[str, Any]
-
-    def keep_key(self, folder: str, is_new: bool) -> None:
-        """Takes the noise key of a folder, or for a new run keeps its own there.
-
-        Raises:
-          ValueError: if the key of a run that began is missing or damaged.
-        """
 
     def note_rounds(self, rounds: int) -> None:
         """Tells the ledger that the plan is bound to how many rounds were done."""
@@ -54,33 +44,21 @@ class Engine(Protocol):
     def no_metrics(self) -> Any:
         """Metrics of a round without a result, in the structure of the others."""
 
-    def round_number(self, state: Any) -> int:
-        """The round, from 0, that comes next."""
-
-    def key_id(self, state: Any) -> int:
-        """A public number that tells the noise keys of runs apart."""
-
-    def hyper_parameters(self, state: Any) -> Any:
-        """What must be the same after a restart; for `digest_of`."""
-
-    def data_digest(self, selected: Selected) -> str:
-        """A digest of the selected devices' data, as far as they are known here."""
-
-    async def run(self, state: Any, selected: Selected, inputs: str) -> tuple[Any, Any]:
+    async def run(self, state: Any, selected: Selected, point: str) -> tuple[Any, Any]:
         """The round with the selected devices: state after it, and metrics.
 
-        Its noise is bound to the inputs: with equal ones, it is the same to the bit.
+        Its noise is bound to the point: at the same one, it is the same to the bit.
         """
 
-    def skip_round(self, state: Any, inputs: str) -> Any:
-        """The state after a round without a result, which was begun with these inputs.
+    def skip_round(self, state: Any, point: str) -> Any:
+        """The state after a round without a result, which was begun at this point.
 
-        Later rounds may be computed from its normals: they are bound to the inputs, or
+        Later rounds may be computed from its normals: they are bound to the point, or
         all histories that skip the round would share them.
         """
 
     async def weights(self, state: Any) -> Any:
-        """The model, as it is released; for `digest_of`."""
+        """The model, as it is released."""
 
 
 class Releasing(Protocol):
@@ -109,7 +87,7 @@ class Run:
     Attributes:
       engine: runs its rounds.
       cohorts: makes what selects devices, for a run with this ledger.
-      private_dir: for ledger, key and states; created with mode 0700.
+      private_dir: for the ledger; created with mode 0700.
       clients_per_round: to select.
       total_rounds: None for the plan's.
       models: gets the model's weights.
@@ -146,8 +124,7 @@ class Run:
     @property
     def num_rounds(self) -> int:
         """Rounds of the whole run, over all restarts; a model is released at their end."""
-        planned = self.engine.plan.num_steps
-        return planned if self.total_rounds is None else self.total_rounds
+        return self.total_rounds or self.engine.plan.num_steps
 
     async def finish(self) -> tuple[ProgramState, MeasuredParticipation]:
         """Runs what is left.
@@ -158,193 +135,72 @@ class Run:
 
         Raises:
           BlockingIOError: if another program works in `private_dir`.
-          ValueError: if its files are damaged, missing, or of another run; if more
-            rounds were begun than `total_rounds`. What a round raises is passed on.
+          ValueError: if its file is damaged, or of another run; if more rounds were begun
+            than `total_rounds`. What a round raises is passed on.
         """
-        total, folder, engine = self.num_rounds, self.private_dir, self.engine
-        os.makedirs(folder, mode=0o700, exist_ok=True)
+        total, engine = self.num_rounds, self.engine
+        os.makedirs(self.private_dir, mode=0o700, exist_ok=True)
         made_for = {"plan": engine.plan.fingerprint, **engine.settings}
-        with Ledger(os.path.join(folder, LEDGER_FILE), made_for) as ledger:
-            private_files.remove_unfinished(folder)
-            engine.keep_key(folder, is_new=not ledger.rounds)
-            states = StateFiles(os.path.join(folder, STATES_FOLDER))
-            rounds = _Rounds(self, ledger, states)
+        with Ledger(os.path.join(self.private_dir, LEDGER_FILE), made_for) as ledger:
             if len(ledger.rounds) > total:
                 raise ValueError(
                     f"The ledger says that {len(ledger.rounds)} rounds were begun, more "
-                    f"than total_rounds = {total}: an older state would leave some out "
-                    f"of what was measured. Give at least as many."
+                    f"than total_rounds = {total}. Give at least as many."
                 )
-            state = await rounds.begin()
-            while (done := engine.round_number(state.state)) < total:
-                state = await rounds.run_round(state)
+            cohorts = self.cohorts(ledger)
+            state = await self._begin(ledger)
+            for number in range(ledger.expected[1], total):
+                state = await self._run_round(ledger, cohorts, state, number)
                 if self.after_round is not None:
                     self.after_round(state)
-            engine.note_rounds(done)
-            return state, ledger.measured(done)
+            engine.note_rounds(total)
+            return state, ledger.measured(total)
 
-
-class _Rounds:
-    """The rounds of a run whose ledger is open."""
-
-    def __init__(self, run: Run, ledger: Ledger, states: StateFiles) -> None:
-        self.run, self.engine = run, run.engine
-        self.ledger, self.states = ledger, states
-        self._cohorts = run.cohorts(ledger)
-        self._last_digest: list[Any] = []
-
-    async def begin(self) -> ProgramState:
-        """The latest state; what a crash left unreleased is released.
-
-        Raises:
-          ValueError: if state and ledger do not belong together.
-        """
-        initial = await self.engine.initial_state()
-        first = ProgramState(initial, self.engine.no_metrics())
-        state, version = self.states.load_latest(first)
-        rounds = self.ledger.rounds
-        if state is None:
-            if rounds:
-                raise ValueError(
-                    "The ledger says that rounds were begun, but no state of the run is "
-                    "there: it cannot go on. A new run, in another directory, has a "
-                    "privacy budget of its own, which adds to what this one spent."
-                )
-            self.ledger.initial(digest_of(first.state))
-            self.states.save(first, version=0)
-            return first
-        done = self.engine.round_number(state.state)
-        if done != version:
-            raise ValueError(
-                f"The state of version {version} is at round {done}: it was not saved by "
-                f"this program."
-            )
-        key_id = self.engine.key_id(state.state)
-        if any(known.key_id != key_id for known in rounds.values()):
-            raise ValueError(
-                "The ledger is of a run with another noise key. State and ledger must "
-                "be of one run."
-            )
-        self._check_state(state, done)
-        self._check_hyper_parameters(first, state)
-        known = rounds.get(done - 1)
-        if known is not None and not known.is_released:
-            await self._release(state)
+    async def _begin(self, ledger: Ledger) -> ProgramState:
+        """The newest state; what a crash left unreleased is released."""
+        state = ProgramState(
+            await self.engine.initial_state(), self.engine.no_metrics()
+        )
+        if ledger.expected == ("finished", -1):
+            ledger.finished(-1, state)
+        else:
+            state = ledger.state(state)
+        if ledger.expected[0] == "released":
+            await self._release(ledger, state)
         return state
 
-    def _check_hyper_parameters(self, first: ProgramState, state: ProgramState) -> None:
-        """Raises ValueError if the engine was built with others than the state's.
-
-        TFF would go on with those of the state, without a word.
-        """
-        built, saved = (
-            self.engine.hyper_parameters(one.state) for one in (first, state)
-        )
-        if digest_of(built) != digest_of(saved):
-            raise ValueError(
-                f"The run has the hyper-parameters {saved}, but the process was built "
-                f"with {built}. Build it with those of the run."
-            )
-
-    def _check_state(self, state: ProgramState, done: int) -> None:
-        """Raises ValueError if it is not the state that the ledger expects."""
-        known = self.ledger.rounds.get(done - 1)
-        if known is not None and known.skipped_because is not None:
-            return
-        if known is not None:
-            expected = known.result_digest
-        else:
-            # Without its ledger nothing says what a first state's noise was used for.
-            expected = self.ledger.initial_digest if done == 0 else None
-        if expected != digest_of(state.state):
-            raise ValueError(
-                f"The state after {done} rounds is not the one of which the ledger "
-                f"tells: one of the two was replaced. Take both from one backup, or the "
-                f"newest ledger and an older state of the run."
-            )
-
-    async def run_round(self, state: ProgramState) -> ProgramState:
-        """One round, or one that is passed over."""
-        number = self.engine.round_number(state.state)
-        known = self.ledger.rounds.get(number)
-        if known is not None and known.skipped_because is not None:
-            return await self._skip(state, known, known.skipped_because)
-        if known is not None and self.run.interrupted_round == "skip":
-            return await self._skip(state, known, "interrupted")
-        if known is None:
-            selected = self._cohorts.select(number, self.run.clients_per_round)
-        else:
-            names = self.ledger.cohort(number)
-            selected = self._cohorts.select_again(number, names)
-        record = RoundRecord(
-            round_number=number,
-            key_id=self.engine.key_id(state.state),
-            cohort_digest=digest_of(
-                [list(selected.names), self.engine.data_digest(selected)]
-            ),
-            state_digest=self._digest_of(state),
-        )
-        if known is not None and not is_same(known, record):
-            return await self._skip(state, known, "other data or another state")
-        self.ledger.started(
-            number,
-            record.key_id,
-            selected.names,
-            record.cohort_digest,
-            record.state_digest,
-        )
-        after = ProgramState(
-            *await self.engine.run(state.state, selected, self._inputs(number))
-        )
-        result = self._digest_of(after)
-        if known is not None and known.result_digest not in (None, result):
-            return await self._skip(state, known, "another result")
-        self.ledger.result(number, result)
-        return await self._kept(after)
-
-    async def _skip(
-        self, state: ProgramState, known: RoundRecord, reason: str
+    async def _run_round(
+        self, ledger: Ledger, cohorts: Cohorts, state: ProgramState, number: int
     ) -> ProgramState:
-        if known.skipped_because is None:
-            self.ledger.skipped(known.round_number, reason)
-        inputs = self._inputs(known.round_number)
-        skipped = self.engine.skip_round(state.state, inputs)
-        return await self._kept(ProgramState(skipped, self.engine.no_metrics()))
-
-    def _inputs(self, number: int) -> str:
-        """What a round was begun with, which its noise is bound to."""
-        known = self.ledger.rounds[number]
-        return f"{known.cohort_digest} {known.state_digest} {known.drawn}"
-
-    def _digest_of(self, state: ProgramState) -> str:
-        """A digest of the engine's state; the last one is kept for the next round."""
-        if not self._last_digest or self._last_digest[0] is not state.state:
-            self._last_digest[:] = [state.state, digest_of(state.state)]
-        return self._last_digest[1]
-
-    async def _kept(self, after: ProgramState) -> ProgramState:
-        """The state after a round, when it is saved, and released what is due."""
-        self.states.save(after, version=self.engine.round_number(after.state))
-        await self._release(after)
+        """A round that begins or begins again, or one that is skipped."""
+        engine, record = self.engine, ledger.interrupted
+        if record is not None and self.interrupted_round == "skip":
+            reason = "interrupted"
+            skipped = engine.skip_round(state.state, record.point)
+            after = ProgramState(skipped, engine.no_metrics())
+        else:
+            reason = None
+            if record is None:
+                selected = cohorts.select(number, self.clients_per_round)
+                record = ledger.started(number, selected.names)
+            else:
+                selected = cohorts.select_again(number, ledger.cohort(number))
+            result = await engine.run(state.state, selected, record.point)
+            after = ProgramState(*result)
+        ledger.finished(number, after, reason)
+        await self._release(ledger, after)
         return after
 
-    async def _release(self, state: ProgramState) -> None:
-        """Releases what is due after the round before this state's; again, if need be.
+    async def _release(self, ledger: Ledger, state: ProgramState) -> None:
+        """Releases what is due after the last round; once more, if need be.
 
         After a skipped round the model as it stood before is released, without metrics.
-        Another model than the one that has left, in part maybe, stays here.
         """
-        rounds_done = self.engine.round_number(state.state)
-        known = self.ledger.rounds[rounds_done - 1]
-        if self.run.metrics is not None and known.skipped_because is None:
-            await self.run.metrics.release(state.metrics, key=rounds_done)
-        is_last = rounds_done == self.run.num_rounds
-        is_due = is_last or rounds_done % self.run.release_every == 0
-        if self.run.models is not None and is_due:
-            weights = await self.engine.weights(state.state)
-            digest = digest_of(weights)
-            if known.release_digest is None:
-                self.ledger.releasing(rounds_done - 1, digest)
-            if known.release_digest in (None, digest):
-                await self.run.models.release(weights, key=rounds_done)
-        self.ledger.released(rounds_done - 1)
+        _, number = ledger.expected
+        done = number + 1
+        is_due = done == self.num_rounds or done % self.release_every == 0
+        if done and self.metrics and ledger.rounds[number].skipped_because is None:
+            await self.metrics.release(state.metrics, key=done)
+        if done and self.models and is_due:
+            await self.models.release(await self.engine.weights(state.state), key=done)
+        ledger.released(number)

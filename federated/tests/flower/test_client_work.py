@@ -1,8 +1,7 @@
-"""Work of one's own on the devices: FedProx, and a metric that is one more weight."""
+"""Work of one's own on the devices: a metric that is one more weight."""
 
 import numpy as np
-import pytest
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.app import Array, ArrayRecord, Message, RecordDict
 from one_process import OneProcess
 
 import tf_bandmf
@@ -24,7 +23,7 @@ def make_plan(**options):
     )
 
 
-def run(tmp_path, plan, first, work, config=None, silent=False):
+def run(tmp_path, plan, first, work, silent=False):
     """Weights after the run, and the updates that left the devices."""
     grid = OneProcess(str(tmp_path / "nodes"), plan, 6)
     policy, left = DevicePolicy.from_plan(plan), []
@@ -34,7 +33,7 @@ def run(tmp_path, plan, first, work, config=None, silent=False):
         @node.app.train()
         def train(message, context, number=node.number):
             before = {n: a.numpy() for n, a in message.content["arrays"].items()}
-            after = work(number, before, message.content["config"])
+            after = work(number, before)
             record = ArrayRecord({n: Array(w) for n, w in after.items()})
             return Message(RecordDict({"new": record}), reply_to=message)
 
@@ -60,35 +59,8 @@ def run(tmp_path, plan, first, work, config=None, silent=False):
         grid,
         arrays,
         timeout=0.0 if silent else 60.0,
-        train_config=ConfigRecord(config or {}),
     )
     return dict(zip(first, result.arrays.to_numpy_ndarrays())), left
-
-
-def fedprox(number, before, config):
-    """Gradient descent on |w - target|^2 / 2 + mu |w - before|^2 / 2."""
-    start, mu = before["w"], float(config["proximal-mu"])
-    weights, target = start, start + np.float32(3.0)
-    for _ in range(50):
-        gradient = (weights - target) + mu * (weights - start)
-        weights = weights - np.float32(1.0 / (1.0 + mu)) * gradient
-    return {"w": weights.astype(np.float32)}
-
-
-@pytest.mark.parametrize(("mu", "norm"), [(0.0, CLIP), (59.0, 0.1)])
-def test_fedprox_keeps_what_is_enforced(tmp_path, mu, norm):
-    """Its step is (target - start) / (1 + mu), of norm 6 / (1 + mu), or clipped."""
-    first = {"w": np.zeros(4, np.float32)}
-    _, left = run(tmp_path, make_plan(), first, fedprox, {"proximal-mu": mu})
-    assert len(left) == N * PER_ROUND
-    came = {}
-    for device, number, (update,) in left:
-        assert np.linalg.norm(update.astype(np.float64)) <= CLIP
-        np.testing.assert_allclose(update, norm / 2.0, rtol=1e-4)
-        came.setdefault(device, []).append(number)
-    for rounds in map(sorted, came.values()):
-        assert len(rounds) <= K
-        assert all(late - early >= B for early, late in zip(rounds, rounds[1:]))
 
 
 def test_a_metric_as_one_more_weight_is_clipped_and_noised_with_the_update(tmp_path):
@@ -96,7 +68,7 @@ def test_a_metric_as_one_more_weight_is_clipped_and_noised_with_the_update(tmp_p
     plan, scale = make_plan(test_seed=3), np.float32(0.2)
     first = {"w": np.zeros(4, np.float32), "metric": np.zeros(1, np.float32)}
 
-    def work(number, before, config):
+    def work(number, before):
         value = np.float32(np.clip(number / 6.0, 0.0, 1.0))  # bounded by the device
         return {"w": before["w"], "metric": before["metric"] + scale * value}
 
@@ -108,7 +80,7 @@ def test_a_metric_as_one_more_weight_is_clipped_and_noised_with_the_update(tmp_p
     assert float(nobody["metric"][0]) != 0.0  # the noise is on it, too
     np.testing.assert_array_equal(found["w"], nobody["w"])
 
-    def huge(number, before, config):
+    def huge(number, before):
         return {"w": before["w"] + 5.0, "metric": before["metric"] + 1e6}
 
     _, left = run(tmp_path / "3", plan, first, huge)

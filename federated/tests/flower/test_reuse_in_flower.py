@@ -10,7 +10,7 @@ from one_process import Node, OneProcess
 import tf_bandmf
 from tf_bandmf_federated.device_policy import DevicePolicy
 from tf_bandmf_federated.flower import PrivateFedAvg
-from tf_bandmf_federated.host_noise import HostNoise
+from tf_bandmf_federated.round_noise import RoundNoise
 
 SIZE, PER_ROUND = 2000, 2
 PLAN = tf_bandmf.plan(
@@ -87,7 +87,7 @@ def test_two_containers_share_no_noise(tmp_path, figure):
 
 def test_the_measure_sees_noise_that_is_reused(tmp_path, monkeypatch):
     # The control: noise that is bound to the rounds alone.
-    monkeypatch.setattr(HostNoise, "digest", lambda *arguments: 0)
+    monkeypatch.setattr(RoundNoise, "_digest", lambda *arguments: 0)
     assert np.abs(two_containers(tmp_path)).max() < 3e-3
 
 

@@ -68,16 +68,8 @@ class ParticipationMod:
 
     def answer(self, message: Message, context: Context) -> Message:
         """The device's name and record, for the server's selection."""
-        store = self._open(context)
-        found = ConfigRecord(
-            {
-                "plan": self._policy.plan,
-                "device": store.device,
-                "last_round": store.last_round,
-                "receipt": store.receipt,
-                "participations": store.participations,
-            }
-        )
+        record = self._open(context).record
+        found = ConfigRecord({"plan": self._policy.plan, **record})
         return Message(RecordDict({messages.REPLY: found}), reply_to=message)
 
     def _open(self, context: Context) -> DeviceStore:
@@ -101,15 +93,17 @@ class ParticipationMod:
                 raise Refused("the server has another plan than this device")
             store = self._open(context)
             # Before this round: the server compares it with its ledger.
-            about.update(last_round=store.last_round, receipt=store.receipt)
+            record = store.record
+            about.update(last_round=record["last_round"], receipt=record["receipt"])
             request = _digest((self._policy.plan, run, number, trained), before)
-            receipt = str(config.get(messages.RECEIPT, ""))
+            given = message.content.config_records.get(messages.GIVEN, {})
+            receipt = str(given.get(messages.RECEIPT, ""))
             update = store.begin(number, request, receipt)
         except Refused as error:
             log(INFO, "Round %d is refused: %s.", number, error)
             about["problem"] = f"{messages.REFUSED}: {error}"
             return _reply(message, about)
-        about["device"] = store.device
+        about["device"] = record["device"]
         if update is None:
             try:
                 update = self._update(message, context, call_next, before, trained)

@@ -22,8 +22,8 @@ from tf_bandmf_federated.cohorts import shuffled
 from tf_bandmf_federated.flower.messages import QUERY, REPLY
 from tf_bandmf_federated.flower.receipts import Receipts
 
-_PAUSE = 0.1  # seconds from a query that failed to the next
-_LONGEST_PAUSE = 5.0  # seconds after queries that failed, one after the other
+# Seconds from a query that failed to the next: twice as many each time, up to the last.
+_PAUSE, _LONGEST_PAUSE = 0.1, 5.0
 # As `DeviceStore` makes names.
 _NAME = re.compile("[0-9a-f]{16,64}")
 # Why a node cannot take part.
@@ -40,6 +40,9 @@ class Devices:
         in a later one is left out.
       receipts: of the run.
       timeout: seconds for which the answers of nodes that were asked are awaited.
+
+    Attributes:
+      nodes: that were connected at the last look.
     """
 
     def __init__(
@@ -54,11 +57,11 @@ class Devices:
         self._plan = plan
         self._begun, self._receipts = begun, receipts
         self._timeout = timeout
-        self._nodes: list[int] = []  # at the last look; there may be a million
+        self.nodes: list[int] = []  # at the last look; there may be a million
         self._names: dict[int, str] = {}  # of those that may take part
         self._problems: dict[int, str] = {}  # of the others
         # When to ask nodes whose query failed, and the pause after the next failure.
-        self._again: dict[int, tuple[float, float]] = {}
+        self._failed: dict[int, tuple[float, float]] = {}
         self._asked: dict[str, tuple[int, float]] = {}  # by message: node, when
 
     def present(self) -> list[str]:
@@ -69,12 +72,7 @@ class Devices:
             not have it.
         """
         self._look()
-        return sorted(set(self._names.values()))
-
-    @property
-    def connected(self) -> int:
-        """How many nodes there were at the last look."""
-        return len(self._nodes)
+        return list(self._names.values())
 
     def problems(self) -> dict[str, int]:
         """How many connected nodes cannot take part, by reason."""
@@ -91,13 +89,13 @@ class Devices:
         """
         now = time.monotonic()
         awaited = sum(now - when < self._timeout for _, when in self._asked.values())
-        waiting = {node for node, _ in self._asked.values()}
+        due = {node for node, (when, _) in self._failed.items() if now >= when}
+        settled = self._problems.keys() - due
+        settled |= {node for node, _ in self._asked.values()}
         unknown = (
             node
-            for node in map(self._nodes.__getitem__, shuffled(len(self._nodes)))
-            if node not in self._names
-            and node not in waiting
-            and (node not in self._problems or self._is_due(node, now))
+            for node in map(self.nodes.__getitem__, shuffled(len(self.nodes)))
+            if node not in self._names and node not in settled
         )
         new = list(itertools.islice(unknown, max(0, count - awaited)))
         # A message may be answered long after nobody waits for it.
@@ -118,23 +116,19 @@ class Devices:
         """Those of the nodes that are not connected any more."""
         return set(nodes).difference(self._grid.get_node_ids())
 
-    def _is_due(self, node: int, now: float) -> bool:
-        """Whether a node is asked again whose query failed, maybe in the network."""
-        return node in self._again and now >= self._again[node][0]
-
     def _look(self) -> None:
-        self._nodes = list(self._grid.get_node_ids())
+        self.nodes = list(self._grid.get_node_ids())
         now = time.monotonic()
         known = {*self._names, *self._problems}
         known.update(node for node, _ in self._asked.values())
-        gone = known.difference(self._nodes)
+        gone = known.difference(self.nodes)
         self._asked = {
             message: (node, when)
             for message, (node, when) in self._asked.items()
             if node not in gone and now - when < 10 * self._timeout
         }
         for node in gone:
-            for kept in (self._names, self._problems, self._again):
+            for kept in (self._names, self._problems, self._failed):
                 kept.pop(node, None)  # type: ignore[attr-defined]
         if self._asked:
             self._take_answers(now)
@@ -146,8 +140,8 @@ class Devices:
                 continue
             node, _ = asked
             if reply.has_error() or REPLY not in reply.content.config_records:
-                _, pause = self._again.get(node, (now, _PAUSE))
-                self._again[node] = (now + pause, min(2 * pause, _LONGEST_PAUSE))
+                _, pause = self._failed.get(node, (now, _PAUSE))
+                self._failed[node] = (now + pause, min(2 * pause, _LONGEST_PAUSE))
                 self._problems[node] = FAILED
                 continue
             about = reply.content.config_records[REPLY]
@@ -158,7 +152,7 @@ class Devices:
             elif not self._is_of_this_run(name, about):
                 problem = STRANGER
             self._problems.pop(node, None)
-            self._again.pop(node, None)
+            self._failed.pop(node, None)
             if problem is None:
                 self._names[node] = name
             else:

@@ -3,7 +3,8 @@
 | message | record | entries |
 |---|---|---|
 | `train` | `arrays` | the model's weights |
-| | `config` | `PLAN`, `RUN`, `ROUND`, `RECEIPT`, `NOT_TRAINED`, and the user's own |
+| | `config` | `PLAN`, `RUN`, `ROUND`, `NOT_TRAINED`, and the user's own |
+| | `GIVEN` | `RECEIPT`, the device's own |
 | its reply | `arrays` | the clipped update |
 | | `REPLY` | `plan`, `run`, `round`, `device`, `problem`, `last_round`, `receipt` |
 | `QUERY` | none | |
@@ -16,6 +17,7 @@
 from __future__ import annotations
 
 ARRAYS, CONFIG, REPLY = "arrays", "config", "tf-bandmf"
+GIVEN = "tf-bandmf.given"
 QUERY_ACTION = "tf_bandmf_device"
 QUERY = f"query.{QUERY_ACTION}"
 PLAN, RUN, ROUND = "tf-bandmf.plan", "tf-bandmf.run", "tf-bandmf.round"

@@ -1,6 +1,6 @@
 """Receipts for rounds, by which a server learns of rounds that it does not know.
 
-A device that is asked to take part gets a receipt, which only the server's key can make,
+A device that is asked to take part gets a receipt, which only the server's ledger can make,
 and keeps it beside its record. It shows it when it is asked for its name, and with each
 answer and refusal. A receipt for a round in which the ledger does not have the device was
 given by another copy of the run, or before an older folder was restored.
@@ -8,9 +8,8 @@ given by another copy of the run, or before an older folder was restored.
 
 from __future__ import annotations
 
-import hashlib
 import hmac
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from flwr.app import ConfigRecord
 
@@ -18,19 +17,18 @@ from tf_bandmf_federated.ledger import Ledger
 
 
 class Receipts:
-    """Gives and checks receipts: for a device, a round, and what the round drew.
+    """Gives and checks receipts: for a device, a round, and the point at which it began.
 
     Args:
       ledger: of the run.
-      seal: a digest of a text under the server's key.
     """
 
-    def __init__(self, ledger: Ledger, seal: Callable[[str], str]) -> None:
-        self._ledger, self._seal = ledger, seal
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
 
     def give(self, devices: Iterable[str], round_number: int) -> dict[str, str]:
         """The receipts of a round that has begun, by the device's name."""
-        draw = _public(self._ledger.rounds[round_number].drawn)
+        draw = self._ledger.rounds[round_number].point[:32]
         return {name: self._receipt(name, round_number, draw) for name in devices}
 
     def check(self, device: str, about: ConfigRecord) -> None:
@@ -47,8 +45,8 @@ class Receipts:
             shown.encode(), self._receipt(device, number, draw).encode()
         ):
             return
-        drawn = self._ledger.drawn_with(device, number)
-        if drawn is None or _public(drawn) != draw:
+        point = self._ledger.point_with(device, number)
+        if point is None or point[:32] != draw:
             raise RuntimeError(
                 f"A device has this server's receipt for round {number}, in which its "
                 f"private_dir does not have it; {len(self._ledger.rounds)} rounds were "
@@ -59,8 +57,4 @@ class Receipts:
             )
 
     def _receipt(self, device: str, round_number: int, draw: str) -> str:
-        return f"{draw}.{self._seal(f'{round_number} {device} {draw}')}"
-
-
-def _public(drawn: str) -> str:
-    return hashlib.sha256(f"receipt {drawn}".encode()).hexdigest()[:32]
+        return f"{draw}.{self._ledger.seal(f'{round_number} {device} {draw}')}"

@@ -27,7 +27,6 @@ from tf_bandmf import Plan
 from tf_bandmf_federated.accounting import MeasuredParticipation
 from tf_bandmf_federated.averaging import Add, FederatedAveraging, Replies, Request
 from tf_bandmf_federated.cohorts import Cohorts
-from tf_bandmf_federated.digests import digest_of
 from tf_bandmf_federated.flower import devices, messages
 from tf_bandmf_federated.flower.bundles import check_outside_of_apps
 from tf_bandmf_federated.flower.devices import Devices
@@ -37,11 +36,12 @@ from tf_bandmf_federated.large_vectors import blocks
 from tf_bandmf_federated.ledger import Ledger
 from tf_bandmf_federated.plan_checks import (
     check_plan,
-    clients_per_round_of,
+    cohort_size,
     statement_of,
 )
 from tf_bandmf_federated.rounds import ProgramState, Releasing, Run
 from tf_bandmf_federated.server_optimizers import ServerOptimizer
+from tf_bandmf_federated.state_rows import digest_of_rows, rows_of
 
 _PAUSE = 0.05  # seconds from one look at the SuperLink to the next
 _GONE = 5.0  # seconds from one look for nodes that left in a round to the next
@@ -49,7 +49,6 @@ _DEFAULT_TIMEOUT = 3600.0  # Flower's
 _ASKED = 1_000  # nodes that are asked for their names, at least
 _SHOWN = 200  # characters of what a device says
 _PULLED_BYTES = 1 << 26  # of updates that are pulled together; at least one is
-_REMEMBERED = 20  # rounds whose late replies are still counted
 
 
 class PrivateFedAvg(Strategy):
@@ -64,15 +63,16 @@ class PrivateFedAvg(Strategy):
     anything is sent. Each reply is clipped again; the sum has uniform weights, gets the
     round's noise whoever replied, and is divided by a constant. `start` continues where
     the run was interrupted: `server_round` in Flower's records is the plan's round plus
-    1. See `tf_bandmf_federated.tff.program` for what happens after a crash.
+    1. See `tf_bandmf_federated.tff.training` for what happens after a crash.
 
     Metrics of `start`'s result are exact counts of devices, for the operator. Devices
     send no metrics; evaluate on public data with `evaluate_fn`.
 
     Args:
       plan: with `MinSep` participation; its steps are rounds.
-      private_dir: for ledger, noise key and states; as secret as the key, and needed to
-        continue. Not in the folder of a Flower app, whose files are sent to every node.
+      private_dir: for the ledger, which has the noise key and the state: secret, and
+        needed to continue. Not in the folder of a Flower app, whose files are sent to
+        every node.
       clients_per_round: the public denominator, and how many devices are selected; by
         default the plan's batch size.
       server_optimizer: by default SGD with learning rate 1.
@@ -117,12 +117,9 @@ class PrivateFedAvg(Strategy):
     ) -> None:
         self._participation = check_plan(plan)
         check_outside_of_apps(private_dir, "private_dir")
-        wanted = clients_per_round_of(plan, clients_per_round)
-        if wanted != int(wanted):
-            raise ValueError(f"clients_per_round must be whole, found {wanted}.")
         self.plan, self._fingerprint = plan, plan.fingerprint
         self._private_dir = private_dir
-        self._wanted = int(wanted)
+        self._wanted = cohort_size(plan, clients_per_round)
         self._optimizer = server_optimizer
         self._over_selection = over_selection
         self._min_available = self._wanted if min_available is None else min_available
@@ -137,7 +134,7 @@ class PrivateFedAvg(Strategy):
         self._receipts: Receipts
         self._ledger: Ledger
         self._waiting_since: float | None = None
-        self._late: dict[str, int] = {}  # messages without a reply in time: their round
+        self._unanswered: list[str] = []  # messages of the round before
 
     @property
     def measured(self) -> MeasuredParticipation:
@@ -215,13 +212,14 @@ class PrivateFedAvg(Strategy):
             clients_per_round=self._wanted,
             optimizer=self._optimizer,
         )
-        fixed = {name: digest_of(array.numpy()) for name, array in self._fixed.items()}
+        rows = {name: rows_of(array.numpy()) for name, array in self._fixed.items()}
+        fixed = {name: digest_of_rows(found) for name, found in rows.items()}
         engine.settings.update(engine="flower", names=names, not_trained=fixed)
         result = Result()
 
         def cohorts(ledger: Ledger) -> Cohorts:
             self._ledger = ledger
-            self._receipts = Receipts(ledger, engine.host_noise.seal)
+            self._receipts = Receipts(ledger)
             self._devices = Devices(
                 grid,
                 self._fingerprint,
@@ -240,7 +238,7 @@ class PrivateFedAvg(Strategy):
             )
 
         def after_round(state: ProgramState) -> None:
-            done = engine.round_number(state.state)
+            done = len(self._ledger.rounds)
             measured = self._ledger.measured(done)
             log(INFO, "%s", self._health.line(done - 1, state.metrics, measured))
             result.train_metrics_clientapp[done] = MetricRecord(
@@ -267,32 +265,16 @@ class PrivateFedAvg(Strategy):
         result.arrays = self._record(asyncio.run(engine.weights(done.state)))
         return result
 
-    def configure_train(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        """Refuses: rounds are begun by `start`, which writes the ledger before."""
+    def _refuse(self, *arguments: Any, **options: Any) -> Any:
+        """Rounds are begun by `start`, which writes the ledger before."""
         raise RuntimeError(
             "PrivateFedAvg runs its rounds itself: call start. Wrapped by another "
-            "strategy it would neither know nor keep what its guarantee needs."
+            "strategy it would neither know nor keep what its guarantee needs. What "
+            "devices evaluate is not private."
         )
 
-    def aggregate_train(
-        self, server_round: int, replies: Iterable[Message]
-    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Refuses, as `configure_train`."""
-        raise RuntimeError("PrivateFedAvg runs its rounds itself: call start.")
-
-    def configure_evaluate(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        """Asks nobody: what devices evaluate is not private."""
-        return []
-
-    def aggregate_evaluate(
-        self, server_round: int, replies: Iterable[Message]
-    ) -> MetricRecord | None:
-        """Nothing, as nobody was asked."""
-        return None
+    configure_train = aggregate_train = _refuse
+    configure_evaluate = aggregate_evaluate = _refuse
 
     def _record(self, weights: list[np.ndarray]) -> ArrayRecord:
         """The whole model: what is trained, and what is not."""
@@ -343,7 +325,7 @@ class PrivateFedAvg(Strategy):
 
     def _warn_of_too_few(self) -> None:
         """Before the first round, if the devices that are there cannot take turns."""
-        b, connected = self._participation.min_separation, self._devices.connected
+        b, connected = self._participation.min_separation, len(self._devices.nodes)
         if not self._ledger.rounds and -(-connected // self._wanted) < b:
             log(
                 WARNING,
@@ -361,9 +343,8 @@ class PrivateFedAvg(Strategy):
         b, wanted = self._participation.min_separation, self._wanted
         k = self._participation.participations(self.plan.num_steps)
         names = self._devices.present()
-        counts = self._ledger.records(names, self.plan.num_steps)[:, 1]
+        counts = self._ledger.history(names, self.plan.num_steps)[:, 1]
         spent = int(np.sum(counts >= k))
-        resting = len(names) - spent
         problems = self._devices.problems()
         reasons = {
             "have the policy of another plan: put DevicePolicy.from_plan(plan) of this one "
@@ -376,26 +357,26 @@ class PrivateFedAvg(Strategy):
             "the plan had them, and both together would spend more than the plan. Go on "
             "with that run's private_dir, or begin a new run with a plan and device stores "
             "of its own": problems.get(devices.STRANGER, 0),
-            f"took part {k} times, all that the plan permits: further rounds need other "
-            f"devices": spent,
+            f"took part {k} times, all that the plan permits: connect others": spent,
             f"rest until {b - 1} other rounds are over: rounds of {wanted} with a "
             f"separation of {b} need {wanted * b} devices. Connect more and call start "
             f"again, or make a plan with fewer clients per round or a smaller separation": (
-                resting
+                len(names) - spent
             ),
-            "have not answered": self._devices.connected
+            "have not answered": len(self._devices.nodes)
             - len(names)
             - sum(problems.values()),
         }
         found = " ".join(f"{n} {text}." for text, n in reasons.items() if n > 0)
         return (
             f"No device may take part in the next round, which spends nothing. Of "
-            f"{self._devices.connected} connected nodes: {found or 'there are none.'}"
+            f"{len(self._devices.nodes)} connected nodes: {found or 'there are none.'}"
         )
 
     def _exchange(self, request: Request, add: Add) -> Replies:
         """Sends a round's model to its devices, and adds what comes back in time."""
-        late = self._count_late(request.round_number)
+        # They are thrown away.
+        late = len([*self._grid.pull_messages(self._unanswered)])
         nodes = self._devices.nodes_of(request.names)
         asked = self._send(request, nodes)
         refused = failed = 0
@@ -422,7 +403,7 @@ class PrivateFedAvg(Strategy):
                     failed += 1
             if asked:
                 time.sleep(_PAUSE)
-        self._late.update((message, request.round_number) for message in asked)
+        self._unanswered = list(asked)
         return Replies(refused=refused, late=late, failed=failed)
 
     def _pulled(self, asked: list[str], request: Request) -> Iterator[Message]:
@@ -433,21 +414,29 @@ class PrivateFedAvg(Strategy):
 
     def _send(self, request: Request, nodes: dict[str, int]) -> dict[str, str]:
         """Names of the devices that were sent the model, by the message's number."""
-        config: dict[str, Any] = {
-            **self._config,
-            "server-round": request.round_number + 1,
-            messages.PLAN: self._fingerprint,
-            messages.RUN: request.run,
-            messages.ROUND: request.round_number,
-            messages.NOT_TRAINED: self._not_trained,
-        }
+        config = ConfigRecord(
+            {
+                **self._config,
+                "server-round": request.round_number + 1,
+                messages.PLAN: self._fingerprint,
+                messages.RUN: request.run,
+                messages.ROUND: request.round_number,
+                messages.NOT_TRAINED: self._not_trained,
+            }
+        )
         arrays = self._record(request.weights)
         receipts = self._receipts.give(nodes, request.round_number)
 
         def content(name: str) -> RecordDict:
-            receipt = {messages.RECEIPT: receipts[name]}
-            found = ConfigRecord({**config, **receipt})
-            return RecordDict({messages.ARRAYS: arrays, messages.CONFIG: found})
+            # What all get is made once: a record takes as long as an update.
+            given = ConfigRecord({messages.RECEIPT: receipts[name]})
+            return RecordDict(
+                {
+                    messages.ARRAYS: arrays,
+                    messages.CONFIG: config,
+                    messages.GIVEN: given,
+                }
+            )
 
         requests = [
             Message(
@@ -486,18 +475,3 @@ class PrivateFedAvg(Strategy):
             return arrays.to_numpy_ndarrays()
         except Exception as error:  # no device decides whether training goes on
             return f"its arrays cannot be read: {type(error).__name__}"
-
-    def _count_late(self, round_number: int) -> int:
-        """Replies of earlier rounds that have come since; they are thrown away."""
-        self._late = {
-            message: when
-            for message, when in self._late.items()
-            if round_number - when <= _REMEMBERED
-        }
-        if not self._late:
-            return 0
-        count = 0
-        for reply in self._grid.pull_messages(list(self._late)):
-            if self._late.pop(reply.metadata.reply_to_message_id, None) is not None:
-                count += not reply.has_error()
-        return count

@@ -1,8 +1,9 @@
 """Aggregation factories: bounded sums, correlated noise, a public denominator.
 
 `CorrelatedNoiseFactory` is a drop-in `model_aggregator` of TFF's
-`build_unweighted_fed_avg`. `MinSepNoiseFactory` also admits clients: its weight slot takes
-the clients' tags instead of weights, which a private mean cannot have.
+`build_unweighted_fed_avg`. `AdmittingFactory`, that of `build_fed_avg`, also admits
+clients: its weight slot takes the clients' tags instead of weights, which a private mean
+cannot have.
 """
 
 from __future__ import annotations
@@ -13,41 +14,21 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tf_bandmf import MinSep, Plan
+from tf_bandmf import Plan
 from tf_bandmf.ledger import hooks
 from tf_bandmf_federated.plan_checks import check_plan, clients_per_round_of
-from tf_bandmf_federated.tff.records import (
+from tf_bandmf_federated.tff.state_noise import NoiseInState, check_fits
+from tf_bandmf_federated.tff.tags import DEVICE_TAGS
+from tf_bandmf_federated.tff.updates import (
     add_noise,
     bounded_record,
     check_round,
     flat,
     is_early,
 )
-from tf_bandmf_federated.tff.state_noise import NoiseInState, check_fits
-from tf_bandmf_federated.tff.tags import DEVICE_TAGS
 
 
-class _Factory:
-    """What both factories are told; see `CorrelatedNoiseFactory`."""
-
-    reserves = False  # in the ledger that a plan is bound to, before the first noise
-
-    def __init__(
-        self,
-        plan: Plan,
-        clients_per_round: float | None = None,
-    ) -> None:
-        self.participation: MinSep = check_plan(plan)
-        if hooks.is_needed(plan) and not self.reserves:
-            raise ValueError(
-                "The plan is bound to a ledger, in which nothing can reserve within TFF's "
-                "own process. Use build_fed_avg."
-            )
-        self.plan = plan
-        self.denominator = clients_per_round_of(plan, clients_per_round)
-
-
-class CorrelatedNoiseFactory(_Factory, tff.aggregators.UnweightedAggregationFactory):
+class CorrelatedNoiseFactory(tff.aggregators.UnweightedAggregationFactory):
     """Noisy mean of clipped updates: `(sum + stddev * (C^-1 Z)[round]) / clients`.
 
     Formal guarantee: the released results of at most `plan.num_steps` rounds have the
@@ -68,17 +49,27 @@ class CorrelatedNoiseFactory(_Factory, tff.aggregators.UnweightedAggregationFact
       ValueError: if the plan does not fit or another argument is out of range.
     """
 
+    def __init__(self, plan: Plan, clients_per_round: float | None = None) -> None:
+        check_plan(plan)
+        if hooks.is_needed(plan):
+            raise ValueError(
+                "The plan is bound to a ledger, in which nothing can reserve within TFF's "
+                "own process. Use build_fed_avg."
+            )
+        self._plan = plan
+        self._denominator = clients_per_round_of(plan, clients_per_round)
+
     def create(self, value_type: tff.Type) -> tff.templates.AggregationProcess:
         """The process for a structure of float32 tensors.
 
         Raises:
           TypeError: if a leaf is not float32 or its shape is not static.
         """
-        core = _Core(self, value_type)
+        core = _Core(self._plan, self._denominator, value_type)
 
         @tff.tensorflow.computation(value_type)
         def record_of(value):
-            return bounded_record(value, self.plan.l2_norm_clip)
+            return bounded_record(value, self._plan.l2_norm_clip)
 
         @tff.federated_computation(
             core.initialize.type_signature.result,
@@ -91,46 +82,38 @@ class CorrelatedNoiseFactory(_Factory, tff.aggregators.UnweightedAggregationFact
         return tff.templates.AggregationProcess(core.initialize, next_fn)
 
 
-class MinSepNoiseFactory(_Factory, tff.aggregators.WeightedAggregationFactory):
+class AdmittingFactory(tff.aggregators.WeightedAggregationFactory):
     """`CorrelatedNoiseFactory` that admits a client only if the plan's `MinSep` permits.
 
     A client that comes too early, or too often, contributes exact zeros: they are set
     on the client, before the sum. `early_clients` counts such clients. Devices know
-    their own past (`tags.DEVICE_TAGS`).
+    their own past: the weights are `tags.DEVICE_TAGS`.
 
-    Arguments and what they raise are those of `CorrelatedNoiseFactory`.
+    Args:
+      plan: with `MinSep` participation; who uses the process reserves for it.
+      denominator: public.
     """
 
-    tags = DEVICE_TAGS  # names and types of what goes into the weight slot
+    def __init__(self, plan: Plan, denominator: float) -> None:
+        self._participation = check_plan(plan)
+        self._plan, self._denominator = plan, denominator
 
     def create(
-        self, value_type: tff.Type, weight_type: tff.Type | None = None
+        self, value_type: tff.Type, weight_type: tff.Type
     ) -> tff.templates.AggregationProcess:
-        """The process for a structure of float32 tensors.
-
-        Args:
-          value_type: of an update.
-          weight_type: the type of `tags`, or None.
+        """The process for a structure of float32 tensors, and tags.
 
         Raises:
-          TypeError: if a leaf is not float32, or for numbers as weights: a private mean
-            is uniform.
+          TypeError: if a leaf is not float32.
         """
-        tags_type = tff.to_type(self.tags)
-        if weight_type is not None and not tags_type.is_equivalent_to(
-            tff.to_type(weight_type)
-        ):
-            raise TypeError(
-                f"A private mean has uniform weights; the weight slot takes tags of type "
-                f"{tags_type}, found {weight_type}."
-            )
-        core = _Core(self, value_type)
+        core = _Core(self._plan, self._denominator, value_type)
+        tags_type = tff.to_type(DEVICE_TAGS)
 
         @tff.tensorflow.computation(value_type, tags_type, np.int64)
         def record_of(value, tags, round_number):
             with tf.control_dependencies([check_round(tags, round_number)]):
-                early = is_early(tags, round_number, self.participation)
-            clip = self.plan.l2_norm_clip
+                early = is_early(tags, round_number, self._participation)
+            clip = self._plan.l2_norm_clip
             admitted = tags["present"] & ~early
             record, counts = bounded_record(value, clip, tags["finite"], admitted)
             counts["early_clients"] = tf.cast(tags["present"] & early, tf.int32)
@@ -172,8 +155,8 @@ def num_parameters_of(value_type: tff.Type) -> int:
 class _Core:
     """The computations that both factories have in common."""
 
-    def __init__(self, settings: _Factory, value_type: tff.Type) -> None:
-        plan, size = settings.plan, num_parameters_of(value_type)
+    def __init__(self, plan: Plan, denominator: float, value_type: tff.Type) -> None:
+        size = num_parameters_of(value_type)
         check_fits(plan, size)
         noise = NoiseInState(plan, size)
 
@@ -208,7 +191,7 @@ class _Core:
             with tf.control_dependencies([same_plan]):
                 round_number = tf.identity(state["round"])
             row, new = noise.next(state["noise"], round_number, flat(total))
-            result = add_noise(total, row, plan.noise_stddev, settings.denominator)
+            result = add_noise(total, row, plan.noise_stddev, denominator)
             new_state = collections.OrderedDict(
                 round=round_number + 1, plan_id=state["plan_id"], noise=new
             )

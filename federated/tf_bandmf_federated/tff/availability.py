@@ -9,14 +9,11 @@ whether the device is there. Nothing is claimed from this randomness.
 from __future__ import annotations
 
 import functools
-import hashlib
 import math
+import random
 from collections.abc import Callable, Sequence
 
-import numpy as np
-
 from tf_bandmf.accounting.checks import check_positive
-from tf_bandmf.sampling.samplers import random_words
 
 Availability = Callable[[int, str], float]
 
@@ -60,19 +57,20 @@ def present(
     Raises:
       ValueError: if the availability gives anything but probabilities.
     """
-    chances = np.array([availability(round_number, name) for name in names], np.float64)
-    if not np.all((chances >= 0) & (chances <= 1)):
-        raise ValueError(
-            f"availability must give probabilities in [0, 1], found {chances}."
-        )
-    # 53 bits: with more, the largest words would round up to 1.
-    drawn = (random_words(seed, round_number, len(names)) >> np.uint64(11)) / 2.0**53
-    return [name for name, is_there in zip(names, drawn < chances) if is_there]
+    generator = random.Random(f"{seed.hex()} {round_number}")
+    there = []
+    for name in names:
+        chance = availability(round_number, name)
+        if not 0 <= chance <= 1:
+            raise ValueError(
+                f"availability must give probabilities in [0, 1], found {chance}."
+            )
+        if generator.random() < chance:
+            there.append(name)
+    return there
 
 
 @functools.lru_cache(maxsize=1 << 20)
 def _fraction(name: str) -> float:
     """A number in [0, 1) for a name, the same on every machine."""
-    content = name.encode()
-    digest = hashlib.blake2b(content, digest_size=8, person=b"availability").digest()
-    return (int.from_bytes(digest, "little") >> 11) / 2.0**53
+    return random.Random(f"availability {name}").random()

@@ -35,10 +35,16 @@ from tf_bandmf.ledger.errors import LedgerError
 from tf_bandmf.noise.keys import NoiseKey
 from tf_bandmf.planning.statement import PrivacyStatement
 from tf_bandmf_federated.ledger import draw
-from tf_bandmf_federated.plan_checks import check_horizon, statement_of
-from tf_bandmf_federated.tff.aggregators import MinSepNoiseFactory, num_parameters_of
+from tf_bandmf_federated.plan_checks import (
+    check_horizon,
+    check_plan,
+    clients_per_round_of,
+    statement_of,
+)
+from tf_bandmf_federated.tff.aggregators import AdmittingFactory, num_parameters_of
 from tf_bandmf_federated.tff.client_work import tagged_client_work
 from tf_bandmf_federated.tff.state_noise import NoiseInState, number_of_inputs
+from tf_bandmf_federated.tff.tags import DEVICE_TAGS
 
 # What TFF's own learning processes add up.
 _TEMPLATES = tff.learning.templates
@@ -78,7 +84,7 @@ class PrivateLearningProcess(tff.learning.templates.LearningProcess):
         self.plan = plan
         self.num_parameters = num_parameters
         self.settings = dict(settings)
-        self._done: set[tuple[int, int]] = set()  # run and round, in this process
+        self._done: set[tuple[bytes, int]] = set()  # run and round, in this process
         self._reserved: set[str] = set()
 
     def statement(self) -> PrivacyStatement:
@@ -88,11 +94,6 @@ class PrivateLearningProcess(tff.learning.templates.LearningProcess):
     def round_number(self, state: Any) -> int:
         """The round, from 0, that `next` runs on this state."""
         return int(_aggregator(state)["round"])
-
-    def key_id(self, state: Any) -> int:
-        """A public number, positive, that tells the noise keys of runs apart."""
-        digest = hashlib.sha256(b"key id" + _secret(state)).digest()
-        return (int.from_bytes(digest[:8], "little") >> 1) | 1
 
     def prepare(self, state: Any, inputs: str) -> Any:
         """The state for a round that may be repeated, with the same result bit for bit.
@@ -130,12 +131,12 @@ class PrivateLearningProcess(tff.learning.templates.LearningProcess):
         """
         current = self.round_number(state)
         check_horizon(self.plan, current)
-        self._done.add((self.key_id(state), current))
+        self._done.add((_secret(state), current))
         noise = NoiseInState(self.plan, self.num_parameters)
         after = noise.skip(_aggregator(state)["noise"], current, inputs or draw())
         return _with_noise(state, after, current + 1)
 
-    def begin(self, state: Any) -> tuple[int, int] | None:
+    def begin(self, state: Any) -> tuple[bytes, int] | None:
         """Run and round of a state, whose result `next` may make now.
 
         None if it is unknown: while TFF traces, for references of its programs, and for
@@ -162,7 +163,7 @@ class PrivateLearningProcess(tff.learning.templates.LearningProcess):
                 self._reserved.add(name)
         if self.plan.test_seed is not None or is_repeatable:
             return None
-        use = (self.key_id(state), current)
+        use = (secret, current)
         if use in self._done:
             raise ValueError(
                 f"Round {current} was used already: a second result of one round spends "
@@ -171,7 +172,7 @@ class PrivateLearningProcess(tff.learning.templates.LearningProcess):
         self._done.add(use)
         return use
 
-    def has_failed(self, use: tuple[int, int]) -> None:
+    def has_failed(self, use: tuple[bytes, int]) -> None:
         """A round that `begin` let begin has no result."""
         self._done.discard(use)
 
@@ -237,12 +238,6 @@ def _with_noise(state: Any, noise: Any, round_number: int | None = None) -> Any:
     return state._replace(aggregator=changed)
 
 
-class _Factory(MinSepNoiseFactory):
-    """The aggregator of a process that reserves."""
-
-    reserves = True
-
-
 def build_fed_avg(
     model_fn: Model,
     plan: Plan,
@@ -286,7 +281,8 @@ def build_fed_avg(
       ValueError: if the plan does not fit: another participation, another batch size, a
         ring buffer that is too large for TFF's state.
     """
-    factory = _Factory(plan, clients_per_round)
+    check_plan(plan)
+    denominator = clients_per_round_of(plan, clients_per_round)
     if server_optimizer_fn is None:
         server_optimizer_fn = tff.learning.optimizers.build_sgdm(learning_rate=1.0)
     initial_weights = _initial_weights(model_fn)
@@ -299,13 +295,13 @@ def build_fed_avg(
         initial_weights,
         _TEMPLATES.build_broadcast_process(weights_type),
         tagged_client_work(work),
-        factory.create(weights_type.trainable),
+        AdmittingFactory(plan, denominator).create(weights_type.trainable, DEVICE_TAGS),
         _TEMPLATES.build_apply_optimizer_finalizer(server_optimizer_fn, weights_type),
     )
     settings = {
         "num_parameters": num_parameters,
         "weights": str(weights_type),
-        "clients_per_round": factory.denominator,
+        "clients_per_round": denominator,
     }
     return PrivateLearningProcess(process, plan, num_parameters, settings)
 

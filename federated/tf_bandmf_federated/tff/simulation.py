@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Union
 
 import tensorflow as tf
@@ -90,13 +90,19 @@ class SimulatedClients:
         """Names of the clients that are there in a round; the same each time."""
         return present(self.availability, round_number, self.names, self._seed)
 
-    def cohorts(self, ledger: Ledger, wanted: int) -> Cohorts:
+    def cohorts(self, ledger: Ledger, wanted: int, num_rounds: int) -> Cohorts:
         """What selects clients for a run with this ledger.
 
         Args:
           ledger: of the run.
           wanted: clients of a round.
+          num_rounds: of the run.
+
+        Raises:
+          ValueError: before round 0, if there can never be enough, and that is an error.
         """
+        if not ledger.rounds and self.on_shortage == "error":
+            self._check_enough(wanted, num_rounds)
 
         def check(available: int, eligible: int) -> bool:
             if eligible < wanted and self.on_shortage == "error":
@@ -118,53 +124,38 @@ class SimulatedClients:
             seed=self._seed.hex(),
         )
 
-    def check_enough_clients(
-        self, clients_per_round: int, num_rounds: int | None = None
-    ) -> None:
+    def _check_enough(self, size: int, num_rounds: int) -> None:
         """Raises ValueError if no trace can give this many clients per round.
 
         Any b consecutive rounds need different clients, and all rounds together at most
         k participations per client. These conditions do not ensure that the clients are
         available when they are needed.
-
-        Args:
-          clients_per_round: number of clients in every round.
-          num_rounds: by default the plan's.
         """
-        n = self.plan.num_steps if num_rounds is None else num_rounds
-        check_plan(self.plan, n)
-        size = whole_number("clients_per_round", clients_per_round)
-        b = min(self.participation.min_separation, n)
-        k = self.participation.participations(n)
-        needed = max(size * b, -(-size * n // k))
+        b = min(self.participation.min_separation, num_rounds)
+        k = self.participation.participations(num_rounds)
+        needed = max(size * b, -(-size * num_rounds // k))
         if len(self.names) < needed:
             raise ValueError(
-                f"{n} rounds of {size} clients need at least {needed} clients, if a "
-                f"client comes at most once in {b} rounds and {k} times in all; found "
-                f"{len(self.names)}. Take fewer clients per round, or make a plan with a "
-                f"smaller min_separation or more participations."
+                f"{num_rounds} rounds of {size} clients need at least {needed} clients, if "
+                f"a client comes at most once in {b} rounds and {k} times in all; found "
+                f"{len(self.names)}. Take fewer clients per round, make a plan with a "
+                f"smaller min_separation or more participations, or give "
+                f'on_shortage="fewer".'
             )
-
-    def datasets(self, names: Sequence[str]) -> list[tf.data.Dataset]:
-        """The data of clients.
-
-        Raises:
-          KeyError: if there is no such client.
-        """
-        missing = set(names) - set(self.names)
-        if missing:
-            raise KeyError(f"Clients {sorted(missing)} are not, or no more, here.")
-        found = [self._make_dataset(name) for name in names]
-        return found if self._preprocess is None else [*map(self._preprocess, found)]
 
     def tagged(self, selected: Selected, round_number: int) -> list[tf.data.Dataset]:
-        """The data of selected clients, with what each knows about its past."""
-        return [
-            tag_dataset(dataset, last_round, participations, round_number)
-            for dataset, (last_round, participations) in zip(
-                self.datasets(selected.names), selected.records.tolist()
-            )
-        ]
+        """The data of selected clients, with what each knows about its past.
+
+        Clients of a round that was begun before, who have left since, have none.
+        """
+        names, found = set(self.names), []
+        for name, (last_round, count) in zip(selected.names, selected.past.tolist()):
+            if name in names:
+                dataset = self._make_dataset(name)
+                if self._preprocess is not None:
+                    dataset = self._preprocess(dataset)
+                found.append(tag_dataset(dataset, last_round, count, round_number))
+        return found
 
 
 def _clients(

@@ -12,12 +12,12 @@ dictionary of the model's `example` (a batch) and of tags, the same in all eleme
 from __future__ import annotations
 
 import collections
-import operator
 
 import numpy as np
 import tensorflow as tf
 
-from tf_bandmf_federated.eligibility import contradicts_itself
+from tf_bandmf.accounting.checks import whole_number
+from tf_bandmf_federated.eligibility import NEVER, contradicts_itself
 
 # What a client hands to the aggregator with its update. `present`: it has data at all;
 # `finite`: its update was finite.
@@ -45,29 +45,19 @@ def tag_dataset(
         that the last participation updated.
 
     Raises:
-      TypeError: if one is not an integer.
-      ValueError: if one is out of range or they contradict each other.
+      ValueError: if one is not whole or out of range, or they contradict each other.
     """
-    last = _whole("last_round", last_round)
-    count = _whole("participations", participations)
-    now = _whole("round_number", round_number)
+    last = whole_number("last_round", last_round, least=NEVER)
+    count = whole_number("participations", participations, least=0)
+    now = whole_number("round_number", round_number, least=0)
     if contradicts_itself(last, count):
         raise ValueError(
             f"last_round must be -1 and participations 0, or last_round >= 0 and "
             f"participations >= 1; found {last_round} and {participations}."
         )
-    if now < 0:
-        raise ValueError(f"round_number must be >= 0, found {round_number}.")
     # Not a map: tracing a function for each client takes ten times as long.
     tags = {
         name: tf.data.Dataset.from_tensors(tf.constant(value, tf.int32)).repeat()
         for name, value in zip(DEVICE_TAGS, (last, count, now))
     }
     return tf.data.Dataset.zip(collections.OrderedDict(example=dataset, **tags))
-
-
-def _whole(name: str, value: int) -> int:
-    """The value, which is not rounded silently."""
-    if isinstance(value, (bool, np.bool_)) or not hasattr(value, "__index__"):
-        raise TypeError(f"{name} must be a whole number, found {value!r}.")
-    return operator.index(value)

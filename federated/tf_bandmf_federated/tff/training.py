@@ -7,23 +7,21 @@
 
 Whatever ends the program, call it again with the same arguments. A round goes
 
-    select -> ledger: started -> prepare, next -> ledger: result -> save state
-           -> ledger: releasing -> release -> ledger: released
+    select -> ledger: started -> prepare, next -> ledger: finished, with the state
+           -> release -> ledger: released
 
 and each arrow waits for the disk. So after a crash
 
-| the ledger's last entry | and the state is of | what happens |
-|---|---|---|
-| `started` | this round | repeated, if cohort, data and state are the same |
-| `result` | this round | repeated; the result must be the same |
-| `result` | the next one | released once more, with the same content |
-| `released` | the next one | the next round begins |
+| the ledger's last entry | what happens |
+|---|---|
+| `started` | the round is repeated, with those of its cohort that are there |
+| `finished` | its model is released, once more perhaps: the same, for the state has it |
+| `released` | the next round begins |
 
-If anything differs, the round is skipped: its noise is spent, its clients count as
-having taken part, the model stays the same, and the next round has its own noise. If a
-model is due after a skipped round, it is released as it is. Nothing is released twice
-with different content: of two models for one round, the one that left first stays. A
-state from an older backup is brought forward in the same way.
+Nothing of a round is released before its result is in the ledger, and its noise is bound
+to its sum: so it may be repeated, with other data, too. With `interrupted_round="skip"`
+it is skipped instead: its clients count as having taken part, the model stays the same,
+and is released as it is if one is due. Nothing is released twice with different content.
 
 TFF's own `tff.learning.programs.train_model` is not suitable: it does not wait until a
 state is saved, and it releases the whole state, including the noise key.
@@ -35,11 +33,12 @@ import dataclasses
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 import tensorflow_federated as tff
 
 from tf_bandmf_federated.accounting import MeasuredParticipation
 from tf_bandmf_federated.cohorts import Selected
-from tf_bandmf_federated.digests import digest_of_data
+from tf_bandmf_federated.plan_checks import cohort_size
 from tf_bandmf_federated.rounds import Run
 from tf_bandmf_federated.tff.learning import PrivateLearningProcess
 from tf_bandmf_federated.tff.simulation import SimulatedClients
@@ -80,11 +79,10 @@ async def train_model(
 
     Args:
       process: a process from `build_fed_avg`.
-      clients: of the same plan. The data of a client must be the same at each reading,
-        or an interrupted round is skipped. Clients may join and leave between two calls:
+      clients: of the same plan. Clients may join and leave between two calls:
         a name keeps its record.
-      private_dir: folder for the ledger, the noise key and the states; created with
-        mode 0700. It is as secret as the key, and needed to continue.
+      private_dir: folder for the ledger, which has the state with the noise key; created
+        with mode 0700. It is as secret as the key, and needed to continue.
       clients_per_round: number of clients to select; by default the plan's
         `expected_batch_size`.
       total_rounds: by default the plan's.
@@ -95,29 +93,26 @@ async def train_model(
         again.
       train_metrics_manager: gets the process's metrics, with exact counts of clients:
         for the operator only, NOT private.
-      interrupted_round: "replay" an interrupted round if nothing has changed, or always
-        "skip" it.
+      interrupted_round: "replay" an interrupted round, or "skip" it.
 
     Raises:
       BlockingIOError: if another program uses `private_dir`.
       TypeError, ValueError: if an argument is wrong, such as `total_rounds` below the
-        number of rounds begun; if the files of `private_dir` are damaged, belong to
-        another run, plan or model, or some of them are missing. What a round raises is
+        number of rounds begun; if the file in `private_dir` is damaged, or belongs
+        to another run, plan or model. What a round raises is
         passed on: call again to continue.
     """
     _check_same_plan(process, clients)
-    engine = _TffEngine(process, clients)
-    wanted = clients_per_round or process.plan.expected_batch_size
-    if wanted is None or wanted != int(wanted):
-        raise ValueError(
-            f"clients_per_round must say how many clients to select, found {wanted}, and "
-            f"the plan's batch size does not."
-        )
+    first = await tff.program.materialize_value(process.initialize())
+    # TFF would go on with those of the state, without a word.
+    given = await tff.program.materialize_value(process.get_hparams(first))
+    engine = _TffEngine(process, clients, first, tf.nest.map_structure(str, given))
+    wanted = cohort_size(process.plan, clients_per_round)
     run = Run(
         engine=engine,
-        cohorts=lambda ledger: clients.cohorts(ledger, int(wanted)),
+        cohorts=lambda ledger: clients.cohorts(ledger, wanted, run.num_rounds),
         private_dir=private_dir,
-        clients_per_round=int(wanted),
+        clients_per_round=wanted,
         total_rounds=total_rounds,
         models=model_output_manager,
         release_every=release_every,
@@ -133,37 +128,28 @@ class _TffEngine:
     """TensorFlow Federated as an `Engine`: see `rounds`."""
 
     def __init__(
-        self, process: PrivateLearningProcess, clients: SimulatedClients
+        self,
+        process: PrivateLearningProcess,
+        clients: SimulatedClients,
+        first: Any,
+        given: Any,
     ) -> None:
         self._process, self._clients = process, clients
-        self.plan, self.settings = process.plan, process.settings
-        self.round_number = process.round_number
-        self.key_id = process.key_id
+        self.plan, self._first = process.plan, first
+        self.settings = {**process.settings, "hyper_parameters": given}
         self.skip_round = process.skip_round
         self.note_rounds = process.note_rounds
 
     async def initial_state(self) -> Any:
-        return await tff.program.materialize_value(self._process.initialize())
+        return self._first
 
     def no_metrics(self) -> Any:
         metrics_type = self._process.next.type_signature.result.metrics.member
         return tff.types.structure_from_tensor_type_tree(_zeros, metrics_type)
 
-    def keep_key(self, folder: str, is_new: bool) -> None:
-        pass  # it is in the states
-
-    def hyper_parameters(self, state: Any) -> Any:
-        return self._process.get_hparams(state)
-
-    def data_digest(self, selected: Selected) -> str:
-        try:
-            return digest_of_data(self._clients.datasets(selected.names))
-        except KeyError:  # of a round that was begun with clients who left
-            return "clients are missing"
-
-    async def run(self, state: Any, selected: Selected, inputs: str) -> tuple[Any, Any]:
-        data = self._clients.tagged(selected, self.round_number(state))
-        output = self._process.next(self._process.prepare(state, inputs), data)
+    async def run(self, state: Any, selected: Selected, point: str) -> tuple[Any, Any]:
+        data = self._clients.tagged(selected, self._process.round_number(state))
+        output = self._process.next(self._process.prepare(state, point), data)
         output = await tff.program.materialize_value(output)
         return output.state, output.metrics
 

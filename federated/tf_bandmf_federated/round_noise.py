@@ -1,22 +1,20 @@
-"""Noise that the server makes outside of an engine, by the core's generator.
+"""Noise of a run's rounds, made by the server itself with the core's generator.
 
-A folder keeps the key for a restart. The ring buffer of a banded C, in this
-process, is then made again from round 0; BISR, BandInvMF and λ-CGD have none.
+The ring buffer of a banded C, in this process, is made again from round 0 after a restart;
+BISR, BandInvMF and λ-CGD have none.
 """
 
 from __future__ import annotations
 
 import hashlib
-import os
-from collections.abc import Iterator
-from typing import Any
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 import tensorflow as tf
 
 from tf_bandmf import Plan
 from tf_bandmf.files import machine
-from tf_bandmf.files import private as private_files
 from tf_bandmf.ledger import hooks
 from tf_bandmf.noise import NoiseGenerator
 from tf_bandmf.noise.keys import NoiseKey
@@ -24,20 +22,19 @@ from tf_bandmf.planning.memory import refuse_too_large
 from tf_bandmf_federated.large_vectors import ahead
 from tf_bandmf_federated.plan_checks import check_horizon
 
-KEY_FILE = "noise.key"
 _PART = 1 << 20  # normals that are made at a time, where nothing is kept
 
 
-class HostNoise:
-    """The noise of one run's rounds, made by the core's generator.
+class RoundNoise:
+    """The noise of a run's rounds: a pure function of key, round and digests.
 
-    It is a pure function of key, round, and the digests that bind the rounds to the sums
-    that their noise is added to; see `bound_to`. If a round other than the next one is
-    requested, the ring buffer is rebuilt from round 0.
+    The digests bind the rounds to the sums that their noise is added to; see `bound_to`.
+    If a round other than the next one is requested, the ring buffer is rebuilt from
+    round 0.
 
     Args:
       plan: plan whose strategy makes the noise; with a test seed, the key is the test
-        key, otherwise 256 bits from the operating system, until `keep_in`.
+        key, whatever a state has.
       num_parameters: d, the number of parameters.
 
     Raises:
@@ -59,65 +56,33 @@ class HostNoise:
         shape = [self._generator.memory_vectors, self._generator.shard_size]
         self._buffer = tf.Variable(tf.zeros(shape), trainable=False)
         self._position = 0  # the round whose noise comes next from the buffer
-        self._reserved: str | None  # in the plan's ledger
-        self._key: NoiseKey
-        self._keys: np.ndarray
+        self._reserved: str | None = None  # in the plan's ledger
+        self._secret = b""  # of the state that noise was last made for
         self._row = tf.function(self._row_in_place)
         self._part = tf.function(self._part_of_row)
-        self._begin(NoiseKey.from_operating_system())
 
-    def keep_in(self, folder: str, is_new: bool) -> None:
-        """Goes on with the key in a folder; a new run that has none gets one there.
+    def initial_state(self) -> OrderedDict[str, np.ndarray]:
+        """A fresh key, 256 bits from the operating system, and digests of no rounds."""
+        secret = NoiseKey.from_operating_system().secret_bytes()
+        return OrderedDict(
+            key=np.frombuffer(secret, np.uint8), digests=np.zeros([0], np.int64)
+        )
 
-        Raises:
-          PermissionError: if anybody but the owner may read the key.
-          ValueError: if the file is damaged, or is missing and the run is not new.
-        """
-        if self._plan.test_seed is not None:
-            return
-        os.makedirs(folder, mode=0o700, exist_ok=True)
-        path = os.path.join(folder, KEY_FILE)
-        if not os.path.exists(path):
-            if not is_new:
-                raise ValueError(
-                    f"The ledger says that rounds were begun, but the noise key is not at "
-                    f"{path}: the run cannot go on with another one."
-                )
-            private_files.write(path, NoiseKey.from_operating_system().secret_bytes())
-        self._begin(NoiseKey(private_files.read(path)))
-
-    @property
-    def key_id(self) -> int:
-        """A positive public number that identifies the key and plan of the run."""
-        found = int.from_bytes(self._derive(b"tf-bandmf keyid")[:8], "little")
-        return (found >> 1) | 1
-
-    def seal(self, text: str) -> str:
-        """A digest of a text that only this key can make."""
-        return hashlib.blake2b(
-            f"{self._fingerprint} {text}".encode(),
-            key=self._secret,
-            person=b"round's receipt",
-            digest_size=16,
-        ).hexdigest()
+    def name_of(self, state: Mapping[str, np.ndarray]) -> str:
+        """A public name of the state's run."""
+        self._take_key(state)
+        return hooks.name_of(self._key)
 
     def note_rounds(self, rounds: int) -> None:
         """Tells the plan's ledger how many rounds were done."""
         if self._reserved is not None:
             hooks.note_steps(self._plan, self._reserved, rounds)
 
-    def digest(self, round_number: int, total: np.ndarray, inputs: str = "") -> int:
+    def _digest(self, number: int, total: np.ndarray, point: str) -> int:
         """A keyed digest of what the noise of a round is added to.
 
         BLAKE2b (RFC 7693) with a key of the run: two different sums have one digest with
         probability 2^-64, as far as nobody tells it from a random function.
-
-        Args:
-          round_number: of the round.
-          total: all numbers of the sum, in an order that is the same each time.
-          inputs: what else the noise is bound to, such as a random number. Without it,
-            two histories with equal sums have equal results, which shows that they are
-            equal.
 
         Returns:
           A signed 64-bit number. As secret as the noise. 0 with a test seed, whose
@@ -126,70 +91,73 @@ class HostNoise:
         if self._plan.test_seed is not None:
             return 0
         found = hashlib.blake2b(
-            round_number.to_bytes(8, "little"),
-            key=self._derive(b"tf-bandmf sums"),
+            number.to_bytes(8, "little"),
+            key=self._secret,
             digest_size=8,
             person=b"tf-bandmf sum",
         )
         found.update(np.ascontiguousarray(total).reshape(-1).view(np.uint8).data)
-        found.update(inputs.encode())
+        found.update(point.encode())
         return int.from_bytes(found.digest(), "little", signed=True)
 
     def bound_to(
-        self, state: Any, total: np.ndarray, inputs: str = ""
-    ) -> tuple[Iterator[np.ndarray], np.ndarray]:
+        self, state: Mapping[str, np.ndarray], total: np.ndarray, point: str
+    ) -> tuple[Iterator[np.ndarray], OrderedDict[str, np.ndarray]]:
         """The noise of a state's round, bound to the sum that it is added to.
 
         If an older state is restored and the sums differ from there on, the noise is
-        independent: no difference of releases is free of noise. Equal sums and inputs
+        independent: no difference of releases is free of noise. Equal sums at one point
         get equal noise. So nothing needs to be known about what was handed out before.
         The first time, the run reserves in the ledger that its plan is bound to.
 
         Args:
           state: after the rounds before, whose digests it has.
-          total: see `digest`.
-          inputs: see `digest`.
+          total: all numbers of the sum, in an order that is the same each time.
+          point: what else the noise is bound to, with a random number in it. Without that,
+            two histories with equal sums have equal results, which shows that they are
+            equal.
 
         Returns:
           Row `round` of `C^-1 Z`, float32, in consecutive parts that are made on
-          demand; and the digests including this round's, int64, shape [round + 1]. Both
-          are secret.
+          demand; and the state after the round. Both are secret.
 
         Raises:
           LedgerError: if the ledger does not let the run begin, or is not open.
-          ValueError: past the plan's last round, or if the state is of another run.
+          ValueError: past the plan's last round.
         """
-        number, before = int(state["round"]), np.asarray(state["noise"]["digests"])
-        check_horizon(self._plan, number)
-        if int(state["noise"]["key_id"]) != self.key_id:
-            raise ValueError(
-                "The state was made with another noise key, or for another plan. Give "
-                "the key of the interrupted run; a run cannot go on with a new one."
-            )
-        if len(before) != number:
-            raise ValueError(
-                f"The state is at round {number} and has digests of {len(before)} "
-                f"rounds: it was damaged or made by hand."
-            )
+        number = len(state["digests"])
+        after = self.after(state, total, point)
         if self._reserved is None and hooks.is_needed(self._plan):
             name = hooks.name_of(self._key)
             hooks.begin(self._plan, name)
             self._reserved = name
-        digests = np.append(before, np.int64(self.digest(number, total, inputs)))
-        bound = np.pad(digests, (0, self._plan.num_steps - len(digests)))
+        bound = np.pad(after["digests"], (0, self._plan.num_steps - number - 1))
         keys = tf.constant(self._generator.bound_key(self._keys, bound))
         if self._generator.memory_vectors:
-            parts = iter([self._from_buffer(keys, number, digests)])
+            parts = iter([self._from_buffer(keys, number, after["digests"])])
         else:
             parts = self._parts(keys, number)
-        return (np.asarray(memoryview(part)) for part in parts), digests
+        return (np.asarray(memoryview(part)) for part in parts), after
 
-    def _begin(self, key: NoiseKey) -> None:
-        self._secret, self._reserved = key.secret_bytes(), None
-        self._key = NoiseKey(self._derive(b"tf-bandmf run"))
+    def after(
+        self, state: Mapping[str, np.ndarray], total: np.ndarray, point: str
+    ) -> OrderedDict[str, np.ndarray]:
+        """The state after a round: its digests have this one. See `bound_to`."""
+        number = len(state["digests"])
+        check_horizon(self._plan, number)
+        self._take_key(state)
+        digest = np.int64(self._digest(number, total, point))
+        return OrderedDict(state, digests=np.append(state["digests"], digest))
+
+    def _take_key(self, state: Mapping[str, np.ndarray]) -> None:
+        """Makes noise with the key of this state from now on."""
+        secret = np.asarray(state["key"]).tobytes()
+        if secret == self._secret:
+            return
+        self._secret, self._reserved = secret, None
+        self._key = NoiseKey(secret)
         if self._plan.test_seed is not None:
             self._key = NoiseKey.for_testing(self._plan.test_seed)
-            self._secret = self._key.secret_bytes()
         self._keys = self._generator.step_keys(self._key)
         self._restart()
 
@@ -198,12 +166,6 @@ class HostNoise:
         if self._position:
             self._buffer.assign(tf.zeros_like(self._buffer))
         self._position, self._digests = 0, np.zeros([0], np.int64)
-
-    def _derive(self, person: bytes) -> bytes:
-        plan = bytes.fromhex(self._fingerprint)
-        return hashlib.blake2b(
-            plan, key=self._secret, digest_size=32, person=person
-        ).digest()
 
     def _parts(self, keys: tf.Tensor, number: int) -> Iterator[tf.Tensor]:
         """A row without a buffer, in parts.

@@ -1,0 +1,172 @@
+"""Noise that the server makes itself."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tf_bandmf
+from tf_bandmf import noise
+from tf_bandmf.noise.keys import NoiseKey
+from tf_bandmf_federated import round_noise
+from tf_bandmf_federated.round_noise import RoundNoise
+
+N, D = 8, 5
+
+
+def make_plan(mechanism="bsr", bands=3, **options):
+    return tf_bandmf.plan(
+        f"{mechanism}:{bands}" if bands else mechanism,
+        noise_multiplier=1.0,
+        delta=1e-5,
+        num_steps=N,
+        participation=tf_bandmf.MinSep(3, 2),
+        **options,
+    )
+
+
+PLANS = {
+    "ring buffer": make_plan(),
+    "regenerated": make_plan("bisr"),
+    "geometric": make_plan("blt", None),
+}
+
+
+class Made:
+    """The noise of one run: its key, and how it is made."""
+
+    def __init__(self, plan, size=D, state=None):
+        self.plan, self.size, self.noise = plan, size, RoundNoise(plan, size)
+        self.state = self.noise.initial_state() if state is None else state
+
+    def after(self, digests):
+        return {**self.state, "digests": np.array(digests, np.int64)}
+
+    def row(self, digests, point=""):
+        """The noise of the round after those with these digests, and all digests."""
+        parts, after = self.noise.bound_to(self.after(digests), np.zeros(D), point)
+        return np.concatenate(list(parts)), after["digests"]
+
+    def straight(self, digests):
+        """The core's rows for the key, bound to digests."""
+        generator = noise.NoiseGenerator(self.plan.strategy, self.size)
+        keys = generator.step_keys(self.noise._key)
+        keys[: len(digests)] = generator.bound_key(keys[: len(digests)], digests)
+        state = generator.initial_state(self.noise._key)
+        state = state._replace(step_keys=tf.constant(keys))
+        rows = []
+        for step in range(N):
+            values, state = generator.next(state, tf.constant(step))
+            rows.append(values.numpy())
+        return np.stack(rows)
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_any_round_is_the_core_s_bit_for_bit(name):
+    made, other = Made(PLANS[name]), Made(PLANS[name])
+    digests = np.arange(N) + 3
+    # In order, left out, backward, the same again.
+    for number in (0, 1, 4, 4, 2, 7, 0):
+        found, after = made.row(digests[:number], point=f"{number}")
+        np.testing.assert_array_equal(found, made.straight(after)[number])
+        assert not np.any(found == other.row(digests[:number])[0])
+
+
+@pytest.mark.invariant(8)
+def test_every_bit_of_a_large_sum_is_in_its_digest():
+    made = Made(PLANS["regenerated"])
+    total = np.random.default_rng(0).normal(size=(1 << 17) + 50)  # 8 bytes each
+
+    def digest(values=total, number=0, of=made):
+        state = of.after(np.zeros(number))
+        return of.noise.after(state, values, "")["digests"][-1]
+
+    found = {digest()}
+    assert found == {digest(total.copy())}
+    words = total.view(np.int64)
+    for position in (0, 77, (1 << 17) - 1, 1 << 17, total.size - 1):
+        for bit in (0, 31, 32, 62):
+            words[position] ^= 1 << bit
+            found.add(digest())
+            words[position] ^= 1 << bit
+    found |= {digest(np.roll(total, 1 << 16)), digest(number=1)}
+    found.add(digest(of=Made(PLANS["regenerated"])))
+    assert len(found) == 1 + 20 + 3
+
+
+@pytest.mark.invariant(11)
+def test_a_state_brings_its_key(tmp_path):
+    """Also that of another run, and after a restart."""
+    made = Made(PLANS["ring buffer"])
+    _, digests = made.row([], point="drawn")
+    second, _ = made.row(digests, point="more")
+    other = Made(PLANS["ring buffer"])
+    assert not np.any(other.row(digests, point="more")[0] == second)
+    other.state = made.state
+    found, _ = other.row(digests, point="more")
+    np.testing.assert_array_equal(found, second)
+    name = made.noise.name_of(made.state)
+    assert other.noise.name_of(made.state) == name
+    assert other.noise.name_of(Made(PLANS["ring buffer"]).state) != name
+    secret = bytes(made.state["key"])
+    assert len(secret) == 32 and secret.hex() != name
+
+
+def test_what_does_not_fit_into_memory_is_refused_before_it_is_allocated():
+    with pytest.raises(MemoryError, match="keeps 2 vectors"):
+        RoundNoise(PLANS["ring buffer"], 10**13)
+    RoundNoise(PLANS["regenerated"], 10**9)
+
+
+@pytest.mark.invariant(1)
+def test_horizon():
+    made = Made(PLANS["ring buffer"])
+    for rounds in (N, N + 3):
+        with pytest.raises(ValueError, match="8 rounds"):
+            made.row(np.zeros(rounds))
+        with pytest.raises(ValueError, match="8 rounds"):
+            made.noise.after(made.after(np.zeros(rounds)), np.zeros(D), "")
+
+
+def test_an_interrupted_row_does_not_spoil_the_next_one():
+    made = Made(PLANS["ring buffer"])
+    digests = np.arange(N) + 3
+    made.row(digests[:2])
+    working = made.noise._row
+
+    def interrupted(*arguments):
+        working(*arguments)  # the buffer has changed
+        raise KeyboardInterrupt
+
+    made.noise._row = interrupted
+    with pytest.raises(KeyboardInterrupt):
+        made.row(digests[:3])
+    made.noise._row = working
+    for number in (3, 4):
+        found, after = made.row(digests[:number])
+        np.testing.assert_array_equal(found, made.straight(after)[number])
+
+
+def test_test_seeds():
+    made, other = (Made(make_plan(test_seed=4)) for _ in range(2))
+    found, digests = made.row(np.zeros(2))
+    np.testing.assert_array_equal(found, other.row(np.zeros(2))[0])
+    assert made.noise._key.secret_bytes() == NoiseKey.for_testing(4).secret_bytes()
+    assert not np.any(digests)
+
+
+@pytest.mark.parametrize("name", PLANS)
+@pytest.mark.invariant(9)
+def test_parts_of_a_row_are_the_row_bit_for_bit(name, monkeypatch):
+    monkeypatch.setattr(round_noise, "_PART", 4096)
+    size = 10_000
+    made = Made(PLANS[name], size)
+    state = made.after([3, 4])
+    parts, after = made.noise.bound_to(state, np.arange(size), "")
+    found = [next(parts)]
+    # Another sum's noise is asked for before this one is done.
+    others, other = made.noise.bound_to(state, np.arange(size) + 1, "")
+    found.extend(parts)
+    for values, bound in ((found, after), (list(others), other)):
+        whole = made.straight(bound["digests"])[2]
+        np.testing.assert_array_equal(np.concatenate(values), whole)
+    assert len(found) == (3 if name == "regenerated" else 1)

@@ -1,0 +1,304 @@
+"""The training program of TFF: what `rounds` promises, with its processes and states."""
+
+import asyncio
+import contextlib
+import dataclasses
+import functools
+import importlib
+import json
+import signal
+import sqlite3
+import types
+
+import numpy as np
+import pytest
+import tensorflow_federated as tff
+from ledgers import copy_ledger
+from linear import examples, model_fn
+from simulated import Crash
+
+import tf_bandmf
+import tf_bandmf.noise.keys
+from tf_bandmf_federated import (
+    Ledger,
+    SimulatedClients,
+    build_fed_avg,
+    ledger,
+    measure_participation,
+    measured_guarantee,
+    train_model,
+)
+
+LEDGER = "ledger.sqlite3"
+N, B = 5, 2
+CLIENTS_PER_ROUND = 2
+OPTIMIZER = tff.learning.optimizers.build_sgdm(0.1)
+SERVER = tff.learning.optimizers.build_sgdm(1.0, momentum=0.9)
+
+
+def make_plan(**options):
+    arguments = dict(noise_multiplier=0.5, delta=1e-5, num_steps=N)
+    return tf_bandmf.plan(
+        "bsr:2", participation=tf_bandmf.MinSep(B, 3), **{**arguments, **options}
+    )
+
+
+def make_source(plan, num_clients=8, shift=0.0, **options):
+    clients = {f"c{i}": lambda i=i: examples(i, shift) for i in range(num_clients)}
+    options.setdefault("availability", lambda t, name: 0.9)
+    return SimulatedClients(clients, plan, seed=3, **options)
+
+
+def build(plan):
+    return build_fed_avg(
+        model_fn,
+        plan,
+        OPTIMIZER,
+        SERVER,
+        clients_per_round=CLIENTS_PER_ROUND,
+    )
+
+
+PLAN = make_plan()
+
+
+@functools.cache
+def process_of():
+    """Built once: a restart in one process goes on with it."""
+    return build(PLAN)
+
+
+# A process that did not see a run.
+another = functools.cache(lambda: build(PLAN))
+
+
+class Models(tff.program.ReleaseManager):
+    """All releases, in their order."""
+
+    def __init__(self):
+        self.releases = []
+
+    async def release(self, value, key):
+        flat = np.concatenate([np.ravel(w) for w in value.trainable])
+        self.releases.append((key, flat.tobytes()))
+
+
+class Metrics(tff.program.ReleaseManager):
+    def __init__(self):
+        self.releases = []
+
+    async def release(self, value, key):
+        self.releases.append((key, int(value["aggregator"]["contributing_clients"])))
+
+
+def train(path, process, models=None, metrics=None, source=None, dies=None, **more):
+    """`dies`: (before or after, round): the result of a round is written."""
+    more.setdefault("clients_per_round", CLIENTS_PER_ROUND)
+    wrote = Ledger.finished
+
+    def finished(self, number, *arguments):
+        if dies == ("before", number):
+            raise Crash
+        wrote(self, number, *arguments)
+        if dies == ("after", number):
+            raise Crash
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Ledger, "finished", finished)
+        return asyncio.run(
+            train_model(
+                process,
+                source or make_source(PLAN),
+                private_dir=str(path),
+                model_output_manager=models,
+                train_metrics_manager=metrics,
+                **more,
+            )
+        )
+
+
+def cohorts_of(path):
+    """Names of the devices of each round."""
+    with contextlib.closing(sqlite3.connect(path / LEDGER)) as database:
+        rows = database.execute("SELECT names FROM entries WHERE names IS NOT NULL")
+        return [json.loads(names) for (names,) in rows]
+
+
+@pytest.fixture
+def process():
+    return process_of()
+
+
+def test_a_run_releases_every_model_and_measures_participation(tmp_path, process):
+    models, metrics = Models(), Metrics()
+    outcome = train(tmp_path, process, models, metrics=metrics)
+    assert [key for key, _ in models.releases] == list(range(1, N + 1))
+    assert [key for key, _ in metrics.releases] == list(range(1, N + 1))
+    assert len({weights for _, weights in models.releases}) == N
+    last = np.concatenate([np.ravel(w) for w in outcome.model_weights.trainable])
+    assert models.releases[-1][1] == last.tobytes()
+    assert outcome.measured.skipped_rounds == ()
+    assert outcome.measured.num_rounds == N
+    assert outcome.measured.num_participations == N * CLIENTS_PER_ROUND
+    assert outcome.measured.min_separation >= B
+    found = measured_guarantee(PLAN, outcome.measured)
+    assert found.is_within_plan
+    # Done: once more does nothing, and releases nothing.
+    again = Models()
+    train(tmp_path, process, again)
+    assert again.releases == []
+
+
+@pytest.mark.slow_cases("*before*")
+@pytest.mark.parametrize("dies", [("before", 2), ("after", 2)], ids=str)
+def test_a_crash_and_a_restart_release_what_the_uninterrupted_run_does(
+    tmp_path, process, dies, monkeypatch
+):
+    monkeypatch.setattr(ledger, "draw", lambda: "")  # so that runs can be compared
+    metrics, before, after, straight = Metrics(), Models(), Models(), Models()
+    train(tmp_path / "run", process, before, metrics=metrics, total_rounds=1)
+    copy_ledger(tmp_path / "run" / LEDGER, tmp_path / "straight" / LEDGER)
+    with pytest.raises(Crash):
+        train(tmp_path / "run", process, before, metrics, dies=dies)
+    outcome = train(tmp_path / "run", process, after, metrics)
+    assert outcome.measured.skipped_rounds == ()
+    train(tmp_path / "straight", another(), straight)
+    released = before.releases + after.releases
+    assert released[1:] == straight.releases
+    assert [key for key, _ in metrics.releases] == list(range(1, N + 1))
+
+
+@pytest.mark.parametrize("change", ["data", "a client left", "told to skip"])
+def test_an_interrupted_round_goes_on_with_what_is_there(tmp_path, process, change):
+    before, after = Models(), Models()
+    with pytest.raises(Crash):
+        train(tmp_path, process, before, dies=("before", 2))
+    (*_, cohort) = cohorts_of(tmp_path)
+    other = make_source(PLAN, shift=0.5)
+    if change == "a client left":
+        other = make_source(PLAN)
+        other.names = tuple(name for name in other.names if name != cohort[0])
+    skip = change == "told to skip"
+    options = {"interrupted_round": "skip"} if skip else {}
+    outcome = train(tmp_path, process, after, source=other, **options)
+    assert [key for key, _ in before.releases + after.releases] == [1, 2, 3, 4, 5]
+    assert (after.releases[0][1] == before.releases[1][1]) == skip
+    # Its clients count, and stay away for b rounds.
+    cohorts = cohorts_of(tmp_path)
+    assert cohorts[2] == cohort and not set(cohort) & set(cohorts[3])
+    assert outcome.measured == dataclasses.replace(
+        measure_participation(dict(enumerate(cohorts))),
+        skipped_rounds=(2,) if skip else (),
+    )
+
+
+def test_too_few_clients_lose_nothing(tmp_path):
+    process = process_of()
+    poor = make_source(PLAN, num_clients=3, availability=lambda t, name: 1.0)
+    models = Models()
+    with pytest.raises(ValueError, match="2 clients need at least 4 clients"):
+        train(tmp_path, process, models, source=poor)
+    assert cohorts_of(tmp_path) == []
+    # Fewer clients will do.
+    train(tmp_path, process, models, source=poor, clients_per_round=1)
+    assert [key for key, _ in models.releases] == list(range(1, N + 1))
+
+
+def test_too_many_rounds_and_wrong_arguments_are_refused(tmp_path):
+    process = process_of()
+    with pytest.raises(ValueError, match="More rounds need a new plan"):
+        train(tmp_path, process, total_rounds=N + 1)
+    with pytest.raises(TypeError, match="build_fed_avg"):
+        train(tmp_path, "process")
+    with pytest.raises(TypeError, match="SimulatedClients"):
+        train(tmp_path, process, source=[1])
+    with pytest.raises(ValueError, match="of one plan"):
+        train(tmp_path, build(make_plan(noise_multiplier=2.0)))
+    with pytest.raises(ValueError, match="interrupted_round"):
+        train(tmp_path, process, interrupted_round="retry")
+    with pytest.raises(ValueError, match="release_every"):
+        train(tmp_path, process, release_every=0)
+
+
+@pytest.mark.invariant(10)
+def test_releases_hold_no_secret(tmp_path):
+    released = tmp_path / "released"
+    manager = tff.program.SavedModelFileReleaseManager(str(released), "model_")
+    train(tmp_path / "run", process_of(), manager, total_rounds=2)
+    query = "SELECT content FROM states WHERE name LIKE '%noise.digest_key'"
+    with contextlib.closing(sqlite3.connect(tmp_path / "run" / LEDGER)) as database:
+        ((secret,),) = database.execute(query)
+    assert any(secret) and len(secret) >= 32
+    contents = [path.read_bytes() for path in released.rglob("*") if path.is_file()]
+    assert contents and not any(secret[:16] in content for content in contents)
+
+
+def test_it_runs_in_a_federated_context_of_tff_s_programs(tmp_path, monkeypatch):
+    # TFF interrupts its service and waits for its end without limit; some never end.
+    monkeypatch.setattr(
+        importlib.import_module(
+            "tensorflow_federated.python.core.impl.executor_stacks.executor_factory"
+        ),
+        "signal",
+        types.SimpleNamespace(SIGINT=signal.SIGKILL),
+    )
+    process, models = process_of(), Models()
+    context = tff.program.NativeFederatedContext(
+        tff.backends.native.create_async_local_cpp_execution_context()
+    )
+    with tff.framework.get_context_stack().install(context):
+        train(tmp_path, process, models, total_rounds=2)
+    # It goes on in another context, as the same run.
+    train(tmp_path, process, models)
+    assert [key for key, _ in models.releases] == list(range(1, N + 1))
+
+
+def test_metrics_of_every_structure_are_kept(tmp_path):
+    process = build_fed_avg(
+        model_fn,
+        PLAN,
+        OPTIMIZER,
+        clients_per_round=2,
+        metrics_aggregator=tff.learning.metrics.sum_then_finalize,
+    )
+    with pytest.raises(Crash):
+        train(tmp_path, process, dies=("after", 1))
+    found = []
+
+    class Recorded(tff.program.ReleaseManager):
+        async def release(self, value, key):
+            found.append((key, value["client_work"]["train"]["num_examples"]))
+
+    train(tmp_path, process, metrics=Recorded(), total_rounds=2)
+    assert found == [(2, 16)]
+
+
+def test_devices_join_and_leave_between_two_calls(tmp_path, process):
+    models = Models()
+    train(tmp_path, process, models, source=make_source(PLAN), total_rounds=2)
+    gone = {cohort[0] for cohort in cohorts_of(tmp_path)}
+    names = [f"c{i}" for i in range(10) if f"c{i}" not in gone]
+    clients = {name: lambda i=i: examples(i) for i, name in enumerate(names)}
+    source = SimulatedClients(clients, PLAN, seed=3, availability=lambda t, name: 0.9)
+    outcome = train(tmp_path, process, models, source=source)
+    assert outcome.measured.skipped_rounds == ()
+    assert [key for key, _ in models.releases] == list(range(1, N + 1))
+    record = dict(enumerate(cohorts_of(tmp_path)))
+    assert not gone & set().union(*(record[t] for t in range(2, N)))
+    assert outcome.measured == measure_participation(record)
+    assert measured_guarantee(PLAN, outcome.measured).is_within_plan
+
+
+def test_a_changed_process_is_refused(tmp_path):
+    def build_with(learning_rate=0.1, denominator=CLIENTS_PER_ROUND):
+        optimizer = tff.learning.optimizers.build_sgdm(learning_rate)
+        return build_fed_avg(
+            model_fn, PLAN, optimizer, SERVER, clients_per_round=denominator
+        )
+
+    train(tmp_path, build_with(), total_rounds=2)
+    with pytest.raises(ValueError, match=r"clients_per_round was 2\.0 and is 7\.0"):
+        train(tmp_path, build_with(denominator=7))
+    with pytest.raises(ValueError, match="of another run: hyper_parameters"):
+        train(tmp_path, build_with(learning_rate=0.5))
+    train(tmp_path, build_with())

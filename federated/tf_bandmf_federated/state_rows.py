@@ -1,0 +1,90 @@
+"""States as rows of a database: their arrays by name, large ones in several parts.
+
+A state may hold the key of the noise: who may read the database is the owner alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+import tree
+
+from tf_bandmf_federated.large_vectors import blocks
+
+# SQLite's blobs have at most 10^9 bytes, and are copied when they are bound.
+_PART = 1 << 22  # numbers
+
+Row = tuple[str, str, str, Any]  # name, dtype, shape, content
+
+
+def rows_of(state: Any) -> Iterator[Row]:
+    """The rows of a nested structure of arrays and numbers.
+
+    Raises:
+      TypeError: if a leaf is neither.
+    """
+    for name, leaf in _named(state):
+        value = np.asarray(leaf.numpy() if isinstance(leaf, tf.Tensor) else leaf)
+        if value.dtype.hasobject:
+            raise TypeError(
+                f"A state has arrays and numbers, found {type(leaf).__name__}."
+            )
+        flat = np.ascontiguousarray(value).reshape(-1)
+        about = (name, value.dtype.str, json.dumps(value.shape))
+        for part in blocks(0, max(flat.size, 1), _PART):  # one of an empty array, too
+            yield *about, flat[part].view(np.uint8).data
+
+
+def digest_of_rows(rows: Iterable[Row]) -> str:
+    """SHA-256 of rows."""
+    found = hashlib.sha256()
+    for *about, content in rows:
+        found.update(repr((about, len(content))).encode())
+        found.update(content)
+    return found.hexdigest()
+
+
+def state_of(rows: Iterable[Row], structure: Any) -> Any:
+    """The state, in the structure of another one.
+
+    Raises:
+      ValueError: if that has other names, dtypes or numbers of dimensions.
+    """
+    kinds: dict[str, tuple[str, str]] = {}
+    parts: dict[str, list[bytes]] = {}
+    for name, dtype, shape, content in rows:
+        kinds[name] = dtype, shape
+        parts.setdefault(name, []).append(content)
+    expected = dict(_named(structure))
+    other = "The run's state is of another process: it "
+    if list(parts) != list(expected):
+        raise ValueError(f"{other}holds {[*parts]}, expected {[*expected]}.")
+    leaves = []
+    for name, template in expected.items():
+        dtype, shape = kinds[name][0], json.loads(kinds[name][1])
+        wanted = np.asarray(template)
+        is_plain = isinstance(template, (bool, int, float))  # they have no dtype
+        same = is_plain or wanted.dtype.str == dtype
+        if not same or wanted.ndim != len(shape):
+            raise ValueError(
+                f"{other}has {name} of dtype {dtype} and shape {shape}, expected "
+                f"{wanted.dtype.str} and as many dimensions as {wanted.shape}."
+            )
+        value = np.empty(shape, dtype)
+        flat, start = value.reshape(-1).view(np.uint8), 0
+        for content in parts.pop(name):
+            flat[start : start + len(content)] = np.frombuffer(content, np.uint8)
+            start += len(content)
+        leaves.append(type(template)(value) if is_plain else value)
+    return tree.unflatten_as(structure, leaves)
+
+
+def _named(state: Any) -> Iterator[tuple[str, Any]]:
+    """Leaves, each with a name of its own: its number and path."""
+    for number, (path, leaf) in enumerate(tree.flatten_with_path(state)):
+        yield f"{number} {'.'.join(map(str, path))}", leaf
