@@ -225,8 +225,7 @@ class Accountant(abc.ABC):
     def calibrate(self, epsilon: float, delta: float) -> Calibration:
         """The smallest noise for the budget, on the safe side, re-checked."""
         stddev = self.calibrate_noise_stddev(epsilon, delta)
-        stated = self.stated(epsilon, delta, stddev)
-        return Calibration(stddev, stated)
+        return Calibration(stddev, self.stated(epsilon, delta, stddev))
 
     def guarantee(self, noise_stddev: float, delta: float) -> Guarantee:
         """What a run with this noise guarantees at delta.
