@@ -29,7 +29,6 @@ BEGIN, END = "<!-- lines -->", "<!-- end of lines -->"
 # What each folder is for: the table of docs/inside.md, in the order of the map there.
 FOLDERS = {
     "files": "configurations with arrays, files that hold secrets",
-    "graphs": "what a graph of ours may contain, and walks through it",
     "matrices": "lower-triangular matrices that are banded or have such an inverse",
     "analysis": "sensitivity and error, exact or typed as bounds",
     "accounting": "(ε, δ) of every sampler: simulations, certain bounds, calibration",
@@ -66,7 +65,6 @@ FOLDERS = {
 # needs more in a folder takes them from another. "other" is what lies beside folders.
 CEILINGS = {
     "keras": (12_865, 7_000),
-    "graphs": (1_190, 0),
     "accounting": (2_460, 2_150),
     "planning": (2_989, 1_900),
     "strategies": (1_701, 1_600),

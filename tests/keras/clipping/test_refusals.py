@@ -10,6 +10,7 @@ from tf_bandmf.keras.clipping import (
     UnsupportedModelError,
     check_supported,
     clipped_gradient_sums,
+    layers_executed_alone,
 )
 
 layers = keras.layers
@@ -177,36 +178,24 @@ class Unseeded(layers.Layer):
         return x * self.w * tf.random.normal(tf.shape(x))
 
 
+def flat_rows(dense, x):
+    """What a layer makes of rows of all examples together."""
+    rows = dense(keras.ops.reshape(x, (-1, 2)))
+    return keras.ops.reshape(rows, (*keras.ops.shape(x)[:-1], -1))
+
+
 class Flattens(layers.Layer):
     """Calls a layer on rows of all examples together."""
 
     def __init__(self):
         super().__init__()
-        self.dense = layers.Dense(3)
+        self.dense = layers.Dense(2)
 
     def build(self, shape):
-        self.dense.build((None, 3))
+        self.dense.build((None, 2))
 
     def call(self, x):
-        rows = keras.ops.reshape(x, (-1, 3))
-        return keras.ops.reshape(self.dense(rows), keras.ops.shape(x))
-
-
-@pytest.mark.parametrize("length", [6, None])
-def test_rows_of_all_examples_together_are_refused(length):
-    keras.utils.set_random_seed(0)
-    inputs = keras.Input((length, 3))
-    outputs = layers.GlobalAveragePooling1D()(Flattens()(inputs))
-    model = keras.Model(inputs, outputs)
-    model.compile(loss="mse")
-    signature = [tf.TensorSpec([None, length, 3]), tf.TensorSpec([None, 3])]
-
-    @tf.function(autograph=False, input_signature=signature)
-    def step(x, y):
-        return clipped_gradient_sums(model, x, y, l2_norm_clip=1.0)
-
-    with pytest.raises(UnsupportedModelError, match="no batch dimension first"):
-        step(np.ones((2, 6, 3), "f4"), np.ones((2, 3), "f4"))
+        return flat_rows(self.dense, x)
 
 
 class SharedInput(layers.Layer):
@@ -214,13 +203,13 @@ class SharedInput(layers.Layer):
 
     def __init__(self):
         super().__init__()
-        self.dense = layers.Dense(3)
+        self.dense = layers.Dense(4)
 
     def build(self, shape):
-        self.dense.build((None, 3))
+        self.dense.build((None, 4))
 
     def call(self, x):
-        return x + self.dense(keras.ops.ones((1, 3)))
+        return x + self.dense(keras.ops.ones((1, 4)))
 
 
 class MatrixPositions(layers.Layer):
@@ -228,21 +217,68 @@ class MatrixPositions(layers.Layer):
 
     def __init__(self):
         super().__init__()
-        self.positions = layers.Embedding(3, 3)
+        self.positions = layers.Embedding(4, 4)
 
     def build(self, shape):
         self.positions.build()
 
     def call(self, x):
-        return x @ self.positions(keras.ops.arange(3))
+        return x @ self.positions(keras.ops.arange(4))
+
+
+# In a layer, which runs alone then; and in the model itself, which is refused.
+TOGETHER = {
+    "rows of all examples": (
+        Flattens,
+        (lambda: layers.Dense(2), flat_rows),
+        None,
+    ),
+    "the same for all": (
+        SharedInput,
+        (lambda: layers.Dense(4), lambda dense, x: x + dense(keras.ops.ones((1, 4)))),
+        "without a batch dimension",
+    ),
+    "a product with positions": (
+        MatrixPositions,
+        (lambda: layers.Embedding(4, 4), lambda e, x: x @ e(keras.ops.arange(4))),
+        "without a batch dimension",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TOGETHER)
+def test_gradients_that_cannot_be_told_apart_are_taken_alone_or_refused(name):
+    make, (inner, function), reason = TOGETHER[name]
+    x, y = np.random.default_rng(0).normal(size=(2, 5, 4)).astype("f4")
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential([keras.Input((4,)), layers.Dense(4), make()])
+    model.compile(loss="mse")
+    reference.assert_exact(model, x, y)
+    assert layers_executed_alone(model) == (model.layers[-1],)
+
+    class Own(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.inner = inner()
+
+        def call(self, x):
+            return function(self.inner, x)
+
+    model = Own()
+    model(x)
+    model.compile(loss="mse")
+    if reason is None:  # all of the model runs alone
+        reference.assert_exact(model, x, y)
+        assert layers_executed_alone(model) == (model,)
+        return
+    with pytest.raises(UnsupportedModelError, match=reason):
+        reference.traced(model, x, y)
 
 
 TRACED = {
     "added_loss": (AddsLoss, "add_loss"),
     "running_mean": (RunningMean, "without noise"),
     "unseeded": (Unseeded, "SeedGenerator"),
-    "shared_input": (SharedInput, "batch"),
-    "matrix_positions": (MatrixPositions, "batch"),
 }
 
 

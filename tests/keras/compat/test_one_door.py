@@ -16,8 +16,6 @@ ROOT = pathlib.Path(__file__).parents[3]
 MODULES = ("keras.src", "tensorflow.python", "tensorflow.core", "tensorflow.compiler")
 # Files without Keras, which cannot use its door, and what they need it for.
 CORE = {
-    "graphs/functions.py": "functions, branches and loops that a graph calls",
-    "graphs/shapes.py": "graphs that are made anew, and shapes behind handles",
     "sampling/mapped.py": "which operations have state",
     "noise/devices.py": "whether noise is traced for XLA",
     "optimize/lbfgs.py": "a session's settings for a compiled search",

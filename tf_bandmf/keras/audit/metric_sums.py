@@ -17,12 +17,12 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tf_bandmf.graphs.mapping import map_each
 from tf_bandmf.keras.audit.private_metrics import PrivateMetric, Rows
 from tf_bandmf.keras.clipping import (
     OF_THE_MACHINE,
     NotIndependent,
     UnsupportedModelError,
+    map_each,
     measured_rows,
 )
 from tf_bandmf.sampling.identity import hash_rows

@@ -8,24 +8,24 @@ from tf_bandmf.keras.clipping.factors.precision import (
 )
 from tf_bandmf.keras.clipping.forward.looked_up import LookedUp
 from tf_bandmf.keras.clipping.forward.supported import check_supported
-from tf_bandmf.keras.clipping.independence.map_examples import map_examples
+from tf_bandmf.keras.clipping.independence.map_examples import map_each, map_examples
 from tf_bandmf.keras.clipping.independence.registration import (
     register_per_example_layer,
     vouched_classes,
 )
 from tf_bandmf.keras.clipping.independence.state import (
     NotIndependent,
-    is_random,
-    refuse_state,
 )
-from tf_bandmf.keras.clipping.proof.batch_axis import layers_executed_alone
 from tf_bandmf.keras.clipping.proof.inference import measured_rows
+from tf_bandmf.keras.clipping.proof.judge import (
+    PREPROCESSING,
+    layers_executed_alone,
+)
 from tf_bandmf.keras.clipping.proof.metrics import (
     metrics_change_no_weights,
     update_reads_no_metrics,
     update_runs_no_host_code,
 )
-from tf_bandmf.keras.clipping.proof.refusals import PREPROCESSING
 from tf_bandmf.keras.clipping.proof.regularizers import regularization_gradients
 from tf_bandmf.keras.clipping.proof.updates import (
     refuse_data,
@@ -81,15 +81,14 @@ __all__ = [
     "clipped_gradient_sums",
     "find_layers_alone",
     "is_lookup_table",
-    "is_random",
     "layers_executed_alone",
     "made_up",
+    "map_each",
     "map_examples",
     "measured_rows",
     "metrics_change_no_weights",
     "present_rows",
     "refuse_data",
-    "refuse_state",
     "register_per_example_layer",
     "register_rule",
     "regularization_gradients",

@@ -8,15 +8,16 @@ of an operation that XLA has, which hands its inputs on.
 What tells that it broke: `tests/keras/compat/test_graphs.py`.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from tensorflow.compiler.tf2xla.ops import gen_xla_ops
+from tensorflow.core.framework.node_def_pb2 import NodeDef
 from tensorflow.python.eager import context
-from tensorflow.python.framework import op_def_registry, ops, tensor_util
+from tensorflow.python.framework import op_def_registry, ops
 from tensorflow.python.framework.func_graph import FuncGraph
 from tensorflow.python.ops import control_flow_v2_func_graphs as _control_flow
-from tensorflow.python.ops import custom_gradient, nn_impl
+from tensorflow.python.ops import nn_impl
 from tensorflow.python.ops.control_flow_util import GraphOrParentsInXlaContext
 from tensorflow.python.util import compat
 
@@ -31,13 +32,14 @@ __all__ = [
     "FuncGraph",
     "GraphOrParentsInXlaContext",
     "LOOP_GRAPHS",
+    "captured",
     "context",
-    "custom_gradient",
     "gen_xla_ops",
+    "is_argument",
     "nn_impl",
+    "nodes_of",
     "op_def_registry",
     "ops",
-    "tensor_util",
 ]
 
 
@@ -57,3 +59,48 @@ def forget_gradients(operations: Iterable[Any]) -> None:
     for op in operations:
         name = compat.as_str(op.get_attr("_gradient_op_type"))
         ops.gradient_registry._registry.pop(name, None)
+
+
+def nodes_of(op: Any) -> Iterator[Any]:
+    """The node of an operation, and those of all functions that it calls, at any depth.
+
+    A function that no graph around the operation knows is a node of its name, of which
+    nobody knows what it does.
+    """
+    seen: set[str] = set()
+    pending = [op.node_def]
+    while pending:
+        node = pending.pop()
+        named = [f.name for a in node.attr.values() for f in (a.func, *a.list.func)]
+        body = _definition(op.graph, node.op)
+        if body is None:
+            yield node
+        for name in [*filter(None, named), *([] if body is None else [node.op])]:
+            if name not in seen:
+                seen.add(name)
+                inside = _definition(op.graph, name)
+                pending += [NodeDef(op=name)] if inside is None else inside.node_def
+
+
+def _definition(graph: Any, name: str) -> Any:
+    """The definition of a function that a graph, or one around it, knows; or None."""
+    while graph is not None:
+        function = graph._get_function(name)
+        if function is not None:
+            return function.cached_definition
+        graph = getattr(graph, "outer_graph", None)
+    return None
+
+
+def captured(tensor: Any) -> Any | None:
+    """What the graph of a function captured as this input; None if it is an argument."""
+    for external, internal in getattr(tensor.graph, "captures", ()):
+        if internal is tensor:
+            return external
+    return None
+
+
+def is_argument(op: Any) -> bool:
+    """Whether an operation brings values into a graph that the program does not hold."""
+    is_input = op.type in ("Placeholder", "Arg", "_Arg")
+    return is_input and not isinstance(captured(op.outputs[0]), EagerTensor)

@@ -140,8 +140,7 @@ def check_examples(model: Any, optimizer: PrivateOptimizer, data: Any) -> None:
     if tables is not None:
         state.looked_up(examples[0], None)
         readers = tables.readers_between_steps()
-    with optimized_once():
-        find_layers_alone(model, *examples, readers=readers)
+    find_layers_alone(model, examples[0])
     check_layers_alone(model, data, state.may_run_alone, state.is_quiet)
     if not needs_self_check(model):
         return

@@ -419,3 +419,26 @@ def test_changed_layers_of_keras_are_not_trusted(name):
         assert cases.largest_change(model) <= 1 + 1e-3
     except UnsupportedModelError:
         pass
+
+
+class Around(keras.layers.Layer):
+    """Has a weight of its own, and a layer inside that may mix examples."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.inner = cases.Custom(function)
+
+    def build(self, shape):
+        self.scale = self.add_weight(shape=(shape[-1],), initializer="ones")
+
+    def call(self, x):
+        return self.inner(x) * self.scale
+
+
+@pytest.mark.parametrize("reduce_mean", [tf.reduce_mean, keras.ops.mean])
+@pytest.mark.invariant(16)
+def test_a_layer_runs_alone_with_what_is_inside(reduce_mean):
+    layer = Around(lambda x: x + 3.0 * reduce_mean(x, axis=0, keepdims=True))
+    model = cases.model_with(layer)
+    assert cases.executed_alone(model) == (layer,)
+    assert cases.largest_change(model) <= 1 + 1e-3

@@ -9,18 +9,16 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_bandmf.graphs.functions import all_nodes
-from tf_bandmf.graphs.operations import Effect, operation
 from tf_bandmf.keras.clipping.forward.passes import run_model
+from tf_bandmf.keras.clipping.independence.state import Effect, effect
 from tf_bandmf.keras.clipping.rules.embedding import is_reverse, rows_of_ids
 from tf_bandmf.keras.clipping.tensors import batches
 from tf_bandmf.keras.clipping.tensors.errors import UnsupportedModelError
 from tf_bandmf.keras.clipping.tensors.multi_row import UnitRows
+from tf_bandmf.keras.compat.graphs import nodes_of
 from tf_bandmf.keras.compat.patching import patched
 
-# Beside pure operations: vocabularies, which training does not change, and what a
-# function has.
-_ALLOWED = frozenset({"LookupTableFindV2", "LookupTableSizeV2", "_Arg", "_Retval"})
+_WEIGHTS = frozenset({"ReadVariableOp", "ResourceGather", "ResourceGatherNd"})
 
 
 class LookedUp:
@@ -82,10 +80,8 @@ class LookedUp:
         return part
 
     def _refuse_impure(self, graph: Any) -> None:
-        for node in all_nodes(graph):
-            known = operation(node.op)
-            is_pure = known is not None and known.effect is Effect.NONE
-            if not is_pure and node.op not in _ALLOWED:
+        for node in (n for op in graph.get_operations() for n in nodes_of(op)):
+            if effect(node) is not Effect.NONE or node.op in _WEIGHTS:
                 names = ", ".join(repr(layer.name) for layer in self._layers)
                 raise UnsupportedModelError(
                     f"The ids that layers {names} look up are no function of the inputs "

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 
 from tf_bandmf.keras.clipping.forward.tapped_layers import Unit
-from tf_bandmf.keras.clipping.forward.taps import CallShape, Recorder, tapped
+from tf_bandmf.keras.clipping.forward.taps import Recorder, tapped
 from tf_bandmf.keras.clipping.forward.weight_reads import ReadLog
+from tf_bandmf.keras.clipping.independence.places import CallShape
 from tf_bandmf.keras.clipping.independence.trace import Trace, recording
 from tf_bandmf.keras.clipping.losses.compiled import compiled_loss, per_example_losses
 from tf_bandmf.keras.clipping.tensors import batches
@@ -54,9 +55,9 @@ def run_forward(
     variables: Sequence[Any],
     units: Sequence[Unit],
     data: Any,
-    shapes: Mapping[int, CallShape] | None,
+    shapes: Sequence[CallShape],
     trace: Trace,
-    before_losses: Callable[[Any, Any, Any], None] | None = None,
+    before_losses: Callable[[Any, Any, Any, Any], None],
 ) -> Forward:
     """Runs the model and its loss, recording tapped calls.
 
@@ -65,10 +66,9 @@ def run_forward(
       variables: its trainable variables.
       units: the layers to tap.
       data: (x, y, sample_weight), tensors [B, ...].
-      shapes: what is known about the batch dimension of each call, by position;
-        None while that is found out.
+      shapes: what is known about the batch dimension of each call.
       trace: notes what shows that examples are independent.
-      before_losses: called with targets, predictions and weights.
+      before_losses: called with the model, targets, predictions and weights.
 
     Returns:
       The recorded pass.
@@ -90,8 +90,7 @@ def run_forward(
         with tapped(recorder, list(layers.values())):
             y_pred = run_model(model, x)
         _refuse_added_losses(model)
-        if before_losses is not None:
-            before_losses(y, y_pred, sample_weight)
+        before_losses(model, y, y_pred, sample_weight)
         losses = per_example_losses(loss, y, y_pred, sample_weight)
     return Forward(y_pred, losses, recorder, log)
 

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import enum
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 from tf_bandmf.keras.clipping.forward.tapped_layers import Unit
 from tf_bandmf.keras.clipping.forward.weight_reads import ReadLog
+from tf_bandmf.keras.clipping.independence.places import CallShape, Spread
 from tf_bandmf.keras.clipping.independence.trace import Trace
 from tf_bandmf.keras.clipping.rules import LayerCall
 from tf_bandmf.keras.clipping.tensors import batches
@@ -21,37 +21,13 @@ from tf_bandmf.keras.compat.keras_objects import EXTRAS
 from tf_bandmf.keras.compat.patching import patched
 
 
-class Spread(enum.Enum):
-    """How an output without a batch dimension is repeated for every example."""
-
-    NONE = "none"
-    NEW_AXIS = "new axis"
-    REPEAT = "repeat"
-
-
-@dataclasses.dataclass(frozen=True)
-class CallShape:
-    """What is known about one tapped call.
-
-    Attributes:
-      layer: the layer called.
-      batched: for each tensor among the arguments, whether its first dimension is
-        the batch.
-      spread: how to repeat the output if it is shared by all examples.
-    """
-
-    layer: Any
-    batched: tuple[bool, ...]
-    spread: Spread
-
-
 class Recorder:
     """Records the calls of tapped layers.
 
     Args:
       units: the layers to tap.
       log: notes which variables are read where.
-      shapes: what is known about each call, by position; None to find out.
+      shapes: what is known about each call, in their order.
       size: the batch size.
       trace: notes what shows that examples are independent.
     """
@@ -60,7 +36,7 @@ class Recorder:
         self,
         units: Sequence[Unit],
         log: ReadLog,
-        shapes: Mapping[int, CallShape] | None,
+        shapes: Sequence[CallShape],
         size: tf.Tensor,
         trace: Trace,
     ) -> None:
@@ -132,16 +108,21 @@ class Recorder:
 
     def _describe(self, call: LayerCall) -> None:
         """Adds to a call what is known about its batch dimensions."""
-        if self._shapes is None:
-            return
-        shape = self._shapes.get(len(self.calls))
-        if shape is None or shape.layer is not call.layer:
+        place = len(self.calls)
+        shape = self._shapes[place] if place < len(self._shapes) else None
+        leaves = keras.tree.flatten((call.args, call.kwargs))
+        tensors = [place for place, leaf in enumerate(leaves) if tf.is_tensor(leaf)]
+        if (
+            shape is None
+            or shape.layer is not call.layer
+            or max(tensors, default=-1) >= len(shape.batched)
+        ):
             raise UnsupportedModelError(
                 f"Layer {call.layer.name!r} is not called in the same order each time "
-                "the model is traced, so its gradients cannot be followed. Make "
-                "`call` deterministic."
+                "the model is traced, and on symbolic tensors of Keras, so its gradients "
+                "cannot be followed. Make `call` deterministic, and the same for both."
             )
-        call.batched = shape.batched
+        call.batched = tuple(shape.batched[place] for place in tensors)
         if shape.spread is not Spread.NONE:
             call.spread = functools.partial(self._repeat, mode=shape.spread)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import enum
 import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -26,19 +28,43 @@ class Place(NamedTuple):
 ROWS = Place(0)
 
 
+class Spread(enum.Enum):
+    """How an output without a batch dimension is repeated for every example."""
+
+    NONE = "none"
+    NEW_AXIS = "new axis"
+    REPEAT = "repeat"
+
+
+@dataclasses.dataclass
+class CallShape:
+    """What is known about one call of a layer that is tapped.
+
+    Attributes:
+      layer: the layer called.
+      batched: for each leaf of the arguments, whether its first dimension is the batch.
+      spread: how to repeat the output if it is shared by all examples.
+    """
+
+    layer: Any
+    batched: tuple[bool, ...]
+    spread: Spread = Spread.NONE
+
+
 class Mixes(Exception):
-    """Examples of a batch meet, which is shown.
+    """Examples of a batch meet, which is shown, or cannot be told apart.
 
     Args:
       reason: what does it, as the predicate of a sentence.
+      advice: what to do instead, if it is not the usual.
     """
 
     # Keras would wrap it into a message about arguments.
     _keras_call_info_injected = True
 
-    def __init__(self, reason: str) -> None:
+    def __init__(self, reason: str, advice: str | None = None) -> None:
         super().__init__(reason)
-        self.reason = reason
+        self.reason, self.advice = reason, advice
         self.layer: Any = None
 
 

@@ -1,37 +1,55 @@
 """State: what a step may read and write, at any depth of nested functions.
 
 A variable that is assigned from data carries them past clipping and noise, into the next
-step or the released model. Only the counters of random generators may change. Host code
-(`py_function`) can do anything, so it is refused wherever it is.
+step or the released model. Only the counters of random generators may change. Code outside
+of the graph (`py_function`) can do anything, so it is refused wherever it is.
+
+What an operation does beside computing its outputs, TensorFlow says: it is stateful, or
+not. Of the stateful ones, those that are not listed here are refused, and so are the few
+that are called stateless all the same.
 """
 
 from __future__ import annotations
 
+import enum
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from tf_bandmf.graphs.operations import OPERATIONS, Effect, effect, operation
-from tf_bandmf.graphs.walking import (
-    Scope,
-    called,
-    definition,
-    has_node,
-    walk,
-)
-from tf_bandmf.keras.compat.graphs import op_def_registry
+from tf_bandmf.keras.compat.graphs import nodes_of, op_def_registry
 
-_CLEAN = (Effect.NONE, Effect.READS, Effect.DRAWS, Effect.PRINTS)
-_ASSIGNMENTS = frozenset(
-    {"AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp"}
+# Nothing in a step changes what they read.
+_READS = frozenset(
+    "AnonymousHashTable Assert Case CheckNumerics CheckNumericsV2 HashTableV2 If "
+    "LookupTableFindV2 LookupTableSizeV2 ReadVariableOp ResourceGather ResourceGatherNd "
+    "SentencepieceOp SentencepieceTokenizeOp SentencepieceTokenizeWithOffsetsOp "
+    "StatefulPartitionedCall StatelessRandomGetAlg VarHandleOp VarIsInitializedOp "
+    "VariableShape While WordpieceTokenizeWithOffsets _Arg _Retval".split()
 )
-# Operation -> its input that decides what a generator's counter becomes.
-_ADVANCES = {
-    name: 1 if name in _ASSIGNMENTS else 2
-    for name, known in OPERATIONS.items()
-    if known.effect is Effect.ADVANCES
-}
+# Random numbers that are repeated by no seed.
+_DRAWS = frozenset(
+    "Multinomial ParameterizedTruncatedNormal RandomGamma RandomGammaGrad "
+    "RandomPoissonV2 RandomShuffle RandomStandardNormal RandomUniform "
+    "RandomUniformInt RngReadAndSkip RngSkip StatefulStandardNormalV2 "
+    "StatefulTruncatedNormal StatefulUniform StatefulUniformFullInt StatefulUniformInt "
+    "TruncatedNormal".split()
+)
+_ASSIGNS = frozenset({"AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp"})
+_WRITES = re.compile(
+    r"Assign|Resource(Scatter|Apply|SparseApply|StridedSliceAssign)|Mutex(V2|Lock)$|"
+    r"ConsumeMutexLock$|DestroyResourceOp$|DisableCopyOnRead$|NcclAllReduce$|NcclReduce$|"
+    r"Collective(Reduce|Gather)|CollectiveInitializeCommunicator"
+)
+# Where `PrintV2` may write to: what is in a file could be read again.
+_TERMINAL = frozenset({"stdout", "stderr", "log(info)", "log(warning)", "log(error)"})
+# Files, code outside of the graph, other calls, other devices; and ways to them.
+_NOT_STATELESS = re.compile(
+    r"PyFuncStateless|ReadFile|MatchingFiles|ImmutableConst|Batch$|BatchFunction|Unbatch|"
+    r"XlaCustomCall|XlaAllReduce|XlaReduceScatter|DTensor|TPU|.*(Dataset|Iterator|Queue|"
+    r"Reader|Barrier[A-Z]|Accumulator|Stack(Push|Pop|Close)|Host|Infeed)"
+)
 
 
 class NotIndependent(Exception):
@@ -48,108 +66,89 @@ class NotIndependent(Exception):
         self.operation = operation
 
 
-def is_random(kind: str) -> bool:
-    """Whether operations of a type draw from generators that are not Keras'."""
-    known = operation(kind)
-    return known is not None and known.effect is Effect.DRAWS
+class Effect(enum.Enum):
+    """What an operation does beside computing its outputs."""
+
+    NONE = "none, or it reads what nothing in a step changes"
+    DRAWS = "draws from a generator of TensorFlow"
+    PRINTS = "prints to the terminal"
+    ASSIGNS = "assigns a variable: allowed for counters of generators"
+    WRITES = "writes a variable, or adds up over replicas: allowed in an update"
+    UNKNOWN = "may keep state or run code outside of the graph"
+
+
+def effect(node: Any) -> Effect:
+    """What an operation does beside computing its outputs, by its `NodeDef`."""
+    if node.op in _READS:
+        return Effect.NONE
+    if node.op in _DRAWS:
+        return Effect.DRAWS
+    if node.op in _ASSIGNS:
+        return Effect.ASSIGNS
+    if node.op == "PrintV2":
+        stream = node.attr["output_stream"].s.decode()
+        return Effect.PRINTS if stream in _TERMINAL else Effect.UNKNOWN
+    if (
+        node.op == "Empty" and node.attr["init"].b
+    ):  # else it is what memory was left with
+        return Effect.NONE
+    if _WRITES.match(node.op):
+        return Effect.WRITES
+    definition = op_def_registry.get(node.op)
+    is_known = definition is not None and not definition.is_stateful
+    is_pure = is_known and not _NOT_STATELESS.match(node.op)
+    return Effect.NONE if is_pure else Effect.UNKNOWN
+
+
+def effects(op: Any) -> set[Effect]:
+    """What an operation, and all functions that it calls, do beside their outputs."""
+    return {effect(node) for node in nodes_of(op)}
 
 
 def refuse_host_operation(op: Any) -> None:
     """Refuses an operation with effects or inputs that a graph does not show.
 
     Raises:
-      NotIndependent: if it is not in the table of what is allowed.
+      NotIndependent: if it is not among those that are known to have none.
     """
-    if definition(op.graph, op.type) is not None and _is_clean(op.graph, op.type):
-        # A call of a function by its name, as of loops in TensorFlow's CTC loss.
-        return
-    if effect(op.node_def, op.type) not in (*_CLEAN, Effect.ADVANCES):
-        raise NotIndependent(
-            f"is of type {op.type}, which is not among the operations that are known to "
-            "compute their outputs from their inputs and to do nothing else: it may keep "
-            "state or run code outside of the graph",
-            op,
-        )
+    for node in nodes_of(op):
+        if effect(node) in (Effect.WRITES, Effect.UNKNOWN):
+            raise NotIndependent(
+                f"is of type {node.op}, or calls it, which is not among the operations "
+                f"that are known to compute their outputs from their inputs and to do "
+                f"nothing else: it may keep state or run code outside of the graph",
+                op,
+            )
 
 
 def may_write(op: Any) -> bool:
     """Whether an operation that takes the handle of a variable may write it."""
-    functions = called(op)
-    if functions:
-        return not all(_is_clean(op.graph, name) for name, _ in functions)
-    return effect(op.node_def, op.type) not in _CLEAN
-
-
-def assigns(op: Any) -> bool:
-    """Whether an operation, or a function that it calls, assigns a variable."""
-    return _writes(op.node_def) or any(
-        has_node(op.graph, name, _writes) for name, _ in called(op)
-    )
-
-
-def calls_host(graph: Any, name: str) -> bool:
-    """Whether an operation, or a function by its name, may run code of the host.
-
-    That is so of all that is not known to do something else.
-
-    Args:
-      graph: that knows the function.
-      name: type of an operation, or name of a function.
-    """
-    if op_def_registry.get(name) is not None:
-        known = operation(name)
-        return known is None or known.effect is Effect.PRINTS
-    if definition(graph, name) is None:
-        return True
-    return has_node(graph, name, lambda node: effect(node, node.op) is None)
+    return bool(effects(op) & {Effect.ASSIGNS, Effect.WRITES, Effect.UNKNOWN})
 
 
 def refuse_state(
     operations: Sequence[Any],
-    examples: Sequence[Any],
     is_seed: Callable[[Any], bool],
     is_metric: Callable[[Any], bool],
 ) -> None:
     """Refuses operations that write variables, or act outside of the graph.
 
-    The counter of a random generator may be advanced, but not by what is in the data: the
-    next step would read it there.
+    The counter of a random generator may be advanced, but in no function, loop or branch,
+    where it would not be seen whose it is.
 
     Args:
       operations: of one graph; functions that they call are searched as well.
-      examples: the tensors that hold the data.
       is_seed: whether a handle is that of a random generator's counter.
       is_metric: whether a handle is that of a metric, which knows the data.
 
     Raises:
       NotIndependent: with the operation.
     """
-    scope = Scope({id(tensor): True for tensor in examples})
     for op in operations:
         if any(t.dtype == tf.resource and is_metric(t) for t in op.inputs):
             raise NotIndependent("reads the state of a metric", op)
-    for op, here in walk(
-        operations, scope, lambda op, name, _: not _is_clean(op.graph, name)
-    ):
-        index = _ADVANCES.get(op.type)
-        if index is None:
-            refuse_host_operation(op)
+        refuse_host_operation(op)
+        if op.type in _ASSIGNS and is_seed(op.inputs[0]):
             continue
-        if op.type in _ASSIGNMENTS and not is_seed(here.origin(op.inputs[0])[0]):
+        if Effect.ASSIGNS in effects(op):
             raise NotIndependent("changes a variable", op)
-        if here.decided or here.depends(op.inputs[index]):
-            raise NotIndependent(
-                "keeps data in the counter of a random generator, for the next step", op
-            )
-
-
-def _writes(node: Any) -> bool:
-    known = operation(node.op)
-    return known is not None and (
-        known.effect is Effect.WRITES or node.op in _ASSIGNMENTS
-    )
-
-
-def _is_clean(graph: Any, name: str) -> bool:
-    """Whether a function, and all that it calls, neither write nor act outside."""
-    return not has_node(graph, name, lambda node: effect(node, node.op) not in _CLEAN)

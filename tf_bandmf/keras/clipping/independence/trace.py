@@ -11,14 +11,9 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_bandmf.graphs.walking import (
-    ARGUMENTS,
-    calling_operation,
-    held_already,
-)
 from tf_bandmf.keras.clipping.independence import state
 from tf_bandmf.keras.clipping.independence.state import NotIndependent
-from tf_bandmf.keras.compat.graphs import forget_gradients
+from tf_bandmf.keras.compat.graphs import forget_gradients, is_argument
 
 _STATE = threading.local()
 _CONTAINERS = (keras.Model,)
@@ -133,7 +128,7 @@ class Trace:
             if id(op) in seen:
                 continue
             seen.add(id(op))
-            if isolated.repeated and state.is_random(op.type):
+            if isolated.repeated and state.Effect.DRAWS in state.effects(op):
                 raise NotIndependent(
                     f"{isolated.name} draws random numbers with {op.type}, which cannot "
                     "be repeated for its gradient: use `keras.random` with a "
@@ -152,28 +147,21 @@ class Trace:
           NotIndependent: with the operation.
         """
         operations = self._graph.get_operations()[self._start :]
-        state.refuse_state(operations, self._examples, is_seed, is_metric)
+        state.refuse_state(operations, is_seed, is_metric)
 
     def layers_at(self, error: NotIndependent) -> list[Any]:
         """Layers in whose calls an error is, the innermost first."""
-        op = calling_operation(error.operation, self._graph)
-        if op is None:
+        operations = self._graph.get_operations()
+        if error.operation not in operations:
             return []
-        try:
-            position = self._graph.get_operations().index(op)
-        except ValueError:
-            return []
+        position = operations.index(error.operation)
         inside = [w for w in self._windows if w.start <= position < w.stop]
         return [w.layer for w in sorted(inside, key=lambda w: w.stop - w.start)]
 
 
 def _enters(op: Any) -> bool:
     """Whether an operation brings data into the graph."""
-    if op.type not in ARGUMENTS:
-        return False
-    if op.outputs[0].dtype in (tf.resource, tf.variant):
-        return False
-    return held_already(op.outputs[0]) is None
+    return is_argument(op) and op.outputs[0].dtype not in (tf.resource, tf.variant)
 
 
 def is_container(layer: Any) -> bool:

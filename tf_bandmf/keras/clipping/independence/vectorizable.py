@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from tf_bandmf.graphs.walking import called, has_node
+from tf_bandmf.keras.compat.graphs import nodes_of
 
 VECTORIZABLE = frozenset(
     (
@@ -54,12 +54,4 @@ VECTORIZABLE = frozenset(
 
 def may_vectorize(operations: Sequence[Any]) -> bool:
     """Whether each operation of a graph of one example stands in the list."""
-
-    def unknown(node: Any) -> bool:
-        return node.op not in VECTORIZABLE
-
-    return not any(
-        unknown(op.node_def)
-        or any(has_node(op.graph, f, unknown) for f, _ in called(op))
-        for op in operations
-    )
+    return all(node.op in VECTORIZABLE for op in operations for node in nodes_of(op))

@@ -22,17 +22,24 @@ from tf_bandmf.keras.clipping.independence import operations as table
 from tf_bandmf.keras.clipping.independence.layers import knows
 from tf_bandmf.keras.clipping.independence.places import (
     ROWS,
+    CallShape,
     CannotOpen,
     Mixes,
     Place,
+    Spread,
     constant_place,
     reshaped,
     same,
     viewed,
 )
 from tf_bandmf.keras.compat import keras_operations
-from tf_bandmf.keras.compat.graphs import FuncGraph
-from tf_bandmf.keras.compat.keras_objects import EXTRAS, MASK, takes_training
+from tf_bandmf.keras.compat.graphs import FuncGraph, context
+from tf_bandmf.keras.compat.keras_objects import (
+    EXTRAS,
+    MASK,
+    all_layers,
+    takes_training,
+)
 from tf_bandmf.keras.compat.keras_operations import KerasTensor
 from tf_bandmf.keras.compat.patching import patched
 
@@ -49,11 +56,25 @@ class Walk:
     Args:
       size: the batch size, which occurs nowhere else.
       alone: layers that run for each example by itself.
+      units: the layers that are tapped: their calls are noted.
       is_static: whether tensors tell the size.
     """
 
-    def __init__(self, size: int, alone: Sequence[Any], is_static: bool = True) -> None:
+    def __init__(
+        self,
+        size: int,
+        alone: Sequence[Any],
+        units: Sequence[Any] = (),
+        is_static: bool = True,
+    ) -> None:
         self.size = size
+        self.units = {id(unit.layer): unit for unit in units}
+        # Calls of units, in the order in which they begin.
+        self.calls: list[CallShape] = []
+        self._is_within_unit = False
+        # What units returned for all examples alike, with the call and a plain copy.
+        self._shared: dict[int, tuple[Any, CallShape, Any]] = {}
+        self._overridden: set[int] = set()
         self.alone = list(alone)
         self.is_static = is_static
         # What was called, with numbers that must not depend on the batch size.
@@ -84,6 +105,8 @@ class Walk:
     def place(self, tensor: Any) -> Place | None:
         """Where the examples are in a tensor; None if it is the same for all."""
         if isinstance(tensor, KerasTensor):
+            if id(tensor) in self._shared:
+                raise _not_told_apart(self._shared[id(tensor)][1].layer)
             _, place = self._places.get(id(tensor), (None, None))
             return place
         if not _is_array(tensor) or isinstance(tensor, keras.Variable):
@@ -106,6 +129,7 @@ class Walk:
 
     def run(self, model: Any, x: Any, training: bool = True) -> Any:
         """Calls a model as a step or an evaluation does, on symbolic tensors."""
+        self._overridden = {id(one) for one in all_layers(model) if "call" in vars(one)}
         with self._hooks(), keras.StatelessScope():
             return model(x, training=training) if takes_training(model) else model(x)
 
@@ -134,7 +158,11 @@ class Walk:
             (module, name, functools.partial(_as_operation, function))
             for module, name, function in keras_operations.of_the_backend()
         ]
-        with contextlib.ExitStack() as stack, tf.init_scope():
+        hooks += [
+            (unit.layer, "call", functools.partial(self._call, unit))
+            for unit in self.units.values()
+        ]
+        with contextlib.ExitStack() as stack, context.eager_mode():
             for owner, name, hook in hooks:
                 stack.enter_context(patched(owner, name, hook))
             yield
@@ -147,6 +175,8 @@ class Walk:
 
     def _operation(self, original: Any, op: Any, *args: Any, **kwargs: Any) -> Any:
         kind = type(op)
+        if any(id(leaf) in self._shared for leaf in keras.tree.flatten((args, kwargs))):
+            return self._spread(original, op, args, kwargs)
         special = _SPECIAL.get(kind)
         if special is not None:
             return special(self, op, *args, **kwargs)
@@ -204,11 +234,15 @@ class Walk:
     # Layers.
 
     def _layer(self, original: Any, layer: Any, *args: Any, **kwargs: Any) -> Any:
+        was_within = self._is_within_unit
         if any(layer is other for other in self.alone):
+            if was_within:
+                raise CannotOpen(f"layer {layer.name!r} cannot run alone in a unit")
             return self._rows_of(layer, args, kwargs, "alone")
-        if knows(layer, [self.shape(t) for t in _tensors((args, kwargs))]):
+        shapes = [self.shape(t) for t in _tensors((args, kwargs))]
+        if id(layer) not in self._overridden and knows(layer, shapes):
             return self._rows_of(layer, args, kwargs, "known")
-        noted, known = len(self.log), list(self.alone)
+        noted, called, known = len(self.log), len(self.calls), list(self.alone)
         is_model = isinstance(layer, keras.Model)
         self._inside.append(layer)
         try:
@@ -219,10 +253,12 @@ class Walk:
             mixes = isinstance(error, Mixes)
             if isinstance(error, Mixes) and error.layer is None:
                 error.layer = layer
-            if is_model if mixes else not self.is_static:
+            # What is within a unit runs with it.
+            if was_within or (is_model if mixes else not self.is_static):
                 raise
             self.reasons[layer.name] = _said(error)
-            del self.log[noted:]
+            del self.log[noted:], self.calls[called:]
+            self._is_within_unit = was_within
             self.alone = [*known, layer]
             try:
                 return self._rows_of(layer, args, kwargs, "alone")
@@ -247,7 +283,14 @@ class Walk:
             raise CannotOpen(
                 f"layer {layer.name!r} is called on rows that are no examples"
             )
-        outputs = self._specs(layer, args, kwargs)
+        unit = self.units.get(id(layer)) if how == "known" else None
+        was_within, self._is_within_unit = self._is_within_unit, True
+        if not was_within and (unit is not None or how == "alone"):
+            self._noted(unit, layer, args, kwargs)
+        try:
+            outputs = self._specs(layer, args, kwargs)
+        finally:
+            self._is_within_unit = was_within
 
         def placed(spec: Any) -> Any:
             if spec is None:
@@ -284,6 +327,89 @@ class Walk:
 
             args, kwargs = keras.tree.map_structure(given, (args, kwargs))
             return layer.call(*args, **kwargs)
+
+    # Calls that are tapped.
+
+    def _call(self, unit: Any, original: Any, *args: Any, **kwargs: Any) -> Any:
+        """A call of a unit: on what, and whether its result has rows of examples."""
+        if self._is_within_unit:
+            return original(*args, **kwargs)
+        layer = unit.layer
+        call = self._noted(unit, layer, args, kwargs)
+        self._is_within_unit = not unit.rule.opens
+        try:
+            outputs = original(*args, **kwargs)
+        finally:
+            self._is_within_unit = False
+        results = _tensors(outputs)
+        if any(call.batched):
+            kinds = [keras.backend.standardize_dtype(t.dtype) for t in results]
+            for tensor, kind in zip(results, kinds, strict=True):
+                if "float" in kind and self.place(tensor) != ROWS:
+                    raise _not_told_apart(layer)
+            return outputs
+        if len(results) != 1 or outputs is not results[0]:
+            raise _not_told_apart(layer)
+        return self._share(outputs, call)
+
+    def _noted(self, unit: Any, layer: Any, args: Any, kwargs: Any) -> CallShape:
+        leaves = keras.tree.flatten((args, kwargs))
+        is_tensor = [isinstance(t, KerasTensor) or tf.is_tensor(t) for t in leaves]
+        places = [
+            self.place(t) if known else None
+            for t, known in zip(leaves, is_tensor, strict=True)
+        ]
+        if any(place not in (None, ROWS) for place in places):
+            raise Mixes(
+                "is called on a tensor that depends on the data but has no batch "
+                "dimension first",
+                "Each example must stay in its own row: keep the batch as the first "
+                "dimension, and in a reshape name it with `ops.shape(x)[0]` instead of -1.",
+            )
+        call = CallShape(layer, tuple(place == ROWS for place in places))
+        if unit is not None:
+            is_allowed = unit.rule.spreads
+            if any(call.batched):
+                first = call.batched[is_tensor.index(True)]
+                is_allowed = first or not unit.rule.batched_input_only
+            if not is_allowed:
+                raise _not_told_apart(layer)
+        self.calls.append(call)
+        return call
+
+    def _share(self, tensor: Any, call: CallShape) -> Any:
+        dtype = keras.backend.standardize_dtype(tensor.dtype)
+        shared, plain = (KerasTensor(tuple(tensor.shape), dtype) for _ in range(2))
+        self._shared[id(shared)] = (shared, call, plain)
+        return shared
+
+    def _spread(self, original: Any, op: Any, args: Any, kwargs: Any) -> Any:
+        """An operation on what a unit returned for all examples alike.
+
+        The step repeats that for every example, so that each has a gradient of its own.
+        No value changes if it is only combined, entry by entry, with rows of examples.
+        """
+        call: Any = None
+        others = []
+        for leaf in _tensors((args, kwargs)):
+            if id(leaf) in self._shared:
+                tensor, call, _ = self._shared[id(leaf)]
+            else:
+                others.append(leaf)
+        args, kwargs = keras.tree.map_structure(
+            lambda t: self._shared[id(t)][2] if id(t) in self._shared else t,
+            (args, kwargs),
+        )
+        if type(op) in _COPIES and not others:
+            return self._share(self._operation(original, op, *args, **kwargs), call)
+        is_one = tensor.shape[:1] == (1,)
+        rank = len(tensor.shape) + (not is_one)
+        if type(op) not in _ENTRY_BY_ENTRY or not others:
+            raise _not_told_apart(call.layer)
+        if any(self.place(t) != ROWS or len(t.shape) != rank for t in others):
+            raise _not_told_apart(call.layer)
+        call.spread = Spread.REPEAT if is_one else Spread.NEW_AXIS
+        return self._operation(original, op, *args, **kwargs)
 
     # State and random numbers.
 
@@ -520,6 +646,10 @@ class Walk:
 
 
 _core = keras_operations.core
+_COPIES = (_core.Cast, keras_operations.numpy.Copy)
+_ENTRY_BY_ENTRY = tuple(
+    getattr(keras_operations.numpy, name) for name in ("Add", "Subtract", "Multiply")
+)
 _SPECIAL: dict[type, Any] = {
     _core.Map: Walk._map,
     _core.VectorizedMap: Walk._vectorized_map,
@@ -530,6 +660,17 @@ _SPECIAL: dict[type, Any] = {
     _core.WhileLoop: Walk._while,
     _core.ForiLoop: Walk._for,
 }
+
+
+def _not_told_apart(layer: Any) -> Mixes:
+    error = Mixes(
+        f"layer {layer.name!r} ({type(layer).__name__}) is called on, or returns, tensors "
+        f"without a batch dimension, so the gradients of single examples cannot be told "
+        f"apart",
+        "Repeat its input for every example before the call, as with "
+        "`ops.broadcast_to(positions, (ops.shape(x)[0], length))`.",
+    )
+    return error
 
 
 class _Call:

@@ -12,7 +12,7 @@ from tf_bandmf.keras.clipping.independence.map_examples import map_examples
 from tf_bandmf.keras.clipping.independence.state import NotIndependent
 from tf_bandmf.keras.clipping.independence.trace import Trace, recording
 from tf_bandmf.keras.clipping.losses.compiled import compiled_loss, per_example_losses
-from tf_bandmf.keras.clipping.proof.judge import layers_alone
+from tf_bandmf.keras.clipping.proof.judge import structure_of
 from tf_bandmf.keras.clipping.tensors import batches
 from tf_bandmf.keras.compat.keras_objects import compile_loss
 
@@ -40,7 +40,7 @@ def measured_rows(
         of the host runs.
       UnsupportedModelError: if the model mixes records.
     """
-    if not alone and layers_alone(model, x, (), training=False) != ([], True):
+    if not alone and structure_of(model, x, training=False).alone:
         raise NotIndependent("has layers that cannot be opened")
     trace = Trace(batches.tensor_leaves((x, y)))
     with recording(trace):

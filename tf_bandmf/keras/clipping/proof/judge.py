@@ -2,19 +2,44 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from itertools import zip_longest
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
+import tensorflow as tf
 
-from tf_bandmf.keras.clipping.independence.places import ROWS, Mixes
+from tf_bandmf.keras.clipping.forward.tapped_layers import find_units
+from tf_bandmf.keras.clipping.independence.places import ROWS, CallShape, Mixes
 from tf_bandmf.keras.clipping.independence.walk import Walk
+from tf_bandmf.keras.clipping.tensors import batches
 from tf_bandmf.keras.clipping.tensors.errors import UnsupportedModelError
 from tf_bandmf.keras.compat.keras_objects import all_layers
 
+# What makes numbers of raw data: its place is before the step.
+PREPROCESSING = (
+    keras.layers.CategoryEncoding,
+    keras.layers.Discretization,
+    keras.layers.HashedCrossing,
+    keras.layers.Hashing,
+    keras.layers.IntegerLookup,
+    keras.layers.Normalization,
+    keras.layers.Rescaling,
+    keras.layers.StringLookup,
+    keras.layers.TextVectorization,
+)
+CUT_ADVICE = (
+    "It is preprocessing, whose place is before the step: encode, core = "
+    "tf_bandmf.keras.split_preprocessing(model), before make_private; make core private, "
+    "compile and train it, on plan.batches(x, y, map=encode); model has the trained "
+    "weights then."
+)
 # Batch sizes that occur nowhere else in a model.
 _SIZES = (101, 103, 107, 109, 113, 127, 131, 137, 139, 149, 151, 157, 163, 167, 173)
+_KNOWN: weakref.WeakKeyDictionary[Any, dict[Any, Structure]] = (
+    weakref.WeakKeyDictionary()
+)
 ADVICE = (
     "Keep the batch as the first axis and let no operation cross it; normalize along "
     "other axes (`LayerNormalization`, `GroupNormalization`); or vouch for a layer's "
@@ -23,43 +48,90 @@ ADVICE = (
 )
 
 
-def layers_alone(
-    model: keras.Model, x: Any, alone: Sequence[Any], training: bool = True
-) -> tuple[list[Any], bool]:
-    """Finds the layers that must run for each example by itself.
+class Structure(NamedTuple):
+    """How a model keeps the examples of a batch apart.
+
+    Attributes:
+      alone: layers that must run for each example by itself: they cannot be opened, or
+        examples meet in them.
+      calls: what the calls of tapped layers get per example, in their order.
+    """
+
+    alone: tuple[Any, ...]
+    calls: tuple[CallShape, ...] = ()
+
+
+def structure_of(
+    model: keras.Model,
+    x: Any,
+    variables: Sequence[Any] = (),
+    alone: Sequence[Any] = (),
+    training: bool = True,
+) -> Structure:
+    """Finds what must run for each example by itself, and what tapped layers get.
 
     Args:
       model: a built model.
       x: its inputs, nested tensors [B, ...], of which shapes and dtypes matter.
-      alone: layers that run so already.
+      variables: its trainable variables, if it is trained.
+      alone: layers that run alone already.
       training: whether it is trained or evaluated.
 
-    Returns:
-      Those, and the ones that cannot be opened, or in which examples meet; and whether
-      that was shown: a model that does not take symbolic tensors must run alone.
-
     Raises:
-      UnsupportedModelError: if examples of a batch meet outside of a layer.
+      UnsupportedModelError: if examples of a batch meet outside of a layer, or a layer's
+        gradients of single examples cannot be told apart.
     """
-    sizes = _unused_sizes(model, x)
-    alone, tried = list(alone), False
-    while True:
+    alone = tuple(alone)
+    ids = (tuple(map(id, of)) for of in (variables, alone))
+    key = (*ids, batches.specs_of(x), training)
+    known = _KNOWN.setdefault(model, {})
+    if key not in known:
+        known[key] = _judged(model, x, variables, alone, training)
+    return known[key]
+
+
+def layers_executed_alone(model: keras.Model) -> tuple[Any, ...]:
+    """Layers that a model executes for each example by itself, each once."""
+    known = _KNOWN.get(model, {}).values()
+    layers = {id(layer): layer for found in known for layer in found.alone}
+    return tuple(layers.values())
+
+
+def _judged(
+    model: keras.Model,
+    x: Any,
+    variables: Sequence[Any],
+    alone: tuple[Any, ...],
+    training: bool,
+) -> Structure:
+    sizes, tried = _unused_sizes(model, x), False
+    is_of_the_user = any(map(_is_of_the_user, all_layers(model)))
+    while all(layer is not model for layer in alone):
+        units = find_units(model, variables, alone) if variables else []
         first, second = sizes[2:4] if tried else sizes[:2]
         try:
-            walks = [_walk(model, x, alone, n, training) for n in (first, second)]
+            walks = [
+                _walk(model, x, alone, n, training, units) for n in (first, second)
+            ]
             layer = _counts(*walks)
-            alone = walks[0].alone
-            if layer is None:
-                if any(map(_is_of_the_user, all_layers(model))):
-                    walk = _walk(model, x, alone, first, training, is_static=False)
-                    alone = walk.alone
-                return alone, not any(walk.failed for walk in walks)
-            alone.append(layer)
+            if layer is None and is_of_the_user and walks[0].alone == list(alone):
+                walks.append(_walk(model, x, alone, first, training, (), False))
         except Mixes as error:
             # Unless a size occurs in the model after all.
             if tried:
                 raise _refusal(model, error) from error
             tried = True
+            continue
+        if any(walk.failed for walk in walks):
+            alone = (*alone, model)
+        elif layer is not None:
+            alone = (*alone, layer)
+        elif len(walks[-1].alone) > len(alone):
+            alone = tuple(walks[-1].alone)
+        else:
+            return Structure(alone, tuple(walks[0].calls))
+    of_inputs = tuple(map(tf.is_tensor, keras.tree.flatten(x)))
+    return Structure(alone, (CallShape(model, of_inputs),))
 
 
 def _counts(first: Walk, second: Walk) -> Any:
@@ -83,9 +155,10 @@ def _walk(
     alone: Sequence[Any],
     size: int,
     training: bool,
+    units: Sequence[Any],
     is_static: bool = True,
 ) -> Walk:
-    walk = Walk(size, alone, is_static)
+    walk = Walk(size, alone, units, is_static)
 
     def symbolic(leaf: Any) -> Any:
         if leaf is None:
@@ -94,18 +167,28 @@ def _walk(
 
     try:
         outputs = walk.run(model, keras.tree.map_structure(symbolic, x), training)
+        places = [walk.place(leaf) for leaf in keras.tree.flatten(outputs)]
     except Mixes:
         raise
-    except Exception:
+    except Exception as error:
+        of_shapes = isinstance(error, (ValueError, tf.errors.OpError))
+        if of_shapes and str(size) in str(error):
+            raise Mixes(
+                f"does not run on a batch of {size} examples, on which it is tried "
+                f"({type(error).__name__}: {error})",
+                "A model must accept any batch size: do not write one into a reshape or a "
+                "layer; in a reshape use ops.shape(x)[0].",
+            ) from error
         # What the model does not take; its trace in TensorFlow says why.
         walk.failed = True
         return walk
     if any(layer is model for layer in walk.alone):
         return walk
-    for leaf in keras.tree.flatten(outputs):
-        place = walk.place(leaf)
-        if place is not None and place != ROWS:
-            raise Mixes("returns a tensor whose first axis is not that of the examples")
+    if any(place != ROWS for place in places):
+        raise Mixes(
+            "returns a tensor whose first axis is not that of the examples",
+            ADVICE + advice_on_preprocessing(model),
+        )
     return walk
 
 
@@ -129,7 +212,19 @@ def _refusal(model: keras.Model, error: Mixes) -> UnsupportedModelError:
         where = f", in layer {layer.name!r} ({type(layer).__name__})"
     elif layer is model:
         where = ", in its own `call` or a `keras.ops` node"
+    if error.advice is not None:
+        return UnsupportedModelError(
+            f"Model {model.name!r}{where}: {error.reason}. {error.advice}"
+        )
     return UnsupportedModelError(
         f"Model {model.name!r}{where}: {error.reason}. It mixes examples of the batch. "
         f"{ADVICE}"
     )
+
+
+def advice_on_preprocessing(model: keras.Model) -> str:
+    """What to do where a layer of preprocessing may have lost the batch; or nothing."""
+    for layer in all_layers(model):
+        if isinstance(layer, PREPROCESSING):
+            return f" Layer {layer.name!r} may have lost it. {CUT_ADVICE}"
+    return ""

@@ -13,12 +13,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_bandmf.graphs.walking import captured
 from tf_bandmf.keras.clipping.forward.weight_reads import captured_handles, traced_graph
 from tf_bandmf.keras.clipping.independence import state
 from tf_bandmf.keras.clipping.tensors.errors import UnsupportedModelError
 from tf_bandmf.keras.clipping.tensors.variables import VariableIndex
-from tf_bandmf.keras.compat.graphs import EagerTensor
+from tf_bandmf.keras.compat.graphs import EagerTensor, captured
 
 # Of a graph: what a step may let anybody see.
 _RELEASED = "tf_bandmf_released"

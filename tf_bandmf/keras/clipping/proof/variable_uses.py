@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tf_bandmf.graphs.walking import called
 from tf_bandmf.keras.clipping.forward.weight_reads import captured_handles, traced_graph
 from tf_bandmf.keras.clipping.independence import state
+from tf_bandmf.keras.clipping.independence.state import Effect
 
 
 class VariableUse(NamedTuple):
@@ -51,8 +51,9 @@ def each_variable_use(check: Check) -> Iterator[None]:
         for tensor in op.inputs:
             if tensor.dtype == tf.resource:
                 handle = captured.get(id(tensor), tensor)
-                effects = state.may_write(op), state.assigns(op)
-                check(VariableUse(op.name, handle, *effects))
+                effects = state.effects(op)
+                assigns = bool(effects & {Effect.ASSIGNS, Effect.WRITES})
+                check(VariableUse(op.name, handle, state.may_write(op), assigns))
 
 
 @contextlib.contextmanager
@@ -69,7 +70,5 @@ def no_host_code(refuse: Callable[[str], None]) -> Iterator[None]:
     start = len(graph.get_operations())
     yield
     for op in graph.get_operations()[start:]:
-        if state.calls_host(op.graph, op.type) or any(
-            state.calls_host(op.graph, name) for name, _ in called(op)
-        ):
+        if Effect.UNKNOWN in state.effects(op):
             refuse(op.name)

@@ -19,7 +19,7 @@ from tf_bandmf.keras.clipping.factors.precision import (
 )
 from tf_bandmf.keras.clipping.forward.passes import Forward
 from tf_bandmf.keras.clipping.forward.supported import check_supported
-from tf_bandmf.keras.clipping.proof.batch_axis import structure_of
+from tf_bandmf.keras.clipping.proof.judge import structure_of
 from tf_bandmf.keras.clipping.proof.proved_forward import proved_forward
 from tf_bandmf.keras.clipping.sums.settings import FLAT, Clip, Clipping, how_to_clip
 from tf_bandmf.keras.clipping.tensors import batches
@@ -191,23 +191,14 @@ def _clipped(
     return ClippedGradients(clipped.sums, *results)
 
 
-def find_layers_alone(
-    model: keras.Model,
-    x: Any,
-    y: Any,
-    sample_weight: Any = None,
-    *,
-    readers: Mapping[int, TableReader] | None = None,
-) -> None:
+def find_layers_alone(model: keras.Model, x: Any) -> None:
     """Finds the layers that the pass will execute for each example by itself.
 
     They are `layers_executed_alone` from then on. The step finds them again without work.
     Arguments and errors are those of `clipped_gradient_sums`.
     """
     check_supported(model)
-    data = batches.to_tensors((x, y, sample_weight))
-    with read_by(readers):
-        structure_of(model, trainable_variables(model), data)
+    structure_of(model, batches.to_tensors(x), trainable_variables(model))
 
 
 def _one_pass(

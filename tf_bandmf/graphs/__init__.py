@@ -1,1 +1,0 @@
-"""Graphs of TensorFlow: what operations do, and walks through them and what they call."""
