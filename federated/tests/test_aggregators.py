@@ -119,15 +119,6 @@ def test_a_round_without_clients_is_noisy():
     np.testing.assert_allclose(flat(output.result), expected, rtol=1e-5, atol=2e-3)
 
 
-@pytest.mark.invariant(1)
-def test_horizon():
-    process = CorrelatedNoiseFactory(make_plan("bsr"), 1.0).create(VALUE_TYPE)
-    state = process.initialize()
-    state["round"] = np.int64(N)
-    with pytest.raises(Exception, match="6 steps"):
-        process.next(state, [value(0.0)])
-
-
 def test_a_state_of_another_plan_is_refused():
     process = CorrelatedNoiseFactory(make_plan("bsr"), 1.0).create(VALUE_TYPE)
     other = CorrelatedNoiseFactory(make_plan("bsr", noise_multiplier=2.0), 1.0)

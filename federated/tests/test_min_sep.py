@@ -128,13 +128,6 @@ def test_without_a_stated_number_of_participations_the_separation_decides():
     assert output.measurements["contributing_clients"] == 1
 
 
-def test_clients_without_data_are_not_counted():
-    tags = device_tags(present=False)
-    output = devices().next(devices().initialize(), [one_hot(0)], [tags])
-    assert output.measurements["contributing_clients"] == 0
-    assert output.measurements["early_clients"] == 0
-
-
 def test_tagged_data_sets():
     dataset = tf.data.Dataset.from_tensor_slices((np.arange(4), np.ones(4))).batch(2)
     tagged = tag_dataset(dataset, 7, 2, np.int64(9))

@@ -112,14 +112,6 @@ def test_equal_sums_do_not_show(inputs, figure):
     assert 1.25 < deviation < 2.5
 
 
-def test_a_round_with_the_same_inputs_is_the_same():
-    # The control, and what a restart needs.
-    process = make_process()
-    state = process.initialize()
-    first, second = (model_after(process, state, "a drawn number") for _ in range(2))
-    np.testing.assert_array_equal(first, second)
-
-
 @pytest.mark.invariant(8)
 def test_states_that_skip_a_round_share_no_normals():
     rounds = []
