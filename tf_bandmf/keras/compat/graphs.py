@@ -17,7 +17,6 @@ from tensorflow.python.eager import context
 from tensorflow.python.framework import op_def_registry, ops
 from tensorflow.python.framework.func_graph import FuncGraph
 from tensorflow.python.ops import control_flow_v2_func_graphs as _control_flow
-from tensorflow.python.ops import nn_impl
 from tensorflow.python.ops.control_flow_util import GraphOrParentsInXlaContext
 from tensorflow.python.util import compat
 
@@ -36,7 +35,6 @@ __all__ = [
     "context",
     "gen_xla_ops",
     "is_argument",
-    "nn_impl",
     "nodes_of",
     "op_def_registry",
     "ops",

@@ -60,40 +60,14 @@ LAYERS = {
         lambda v: v * v.mean(), x, stateful=False
     ),
     "host code": lambda x: host(lambda v: v * v.mean(), x),
-    "reshape by the batch size": lambda x: tf.reshape(
-        tf.reshape(x, [rows(x), -1, tf.maximum(12 // rows(x), 1)])[:, :1, :1]
-        * tf.ones([1, cases.LENGTH, cases.WIDTH]),
-        [-1, cases.LENGTH, cases.WIDTH],
-    ),
-    "slice of a constant by the batch size": lambda x: (
-        x
-        * tf.cast(
-            tf.size(tf.slice(tf.ones([100]), [0], tf.reshape(rows(x), [1]))), x.dtype
-        )
-    ),
-    "a seed that only looks drawn": lambda x: (
-        x
-        * tf.random.stateless_normal(
-            tf.shape(x), seed=tf.random.uniform([2], 7, 8, tf.int32)
-        )
-    ),
-    "a seed made constant": lambda x: (
-        x
-        * tf.random.stateless_normal(
-            tf.shape(x), seed=tf.cast(tf.random.uniform([2]), tf.int32)
-        )
-    ),
     "segments": lambda x: segments(x, tf.math.unsorted_segment_sum),
 }
 
 
-@pytest.mark.slow_cases(
-    "slice of a constant by the batch size", "segments", "a seed made constant"
-)
+@pytest.mark.slow_cases("segments")
 @pytest.mark.attack(
     "Operations that are not known to keep examples apart",
-    tried="Host code that TensorFlow calls stateless, shapes and pieces by the number of "
-    "examples, seeds that only look drawn, categories past the last segment.",
+    tried="Host code that TensorFlow calls stateless, categories past the last segment.",
     area="inputs",
     invariants=[16],
 )

@@ -5,9 +5,9 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from tensorflow.python.ops import nn_impl
 
 from tf_bandmf.keras.clipping import UnsupportedModelError
-from tf_bandmf.keras.compat.graphs import nn_impl
 
 ops = keras.ops
 GENERATOR = keras.random.SeedGenerator(0)

@@ -8,7 +8,6 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import keras
 import tensorflow as tf
 
 from tf_bandmf.keras.clipping.independence import state
@@ -16,7 +15,6 @@ from tf_bandmf.keras.clipping.independence.state import NotIndependent
 from tf_bandmf.keras.compat.graphs import forget_gradients, is_argument
 
 _STATE = threading.local()
-_CONTAINERS = (keras.Model,)
 
 
 @dataclasses.dataclass
@@ -119,7 +117,9 @@ class Trace:
                 continue
             seen.add(id(tensor))
             op = tensor.op
-            if id(tensor) in examples or _enters(op):
+            if id(tensor) in examples or (
+                is_argument(op) and tensor.dtype not in (tf.resource, tf.variant)
+            ):
                 raise NotIndependent(
                     f"{isolated.name} is executed for each example by itself, but reads "
                     "a tensor of the whole batch that it was not given",
@@ -157,16 +157,6 @@ class Trace:
         position = operations.index(error.operation)
         inside = [w for w in self._windows if w.start <= position < w.stop]
         return [w.layer for w in sorted(inside, key=lambda w: w.stop - w.start)]
-
-
-def _enters(op: Any) -> bool:
-    """Whether an operation brings data into the graph."""
-    return is_argument(op) and op.outputs[0].dtype not in (tf.resource, tf.variant)
-
-
-def is_container(layer: Any) -> bool:
-    """Whether a layer is a model, which is opened rather than executed alone."""
-    return isinstance(layer, _CONTAINERS)
 
 
 @contextlib.contextmanager

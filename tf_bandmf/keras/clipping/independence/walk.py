@@ -343,8 +343,8 @@ class Walk:
             self._is_within_unit = False
         results = _tensors(outputs)
         if any(call.batched):
-            kinds = [keras.backend.standardize_dtype(t.dtype) for t in results]
-            for tensor, kind in zip(results, kinds, strict=True):
+            for tensor in results:
+                kind = keras.backend.standardize_dtype(tensor.dtype)
                 if "float" in kind and self.place(tensor) != ROWS:
                     raise _not_told_apart(layer)
             return outputs
@@ -404,9 +404,8 @@ class Walk:
             return self._share(self._operation(original, op, *args, **kwargs), call)
         is_one = tensor.shape[:1] == (1,)
         rank = len(tensor.shape) + (not is_one)
-        if type(op) not in _ENTRY_BY_ENTRY or not others:
-            raise _not_told_apart(call.layer)
-        if any(self.place(t) != ROWS or len(t.shape) != rank for t in others):
+        are_rows = all(self.place(t) == ROWS and len(t.shape) == rank for t in others)
+        if type(op) not in _ENTRY_BY_ENTRY or not others or not are_rows:
             raise _not_told_apart(call.layer)
         call.spread = Spread.REPEAT if is_one else Spread.NEW_AXIS
         return self._operation(original, op, *args, **kwargs)
@@ -663,14 +662,13 @@ _SPECIAL: dict[type, Any] = {
 
 
 def _not_told_apart(layer: Any) -> Mixes:
-    error = Mixes(
+    return Mixes(
         f"layer {layer.name!r} ({type(layer).__name__}) is called on, or returns, tensors "
         f"without a batch dimension, so the gradients of single examples cannot be told "
         f"apart",
         "Repeat its input for every example before the call, as with "
         "`ops.broadcast_to(positions, (ops.shape(x)[0], length))`.",
     )
-    return error
 
 
 class _Call:

@@ -37,6 +37,7 @@ CUT_ADVICE = (
 )
 # Batch sizes that occur nowhere else in a model.
 _SIZES = (101, 103, 107, 109, 113, 127, 131, 137, 139, 149, 151, 157, 163, 167, 173)
+_OF_SHAPES = (ValueError, tf.errors.OpError)
 _KNOWN: weakref.WeakKeyDictionary[Any, dict[Any, Structure]] = (
     weakref.WeakKeyDictionary()
 )
@@ -171,8 +172,7 @@ def _walk(
     except Mixes:
         raise
     except Exception as error:
-        of_shapes = isinstance(error, (ValueError, tf.errors.OpError))
-        if of_shapes and str(size) in str(error):
+        if str(size) in str(error) and isinstance(error, _OF_SHAPES):
             raise Mixes(
                 f"does not run on a batch of {size} examples, on which it is tried "
                 f"({type(error).__name__}: {error})",

@@ -13,7 +13,7 @@ import tensorflow as tf
 from tf_bandmf.keras.clipping.forward.passes import Forward, run_forward
 from tf_bandmf.keras.clipping.forward.tapped_layers import find_units
 from tf_bandmf.keras.clipping.independence.state import Effect, NotIndependent, effects
-from tf_bandmf.keras.clipping.independence.trace import Trace, is_container, recording
+from tf_bandmf.keras.clipping.independence.trace import Trace, recording
 from tf_bandmf.keras.clipping.losses.alone_and_together import check_loss
 from tf_bandmf.keras.clipping.proof.judge import (
     ADVICE,
@@ -138,7 +138,7 @@ def _enclosing_derivative(
         return None
     operation, unit = escape
     for layer in trace.layers_at(NotIndependent("", operation)):
-        if not (is_container(layer) or any(layer is other for other in alone)):
+        if not isinstance(layer, keras.Model) and layer not in alone:
             return layer
     raise UnsupportedModelError(
         f"Model {model.name!r} uses what layer {unit.layer.name!r} "
