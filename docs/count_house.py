@@ -81,7 +81,7 @@ CEILINGS = {
     "files": (229, 190),
     "other": (254, 290),
     "federated": (3_200, 3_200),
-    "tests": (36_655, 22_000),
+    "tests": (36_627, 22_000),
     "benchmarks": (1_998, 2_000),
 }
 ELSEWHERE = {
