@@ -76,7 +76,6 @@ CLOSED = {
         "num_steps": 60,
         "participation": tf_bandmf.MinSep(8, 5),
     },
-    "auto, no memory": _of("auto", max_memory_vectors=0),
 }
 # Optimized numerically: the coefficients are those of an optimum within a tolerance.
 OPTIMIZED = {
@@ -92,6 +91,7 @@ OPTIMIZED = {
     "toeplitz:4, momentum": _of("toeplitz:4", workload="sgd:momentum=0.9"),
     "blt:2, one epoch": _of("blt:2", {**DATA, "epochs": 1}),
     "auto": _of("auto", max_memory_vectors=3),
+    "auto, no memory": _of("auto", max_memory_vectors=0),
 }
 # Amplified by sampling, without simulation.
 POISSON = {
