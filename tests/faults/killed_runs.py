@@ -92,8 +92,8 @@ def report_uses(model, report):
             content.update(np.ascontiguousarray(array).tobytes())
         return content.hexdigest()
 
-    def privatize(clipped, variables, admitted, *more):
-        gradients = real(clipped, variables, admitted, *more)
+    def privatize(sums, variables, number, *more):
+        noisy = real(sums, variables, number, *more)
 
         def note(step, *arrays):
             half = len(arrays) // 2
@@ -101,10 +101,11 @@ def report_uses(model, report):
             report(f"{key} {step} {digest(*arrays[:half])} {digest(*arrays[half:])}\n")
             return step
 
-        given = [admitted.step, *clipped.sums, *gradients]
+        given = [number, *sums.sums, *noisy.gradients]
         noted = tf.numpy_function(note, given, tf.int64)
         with tf.control_dependencies([noted]):
-            return [tf.identity(gradient) for gradient in gradients]
+            gradients = [tf.identity(gradient) for gradient in noisy.gradients]
+        return noisy._replace(gradients=gradients)
 
     optimizer.run.privatize = privatize
 

@@ -60,9 +60,9 @@ def resumed(plan, folder):
     model, _ = begun(plan, folder)
     state = model.optimizer.run.secrets
     return [
-        int(state.step),
-        state.steps_known(),
-        int(state.schedule_id),
+        state.step,
+        len(state.points()),
+        state.schedule_id,
         state.key.secret_bytes(),
         *(tensor.tobytes() for tensor in state.secret_tensors().values()),
         *(

@@ -87,8 +87,10 @@ def graphs_of(model, batches):
     model.fit(batches, epochs=1, verbose=0)
     batch = next(iter(batches.dataset(model.optimizer.steps_taken)))
     programs = Programs(model)
+    model.optimizer.run.start(model.weights)
     programs.step(batch)
-    compiled = (programs._admit, programs._clip, programs._release, programs._measure)
+    compiled = (programs._facts, programs._clip, programs._noise, programs._measure)
+    compiled = (*compiled, programs._update._function)
     return [
         traced.graph for c in compiled for traced in c._list_all_concrete_functions()
     ]

@@ -11,8 +11,8 @@ from tf_bandmf.keras.clipping.factors import norms
 from tf_bandmf.keras.clipping.independence import operations
 from tf_bandmf.keras.clipping.sums import settings
 from tf_bandmf.keras.compat import keras_operations
-from tf_bandmf.keras.run import replicas
-from tf_bandmf.keras.run.run import Run
+from tf_bandmf.keras.model.programs import Programs
+from tf_bandmf.keras.run import run as run_lib
 from tf_bandmf.keras.run.secrets import SecretState
 from tf_bandmf.noise import generator
 from tf_bandmf.planning.plan import Plan
@@ -28,11 +28,10 @@ from tf_bandmf.planning.plan import Plan
     invariants=(4,),
 )
 def noise_on_the_mean(patch):
-    def noisy_mean(self, total, noise, stddev, batch_size):
-        total = total[: noise.shape[0]]
+    def noisy_mean(total, noise, stddev, batch_size):
         return (total + stddev * noise / batch_size) / batch_size
 
-    patch.setattr(replicas.NoisyMean, "__call__", noisy_mean)
+    patch.setattr(run_lib, "noisy_mean", noisy_mean)
 
 
 @broken("No clipping", checks.audited, "identity", says="the audit", invariants=(6, 17))
@@ -143,26 +142,26 @@ def too_little_noise(patch):
     invariants=(7,),
 )
 def noise_per_micro_step(patch):
-    draw = SecretState.next_noise
+    draw = SecretState.draw
 
     def twice(state, step, total, inputs):
-        keys = tf.bitcast(state._recent_keys[0].value(), tf.uint64)
         last = tf.constant(state._generator.num_steps - 1, tf.int64)
-        again, _ = state._generator.row(keys, state._buffers[0], last - step)
-        return draw(state, step, total, inputs) + again
+        again, _ = draw(state, last - step, total, inputs)
+        noise, drawn = draw(state, step, total, inputs)
+        return noise + again, drawn
 
-    patch.setattr(SecretState, "next_noise", twice)
+    patch.setattr(SecretState, "draw", twice)
 
 
 def _without_noise_if(patch, condition):
-    privatize = Run.privatize
+    noised = Programs._noised
 
-    def without(self, clipped, variables, admitted, *more):
-        found = privatize(self, clipped, variables, admitted, *more)
-        skip = condition(clipped)
-        return [tf.where(skip, tf.zeros_like(gradient), gradient) for gradient in found]
+    def without(self, clipped, *more):
+        found, skip = noised(self, clipped, *more), condition(clipped)
+        gradients = [tf.where(skip, tf.zeros_like(g), g) for g in found.gradients]
+        return found._replace(gradients=gradients)
 
-    patch.setattr(Run, "privatize", without)
+    patch.setattr(Programs, "_noised", without)
 
 
 @broken(

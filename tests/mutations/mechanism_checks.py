@@ -61,7 +61,6 @@ def released_sums(model, batches, restart_at=None):
     for step, batch in enumerate(batches):
         if step == restart_at:
             resume(model.optimizer)
-            model.optimizer.run.traces.forget()
         noisy = model.private_gradients(batch)
         flat = [np.ravel(gradient) for gradient in noisy.gradients]
         found.append(np.concatenate(flat) * plan.expected_batch_size)
@@ -76,10 +75,10 @@ def resume(optimizer):
     run.adopt(
         run.secrets_of(
             NoiseKey(state.key.secret_bytes()),
-            step=int(state.step),
-            schedule_id=int(state.schedule_id),
+            step=state.step,
+            schedule_id=state.schedule_id,
             buffer=secrets["buffer"],
-            digests=secrets["digests"],
+            points=secrets["points"],
         )
     )
 

@@ -157,7 +157,8 @@ def export(model, folder):
 def dump_graphs(model, schedule, folder):
     """Graphs of the training step and of the data, as debuggers and tools write them."""
     programs = model._programs()
-    compiled = (programs._admit, programs._clip, programs._release, programs._measure)
+    compiled = (programs._facts, programs._clip, programs._noise, programs._measure)
+    compiled = (*compiled, programs._update._function)
     traced = [one for each in compiled for one in each._list_all_concrete_functions()]
     assert len(traced) >= len(compiled)
     for place, program in enumerate(traced):
@@ -310,7 +311,7 @@ def test_no_error_shows_a_secret_even_with_local_variables(
         state = other.optimizer.run.secrets
         state.key = model.optimizer.run.secrets.key
         past = other.optimizer.run.generator.checked_step(tf.constant(10**6))
-        state.next_noise(past, tf.zeros([other.count_params()]))
+        state.draw(past, tf.zeros([other.count_params()]))
 
     def generator_past_the_end():
         generator, state = model.optimizer.run.generator, None
@@ -325,7 +326,7 @@ def test_no_error_shows_a_secret_even_with_local_variables(
     def no_memory_left():
         key = model.optimizer.run.secrets.key
         with monkeypatch.context() as patch:
-            patch.setattr(run_secrets.tf, "zeros", lambda _: 1 // 0)
+            patch.setattr(run_secrets.tf, "Variable", lambda *_, **__: 1 // 0)
             run_secrets.SecretState(model.optimizer.run.generator, key, "plan")
 
     failures = {

@@ -11,10 +11,10 @@ import tf_bandmf
 import tf_bandmf.keras
 from tf_bandmf.keras.clipping.independence import registration
 from tf_bandmf.keras.model.programs import Programs
-from tf_bandmf.keras.run.admission import Admitted
 
 IN_GRAPH = (tf.errors.InvalidArgumentError, RuntimeError)
-ADMITTED = Admitted(tf.constant(0, tf.int64), tf.zeros([0], tf.int32))
+# The step, and the digest of its batch.
+FIRST = tf.constant(0, tf.int64), tf.constant(0, tf.int64)
 
 
 def fit(model, plan, data, **kwargs):
@@ -103,7 +103,7 @@ def test_gradients_from_elsewhere(make_plan, make_plain_model):
             call()
     optimizer.build(model.trainable_variables)
     with pytest.raises(TypeError, match="clipped"):
-        optimizer.run.privatize(gradients, model.trainable_variables, ADMITTED)
+        optimizer.run.sums(gradients)
 
 
 @pytest.mark.invariant(6)
@@ -118,7 +118,7 @@ def test_sums_that_are_not_clipped(make_plan, make_plain_model):
         sums = [tf.fill(v.shape, bad) for v in variables]
         forged = ClippedGradients(sums, tf.ones([2]), tf.ones([2]), None)
         with pytest.raises(tf.errors.InvalidArgumentError, match="not clipped"):
-            optimizer.run.privatize(forged, variables, ADMITTED)
+            optimizer.run.privatize(optimizer.run.sums(forged), variables, *FIRST)
     assert optimizer.steps_taken == 0
 
 
@@ -322,7 +322,7 @@ def test_an_interrupted_step_is_not_continued(data, make_plan, make_private_mode
     first, second, *_ = plan.batches(*data)
     model.train_on_batch(first)
     model.private_gradients(second)  # not applied
-    assert int(model.optimizer.run.secrets.step) == 2
+    assert model.optimizer.run.secrets.step == 2
     with pytest.raises(tf.errors.InvalidArgumentError, match="interrupted"):
         model.train_on_batch(second)
 
@@ -373,7 +373,7 @@ def test_weights_in_another_order(make_plan, make_plain_model):
     sums = [tf.zeros(v.shape) for v in turned]
     clipped = ClippedGradients(sums, tf.ones([2]), tf.ones([2]), None)
     with pytest.raises(ValueError, match="began with"):
-        optimizer.run.privatize(clipped, turned, ADMITTED)
+        optimizer.run.privatize(optimizer.run.sums(clipped), turned, *FIRST)
     assert optimizer.steps_taken == 0
 
 

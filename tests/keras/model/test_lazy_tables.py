@@ -461,7 +461,8 @@ def test_other_data_after_the_same_steps_get_other_noise(data):
             slices = tf.IndexedSlices(added, rows)
             sums = tables.row_sums([slices], rate, looked_up)
             dense = tf.zeros([run.generator.num_parameters])
-            run.secrets.next_noise(t, dense, tables.digest(sums, t))
+            drawn = run.secrets.draw(t, dense, tables.digest(sums, t))[1]
+            run.secrets.take(drawn)
             tables.apply(sums, t)
         assert tables.release()
         shown.append(table_of(model))

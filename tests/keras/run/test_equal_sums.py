@@ -107,10 +107,8 @@ def test_equal_sums_do_not_show(history, unchanged, figure, monkeypatch):
     # Bound to the sums alone, the releases are the same.
     privatize = Run.privatize
 
-    def of_sums_alone(self, clipped, variables, admitted, *more):
-        nothing = tf.zeros_like(admitted.inputs)
-        admitted = admitted._replace(inputs=nothing)
-        return privatize(self, clipped, variables, admitted, *more)
+    def of_sums_alone(self, sums, variables, step, digest, *more):
+        return privatize(self, sums, variables, step, tf.zeros_like(digest), *more)
 
     monkeypatch.setattr(Run, "privatize", of_sums_alone)
     control = unchanged("control") - releases_of_history(HISTORIES[history])

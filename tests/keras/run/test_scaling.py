@@ -9,7 +9,6 @@ import tf_bandmf
 import tf_bandmf.keras
 from tf_bandmf.keras.clipping import UnsupportedModelError, clipped_gradient_sums
 from tf_bandmf.keras.model.batch_contents import as_drawn
-from tf_bandmf.keras.run.admission import Admitted
 from tf_bandmf.keras.run.scaling import Scaling
 
 
@@ -146,9 +145,8 @@ def test_clipped_in_other_coordinates_is_refused(make_plan, make_scaled, data):
         scales = None if given is None else [tf.fill(v.shape, given) for v in variables]
         options = {"l2_norm_clip": plan.l2_norm_clip, "scales": scales}
         clipped = clipped_gradient_sums(model, x, y, **options)
-        admitted = Admitted(tf.constant(0, tf.int64), tf.zeros([0], tf.int32))
         with pytest.raises(ValueError, match="coordinates of this optimizer"):
-            model.optimizer.run.privatize(clipped, variables, admitted)
+            model.optimizer.run.sums(clipped)
 
 
 @pytest.mark.slow
@@ -291,24 +289,6 @@ def test_a_resumed_run_has_the_scales_of_the_straight_run(
         straight.optimizer.scales(), resumed.optimizer.scales(), strict=True
     ):
         np.testing.assert_array_equal(a, b)
-
-
-@pytest.mark.parametrize(
-    "first, second", [("second_moment", None), (None, "second_moment")]
-)
-@pytest.mark.slow_cases("None-*")
-def test_a_run_does_not_go_on_with_another_scaling(
-    first, second, make_plan, make_scaled, data, tmp_path
-):
-    plan = make_plan()
-    model = make_scaled(plan, scaling=first)
-    model.build((None, data[0].shape[1]))
-    state = tmp_path / "run.private"
-    model.fit(plan.batches(*data), epochs=1, private_state=state, verbose=0)
-    other = make_scaled(plan, scaling=second)
-    other.build((None, data[0].shape[1]))
-    with pytest.raises(ValueError, match=r"of a run with another .* scaling"):
-        other.fit(plan.batches(*data), epochs=1, private_state=state, verbose=0)
 
 
 @pytest.mark.parametrize("microbatch_size", [None, 4])

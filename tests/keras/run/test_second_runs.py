@@ -33,7 +33,7 @@ def test_a_second_run_on_the_same_data_is_refused(data, make_plan, make_private_
     ):
         with pytest.raises(RuntimeError, match="additional_run=True"):
             second.fit(batches, epochs=1, verbose=0)
-    with pytest.raises(tf.errors.InvalidArgumentError, match="second run"):
+    with pytest.raises(RuntimeError, match="second run"):
         second.train_on_batch(next(iter(plan.batches(x, y))))
     fold = make_private_model(half)
     with pytest.raises(RuntimeError, match="examples"):
@@ -94,7 +94,7 @@ def test_a_new_key_for_the_same_model(
     first, before = model.optimizer, model.get_weights()
     compile_model(model, tf_bandmf.keras.PrivateOptimizer("sgd", plan))
     # Data whose batches the caller makes are not known; the weights are.
-    with pytest.raises(tf.errors.InvalidArgumentError, match="second run"):
+    with pytest.raises(RuntimeError, match="second run"):
         model.train_on_batch(x, y)
     for a, b in zip(model.get_weights(), before, strict=True):
         np.testing.assert_array_equal(a, b)

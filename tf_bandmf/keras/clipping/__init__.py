@@ -21,17 +21,7 @@ from tf_bandmf.keras.clipping.proof.judge import (
     PREPROCESSING,
     layers_executed_alone,
 )
-from tf_bandmf.keras.clipping.proof.metrics import (
-    metrics_change_no_weights,
-    update_reads_no_metrics,
-    update_runs_no_host_code,
-)
 from tf_bandmf.keras.clipping.proof.regularizers import regularization_gradients
-from tf_bandmf.keras.clipping.proof.updates import (
-    refuse_data,
-    released,
-    update_is_released,
-)
 from tf_bandmf.keras.clipping.rules import LayerCall, Rule, register_rule
 from tf_bandmf.keras.clipping.rules.base import OneTapRule
 from tf_bandmf.keras.clipping.rules.embedding import is_lookup_table
@@ -86,18 +76,12 @@ __all__ = [
     "map_each",
     "map_examples",
     "measured_rows",
-    "metrics_change_no_weights",
     "present_rows",
-    "refuse_data",
     "register_per_example_layer",
     "register_rule",
     "regularization_gradients",
-    "released",
     "self_check",
     "to_tensors",
     "turn_tensor_float_32_off",
-    "update_is_released",
-    "update_reads_no_metrics",
-    "update_runs_no_host_code",
     "vouched_classes",
 ]

@@ -254,3 +254,15 @@ def calls_of(model: Any) -> Iterator[tuple[Any, list[Any], list[Any]]]:
 def output_shape_of_lambda(layer: keras.layers.Lambda) -> Any:
     """What a `Lambda` was given for its output shape."""
     return layer._output_shape
+
+
+def metric_handles(model: Any) -> set[int]:
+    """Ids of the handles of a model's metrics, those not yet built for data included."""
+    variables = list(model.metrics_variables)
+    for metric in keras.tree.flatten(given_metrics(model)):
+        # Names and functions have no variables yet: nothing can have read them.
+        if isinstance(metric, keras.metrics.Metric):
+            variables.extend(metric.variables)
+    raw = [tensorflow_value(variable) for variable in variables]
+    parts = [part for value in raw for part in (value, *getattr(value, "values", ()))]
+    return {id(getattr(part, "handle", None)) for part in parts}

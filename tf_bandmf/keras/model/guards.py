@@ -13,7 +13,6 @@ from collections.abc import Iterator
 from typing import Any, Callable
 
 import keras
-import tensorflow as tf
 
 from tf_bandmf.keras.clipping import UnsupportedModelError
 from tf_bandmf.keras.compat.keras_objects import CALL_CONTEXT, global_state
@@ -25,8 +24,6 @@ def in_turn(model: Any, function: Callable[..., Any]) -> Callable[..., Any]:
 
     Two threads that took one step at the same time would both use its noise. The second
     thread finds the step taken, and is refused if its batch is of that step.
-
-    What a run says where it refuses a step is raised alone, without the graph around it.
 
     Args:
       model: a private model; the run of its optimizer at the time of a call has
@@ -40,14 +37,8 @@ def in_turn(model: Any, function: Callable[..., Any]) -> Callable[..., Any]:
         with run.turn:
             if run.tables is not None:
                 run.tables.begin()
-            try:
-                with optimized_once():
-                    return function(*args, **kwargs)
-            except tf.errors.InvalidArgumentError as error:
-                said = run.refusal_in(error)
-                if said is None:
-                    raise
-                raise tf.errors.InvalidArgumentError(None, None, said) from None
+            with optimized_once():
+                return function(*args, **kwargs)
 
     return one_at_a_time
 

@@ -1,11 +1,14 @@
 """One private step: programs that Python calls one after the other.
 
-    1. admit    the run admits the batch: it is the plan's for this step.
-    2. clip     each example's gradient is formed and clipped; the clipped ones are summed.
-    3. release  the run adds the noise of the step, and the inner optimizer applies it.
+    0. facts    what the batch says of itself; Python checks the conditions of a step.
+    1. clip     each example's gradient is formed and clipped; the clipped ones are summed.
+    2. noise    the run draws the noise of the step, and adds it to the sum.
+    3. update   a function of noisy gradients: the run goes on, the optimizer applies them.
     4. measure  the loss and the metrics of the batch, outside of the guarantee.
 
-No record stops a step. If a record makes the second program raise, each example of the
+Nothing changes before the third program: an interruption until then repeats the step.
+
+No record stops a step. If a record makes `clip` raise, each example of the
 batch runs by itself, and those that raise contribute zero (invariants 5 and 18). What
 raises for made-up examples is a mistake in the program, and is raised before the first
 step. A metric that raises is NaN.
@@ -14,6 +17,7 @@ step. A metric that raises is NaN.
 from __future__ import annotations
 
 import contextlib
+import functools
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -28,11 +32,8 @@ from tf_bandmf.keras.clipping import (
     UnsupportedModelError,
     clipped_gradient_sums,
     made_up,
-    metrics_change_no_weights,
     present_rows,
     regularization_gradients,
-    update_reads_no_metrics,
-    update_runs_no_host_code,
 )
 from tf_bandmf.keras.compat.keras_objects import loss_tracker
 from tf_bandmf.keras.model.batch_contents import as_drawn, as_given, shares
@@ -40,9 +41,11 @@ from tf_bandmf.keras.model.guards import announced
 from tf_bandmf.keras.model.preparation import check_examples
 from tf_bandmf.keras.model.variable_making import build_metrics
 from tf_bandmf.keras.resume.identity import random_states
-from tf_bandmf.keras.run.admission import Admitted
-from tf_bandmf.keras.run.secrets import replica_id
-from tf_bandmf.keras.run.tables import LookedUpRows
+from tf_bandmf.keras.run import admission
+from tf_bandmf.keras.run.run import Noisy
+from tf_bandmf.keras.run.scaling import UNSOUND
+from tf_bandmf.keras.run.tables import LookedUpRows, RowSums
+from tf_bandmf.keras.run.update import Update
 from tf_bandmf.sampling import batches as batches_lib
 
 _TRACING = "tracing the private training step."
@@ -80,13 +83,14 @@ class Programs:
         self._model = model
         self._run = model._private_optimizer().run
         self._strategy = model.distribute_strategy
-        self._admit = self._compiled(self._admitted)
-        self._state_now = self._compiled(self._state)
+        self._facts = self._compiled(admission.facts)
+        self._scales = Update(self._scales_and_soundness, model)
         self._refresh = self._compiled(self._refreshed)
         self._clip = self._compiled(self._clipped)
         self._clip_here = self._clip if self._is_one else _compiled(self._clipped)
-        self._release = self._compiled(self._released)
-        self._privatize = self._compiled(self._privatized)
+        self._noise = _compiled(self._noised)
+        self._update = Update(self._updated, model)
+        self._take = Update(self._taken, model)
         self._measure = self._compiled(self._measured)
         # One example that contributes nothing, after the first attempt.
         self._nothing: ClippedGradients | None = None
@@ -103,19 +107,21 @@ class Programs:
         Returns:
           The training metrics.
         """
-        contents, admitted, clipped, looked_up = self._clipped_batch(batch, spec)
-        self._release(clipped._replace(outputs=()), admitted, looked_up)
+        contents, clipped, noisy = self._noisy_batch(batch, spec)
+        self._update(noisy)
+        self._run.advance()
         logs: dict[str, Any] = self._logs(contents, clipped)
         return logs
 
     def noisy_gradients(self, batch: Any) -> tuple[list[tf.Tensor], tf.Tensor]:
         """The noisy mean gradient of a step, and the step, which is taken."""
-        _, admitted, clipped, _ = self._clipped_batch(batch)
-        noisy = self._privatize(clipped._replace(outputs=()), admitted, [])
-        return list(noisy), admitted.step
+        noisy = self._noisy_batch(batch)[2]
+        gradients = self._take(noisy)
+        self._run.advance()
+        return list(gradients), noisy.drawn.step
 
-    def _clipped_batch(self, batch: Any, spec: Any = None) -> tuple[Any, ...]:
-        contents = _contents(batch)
+    def _noisy_batch(self, batch: Any, spec: Any = None) -> tuple[Any, Any, Noisy]:
+        contents, run = _contents(batch), self._run
         # Nothing can be made up in the shape of a batch of nothing.
         if self._nothing is None and _size(self._local(contents.x)[0]):
             here = self._local(batch)[0]
@@ -124,9 +130,17 @@ class Programs:
                 with announced(_TRACING, self._model._training.is_quiet):
                     self._prepare(spec)
                     self._try_on_made_up(contents)
-        admitted, scales, seeds = self._admit(batch)
+        facts = [part.numpy() for part in self._local(self._facts(batch))]
+        admitted = run.admit(facts, self._model.weights)
+        scales = self._checked_scales()
         looked_up = self._look_up(contents, admitted.step)
-        return contents, admitted, self._clip_all(contents, scales, seeds), looked_up
+        clipped = self._clip_all(contents, scales, run.mask_seed(admitted))
+        digests = [tf.constant(digest, tf.int64) for digest in admitted.digests]
+        digest = digests[0] if self._is_one else self._distributed(*digests)
+        ours = clipped._replace(outputs=())
+        noisy = self._noise(ours, digest, admitted.step, looked_up)
+        run.confirm(noisy.drawn)
+        return contents, clipped, noisy
 
     def _prepare(self, spec: Any) -> None:
         """Traces the programs once for all batches, if their sizes vary."""
@@ -134,43 +148,59 @@ class Programs:
             return
         batch = as_given(spec)
         contents, tables = _contents(batch), self._run.tables
-        admitted, scales, seeds = _traced(self._admit, batch)
-        clipped = _traced(self._clip, contents, scales, seeds)
+        number, seed = tf.TensorSpec([], tf.int64), tf.TensorSpec([2], tf.int32)
+        _traced(self._facts, batch)
+        clipped = _traced(self._clip, contents, self._scale_specs(), seed)
         looked_up: Any = []
         if tables is not None:
             ids = [tf.TensorSpec([None], tf.int64) for _ in tables.variables]
-            looked_up = _traced(self._refresh, ids, admitted.step)
-        _traced(self._release, clipped._replace(outputs=()), admitted, looked_up)
+            looked_up = _traced(self._refresh, ids, number)
+        ours = clipped._replace(outputs=())
+        noisy = _traced(self._noise, ours, number, number, looked_up)
+        self._update.trace(noisy)
         _traced(self._measure, contents, clipped.losses, clipped.outputs)
 
     # What is compiled.
 
-    def _admitted(self, batch: Any) -> tuple[Admitted, Any, list[tf.Tensor]]:
-        model = self._model
-        admitted = self._run.admit(batch, model.weights)
-        return admitted, *self._state()
+    def _scales_and_soundness(self) -> tuple[list[tf.Tensor], tf.Tensor]:
+        scaling = self._run.scaling
+        return scaling.scales(), scaling.is_sound()
 
-    def _state(self) -> tuple[Any, list[tf.Tensor]]:
-        """What a pass depends on besides weights: scales of coordinates, and seeds."""
-        scales = None
-        if self._run.scaling is not None:
-            with update_reads_no_metrics(self._model):
-                scales = self._model._private_optimizer().scales()
-        seeds = [tf.identity(seed.value) for seed in random_states(self._model)]
-        return scales, seeds
+    def _checked_scales(self) -> list[tf.Tensor] | None:
+        """The scales of the coordinates, if there are any.
 
-    def _reseeded(self, seeds: Sequence[tf.Tensor]) -> None:
-        for variable, seed in zip(random_states(self._model), seeds, strict=True):
-            variable.assign(seed)
+        Raises:
+          InvalidArgumentError: if the optimizer's moments are not sound.
+        """
+        if self._run.scaling is None:
+            return None
+        scales, is_sound = self._scales()
+        admission.refuse(None if bool(is_sound) else UNSOUND)
+        return list(scales)
+
+    def _scale_specs(self) -> Any:
+        if self._run.scaling is None:
+            return None
+        return _each(tf.type_spec_from_value, self._scales.trace()[0])
+
+    def _reseed(self, seed: tf.Tensor) -> None:
+        """Random layers begin a step at states that follow from its seed alone."""
+        variables = random_states(self._model)
+        if variables:
+            shape = [len(variables), 2]
+            most = tf.int32.max
+            states = tf.random.stateless_uniform(shape, seed, 0, most, tf.int32)
+            for variable, state in zip(variables, tf.unstack(states)):
+                variable.assign(tf.cast(state, variable.dtype))
 
     def _refreshed(self, ids: list[tf.Tensor], step: tf.Tensor) -> list[LookedUpRows]:
         return self._run.tables.bring_up_to_date(ids, step)
 
     def _clipped(
-        self, contents: Contents, scales: Any, seeds: Sequence[tf.Tensor]
+        self, contents: Contents, scales: Any, seed: tf.Tensor
     ) -> ClippedGradients:
-        """The clipped sums: with the same seeds, the same again."""
-        self._reseeded(seeds)
+        """The clipped sums: with the same seed, the same again."""
+        self._reseed(seed)
         clipped = self._sums(contents, scales)
         if contents.count is None:
             return clipped
@@ -181,7 +211,8 @@ class Programs:
     def sums(self, x: Any, y: Any, sample_weight: Any = None) -> ClippedGradients:
         """Clipped sums of examples as a step makes them; in a graph, for audits."""
         contents = Contents(x, y, sample_weight, None, None, None)
-        return self._sums(contents, self._state()[0])
+        scaling = self._run.scaling
+        return self._sums(contents, None if scaling is None else scaling.scales())
 
     def _sums(self, contents: Contents, scales: Any) -> ClippedGradients:
         model, optimizer = self._model, self._model._private_optimizer()
@@ -207,37 +238,52 @@ class Programs:
             clipping = tf.function(clipping, jit_compile=True, autograph=False)
         return clipping(contents, scales)
 
-    def _privatized(
-        self, clipped: ClippedGradients, admitted: Admitted, looked_up: Any
-    ) -> list[tf.Tensor]:
+    def _noised(
+        self, clipped: Any, digest: Any, step: tf.Tensor, looked_up: Any
+    ) -> Noisy:
+        """Sums of all replicas, with noise: on the first device."""
+        run = self._run
+        sums = run.sums(clipped) if self._is_one else None
+        if sums is None:
+
+            def of_replica(clipped: ClippedGradients, digest: tf.Tensor) -> Any:
+                return run.sums(clipped), tf.identity(digest)
+
+            parts = self._strategy.run(of_replica, args=(clipped, digest))
+            add = functools.partial(self._strategy.reduce, "SUM", axis=None)
+            sums, digest = tf.nest.map_structure(add, parts)
         variables = self._model.trainable_variables
-        with self._reading_no_metrics():
-            penalties = self._penalties()
-            return self._run.privatize(
-                clipped, variables, admitted, penalties, looked_up
-            )
+        return run.privatize(sums, variables, step, digest, looked_up)
 
-    def _reading_no_metrics(self) -> contextlib.AbstractContextManager[None]:
-        """On the first replica: the others resume among each other's metrics."""
-        if replica_id() == 0:
-            return update_reads_no_metrics(self._model)
-        return contextlib.nullcontext()
-
-    def _penalties(self) -> list[tf.Tensor] | None:
-        """Gradients of the weights' regularizers, if there are any."""
+    def _penalized(self, gradients: Sequence[Any]) -> list[Any]:
+        """Gradients, with those of the weights' regularizers, which depend on no data."""
         model = self._model
         if all(v.regularizer is None for v in model.trainable_variables):
-            return None
-        with update_runs_no_host_code(), update_reads_no_metrics(model):
-            return regularization_gradients(model)
+            return list(gradients)
+        penalties = regularization_gradients(model)
+        return [
+            own if isinstance(own, RowSums) else own + tf.cast(penalty, own.dtype)
+            for own, penalty in zip(gradients, penalties)
+        ]
 
-    def _released(
-        self, clipped: ClippedGradients, admitted: Admitted, looked_up: Any
-    ) -> None:
-        noisy = self._privatized(clipped, admitted, looked_up)
-        with self._reading_no_metrics():
-            self._run.apply(noisy, self._model.trainable_variables)
-        self._run.renew_seal(self._model.weights)
+    def _updated(self, noisy: Noisy) -> None:
+        run, variables = self._run, self._model.trainable_variables
+        with tf.control_dependencies(run.take(noisy.drawn)):
+            released = tf.nest.map_structure(
+                tf.identity, (noisy.gradients, noisy.counts)
+            )
+
+        def apply(gradients: list[Any], counts: tf.Tensor) -> None:
+            run.counts.add(counts)
+            run.apply(self._penalized(gradients), variables)
+
+        self._strategy.run(apply, args=released)
+
+    def _taken(self, noisy: Noisy) -> list[Any]:
+        """As `_updated`, for gradients that are applied later."""
+        with tf.control_dependencies(self._run.take(noisy.drawn)):
+            self._run.counts.add(tf.identity(noisy.counts))
+            return self._penalized([tf.identity(g) for g in noisy.gradients])
 
     def _measured(
         self, contents: Contents, losses: tf.Tensor, outputs: Any
@@ -256,8 +302,7 @@ class Programs:
         loss_tracker(model).update_state(loss, sample_weight=size)
         if self._is_one:
             build_metrics(model, *seen)
-        with metrics_change_no_weights(model):
-            logs: dict[str, Any] = model.compute_metrics(*seen)
+        logs: dict[str, Any] = model.compute_metrics(*seen)
         if isinstance(self._strategy, tf.distribute.MultiWorkerMirroredStrategy):
             # Keras takes the mean over workers along the first axis of whatever is here.
             logs = {name: tf.reshape(value, [1]) for name, value in logs.items()}
@@ -283,13 +328,9 @@ class Programs:
         Shapes and dtypes alone decide what happens here. Nothing is kept but the form of
         a result.
         """
-        examples = contents._replace(count=None)
-        # Not compiled for one call, if it need not be.
-        once = self._strategy.run
-        is_eager = self._run.scaling is None
-        scales, seeds = once(self._state) if is_eager else self._state_now()
-        clipped = self._clip(self._made_up(examples), scales, seeds)
-        once(self._reseeded, args=(seeds,))
+        examples = self._made_up(contents._replace(count=None))
+        scales = None if self._run.scaling is None else self._scales()[0]
+        clipped = self._clip(examples, scales, tf.zeros([2], tf.int32))
         clipped = self._local(clipped)[0]
         scale = self._model._private_optimizer().loss_scale_factor
         if scale and not bool(tf.reduce_all(tf.math.is_finite(clipped.norms))):
@@ -311,21 +352,21 @@ class Programs:
         parts = [made_up(part, _size(part)) for part in self._local(contents)]
         return parts[0] if self._is_one else _map(self._distributed, *parts)
 
-    def _clip_all(self, contents: Contents, scales: Any, seeds: Any) -> Any:
+    def _clip_all(self, contents: Contents, scales: Any, seed: Any) -> Any:
         """Clips a batch; if it raises, each example by itself."""
         try:
-            return self._clip(contents, scales, seeds)
+            return self._clip(contents, scales, seed)
         except OF_THE_MACHINE:
             raise
         except tf.errors.OpError:
             pass
-        parts = self._local((contents, scales, seeds))
+        parts = self._local((contents, scales, seed))
         clipped = [self._each_alone(*part) for part in parts]
         if self._is_one:
             return clipped[0]
         return _map(self._distributed, *clipped)
 
-    def _each_alone(self, contents: Contents, scales: Any, seeds: Any) -> Any:
+    def _each_alone(self, contents: Contents, scales: Any, seed: Any) -> Any:
         """The examples of one replica, one after the other; those that raise add zero."""
         size = _size(contents)
         count = size if contents.count is None else int(contents.count)
@@ -333,7 +374,7 @@ class Programs:
         for place in range(size):
             one = _row(contents._replace(count=None), place)
             try:
-                found.append(self._clip_here(one, scales, seeds))
+                found.append(self._clip_here(one, scales, seed))
             except OF_THE_MACHINE:
                 raise
             except tf.errors.OpError:

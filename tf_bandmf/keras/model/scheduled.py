@@ -56,14 +56,13 @@ def scheduled(
     run = optimizer.run
     schedule = run.batches(schedule)
     dataset = schedule.dataset(taken)
-    if run.has_begun and int(run.schedule_id) not in (-1, schedule.schedule_id):
+    if run.has_begun and run.schedule_id not in (-1, schedule.schedule_id):
         raise ValueError(
             "The run began with other data, or the same data in other places, or in a "
             "custom loop with batches that no run had drawn: the accountant's assumption "
             "would be broken. Use the data, or the schedule object, that began it."
         )
     run.membership.refuse_second(model.weights, schedule.schedule_id)
-    run.reservation.refuse_ended()
     if not (model.built or is_distributed(model)):
         _build_before_tracing(model, dataset)
     if is_distributed(model):

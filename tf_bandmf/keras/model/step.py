@@ -67,8 +67,7 @@ class PrivateStep(_Model):
 
     def _programs(self) -> Programs:
         """The programs of the run's steps, kept until what they depend on changes."""
-        # Those that were traced before a file was do not write their steps down.
-        parts = [self._private_run, self.optimizer, compile_loss(self)]
+        parts = [self.optimizer, self.optimizer.run.secrets, compile_loss(self)]
         parts += [*self.trainable_variables, *all_layers(self)]
         key = (bool(self.jit_compile), [Same(part) for part in parts])
         traced = self._training.programs
@@ -123,7 +122,11 @@ class PrivateStep(_Model):
         batch = unwrap_single(batch)
         with optimizer.run.turn:
             self._ready_for(batch)
-            noisy, step = self._programs().noisy_gradients(batch)
+            optimizer.run.start(self.weights)
+            try:
+                noisy, step = self._programs().noisy_gradients(batch)
+            finally:
+                optimizer.run.close_seal(self.weights)
         return NoisyGradients(noisy, step, optimizer, self.weights)
 
     def _private_optimizer(self) -> PrivateOptimizer:
@@ -180,6 +183,7 @@ class PrivateStep(_Model):
             batch = as_given(batch)
             if self._training.ready is None:
                 self._ready_for(batch)
+                self._private_optimizer().run.start(self.weights)
                 self._training.ready = self._programs()
             logs = self._training.ready.step(batch, spec)
         if logs is None:

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import keras
-import tensorflow as tf
 
 from tf_bandmf.files import private as private_files
 from tf_bandmf.keras.clipping import vouched_classes
@@ -31,7 +30,6 @@ from tf_bandmf.keras.model.step import PrivateStep
 from tf_bandmf.keras.optimizer.private import PrivateOptimizer
 from tf_bandmf.keras.resume.private_file import PrivateRun, refuse_shared_folder
 from tf_bandmf.keras.run.counts import PrivateCounts
-from tf_bandmf.keras.run.weights_seal import let_average
 from tf_bandmf.planning.statement import PrivacyStatement
 from tf_bandmf.sampling.batches import BatchSchedule
 
@@ -127,24 +125,20 @@ class PrivateTraining(BuildHook, PrivateStep):
                 every = self._release_every
                 found = tables_lib.with_releases(kwargs.get("callbacks"), every)
                 kwargs = {**kwargs, "callbacks": found}
-        let_average(kwargs.get("callbacks"), lambda: self._private_optimizer().run)
         check_validation(self, kwargs.get("validation_data"))
         if self.built and not optimizer.steps_taken:
             refuse_outputs(self, class_weight, ranges)
         is_kept = self._training.run_file is not None
         cautions.warn(self, x, kwargs.get("callbacks"), is_kept)
         if self.built and optimizer.built:
-            optimizer.run.refuse_changed(self.weights)
-        reservation = optimizer.run.reservation
+            optimizer.run.check(self.weights)
         try:
             history = super().fit(x, **kwargs)
             warn_of_counts(self)
             return history
-        except tf.errors.OpError:
-            reservation.raise_refusal()
-            raise
         finally:
-            reservation.note(optimizer.steps_taken)
+            optimizer.run.close_seal(self.weights)
+            optimizer.run.reservation.note(optimizer.steps_taken)
 
     def begin_run(
         self,
@@ -202,8 +196,6 @@ class PrivateTraining(BuildHook, PrivateStep):
             # A new run reserves at its first step.
             optimizer.run.reservation.ensure()
         self._training.run_file = run
-        # Graphs that were traced before do not write their steps down.
-        self.train_function = None
         return batches
 
     def release(self) -> None:
@@ -371,6 +363,8 @@ class PrivateTraining(BuildHook, PrivateStep):
     def _recorded(self, filepath: Any, args: Any, kwargs: Any) -> Iterator[Any]:
         """Where to write a checkpoint that is announced to the run."""
         self._before_use()
+        if isinstance(getattr(self, "optimizer", None), PrivateOptimizer):
+            self.optimizer.run.note_weights(self.weights)
         if self._private_run is None:
             yield filepath
             return
@@ -431,9 +425,8 @@ class PrivateTraining(BuildHook, PrivateStep):
         refuse_preprocessor(self)
         try:
             return super().train_on_batch(x, y, **kwargs)
-        except tf.errors.OpError:
-            optimizer.run.reservation.raise_refusal()
-            raise
+        finally:
+            optimizer.run.close_seal(self.weights)
 
     def get_compile_config(self) -> dict[str, Any]:
         """A copy with the optimizer: Keras' .h5 writer removes it from the original.

@@ -10,14 +10,18 @@ import tensorflow as tf
 
 from tf_bandmf.accounting.checks import whole_number
 from tf_bandmf.files import configs as storage
-from tf_bandmf.keras.clipping import Clipping, check_loss_scale
-from tf_bandmf.keras.compat.keras_objects import variables_of_optimizer
+from tf_bandmf.keras.clipping import Clipping, Same, check_loss_scale
+from tf_bandmf.keras.compat.keras_objects import (
+    given_learning_rate,
+    variables_of_optimizer,
+)
 from tf_bandmf.keras.compat.replicas import keep_gradients_apart
 from tf_bandmf.keras.optimizer import inner_optimizers
 from tf_bandmf.keras.optimizer.noisy_gradients import NoisyGradients
 from tf_bandmf.keras.optimizer.wrapper import WrappedOptimizer
 from tf_bandmf.keras.run.run import Run
 from tf_bandmf.keras.run.scaling import Scaling
+from tf_bandmf.keras.run.update import Update
 from tf_bandmf.planning.plan import Plan
 from tf_bandmf.planning.statement import PrivacyStatement
 
@@ -118,6 +122,7 @@ class PrivateOptimizer(WrappedOptimizer):
         super().__init__(inner, run, loss_scale_factor, name or "private")
         self._clipping = clipping
         self._keep_normals = bool(keep_normals)
+        self._update: tuple[Any, Update] | None = None
 
     @property
     def plan(self) -> Plan:
@@ -144,7 +149,7 @@ class PrivateOptimizer(WrappedOptimizer):
     def steps_taken(self) -> int:
         """The number of noisy steps so far; the plan allows `plan.num_steps`."""
         if self.run.has_begun:
-            return int(self.run.secrets.step)
+            return self.run.secrets.step
         return int(self.iterations.numpy()) if self.built else 0
 
     def statement(self, unit: str | None = None) -> PrivacyStatement:
@@ -202,7 +207,7 @@ class PrivateOptimizer(WrappedOptimizer):
         """
         run = self.run
         with run.turn:
-            known = run.secrets.steps_known() if run.has_begun else 0
+            known = len(run.secrets.points()) if run.has_begun else 0
             taken = (
                 known
                 if steps is None
@@ -289,17 +294,26 @@ class PrivateOptimizer(WrappedOptimizer):
             )
         weights = noisy.take(self)
         variables, run = variables_of_optimizer(self), self.run
-        checks = run.still_at(noisy.step, weights)
-        with tf.control_dependencies([check for check in checks if check is not None]):
-            gradients = [tf.identity(gradient) for gradient in noisy.gradients]
-        if update is None:
-            run.apply(gradients, variables)
-        else:
-            with tf.control_dependencies(gradients):
-                update(gradients, variables)
-                iterations = self.inner_optimizer.iterations
-                iterations.assign(tf.cast(noisy.step + 1, iterations.dtype))
-        run.renew_seal(weights)
+        step = int(noisy.step)
+        with run.turn:
+            run.refuse_late(step, weights)
+            try:
+                if update is None:
+                    self._apply(list(noisy.gradients), variables)
+                else:
+                    update(list(noisy.gradients), variables)
+                    iterations = self.inner_optimizer.iterations
+                    iterations.assign(tf.cast(step + 1, iterations.dtype))
+            finally:
+                run.close_seal(weights)
+
+    def _apply(self, gradients: list[tf.Tensor], variables: Sequence[Any]) -> None:
+        """Applies gradients by a program, which another learning rate makes anew."""
+        rate = given_learning_rate(self.inner_optimizer)
+        key = [Same(part) for part in (rate, *variables)]
+        if self._update is None or self._update[0] != key:
+            self._update = key, Update(lambda noisy: self.run.apply(noisy, variables))
+        self._update[1](gradients)
 
     def get_config(self) -> dict[str, Any]:
         return {

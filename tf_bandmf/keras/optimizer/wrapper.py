@@ -96,13 +96,7 @@ class WrappedOptimizer(keras.optimizers.Optimizer):
         super().load_own_variables(store)
 
     def finalize_variable_values(self, trainable_variables: Any) -> None:
-        def finalize() -> None:
-            self.inner_optimizer.finalize_variable_values(trainable_variables)
-
-        if self.run.has_begun:
-            self.run.seal.through(finalize)
-        else:
-            finalize()
+        self.inner_optimizer.finalize_variable_values(trainable_variables)
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(

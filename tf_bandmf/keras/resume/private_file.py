@@ -2,21 +2,21 @@
 
 Checkpoints of a model hold no secret, so that they can be shared; and so a checkpoint
 alone does not suffice to train on. What is missing is in the private state file: the key,
-from which the sampler's seed follows, digests of the steps' sums, kept noise vectors, and
+from which sample, masks and noise follow, the points of its steps, kept noise vectors, and
 fingerprints of the weights that the run had at the steps at which it was saved. Whoever
 reads it can remove the noise from all checkpoints of the run.
 
 Why resuming is safe: a run that was interrupted takes steps again which it had taken
-after its last checkpoint. The noise of a step is bound to the sum that it is added to, and
-to what the sum was made from (see `tf_bandmf.keras.run.secrets`): the same step gets the
+after its last checkpoint. The noise of a step is bound to its point, which follows from all
+sums and batches up to it (see `tf_bandmf.keras.run.secrets`): the same step gets the
 same noise, and nothing new is released; another one gets independent noise. So is it with
 copies of the file, old backups of it, forks of a process and snapshots of a machine: no two
 releases share noise on different sums.
 
 What else is checked is for the accounting, not for the noise: a run has one plan, one
 data set in one order, and weights that no unaccounted training changed. The file has the
-digest of each step before its noise is drawn (see `tf_bandmf.files.journal`). A step that
-it knows, and that is another one now, is refused: with independent noise it would be a
+point of each step before anything of it is released (see `tf_bandmf.files.journal`). A step
+that it knows, and that is another one now, is refused: with independent noise it would be a
 second run from there on.
 """
 
@@ -29,20 +29,18 @@ import zipfile
 from typing import Any, NoReturn
 
 import numpy as np
-import tensorflow as tf
 
 from tf_bandmf.files import locks
 from tf_bandmf.files import private as private_files
 from tf_bandmf.files.hidden import HiddenArray, HiddenBytes, HiddenDict
 from tf_bandmf.files.journal import Journal
-from tf_bandmf.keras.compat.averages import each_callback
+from tf_bandmf.keras.compat.callbacks import each_callback
 from tf_bandmf.keras.optimizer.private import PrivateOptimizer
 from tf_bandmf.keras.resume import identity
-from tf_bandmf.keras.run.secrets import SecretState
 from tf_bandmf.noise.keys import NoiseKey
 from tf_bandmf.sampling.batches import BatchSchedule
 
-_FORMAT = 10
+_FORMAT = 11
 
 
 class PrivateRun:
@@ -60,13 +58,13 @@ class PrivateRun:
 
     __slots__ = (
         "_buffer",
-        "_digests",
         "_file",
         "_header",
         "_lock",
         "_memory",
         "_model",
         "_noted",
+        "_points",
         "path",
         "resumed",
     )
@@ -82,7 +80,7 @@ class PrivateRun:
         self._memory: list[np.ndarray] = []
         self._file = Journal(self.path)
         # The steps that were taken when the file was written last, and those since.
-        self._digests: np.ndarray | None = None
+        self._points: np.ndarray | None = None
         self._noted = bytearray()
 
     def begin(self, schedule: BatchSchedule) -> BatchSchedule:
@@ -108,7 +106,7 @@ class PrivateRun:
             self._read()
             return self._resume(optimizer, schedule)
         run = optimizer.run
-        taken = int(identity.value_of(optimizer.iterations))
+        taken = int(optimizer.run.iterations)
         if run.is_restored():
             raise ValueError(
                 f"The weights are those of step {taken} of a run, whose private state "
@@ -117,7 +115,7 @@ class PrivateRun:
                 f"run's file, or start a new run from new weights."
             )
         schedule = schedule.join(run.key.sampler_seed())
-        if int(run.schedule_id) not in (-1, schedule.schedule_id):
+        if run.schedule_id not in (-1, schedule.schedule_id):
             raise ValueError(
                 "The run began with other data, or in a custom loop with batches that no "
                 "run had drawn, whose sample does not follow from the run's key: it could "
@@ -128,14 +126,10 @@ class PrivateRun:
             format=_FORMAT,
             plan=optimizer.plan.fingerprint,
             num_parameters=run.generator.num_parameters,
-            optimizer=identity.optimizer_digest(optimizer),
-            computation=identity.computation(self._model),
-            model=identity.model_digest(self._model),
-            environment=identity.environment(self._model),
             schedule_id=schedule.schedule_id,
             key=run.secrets.key.secret_bytes().hex(),
             weights={},
-            random_states={},
+            resumed=[],
         )
         self.record()
         self._watch()
@@ -191,7 +185,7 @@ class PrivateRun:
         optimizer: PrivateOptimizer = self._model.optimizer
         run = optimizer.run
         state = run.secrets
-        step = int(state.step)
+        step = state.step
         if run.is_restored():
             raise RuntimeError(
                 "A step was interrupted: these weights are of no step of the run, and "
@@ -199,21 +193,13 @@ class PrivateRun:
             )
         digest = identity.weights_digest(self._model)
         self._header["weights"][str(step)] = digest
-        self._header["random_states"][str(step)] = [
-            identity.value_of(variable).tolist()
-            for variable in identity.random_states(self._model)
-        ]
         self._header["buffer_step"] = step
         self._header["vouched"] = list(run.vouched)
         self._header["initial_weights"] = run.initial_weights
         self._header["were_loaded"] = run.were_loaded
-        self._header["environment"] = identity.environment(self._model)
-        self._header["resumed_elsewhere"] = list(run.resumed_elsewhere)
         self._note_evaluations()
-        tensors = state.secret_tensors()
-        self._buffer, digests = tensors["buffer"], tensors["digests"]
         # Steps that the run took, before it was resumed from an earlier one, stay known.
-        self._digests = self._known(digests)
+        self._buffer, self._points = state.secret_tensors()["buffer"], state.points()
         tables = run.tables
         self._memory = [] if tables is None else tables.memory()
         self._write()
@@ -225,17 +211,6 @@ class PrivateRun:
         for name, found, what in (
             ("plan", optimizer.plan.fingerprint, "plan"),
             ("num_parameters", run.generator.num_parameters, "model"),
-            ("optimizer", identity.optimizer_digest(optimizer), "inner optimizer"),
-            (
-                "computation",
-                identity.computation(self._model),
-                "microbatch_size, loss_scale_factor, clipping, scaling or XLA setting",
-            ),
-            (
-                "model",
-                identity.model_digest(self._model),
-                "loss, or layers with other settings",
-            ),
         ):
             if header[name] != found:
                 raise ValueError(
@@ -249,17 +224,13 @@ class PrivateRun:
                 f"{self.path} is of a run on other data, or the same data in another "
                 f"order. A run is resumed with the data that began it."
             )
-        step = int(identity.value_of(optimizer.iterations))
+        step = int(optimizer.run.iterations)
         state = run.secrets
-        if int(state.step) == step and state.key.secret_bytes() == key.secret_bytes():
+        if state.step == step and state.key.secret_bytes() == key.secret_bytes():
             # The run goes on in the process that began it, and is noted here from now on.
             self._watch()
             return schedule
         known = header["weights"].get(str(step))
-        # Keras' files do not hold what the next dropout masks follow from.
-        states = header["random_states"].get(str(step), [])
-        for variable, value in zip(identity.random_states(self._model), states):
-            variable.assign(value)
         if known is None or known != identity.weights_digest(self._model):
             steps = ", ".join(header["weights"])
             raise ValueError(
@@ -268,14 +239,14 @@ class PrivateRun:
                 f"{steps}, as model.save, model.save_weights, BackupAndRestore and "
                 f"ModelCheckpoint saved them, with the optimizer."
             )
-        kept = {"digests": self._known(None)}
-        buffer_step = header["buffer_step"] if step >= header["buffer_step"] else 0
-        buffer = self._buffer if buffer_step else None
-        with run.strategy.scope():
-            state = run.secrets_of(key, step=buffer_step, buffer=buffer, **kept)
+        points = self._known_points()
+        start = header["buffer_step"] if step >= header["buffer_step"] else 0
+        state = run.secrets_of(
+            key, step=start, buffer=self._buffer if start else None, points=points
+        )
         # Noise of steps between is generated again, to have the vectors it keeps.
-        if run.generator.memory_vectors and buffer_step < step:
-            _replay(run.strategy, state, step - buffer_step)
+        if run.generator.memory_vectors:
+            state.replay(range(start, step))
         buffer = state.secret_tensors()["buffer"]
         pinned = schedule.schedule_id if step else -1
         if self._memory and step != header["buffer_step"]:
@@ -284,36 +255,34 @@ class PrivateRun:
                 f"{header['buffer_step']} alone, and these weights are of step {step}. "
                 f"Resume from the newest checkpoint."
             )
-        with run.strategy.scope():
-            run.adopt(
-                run.secrets_of(
-                    key, step=step, schedule_id=pinned, buffer=buffer, **kept
-                ),
-                self._memory or None,
-            )
+        state = run.secrets_of(
+            key, step=step, schedule_id=pinned, buffer=buffer, points=points
+        )
+        run.adopt(state, self._memory or None)
+        # The file knows these weights as the run's own.
+        run.seal.is_open = True
         run.close_seal(self._model.weights)
         run.vouched = tuple(header["vouched"])
         run.initial_weights = header["initial_weights"]
         run.were_loaded = header["were_loaded"]
-        run.resumed_elsewhere = self._resumed_elsewhere(step)
+        header["resumed"].append(step)
+        run.resumed = tuple(header["resumed"])
         self.resumed = True
         self._watch()
         return schedule
 
-    def _known(self, digests: np.ndarray | None) -> np.ndarray:
-        """These digests, and those of later steps that the run is known to have taken."""
-        noted = self._entries()
-        later = np.zeros([noted[:, 0].max(initial=-1) + 1], np.int64)
-        later[noted[:, 0]] = noted[:, 1]
-        parts = [part for part in (later, self._digests, digests) if part is not None]
-        found = np.zeros([max(map(len, parts))], np.int64).view(HiddenArray)
-        for part in parts:
-            # 0 stands for a digest that is not known.
-            np.copyto(found[: len(part)], part, where=part != 0)
-        return found
+    def _known_points(self) -> np.ndarray:
+        """Points of all steps that the run is known to have taken; 0 if not known."""
+        noted, points = self._entries(), self._points
+        assert points is not None
+        size = max(len(points), noted[:, 0].max(initial=-1) + 1)
+        known = np.zeros([size], np.int64).view(HiddenArray)
+        known[noted[:, 0]] = noted[:, 1]
+        np.copyto(known[: len(points)], points, where=points != 0)
+        return known
 
     def _entries(self) -> np.ndarray:
-        """Steps and digests since the file was written last, int64, shape [entries, 2]."""
+        """Steps and points since the file was written last, int64, shape [entries, 2]."""
         content = HiddenBytes(self._noted)
         return np.frombuffer(content, "<i8").reshape(-1, 2).view(HiddenArray)
 
@@ -321,26 +290,13 @@ class PrivateRun:
         text = self._header[name]
         return None if text is None else HiddenBytes(bytes.fromhex(text))
 
-    def _resumed_elsewhere(self, step: int) -> tuple[str, ...]:
-        """What the statement says of resuming where sums may be rounded in another way."""
-        before, now = self._header["environment"], identity.environment(self._model)
-        differences = [
-            f"{name} was {before.get(name)}, is {now[name]}"
-            for name in now
-            if before.get(name) != now[name]
-        ]
-        said = tuple(self._header.get("resumed_elsewhere", ()))
-        if not differences:
-            return said
-        return (*said, f"at step {step}: {'; '.join(differences)}")
-
     def _read(self) -> None:
         try:
             content, entries = self._file.read()
             with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
                 self._header = HiddenDict(json.loads(arrays["header"].tobytes()))
                 self._buffer = arrays["buffer"].view(HiddenArray)
-                self._digests = arrays["digests"].view(HiddenArray)
+                self._points = arrays["points"].view(HiddenArray)
                 count = sum(name.startswith("memory") for name in arrays.files)
                 self._memory = [
                     arrays[f"memory{i}"].view(HiddenArray) for i in range(count)
@@ -358,7 +314,7 @@ class PrivateRun:
             )
         self._noted = bytearray(b"".join(entries))
         noted = self._entries()
-        if (self._known(None)[noted[:, 0]] != noted[:, 1]).any():
+        if (self._known_points()[noted[:, 0]] != noted[:, 1]).any():
             raise ValueError(
                 f"{self.path} has a step twice, with different sums: two processes went on "
                 f"with one run (a fork, a copied machine), each with noise of its own. "
@@ -370,13 +326,13 @@ class PrivateRun:
         stream = io.BytesIO()
         text = HiddenBytes(json.dumps(self._header).encode())
         header = np.frombuffer(text, np.uint8).view(HiddenArray)
-        assert self._buffer is not None and self._digests is not None  # by record()
+        assert self._buffer is not None and self._points is not None  # by record()
         memory: dict[str, Any] = {
             f"memory{i}": array for i, array in enumerate(self._memory)
         }
-        self._digests = self._known(None)
+        self._points = self._known_points()
         np.savez(
-            stream, header=header, buffer=self._buffer, digests=self._digests, **memory
+            stream, header=header, buffer=self._buffer, points=self._points, **memory
         )
         self._file.replace(HiddenBytes(stream.getvalue()))
         self._noted.clear()
@@ -419,18 +375,3 @@ def _folders_of(callback: Any) -> list[tuple[str, bool]]:
         folder, here = os.path.realpath(fixed), os.path.realpath("")
         found.append((folder, os.path.commonpath([folder, here]) != folder))
     return found
-
-
-def _replay(strategy: tf.distribute.Strategy, state: SecretState, steps: int) -> None:
-    def step() -> tf.Tensor:
-        return state.replay()
-
-    def once_more(done: tf.Tensor) -> tf.Tensor:
-        strategy.run(step)
-        return done + 1
-
-    @tf.function(autograph=False)
-    def again(count: tf.Tensor) -> None:
-        tf.while_loop(lambda done: done < count, once_more, [tf.constant(0)])
-
-    again(tf.constant(steps))

@@ -105,13 +105,11 @@ class Counts:
         found = tf.one_hot(clipped.outcomes - 1, self.size, self._weight, 0.0)
         return [tf.reduce_sum(found, axis=0)]
 
-    def taken_from(self, noisy: tf.Tensor) -> tf.Tensor:
-        """The noisy mean without the counts, which are added to the running sums."""
-        if not self.size:
-            return noisy
-        assert self._variable is not None
-        self._variable.assign_add(noisy[-self.size :] / self._weight)
-        return noisy[: -self.size]
+    def add(self, noisy: tf.Tensor) -> None:
+        """Adds the noisy counts of a step to the running sums."""
+        if self.size:
+            assert self._variable is not None
+            self._variable.assign_add(noisy / self._weight)
 
     def value(self, steps: int) -> PrivateCounts | None:
         """The noisy shares after this many steps; None without counts or steps."""

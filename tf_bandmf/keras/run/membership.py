@@ -6,9 +6,6 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-import tensorflow as tf
-
 from tf_bandmf.keras.run import known_runs
 from tf_bandmf.noise.keys import NoiseKey
 from tf_bandmf.planning.composition import compose
@@ -54,61 +51,21 @@ class Membership:
             return None
         return known_runs.refusal(self._name, weights, schedule_id)
 
-    def conditions(
-        self, is_new: tf.Tensor, weights: Sequence[Any], schedule_id: tf.Tensor
-    ) -> list[tuple[tf.Tensor, str]]:
-        """`refuse_second` within a step, and that no other run has had its sample.
+    def refuse_same_sample(self, schedule_id: int) -> None:
+        """Raises RuntimeError if another run had the run's secret sample.
 
         Args:
-          is_new: whether the step is the run's first one.
-          weights: all of the model's.
-          schedule_id: of the data, or `known_runs.NO_SCHEDULE`, int64.
+          schedule_id: of the data, or `known_runs.NO_SCHEDULE`.
         """
-        found = []
-        if not self._may_be_second:
-
-            def is_first(schedule_id: Any) -> np.bool_:
-                return np.bool_(self._refusal(weights, int(schedule_id)) is None)
-
-            found.append((is_first, known_runs.SECOND_RUN))
         if self._counts and self._plan.participation.has_secret_sampler:
-
-            def is_fresh(schedule_id: Any) -> np.bool_:
-                name = known_runs.name_of_schedule(int(schedule_id))
-                return np.bool_(name in (None, self._name))
-
-            found.append((is_fresh, known_runs.SAME_SAMPLE))
-
-        def at_first(holds: Any) -> tf.Tensor:
-            answer = tf.cond(
-                is_new,
-                lambda: tf.numpy_function(holds, [schedule_id], tf.bool),
-                lambda: tf.constant(True),
-            )
-            return tf.ensure_shape(answer, [])
-
-        return [(at_first(holds), text) for holds, text in found]
+            name = known_runs.name_of_schedule(schedule_id)
+            if name not in (None, self._name):
+                raise RuntimeError(known_runs.SAME_SAMPLE)
 
     def note(self, schedule_id: int) -> None:
         """Counts the run, which takes a step, or took one in another process."""
         if self._counts and self._name is not None:
             known_runs.note(self._name, self._plan, self._variables, schedule_id)
-
-    def noted(self, step: tf.Tensor, schedule_id: tf.Tensor) -> tf.Tensor:
-        """`note` within the first step: the step, after the note."""
-        if not self._counts:
-            return step
-
-        def note(schedule_id: Any, step: Any) -> Any:
-            self.note(int(schedule_id))
-            return step
-
-        noted = tf.cond(
-            tf.equal(step, 0),
-            lambda: tf.numpy_function(note, [schedule_id, step], tf.int64),
-            lambda: tf.identity(step),
-        )
-        return tf.ensure_shape(noted, [])
 
     def statement(
         self, unit: str | None, weights: Sequence[Any], schedule_id: int

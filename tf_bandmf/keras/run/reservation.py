@@ -11,8 +11,6 @@ import threading
 import warnings
 from typing import Any
 
-import tensorflow as tf
-
 from tf_bandmf.ledger import hooks
 from tf_bandmf.ledger.errors import LedgerError
 from tf_bandmf.noise.keys import NoiseKey
@@ -29,9 +27,6 @@ class Reservation:
 
     Args:
       plan: plan of the run.
-
-    Attributes:
-      refusal: why the ledger did not let the run begin, or None.
     """
 
     def __init__(self, plan: Plan) -> None:
@@ -39,9 +34,8 @@ class Reservation:
         self._run: str | None = None
         self._entry: Any = None
         self._noted_steps = 0
-        self._ended: tf.Variable | None = None
+        self._has_ended = False
         self._lock = threading.Lock()
-        self.refusal: Exception | None = None
 
     @property
     def is_needed(self) -> bool:
@@ -54,14 +48,12 @@ class Reservation:
         return self._entry
 
     def join(self, key: NoiseKey) -> None:
-        """Names the run, within the scope of its distribution strategy."""
+        """Names the run."""
         if not self.is_needed:
             return
         name = hooks.name_of(key)
         if name != self._run:
-            self._run, self._entry, self.refusal = name, None, None
-        if self._ended is None:
-            self._ended = tf.Variable(False, trainable=False, dtype=tf.bool)
+            self._run, self._entry = name, None
 
     def ensure(self) -> None:
         """Reserves, or finds what the run has reserved.
@@ -72,64 +64,15 @@ class Reservation:
         with self._lock:
             if not hooks.is_needed(self._plan) or self._entry is not None:
                 return
-            try:
-                self._entry = hooks.begin(self._plan, self._run or "")
-            except Exception as error:
-                self.refusal = error
-                raise
-            self.refusal = None
+            self._entry = hooks.begin(self._plan, self._run or "")
 
     def refuse_ended(self) -> None:
         """Raises LedgerError if the run has meanwhile been ended in the ledger."""
-        if self._ended is not None and bool(self._ended.numpy()):
+        if self._has_ended:
             raise LedgerError(ENDED)
         if self._entry is not None:
             assert self._run is not None
             hooks.begin(self._plan, self._run)
-
-    def conditions(self) -> list[tuple[tf.Tensor, str]]:
-        """Conditions for any step, each with the message if it does not hold."""
-        if self._ended is None:
-            return []
-        return [(tf.logical_not(self._ended), ENDED)]
-
-    def held(self, step: tf.Tensor) -> tf.Tensor:
-        """The step, once the run has reserved; at its first step it reserves here.
-
-        Args:
-          step: a step that may otherwise be taken, int64.
-
-        Returns:
-          The step. If the ledger refuses, InvalidArgumentError is raised, in graphs too;
-          without assertions it would be a step past the horizon, which has no noise.
-        """
-        if not hooks.is_needed(self._plan):
-            return step
-
-        def reserve() -> str:
-            try:
-                self.ensure()
-            except Exception as error:
-                return f"The ledger did not let the run begin: {error}"
-            return ""
-
-        refusal = tf.cond(
-            tf.equal(step, 0),
-            lambda: tf.numpy_function(reserve, [], tf.string),
-            lambda: tf.constant(""),
-        )
-        refusal = tf.ensure_shape(refusal, [])
-        is_held = tf.equal(refusal, "")
-        check = tf.debugging.Assert(is_held, [refusal], summarize=1)
-        with tf.control_dependencies([] if check is None else [check]):
-            horizon = tf.constant(self._plan.num_steps, tf.int64)
-            return tf.where(is_held, step, horizon)
-
-    def raise_refusal(self) -> None:
-        """Raises the ledger's error, if it did not let the run begin."""
-        refusal, self.refusal = self.refusal, None
-        if refusal is not None:
-            raise refusal
 
     def note(self, steps: int) -> None:
         """Records how many steps were taken, if the run has taken more since."""
@@ -152,14 +95,14 @@ class Reservation:
         Raises:
           ValueError: if the plan is bound to no ledger, or the run has not begun.
         """
-        if not self.is_needed or self._run is None or self._ended is None:
+        if not self.is_needed or self._run is None:
             raise ValueError(
                 "Only a run whose plan is bound to a ledger, and that has begun, ends "
                 "there: see ledger.bind(plan, dataset)."
             )
         self.ensure()
         # Nothing follows, whatever becomes of the ledger.
-        self._ended.assign(True)
+        self._has_ended = True
         return hooks.end(self._plan, self._run, steps, reason)
 
     def remarks(self) -> list[str]:

@@ -1,12 +1,13 @@
 """One private run: what a `PrivateOptimizer` has besides the optimizer of Keras.
 
-A step of a run is four calls:
+A step of a run is five calls:
 
-    admitted = run.admit(batch, weights)  # it may be taken, and is of this batch
-    ...                                          # gradients are formed and clipped
-    noisy = run.privatize(clipped, variables, admitted)
-    run.apply(noisy, variables)
-    run.seal.renew(weights)
+    run.start(weights)                        # where fit or train_on_batch begins
+    admitted = run.admit(facts, weights)      # in Python: the step may be taken
+    ...                                       # gradients are formed and clipped
+    noisy, drawn, counts = run.privatize(sums, admitted)    # a program: noise
+    run.confirm(drawn)                        # in Python: the step is written down
+    run.take(drawn); run.apply(noisy, ...)    # a program: clock, buffer, optimizer
 
 A run begins when the optimizer is built. From then on it has a noise key, a clock, and
 a seal of the weights; none of these is in a file that Keras writes.
@@ -18,38 +19,28 @@ import dataclasses
 import math
 import threading
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
 from tf_bandmf import noise
 from tf_bandmf.files import machine
-from tf_bandmf.keras.clipping import (
-    SUM_MARGIN,
-    ClippedGradients,
-    released,
-)
+from tf_bandmf.keras.clipping import SUM_MARGIN, ClippedGradients
 from tf_bandmf.keras.compat.keras_objects import given_learning_rate
-from tf_bandmf.keras.run import admission, pieces
+from tf_bandmf.keras.run import admission
 from tf_bandmf.keras.run.counts import Counts
 from tf_bandmf.keras.run.evaluations import Evaluations
 from tf_bandmf.keras.run.known_runs import NO_SCHEDULE
 from tf_bandmf.keras.run.membership import Membership
-from tf_bandmf.keras.run.replicas import NoisyMean, shared_key
+from tf_bandmf.keras.run.replicas import shared_key, task_of
 from tf_bandmf.keras.run.reservation import Reservation
-from tf_bandmf.keras.run.scaling import UNSOUND, Scaling
-from tf_bandmf.keras.run.secrets import SecretState
+from tf_bandmf.keras.run.scaling import Scaling
+from tf_bandmf.keras.run.secrets import Drawn, SecretState
 from tf_bandmf.keras.run.tables import LookedUpRows, RowSums, RunTables
-from tf_bandmf.keras.run.update import Update
-from tf_bandmf.keras.run.weights_seal import (
-    CHANGED,
-    STATE_CHANGED,
-    WeightsSeal,
-    digest_of,
-)
-from tf_bandmf.noise.devices import device_kind
+from tf_bandmf.keras.run.weights_seal import CHANGED, WeightsSeal, digest_of
 from tf_bandmf.noise.keys import NoiseKey
+from tf_bandmf.noise.shared import shared_function
 from tf_bandmf.planning.memory import refuse_too_large
 from tf_bandmf.planning.plan import Plan
 from tf_bandmf.planning.statement import PrivacyStatement, sentence
@@ -68,6 +59,37 @@ HOW_TO_TRAIN = (
     "Make the model private with tf_bandmf.keras.make_private(model), compile it with "
     "this optimizer and train with model.fit(plan.batches(x, y))."
 )
+
+
+class StepSums(NamedTuple):
+    """What a step adds up, over replicas too.
+
+    Attributes:
+      sums: clipped gradients, summed.
+      counts: of examples, if the plan counts them: one vector, or none.
+      examples: how many there are, float64.
+      scales: of the gradients' coordinates, if there are any.
+    """
+
+    sums: list[Any]
+    counts: list[tf.Tensor]
+    examples: tf.Tensor
+    scales: list[tf.Tensor]
+
+
+class Noisy(NamedTuple):
+    """What a step releases, and what it takes to release it.
+
+    Attributes:
+      gradients: in the variables' shapes and dtypes; for tables whose noise is drawn when
+        rows are read, `RowSums`, which have no noise yet.
+      drawn: for `Run.confirm` and `Run.take`.
+      counts: noisy; none if the plan has none.
+    """
+
+    gradients: list[Any]
+    drawn: Drawn
+    counts: tf.Tensor
 
 
 class Run:
@@ -97,8 +119,7 @@ class Run:
       weighs_classes: whether batches of the caller's were weighed by class.
       were_loaded: whether the weights that it began from had been loaded or set.
       initial_weights: the caller's words for where they come from; None if none.
-      resumed_elsewhere: where it was resumed with other versions or devices, and how
-        they differ.
+      resumed: steps at which it was resumed after an interruption.
       was_loaded_without_weights: whether Keras loaded the optimizer from an .h5 file,
         which leaves its variables behind.
     """
@@ -121,21 +142,20 @@ class Run:
         self.weighs_classes = False
         self.were_loaded = False
         self.initial_weights: str | None = None
-        self.resumed_elsewhere: tuple[str, ...] = ()
+        self.resumed: tuple[int, ...] = ()
         self.was_loaded_without_weights = False
         self._keep_normals = keep_normals
         self.membership = Membership(plan, is_additional)
         self.reservation = Reservation(plan)
-        self._refusals: tuple[str, ...] = ()
         self._variables: list[Any] = []
         self._lazy: list[Any] = []
         self._tables: RunTables | None = None
         self._generator: noise.NoiseGenerator | None = None
-        self._noisy_mean: NoisyMean | None = None
+        # The coming step, as far as `start` and steps since know.
+        self._next = 0
         self._fresh_key: NoiseKey | None = None
         self._secrets: SecretState | None = None
         self._seal: WeightsSeal | None = None
-        self._update = Update(inner_optimizer)
         self.evaluations = Evaluations(plan)
         self.counts = Counts(plan)
 
@@ -178,11 +198,10 @@ class Run:
         generator = noise.NoiseGenerator(
             self.plan.strategy,
             num_parameters,
-            num_shards=replicas,
             keep_normals=self._keep_normals,
             generator=self.plan.generator,
         )
-        self._generator, self._noisy_mean = generator, NoisyMean(generator)
+        self._generator = generator
         try:
             self.adopt(self.secrets_of(self.key))
         except tf.errors.ResourceExhaustedError as error:
@@ -209,7 +228,7 @@ class Run:
         Only where a custom loop began with batches that no run had drawn, the run has
         those to the end.
         """
-        if self.has_begun and int(self.schedule_id) == schedule.schedule_id:
+        if self.has_begun and self.schedule_id == schedule.schedule_id:
             return schedule
         return schedule.join(self.key.sampler_seed())
 
@@ -246,21 +265,20 @@ class Run:
                 self.inner_optimizer,
                 self.generator,
                 secrets.key,
-                secrets.digest_before,
-                int(secrets.step),
+                secrets.point_before,
+                secrets.step,
                 memory,
             )
         self.evaluations.join(secrets.key)
         self.membership.join(secrets.key, self._variables)
         self.reservation.join(secrets.key)
-        self._seal = WeightsSeal(self._state_of_steps)
+        self._seal = WeightsSeal()
 
     def _state_of_steps(self) -> list[Any]:
         """Variables of the inner optimizer that its steps alone change."""
         inner = self.inner_optimizer
-        state = [*inner.variables, *(self.scaling.state() if self.scaling else ())]
         others = (inner.iterations, given_learning_rate(inner))
-        return [v for v in state if not any(v is other for other in others)]
+        return [v for v in inner.variables if not any(v is other for other in others)]
 
     # What it is, and where.
 
@@ -288,13 +306,17 @@ class Run:
         """The tables whose noise is drawn when their rows are read, if any."""
         return self._tables
 
-    def renew_seal(self, weights: Sequence[Any]) -> None:
-        """Seals the weights after a step; those of tables are sealed at releases."""
-        self.seal.renew(self.eager(weights))
-
     def close_seal(self, weights: Sequence[Any]) -> None:
-        """Seals the weights that a run is resumed with: between steps."""
-        self.seal.close(self.eager(weights))
+        """Seals the weights that steps left; those of tables are sealed at releases."""
+        self.note_weights(weights)
+        if self.has_begun:
+            self.seal.is_open = False
+
+    def note_weights(self, weights: Sequence[Any]) -> None:
+        """Knows the weights, which a checkpoint gets, as the run's own, if they are."""
+        is_own = self.has_begun and self.seal.is_open
+        if is_own and self.secrets.step and not self.is_restored():
+            self.seal.note(self.eager(weights), self._state_of_steps())
 
     @property
     def generator(self) -> noise.NoiseGenerator:
@@ -303,8 +325,8 @@ class Run:
         return self._generator
 
     @property
-    def schedule_id(self) -> tf.Tensor:
-        """The id of the schedule in use, int64; -1 before the first step."""
+    def schedule_id(self) -> int:
+        """The id of the schedule in use; -1 before the first step."""
         return self.secrets.schedule_id
 
     @property
@@ -318,229 +340,99 @@ class Run:
             return True
         if not self.has_begun:
             return False
-        if self._tables is not None and not bool(self._tables.is_at(self.secrets.step)):
+        if self._tables is not None and not bool(
+            self._tables.is_at(tf.constant(self.secrets.step, tf.int64))
+        ):
             return True
-        return int(self.iterations) != int(self.secrets.step)
+        return int(self.iterations) != self.secrets.step
 
     def refuse_restored(self) -> None:
         """Raises InvalidArgumentError before a step does, if none may be taken."""
         if self.is_restored():
             raise tf.errors.InvalidArgumentError(None, None, RESTORED)
 
-    def refuse_changed(self, weights: Sequence[Any]) -> None:
-        """Raises InvalidArgumentError before a step does, if something changed the run.
-
-        Args:
-          weights: all of the model's, in the same order as in `admit`.
-        """
-        self.refuse_restored()
-        if not self.has_begun or not int(self.secrets.step):
-            return
-        is_whole = bool(self.seal.digest_if_holds(self.eager(weights))[1])
-        if self._tables is not None:
-            is_whole &= not self._tables.was_changed()
-        if not is_whole:
-            raise tf.errors.InvalidArgumentError(None, None, CHANGED)
-        # Moments that scale may also be unsound, of which a step says more.
-        if self.scaling is None and not bool(self.seal.digest_if_state_holds()[1]):
-            raise tf.errors.InvalidArgumentError(None, None, STATE_CHANGED)
-
-    def refusal_in(self, error: tf.errors.InvalidArgumentError) -> str | None:
-        """What `admit` said in a graph, without all that TensorFlow adds to it."""
-        # It escapes quotation marks.
-        said = error.message.replace("\\'", "'")
-        return next((text for text in self._refusals if text in said), None)
-
     # Its steps.
 
-    def admit(self, batch: Any, weights: Sequence[Any]) -> admission.Admitted:
-        """The coming step, after all checks that it may be taken.
+    def start(self, weights: Sequence[Any]) -> None:
+        """Begins to take steps, until `close_seal`, after `check`."""
+        self.check(weights)
+        if self.has_begun:
+            self._next, self.seal.is_open = self.secrets.step, True
 
-        If a tool strips the assertions from the graph, a step that is not allowed
-        becomes a step past the horizon, whose noise is NaN.
+    def check(self, weights: Sequence[Any]) -> None:
+        """Checks, where steps begin, that the run can go on from here.
 
         Args:
-          batch: of the plan's schedule; or one that the caller made.
+          weights: all of the model's, in the same order each time.
+
+        Raises:
+          InvalidArgumentError: if the optimizer was restored without its private state,
+            a step was interrupted, or something else changed the weights.
+          LedgerError: if the run has ended.
+        """
+        self.refuse_restored()
+        self.reservation.refuse_ended()
+        if self.has_begun and self.secrets.step:
+            self._refuse_changed(weights)
+
+    def _refuse_changed(self, weights: Sequence[Any]) -> None:
+        self.seal.refuse_changed(self.eager(weights), self._state_of_steps())
+        if self._tables is not None and self._tables.was_changed():
+            raise tf.errors.InvalidArgumentError(None, None, CHANGED)
+
+    def admit(
+        self, facts: Sequence[np.ndarray], weights: Sequence[Any]
+    ) -> admission.Admitted:
+        """The coming step, after all conditions of a step; the run has `start`ed.
+
+        Args:
+          facts: `admission.facts` of the batch's parts that this process has.
           weights: all weights of the model, in the same order each time.
 
         Raises:
           TypeError: if the plan has a schedule, but the batch does not come from one.
-          InvalidArgumentError: in graphs too, if the budget is spent, the batch is not
-            that of the step, the run would be an unannounced second run, the optimizer
-            was restored from a file without its private state, something else changed
-            weights or the inner optimizer's state, there are no scales, or the ledger
-            that the plan is bound to has no budget for the run.
+          InvalidArgumentError: if the budget is spent, the batch is not that of the
+            step, or there are no scales.
+          RuntimeError: if the run would be an unannounced second run.
+          LedgerError: if the ledger that the plan is bound to has no budget for the run.
         """
-        noise.refuse_xla()
-        schedule_id = admission.schedule_id_of(batch)
-        iterations, taken = self.iterations, self.secrets.step
-        is_new = tf.equal(taken, 0) & tf.equal(iterations, 0)
-        of_batch, batch_digest = admission.conditions(
-            self.plan, batch, iterations, self.schedule_id, self.strategy
+        step, replicas = self._next, self.strategy.num_replicas_in_sync
+        schedule_id = admission.check_batch(
+            self.plan,
+            facts,
+            step,
+            self.schedule_id,
+            len(facts) * task_of(self.strategy),
+            replicas,
         )
-        unchanged = self.seal.digest_if_holds(self.eager(weights))[1]
-        conditions = [
-            (tf.equal(iterations, taken), RESTORED),
-            *of_batch,
-            (unchanged, CHANGED),
-            *self.membership.conditions(is_new, weights, schedule_id),
-            *self.reservation.conditions(),
-        ]
         if self._tables is not None:
-            conditions.append((self._tables.is_at(taken), RESTORED))
-        sound = tf.constant(True)
-        if self.scaling is not None:
-            sound = self.scaling.is_sound()
-            conditions.append((sound, UNSOUND))
-        # Moments that are not sound have a message of their own.
-        unchanged = self.seal.digest_if_state_holds()[1]
-        conditions.append((unchanged | ~sound, STATE_CHANGED))
-        words = tf.bitcast(batch_digest, tf.int32)
-        step = self.reservation.held(self._checked(conditions))
-        step = self.membership.noted(step, schedule_id)
-        if not admission.is_scheduled(batch):
-            return admission.Admitted(step, words)
-        # From its first step on the run has one schedule.
-        with tf.control_dependencies([step]):
-            pinned = self.secrets.pin_schedule(schedule_id)
-        with tf.control_dependencies([] if pinned is None else [pinned]):
-            return admission.Admitted(tf.identity(step), words)
+            is_next = bool(self._tables.is_at(tf.constant(step, tf.int64)))
+            admission.refuse(None if is_next else RESTORED)
+        admitted = admission.Admitted(
+            self.generator.checked_step(step), [int(row[0]) for row in facts]
+        )
+        if not step:
+            data = NO_SCHEDULE if schedule_id is None else schedule_id
+            self.membership.refuse_second(weights, data)
+            self.membership.refuse_same_sample(data)
+            self.reservation.ensure()
+            self.membership.note(data)
+        if schedule_id is not None:
+            # From its first step on the run has one schedule.
+            self.secrets.schedule_id = schedule_id
+        return admitted
 
-    def _checked(self, conditions: Sequence[tuple[tf.Tensor, str]]) -> tf.Tensor:
-        # One assertion for all, with the text of the first that does not hold: a step's
-        # graph takes its time for each operation, before it runs first.
-        hold = tf.stack([holds for holds, _ in conditions])
-        allowed = tf.reduce_all(hold)
-        first = tf.argmin(hold)
-        self._refusals = tuple(text for _, text in conditions)
-        text = tf.gather(tf.constant(self._refusals), first)
-        check = tf.debugging.Assert(allowed, [text])
-        with tf.control_dependencies([] if check is None else [check]):
-            step = self.generator.checked_step(tf.identity(self.secrets.step))
-        horizon = tf.constant(self.plan.num_steps, tf.int64)
-        return tf.where(allowed, step, horizon)
+    def mask_seed(self, admitted: admission.Admitted) -> tf.Tensor:
+        """From which the masks of an admitted step's random layers follow."""
+        return self.secrets.seed(self._next)
 
-    def privatize(
-        self,
-        clipped: ClippedGradients,
-        variables: Sequence[Any],
-        admitted: admission.Admitted,
-        penalties: Sequence[tf.Tensor] | None = None,
-        looked_up: Sequence[LookedUpRows] = (),
-    ) -> list[tf.Tensor]:
-        """Adds noise to the clipped sum and divides it by the expected batch size.
-
-        Args:
-          clipped: what `clipped_gradient_sums` returned.
-          variables: the model's trainable variables, in the order of `clipped.sums`.
-          admitted: what `admit` returned.
-          penalties: gradients of weight regularizers, which depend on no data; added to
-            the noisy gradients.
-          looked_up: what `RunTables.bring_up_to_date` returned, if there are lazy tables.
-
-        Returns:
-          Noisy gradients, in the variables' shapes and dtypes; for tables whose noise
-          is drawn when rows are read, `RowSums`, which have no noise yet.
+    def sums(self, clipped: ClippedGradients) -> StepSums:
+        """What a replica adds to a step.
 
         Raises:
           TypeError: if `clipped` did not come from the clipping of this library.
-          ValueError: if the variables are not those that the run began with, or `clipped`
-            is not scaled as this run does.
-          InvalidArgumentError: if the sum is not finite or larger than clipped
-            gradients can add up to. `clipped_gradient_sums` returns no such sum for any
-            data: only a programming error can.
+          ValueError: if it is not scaled as this run does.
         """
-        self._check_origin(clipped, variables)
-        row_sums, sums, eager, penalties = self._split(
-            clipped, variables, penalties, looked_up
-        )
-        parts = [pieces.reshaped(total, [-1]) for total in sums] or [tf.zeros([1])]
-        parts += self.counts.coordinates(clipped)
-        total = pieces.StepSum.of(parts, in_pieces=self._is_alone())
-        inputs = self._inputs(admitted, row_sums)
-        vectors = [*total.pieces, *(own.sums for own in row_sums)]
-        with tf.control_dependencies([self._refuse_unclipped(vectors, clipped)]):
-            step = tf.identity(admitted.step)
-            noise = self.secrets.next_noise(step, total.value, inputs)
-        gradients = self._noisy_gradients(total, noise, eager)
-        if clipped.scales:
-            gradients = [g / s for g, s in zip(gradients, clipped.scales, strict=True)]
-        if penalties is not None:
-            gradients = [a + b for a, b in zip(gradients, penalties)]
-        found = {
-            id(variable): tf.cast(gradient, variable.dtype)
-            for gradient, variable in zip(gradients, eager)
-        }
-        if self._tables is not None:
-            with tf.control_dependencies([noise]):
-                found |= {
-                    id(variable): RowSums(*map(tf.identity, own))
-                    for variable, own in zip(self._tables.variables, row_sums)
-                }
-        return [found[id(variable)] for variable in variables]
-
-    def _inputs(
-        self, admitted: admission.Admitted, row_sums: Sequence[RowSums]
-    ) -> tf.Tensor:
-        """What the noise is bound to besides the sum."""
-        if self._tables is None:
-            return admitted.inputs
-        of_tables = self._tables.digest(row_sums, admitted.step)
-        return tf.concat([admitted.inputs, of_tables], axis=0)
-
-    def _refuse_unclipped(
-        self, vectors: Sequence[tf.Tensor], clipped: ClippedGradients
-    ) -> tf.Operation | None:
-        """An assertion that a sum is no larger than clipped gradients can add up to."""
-        halves = [tf.nn.l2_loss(vector) for vector in vectors]
-        norm = tf.sqrt(2.0 * tf.cast(tf.add_n(halves), tf.float64))
-        examples = tf.cast(tf.size(clipped.norms), tf.float64)
-        # NaN fails this comparison too.
-        is_clipped = norm <= SUM_MARGIN * self.plan.l2_norm_clip * examples
-        message = "The sum of gradients is not clipped, or not finite."
-        return tf.debugging.Assert(is_clipped, [message])
-
-    def _noisy_gradients(
-        self, total: pieces.StepSum, noise: tf.Tensor, variables: Sequence[Any]
-    ) -> list[tf.Tensor]:
-        """The noisy mean, by variable; that of the counts is added to them."""
-        plan = self.plan
-        assert self._noisy_mean is not None and plan.expected_batch_size is not None
-        settings = plan.noise_stddev, plan.expected_batch_size
-        if len(total.pieces) == 1:
-            noisy = [self._noisy_mean(total.pieces[0], noise, *settings)]
-        else:
-            noisy = self._noisy_mean.of_pieces(total.pieces, noise, *settings)
-        # Replicas take turns: another one's update may come before these are used.
-        released(noisy)
-        noisy[-1] = self.counts.taken_from(noisy[-1])
-        return pieces.apart(noisy, total.groups, variables)
-
-    def _split(
-        self,
-        clipped: ClippedGradients,
-        variables: Sequence[Any],
-        penalties: Sequence[tf.Tensor] | None,
-        looked_up: Sequence[LookedUpRows],
-    ) -> tuple[list[RowSums], list[tf.Tensor], list[Any], list[tf.Tensor] | None]:
-        """Row sums of tables; sums, variables and penalties of all others."""
-        by_id = {id(v): s for v, s in zip(variables, clipped.sums, strict=True)}
-        row_sums: list[RowSums] = []
-        if self._tables is not None:
-            of_tables = [by_id[id(v)] for v in self._tables.variables]
-            rate = self._update.learning_rate()
-            row_sums = self._tables.row_sums(of_tables, rate, looked_up)
-        eager = self.eager(variables)
-        if penalties is not None:
-            added = {id(v): p for v, p in zip(variables, penalties)}
-            penalties = [added[id(v)] for v in eager]
-        return row_sums, [by_id[id(v)] for v in eager], eager, penalties
-
-    def _is_alone(self) -> bool:
-        """Whether one host has all of a sum."""
-        return self.strategy.num_replicas_in_sync == 1 and device_kind() == "CPU"
-
-    def _check_origin(self, clipped: Any, variables: Sequence[Any]) -> None:
         if not isinstance(clipped, ClippedGradients):
             raise TypeError(
                 f"Gradients must be clipped by this library. {HOW_TO_TRAIN}"
@@ -550,6 +442,84 @@ class Run:
                 f"Gradients must be clipped in the coordinates of this optimizer, which "
                 f"are {'scaled' if self.scaling else 'not scaled'}. {HOW_TO_TRAIN}"
             )
+        return StepSums(
+            list(clipped.sums),
+            self.counts.coordinates(clipped),
+            tf.cast(tf.size(clipped.norms), tf.float64),
+            list(clipped.scales),
+        )
+
+    def privatize(
+        self,
+        sums: StepSums,
+        variables: Sequence[Any],
+        step: tf.Tensor,
+        digest: tf.Tensor,
+        looked_up: Sequence[LookedUpRows] = (),
+    ) -> Noisy:
+        """Adds noise to the clipped sum and divides it by the expected batch size.
+
+        Args:
+          sums: of all replicas.
+          variables: the model's trainable variables, in the order of the sums.
+          step: that was admitted, int64 scalar.
+          digest: of the batch, int64 scalar.
+          looked_up: what `RunTables.bring_up_to_date` returned, if there are lazy tables.
+
+        Raises:
+          ValueError: if the variables are not those that the run began with.
+          InvalidArgumentError: if the sum is not finite or larger than clipped
+            gradients can add up to. `clipped_gradient_sums` returns no such sum for any
+            data: only a programming error can.
+        """
+        self._check_variables(variables)
+        by_id = {id(v): s for v, s in zip(variables, sums.sums, strict=True)}
+        row_sums: list[RowSums] = []
+        inputs = tf.bitcast(digest, tf.int32)
+        if self._tables is not None:
+            of_tables = [by_id[id(v)] for v in self._tables.variables]
+            rate = tf.convert_to_tensor(self.inner_optimizer.learning_rate)
+            row_sums = self._tables.row_sums(of_tables, rate, looked_up)
+            inputs = tf.concat([inputs, self._tables.digest(row_sums, step)], axis=0)
+        eager = self.eager(variables)
+        parts = [tf.reshape(by_id[id(v)], [-1]) for v in eager] or [tf.zeros([1])]
+        parts += sums.counts
+        # Of an even size, for the digest: a zero is cheaper than a copy.
+        count = self.generator.num_parameters
+        parts += [tf.zeros([1])] * (count % 2)
+        total = parts[0] if len(parts) == 1 else tf.concat(parts, axis=0)
+        vectors = [total, *(own.sums for own in row_sums)]
+        with tf.control_dependencies([self._refuse_unclipped(vectors, sums.examples)]):
+            noise, drawn = self.secrets.draw(tf.identity(step), total, inputs)
+        plan = self.plan
+        assert plan.expected_batch_size is not None
+        settings = plan.noise_stddev, plan.expected_batch_size
+        mean = noisy_mean(total[:count], noise[:count], *settings)
+        sizes = [part.shape[0] for part in parts[: len(eager) or 1]]
+        apart = tf.split(mean, [*sizes, count - sum(sizes)])
+        gradients = [tf.reshape(g, v.shape) for g, v in zip(apart, eager)]
+        if sums.scales:
+            gradients = [g / s for g, s in zip(gradients, sums.scales, strict=True)]
+        found: dict[int, Any] = {
+            id(variable): tf.cast(gradient, variable.dtype)
+            for gradient, variable in zip(gradients, eager)
+        }
+        if self._tables is not None:
+            found |= {id(v): own for v, own in zip(self._tables.variables, row_sums)}
+        return Noisy([found[id(v)] for v in variables], drawn, apart[-1])
+
+    def _refuse_unclipped(
+        self, vectors: Sequence[tf.Tensor], examples: tf.Tensor
+    ) -> tf.Operation | None:
+        """An assertion that a sum is no larger than clipped gradients can add up to."""
+        halves = [tf.nn.l2_loss(vector) for vector in vectors]
+        norm = tf.sqrt(2.0 * tf.cast(tf.add_n(halves), tf.float64))
+        # NaN fails this comparison too.
+        is_clipped = norm <= SUM_MARGIN * self.plan.l2_norm_clip * examples
+        message = "The sum of gradients is not clipped, or not finite."
+        return tf.debugging.Assert(is_clipped, [message])
+
+    def _check_variables(self, variables: Sequence[Any]) -> None:
         # Correlated noise cancels within a variable: each keeps its place in it.
         if [id(v) for v in variables] != [id(v) for v in self._variables]:
             raise ValueError(
@@ -560,8 +530,25 @@ class Run:
                 "its own budget."
             )
 
-    def apply(self, noisy: Sequence[tf.Tensor], variables: Sequence[Any]) -> None:
-        """Lets the inner optimizer apply what `privatize` returned.
+    def confirm(self, drawn: Drawn) -> None:
+        """Writes the step down, before anything of it is released.
+
+        Raises:
+          InvalidArgumentError: if the step was taken before the run was resumed, and
+            differs now.
+        """
+        self.secrets.confirm(drawn, self._next)
+
+    def take(self, drawn: Drawn) -> list[tf.Operation]:
+        """Operations that go on to the next step; whatever is released comes after."""
+        return self.secrets.take(drawn)
+
+    def advance(self) -> None:
+        """The step was taken."""
+        self._next += 1
+
+    def apply(self, noisy: Sequence[Any], variables: Sequence[Any]) -> None:
+        """Lets the inner optimizer apply what `privatize` returned, in each replica.
 
         Args:
           noisy: gradients.
@@ -575,25 +562,21 @@ class Run:
                 step = tf.identity(self.inner_optimizer.iterations.value)
                 self._tables.apply(row_sums, step)
             if eager:
-                self._update.apply([by_id[id(v)] for v in eager], eager)
+                self.inner_optimizer.apply([by_id[id(v)] for v in eager], eager)
             else:
                 self.inner_optimizer.iterations.assign_add(1)
 
-    def still_at(
-        self, step: tf.Tensor, weights: Sequence[Any]
-    ) -> list[tf.Operation | None]:
-        """Assertions that nothing has changed since the noise of `step` was drawn.
+    def refuse_late(self, step: int, weights: Sequence[Any]) -> None:
+        """Raises InvalidArgumentError if gradients of a step may no more be applied.
 
-        Raises:
-          InvalidArgumentError: in graphs too, if gradients of that step may not be
-            applied any more.
+        Args:
+          step: that the gradients are of.
+          weights: all of the model's.
         """
-        conditions = [
-            (tf.equal(self.iterations, step), RESTORED),
-            (self.seal.digest_if_holds(self.eager(weights))[1], CHANGED),
-            (self.seal.digest_if_state_holds()[1], STATE_CHANGED),
-        ]
-        return [tf.debugging.Assert(holds, [text]) for holds, text in conditions]
+        late = int(self.iterations) != step or self.secrets.step != step + 1
+        admission.refuse(RESTORED if late else None)
+        self._refuse_changed(weights)
+        self.seal.is_open = True
 
     def release(self) -> None:
         """Writes the current rows of all tables into the layers' variables.
@@ -630,20 +613,16 @@ class Run:
         """
         with self.turn:
             self.refuse_restored()
-            if not self.has_begun or not int(self.secrets.step):
+            if not self.has_begun or not self.secrets.step:
                 raise ValueError(
                     "The run has taken no step yet: its evaluations begin after its first "
                     "one, which may be refused."
                 )
-            is_whole = bool(self.seal.digest_if_holds(self.eager(weights))[1])
-            if self._tables is not None:
-                is_whole &= not self._tables.was_changed()
-            if not is_whole:
-                raise tf.errors.InvalidArgumentError(None, None, CHANGED)
+            self._refuse_changed(weights)
             self.reservation.ensure()
             self.reservation.refuse_ended()
             what = f"{what}\n{int(digest_of(weights))}"
-            return self.evaluations.release(sums, what, int(self.secrets.step))
+            return self.evaluations.release(sums, what, self.secrets.step)
 
     def vouch(self, reason: str) -> None:
         """See `PrivateOptimizer.vouch_for_weights`."""
@@ -651,15 +630,15 @@ class Run:
             raise ValueError(
                 f"reason must say what changed the weights, found {reason!r}."
             )
-        if not self.has_begun or not int(self.secrets.step):
+        if not self.has_begun or not self.secrets.step:
             self.initial_weights = reason.strip()
         if not self.has_begun:
             return
         with self.turn:
-            self.seal.open()
+            self.seal.forget()
             if self._tables is not None:
                 self._tables.accept()
-            if int(self.secrets.step):
+            if self.secrets.step:
                 self.vouched = tuple(dict.fromkeys((*self.vouched, reason.strip())))
 
     def refuse_trained(self, plain_steps: int) -> None:
@@ -691,7 +670,7 @@ class Run:
           remarks: on the optimizer and the model.
           weights: all of the model's, as far as they are at hand.
         """
-        data = int(self.schedule_id) if self.has_begun else NO_SCHEDULE
+        data = self.schedule_id if self.has_begun else NO_SCHEDULE
         found = self.membership.statement(unit, weights, data)
         said = [*found.remarks, *remarks, *self._remarks(data)]
         return dataclasses.replace(
@@ -701,7 +680,7 @@ class Run:
     def _proviso(self) -> str:
         """What the statement says before its numbers."""
         loaded = self.were_loaded and self.initial_weights is None
-        taken = int(self.secrets.step) if self.has_begun else 0
+        taken = self.secrets.step if self.has_begun else 0
         if not taken and not loaded:
             return "This run has taken no step yet; it is to have this guarantee:"
         if not taken:
@@ -730,14 +709,14 @@ class Run:
             f"no private data had a part in it: {sentence(reason)}"
             for reason in self.vouched
         ]
-        remarks += [
-            f"The run was interrupted, and resumed on another kind of machine or with "
-            f"other versions ({said}). Steps that had been taken, and that a failure of "
-            f"the machine kept out of its private state file, may have been taken again "
-            f"with sums that are rounded differently, and with independent noise: the "
-            f"numbers above hold for whoever did not see the lost weights."
-            for said in self.resumed_elsewhere
-        ]
+        if self.resumed:
+            remarks.append(
+                f"The run was interrupted, and resumed at step "
+                f"{', '.join(map(str, self.resumed))}. Steps that had been taken, and that "
+                f"a failure of the machine kept out of its private state file, may have "
+                f"been taken again with other sums and independent noise: the numbers "
+                f"above hold for whoever did not see the lost weights."
+            )
         remarks.append(
             f"Initial weights: whoever trained vouches that none of these records had a "
             f"part in them: {sentence(self.initial_weights)}"
@@ -749,3 +728,12 @@ class Run:
             "trained without privacy. Weights that were loaded or set are not checked."
         )
         return remarks
+
+
+# XLA makes one pass of it.
+@shared_function(jit_compile=True, reduce_retracing=False)
+def noisy_mean(
+    total: tf.Tensor, noise: tf.Tensor, stddev: float, batch_size: float
+) -> tf.Tensor:
+    """The mean of a noisy sum, of a public number of examples."""
+    return (total + stddev * noise) / batch_size

@@ -1,65 +1,83 @@
-"""The update that the inner optimizer makes from noisy gradients.
+"""The update that the inner optimizer makes: a program of noisy gradients.
 
-Schedules, constraints and inner optimizers are the user's code. Their graph is followed
-back to what was released (`clipping/proof/updates.py`).
+Schedules, constraints, regularizers and inner optimizers are the user's code. They are
+traced as a function of noisy gradients. So they cannot reach what another program has
+computed from data; what else they could read is refused, before the program runs first.
 """
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NoReturn
 
 import tensorflow as tf
 
-from tf_bandmf.keras.clipping import (
-    Same,
-    refuse_data,
-    update_is_released,
-    update_runs_no_host_code,
-)
-from tf_bandmf.keras.compat.keras_objects import given_learning_rate
-from tf_bandmf.keras.run.secrets import replica_id
+from tf_bandmf.keras.clipping import UnsupportedModelError
+from tf_bandmf.keras.compat.keras_objects import metric_handles
+
+_HOST = ("PyFunc", "PyFuncStateless", "EagerPyFunc")
 
 
 class Update:
-    """The inner optimizer's part of a run's steps.
+    """A program that may use nothing but its arguments, variables and constants.
 
     Args:
-      inner: optimizer of Keras.
+      function: that the program is of.
+      model: its metrics must not be read.
     """
 
-    def __init__(self, inner: Any) -> None:
-        self._inner = inner
-        self._traced: tuple[Any, Callable[..., None]] | None = None
+    def __init__(self, function: Callable[..., Any], model: Any = None) -> None:
+        self._function = tf.function(function, autograph=False, reduce_retracing=True)
+        self._model, self._is_checked = model, False
 
-    def apply(self, noisy: Sequence[tf.Tensor], variables: Sequence[Any]) -> None:
-        """Lets the inner optimizer apply noisy gradients to their variables."""
+    def __call__(self, *args: Any) -> Any:
+        """Runs it; the first time it is checked.
 
-        def update(*gradients: tf.Tensor) -> None:
-            with self._alone(gradients, variables):
-                self._inner.apply(list(gradients), list(variables))
+        Raises:
+          UnsupportedModelError: if it reads a metric or a tensor, or runs code of the
+            host.
+        """
+        if not self._is_checked:
+            self.trace(*args)
+        return self._function(*args)
 
-        if not tf.executing_eagerly():
-            update(*noisy)
-            return
-        # A custom loop between its graphs.
-        key = [Same(part) for part in (given_learning_rate(self._inner), *variables)]
-        if self._traced is None or self._traced[0] != key:
-            self._traced = key, tf.function(update, autograph=False)
-        self._traced[1](*noisy)
+    def trace(self, *args: Any) -> Any:
+        """The specs of what it returns, after a check of its graph."""
+        try:
+            concrete = self._function.get_concrete_function(*args)
+        except (TypeError, ValueError) as error:
+            # As TensorFlow says of tensors of another graph.
+            if "out of scope" not in str(error):
+                raise
+            _refuse(
+                "reads a tensor of another program, which a layer or a loss has kept"
+            )
+        self._check(concrete.graph)
+        self._is_checked = True
+        return concrete.structured_outputs
 
-    def learning_rate(self) -> tf.Tensor:
-        """The learning rate of the coming step, before the optimizer takes it."""
-        with update_runs_no_host_code():
-            rate = tf.convert_to_tensor(self._inner.learning_rate)
-        refuse_data([rate], "learning rate")
-        return tf.identity(rate)
+    def _check(self, graph: Any) -> None:
+        metrics = metric_handles(self._model) if self._model is not None else set()
+        for outside, inside in graph.captures:
+            if id(outside) in metrics:
+                _refuse(
+                    f"reads a metric ({inside.name!r}), an exact statistic of the training "
+                    f"data"
+                )
+            if outside.dtype != tf.resource:
+                _refuse(f"reads a tensor that is no variable ({inside.name!r})")
+        definition = graph.as_graph_def()
+        nodes = [*definition.node]
+        nodes += [n for f in definition.library.function for n in f.node_def]
+        for node in nodes:
+            if node.op in _HOST:
+                _refuse(f"runs code outside of the graph ({node.name!r})")
 
-    @contextlib.contextmanager
-    def _alone(self, noisy: Any, variables: Sequence[Any]) -> Iterator[None]:
-        """A context in which the inner optimizer alone may process noisy gradients."""
-        changed = [*variables, *self._inner.variables]
-        is_first = replica_id() == 0
-        with update_is_released(noisy, changed, is_first), update_runs_no_host_code():
-            yield
+
+def _refuse(what: str) -> NoReturn:
+    raise UnsupportedModelError(
+        f"The update of the weights {what}: it may carry what was learnt from data without "
+        f"noise. Learning rates, constraints, regularizers and inner optimizers must be "
+        f"computed with operations of Keras or TensorFlow, from gradients, variables of "
+        f"their own, and numbers."
+    )

@@ -1,10 +1,9 @@
-"""Notices weights that something other than the private step has changed.
+"""Notices weights that something other than a private step has changed.
 
 A plain model that shares layers with a private one can train them without noise; an
-assignment between two steps can change them, too. After each private step, a digest of
-all of the model's weights is kept, and the next step takes place only if they still
-have it. The same holds for the state of the inner optimizer (moments, averages), which
-decides the next weights and the scales of coordinates.
+assignment can change them, too. Where `fit`, `train_on_batch` and private
+evaluations begin, the model's weights must be those that the run has left before. Callbacks
+within `fit` see noisy weights alone: what they make of these is post-processing.
 
 The digest covers every bit. It is FarmHash64 where weights are on the host (9 GB/s on
 one core). Elsewhere it is a sum of products with numbers that depend on the place,
@@ -16,14 +15,11 @@ searches for weights with the same digest.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Callable
+from typing import Any
 
-import keras
 import numpy as np
 import tensorflow as tf
 
-from tf_bandmf.keras.compat.averages import around_swaps, each_callback
-from tf_bandmf.keras.run.secrets import of_replica, per_replica
 from tf_bandmf.noise.devices import device_kind
 from tf_bandmf.noise.shared import shared_function
 
@@ -53,100 +49,41 @@ _INTEGERS = {1: tf.uint8, 2: tf.uint16, 4: tf.int32, 8: tf.int64}
 
 
 class WeightsSeal:
-    """The digest of a model's weights after the last private step.
+    """Digests of weights that the steps of a run left, wherever they were looked at.
 
     Nothing tracks it, and no file holds it: a resumed run takes the digest of weights
-    that its private state file knows. Each replica has a digest of its own copies.
-
-    Args:
-      optimizer_state: gives the variables of the inner optimizer that only its steps
-        change, in the same order each time.
+    that its private state file knows. Weights of the run's own past are among them, so
+    that an earlier checkpoint of the run may be put back.
     """
 
-    __slots__ = ("_optimizer_state", "_states", "_weights")
+    __slots__ = ("_digests", "is_open")
 
-    def __init__(self, optimizer_state: Callable[[], Sequence[Any]] = tuple) -> None:
-        with tf.init_scope():
-            # Whether there are digests, and the digests.
-            self._states = per_replica(tf.zeros([3], tf.int64))
-        self._optimizer_state = optimizer_state
-        self._weights: tuple[Any, ...] = ()
+    def __init__(self) -> None:
+        self._digests: set[int] = set()
+        # While steps are taken, which change the weights.
+        self.is_open = False
 
-    # In a custom loop, AutoGraph would convert the digests, which takes a second.
-    @tf.autograph.experimental.do_not_convert
-    def digest_if_holds(self, weights: Sequence[Any]) -> tuple[tf.Tensor, tf.Tensor]:
-        """The weights' digest, int64 scalar, and whether the last step left them so.
+    def refuse_changed(self, weights: Sequence[Any], state: Sequence[Any]) -> None:
+        """Raises InvalidArgumentError if the run's steps did not leave these.
 
         Args:
           weights: Keras variables, in the same order each time.
+          state: variables of the inner optimizer that its steps alone change.
         """
-        return self._compared(1, weights)
+        for variables, text in ((weights, CHANGED), (state, STATE_CHANGED)):
+            if not self.is_open and not self._knows(variables):
+                raise tf.errors.InvalidArgumentError(None, None, text)
 
-    @tf.autograph.experimental.do_not_convert
-    def digest_if_state_holds(self) -> tuple[tf.Tensor, tf.Tensor]:
-        """As `digest_if_holds`, for the optimizer's state."""
-        return self._compared(2, self._optimizer_state())
+    def _knows(self, variables: Sequence[Any]) -> bool:
+        return not self._digests or int(digest_of(variables)) in self._digests
 
-    def _compared(
-        self, entry: int, variables: Sequence[Any]
-    ) -> tuple[tf.Tensor, tf.Tensor]:
-        state, digest = of_replica(self._states).value(), digest_of(variables)
-        parts = tf.unstack(state, 3)
-        return digest, tf.equal(parts[0], 0) | tf.equal(parts[entry], digest)
+    def note(self, weights: Sequence[Any], state: Sequence[Any]) -> None:
+        """Knows weights and state from now on."""
+        self._digests |= {int(digest_of(weights)), int(digest_of(state))}
 
-    @tf.autograph.experimental.do_not_convert
-    def renew(self, weights: Sequence[Any]) -> Any:
-        """Takes the digests; after the step's last change of the weights."""
-        self._weights = tuple(weights)
-        return of_replica(self._states).assign(self._now(), read_value=False)
-
-    def close(self, weights: Sequence[Any]) -> None:
-        """Takes the digests of the weights that a run is resumed with; not in a step."""
-        self._weights = tuple(weights)
-        now = self._now()
-        for state in self._states:
-            state.assign(now)
-
-    def _now(self) -> tf.Tensor:
-        digests = digest_of(self._weights), digest_of(self._optimizer_state())
-        return tf.stack([tf.constant(1, tf.int64), *digests])
-
-    def open(self) -> None:
-        """Accepts any weights at the next step; not within one."""
-        for state in self._states:
-            state.assign(tf.zeros([3], tf.int64))
-
-    def through(self, change: Callable[[], Any]) -> Any:
-        """Lets the library itself change weights between steps, such as by averages.
-
-        If something else had changed them before, the next step still notices.
-        """
-        was_whole = (
-            bool(self._weights)
-            and bool(self.digest_if_holds(self._weights)[1])
-            and bool(self.digest_if_state_holds()[1])
-        )
-        result = change()
-        if was_whole and bool(self._states[0][0] == 1):
-            self.close(self._weights)
-        return result
-
-
-def let_average(callbacks: Any, run: Callable[[], Any]) -> None:
-    """Lets `keras.callbacks.SwapEMAWeights` swap weights of the run for their averages.
-
-    Both are functions of noisy gradients. Keras swaps by adding and subtracting, so the
-    weights differ in their last bits afterwards. `run` returns the run at that time.
-    """
-    for callback in each_callback(callbacks):
-        if not isinstance(callback, keras.callbacks.SwapEMAWeights):
-            continue
-
-        def through(swap: Callable[[], Any]) -> Any:
-            found = run()
-            return found.seal.through(swap) if found.has_begun else swap()
-
-        around_swaps(callback, through)
+    def forget(self) -> None:
+        """Accepts any weights the next time."""
+        self._digests.clear()
 
 
 def digest_of(weights: Sequence[Any]) -> tf.Tensor:

@@ -21,14 +21,13 @@ from tf_bandmf.keras.clipping.proof.judge import (
     PREPROCESSING,
     structure_of,
 )
-from tf_bandmf.keras.clipping.proof.metrics import metric_handles
 from tf_bandmf.keras.clipping.tensors import batches
 from tf_bandmf.keras.clipping.tensors.errors import UnsupportedModelError
 from tf_bandmf.keras.clipping.tensors.variables import (
     tensorflow_variable,
     trainable_variables,
 )
-from tf_bandmf.keras.compat.keras_objects import compile_loss
+from tf_bandmf.keras.compat.keras_objects import compile_loss, metric_handles
 from tf_bandmf.keras.compat.seeds import used_generators
 
 # Of a model: its losses that were tried on made-up outputs, and for which data.

@@ -1,0 +1,142 @@
+"""Updates see noisy gradients, variables and constants, never data."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tf_bandmf.keras.clipping import UnsupportedModelError
+from tf_bandmf.keras.run.update import Update
+
+SGD = keras.optimizers.SGD
+kept = []
+
+
+class KeepingSchedule(keras.optimizers.schedules.LearningRateSchedule):
+    def __call__(self, step):
+        return 1.0 + tf.reduce_mean(kept[-1])
+
+
+class KeepingOptimizer(SGD):
+    def update_step(self, gradient, variable, learning_rate):
+        super().update_step(
+            gradient + tf.reduce_mean(kept[-1]), variable, learning_rate
+        )
+
+
+class StoppingOptimizer(SGD):
+    def update_step(self, gradient, variable, learning_rate):
+        tf.debugging.assert_less(kept[-1], 1e3)
+        super().update_step(gradient, variable, learning_rate)
+
+
+class HostSchedule(keras.optimizers.schedules.LearningRateSchedule):
+    def __call__(self, step):
+        rate = tf.numpy_function(lambda: np.float32(1.0), [], tf.float32)
+        return tf.ensure_shape(rate, [])
+
+
+def keeping_constraint(weights):
+    return weights + tf.reduce_mean(kept[-1])
+
+
+def in_a_function(weights):
+    function = tf.function(keeping_constraint, autograph=False)
+    return function(tf.convert_to_tensor(weights.value))
+
+
+def host_in_a_function(weights):
+    function = tf.function(lambda: HostSchedule()(0), autograph=False)
+    return weights * function()
+
+
+class Halving(keras.optimizers.schedules.LearningRateSchedule):
+    def __call__(self, step):
+        return 0.5 ** keras.ops.cast(step, "float32")
+
+
+def model_with_a_metric():
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    model.compile(loss="mse", metrics=[keras.metrics.MeanSquaredError()])
+    model.train_on_batch(np.ones((2, 3)), np.ones((2, 1)))
+    return model
+
+
+MODEL = model_with_a_metric()
+
+
+class MetricSchedule(keras.optimizers.schedules.LearningRateSchedule):
+    def __call__(self, step):
+        return 1.0 + MODEL.metrics[0].result()
+
+
+def of_another_program():
+    """A tensor that a layer has kept while another program was traced."""
+    tf.function(kept.append, autograph=False).get_concrete_function(tf.ones([4, 3]))
+
+
+def of_the_host():
+    """A batch that Python has kept."""
+    kept.append(tf.ones([400, 3]))
+
+
+REFUSED = {
+    "schedule": (of_another_program, lambda: SGD(KeepingSchedule()), None),
+    "optimizer": (of_another_program, lambda: KeepingOptimizer(1.0), None),
+    "stops": (of_another_program, lambda: StoppingOptimizer(1.0), None),
+    "constraint": (of_another_program, lambda: SGD(1.0), keeping_constraint),
+    "function": (of_another_program, lambda: SGD(1.0), in_a_function),
+    "batch": (of_the_host, lambda: SGD(KeepingSchedule()), None),
+    "batch in a function": (of_the_host, lambda: SGD(1.0), in_a_function),
+    "host": (None, lambda: SGD(HostSchedule()), None),
+    "host in a function": (None, lambda: SGD(1.0), host_in_a_function),
+    "metric": (None, lambda: SGD(MetricSchedule()), None),
+}
+HONEST = {
+    "schedule": (None, lambda: SGD(Halving(), momentum=0.9), None),
+    "adam": (
+        None,
+        lambda: keras.optimizers.Adam(
+            0.1, use_ema=True, weight_decay=0.1, global_clipnorm=1.0
+        ),
+        keras.constraints.UnitNorm(),
+    ),
+    "constant": (None, lambda: SGD(1.0), lambda w: w * tf.constant([0.5])),
+}
+
+
+def updated(keep, make, constraint):
+    """What is left of ones after an update."""
+    if keep is not None:
+        keep()
+    variable = keras.Variable(np.ones(300, "f4"))
+    variable.constraint = constraint
+    optimizer = make()
+    optimizer.build([variable])
+    update = Update(lambda noisy: optimizer.apply(noisy, [variable]), MODEL)
+    before = variable.numpy()
+    try:
+        update([tf.ones([300])])
+    except UnsupportedModelError:
+        np.testing.assert_array_equal(variable, before)
+        raise
+    return variable.numpy()
+
+
+@pytest.mark.attack(
+    "Updates that read what layers keep",
+    tried="A learning rate, a constraint and an inner optimizer compute with what a layer "
+    "or the program has kept of a batch, with a metric, or by code of the host.",
+    area="inputs",
+    invariants=[16],
+)
+@pytest.mark.parametrize("name", REFUSED)
+@pytest.mark.invariant(16)
+def test_an_update_that_computes_with_data_is_refused(name):
+    with pytest.raises(UnsupportedModelError, match="The update of the weights"):
+        updated(*REFUSED[name])
+
+
+@pytest.mark.parametrize("name", HONEST)
+def test_an_update_of_noisy_gradients_is_taken(name):
+    assert np.abs(updated(*HONEST[name]) - 1.0).max() > 1e-3
