@@ -50,15 +50,10 @@ def no_clipping(patch):
     invariants=(17,),
 )
 def norms_that_cancel(patch):
-    def as_measured(found, absolute):
-        return norms.Norms(found.squared, found.squared)
+    def as_measured(measured, absolute):
+        return norms.Norms(measured, tf.maximum(measured, 0.0))
 
-    patch.setattr(norms, "contracted", as_measured)
-    patch.setattr(
-        norms,
-        "_refined",
-        lambda compute, tensors, negligible: compute(*tensors, tf.float32),
-    )
+    patch.setattr(norms, "of_sums", as_measured)
 
 
 @broken(

@@ -69,7 +69,7 @@ def test_each_variable_is_measured_once_and_bounded_as_by_itself(batch):
     factors = {i: Instantiated(tf.constant(g)) for i, g in enumerate(gradients)}
     variables = [tf.zeros(shape) for shape in shapes]
     members = [0, 1, 0, 0, 1, 0, 0, 0, 1]
-    parts = packing.measured_parts(factors, variables, members, lambda _: 0.0)
+    parts = packing.measured_parts(factors, variables, members)
     found = sorted(member for part in parts for member in part.members)
     assert found == list(range(len(shapes)))
     weights = rng.random(batch).astype("f4")

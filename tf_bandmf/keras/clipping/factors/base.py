@@ -79,13 +79,8 @@ class Factor(abc.ABC):
     """Per-example gradients, `[B, *shape]`, of one variable."""
 
     @abc.abstractmethod
-    def measure(self, negligible: float = 0.0) -> Measured:
-        """Returns norms and what the weighted sum needs.
-
-        Args:
-          negligible: squared norm below which an example is not clipped: there, a bound
-            need not be tight.
-        """
+    def measure(self) -> Measured:
+        """Returns norms and what the weighted sum needs."""
 
     @abc.abstractmethod
     def instantiate(self) -> tf.Tensor:
@@ -143,7 +138,7 @@ class Instantiated(Factor):
 
     gradients: tf.Tensor
 
-    def measure(self, negligible: float = 0.0) -> Measured:
+    def measure(self) -> Measured:
         pinned = norms.pinned(tf.cast(self.gradients, tf.float32))
         return Measured(norms.of_examples(*pinned), pinned, _tensordot)
 
@@ -164,8 +159,8 @@ class Formed(Factor):
     def of_units(self, rows: int) -> Factor:
         return Formed(lambda more: self.form(rows * more))
 
-    def measure(self, negligible: float = 0.0) -> Measured:
-        return Instantiated(self.form(1)).measure(negligible)
+    def measure(self) -> Measured:
+        return Instantiated(self.form(1)).measure()
 
     def instantiate(self) -> tf.Tensor:
         return tf.cast(self.form(1), tf.float32)
@@ -246,7 +241,7 @@ class Product(Factor):
         left, right = tf.cast(self.left, tf.float32), tf.cast(self.right, tf.float32)
         return self.layout.to_kernels(tf.matmul(left, right, transpose_a=True))
 
-    def measure(self, negligible: float = 0.0) -> Measured:
+    def measure(self) -> Measured:
         left, right = norms.kept(self.left), norms.kept(self.right)
         terms = left.shape[-2]
         size = math.prod(self.layout.shape)
@@ -266,14 +261,14 @@ class Product(Factor):
         left = kept if make is None else make(kept)
         if terms == 1:
             # One outer product in each group: nothing cancels.
-            measured = norms.of_outer_products(left, right).of_groups()
+            measured = norms.of_outer_products(left, right)
         elif terms is not None:
-            measured = norms.of_inner_products(left, right, negligible)
+            measured = norms.of_terms(left, right)
         else:
             dynamic_terms = tf.cast(tf.shape(left)[-2], tf.float32)
             measured = tf.cond(
                 2.0 * dynamic_terms**2 <= float(size),
-                lambda: norms.of_inner_products(left, right, negligible),
+                lambda: norms.of_terms(left, right),
                 lambda: norms.of_products(left, right),
             )
         return Measured(
@@ -332,8 +327,8 @@ class FormedOrProduct(Factor):
     def of_units(self, rows: int) -> Factor:
         return self._of(rows)
 
-    def measure(self, negligible: float = 0.0) -> Measured:
-        return self._of(1).measure(negligible)
+    def measure(self) -> Measured:
+        return self._of(1).measure()
 
     def instantiate(self) -> tf.Tensor:
         return self._of(1).instantiate()

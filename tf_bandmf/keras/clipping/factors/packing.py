@@ -9,7 +9,7 @@ one vector.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -63,7 +63,6 @@ def measured_parts(
     factors: Mapping[int, Factor],
     variables: Sequence[Any],
     groups: Sequence[int],
-    negligible: Callable[[int], Any],
 ) -> list[Part]:
     """Measures gradients, those of small variables together.
 
@@ -71,7 +70,6 @@ def measured_parts(
       factors: gradients of variables, by position.
       variables: all of them.
       groups: of each variable, the number of its group.
-      negligible: maps a group to the argument of `Factor.measure`.
 
     Returns:
       Parts that have each position of `factors` once.
@@ -79,14 +77,13 @@ def measured_parts(
     parts = []
     for group in sorted({groups[position] for position in factors}):
         own = [position for position in factors if groups[position] == group]
-        limit = negligible(group)
         for members in _rooms(own, factors):
             shapes = tuple(tuple(variables[member].shape) for member in members)
             factor = factors[members[0]]
             if len(members) > 1:
                 flat = [_flat(factors[member]) for member in members]
                 factor = Instantiated(tf.concat(flat, axis=1))
-            parts.append(Part(members, shapes, group, factor.measure(limit)))
+            parts.append(Part(members, shapes, group, factor.measure()))
     return parts
 
 

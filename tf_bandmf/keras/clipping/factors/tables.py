@@ -20,7 +20,6 @@ from tf_bandmf.keras.clipping.factors.base import (
 )
 from tf_bandmf.keras.clipping.factors.norms import Norms
 from tf_bandmf.keras.clipping.tensors.errors import UnsupportedModelError
-from tf_bandmf.noise.shared import by_itself, near_length, shared_function
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,9 +38,6 @@ class Rows(Factor):
     values: tf.Tensor
     num_rows: int
     stays_sparse: bool = False
-
-    # Above this many terms, sorting ids is cheaper than comparing all pairs.
-    _MAX_PAIRED_TERMS = 256
 
     def add(self, other: Factor) -> Factor | None:
         if isinstance(other, Product) and not self.stays_sparse:
@@ -84,15 +80,10 @@ class Rows(Factor):
         scaled = tf.cast(self.values, tf.float32) * scales
         return dataclasses.replace(self, values=scaled)
 
-    def measure(self, negligible: float = 0.0) -> Measured:
+    def measure(self) -> Measured:
         (values,) = norms.pinned(tf.cast(self.values, tf.float32))
         terms = self.ids.shape[1]
-        if terms == 1:
-            measured = norms.of_examples(values)
-        elif terms is not None and terms <= self._MAX_PAIRED_TERMS:
-            measured = self._paired_norms(values, negligible)
-        else:
-            measured = self._sorted_norms(values)
+        measured = norms.of_examples(values) if terms == 1 else self._norms(values)
 
         def weighted_sum(weights: tf.Tensor, tensors: Sequence[tf.Tensor]) -> tf.Tensor:
             return self.summed(weights, *tensors)
@@ -108,38 +99,7 @@ class Rows(Factor):
             return tf.IndexedSlices(values, tf.cast(ids, tf.int64))
         return tf.math.unsorted_segment_sum(values, ids, self.num_rows)
 
-    def _paired_norms(self, values: tf.Tensor, negligible: float) -> Norms:
-        """From inner products of values that go to the same row, where any do."""
-
-        def paired(ids: tf.Tensor, values: tf.Tensor) -> Norms:
-            equal = tf.cast(ids[:, :, None] == ids[:, None, :], tf.float32)
-            return norms.of_equal_rows(values, equal, negligible)
-
-        if norms.in_xla():
-            return paired(self.ids, values)
-        # Mostly few examples have a row twice. Of the others nothing is added up.
-        found = norms.of_examples(values)
-        places = tf.where(self._have_repeats())
-
-        @by_itself
-        def corrected() -> tuple[tf.Tensor, ...]:
-            own = (tf.gather(part, places[:, 0]) for part in (self.ids, values))
-            pairs = zip(found, paired(*own))
-            return tuple(
-                tf.tensor_scatter_nd_update(part, places, new) for part, new in pairs
-            )
-
-        return Norms(*tf.cond(tf.size(places) > 0, corrected, lambda: tuple(found)))
-
-    def _have_repeats(self) -> tf.Tensor:
-        """Which examples have an id twice, bool, shape [B]."""
-        if not self.stays_sparse or tf.executing_eagerly():
-            return _repeats(self.ids)
-        count = tf.shape(self.ids)[0]
-        padded = tf.pad(self.ids, [[0, near_length(count) - count], [0, 0]])
-        return _compiled_repeats(padded)[:count]
-
-    def _sorted_norms(self, values: tf.Tensor) -> Norms:
+    def _norms(self, values: tf.Tensor) -> Norms:
         """From the sums of values that go to the same row."""
         order = tf.argsort(self.ids, axis=1)
         ids = tf.gather(self.ids, order, batch_dims=1)
@@ -157,20 +117,11 @@ class Rows(Factor):
             sums = tf.math.unsorted_segment_sum(flat, runs, count)
             return tf.reshape(sums, [shape[0], shape[1], *parts.shape[2:]])
 
-        lengths = tf.sqrt(norms.of_last_axis(values).bounds)
-        absolute = tf.sqrt(tf.reduce_sum(tf.square(by_run(lengths)), axis=1))
-        return norms.summed_in_float32(
-            norms.of_last_axis(by_run(values)).summed(axis=1), absolute
+        lengths = by_run(tf.sqrt(norms.of_last_axis(values).bounds))
+        squared = norms.of_last_axis(by_run(values)).squared
+        return norms.of_sums(
+            tf.reduce_sum(squared, 1), tf.reduce_sum(tf.square(lengths), 1)
         )
-
-
-def _repeats(ids: tf.Tensor) -> tf.Tensor:
-    equal = tf.cast(ids[:, :, None] == ids[:, None, :], tf.int32)
-    return tf.reduce_sum(equal, axis=[1, 2]) > tf.shape(ids)[1]
-
-
-# A quarter of the time: no pair is written to memory.
-_compiled_repeats = shared_function(_repeats, jit_compile=True)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -215,19 +166,27 @@ class RowsAndProduct(Factor):
     def instantiate(self) -> tf.Tensor:
         return self.rows.instantiate() + self.product.instantiate()
 
-    def measure(self, negligible: float = 0.0) -> Measured:
+    def measure(self) -> Measured:
         ids, num_rows = self.rows.ids, self.rows.num_rows
         lookups, terms = ids.shape[1], self.product.left.shape[-2]
         total = None if lookups is None or terms is None else lookups + terms
         size = num_rows * int(self.rows.values.shape[-1])
         if prefers_forming(total, size):
-            return Instantiated(self.instantiate()).measure(negligible)
+            return Instantiated(self.instantiate()).measure()
         values, left, right = norms.pinned(
             tf.cast(self.rows.values, tf.float32),
             tf.cast(self.product.left, tf.float32),
             tf.cast(self.product.right, tf.float32),
         )
-        measured = norms.of_rows_and_products(ids, values, left, right, negligible)
+        # Inner products of the rows [e_id; l_t] and [v_t; r_t], e_k the k-th unit vector:
+        # those with unit vectors are entries, and nothing of the size of the table is made.
+        exists = (ids >= 0) & (ids < num_rows)
+        equal = tf.cast(ids[:, :, None] == ids[:, None, :], tf.float32)
+        entries = tf.gather(left, tf.where(exists, ids, 0), axis=2, batch_dims=1)
+        entries = tf.where(exists[:, None, :], entries, 0.0)
+        above = tf.concat([equal, tf.linalg.matrix_transpose(entries)], axis=2)
+        lefts = tf.concat([above, tf.concat([entries, norms.gram(left)], 2)], axis=1)
+        measured = norms.of_gram(lefts, norms.gram(tf.concat([values, right], axis=1)))
 
         def weighted_sum(weights: tf.Tensor, tensors: Sequence[tf.Tensor]) -> tf.Tensor:
             values, *pair = tensors
@@ -267,8 +226,8 @@ class FirstRows(Factor):
             padded, [*tensor.shape[:-2], self.num_rows, tensor.shape[-1]]
         )
 
-    def measure(self, negligible: float = 0.0) -> Measured:
-        first = Instantiated(self.gradients).measure(negligible)
+    def measure(self) -> Measured:
+        first = Instantiated(self.gradients).measure()
         return Measured(
             first.norms,
             first.tensors,

@@ -358,7 +358,7 @@ def _measure(
             f"set trainable=False for their layers before the model is compiled.",
             stacklevel=2,
         )
-    return measured_parts(totals, variables, clip.parts.members, clip.negligible)
+    return measured_parts(totals, variables, clip.parts.members)
 
 
 def _dense(gradients: list[Any]) -> list[tf.Tensor | None]:

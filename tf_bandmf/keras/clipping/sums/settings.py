@@ -224,11 +224,6 @@ class Clip(NamedTuple):
     scale: float
     scales: tuple[tf.Tensor, ...] = ()
 
-    def negligible(self, group: int) -> float | tf.Tensor:
-        """Squared norm, of scaled gradients, below which a bound need not be tight."""
-        clip = self.parts.clips[group]
-        return ((clip if self.automatic is None else self.automatic) * self.scale) ** 2
-
     def weights(self, bounds: tf.Tensor, group: int, shares: tf.Tensor) -> tf.Tensor:
         """What gradients are multiplied by, [B] float32.
 
