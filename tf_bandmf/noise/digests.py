@@ -150,7 +150,7 @@ def digest_of_any_length(key: tf.Tensor, words: tf.Tensor) -> tf.Tensor:
     size = tf.size(counted)
     padded = tf.pad(counted, [[0, near_length(size) - size]])
     lengths = _long(tf.shape(padded))
-    return _compiled_digest(_as_words(key), [_as_words(padded)], [lengths])
+    return _digest_of_padded(_as_words(key), [_as_words(padded)], [lengths])
 
 
 def _digest(
@@ -173,6 +173,9 @@ def _digest(
 
 _shared_digest = shared_function(_digest)
 _compiled_digest = shared_function(_digest, jit_compile=True)
+# A function of its own: TensorFlow would take a program that it has for any length for a
+# given length, too, and that hashes at more levels.
+_digest_of_padded = shared_function(_digest, jit_compile=True)
 
 
 def _hashed(key: tf.Tensor, words: tf.Tensor, most: int) -> tf.Tensor:
