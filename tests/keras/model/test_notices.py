@@ -84,7 +84,7 @@ def test_the_step_and_its_pass_are_traced_once(
     metric, data, make_plan, make_private_model, monkeypatch
 ):
     steps, passes = [], []
-    step, traced = Programs._released, clipped_sums._pass_in_graph
+    step, traced = Programs._noised, clipped_sums._pass_in_graph
 
     def counted_step(self, *args):
         steps.append(args)
@@ -94,7 +94,7 @@ def test_the_step_and_its_pass_are_traced_once(
         passes.append(args)
         return traced(*args)
 
-    monkeypatch.setattr(Programs, "_released", counted_step)
+    monkeypatch.setattr(Programs, "_noised", counted_step)
     monkeypatch.setattr(clipped_sums, "_pass_in_graph", counted_pass)
     plan = make_plan(epochs=1, batch_size=11)
     options = {"metrics": [METRICS[metric]()]}

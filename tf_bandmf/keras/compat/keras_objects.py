@@ -10,7 +10,7 @@ about a model of known parts.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import keras
@@ -263,6 +263,11 @@ def metric_handles(model: Any) -> set[int]:
         # Names and functions have no variables yet: nothing can have read them.
         if isinstance(metric, keras.metrics.Metric):
             variables.extend(metric.variables)
+    return handles(variables)
+
+
+def handles(variables: Iterable[Any]) -> set[int]:
+    """Ids of the handles of variables, on each replica."""
     raw = [tensorflow_value(variable) for variable in variables]
     parts = [part for value in raw for part in (value, *getattr(value, "values", ()))]
     return {id(getattr(part, "handle", None)) for part in parts}

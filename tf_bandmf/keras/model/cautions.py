@@ -14,9 +14,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tf_bandmf.keras.compat.callbacks import each_callback
 from tf_bandmf.keras.compat.keras_objects import all_layers, given_learning_rate
 from tf_bandmf.keras.model.outputs import described, last_layer, loss_of
+from tf_bandmf.keras.run.callbacks import each_callback
 from tf_bandmf.planning import learning_rates
 from tf_bandmf.sampling.batches import INPUTS
 

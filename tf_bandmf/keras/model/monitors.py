@@ -8,7 +8,7 @@ from typing import Any
 
 import keras
 
-from tf_bandmf.keras.compat.callbacks import each_callback
+from tf_bandmf.keras.run.callbacks import each_callback
 
 
 def restore_backup(model: keras.Model, callbacks: Any) -> None:

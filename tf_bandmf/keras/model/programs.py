@@ -45,7 +45,7 @@ from tf_bandmf.keras.run import admission
 from tf_bandmf.keras.run.run import Noisy
 from tf_bandmf.keras.run.scaling import UNSOUND
 from tf_bandmf.keras.run.tables import LookedUpRows, RowSums
-from tf_bandmf.keras.run.update import Update
+from tf_bandmf.keras.run.update import Measure, Update
 from tf_bandmf.sampling import batches as batches_lib
 
 _TRACING = "tracing the private training step."
@@ -91,7 +91,7 @@ class Programs:
         self._noise = _compiled(self._noised)
         self._update = Update(self._updated, model)
         self._take = Update(self._taken, model)
-        self._measure = self._compiled(self._measured)
+        self._measure = Measure(self._everywhere(self._measured), model)
         # One example that contributes nothing, after the first attempt.
         self._nothing: ClippedGradients | None = None
 
@@ -158,7 +158,7 @@ class Programs:
         ours = clipped._replace(outputs=())
         noisy = _traced(self._noise, ours, number, number, looked_up)
         self._update.trace(noisy)
-        _traced(self._measure, contents, clipped.losses, clipped.outputs)
+        self._measure.trace(contents, clipped.losses, clipped.outputs)
 
     # What is compiled.
 
@@ -314,13 +314,17 @@ class Programs:
     def _is_one(self) -> bool:
         return self._strategy.num_replicas_in_sync == 1
 
-    def _compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """A function of each replica, as one program."""
+    def _everywhere(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """A function of each replica."""
 
         def everywhere(*args: Any) -> Any:
             return self._strategy.run(function, args=args)
 
-        return _compiled(function if self._is_one else everywhere)
+        return function if self._is_one else everywhere
+
+    def _compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """A function of each replica, as one program."""
+        return _compiled(self._everywhere(function))
 
     def _try_on_made_up(self, contents: Contents) -> None:
         """Clips made-up examples.

@@ -34,9 +34,9 @@ from tf_bandmf.files import locks
 from tf_bandmf.files import private as private_files
 from tf_bandmf.files.hidden import HiddenArray, HiddenBytes, HiddenDict
 from tf_bandmf.files.journal import Journal
-from tf_bandmf.keras.compat.callbacks import each_callback
 from tf_bandmf.keras.optimizer.private import PrivateOptimizer
 from tf_bandmf.keras.resume import identity
+from tf_bandmf.keras.run.callbacks import each_callback
 from tf_bandmf.noise.keys import NoiseKey
 from tf_bandmf.sampling.batches import BatchSchedule
 

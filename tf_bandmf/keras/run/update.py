@@ -1,4 +1,4 @@
-"""The update that the inner optimizer makes: a program of noisy gradients.
+"""The update that the inner optimizer makes, a program of noisy gradients; and metrics.
 
 Schedules, constraints, regularizers and inner optimizers are the user's code. They are
 traced as a function of noisy gradients. So they cannot reach what another program has
@@ -13,7 +13,9 @@ from typing import Any, NoReturn
 import tensorflow as tf
 
 from tf_bandmf.keras.clipping import UnsupportedModelError
-from tf_bandmf.keras.compat.keras_objects import metric_handles
+from tf_bandmf.keras.clipping.independence.state import may_write
+from tf_bandmf.keras.compat.graphs import captured
+from tf_bandmf.keras.compat.keras_objects import handles, metric_handles
 
 _HOST = ("PyFunc", "PyFuncStateless", "EagerPyFunc")
 
@@ -25,6 +27,13 @@ class Update:
       function: that the program is of.
       model: its metrics must not be read.
     """
+
+    _text = (
+        "The update of the weights {what}: it may carry what was learnt from data without "
+        "noise. Learning rates, constraints, regularizers and inner optimizers must be "
+        "computed with operations of Keras or TensorFlow, from gradients, variables of "
+        "their own, and numbers."
+    )
 
     def __init__(self, function: Callable[..., Any], model: Any = None) -> None:
         self._function = tf.function(function, autograph=False, reduce_retracing=True)
@@ -49,35 +58,54 @@ class Update:
             # As TensorFlow says of tensors of another graph.
             if "out of scope" not in str(error):
                 raise
-            _refuse(
+            self._refuse(
                 "reads a tensor of another program, which a layer or a loss has kept"
             )
         self._check(concrete.graph)
         self._is_checked = True
         return concrete.structured_outputs
 
+    def _refuse(self, what: str) -> NoReturn:
+        raise UnsupportedModelError(self._text.format(what=what))
+
     def _check(self, graph: Any) -> None:
         metrics = metric_handles(self._model) if self._model is not None else set()
         for outside, inside in graph.captures:
             if id(outside) in metrics:
-                _refuse(
+                self._refuse(
                     f"reads a metric ({inside.name!r}), an exact statistic of the training "
                     f"data"
                 )
             if outside.dtype != tf.resource:
-                _refuse(f"reads a tensor that is no variable ({inside.name!r})")
+                self._refuse(f"reads a tensor that is no variable ({inside.name!r})")
         definition = graph.as_graph_def()
         nodes = [*definition.node]
         nodes += [n for f in definition.library.function for n in f.node_def]
         for node in nodes:
             if node.op in _HOST:
-                _refuse(f"runs code outside of the graph ({node.name!r})")
+                self._refuse(f"runs code outside of the graph ({node.name!r})")
 
 
-def _refuse(what: str) -> NoReturn:
-    raise UnsupportedModelError(
-        f"The update of the weights {what}: it may carry what was learnt from data without "
-        f"noise. Learning rates, constraints, regularizers and inner optimizers must be "
-        f"computed with operations of Keras or TensorFlow, from gradients, variables of "
-        f"their own, and numbers."
+class Measure(Update):
+    """A program of metrics, which see data without noise: it writes their state alone."""
+
+    _text = (
+        "A metric {what}: it would carry training data past clipping and noise. Keep the "
+        "state of a metric in variables that `self.add_variable` makes."
     )
+
+    def _check(self, graph: Any) -> None:
+        metrics = metric_handles(self._model)
+        of_weights = handles(self._model.weights)
+        for operation in graph.get_operations():
+            for tensor in operation.inputs:
+                handle = captured(tensor) if tensor.dtype == tf.resource else None
+                if handle is None or id(handle) in metrics:
+                    continue
+                is_weight = id(handle) in of_weights
+                writes = is_weight and may_write(operation)
+                if writes or operation.type.startswith("Assign"):
+                    whose = (
+                        "a weight" if is_weight else "a variable that is not its own"
+                    )
+                    self._refuse(f"writes {whose} (in {operation.name!r})")

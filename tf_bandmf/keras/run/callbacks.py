@@ -1,4 +1,4 @@
-"""Callbacks: which there are."""
+"""The callbacks that `fit` was given."""
 
 from __future__ import annotations
 
