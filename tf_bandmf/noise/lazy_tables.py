@@ -67,7 +67,9 @@ class Jumps:
         self._entered = int(np.count_nonzero(system.gradient_rate))
         self._decays = bool(np.any(system.transition_rate[:, 0, 0]))
         # Variables: a program of updates reads nothing else from outside.
-        self._system = RowSystem(*(tf.Variable(np.float64(p)) for p in system))
+        self._system = RowSystem(
+            *(tf.Variable(np.asarray(p, np.float64)) for p in system)
+        )
         identity = tf.eye(m, batch_shape=[num_steps + 1], dtype=tf.float64)
         self._products = tf.Variable(identity, trainable=False)
         self._covariances = tf.Variable(tf.zeros_like(identity), trainable=False)
