@@ -157,7 +157,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     try:
         any_plan = setting.plan("identity")
-        source_of(any_plan).check_enough_clients(options.clients_per_round)
+        source_of(any_plan).check_enough(options.clients_per_round, options.rounds)
     except ValueError as error:
         sys.exit(f"shakespeare.py: error: {error}")
     print(

@@ -11,6 +11,7 @@ from tensorflow_privacy.privacy.analysis import tree_aggregation_accountant
 
 import tf_bandmf
 from tf_bandmf import noise
+from tf_bandmf.noise import digests
 from tf_bandmf.noise.keys import NoiseKey
 from tf_bandmf_federated import CorrelatedNoiseFactory
 
@@ -162,7 +163,7 @@ def test_types():
             plan_id=np.int64,
             noise=collections.OrderedDict(
                 step_keys=(np.uint64, [N, 2]),
-                digest_key=(np.int32, [10260]),
+                digest_key=(np.int32, [digests.KEY_SIZE]),
                 inputs=np.int64,
                 buffer=(np.float32, [2, D]),
             ),

@@ -102,7 +102,7 @@ class SimulatedClients:
           ValueError: before round 0, if there can never be enough, and that is an error.
         """
         if not ledger.rounds and self.on_shortage == "error":
-            self._check_enough(wanted, num_rounds)
+            self.check_enough(wanted, num_rounds)
 
         def check(available: int, eligible: int) -> bool:
             if eligible < wanted and self.on_shortage == "error":
@@ -124,7 +124,7 @@ class SimulatedClients:
             seed=self._seed.hex(),
         )
 
-    def _check_enough(self, size: int, num_rounds: int) -> None:
+    def check_enough(self, size: int, num_rounds: int) -> None:
         """Raises ValueError if no trace can give this many clients per round.
 
         Any b consecutive rounds need different clients, and all rounds together at most
