@@ -48,17 +48,14 @@ def ledger_of(folder):
 
 
 def make_plan(folder=None, mechanism="bsr"):
-    bound = {}
-    if folder is not None:
-        bound = {"ledger": ledger_of(folder), "dataset": "examples"}
     # Balls in bins: the sampler's seed is one of the secrets.
-    return tf_bandmf.plan(
+    plan = tf_bandmf.plan(
         f"{mechanism}:3",
         noise_multiplier=1.0,
         delta=1e-5,
         participation=tf_bandmf.BallsInBins(NUM_EXAMPLES, BATCH_SIZE, EPOCHS),
-        **bound,
     )
+    return plan if folder is None else ledger_of(folder).bind(plan, "examples")
 
 
 def make_model(plan):
