@@ -89,8 +89,9 @@ def graphs_of(model, batches):
     programs = Programs(model)
     model.optimizer.run.start(model.weights)
     programs.step(batch)
-    compiled = (programs._facts, programs._clip, programs._noise, programs._measure)
-    compiled = (*compiled, programs._update._function)
+    checked = (programs._update, programs._measure)
+    compiled = [programs._facts, programs._clip, programs._noise]
+    compiled += [program._function for program in checked]
     return [
         traced.graph for c in compiled for traced in c._list_all_concrete_functions()
     ]
