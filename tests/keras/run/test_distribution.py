@@ -171,7 +171,9 @@ def test_a_constraint_of_kept_activations_is_refused(
         optimizer = tf_bandmf.keras.PrivateOptimizer("sgd", plan)
         compile_model(model, optimizer, jit_compile=False)
     before = model.get_weights()
-    with pytest.raises(UnsupportedModelError, match="reads a tensor that is no variable"):
+    with pytest.raises(
+        UnsupportedModelError, match="reads a tensor that is no variable"
+    ):
         model.fit(plan.batches(*data), epochs=1, verbose=0)
     for now, then in zip(model.get_weights(), before, strict=True):
         np.testing.assert_array_equal(now, then)
