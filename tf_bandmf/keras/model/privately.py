@@ -16,8 +16,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tf_bandmf.keras.clipping import made_up
 from tf_bandmf.keras.compat.keras_objects import compiled_arguments
+from tf_bandmf.keras.model import preparation
 from tf_bandmf.keras.model.conversion import make_private, to_plain
 from tf_bandmf.keras.model.training import PrivateTraining
 from tf_bandmf.keras.optimizer.private import PrivateOptimizer
@@ -204,4 +204,4 @@ def _build(model: keras.Model, x: Any) -> None:
             "Call the model once on inputs that are made up."
         )
     rows = tf.nest.map_structure(lambda leaf: np.asarray(leaf[:1]), x)
-    model(made_up(rows, 1), training=False)
+    preparation.build_model(model, (rows,))
