@@ -37,16 +37,12 @@ _DRAWS = frozenset(
     "TruncatedNormal".split()
 )
 _ASSIGNS = frozenset({"AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp"})
-_WRITES = re.compile(
-    r"Assign|Resource(Scatter|Apply|SparseApply|StridedSliceAssign)|Mutex(V2|Lock)$|"
-    r"ConsumeMutexLock$|DestroyResourceOp$|DisableCopyOnRead$|NcclAllReduce$|NcclReduce$|"
-    r"Collective(Reduce|Gather)|CollectiveInitializeCommunicator"
-)
 # Where `PrintV2` may write to: what is in a file could be read again.
 _TERMINAL = frozenset({"stdout", "stderr", "log(info)", "log(warning)", "log(error)"})
-# Files, code outside of the graph, other calls, other devices; and ways to them.
+# References that are written, files, code outside of the graph, other calls, other
+# devices; and ways to them.
 _NOT_STATELESS = re.compile(
-    r"PyFuncStateless|ReadFile|MatchingFiles|ImmutableConst|Batch$|BatchFunction|Unbatch|"
+    r"Assign(Add|Sub)?$|PyFuncStateless|ReadFile|MatchingFiles|ImmutableConst|Batch$|BatchFunction|Unbatch|"
     r"XlaCustomCall|XlaAllReduce|XlaReduceScatter|DTensor|TPU|.*(Dataset|Iterator|Queue|"
     r"Reader|Barrier[A-Z]|Accumulator|Stack(Push|Pop|Close)|Host|Infeed)"
 )
@@ -73,8 +69,7 @@ class Effect(enum.Enum):
     DRAWS = "draws from a generator of TensorFlow"
     PRINTS = "prints to the terminal"
     ASSIGNS = "assigns a variable: allowed for counters of generators"
-    WRITES = "writes a variable, or adds up over replicas: allowed in an update"
-    UNKNOWN = "may keep state or run code outside of the graph"
+    UNKNOWN = "may write, keep state, or run code outside of the graph"
 
 
 def effect(node: Any) -> Effect:
@@ -92,8 +87,6 @@ def effect(node: Any) -> Effect:
         node.op == "Empty" and node.attr["init"].b
     ):  # else it is what memory was left with
         return Effect.NONE
-    if _WRITES.match(node.op):
-        return Effect.WRITES
     definition = op_def_registry.get(node.op)
     is_known = definition is not None and not definition.is_stateful
     is_pure = is_known and not _NOT_STATELESS.match(node.op)
@@ -112,7 +105,7 @@ def refuse_host_operation(op: Any) -> None:
       NotIndependent: if it is not among those that are known to have none.
     """
     for node in nodes_of(op):
-        if effect(node) in (Effect.WRITES, Effect.UNKNOWN):
+        if effect(node) is Effect.UNKNOWN:
             raise NotIndependent(
                 f"is of type {node.op}, or calls it, which is not among the operations "
                 f"that are known to compute their outputs from their inputs and to do "
@@ -123,7 +116,7 @@ def refuse_host_operation(op: Any) -> None:
 
 def may_write(op: Any) -> bool:
     """Whether an operation that takes the handle of a variable may write it."""
-    return bool(effects(op) & {Effect.ASSIGNS, Effect.WRITES, Effect.UNKNOWN})
+    return bool(effects(op) & {Effect.ASSIGNS, Effect.UNKNOWN})
 
 
 def refuse_state(
