@@ -54,7 +54,7 @@ def train(
     title = contenders.TITLES[contender.name]
     curve = curves.Curve(title, contender.rmse, [], [], [])
     wanted = int(contender.plan.expected_batch_size or 1)
-    cohorts = source.cohorts(ledger, wanted)
+    cohorts = source.cohorts(ledger, wanted, rounds)
     for number in range(1, rounds + 1):
         selected = cohorts.select(number - 1, wanted)
         ledger.started(number - 1, 1, selected.names, "", "")

@@ -13,7 +13,7 @@ def the_loop():
     return found
 
 
-def test_the_loop_keeps_the_separation(capsys):
+def test_the_loop_keeps_the_separation(capfd):
     # Each tag that is made, to see who came when.
     source = the_loop()
     names = {"__name__": "readme"}
@@ -30,7 +30,7 @@ def test_the_loop_keeps_the_separation(capsys):
         rounds = [now for one, now in came if one is device]
         assert len(rounds) == device.participations <= k
         assert all(late - early >= b for early, late in zip(rounds, rounds[1:]))
-    printed = capsys.readouterr().out
+    printed = capfd.readouterr().out
     counts = re.findall(r"'contributing_clients': (\d+)", printed)
     assert len(counts) == plan.num_steps
     assert sum(map(int, counts)) == len(came)

@@ -40,7 +40,7 @@ def test_speakers(text):
 
 
 @pytest.mark.slow
-def test_the_example(text, tmp_path, capsys):
+def test_the_example(text, tmp_path, capfd):
     out = tmp_path / "out"
     shakespeare.main(
         f"--data {text} --out {out} --rounds 2 --clients-per-round 2 --sequences 2 "
@@ -58,13 +58,13 @@ def test_the_example(text, tmp_path, capsys):
     assert table.count("\n") == 4 and "| banded MF |" in table
     report = (out / "privacy-banded.md").read_text()
     assert "(epsilon = 50" in report and "2 of 2 planned" in report
-    printed = capsys.readouterr().out
+    printed = capfd.readouterr().out
     assert "NO meaningful protection" in printed and "6 speakers" in printed
     found = {path.name for path in out.iterdir()} - {"curves.png"}
     assert found == {"curves.csv", "table.md", "privacy-banded.md"}
 
 
-def test_wrong_arguments(text, tmp_path, capsys):
+def test_wrong_arguments(text, tmp_path, capfd):
     for wrong, message in (
         (["--data", text, "--rounds", "0"], "number > 0"),
         (["--data", text, "--delta", "1"], "--delta must be below 1"),
@@ -73,7 +73,7 @@ def test_wrong_arguments(text, tmp_path, capsys):
         with pytest.raises(SystemExit) as caught:
             shakespeare.main(wrong)
         assert caught.value.code == 2
-        assert message in capsys.readouterr().err
+        assert message in capfd.readouterr().err
     with pytest.raises(SystemExit, match="at least 96 clients"):
         shakespeare.main(["--data", text, "--out", str(tmp_path)])
 
