@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 from test_groups import group_sums
 
-from tf_bandmf.keras.clipping import clipped_gradient_sums, self_check
+from tf_bandmf.keras.clipping import clipped_gradient_sums
 from tf_bandmf.keras.clipping.sums.settings import Clipping
 
 layers = keras.layers
@@ -146,15 +146,3 @@ def test_scales_have_the_shapes_of_the_weights():
             l2_norm_clip=1.0,
             scales=random_scales(model)[1:],
         )
-
-
-@pytest.mark.slow
-def test_the_self_check_scales(monkeypatch):
-    from tf_bandmf.keras.clipping.factors.tables import Rows
-
-    model = embedding_model()
-    x, y = words(), reference.labels()
-    self_check(model, x, y, clipping=Clipping(scaling="second_moment"))
-    monkeypatch.setattr(Rows, "scaled", lambda self, scale: self)
-    with pytest.raises(Exception, match="gradient norm"):
-        self_check(model, x, y, clipping=Clipping(scaling="second_moment"))

@@ -27,7 +27,6 @@ from tf_bandmf.keras.model.training_state import state_of
 from tf_bandmf.keras.optimizer.inner_optimizers import check_accumulation
 from tf_bandmf.keras.optimizer.private import PrivateOptimizer, private_optimizer_of
 
-# Made-up examples: three fill a group and begin another one.
 _CHECKED_EXAMPLES = 3
 
 
@@ -152,9 +151,7 @@ def check_examples(model: Any, optimizer: PrivateOptimizer, data: Any) -> None:
         self_check(
             model,
             *examples,
-            microbatch_size=model._microbatch_size,
             loss_scale_factor=optimizer.loss_scale_factor,
-            clipping=optimizer.clipping,
             readers=readers,
         )
 

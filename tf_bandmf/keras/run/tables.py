@@ -514,11 +514,14 @@ def _added_up(
         return tf.gather(found.rows, kept), tf.gather(added, kept)
 
     ids, others = looked_up.ids, slices.indices
-    sizes = tf.size(ids), tf.size(others)
-    count = tf.minimum(*sizes)
-    are_equal = tf.reduce_all(tf.equal(ids[:count], others[:count]))
-    are_equal &= tf.equal(*sizes)
-    rows, added = tf.cond(are_equal, as_looked_up, in_another_order)
+    if ids.shape.is_compatible_with(others.shape):
+        sizes = tf.size(ids), tf.size(others)
+        count = tf.minimum(*sizes)
+        are_equal = tf.reduce_all(tf.equal(ids[:count], others[:count]))
+        are_equal &= tf.equal(*sizes)
+        rows, added = tf.cond(are_equal, as_looked_up, in_another_order)
+    else:  # An empty batch looks up nothing, and its pass has a made-up example.
+        rows, added = in_another_order()
     return tf.ensure_shape(rows, [None]), tf.ensure_shape(added, [None, table.columns])
 
 

@@ -6,10 +6,12 @@ whether it refuses must not depend on a record.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
+import operator
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import keras
@@ -21,16 +23,11 @@ from tf_bandmf.keras.clipping.forward.tapped_layers import find_units
 from tf_bandmf.keras.clipping.independence.registration import vouched_classes
 from tf_bandmf.keras.clipping.losses.compiled import compiled_loss
 from tf_bandmf.keras.clipping.rules import has_registered_rule
-from tf_bandmf.keras.clipping.sums.checked_state import squared, unchanged_state
-from tf_bandmf.keras.clipping.sums.clipped_sums import (
-    ClippedGradients,
-    clipped_gradient_sums,
-)
-from tf_bandmf.keras.clipping.sums.settings import FLAT, Clipping, Grouping
+from tf_bandmf.keras.clipping.sums.clipped_sums import clipped_gradient_sums
 from tf_bandmf.keras.clipping.tensors import batches
 from tf_bandmf.keras.clipping.tensors.errors import ClippingMismatchError
+from tf_bandmf.keras.clipping.tensors.made_up import made_up
 from tf_bandmf.keras.clipping.tensors.table_readers import TableReader
-from tf_bandmf.keras.clipping.tensors.table_rows import TableRows, side_by_side
 from tf_bandmf.keras.clipping.tensors.variables import (
     tensorflow_variable,
     trainable_variables,
@@ -42,7 +39,17 @@ from tf_bandmf.keras.compat.replicas import unscaled_losses
 # Gradients computed in bfloat16 carry 8 bits, in float16 11 bits, whichever way they
 # are computed.
 _TOLERANCES = {"bfloat16": 3e-2, "float16": 1e-2}
-_NUM_EXAMPLES = 2
+# How often all weights are drawn, and whether with both signs: for gates behind `relu`, and
+# the other ones; positive, for what is a variance.
+_DRAWS = (True, True, False)
+# What stands beside the first example: how often the second, its numbers times a factor.
+_NEIGHBORS = {
+    "another": (1.0, 1),
+    "a NaN example": (math.nan, 1),
+    "zeros": (0.0, 1),
+    "an outlier": (1e3, 1),
+    "three copies of another": (1.0, 3),
+}
 
 
 def needs_self_check(model: keras.Model) -> bool:
@@ -59,36 +66,24 @@ def self_check(
     y: Any,
     sample_weight: Any = None,
     *,
-    rtol: float = 1e-3,
-    microbatch_size: int | None = None,
     loss_scale_factor: float | None = None,
-    clipping: Clipping = FLAT,
     readers: Mapping[int, TableReader] | None = None,
 ) -> None:
-    """Compares clipped gradients of two examples with gradients taken one by one.
+    """Compares clipped gradients of a batch with gradients of examples taken one by one.
 
-    The reference is a plain gradient tape on a batch of one, which knows nothing of
-    taps and rules. Then the second example is replaced by zeros, outliers and NaN, and
-    left out: what the first contributes must stay what it is. Random layers are made
-    deterministic while the check runs, and weights that are all zero or all one are
-    made to differ. Then all weights and state are drawn at random, several times, and
-    the first example is compared next to others again: a gate that is closed now may
-    open later. Call it eagerly, on the first batch; it changes nothing in the model.
-    Layers that mix examples were found before; this check is for layers whose class
-    somebody vouched for, and for registered rules.
+    The reference is a plain gradient tape on a batch of one, which knows nothing of taps
+    and rules. A made-up example stands beside another one, zeros, an outlier, NaN and
+    copies, with all weights and state drawn at random several times: a gate that is
+    closed now may open later. Random layers are made deterministic meanwhile. Nothing
+    changes in the model. Layers that mix examples were found before; this check is for
+    layers whose class somebody vouched for, and for registered rules.
 
     Args:
       model: a built and compiled model.
-      x: inputs, [B, ...]; the first two examples are used. If there is one only, a
-        second is made of it.
-      y: targets, [B, ...].
-      sample_weight: optional weights, [B, ...].
-      rtol: largest relative error of norms and of the clipped sum.
-      microbatch_size: if given, the clipping in groups is what is checked, on three
-        examples in groups of two: a full one, and one that is padded.
+      x: inputs, [B, ...], of which shapes and dtypes matter.
+      y: targets, likewise.
+      sample_weight: None, or likewise.
       loss_scale_factor: as for `clipped_gradient_sums`.
-      clipping: as the step will do it. If it scales coordinates, the check uses made-up
-        scales.
       readers: as for `clipped_gradient_sums`; nothing of the size of these tables is made.
 
     Raises:
@@ -98,190 +93,89 @@ def self_check(
     """
     if not tf.executing_eagerly():
         raise RuntimeError("`self_check` compares numbers: call it eagerly.")
-    data = batches.to_tensors((x, y, sample_weight))
-    _, size = batches.batch_size(data)
-    if int(size) == 0:
-        return
-    if int(size) == 1:
-        data = batches.map_tensors(_with_another, data)
-        size = 2
-    count = min(int(size), _NUM_EXAMPLES + (microbatch_size is not None))
-    data = batches.map_tensors(lambda tensor: tensor[:count], data)
-    for layer in all_layers(model):
-        rtol = max(rtol, _TOLERANCES.get(layer.compute_dtype, 0.0))
-    group = None
-    if microbatch_size is not None:
-        group = max(1, min(microbatch_size, count - 1))
-    scale = loss_scale_factor or 1.0
-    options: dict[str, Any] = {
-        "loss_scale_factor": loss_scale_factor,
-        "clipping": clipping,
-        "scales": _made_up_scales(model) if clipping.scaling else None,
-        "readers": readers,
-    }
-    tables = readers or {}
-    with unchanged_state(model, tables) as draw, fixed_draws.without_randomness():
-        references = _references(model, data, scale, options["scales"], tables)
-        largest = max(
-            (norm for norm, _ in references if math.isfinite(norm)), default=0
-        )
-        # Half of the largest norm, so that at least one example is clipped.
-        clip = largest / 2 or 1.0
+    data = made_up((x, y, sample_weight), 2)
+    rtol = max(
+        _TOLERANCES.get(layer.compute_dtype, 1e-3) for layer in all_layers(model)
+    )
+    alone = _gradients_alone(model, loss_scale_factor or 1.0)
+    is_compared = False
+    with _drawn_weights(model, readers or {}) as draw, fixed_draws.without_randomness():
+        # At least one of two examples is clipped, with the weights of now.
+        lengths = [_norm(_side_by_side([alone(e)])[0]) for e in _examples(data)]
+        clip = max(filter(math.isfinite, lengths), default=0.0) / 2 or 1.0
 
         @functools.partial(tf.function, autograph=False, reduce_retracing=True)
         def step(batch: Any) -> Any:
             return clipped_gradient_sums(
-                model, *batch, l2_norm_clip=clip, microbatch_size=group, **options
+                model,
+                *batch,
+                l2_norm_clip=clip,
+                loss_scale_factor=loss_scale_factor,
+                readers=readers,
             )
 
-        clipped = step(data)
-        neighbors = _neighbors(data)
-        others = {name: step(neighbors[name]) for name in _ONE_BY_ONE}
         for has_both_signs in _DRAWS:
             draw(has_both_signs)
-            results = {name: step(neighbors[name]) for name in _TOGETHER}
-            _compare_neighbors(model, results, rtol)
-    if not any(math.isfinite(norm) for norm, _ in references):
+            for name, change in _NEIGHBORS.items():
+                batch = _beside(data, *change)
+                each = [*map(alone, _examples(batch))]
+                is_compared |= _compare(model, step(batch), each, clip, rtol, name)
+    if not is_compared:
         warnings.warn(
             f"The gradients of model {model.name!r} were not compared with those of "
-            f"examples taken one by one: none of {count} examples has a finite one. "
-            f"What its layers do to a batch was analysed all the same.",
+            f"examples taken one by one: no made-up example has a finite one. What its "
+            f"layers do to a batch was analysed all the same.",
             stacklevel=2,
         )
-    norms = clipped.norms.numpy()
-    if loss_scale_factor and not np.all(np.isfinite(norms)):
-        warnings.warn(
-            f"Of the first {len(norms)} examples {int(np.sum(~np.isfinite(norms)))} have "
-            f"gradients that are not finite, and contribute nothing. If the data are "
-            f"finite, lower loss_scale_factor={loss_scale_factor:g}.",
-            stacklevel=2,
-        )
-    for index, (expected, _) in enumerate(references):
-        if not math.isfinite(expected):
-            continue
-        if not _is_close(norms[index], expected, rtol):
-            raise ClippingMismatchError(
-                f"The gradient norm of example {index} is {expected:.6g} when it is "
-                f"alone, but {norms[index]:.6g} in a batch of {len(references)}. "
-                f"{_CAUSES}"
-            )
-    parts = clipping.grouping(trainable_variables(model), clip)
-    compare = functools.partial(
-        _compare_sums, model, parts=parts, gamma=clipping.automatic, rtol=rtol
-    )
-    compare(clipped.sums, references)
-    expected, _ = references[0]
-    known = math.isfinite(expected)
-    for neighbor, result in others.items() if known else ():
-        found = float(result.norms.numpy()[0])
-        if not _is_close(found, expected, rtol):
-            raise ClippingMismatchError(
-                f"The gradient norm of an example is {expected:.6g} when it is alone, "
-                f"but {found:.6g} beside {neighbor}. {_CAUSES}"
-            )
-        if not np.isfinite(result.norms.numpy()[1:]).any():
-            compare(result.sums, references[:1])
 
 
-# How often all weights are drawn, and whether with both signs: for gates behind `relu`, and
-# the other ones; positive, for what is a variance.
-_DRAWS = (True, True, False)
-# What stands beside the first example: with the weights of now, and with drawn ones.
-_NAN, _NOTHING = "a NaN example", "nothing"
-_ONE_BY_ONE = (_NAN, "zeros", "an outlier", _NOTHING, "three copies of another")
-_ALL = "an outlier, zeros and three copies of another"
-_TOGETHER = (_NAN, _NOTHING, _ALL)
+def _compare(
+    model: keras.Model,
+    clipped: Any,
+    each: list[list[Any]],
+    clip: float,
+    rtol: float,
+    neighbor: str,
+) -> bool:
+    """Compares norms and the sum of a batch with the gradients of each example.
 
-
-def _is_close(found: float, expected: float, rtol: float) -> bool:
-    """Whether a norm is what it must be; NaN is not."""
-    return bool(abs(found - expected) <= rtol * expected + 1e-6)
-
-
-def _compare_neighbors(
-    model: keras.Model, results: Mapping[str, ClippedGradients], rtol: float
-) -> None:
-    """Compares an example's contribution in a batch with others to that alone.
-
-    Args:
-      model: the model.
-      results: results of the example next to each of `_TOGETHER`.
-      rtol: largest relative error.
+    Returns:
+      Whether there was a finite gradient to compare with.
 
     Raises:
       ClippingMismatchError: if they differ.
     """
-    alone = results[_NOTHING]
-    expected = float(alone.norms.numpy()[0])
-    if not math.isfinite(expected):
-        return
-    for name, result in results.items():
-        if name == _NOTHING:
+    sums, *each = _side_by_side([clipped.sums, *each])
+    expected: list[Any] = [np.zeros_like(total) for total in sums]
+    # Not of the sum, in which examples may cancel but for rounding.
+    size = 0.0
+    for gradients, found in zip(each, clipped.norms.numpy(), strict=True):
+        norm = _norm(gradients)
+        if not math.isfinite(norm):
             continue
-        norms = result.norms.numpy()
-        found = float(norms[0])
-        same = _is_close(found, expected, rtol)
-        if same and not np.isfinite(norms[1:]).any():
-            sums, others = side_by_side([result.sums, alone.sums])
-            errors = [
-                squared(np.subtract(np.asarray(a), np.asarray(b), dtype=np.float64))
-                for a, b in zip(sums, others, strict=True)
-            ]
-            total = sum(squared(np.asarray(b, np.float64)) for b in others)
-            same = math.sqrt(sum(errors)) <= rtol * math.sqrt(total) + 1e-6
-        if not same:
+        if not abs(found - norm) <= rtol * norm + 1e-6:
             raise ClippingMismatchError(
-                f"With other weights than those of now, the gradient norm of an example "
-                f"of model {model.name!r} is {expected:.6g} when it is alone, but "
-                f"{found:.6g} beside {name}. {_CAUSES}"
+                f"The gradient norm of an example is {norm:.6g} when it is alone, but "
+                f"{found:.6g} in a batch, where an example stands beside {neighbor}. "
+                f"{_CAUSES}"
             )
-
-
-def _neighbors(data: Any) -> dict[str, Any]:
-    """Batches with the same first example, by the name of what is next to it."""
-
-    # With NumPy: each of these would be some operations of TensorFlow.
-    def beside(change: Callable[[Any], Any]) -> Any:
-        def changed(tensor: tf.Tensor) -> tf.Tensor:
-            rows = tensor.numpy()
-            found = np.concatenate([rows[:1], change(rows[1:2])])
-            return tf.constant(found, tensor.dtype)
-
-        return batches.map_tensors(changed, data)
-
-    def filled(row: Any, value: float) -> Any:
-        return np.full_like(row, value) if _is_floating(row) else row
-
-    def outlier(row: Any) -> Any:
-        return row * row.dtype.type(1e3) if _is_floating(row) else row
-
-    def copies(row: Any) -> Any:
-        return np.repeat(row, 3, axis=0)
-
-    # In groups of two, the example stands beside the outlier.
-    changes = {
-        _ALL: lambda row: np.concatenate([outlier(row), filled(row, 0.0), copies(row)]),
-        _NAN: lambda row: filled(row, math.nan),
-        "zeros": lambda row: filled(row, 0.0),
-        "an outlier": outlier,
-        _NOTHING: lambda row: row[:0],
-        "three copies of another": copies,
-    }
-    return {name: beside(change) for name, change in changes.items()}
-
-
-def _is_floating(array: Any) -> bool:
-    return array.dtype != object and tf.as_dtype(array.dtype).is_floating
-
-
-def _with_another(tensor: tf.Tensor) -> tf.Tensor:
-    """Adds a second example that differs from the only one."""
-    other = tensor
-    if tensor.dtype.is_floating:
-        other = 0.5 - tensor
-    elif tensor.shape.rank > 1:
-        other = tf.reverse(tensor, axis=[-1])
-    return tf.concat([tensor, other], axis=0)
+        weight = min(1.0, clip / norm) if norm else 1.0
+        size = math.hypot(size, weight * norm)
+        expected = [
+            total + weight * gradient
+            for total, gradient in zip(expected, gradients, strict=True)
+        ]
+    errors = [
+        _norm([total - of_each]) for total, of_each in zip(sums, expected, strict=True)
+    ]
+    if not math.hypot(*errors) <= rtol * size + 1e-6:
+        worst = trainable_variables(model)[int(np.argmax(errors))]
+        raise ClippingMismatchError(
+            f"The clipped gradient sum of a batch, where an example stands beside "
+            f"{neighbor}, differs from that of examples taken alone, most for weight "
+            f"{worst.path!r} (by {max(errors):.3g} of {size:.3g}). {_CAUSES}"
+        )
+    return size > 0.0
 
 
 _CAUSES = (
@@ -292,31 +186,33 @@ _CAUSES = (
 )
 
 
-def _made_up_scales(model: keras.Model) -> list[tf.Tensor]:
-    """Scales of coordinates that are all different, for a check."""
-    rng = np.random.default_rng(1)
-    return [
-        tf.constant(0.5 + rng.random(tuple(variable.shape)), tf.float32)
-        for variable in trainable_variables(model)
-    ]
+def _examples(data: Any) -> Iterator[Any]:
+    """Batches of one."""
+    for place in range(batches.tensor_leaves(data)[0].shape[0]):
+        yield batches.map_tensors(operator.itemgetter(slice(place, place + 1)), data)
 
 
-def _gradients_alone(
-    model: keras.Model, data: Any, scale: float
-) -> Callable[[list[tf.Tensor]], tuple[tf.Tensor, list[Any]]]:
-    """The loss of a batch of one, and its gradients times a scale, by a plain tape.
+def _beside(data: Any, factor: float, copies: int) -> Any:
+    """A batch of the first example, and of the second times a factor."""
 
-    Args:
-      model: the model.
-      data: tensors [B, ...].
-      scale: of the gradients.
+    def changed(tensor: tf.Tensor) -> tf.Tensor:
+        # Classes, ids and texts stay what they are.
+        other = tensor[1:] * factor if tensor.dtype.is_floating else tensor[1:]
+        return tf.concat([tensor[:1], *[other] * copies], axis=0)
+
+    return batches.map_tensors(changed, data)
+
+
+def _gradients_alone(model: keras.Model, scale: float) -> Callable[[Any], list[Any]]:
+    """Returns a function that gives a plain tape's gradients of a batch of one.
+
+    They are NaN where the loss is not finite, as then an example adds nothing.
     """
     variables = [tensorflow_variable(v) for v in trainable_variables(model)]
     loss = compiled_loss(model)
 
     @functools.partial(tf.function, autograph=False)
-    def alone(leaves: list[tf.Tensor]) -> tuple[tf.Tensor, list[Any]]:
-        x, y, weight = batches.with_leaves(data, leaves)
+    def alone(x: Any, y: Any, weight: Any) -> list[Any]:
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(variables)
             y_pred = run_model(model, x)
@@ -328,84 +224,81 @@ def _gradients_alone(
             output_gradients=tf.cast(scale, value.dtype),
             unconnected_gradients=tf.UnconnectedGradients.ZERO,
         )
-        return value, gradients
+        unscaled = tf.where(tf.math.is_finite(value), 1.0 / scale, math.nan)
+        return [_times(gradient, unscaled) for gradient in gradients]
 
-    compiled: Callable[[list[tf.Tensor]], tuple[tf.Tensor, list[Any]]] = alone
-    return compiled
+    return lambda example: list(alone(*example))
 
 
-def _references(
-    model: keras.Model,
-    data: Any,
-    scale: float,
-    scales: list[tf.Tensor] | None,
-    tables: Mapping[int, TableReader],
-) -> list[tuple[float, list[Any]]]:
-    """Returns norm and gradients of each example, which is in a batch of one.
+def _times(gradient: Any, factor: tf.Tensor) -> Any:
+    """A gradient in float32, times a factor."""
+    if isinstance(gradient, tf.IndexedSlices):
+        values = tf.cast(gradient.values, tf.float32) * factor
+        return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
+    return tf.cast(gradient, tf.float32) * factor
 
-    Gradients are float64 arrays, those of tables that readers read `TableRows`.
+
+def _side_by_side(gradients: list[list[Any]]) -> list[list[Any]]:
+    """Gradients of the same variables as float64 arrays.
+
+    Those of tables that readers read have the rows that any one has.
     """
-    own = trainable_variables(model)
-    leaves = batches.tensor_leaves(data)
-    gradients_alone = _gradients_alone(model, data, scale)
-    references = []
-    for index in range(leaves[0].shape[0]):
-        value, gradients = gradients_alone([leaf[index : index + 1] for leaf in leaves])
-        arrays = [
-            TableRows.of(g, scale)
-            if id(variable) in tables
-            else tf.convert_to_tensor(g).numpy().astype(np.float64)
-            for g, variable in zip(gradients, own, strict=True)
-        ]
-        if scale != 1.0:
-            arrays = [a if isinstance(a, TableRows) else a / scale for a in arrays]
-        if scales is not None:
-            arrays = [a * s.numpy() for a, s in zip(arrays, scales, strict=True)]
-        values = [a.values if isinstance(a, TableRows) else a for a in arrays]
-        norm = math.sqrt(sum(map(squared, values)))
-        references.append((norm if np.isfinite(value) else math.nan, arrays))
-    return references
+    columns = []
+    for column in zip(*gradients, strict=True):
+        ids = None
+        # The first is the sum: it is dense but for tables that readers read.
+        if isinstance(column[0], tf.IndexedSlices):
+            of_each = [g.indices for g in column if isinstance(g, tf.IndexedSlices)]
+            ids = np.unique(np.concatenate(of_each))
+        columns.append([_array(gradient, ids) for gradient in column])
+    return [list(own) for own in zip(*columns, strict=True)]
 
 
-def _compare_sums(
-    model: keras.Model,
-    sums: list[Any],
-    references: list[tuple[float, list[Any]]],
-    *,
-    parts: Grouping,
-    gamma: float | None,
-    rtol: float,
-) -> None:
-    variables = trainable_variables(model)
-    sums, *gradients = side_by_side([sums, *(own for _, own in references)])
-    references = [(norm, own) for (norm, _), own in zip(references, gradients)]
-    expected: list[Any] = [np.zeros(tuple(total.shape)) for total in sums]
-    # Not of the sum, in which examples may cancel but for rounding.
-    size = 0.0
-    for norm, gradients in references:
-        if not math.isfinite(norm):
-            continue
-        squares = [squared(gradient) for gradient in gradients]
-        for index, group in enumerate(parts.members):
-            of_group = math.sqrt(
-                sum(s for s, g in zip(squares, parts.members) if g == group)
+def _array(gradient: Any, ids: Any) -> Any:
+    """A gradient in float64: whole, or the rows of these ids; a negative id is no row."""
+    if ids is None:
+        return tf.convert_to_tensor(gradient).numpy().astype(np.float64)
+    rows = np.zeros([len(ids), int(gradient.shape[-1])])
+    if isinstance(gradient, tf.IndexedSlices):
+        exists = gradient.indices.numpy() >= 0
+        places = np.searchsorted(ids, gradient.indices.numpy()[exists])
+        np.add.at(rows, places, gradient.values.numpy()[exists])
+    return rows
+
+
+def _norm(gradients: list[Any]) -> float:
+    return math.sqrt(sum(float(np.vdot(g, g)) for g in gradients))
+
+
+@contextlib.contextmanager
+def _drawn_weights(
+    model: keras.Model, tables: Mapping[int, TableReader]
+) -> Iterator[Callable[[bool], None]]:
+    """Restores a model's weights and state afterwards, but for tables that readers read.
+
+    Yields:
+      A function that draws all of them, of the size that they have, or of 0.1: with both
+      signs, or positive.
+    """
+    states = [state for state in model.variables if id(state) not in tables]
+    before = [np.array(state.numpy()) for state in states]
+    rng = np.random.default_rng(0)
+
+    def draw(has_both_signs: bool) -> None:
+        for state, old in zip(states, before, strict=True):
+            if not state.dtype.startswith(("float", "bfloat")):
+                continue
+            size = float(np.sqrt(np.mean(np.square(old.astype(np.float64))))) or 0.1
+            # No value is near zero.
+            values = rng.uniform(0.2, 1.2, old.shape)
+            if has_both_signs:
+                values *= rng.choice([-1.0, 1.0], old.shape)
+            state.assign(
+                tf.cast(values * (size if math.isfinite(size) else 0.1), state.dtype)
             )
-            clip = parts.clips[group]
-            if gamma is not None:
-                weight = clip / (of_group + gamma)
-            else:
-                weight = min(1.0, clip / of_group) if of_group else 1.0
-            expected[index] += weight * gradients[index]
-            size += weight**2 * squares[index]
-    errors = [
-        math.sqrt(squared(np.subtract(np.asarray(s), e, dtype=np.float64)))
-        for s, e in zip(sums, expected, strict=True)
-    ]
-    total = math.sqrt(sum(map(squared, expected)))
-    if not math.sqrt(sum(e**2 for e in errors)) <= rtol * math.sqrt(size) + 1e-6:
-        worst = variables[int(np.argmax(errors))]
-        raise ClippingMismatchError(
-            f"The clipped gradient sum differs from that of examples taken one by "
-            f"one, most for weight {worst.path!r} (error {max(errors):.3g}, norm of "
-            f"the sum {total:.3g}). {_CAUSES}"
-        )
+
+    try:
+        yield draw
+    finally:
+        for state, old in zip(states, before, strict=True):
+            state.assign(old)
