@@ -2,9 +2,8 @@
 
 Per-example gradients are those of the tapped calls. A weight that is also read
 elsewhere (a decoder that uses an embedding's table, a loss that penalizes a kernel)
-would lose that part of its gradient without any sign. Two independent checks exclude
-it: gradient tapes notice reads through TensorFlow's API, and every operation of the graph
-that takes the handle of a weight is looked at.
+would lose that part of its gradient without any sign. So every operation of the graph that
+takes the handle of a weight is looked at.
 """
 
 from __future__ import annotations
@@ -36,8 +35,6 @@ class ReadLog:
     def __init__(self, model: keras.Model, variables: Sequence[Any]) -> None:
         self._model = model
         self._index = VariableIndex(variables)
-        # One for what is outside of calls, and one for each call that has not returned.
-        self._spies = [tf.GradientTape()]
         self._windows: list[tuple[int, int, Unit, Sequence[tf.Tensor]]] = []
         self._unit_of: dict[int, Unit] = {}
         self._graph = traced_graph()
@@ -50,13 +47,7 @@ class ReadLog:
           UnsupportedModelError: if a weight is read outside its layer's call.
         """
         start = self._position()
-        (spy,) = self._spies
-        with spy:
-            yield
-        for raw in spy.watched_variables():
-            variable = self._index.owner(raw)
-            if variable is not None:
-                self._refuse(variable)
+        yield
         self._check_graph(start)
 
     @contextlib.contextmanager
@@ -66,17 +57,7 @@ class ReadLog:
         Its body fills `passed_on` with taps and results, through which gradients come.
         """
         start = self._position()
-        allowed = {id(variable) for variable in unit.variables}
-        with self._spies[-1].stop_recording(), tf.GradientTape() as inner:
-            self._spies.append(inner)
-            try:
-                yield
-            finally:
-                self._spies.pop()
-        for raw in inner.watched_variables():
-            variable = self._index.owner(raw)
-            if variable is not None and id(variable) not in allowed:
-                self._refuse(variable, unit)
+        yield
         self._windows.append((start, self._position(), unit, passed_on))
 
     def unit_at(self, position: int) -> Unit | None:

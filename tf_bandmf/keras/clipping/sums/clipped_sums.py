@@ -323,8 +323,7 @@ def _measure(
     )
     if units is not None:
         upstream *= tf.cast(units.weights(), upstream.dtype)
-    # Not by a tape: with a second one beside that of `ReadLog`, TensorFlow makes the
-    # gradients of gradients of every loop.
+    # Not by a tape, which would have to record the whole pass.
     taps = [tap for _, call in calls for tap in call.taps]
     found = iter(tf.gradients(forward.losses, taps, grad_ys=upstream))
     gradients = [[next(found) for _ in call.taps] for _, call in calls]
