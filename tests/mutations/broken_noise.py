@@ -116,8 +116,7 @@ def buffer_not_reset(patch):
 
     def dirty(state, *arguments, **rest):
         begin(state, *arguments, **rest)
-        for variable in state._buffers:
-            variable.assign(tf.ones_like(variable))
+        state._buffer.assign(tf.ones_like(state._buffer))
 
     patch.setattr(SecretState, "__init__", dirty)
 

@@ -44,6 +44,7 @@ def evaluate_privately(
             "evaluate_privately cannot be part of a graph, which could run it again: call "
             "it between steps, outside of tf.function."
         )
+    model._before_use()
     optimizer = preparation.optimizer_of(model)
     run, plan = optimizer.run, optimizer.plan
     run.evaluations.refuse_unreserved()
@@ -142,7 +143,6 @@ class PrivateEvaluation(keras.callbacks.Callback):
         """Adds the metrics to the logs."""
         if (epoch + 1) % self._every:
             return
-        self.model._before_use()
         found = evaluate_privately(
             self.model,
             *self._data,

@@ -263,7 +263,6 @@ class PrivateTraining(BuildHook, PrivateStep):
           InvalidArgumentError: if something else changed the weights since the last step.
           RuntimeError: within a graph.
         """
-        self._before_use()
         return evaluate_privately(self, x, y, metrics, users, batch_size)
 
     def private_counts(self) -> PrivateCounts | None:

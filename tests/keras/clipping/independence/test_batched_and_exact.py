@@ -99,6 +99,12 @@ HONEST = {
 }
 
 
+OF_TENSORFLOW = (
+    *("own_rows", "scan_over_time", "map_over_time", "while_loop", "silu"),
+    "inner_function",
+)
+
+
 # Tracing a model costs more than what is in it: a few layers share one.
 SHARED = [list(HONEST)[i : i + 4] for i in range(0, len(HONEST), 4)]
 
@@ -113,10 +119,13 @@ SHARED = [list(HONEST)[i : i + 4] for i in range(0, len(HONEST), 4)]
 )
 @pytest.mark.parametrize("names", SHARED, ids="-".join)
 @pytest.mark.invariant(16)
-def test_honest_layers_run_batched(names):
+def test_honest_layers_are_exact(names):
     model = cases.model_with(*(cases.Custom(HONEST[name]) for name in names))
     reference.assert_exact(model, *cases.examples())
-    assert cases.executed_alone(model) == ()
+    # What is not written with operations of Keras cannot be opened.
+    customs = [layer for layer in model.layers if isinstance(layer, cases.Custom)]
+    closed = [layer for layer, name in zip(customs, names) if name in OF_TENSORFLOW]
+    assert set(cases.executed_alone(model)) == set(closed)
 
 
 @pytest.mark.invariant(16)
