@@ -22,6 +22,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
+from tf_bandmf.accounting.gaussian import grid_of
 from tf_bandmf_federated.clipping import Bounded, bound_update
 from tf_bandmf_federated.large_vectors import blocks, in_chunks
 
@@ -118,17 +119,6 @@ class ExactSum:
             raise ValueError(f"Noise for {start} of {found.size} numbers came.")
         self.units = np.zeros(0, self.units.dtype)
         return found
-
-
-def grid_of(stddev: float) -> float:
-    """The spacing of what is released: a power of two, at most 2^-10 of its noise.
-
-    float32 has gaps in the noise, which depend on the sum that the noise is added to: its
-    last bits would exclude some sums with certainty (Mironov, 2012). Each multiple of the
-    spacing is the rounding of thousands of float32 normals, whatever the sum is. That no
-    probability changes by more than delta is not proven.
-    """
-    return math.ldexp(1.0, math.frexp(stddev)[1] - 11)
 
 
 def _fold(scale: np.float32, sums: np.ndarray, vector: np.ndarray) -> None:

@@ -171,3 +171,15 @@ def zcdp_rho(noise_stddev: float) -> float:
     """Rho of zero-concentrated DP: `1 / (2 noise_stddev^2)` (arXiv:1605.02065)."""
     check_positive("noise_stddev", noise_stddev)
     return 0.5 / noise_stddev**2
+
+
+def grid_of(noise_stddev: float) -> float:
+    """The spacing of what is released: a power of two, at most 2^-10 of its noise.
+
+    float32 has gaps in the noise, which depend on the sum that the noise is added to: its
+    last bits would exclude some sums with certainty (Mironov, 2012,
+    doi:10.1145/2382196.2382264). Each multiple of the spacing is the rounding of thousands
+    of float32 normals, whatever the sum is. That no probability changes by more than delta
+    is not proven.
+    """
+    return math.ldexp(1.0, math.frexp(noise_stddev)[1] - 11)

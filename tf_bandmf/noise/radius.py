@@ -37,9 +37,9 @@ that a plan accepts, `checks.SMALLEST_DELTA = 10^-20`.
 **What remains of floating point.** The noise is a float32 number, rounded normals and not
 a discrete Gaussian. Radius and angle have relative errors of about 2^-23; the `2^32`
 angles lie `1.5e-9` apart, so that entries below 0.02 are coarser than float32 could be;
-and sums with gradients round again. An observer of the exact bits of an output can
-exclude gradients (Mironov, 2012, doi:10.1145/2382196.2382264): (epsilon, delta) is for
-ideal real arithmetic.
+and sums with gradients round again. The exact bits of such a sum exclude gradients, hence
+means are rounded to a grid (`accounting.gaussian.grid_of`): (epsilon, delta) is for ideal
+real arithmetic.
 """
 
 from __future__ import annotations

@@ -8,9 +8,9 @@ from typing import Any
 import tensorflow as tf
 
 from tf_bandmf import MinSep
+from tf_bandmf.accounting.gaussian import grid_of
 from tf_bandmf_federated.clipping import ROOM
 from tf_bandmf_federated.eligibility import contradicts_itself, may_take_part
-from tf_bandmf_federated.exact_sum import grid_of
 
 
 def is_early(

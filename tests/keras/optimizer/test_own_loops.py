@@ -26,6 +26,21 @@ def test_a_loop_of_private_gradients_is_fit(
         np.testing.assert_allclose(a, b, atol=1e-6)
 
 
+@pytest.mark.parametrize("scale", [0.0, 1e-3, 1.0, 1e3])
+def test_noisy_gradients_are_multiples_of_one_spacing_whatever_was_added(
+    scale, data, make_plan, make_private_model
+):
+    """In float32 the gaps of the noise depend on the sum: last bits would exclude sums."""
+    plan = make_plan("bsr:2")
+    model = make_private_model(plan)
+    batch = next(iter(plan.batches(scale * data[0], data[1])))
+    noisy = model.private_gradients(batch)
+    grid = 2.0 ** np.floor(np.log2(plan.noise_stddev / plan.expected_batch_size) - 10)
+    found = np.concatenate([np.ravel(g) for g in noisy.gradients]).astype(float) / grid
+    np.testing.assert_array_equal(found, np.rint(found))
+    assert np.std(found) > 500
+
+
 @pytest.mark.slow
 def test_a_loop_may_go_on_after_fit_but_in_no_graph(
     data, make_plan, make_private_model, straight_weights

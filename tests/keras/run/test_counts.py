@@ -109,10 +109,10 @@ def test_a_neighbor_moves_the_sum_of_an_epoch_by_one_for_each_participation(
         x[record] = np.nan
         moved = sums(x) - ordinary
         # It was used or clipped, and is bad, in each of two epochs.
-        assert moved[2] == pytest.approx(2.0, abs=1e-3)
-        assert moved[1] == pytest.approx(0.0, abs=1e-3)
-        assert moved[0] == pytest.approx(0.0, abs=1e-3) or moved[0] == pytest.approx(
-            -2.0, abs=1e-3
+        assert moved[2] == pytest.approx(2.0, abs=1e-2)
+        assert moved[1] == pytest.approx(0.0, abs=1e-2)
+        assert moved[0] == pytest.approx(0.0, abs=1e-2) or moved[0] == pytest.approx(
+            -2.0, abs=1e-2
         )
 
 

@@ -25,6 +25,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_bandmf import noise
+from tf_bandmf.accounting.gaussian import grid_of
 from tf_bandmf.files import machine
 from tf_bandmf.keras.clipping import SUM_MARGIN, ClippedGradients
 from tf_bandmf.keras.compat.keras_objects import given_learning_rate
@@ -735,5 +736,6 @@ class Run:
 def noisy_mean(
     total: tf.Tensor, noise: tf.Tensor, stddev: float, batch_size: float
 ) -> tf.Tensor:
-    """The mean of a noisy sum, of a public number of examples."""
-    return (total + stddev * noise) / batch_size
+    """The mean of a noisy sum of a public number of examples, on its grid."""
+    grid = grid_of(stddev / batch_size)  # float32 divides by a power of two exactly
+    return tf.round((total + stddev * noise) / batch_size / grid) * grid
