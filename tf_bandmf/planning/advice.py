@@ -57,8 +57,8 @@ class RunSetting:
       noise: s, see `learning_rates.noise_in_models`; up to a percent for settings that
         were only compared.
       learning_rate: of SGD, per unit of clip norm; see `learning_rates.per_clip_unit`.
-      progress: learning rate times steps, per unit of clip norm: how far the weights can
-        move. The setting with the most progress is advised.
+      progress: how far the weights can move, per unit of clip norm; see
+        `learning_rates.progress`. The setting with the most progress is advised.
     """
 
     sampling: str
@@ -102,14 +102,7 @@ class Advice:
     def to_record(self) -> dict[str, Any]:
         """Plain finite values, ready for JSON."""
         given = ("optimizer", "optimizer_arguments", "expected_share")
-        planned = (
-            "l2_norm_clip",
-            "noise_multiplier",
-            "noise_stddev",
-            "epsilon",
-            "delta",
-            "kind",
-        )
+        planned = ("l2_norm_clip", "noise_multiplier", "epsilon", "delta", "kind")
         return {
             **dataclasses.asdict(self.setting),
             **{name: getattr(self, name) for name in given},
@@ -170,7 +163,8 @@ def advise(
       epochs: the most passes over the data that the compute allows; all are used.
       optimizer: "sgd", with momentum 0.9, or "adam", whose noise is independent: what
         Adam divides by is made of noise, too, and undoes correlations.
-      loss: Keras loss of the model, or its name: a Poisson loss needs another clip norm.
+      loss: Keras loss of the model, or its name: counts and two classes need larger clip
+        norms than several classes, a squared error a smaller rate.
       max_batch_size: the largest batch; None for no limit. Memory need not limit it:
         `make_private(model, microbatch_size=...)` clips a batch in parts.
       sampling: the names of the samplings that may be used, out of "fixed-order",
@@ -198,7 +192,7 @@ def advise(
     scan = _Scan(
         whole_number("num_examples", num_examples),
         num_parameters,
-        clip,
+        loss,
         whole_number("epochs", epochs),
         (epsilon, delta),
         _closed_form(mechanism),
@@ -228,9 +222,8 @@ def advise(
         if is_adam
         else f"sgd:momentum={learning_rates.MOMENTUM!r}",
         "l2_norm_clip": clip,
+        "max_memory_vectors": max_memory_vectors,
     }
-    if max_memory_vectors is not None:
-        arguments["max_memory_vectors"] = max_memory_vectors
     plan = build.plan(**arguments)
     name, table = registry.specification(plan.strategy), plan.choice
     assert plan.expected_batch_size is not None  # of a named sampling
@@ -251,7 +244,7 @@ def advise(
         plan=plan,
         setting=setting,
         optimizer=optimizer,
-        optimizer_arguments=plan.optimizer_arguments(num_parameters, optimizer),
+        optimizer_arguments=plan.optimizer_arguments(num_parameters, optimizer, loss),
         expected_share=share,
         settings=tuple(setting if one is chosen else one for one in settings),
         reasons=tuple(reasons.items()),
@@ -264,14 +257,15 @@ class _Scan:
     """Compares settings for one data set, model and budget.
 
     Attributes:
-      num_examples, num_parameters, l2_norm_clip, epochs: m, d, zeta and k.
+      num_examples, num_parameters, epochs: m, d and k.
+      loss: of the model.
       budget: epsilon and delta.
       mechanisms: names to compare; None for those that stand for each sampling.
     """
 
     num_examples: int
     num_parameters: int
-    l2_norm_clip: float
+    loss: Any
     epochs: int
     budget: tuple[float, float]
     mechanisms: tuple[str, ...] | None
@@ -290,11 +284,8 @@ class _Scan:
                 break
             if steps > _LARGEST_RUN:
                 raise ValueError(
-                    f"Runs of at most {_LARGEST_RUN:,} steps can be compared, found "
-                    f"{float(min(steps, 10**300)):g} for epochs = "
-                    f"{float(min(self.epochs, 10**300)):g}, num_examples = "
-                    f"{float(self.num_examples):g} and max_batch_size = {size}. Use "
-                    f"larger batches or fewer epochs."
+                    f"Runs of at most {_LARGEST_RUN:,} steps can be compared, found more "
+                    f"with batches of {size}. Use larger batches or fewer epochs."
                 )
             _LOG.info("comparing %s, batches of %d", sampling, size)
             compared = self._settings(sampling, size)
@@ -330,12 +321,13 @@ class _Scan:
     ) -> RunSetting:
         """The setting of a run with an RMSE, whose sums are divided by `divisor`."""
         noise = learning_rates.noise_in_models(rmse, divisor, momentum)
+        clip, _ = learning_rates.clip_norm(self.loss)
         rate = learning_rates.per_clip_unit(
-            noise, self.num_parameters, learning_rates.MOMENTUM, self.l2_norm_clip
+            noise, self.num_parameters, learning_rates.MOMENTUM, clip, self.loss
         )
         size, steps = scheme.batch_size, scheme.num_steps
         use = (scheme.sampling, mechanism, size, scheme.epochs, steps)
-        return RunSetting(*use, noise, rate, rate * steps)
+        return RunSetting(*use, noise, rate, learning_rates.progress(rate, steps))
 
 
 def _progress(one: RunSetting) -> float:
@@ -379,20 +371,16 @@ def _choose(
     if texts:
         demand += f" At its own batch size {'; '.join(texts)}."
     batch = (
-        "Of those compared it has the most progress, learning rate times steps: smaller "
-        "batches have more noise, larger ones fewer steps."
+        "Weights move farthest; smaller batches have more noise, larger fewer steps."
     )
     return chosen, {"batch size": batch, "sampling": demand}
 
 
 def _verdict(share: float) -> str:
     """What to expect of the run, in words."""
-    text = (
-        f"About {share:.2f} of what the model gains without privacy (give or take "
-        f"{learning_rates.SPREAD:g} on the tasks that were measured)."
-    )
+    text = f"About {share:.2f} of what the model gains without privacy (standard deviation "
+    text += f"on tasks that were measured: {learning_rates.SPREAD:g})."
     if share >= _LITTLE:
         return text
     begin = "Expect nothing" if share < _NOTHING else "Expect little"
-    text = f"{begin}: {text[0].lower()}{text[1:]}"
-    return f"{text} Fewer weights, more examples or a larger epsilon would help."
+    return f"{begin}. {text} Fewer weights, more examples, a larger epsilon would help."

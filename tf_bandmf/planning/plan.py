@@ -393,7 +393,7 @@ class Plan:
         return self.noise_multiplier * unit * self.measurements.norm
 
     def optimizer_arguments(
-        self, num_parameters: int, optimizer: str = "sgd"
+        self, num_parameters: int, optimizer: str = "sgd", loss: Any = None
     ) -> dict[str, Any]:
         """Advised arguments of the Keras optimizer: rate, momentum, averaged weights.
 
@@ -403,6 +403,7 @@ class Plan:
         Args:
           num_parameters: d, trainable weights of the model.
           optimizer: "sgd", or "adam", for plans with independent noise ("identity").
+          loss: Keras loss of the model, or its name; None for classes.
 
         Raises:
           ValueError: if the plan names no batch size, its workload has a schedule of
@@ -413,7 +414,7 @@ class Plan:
         inner: dict[str, Any] = {"learning_rate": learning_rates.RATE_OF_ADAM}
         if optimizer == "sgd":
             size = whole_number("num_parameters", num_parameters)
-            rate = learning_rates.rate_of(self, size)
+            rate = learning_rates.rate_of(self, size, loss)
             inner = {"learning_rate": float(f"{rate:.3g}")}
             if self.workload.momentum:
                 inner["momentum"] = self.workload.momentum

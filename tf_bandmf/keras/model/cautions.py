@@ -111,7 +111,7 @@ def _of_outputs(model: keras.Model) -> Iterator[str]:
 
 def _of_counts(model: Any) -> Iterator[str]:
     losses, optimizer = keras.tree.flatten(model.loss), model.optimizer
-    if not any(map(learning_rates.is_loss_of_counts, losses)):
+    if not any(learning_rates.is_named(loss, "poisson") for loss in losses):
         return
     advised, _ = learning_rates.clip_norm("poisson")
     clip = optimizer.plan.l2_norm_clip
@@ -121,8 +121,8 @@ def _of_counts(model: Any) -> Iterator[str]:
         yield (
             f"With {what} a model with a Poisson loss predicts too few, at any epsilon: "
             f"the clipped gradient of a skewed residual is zero near the median, not the "
-            f"mean. Divide the labels by their usual size and plan with l2_norm_clip="
-            f'{advised:g}; tf_bandmf.advise(loss="poisson") does.'
+            f"mean. Divide labels by their usual size, if above 1, and plan with "
+            f'l2_norm_clip={advised:g}; tf_bandmf.advise(loss="poisson") does.'
         )
 
 

@@ -149,7 +149,7 @@ def fit_privately(
         if verbose != 0:
             print(advice)
     if isinstance(optimizer, str):
-        arguments = plan.optimizer_arguments(num_weights, optimizer)
+        arguments = plan.optimizer_arguments(num_weights, optimizer, compiling["loss"])
         optimizer = _NAMED[optimizer](**arguments)
     batches = plan.batches(x, y, sample_weight)
     make_private(model, microbatch_size=microbatch_size)
