@@ -56,8 +56,11 @@ def train(
     wanted = int(contender.plan.expected_batch_size or 1)
     cohorts = source.cohorts(ledger, wanted, rounds)
     for number in range(1, rounds + 1):
+        # What a state would be for: a run that is killed begins again.
+        ledger.finished(number - 2, {})
+        ledger.released(number - 2)
         selected = cohorts.select(number - 1, wanted)
-        ledger.started(number - 1, 1, selected.names, "", "")
+        ledger.started(number - 1, selected.names)
         data = [*map(contender.data, source.tagged(selected, number - 1))]
         state = process.next(state, data).state
         if number % every == 0 or number == rounds:

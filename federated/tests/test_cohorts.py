@@ -47,13 +47,6 @@ def test_nobody_comes_too_early_or_too_often(ledger):
     assert measured.min_separation == min(gaps)
 
 
-def test_fewer_are_selected_where_fewer_may(ledger):
-    cohorts = make(ledger)
-    assert len(begin(cohorts, ledger, 4).names) == 4
-    found = cohorts.select(1, 4)
-    assert (len(found.names), found.available, found.eligible) == (2, 6, 2)
-
-
 def test_a_name_that_comes_twice_is_one_device(ledger):
     found = make(ledger, ["a", "a", "b"]).select(0, 3)
     assert found.names == ("a", "b") and found.eligible == 2

@@ -3,11 +3,14 @@
 import csv
 import pathlib
 import sys
+from unittest import mock
 
 import numpy as np
 import pytest
 import tensorflow as tf
 import tensorflow_privacy as tfp
+
+from tf_bandmf_federated import Ledger, SimulatedClients
 
 EXAMPLES = pathlib.Path(__file__).parent.parent / "examples"
 sys.path.insert(0, str(EXAMPLES))
@@ -37,6 +40,24 @@ def test_speakers(text):
     np.testing.assert_array_equal(inputs[:, 1:], targets[:, :-1])
     unknown = speakers._sequences("é" * 41)
     assert np.all(unknown == speakers.NUM_SYMBOLS - 1)
+
+
+def test_its_rounds_are_begun_in_a_ledger(text, tmp_path):
+    setting = contenders.Setting(50.0, 1e-5, 4, 2, 2, 1.0, 1.0, 1.0)
+    clients = speakers.load(text).datasets(2)
+    source = SimulatedClients(clients, setting.plan("identity"))
+    came = []
+    process = mock.Mock()
+    process.next = lambda state, data: came.append(data) or mock.Mock(state=state)
+    contender = mock.Mock(process=process, plan=source.plan, rmse=1.0)
+    contender.configure_mock(name="banded", data=lambda tagged: tagged)
+    with Ledger(str(tmp_path / "ledger"), {"plan": "banded"}) as ledger:
+        curve = shakespeare.train(
+            contender, source, ledger, 4, 2, lambda weights: (0.5, 1.0), 0
+        )
+        measured = ledger.measured(4)
+    assert curve.rounds == [2, 4] and [len(data) for data in came] == [2] * 4
+    assert measured.min_separation >= 2 and measured.num_rounds == 4
 
 
 @pytest.mark.slow

@@ -165,11 +165,8 @@ class FederatedAveraging:
             left.remove(name)
             try:
                 arrays = [np.asarray(array) for array in update]
-            except (
-                TypeError,
-                ValueError,
-            ):  # no device decides whether training goes on
-                arrays = []
+            except (TypeError, ValueError):
+                arrays = []  # no device decides whether training goes on
             kinds = [(array.shape, array.dtype.kind) for array in arrays]
             if kinds != [(shape, "f") for shape in self._shapes]:
                 counts["misshapen"] += 1

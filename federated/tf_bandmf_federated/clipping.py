@@ -121,6 +121,8 @@ def _added_up(
 
 def _quick_squares(part: np.ndarray) -> float:
     """The sum of the squares of a part."""
+    if part.size < _ROW:
+        return _squares(part)
     whole = part.size - part.size % _ROW
     rows = part[:whole].reshape(-1, _ROW)
     sums = np.einsum("ij,ij->i", rows, rows)

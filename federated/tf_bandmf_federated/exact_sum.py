@@ -88,7 +88,7 @@ class ExactSum:
         # and exact if the factor is 1.
         scale = np.float32(bounded.factor / self.unit)
         ends = np.cumsum([array.size for array in bounded.update])
-        sums = np.split(self.units, ends[:-1])
+        sums = [self.units[n - a.size : n] for n, a in zip(ends, bounded.update)]
         in_chunks(functools.partial(_fold, scale), sums, bounded.update)
         return bounded
 

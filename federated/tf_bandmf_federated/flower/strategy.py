@@ -458,8 +458,8 @@ class PrivateFedAvg(Strategy):
         """The arrays that a device adds to the sum, or why there are none."""
         if reply.has_error():
             return f"error {reply.error.code}"
-        about = reply.content.config_records.get(messages.REPLY)
-        if about is None:
+        about = reply.content.get(messages.REPLY)
+        if not isinstance(about, ConfigRecord):
             return "it does not run ParticipationMod: what it sent is not used"
         self._receipts.check(name, about)
         if about.get("problem"):
@@ -468,8 +468,8 @@ class PrivateFedAvg(Strategy):
         found = tuple(about.get(key) for key in ("plan", "run", "round", "device"))
         if found != expected:
             return "it answers another request, or is another device by now"
-        arrays = reply.content.array_records.get(messages.ARRAYS)
-        if arrays is None or list(arrays.keys()) != self._names:
+        arrays = reply.content.get(messages.ARRAYS)
+        if not isinstance(arrays, ArrayRecord) or list(arrays.keys()) != self._names:
             return "it did not send the model's arrays"
         try:
             return arrays.to_numpy_ndarrays()
