@@ -11,6 +11,16 @@ from tf_bandmf.keras.clipping import clipped_gradient_sums
 CLIP = 0.7
 
 
+class Scale(keras.layers.Layer):
+    """A custom layer with a weight of its own."""
+
+    def build(self, shape):
+        self.scale = self.add_weight(shape=(shape[-1],), initializer="ones")
+
+    def call(self, x):
+        return x * self.scale + self.scale**2
+
+
 def one(structure, index):
     """Cuts one example out of nested arrays [B, ...], as a batch of one."""
     return keras.tree.map_structure(

@@ -45,28 +45,6 @@ def test_embedding_with_repeated_ids(length):
     reference.assert_exact(model, x, reference.labels())
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "recurrent",
-    [layers.LSTM, pytest.param(layers.GRU, marks=pytest.mark.slow)],
-)
-def test_masked_recurrent(recurrent):
-    model = reference.classifier(
-        layers.Embedding(5, 3, mask_zero=True),
-        recurrent(4),
-        inputs=(7,),
-        dtype="int32",
-    )
-    reference.assert_exact(model, reference.tokens(), reference.labels())
-
-
-@pytest.mark.slow
-def test_bidirectional():
-    layer = layers.Bidirectional(layers.SimpleRNN(3))
-    model = reference.classifier(layer, inputs=(6, 4))
-    reference.assert_exact(model, reference.sequences(), reference.labels())
-
-
 def test_masked_loss_divides_by_the_examples_own_steps():
     keras.utils.set_random_seed(0)
     model = keras.Sequential(
@@ -99,27 +77,6 @@ def test_attention(kind):
     model.compile(loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     reference.randomize(model)
     reference.assert_exact(model, reference.tokens(), reference.labels())
-
-
-class AttentionBlock(layers.Layer):
-    """Attention in a layer with a weight of its own."""
-
-    def __init__(self):
-        super().__init__()
-        self.attention = layers.MultiHeadAttention(2, 3)
-
-    def build(self, shape):
-        self.attention.build(shape, shape)
-        self.positions = self.add_weight(shape=shape[1:], initializer="normal")
-
-    def call(self, x):
-        x = x + self.positions
-        return x + self.attention(x, x)
-
-
-def test_attention_in_a_layer_with_a_weight():
-    model = reference.classifier(AttentionBlock(), inputs=(6, 4))
-    reference.assert_exact(model, reference.sequences(), reference.labels())
 
 
 class Positions(layers.Layer):

@@ -18,16 +18,6 @@ CLIP = 0.7
 BATCH = 3
 
 
-class Scale(layers.Layer):
-    """A custom layer with a weight of its own."""
-
-    def build(self, shape):
-        self.scale = self.add_weight(shape=(shape[-1],), initializer="ones")
-
-    def call(self, x):
-        return x * self.scale + self.scale**2
-
-
 def regression(inputs, *stack, dtype=None):
     keras.utils.set_random_seed(1)
     model = keras.Sequential([keras.Input(inputs, dtype=dtype), *stack])
@@ -49,7 +39,7 @@ def siamese():
 def tied():
     keras.utils.set_random_seed(1)
     inputs = keras.Input((6, 4))
-    dense, scale = layers.Dense(4), Scale()
+    dense, scale = layers.Dense(4), reference.Scale()
     x = inputs
     for _ in range(3):
         x = scale(dense(x))
@@ -67,23 +57,9 @@ MODELS = {
         lambda: regression((8, 8, 3), layers.Conv2D(1600, 3, strides=3)),
         (8, 8, 3),
     ),
-    "small convolution": (
-        lambda: regression((8, 8, 3), layers.Conv2D(4, 3, activation="relu")),
-        (8, 8, 3),
-    ),
     "groups": (
         lambda: regression((8, 8, 6), layers.Conv2D(6, 3, groups=3, strides=2)),
         (8, 8, 6),
-    ),
-    "depthwise": (
-        lambda: regression((8, 8, 3), layers.DepthwiseConv2D(3)),
-        (8, 8, 3),
-    ),
-    "einsum": (
-        lambda: regression(
-            (6, 4), layers.EinsumDense("abc,cb->abc", (6, 4), bias_axes="b")
-        ),
-        (6, 4),
     ),
     "normalizations": (
         lambda: regression(
@@ -94,10 +70,10 @@ MODELS = {
         ),
         (6, 4),
     ),
-    "custom": (lambda: regression((6, 4), Scale()), (6, 4)),
+    "custom": (lambda: regression((6, 4), reference.Scale()), (6, 4)),
     "bfloat16": (
         lambda: regression(
-            (6, 300), layers.Dense(300, dtype="mixed_bfloat16"), Scale()
+            (6, 300), layers.Dense(300, dtype="mixed_bfloat16"), reference.Scale()
         ),
         (6, 300),
     ),
@@ -197,24 +173,6 @@ def test_a_record_moves_the_sum_by_the_clip_norm(name, xla, microbatch_size):
         assert moved <= CLIP * (1 + TOLERANCE)
 
     search()
-
-
-@pytest.mark.slow_cases("siamese")
-@pytest.mark.parametrize("name", ["siamese", "sequence"])
-@pytest.mark.invariant(17)
-def test_an_adversarial_search(name):
-    rng = np.random.default_rng(0)
-    best, largest = (3, "alike", 3.0, 0.0, -5.0), 0.0
-    for _ in range(60):
-        seed, form, *numbers = best
-        seed += int(rng.integers(2))
-        moved = np.clip(numbers + rng.normal(size=3), (-30, -30, -9), (30, 30, 0))
-        case = (seed, form, *moved)
-        found = contribution(name, *record_of(name, case))
-        assert found <= CLIP * (1 + TOLERANCE)
-        if found > largest:
-            best, largest = case, found
-    assert largest > 0.0
 
 
 @pytest.mark.invariant(17)
@@ -323,12 +281,7 @@ def test_positions_of_an_example_are_no_examples(claimed, microbatch_size):
     ids=["points", "few_positions", "groups", "some_positions", "valid"],
 )
 @pytest.mark.slow_cases(
-    "few_positions-1",
-    "groups-1",
-    "some_positions-1",
-    "some_positions-None",
-    "points-1",
-    "valid-1",
+    but=["points-None", "few_positions-None", "groups-None", "valid-None"]
 )
 @pytest.mark.invariant(17)
 def test_pixels_of_an_example_are_no_examples(convolution, microbatch_size):

@@ -9,7 +9,6 @@ import tensorflow as tf
 from tf_bandmf.keras.clipping import (
     UnsupportedModelError,
     clipped_gradient_sums,
-    self_check,
 )
 
 layers = keras.layers
@@ -72,9 +71,7 @@ def test_scaling_is_exact_in_float32(make, data):
 
 @pytest.mark.parametrize("microbatch_size", [None, 2])
 @pytest.mark.parametrize(("make", "data"), CASES)
-@pytest.mark.slow_cases(
-    "small_text-tokens-2", "small_cnn-images-None", "small_cnn-images-2"
-)
+@pytest.mark.slow_cases(but=["small_text-tokens-None"])
 def test_float16_gives_the_gradients_of_float32(make, data, microbatch_size):
     full, half = pair(make)
     x, y = data(), reference.labels()
@@ -142,12 +139,6 @@ def test_an_example_that_overflows_contributes_zero(microbatch_size):
     want = reference.traced(half, x[others], y[others], weight[others], **options)
     for a, b in zip(got.sums, want.sums, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
-
-
-@pytest.mark.slow
-def test_the_self_check_compares_float16():
-    _, half = pair(small_cnn)
-    self_check(half, reference.images(), reference.labels(), loss_scale_factor=SCALE)
 
 
 def test_float16_without_a_scale_is_refused():

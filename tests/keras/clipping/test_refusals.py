@@ -157,17 +157,6 @@ class AddsLoss(layers.Layer):
         return x
 
 
-class RunningMean(layers.Layer):
-    """Keeps a statistic of the data, without noise."""
-
-    def build(self, shape):
-        self.mean = self.add_weight(shape=shape[1:], trainable=False)
-
-    def call(self, x):
-        self.mean.assign(0.9 * self.mean + 0.1 * keras.ops.mean(x, axis=0))
-        return x - self.mean
-
-
 class Unseeded(layers.Layer):
     """Draws random numbers past Keras, in a layer with a weight."""
 
@@ -212,20 +201,6 @@ class SharedInput(layers.Layer):
         return x + self.dense(keras.ops.ones((1, 4)))
 
 
-class MatrixPositions(layers.Layer):
-    """Uses a position embedding in a product: repeating it would change values."""
-
-    def __init__(self):
-        super().__init__()
-        self.positions = layers.Embedding(4, 4)
-
-    def build(self, shape):
-        self.positions.build()
-
-    def call(self, x):
-        return x @ self.positions(keras.ops.arange(4))
-
-
 # In a layer, which runs alone then; and in the model itself, which is refused.
 TOGETHER = {
     "rows of all examples": (
@@ -236,11 +211,6 @@ TOGETHER = {
     "the same for all": (
         SharedInput,
         (lambda: layers.Dense(4), lambda dense, x: x + dense(keras.ops.ones((1, 4)))),
-        "without a batch dimension",
-    ),
-    "a product with positions": (
-        MatrixPositions,
-        (lambda: layers.Embedding(4, 4), lambda e, x: x @ e(keras.ops.arange(4))),
         "without a batch dimension",
     ),
 }
@@ -277,7 +247,6 @@ def test_gradients_that_cannot_be_told_apart_are_taken_alone_or_refused(name):
 
 TRACED = {
     "added_loss": (AddsLoss, "add_loss"),
-    "running_mean": (RunningMean, "without noise"),
     "unseeded": (Unseeded, "SeedGenerator"),
 }
 
@@ -349,13 +318,6 @@ def test_layers_are_restored_after_an_error():
     assert model.layers[1].activation is fail
     model.layers[1].activation = activation
     reference.assert_exact(model, x, y)
-
-
-def test_random_generators_are_restored():
-    original = keras.random.SeedGenerator.next
-    model = model_with(layers.Dense(3), layers.Dropout(0.3))
-    reference.traced(model, np.ones((6, 4), "f4"), reference.labels(batch=6))
-    assert keras.random.SeedGenerator.next is original
 
 
 def test_a_batch_size_written_into_the_model_is_explained():

@@ -146,9 +146,7 @@ GROUPS = {
 }
 
 
-@pytest.mark.slow_cases(
-    "lines", "volumes", "images", "pictures", "entries", "masked", "recurrent"
-)
+@pytest.mark.slow_cases(but=["several inputs"])
 @pytest.mark.parametrize("group", GROUPS)
 @pytest.mark.invariant(16)
 def test_layers_of_keras_run_for_the_whole_batch(group):
@@ -198,9 +196,7 @@ CUT = {
 }
 
 
-@pytest.mark.slow_cases(
-    "another number of rows", "rows of the batch", "rows that were not cut"
-)
+@pytest.mark.slow_cases(but=["sum", "a constant of each place"])
 @pytest.mark.parametrize("name", CUT)
 @pytest.mark.invariant(16)
 def test_rows_that_a_dilated_convolution_cuts_do_not_meet(name):

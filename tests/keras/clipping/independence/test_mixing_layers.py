@@ -25,20 +25,9 @@ def loop_over_batch(x):
     )
 
 
-def moved_batch(x):
-    """Takes time steps for examples."""
-    moved = tf.reshape(tf.transpose(x, [1, 0, 2]), tf.shape(x))
-    return x + tf.cumsum(moved, axis=1)
-
-
 def attention_over_batch(x):
     scores = ops.softmax(ops.einsum("btd,ctd->bc", x, x))
     return ops.einsum("bc,ctd->btd", scores, x)
-
-
-def segments(x):
-    ids = tf.cast(x[:, 0, 0] > 0, tf.int32)
-    return x - tf.gather(tf.math.unsorted_segment_mean(x, ids, 2), ids)
 
 
 def partitioned(x):
@@ -59,26 +48,8 @@ def _gradient_of_a_name():
     return tf.custom_gradient(lambda x: (tf.identity(x), names["grad"]))
 
 
-def capacity(x):
-    """A mixture of experts that drops whoever comes third."""
-    return x * ops.cast(ops.cumsum(ops.ones_like(x), axis=0) < 3, "float32")
-
-
-def whitened(x):
-    rows = ops.reshape(x, (-1, cases.WIDTH))
-    return ops.matmul(x, ops.matmul(ops.transpose(rows), rows))
-
-
-def traced(x):
-    return x / (1.0 + tf.linalg.trace(tf.einsum("btc,btd->cd", x, x)))
-
-
 def batch_norm(x):
     return (x - ops.mean(x, axis=0)) / ops.sqrt(ops.var(x, axis=0) + 1e-3)
-
-
-def permuted(x):
-    return x + tf.gather(x, tf.range(tf.shape(x)[0])[::-1])
 
 
 def in_inner_function(x):
@@ -87,65 +58,19 @@ def in_inner_function(x):
 
 ISOLATED = {
     "mean": lambda x: x - ops.mean(x, axis=0, keepdims=True),
-    "max": lambda x: x - ops.max(x, axis=0, keepdims=True),
-    "sort": lambda x: ops.sort(x, axis=0),
-    "rank": lambda x: x * ops.cast(ops.argmax(x, axis=0), "float32"),
-    "capacity": capacity,
-    "cumsum": lambda x: ops.cumsum(x, axis=0),
-    "roll": lambda x: x + ops.roll(x, 2, axis=0),
-    "flip": lambda x: x + ops.flip(x, axis=0),
-    "permutation": permuted,
     "attention": attention_over_batch,
     "mixup": lambda x: (x + keras.random.shuffle(x, seed=GENERATOR)) / 2,
-    "moved_batch": moved_batch,
-    "whitening": whitened,
-    "trace": traced,
-    "segments": segments,
     "loop": loop_over_batch,
     "condition": lambda x: tf.cond(tf.reduce_mean(x) > 0, lambda: x, lambda: 2 * x),
     "custom_gradient": mixed_backward,
     "gradient_of_a_name": _gradient_of_a_name(),
     "batch_norm": batch_norm,
     "batch_size": lambda x: x / ops.cast(ops.shape(x)[0], "float32"),
-    "position": lambda x: (
-        x * (1.0 + tf.range(tf.shape(x)[0], dtype=x.dtype))[:, None, None]
-    ),
     "inner_function": in_inner_function,
-    "first_example": lambda x: x + x[:1],
-    "scan": lambda x: tf.scan(lambda a, t: a + t, x),
-    "joined_rows": lambda x: ops.reshape(
-        ops.cumsum(ops.reshape(x, (-1,))), ops.shape(x)
-    ),
 }
 
 
-@pytest.mark.slow_cases(
-    "cumsum",
-    "roll",
-    "capacity",
-    "gradient_of_a_name",
-    "joined_rows",
-    "custom_gradient",
-    "attention",
-    "moved_batch",
-    "max",
-    "batch_size",
-    "first_example",
-    "position",
-    "mean",
-    "inner_function",
-    "batch_norm",
-    "whitening",
-    "rank",
-    "trace",
-    "condition",
-    "sort",
-    "permutation",
-    "mixup",
-    "scan",
-    "segments",
-    "loop",
-)
+@pytest.mark.slow_cases(but=["mean"])
 @pytest.mark.parametrize("name", ISOLATED)
 @pytest.mark.invariant(16)
 def test_mixing_layer_is_executed_alone(name):
@@ -153,16 +78,8 @@ def test_mixing_layer_is_executed_alone(name):
     model = cases.model_with(layer)
     assert cases.largest_change(model) <= 1 + 1e-3
     # Seen where the batch size is not a constant, so not by the trace asked here.
-    if name not in ("batch_size", "position"):
+    if name != "batch_size":
         assert cases.executed_alone(model) == (layer,)
-
-
-@pytest.mark.slow_cases("custom_gradient", "mixup")
-@pytest.mark.parametrize("name", ["mean", "custom_gradient", "mixup"])
-@pytest.mark.invariant(16)
-def test_mixing_layer_with_weights_is_executed_alone(name):
-    model = cases.model_with(cases.Weighted(ISOLATED[name]))
-    assert cases.largest_change(model) <= 1 + 1e-3
 
 
 @pytest.mark.invariant(16)
@@ -186,16 +103,13 @@ class Chosen(cases.Weighted):
 
 CHOICES = {
     "cond": lambda x, way, yes, no: tf.cond(way, yes, no),
-    "switch_case": lambda x, way, yes, no: tf.switch_case(
-        tf.cast(way, tf.int32), [no, yes]
-    ),
     "in a loop": lambda x, way, yes, no: tf.while_loop(
         lambda i, _: i < 2, lambda i, v: (i + 1, v + tf.cond(way, yes, no)), [0, x]
     )[1],
 }
 
 
-@pytest.mark.slow_cases("in a loop", "switch_case")
+@pytest.mark.slow_cases("in a loop")
 @pytest.mark.parametrize("name", CHOICES)
 @pytest.mark.invariant(16)
 def test_an_example_may_decide_what_runs_for_it(name):
@@ -230,8 +144,6 @@ REFUSED = {
         x + tf.map_fn(lambda e: tf.random.shuffle(e), x - tf.reduce_mean(x, 0))
     ),
     "partition": partitioned,
-    "masked": lambda x: x + tf.reduce_mean(tf.boolean_mask(x, x[:, 0, 0] > 0)),
-    "unique": lambda x: x * tf.cast(tf.size(tf.unique(x[:, 0, 0])[0]), x.dtype),
 }
 
 
@@ -249,9 +161,6 @@ NODES = {
     "matmul": lambda x: (
         x + ops.mean(ops.matmul(x, ops.swapaxes(x, 1, 2)), axis=0)[:, :1]
     ),
-    "transpose": lambda x: x + ops.sum(ops.transpose(x, (1, 0, 2)), axis=1),
-    "roll": lambda x: ops.roll(x, 1, axis=0),
-    "einsum": lambda x: x + ops.einsum("btd,bsd->ts", x, x)[:, :1],
 }
 
 
@@ -265,29 +174,6 @@ def test_mixing_node_of_a_functional_model_is_refused(name):
     model.compile(loss="mse")
     with pytest.raises(UnsupportedModelError, match="mixes examples"):
         cases.largest_change(model)
-
-
-class MixesInCall(keras.Model):
-    """A subclass whose own `call` mixes examples."""
-
-    def __init__(self):
-        super().__init__()
-        self.hidden = keras.layers.Dense(4)
-        self.outputs_layer = keras.layers.Dense(2)
-
-    def call(self, x):
-        h = self.hidden(x)
-        return self.outputs_layer(h - ops.mean(h, axis=0))
-
-
-@pytest.mark.invariant(16)
-def test_mixing_call_of_a_model_is_refused():
-    model = MixesInCall()
-    model.compile(loss="mse")
-    x = np.ones((4, 3), "f4")
-    model(x)
-    with pytest.raises(UnsupportedModelError, match="mixes examples"):
-        cases.reference.traced(model, x, np.ones((4, 2), "f4"))
 
 
 class Gate(keras.layers.Layer):
@@ -370,9 +256,7 @@ CONFIGURATIONS = {
     ),
     "attention_axes": lambda: SelfAttention(),
     "call": lambda: overridden(),
-    "method": lambda: replaced_method(),
     "subclass": lambda: Subclass(),
-    "lambda": lambda: keras.layers.Lambda(lambda x: x - ops.mean(x, axis=0)),
 }
 
 
@@ -404,13 +288,7 @@ def overridden():
     return layer
 
 
-def replaced_method():
-    layer = keras.layers.LayerNormalization()
-    vars(layer)["call"] = lambda x: x - ops.mean(x, axis=0)
-    return layer
-
-
-@pytest.mark.slow_cases("method", "call", "subclass", "attention_axes", "activation")
+@pytest.mark.slow_cases("call", "attention_axes", "activation")
 @pytest.mark.parametrize("name", CONFIGURATIONS)
 @pytest.mark.invariant(16)
 def test_changed_layers_of_keras_are_not_trusted(name):

@@ -139,16 +139,6 @@ FOOLING = {
             (6, 8), L.LSTM(3, activation=lambda x: ops.tanh(x - ops.mean(x, axis=0)))
         )
     ),
-    "Dense with the batch size in a scale": (
-        lambda: S.F(
-            (8,), S.Fn(lambda x: x / ops.cast(ops.shape(x)[0], "float32")), L.Dense(3)
-        )
-    ),
-    "stateful LSTM": (
-        lambda: keras.Sequential(
-            [keras.Input(batch_shape=(4, 6, 8)), L.LSTM(3, stateful=True)]
-        )
-    ),
     "memory of the last batch": (lambda: S.F((8,), Queue(), L.Dense(3))),
     "add_loss over the batch": (lambda: S.F((8,), Penalized(), L.Dense(3))),
     "activity_regularizer of a known layer": (

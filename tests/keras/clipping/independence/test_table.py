@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import tensorflow as tf
-from keras import KerasTensor, Model, ops, random
+from keras import ops, random
 
 from tf_bandmf.keras.clipping.independence.operations import OPERATIONS
 from tf_bandmf.keras.clipping.independence.places import Mixes
@@ -358,13 +358,3 @@ MIXING = {
 def test_operations_that_mix_examples_are_seen(name):
     with pytest.raises(Mixes):
         walked(MIXING[name])
-
-
-def test_a_model_is_followed_with_its_layers():
-    class Own(Model):
-        def call(self, x):
-            return x[:, 0]
-
-    walk = Walk(SIZE, ())
-    result = walk.run(Own(), walk.tensor((None, 3, 4), "float32"))
-    assert isinstance(result, KerasTensor) and walk.place(result).axis == 0
