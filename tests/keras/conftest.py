@@ -120,6 +120,23 @@ def make_private_model(make_plain_model, compile_model):
     return make
 
 
+# What `plan_and_model` is given for the model; all else is for the plan.
+OF_MODEL = {"inner", "functional", "additional_run", "hidden", "loss", "metrics"}
+OF_MODEL |= {"jit_compile", "run_eagerly", "steps_per_execution"}
+
+
+@pytest.fixture(scope="session")
+def plan_and_model(make_plan, make_private_model):
+    """A plan, and a private model that is compiled for it."""
+
+    def make(*mechanism, **changes):
+        of_model = {name: changes.pop(name) for name in OF_MODEL & set(changes)}
+        plan = make_plan(*mechanism, **changes)
+        return plan, make_private_model(plan, **of_model)
+
+    return make
+
+
 @pytest.fixture(scope="session")
 def straight_weights(data, make_plan, make_private_model):
     """Weights after all steps of a plan in one `fit`, in arrays that cannot be changed."""

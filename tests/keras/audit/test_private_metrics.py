@@ -81,13 +81,7 @@ ALL = [PrivateAccuracy(), PrivateLoss(1.4), PrivateAUC(bins=4)]
 
 
 @pytest.mark.invariant(3)
-@pytest.mark.slow_cases(
-    "a layer that mixes",
-    "a function",
-    "a metric of one record",
-    "an overridden metric",
-    "plain",
-)
+@pytest.mark.slow_cases(but=["a metric that mixes"])
 @pytest.mark.parametrize(
     ("middle", "metrics"),
     [

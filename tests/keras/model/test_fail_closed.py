@@ -122,34 +122,9 @@ def test_sums_that_are_not_clipped(make_plan, make_plain_model):
     assert optimizer.steps_taken == 0
 
 
-@pytest.mark.invariant(6)
-def test_the_self_check_finds_a_vouched_layer_that_mixes_examples(
-    data, make_plan, compile_model, monkeypatch
-):
-    monkeypatch.setattr(registration, "_vouched", {Centered})
-    plan = make_plan()
-    model = keras.Sequential([keras.Input((5,)), keras.layers.Dense(3), Centered()])
-    optimizer = tf_bandmf.keras.PrivateOptimizer("sgd", plan)
-    model = compile_model(tf_bandmf.keras.make_private(model), optimizer)
-    before = model.get_weights()
-    with pytest.raises(RuntimeError, match="alone"):
-        fit(model, plan, data)
-    assert_untouched(model, before)
-
-
-@pytest.mark.invariant(6)
-def test_cross_example_layers(make_plan):
-    model = keras.Sequential(
-        [keras.Input((5,)), keras.layers.BatchNormalization(), keras.layers.Dense(3)]
-    )
-    with pytest.raises(ValueError, match="BatchNormalization"):
-        tf_bandmf.keras.make_private(model)
-
-
 @pytest.mark.invariant(1)
-def test_fit_asks_for_more_than_the_plan(data, make_plan, make_private_model):
-    plan = make_plan()
-    model = make_private_model(plan)
+def test_fit_asks_for_more_than_the_plan(data, plan_and_model):
+    plan, model = plan_and_model()
     before = model.get_weights()
     with pytest.raises(ValueError, match="12 steps, but 8"):
         fit(model, plan, data, epochs=3)
@@ -186,9 +161,8 @@ def test_within_several_steps_per_execution(
 
 
 @pytest.mark.invariant(2)
-def test_data_that_the_accountant_did_not_analyse(data, make_plan, make_private_model):
-    plan = make_plan()
-    model = make_private_model(plan)
+def test_data_that_the_accountant_did_not_analyse(data, plan_and_model, make_plan):
+    plan, model = plan_and_model()
     x, y = data
     other = make_plan("identity")
     stream = tf.data.Dataset.from_tensor_slices(data).batch(6)
@@ -205,9 +179,8 @@ def test_data_that_the_accountant_did_not_analyse(data, make_plan, make_private_
 
 
 @pytest.mark.invariant(2)
-def test_a_batch_at_the_wrong_step(data, make_plan, make_private_model):
-    plan = make_plan(batch_size=11)
-    model = make_private_model(plan)
+def test_a_batch_at_the_wrong_step(data, plan_and_model):
+    plan, model = plan_and_model(batch_size=11)
     first, second, *_ = plan.batches(*data)
     model.train_on_batch(first)
     before = model.get_weights()
@@ -262,15 +235,9 @@ def test_wrong_arguments_of_the_optimizer(make_plan):
         tf_bandmf.keras.PrivateOptimizer("sgd", no_batch_size)
 
 
-def test_to_plain_of_a_plain_model_is_refused(make_plain_model):
-    with pytest.raises(TypeError, match="to_plain"):
-        tf_bandmf.keras.to_plain(make_plain_model())
-
-
 @pytest.mark.invariant(2)
-def test_other_data_or_another_order_within_a_run(data, make_plan, make_private_model):
-    plan = make_plan()
-    model = make_private_model(plan)
+def test_other_data_or_another_order_within_a_run(data, plan_and_model):
+    plan, model = plan_and_model()
     fit(model, plan, data, epochs=1)
     before = model.get_weights()
     reshuffled = tuple(array[::-1].copy() for array in data)
@@ -309,6 +276,7 @@ def test_every_way_in_runs_the_self_check(
         lambda: make(min_sep).fit(stream, verbose=0),
         lambda: make(min_sep).fit((item for item in stream), verbose=0),
         lambda: make(min_sep).train_on_batch(data[0][:4], data[1][:4]),
+        lambda: fit(make(plan), plan, data),
         lambda: make(plan).train_on_batch(batch),
         lambda: make(plan).private_gradients(batch),
     ):
@@ -316,22 +284,8 @@ def test_every_way_in_runs_the_self_check(
             call()
 
 
-def test_an_interrupted_step_is_not_continued(data, make_plan, make_private_model):
-    plan = make_plan("bsr:2")
-    model = make_private_model(plan)
-    first, second, *_ = plan.batches(*data)
-    model.train_on_batch(first)
-    model.private_gradients(second)  # not applied
-    assert model.optimizer.run.secrets.step == 2
-    with pytest.raises(tf.errors.InvalidArgumentError, match="interrupted"):
-        model.train_on_batch(second)
-
-
-def test_without_assertions_a_refused_step_gives_no_number(
-    data, make_plan, make_private_model
-):
-    plan = make_plan()
-    model = make_private_model(plan)
+def test_without_assertions_a_refused_step_gives_no_number(data, plan_and_model):
+    plan, model = plan_and_model()
     first = next(iter(plan.batches(*data)))
     model.train_on_batch(first)
     tf.config.optimizer.set_experimental_options({"debug_stripper": True})
@@ -344,9 +298,8 @@ def test_without_assertions_a_refused_step_gives_no_number(
 
 
 @pytest.mark.invariant(9)
-def test_a_run_keeps_its_weights(data, make_plan, make_private_model, compile_model):
-    plan = make_plan("bsr:2", batch_size=11)
-    model = make_private_model(plan)
+def test_a_run_keeps_its_weights(data, plan_and_model, compile_model):
+    plan, model = plan_and_model("bsr:2", batch_size=11)
     fit(model, plan, data, epochs=1)
     before = model.get_weights()
     model.layers[0].trainable = False
@@ -361,27 +314,10 @@ def test_a_run_keeps_its_weights(data, make_plan, make_private_model, compile_mo
     fit(model, plan, data, epochs=1)
 
 
-@pytest.mark.invariant(9)
-def test_weights_in_another_order(make_plan, make_plain_model):
-    from tf_bandmf.keras.clipping import ClippedGradients
-
-    model = make_plain_model()
-    optimizer = tf_bandmf.keras.PrivateOptimizer("sgd", make_plan())
-    variables = model.trainable_variables
-    optimizer.build(variables)
-    turned = variables[::-1]
-    sums = [tf.zeros(v.shape) for v in turned]
-    clipped = ClippedGradients(sums, tf.ones([2]), tf.ones([2]), None)
-    with pytest.raises(ValueError, match="began with"):
-        optimizer.run.privatize(optimizer.run.sums(clipped), turned, *FIRST)
-    assert optimizer.steps_taken == 0
-
-
 @pytest.mark.invariant(1)
-def test_a_loop_of_ones_own_past_the_plan(data, make_plan, make_private_model):
+def test_a_loop_of_ones_own_past_the_plan(data, plan_and_model):
     # Batches of one size: one trace.
-    plan = make_plan(batch_size=11)
-    model = make_private_model(plan)
+    plan, model = plan_and_model(batch_size=11)
     batches = list(plan.batches(*data))
     for batch in batches:
         model.optimizer.apply_noisy(model.private_gradients(batch))
@@ -413,10 +349,9 @@ class Stop(keras.callbacks.Callback):
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
 @pytest.mark.invariant(8)
 def test_fit_goes_on_after_an_exception_between_steps(
-    error, data, straight_weights, make_plan, make_private_model
+    error, data, straight_weights, plan_and_model
 ):
-    plan = make_plan("bsr")
-    model = make_private_model(plan)
+    plan, model = plan_and_model("bsr")
     with pytest.raises(error):
         fit(model, plan, data, epochs=2, callbacks=[Stop(error, 2)])
     assert model.optimizer.steps_taken == 2
@@ -427,11 +362,10 @@ def test_fit_goes_on_after_an_exception_between_steps(
 
 @pytest.mark.invariant(6)
 def test_layers_added_after_the_check_are_checked(
-    data, make_plan, make_private_model, compile_model, monkeypatch
+    data, plan_and_model, compile_model, monkeypatch
 ):
     monkeypatch.setattr(registration, "_vouched", {Centered})
-    plan = make_plan(batch_size=22)
-    model = make_private_model(plan)
+    plan, model = plan_and_model(batch_size=22)
     fit(model, plan, data, epochs=1)
     before = model.get_weights()
     model.add(Centered())
@@ -514,9 +448,8 @@ def test_a_private_model_as_a_layer_of_a_plain_one(functional, data, make_plain_
     "how", ["compile", "attribute", "the step itself", "functions"]
 )
 @pytest.mark.invariant(16)
-def test_steps_that_run_eagerly_are_refused(how, data, make_plan, make_private_model):
-    plan = make_plan()
-    model = make_private_model(plan, run_eagerly=how == "compile")
+def test_steps_that_run_eagerly_are_refused(how, data, plan_and_model):
+    plan, model = plan_and_model(run_eagerly=how == "compile")
     batches, before = plan.batches(*data), model.get_weights()
     if how == "attribute":
         model.run_eagerly = True
@@ -535,9 +468,8 @@ def test_steps_that_run_eagerly_are_refused(how, data, make_plan, make_private_m
         np.testing.assert_array_equal(old, new)
 
 
-def test_accumulation_that_is_set_late_is_refused(data, make_plan, make_private_model):
-    plan = make_plan()
-    model = make_private_model(plan)
+def test_accumulation_that_is_set_late_is_refused(data, plan_and_model):
+    plan, model = plan_and_model()
     inner = model.optimizer.inner_optimizer
     inner.gradient_accumulation_steps = 2
     with pytest.raises(ValueError, match="must not set gradient_accumulation_steps"):

@@ -39,11 +39,8 @@ def test_a_plain_baseline_is_refused_before_anything_is_trained(
     assert "Pretrained on public letters" in str(trained.privacy_statement())
 
 
-def test_the_statement_always_says_where_the_weights_come_from(
-    make_private_model, make_plan, data
-):
-    plan = make_plan()
-    model = make_private_model(plan)
+def test_the_statement_always_says_where_the_weights_come_from(plan_and_model, data):
+    plan, model = plan_and_model()
     model.fit(plan.batches(*data), epochs=2, verbose=0)
     (line,) = [one for one in model.privacy_statement().remarks if "Initial" in one]
     assert "as the model was made" in line

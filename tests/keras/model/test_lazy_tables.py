@@ -340,30 +340,12 @@ def test_weights_that_are_loaded_before_the_first_step_are_used(silent, data):
     np.testing.assert_allclose(*found, rtol=1e-5)
 
 
-@pytest.mark.slow
-def test_the_self_check_reads_rows_as_the_step_does(data):
-    plan = make_plan()
-    model = tf_bandmf.keras.make_private(two_towers(), tables="lazy")
-    optimizer = tf_bandmf.keras.PrivateOptimizer(
-        keras.optimizers.SGD(0.5), plan, additional_run=True
-    )
-    model.compile(optimizer, LOSS)
-    model.fit(plan.batches(*data), epochs=2, verbose=0)
-    assert model.optimizer.steps_taken == plan.num_steps
-
-
 def test_an_optimizer_that_was_built_without_the_model_is_refused(data):
     plan = make_plan()
     model = prepare(mean_of_bag(), plan)
     model.optimizer.build(model.trainable_variables)
     with pytest.raises(RuntimeError, match="built without the model"):
         model.fit(plan.batches(*data), epochs=1, verbose=0)
-
-
-def _tied():
-    ids = keras.Input((LENGTH,), dtype="int32")
-    table = keras.layers.ReversibleEmbedding(ROWS, WIDTH, name="items")
-    return keras.Model(ids, table(table(ids), reverse=True))
 
 
 def _regularized():
@@ -408,16 +390,6 @@ def test_xla_that_nobody_asked_for_is_left_out_for_lazy_tables(tables, monkeypat
     monkeypatch.setattr(trainer, name, lambda self: True)
     model = prepare(mean_of_bag(), make_plan(), tables)
     assert model.jit_compile == (tables == "dense")
-
-
-def test_a_tied_projection_is_refused(data):
-    plan = make_plan()
-    model = prepare(_tied(), plan)
-    model.compile(
-        model.optimizer, keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    )
-    with pytest.raises(UnsupportedModelError, match="tied output projection"):
-        model.fit(plan.batches(data[0], np.abs(data[0]) % ROWS), verbose=0)
 
 
 class Noised(keras.layers.Layer):

@@ -55,15 +55,6 @@ def test_microbatches_are_the_step_of_the_whole_batch(
         np.testing.assert_allclose(a, b, atol=1e-6)
 
 
-@pytest.mark.invariant(7)
-def test_the_budget_counts_logical_steps(data, make_plan, make_chunked):
-    plan = make_plan()
-    model = make_chunked(plan, 1)
-    train(model, plan.batches(*data), epochs=2)
-    with pytest.raises(ValueError, match="0 of the plan's 8 steps"):
-        train(model, plan.batches(*data), epochs=1)
-
-
 @pytest.mark.slow
 def test_poisson_batches_of_any_size_are_traced_once(
     data, make_chunked, make_private_model
@@ -103,31 +94,6 @@ def test_poisson_batches_of_any_size_are_traced_once(
     assert len(traces) == before
     whole = train(make(None), schedule, epochs=3, steps_per_epoch=4)
     assert_close(model, whole)
-
-
-@pytest.mark.slow
-def test_mixed_bfloat16_trains_in_microbatches(
-    data, make_plan, compile_model, straight_weights
-):
-    plan = make_plan("lambda_cgd")
-    # In float32, and in whole batches.
-    weights = [straight_weights("lambda_cgd", epochs=2)]
-    for size in (None, 2):
-        keras.utils.set_random_seed(0)
-        layers = [
-            keras.layers.Dense(4, "tanh", dtype="mixed_bfloat16"),
-            keras.layers.Dense(3, dtype="mixed_bfloat16"),
-        ]
-        model = keras.Sequential([keras.Input((5,)), *layers])
-        tf_bandmf.keras.make_private(model, microbatch_size=size)
-        inner = keras.optimizers.SGD(0.1)
-        compile_model(model, tf_bandmf.keras.PrivateOptimizer(inner, plan))
-        weights.append(train(model, plan.batches(*data), epochs=2).get_weights())
-    for others in weights[1:]:
-        for a, b in zip(weights[0], others, strict=True):
-            np.testing.assert_allclose(a, b, atol=2e-3)
-    for a, b in zip(weights[1], weights[2], strict=True):
-        np.testing.assert_allclose(a, b, atol=1e-4)
 
 
 @pytest.mark.parametrize("size", [0, -1, 2.0])

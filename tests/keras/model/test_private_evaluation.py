@@ -66,10 +66,9 @@ def test_early_stopping_on_a_private_metric(data, make_private_model, make_plan)
 
 
 def test_the_callback_asks_for_no_more_than_there_are(
-    data, make_private_model, reserved, make_plan
+    data, plan_and_model, make_private_model, reserved
 ):
-    plan = make_plan("bsr:2", test_seed=None, epochs=6)
-    model = make_private_model(plan)
+    plan, model = plan_and_model("bsr:2", test_seed=None, epochs=6)
     callback = tf_bandmf.keras.PrivateEvaluation(*data)
     with pytest.raises(ValueError, match=r"plan\(\.\.\.\)\.reserve\(metrics"):
         model.fit(plan.batches(*data), epochs=6, verbose=0, callbacks=[callback])

@@ -11,14 +11,7 @@ N = 8
 SCHEDULED = sorted(kind for kind, cls in PARTICIPATIONS.items() if cls.has_schedule)
 
 
-@pytest.mark.slow_cases(
-    "shuffled",
-    "fixed_epoch_order",
-    "balls_in_bins",
-    "cyclic_poisson",
-    "poisson",
-    "cyclic_fixed_size",
-)
+@pytest.mark.slow_cases(but=["b_min_sep_sampling"])
 @pytest.mark.parametrize("kind", SCHEDULED)
 def test_a_run_takes_the_steps_of_its_plan_and_no_other_batches(
     kind, make_private_model

@@ -27,12 +27,9 @@ MOMENTS = {
 )
 @pytest.mark.parametrize("kind", MOMENTS)
 @pytest.mark.invariant(19)
-def test_state_of_the_optimizer_that_something_else_changed(
-    kind, data, make_plan, make_private_model
-):
+def test_state_of_the_optimizer_that_something_else_changed(kind, data, plan_and_model):
     # Batches of one size: one trace.
-    plan = make_plan(batch_size=11)
-    model = make_private_model(plan, MOMENTS[kind]())
+    plan, model = plan_and_model(batch_size=11, inner=MOMENTS[kind]())
     batches = list(plan.batches(*data))
     model.train_on_batch(batches[0])
     state = model.optimizer.inner_optimizer.variables[-1]
@@ -134,9 +131,8 @@ def test_a_training_function_of_ones_own_is_refused(
 
 
 @pytest.mark.invariant(6)
-def test_an_assigned_training_function_is_not_used(data, make_plan, make_private_model):
-    plan = make_plan("identity", epochs=1)
-    model = make_private_model(plan)
+def test_an_assigned_training_function_is_not_used(data, plan_and_model):
+    plan, model = plan_and_model("identity", epochs=1)
     with pytest.raises(AttributeError, match="cannot be replaced"):
         model.make_train_function = lambda force=False: None
     model.train_function = lambda iterator: by_hand(model, iterator)

@@ -19,18 +19,16 @@ def test_a_plan_keeps_its_clip_norm(make_plan):
 
 
 @pytest.mark.invariant(13)
-def test_batches_of_a_plan_with_another_clip_norm(make_plan, make_private_model, data):
-    plan = make_plan()
-    model = make_private_model(plan)
+def test_batches_of_a_plan_with_another_clip_norm(plan_and_model, data):
+    plan, model = plan_and_model()
     with pytest.raises(ValueError, match="another plan"):
         model.fit(with_clip_norm(plan, 2.0).batches(*data), epochs=2, verbose=0)
     assert model.optimizer.steps_taken == 0
 
 
 @pytest.mark.invariant(13)
-def test_an_optimizer_keeps_its_plan(make_plan, make_private_model):
-    plan = make_plan()
-    model = make_private_model(plan)
+def test_an_optimizer_keeps_its_plan(plan_and_model):
+    plan, model = plan_and_model()
     with pytest.raises(AttributeError):
         model.optimizer.plan = with_clip_norm(plan, 2.0)
 

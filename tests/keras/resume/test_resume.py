@@ -190,22 +190,6 @@ def test_dropout_masks_are_those_of_the_interrupted_run(
 
 
 @pytest.mark.slow
-def test_model_checkpoint_is_resumed_after_load_model(
-    data, make_plan, make_private_model, tmp_path
-):
-    plan, path = make_plan("bsr", test_seed=None), tmp_path / "run.private"
-    model = make_private_model(plan, hidden=False)
-    models = tmp_path / "models"
-    checkpoint = keras.callbacks.ModelCheckpoint(str(models / "{epoch}.keras"))
-    batches = plan.batches(*data)
-    model.fit(batches, epochs=2, private_state=path, callbacks=[checkpoint], verbose=0)
-    again = keras.models.load_model(models / "1.keras")
-    again.fit(plan.batches(*data), epochs=2, private_state=path, verbose=0)
-    assert again.optimizer.steps_taken == plan.num_steps
-    assert_same_weights(again, model)
-
-
-@pytest.mark.slow
 def test_a_loop_of_ones_own_resumes(
     data, make_plan, make_private_model, straight_weights, tmp_path
 ):
@@ -306,31 +290,6 @@ def test_anything_else_than_the_run_is_refused(
         np.testing.assert_array_equal(a, b)
 
 
-@pytest.mark.invariant(11)
-def test_a_resumed_run_that_becomes_another_is_noticed(
-    data, make_plan, make_private_model, tmp_path
-):
-    # Batches of one size: one trace.
-    plan = make_plan("bsr", test_seed=None, batch_size=11)
-    model = make_private_model(plan, hidden=False)
-    path = tmp_path / "run.private"
-    batches = list(model.begin_run(plan.batches(*data), path).dataset())
-    for step, batch in enumerate(batches):
-        model.save_weights(tmp_path / f"{step}.weights.h5")
-        model.train_on_batch(batch)
-    again = make_private_model(plan, hidden=False)
-    restored(again, tmp_path / "1.weights.h5")
-    again.begin_run(plan.batches(*data), path)
-    again.train_on_batch(batches[1])
-    again.save_weights(tmp_path / "again.weights.h5")
-    again.set_weights([weight + 1e-3 for weight in again.get_weights()])
-    again.optimizer.vouch_for_weights("a thousandth added to all")
-    before = again.get_weights()
-    with pytest.raises(tf.errors.InvalidArgumentError, match="is another one now"):
-        again.train_on_batch(batches[2])
-    assert_unchanged(again, before)
-
-
 @pytest.mark.slow_cases("changed", "torn", "control", "as it was")
 @pytest.mark.attack(
     "A lost step, repeated with another sum",
@@ -423,10 +382,11 @@ def test_a_run_that_stopped_goes_on_as_a_second_one(
 )
 @pytest.mark.invariant(11)
 def test_each_step_is_written_down_however_it_is_run(
-    changes, data, make_plan, make_private_model, written_steps, tmp_path
+    changes, data, plan_and_model, written_steps, tmp_path
 ):
-    plan = make_plan("identity", test_seed=None, batch_size=11)
-    model = make_private_model(plan, hidden=False, **changes)
+    plan, model = plan_and_model(
+        "identity", test_seed=None, batch_size=11, hidden=False, **changes
+    )
     path = tmp_path / "run.private"
     model.fit(plan.batches(*data), epochs=2, verbose=0, private_state=path)
     assert written_steps(path) == list(range(plan.num_steps))
@@ -457,10 +417,11 @@ def test_entries_are_keyed(data, make_plan, make_private_model, tmp_path):
 
 @pytest.mark.slow
 def test_steps_are_written_down_though_graphs_were_traced_before(
-    data, make_plan, make_private_model, written_steps, tmp_path
+    data, plan_and_model, written_steps, tmp_path
 ):
-    plan = make_plan("identity", test_seed=None, batch_size=11)
-    model = make_private_model(plan, hidden=False)
+    plan, model = plan_and_model(
+        "identity", test_seed=None, batch_size=11, hidden=False
+    )
     batches = list(plan.batches(*data).dataset())
     model.train_on_batch(batches[0])
     path = tmp_path / "run.private"
@@ -472,10 +433,11 @@ def test_steps_are_written_down_though_graphs_were_traced_before(
 
 @pytest.mark.invariant(11)
 def test_a_file_that_two_processes_wrote_is_refused(
-    data, make_plan, make_private_model, tmp_path
+    data, plan_and_model, make_private_model, tmp_path
 ):
-    plan = make_plan("identity", test_seed=None, batch_size=11)
-    model = make_private_model(plan, hidden=False)
+    plan, model = plan_and_model(
+        "identity", test_seed=None, batch_size=11, hidden=False
+    )
     path, weights = tmp_path / "run.private", tmp_path / "0.weights.h5"
     model.begin_run(plan.batches(*data), path)
     model.save_weights(weights)
@@ -659,26 +621,24 @@ def test_a_resumed_run_has_the_steps_of_the_plan_and_no_more(
     assert_unchanged(again, before)
 
 
-@pytest.mark.parametrize("kind", ["backup", "logs"])
+CALLBACKS = {
+    "backup": keras.callbacks.BackupAndRestore,
+    "logs": keras.callbacks.TensorBoard,
+}
+
+
+@pytest.mark.parametrize("kind", CALLBACKS)
 @pytest.mark.invariant(10)
 def test_the_private_file_is_in_no_folder_of_a_callback(
-    kind, data, make_plan, make_private_model, tmp_path
+    kind, data, plan_and_model, tmp_path
 ):
-    plan, folder = make_plan(), tmp_path / "shared"
+    plan, model = plan_and_model()
+    folder = tmp_path / "shared"
     folder.mkdir()
-    callback = (
-        keras.callbacks.BackupAndRestore(str(folder))
-        if kind == "backup"
-        else keras.callbacks.TensorBoard(str(folder))
-    )
-    model = make_private_model(plan)
+    options = {"private_state": folder / "run.private", "verbose": 0}
+    callbacks = [CALLBACKS[kind](folder)]
     with pytest.raises(ValueError, match="Put it elsewhere"):
-        model.fit(
-            plan.batches(*data),
-            private_state=folder / "run.private",
-            callbacks=[callback],
-            verbose=0,
-        )
+        model.fit(plan.batches(*data), callbacks=callbacks, **options)
     assert not any(folder.iterdir())
 
 

@@ -29,11 +29,10 @@ EDITS = {
 @pytest.mark.slow_cases("changes1")
 @pytest.mark.invariant(20)
 def test_an_edited_batch_is_refused_before_anything_is_computed(
-    changes, data, make_plan, make_private_model
+    changes, data, plan_and_model
 ):
     # Batches of one size: one trace of the sound ones.
-    plan = make_plan(batch_size=11)
-    model = make_private_model(plan, **changes)
+    plan, model = plan_and_model(batch_size=11, **changes)
     batches = list(plan.batches(*data))
     model.train_on_batch(batches[0])
     before = model.get_weights()
@@ -70,15 +69,3 @@ def test_weights_of_the_plan_and_padding_cannot_be_changed(
     assert model.optimizer.steps_taken == 0
     for batch in batches:
         model.train_on_batch(batch)
-
-
-@pytest.mark.invariant(20)
-def test_a_loop_of_ones_own(data, make_plan, make_private_model):
-    plan = make_plan(batch_size=11)
-    model = make_private_model(plan)
-    first, second, *_ = plan.batches(*data)
-    model.optimizer.apply_noisy(model.private_gradients(first))
-    with pytest.raises(tf.errors.InvalidArgumentError, match="not those that"):
-        model.private_gradients({**second, "x": 2.0 * second["x"]})
-    model.optimizer.apply_noisy(model.private_gradients(second))
-    assert model.optimizer.steps_taken == 2

@@ -337,50 +337,6 @@ def test_workers_train_like_one(count, tmp_path, monkeypatch):
     assert each[0]["key"].any()
 
 
-REPLICAS = """
-    import sys
-    import keras, numpy as np, tensorflow as tf, tf_bandmf, tf_bandmf.keras
-    from tf_bandmf.keras.run import known_runs
-    cpu = tf.config.list_physical_devices("CPU")[0]
-    eight = [tf.config.LogicalDeviceConfiguration()] * 8
-    tf.config.set_logical_device_configuration(cpu, eight)
-    rng = np.random.default_rng(0)
-    x, y = rng.normal(size=(64, 5)).astype("f4"), rng.integers(0, 3, 64)
-    plan = tf_bandmf.plan(
-        "bsr:3", noise_multiplier=1.0, delta=1e-5,
-        num_examples=64, batch_size=16, epochs=2, test_seed=0)
-    models = {}
-    for count in (1, 8):
-        known_runs.forget()
-        strategy = tf.distribute.MirroredStrategy([f"CPU:{i}" for i in range(count)])
-        with strategy.scope():
-            keras.utils.set_random_seed(0)
-            model = keras.Sequential(
-                [keras.Input((5,)), keras.layers.Dense(5000, "tanh"),
-                 keras.layers.Dense(3)])
-            tf_bandmf.keras.make_private(model)
-            model.compile(
-                tf_bandmf.keras.PrivateOptimizer("sgd", plan), jit_compile=False,
-                loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-        model.fit(plan.batches(x, y), epochs=2, verbose=0)
-        models[count] = model
-    for a, b in zip(models[1].get_weights(), models[8].get_weights(), strict=True):
-        np.testing.assert_allclose(a, b, atol=2e-6)
-    buffers = [m.optimizer.run.secrets.secret_tensors()["buffer"] for m in models.values()]
-    np.testing.assert_array_equal(*buffers)
-"""
-
-
-@pytest.mark.slow
-def test_eight_replicas_train_like_one(tmp_path):
-    program = tmp_path / "replicas.py"
-    program.write_text(textwrap.dedent(REPLICAS))
-    done = subprocess.run(
-        [sys.executable, str(program)], capture_output=True, text=True, timeout=400
-    )
-    assert done.returncode == 0, done.stderr
-
-
 def test_parameter_servers_are_refused(make_plan, monkeypatch):
     inner, plan = keras.optimizers.SGD(0.1), make_plan()
     servers = object.__new__(tf.distribute.ParameterServerStrategy)

@@ -79,20 +79,6 @@ def test_another_object_of_the_same_data_goes_on_with_the_run(
 
 
 @pytest.mark.invariant(11)
-def test_a_split_run_with_two_objects_is_the_straight_run(data, make_plan, make_model):
-    changes = {"sampling": "balls-in-bins", "batch_size": 11}
-    plan = make_plan(**changes)
-    weights = []
-    for epochs in ([2], [1, 1]):
-        model = make_model(plan)
-        for count in epochs:
-            model.fit(plan.batches(*data), epochs=count, verbose=0)
-        weights.append(model.get_weights())
-    for one, other in zip(*weights, strict=True):
-        np.testing.assert_array_equal(one, other)
-
-
-@pytest.mark.invariant(11)
 def test_a_run_resumes_its_sample_with_nothing_but_the_key(
     data, make_plan, make_model, tmp_path
 ):

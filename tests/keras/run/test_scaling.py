@@ -291,22 +291,6 @@ def test_a_resumed_run_has_the_scales_of_the_straight_run(
         np.testing.assert_array_equal(a, b)
 
 
-@pytest.mark.parametrize("microbatch_size", [None, 4])
-@pytest.mark.slow_cases("None")
-def test_several_fits_are_one(microbatch_size, make_plan, make_scaled, data):
-    plan = make_plan()
-    options = {"scaling": "second_moment", "microbatch_size": microbatch_size}
-    options["hidden"] = False
-    one, several = make_scaled(plan, **options), make_scaled(plan, **options)
-    one.fit(plan.batches(*data), epochs=2, verbose=0)
-    several.fit(plan.batches(*data), epochs=1, verbose=0)
-    several.fit(plan.batches(*data), epochs=2, initial_epoch=1, verbose=0)
-    assert several.optimizer.steps_taken == plan.num_steps
-    for a, b in zip(one.get_weights(), several.get_weights(), strict=True):
-        np.testing.assert_array_equal(a, b)
-    assert any(np.any(np.asarray(s) != 1) for s in several.optimizer.scales())
-
-
 @pytest.mark.slow
 def test_a_loop_of_ones_own_and_xla_scale_as_fit_does(make_plan, make_scaled, data):
     # Batches of one size: one trace of the loop.

@@ -30,9 +30,7 @@ class Rows(keras.utils.PyDataset):
 @pytest.mark.invariant(15)
 @pytest.mark.slow_cases("PyDataset", "in tf.data")
 @pytest.mark.parametrize("kind", ["PyDataset", "generator", "in tf.data", "tf.data"])
-def test_it_says_for_what_data_the_caller_vouches(
-    kind, data, make_plan, make_private_model
-):
+def test_it_says_for_what_data_the_caller_vouches(kind, data, plan_and_model):
     # To each case its own examples: a process knows them, wherever they come from.
     data = data[0] + len(kind), data[1]
     dataset = tf.data.Dataset.from_tensor_slices(data)
@@ -45,8 +43,7 @@ def test_it_says_for_what_data_the_caller_vouches(
         ),
         "tf.data": dataset.batch(11),
     }
-    plan = make_plan("identity", batch_size=22)
-    model = make_private_model(plan, hidden=False)
+    plan, model = plan_and_model("identity", batch_size=22, hidden=False)
     model.fit(plan.batches(made[kind]), epochs=1, verbose=0)
     points = dict(model.privacy_statement().points())
     vouched = "each is made of one record alone" in points["This run"]
@@ -81,12 +78,9 @@ def weighed(y, kind):
         (None, False),
     ],
 )
-def test_it_says_that_classes_have_weights(
-    kind, said, data, make_plan, make_private_model
-):
+def test_it_says_that_classes_have_weights(kind, said, data, plan_and_model):
     """ "Balanced" weights of private labels moved a step by 2.0 clip norms."""
-    plan = make_plan("identity", batch_size=22)
-    model = make_private_model(plan, hidden=False)
+    plan, model = plan_and_model("identity", batch_size=22, hidden=False)
     of_batches, of_fit = weighed(data[1], kind)
     model.fit(plan.batches(*data, **of_batches), epochs=1, verbose=0, **of_fit)
     points = dict(model.privacy_statement().points())

@@ -12,12 +12,9 @@ REFUSED = "not those that the last private step of this run left"
 
 
 @pytest.mark.invariant(19)
-def test_a_plain_model_that_shares_the_weights(
-    data, make_plan, make_private_model, compile_model
-):
+def test_a_plain_model_that_shares_the_weights(data, plan_and_model, compile_model):
     # Batches of one size: one trace.
-    plan = make_plan(batch_size=11)
-    model = make_private_model(plan, functional=True)
+    plan, model = plan_and_model(batch_size=11, functional=True)
     batches = list(plan.batches(*data))
     model.train_on_batch(batches[0])
     model.train_on_batch(batches[1])
@@ -42,9 +39,13 @@ def test_a_plain_model_that_shares_the_weights(
 
 
 @pytest.mark.invariant(11)
-def test_fit_is_refused_before_anything_runs(data, make_plan, make_private_model):
-    plan = make_plan("identity", epochs=5, batch_size=22)
-    model = make_private_model(plan, keras.optimizers.SGD(0.1, momentum=0.5))
+def test_fit_is_refused_before_anything_runs(data, plan_and_model):
+    plan, model = plan_and_model(
+        "identity",
+        epochs=5,
+        batch_size=22,
+        inner=keras.optimizers.SGD(0.1, momentum=0.5),
+    )
     batches, began = plan.batches(*data), []
     # No epoch is that much better than the first one.
     stops = keras.callbacks.EarlyStopping(
@@ -65,9 +66,8 @@ def test_fit_is_refused_before_anything_runs(data, make_plan, make_private_model
 
 
 @pytest.mark.invariant(19)
-def test_weights_of_the_runs_own_past(data, make_plan, make_private_model, tmp_path):
-    plan = make_plan("identity", epochs=3)
-    model = make_private_model(plan)
+def test_weights_of_the_runs_own_past(data, plan_and_model, tmp_path):
+    plan, model = plan_and_model("identity", epochs=3)
     model.fit(plan.batches(*data), epochs=1, verbose=0)
     model.save_weights(tmp_path / "1.weights.h5")
     early = model.get_weights()
@@ -78,11 +78,8 @@ def test_weights_of_the_runs_own_past(data, make_plan, make_private_model, tmp_p
     assert "vouches that no private" not in str(model.optimizer.statement())
 
 
-def test_a_step_that_is_refused_says_why_and_no_more(
-    data, make_plan, make_private_model
-):
-    plan = make_plan(batch_size=11)
-    model = make_private_model(plan)
+def test_a_step_that_is_refused_says_why_and_no_more(data, plan_and_model):
+    plan, model = plan_and_model(batch_size=11)
     batches = list(plan.batches(*data))
     model.train_on_batch(batches[0])
     with pytest.raises(tf.errors.InvalidArgumentError) as refusal:
@@ -95,9 +92,8 @@ def test_a_step_that_is_refused_says_why_and_no_more(
 
 
 @pytest.mark.invariant(19)
-def test_one_bit_and_frozen_weights(data, make_plan, make_private_model):
-    plan = make_plan(batch_size=11)
-    model = make_private_model(plan)
+def test_one_bit_and_frozen_weights(data, plan_and_model):
+    plan, model = plan_and_model(batch_size=11)
     model.layers[0].trainable = False
     batches = list(plan.batches(*data))
     model.train_on_batch(batches[0])
@@ -205,11 +201,8 @@ def test_not_in_the_folder_of_checkpoints(path, refused, tmp_path, monkeypatch):
 
 
 @pytest.mark.invariant(19)
-def test_a_refused_fit_does_not_vouch_for_what_it_refused(
-    data, make_plan, make_private_model
-):
-    plan = make_plan("identity", epochs=3, batch_size=22)
-    model = make_private_model(plan)
+def test_a_refused_fit_does_not_vouch_for_what_it_refused(data, plan_and_model):
+    plan, model = plan_and_model("identity", epochs=3, batch_size=22)
     model.fit(plan.batches(*data), epochs=1, verbose=0)
 
     def assign(logs):
