@@ -148,6 +148,17 @@ def test_bad_arguments_exit_with_2_and_one_line(run, arguments, message):
     assert message in error and error.startswith("tf-bandmf: error: ")
 
 
+@pytest.mark.parametrize(
+    "wrong",
+    [[*PLAN, "--epsilon", "-1"], ["compare", "--mechanisms", "magic"], ["show", "no"]],
+)
+def test_what_needs_no_accountant_is_refused_before_one_is_imported(wrong):
+    program = "import sys; from tf_bandmf import cli; code = cli.main(sys.argv[1:])\n"
+    program += "assert 'dp_accounting' not in sys.modules; sys.exit(code)"
+    command = [sys.executable, "-c", program, *wrong]
+    assert subprocess.run(command, capture_output=True).returncode == 2
+
+
 @pytest.mark.slow
 def test_pictures_of_all_commands(run, tmp_path):
     pytest.importorskip("matplotlib")

@@ -56,18 +56,29 @@ def _draw(path: str | None, name: str, shown: tuple[Any, ...]) -> None:
 
 
 def _asserted(given: dict[str, Any]) -> dict[str, Any]:
-    """Arguments of `plan` and `compare`, with the separation that the caller keeps."""
-    from tf_bandmf.participation import MinSep
+    """Arguments of `plan` and `compare`, with the separation that the caller keeps.
 
+    What needs no accountant is refused here: accountants take seconds to import.
+    """
+    from tf_bandmf.accounting.checks import check_positive
+    from tf_bandmf.participation import MinSep
+    from tf_bandmf.strategies import registry
+
+    for name in ("epsilon", "delta", "noise_multiplier"):
+        check_positive(name, given.get(name, 1.0))
+    for each in given.get("mechanisms", [given.get("mechanism", "auto")]):
+        if each.partition(":")[0] != "auto":
+            registry.parse(each)
     b, k = given.pop("min_separation", None), given.pop("max_participations", None)
     return given if b is None else {**given, "participation": MinSep(b, k)}
 
 
 def _plan(out: str | None = None, plot: str | None = None, **given: Any) -> Any:
+    kept = {k: given.pop(k, 0) for k in ("counts", "metrics", "evaluations")}
+    given = _asserted(given)
     from tf_bandmf.planning import build
 
-    kept = {k: given.pop(k, 0) for k in ("counts", "metrics", "evaluations")}
-    plan = build.plan(**_asserted(given))
+    plan = build.plan(**given)
     plan = plan.reserve(**kept) if any(kept.values()) else plan
     _draw(plot, "plan_overview", ("the plan", {"the plan": plan}))
     if out is not None:
@@ -99,20 +110,23 @@ def _record(plan: Any) -> dict[str, Any]:
 
 
 def _compare(plot: str | None = None, **given: Any) -> Any:
+    given = _asserted(given)
     from tf_bandmf.planning.compare import compare
 
-    found = compare(**_asserted(given))
+    found = compare(**given)
     _draw(plot, "comparison_bars", (found,))
     return found
 
 
 def _advise(**given: Any) -> Any:
+    given = _asserted(given)
     from tf_bandmf.planning.advice import advise
 
     return advise(**given)
 
 
 def _show(path: str, card: Any = None, plot: Any = None, **of_card: Any) -> Any:
+    pathlib.Path(path).stat()  # or there is nothing to import for
     from tf_bandmf.planning.plan import Plan
 
     read = Plan.load(path)
@@ -129,9 +143,8 @@ def _show(path: str, card: Any = None, plot: Any = None, **of_card: Any) -> Any:
 
 
 def _shown(plan: Any) -> str:
-    curve = plan.epsilon_curve()
-    curve = [f"delta {one.delta:.0e}: epsilon {one.epsilon:.4f}" for one in curve]
-    return "\n".join([_text(plan), "", *curve])
+    line = "delta {0.delta:.0e}: epsilon {0.epsilon:.4f}".format
+    return "\n".join([_text(plan), "", *map(line, plan.epsilon_curve())])
 
 
 _USES = "planning.compare:compare"
