@@ -2,7 +2,9 @@
 
 import json
 import math
+import types
 
+import numpy as np
 import pytest
 
 import tf_bandmf
@@ -206,6 +208,16 @@ def test_a_sampling_that_demands_more_must_be_worth_it():
     assert "It demands" in text and "fixed-order has" in text
     whole = tf_bandmf.advise(**{**settings, "num_examples": 31})
     assert whole.setting.sampling == "fixed-order"
+
+
+def test_a_model_has_its_number_of_parameters_and_its_loss():
+    weights = [np.zeros((600, 4)), np.zeros(10)]
+    model = types.SimpleNamespace(trainable_variables=weights, loss="poisson")
+    settings = {**FIXED, "epsilon": 4.0}
+    counted = tf_bandmf.advise(**settings, loss="poisson")
+    del settings["num_parameters"]
+    assert str(tf_bandmf.advise(**settings, model=model)) == str(counted)
+    assert f"{counted.plan.unit_noise_stddev:.4g} clip norms" in str(counted)
 
 
 def test_advice_is_json_and_text(advice):

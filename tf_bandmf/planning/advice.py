@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import math
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tf_bandmf import workloads
 from tf_bandmf.accounting.checks import whole_number
@@ -27,9 +28,16 @@ from tf_bandmf.planning.compare import quick_rows
 from tf_bandmf.planning.plan import Plan
 from tf_bandmf.strategies import registry
 
+if TYPE_CHECKING:
+    import keras
+
 _LOG = logging.getLogger("tf_bandmf")
 # Both are exact; others are compared if they are named.
 DEFAULT_SAMPLINGS = ("fixed-order", "poisson")
+_NOT_COMPARED = (
+    ' With long runs over large data "balls-in-bins" may have less noise, by an estimate '
+    "that takes minutes: it is compared if it is named."
+)
 # The simulation of b-min-sep sampling takes minutes a setting.
 _SAMPLINGS = tuple(name for name in samplings() if name != "b-min-sep")
 # A sampling that demands more is advised if its progress is larger by this part.
@@ -124,7 +132,7 @@ class Advice:
             "learning rate": f"{inner['learning_rate']:.3g}",
             "momentum": f"{inner.get('momentum', 0.0):g}",
             "EMA momentum": f"{inner['ema_momentum']:.3g}",
-            "noise multiplier": f"{self.plan.noise_multiplier:.4g}",
+            "noise": f"{self.plan.noise_stddev / self.plan.l2_norm_clip:.4g} clip norms",
             "expected share": f"{self.expected_share:.2f}",
         }
         width = max(map(len, values))
@@ -136,10 +144,11 @@ class Advice:
 def advise(
     *,
     num_examples: int,
-    num_parameters: int,
+    num_parameters: int | None = None,
     epsilon: float,
     delta: float,
     epochs: int,
+    model: keras.Model | None = None,
     optimizer: str = "sgd",
     loss: Any = None,
     max_batch_size: int | None = None,
@@ -157,10 +166,11 @@ def advise(
 
     Args:
       num_examples: m, size of the training set.
-      num_parameters: d, trainable parameters.
+      num_parameters: d, trainable parameters; needed without a model.
       epsilon: budget, > 0.
       delta: budget, in [1e-20, 1).
       epochs: the most passes over the data that the compute allows; all are used.
+      model: a Keras model with weights: its trainable parameters are counted.
       optimizer: "sgd", with momentum 0.9, or "adam", whose noise is independent: what
         Adam divides by is made of noise, too, and undoes correlations.
       loss: Keras loss of the model, or its name: counts and two classes need larger clip
@@ -187,6 +197,9 @@ def advise(
     is_adam = optimizer == "adam"
     if is_adam and mechanism == "auto":
         mechanism = "identity"
+    if model is not None:
+        num_parameters = sum(math.prod(v.shape) for v in model.trainable_variables)
+        loss = getattr(model, "loss", None) if loss is None else loss
     num_parameters = whole_number("num_parameters", num_parameters)
     clip, why = learning_rates.clip_norm(loss)
     scan = _Scan(
@@ -210,6 +223,8 @@ def advise(
             f"sampling or fewer epochs."
         )
     chosen, reasons = _choose(compared)
+    if sampling is DEFAULT_SAMPLINGS:
+        reasons["sampling"] += _NOT_COMPARED
     arguments: dict[str, Any] = {
         "mechanism": mechanism,
         "epsilon": epsilon,

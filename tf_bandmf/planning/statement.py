@@ -117,7 +117,8 @@ class PrivacyStatement:
             mechanism=(
                 "Mechanism",
                 f"{mechanism_of(plan.strategy)}; {plan.sensitivity}; noise multiplier "
-                f"{plan.noise_multiplier:.6g} per unit of sensitivity; l2 norm clip "
+                f"{plan.noise_multiplier:.6g} per unit of sensitivity, which is "
+                f"{plan.noise_stddev / plan.l2_norm_clip:.6g} clip norms; l2 norm clip "
                 f"{plan.l2_norm_clip:g}.",
             ),
             generators=(plan.generator,),
