@@ -94,10 +94,12 @@ def test_rows_by_index_and_several_inputs():
     [
         ({"epsilon": None}, ValueError, "epsilon is missing"),
         ({"epochs": None}, ValueError, "epochs is missing"),
-        ({"plan": "a plan"}, ValueError, "either these or the plan"),
+        ({"plan": "a plan"}, ValueError, "or a plan"),
         ({"loss": None}, ValueError, "no loss"),
         ({"optimizer": "rmsprop"}, TypeError, '"sgd", "adam" or a Keras optimizer'),
         ({"y": np.zeros(7)}, ValueError, "7"),
+        ({"y": None}, ValueError, "y is missing"),
+        ({"x": np.zeros((NUM_EXAMPLES, 3))}, ValueError, r"x must .* \(None, 2\)"),
         ({"sampling": "poisson"}, TypeError, "sampling"),
     ],
 )
@@ -105,18 +107,54 @@ def test_a_mistake_is_an_error_before_anything_is_trained(line, changed, error, 
     x, y = line
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
     before = model.get_weights()
-    arguments = {"y": y, "loss": "mse", "verbose": 0, **BUDGET, **changed}
+    arguments = {"x": x, "y": y, "loss": "mse", "verbose": 0, **BUDGET, **changed}
     with pytest.raises(error, match=text):
-        fit_privately(model, x, **arguments)
+        fit_privately(model, **arguments)
     for array, other in zip(model.get_weights(), before):
         np.testing.assert_array_equal(array, other)
+
+
+class Line(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.dense = keras.layers.Dense(1)
+
+    def call(self, inputs):
+        return self.dense(inputs)
+
+
+class Widths(Line):
+    def __init__(self, width):
+        super().__init__()
+        self.dense = keras.layers.Dense(width)
+
+
+def test_a_class_is_released_or_refused_before_a_step(line):
+    x, y = line
+    plan = tf_bandmf.plan(
+        "identity", epsilon=8, delta=1e-5, num_examples=NUM_EXAMPLES, batch_size=250,
+        epochs=1,
+    )  # fmt: skip
+    given = {"plan": plan, "loss": "mse", "optimizer": "SGD", "verbose": 0}
+    model = Line()
+    fitted = fit_privately(model, x, y, **given)
+    assert type(fitted.model) is Line
+    np.testing.assert_array_equal(
+        fitted.model.predict(x[:5], verbose=0), model.predict(x[:5], verbose=0)
+    )
+    model = Widths(1)
+    model(x[:1])
+    before = model.get_weights()
+    with pytest.raises(TypeError, match="get_config"):
+        fit_privately(model, x, y, additional_run=True, **given)
+    np.testing.assert_array_equal(model.get_weights()[0], before[0])
 
 
 def test_streams_and_private_models_are_told_the_other_way(line):
     x, y = line
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
     stream = tf.data.Dataset.from_tensor_slices((x, y))
-    with pytest.raises(TypeError, match=r"plan\.batches"):
+    with pytest.raises(TypeError, match=r"plan=tf_bandmf\.plan"):
         fit_privately(model, stream, loss="mse", **BUDGET)
     tf_bandmf.keras.make_private(model)
     with pytest.raises(TypeError, match="plain model"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import pathlib
 import tempfile
 from collections.abc import Callable, Collection, Sequence
@@ -172,7 +173,12 @@ def _again(model: keras.Model) -> keras.Model:
     try:
         plain = plain_class.from_config(plain_config(model))  # type: ignore[attr-defined]
     except (NotImplementedError, TypeError) as error:
-        raise TypeError(f"{advice} has no config to make it again from.") from error
+        made_by = plain_class.__init__  # type: ignore[misc]
+        if len(inspect.signature(made_by).parameters) > 1:
+            raise TypeError(
+                f"{advice} has no config to make it again from; with get_config it has."
+            ) from error
+        plain = plain_class()
     if model.built and not plain.built:
         config = model.get_build_config()
         if config is not None:

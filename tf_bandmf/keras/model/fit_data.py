@@ -89,14 +89,15 @@ def checked_data(
     return x, kwargs
 
 
-def check_validation(model: keras.Model, data: Any) -> None:
-    """Refuses validation data that do not fit a model's only input.
+def check_inputs(model: keras.Model, data: Any, name: str = "validation_data") -> None:
+    """Refuses data that do not fit a model's only input.
 
-    Keras looks at them when the first epoch is over, and its budget spent.
+    Keras looks at validation data when the first epoch is over, and its budget spent.
 
     Args:
-      model: private.
+      model: built.
       data: `validation_data` of `fit`: (x, y), with arrays, or a `tf.data.Dataset`.
+      name: of the data.
 
     Raises:
       ValueError: if a dimension differs.
@@ -113,7 +114,7 @@ def check_validation(model: keras.Model, data: Any) -> None:
     expected = inputs[0].shape[1:]
     if any(None not in (a, b) and a != b for a, b in zip(shape[1:], expected)):
         raise ValueError(
-            f"validation_data must have the inputs of the model, of shape "
+            f"{name} must have the inputs of the model, of shape "
             f"{(None, *expected)}, found {tuple(shape)}. Nothing was trained."
         )
 

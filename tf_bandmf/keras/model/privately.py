@@ -19,6 +19,7 @@ import tensorflow as tf
 from tf_bandmf.keras.compat.keras_objects import compiled_arguments
 from tf_bandmf.keras.model import preparation
 from tf_bandmf.keras.model.conversion import make_private, to_plain
+from tf_bandmf.keras.model.fit_data import check_inputs
 from tf_bandmf.keras.model.training import PrivateTraining
 from tf_bandmf.keras.optimizer.private import PrivateOptimizer
 from tf_bandmf.planning.advice import Advice, advise
@@ -118,15 +119,12 @@ def fit_privately(
         )
     budget = {"epsilon": epsilon, "delta": delta, "epochs": epochs}
     missing = [name for name, value in budget.items() if value is None]
-    if plan is None and missing:
+    if len(missing) != (0 if plan is None else len(budget)):
         raise ValueError(
-            f"fit_privately needs epsilon, delta and epochs, or a plan: {missing[0]} is "
-            f"missing."
+            f"Give epsilon, delta and epochs, or a plan, which has its own, and not both: "
+            f"{', '.join(missing) or 'nothing'} is missing."
         )
-    if plan is not None and len(missing) < len(budget):
-        raise ValueError(
-            "A plan has its own epsilon, delta and epochs: give either these or the plan."
-        )
+    optimizer = optimizer.lower() if isinstance(optimizer, str) else optimizer
     if not isinstance(optimizer, keras.optimizers.Optimizer) and (
         optimizer not in _NAMED
     ):
@@ -134,7 +132,9 @@ def fit_privately(
             f'optimizer must be "sgd", "adam" or a Keras optimizer, found {optimizer!r}.'
         )
     compiling = _compiling(model, loss, metrics)
+    _check_targets(x, y)
     _build(model, x)
+    check_inputs(model, (x, y), "x")
     num_weights = sum(int(np.prod(v.shape)) for v in model.trainable_variables)
     advice = None
     if plan is None:
@@ -153,6 +153,7 @@ def fit_privately(
         optimizer = _NAMED[optimizer](**arguments)
     batches = plan.batches(x, y, sample_weight)
     make_private(model, microbatch_size=microbatch_size)
+    released = to_plain(model)  # refused now, if it would be at the end
     private = PrivateOptimizer(optimizer, plan, additional_run=additional_run)
     model.compile(private, **compiling)
     history = model.fit(
@@ -161,7 +162,7 @@ def fit_privately(
         verbose=verbose,
         **fit_arguments,
     )
-    released = to_plain(model)
+    to_plain(model, into=released)
     released.compile(**compiling)
     return PrivateFit(released, plan, advice, history, model.privacy_statement())
 
@@ -179,6 +180,15 @@ def _compiling(model: keras.Model, loss: Any, metrics: Any) -> dict[str, Any]:
     return compiling
 
 
+def _check_targets(x: Any, y: Any) -> None:
+    """Refuses arrays without targets: data sets have their own."""
+    are_arrays = all(hasattr(leaf, "shape") for leaf in tf.nest.flatten(x))
+    if y is None and are_arrays and not isinstance(x, tf.data.Dataset):
+        raise ValueError(
+            "y is missing: fit_privately(model, x, y, ...); of an autoencoder, it is x."
+        )
+
+
 def _number_of(x: Any) -> int:
     """The number of examples."""
     first = tf.nest.flatten(x)[0] if isinstance(x, (dict, list, tuple)) else x
@@ -189,7 +199,7 @@ def _number_of(x: Any) -> int:
         raise TypeError(
             f"fit_privately needs to know how many examples there are, found "
             f"{type(x).__name__}: give arrays, or an object with a length whose x[i] is "
-            f"an example; or make a plan, and train with model.fit(plan.batches(data))."
+            f"an example; or give a plan for these data, plan=tf_bandmf.plan(...)."
         )
     return len(first)
 

@@ -19,7 +19,7 @@ from tf_bandmf.keras.model import tables as tables_lib
 from tf_bandmf.keras.model.augmentation import of_adapted
 from tf_bandmf.keras.model.batch_contents import contents
 from tf_bandmf.keras.model.evaluating import NoisyMetrics, evaluate_privately
-from tf_bandmf.keras.model.fit_data import check_passes, check_validation, checked_data
+from tf_bandmf.keras.model.fit_data import check_inputs, check_passes, checked_data
 from tf_bandmf.keras.model.guards import refuse_plain_outer_training
 from tf_bandmf.keras.model.monitors import restore_backup
 from tf_bandmf.keras.model.outputs import refuse_outputs
@@ -125,7 +125,7 @@ class PrivateTraining(BuildHook, PrivateStep):
                 every = self._release_every
                 found = tables_lib.with_releases(kwargs.get("callbacks"), every)
                 kwargs = {**kwargs, "callbacks": found}
-        check_validation(self, kwargs.get("validation_data"))
+        check_inputs(self, kwargs.get("validation_data"))
         if self.built and not optimizer.steps_taken:
             refuse_outputs(self, class_weight, ranges)
         is_kept = self._training.run_file is not None

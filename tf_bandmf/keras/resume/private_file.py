@@ -237,7 +237,8 @@ class PrivateRun:
                 f"{self.path} does not know these weights at step {step}: noise must "
                 f"not be used again with other weights. It knows those of the steps "
                 f"{steps}, as model.save, model.save_weights, BackupAndRestore and "
-                f"ModelCheckpoint saved them, with the optimizer."
+                f"ModelCheckpoint saved them, with the optimizer. A program that starts "
+                f"again makes the same weights after keras.utils.set_random_seed(seed)."
             )
         points = self._known_points()
         start = header["buffer_step"] if step >= header["buffer_step"] else 0

@@ -73,8 +73,8 @@ def _check_model(model: keras.Model) -> None:
     if not known or "train_step" in vars(model) or "compute_loss" in vars(model):
         raise UnsupportedModelError(
             f"Model {model.name!r} overrides `train_step` or `compute_loss`, which could "
-            "mix examples before they are clipped. Remove it; augment data in `tf.data` "
-            "or in a layer."
+            "mix examples before they are clipped. Remove it; augment data in "
+            "plan.batches(..., map=function) or in a layer."
         )
 
 
