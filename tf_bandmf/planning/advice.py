@@ -34,10 +34,6 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger("tf_bandmf")
 # Both are exact; others are compared if they are named.
 DEFAULT_SAMPLINGS = ("fixed-order", "poisson")
-_NOT_COMPARED = (
-    ' With long runs over large data "balls-in-bins" may have less noise, by an estimate '
-    "that takes minutes: it is compared if it is named."
-)
 # The simulation of b-min-sep sampling takes minutes a setting.
 _SAMPLINGS = tuple(name for name in samplings() if name != "b-min-sep")
 # A sampling that demands more is advised if its progress is larger by this part.
@@ -224,7 +220,7 @@ def advise(
         )
     chosen, reasons = _choose(compared)
     if sampling is DEFAULT_SAMPLINGS:
-        reasons["sampling"] += _NOT_COMPARED
+        reasons["sampling"] += ' "balls-in-bins" is compared if it is named.'
     arguments: dict[str, Any] = {
         "mechanism": mechanism,
         "epsilon": epsilon,
