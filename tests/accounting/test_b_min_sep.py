@@ -5,7 +5,6 @@ Statistical tests use fixed seeds; see `test_balls_in_bins`.
 
 import dataclasses
 import itertools
-import math
 import time
 
 import numpy as np
@@ -16,7 +15,7 @@ import tf_bandmf
 from tf_bandmf import matrices, strategies
 from tf_bandmf.accounting.b_min_sep import BMinSepAccountant
 from tf_bandmf.accounting.b_min_sep_passes import Passes
-from tf_bandmf.accounting.b_min_sep_simulator import BMinSepSimulator, rare_tilts
+from tf_bandmf.accounting.b_min_sep_simulator import BMinSepSimulator
 from tf_bandmf.accounting.balls_in_bins import BallsInBinsAccountant
 from tf_bandmf.accounting.cyclic_poisson import CyclicPoissonAccountant
 from tf_bandmf.accounting.guarantee import Simulation
@@ -137,25 +136,6 @@ def test_with_every_rest_at_its_least_it_is_balls_in_bins(noise, epsilon):
     assert error < 0.1 * found
 
 
-def test_both_directions_agree_with_plain_draws():
-    noise, epsilon, count = 1.2, 1.0, 40_000
-    accountant = estimate(BANDED, 4, 0.1)
-    passes = Passes(matrices.as_rows(BANDED), 4, 0.1)
-    rng = np.random.default_rng(2)
-    half = 0.5 * passes.squares / noise**2
-    for add, run in enumerate(accountant._simulator.runs(epsilon, noise)):
-        y = noise * rng.standard_normal((count, 24))
-        if not add:
-            y += passes.draw(rng, np.full(count, passes.probability))
-        u = passes.inner_products(y) / noise**2
-        losses = passes.log_ratio(u - half, passes.probability) * (-1.0 if add else 1.0)
-        plain = np.maximum(-np.expm1(np.minimum(epsilon - losses, 0.0)), 0.0)
-        found = run.estimate(epsilon)
-        error = np.hypot(plain.std() / np.sqrt(count), found.standard_error)
-        assert abs(plain.mean() - found) < ERRORS * error
-        assert error < 0.2 * max(found, 1e-3)
-
-
 def test_forward_passes_neither_overflow_nor_underflow():
     passes = Passes(np.ones((400, 1)), 1, 0.9)
     for shift in (-200.0, 0.0, 200.0, 400.0):
@@ -163,31 +143,6 @@ def test_forward_passes_neither_overflow_nor_underflow():
         found = passes.log_ratio(exponents, passes.probability)
         expected = 400 * np.logaddexp(np.log(0.1), np.log(0.9) + shift)
         np.testing.assert_allclose(found, expected, rtol=1e-10, atol=1e-10)
-
-
-@pytest.mark.parametrize(
-    "separation, rate", [(1, 0.3), (3, 0.25), (3, 1 / 3), (6, 0.1)]
-)
-def test_weighted_participations_have_the_law_of_enumeration(separation, rate):
-    n, count = 5, 20_000
-    log_weights = np.linspace(0.2, 1.1, n)
-    passes = Passes(np.ones((n, 1)), separation, rate)
-    exact = law(n, separation, rate)
-    assert sum(exact.values()) == pytest.approx(1.0)
-    weighted = {
-        taken: weight * np.exp(np.array(taken) @ log_weights)
-        for taken, weight in exact.items()
-    }
-    total = sum(weighted.values())
-    found = passes.log_ratio(log_weights[None], passes.probability)
-    np.testing.assert_allclose(found, np.log(total))
-    drawn = passes.draw_weighted(np.random.default_rng(3), count, log_weights)
-    counts = {key: 0 for key in weighted}
-    for row in drawn.astype(int):
-        counts[tuple(row)] += 1  # a set that is impossible raises
-    expected = np.array([count * weight / total for weight in weighted.values()])
-    statistic = np.sum((np.array(list(counts.values())) - expected) ** 2 / expected)
-    assert scipy.stats.chi2.sf(statistic, len(exact) - 1) > 1e-4
 
 
 SMALL = np.array([[1.0, 0.0], [1.2, 0.5], [0.8, 0.7]])
@@ -314,24 +269,6 @@ def test_a_plan_has_as_many_steps_of_rest_as_bands():
     )
 
 
-def test_a_plan_with_a_confidence_has_a_bound():
-    arguments = dict(
-        epsilon=4.0,
-        delta=1e-3,
-        num_examples=96,
-        batch_size=8,
-        epochs=2,
-        sampling="b-min-sep",
-    )
-    estimated = tf_bandmf.plan("bsr:3", **arguments)
-    bounded = tf_bandmf.plan("bsr:3", confidence=1 - 1e-6, **arguments)
-    assert bounded.kind == "bound" and bounded.confidence == 1 - 1e-6
-    ratio = bounded.noise_multiplier / estimated.noise_multiplier
-    assert 1.0 < ratio < 1.1
-    with pytest.raises(ValueError, match="a bound is simulated"):
-        tf_bandmf.plan("bsr:3", confidence=1, **arguments)
-
-
 @pytest.mark.parametrize("n, bands", [(5, 1), (70, 3), (200, 70)])
 def test_products_by_blocks_are_those_of_the_dense_matrix(n, bands):
     rng = np.random.default_rng(2)
@@ -388,21 +325,6 @@ def test_runs_that_are_too_long_to_simulate_are_refused_before_anything(mechanis
             matrices.ToeplitzBanded([1.0, 0.5], 20_000), Simulation()
         )
     assert time.process_time() - began < 60.0  # a simulation takes hours
-
-
-@pytest.mark.parametrize(
-    "rate, unit, num_steps", [(1e-3, 0.8, 10_000), (0.02, 2.0, 50)]
-)
-def test_rare_tilts_are_those_of_the_tilted_law(rate, unit, num_steps):
-    """The loss has the mean of the tilted law where few steps decide."""
-    for length, factor in rare_tilts(rate, unit, num_steps, (5.0, 20.0)):
-        assert length >= 0.0 and 0.0 < factor * rate <= 1.0
-        assert math.log2(factor) == round(math.log2(factor))
-    # The rarer the loss, the more it comes from participations and their length.
-    found = [
-        length * factor for length, factor in rare_tilts(1e-4, 1.5, 100, (2, 10, 30))
-    ]
-    assert found == sorted(found)
 
 
 def test_importance_sampling_knows_rare_losses_of_long_runs():

@@ -1,10 +1,8 @@
 """Cyclic Poisson sampling: published values, special cases, properties, misuse."""
 
-import dataclasses
 import sys
 from pathlib import Path
 
-import dp_accounting
 import numpy as np
 import pytest
 from dp_accounting.pld import pld_pmf, privacy_loss_distribution
@@ -36,14 +34,6 @@ def test_values_of_jax_privacy(queries, probability, epsilon, delta, noise):
     assert accountant.epsilon(delta, found) == pytest.approx(epsilon, rel=1e-3)
 
 
-def test_without_amplification_it_is_the_gaussian_mechanism():
-    accountant = CyclicPoissonAccountant(9, 1.0)
-    unamplified = 3.0 * gaussian.calibrate_noise_stddev(2.0, 1e-6)
-    assert accountant.calibrate_noise_stddev(2.0, 1e-6) == unamplified
-    assert accountant.delta(2.0, unamplified) <= 1e-6
-    assert accountant.epsilon(1e-6, unamplified) == pytest.approx(2.0, rel=1e-9)
-
-
 def test_epsilon_falls_with_noise_and_rises_with_queries_and_probability():
     def epsilon(queries, probability, noise):
         return CyclicPoissonAccountant(queries, probability).epsilon(1e-5, noise)
@@ -53,40 +43,6 @@ def test_epsilon_falls_with_noise_and_rises_with_queries_and_probability():
     assert epsilon(50, 0.05, 2.0) < epsilon(50, 0.1, 2.0) < epsilon(50, 0.2, 2.0)
     unamplified = gaussian.gaussian_epsilon(2.0 / np.sqrt(50), 1e-5)
     assert epsilon(50, 0.9, 2.0) < unamplified
-
-
-def test_event_has_ceil_of_n_over_b_queries_of_the_largest_column_norm():
-    strategy = matrices.ToeplitzBanded([1.0, 0.5, 0.25], 11)
-    accountant = CyclicPoissonAccountant.of_strategy(strategy, 4, 0.3)
-    assert accountant.num_queries == 3
-    assert accountant.column_norm == pytest.approx(np.sqrt(1.3125))
-    event = accountant.event(2.0 * accountant.column_norm)
-    assert event.count == 3 and event.event.sampling_probability == 0.3
-    assert event.event.event == dp_accounting.GaussianDpEvent(2.0)
-
-
-def test_one_part_is_dp_sgd():
-    accountant = CyclicPoissonAccountant.of_strategy(
-        strategies.identity(100).matrix, 1, 0.02
-    )
-    assert dataclasses.astuple(accountant) == (100, 0.02, 1.0)
-
-
-# The contract tests calibrate all participations so, in smaller runs.
-@pytest.mark.slow
-def test_noise_is_in_units_of_the_raw_strategy():
-    """A strategy of column norm 3 needs three times the noise, by every method."""
-    one = CyclicPoissonAccountant(20, 0.1)
-    three = CyclicPoissonAccountant(20, 0.1, column_norm=3.0)
-    noise = one.calibrate_noise_stddev(1.0, 1e-5)
-    assert three.calibrate_noise_stddev(1.0, 1e-5) == pytest.approx(3.0 * noise)
-    assert three.delta(1.0, 3.0 * noise) == pytest.approx(one.delta(1.0, noise))
-    assert three.epsilon(1e-5, 3.0 * noise) == pytest.approx(one.epsilon(1e-5, noise))
-    fixed = CyclicFixedSizeAccountant(200, 1000, 20)
-    large = CyclicFixedSizeAccountant(200, 1000, 20, column_norm=3.0)
-    noise = fixed.calibrate_noise_stddev(1.0, 1e-5)
-    assert large.calibrate_noise_stddev(1.0, 1e-5) == pytest.approx(3.0 * noise)
-    assert large.guarantee(3.0 * noise, 1e-5).epsilon == pytest.approx(1.0, rel=1e-3)
 
 
 @pytest.mark.parametrize(

@@ -4,20 +4,14 @@ import dataclasses
 import math
 
 import dp_accounting
-import hypothesis
 import numpy as np
 import pytest
-from hypothesis import strategies as st
 
 import tf_bandmf
 from tf_bandmf import strategies
 from tf_bandmf.accounting import gaussian
-from tf_bandmf.accounting.balls_in_bins import BallsInBinsAccountant
-from tf_bandmf.accounting.bins_mixture import gram_matrix
 from tf_bandmf.accounting.cyclic_poisson import CyclicPoissonAccountant
-from tf_bandmf.planning.calibration import accountant_for
 
-SETTINGS = hypothesis.settings(derandomize=True, deadline=None, max_examples=5)
 # Users of Stack Overflow, as TensorFlow Federated has them.
 USERS = 342_477
 
@@ -120,80 +114,3 @@ def test_table_4_of_amplified_banded_mf(epsilon, published):
     )
     assert made.noise_multiplier == pytest.approx(noise, rel=1e-9)
     assert made.noise_stddev == pytest.approx(noise * math.sqrt(6), rel=1e-6)
-
-
-def test_one_bin_and_one_epoch_is_the_exact_gaussian_mechanism():
-    accountant = BallsInBinsAccountant.of_strategy(strategies.identity(1).matrix, 1)
-    for noise, delta in ((1.0, 1e-5), (3.0, 1e-8)):
-        exact = gaussian.gaussian_epsilon(noise, delta)
-        found = accountant.epsilon(delta, noise)
-        assert abs(found - exact) < 4.0 * found.standard_error + 1e-9
-
-
-@pytest.mark.slow
-@SETTINGS
-@hypothesis.given(
-    queries=st.integers(1, 60),
-    probability=st.floats(0.01, 0.9),
-    noise=st.floats(0.8, 6.0),
-    factor=st.floats(1.05, 2.0),
-)
-def test_cyclic_poisson_is_monotone_and_below_no_amplification(
-    queries, probability, noise, factor
-):
-    def epsilon(queries, probability, noise):
-        return CyclicPoissonAccountant(queries, probability).epsilon(1e-6, noise)
-
-    # Discretization is to the safe side, by less than this.
-    tolerance = 1.0 + 1e-3
-    base = epsilon(queries, probability, noise)
-    assert epsilon(queries, probability, factor * noise) <= base * tolerance
-    assert epsilon(queries + 3, probability, noise) >= base / tolerance
-    more = min(1.0, factor * probability)
-    assert epsilon(queries, more, noise) >= base / tolerance
-    unamplified = gaussian.gaussian_epsilon(noise / math.sqrt(queries), 1e-6)
-    assert base <= unamplified * (1.0 + 1e-9)
-
-
-@pytest.mark.slow
-@SETTINGS
-@hypothesis.given(
-    bins=st.integers(2, 12),
-    epochs=st.integers(1, 4),
-    lam=st.floats(0.0, 0.9),
-    relative=st.floats(1.5, 4.0),
-)
-def test_balls_in_bins_are_monotone_and_below_no_amplification(
-    bins, epochs, lam, relative
-):
-    def epsilon(epochs, noise):
-        matrix = strategies.lambda_cgd(bins * epochs, lam).matrix
-        accountant = BallsInBinsAccountant(gram_matrix(matrix, bins), num_draws=20_000)
-        return accountant.epsilon(1e-5, noise)
-
-    matrix = strategies.lambda_cgd(bins * epochs, lam).matrix
-    sensitivity = math.sqrt(gram_matrix(matrix, bins).diagonal().max())
-    noise = relative * sensitivity
-    base = epsilon(epochs, noise)
-    slack = 4.0 * base.standard_error + 1e-6
-    assert epsilon(epochs, 1.2 * noise) <= base + slack
-    assert epsilon(epochs + 1, noise) >= base - slack
-    assert base <= gaussian.gaussian_epsilon(relative, 1e-5) + 1e-9
-
-
-@SETTINGS
-@hypothesis.given(
-    num_examples=st.integers(100, 5000),
-    batch_size=st.integers(1, 100),
-    num_steps=st.integers(1, 200),
-)
-def test_one_band_is_dp_sgd_exactly(num_examples, batch_size, num_steps):
-    one = accountant_for(
-        strategies.bsr(tf_bandmf.workloads.prefix_sum(num_steps), 1),
-        tf_bandmf.CyclicPoisson(num_examples, batch_size, 1),
-    )
-    dp_sgd = accountant_for(
-        strategies.identity(num_steps), tf_bandmf.Poisson(num_examples, batch_size)
-    )
-    assert one.event(1.3) == dp_sgd.event(1.3)
-    assert one.claims == dp_sgd.claims

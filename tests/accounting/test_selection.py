@@ -129,14 +129,6 @@ def generating(x, mean, shape):
     return (rest**-shape - 1.0) / (gamma**-shape - 1.0)
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-def test_the_generating_function_is_that_of_the_probabilities(shape):
-    weights = probabilities(8.0, shape)
-    for x in (0.0, 0.3, 0.9, 1.0):
-        direct = weights @ np.power(x, np.arange(1, weights.size + 1))
-        assert generating(x, 8.0, shape) == pytest.approx(direct, abs=1e-9)
-
-
 def selected_delta(noise, mean, shape, epsilon, order):
     """Delta of the best of K Gaussian runs, by brute force on a grid of outputs.
 
@@ -189,16 +181,6 @@ def test_bounds_hold_by_brute_force_and_are_not_far(shape):
         for order in ORDERS.values()
     ]
     assert max(at_half) > delta
-
-
-def test_the_profile_is_the_better_bound_for_gaussians():
-    noise = gaussian.calibrate_noise_stddev(3.0, DELTA)
-    event = dp_accounting.GaussianDpEvent(noise)
-    for shape in (0.0, 1.0):
-        profile = selection.profile_epsilon(
-            lambda d: gaussian.gaussian_epsilon(noise, d), 10.0, shape, DELTA
-        )
-        assert 3.0 < profile < selection.renyi_epsilon(event, 10.0, shape, DELTA)
 
 
 def test_errors():

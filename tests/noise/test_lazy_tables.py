@@ -262,18 +262,6 @@ def test_memory_and_weights_make_the_same_table_again():
     np.testing.assert_array_equal(weights.numpy(), again.numpy())
 
 
-def test_clocks_choose_what_a_row_is_behind_by():
-    jumps = Jumps(_system("inverse", lazy.LinearUpdate()), _STEPS)
-    for t in range(3):
-        jumps.advance(tf.constant(t), tf.constant(_RATES[t], tf.float64))
-    now = jumps.since_release(tf.constant(3))
-    # Before step 2; up to date.
-    before, up_to_date = now.of_rows(tf.constant([2, 3])).numpy()
-    identity = np.eye(jumps.entries)
-    np.testing.assert_array_equal(up_to_date, [identity, 0 * identity])
-    assert np.all(np.diag(before[1])[:1] > 0)
-
-
 @pytest.mark.parametrize("update", _UPDATES)
 def test_a_sum_enters_the_state_before_its_step(update):
     """`F u = H`: in float64, without noise."""

@@ -109,16 +109,3 @@ def test_the_gap_shrinks_with_the_square_of_the_distance():
         assert gaps[size][1] < 5.0 * true_gap + 1e-9
     assert gaps[1e-3][0] / gaps[1e-4][0] == pytest.approx(10.0, rel=0.2)
     assert gaps[1e-3][1] / gaps[1e-4][1] == pytest.approx(100.0, rel=0.3)
-
-
-def test_weights_of_zero_leave_the_first_bound():
-    n, bands = 24, 4
-    best, a = optimum(n, bands)
-    weights = np.eye(n)[-1]
-    inverse = np.linalg.inv(best.T @ best)
-    gram = rows_of(inverse @ a.T @ np.diag(weights) @ a @ inverse, bands)
-    value = weighted_error(best, a, weights)
-    product = rows_of(best @ np.linalg.inv(a), n)
-    rest = (gram, np.ones(n), n, rows_of(best, bands), product, weights)
-    first = value**2 / certificate.dual_bound(gram, np.ones(n), n)
-    assert certificate.lower_bound(certificate.Tangent(value, *rest)) == first

@@ -1,7 +1,5 @@
 """Participation objects."""
 
-import dataclasses
-
 import pytest
 
 from tf_bandmf import participation
@@ -18,18 +16,6 @@ def test_min_sep_allows_at_most_what_the_separation_allows():
     assert MinSep(4).participations(10) == 3
     assert MinSep(4, 2).participations(10) == 2
     assert MinSep(4, 9).participations(10) == 3
-
-
-@pytest.mark.parametrize(
-    "original", [MinSep(4), MinSep(4, 2), FixedEpochOrder(9, 3, 2)]
-)
-def test_config_round_trip(original):
-    assert participation.from_config(original.to_config()) == original
-
-
-def test_participations_are_immutable():
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        MinSep(4).min_separation = 5
 
 
 @pytest.mark.parametrize(

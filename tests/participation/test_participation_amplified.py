@@ -14,12 +14,6 @@ ALL = [
 ]
 
 
-@pytest.mark.parametrize("participation", ALL, ids=lambda p: p.kind)
-def test_config_round_trip(participation):
-    assert lib.from_config(participation.to_config()) == participation
-    assert type(lib.from_config(participation.to_config())) is type(participation)
-
-
 def test_worst_case_participations():
     cyclic = tf_bandmf.CyclicPoisson(1000, 10, 8)
     assert cyclic.separation() == 8 and cyclic.participations(100) == 13

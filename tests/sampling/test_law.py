@@ -218,36 +218,3 @@ def test_who_rests_is_not_taken_and_nobody_else_is_left_out(separation):
                 free = step + separation if is_taken else free
                 chosen = sampler.example_indices(step)
                 assert chosen.tolist() == (list(range(total)) if is_taken else [])
-
-
-PARTICIPATIONS = [
-    (tf_bandmf.FixedEpochOrder(50, 7, 4), 32),
-    (tf_bandmf.Shuffled(50, 7, 4), 32),
-    (tf_bandmf.BallsInBins(50, 7, 4), 32),
-    (tf_bandmf.CyclicPoisson(50, 6, 6), 40),
-    (tf_bandmf.CyclicFixedSize(50, 6, 6), 40),
-    (tf_bandmf.Poisson(50, 20), 40),
-    (tf_bandmf.BMinSepSampling(50, 6, 6), 40),
-]
-
-
-@pytest.mark.invariant(2)
-@pytest.mark.parametrize(
-    "participation, num_steps",
-    PARTICIPATIONS,
-    ids=lambda value: getattr(value, "kind", None),
-)
-def test_realized_separation_and_participations(participation, num_steps):
-    x = np.arange(50)
-    schedule = tf_bandmf.sampling.BatchSchedule(participation, num_steps, 7, x)
-    steps = collections.defaultdict(list)
-    for batch in schedule.indices():
-        assert len(set(batch.indices)) == len(batch.indices)
-        for index in batch.indices:
-            steps[int(index)].append(batch.step)
-    gaps = [b - a for taken in steps.values() for a, b in zip(taken, taken[1:])]
-    assert gaps and min(gaps) >= participation.separation()
-    most = max(len(taken) for taken in steps.values())
-    assert most <= participation.participations(num_steps)
-    if participation.has_fixed_positions and participation.separation() > 1:
-        assert all(gap % participation.separation() == 0 for gap in gaps)

@@ -154,13 +154,6 @@ def test_dataset_is_the_schedule_and_a_resumed_run_is_the_uninterrupted_one(
             np.testing.assert_array_equal(batch["y"], expected["y"])
 
 
-def test_an_empty_batch_is_a_batch():
-    participation = tf_bandmf.Poisson(num_examples=30, batch_size=1)
-    sampled = BatchSchedule(participation, 50, 7, np.zeros((30, 2), np.float32))
-    sizes = [batch["x"].shape[0] for batch in sampled.join(seed(0)).dataset()]
-    assert len(sizes) == 50 and min(sizes) == 0
-
-
 @pytest.mark.parametrize("participation", PARTICIPATIONS[3:], ids=lambda p: p.kind)
 def test_a_fresh_seed_cannot_continue_a_run_whose_steps_share_randomness(participation):
     sampled = BatchSchedule(participation, 15, 7, np.arange(20))
@@ -204,8 +197,3 @@ def test_a_sample_follows_from_a_key_and_from_nothing_that_the_caller_chose(samp
 
     keys = [NoiseKey.from_operating_system() for _ in range(2)]
     assert sample(keys[0]) == sample(keys[0]) != sample(keys[1])
-
-
-def test_batches_that_the_caller_makes_have_no_schedule():
-    with pytest.raises(TypeError, match="caller makes the batches"):
-        BatchSchedule(tf_bandmf.MinSep(3), 9, 7, np.arange(20))

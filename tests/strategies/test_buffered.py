@@ -2,11 +2,9 @@
 
 import numpy as np
 import pytest
-import scipy.optimize
 
 from tf_bandmf import matrices, strategies, workloads
 from tf_bandmf.participation import MinSep
-from tf_bandmf.strategies import buffered
 
 DECAYS, INVERSE_DECAYS = np.array([0.95, 0.6, 0.2]), np.array([0.8, 0.4, 0.05])
 
@@ -31,44 +29,6 @@ def test_the_matrix_is_the_one_of_its_output_scales():
     np.testing.assert_allclose(matrix.column_norms(), np.linalg.norm(dense, axis=0))
     assert np.all(matrix.output_scales > 0) and matrix.output_scales.sum() < 1
     assert np.all(matrix.inverse_output_scales < 0)
-
-
-def test_noise_streams_with_one_vector_a_buffer():
-    """The recurrence of the class's documentation gives `C^-1 z`."""
-    n = 30
-    matrix = matrices.BufferedToeplitz(DECAYS, INVERSE_DECAYS, n)
-    z = np.random.default_rng(1).normal(size=(n, 2))
-    state = np.zeros((matrix.num_buffers, 2))
-    streamed = []
-    for row in z:
-        streamed.append(row + matrix.inverse_output_scales @ state)
-        state = matrix.inverse_decays[:, None] * state + row
-    np.testing.assert_allclose(streamed, matrix.solve(z), atol=1e-12)
-
-
-@pytest.mark.parametrize("objective", ["mean", "max"])
-@pytest.mark.parametrize("momentum", [0.0, 0.9])
-def test_the_gradient_is_that_of_finite_differences(objective, momentum):
-    workload = workloads.momentum_sgd(40, momentum, 0.99)
-    problem = buffered._Problem(workload, MinSep(7), objective)
-    point = np.array([3.0, 2.0, 1.0, 0.5])
-    numeric = scipy.optimize.approx_fprime(point, lambda v: problem.loss(v)[0], 1e-7)
-    np.testing.assert_allclose(problem.loss(point)[1], numeric, atol=1e-6)
-
-
-def test_the_loss_is_the_error_of_the_strategy():
-    workload, participation = workloads.prefix_sum(50), MinSep(10)
-    for objective in ("mean", "max"):
-        strategy = strategies.blt(workload, participation, 2, objective)
-        core = strategy.matrix
-        problem = buffered._Problem(workload, participation, objective)
-        variables = buffered.variables_of(core.decays, core.inverse_decays)
-        error = strategy.rmse if objective == "mean" else strategy.max_se
-        np.testing.assert_allclose(
-            np.exp(0.5 * problem.loss(variables)[0]),
-            error(workload, participation),
-            rtol=1e-9,
-        )
 
 
 def test_it_reaches_the_value_of_jax_privacy():
@@ -105,12 +65,6 @@ def test_the_first_column_is_positive_and_decreasing(k):
     strategy = strategies.blt(workload, MinSep(100 // k), 2)
     column = strategy.matrix.toeplitz_column()
     assert np.all(column > 0) and np.all(np.diff(column) < 0)
-
-
-def test_a_blt_strategy_survives_its_configuration():
-    strategy = strategies.blt(workloads.prefix_sum(20), MinSep(5), 2)
-    rebuilt = strategies.Strategy.from_config(strategy.to_config())
-    np.testing.assert_array_equal(rebuilt.matrix.to_dense(), strategy.matrix.to_dense())
 
 
 @pytest.mark.parametrize(

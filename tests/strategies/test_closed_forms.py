@@ -92,20 +92,6 @@ def test_optimized_lambda_beats_its_neighbours(n, b, k):
             assert value <= getattr(other, metric)(workload, participation) + 1e-9
 
 
-def test_minimizer_of_max_se_is_not_smaller_than_that_of_rmse():
-    # arXiv:2601.22334, Lemma 3.
-    workload, participation = workloads.prefix_sum(120), MinSep(20, 6)
-    mean = strategies.optimized_lambda_cgd(workload, participation, "mean")
-    largest = strategies.optimized_lambda_cgd(workload, participation, "max")
-    assert largest.parameters["lambda"] >= mean.parameters["lambda"]
-
-
-def test_dp_sgd_is_optimal_in_the_full_batch_regime():
-    # arXiv:2601.22334, Corollary 6: b = 1 and k = n.
-    found = strategies.optimized_lambda_cgd(workloads.prefix_sum(30), MinSep(1, 30))
-    assert found.parameters["lambda"] == 0.0
-
-
 def test_memory_and_regenerations():
     workload = workloads.prefix_sum(20)
     bsr, bisr = strategies.bsr(workload, 5), strategies.bisr(workload, 5)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import scipy.optimize
 
-from tf_bandmf import matrices, strategies, workloads
+from tf_bandmf import matrices, workloads
 from tf_bandmf.participation import FixedEpochOrder, MinSep
 from tf_bandmf.strategies.multi_epoch import dense
 
@@ -140,39 +140,6 @@ def test_it_is_at_least_as_good_as_jax_privacy():
     many = dense(workload, eight, tolerance=1e-4)
     assert many.diagnostics["optimality_gap"] <= 1e-4
     assert many.rmse(workload, eight) <= 8.586603
-
-
-@pytest.mark.slow
-def test_order_of_the_mechanisms_as_in_table_2():
-    """arXiv:2306.08153, Table 2, in small: n = 96, k = 6, b = 16."""
-    n, k, b = 96, 6, 16
-    workload, fixed, min_sep = workloads.prefix_sum(n), epochs(n, k), MinSep(b)
-    free = dense(workload, fixed, tolerance=1e-5)
-    equal = dense(workload, min_sep)
-    tree = strategies.binary_tree(n)
-    assert not free.parameters["equal_column_norms"]
-    assert equal.parameters["equal_column_norms"]
-    assert free.sensitivity(fixed).is_exact
-    assert free.rmse(workload, fixed) < equal.rmse(workload, fixed)
-    assert equal.rmse(workload, fixed) < tree.rmse(workload, fixed)
-    # Alg. 4 costs 10 to 20 percent.
-    assert not free.sensitivity(min_sep).is_exact
-    assert 1.1 < free.sensitivity(min_sep).value < 1.2
-
-
-def test_costs_are_those_of_a_dense_inverse():
-    strategy = dense(workloads.prefix_sum(12), MinSep(4))
-    assert strategy.memory_vectors == 0
-    assert strategy.regenerations_per_step == 11
-    assert not strategy.is_inverse_banded
-
-
-def test_a_dense_strategy_survives_its_configuration():
-    strategy = dense(workloads.prefix_sum(12), MinSep(4))
-    rebuilt = strategies.Strategy.from_config(strategy.to_config())
-    assert isinstance(rebuilt.matrix, matrices.Dense)
-    np.testing.assert_array_equal(rebuilt.matrix.entries, strategy.matrix.entries)
-    assert rebuilt.diagnostics == strategy.diagnostics
 
 
 def test_impossible_problems_and_indefinite_grams_are_refused():

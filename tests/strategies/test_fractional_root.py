@@ -1,7 +1,5 @@
 """gamma-BIFR between DP-lambda-CGD and BISR, and its one parameter."""
 
-import itertools
-
 import numpy as np
 import pytest
 from scipy import special
@@ -41,25 +39,6 @@ def test_special_cases(workload):
     np.testing.assert_allclose(two, chain, atol=1e-14)
     identity = strategies.bifr(workload, 6, 0.0).matrix.to_dense()
     np.testing.assert_array_equal(identity, np.eye(15))
-
-
-@pytest.mark.parametrize("gamma", [0.2, 0.5, 0.8])
-@pytest.mark.parametrize("bands", [2, 3, 5])
-def test_sensitivity_is_that_of_all_patterns(gamma, bands):
-    n, b, k = 10, 3, 3
-    strategy = strategies.bifr(workloads.prefix_sum(n), bands, gamma)
-    dense = strategy.matrix.to_dense()
-    worst = max(
-        np.linalg.norm(dense[:, list(pattern)].sum(axis=1))
-        for size in range(1, k + 1)
-        for pattern in itertools.combinations(range(n), size)
-        if np.all(np.diff(pattern) >= b)
-    )
-    # No entry is negative: no signs of contributions are worse than equal ones.
-    assert np.all(dense >= 0.0)
-    found = strategy.sensitivity(MinSep(b, k))
-    assert found.is_exact
-    np.testing.assert_allclose(found.value, worst, rtol=1e-12)
 
 
 @pytest.mark.parametrize("beta", [0.0, 0.9])

@@ -5,7 +5,7 @@ import pytest
 
 from tf_bandmf import strategies, workloads
 from tf_bandmf.matrices import dyadic_tree
-from tf_bandmf.participation import FixedEpochOrder, MinSep
+from tf_bandmf.participation import MinSep
 
 
 def rectangular_tree(n):
@@ -42,18 +42,6 @@ def test_a_power_of_two_has_the_known_column_norms():
     np.testing.assert_allclose(strategy.sensitivity(MinSep(64, 1)).value, np.sqrt(7.0))
 
 
-@pytest.mark.parametrize(("k", "epoch"), [(3, 7), (6, 8)])
-def test_sensitivity_under_fixed_order_is_that_of_the_rectangular_tree(k, epoch):
-    n = k * epoch
-    tree = rectangular_tree(n)
-    expected = max(
-        np.linalg.norm(tree[:, first::epoch].sum(axis=1)) for first in range(epoch)
-    )
-    found = strategies.binary_tree(n).sensitivity(FixedEpochOrder(epoch, 1, k))
-    assert found.is_exact
-    np.testing.assert_allclose(found.value, expected)
-
-
 def test_optimal_tree_aggregation_of_table_2():
     """arXiv:2306.08153, Table 2: sensitivities 0.32, 1.00, 1.00."""
     n, k, b = 2052, 6, 342
@@ -75,13 +63,6 @@ def test_too_many_placements_fall_back_to_a_bound():
     assert found.value >= attained * (1 - 1e-12)
     exact = dyadic_tree.max_squared_counts(n, b, k)
     assert found.is_exact == (exact is not None)
-
-
-def test_a_tree_survives_its_configuration():
-    strategy = strategies.binary_tree(13)
-    rebuilt = strategies.Strategy.from_config(strategy.to_config())
-    assert isinstance(rebuilt.matrix, dyadic_tree.DyadicTree)
-    np.testing.assert_array_equal(rebuilt.matrix.entries, strategy.matrix.entries)
 
 
 @pytest.mark.parametrize("num_steps", [0, -3, 20_001, True])
