@@ -10,6 +10,7 @@ import time
 import numpy as np
 import pytest
 import scipy.stats
+from small_plans import small_plan
 
 import tf_bandmf
 from tf_bandmf import matrices, strategies
@@ -115,6 +116,11 @@ def estimate(matrix, separation, rate, num_draws=8000):
 
 
 def test_without_a_rest_it_is_poisson_sampling():
+    """Its accountant simulates nothing, at any size; a simulation agrees."""
+    large = strategies.identity(50_000).matrix
+    found = BMinSepSampling(10**7, 1000, 1).accountant(large)
+    assert isinstance(found, CyclicPoissonAccountant)
+    assert dataclasses.astuple(found) == (50_000, 1e-4, 1.0)
     matrix = strategies.identity(12).matrix
     exact = CyclicPoissonAccountant.of_strategy(matrix, 1, 0.2)
     found = estimate(matrix, 1, 0.2)
@@ -251,15 +257,7 @@ def test_what_it_cannot_account_for_is_refused():
 
 
 def test_a_plan_has_as_many_steps_of_rest_as_bands():
-    plan = tf_bandmf.plan(
-        "bsr:3",
-        epsilon=4.0,
-        delta=1e-4,
-        num_examples=96,
-        batch_size=8,
-        epochs=2,
-        sampling="b-min-sep",
-    )
+    plan = small_plan("bsr:3", 96, 8, 2, delta=1e-4, sampling="b-min-sep")
     assert plan.participation == BMinSepSampling(96, 8, 3)
     assert plan.kind == "estimate" and "b-min-sep sampling" in str(plan.statement())
     schedule = plan.batches(np.arange(96))
@@ -282,44 +280,15 @@ def test_products_by_blocks_are_those_of_the_dense_matrix(n, bands):
     np.testing.assert_allclose(passes.mean, dense @ np.full(n, 0.01 / n), atol=1e-14)
 
 
-@pytest.mark.slow
-def test_without_a_rest_the_accountant_is_that_of_poisson_sampling():
-    """No simulation, at any size; where both are, they agree."""
-    large = strategies.identity(50_000).matrix
-    found = BMinSepSampling(10**7, 1000, 1).accountant(large)
-    assert dataclasses.astuple(found) == (50_000, 1e-4, 1.0)
-    assert isinstance(found, CyclicPoissonAccountant)
-    matrix = strategies.identity(12).matrix
-    exact = BMinSepSampling(1000, 10, 1).accountant(matrix).calibrate(2.0, 1e-4)
-    simulated = BMinSepAccountant.of_strategy(matrix, 1, 0.01, Simulation())
-    found = simulated.calibrate(2.0, 1e-4)
-    assert found.noise_stddev == pytest.approx(exact.noise_stddev, rel=0.01)
-
-
 @pytest.mark.parametrize("mechanism", ["bsr:4", "banded:16"])
 def test_runs_that_are_too_long_to_simulate_are_refused_before_anything(mechanism):
-    arguments = dict(
-        epsilon=2.0,
-        delta=1e-10,
-        num_examples=10**9,
-        batch_size=10**4,
-        epochs=3,
-        sampling="b-min-sep",
-    )
-    began = time.process_time()
-    with pytest.raises(
-        ValueError, match=r"num_steps must be <= .*found 300000.*cyclic-p"
-    ):
-        tf_bandmf.plan(mechanism, **arguments)
+    began, said = time.process_time(), r"num_steps must be <= .*found 300000"
+    with pytest.raises(ValueError, match=said + ".*cyclic-p"):
+        small_plan(mechanism, 10**9, 10**4, 3, delta=1e-10, sampling="b-min-sep")
     participation = BMinSepSampling(10**9, 10**4, 4)
-    with pytest.raises(ValueError, match=r"num_steps must be <= .*, found 300000"):
-        tf_bandmf.plan(
-            mechanism,
-            epsilon=2.0,
-            delta=1e-10,
-            participation=participation,
-            num_steps=300_000,
-        )
+    run = {"participation": participation, "num_steps": 300_000}
+    with pytest.raises(ValueError, match=said):
+        tf_bandmf.plan(mechanism, epsilon=2.0, delta=1e-10, **run)
     with pytest.raises(ValueError, match="with 2 bands num_steps must be <= 7539"):
         participation.accountant(
             matrices.ToeplitzBanded([1.0, 0.5], 20_000), Simulation()

@@ -1,8 +1,6 @@
 """Cyclic Poisson sampling: published values, special cases, properties, misuse."""
 
-import sys
-from pathlib import Path
-
+import floors
 import numpy as np
 import pytest
 from dp_accounting.pld import pld_pmf, privacy_loss_distribution
@@ -11,9 +9,6 @@ from tf_bandmf import matrices, strategies
 from tf_bandmf.accounting import event_losses, gaussian
 from tf_bandmf.accounting.cyclic_fixed_size import CyclicFixedSizeAccountant
 from tf_bandmf.accounting.cyclic_poisson import CyclicPoissonAccountant
-
-sys.path.insert(0, str(Path(__file__).parent))
-import floors
 
 
 @pytest.mark.slow_cases("1000-0.01-1.0-1e-05-1.41463")

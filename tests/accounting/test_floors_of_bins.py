@@ -1,16 +1,11 @@
 """Balls in bins at a confidence against floors in 60 digits."""
 
-import sys
-from pathlib import Path
-
+import floors
 import mpmath
 import numpy as np
 import pytest
 
 from tf_bandmf.accounting.balls_in_bins import BallsInBinsAccountant
-
-sys.path.insert(0, str(Path(__file__).parent))
-import floors
 
 
 def grams(num_bins, participations):

@@ -1,9 +1,8 @@
 """The exact Gaussian mechanism."""
 
 import math
-import sys
-from pathlib import Path
 
+import floors
 import hypothesis
 import mpmath
 import numpy as np
@@ -11,9 +10,6 @@ import pytest
 from hypothesis import strategies as st
 
 from tf_bandmf.accounting import gaussian
-
-sys.path.insert(0, str(Path(__file__).parent))
-import floors
 
 SETTINGS = hypothesis.settings(derandomize=True, deadline=None, max_examples=30)
 
@@ -50,42 +46,31 @@ def test_noise_that_is_ample_gives_epsilon_zero():
     assert gaussian.gaussian_epsilon(1000.0, 0.1) == 0.0
 
 
+EPSILON = "epsilon must be finite and > 0"
+NOISE = "noise_stddev must be finite and > 0"
+
+
 @pytest.mark.parametrize(
-    ("call", "message"),
+    ("name", "arguments", "message"),
     [
-        (
-            lambda: gaussian.calibrate_noise_stddev(0.0, 1e-5),
-            "epsilon must be finite and > 0",
+        *(
+            ("calibrate_noise_stddev", (epsilon, 1e-5), EPSILON)
+            for epsilon in (0.0, -1.0, math.nan, math.inf)
         ),
-        (
-            lambda: gaussian.calibrate_noise_stddev(-1.0, 1e-5),
-            "epsilon must be finite and > 0",
-        ),
-        (
-            lambda: gaussian.calibrate_noise_stddev(math.nan, 1e-5),
-            "epsilon must be finite and > 0",
-        ),
-        (
-            lambda: gaussian.calibrate_noise_stddev(math.inf, 1e-5),
-            "epsilon must be finite and > 0",
-        ),
-        (lambda: gaussian.calibrate_noise_stddev(1.0, 0.0), "delta must be in"),
-        (lambda: gaussian.calibrate_noise_stddev(1.0, 1.0), "delta must be in"),
-        (lambda: gaussian.calibrate_noise_stddev(1e-12, 1e-13), "Use a larger budget"),
-        (lambda: gaussian.calibrate_noise_stddev(1e12, 1e-5), "no meaningful privacy"),
-        (
-            lambda: gaussian.gaussian_delta(0.0, 1.0),
-            "noise_stddev must be finite and > 0",
-        ),
-        (lambda: gaussian.gaussian_delta(1.0, -1.0), "epsilon must be finite and >= 0"),
-        (lambda: gaussian.gaussian_epsilon(1.0, math.nan), "delta must be in"),
-        (lambda: gaussian.gaussian_epsilon(1e-4, 1e-5), "no meaningful privacy"),
-        (lambda: gaussian.zcdp_rho(0.0), "noise_stddev must be finite and > 0"),
+        ("calibrate_noise_stddev", (1.0, 0.0), "delta must be in"),
+        ("calibrate_noise_stddev", (1.0, 1.0), "delta must be in"),
+        ("calibrate_noise_stddev", (1e-12, 1e-13), "Use a larger budget"),
+        ("calibrate_noise_stddev", (1e12, 1e-5), "no meaningful privacy"),
+        ("gaussian_delta", (0.0, 1.0), NOISE),
+        ("gaussian_delta", (1.0, -1.0), "epsilon must be finite and >= 0"),
+        ("gaussian_epsilon", (1.0, math.nan), "delta must be in"),
+        ("gaussian_epsilon", (1e-4, 1e-5), "no meaningful privacy"),
+        ("zcdp_rho", (0.0,), NOISE),
     ],
 )
-def test_invalid_or_infeasible_budgets_are_refused(call, message):
+def test_invalid_or_infeasible_budgets_are_refused(name, arguments, message):
     with pytest.raises(ValueError, match=message):
-        call()
+        getattr(gaussian, name)(*arguments)
 
 
 def test_invariant_12_no_delta_is_below_60_digits():

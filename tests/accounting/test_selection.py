@@ -3,18 +3,14 @@
 import contextlib
 import functools
 import math
-import sys
-from pathlib import Path
 
 import dp_accounting
+import floors
 import numpy as np
 import pytest
 import scipy.stats
 
 from tf_bandmf.accounting import gaussian, selection
-
-sys.path.insert(0, str(Path(__file__).parent))
-import floors
 
 SHAPES = (0.0, 0.5, 1.0, 2.0)
 DELTA = 1e-5

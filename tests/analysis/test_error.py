@@ -18,14 +18,11 @@ def all_strategies(n):
     yield strategies.bisr(prefix, min(3, n), column_normalized=True)
 
 
-@pytest.mark.slow_cases("recursion-13")
-@pytest.mark.parametrize("n", [1, 2, 13, 40])
-@pytest.mark.parametrize("engine", ["materialized", "recursion"])
-def test_per_step_error_is_the_row_norm_of_the_factor(n, engine, monkeypatch):
-    if engine == "recursion":
-        if n == 40:
-            pytest.skip("n = 13 has several blocks already")
-        monkeypatch.setattr(error, "_DENSE_STEPS", 0)
+@pytest.mark.slow_cases("13")
+@pytest.mark.parametrize("n", [1, 2, 13])
+def test_by_recursion_the_error_is_the_row_norm_of_the_factor(n, monkeypatch):
+    """The dense way is that of the contracts of matrices."""
+    monkeypatch.setattr(error, "_DENSE_STEPS", 0)
     schedule = 0.1 + np.random.default_rng(0).random(n)
     for workload in (
         workloads.prefix_sum(n),

@@ -1,12 +1,12 @@
 """Sensitivity against brute force over all participation patterns, n <= 10."""
 
-import itertools
 import time
 
 import hypothesis
 import numpy as np
 import pytest
 from hypothesis import strategies as st
+from patterns import brute_force, fixed_patterns, min_sep_patterns
 
 from tf_bandmf import matrices, workloads
 from tf_bandmf import strategies as families
@@ -15,26 +15,6 @@ from tf_bandmf.analysis import sensitivity as sensitivity_lib
 from tf_bandmf.participation import FixedEpochOrder, MinSep
 
 SETTINGS = hypothesis.settings(derandomize=True, deadline=None, max_examples=40)
-
-
-def min_sep_patterns(n, b, k):
-    for size in range(1, k + 1):
-        for pattern in itertools.combinations(range(n), size):
-            if all(j - i >= b for i, j in zip(pattern, pattern[1:])):
-                yield list(pattern)
-
-
-def fixed_patterns(n, b):
-    return [list(range(i, n, b)) for i in range(b)]
-
-
-def brute_force(dense, patterns):
-    """The sup over contributions in one dimension: all signs of each pattern."""
-    best = 0.0
-    for pattern in patterns:
-        for signs in itertools.product([1.0, -1.0], repeat=len(pattern)):
-            best = max(best, np.linalg.norm(dense[:, pattern] @ np.array(signs)))
-    return best
 
 
 def closed_form_strategies(n):

@@ -1,11 +1,10 @@
 """Sensitivity of matrices of every kind: exact where it says so, never too small."""
 
-import itertools
-
 import hypothesis
 import numpy as np
 import pytest
 from hypothesis import strategies as st
+from patterns import brute_force, fixed_patterns, min_sep_patterns
 
 from tf_bandmf import matrices, workloads
 from tf_bandmf import strategies as families
@@ -16,24 +15,6 @@ from tf_bandmf.participation import FixedEpochOrder, MinSep
 
 SETTINGS = hypothesis.settings(derandomize=True, deadline=None, max_examples=150)
 KINDS = ("rows", "toeplitz", "inverse", "scaled", "scaled_inverse", "dense", "tree")
-
-
-def min_sep_patterns(n, b, k):
-    for size in range(1, k + 1):
-        for pattern in itertools.combinations(range(n), size):
-            if all(j - i >= b for i, j in zip(pattern, pattern[1:])):
-                yield list(pattern)
-
-
-def brute_force(dense, all_patterns):
-    """The largest norm over patterns and signs of the contributions."""
-    best = 0.0
-    for pattern in all_patterns:
-        signs = np.array(list(itertools.product([1.0, -1.0], repeat=len(pattern) - 1)))
-        signs = np.concatenate([np.ones((len(signs), 1)), signs], axis=1)
-        norms = np.linalg.norm(dense[:, pattern] @ signs.T, axis=0)
-        best = max(best, norms.max())
-    return best
 
 
 def random_matrix(kind, n, width, lowest, rng):
@@ -75,7 +56,7 @@ def test_no_kind_of_matrix_is_underestimated(kind, seed, n, b, width, lowest):
     dense = matrix.to_dense()
     for participation, all_patterns in (
         (MinSep(b, k), min_sep_patterns(n, b, k)),
-        (FixedEpochOrder(b, 1, most), [list(range(i, n, b)) for i in range(b)]),
+        (FixedEpochOrder(b, 1, most), fixed_patterns(n, b)),
     ):
         expected = brute_force(dense, all_patterns)
         found = sensitivity_lib.sensitivity(matrix, participation, n)

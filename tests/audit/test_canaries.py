@@ -4,6 +4,7 @@ import functools
 
 import numpy as np
 import pytest
+from small_plans import small_plan
 
 import tf_bandmf
 from tf_bandmf import audit
@@ -26,15 +27,7 @@ def plan_of(mechanism, epsilon=4.0, **changes):
 
 @functools.cache
 def sampled_plan(mechanism, sampling, delta=1e-3):
-    return tf_bandmf.plan(
-        mechanism,
-        epsilon=4.0,
-        delta=delta,
-        num_examples=40,
-        batch_size=10,
-        epochs=6,
-        sampling=sampling,
-    )
+    return small_plan(mechanism, 40, 10, 6, delta=delta, sampling=sampling)
 
 
 AMPLIFIED = [

@@ -5,6 +5,7 @@ import pathlib
 import keras
 import numpy as np
 import pytest
+from small_plans import small_plan
 
 import tf_bandmf
 import tf_bandmf.keras
@@ -48,13 +49,13 @@ def test_linear_models_train_as_keras_does(mechanism, sampling):
     rng = np.random.default_rng(1)
     x, y = rng.normal(size=(60, 4)).astype(np.float32), rng.integers(0, 3, 60)
     centre, seed, rate = rng.normal(size=4).astype(np.float32), 5, 0.3
-    plan = tf_bandmf.plan(
+    plan = small_plan(
         mechanism,
+        60,
+        20,
+        3,
         noise_multiplier=0.5,
         delta=1e-3,
-        num_examples=60,
-        batch_size=20,
-        epochs=3,
         sampling=sampling,
         workload="sgd:momentum=0.9",
         test_seed=seed,

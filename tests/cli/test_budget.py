@@ -7,6 +7,7 @@ import json
 
 import dp_accounting
 import pytest
+from small_plans import small_plan
 
 import tf_bandmf
 from tf_bandmf import cli
@@ -35,14 +36,8 @@ def run(capsys, path):
 def filled(run, path):
     run("add", "patients", *"--epsilon 2 --delta 1e-6".split(), "--unit", "one patient")
     ledger = tf_bandmf.Ledger(f"sqlite:///{path}", who="<tester>")
-    plan = tf_bandmf.plan(
-        "lambda_cgd:0.9",
-        epsilon=1.0,
-        delta=1e-7,
-        num_examples=1200,
-        batch_size=40,
-        epochs=2,
-        unit="one patient",
+    plan = small_plan(
+        "lambda_cgd:0.9", 1200, 40, 2, epsilon=1.0, delta=1e-7, unit="one patient"
     )
     plan = ledger.bind(plan, "patients")
     ledger.begin(plan, hashlib.sha256(b"1").hexdigest())

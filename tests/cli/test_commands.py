@@ -7,6 +7,7 @@ import sys
 
 import numpy as np
 import pytest
+from small_plans import small_plan
 
 import tf_bandmf
 from tf_bandmf import cli
@@ -37,15 +38,8 @@ def json_of(run):
 
 
 def test_options_are_the_arguments_of_python(json_of):
-    plan = tf_bandmf.plan(
-        "bisr:4",
-        epsilon=4.0,
-        delta=1e-5,
-        num_examples=2000,
-        batch_size=100,
-        epochs=4,
-        l2_norm_clip=0.5,
-        workload="sgd:momentum=0.9",
+    plan = small_plan(
+        "bisr:4", 2000, 100, 4, l2_norm_clip=0.5, workload="sgd:momentum=0.9"
     )
     more = ["--l2-norm-clip", "0.5", "--workload", "sgd:momentum=0.9"]
     found = json_of(*PLAN, "--mechanism", "bisr:4", *more)

@@ -1,9 +1,8 @@
 """Every registered accountant against floors of 60 digits, and against shape."""
 
-import sys
 from importlib.metadata import version
-from pathlib import Path
 
+import floors
 import numpy as np
 import pytest
 from packaging.version import Version
@@ -11,9 +10,6 @@ from packaging.version import Version
 import tf_bandmf
 from tf_bandmf import participation as lib
 from tf_bandmf.planning.calibration import accountant_for
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "accounting"))
-import floors
 
 N = 16
 DELTAS = 10.0 ** np.array([-3.0, -6.0, -9.0, -12.0, -20.0])

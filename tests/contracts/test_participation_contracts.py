@@ -5,6 +5,7 @@ import math
 
 import numpy as np
 import pytest
+from small_plans import small_plan
 
 import tf_bandmf
 from tf_bandmf import participation as lib
@@ -140,15 +141,7 @@ def test_a_plan_of_it_is_saved_and_has_its_batches(participation, plan, tmp_path
 
 @pytest.mark.parametrize("name", sorted(lib.NAMED))
 def test_a_named_sampling_is_planned_from_examples_and_epochs(name):
-    plan = tf_bandmf.plan(
-        "identity",
-        epsilon=2.0,
-        delta=1e-4,
-        sampling=name,
-        num_examples=80,
-        batch_size=20,
-        epochs=4,
-    )
+    plan = small_plan("identity", 80, 20, 4, epsilon=2.0, delta=1e-4, sampling=name)
     assert isinstance(plan.participation, lib.NAMED[name])
     assert plan.num_steps == N and plan.expected_batch_size == 20.0
 

@@ -1,18 +1,11 @@
 """The page of benchmarks is what its script writes, and its choices are by validation."""
 
-import importlib.util
-import pathlib
-
 import pytest
+from modules import ROOT, module_at
 
 pytest.importorskip("matplotlib")  # of the extra for plots, not of that for tests
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-SPEC = importlib.util.spec_from_file_location(
-    "make_benchmarks", ROOT / "docs" / "make_benchmarks.py"
-)
-made = importlib.util.module_from_spec(SPEC)
-SPEC.loader.exec_module(made)
+made = module_at("docs/make_benchmarks.py")
 
 
 def run(phase, rate, accuracy):

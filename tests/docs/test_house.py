@@ -1,17 +1,11 @@
 """The rooms of the house are as few as promised, and the page names each folder."""
 
-import importlib.util
-import pathlib
-
-ROOT = pathlib.Path(__file__).resolve().parents[2]
+import pytest
+from modules import module_at
 
 
 def counter():
-    place = ROOT / "docs" / "count_house.py"
-    spec = importlib.util.spec_from_file_location("count_house", place)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return module_at("docs/count_house.py")
 
 
 def test_keras_has_few_rooms_and_no_circle():
@@ -23,12 +17,8 @@ def test_keras_has_few_rooms_and_no_circle():
 
 
 def test_a_circle_is_found():
-    try:
+    with pytest.raises(ValueError, match="a -> b -> a"):
         counter().floors_of({"a": {"b"}, "b": {"a"}})
-    except ValueError as error:
-        assert "a -> b -> a" in str(error)
-    else:
-        raise AssertionError
 
 
 def test_the_page_names_every_folder():

@@ -1,23 +1,16 @@
 """What the pages on budgets and growing data show is what the examples print."""
 
-import importlib.util
 import os
-import pathlib
 import re
 import subprocess
 import sys
 
 import pytest
-
-ROOT = pathlib.Path(__file__).resolve().parents[2]
+from modules import ROOT, module_at
 
 
 def test_the_table_of_growing_data_is_what_the_example_prints(capsys):
-    path = ROOT / "examples" / "growing_data.py"
-    spec = importlib.util.spec_from_file_location("growing_data", path)
-    example = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(example)
-    rows = example.main()
+    rows = module_at("examples/growing_data.py").main()
     printed = [x for x in capsys.readouterr().out.splitlines() if x.startswith("|")]
     page = (ROOT / "docs" / "growing-data.md").read_text("utf-8")
     table = page.partition("<!-- growing-data -->")[2].partition("<!-- end -->")[0]

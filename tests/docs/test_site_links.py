@@ -1,16 +1,9 @@
 """The check of the built site finds what leads nowhere."""
 
-import importlib.util
-import pathlib
-
 import pytest
+from modules import module_at
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-SPEC = importlib.util.spec_from_file_location(
-    "check_site", ROOT / "docs" / "check_site.py"
-)
-check_site = importlib.util.module_from_spec(SPEC)
-SPEC.loader.exec_module(check_site)
+check_site = module_at("docs/check_site.py")
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 import keras
 import pytest
 from hostile import VALUES, complaint
+from small_plans import small_plan
 
 import tf_bandmf
 import tf_bandmf.keras
@@ -24,15 +25,7 @@ RIGHT = {
 
 @pytest.fixture(scope="module")
 def plan():
-    return tf_bandmf.plan(
-        "identity",
-        epsilon=4.0,
-        delta=1e-5,
-        num_examples=20,
-        batch_size=5,
-        epochs=1,
-        test_seed=0,
-    )
+    return small_plan("identity", 20, 5, 1, test_seed=0)
 
 
 def model():

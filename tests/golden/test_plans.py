@@ -1,21 +1,11 @@
 """Sixty plans have the numbers that they had when plans.json was written."""
 
-import importlib.util
 import json
-import pathlib
 
 import pytest
+from modules import module_at
 
-
-def _module():
-    place = pathlib.Path(__file__).with_name("plans.py")
-    spec = importlib.util.spec_from_file_location("golden_plans", place)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-plans = _module()
+plans = module_at("tests/golden/plans.py")
 SAVED = plans.saved()
 CASES = [
     pytest.param(name, marks=[pytest.mark.slow] if name in plans.SLOW else [])

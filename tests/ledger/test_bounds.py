@@ -4,6 +4,7 @@ import math
 
 import dp_accounting
 import pytest
+from small_plans import small_plan
 
 import tf_bandmf
 from tf_bandmf.accounting import gaussian
@@ -93,14 +94,8 @@ def test_never_worse_than_basic_composition(releases):
 
 @pytest.mark.slow
 def test_amplified_runs_compose_by_their_losses_as_compose_does():
-    plan = tf_bandmf.plan(
-        "identity",
-        epsilon=1.0,
-        delta=1e-6,
-        num_examples=1200,
-        batch_size=40,
-        epochs=2,
-        sampling="poisson",
+    plan = small_plan(
+        "identity", 1200, 40, 2, epsilon=1.0, delta=1e-6, sampling="poisson"
     )
     spent = total(*[of_plan(plan, DATASET)] * 3).spent
     joint = tf_bandmf.compose([plan] * 3).epsilon(DELTA)

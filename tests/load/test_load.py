@@ -7,6 +7,7 @@ import time
 import numpy as np
 import pytest
 import tensorflow as tf
+from small_plans import small_plan
 
 import tf_bandmf
 from tf_bandmf import noise, strategies, workloads
@@ -109,14 +110,7 @@ def small_model(plan):
 def test_a_long_fit_does_not_grow_nor_trace_again(num_steps, monkeypatch):
     known_runs.forget()
     epochs = num_steps // 4
-    plan = tf_bandmf.plan(
-        "bsr:4",
-        noise_multiplier=1.0,
-        delta=1e-5,
-        num_examples=16,
-        batch_size=4,
-        epochs=epochs,
-    )
+    plan = small_plan("bsr:4", 16, 4, epochs, noise_multiplier=1.0)
     assert plan.num_steps == num_steps
     model = small_model(plan)
     sizes, traces = {}, []
@@ -190,14 +184,7 @@ def test_a_plan_of_a_million_steps(tmp_path):
 @pytest.mark.parametrize("how", ["known before", "found by the device"])
 def test_noise_that_does_not_fit_is_refused_before_training(how, monkeypatch):
     known_runs.forget()
-    plan = tf_bandmf.plan(
-        "bsr:4",
-        noise_multiplier=1.0,
-        delta=1e-5,
-        num_examples=16,
-        batch_size=4,
-        epochs=2,
-    )
+    plan = small_plan("bsr:4", 16, 4, 2, noise_multiplier=1.0)
     needed = plan.memory(8)
     total = needed.buffer_bytes + needed.key_bytes
     if how == "known before":

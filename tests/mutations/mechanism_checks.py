@@ -9,6 +9,8 @@ import functools
 import keras
 import numpy as np
 import tensorflow as tf
+from modules import module_at
+from small_plans import small_plan
 from whiteness import whiteness
 
 import tf_bandmf
@@ -249,14 +251,7 @@ def poisson_batches_vary():
 @functools.cache
 def named_test(path, name):
     """A test of the suite, as a function."""
-    import importlib.util
-    import pathlib
-
-    file = pathlib.Path(__file__).resolve().parents[1] / path
-    spec = importlib.util.spec_from_file_location(f"mutated_{file.stem}", file)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return getattr(module, name)
+    return getattr(module_at(f"tests/{path}"), name)
 
 
 def bands_fit_the_cycle():
@@ -277,15 +272,7 @@ def bands_fit_the_cycle():
 def audited_sampler():
     """Canaries that the sampler of a plan draws do not contradict its epsilon."""
     forget()
-    plan = tf_bandmf.plan(
-        "identity",
-        epsilon=1.0,
-        delta=1e-5,
-        num_examples=64,
-        batch_size=4,
-        epochs=2,
-        sampling="poisson",
-    )
+    plan = small_plan("identity", 64, 4, 2, epsilon=1.0, sampling="poisson")
     canaries = audit.GradientCanaries.for_plan(plan, 16_384, seed=0)
     result = canaries.audit(canaries.simulated(1), confidence=1 - ALPHA)
     assert not result.contradicts, f"the audit {result}"

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from scipy import stats
+from small_plans import small_plan
 
 import tf_bandmf
 from tf_bandmf import noise, strategies, workloads
@@ -176,15 +177,7 @@ def test_step_keys_of_the_generators_have_nothing_in_common():
 
 
 def make_plan(**changes):
-    return tf_bandmf.plan(
-        "lambda_cgd:0.5",
-        noise_multiplier=1.0,
-        delta=1e-5,
-        num_examples=22,
-        batch_size=6,
-        epochs=2,
-        **changes,
-    )
+    return small_plan("lambda_cgd:0.5", 22, 6, 2, noise_multiplier=1.0, **changes)
 
 
 def test_the_generator_is_part_of_the_plan(tmp_path):

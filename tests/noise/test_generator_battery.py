@@ -5,9 +5,7 @@ PractRand and TestU01 are no packages of Python: `generator_battery` is the part
 tests and streams a false alarm has probability below 1e-6.
 """
 
-import pathlib
-import sys
-
+import generator_battery as battery
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -16,9 +14,6 @@ from scipy import special
 from tf_bandmf import noise
 from tf_bandmf.noise.keys import NoiseKey
 from tf_bandmf.noise.philox import philox
-
-sys.path.append(str(pathlib.Path(__file__).parent))
-import generator_battery as battery
 
 KEYS = NoiseKey.for_testing(11).step_keys(256)
 QUARTER = battery.SIZE // 4

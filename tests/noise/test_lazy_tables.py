@@ -237,44 +237,6 @@ def test_many_parts_that_are_made_as_one_have_the_same_normals(monkeypatch):
     assert np.count_nonzero(together[:, :4]) == 4 * 4500
 
 
-def test_memory_and_weights_make_the_same_table_again():
-    system = _system("inverse", lazy.LinearUpdate(momentum=0.5))
-    rate = tf.constant(0.3, tf.float64)
-    rows = tf.constant([1, 4])
-
-    def take(jumps, table, weights, t):
-        table.bring_up_to_date(rows, jumps.since_release(tf.constant(t)), _KEYS[2 * t])
-        table.add(rows, tf.ones([2, 2]), tf.constant(t), rate)
-        jumps.advance(tf.constant(t), rate)
-        now = jumps.since_release(tf.constant(t + 1))
-        table.release(weights, now, _KEYS[2 * t + 1])
-        jumps.released(tf.constant(t + 1))
-
-    weights = tf.Variable(tf.zeros([6, 2]))
-    jumps = Jumps(system, _STEPS)
-    table = LazyTable(weights, jumps)
-    take(jumps, table, weights, 0)
-    again = tf.Variable(weights.numpy())
-    other_jumps = Jumps(system, _STEPS, step=1)
-    other = LazyTable(again, other_jumps, step=1, memory=table.memory())
-    take(jumps, table, weights, 1)
-    take(other_jumps, other, again, 1)
-    np.testing.assert_array_equal(weights.numpy(), again.numpy())
-
-
-@pytest.mark.parametrize("update", _UPDATES)
-def test_a_sum_enters_the_state_before_its_step(update):
-    """`F u = H`: in float64, without noise."""
-    system = _system("inverse", _UPDATES[update])
-    jumps, at = Jumps(system, _STEPS), (tf.constant(3), tf.constant(0.3, tf.float64))
-    entering, (transition, _, gradient) = jumps.entering(*at), jumps.of_step(*at)
-    entered = np.zeros(system.entries)
-    entered[: len(entering)] = [float(own) for own in entering]
-    np.testing.assert_allclose(
-        transition.numpy() @ entered, gradient, rtol=1e-6, atol=1e-8
-    )
-
-
 def test_weights_that_a_step_takes_to_zero_are_refused():
     jumps = Jumps(_system("inverse", lazy.LinearUpdate(weight_decay=2.0)), _STEPS)
     jumps.entering(tf.constant(0), tf.constant(0.4, tf.float64))

@@ -5,19 +5,13 @@ import warnings
 import numpy as np
 import pytest
 import tensorflow as tf
+from small_plans import small_plan
 
 import tf_bandmf
 
 
 def make_plan(num_examples=20, batch_size=6, epochs=3):
-    return tf_bandmf.plan(
-        "identity",
-        epsilon=4.0,
-        delta=1e-5,
-        num_examples=num_examples,
-        batch_size=batch_size,
-        epochs=epochs,
-    )
+    return small_plan("identity", num_examples, batch_size, epochs)
 
 
 @pytest.mark.invariant(2)

@@ -5,8 +5,9 @@ import traceback
 import numpy as np
 import pytest
 import tensorflow as tf
+from rows import ByIndex
+from small_plans import small_plan
 
-import tf_bandmf
 from tf_bandmf.sampling import TFRecordExamples
 
 M = 6
@@ -17,15 +18,7 @@ X = np.ones([M, 2], "f4")
 
 
 def plan(batch_size=3):
-    return tf_bandmf.plan(
-        "identity",
-        epsilon=4.0,
-        delta=1e-3,
-        num_examples=M,
-        batch_size=batch_size,
-        epochs=1,
-        test_seed=0,
-    )
+    return small_plan("identity", M, batch_size, 1, delta=1e-3, test_seed=0)
 
 
 def number(text):
@@ -97,17 +90,6 @@ def test_a_function_that_always_fails_is_an_error():
     assert PRIVATE not in "".join(traceback.format_exception(caught.value))
 
 
-class Rows:
-    def __init__(self, row):
-        self.row = row
-
-    def __len__(self):
-        return M
-
-    def __getitem__(self, index):
-        return self.row(index)
-
-
 def test_no_error_of_a_row_holds_values_of_records():
     """An error tracker or a log is no place for records; the line that failed is said."""
 
@@ -116,13 +98,13 @@ def test_no_error_of_a_row_holds_values_of_records():
 
     said = r"can be read.*of test_failing\.py"
     with pytest.raises(ValueError, match=said) as caught:
-        plan().batches(Rows(row))
+        plan().batches(ByIndex(row, M))
     assert PRIVATE not in "".join(traceback.format_exception(caught.value))
 
 
 def test_what_the_library_says_of_a_row_is_said():
     with pytest.raises(ValueError, match=r"x, \(x, y\).*found a tuple of 4"):
-        plan().batches(Rows(lambda index: (index,) * 4))
+        plan().batches(ByIndex(lambda index: (index,) * 4, M))
 
 
 @pytest.mark.attack(
@@ -146,7 +128,7 @@ def test_an_example_that_cannot_be_fetched_ends_no_run(dtype, shape, figure):
             return x[index, :1]
         return x[index]
 
-    batches = list(plan().batches(Rows(row)).dataset(0).as_numpy_iterator())
+    batches = list(plan().batches(ByIndex(row, M)).dataset(0).as_numpy_iterator())
     found = np.concatenate([batch["x"] for batch in batches])
     weights = np.concatenate([batch["sample_weight"] for batch in batches])
     assert sorted(weights) == [0, 0, 1, 1, 1, 1]

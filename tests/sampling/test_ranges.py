@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 import tensorflow as tf
+from small_plans import small_plan
 
-import tf_bandmf
 from tf_bandmf.sampling.examples import Examples
 from tf_bandmf.sampling.ranges import Ranges
 from tf_bandmf.sampling.sources import ArrayExamples
@@ -78,15 +78,7 @@ def test_integers_of_64_bits_beside_a_bound_are_compared_as_doubles():
 
 
 def test_a_schedule_has_them_before_map_and_tells_runs_apart():
-    plan = tf_bandmf.plan(
-        "identity",
-        noise_multiplier=1.0,
-        delta=1e-5,
-        num_examples=4,
-        batch_size=2,
-        epochs=1,
-        test_seed=1,
-    )
+    plan = small_plan("identity", 4, 2, 1, noise_multiplier=1.0, test_seed=1)
 
     def double(x):
         return 2.0 * x

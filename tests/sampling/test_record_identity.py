@@ -4,8 +4,9 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from rows import ByIndex
+from small_plans import small_plan
 
-import tf_bandmf
 from tf_bandmf.sampling import identity
 from tf_bandmf.sampling.identity import Records, record_hashes
 from tf_bandmf.sampling.sources import IndexedExamples
@@ -19,26 +20,7 @@ def data():
 
 
 def plan():
-    return tf_bandmf.plan(
-        "identity",
-        epsilon=4.0,
-        delta=1e-5,
-        num_examples=M,
-        batch_size=8,
-        epochs=2,
-        test_seed=0,
-    )
-
-
-class ByIndex:
-    def __init__(self, row, size=M):
-        self.row, self.size = row, size
-
-    def __len__(self):
-        return self.size
-
-    def __getitem__(self, index):
-        return self.row(index)
+    return small_plan("identity", M, 8, 2, test_seed=0)
 
 
 def containers(x, y, directory):
@@ -52,9 +34,9 @@ def containers(x, y, directory):
         "permuted": (single[order], y[order]),
         "flattened": (single.reshape(M, -1), y),
         "memmap": (np.load(directory / "x.npy", mmap_mode="r"), y),
-        "indexed": (ByIndex(lambda i: (single[i], y[i])),),
-        "other labels": (ByIndex(lambda i: (single[i], 1 - y[i])),),
-        "no labels": (ByIndex(lambda i: x[i]),),
+        "indexed": (ByIndex(lambda i: (single[i], y[i]), M),),
+        "other labels": (ByIndex(lambda i: (single[i], 1 - y[i]), M),),
+        "no labels": (ByIndex(lambda i: x[i], M),),
     }
 
 
@@ -120,7 +102,7 @@ def structures(values, numbers, y):
         "matrix": (matrix, y),
         "each column": ({f"column {i}": matrix[:, i] for i in range(5)}, y),
         "tensors": (tf.nest.map_structure(tf.constant, named), y),
-        "indexed": (ByIndex(lambda i: ({n: v[i] for n, v in named.items()}, y[i])),),
+        "indexed": (ByIndex(lambda i: ({n: v[i] for n, v in named.items()}, y[i]), M),),
         "tf.data": (dataset,),
         "batches of tf.data": (dataset.batch(8),),
         "PyDataset": (Batches(named, y),),

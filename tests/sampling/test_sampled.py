@@ -11,6 +11,7 @@ import pickle
 import numpy as np
 import pytest
 import scipy.stats
+from small_plans import small_plan
 
 import tf_bandmf
 from tf_bandmf.noise.keys import NoiseKey
@@ -178,15 +179,7 @@ def test_seeds_are_fresh_and_secret():
 @pytest.mark.invariant(8)
 @pytest.mark.parametrize("sampling", ["poisson", "shuffled"])
 def test_a_sample_follows_from_a_key_and_from_nothing_that_the_caller_chose(sampling):
-    plan = tf_bandmf.plan(
-        "identity",
-        epsilon=2.0,
-        delta=1e-5,
-        num_examples=20,
-        batch_size=4,
-        epochs=2,
-        sampling=sampling,
-    )
+    plan = small_plan("identity", 20, 4, 2, epsilon=2.0, sampling=sampling)
     batches = plan.batches(np.arange(20))
     for chosen in (bytes(32), b"", np.random.default_rng(0).bytes(32)):
         with pytest.raises(TypeError, match="amplifies nothing"):

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import scipy.sparse
 import tensorflow as tf
+from rows import ByIndex
 
 import tf_bandmf
 from tf_bandmf.sampling.streamed import StreamedExamples
@@ -285,17 +286,6 @@ def test_examples_or_batches_are_asked_for_where_nothing_says():
     assert StreamedExamples(unclear.batch(256), M).num_examples == M
 
 
-class Rows:
-    def __init__(self, row):
-        self.row = row
-
-    def __len__(self):
-        return M
-
-    def __getitem__(self, index):
-        return self.row(index)
-
-
 def test_sparse_examples_become_dense():
     sparse = scipy.sparse.random(M, 7, density=0.3, random_state=0, dtype=np.float32)
     batches = _plan().batches(sparse, Y)
@@ -312,7 +302,7 @@ def test_sparse_examples_become_dense():
     rows, plan = sparse.tocsr(), _plan()
     for batches in (
         lambda: plan.batches(tensor, Y),
-        lambda: plan.batches(Rows(lambda i: (rows[i], Y[i]))),
+        lambda: plan.batches(ByIndex(lambda i: (rows[i], Y[i]), M)),
         lambda: plan.batches(X, Y, map=lambda x, y: (tf.sparse.from_dense(x), y)),
     ):
         with pytest.raises((TypeError, ValueError), match=r"toarray|to_dense"):

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from forms import files_below, forms_of_bytes, found_in
+from small_plans import small_plan
 from written import write_model
 
 import tf_bandmf
@@ -109,13 +110,8 @@ def test_no_row_of_now_in_what_is_written_in_mid_epoch(tmp_path, figure, name):
     table = keras.layers.Embedding(ROWS, WIDTH, name="items", dtype=policy)
     flat = keras.layers.Flatten()(table(ids))
     model = keras.Model(ids, keras.layers.Dense(1, dtype=policy)(flat))
-    plan = tf_bandmf.plan(
-        settings.get("mechanism", "dp_sgd"),
-        epsilon=4.0,
-        delta=1e-3,
-        num_examples=EXAMPLES,
-        batch_size=BATCH,
-        epochs=1,
+    plan = small_plan(
+        settings.get("mechanism", "dp_sgd"), EXAMPLES, BATCH, 1, delta=1e-3
     )
     private = {"tables": "lazy", **settings.get("private", {})}
     model = tf_bandmf.keras.make_private(model, **private)

@@ -4,6 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
+from small_plans import small_plan
 
 import tf_bandmf
 from tf_bandmf import strategies, workloads
@@ -21,13 +22,13 @@ def small(mechanism):
 
 
 @pytest.fixture(scope="module")
-def small_plan():
+def amplified_plan():
     return small("amplified:1")
 
 
 @pytest.mark.slow
-def test_the_plan_is_deterministic_and_accounted_for_like_any_other(small_plan):
-    plan = small_plan
+def test_the_plan_is_deterministic_and_accounted_for_like_any_other(amplified_plan):
+    plan = amplified_plan
     assert plan.fingerprint == small("amplified:1").fingerprint
     assert plan.kind == "estimate"
     assert strategies.registry.specification(plan.strategy) == "amplified:1"
@@ -36,8 +37,8 @@ def test_the_plan_is_deterministic_and_accounted_for_like_any_other(small_plan):
     assert plan.rmse() < small("blt:1").rmse()
 
 
-def test_delta_and_sensitivity_by_brute_force(small_plan):
-    plan = small_plan
+def test_delta_and_sensitivity_by_brute_force(amplified_plan):
+    plan = amplified_plan
     n, b, epsilon, delta = 6, 3, plan.epsilon, plan.delta
     participation = plan.participation
     matrix, sensitivity = plan.strategy.matrix, plan.strategy.sensitivity(participation)
@@ -89,13 +90,7 @@ def test_without_a_budget_it_is_refused():
 @pytest.mark.parametrize(("epsilon", "limit"), [(1.0, 22.54), (8.0, 4.47)])
 def test_reference_points(epsilon, limit):
     """n = 512, b = 64, k = 8; BLT has 27.42 and 4.588 there."""
-    plan = tf_bandmf.plan(
-        "amplified:4",
-        num_examples=64 * 128,
-        batch_size=128,
-        epochs=8,
-        sampling="balls-in-bins",
-        epsilon=epsilon,
-        delta=1e-5,
+    plan = small_plan(
+        "amplified:4", 64 * 128, 128, 8, sampling="balls-in-bins", epsilon=epsilon
     )
     assert plan.rmse() <= limit

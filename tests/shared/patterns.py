@@ -1,0 +1,28 @@
+"""Sensitivities by brute force: all patterns of participation, and all signs."""
+
+import itertools
+
+import numpy as np
+
+
+def min_sep_patterns(n, b, k):
+    """Up to k of n steps, each at least b after the one before."""
+    for size in range(1, k + 1):
+        for pattern in itertools.combinations(range(n), size):
+            if all(j - i >= b for i, j in zip(pattern, pattern[1:])):
+                yield list(pattern)
+
+
+def fixed_patterns(n, b):
+    """The same step of each epoch of b steps."""
+    return [list(range(i, n, b)) for i in range(b)]
+
+
+def brute_force(dense, patterns):
+    """The largest norm over patterns and signs of the contributions."""
+    best = 0.0
+    for pattern in patterns:
+        signs = np.array(list(itertools.product([1.0, -1.0], repeat=len(pattern) - 1)))
+        signs = np.concatenate([np.ones((len(signs), 1)), signs], axis=1)
+        best = max(best, np.linalg.norm(dense[:, pattern] @ signs.T, axis=0).max())
+    return best
