@@ -15,48 +15,30 @@ M, N = 10_000, 40
 DELTAS = [1e-4, 1e-6, 1e-8]
 
 
-def plan(participation, strategy=None, **arguments):
+PARTICIPATIONS = {
+    "fixed": tf_bandmf.FixedEpochOrder(M, 1000, 4),
+    "min_sep": tf_bandmf.MinSep(8),
+    "cyclic": tf_bandmf.CyclicPoisson(M, 200, 8),
+    "fixed_size": tf_bandmf.CyclicFixedSize(M, 20, 8),
+    "bins": tf_bandmf.BallsInBins(M, 1000, 4),
+    "shuffled": tf_bandmf.Shuffled(M, 1000, 4),
+}
+
+
+@functools.cache
+def plan_under(kind):
+    """Clipped to 3: no noise here is in units of one."""
     strategy = strategies.bsr(tf_bandmf.workloads.prefix_sum(N), 4)
-    arguments = {"epsilon": 2.0, "delta": 1e-5, "num_steps": N, **arguments}
-    if isinstance(participation, tf_bandmf.BallsInBins):
+    if kind == "bins":
         strategy = strategies.lambda_cgd(N, 0.8)
-    return tf_bandmf.plan(strategy, participation=participation, **arguments)
-
-
-@functools.cache
-def fixed():
-    return plan(tf_bandmf.FixedEpochOrder(M, 1000, 4), l2_norm_clip=3.0)
-
-
-@functools.cache
-def cyclic():
-    return plan(tf_bandmf.CyclicPoisson(M, 200, 8), l2_norm_clip=3.0)
-
-
-@functools.cache
-def fixed_size():
-    return plan(tf_bandmf.CyclicFixedSize(M, 20, 8))
-
-
-@functools.cache
-def bins():
-    return plan(tf_bandmf.BallsInBins(M, 1000, 4))
-
-
-@functools.cache
-def min_sep():
-    return plan(tf_bandmf.MinSep(8))
-
-
-@functools.cache
-def shuffled():
-    return plan(tf_bandmf.Shuffled(M, 1000, 4))
+    use = {"participation": PARTICIPATIONS[kind], "num_steps": N, "l2_norm_clip": 3.0}
+    return tf_bandmf.plan(strategy, epsilon=2.0, delta=1e-5, **use)
 
 
 @pytest.mark.slow_cases("bins", "cyclic", "fixed_size")
-@pytest.mark.parametrize("build", [fixed, min_sep, cyclic, fixed_size, bins, shuffled])
-def test_curve_contains_the_plan_and_rises_as_delta_falls(build):
-    made = build()
+@pytest.mark.parametrize("kind", PARTICIPATIONS)
+def test_curve_contains_the_plan_and_rises_as_delta_falls(kind):
+    made = plan_under(kind)
     at_delta = made.guarantee_at(made.delta)
     assert at_delta.epsilon == pytest.approx(made.epsilon, rel=0.02)
     curve = made.epsilon_curve(DELTAS)
@@ -68,19 +50,16 @@ def test_curve_contains_the_plan_and_rises_as_delta_falls(build):
         assert (point.kind, point.accountant) == (made.kind, made.accountant)
 
 
-def coarse_pld():
-    return pld.PLDAccountant(value_discretization_interval=1e-3)
-
-
 def test_event_of_a_fixed_order_is_one_gaussian_per_unit_of_sensitivity():
-    for made in (fixed(), min_sep(), shuffled()):
+    for kind in ("fixed", "min_sep", "shuffled"):
+        made = plan_under(kind)
         event = made.dp_event()
         assert isinstance(event, dp_accounting.GaussianDpEvent)
         assert event.noise_multiplier == pytest.approx(made.noise_multiplier, rel=1e-12)
 
 
 def test_event_of_cyclic_poisson_is_composed_of_sampled_gaussians():
-    made = cyclic()
+    made = plan_under("cyclic")
     event = made.dp_event()
     assert event.count == 5 and event.event.sampling_probability == 0.16
     norm = made.strategy.matrix.column_norms().max()
@@ -90,9 +69,9 @@ def test_event_of_cyclic_poisson_is_composed_of_sampled_gaussians():
 
 
 @pytest.mark.slow_cases("cyclic")
-@pytest.mark.parametrize("build", [fixed, cyclic])
-def test_dp_accountings_own_accountant_confirms_the_plan(build):
-    made = build()
+@pytest.mark.parametrize("kind", ["fixed", "cyclic"])
+def test_dp_accountings_own_accountant_confirms_the_plan(kind):
+    made = plan_under(kind)
     by_pld = made.epsilon_by(pld.PLDAccountant())
     assert by_pld == pytest.approx(made.epsilon, rel=1e-3)
     by_rdp = made.epsilon_by(rdp.RdpAccountant())
@@ -100,9 +79,9 @@ def test_dp_accountings_own_accountant_confirms_the_plan(build):
     assert made.epsilon_by(rdp.RdpAccountant(), delta=1e-8) > by_rdp
 
 
-@pytest.mark.parametrize("build", [fixed, cyclic])
-def test_privacy_loss_distribution_composes_with_other_releases(build):
-    made = build()
+@pytest.mark.parametrize("kind", ["fixed", "cyclic"])
+def test_privacy_loss_distribution_composes_with_other_releases(kind):
+    made = plan_under(kind)
     loss = made.privacy_loss_distribution(1e-3)
     delta = loss.get_delta_for_epsilon(made.epsilon)
     assert delta == pytest.approx(made.delta, rel=0.02)
@@ -117,7 +96,7 @@ def test_privacy_loss_distribution_composes_with_other_releases(build):
 
 @pytest.mark.slow
 def test_fixed_size_has_an_event_for_replacing_one_only():
-    made = fixed_size()
+    made = plan_under("fixed_size")
     relation = dp_accounting.NeighboringRelation.REPLACE_ONE
     found = made.epsilon_by(rdp.RdpAccountant(neighboring_relation=relation))
     assert found == pytest.approx(made.epsilon, rel=1e-3)
@@ -129,24 +108,24 @@ def test_fixed_size_has_an_event_for_replacing_one_only():
 
 def test_balls_in_bins_have_no_event_and_say_what_to_do():
     for call in (
-        bins().dp_event,
-        bins().privacy_loss_distribution,
-        lambda: bins().epsilon_by(rdp.RdpAccountant()),
+        plan_under("bins").dp_event,
+        plan_under("bins").privacy_loss_distribution,
+        lambda: plan_under("bins").epsilon_by(rdp.RdpAccountant()),
     ):
         with pytest.raises(ValueError, match=r"^balls in bins.* has no event"):
             call()
 
 
 def test_zcdp_holds_without_amplification():
-    made = fixed()
+    made = plan_under("fixed")
     assert made.guarantee.zcdp_rho == 0.5 / made.noise_multiplier**2
     by_zcdp = rdp.RdpAccountant()
     assert made.epsilon_by(by_zcdp) >= made.epsilon
-    assert cyclic().guarantee_at(1e-6).zcdp_rho is None
+    assert plan_under("cyclic").guarantee_at(1e-6).zcdp_rho is None
 
 
 def test_used_accountants_and_invalid_arguments_are_refused():
-    made = fixed()
+    made = plan_under("fixed")
     used = rdp.RdpAccountant()
     used.compose(dp_accounting.GaussianDpEvent(1.0))
     with pytest.raises(ValueError, match="give a fresh one"):

@@ -94,19 +94,14 @@ def test_filtered_row_norms_are_those_of_the_dense_product(w, p):
     np.testing.assert_allclose(found, np.sum(product**2, axis=1), rtol=1e-10)
 
 
-@pytest.mark.parametrize("filtered", [False, True])
-def test_gradient_is_the_finite_difference(filtered):
+def test_the_gradient_of_filtered_norms_is_the_finite_difference():
     n, w = 40, 4
     rng = np.random.default_rng(3)
     rows, average = random_rows(rng, n, w), random_rows(rng, n, 3)
     directions = [random_rows(rng, n, w), random_rows(rng, n, 3)]
 
     def loss(x, y):
-        if filtered:
-            norms = gram_recursion.filtered_row_norms(x, y)
-        else:
-            norms = gram_recursion.inverse_row_norms(x)
-        return tf.reduce_logsumexp(norms)
+        return tf.reduce_logsumexp(gram_recursion.filtered_row_norms(x, y))
 
     x, y = tf.constant(rows), tf.constant(average)
     with tf.GradientTape() as tape:
@@ -115,7 +110,6 @@ def test_gradient_is_the_finite_difference(filtered):
     found = sum(
         float(tf.reduce_sum(g * d))
         for g, d in zip(tape.gradient(value, [x, y]), directions)
-        if g is not None
     )
     step = 1e-6
     ahead = loss(x + step * directions[0], y + step * directions[1])

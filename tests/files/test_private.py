@@ -57,16 +57,3 @@ def test_the_old_file_stays_if_writing_fails(tmp_path):
 def test_no_file_is_a_file_not_found(tmp_path):
     with pytest.raises(FileNotFoundError):
         private_files.read(str(tmp_path / "none"))
-
-
-def test_what_a_kill_left_is_removed(tmp_path):
-    (tmp_path / "kept").write_bytes(b"content")
-    child = os.fork()
-    if child == 0:
-        with private_files.written(str(tmp_path / "new")) as file:
-            file.write(b"half")
-            os._exit(0)
-    os.waitpid(child, 0)
-    assert len(os.listdir(tmp_path)) == 2
-    private_files.remove_unfinished(str(tmp_path))
-    assert os.listdir(tmp_path) == ["kept"]

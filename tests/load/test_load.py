@@ -1,6 +1,5 @@
 """Many steps, long plans, models that are too large."""
 
-import math
 import pathlib
 import time
 
@@ -14,7 +13,6 @@ from tf_bandmf import noise, strategies, workloads
 from tf_bandmf.files import machine
 from tf_bandmf.noise.generator import updated
 from tf_bandmf.noise.keys import NoiseKey
-from tf_bandmf.planning import memory
 
 keras = pytest.importorskip("keras", minversion="3.12")
 
@@ -205,17 +203,3 @@ def test_noise_that_does_not_fit_is_refused_before_training(how, monkeypatch):
         model.fit(plan.batches(x, y), verbose=0)
     assert model.optimizer.steps_taken == 0
     assert all(map(np.array_equal, before, model.get_weights()))
-
-
-def test_the_machine_knows_its_memory():
-    found = machine.memory_bytes()
-    assert found is not None and 1e8 < found < 1e15
-    needed = memory.noise_memory(strategies.bsr(workloads.prefix_sum(9), 3), 100)
-    total = needed.bytes_per_device
-    memory.refuse_too_large(needed, total)
-    memory.refuse_too_large(needed, None)
-    with pytest.raises(
-        MemoryError, match=f"{total:,} bytes, and there are {total - 1:,}"
-    ):
-        memory.refuse_too_large(needed, total - 1)
-    assert math.isfinite(total)

@@ -3,7 +3,15 @@
 import pytest
 
 from tf_bandmf import participation
-from tf_bandmf.participation import FixedEpochOrder, MinSep
+from tf_bandmf.participation import (
+    BallsInBins,
+    CyclicFixedSize,
+    CyclicPoisson,
+    FixedEpochOrder,
+    MinSep,
+    Poisson,
+    Shuffled,
+)
 
 
 def test_fixed_epoch_order_counts_steps():
@@ -45,3 +53,52 @@ def test_min_sep_allows_at_most_what_the_separation_allows():
 def test_invalid_participations_are_refused(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+ALL = [
+    Poisson(1000, 10),
+    CyclicPoisson(1000, 10, 8),
+    CyclicFixedSize(1003, 10, 8),
+    BallsInBins(1000, 30, 4),
+    Shuffled(1000, 30, 4),
+]
+
+
+def test_worst_case_participations():
+    cyclic = CyclicPoisson(1000, 10, 8)
+    assert cyclic.separation() == 8 and cyclic.participations(100) == 13
+    assert cyclic.sampling_probability == pytest.approx(0.08)
+    assert Poisson(1000, 10).participations(100) == 100
+    bins = BallsInBins(1000, 30, 4)
+    assert bins.num_bins == 34 and bins.num_steps == 136
+    assert bins.separation() == 34 and bins.participations(136) == 4
+
+
+def test_descriptions_say_who_enforces_and_what_is_claimed():
+    for sampled in ALL:
+        assert "batch schedule enforces" in sampled.describe()
+    claims = [p.amplification() for p in ALL]
+    assert "No amplification" in claims.pop()
+    assert all("mplification by" in claim for claim in claims)
+    assert "3 examples are never used" in ALL[2].describe()
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: Poisson(10, 11), "batch_size must be <="),
+        (lambda: Poisson(10, 2, num_parts=2), "Use CyclicPoisson"),
+        (lambda: CyclicPoisson(100, 30, 4), "num_parts must be <= .* = 3"),
+        (lambda: CyclicFixedSize(100, 30, 4), "num_parts must be <= .* = 3"),
+        (lambda: CyclicPoisson(100, 0, 4), "batch_size must be a whole"),
+        (lambda: ALL[1].validate_num_steps(7), "num_steps must be >= num_parts"),
+        (lambda: ALL[3].validate_num_steps(100), "are 136 steps, found"),
+        (
+            lambda: participation.from_config({"kind": "bernoulli"}),
+            "Unknown participation",
+        ),
+    ],
+)
+def test_impossible_batches_parts_and_steps_are_refused(build, message):
+    with pytest.raises(ValueError, match=message):
+        build()

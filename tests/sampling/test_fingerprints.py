@@ -45,36 +45,37 @@ def flip_one_bit(tensor):
     return tf.bitcast(bits, tf.float32)
 
 
+def put(**changes):
+    """An edit: these parts are functions of the batch."""
+    return lambda b: {**b, **{name: change(b) for name, change in changes.items()}}
+
+
+def inputs(name, change):
+    return put(x=lambda b: {**b["x"], name: change(b["x"][name])})
+
+
+def without(name):
+    return lambda b: {key: value for key, value in b.items() if key != name}
+
+
 EDITS = {
-    "one bit": lambda b: {
-        **b,
-        "x": {**b["x"], "image": flip_one_bit(b["x"]["image"])},
-    },
-    "all signs": lambda b: {**b, "x": {**b["x"], "image": -b["x"]["image"]}},
-    "a text": lambda b: {
-        **b,
-        "x": {**b["x"], "text": tf.concat([[b"?"], b["x"]["text"][1:]], 0)},
-    },
-    "a flag": lambda b: {
-        **b,
-        "x": {**b["x"], "flags": tf.math.logical_not(b["x"]["flags"])},
-    },
-    "targets": lambda b: {**b, "y": tf.reverse(b["y"], [0])},
-    "weights": lambda b: {**b, "sample_weight": 2.0 * b["sample_weight"]},
-    "no weights": lambda b: {k: v for k, v in b.items() if k != "sample_weight"},
-    "dtype": lambda b: {**b, "y": tf.cast(b["y"], tf.float64)},
-    "bits of another dtype": lambda b: {**b, "y": tf.bitcast(b["y"], tf.float64)},
-    "shape": lambda b: {
-        **b,
-        "x": {**b["x"], "image": tf.reshape(b["x"]["image"], [-1, 3, 4])},
-    },
-    "structure": lambda b: {**b, "x": tuple(b["x"].values())},
-    "step": lambda b: {**b, "step": b["step"] + 1},
-    "plan": lambda b: {**b, "plan_id": b["plan_id"] + 1},
-    "schedule": lambda b: {**b, "schedule_id": b["schedule_id"] + 1},
-    "part": lambda b: {**b, "part": tf.constant([0, 2])},
-    "no fingerprint": lambda b: {k: v for k, v in b.items() if k != FINGERPRINT},
-    "zero": lambda b: {**b, FINGERPRINT: tf.constant(0, tf.int64)},
+    "one bit": inputs("image", flip_one_bit),
+    "all signs": inputs("image", lambda t: -t),
+    "a text": inputs("text", lambda t: tf.concat([[b"?"], t[1:]], 0)),
+    "a flag": inputs("flags", tf.math.logical_not),
+    "targets": put(y=lambda b: tf.reverse(b["y"], [0])),
+    "weights": put(sample_weight=lambda b: 2.0 * b["sample_weight"]),
+    "no weights": without("sample_weight"),
+    "dtype": put(y=lambda b: tf.cast(b["y"], tf.float64)),
+    "bits of another dtype": put(y=lambda b: tf.bitcast(b["y"], tf.float64)),
+    "shape": inputs("image", lambda t: tf.reshape(t, [-1, 3, 4])),
+    "structure": put(x=lambda b: tuple(b["x"].values())),
+    "step": put(step=lambda b: b["step"] + 1),
+    "plan": put(plan_id=lambda b: b["plan_id"] + 1),
+    "schedule": put(schedule_id=lambda b: b["schedule_id"] + 1),
+    "part": put(part=lambda b: tf.constant([0, 2])),
+    "no fingerprint": without(FINGERPRINT),
+    "zero": put(**{FINGERPRINT: lambda b: tf.constant(0, tf.int64)}),
 }
 
 

@@ -60,12 +60,6 @@ def test_rows_beyond_the_cap_take_turns_at_random():
     assert len(set(seen)) > 1
 
 
-def test_users_with_few_rows_are_padded_with_rows_of_their_own():
-    for batch in batches(most=5):
-        for rows in batch["x"]:
-            assert len({USERS[row] for row in rows}) == 1
-
-
 def test_views_multiply_the_rows():
     def move(x, seed):
         return 10 * x + seed[0] % 10

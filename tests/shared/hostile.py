@@ -1,6 +1,7 @@
 """Hostile arguments, and what a public function may do with them."""
 
 import contextlib
+import functools
 import signal
 import warnings
 
@@ -65,6 +66,30 @@ def limited():
     finally:
         signal.alarm(0)
         signal.signal(signal.SIGALRM, before)
+
+
+def complaints(function, usual, right, names):
+    """What is wrong with what a function does with each argument and each value.
+
+    Args:
+      function: called with `usual`, in which one argument is another value.
+      usual: the right arguments.
+      right: kinds of values that may be accepted, by argument and kind: a function.
+      names: other words for an argument, by argument.
+    """
+    found = []
+    for argument, own in usual.items():
+        for kind, value in VALUES.items():
+            if value is own:
+                continue
+            wrong = complaint(
+                functools.partial(function, **{**usual, argument: value}),
+                [argument, *names.get(argument, [])],
+                lambda _, argument=argument, kind=kind: right(argument, kind),
+            )
+            if wrong is not None:
+                found.append(f"{argument} = {kind}: {wrong}")
+    return "\n".join(found)
 
 
 def complaint(call, names, is_right):
