@@ -14,7 +14,6 @@ M = 6
 TEXTS = np.array(["1.5", "2", "n/a", "4", "", "6"])
 BROKEN = TEXTS == "n/a"
 BROKEN[4] = True
-X = np.ones([M, 2], "f4")
 
 
 def plan(batch_size=3):

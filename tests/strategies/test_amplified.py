@@ -26,17 +26,6 @@ def amplified_plan():
     return small("amplified:1")
 
 
-@pytest.mark.slow
-def test_the_plan_is_deterministic_and_accounted_for_like_any_other(amplified_plan):
-    plan = amplified_plan
-    assert plan.fingerprint == small("amplified:1").fingerprint
-    assert plan.kind == "estimate"
-    assert strategies.registry.specification(plan.strategy) == "amplified:1"
-    assert plan.strategy.memory_vectors == 1
-    assert plan.strategy.matrix.is_nonnegative()
-    assert plan.rmse() < small("blt:1").rmse()
-
-
 def test_delta_and_sensitivity_by_brute_force(amplified_plan):
     plan = amplified_plan
     n, b, epsilon, delta = 6, 3, plan.epsilon, plan.delta
