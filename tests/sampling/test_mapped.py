@@ -6,6 +6,7 @@ import tensorflow as tf
 
 import tf_bandmf
 from tf_bandmf.noise.keys import NoiseKey
+from tf_bandmf.sampling import TFRecordExamples
 
 M = 12
 
@@ -81,6 +82,27 @@ def test_what_an_example_becomes_does_not_depend_on_others():
         mine = a["y"] == 1
         np.testing.assert_array_equal(a["x"][mine], b["x"][mine])
         assert np.isnan(b["x"][~mine]).all()
+
+
+@pytest.mark.slow
+def test_files_are_augmented_as_arrays_are(tmp_path):
+    x, y = data()
+    file = str(tmp_path / "records")
+    with tf.io.TFRecordWriter(file) as writer:
+        for row, label in zip(x, y, strict=True):
+            writer.write(tf.io.serialize_tensor(np.append(row, label)).numpy())
+
+    def parse(record):
+        row = tf.ensure_shape(tf.io.parse_tensor(record, tf.float64), [17])
+        image = tf.reshape(tf.cast(row[:16], tf.float32), [4, 4, 1])
+        return image, tf.cast(row[16], tf.int64)
+
+    plan = make_plan()
+    expected = contents(plan.batches(x, y, map=jitter))
+    found = contents(plan.batches(TFRecordExamples(file, parse), map=jitter))
+    for a, b in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(a["x"], b["x"])
+        np.testing.assert_array_equal(a["y"], b["y"])
 
 
 def test_a_function_may_change_shapes_and_structures():

@@ -128,6 +128,15 @@ def test_equals_the_convex_solution_without_equal_column_norms():
     assert mean_error(found, workload) < 0.999 * equal
 
 
+def test_the_stated_gap_is_above_the_true_one():
+    """Far from the optimum, too; the bounds themselves: tests/optimize."""
+    workload = workloads.prefix_sum(9)
+    start = square_root(workload, 3)
+    found = strategies.optimized_banded(workload, 3, start=start, max_iterations=0)
+    true_gap = 1.0 - mean_error(example(), workload) / mean_error(found, workload)
+    assert 1e-3 < true_gap <= found.diagnostics["optimality_gap"] + 1e-9
+
+
 @pytest.mark.slow
 def test_a_function_of_the_errors_can_be_minimized_but_not_certified():
     workload = workloads.prefix_sum(9)

@@ -99,6 +99,8 @@ def test_memory_and_regenerations():
     assert (bisr.memory_vectors, bisr.regenerations_per_step) == (0, 4)
     identity = strategies.identity(20)
     assert (identity.memory_vectors, identity.regenerations_per_step) == (0, 0)
+    dense = strategies.dense(workload, MinSep(5))
+    assert (dense.memory_vectors, dense.regenerations_per_step) == (0, 19)
 
 
 def test_invalid_strategies_are_refused():
