@@ -6,6 +6,7 @@ import pytest
 from hypothesis import strategies as st
 
 from tf_bandmf import matrices
+from tf_bandmf.matrices import power_series
 
 SETTINGS = hypothesis.settings(derandomize=True, deadline=None, max_examples=25)
 
@@ -75,3 +76,10 @@ def test_invalid_input_is_refused(make, message):
 def test_num_rows_must_be_an_integer():
     with pytest.raises(TypeError, match="num_rows"):
         matrices.ToeplitzBanded([1.0], 3.5)
+
+
+def test_series_without_a_root_or_an_inverse_are_refused():
+    with pytest.raises(ValueError, match="no inverse"):
+        power_series.inverse(np.array([0.0, 1.0]), 3)
+    with pytest.raises(ValueError, match="> 0"):
+        power_series.square_root(np.array([-1.0, 1.0]), 3)

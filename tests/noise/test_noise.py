@@ -74,17 +74,6 @@ def test_terms_that_a_gpu_adds_by_twos_are_the_same(name, monkeypatch):
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
 
 
-def test_normals_agree_with_and_without_xla():
-    key = tf.constant(KEY.step_keys(1)[0])
-    plain = noise.standard_normals(key, 10_000, jit_compile=False)
-    compiled = noise.standard_normals(key, 10_000)
-    np.testing.assert_allclose(plain, compiled, atol=1e-6)
-    inside_xla = tf.function(
-        lambda k: noise.standard_normals(k, 10_000), jit_compile=True
-    )(key)
-    np.testing.assert_allclose(plain, inside_xla, atol=1e-6)
-
-
 def test_replay_is_bit_identical():
     # Regenerated normals are those that were drawn first: cancel them exactly.
     generator = noise.NoiseGenerator(all_strategies()["lambda_cgd"], 300)
