@@ -151,6 +151,31 @@ def test_forward_passes_neither_overflow_nor_underflow():
         np.testing.assert_allclose(found, expected, rtol=1e-10, atol=1e-10)
 
 
+@pytest.mark.parametrize(
+    "separation, rate", [(1, 0.3), (3, 0.25), (3, 1 / 3), (6, 0.1)]
+)
+def test_weighted_participations_have_the_law_of_enumeration(separation, rate):
+    n, count = 5, 20_000
+    log_weights = np.linspace(0.2, 1.1, n)
+    passes = Passes(np.ones((n, 1)), separation, rate)
+    exact = law(n, separation, rate)
+    assert sum(exact.values()) == pytest.approx(1.0)
+    weighted = {
+        taken: weight * np.exp(np.array(taken) @ log_weights)
+        for taken, weight in exact.items()
+    }
+    total = sum(weighted.values())
+    found = passes.log_ratio(log_weights[None], passes.probability)
+    np.testing.assert_allclose(found, np.log(total))
+    drawn = passes.draw_weighted(np.random.default_rng(3), count, log_weights)
+    counts = {key: 0 for key in weighted}
+    for row in drawn.astype(int):
+        counts[tuple(row)] += 1  # a set that is impossible raises
+    expected = np.array([count * weight / total for weight in weighted.values()])
+    statistic = np.sum((np.array(list(counts.values())) - expected) ** 2 / expected)
+    assert scipy.stats.chi2.sf(statistic, len(exact) - 1) > 1e-4
+
+
 SMALL = np.array([[1.0, 0.0], [1.2, 0.5], [0.8, 0.7]])
 
 
