@@ -1,5 +1,6 @@
 """Cyclic Poisson sampling: published values, special cases, properties, misuse."""
 
+import dp_accounting
 import floors
 import numpy as np
 import pytest
@@ -38,6 +39,16 @@ def test_epsilon_falls_with_noise_and_rises_with_queries_and_probability():
     assert epsilon(50, 0.05, 2.0) < epsilon(50, 0.1, 2.0) < epsilon(50, 0.2, 2.0)
     unamplified = gaussian.gaussian_epsilon(2.0 / np.sqrt(50), 1e-5)
     assert epsilon(50, 0.9, 2.0) < unamplified
+
+
+def test_event_has_ceil_of_n_over_b_queries_of_the_largest_column_norm():
+    strategy = matrices.ToeplitzBanded([1.0, 0.5, 0.25], 11)
+    accountant = CyclicPoissonAccountant.of_strategy(strategy, 4, 0.3)
+    assert accountant.num_queries == 3
+    assert accountant.column_norm == pytest.approx(np.sqrt(1.3125))
+    event = accountant.event(2.0 * accountant.column_norm)
+    assert event.count == 3 and event.event.sampling_probability == 0.3
+    assert event.event.event == dp_accounting.GaussianDpEvent(2.0)
 
 
 @pytest.mark.parametrize(

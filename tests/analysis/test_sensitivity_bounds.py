@@ -120,6 +120,21 @@ def test_the_banded_form_of_alg_4_is_alg_4(b, k):
     np.testing.assert_allclose(patterns.banded_gram_bound(toeplitz, b, k), dense)
 
 
+@SETTINGS
+@hypothesis.given(
+    kind=st.sampled_from(["rows", "toeplitz", "inverse", "scaled", "dense"]),
+    seed=st.integers(0, 10_000),
+    offset=st.integers(0, 8),
+)
+def test_gram_diagonals_are_those_of_the_gram_matrix(kind, seed, offset):
+    rng = np.random.default_rng(seed)
+    matrix = random_matrix(kind, 9, int(rng.integers(1, 10)), -1.0, rng)
+    dense = matrix.to_dense()
+    expected = np.diagonal(dense.T @ dense, offset)
+    found = matrix.gram_diagonal(offset)
+    np.testing.assert_allclose(found, expected, atol=1e-9 * np.abs(dense).max() ** 2)
+
+
 @pytest.mark.parametrize("width", [2, 4, 16])
 @pytest.mark.parametrize(("n", "b"), [(40_000, 4_000), (100_000, 1_000)])
 def test_column_normalized_inverse_strategies_have_a_bound_at_any_size(width, n, b):
