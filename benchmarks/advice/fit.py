@@ -19,6 +19,8 @@ from collections import defaultdict
 
 import numpy as np
 
+from tf_bandmf.planning import learning_rates
+
 HERE = pathlib.Path(__file__).parent
 NETWORKS = HERE.parent / "utility" / "results" / "advised" / "weight_noise.csv"
 # Sum of fan-ins, and weights, of the networks.
@@ -31,7 +33,7 @@ TRIVIAL = {"accuracy": 0.1}
 class Grid:
     """Scores of one task, budget and plan by rate, with the plan's noise and the size."""
 
-    def __init__(self, task: str, noise: float, size: int, trivial: float) -> None:
+    def __init__(self, task: str, noise: float, size: float, trivial: float) -> None:
         self.task, self.noise, self.size, self.trivial = task, noise, size, trivial
         self.scores: dict[float, list[float]] = defaultdict(list)
 
@@ -67,9 +69,10 @@ def grids() -> list[Grid]:
         for row in csv.DictReader(file):
             if row["way"] in ("advised", "momentum"):
                 key = row["task"], row["epsilon"]
-                noise, size = float(row["noise"]), int(row["parameters"])
+                noise, size = float(row["noise"]), float(row["parameters"])
                 _, loss, *facts = tasks._FACTS[row["task"]]
-                clip = 10.0 if loss == "poisson" else 1.0
+                clip, _ = learning_rates.clip_norm(loss)
+                size *= learning_rates._excess(clip) ** 2
                 grid = several.setdefault(key, Grid(row["task"], noise, size, facts[1]))
                 grid.scores[clip * float(row["rate"])].append(float(row["score"]))
     return [grid for grid in several.values() if len(grid.scores) > 1]

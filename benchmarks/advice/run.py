@@ -49,11 +49,6 @@ def compiled(
     return model
 
 
-def averaged(plan: tf_bandmf.Plan) -> dict[str, object]:
-    ema = learning_rates.ema_momentum(plan.num_steps)
-    return {"use_ema": True, "ema_momentum": ema}
-
-
 def run(
     task: tasks_lib.Task, epsilon: float, way: str, factor: float
 ) -> dict[str, object]:
@@ -76,7 +71,8 @@ def run(
             l2_norm_clip=clip, **budget,
         )  # fmt: skip
         rate = 0.01 * factor
-        inner = keras.optimizers.Adam(rate, **averaged(plan))
+        arguments = plan.optimizer_arguments(size, "adam")
+        inner = keras.optimizers.Adam(**{**arguments, "learning_rate": rate})
     else:
         advice = tf_bandmf.advise(
             num_parameters=size, epochs=task.epochs, loss=task.loss, **budget
@@ -114,8 +110,6 @@ def wanted(
 
 
 def rows() -> list[dict[str, str]]:
-    if not RUNS.exists():
-        return []
     with RUNS.open(encoding="utf-8", newline="") as file:
         return list(csv.DictReader(file))
 
@@ -149,11 +143,8 @@ def train(arguments: argparse.Namespace) -> None:
             "score": f"{row['score']:.4f}",
             "seconds": f"{time.monotonic() - began:.0f}",
         }
-        is_new = not RUNS.exists()
         with RUNS.open("a", encoding="utf-8", newline="") as file:
             writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
-            if is_new:
-                writer.writeheader()
             writer.writerow(row)
         print(row, flush=True)
 
@@ -175,7 +166,8 @@ def table() -> None:
     print("|---|---|---|---|---|---|---|---|---|")
     shares, errors = [], []
     for (name, epsilon), (noise, size, steps) in facts.items():
-        trivial = tasks_lib._FACTS[name][3]
+        _, loss, _, trivial, *_ = tasks_lib._FACTS[name]
+        clip, _ = learning_rates.clip_norm(loss)
         advised = scores[name, epsilon, "advised"][1.0]
         mean = statistics.mean(advised)
         spread = statistics.stdev(advised) if len(advised) > 1 else 0.0
@@ -189,7 +181,7 @@ def table() -> None:
         )
         share = (mean - trivial) / (hand[best] - trivial)
         of_plain = (mean - trivial) / (plain - trivial)
-        expected = learning_rates.expected_share(noise, size, steps)
+        expected = learning_rates.expected_share(noise, size, steps, clip)
         shares.append(share)
         errors.append(of_plain - expected)
         print(

@@ -295,8 +295,8 @@ class _Scan:
                 break
             if steps > _LARGEST_RUN:
                 raise ValueError(
-                    f"Runs of at most {_LARGEST_RUN:,} steps can be compared, found more "
-                    f"with batches of {size}. Use larger batches or fewer epochs."
+                    f"num_examples, epochs and max_batch_size give more than "
+                    f"{_LARGEST_RUN:,} steps: use larger batches or fewer epochs."
                 )
             _LOG.info("comparing %s, batches of %d", sampling, size)
             compared = self._settings(sampling, size)
