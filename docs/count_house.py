@@ -82,7 +82,7 @@ CEILINGS = {
     "other": (254, 290),
     "federated": (3_198, 3_200),
     "tests": (34_121, 22_000),
-    "benchmarks": (2_061, 2_000),
+    "benchmarks": (2_057, 2_000),
 }
 ELSEWHERE = {
     "other": ["tf_bandmf/*.py"],
