@@ -348,18 +348,11 @@ def test_an_optimizer_that_was_built_without_the_model_is_refused(data):
         model.fit(plan.batches(*data), epochs=1, verbose=0)
 
 
-def _regularized():
-    model = keras.Sequential(
-        [
-            keras.Input((LENGTH,), dtype="int32"),
-            keras.layers.Embedding(
-                ROWS, WIDTH, embeddings_regularizer="l2", name="items"
-            ),
-            keras.layers.Flatten(),
-            keras.layers.Dense(1),
-        ]
-    )
-    return model
+def _table(**options):
+    layers = keras.layers
+    table = layers.Embedding(ROWS, WIDTH, name="items", **options)
+    inputs = keras.Input((LENGTH,), dtype="int32")
+    return keras.Sequential([inputs, table, layers.Flatten(), layers.Dense(1)])
 
 
 @pytest.mark.parametrize(
@@ -368,7 +361,8 @@ def _regularized():
         (mean_of_bag, {"inner": "adam"}, "Adam is not linear"),
         (mean_of_bag, {"microbatch_size": 2}, "microbatch_size"),
         (mean_of_bag, {"tables": ["nobody"]}, "nobody"),
-        (_regularized, {}, "regularizer"),
+        (lambda: _table(embeddings_regularizer="l2"), {}, "regularizer"),
+        (lambda: _table(lora_rank=2), {}, "does more than look rows up"),
         (
             lambda: keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)]),
             {},
