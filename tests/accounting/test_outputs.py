@@ -102,8 +102,10 @@ def test_fixed_size_has_an_event_for_replacing_one_only():
     assert found == pytest.approx(made.epsilon, rel=1e-3)
     with pytest.raises(ValueError, match="cannot handle"):
         made.epsilon_by(rdp.RdpAccountant())
-    with pytest.raises(ValueError, match="no privacy loss distribution"):
-        made.privacy_loss_distribution()
+    loss = made.privacy_loss_distribution(1e-3)
+    assert loss.get_epsilon_for_delta(made.delta) == pytest.approx(
+        made.epsilon, rel=1e-2
+    )
 
 
 def test_balls_in_bins_have_no_event_and_say_what_to_do():

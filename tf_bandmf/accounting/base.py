@@ -17,9 +17,8 @@ from __future__ import annotations
 import abc
 import copy
 import dataclasses
-import functools
 import math
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import dp_accounting
 
@@ -38,9 +37,6 @@ from tf_bandmf.accounting.root_finding import (
     smallest_noise,
     to_safe_side,
 )
-
-if TYPE_CHECKING:
-    from dp_accounting.pld import privacy_loss_distribution
 
 # With sampling no epsilon below is stated; the tolerance of the log of a rough noise.
 _LEAST_EPSILON, _ROUGH_TOLERANCE = 1e-6, 5e-3
@@ -258,31 +254,6 @@ class Accountant(abc.ABC):
             f"guarantee_at(delta), or a participation with an event: CyclicPoisson, "
             f"Poisson, FixedEpochOrder."
         )
-
-    def privacy_loss(
-        self, noise_stddev: float, interval: float
-    ) -> privacy_loss_distribution.PrivacyLossDistribution:
-        """The privacy loss distribution of a run, discretized to the safe side.
-
-        The possible error of Fourier transforms is added to the probability of an
-        infinite loss.
-
-        Raises:
-          ValueError: if no such distribution is known.
-        """
-        from tf_bandmf.accounting import event_losses
-
-        check_positive("interval", interval)
-        losses = []
-        for event, count in event_losses.pieces(self.event(noise_stddev)):
-            loss = event_losses.additive_loss(event, count, interval)
-            if loss is None:
-                raise ValueError(
-                    f"{self.claims[0][0]}: this accountant has no privacy loss "
-                    f"distribution. Use CyclicPoisson, Poisson or FixedEpochOrder."
-                )
-            losses.append(loss)
-        return functools.reduce(lambda total, loss: total.compose(loss), losses)
 
     def validate(self, noise_stddev: float, guarantee: Guarantee) -> None:
         """Raises ValueError if this accountant would not give the guarantee."""

@@ -55,7 +55,34 @@ def column_norm(matrix: matrices.LowerTriangular) -> float:
     return largest
 
 
-class SampledQueries(Accountant):
+class ComposedQueries(Accountant):
+    """Gaussian queries on samples of the same data, of any kinds.
+
+    Args:
+      given: the queries, with noise per unit of `noise_stddev`.
+    """
+
+    claims: tuple[tuple[str, str, str], ...] = ((NAME, "bound", ZERO_OUT),)
+
+    def __init__(self, given: tuple[tilted.Query, ...]) -> None:
+        self._given = given
+        squares = (query.count / query.noise**2 for query in given)
+        self.whole_sensitivity = math.sqrt(math.fsum(squares))
+        self.sampling_probability = min(query.probability for query in given)
+
+    def queries(self, noise_stddev: float) -> list[tilted.Query]:
+        """With their noise for that of the run."""
+        scaled = ((query, noise_stddev * query.noise) for query in self._given)
+        return [dataclasses.replace(query, noise=noise) for query, noise in scaled]
+
+    def sampled_delta(
+        self, epsilon: float, noise_stddev: float, rough: bool = False
+    ) -> float:
+        queries = self.queries(noise_stddev)
+        return tilted.delta(queries, epsilon, tilted.ROUGH if rough else tilted.FINE)
+
+
+class SampledQueries(ComposedQueries):
     """Gaussian queries, each about a sample in which an example is with probability q."""
 
     num_queries: int
@@ -65,22 +92,13 @@ class SampledQueries(Accountant):
     def whole_sensitivity(self) -> float:  # type: ignore[override]
         return self.column_norm * math.sqrt(self.num_queries)
 
-    def sampled_delta(
-        self, epsilon: float, noise_stddev: float, rough: bool = False
-    ) -> float:
-        unit = noise_stddev / self.column_norm / self.moved_by
-        queries = [
-            tilted.Query(
-                self.sampling_probability,
-                unit,
-                self.num_queries,
-                is_replaced=self.moved_by == 2.0,
-            )
-        ]
+    def queries(self, noise_stddev: float) -> list[tilted.Query]:
+        unit, probability = noise_stddev / self.column_norm, self.sampling_probability
+        unit, is_replaced = unit / self.moved_by, self.moved_by == 2.0
+        found = [tilted.Query(probability, unit, self.num_queries, is_replaced)]
         if self.releases < math.inf:
-            queries.append(tilted.Query(1.0, self.releases / self.moved_by))
-        excess = tilted.ROUGH if rough else tilted.FINE
-        return tilted.delta(queries, epsilon, excess)
+            found.append(tilted.Query(1.0, self.releases / self.moved_by))
+        return found
 
     @abc.abstractmethod
     def sampled(self, query: dp_accounting.DpEvent) -> dp_accounting.DpEvent:

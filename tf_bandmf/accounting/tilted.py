@@ -92,7 +92,7 @@ class Query:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Law:
+class Law:
     """The law of the loss of one query."""
 
     query: Query
@@ -247,7 +247,7 @@ def delta(queries: Iterable[Query], epsilon: float, excess: float = FINE) -> flo
 
 @functools.lru_cache(maxsize=512)
 def _delta(kinds: tuple[Query, ...], add: bool, epsilon: float, excess: float) -> float:
-    laws = [_Law(query, add) for query in kinds]
+    laws = [Law(query, add) for query in kinds]
     counts = np.array([float(query.count) for query in kinds])
     theta, mean, deviation, top = _tilt(laws, epsilon)
     # The window begins below epsilon and holds the tilted sum.
@@ -302,7 +302,7 @@ def _delta(kinds: tuple[Query, ...], add: bool, epsilon: float, excess: float) -
     return min(math.exp(min(total, 0.0)) * (1.0 + 1e-9) + infinite, 1.0)
 
 
-def _tilt(laws: list[_Law], epsilon: float) -> tuple[float, float, float, float]:
+def _tilt(laws: list[Law], epsilon: float) -> tuple[float, float, float, float]:
     """Theta, mean and deviation of the tilted sum, a larger theta for what is beyond.
 
     By a quadrature that only chooses: any theta is right.

@@ -8,10 +8,10 @@ Gaussian mechanisms compose exactly: together they are one, with
 `1 / sigma^2 = sum_i 1 / sigma_i^2` (Dong, Roth, Su, 2019, arXiv:1905.02383, Corollary
 3.3), also where later runs are chosen by the results of earlier ones. Everything else
 composes by privacy losses that dominate it (Zhu, Dong, Wang, 2022, arXiv:2106.08567,
-Theorem 10): its own privacy loss where this is known; otherwise that of the worst
-mechanism with all that is known: a pair (epsilon, delta), Renyi divergences, or the
-Gaussian mechanism that a run is without its amplification. Bounds by Renyi divergences
-alone and by basic composition are taken where they are smaller.
+Theorem 10): its own privacy loss where this is known, for samples by `accounting.tilted`;
+otherwise that of the worst mechanism with all that is known: a pair (epsilon, delta), a
+rho, or the Gaussian mechanism that a run is without its amplification. Basic composition
+is taken where it is smaller.
 """
 
 from __future__ import annotations
@@ -24,25 +24,22 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-import dp_accounting
-import numpy as np
-from dp_accounting import rdp
 from dp_accounting.pld import privacy_loss_distribution
 
 from tf_bandmf.accounting import gaussian, profiles
 from tf_bandmf.accounting.checks import check_delta, check_positive
-from tf_bandmf.accounting.cyclic_poisson import CyclicPoissonAccountant
+from tf_bandmf.accounting.cyclic_poisson import ComposedQueries
 from tf_bandmf.accounting.guarantee import KINDS, REPLACE_ONE, ZERO_OUT, Guarantee
 from tf_bandmf.planning.plan import Plan
-from tf_bandmf.planning.release import REPLACE_ONLY, Loss, Release, renyi
+from tf_bandmf.planning.release import REPLACE_ONLY, Loss, Release
 from tf_bandmf.planning.statement import PrivacyStatement
 
 GAUSSIAN = "composition of Gaussian mechanisms (exact)"
 UNAMPLIFIED = "composition of Gaussian mechanisms, without amplification"
 BASIC = "basic composition of what each part guarantees alone"
 LOSSES = "composition of privacy loss distributions (dp-accounting)"
-RENYI = "composition by Renyi DP (dp-accounting)"
 ZCDP = "sum of rho of zCDP"
+QUERIES = "composition of Gaussian queries on samples (tilted Fourier transform)"
 # Discretization of privacy losses, for epsilons up to 10; larger ones have a coarser one.
 # Losses beyond the largest are infinite: they say nothing then.
 _INTERVAL, _FINE, _LARGEST = 1e-4, 10.0, 400.0
@@ -120,15 +117,11 @@ class JointGuarantee:
             deltas.append(gaussian.gaussian_delta(self.gaussian_noise, epsilon))
         if self.stated is not None and epsilon >= self.stated[0]:
             deltas.append(self.stated[1])
-        if self._poisson is not None:
-            accountant, noise = self._poisson
-            deltas.append(accountant.delta(epsilon, noise))
+        if self._queries is not None:
+            deltas.append(self._queries.delta(epsilon, 1.0))
         elif self._has_losses:
-            loss = self._loss(self.parts)
+            loss = _composed_loss(self.parts, self.replaced, self._interval)
             deltas.append(float(loss.get_delta_for_epsilon(epsilon)) + _ROUNDING)
-        if self._renyi is not None:
-            divergences, apart = self._renyi
-            deltas.append(apart + (1 - apart) * float(divergences.get_delta(epsilon)))
         return min(delta for delta in deltas if delta >= 0.0)
 
     def guarantee_at(self, delta: float) -> Guarantee:
@@ -238,10 +231,9 @@ class JointGuarantee:
             # Bun and Steinke, 2016, arXiv:1605.02065, Proposition 1.3.
             value = self.zcdp_rho + 2.0 * math.sqrt(-self.zcdp_rho * math.log(delta))
             bounds.append(Bound(value, ZCDP, "bound", None))
-        for method in (self._by_losses, self._by_renyi):
-            # Where one cannot tell, the others may.
-            with contextlib.suppress(ValueError, ArithmeticError, MemoryError):
-                bounds += method(delta)
+        # Where losses cannot tell, the others may.
+        with contextlib.suppress(ValueError, ArithmeticError, MemoryError):
+            bounds += self._by_losses(delta)
         stated = self.stated
         # Where it is no better, the others say more of what the number is worth.
         least = min((bound.value for bound in bounds), default=math.inf)
@@ -251,22 +243,12 @@ class JointGuarantee:
         return [bound for bound in bounds if not math.isnan(bound.value)]
 
     @functools.cached_property
-    def _poisson(self) -> tuple[CyclicPoissonAccountant, float] | None:
-        """The accountant and noise of all together, if all are sampled in one way."""
-        counts: Counter[tuple[float, float]] = Counter()
-        for part in self.parts:
-            for piece, count in part.pieces or ((None, 1),):
-                query = getattr(piece, "event", None)
-                if not (
-                    isinstance(piece, dp_accounting.PoissonSampledDpEvent)
-                    and isinstance(query, dp_accounting.GaussianDpEvent)
-                ):
-                    return None
-                counts[piece.sampling_probability, query.noise_multiplier] += count
-        if len(counts) > 1 or self.replaced:
+    def _queries(self) -> ComposedQueries | None:
+        """The accountant of all together, if they are samples that noise is added to."""
+        queries = [part.queries(self.replaced) for part in self.parts]
+        if None in queries or all(part.is_gaussian for part in self.parts):
             return None
-        (((probability, noise), queries),) = counts.items()
-        return CyclicPoissonAccountant(queries, float(probability)), float(noise)
+        return ComposedQueries(tuple(one for several in queries for one in several))  # type: ignore[union-attr]
 
     @property
     def _has_losses(self) -> bool:
@@ -293,10 +275,9 @@ class JointGuarantee:
 
     def _by_losses(self, delta: float) -> Iterator[Bound]:
         counted = [part for part in self.parts if not part.is_gaussian]
-        if self._poisson is not None:
-            accountant, noise = self._poisson
-            value, name = accountant.epsilon(delta, noise), accountant.claims[0][0]
-            yield Bound(value, name, "bound", None)
+        if self._queries is not None:
+            value = self._queries.epsilon(delta, 1.0)
+            yield Bound(value, QUERIES, *_certainty(counted))
         elif self._has_losses and delta > _SMALLEST:
             bounds = {self.parts: counted}
             proven = [part for part in counted if not part.is_simulated]
@@ -304,26 +285,9 @@ class JointGuarantee:
                 # What is simulated counts as the Gaussian mechanism that it is, too.
                 bounds[tuple(part.proven() for part in self.parts)] = proven
             for parts, rests_on in bounds.items():
-                value = self._loss(parts).get_epsilon_for_delta(delta - _ROUNDING)
-                yield Bound(float(value), LOSSES, *_certainty(rests_on))
-
-    def _by_renyi(self, delta: float) -> Iterator[Bound]:
-        if self._renyi is not None and delta > self._renyi[1]:
-            divergences, apart = self._renyi
-            value = float(divergences.get_epsilon((delta - apart) / (1.0 - apart)))
-            rests_on = [part for part in self.parts if not part.is_simulated]
-            yield Bound(value, RENYI, *_certainty(rests_on))
-
-    def _loss(self, parts: tuple[Release, ...]) -> Loss:
-        """A loss that dominates all parts together."""
-        return _composed_loss(parts, self.replaced, self._interval)
-
-    @functools.cached_property
-    def _renyi(self) -> tuple[rdp.RdpAccountant, float] | None:
-        """All by Renyi divergences, where some part has nothing else; delta set apart."""
-        if all(part.has_losses(self.replaced) for part in self.parts):
-            return None
-        return renyi(self.parts, self.replaced)
+                loss = _composed_loss(parts, self.replaced, self._interval)
+                value = float(loss.get_epsilon_for_delta(delta - _ROUNDING))
+                yield Bound(value, LOSSES, *_certainty(rests_on))
 
 
 def compose(
@@ -395,46 +359,23 @@ def _certainty(parts: Iterable[Release]) -> tuple[str, float | None]:
 @functools.lru_cache(maxsize=8)
 def _composed_loss(parts: tuple[Release, ...], replaced: bool, interval: float) -> Loss:
     """A loss that dominates all parts together, discretized by `interval`."""
-    make = {"value_discretization_interval": interval}
     noise = _noise_of((part for part in parts if part.is_gaussian), replaced)
     losses: list[Loss] = [privacy_loss_distribution.identity(interval)]
     if noise:
-        losses.append(privacy_loss_distribution.from_gaussian_mechanism(noise, **make))
-    divergent: dict[bool, list[Release]] = {False: [], True: []}
-    for part, count in Counter(parts).items():
-        if not part.has_losses(replaced):
-            # Without replacement, divergences are of replacements, also under zero-out.
-            divergent[part.adjacency != "zero-out"] += [part] * count
-        elif not part.is_gaussian:
-            losses += _losses_of(part, replaced, interval, count)
-    for replaces, alike in divergent.items():
-        together = (
-            [alike] if renyi(alike, replaced or replaces) else [[p] for p in alike]
+        losses.append(
+            privacy_loss_distribution.from_gaussian_mechanism(
+                noise, value_discretization_interval=interval
+            )
         )
-        for group in together if alike else []:
-            profile = _profile(group, replaced, replaced or replaces)
-            losses.append(profiles.dominating_loss(profile, interval))
+    rho = _sum(part.zcdp(replaced) for part in parts if part.is_zcdp)
+    if rho:
+        profile = profiles.zcdp_profile(rho)
+        losses.append(profiles.dominating_loss(profile, interval))
+    for part, count in Counter(parts).items():
+        if not (part.is_gaussian or part.is_zcdp):
+            losses += _losses_of(part, replaced, interval, count)
     return functools.reduce(lambda total, loss: total.compose(loss), losses)
 
 
 # Balances that differ in one run have the losses of the others in common.
 _losses_of = functools.lru_cache(maxsize=64)(Release.losses)
-
-
-def _profile(parts: list[Release], replaced: bool, replaces: bool) -> profiles.Profile:
-    """A profile from Renyi divergences alone: these add up."""
-    composed = renyi(parts, replaces)
-    assert composed is not None and composed[1] == 0.0  # of a pair a loss is known
-    accountant = composed[0]
-    bounds = [
-        lambda epsilons: np.array(
-            [float(accountant.get_delta(float(epsilon))) for epsilon in epsilons]
-        )
-    ]
-    rho = _sum(part.zcdp(replaced) for part in parts)
-    if rho is not None and all(part.is_zcdp for part in parts):
-        bounds.append(profiles.zcdp_profile(rho))
-    noise = _noise_of(parts, replaced)
-    if noise is not None:
-        bounds.append(profiles.gaussian_profile(noise))
-    return profiles.least(*bounds)

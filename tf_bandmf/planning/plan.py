@@ -19,7 +19,7 @@ from dp_accounting.pld import privacy_loss_distribution
 
 from tf_bandmf import matrices
 from tf_bandmf import participation as participation_lib
-from tf_bandmf.accounting import gaussian
+from tf_bandmf.accounting import event_losses, gaussian
 from tf_bandmf.accounting.base import Accountant, EpsilonIsZero
 from tf_bandmf.accounting.checks import (
     check_delta,
@@ -345,13 +345,17 @@ class Plan:
     ) -> privacy_loss_distribution.PrivacyLossDistribution:
         """The run's privacy loss distribution in dp-accounting, for epsilon and delta.
 
+        The possible error of Fourier transforms is added to the probability of an
+        infinite loss.
+
         Args:
           interval: width of the discretization, which errs on the safe side.
 
         Raises:
-          ValueError: for a participation without one (`BallsInBins`, `CyclicFixedSize`).
+          ValueError: for a participation without one (`BallsInBins`).
         """
-        return self._accountant().privacy_loss(self.unit_noise_stddev, interval)
+        check_positive("interval", interval)
+        return event_losses.of_run(self.dp_event(), interval)
 
     def epsilon_by(
         self, accountant: dp_accounting.PrivacyAccountant, delta: float | None = None

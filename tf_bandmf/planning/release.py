@@ -11,7 +11,7 @@ Each is about the same data and the same unit as the runs. Everything that the n
 imply is used: a pair (epsilon, delta) counts as the worst mechanism with this pair
 (Kairouz, Oh, Viswanath, 2015, arXiv:1311.0776, Theorem 3.3), rhos add up (Bun and Steinke,
 2016, arXiv:1605.02065, Lemma 1.7) and count by their privacy profile, and an event counts
-as the privacy loss or the Renyi divergences that dp-accounting has for it.
+as its privacy loss, or by the deltas that dp-accounting has for it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import dp_accounting
@@ -27,7 +27,7 @@ import numpy as np
 from dp_accounting import rdp
 from dp_accounting.pld import common, pld_privacy_accountant, privacy_loss_distribution
 
-from tf_bandmf.accounting import event_losses, gaussian, profiles
+from tf_bandmf.accounting import event_losses, gaussian, profiles, tilted
 from tf_bandmf.accounting.checks import check_epsilon, check_positive, is_number
 from tf_bandmf.accounting.guarantee import KINDS, REPLACE_ONE, ZERO_OUT
 from tf_bandmf.planning.statement import mechanism_of
@@ -107,7 +107,7 @@ class Release:
             if getattr(self, name) is not None:
                 check_positive(name, getattr(self, name))
         if self.event is not None and self.plan is None:
-            _check_event(self.event, self.pieces, self.adjacency != "zero-out")
+            _check_event(self)
         least = "exact" if self.is_gaussian else "bound"
         if self.kind not in ("", *KINDS[KINDS.index(least) :]):
             raise ValueError(
@@ -198,12 +198,12 @@ class Release:
         changes: dict[str, Any] = {"epsilon": None, "event": event, "kind": "bound"}
         return dataclasses.replace(self, **changes, risk=0.0)
 
-    def _is_doubled(self, replaced: bool) -> bool:
+    def is_doubled(self, replaced: bool) -> bool:
         return replaced and self.adjacency == "zero-out"
 
     def stated(self, replaced: bool) -> tuple[float, float] | None:
         """The (epsilon, delta) that it states, or None."""
-        if self.epsilon is None or not self._is_doubled(replaced):
+        if self.epsilon is None or not self.is_doubled(replaced):
             return None if self.epsilon is None else (self.epsilon, self.delta)
         # Neighbors of neighbors: group privacy.
         delta = self.delta * (1.0 + math.exp(min(self.epsilon, 700.0)))
@@ -220,7 +220,7 @@ class Release:
 
     def zcdp(self, replaced: bool) -> float | None:
         """The least rho of zCDP that is known, without amplification; or None."""
-        times = 4.0 if self._is_doubled(replaced) else 1.0
+        times = 4.0 if self.is_doubled(replaced) else 1.0
         noise = self.gaussian_noise(replaced)
         rhos = [] if noise is None else [gaussian.zcdp_rho(noise)]
         rhos += [] if self.rho is None else [times * self.rho]
@@ -234,18 +234,22 @@ class Release:
         """Whether its rho is all that there is to know of it."""
         return (self.epsilon, self.event, self.noise_multiplier) == (None, None, None)
 
-    def has_losses(self, replaced: bool) -> bool:
-        """Whether `losses` has any; else `divergences` are all that is known."""
-        if self.event is None or self.is_gaussian or self._is_doubled(replaced):
-            return not self.is_zcdp
-        # dp-accounting's two accountants mean different things by a replacement.
-        supports = pld_privacy_accountant.PLDAccountant().supports
-        return self.adjacency == "zero-out" and bool(supports(self.event))
+    def queries(self, replaced: bool) -> tuple[tilted.Query, ...] | None:
+        """Gaussian queries on samples, or on all, that it consists of; None for others."""
+        found = [event_losses.query_of(piece, count) for piece, count in self.pieces]
+        if not found or None in found:
+            return None
+        if self.is_gaussian:
+            return (tilted.Query(1.0, self.gaussian_noise(replaced)),)  # type: ignore[arg-type]
+        # Under replacements dp-accounting knows no Poisson sampling, else no other.
+        replaces = self.adjacency != "zero-out"
+        fit = all(q.is_replaced == replaces or q.probability == 1.0 for q in found)  # type: ignore[union-attr]
+        return tuple(found) if fit and not self.is_doubled(replaced) else None  # type: ignore[arg-type]
 
     def losses(self, replaced: bool, interval: float, count: int) -> tuple[Loss, ...]:
         """Privacy losses that dominate so many of it together."""
-        if self.event is not None and not self._is_doubled(replaced):
-            return tuple(self._event_losses(interval, count))
+        if self.event is not None and not self.is_doubled(replaced):
+            return self._event_losses(interval, count)
         loss = self._loss(replaced, interval)
         if count == 1:
             return (loss,)
@@ -264,7 +268,7 @@ class Release:
         if pair is not None:
             bounds.append(profiles.pair_profile(*pair))
         if self.rho is not None:
-            times = 4.0 if self._is_doubled(replaced) else 1.0
+            times = 4.0 if self.is_doubled(replaced) else 1.0
             bounds.append(profiles.zcdp_profile(times * self.rho))
         if self.event is not None:
             parts = self._event_losses(interval, 1)
@@ -273,33 +277,19 @@ class Release:
         kinks = () if pair is None else (pair[0],)
         return profiles.dominating_loss(profiles.least(*bounds), interval, kinks)
 
-    def _event_losses(self, interval: float, times: int) -> Iterator[Loss]:
-        others = []
+    def _event_losses(self, interval: float, times: int) -> tuple[Loss, ...]:
+        losses, others = [], []
         for piece, count in self.pieces:
             loss = event_losses.additive_loss(piece, times * count, interval)
             if loss is None:
                 others.append(dp_accounting.SelfComposedDpEvent(piece, times * count))
             else:
-                yield loss
+                losses.append(loss)
         if others:
             rest = dp_accounting.ComposedDpEvent(others)
-            yield profiles.dominating_loss(_profile_of(rest, False), interval)
-
-    def divergences(self, replaced: bool) -> tuple[dp_accounting.DpEvent, float] | None:
-        """An event with its Renyi divergences, and a delta that is set apart; or None."""
-        noise, rho = self.gaussian_noise(replaced), self.zcdp(replaced)
-        holds = replaced == (self.adjacency != "zero-out")
-        if self.event is not None and holds and not self.is_gaussian:
-            return self.event, 0.0
-        if noise is not None:
-            return dp_accounting.GaussianDpEvent(noise), 0.0
-        pair, apart = self.stated(replaced), 0.0
-        if rho is None and pair is not None:
-            # Randomized response, if not all is revealed.
-            rho, apart = 0.5 * pair[0] ** 2, pair[1]
-        if rho is None:
-            return None
-        return (_zcdp_event(rho) if rho else dp_accounting.NoOpDpEvent()), apart
+            profile = _profile_of(rest, self.adjacency != "zero-out")
+            losses.append(profiles.dominating_loss(profile, interval))
+        return tuple(losses)
 
     # As an entry of a ledger.
 
@@ -320,32 +310,6 @@ class Release:
         return cls(**fields)
 
 
-def renyi(
-    releases: Iterable[Release], replaced: bool
-) -> tuple[rdp.RdpAccountant, float] | None:
-    """What has composed Renyi divergences of releases, and the delta set apart.
-
-    None if one has none, or dp-accounting cannot compose them.
-    """
-    events, kept = [], 1.0
-    for release in releases:
-        divergences = release.divergences(replaced)
-        if divergences is None:
-            return None
-        events.append(divergences[0])
-        kept *= 1.0 - divergences[1]
-    composed = dp_accounting.ComposedDpEvent(events)
-    for accountant in _renyi_accountants(replaced):
-        if accountant.supports(composed):
-            return accountant.compose(composed), 1.0 - kept
-    return None
-
-
-def _zcdp_event(rho: float) -> dp_accounting.DpEvent:
-    """An event with Renyi divergences `rho alpha`, also of old versions."""
-    return dp_accounting.GaussianDpEvent(1.0 / math.sqrt(2.0 * rho))
-
-
 def _pair_loss(pair: tuple[float, float], interval: float) -> Loss:
     if pair == (0.0, 0.0):
         return privacy_loss_distribution.identity(interval)
@@ -355,22 +319,19 @@ def _pair_loss(pair: tuple[float, float], interval: float) -> Loss:
     )
 
 
-def _renyi_accountants(replaced: bool) -> list[rdp.RdpAccountant]:
-    """Fresh ones. Zero-out is "replace special", and add-or-remove for what knows both."""
-    relations = dp_accounting.NeighboringRelation
-    zero_out = [relations.ADD_OR_REMOVE_ONE, relations.REPLACE_SPECIAL]
-    return [
-        rdp.RdpAccountant(neighboring_relation=relation)
-        for relation in ([relations.REPLACE_ONE] if replaced else zero_out)
-    ]
-
-
 def _accountant_of(
     event: dp_accounting.DpEvent, replaced: bool
 ) -> dp_accounting.PrivacyAccountant | None:
-    """One of dp-accounting that can account for an event under these neighbors."""
-    pld = [] if replaced else [pld_privacy_accountant.PLDAccountant()]
-    several = (*pld, *_renyi_accountants(replaced))
+    """One of dp-accounting that can account for an event under these neighbors.
+
+    Zero-out is "replace special", and add-or-remove for what knows both.
+    """
+    relations = dp_accounting.NeighboringRelation
+    if replaced:
+        several = [rdp.RdpAccountant(neighboring_relation=relations.REPLACE_ONE)]
+    else:
+        special = rdp.RdpAccountant(neighboring_relation=relations.REPLACE_SPECIAL)
+        several = [pld_privacy_accountant.PLDAccountant(), rdp.RdpAccountant(), special]
     return next((one for one in several if one.supports(event)), None)
 
 
@@ -392,14 +353,16 @@ def _profile_of(event: dp_accounting.DpEvent, replaced: bool) -> profiles.Profil
     return profile
 
 
-def _check_event(event: Any, pieces: Any, replaced: bool) -> None:
+def _check_event(release: Release) -> None:
+    """Raises ValueError unless every piece of an event has some privacy."""
+    event, replaced = release.event, release.adjacency != "zero-out"
     if not isinstance(event, dp_accounting.DpEvent):
         raise TypeError(f"event must be a dp_accounting.DpEvent, found {event!r}.")
-    if not pieces:
+    if not release.pieces:
         raise ValueError(f"The event releases nothing: {event}. Leave it out.")
-    for piece, _ in pieces:
-        if _is_sampled_noise(piece, replaced):
-            continue
+    if release.queries(replaced) is not None:
+        return
+    for piece, _ in release.pieces:
         if _accountant_of(piece, replaced) is None:
             neighbors = "replaced" if replaced else "added or removed"
             raise ValueError(
@@ -415,14 +378,6 @@ def _check_event(event: Any, pieces: Any, replaced: bool) -> None:
             ) from error
         if not has_privacy:
             raise ValueError(f"event must have some privacy, found {event}.")
-
-
-def _is_sampled_noise(piece: dp_accounting.DpEvent, replaced: bool) -> bool:
-    """Whether it has privacy at a glance: Gaussian noise, perhaps on a sample."""
-    _, noise, *sampling = numbers_of(piece) or (1, 0.0)
-    if not 0.0 < noise < math.inf or len(sampling) == (1 if replaced else 2):
-        return False
-    return not sampling or 0.0 < sampling[-1] <= (sampling[:-1] or [1.0])[0]
 
 
 def numbers_of(event: dp_accounting.DpEvent) -> list[float] | None:
