@@ -8,7 +8,7 @@ from small_plans import small_plan
 
 import tf_bandmf
 from tf_bandmf import audit
-from tf_bandmf.audit.patterns import sampled_patterns
+from tf_bandmf.audit.canaries import sampled_patterns
 
 CONFIDENCE = 0.95
 UNAMPLIFIED = ["identity", "lambda_cgd", "bisr:4", "bsr:4", "bsr:8", "tree"]

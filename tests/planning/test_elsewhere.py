@@ -7,7 +7,7 @@ import pytest
 from dp_accounting.pld import common, pld_privacy_accountant, privacy_loss_distribution
 
 import tf_bandmf
-from tf_bandmf.accounting import gaussian, profiles
+from tf_bandmf.accounting import gaussian
 from tf_bandmf.accounting.guarantee import REPLACE_ONE, ZERO_OUT
 from tf_bandmf.planning.release import REPLACE_ONLY
 
@@ -120,25 +120,6 @@ def test_a_replacement_is_two_zero_outs(plan):
     )
     assert other.epsilon(DELTA) > gaussian.gaussian_epsilon(1.0, DELTA)
     assert REPLACE_ONE != REPLACE_ONLY
-
-
-@pytest.mark.slow_cases("5")
-@pytest.mark.parametrize("count", [1, 5])
-def test_simulated_runs_are_gaussian_mechanisms_at_small_deltas(count):
-    """Where the one pair that is known says nothing, what is proven is still there."""
-    bins = tf_bandmf.plan(
-        "identity",
-        epsilon=2.0,
-        delta=1e-4,
-        participation=tf_bandmf.BallsInBins(600, 60, 2),
-    )
-    joint = tf_bandmf.compose([bins] * count)
-    small = joint.guarantee_at(0.5e-4)
-    noise = bins.noise_multiplier / math.sqrt(count)
-    assert small.epsilon <= gaussian.gaussian_epsilon(noise, 0.5e-4) * (1.0 + 1e-6)
-    # Never below what is possible for a mechanism of which this pair is known to hold.
-    floor = profiles.dominating_loss(profiles.gaussian_profile(noise), 1e-3)
-    assert joint.delta(30.0) <= floor.get_delta_for_epsilon(30.0) + 1e-11
 
 
 def test_estimates_from_elsewhere_mark_the_whole(plan):

@@ -12,7 +12,7 @@ matplotlib.use("Agg")
 from matplotlib import pyplot as plt  # noqa: E402
 
 from tf_bandmf import plots  # noqa: E402
-from tf_bandmf.plots.style import COLORS  # noqa: E402
+from tf_bandmf.plots import COLORS  # noqa: E402
 
 STEPS = 40
 

@@ -11,6 +11,7 @@ sensitivity `kappa`, the largest column norm of `C`.
 from __future__ import annotations
 
 import abc
+import collections
 import dataclasses
 import math
 
@@ -60,19 +61,25 @@ class ComposedQueries(Accountant):
 
     Args:
       given: the queries, with noise per unit of `noise_stddev`.
+
+    Attributes:
+      kinds: the same, one for each kind.
     """
 
     claims: tuple[tuple[str, str, str], ...] = ((NAME, "bound", ZERO_OUT),)
 
     def __init__(self, given: tuple[tilted.Query, ...]) -> None:
-        self._given = given
+        counts: collections.Counter[tilted.Query] = collections.Counter()
+        for query in given:
+            counts[dataclasses.replace(query, count=1)] += query.count
+        self.kinds = [dataclasses.replace(q, count=k) for q, k in counts.items()]
         squares = (query.count / query.noise**2 for query in given)
         self.whole_sensitivity = math.sqrt(math.fsum(squares))
         self.sampling_probability = min(query.probability for query in given)
 
     def queries(self, noise_stddev: float) -> list[tilted.Query]:
         """With their noise for that of the run."""
-        scaled = ((query, noise_stddev * query.noise) for query in self._given)
+        scaled = ((query, noise_stddev * query.noise) for query in self.kinds)
         return [dataclasses.replace(query, noise=noise) for query, noise in scaled]
 
     def sampled_delta(

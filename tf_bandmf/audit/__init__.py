@@ -18,10 +18,8 @@ from tf_bandmf.audit.bounds import (
     mu_from_guesses,
     mu_from_rates,
 )
-from tf_bandmf.audit.canaries import GradientCanaries
-from tf_bandmf.audit.evaluation import evaluate
-from tf_bandmf.audit.patterns import worst_pattern
-from tf_bandmf.audit.result import AuditResult, LowerBound
+from tf_bandmf.audit.canaries import GradientCanaries, worst_pattern
+from tf_bandmf.audit.evaluation import AuditResult, LowerBound, evaluate
 
 __all__ = [
     "AuditResult",

@@ -1,7 +1,8 @@
-"""From scores of canaries to lower bounds on epsilon."""
+"""From scores of canaries to lower bounds on epsilon, and what an audit found."""
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 
 import numpy as np
@@ -14,12 +15,84 @@ from tf_bandmf.audit.bounds import (
     mu_from_guesses,
     mu_from_rates,
 )
-from tf_bandmf.audit.result import AuditResult, LowerBound
 
 # Shares of the canaries that are worth guessing.
 _SHARES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.4, 1.0)
 # Below it Gaussian DP has no epsilon > 0 at any delta of interest.
 _SMALLEST_MU = 1e-6
+
+
+@dataclasses.dataclass(frozen=True)
+class LowerBound:
+    """A lower bound on epsilon.
+
+    Attributes:
+      epsilon: at the delta of the audit.
+      method: how it was computed, with its source.
+      assumes: what it assumes about the mechanism, besides the claim.
+      mu: of Gaussian DP, if that is the claim.
+    """
+
+    epsilon: float
+    method: str
+    assumes: str
+    mu: float | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class AuditResult:
+    """Lower bounds on epsilon that all hold together at the confidence.
+
+    Attributes:
+      bounds: one for each method.
+      delta: for which they hold.
+      confidence: of all of them together.
+      num_canaries: m.
+      num_included: how many of them took part.
+      claimed_epsilon: of the plan; None if nothing was claimed.
+      signal: mean distance of the scores with and without the canary, in standard
+        deviations of the plan's noise: `1 / noise_multiplier` for a canary with the
+        worst pattern; None if unknown.
+    """
+
+    bounds: tuple[LowerBound, ...]
+    delta: float
+    confidence: float
+    num_canaries: int
+    num_included: int
+    claimed_epsilon: float | None = None
+    signal: float | None = None
+
+    @property
+    def epsilon(self) -> float:
+        """The largest of the bounds."""
+        return max(bound.epsilon for bound in self.bounds)
+
+    @property
+    def contradicts(self) -> bool:
+        """Whether the run cannot have had the claimed epsilon.
+
+        True for a correct mechanism with probability at most `1 - confidence`.
+        """
+        return self.claimed_epsilon is not None and self.epsilon > self.claimed_epsilon
+
+    def __str__(self) -> str:
+        """For people: a few lines."""
+        lines = [
+            f"Audit with {self.num_canaries} canaries, of which {self.num_included} took "
+            f"part: epsilon >= {self.epsilon:.3g} at delta = {self.delta:g} (confidence "
+            f"{self.confidence:g})."
+        ]
+        lines += [
+            f"  epsilon >= {bound.epsilon:.3g}: {bound.method}. Assumes {bound.assumes}."
+            for bound in self.bounds
+        ]
+        if self.claimed_epsilon is not None:
+            verdict = "CONTRADICTS" if self.contradicts else "does not contradict"
+            lines.append(
+                f"This {verdict} the claim: epsilon = {self.claimed_epsilon:.6g}."
+            )
+        return "\n".join(lines)
 
 
 def evaluate(
@@ -97,13 +170,7 @@ def evaluate(
         mu = mu_from_guesses(m, num_guesses, right, each)
         bounds.append(_of_mu(mu, delta, "guesses, arXiv:2410.22235", nothing))
     if are_independent:
-        said = scores > threshold
-        counts = (
-            int(np.sum(said & included)),
-            positives,
-            int(np.sum(said & ~included)),
-            m - positives,
-        )
+        counts = _counts(scores, included, threshold)
         rates = f"TPR {counts[0]}/{counts[1]}, FPR {counts[2]}/{counts[3]}"
         trials = "that scores are independent, as of separate runs"
         epsilon = epsilon_from_rates(*counts, delta, each)
@@ -175,18 +242,20 @@ def best_threshold(
     levels = np.concatenate([tails, 1.0 - tails])
     best, chosen = -1.0, 0.0
     for threshold in np.quantile(scores, levels):
-        said = scores > threshold
-        found = epsilon_from_rates(
-            int(np.sum(said & included)),
-            int(included.sum()),
-            int(np.sum(said & ~included)),
-            int(np.sum(~included)),
-            delta,
-            confidence,
-        )
+        counts = _counts(scores, included, threshold)
+        found = epsilon_from_rates(*counts, delta, confidence)
         if found > best:
             best, chosen = found, float(threshold)
     return chosen
+
+
+def _counts(
+    scores: np.ndarray, included: np.ndarray, threshold: float
+) -> tuple[int, int, int, int]:
+    """True positives, positives, false positives and negatives."""
+    said = scores > threshold
+    several = said & included, included, said & ~included, ~included
+    return tuple(map(int, map(np.count_nonzero, several)))  # type: ignore[return-value]
 
 
 def _right_guesses(scores: np.ndarray, included: np.ndarray, num_guesses: int) -> int:

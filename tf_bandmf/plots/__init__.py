@@ -11,22 +11,340 @@ Ito, 2008); heat maps are perceptually uniform. Errors are standard deviations p
 coordinate, in units of `l2_norm_clip`.
 """
 
-from tf_bandmf.plots.errors import (
-    accumulated_noise,
-    comparison_bars,
-    per_step_error,
-)
-from tf_bandmf.plots.heat_maps import noising_matrix, strategy_matrix
-from tf_bandmf.plots.outcomes import epsilon_of_delta, training_curves
-from tf_bandmf.plots.overview import plan_overview
+from __future__ import annotations
 
-__all__ = [
-    "accumulated_noise",
-    "comparison_bars",
-    "epsilon_of_delta",
-    "noising_matrix",
-    "per_step_error",
-    "plan_overview",
-    "strategy_matrix",
-    "training_curves",
-]
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tf_bandmf import matrices
+from tf_bandmf.strategies import Strategy
+
+if TYPE_CHECKING:
+    from tf_bandmf.planning.compare import Comparison
+    from tf_bandmf.planning.plan import Plan
+
+# Okabe and Ito (2008), in an order in which neighbors differ most; without yellow, which
+# is pale on white.
+COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#000000", "#56B4E9", "#E69F00")
+DASHES = ("-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1)), (0, (1, 3)))
+_UNIT = "units of the clip norm"
+_ROWS = 64
+# Entries that are smaller than this part of the largest look like 0.
+_LINEAR_PART = 0.01
+
+
+def comparison_bars(table: Comparison, axes: Any | None = None) -> Any:
+    """RMSE and MaxSE of each mechanism as horizontal bars, the best on top.
+
+    Args:
+      table: of `tf_bandmf.compare`.
+      axes: where to draw; by default on a new figure.
+
+    Raises:
+      ImportError: if matplotlib is not installed.
+    """
+    axes = _axes_to_draw_on(axes)
+    rows = sorted(table, key=lambda row: row.rmse, reverse=True)
+    positions = np.arange(len(rows))
+    for offset, hatch, label, values in (
+        (0.2, "", "RMSE", [row.rmse for row in rows]),
+        (-0.2, "//", "max SE", [row.max_se for row in rows]),
+    ):
+        color = "#0072B2" if not hatch else "#E69F00"
+        bars = axes.barh(
+            positions + offset, values, 0.38, label=label, color=color, hatch=hatch
+        )
+        axes.bar_label(bars, fmt="{:.4g}", padding=3, fontsize="small")
+    axes.set_yticks(positions, [row.mechanism for row in rows])
+    axes.margins(x=0.12)
+    axes.set_xlabel(f"error of the noise per coordinate ({_UNIT})")
+    axes.legend(loc="lower left", bbox_to_anchor=(0.0, 1.0), ncols=2, frameon=False)
+    axes.spines[["top", "right"]].set_visible(False)
+    return axes
+
+
+def per_step_error(plans: Mapping[str, Plan], axes: Any | None = None) -> Any:
+    """Standard deviation of the noise in the model after each step.
+
+    Args:
+      plans: by name.
+      axes: where to draw; by default on a new figure.
+
+    Raises:
+      ImportError: if matplotlib is not installed.
+    """
+    axes = _axes_to_draw_on(axes)
+    for name, plan in plans.items():
+        axes.plot(_steps(plan), _deviation(plan), label=name)
+    axes.set_ylim(bottom=0.0)
+    return _finish_lines(axes, "step", f"standard deviation of the noise\n({_UNIT})")
+
+
+def accumulated_noise(
+    plans: Mapping[str, Plan], seed: int = 0, axes: Any | None = None
+) -> Any:
+    """The noise in one coordinate of the model, one draw, in a band of +- 1 std.
+
+    All plans get the same normals, from NumPy's generator: this is a picture, not the
+    noise of a run.
+
+    Args:
+      plans: by name.
+      seed: of the normals.
+      axes: where to draw; by default on a new figure.
+
+    Raises:
+      ImportError: if matplotlib is not installed.
+    """
+    axes = _axes_to_draw_on(axes)
+    for name, plan in plans.items():
+        normals = np.random.default_rng(seed).standard_normal(plan.num_steps)
+        correlated = plan.strategy.matrix.solve(normals)
+        noise = matrices.Inverse(plan.workload.inverse()).matmul(correlated)
+        scale = plan.unit_noise_stddev
+        (line,) = axes.plot(_steps(plan), scale * noise, label=name, linewidth=1.0)
+        deviation = _deviation(plan)
+        axes.fill_between(
+            _steps(plan), -deviation, deviation, color=line.get_color(), alpha=0.13
+        )
+    axes.set_title("one draw; shaded: ± 1 standard deviation", fontsize="medium")
+    return _finish_lines(axes, "step", f"accumulated noise of a coordinate\n({_UNIT})")
+
+
+def _steps(plan: Plan) -> np.ndarray:
+    return np.arange(1, plan.num_steps + 1)
+
+
+def _deviation(plan: Plan) -> np.ndarray:
+    """The deviation of the noise after each step, for `l2_norm_clip = 1`; shape [n]."""
+    per_step = plan.strategy.per_step_squared_error(plan.workload)
+    return plan.unit_noise_stddev * np.sqrt(per_step)
+
+
+def epsilon_of_delta(
+    plans: Mapping[str, Plan],
+    deltas: Sequence[float] | None = None,
+    axes: Any | None = None,
+) -> Any:
+    """The pairs (epsilon, delta) that hold for one run of each plan.
+
+    Args:
+      plans: by name; a point marks the pair that each plan was made for.
+      deltas: in (0, 1); by default from 1e-3 to 1e-10.
+      axes: where to draw; by default on a new figure.
+
+    Raises:
+      ImportError: if matplotlib is not installed.
+    """
+    axes = _axes_to_draw_on(axes)
+    for name, plan in plans.items():
+        wanted = None if deltas is None else sorted({*deltas, plan.delta}, reverse=True)
+        curve = [(one.delta, one.epsilon) for one in plan.epsilon_curve(wanted)]
+        (line,) = axes.plot(*zip(*curve), label=name)
+        axes.plot(
+            [plan.delta],
+            [plan.epsilon],
+            marker="o",
+            linestyle="none",
+            color=line.get_color(),
+        )
+        axes.annotate(
+            f"({plan.epsilon:.4g}, {plan.delta:.3g})",
+            (plan.delta, plan.epsilon),
+            xytext=(6, 6),
+            textcoords="offset points",
+            fontsize="small",
+        )
+    axes.set_xscale("log")
+    axes.set_ylim(bottom=0.0)
+    return _finish_lines(axes, "δ", "ε")
+
+
+def training_curves(
+    runs: Mapping[str, Sequence[Sequence[float]]],
+    quantity: str = "test accuracy",
+    axes: Any | None = None,
+) -> Any:
+    """A quantity after each epoch: mean over runs, in a band of +- 1 standard error.
+
+    Args:
+      runs: by name; for each run one value per epoch, such as
+        `history.history["val_accuracy"]`. All runs of a name have the same number of
+        epochs.
+      quantity: label of the axis. Values of the training data are not covered by the
+        guarantee: do not publish them.
+      axes: where to draw; by default on a new figure.
+
+    Raises:
+      ImportError: if matplotlib is not installed.
+      ValueError: if the runs of a name differ in length.
+    """
+    axes = _axes_to_draw_on(axes)
+    for name, values in runs.items():
+        if len({len(run) for run in values}) != 1:
+            raise ValueError(
+                f"The runs of {name} must have the same number of epochs, found "
+                f"{[len(run) for run in values]}."
+            )
+        table = np.asarray(values, np.float64)
+        epochs = np.arange(1, table.shape[1] + 1)
+        mean = table.mean(axis=0)
+        (line,) = axes.plot(epochs, mean, label=name)
+        if len(table) > 1:
+            error = table.std(axis=0, ddof=1) / np.sqrt(len(table))
+            axes.fill_between(
+                epochs, mean - error, mean + error, color=line.get_color(), alpha=0.15
+            )
+    counts = {len(values) for values in runs.values()}
+    if max(counts, default=1) > 1:
+        number = f"{counts.pop()} runs" if len(counts) == 1 else "the runs"
+        axes.set_title(
+            f"mean of {number}; shaded: ± 1 standard error", fontsize="medium"
+        )
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    return _finish_lines(axes, "epoch", quantity)
+
+
+def strategy_matrix(
+    strategy: Strategy, rows: int = _ROWS, axes: Any | None = None
+) -> Any:
+    """The first `rows` steps of C.
+
+    Args:
+      strategy: of n steps.
+      rows: the most rows and columns drawn.
+      axes: where to draw; by default on a new figure.
+
+    Returns:
+      The axes. Column j is what step j adds to the released sequence.
+
+    Raises:
+      ImportError: if matplotlib is not installed.
+      ValueError: if rows is not positive.
+    """
+    return _heat_map(strategy.matrix.matmul, strategy, rows, "C", axes)
+
+
+def noising_matrix(
+    strategy: Strategy, rows: int = _ROWS, axes: Any | None = None
+) -> Any:
+    """The first `rows` steps of C^-1: row i is the noise of step i, made of Z.
+
+    Args:
+      strategy: of n steps.
+      rows: the most rows and columns drawn.
+      axes: where to draw; by default on a new figure.
+
+    Returns:
+      The axes. Negative entries cancel earlier noise.
+
+    Raises:
+      ImportError: if matplotlib is not installed.
+      ValueError: if rows is not positive.
+    """
+    return _heat_map(strategy.matrix.solve, strategy, rows, "C⁻¹", axes)
+
+
+def _heat_map(
+    apply: Callable[[np.ndarray], np.ndarray],
+    strategy: Strategy,
+    rows: int,
+    name: str,
+    axes: Any | None,
+) -> Any:
+    if rows < 1:
+        raise ValueError(f"rows must be >= 1, found {rows}.")
+    axes = _axes_to_draw_on(axes)
+    from matplotlib import colors
+
+    size = min(rows, strategy.num_steps)
+    block = apply(np.eye(strategy.num_steps, size))[:size]
+    largest = float(np.abs(block).max())
+    if name == "C" and block.min() >= 0.0:
+        color_map, scale = "cividis", colors.Normalize(0.0, largest)
+    else:
+        # Small entries count, for they are many; 0 is in the middle.
+        color_map = "PuOr_r"
+        scale = colors.SymLogNorm(_LINEAR_PART * largest, vmin=-largest, vmax=largest)
+    # What is above the diagonal is no entry at all.
+    shown = np.ma.masked_where(np.triu(np.ones_like(block), 1) > 0, block)
+    last = size - 0.5
+    image = axes.imshow(
+        shown,
+        cmap=color_map,
+        norm=scale,
+        interpolation="nearest",
+        extent=(-0.5, last, last, -0.5),
+    )
+    axes.set_facecolor("0.93")
+    axes.set_xlabel("column (step)")
+    axes.set_ylabel("row (step)")
+    part = f", first {size} steps" if size < strategy.num_steps else ""
+    axes.set_title(f"{name}{part}")
+    axes.figure.colorbar(image, ax=axes, label=f"entry of {name}", shrink=0.85)
+    return axes
+
+
+def plan_overview(name: str, plans: dict[str, Plan], figure: Any) -> Any:
+    """C and C^-1, per-step error, accumulated noise and epsilon(delta) of a plan.
+
+    Args:
+      name: of the plan to show.
+      plans: by name; the others are drawn into the panels of errors.
+      figure: a matplotlib figure or subfigure, drawn on.
+
+    Returns:
+      The axes, shape [2, 3]; the last one has no picture and names the plan.
+    """
+    plan = plans[name]
+    grid = figure.subplots(2, 3)
+    strategy_matrix(plan.strategy, axes=grid[0, 0])
+    noising_matrix(plan.strategy, axes=grid[0, 1])
+    epsilon_of_delta({name: plan}, axes=grid[0, 2])
+    per_step_error(plans, axes=grid[1, 0])
+    accumulated_noise(plans, axes=grid[1, 1])
+    last = grid[1, 2]
+    last.set_axis_off()
+    rows = (
+        ("mechanism", name),
+        ("steps", plan.num_steps),
+        ("ε, δ", f"{plan.epsilon:.4g}, {plan.delta:.3g} ({plan.kind})"),
+        ("noise multiplier", f"{plan.noise_multiplier:.4g}"),
+        ("RMSE", f"{plan.rmse():.4g}"),
+        ("memory vectors", plan.strategy.memory_vectors),
+        ("fingerprint", plan.fingerprint[:12]),
+    )
+    text = "\n".join(f"{key}: {value}" for key, value in rows)
+    last.text(0.0, 0.95, text, va="top", linespacing=1.6, transform=last.transAxes)
+    return grid
+
+
+def _axes_to_draw_on(axes: Any | None) -> Any:
+    """The axes that were given, or new ones, with the lines' colors and dashes.
+
+    Raises:
+      ImportError: if matplotlib is not installed.
+    """
+    if axes is None:
+        try:
+            import matplotlib.pyplot
+        except ImportError as error:
+            raise ImportError(
+                'Pictures need matplotlib: pip install "tf-bandmf[plot]".'
+            ) from error
+        axes = matplotlib.pyplot.subplots(layout="constrained")[1]
+    axes.set_prop_cycle(color=COLORS, linestyle=DASHES)
+    return axes
+
+
+def _finish_lines(axes: Any, x_label: str, y_label: str) -> Any:
+    """Labels, a light grid, and a legend where there are several lines."""
+    axes.set_xlabel(x_label)
+    axes.set_ylabel(y_label)
+    axes.grid(alpha=0.25, linewidth=0.6)
+    if len(axes.get_legend_handles_labels()[1]) > 1:
+        # A frame without an edge: what lies below stays off the words.
+        axes.legend(edgecolor="none", framealpha=0.85)
+    return axes
