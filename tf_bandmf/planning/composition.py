@@ -120,9 +120,10 @@ class JointGuarantee:
             deltas.append(gaussian.gaussian_delta(self.gaussian_noise, epsilon))
         if self.stated is not None and epsilon >= self.stated[0]:
             deltas.append(self.stated[1])
-        if self._queries is not None:
-            deltas.append(self._queries.delta(epsilon, 1.0))
-        elif self._has_losses:
+        queries = self._queries
+        if queries is not None:
+            deltas.append(queries.delta(epsilon, 1.0))
+        if self._has_losses and (queries is None or len(queries.kinds) > 1):
             loss = _composed_loss(self.parts, self.replaced, self._interval)
             deltas.append(float(loss.get_delta_for_epsilon(epsilon)) + _ROUNDING)
         return min(delta for delta in deltas if delta >= 0.0)
