@@ -152,14 +152,14 @@ def impossible(weights, released, stddev, denominator):
 
 @pytest.mark.attack(
     "The last bits of released weights",
-    tried="Adds an update of the clip norm, or nothing, to 20,000 weights, and counts the "
+    tried="Adds an update of the clip norm, or nothing, to 200,000 weights, and counts the "
     "released weights that no float32 noise gives if nothing was added.",
     area="noise",
     invariants=[15],
 )
 @pytest.mark.parametrize("noise_multiplier", [0.5, 4.0])
 def test_no_bits_of_a_release_exclude_an_update(noise_multiplier, figure):
-    size, stddev = 20_000, noise_multiplier * CLIP
+    size, stddev = 200_000, noise_multiplier * CLIP
     rng = np.random.default_rng(0)
     weights = (rng.normal(size=size) * 0.05).astype(np.float32)
     noise = rng.normal(size=size).astype(np.float32)
