@@ -12,19 +12,20 @@ plans add, which is exact, and on one rule for the rate (`planning.learning_rate
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 import math
+import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from tf_bandmf import workloads
 from tf_bandmf.accounting.checks import whole_number
 from tf_bandmf.participation import NAMED
-from tf_bandmf.participation.scheme import Scheme, samplings
+from tf_bandmf.participation.scheme import samplings
 from tf_bandmf.planning import build, learning_rates
 from tf_bandmf.planning.arguments import check_budget
-from tf_bandmf.planning.compare import quick_rows
+from tf_bandmf.planning.compare import Row, compare
 from tf_bandmf.planning.plan import Plan
 from tf_bandmf.strategies import registry
 
@@ -197,57 +198,58 @@ def advise(
         num_parameters = sum(math.prod(v.shape) for v in model.trainable_variables)
         loss = getattr(model, "loss", None) if loss is None else loss
     num_parameters = whole_number("num_parameters", num_parameters)
+    num_examples = whole_number("num_examples", num_examples)
+    epochs = whole_number("epochs", epochs)
     clip, why = learning_rates.clip_norm(loss)
-    scan = _Scan(
-        whole_number("num_examples", num_examples),
-        num_parameters,
-        loss,
-        whole_number("epochs", epochs),
-        (epsilon, delta),
-        _closed_form(mechanism),
-    )
-    largest = scan.num_examples
+    largest = num_examples
     if max_batch_size is not None:
         largest = min(largest, whole_number("max_batch_size", max_batch_size))
-    samplings = _samplings(sampling)
-    compared = {name: scan.batch_sizes(name, largest) for name in samplings}
-    settings = tuple(one for several in compared.values() for one in several)
-    if not settings:
+    given = {"epsilon": epsilon, "delta": delta, "num_examples": num_examples}
+    momentum, sizes = learning_rates.MOMENTUM, (num_parameters, loss)
+    compared: dict[str, list[RunSetting]] = {}
+    for name in _samplings(sampling):
+        compared[name] = []
+        for size in _batch_sizes(largest, num_examples, epochs):
+            _LOG.info("comparing %s, batches of %d", name, size)
+            use = {"sampling": name, "batch_size": size, "epochs": epochs}
+            found = []
+            for row in _rows(_closed_forms(mechanism, name), **given, **use):
+                divisor = row.batch_size or size
+                noise = learning_rates.noise_in_models(row.rmse, divisor, momentum)
+                found.append(_setting(use, row.mechanism, row.num_steps, noise, *sizes))
+            compared[name] += sorted(found, key=_progress)[-1:]
+            most = max(map(_progress, compared[name]), default=0.0)
+            if found and compared[name][-1].progress < _HOPELESS * most:
+                break
+    if not any(compared.values()):
         raise ValueError(
-            f"No setting of {', '.join(samplings)} can be compared for "
-            f"{scan.num_examples} examples and {scan.epochs} epochs. Use another "
-            f"sampling or fewer epochs."
+            f"No setting of {', '.join(compared)} can be compared for {num_examples} "
+            f"examples and {epochs} epochs. Use another sampling or fewer epochs."
         )
     chosen, reasons = _choose(compared)
     if sampling is DEFAULT_SAMPLINGS:
         reasons["sampling"] += ' "balls-in-bins" is compared if it is named.'
+    workload = f"sgd:momentum={learning_rates.MOMENTUM!r}"
     arguments: dict[str, Any] = {
         "mechanism": mechanism,
-        "epsilon": epsilon,
-        "delta": delta,
-        "num_examples": scan.num_examples,
+        **given,
         "batch_size": chosen.batch_size,
-        "epochs": chosen.epochs,
+        "epochs": epochs,
         "sampling": chosen.sampling,
-        "workload": "prefix"
-        if is_adam
-        else f"sgd:momentum={learning_rates.MOMENTUM!r}",
+        "workload": "prefix" if is_adam else workload,
         "l2_norm_clip": clip,
         "max_memory_vectors": max_memory_vectors,
     }
     plan = build.plan(**arguments)
-    name, table = registry.specification(plan.strategy), plan.choice
+    table = plan.choice
+    chosen_name = table.mechanism if table else registry.specification(plan.strategy)
     assert plan.expected_batch_size is not None  # of a named sampling
-    setting = scan.setting(
-        Scheme(chosen.sampling, scan.num_examples, chosen.batch_size, chosen.epochs),
-        name if table is None else table.mechanism,
-        plan.rmse(),
-        plan.expected_batch_size,
-        plan.workload.momentum or 0.0,
+    noise = learning_rates.noise_in_models(
+        plan.rmse(), plan.expected_batch_size, plan.workload.momentum or 0.0
     )
-    share = learning_rates.expected_share(
-        setting.noise, num_parameters, setting.num_steps, clip
-    )
+    use = {name: arguments[name] for name in ("sampling", "batch_size", "epochs")}
+    setting = _setting(use, chosen_name, plan.num_steps, noise, *sizes)
+    share = learning_rates.expected_share(noise, num_parameters, plan.num_steps, clip)
     reasons |= {"clip norm": why}
     reasons |= {} if table is None else {"mechanism": table.reason}
     reasons |= {"expected share": _verdict(share)}
@@ -257,100 +259,78 @@ def advise(
         optimizer=optimizer,
         optimizer_arguments=plan.optimizer_arguments(num_parameters, optimizer, loss),
         expected_share=share,
-        settings=tuple(setting if one is chosen else one for one in settings),
+        settings=tuple(
+            setting if one is chosen else one
+            for several in compared.values()
+            for one in several
+        ),
         reasons=tuple(reasons.items()),
         arguments=arguments,
     )
 
 
-@dataclasses.dataclass(frozen=True)
-class _Scan:
-    """Compares settings for one data set, model and budget.
-
-    Attributes:
-      num_examples, num_parameters, epochs: m, d and k.
-      loss: of the model.
-      budget: epsilon and delta.
-      mechanisms: names to compare; None for those that stand for each sampling.
-    """
-
-    num_examples: int
-    num_parameters: int
-    loss: Any
-    epochs: int
-    budget: tuple[float, float]
-    mechanisms: tuple[str, ...] | None
-
-    def batch_sizes(self, sampling: str, largest: int) -> list[RunSetting]:
-        """The best mechanism for the largest batch, and for powers of two below it.
-
-        Raises:
-          ValueError: if even the run with the largest batches has too many steps.
-        """
-        settings: list[RunSetting] = []
-        powers = [2**i for i in range(largest.bit_length()) if 2**i < largest]
-        for size in (largest, *(p for p in reversed(powers) if p >= _SMALLEST_BATCH)):
-            steps = self.epochs * -(-self.num_examples // size)
-            if settings and steps > _MOST_STEPS:
-                break
-            if steps > _LARGEST_RUN:
-                raise ValueError(
-                    f"num_examples, epochs and max_batch_size give more than "
-                    f"{_LARGEST_RUN:,} steps: use larger batches or fewer epochs."
-                )
-            _LOG.info("comparing %s, batches of %d", sampling, size)
-            compared = self._settings(sampling, size)
-            if compared:
-                settings.append(max(compared, key=_progress))
-                if settings[-1].progress < _HOPELESS * max(map(_progress, settings)):
-                    break
-        return settings
-
-    def _settings(self, sampling: str, batch_size: int) -> list[RunSetting]:
-        """Settings of the mechanisms that fit a sampling."""
-        scheme = Scheme(sampling, self.num_examples, batch_size, self.epochs)
-        workload = workloads.momentum_sgd(scheme.num_steps, learning_rates.MOMENTUM)
-        try:
-            rows = quick_rows(scheme, workload, self.budget, self.mechanisms)
-        except (ValueError, ArithmeticError):
-            # Few draws see nothing; what was named may not fit the sampling.
-            if NAMED[sampling].is_simulated or self.mechanisms is not None:
-                return []
-            raise
-        return [
-            self.setting(scheme, r.mechanism, r.rmse, r.batch_size or batch_size)
-            for r in rows
-        ]
-
-    def setting(
-        self,
-        scheme: Scheme,
-        mechanism: str,
-        rmse: float,
-        divisor: float,
-        momentum: float = learning_rates.MOMENTUM,
-    ) -> RunSetting:
-        """The setting of a run with an RMSE, whose sums are divided by `divisor`."""
-        noise = learning_rates.noise_in_models(rmse, divisor, momentum)
-        clip, _ = learning_rates.clip_norm(self.loss)
-        rate = learning_rates.per_clip_unit(
-            noise, self.num_parameters, learning_rates.MOMENTUM, clip, self.loss
-        )
-        size, steps = scheme.batch_size, scheme.num_steps
-        use = (scheme.sampling, mechanism, size, scheme.epochs, steps)
-        return RunSetting(*use, noise, rate, learning_rates.progress(rate, steps))
+def _setting(
+    use: dict[str, Any], mechanism: str, num_steps: int, noise: float, d: int, loss: Any
+) -> RunSetting:
+    """The setting of a run with so much noise."""
+    clip, _ = learning_rates.clip_norm(loss)
+    rate = learning_rates.per_clip_unit(noise, d, learning_rates.MOMENTUM, clip, loss)
+    return RunSetting(
+        mechanism=mechanism,
+        num_steps=num_steps,
+        noise=noise,
+        learning_rate=rate,
+        progress=learning_rates.progress(rate, num_steps),
+        **use,
+    )
 
 
 def _progress(one: RunSetting) -> float:
     return one.progress
 
 
-def _closed_form(mechanism: str) -> tuple[str, ...] | None:
-    """The mechanism that batch sizes are compared with; None for those of the sampling."""
-    if not isinstance(mechanism, str) or mechanism.strip().partition(":")[0] == "auto":
-        return None  # `plan` refuses what is no name
-    family = registry.family_of(registry.parse(mechanism)[0])
-    return None if family.is_optimized or family.needs_budget else (mechanism,)
+def _batch_sizes(largest: int, num_examples: int, epochs: int) -> list[int]:
+    """The largest, and powers of two below it, unless runs have too many steps.
+
+    Raises:
+      ValueError: if even the run with the largest batches has.
+    """
+    steps = epochs * -(-num_examples // largest)
+    if steps > _LARGEST_RUN:
+        raise ValueError(
+            f"Runs of at most {_LARGEST_RUN:,} steps can be compared, found more with "
+            f"batches of {largest}. Use larger batches or fewer epochs."
+        )
+    least = max(_SMALLEST_BATCH, epochs * num_examples / _MOST_STEPS)
+    powers = registry.powers_of_two(largest - 1)
+    return [largest, *(size for size in reversed(powers) if size >= least)]
+
+
+def _closed_forms(mechanism: str, sampling: str) -> list[str]:
+    """Names that stand for all in a comparison of batch sizes and samplings.
+
+    Of the fractions of a percent that a search gains, neither choice depends on any.
+    """
+    if isinstance(mechanism, str) and mechanism.strip().partition(":")[0] != "auto":
+        family = registry.family_of(registry.parse(mechanism)[0])
+        if not (family.is_optimized or family.needs_budget):
+            return [mechanism]
+    if NAMED[sampling].is_cyclic:
+        return ["identity", "bsr:4", "bsr:16"]
+    if NAMED[sampling].is_simulated:
+        lambdas = ("lambda_cgd:0.5", "lambda_cgd:0.9", "lambda_cgd:0.98")
+        return ["identity", *lambdas, "bifr:4:0.65"]
+    others = () if NAMED[sampling].is_amplified else ("bisr:4", "bisr:16", "bisr:32")
+    return ["identity", *others]
+
+
+def _rows(mechanisms: list[str], **use: Any) -> tuple[Row, ...]:
+    """Their rows in the table of `compare`; none where none fits, or draws see nothing."""
+    momentum = f"sgd:momentum={learning_rates.MOMENTUM!r}"
+    with warnings.catch_warnings(), contextlib.suppress(ValueError, ArithmeticError):
+        warnings.simplefilter("ignore")  # of the budget, which `plan` gives once
+        return compare(mechanisms, workload=momentum, **use).rows
+    return ()
 
 
 def _samplings(sampling: str | Sequence[str]) -> tuple[str, ...]:

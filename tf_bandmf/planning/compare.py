@@ -30,7 +30,7 @@ from tf_bandmf.accounting.checks import whole_number
 from tf_bandmf.accounting.guarantee import ZERO_OUT
 from tf_bandmf.analysis import error
 from tf_bandmf.analysis.sensitivity import Sensitivity
-from tf_bandmf.participation import NAMED, Participation
+from tf_bandmf.participation import Participation
 from tf_bandmf.participation.scheme import Scheme
 from tf_bandmf.planning import parameter_search
 from tf_bandmf.planning.arguments import DataUse, check_budget, resolve_data
@@ -336,49 +336,6 @@ def _several(one: Callable[..., Comparison], samplings: Sequence[str]) -> Compar
             excluded[name] = "its guarantees are for other neighbors than the first's."
     whole = dataclasses.replace(first, rows=tuple(rows), excluded=excluded)
     return dataclasses.replace(whole, title=tables[str(whole.best().sampling)].title)
-
-
-def quick_rows(
-    scheme: Scheme,
-    workload: Workload,
-    budget: tuple[float, float],
-    mechanisms: Sequence[str] | None = None,
-) -> tuple[Row, ...]:
-    """Rows that tell samplings and batch sizes apart, in a moment.
-
-    Args:
-      scheme: the use of the data.
-      workload: A.
-      budget: epsilon and delta.
-      mechanisms: names; None for closed forms that stand for the sampling: of the
-        fractions of a percent that a search gains, neither choice depends on any.
-
-    Raises:
-      ValueError: if no mechanism has a row.
-      ArithmeticError: likewise.
-    """
-    cls = NAMED[scheme.sampling]
-    if mechanisms is None and cls.is_cyclic:
-        mechanisms = ("identity", "bsr:4", "bsr:16")
-    elif mechanisms is None and cls.is_simulated:
-        lambdas = ("lambda_cgd:0.5", "lambda_cgd:0.9", "lambda_cgd:0.98")
-        mechanisms = ("identity", *lambdas, "bifr:4:0.65")
-    elif mechanisms is None and cls.is_amplified:
-        mechanisms = ("identity",)
-    elif mechanisms is None:
-        mechanisms = ("identity", "bisr:4", "bisr:16", "bisr:32")
-    rows: list[Row] = []
-    refused: list[Exception] = []
-    for name in mechanisms:
-        # Each alone: so unlike ones begin no search for each other's noise.
-        search = Search(workload, DataUse.of_scheme(scheme), budget)
-        try:
-            rows += search.table([name]).rows
-        except (ValueError, ArithmeticError) as reason:
-            refused.append(reason)
-    if not rows:
-        raise refused[0]
-    return tuple(rows)
 
 
 class Candidate(NamedTuple):
