@@ -233,3 +233,12 @@ def test_weight_regularizers_act_beside_the_noise(make_min_sep_plan, compile_mod
         model.train_on_batch(np.ones((4, 3)), np.ones((4, 2)))
         weights.append(model.get_weights()[0])
     np.testing.assert_allclose(weights[0] - weights[1], 0.6 * kernel, atol=1e-5)
+
+
+def test_dropout_has_other_masks_in_each_step(data, make_plan, compile_model):
+    plan = make_plan("identity", batch_size=len(data[0]), epochs=4)
+    layers = [keras.Input((5,)), keras.layers.Dropout(0.5), keras.layers.Dense(3)]
+    model = tf_bandmf.keras.make_private(keras.Sequential(layers))
+    still = tf_bandmf.keras.PrivateOptimizer(keras.optimizers.SGD(0.0), plan)
+    history = compile_model(model, still).fit(plan.batches(*data), epochs=4, verbose=0)
+    assert len(set(history.history["loss"])) == 4
