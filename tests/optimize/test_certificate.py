@@ -99,6 +99,16 @@ def test_dual_bound_is_above_every_feasible_product():
         assert np.sum(gram * (c.T @ c)) <= dual + 1e-9
 
 
+def test_dual_bound_is_reached_by_columns_that_are_nearly_parallel():
+    """Of two columns of norm 1: 2 + 2 a, to which each one's row adds a."""
+    a = 0.7
+    rows = np.array([[1.0, 0.0], [1.0, a]])
+    dual = certificate.dual_bound(rows, np.ones(2), 2)
+    c = np.array([[1e-4, 0.0], [np.sqrt(1.0 - 1e-8), 1.0]])
+    reached = np.sum(np.array([[1.0, a], [a, 1.0]]) * (c.T @ c))
+    assert reached <= dual <= reached + 1e-6
+
+
 @functools.cache
 def optimum(n, bands):
     workload = workloads.prefix_sum(n)
