@@ -80,7 +80,7 @@ def test_two_queries_are_those_of_quadrature(probability, noise, epsilon):
 
 def simulated(query, add, epsilon, num_draws, seed):
     """Delta and its standard error: draws from a histogram of the tilted density."""
-    law = tilted._Law(query, add)
+    law = tilted.Law(query, add)
     theta = tilted._tilt([law], epsilon)[0]
     s, q, count = query.noise, query.probability, query.count
     edges = np.linspace(-11.0 * s, 1.0 + 11.0 * s, 6_001)
