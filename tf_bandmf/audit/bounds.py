@@ -178,21 +178,10 @@ def _rates(
     confidence: float,
 ) -> tuple[float, float]:
     """A lower bound on the TPR and an upper bound on the FPR (Clopper and Pearson)."""
-    for right, of in ((true_positives, positives), (false_positives, negatives)):
-        if not 0 <= right <= of or of < 1:
-            raise ValueError(
-                f"A rate needs 0 <= count <= trials and trials >= 1, found {right} of "
-                f"{of}."
-            )
-    tail = 0.5 * (1.0 - _checked(confidence))
-    low, high = 0.0, 1.0
-    if true_positives:
-        above = positives - true_positives + 1
-        low = float(stats.beta.ppf(tail, true_positives, above))
-    if false_positives < negatives:
-        above = negatives - false_positives
-        high = float(stats.beta.isf(tail, false_positives + 1, above))
-    return low, high
+    each = 0.5 * (1.0 + _checked(confidence))
+    of_true = stats.binomtest(true_positives, positives, alternative="greater")
+    of_false = stats.binomtest(false_positives, negatives, alternative="less")
+    return of_true.proportion_ci(each).low, of_false.proportion_ci(each).high
 
 
 def _largest_contradicted(is_contradicted: Callable[[float], bool]) -> float:
@@ -202,10 +191,7 @@ def _largest_contradicted(is_contradicted: Callable[[float], bool]) -> float:
     low, high = 0.0, _LARGEST
     for _ in range(_HALVINGS):
         middle = 0.5 * (low + high)
-        if is_contradicted(middle):
-            low = middle
-        else:
-            high = middle
+        low, high = (middle, high) if is_contradicted(middle) else (low, middle)
     return low
 
 

@@ -48,11 +48,10 @@ def comparison_bars(table: Comparison, axes: Any | None = None) -> Any:
     axes = _axes_to_draw_on(axes)
     rows = sorted(table, key=lambda row: row.rmse, reverse=True)
     positions = np.arange(len(rows))
-    for offset, hatch, label, values in (
-        (0.2, "", "RMSE", [row.rmse for row in rows]),
-        (-0.2, "//", "max SE", [row.max_se for row in rows]),
+    for offset, hatch, color, label, values in (
+        (0.2, "", COLORS[0], "RMSE", [row.rmse for row in rows]),
+        (-0.2, "//", COLORS[-1], "max SE", [row.max_se for row in rows]),
     ):
-        color = "#0072B2" if not hatch else "#E69F00"
         bars = axes.barh(
             positions + offset, values, 0.38, label=label, color=color, hatch=hatch
         )
@@ -143,13 +142,7 @@ def epsilon_of_delta(
         wanted = None if deltas is None else sorted({*deltas, plan.delta}, reverse=True)
         curve = [(one.delta, one.epsilon) for one in plan.epsilon_curve(wanted)]
         (line,) = axes.plot(*zip(*curve), label=name)
-        axes.plot(
-            [plan.delta],
-            [plan.epsilon],
-            marker="o",
-            linestyle="none",
-            color=line.get_color(),
-        )
+        axes.plot(plan.delta, plan.epsilon, "o", color=line.get_color())
         axes.annotate(
             f"({plan.epsilon:.4g}, {plan.delta:.3g})",
             (plan.delta, plan.epsilon),
@@ -197,12 +190,9 @@ def training_curves(
             axes.fill_between(
                 epochs, mean - error, mean + error, color=line.get_color(), alpha=0.15
             )
-    counts = {len(values) for values in runs.values()}
-    if max(counts, default=1) > 1:
-        number = f"{counts.pop()} runs" if len(counts) == 1 else "the runs"
-        axes.set_title(
-            f"mean of {number}; shaded: ± 1 standard error", fontsize="medium"
-        )
+    if any(len(values) > 1 for values in runs.values()):
+        title = "mean of the runs; shaded: ± 1 standard error"
+        axes.set_title(title, fontsize="medium")
     axes.xaxis.get_major_locator().set_params(integer=True)
     return _finish_lines(axes, "epoch", quantity)
 

@@ -172,7 +172,9 @@ def _walk(
     except Mixes:
         raise
     except Exception as error:
-        if str(size) in str(error) and isinstance(error, _OF_SHAPES):
+        # Not in what Keras says of arguments, whose shapes have it anyway.
+        said = str(error).partition("Arguments received by")[0]
+        if str(size) in said and isinstance(error, _OF_SHAPES):
             raise Mixes(
                 f"does not run on a batch of {size} examples, on which it is tried "
                 f"({type(error).__name__}: {error})",
