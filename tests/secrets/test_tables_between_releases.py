@@ -35,10 +35,10 @@ class InMidEpoch(keras.callbacks.Callback):
         public = model.get_layer("items").embeddings.numpy()
         states = np.concatenate([part.numpy() for part in table._states], axis=1)
         parts = np.split(states, table.jumps.entries, axis=1)
-        self.public = public
         self.hidden = parts[0][np.any(parts[0] != public, axis=1)]
         self.memory = [part[np.any(part != 0.0, axis=1)] for part in parts[1:]]
-        write_model(model, folder)
+        write_model(model, folder)  # and releases
+        self.public = model.get_layer("items").embeddings.numpy()
         np.save(folder / "weights.npy", np.concatenate(model.get_weights(), axis=None))
         for number, variable in enumerate(model.variables + model.optimizer.variables):
             np.save(folder / f"variable{number}.npy", variable.numpy())
@@ -129,10 +129,10 @@ def test_no_row_of_now_in_what_is_written_in_mid_epoch(tmp_path, figure, name):
     shared.mkdir()
     watch = InMidEpoch(shared)
     callbacks = [
+        watch,  # before what saves, which releases
         keras.callbacks.ModelCheckpoint(shared / "{batch}.keras", save_freq=1),
         keras.callbacks.TensorBoard(shared / "board", 1, True, update_freq="batch"),
         keras.callbacks.CSVLogger(shared / "log.csv"),
-        watch,
     ]
     validation = {"validation_data": (x, y)} if "validates" in settings else {}
     batches = plan.batches(x, y)

@@ -106,14 +106,14 @@ def test_adapters_of_a_language_model_on_texts():
     )
     texts, y = opinions(2000, 2, 6)
     public.fit(texts, 1 - y, epochs=6, batch_size=50, verbose=0)
-    task = models.BertTextClassifier(
-        backbone, 2, preprocessor=preprocessor, dropout=0.0
-    )
+    task = models.BertTextClassifier(backbone, 2, preprocessor=None, dropout=0.0)
     backbone.enable_lora(4)
     told = opinions(1600, 0, 6)
-    jobs.trained(task, *told, loss, 0.5, 4, 80, weighted_metrics=[])
+    batches = {"map": preprocessor}
+    jobs.trained(task, *told, loss, 0.5, 4, 80, batches=batches, weighted_metrics=[])
     texts, y = opinions(400, 1, 6)
     released = tf_bandmf.keras.to_plain(task)
+    released.preprocessor = preprocessor
     found = released.predict(texts, verbose=0).argmax(axis=1)
     assert np.mean(found == y) > 0.85
 

@@ -90,7 +90,7 @@ RAISING = {
     "a position": looked_up,
     "a gradient": asserted_backward,
     "a text": parsed,
-    "not finite": lambda x: tf.debugging.check_numerics(x / (10.0 - x), "x"),
+    "not finite": lambda x: tf.debugging.check_numerics(x / tf.nn.relu(9.0 - x), "x"),
 }
 
 
@@ -113,7 +113,8 @@ def test_a_record_that_raises_adds_zero(name):
     x[BAD] = 10.0
     moved = trained(RAISING[name], x, y, np.ones(EXAMPLES, "f4"))
     assert np.all(np.isfinite(moved))
-    np.testing.assert_allclose(moved, without, atol=1e-6)
+    # Sums that differ in last bits may be rounded to neighbors on the grid.
+    np.testing.assert_allclose(moved, without, atol=1e-4)
 
 
 @pytest.mark.invariant(18)

@@ -70,8 +70,9 @@ def test_every_way_to_execute_gives_the_same_weights(
     plan, usual = make_plan("bsr", epochs=1), straight_weights("bsr", epochs=1)
     other = make_private_model(plan, **changes)
     other.fit(plan.batches(*data), verbose=0)
+    # Sums that differ in last bits may be rounded to neighbors on the grid.
     for a, b in zip(usual, other.get_weights(), strict=True):
-        np.testing.assert_allclose(a, b, atol=1e-5)
+        np.testing.assert_allclose(a, b, atol=1e-4)
 
 
 @pytest.mark.parametrize("mechanism", ["lambda_cgd", "bsr"])

@@ -331,8 +331,8 @@ def test_workers_train_like_one(count, tmp_path, monkeypatch):
         assert set(worker) == set(alone)
         for name in alone:
             np.testing.assert_array_equal(worker[name], each[0][name])
-            if name != "key":
-                np.testing.assert_allclose(worker[name], alone[name], atol=1e-6)
+            if name != "key":  # neighbors on the grid, where last bits differ
+                np.testing.assert_allclose(worker[name], alone[name], atol=1e-5)
     # Each worker drew a key of its own; they use the first one's.
     assert each[0]["key"].any()
 
