@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     import keras
 
 _LOG = logging.getLogger("tf_bandmf")
+_WORKLOAD = f"sgd:momentum={learning_rates.MOMENTUM!r}"
 # Both are exact; others are compared if they are named.
 DEFAULT_SAMPLINGS = ("fixed-order", "poisson")
 # The simulation of b-min-sep sampling takes minutes a setting.
@@ -229,14 +230,13 @@ def advise(
     chosen, reasons = _choose(compared)
     if sampling is DEFAULT_SAMPLINGS:
         reasons["sampling"] += ' "balls-in-bins" is compared if it is named.'
-    workload = f"sgd:momentum={learning_rates.MOMENTUM!r}"
     arguments: dict[str, Any] = {
         "mechanism": mechanism,
         **given,
         "batch_size": chosen.batch_size,
         "epochs": epochs,
         "sampling": chosen.sampling,
-        "workload": "prefix" if is_adam else workload,
+        "workload": "prefix" if is_adam else _WORKLOAD,
         "l2_norm_clip": clip,
         "max_memory_vectors": max_memory_vectors,
     }
@@ -326,10 +326,9 @@ def _closed_forms(mechanism: str, sampling: str) -> list[str]:
 
 def _rows(mechanisms: list[str], **use: Any) -> tuple[Row, ...]:
     """Their rows in the table of `compare`; none where none fits, or draws see nothing."""
-    momentum = f"sgd:momentum={learning_rates.MOMENTUM!r}"
     with warnings.catch_warnings(), contextlib.suppress(ValueError, ArithmeticError):
         warnings.simplefilter("ignore")  # of the budget, which `plan` gives once
-        return compare(mechanisms, workload=momentum, **use).rows
+        return compare(mechanisms, workload=_WORKLOAD, **use).rows
     return ()
 
 

@@ -150,7 +150,7 @@ def check_examples(model: Any, optimizer: PrivateOptimizer, data: Any) -> None:
     with telling, optimized_once():
         self_check(
             model,
-            *examples,
+            *contents(data),
             loss_scale_factor=optimizer.loss_scale_factor,
             readers=readers,
         )

@@ -120,9 +120,9 @@ def fit_privately(
     budget = {"epsilon": epsilon, "delta": delta, "epochs": epochs}
     missing = [name for name, value in budget.items() if value is None]
     if len(missing) != (0 if plan is None else len(budget)):
+        end = f": {', '.join(missing)} is missing." if plan is None else "."
         raise ValueError(
-            f"Give epsilon, delta and epochs, or a plan, which has its own, and not both: "
-            f"{', '.join(missing) or 'nothing'} is missing."
+            f"Give epsilon, delta and epochs, or a plan, which has its own, not both{end}"
         )
     optimizer = optimizer.lower() if isinstance(optimizer, str) else optimizer
     if not isinstance(optimizer, keras.optimizers.Optimizer) and (
@@ -182,8 +182,7 @@ def _compiling(model: keras.Model, loss: Any, metrics: Any) -> dict[str, Any]:
 
 def _check_targets(x: Any, y: Any) -> None:
     """Refuses arrays without targets: data sets have their own."""
-    are_arrays = all(hasattr(leaf, "shape") for leaf in tf.nest.flatten(x))
-    if y is None and are_arrays and not isinstance(x, tf.data.Dataset):
+    if y is None and all(hasattr(leaf, "shape") for leaf in tf.nest.flatten(x)):
         raise ValueError(
             "y is missing: fit_privately(model, x, y, ...); of an autoencoder, it is x."
         )

@@ -42,7 +42,8 @@ _TERMINAL = frozenset({"stdout", "stderr", "log(info)", "log(warning)", "log(err
 # References that are written, files, code outside of the graph, other calls, other
 # devices; and ways to them.
 _NOT_STATELESS = re.compile(
-    r"Assign(Add|Sub)?$|PyFuncStateless|ReadFile|MatchingFiles|ImmutableConst|Batch$|BatchFunction|Unbatch|"
+    r"Assign(Add|Sub)?$|PyFuncStateless|ReadFile|MatchingFiles|ImmutableConst|"
+    r"Batch$|BatchFunction|Unbatch|"
     r"XlaCustomCall|XlaAllReduce|XlaReduceScatter|DTensor|TPU|.*(Dataset|Iterator|Queue|"
     r"Reader|Barrier[A-Z]|Accumulator|Stack(Push|Pop|Close)|Host|Infeed)"
 )
