@@ -165,8 +165,10 @@ def private_step(name: str, mechanism: str | None, options: Any) -> Callable[[],
         else:
             run = optimizer.run
             # The same step again and again.
-            number = tf.constant(0, tf.int64)
-            noisy = run.privatize(run.sums(clipped), variables, number, number)
+            number, keys = tf.constant(0, tf.int64), run.secrets.step_keys(0)
+            noisy = run.privatize(
+                run.sums(clipped), variables, number, tf.constant(keys), number
+            )
             run.apply(noisy.gradients, variables)
         return tf.reduce_mean(clipped.losses)
 

@@ -1,6 +1,7 @@
 """What of a private step runs on the host, when the rest runs on a GPU."""
 
 import collections
+import re
 
 import keras
 import numpy as np
@@ -8,10 +9,13 @@ import pytest
 import tensorflow as tf
 from keras import layers
 from placement import executed_nodes, without_kernel
+from tensorflow.python.framework import op_callbacks
 
 import tf_bandmf
 import tf_bandmf.keras
+from tf_bandmf.keras.model import programs as programs_lib
 from tf_bandmf.keras.model.programs import Programs
+from tf_bandmf.keras.run import run as run_lib
 
 # What has no kernel for GPUs, and why it does not matter.
 ON_THE_HOST = {
@@ -54,7 +58,14 @@ def recurrent():
     return [keras.Input((5, 8)), layers.GRU(4), layers.Dense(10)]
 
 
-def private_model(make, mechanism="lambda_cgd", optimizer=None, dtype="float32"):
+def private_model(
+    make,
+    mechanism="lambda_cgd",
+    optimizer=None,
+    dtype="float32",
+    jit_compile="auto",
+    **settings,
+):
     """A model and its optimizer's plan, with data for it."""
     keras.config.set_dtype_policy(dtype)
     try:
@@ -70,12 +81,14 @@ def private_model(make, mechanism="lambda_cgd", optimizer=None, dtype="float32")
         num_examples=EXAMPLES,
         batch_size=BATCH,
         epochs=2,
+        **settings,
     )
     inner = optimizer or keras.optimizers.Adam(0.01)
     model.compile(
         tf_bandmf.keras.PrivateOptimizer(inner, plan),
         keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         metrics=["accuracy"],
+        jit_compile=jit_compile,
     )
     rng = np.random.default_rng(0)
     x = rng.uniform(0, 10, size=(EXAMPLES, *model.input_shape[1:]))
@@ -157,18 +170,82 @@ def integers_on_the_host(create, **arguments):
     kind = tf.dtypes.as_dtype(
         arguments.get("dtype") or tf.convert_to_tensor(value).dtype
     )
-    with tf.device("CPU:0" if kind.is_integer else "CPU:1"):
+    with tf.device("CPU:0" if kind == tf.int32 else "CPU:1"):
         return create(**{**arguments, "initial_value": value})
 
 
+@pytest.mark.parametrize("jit_compile", ["auto", True])
 @pytest.mark.parametrize("mechanism", ["identity", "bsr", "blt:2"])
-@pytest.mark.slow_cases("identity", "blt*")
+@pytest.mark.slow_cases("*identity*", "*blt*")
 @pytest.mark.on_cpu
-def test_a_step_runs_where_integers_stay_on_the_host(mechanism, as_on_a_gpu):
+def test_a_step_runs_where_integers_stay_on_the_host(
+    mechanism, jit_compile, as_on_a_gpu
+):
     # What XLA compiles reads no variable of another device, of whichever kind.
     with tf.variable_creator_scope(integers_on_the_host), tf.device("CPU:1"):
-        model, batches = private_model(convolutional, mechanism)
+        model, batches = private_model(
+            convolutional, mechanism, jit_compile=jit_compile
+        )
         model.fit(batches, epochs=1, verbose=0)
     assert model.optimizer.steps_taken == EXAMPLES // BATCH
     devices = [weight.value.device[-1] for weight in model.trainable_variables]
     assert set(devices) == {"1"}
+
+
+class Starts(keras.callbacks.Callback):
+    """What the host starts in the last step."""
+
+    def __init__(self):
+        super().__init__()
+        self.names, self.of_step = [], []
+
+    def __call__(
+        self, operation, inputs, attributes, outputs, op_name=None, graph=None
+    ):
+        if graph is None:
+            self.names.append(tf.compat.as_str(operation))
+
+    def on_train_batch_begin(self, batch, logs=None):
+        self.names.clear()
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.of_step = list(self.names)
+
+
+@pytest.mark.on_cpu
+def test_on_an_accelerator_a_step_is_four_programs(as_on_a_gpu):
+    model, batches = private_model(convolutional, jit_compile=True)
+    starts = Starts()
+    op_callbacks.add_op_callback(starts)
+    try:
+        model.fit(batches, epochs=1, verbose=0, callbacks=[starts])
+    finally:
+        op_callbacks.clear_op_callbacks()
+    programs = model._training.programs[1]
+    started = [n for n in starts.of_step if not re.search("IteratorGetNext|facts", n)]
+    checked = (programs._update, programs._measure)
+    compiled = [programs._clip, programs._noise, *(p._function for p in checked)]
+    names = {
+        traced.function_def.signature.name
+        for program in compiled
+        for traced in program._list_all_concrete_functions()
+        if traced.function_def.attr["_XlaMustCompile"].b
+    }
+    assert len(started) == 4 and set(started) <= names
+
+
+@pytest.mark.parametrize("mechanism", ["bsr", "lambda_cgd"])
+@pytest.mark.on_cpu
+def test_programs_of_an_accelerator_take_the_same_steps(mechanism, monkeypatch):
+    weights = []
+    for kind in ("CPU", "GPU"):
+        keras.utils.set_random_seed(0)
+        for module in (programs_lib, run_lib):
+            monkeypatch.setattr(module, "device_kind", lambda kind=kind: kind)
+        model, batches = private_model(
+            table, mechanism, keras.optimizers.SGD(0.1), jit_compile=True, test_seed=3
+        )
+        model.fit(batches, epochs=2, verbose=0)
+        weights.append(model.get_weights())
+    for one, other in zip(*weights):
+        np.testing.assert_allclose(one, other, atol=1e-5)

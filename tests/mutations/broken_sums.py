@@ -28,7 +28,7 @@ from tf_bandmf.planning.plan import Plan
     invariants=(4,),
 )
 def noise_on_the_mean(patch):
-    def noisy_mean(total, noise, stddev, batch_size):
+    def noisy_mean(total, noise, stddev, batch_size, is_clipped):
         return (total + stddev * noise / batch_size) / batch_size
 
     patch.setattr(run_lib, "noisy_mean", noisy_mean)

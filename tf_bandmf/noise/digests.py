@@ -90,7 +90,7 @@ def plain_digest(
     Lengths are not told apart: inputs of one key have the same lengths.
 
     Args:
-      key: see `digest_key`.
+      key: see `digest_key`; also as words of 64 bits.
       value: float32 of static shape [size], or its pieces, for another digest.
       more: int32, of static shape [count]: with the number of pieces at most 256.
 
@@ -233,8 +233,10 @@ def _key_of(key: tf.Tensor, level: int) -> tf.Tensor:
 
 
 def _as_words(numbers: tf.Tensor) -> tf.Tensor:
-    """Two numbers of 32 bits as one word, uint64, of the same memory."""
-    return tf.bitcast(tf.reshape(numbers, [-1, 2]), tf.uint64)
+    """Two numbers of 32 bits as one word, uint64, of the same memory; words as they are."""
+    if numbers.dtype.size < 8:
+        numbers = tf.reshape(numbers, [-1, 2])
+    return tf.bitcast(numbers, tf.uint64)
 
 
 def _long(numbers: tf.Tensor) -> tf.Tensor:

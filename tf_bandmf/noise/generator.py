@@ -115,6 +115,14 @@ class NoiseGenerator:
         """uint64 numbers of a step's key."""
         return KEY_WORDS[self._generator]
 
+    @property
+    def past_the_end(self) -> str:
+        """What a step that the plan does not have is told."""
+        return (
+            f"The plan has {self.num_steps} steps: this step is past its end (or "
+            f"negative). Its privacy budget is spent; more steps need a new plan."
+        )
+
     def step_keys(self, key: NoiseKey) -> np.ndarray:
         """The keys of all steps, uint64, shape [num_steps, key_words]. Secret."""
         return key.step_keys(self.num_steps, self._generator)
@@ -185,11 +193,8 @@ class NoiseGenerator:
         """`step` as int64, after checking that it is before the horizon."""
         step = tf.cast(step, tf.int64)
         horizon = tf.constant(self.num_steps, tf.int64)
-        message = (
-            f"The plan has {self.num_steps} steps: this step is past its end (or "
-            f"negative). Its privacy budget is spent; more steps need a new plan."
-        )
-        is_planned = tf.debugging.Assert((step >= 0) & (step < horizon), [message])
+        is_within = (step >= 0) & (step < horizon)
+        is_planned = tf.debugging.Assert(is_within, [self.past_the_end])
         with tf.control_dependencies([is_planned]):
             return tf.identity(step)
 

@@ -86,7 +86,7 @@ def test_a_run_in_scaled_coordinates_is_believed():
 
 @pytest.mark.slow
 def test_a_run_in_scaled_coordinates_without_noise_is_seen(monkeypatch):
-    def without_noise(total, noise, stddev, batch_size):
+    def without_noise(total, noise, stddev, batch_size, is_clipped):
         return (total + 1e-3 * stddev * noise) / batch_size
 
     monkeypatch.setattr(run_lib, "noisy_mean", without_noise)
@@ -95,7 +95,7 @@ def test_a_run_in_scaled_coordinates_without_noise_is_seen(monkeypatch):
 
 
 def test_a_run_without_noise_is_seen_in_both_boxes(monkeypatch):
-    def without_noise(total, noise, stddev, batch_size):
+    def without_noise(total, noise, stddev, batch_size, is_clipped):
         return (total + 1e-3 * stddev * noise) / batch_size
 
     monkeypatch.setattr(run_lib, "noisy_mean", without_noise)

@@ -14,7 +14,7 @@ from tf_bandmf.keras.model.programs import Programs
 
 IN_GRAPH = (tf.errors.InvalidArgumentError, RuntimeError)
 # The step, and the digest of its batch.
-FIRST = tf.constant(0, tf.int64), tf.constant(0, tf.int64)
+NUMBER = tf.constant(0, tf.int64)
 
 
 def fit(model, plan, data, **kwargs):
@@ -117,8 +117,12 @@ def test_sums_that_are_not_clipped(make_plan, make_plain_model):
     for bad in (3.0, np.nan):
         sums = [tf.fill(v.shape, bad) for v in variables]
         forged = ClippedGradients(sums, tf.ones([2]), tf.ones([2]), None)
+        run = optimizer.run
+        keys = tf.constant(run.secrets.step_keys(0))
+        noisy = run.privatize(run.sums(forged), variables, NUMBER, keys, NUMBER)
+        assert all(np.all(np.isnan(gradient)) for gradient in noisy.gradients)
         with pytest.raises(tf.errors.InvalidArgumentError, match="not clipped"):
-            optimizer.run.privatize(optimizer.run.sums(forged), variables, *FIRST)
+            run.confirm(noisy)
     assert optimizer.steps_taken == 0
 
 

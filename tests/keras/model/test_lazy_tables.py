@@ -73,7 +73,7 @@ def silent(monkeypatch):
     monkeypatch.setattr("tf_bandmf.noise.lazy_tables.weighted_normals", zeros)
     monkeypatch.setattr("tf_bandmf.noise.generator.weighted_normals", zeros)
 
-    def mean(total, noise, stddev, batch_size):
+    def mean(total, noise, stddev, batch_size, is_clipped):
         return total / batch_size
 
     monkeypatch.setattr("tf_bandmf.keras.run.run.noisy_mean", mean)
@@ -433,7 +433,8 @@ def test_other_data_after_the_same_steps_get_other_noise(data):
             slices = tf.IndexedSlices(added, rows)
             sums = tables.row_sums([slices], rate, looked_up)
             dense = tf.zeros([run.generator.num_parameters])
-            drawn = run.secrets.draw(t, dense, tables.digest(sums, t))[1]
+            keys = tf.constant(run.secrets.step_keys(step))
+            drawn = run.secrets.draw(t, keys, dense, tables.digest(sums, t))[1]
             run.secrets.take(drawn)
             tables.apply(sums, t)
         assert tables.release()

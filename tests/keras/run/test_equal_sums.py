@@ -107,8 +107,9 @@ def test_equal_sums_do_not_show(history, unchanged, figure, monkeypatch):
     # Bound to the sums alone, the releases are the same.
     privatize = Run.privatize
 
-    def of_sums_alone(self, sums, variables, step, digest, *more):
-        return privatize(self, sums, variables, step, tf.zeros_like(digest), *more)
+    def of_sums_alone(self, sums, variables, step, keys, digest, *more):
+        digest = tf.zeros_like(digest)
+        return privatize(self, sums, variables, step, keys, digest, *more)
 
     monkeypatch.setattr(Run, "privatize", of_sums_alone)
     control = unchanged("control") - releases_of_history(HISTORIES[history])

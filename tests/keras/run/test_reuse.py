@@ -136,7 +136,10 @@ def test_a_forked_run_shares_no_noise():
     size = model.optimizer.run.generator.num_parameters
     sums = [tf.zeros([size]), tf.one_hot(3, size), tf.zeros([size])]
     zero = tf.constant(0, tf.int64)
-    noise = [copy.draw(zero, total)[0] for copy, total in zip(copies, sums)]
+    noise = [
+        copy.draw(zero, tf.constant(copy.step_keys(0)), total)[0]
+        for copy, total in zip(copies, sums)
+    ]
     np.testing.assert_array_equal(noise[0], noise[2])
     # Six standard deviations: false-alarm rate 2e-9.
     assert abs(np.corrcoef(noise[0], noise[1])[0, 1]) < 6 / np.sqrt(size)

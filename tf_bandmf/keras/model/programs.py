@@ -46,6 +46,7 @@ from tf_bandmf.keras.run.run import Noisy
 from tf_bandmf.keras.run.scaling import UNSOUND
 from tf_bandmf.keras.run.tables import LookedUpRows, RowSums
 from tf_bandmf.keras.run.update import Measure, Update
+from tf_bandmf.noise.devices import device_kind
 from tf_bandmf.sampling import batches as batches_lib
 
 _TRACING = "tracing the private training step."
@@ -83,15 +84,18 @@ class Programs:
         self._model = model
         self._run = model._private_optimizer().run
         self._strategy = model.distribute_strategy
+        # Where there is an accelerator, each program is one start by the host. On a CPU, a
+        # program of XLA for the noise of one model would take long to compile.
+        by_xla = self._is_one and bool(model.jit_compile) and device_kind() != "CPU"
         self._facts = self._compiled(admission.facts)
         self._scales = Update(self._scales_and_soundness, model)
         self._refresh = self._compiled(self._refreshed)
-        self._clip = self._compiled(self._clipped)
+        self._clip = self._compiled(self._clipped, by_xla)
         self._clip_here = self._clip if self._is_one else _compiled(self._clipped)
-        self._noise = _compiled(self._noised)
-        self._update = Update(self._updated, model)
-        self._take = Update(self._taken, model)
-        self._measure = Measure(self._everywhere(self._measured), model)
+        self._noise = _compiled(self._noised, by_xla)
+        self._update = Update(self._updated, model, by_xla)
+        self._take = Update(self._taken, model, by_xla)
+        self._measure = Measure(self._everywhere(self._measured), model, by_xla)
         # One example that contributes nothing, after the first attempt.
         self._nothing: ClippedGradients | None = None
 
@@ -134,12 +138,12 @@ class Programs:
         admitted = run.admit(facts, self._model.weights)
         scales = self._checked_scales()
         looked_up = self._look_up(contents, admitted.step)
-        clipped = self._clip_all(contents, scales, run.mask_seed(admitted))
-        digests = [tf.constant(digest, tf.int64) for digest in admitted.digests]
+        clipped = self._clip_all(contents, scales, admitted.seed)
+        digests = admitted.digests
         digest = digests[0] if self._is_one else self._distributed(*digests)
         ours = clipped._replace(outputs=())
-        noisy = self._noise(ours, digest, admitted.step, looked_up)
-        run.confirm(noisy.drawn)
+        noisy = self._noise(ours, admitted.step, admitted.keys, digest, looked_up)
+        run.confirm(noisy)
         return contents, clipped, noisy
 
     def _prepare(self, spec: Any) -> None:
@@ -156,7 +160,8 @@ class Programs:
             ids = [tf.TensorSpec([None], tf.int64) for _ in tables.variables]
             looked_up = _traced(self._refresh, ids, number)
         ours = clipped._replace(outputs=())
-        noisy = _traced(self._noise, ours, number, number, looked_up)
+        keys = tf.type_spec_from_value(tf.constant(self._run.secrets.step_keys(0)))
+        noisy = _traced(self._noise, ours, number, keys, number, looked_up)
         self._update.trace(noisy)
         self._measure.trace(contents, clipped.losses, clipped.outputs)
 
@@ -239,7 +244,12 @@ class Programs:
         return clipping(contents, scales)
 
     def _noised(
-        self, clipped: Any, digest: Any, step: tf.Tensor, looked_up: Any
+        self,
+        clipped: Any,
+        step: tf.Tensor,
+        keys: tf.Tensor,
+        digest: Any,
+        looked_up: Any,
     ) -> Noisy:
         """Sums of all replicas, with noise: on the first device."""
         run = self._run
@@ -253,7 +263,7 @@ class Programs:
             add = functools.partial(self._strategy.reduce, "SUM", axis=None)
             sums, digest = tf.nest.map_structure(add, parts)
         variables = self._model.trainable_variables
-        return run.privatize(sums, variables, step, digest, looked_up)
+        return run.privatize(sums, variables, step, keys, digest, looked_up)
 
     def _penalized(self, gradients: Sequence[Any]) -> list[Any]:
         """Gradients, with those of the weights' regularizers, which depend on no data."""
@@ -277,7 +287,10 @@ class Programs:
             run.counts.add(counts)
             run.apply(self._penalized(gradients), variables)
 
-        self._strategy.run(apply, args=released)
+        if self._is_one:
+            apply(*released)
+        else:
+            self._strategy.run(apply, args=released)
 
     def _taken(self, noisy: Noisy) -> list[Any]:
         """As `_updated`, for gradients that are applied later."""
@@ -322,9 +335,11 @@ class Programs:
 
         return function if self._is_one else everywhere
 
-    def _compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
+    def _compiled(
+        self, function: Callable[..., Any], by_xla: bool = False
+    ) -> Callable[..., Any]:
         """A function of each replica, as one program."""
-        return _compiled(self._everywhere(function))
+        return _compiled(self._everywhere(function), by_xla)
 
     def _try_on_made_up(self, contents: Contents) -> None:
         """Clips made-up examples.
@@ -406,6 +421,14 @@ class Programs:
         except OF_THE_MACHINE:
             raise
         except tf.errors.OpError:
+            pass
+        # XLA compiles fewer metrics than there are.
+        self._measure = Measure(self._everywhere(self._measured), self._model)
+        try:
+            return self._measure(contents, clipped.losses, clipped.outputs)
+        except OF_THE_MACHINE:
+            raise
+        except tf.errors.OpError:
             return self._without_metrics()
 
     def _without_metrics(self) -> Any:
@@ -456,9 +479,9 @@ def _no_records_fault(model: Any) -> Iterator[None]:
         ) from error
 
 
-def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+def _compiled(function: Callable[..., Any], by_xla: bool = False) -> Callable[..., Any]:
     compiled: Callable[..., Any] = tf.function(
-        function, autograph=False, reduce_retracing=True
+        function, autograph=False, reduce_retracing=True, jit_compile=by_xla
     )
     return compiled
 

@@ -25,11 +25,15 @@ class Admitted(NamedTuple):
 
     Attributes:
       step: its number, int64 scalar.
-      digests: of the parts of its batch that this process has.
+      keys: of its noise. Secret.
+      seed: from which the masks of its random layers follow, int32, shape [2]. Secret.
+      digests: of the parts of its batch that this process has, int64.
     """
 
     step: tf.Tensor
-    digests: list[int]
+    keys: tf.Tensor
+    seed: tf.Tensor
+    digests: list[tf.Tensor]
 
 
 def facts(batch: Any) -> tf.Tensor:

@@ -5,9 +5,9 @@ A step of a run is five calls:
     run.start(weights)                        # where fit or train_on_batch begins
     admitted = run.admit(facts, weights)      # in Python: the step may be taken
     ...                                       # gradients are formed and clipped
-    noisy, drawn, counts = run.privatize(sums, admitted)    # a program: noise
-    run.confirm(drawn)                        # in Python: the step is written down
-    run.take(drawn); run.apply(noisy, ...)    # a program: clock, buffer, optimizer
+    noisy = run.privatize(sums, ...)          # a program: noise
+    run.confirm(noisy)                        # in Python: the step is written down
+    run.take(noisy.drawn); run.apply(...)     # a program: clock, buffer, optimizer
 
 A run begins when the optimizer is built. From then on it has a noise key, a clock, and
 a seal of the weights; none of these is in a file that Keras writes.
@@ -40,6 +40,7 @@ from tf_bandmf.keras.run.scaling import Scaling
 from tf_bandmf.keras.run.secrets import Drawn, SecretState
 from tf_bandmf.keras.run.tables import LookedUpRows, RowSums, RunTables
 from tf_bandmf.keras.run.weights_seal import CHANGED, WeightsSeal, digest_of
+from tf_bandmf.noise.devices import device_kind
 from tf_bandmf.noise.keys import NoiseKey
 from tf_bandmf.noise.shared import shared_function
 from tf_bandmf.planning.memory import refuse_too_large
@@ -60,6 +61,10 @@ HOW_TO_TRAIN = (
     "Make the model private with tf_bandmf.keras.make_private(model), compile it with "
     "this optimizer and train with model.fit(plan.batches(x, y))."
 )
+
+
+_MOST_UNREAD = 100
+_UNCLIPPED = "The sum of gradients is not clipped, or not finite."
 
 
 class StepSums(NamedTuple):
@@ -84,13 +89,15 @@ class Noisy(NamedTuple):
     Attributes:
       gradients: in the variables' shapes and dtypes; for tables whose noise is drawn when
         rows are read, `RowSums`, which have no noise yet.
-      drawn: for `Run.confirm` and `Run.take`.
+      drawn: for `Run.take`.
       counts: noisy; none if the plan has none.
+      is_clipped: whether the sum was, for `Run.confirm`; bool scalar.
     """
 
     gradients: list[Any]
     drawn: Drawn
     counts: tf.Tensor
+    is_clipped: tf.Tensor
 
 
 class Run:
@@ -154,6 +161,9 @@ class Run:
         self._generator: noise.NoiseGenerator | None = None
         # The coming step, as far as `start` and steps since know.
         self._next = 0
+        # Of the latest steps, whether their sums were clipped; read after so many steps.
+        self._were_clipped: list[tf.Tensor] = []
+        self._most_unread = 1
         self._fresh_key: NoiseKey | None = None
         self._secrets: SecretState | None = None
         self._seal: WeightsSeal | None = None
@@ -259,6 +269,9 @@ class Run:
           memory: memory of its tables, whose variables hold a release: see `RunTables`.
         """
         self._secrets = secrets
+        if device_kind() != "CPU" and not self._lazy:
+            # It is not waited for: of a sum that was not clipped it releases NaN.
+            self._most_unread = _MOST_UNREAD
         if self._lazy:
             self._tables = RunTables(
                 self._lazy,
@@ -312,6 +325,7 @@ class Run:
         self.note_weights(weights)
         if self.has_begun:
             self.seal.is_open = False
+        self._refuse_unclipped()
 
     def note_weights(self, weights: Sequence[Any]) -> None:
         """Knows the weights, which a checkpoint gets, as the run's own, if they are."""
@@ -409,9 +423,8 @@ class Run:
         if self._tables is not None:
             is_next = bool(self._tables.is_at(tf.constant(step, tf.int64)))
             admission.refuse(None if is_next else RESTORED)
-        admitted = admission.Admitted(
-            self.generator.checked_step(step), [int(row[0]) for row in facts]
-        )
+        is_planned = step < self.plan.num_steps
+        admission.refuse(None if is_planned else self.generator.past_the_end)
         if not step:
             data = NO_SCHEDULE if schedule_id is None else schedule_id
             self.membership.refuse_second(weights, data)
@@ -421,11 +434,12 @@ class Run:
         if schedule_id is not None:
             # From its first step on the run has one schedule.
             self.secrets.schedule_id = schedule_id
-        return admitted
-
-    def mask_seed(self, admitted: admission.Admitted) -> tf.Tensor:
-        """From which the masks of an admitted step's random layers follow."""
-        return self.secrets.seed(self._next)
+        return admission.Admitted(
+            tf.constant(step, tf.int64),
+            tf.constant(self.secrets.step_keys(step)),
+            self.secrets.seed(step),
+            [tf.constant(row[0]) for row in facts],
+        )
 
     def sums(self, clipped: ClippedGradients) -> StepSums:
         """What a replica adds to a step.
@@ -455,6 +469,7 @@ class Run:
         sums: StepSums,
         variables: Sequence[Any],
         step: tf.Tensor,
+        keys: tf.Tensor,
         digest: tf.Tensor,
         looked_up: Sequence[LookedUpRows] = (),
     ) -> Noisy:
@@ -464,14 +479,12 @@ class Run:
           sums: of all replicas.
           variables: the model's trainable variables, in the order of the sums.
           step: that was admitted, int64 scalar.
+          keys: of its noise, see `SecretState.step_keys`.
           digest: of the batch, int64 scalar.
           looked_up: what `RunTables.bring_up_to_date` returned, if there are lazy tables.
 
         Raises:
           ValueError: if the variables are not those that the run began with.
-          InvalidArgumentError: if the sum is not finite or larger than clipped
-            gradients can add up to. `clipped_gradient_sums` returns no such sum for any
-            data: only a programming error can.
         """
         self._check_variables(variables)
         by_id = {id(v): s for v, s in zip(variables, sums.sums, strict=True)}
@@ -490,12 +503,12 @@ class Run:
         parts += [tf.zeros([1])] * (count % 2)
         total = parts[0] if len(parts) == 1 else tf.concat(parts, axis=0)
         vectors = [total, *(own.sums for own in row_sums)]
-        with tf.control_dependencies([self._refuse_unclipped(vectors, sums.examples)]):
-            noise, drawn = self.secrets.draw(tf.identity(step), total, inputs)
+        is_clipped = self._is_clipped(vectors, sums.examples)
+        noise, drawn = self.secrets.draw(step, keys, total, inputs)
         plan = self.plan
         assert plan.expected_batch_size is not None
         settings = plan.noise_stddev, plan.expected_batch_size
-        mean = noisy_mean(total[:count], noise[:count], *settings)
+        mean = noisy_mean(total[:count], noise[:count], *settings, is_clipped)
         sizes = [part.shape[0] for part in parts[: len(eager) or 1]]
         apart = tf.split(mean, [*sizes, count - sum(sizes)])
         gradients = [tf.reshape(g, v.shape) for g, v in zip(apart, eager)]
@@ -507,18 +520,21 @@ class Run:
         }
         if self._tables is not None:
             found |= {id(v): own for v, own in zip(self._tables.variables, row_sums)}
-        return Noisy([found[id(v)] for v in variables], drawn, apart[-1])
+        gradients = [found[id(v)] for v in variables]
+        return Noisy(gradients, drawn, apart[-1], is_clipped)
 
-    def _refuse_unclipped(
+    def _is_clipped(
         self, vectors: Sequence[tf.Tensor], examples: tf.Tensor
-    ) -> tf.Operation | None:
-        """An assertion that a sum is no larger than clipped gradients can add up to."""
+    ) -> tf.Tensor:
+        """Whether a sum is finite, and no larger than clipped gradients can add up to.
+
+        `clipped_gradient_sums` returns no other for any data: only a mistake in a program
+        can.
+        """
         halves = [tf.nn.l2_loss(vector) for vector in vectors]
         norm = tf.sqrt(2.0 * tf.cast(tf.add_n(halves), tf.float64))
         # NaN fails this comparison too.
-        is_clipped = norm <= SUM_MARGIN * self.plan.l2_norm_clip * examples
-        message = "The sum of gradients is not clipped, or not finite."
-        return tf.debugging.Assert(is_clipped, [message])
+        return norm <= SUM_MARGIN * self.plan.l2_norm_clip * examples
 
     def _check_variables(self, variables: Sequence[Any]) -> None:
         # Correlated noise cancels within a variable: each keeps its place in it.
@@ -531,14 +547,21 @@ class Run:
                 "its own budget."
             )
 
-    def confirm(self, drawn: Drawn) -> None:
+    def confirm(self, noisy: Noisy) -> None:
         """Writes the step down, before anything of it is released.
 
         Raises:
-          InvalidArgumentError: if the step was taken before the run was resumed, and
-            differs now.
+          InvalidArgumentError: if the sum was not clipped or not finite; or the step was
+            taken before the run was resumed, and differs now.
         """
-        self.secrets.confirm(drawn, self._next)
+        self._were_clipped.append(noisy.is_clipped)
+        if len(self._were_clipped) >= self._most_unread:
+            self._refuse_unclipped()
+        self.secrets.confirm(noisy.drawn, self._next)
+
+    def _refuse_unclipped(self) -> None:
+        flags, self._were_clipped = self._were_clipped, []
+        admission.refuse(None if all(map(bool, flags)) else _UNCLIPPED)
 
     def take(self, drawn: Drawn) -> list[tf.Operation]:
         """Operations that go on to the next step; whatever is released comes after."""
@@ -734,8 +757,16 @@ class Run:
 # XLA makes one pass of it.
 @shared_function(jit_compile=True, reduce_retracing=False)
 def noisy_mean(
-    total: tf.Tensor, noise: tf.Tensor, stddev: float, batch_size: float
+    total: tf.Tensor,
+    noise: tf.Tensor,
+    stddev: float,
+    batch_size: float,
+    is_clipped: tf.Tensor,
 ) -> tf.Tensor:
-    """The mean of a noisy sum of a public number of examples, on its grid."""
+    """The mean of a noisy sum of a public number of examples, on its grid.
+
+    NaN if the sum was not clipped.
+    """
     grid = grid_of(stddev / batch_size)  # float32 divides by a power of two exactly
-    return tf.round((total + stddev * noise) / batch_size / grid) * grid
+    mean = tf.round((total + stddev * noise) / batch_size / grid) * grid
+    return tf.where(is_clipped, mean, np.nan)

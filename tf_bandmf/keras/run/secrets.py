@@ -27,6 +27,7 @@ REPEATED = (
     "publish tf_bandmf.compose([plan, plan]).statement()."
 )
 _PHILOX = 1
+_MOST_UNREAD = 1000
 
 
 class Drawn(NamedTuple):
@@ -35,11 +36,13 @@ class Drawn(NamedTuple):
     Attributes:
       step: its number, int64 scalar.
       point: its point, int64 scalar. Secret.
+      recent: its point, and those of the steps before that still count. Secret.
       rows: what changes in the buffer, `IndexedSlices`. Secret.
     """
 
     step: tf.Tensor
     point: tf.Tensor
+    recent: tf.Tensor
     rows: Sequence[Any]
 
 
@@ -52,8 +55,8 @@ class SecretState:
 
     The noise of a step is bound to its point, a digest of the point before, of the sum
     that it is added to and of the batch: the point is part of the step's key, see
-    `NoiseGenerator.bound_key`. Points of the steps taken are kept, for mechanisms that
-    draw earlier normals again.
+    `NoiseGenerator.bound_key`. Recent points stay on the device, for mechanisms that draw
+    earlier normals again.
 
     `draw` changes nothing, so that a step that is interrupted before `take` may be taken
     again. With several replicas all of this is on one device.
@@ -90,7 +93,9 @@ class SecretState:
         "_known",
         "_note",
         "_points",
+        "_recent",
         "_step_keys",
+        "_unread",
         "key",
         "schedule_id",
     )
@@ -116,19 +121,22 @@ class SecretState:
         self._generator, self._is_bound, self._compiles = generator, is_bound, compiles
         self._note: Callable[[bytes], None] | None = None
         self._known, self.key, self.schedule_id = known, key, schedule_id
+        # Points of this process' steps; those that are on the device alone, by step.
+        self._points = _hidden(np.where(np.arange(len(known)) < step, known, 0))
+        self._unread: dict[int, tf.Tensor] = {}
         secret = key.secret_bytes()
         if buffer is None:
             buffer = np.zeros(
                 [generator.memory_vectors, generator.num_parameters], "f4"
             )
-        # Signed: GPUs gather no unsigned numbers.
-        self._step_keys = _variable(generator.step_keys(key).view(np.int64))
-        self._digest_key = _variable(digest_key(secret, f"{plan} 0"))
+        # Signed: GPUs gather no unsigned numbers. Of 64 bits: others stay on the host.
+        self._step_keys = _hidden(generator.step_keys(key).view(np.int64))
+        self._digest_key = _variable(digest_key(secret, f"{plan} 0").view(np.int64))
         chain_key = digest_key(secret, f"{plan} chain")[:2]
         self._chain_key = _variable(chain_key.view(np.int64))
         self._clock = _variable(np.int64(step))
-        taken = np.where(np.arange(len(known)) < step, known, 0)
-        self._points, self._buffer = _variable(taken), _variable(_hidden(buffer))
+        self._recent = _variable(self._points[self._recent_steps(max(step - 1, 0))])
+        self._buffer = _variable(_hidden(buffer))
 
     @property
     def step(self) -> int:
@@ -146,9 +154,8 @@ class SecretState:
 
     def secret_tensors(self) -> dict[str, np.ndarray]:
         """The keys of the steps taken, their points and those of lost ones, the buffer."""
-        taken = self.step
-        points = self.points()
-        keys = self._step_keys.numpy().view(np.uint64)[:taken]
+        taken, points = self.step, self.points()
+        keys = self._step_keys[:taken].view(np.uint64)
         return {
             "points": points,
             "step_keys": _hidden(self._bound(keys, points[:taken])),
@@ -157,11 +164,23 @@ class SecretState:
 
     def points(self) -> np.ndarray:
         """Points of all steps that the run is known to have taken; 0 if not known."""
+        for step, point in self._unread.items():
+            self._points[step] = point.numpy()
+        self._unread.clear()
         taken = self.step
         whole = self._known.copy()
-        whole[:taken] = self._points.numpy()[:taken]
+        whole[:taken] = self._points[:taken]
         last = np.max(np.nonzero(whole)[0] + 1, initial=taken)
         return _hidden(whole[: int(last)])
+
+    def _recent_steps(self, step: int) -> np.ndarray:
+        """The latest steps up to one: that of place i has the remainder i."""
+        terms = self._generator.key_terms
+        return np.maximum(step - (step - np.arange(terms)) % terms, 0)
+
+    def step_keys(self, step: int) -> np.ndarray:
+        """The keys of a step and of those before that still count, for `draw`."""
+        return _hidden(self._step_keys[self._recent_steps(step)])
 
     def _bound(self, keys: Any, points: Any) -> Any:
         """Keys of steps, bound to their points."""
@@ -182,6 +201,7 @@ class SecretState:
     def draw(
         self,
         step: tf.Tensor,
+        keys: tf.Tensor,
         total: tf.Tensor | Sequence[tf.Tensor],
         inputs: tf.Tensor | None = None,
     ) -> tuple[tf.Tensor, Drawn]:
@@ -189,6 +209,7 @@ class SecretState:
 
         Args:
           step: the coming step, int64 scalar.
+          keys: `step_keys` of this step.
           total: what the noise is bound to: the sum of clipped gradients, float32, of a
             static length, or its pieces; and
           inputs: everything else (the batch's digest, sums of tables), int32, of a
@@ -199,7 +220,7 @@ class SecretState:
         """
         digest = keyed_digest(self._digest_key, total, inputs, compiles=self._compiles)
         point = self._point(tf.bitcast(digest, tf.int64), step)
-        return self._row(step, point)
+        return self._row(step, keys, point)
 
     def _point(self, digest: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
         """The point of a step: a PRF of the point before, and of the step's own digest.
@@ -219,20 +240,18 @@ class SecretState:
 
     def point_before(self, step: tf.Tensor) -> tf.Tensor:
         """The point of the step before one, int64; 0 before the first."""
-        point = self._points.sparse_read(tf.maximum(step - 1, 0))
-        return tf.where(step > 0, point, tf.constant(0, tf.int64))
+        place = (step - 1) % self._generator.key_terms
+        return tf.where(step > 0, self._recent.sparse_read(place), 0)
 
-    def _row(self, step: tf.Tensor, point: tf.Tensor) -> tuple[tf.Tensor, Drawn]:
-        # The latest steps; that of place i has the remainder i.
+    def _row(
+        self, step: tf.Tensor, keys: tf.Tensor, point: tf.Tensor
+    ) -> tuple[tf.Tensor, Drawn]:
         terms = self._generator.key_terms
-        behind = (step - tf.range(terms, dtype=tf.int64)) % terms
-        steps = tf.maximum(step - behind, 0)
-        points = tf.where(steps == step, point, self._points.sparse_read(steps))
-        keys = self._bound(self._step_keys.sparse_read(steps), points)
-        noise, rows = self._generator.row(
-            tf.bitcast(keys, tf.uint64), self._buffer, step, may_be_longer=True
-        )
-        return noise, Drawn(step, point, list(rows))
+        is_this = tf.equal(tf.range(terms, dtype=tf.int64), step % terms)
+        recent = tf.where(is_this, point, self._recent)
+        bound = tf.bitcast(self._bound(keys, recent), tf.uint64)
+        noise, rows = self._generator.row(bound, self._buffer, step, may_be_longer=True)
+        return noise, Drawn(step, point, recent, list(rows))
 
     def confirm(self, drawn: Drawn, step: int) -> None:
         """Writes the step down, before anything of it is released; in Python.
@@ -242,6 +261,9 @@ class SecretState:
             differs now.
         """
         known = self._known[step]
+        self._unread[step] = drawn.point
+        if len(self._unread) == _MOST_UNREAD:
+            self.points()
         if self._note is None and not known:
             return
         point = int(drawn.point.numpy())
@@ -257,23 +279,22 @@ class SecretState:
         If a program is interrupted then, clock and weights are at different steps, and
         training on is refused.
         """
-        step = drawn.step[None]
         clock = self._clock.assign(drawn.step + 1, read_value=False)
         with tf.control_dependencies([] if clock is None else [clock]):
-            point = tf.IndexedSlices(tf.expand_dims(drawn.point, 0), step)
-            written = [self._points.scatter_update(point)]
-            written += [self._buffer.scatter_update(row) for row in drawn.rows]
-        return [*([] if clock is None else [clock]), *written]
+            recent = self._recent.assign(drawn.recent, read_value=False)
+            rows = [self._buffer.scatter_update(row) for row in drawn.rows]
+        return [done for done in (clock, recent, *rows) if done is not None]
 
     def replay(self, steps: range) -> None:
         """Draws the noise of known steps again, for the vectors that it leaves."""
 
         @tf.function(autograph=False)
-        def again(step: tf.Tensor, point: tf.Tensor) -> None:
-            self.take(self._row(step, point)[1])
+        def again(step: tf.Tensor, keys: tf.Tensor, point: tf.Tensor) -> None:
+            self.take(self._row(step, keys, point)[1])
 
         for step in steps:
-            again(tf.constant(step, tf.int64), tf.constant(self._known[step]))
+            point = tf.constant(self._known[step])
+            again(tf.constant(step, tf.int64), self.step_keys(step), point)
 
     def __repr__(self) -> str:
         return "SecretState(<secret>)"

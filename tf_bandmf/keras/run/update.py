@@ -26,6 +26,7 @@ class Update:
     Args:
       function: that the program is of.
       model: its metrics must not be read.
+      jit_compile: whether XLA compiles it.
     """
 
     _text = (
@@ -35,8 +36,12 @@ class Update:
         "their own, and numbers."
     )
 
-    def __init__(self, function: Callable[..., Any], model: Any = None) -> None:
-        self._function = tf.function(function, autograph=False, reduce_retracing=True)
+    def __init__(
+        self, function: Callable[..., Any], model: Any = None, jit_compile: bool = False
+    ) -> None:
+        self._function = tf.function(
+            function, autograph=False, reduce_retracing=True, jit_compile=jit_compile
+        )
         self._model, self._is_checked = model, False
 
     def __call__(self, *args: Any) -> Any:
