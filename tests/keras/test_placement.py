@@ -225,11 +225,11 @@ def test_on_an_accelerator_a_step_is_four_programs(as_on_a_gpu):
     started = [n for n in starts.of_step if not re.search("IteratorGetNext|facts", n)]
     checked = (programs._update, programs._measure)
     compiled = [programs._clip, programs._noise, *(p._function for p in checked)]
+    assert all(program._jit_compile for program in compiled)
     names = {
-        traced.function_def.signature.name
+        tf.compat.as_str(traced.name)
         for program in compiled
         for traced in program._list_all_concrete_functions()
-        if traced.function_def.attr["_XlaMustCompile"].b
     }
     assert len(started) == 4 and set(started) <= names
 
