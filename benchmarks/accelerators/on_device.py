@@ -250,6 +250,7 @@ def main() -> None:
     parser.add_argument("--policies", default="float32", help="mixed_bfloat16, too")
     parser.add_argument("--bands", type=int, default=16, help="of the ring buffer")
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--parts", default="noise,normals,steps,epochs")
     options = parser.parse_args()
     kind = "GPU" if tf.config.list_logical_devices("GPU") else "CPU"
     device = f"/device:{kind}:0"
@@ -270,25 +271,31 @@ def main() -> None:
         options.results.write_text(json.dumps(found, indent=1) + "\n")
         print(text, flush=True)
 
+    parts = listed(options.parts)
+    sizes = listed(options.parameters) if "noise" in parts else []
     with tf.device(device):
-        for size in map(int, listed(options.parameters)):
+        for size in map(int, sizes):
             ratios = noise_ratios(size, options.rounds, options.bands)
             found["noise"].append(ratios)
             keep(f"noise, {size:,} parameters: {ratios['ratio_to_independent']}")
-    found["normals"] = against_the_cpu(device)
-    keep(f"normals: {found['normals']}")
+    if "normals" in parts:
+        found["normals"] = against_the_cpu(device)
+        keep(f"normals: {found['normals']}")
     usual = dict(keras_steps.BATCH_SIZES)
     for policy, name, scale in itertools.product(
         listed(options.policies), listed(options.models), listed(options.scales)
     ):
         keras.config.set_dtype_policy(policy)
         keras_steps.BATCH_SIZES[name] = int(scale) * usual[name]
-        ratios = step_ratios(name, options.rounds, device)
-        found["steps"].append(ratios)
-        epochs = epoch_ratios(name, options.rounds)
-        found["epochs"].append(epochs)
-        keep(f"epochs of {name} x {scale}, {policy}: {epochs['ratio_to_ordinary']}")
-        keep(f"steps of {name} x {scale}, {policy}: {ratios['ratio_to_ordinary']}")
+        what = f"of {name} x {scale}, {policy}"
+        if "epochs" in parts:
+            epochs = epoch_ratios(name, options.rounds)
+            found["epochs"].append(epochs)
+            keep(f"epochs {what}: {epochs['ratio_to_ordinary']}")
+        if "steps" in parts:
+            ratios = step_ratios(name, options.rounds, device)
+            found["steps"].append(ratios)
+            keep(f"steps {what}: {ratios['ratio_to_ordinary']}")
 
 
 def listed(text: str) -> list[str]:
