@@ -22,7 +22,7 @@ ON_MAIN := $(addprefix --ignore=tests/test_,accounting.py digests.py ledger.py \
 export TF_CPP_MIN_LOG_LEVEL ?= 2
 
 .PHONY: demo docs linkcheck notebooks figures dist test test-main \
-	test-federated test-flower test-slow test-python test-next test-wheel audit lint \
+	test-federated test-flower test-slow test-python test-next test-wheel accelerators audit lint \
 	format clean
 
 demo: .venv/.installed
@@ -91,6 +91,11 @@ test-python:
 	.venv-python/bin/python -m pip install --quiet ".[keras,test]"
 	cd tests && ../.venv-python/bin/python $(PYTEST) -c ../pyproject.toml \
 		--rootdir=.. $(PARALLEL) -m "not slow" $(addprefix ../,$(TESTS))
+
+# What a step is on an accelerator, counted on a machine that has none.
+accelerators: .venv/.installed
+	cd tests && ../.venv/bin/python $(PYTEST) -c ../pyproject.toml --rootdir=.. \
+		$(PARALLEL) ../tests/keras/test_placement.py
 
 # The Keras part with the newest Keras and TensorFlow that the index has, release candidates
 # too, whatever upper bounds pyproject.toml sets; the summary lists what fails. Names that
