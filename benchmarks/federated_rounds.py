@@ -40,7 +40,7 @@ def rounds_of(name: str, data: tf.data.Dataset) -> Callable[[], None]:
     if name in OURS:
         takes_part = tf_bandmf.MinSep(SEPARATION, ROUNDS // SEPARATION)
         noise = {"noise_multiplier": 1.0, "delta": 1e-6}
-        plan = tf_bandmf.plan(name, num_steps=ROUNDS, participation=takes_part, **noise)
+        plan = tf_bandmf.plan(name, num_steps=ROUNDS, sampling=takes_part, **noise)
         process = tf_bandmf_federated.build_fed_avg(
             model_fn, plan, *optimizers, clients_per_round=CLIENTS
         )

@@ -181,14 +181,16 @@ RUNS = {
 
 def trained(run: Run) -> dict[str, str]:
     """A digest of the first rows of noise, and the weights after the run."""
-    plan = tf_bandmf.plan(
-        run.mechanism,
-        **_budget(run),
-        num_examples=NUM_EXAMPLES,
-        batch_size=BATCH_SIZE,
-        epochs=EPOCHS,
+    plan = dataclasses.replace(
+        tf_bandmf.plan(
+            run.mechanism,
+            **_budget(run),
+            num_examples=NUM_EXAMPLES,
+            batch_size=BATCH_SIZE,
+            epochs=EPOCHS,
+            **{"sampling": "fixed-order", **run.plan},
+        ),
         test_seed=7,
-        **{"sampling": "fixed-order", **run.plan},
     )
     if run.reserve:
         plan = plan.reserve(**run.reserve)

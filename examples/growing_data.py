@@ -53,7 +53,7 @@ def best(num_steps: int, uses: int, separation: int, shares: int) -> tuple:
             noise_multiplier=YEAR * math.sqrt(shares),
             delta=DELTA,
             num_steps=num_steps,
-            participation=tf_bandmf.MinSep(separation, uses),
+            sampling=tf_bandmf.MinSep(separation, uses),
             batch_size=BATCH,
         )
         released = errors(plan)[STEPS - 1 :: STEPS]

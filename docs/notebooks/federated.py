@@ -23,7 +23,7 @@ plans = {
         epsilon=8,
         delta=1e-4,
         num_steps=ROUNDS,
-        participation=participation,
+        sampling=participation,
         l2_norm_clip=1.0,
         unit="one device",
     )

@@ -51,7 +51,7 @@ class Setting:
             epsilon=self.epsilon if epsilon is None else epsilon,
             delta=self.delta,
             num_steps=self.rounds,
-            participation=tf_bandmf.MinSep(self.min_separation),
+            sampling=tf_bandmf.MinSep(self.min_separation),
             batch_size=self.clients_per_round,
             workload=f"sgd:momentum={MOMENTUM}",
             l2_norm_clip=self.l2_norm_clip,

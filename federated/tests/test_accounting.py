@@ -28,7 +28,7 @@ def make_plan(mechanism="banded", b=B, k=K, n=N, **options):
         mechanism,
         delta=1e-5,
         num_steps=n,
-        participation=tf_bandmf.MinSep(b, k),
+        sampling=tf_bandmf.MinSep(b, k),
         **options,
     )
 
@@ -216,7 +216,7 @@ def test_what_cannot_be_accounted_for_is_refused():
         "identity",
         noise_multiplier=1.0,
         delta=1e-5,
-        participation=tf_bandmf.FixedEpochOrder(30, 10, 3),
+        sampling=tf_bandmf.FixedEpochOrder(30, 10, 3),
     )
-    with pytest.raises(ValueError, match="needs participation=MinSep"):
+    with pytest.raises(ValueError, match="needs sampling=MinSep"):
         measured_guarantee(fixed, measured(B, K))

@@ -1,6 +1,7 @@
 """The aggregation factories."""
 
 import collections
+import dataclasses
 
 import numpy as np
 import pytest
@@ -32,14 +33,15 @@ FAMILIES = {
 VALUE_TYPE = tff.to_type([(np.float32, [2, 3]), np.float32])
 
 
-def make_plan(mechanism="lambda_cgd", participation=None, **options):
-    arguments = dict(noise_multiplier=1.0, delta=1e-5, num_steps=N, test_seed=SEED)
+def make_plan(mechanism="lambda_cgd", sampling=None, test_seed=SEED, **options):
+    arguments = dict(noise_multiplier=1.0, delta=1e-5, num_steps=N)
     arguments.update(options)
-    return tf_bandmf.plan(
+    plan = tf_bandmf.plan(
         FAMILIES.get(mechanism, mechanism),
-        participation=participation or tf_bandmf.MinSep(3, 2),
+        sampling=sampling or tf_bandmf.MinSep(3, 2),
         **arguments,
     )
+    return dataclasses.replace(plan, test_seed=test_seed)
 
 
 def value(fill):
@@ -180,9 +182,9 @@ def test_types():
 
 def test_wrong_plans_are_refused():
     poisson = make_plan(
-        "bsr", participation=tf_bandmf.CyclicPoisson(600, 10, 3), noise_multiplier=9.0
+        "bsr", sampling=tf_bandmf.CyclicPoisson(600, 10, 3), noise_multiplier=9.0
     )
-    epochs = make_plan(participation=tf_bandmf.FixedEpochOrder(60, 20, 2))
+    epochs = make_plan(sampling=tf_bandmf.FixedEpochOrder(60, 20, 2))
     for plan in (poisson, epochs):
         with pytest.raises(ValueError, match="MinSep"):
             CorrelatedNoiseFactory(plan, 2.0)
@@ -239,7 +241,7 @@ def test_plans_are_the_same_on_both_stacks():
         epsilon=4.0,
         delta=1e-5,
         num_steps=N,
-        participation=tf_bandmf.MinSep(3),
+        sampling=tf_bandmf.MinSep(3),
     )
     # As computed on TensorFlow 2.21, NumPy 2.
     np.testing.assert_allclose(plan.noise_multiplier, 1.0811618495, rtol=1e-9)

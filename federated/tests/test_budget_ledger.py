@@ -28,7 +28,7 @@ def plan(ledger):
         noise_multiplier=0.5,
         delta=1e-5,
         num_steps=N,
-        participation=tf_bandmf.MinSep(B, K),
+        sampling=tf_bandmf.MinSep(B, K),
         unit="one device",
     )
     return ledger.bind(plan, "keyboards")

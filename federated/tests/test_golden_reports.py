@@ -30,7 +30,7 @@ def make_plan(mechanism="bsr:3", b=B, k=K, **options):
         options.setdefault("noise_multiplier", 1.5)
     options = {"delta": 1e-5, "num_steps": N, **options}
     participation = tf_bandmf.MinSep(b, k)
-    return tf_bandmf.plan(mechanism, participation=participation, **options)
+    return tf_bandmf.plan(mechanism, sampling=participation, **options)
 
 
 def in_turns(n=N, b=B):

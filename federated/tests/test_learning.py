@@ -1,5 +1,6 @@
 """Private federated averaging, whole."""
 
+import dataclasses
 import functools
 
 import numpy as np
@@ -21,12 +22,13 @@ N, B, D, SEED = 6, 3, 4, 2
 OPTIMIZER = tff.learning.optimizers.build_sgdm(0.1)
 
 
-def make_plan(mechanism="bsr", **options):
-    arguments = dict(noise_multiplier=0.5, delta=1e-5, num_steps=N, test_seed=SEED)
+def make_plan(mechanism="bsr", test_seed=SEED, **options):
+    arguments = dict(noise_multiplier=0.5, delta=1e-5, num_steps=N)
     if mechanism == "bsr":
         mechanism = "bsr:3"
     arguments.update(options)
-    return tf_bandmf.plan(mechanism, participation=tf_bandmf.MinSep(B, 2), **arguments)
+    plan = tf_bandmf.plan(mechanism, sampling=tf_bandmf.MinSep(B, 2), **arguments)
+    return dataclasses.replace(plan, test_seed=test_seed)
 
 
 def first_time(*clients, now=0):
@@ -185,7 +187,7 @@ def test_wrong_arguments():
             noise_multiplier=9.0,
             delta=1e-5,
             num_steps=N,
-            participation=tf_bandmf.CyclicPoisson(600, 10, 3),
+            sampling=tf_bandmf.CyclicPoisson(600, 10, 3),
         )
         build(plan)
     with pytest.raises(ValueError, match="clients_per_round is missing"):

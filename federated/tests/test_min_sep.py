@@ -1,6 +1,7 @@
 """The b-min-separation: admitted on the client, before the sum."""
 
 import collections
+import dataclasses
 import functools
 
 import hypothesis
@@ -21,12 +22,14 @@ VALUE_TYPE = tff.TensorType(np.float32, [CLIENTS])
 
 
 def make_plan(min_separation=B, max_participations=K):
-    return tf_bandmf.plan(
-        "lambda_cgd",
-        noise_multiplier=0.01,
-        delta=1e-5,
-        num_steps=N,
-        participation=tf_bandmf.MinSep(min_separation, max_participations),
+    return dataclasses.replace(
+        tf_bandmf.plan(
+            "lambda_cgd",
+            noise_multiplier=0.01,
+            delta=1e-5,
+            num_steps=N,
+            sampling=tf_bandmf.MinSep(min_separation, max_participations),
+        ),
         test_seed=0,
     )
 

@@ -38,7 +38,7 @@ def make_plan(**options):
         noise_multiplier=1.3,
         delta=1e-6,
         num_steps=N,
-        participation=tf_bandmf.MinSep(4, 3),
+        sampling=tf_bandmf.MinSep(4, 3),
         l2_norm_clip=0.5,
         **options,
     )
@@ -109,7 +109,7 @@ def test_mechanism_is_that_of_the_plan(report):
         noise_multiplier=1.0,
         delta=1e-6,
         num_steps=N,
-        participation=tf_bandmf.MinSep(4, 3),
+        sampling=tf_bandmf.MinSep(4, 3),
     )
     assert "2 bands of its inverse" in report(inverse, AS_PLANNED)
 
@@ -156,7 +156,7 @@ def test_says_what_is_outside_the_guarantee(report):
 
 
 def test_test_seed_is_no_privacy(report):
-    text = report(make_plan(test_seed=1), AS_PLANNED)
+    text = report(dataclasses.replace(make_plan(), test_seed=1), AS_PLANNED)
     assert text.splitlines()[2].startswith("**NO PRIVACY.**")
     assert "NO PRIVACY" not in report(PLAN, AS_PLANNED)
 

@@ -31,7 +31,7 @@ def make_plan(mechanism):
         noise_multiplier=20.0,
         delta=1e-6,
         num_steps=N,
-        participation=tf_bandmf.MinSep(B, K),
+        sampling=tf_bandmf.MinSep(B, K),
     )
 
 

@@ -18,7 +18,7 @@ def make_plan(mechanism):
         noise_multiplier=5.0,
         delta=1e-6,
         num_steps=6,
-        participation=tf_bandmf.MinSep(3, 2),
+        sampling=tf_bandmf.MinSep(3, 2),
     )
 
 

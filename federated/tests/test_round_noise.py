@@ -1,5 +1,7 @@
 """Noise that the server makes itself."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -19,7 +21,7 @@ def make_plan(mechanism="bsr", bands=3, **options):
         noise_multiplier=1.0,
         delta=1e-5,
         num_steps=N,
-        participation=tf_bandmf.MinSep(3, 2),
+        sampling=tf_bandmf.MinSep(3, 2),
         **options,
     )
 
@@ -147,7 +149,9 @@ def test_an_interrupted_row_does_not_spoil_the_next_one():
 
 
 def test_test_seeds():
-    made, other = (Made(make_plan(test_seed=4)) for _ in range(2))
+    made, other = (
+        Made(dataclasses.replace(make_plan(), test_seed=4)) for _ in range(2)
+    )
     found, digests = made.row(np.zeros(2))
     np.testing.assert_array_equal(found, other.row(np.zeros(2))[0])
     assert made.noise._key.secret_bytes() == NoiseKey.for_testing(4).secret_bytes()

@@ -45,7 +45,7 @@ def train(folder, moment):
         noise_multiplier=0.5,
         delta=1e-5,
         num_steps=N,
-        participation=tf_bandmf.MinSep(B, K),
+        sampling=tf_bandmf.MinSep(B, K),
     )
     devices = SimulatedDevices(str(folder / "devices"), plan, 9)
     rng, left = random.Random(), Left(folder)

@@ -1,6 +1,7 @@
 """A run without an engine: what the ledger permits, whatever ends a program."""
 
 import asyncio
+import dataclasses
 import re
 
 import numpy as np
@@ -25,14 +26,14 @@ SHAPES = ([3, 1], [1])
 def make_plan(**options):
     options = {
         "noise_multiplier": 0.5,
-        "participation": tf_bandmf.MinSep(B, K),
+        "sampling": tf_bandmf.MinSep(B, K),
         **options,
     }
     return tf_bandmf.plan("banded:2", delta=1e-5, num_steps=N, **options)
 
 
 PLAN = make_plan()
-TEST_PLAN = make_plan(test_seed=3)
+TEST_PLAN = dataclasses.replace(PLAN, test_seed=3)
 
 
 def make_run(tmp_path, devices, plan=PLAN, exchange=None, **options):

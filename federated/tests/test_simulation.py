@@ -27,7 +27,7 @@ def make_plan(n=N, b=B, k=K, **options):
         noise_multiplier=1.0,
         delta=1e-5,
         num_steps=n,
-        participation=tf_bandmf.MinSep(b, k),
+        sampling=tf_bandmf.MinSep(b, k),
         **options,
     )
 
@@ -251,7 +251,7 @@ def test_wrong_arguments_are_refused():
         noise_multiplier=1.0,
         delta=1e-5,
         num_steps=N,
-        participation=tf_bandmf.Poisson(100, 10),
+        sampling=tf_bandmf.Poisson(100, 10),
     )
-    with pytest.raises(ValueError, match="needs participation=MinSep"):
+    with pytest.raises(ValueError, match="needs sampling=MinSep"):
         source_of(amplified)

@@ -39,7 +39,7 @@ SERVER = tff.learning.optimizers.build_sgdm(1.0, momentum=0.9)
 def make_plan(**options):
     arguments = dict(noise_multiplier=0.5, delta=1e-5, num_steps=N)
     return tf_bandmf.plan(
-        "bsr:2", participation=tf_bandmf.MinSep(B, 3), **{**arguments, **options}
+        "bsr:2", sampling=tf_bandmf.MinSep(B, 3), **{**arguments, **options}
     )
 
 

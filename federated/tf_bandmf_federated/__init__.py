@@ -1,6 +1,6 @@
 """Federated learning with correlated noise and an enforced b-min-separation.
 
-    plan = tf_bandmf.plan("banded", ..., participation=tf_bandmf.MinSep(342, 6))
+    plan = tf_bandmf.plan("banded", ..., sampling=tf_bandmf.MinSep(342, 6))
     process = tf_bandmf_federated.build_fed_avg(model_fn, plan, client_optimizer_fn=...)
 
 Names are imported when they are used, because TensorFlow Federated takes long to

@@ -27,7 +27,7 @@ def check_plan(plan: Plan, num_rounds: int | None = None) -> MinSep:
     participation = plan.participation
     if not isinstance(participation, MinSep):
         raise ValueError(
-            f"A federated plan needs participation=MinSep(min_separation=..., "
+            f"A federated plan needs sampling=MinSep(min_separation=..., "
             f"max_participations=...), which devices enforce. Found "
             f"{type(participation).__name__}: a server cannot sample devices as its "
             f"accountant assumes. Make the plan again."

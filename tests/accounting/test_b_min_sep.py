@@ -311,7 +311,7 @@ def test_runs_that_are_too_long_to_simulate_are_refused_before_anything(mechanis
     with pytest.raises(ValueError, match=said + ".*cyclic-p"):
         small_plan(mechanism, 10**9, 10**4, 3, delta=1e-10, sampling="b-min-sep")
     participation = BMinSepSampling(10**9, 10**4, 4)
-    run = {"participation": participation, "num_steps": 300_000}
+    run = {"sampling": participation, "num_steps": 300_000}
     with pytest.raises(ValueError, match=said):
         tf_bandmf.plan(mechanism, epsilon=2.0, delta=1e-10, **run)
     with pytest.raises(ValueError, match="with 2 bands num_steps must be <= 7539"):

@@ -31,7 +31,7 @@ def plan_under(kind):
     strategy = strategies.bsr(tf_bandmf.workloads.prefix_sum(N), 4)
     if kind == "bins":
         strategy = strategies.lambda_cgd(N, 0.8)
-    use = {"participation": PARTICIPATIONS[kind], "num_steps": N, "l2_norm_clip": 3.0}
+    use = {"sampling": PARTICIPATIONS[kind], "num_steps": N, "l2_norm_clip": 3.0}
     return tf_bandmf.plan(strategy, epsilon=2.0, delta=1e-5, **use)
 
 

@@ -31,7 +31,7 @@ def test_theorem_1_cifar_10_example():
     # "In rounds 1, 11, 21 ... we sample from D_1", a subset of 5,000 examples.
     schedule = tf_bandmf.plan(
         strategy,
-        participation=participation,
+        sampling=participation,
         num_steps=2000,
         epsilon=8.0,
         delta=1e-5,
@@ -107,7 +107,7 @@ def test_table_4_of_amplified_banded_mf(epsilon, published):
     strategy = strategies.identity(2052)
     made = tf_bandmf.plan(
         strategy,
-        participation=tf_bandmf.MinSep(342, 6),
+        sampling=tf_bandmf.MinSep(342, 6),
         num_steps=2052,
         epsilon=epsilon,
         delta=1e-6,

@@ -18,7 +18,7 @@ UNAMPLIFIED = ["identity", "lambda_cgd", "bisr:4", "bsr:4", "bsr:8", "tree"]
 def plan_of(mechanism, epsilon=4.0, **changes):
     arguments = {
         "num_steps": 24,
-        "participation": tf_bandmf.MinSep(6, 4),
+        "sampling": tf_bandmf.MinSep(6, 4),
         "batch_size": 4,
         **changes,
     }
@@ -42,7 +42,7 @@ AMPLIFIED = [
 def test_the_canary_moves_the_mechanism_by_its_sensitivity(mechanism):
     for plan in (
         plan_of(mechanism),
-        plan_of(mechanism, participation=tf_bandmf.FixedEpochOrder(24, 4, 4)),
+        plan_of(mechanism, sampling=tf_bandmf.FixedEpochOrder(24, 4, 4)),
     ):
         pattern = audit.worst_pattern(plan.strategy.matrix, plan.participation)
         steps = np.flatnonzero(pattern)

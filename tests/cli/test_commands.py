@@ -16,6 +16,7 @@ from tf_bandmf.cli.native_logs import without_native_logs
 DATA = ["--num-examples", "2000", "--batch-size", "100", "--epochs", "4"]
 BUDGET = ["--epsilon", "4", "--delta", "1e-5"]
 PLAN = ["plan", *BUDGET, *DATA]
+COMPARE = ["compare", *BUDGET, *DATA]
 RATES = ["--num-steps", "60", "--min-separation", "12"]
 ADVISE = ["advise", *BUDGET, "--num-examples", "1000", "--num-parameters", "400"]
 ADVISE += ["--epochs", "4", "--sampling", "fixed-order", "--mechanism", "bisr:16"]
@@ -46,8 +47,11 @@ def test_options_are_the_arguments_of_python(json_of):
     assert found["fingerprint"] == plan.fingerprint
     assert found["noise_stddev"] == plan.noise_stddev
     # 0 is a value.
-    advised = json_of(*PLAN, "--mechanism", "auto", "--max-memory-vectors", "0")
-    assert advised["memory_vectors"] == 0 and advised["choice"]["rows"]
+    table = json_of(*COMPARE, "--max-memory-vectors", "0")
+    assert {row["memory_vectors"] for row in table} == {0}
+    # What is changed of a plan once it is made.
+    secure = json_of(*PLAN, "--mechanism", "bisr:4", "--generator", "chacha20")
+    assert secure["statement"]["Not covered"].count("ChaCha20") == 1
     # A separation that the caller keeps.
     kept = json_of("plan", *BUDGET, *RATES, "--mechanism", "bsr:4")
     assert kept["participation"]["kind"] == "min_sep" and kept["num_steps"] == 60
@@ -64,8 +68,7 @@ def test_a_part_is_reserved(json_of, run):
 
 def test_a_plan_is_saved_and_shown(run, json_of, tmp_path):
     path, card = str(tmp_path / "plan.json"), tmp_path / "card.md"
-    memory = ["--max-memory-vectors", "31"]
-    out = run(*PLAN, "--mechanism", "bisr", *memory, "--out", path)
+    out = run(*PLAN, "--mechanism", "auto", "--out", path)
     plan = tf_bandmf.Plan.load(path)
     assert str(plan.statement()) in out and plan.choice.reason in out
     assert str(plan.statement()) in run("show", path)
@@ -128,7 +131,11 @@ def test_advice_is_that_of_python(run, json_of):
         ([*PLAN, "--batch-size", "2001"], "--batch-size must be <= --num-examples"),
         ([*PLAN, "--epochs", "0"], "epochs must be a whole number >= 1"),
         ([*PLAN, "--epochs", "2.5"], "not a valid integer"),
-        ([*PLAN, "--max-memory-vectors", "-1"], "--max-memory-vectors must be a whole"),
+        ([*COMPARE, "--max-memory-vectors", "-1"], "--max-memory-vectors must be"),
+        (
+            [*PLAN, "--min-separation", "3", "--sampling", "poisson"],
+            "either sampling or --min-separation",
+        ),
         ([*PLAN, "--sampling", "nothing"], "must be one of fixed-order, b-min-sep"),
         ([*PLAN, "--out", "nowhere/plan.json"], "the folder does not exist"),
         (["compare", "--num-steps", "10"], "missing: give --num-examples"),

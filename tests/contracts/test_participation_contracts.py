@@ -30,7 +30,7 @@ def plan(participation):
         epsilon=2.0,
         delta=1e-4,
         num_steps=N,
-        participation=participation,
+        sampling=participation,
     )
 
 

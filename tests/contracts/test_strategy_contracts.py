@@ -91,7 +91,7 @@ def test_a_table_and_a_plan_of_it_agree_and_the_plan_is_saved(
     specification, built, tmp_path
 ):
     participation = PARTICIPATIONS["min_sep"]
-    use = {"num_steps": N, "participation": participation, "workload": WORKLOAD}
+    use = {"num_steps": N, "sampling": participation, "workload": WORKLOAD}
     (row,) = tf_bandmf.compare([built], **use)
     plan = tf_bandmf.plan(built, **BUDGET, **use)
     assert plan.rmse() == pytest.approx(row.rmse * plan.noise_multiplier, rel=1e-4)

@@ -53,7 +53,7 @@ def make_plan(folder=None, mechanism="bsr"):
         f"{mechanism}:3",
         noise_multiplier=1.0,
         delta=1e-5,
-        participation=tf_bandmf.BallsInBins(NUM_EXAMPLES, BATCH_SIZE, EPOCHS),
+        sampling=tf_bandmf.BallsInBins(NUM_EXAMPLES, BATCH_SIZE, EPOCHS),
     )
     return plan if folder is None else ledger_of(folder).bind(plan, "examples")
 

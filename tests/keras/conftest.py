@@ -7,6 +7,7 @@ import sys
 import keras
 import numpy as np
 import pytest
+from small_plans import planned
 
 import tf_bandmf
 import tf_bandmf.keras
@@ -52,7 +53,7 @@ def make_plan():
             "test_seed": 0,
             **changes,
         }
-        return tf_bandmf.plan(mechanism, **arguments)
+        return planned(mechanism, **arguments)
 
     return make
 
@@ -60,12 +61,12 @@ def make_plan():
 @pytest.fixture(scope="session")
 def make_min_sep_plan():
     def make(num_steps=6, **changes):
-        return tf_bandmf.plan(
+        return planned(
             "identity",
             epsilon=4.0,
             delta=1e-5,
             num_steps=num_steps,
-            participation=tf_bandmf.MinSep(3),
+            sampling=tf_bandmf.MinSep(3),
             batch_size=4,
             **{"test_seed": 0, **changes},
         )

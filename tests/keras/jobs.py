@@ -3,6 +3,7 @@
 import keras
 import numpy as np
 import tensorflow as tf
+from small_plans import planned
 
 import tf_bandmf
 import tf_bandmf.keras
@@ -40,7 +41,7 @@ def trained(
         users = len(np.unique(batches["users"]))
         settings |= {"num_examples": users, "unit": "one user"}
     settings |= plan or {}
-    plan = tf_bandmf.plan("bisr:8", **settings).reserve(counts=0.01)
+    plan = planned("bisr:8", **settings).reserve(counts=0.01)
     tf_bandmf.keras.make_private(model)
     if isinstance(optimizer, float):
         optimizer = keras.optimizers.SGD(optimizer)

@@ -10,6 +10,7 @@ import subprocess
 import tempfile
 
 import pytest
+from small_plans import planned
 
 import tf_bandmf
 
@@ -136,7 +137,7 @@ def make_plan():
             "epochs": 2,
             **changes,
         }
-        plan = tf_bandmf.plan(mechanism, **arguments)
+        plan = planned(mechanism, **arguments)
         return plan if ledger is None else ledger.bind(plan, dataset)
 
     return make

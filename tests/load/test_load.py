@@ -159,7 +159,7 @@ def test_a_plan_of_a_million_steps(tmp_path):
         epsilon=8.0,
         delta=1e-8,
         num_steps=n,
-        participation=tf_bandmf.MinSep(10_000, 100),
+        sampling=tf_bandmf.MinSep(10_000, 100),
         batch_size=1000,
     )
     plan.save(tmp_path / "plan.json")

@@ -10,7 +10,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 from modules import module_at
-from small_plans import small_plan
+from small_plans import planned, small_plan
 from whiteness import whiteness
 
 import tf_bandmf
@@ -40,7 +40,7 @@ def own_plan(mechanism, **changes):
     if "num_steps" in changes:
         arguments = {"batch_size": 4}
     arguments |= {"epsilon": 4.0, "delta": 1e-5, "test_seed": 3, **changes}
-    return tf_bandmf.plan(mechanism, **arguments)
+    return planned(mechanism, **arguments)
 
 
 def linear_model(plan, width=WIDTH):
@@ -125,7 +125,7 @@ def white_generator(mechanism, num_shards=1, **changes):
     """The generator's noise, without Keras, is that of the strategy."""
     forget()
     plan = own_plan(
-        mechanism, num_steps=STEPS, participation=tf_bandmf.MinSep(4, 3), **changes
+        mechanism, num_steps=STEPS, sampling=tf_bandmf.MinSep(4, 3), **changes
     )
     size = 4096 * num_shards
     generator = noise.NoiseGenerator(
@@ -144,7 +144,7 @@ def white_generator(mechanism, num_shards=1, **changes):
 
 
 def private(model):
-    plan = own_plan("identity", num_steps=6, participation=tf_bandmf.MinSep(2))
+    plan = own_plan("identity", num_steps=6, sampling=tf_bandmf.MinSep(2))
     tf_bandmf.keras.make_private(model)
     model.compile(tf_bandmf.keras.PrivateOptimizer("sgd", plan), "mse")
     return model
@@ -152,7 +152,7 @@ def private(model):
 
 def min_sep_model():
     forget()
-    plan = own_plan("identity", num_steps=6, participation=tf_bandmf.MinSep(2))
+    plan = own_plan("identity", num_steps=6, sampling=tf_bandmf.MinSep(2))
     return linear_model(plan, 128)
 
 
@@ -261,7 +261,7 @@ def bands_fit_the_cycle():
             "bsr:4",
             epsilon=4.0,
             delta=1e-5,
-            participation=tf_bandmf.CyclicPoisson(64, 8, 2),
+            sampling=tf_bandmf.CyclicPoisson(64, 8, 2),
             num_steps=16,
         )
     except ValueError:

@@ -138,10 +138,10 @@ import tf_bandmf
 
 participation = tf_bandmf.MinSep(4, 2)
 options = dict(noise_multiplier=1.0, delta=1e-5, num_steps=8)
-plan = tf_bandmf.plan("bsr:4", participation=participation, **options)
+plan = tf_bandmf.plan("bsr:4", sampling=participation, **options)
 print(plan.statement().epsilon > 0)
 try:
-    tf_bandmf.plan("banded:4", participation=participation, **options)
+    tf_bandmf.plan("banded:4", sampling=participation, **options)
 except ImportError as error:
     print("pip install tf-bandmf[keras]" in str(error))
 """

@@ -38,10 +38,6 @@ def test_the_plan_is_that_of_the_arguments_and_shaped_for_the_optimizer(advice):
     named = tf_bandmf.advise(epsilon=4.0, **FIXED)
     assert named.plan.strategy.family == "bisr"
     assert {one.mechanism for one in named.settings} == {"bisr:16"}
-    kept = tf_bandmf.advise(
-        epsilon=4.0, max_memory_vectors=0, sampling="fixed-order", **DATA
-    )
-    assert kept.plan.strategy.memory_vectors == 0
     with pytest.raises(ValueError, match="No setting of poisson"):
         tf_bandmf.advise(epsilon=4.0, mechanism="bisr:4", sampling="poisson", **DATA)
 
@@ -60,7 +56,7 @@ def test_a_plan_gives_the_arguments_of_the_advice(advice):
     assert plan.optimizer_arguments(2410) == advice.optimizer_arguments
     with pytest.raises(ValueError, match='"sgd" or "adam", found \'lion\''):
         plan.optimizer_arguments(2410, "lion")
-    apart = {"num_steps": 6, "participation": tf_bandmf.MinSep(3)}
+    apart = {"num_steps": 6, "sampling": tf_bandmf.MinSep(3)}
     minimum = tf_bandmf.plan("identity", epsilon=4.0, delta=1e-5, **apart)
     with pytest.raises(ValueError, match="needs the batch size"):
         minimum.optimizer_arguments(2410)
@@ -236,7 +232,6 @@ def test_advice_is_json_and_text(advice):
         ({"sampling": "uniform"}, "sampling must be one or more of fixed-order"),
         ({"mechanism": "bisrr"}, "mechanism"),
         ({"mechanism": 4}, "mechanism"),
-        ({"max_memory_vectors": -1}, "max_memory_vectors must be"),
         ({"epsilon": -1.0}, "epsilon must be finite and > 0"),
         ({"delta": 2.0}, r"delta must be in \(0, 1\)"),
         ({"optimizer": "adamw"}, 'optimizer must be "sgd" or "adam"'),

@@ -8,6 +8,7 @@ import math
 import numpy as np
 import pytest
 from scipy import stats
+from small_plans import planned
 
 import tf_bandmf
 
@@ -70,7 +71,7 @@ def test_plain_words_come_first_and_name_the_numbers(plan):
 
 
 def test_what_is_an_estimate_or_nothing_says_so(plan):
-    seeded = tf_bandmf.plan("identity", epochs=1, test_seed=1, **ARGUMENTS)
+    seeded = planned("identity", epochs=1, **ARGUMENTS, test_seed=1)
     card = seeded.statement().card()
     assert dict(card.points())["What is protected"].startswith("NOTHING")
     assert len(card.points()) == 1 and card.to_record()["guarantee"] is None
@@ -90,7 +91,7 @@ def test_replacements_and_several_releases():
         delta=1e-5,
         noise_multiplier=0.36,
         num_steps=20,
-        participation=tf_bandmf.CyclicFixedSize(600, 6, 1),
+        sampling=tf_bandmf.CyclicFixedSize(600, 6, 1),
     )
     points = dict(plan.statement().card().points())
     assert "had they been other data" in points["What is protected"]

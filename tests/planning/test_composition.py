@@ -5,6 +5,7 @@ import math
 import dp_accounting
 import pytest
 from dp_accounting.pld import pld_privacy_accountant
+from small_plans import planned
 
 import tf_bandmf
 from tf_bandmf import participation as lib
@@ -25,7 +26,7 @@ def fixed(mechanism="identity", epsilon=2.0, **changes):
         "epochs": 2,
         **changes,
     }
-    return tf_bandmf.plan(mechanism, epsilon=epsilon, **arguments)
+    return planned(mechanism, epsilon=epsilon, **arguments)
 
 
 def sampled(participation, epsilon=2.0, num_steps=20, **changes):
@@ -34,7 +35,7 @@ def sampled(participation, epsilon=2.0, num_steps=20, **changes):
         epsilon=epsilon,
         delta=DELTA,
         num_steps=num_steps,
-        participation=participation,
+        sampling=participation,
         **changes,
     )
 
@@ -50,7 +51,7 @@ def bins():
         "identity",
         epsilon=2.0,
         delta=9e-5,
-        participation=tf_bandmf.BallsInBins(M, 60, 2),
+        sampling=tf_bandmf.BallsInBins(M, 60, 2),
     )
 
 

@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
+from small_plans import planned
 
-import tf_bandmf
 from tf_bandmf import matrices
 from tf_bandmf.accounting import gaussian
 
@@ -18,7 +18,7 @@ def make_plan(mechanism="identity", sampling=None, **changes):
         "test_seed": 0,
         **changes,
     }
-    return tf_bandmf.plan(mechanism, sampling=sampling, **options)
+    return planned(mechanism, sampling=sampling, **options)
 
 
 @pytest.mark.parametrize("kind", sorted(matrices.KINDS))

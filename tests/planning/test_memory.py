@@ -42,7 +42,7 @@ def test_a_plan_says_what_it_needs():
         epsilon=2.0,
         delta=1e-5,
         num_steps=100,
-        participation=MinSep(50),
+        sampling=MinSep(50),
     )
     needed = plan.memory(1_000_000, num_devices=2)
     assert needed.bytes_per_device == 4 * 4 * 500_000 + (16 + 8) * 100

@@ -4,6 +4,7 @@ import functools
 
 import numpy as np
 import pytest
+from small_plans import planned
 
 import tf_bandmf
 from tf_bandmf import strategies
@@ -19,7 +20,7 @@ M = 10_000
 def cyclic():
     return tf_bandmf.plan(
         strategies.bsr(tf_bandmf.workloads.prefix_sum(160), 8),
-        participation=tf_bandmf.CyclicPoisson(M, 100, 8),
+        sampling=tf_bandmf.CyclicPoisson(M, 100, 8),
         num_steps=160,
         l2_norm_clip=0.5,
         **BUDGET,
@@ -28,9 +29,9 @@ def cyclic():
 
 @functools.cache
 def bins(**options):
-    return tf_bandmf.plan(
+    return planned(
         strategies.lambda_cgd(40, 0.8),
-        participation=tf_bandmf.BallsInBins(M, 1000, 4),
+        sampling=tf_bandmf.BallsInBins(M, 1000, 4),
         **{**BUDGET, **options},
     )
 
@@ -39,7 +40,7 @@ def bins(**options):
 def fixed_size():
     return tf_bandmf.plan(
         "identity",
-        participation=tf_bandmf.CyclicFixedSize(M, 20, 1),
+        sampling=tf_bandmf.CyclicFixedSize(M, 20, 1),
         num_steps=100,
         **BUDGET,
     )
@@ -48,7 +49,7 @@ def fixed_size():
 @functools.cache
 def shuffled():
     participation = tf_bandmf.Shuffled(M, 1000, 4)
-    return tf_bandmf.plan("lambda_cgd", participation=participation, **BUDGET)
+    return tf_bandmf.plan("lambda_cgd", sampling=participation, **BUDGET)
 
 
 @pytest.mark.slow
@@ -73,11 +74,9 @@ def test_cyclic_poisson_noise_is_the_accountants_times_column_norm_and_clip():
 def test_dp_sgd_is_one_part():
     kwargs = {"num_steps": 100, **BUDGET}
     one = tf_bandmf.plan(
-        "identity", participation=tf_bandmf.CyclicPoisson(M, 100, 1), **kwargs
+        "identity", sampling=tf_bandmf.CyclicPoisson(M, 100, 1), **kwargs
     )
-    poisson = tf_bandmf.plan(
-        "identity", participation=tf_bandmf.Poisson(M, 100), **kwargs
-    )
+    poisson = tf_bandmf.plan("identity", sampling=tf_bandmf.Poisson(M, 100), **kwargs)
     assert one.noise_stddev == poisson.noise_stddev
 
 
@@ -122,7 +121,7 @@ def test_save_load_epsilon_and_batches(build, tmp_path):
         plan.strategy,
         noise_multiplier=plan.noise_multiplier,
         delta=1e-5,
-        participation=plan.participation,
+        sampling=plan.participation,
         num_steps=plan.num_steps,
     )
     assert found.epsilon == pytest.approx(2.0, rel=0.02)
@@ -167,7 +166,7 @@ def test_no_accountant_can_be_asked_about_another_sampler():
 def test_a_plan_that_its_participation_contradicts_is_refused(options, message):
     participation = tf_bandmf.CyclicPoisson(M, 100, 8)
     with pytest.raises(ValueError, match=message):
-        tf_bandmf.plan(participation=participation, **BUDGET, **options)
+        tf_bandmf.plan(sampling=participation, **BUDGET, **options)
 
 
 @pytest.mark.parametrize(

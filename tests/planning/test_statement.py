@@ -3,6 +3,7 @@
 import dataclasses
 
 import pytest
+from small_plans import planned
 
 import tf_bandmf
 
@@ -48,7 +49,7 @@ def test_no_claim_has_a_default(claim):
 
 @pytest.mark.invariant(8)
 def test_a_test_seed_marks_the_statement():
-    statement = tf_bandmf.plan("identity", **ARGUMENTS, test_seed=1).statement()
+    statement = planned("identity", **ARGUMENTS, test_seed=1).statement()
     assert dict(statement.points())["Formal statement"].startswith("NONE")
 
 
@@ -59,7 +60,7 @@ def test_without_a_sampler_only_the_worst_case_is_claimed():
         epsilon=4.0,
         delta=1e-5,
         num_steps=50,
-        participation=tf_bandmf.MinSep(10),
+        sampling=tf_bandmf.MinSep(10),
     ).statement()
     assert "caller asserts" in str(statement)
     assert "No amplification" in str(statement)

@@ -1,6 +1,7 @@
 """Wrong arguments of `plan`: the error names the argument and what is expected."""
 
 import pytest
+from small_plans import planned
 
 import tf_bandmf
 from tf_bandmf import MinSep, Poisson, strategies
@@ -31,8 +32,8 @@ NO_EPOCHS = {"num_examples": None, "batch_size": None, "epochs": None}
         ),
         ({"mechanism": "lambda_cgd:0.9999999999"}, r"lambda must be in \[0, 1\), also"),
         (
-            {"participation": "poisson", "epochs": None},
-            "participation must be a Participation.*sampling=",
+            {"sampling": "poisson", "epochs": None},
+            "epochs missing: give num_examples",
         ),
         (
             {"epsilon": None, "noise_multiplier": 1e9},
@@ -61,7 +62,7 @@ NO_EPOCHS = {"num_examples": None, "batch_size": None, "epochs": None}
         ),
         *[
             (
-                {**NO_EPOCHS, "participation": MinSep(1), "num_steps": steps},
+                {**NO_EPOCHS, "sampling": MinSep(1), "num_steps": steps},
                 f"num_steps must be a whole number >= 1, found {steps!r}",
             )
             for steps in (-5, 0, 2.5, "10", True)
@@ -69,7 +70,7 @@ NO_EPOCHS = {"num_examples": None, "batch_size": None, "epochs": None}
         (
             {
                 **NO_EPOCHS,
-                "participation": MinSep(1),
+                "sampling": MinSep(1),
                 "num_steps": 5,
                 "batch_size": "10",
             },
@@ -79,7 +80,7 @@ NO_EPOCHS = {"num_examples": None, "batch_size": None, "epochs": None}
 )
 def test_a_wrong_argument_is_named(changes, message):
     with pytest.raises(ValueError, match=message):
-        tf_bandmf.plan(**{**BASE, **changes})
+        planned(**{**BASE, **changes})
 
 
 @pytest.mark.parametrize("delta", [0.0, 1e-21, 1.0])
@@ -90,7 +91,7 @@ def test_a_delta_out_of_range_under_poisson_sampling_is_refused(delta, budget):
         tf_bandmf.plan(
             "identity",
             delta=delta,
-            participation=participation,
+            sampling=participation,
             num_steps=20,
             **budget,
         )

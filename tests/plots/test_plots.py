@@ -70,7 +70,7 @@ def test_heat_maps_have_the_entries_of_both_matrices(plans):
 
 def test_comparison_bars_are_sorted():
     names = ["identity", "bsr:4", "lambda_cgd:0.9"]
-    table = tf_bandmf.compare(names, num_steps=STEPS, participation=MinSep(10))
+    table = tf_bandmf.compare(names, num_steps=STEPS, sampling=MinSep(10))
     axes = plots.comparison_bars(table)
     labels = [label.get_text() for label in axes.get_yticklabels()]
     assert labels[-1] == table.best().mechanism and set(labels) == set(names)

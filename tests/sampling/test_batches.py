@@ -38,7 +38,7 @@ def test_order_depends_on_its_seed_only():
     def order(seed):
         participation = tf_bandmf.FixedEpochOrder(20, 6, 3, order_seed=seed)
         plan = tf_bandmf.plan(
-            "identity", epsilon=4.0, delta=1e-5, participation=participation
+            "identity", epsilon=4.0, delta=1e-5, sampling=participation
         )
         schedule = plan.batches(np.arange(20))
         return np.concatenate([schedule.example_indices(i) for i in range(4)]).tolist()

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 import tensorflow as tf
+from small_plans import planned
 
-import tf_bandmf
 from tf_bandmf.noise.keys import NoiseKey
 from tf_bandmf.sampling import TFRecordExamples
 
@@ -21,7 +21,7 @@ def make_plan(sampling=None, **changes):
         "test_seed": 0,
         **changes,
     }
-    return tf_bandmf.plan("identity", sampling=sampling, **options)
+    return planned("identity", sampling=sampling, **options)
 
 
 def data():

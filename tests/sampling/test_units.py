@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from small_plans import planned
 
 import tf_bandmf
 
@@ -21,7 +22,7 @@ def make_plan(num_users=4, sampling=None, **changes):
         "unit": "one user",
         **changes,
     }
-    return tf_bandmf.plan("identity", sampling=sampling, **options)
+    return planned("identity", sampling=sampling, **options)
 
 
 def batches(most=2, plan=None, **changes):

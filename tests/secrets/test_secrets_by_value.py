@@ -55,7 +55,7 @@ def make_plan(**changes):
         "bsr:3",
         noise_multiplier=20.0,
         delta=1e-5,
-        participation=tf_bandmf.BallsInBins(NUM_EXAMPLES, BATCH_SIZE, EPOCHS),
+        sampling=tf_bandmf.BallsInBins(NUM_EXAMPLES, BATCH_SIZE, EPOCHS),
         **changes,
     )
 

@@ -1,5 +1,7 @@
 """Plans of few examples, as most tests need them."""
 
+import dataclasses
+
 import tf_bandmf
 
 
@@ -8,4 +10,17 @@ def small_plan(mechanism, num_examples, batch_size, epochs, **more):
     sizes = {"num_examples": num_examples, "batch_size": batch_size, "epochs": epochs}
     if "noise_multiplier" not in more:
         sizes["epsilon"] = 4.0
-    return tf_bandmf.plan(mechanism, **{"delta": 1e-5, **sizes, **more})
+    return planned(mechanism, **{"delta": 1e-5, **sizes, **more})
+
+
+def planned(mechanism="auto", *, confidence=None, **arguments):
+    """`tf_bandmf.plan`, and what is changed of a plan once it is made."""
+    changes = {
+        name: arguments.pop(name)
+        for name in ("test_seed", "generator")
+        if name in arguments
+    }
+    plan = tf_bandmf.plan(mechanism, **arguments)
+    if confidence is not None:
+        plan = plan.bounded(confidence=confidence)
+    return dataclasses.replace(plan, **changes) if changes else plan

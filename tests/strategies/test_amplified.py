@@ -17,7 +17,7 @@ WORKLOAD = workloads.prefix_sum(96)
 def small(mechanism):
     """Of six steps, which a dense simulation can follow."""
     return tf_bandmf.plan(
-        mechanism, participation=BallsInBins(12, 4, 2), epsilon=1.0, delta=0.02
+        mechanism, sampling=BallsInBins(12, 4, 2), epsilon=1.0, delta=0.02
     )
 
 
@@ -66,11 +66,9 @@ def test_without_amplification_it_is_the_optimum_for_the_sensitivity():
 
 def test_without_a_budget_it_is_refused():
     with pytest.raises(ValueError, match="amplifies a budget"):
-        tf_bandmf.compare(["amplified:4"], participation=BINS)
+        tf_bandmf.compare(["amplified:4"], sampling=BINS)
     with pytest.raises(ValueError, match="give epsilon instead"):
-        tf_bandmf.plan(
-            "amplified:4", participation=BINS, delta=1e-5, noise_multiplier=1.0
-        )
+        tf_bandmf.plan("amplified:4", sampling=BINS, delta=1e-5, noise_multiplier=1.0)
     with pytest.raises(ValueError, match="delta must be in"):
         strategies.optimized_amplified(WORKLOAD, BINS, 1, epsilon=1.0, delta=0.0)
 

@@ -87,14 +87,10 @@ def test_plan_takes_gamma_or_finds_it():
 def test_amplified_gamma_is_smaller_and_better_than_the_unamplified_one():
     participation = BallsInBins(2000, 100, 4)
     workload = workloads.prefix_sum(80)
-    plan = tf_bandmf.plan(
-        "bifr:4", participation=participation, epsilon=2.0, delta=1e-5
-    )
+    plan = tf_bandmf.plan("bifr:4", sampling=participation, epsilon=2.0, delta=1e-5)
     gamma = strategies.optimized_bifr(workload, participation, 4).parameters["gamma"]
     assert plan.strategy.parameters["gamma"] < gamma
     for value in (gamma, 0.5):
         name = f"bifr:4:{value:.8g}"
-        other = tf_bandmf.plan(
-            name, participation=participation, epsilon=2.0, delta=1e-5
-        )
+        other = tf_bandmf.plan(name, sampling=participation, epsilon=2.0, delta=1e-5)
         assert plan.rmse() < other.rmse()

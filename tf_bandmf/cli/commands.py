@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import pathlib
 import sys
@@ -33,6 +34,7 @@ _CARD = _option("--card", "save a privacy card: .md or .json", _FILE)
 _MODEL = _option("--model-name", "of the model, for the card")
 _UNIT = _option("--unit", "whose presence is hidden; by default as planned")
 _SEPARATION = _option("--min-separation", "of MinSep, with --num-steps", int)
+_GENERATOR = _option("--generator", "of the noise: philox, or chacha20", str)
 _MOST = _option("--max-participations", "of MinSep, with --num-steps", int)
 
 
@@ -70,15 +72,20 @@ def _asserted(given: dict[str, Any]) -> dict[str, Any]:
         if each.partition(":")[0] != "auto":
             registry.parse(each)
     b, k = given.pop("min_separation", None), given.pop("max_participations", None)
-    return given if b is None else {**given, "participation": MinSep(b, k)}
+    if b is not None and "sampling" in given:
+        raise ValueError("Give either sampling or min_separation.")
+    return given if b is None else {**given, "sampling": MinSep(b, k)}
 
 
 def _plan(out: str | None = None, plot: str | None = None, **given: Any) -> Any:
     kept = {k: given.pop(k, 0) for k in ("counts", "metrics", "evaluations")}
+    changes = {k: given.pop(k) for k in ("generator",) if k in given}
+    bound = {k: given.pop(k) for k in ("confidence",) if k in given}
     given = _asserted(given)
     from tf_bandmf.planning import build
 
-    plan = build.plan(**given)
+    plan = dataclasses.replace(build.plan(**given), **changes)
+    plan = plan.bounded(**bound) if bound else plan
     plan = plan.reserve(**kept) if any(kept.values()) else plan
     _draw(plot, "plan_overview", ("the plan", {"the plan": plan}))
     if out is not None:
@@ -148,10 +155,13 @@ def _shown(plan: Any) -> str:
 
 
 _USES = "planning.compare:compare"
-_PLANS = ("planning.build:plan", "planning.plan:Plan.reserve")
+_PLANS = tuple(
+    f"planning.{name}"
+    for name in ("build:plan", "plan:Plan.bounded", "plan:Plan.reserve")
+)
 _many, _one = lambda found: found.to_records(), lambda found: found.to_record()
 _COMPARED = (_SEPARATION, _MOST, _PLOT)
-_shows: Any = {"more": (_SEPARATION, _MOST, _OUT, _PLOT), "show": _text}
+_shows: Any = {"more": (_SEPARATION, _MOST, _GENERATOR, _OUT, _PLOT), "show": _text}
 _reads: Any = {"more": (_CARD, _MODEL, _UNIT, _PLOT), "show": _shown}
 COMMANDS = (
     command("plan", _plan, *_PLANS, record=_record, **_shows),

@@ -152,7 +152,6 @@ def advise(
     max_batch_size: int | None = None,
     sampling: str | Sequence[str] = DEFAULT_SAMPLINGS,
     mechanism: str = "auto",
-    max_memory_vectors: int | None = None,
 ) -> Advice:
     """Advises how to train with a budget; reads no private data.
 
@@ -181,7 +180,6 @@ def advise(
         it has at least 3% more progress.
       mechanism: as for `tf_bandmf.plan`. A name with a closed form is also used to
         compare batch sizes.
-      max_memory_vectors: as for `tf_bandmf.plan`.
 
     Returns:
       The advice.
@@ -238,7 +236,6 @@ def advise(
         "sampling": chosen.sampling,
         "workload": "prefix" if is_adam else _WORKLOAD,
         "l2_norm_clip": clip,
-        "max_memory_vectors": max_memory_vectors,
     }
     plan = build.plan(**arguments)
     table = plan.choice

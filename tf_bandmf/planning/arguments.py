@@ -40,13 +40,6 @@ class DataUse:
     def is_cyclic(self) -> bool:
         return isinstance(self.sampling, Scheme)
 
-    @classmethod
-    def of_scheme(cls, scheme: Scheme) -> DataUse:
-        """That of a named sampling."""
-        size = float(scheme.batch_size)
-        sampling = scheme if scheme.is_cyclic else scheme.participation()
-        return cls(sampling, scheme.num_steps, scheme.num_examples, size)
-
     def participation(self, bands: int) -> Participation:
         """The participation of a strategy with so many bands."""
         if isinstance(self.sampling, Scheme):
@@ -59,48 +52,44 @@ def resolve_data(
     batch_size: int | None,
     epochs: int | None,
     num_steps: int | None,
-    participation: Participation | None,
-    sampling: str | None,
+    sampling: str | Participation | None,
 ) -> DataUse:
     """How the run uses its data, as the arguments of `plan` say it in one of two ways.
 
     Raises:
       ValueError: if a number is missing or invalid, or something contradicts it.
     """
-    if participation is not None and not isinstance(participation, Participation):
-        raise ValueError(
-            f"participation must be a Participation, such as MinSep(342), found "
-            f'{participation!r}. For a name use sampling="poisson", for instance.'
-        )
     if num_steps is not None:
         num_steps = positive_int("num_steps", num_steps)
-    if sampling is not None and (participation, num_steps) != (None, None):
-        raise ValueError(
-            "Give either sampling, with num_examples, batch_size and epochs, or "
-            "participation and num_steps."
-        )
-    if participation is not None and epochs is not None:
-        raise ValueError(
-            "Give either epochs or participation: a participation says how often an "
-            "example takes part."
-        )
-    scheme = None
-    if participation is None:
+    if isinstance(sampling, Participation):
+        if epochs is not None:
+            raise ValueError(
+                "epochs must be left out: a participation says how often an example "
+                "takes part."
+            )
+        use = _checked(sampling, num_steps, num_examples, batch_size)
+    else:
+        if sampling is not None and num_steps is not None:
+            raise ValueError(
+                "Give num_steps with a participation as sampling, such as MinSep(342), "
+                "and epochs with the name of a sampling."
+            )
         given = {"num_examples": num_examples, "batch_size": batch_size}
         given["epochs"] = epochs
         missing = [name for name, value in given.items() if value is None]
         if missing:
             raise ValueError(
                 f"{', '.join(missing)} missing: give num_examples, batch_size and "
-                f"epochs, or num_steps and participation."
+                f"epochs, or num_steps and a participation as sampling."
             )
         scheme = Scheme(DEFAULT_SAMPLING if sampling is None else sampling, **given)  # type: ignore[arg-type]
-        num_steps = scheme.num_steps if num_steps is None else num_steps
-    if scheme is not None and scheme.is_cyclic:
-        use = DataUse.of_scheme(scheme)
-    else:
-        asserted = participation or scheme.participation()  # type: ignore[union-attr]
-        use = _checked(asserted, num_steps, num_examples, batch_size)
+        steps, size = scheme.num_steps, float(scheme.batch_size)
+        if scheme.is_cyclic:
+            use = DataUse(scheme, steps, num_examples, size)
+        else:
+            use = _checked(
+                scheme.participation(), num_steps or steps, num_examples, batch_size
+            )
     if use.num_steps > LARGEST_NUM_STEPS:
         size = float(min(use.num_steps, 10**300))
         raise ValueError(
@@ -136,20 +125,6 @@ def _checked(
     if num_examples is None:
         num_examples = getattr(participation, "num_examples", None)
     return DataUse(participation, steps, num_examples, expected)
-
-
-def check_confidence(confidence: float | None, data: DataUse) -> None:
-    """Refuses a confidence where nothing is simulated.
-
-    Raises:
-      ValueError: if there is one.
-    """
-    if confidence is not None and not data.sampling.is_simulated:
-        raise ValueError(
-            f"confidence must be None where accounting does not simulate, found "
-            f"{confidence!r}. It applies to BallsInBins and BMinSepSampling, or "
-            f'sampling="balls-in-bins" and "b-min-sep". Leave it out.'
-        )
 
 
 def check_budget(

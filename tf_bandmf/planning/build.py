@@ -8,16 +8,11 @@ from typing import Any
 from tf_bandmf import workloads
 from tf_bandmf.accounting.checks import LARGEST_EPSILON, check_positive, no_privacy
 from tf_bandmf.participation import Participation
-from tf_bandmf.planning.arguments import (
-    DataUse,
-    check_budget,
-    check_confidence,
-    resolve_data,
-)
+from tf_bandmf.planning.arguments import DataUse, check_budget, resolve_data
 from tf_bandmf.planning.calibration import accountant_for, calibrated, multiplier_of
-from tf_bandmf.planning.compare import Search, check_memory
+from tf_bandmf.planning.compare import Search
 from tf_bandmf.planning.plan import Plan
-from tf_bandmf.planning.statement import ONE_EXAMPLE, check_generator
+from tf_bandmf.planning.statement import ONE_EXAMPLE
 from tf_bandmf.strategies import Strategy, registry
 from tf_bandmf.workloads import Workload
 
@@ -32,23 +27,18 @@ def plan(
     batch_size: int | None = None,
     epochs: int | None = None,
     num_steps: int | None = None,
-    participation: Participation | None = None,
-    sampling: str | None = None,
+    sampling: str | Participation | None = None,
     workload: Workload | str | None = None,
     l2_norm_clip: float = 1.0,
-    max_memory_vectors: int | None = None,
-    confidence: float | None = None,
-    test_seed: int | None = None,
     unit: str = ONE_EXAMPLE,
-    generator: str = "philox",
 ) -> Plan:
     """Plans a private run: chooses a strategy and its noise for a budget.
 
     Say how the data are used in one of two ways: `num_examples`, `batch_size`, `epochs`
-    and `sampling` (by default a fixed epoch order; `Plan.batches` enforces it), or
-    `participation` and, where it does not say so itself, `num_steps`. The participation
-    determines the accountant: amplification by sampling is claimed only for
-    participations that this library samples (`CyclicPoisson`, `Poisson`,
+    and the name of a `sampling` (by default a fixed epoch order; `Plan.batches` enforces
+    it), or a `Participation` as `sampling` and, where it does not say so itself,
+    `num_steps`. The sampling determines the accountant: amplification is claimed only
+    for participations that this library samples (`CyclicPoisson`, `Poisson`,
     `CyclicFixedSize`, `BallsInBins`).
 
     Formal guarantee: a run of the plan's training step over at most `num_steps` steps,
@@ -59,7 +49,8 @@ def plan(
 
     Args:
       mechanism: "auto", a name, or a `Strategy`. "auto" compares the mechanisms that
-        fit `max_memory_vectors` and the sampling and takes the best; `Plan.choice` says
+        fit the sampling and keep at most 31 vectors of the model's size, and takes the
+        best (name one of `compare(max_memory_vectors=...)` for less); `Plan.choice` says
         what was compared and why this one was chosen; the logger "tf_bandmf" says what
         is being compared, at level INFO. A name may have parameters:
         "identity" (DP-SGD), "lambda_cgd:0.9", "bisr:4", "bsr:4:normalized" (columns of
@@ -76,67 +67,47 @@ def plan(
       batch_size: examples per step (with a participation: the expected number by which
         the noisy sum is divided).
       epochs: passes over the data.
-      num_steps: n, the number of steps; only with `participation`.
-      participation: for example `MinSep(min_separation=342, max_participations=6)` or
-        `BallsInBins(num_examples=60_000, batch_size=512, epochs=10)`.
+      num_steps: n, the number of steps; only with a `Participation`.
       sampling: one of `participation.scheme.samplings()`, with `num_examples`,
-        `batch_size` and `epochs`. "cyclic-poisson" and "cyclic-fixed-size" use as many
-        parts as the strategy has bands.
+        `batch_size` and `epochs`: "cyclic-poisson" and "cyclic-fixed-size" use as many
+        parts as the strategy has bands. Or a participation, for example
+        `MinSep(min_separation=342, max_participations=6)`. Accounting by simulation
+        ("balls-in-bins", "b-min-sep") is an estimate: `Plan.bounded` makes it a bound.
       workload: what the optimizer does with the noisy gradients, and so what the
         released models sum: "prefix" (plain SGD, the default),
         "sgd:momentum=0.9,decay=0.999", "identity", or a `Workload`, such as
         `workloads.momentum_sgd(num_steps, learning_rates=rates)` for a schedule. See
         `workloads.parse`.
       l2_norm_clip: zeta > 0.
-      max_memory_vectors: vectors of the model's size that the noise may keep between
-        steps; by default 31 for "auto", otherwise the mechanism's default. A strategy
-        that keeps more is refused.
-      confidence: only where accounting simulates (`BallsInBins`, `BMinSepSampling`):
-        None for an estimate of epsilon, or the confidence of a bound, for example
-        `1 - 1e-6`. Where a bound would take too many draws (a very small delta), the
-        noise is that without amplification: a warning and the statement say so.
-        Mechanisms are compared by estimates all the same.
-      test_seed: seed of the noise, for tests only: it is known. The statement says so.
       unit: whose presence is hidden, in one line. With "one user", `num_examples` is
         the number of users and `batch_size` the number of users per step: see `users`
         of `Plan.batches`, outside federated learning.
-      generator: generator of the noise: "philox", or "chacha20", a stream cipher, whose
-        noise is computationally indistinguishable from random and takes about three
-        times as long.
 
     Returns:
-      A `Plan`. `Ledger.bind` binds it to the budget of a data set.
+      A `Plan`, whose noise is that of Philox; `dataclasses.replace(plan,
+      generator="chacha20")` takes a stream cipher, whose noise is computationally
+      indistinguishable from random and takes about three times as long. `Ledger.bind`
+      binds it to the budget of a data set.
 
     Raises:
       ValueError: if the budget is missing, contradictory, invalid or infeasible, or the
         use of the data is missing, contradictory or invalid.
     """
-    check_generator(generator)
     name, options = "", dict[str, Any]()
     if not isinstance(mechanism, Strategy):
         name, options = _parsed(mechanism)
-    data = resolve_data(
-        num_examples, batch_size, epochs, num_steps, participation, sampling
-    )
+    data = resolve_data(num_examples, batch_size, epochs, num_steps, sampling)
     delta = check_budget(epsilon, delta, noise_multiplier, data.num_examples)
-    check_confidence(confidence, data)
     check_positive("l2_norm_clip", l2_norm_clip)
     workload = workloads.resolve(workload, data.num_steps)
     if isinstance(mechanism, Strategy):
-        check_memory(mechanism, max_memory_vectors)
         strategy = mechanism
-    elif _is_open(name, options, data, max_memory_vectors, epsilon):
+    elif _is_open(name, options, data, epsilon):
         if epsilon is None:
             raise ValueError(_OF_PARTS if data.is_cyclic else _OF_MECHANISMS)
         budget, is_auto = (float(epsilon), delta), name == "auto"
-        search = Search(
-            workload,
-            data,
-            budget,
-            options.get("objective", "mean"),
-            max_memory_vectors,
-            is_auto,
-        )
+        objective = options.get("objective", "mean")
+        search = Search(workload, data, budget, objective, is_auto=is_auto)
         wanted = None if is_auto else [mechanism.strip().removesuffix(":max")]
         table = search.table(wanted)
         row = table.best()
@@ -150,14 +121,14 @@ def plan(
     participation = data.participation(strategy.matrix.bands)
     sensitivity = strategy.sensitivity(participation).value
     if noise_multiplier is not None:
-        accountant = accountant_for(strategy, participation, confidence)
+        accountant = accountant_for(strategy, participation)
         noise_stddev = noise_multiplier * sensitivity
         guarantee = accountant.guarantee(noise_stddev, delta)
         if guarantee.epsilon > LARGEST_EPSILON * (1.0 + 1e-9):
             raise no_privacy(noise_stddev, delta, LARGEST_EPSILON)
     else:
         assert epsilon is not None  # check_budget
-        made = calibrated(strategy, participation, float(epsilon), delta, confidence)
+        made = calibrated(strategy, participation, float(epsilon), delta)
         assert made.guarantee is not None
         noise_multiplier, guarantee = multiplier_of(made, sensitivity), made.guarantee
     names = ("epsilon", "accountant", "kind", "adjacency", "confidence")
@@ -169,17 +140,15 @@ def plan(
         noise_multiplier=float(noise_multiplier),
         delta=delta,
         expected_batch_size=data.expected_batch_size,
-        test_seed=test_seed,
         unit=unit,
-        generator=generator,
         **{name: getattr(guarantee, name) for name in names},
     )
 
 
 _OF_PARTS = (
     "The number of parts that examples are split into is chosen for a budget: give epsilon "
-    "instead of noise_multiplier, or num_steps and participation= (such as CyclicPoisson, "
-    "with num_parts) instead of sampling."
+    "instead of noise_multiplier, or num_steps and a participation as sampling (such as "
+    "CyclicPoisson, with num_parts)."
 )
 _OF_MECHANISMS = (
     "A mechanism is chosen for a budget: give epsilon instead of noise_multiplier, or the "
@@ -208,11 +177,10 @@ def _is_open(
     name: str,
     options: dict[str, Any],
     data: DataUse,
-    max_memory_vectors: int | None,
     epsilon: float | None,
 ) -> bool:
     """Whether parameters depend on the accountant, not on the sensitivity alone."""
-    if name == "auto" or data.is_cyclic or max_memory_vectors is not None:
+    if name == "auto" or data.is_cyclic:
         return True
     family = registry.family_of(name)
     return family.needs_budget or (

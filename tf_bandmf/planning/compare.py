@@ -247,8 +247,7 @@ def compare(
     batch_size: int | None = None,
     epochs: int | None = None,
     num_steps: int | None = None,
-    participation: Participation | None = None,
-    sampling: str | Sequence[str] | None = None,
+    sampling: str | Participation | Sequence[str] | None = None,
     workload: Workload | str | None = None,
     objective: str = "mean",
     max_memory_vectors: int | None = None,
@@ -270,7 +269,6 @@ def compare(
       batch_size: B, likewise.
       epochs: k, likewise.
       num_steps: n, likewise.
-      participation: likewise.
       sampling: likewise; several names make one table. Numbers for other neighbors than
         those of the first one have no row: they cannot be compared.
       workload: likewise.
@@ -284,10 +282,8 @@ def compare(
       ArithmeticError: if the first of the mechanisms fails so, and none has a row.
     """
 
-    def one(sampling: str | None) -> Comparison:
-        data = resolve_data(
-            num_examples, batch_size, epochs, num_steps, participation, sampling
-        )
+    def one(sampling: str | Participation | None) -> Comparison:
+        data = resolve_data(num_examples, batch_size, epochs, num_steps, sampling)
         budget = None
         if epsilon is not None or delta is not None:
             budget = epsilon, check_budget(epsilon, delta, None, data.num_examples)
@@ -303,7 +299,7 @@ def compare(
         )
         return search.table(mechanisms)
 
-    if sampling is None or isinstance(sampling, str):
+    if sampling is None or isinstance(sampling, (str, Participation)):
         return one(sampling)
     return _several(one, sampling)
 

@@ -6,11 +6,12 @@ import dataclasses
 import math
 from typing import TYPE_CHECKING
 
+from tf_bandmf.accounting import gaussian
 from tf_bandmf.accounting.checks import check_positive, whole_number
 
 if TYPE_CHECKING:
     from tf_bandmf.accounting.base import Accountant
-    from tf_bandmf.planning.plan import Plan
+    from tf_bandmf.accounting.guarantee import Guarantee
 
 _MOST_COUNTS = 0.5
 
@@ -87,16 +88,14 @@ class Measurements:
         return " ".join(said)
 
 
-def reserved(plan: Plan, counts: float, metrics: float, evaluations: int) -> Plan:
-    """See `Plan.reserve`."""
-    from tf_bandmf.accounting import gaussian
-    from tf_bandmf.planning.calibration import accountant_for, multiplier_of
-
-    if plan.measurements != Measurements():
-        raise ValueError(
-            "The plan has a reservation already. Reserve all at once, from the plan that "
-            "has none."
-        )
+def reservation(
+    budget: Guarantee,
+    base: Accountant,
+    counts: float,
+    metrics: float,
+    evaluations: int,
+) -> Measurements:
+    """What `Plan.reserve` reserves of a budget, for steps that `base` accounts for."""
     whole_number("evaluations", evaluations, least=0)
     if (metrics == 0.0) != (evaluations == 0):
         raise ValueError(
@@ -110,15 +109,8 @@ def reserved(plan: Plan, counts: float, metrics: float, evaluations: int) -> Pla
             "Nothing is reserved: give counts=0.01, say, or metrics=0.1, evaluations=10."
         )
     if not evaluations:
-        return dataclasses.replace(plan, measurements=Measurements(float(counts)))
-    base = accountant_for(plan.strategy, plan.participation, plan.confidence)
+        return Measurements(float(counts))
     # A share of `1 / sigma^2` of the Gaussian mechanism that would spend all of the budget.
-    whole = base.moved_by * gaussian.calibrate_noise_stddev(plan.epsilon, plan.delta)
-    noise = whole * math.sqrt(evaluations / metrics)
-    kept = Measurements(float(counts), evaluations, noise)
-    found = kept.with_evaluations(base).calibrate(plan.epsilon, plan.delta)
-    assert plan.sensitivity is not None and found.guarantee is not None
-    names = ("epsilon", "accountant", "kind", "adjacency", "confidence")
-    changes = {name: getattr(found.guarantee, name) for name in names}
-    changes["noise_multiplier"] = multiplier_of(found, plan.sensitivity.value)
-    return dataclasses.replace(plan, **changes, measurements=kept)
+    unit = gaussian.calibrate_noise_stddev(budget.epsilon, budget.delta)
+    noise = base.moved_by * unit * math.sqrt(evaluations / metrics)
+    return Measurements(float(counts), evaluations, noise)

@@ -28,15 +28,21 @@ from tf_bandmf.accounting.checks import (
     whole_number,
 )
 from tf_bandmf.accounting.custom import epsilon_by
-from tf_bandmf.accounting.guarantee import REPLACE_ONE, ZERO_OUT, Guarantee, Simulation
+from tf_bandmf.accounting.guarantee import (
+    REPLACE_ONE,
+    ZERO_OUT,
+    Calibration,
+    Guarantee,
+    Simulation,
+)
 from tf_bandmf.analysis.sensitivity import Sensitivity
 from tf_bandmf.files import configs
 from tf_bandmf.participation import Participation
 from tf_bandmf.planning import learning_rates
 from tf_bandmf.planning.account import Account
-from tf_bandmf.planning.calibration import accountant_for
+from tf_bandmf.planning.calibration import accountant_for, calibrated, multiplier_of
 from tf_bandmf.planning.compare import Comparison
-from tf_bandmf.planning.measurements import Measurements, reserved
+from tf_bandmf.planning.measurements import Measurements, reservation
 from tf_bandmf.planning.memory import NoiseMemory, noise_memory
 from tf_bandmf.planning.statement import (
     ONE_EXAMPLE,
@@ -245,7 +251,50 @@ class Plan:
           ValueError: if a number is out of range, nothing is reserved, the plan has a
             reservation, or nothing is left for the steps.
         """
-        return reserved(self, counts, metrics, evaluations)
+        if self.measurements != Measurements():
+            raise ValueError(
+                "The plan has a reservation already. Reserve all at once, from the plan "
+                "that has none."
+            )
+        base = self._accountant()
+        kept = reservation(self.guarantee, base, counts, metrics, evaluations)
+        if not evaluations:
+            return dataclasses.replace(self, measurements=kept)
+        found = kept.with_evaluations(base).calibrate(self.epsilon, self.delta)
+        return self._with_noise(found, measurements=kept)
+
+    def bounded(self, *, confidence: float = 0.999999) -> Plan:
+        """The plan with noise for its budget by a bound, where accounting simulates.
+
+        By itself such a plan ("balls-in-bins", "b-min-sep") is an estimate. Where a bound
+        would take too many draws (a very small delta), the noise is that without
+        amplification: a warning and the statement say so.
+
+        Args:
+          confidence: of the bound of a simulation, in (0, 1).
+
+        Raises:
+          ValueError: if confidence is out of range, nothing is simulated, or the plan has
+            a reservation: bound it first.
+        """
+        if not self.participation.is_simulated:
+            raise ValueError(
+                f"confidence must be None where accounting does not simulate, found "
+                f"{confidence!r}. It is for BallsInBins and BMinSepSampling."
+            )
+        if self.measurements != Measurements():
+            raise ValueError("The plan has a reservation: bound it before.")
+        use, budget = self.participation, (self.epsilon, self.delta)
+        found = calibrated(self.strategy, use, *budget, confidence)
+        return self._with_noise(found)
+
+    def _with_noise(self, found: Calibration, **changes: Any) -> Plan:
+        """The plan with a calibrated noise, and the guarantee that it has."""
+        assert self.sensitivity is not None and found.guarantee is not None
+        names = ("epsilon", "accountant", "kind", "adjacency", "confidence")
+        stated = {name: getattr(found.guarantee, name) for name in names}
+        noise = multiplier_of(found, self.sensitivity.value)
+        return dataclasses.replace(self, noise_multiplier=noise, **stated, **changes)
 
     def guarantee_at(self, delta: float, confidence: float | None = None) -> Guarantee:
         """(epsilon, delta)-DP of the run at another delta, by the plan's accountant.

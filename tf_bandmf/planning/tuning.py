@@ -177,8 +177,8 @@ def tuning_cost(
 
 _OF_ESTIMATES = (
     "The epsilon of a trial is an estimate by simulation, which the theorems do not "
-    "cover: amplification by sampling is left out. Plan with confidence=1 - 1e-6, for "
-    "instance, to have it counted."
+    "cover: amplification by sampling is left out. `Plan.bounded` makes it a bound, which "
+    "counts."
 )
 _EpsilonAt = Callable[[float], float]
 

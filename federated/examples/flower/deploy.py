@@ -215,7 +215,7 @@ def write_plan(
         epsilon=epsilon,
         delta=1e-5,
         num_steps=rounds,
-        participation=tf_bandmf.MinSep(separation, -(-rounds // separation)),
+        sampling=tf_bandmf.MinSep(separation, -(-rounds // separation)),
         l2_norm_clip=0.5,
     )
     plan.save(str(folder / "plan.json"))

@@ -1,5 +1,7 @@
 """Work of one's own on the devices: a metric that is one more weight."""
 
+import dataclasses
+
 import numpy as np
 from flwr.app import Array, ArrayRecord, Message, RecordDict
 from one_process import OneProcess
@@ -17,7 +19,7 @@ def make_plan(**options):
         noise_multiplier=0.5,
         delta=1e-5,
         num_steps=N,
-        participation=tf_bandmf.MinSep(B, K),
+        sampling=tf_bandmf.MinSep(B, K),
         l2_norm_clip=CLIP,
         **options,
     )
@@ -65,7 +67,7 @@ def run(tmp_path, plan, first, work, silent=False):
 
 def test_a_metric_as_one_more_weight_is_clipped_and_noised_with_the_update(tmp_path):
     """Its value grows by the noisy mean of each round, at no further budget."""
-    plan, scale = make_plan(test_seed=3), np.float32(0.2)
+    plan, scale = dataclasses.replace(make_plan(), test_seed=3), np.float32(0.2)
     first = {"w": np.zeros(4, np.float32), "metric": np.zeros(1, np.float32)}
 
     def work(number, before):

@@ -1,5 +1,7 @@
 """Keras models on Flower, as the federated guide has them."""
 
+import dataclasses
+
 import keras
 import numpy as np
 from flwr.app import ArrayRecord, Message, RecordDict
@@ -9,13 +11,15 @@ import tf_bandmf
 from tf_bandmf_federated.device_policy import DevicePolicy
 from tf_bandmf_federated.flower import PrivateFedAvg, private_client_app
 
-PLAN = tf_bandmf.plan(
-    "lambda_cgd",
-    noise_multiplier=1.0,
-    delta=1e-5,
-    num_steps=2,
-    participation=tf_bandmf.MinSep(2, 1),
-    l2_norm_clip=0.5,
+PLAN = dataclasses.replace(
+    tf_bandmf.plan(
+        "lambda_cgd",
+        noise_multiplier=1.0,
+        delta=1e-5,
+        num_steps=2,
+        sampling=tf_bandmf.MinSep(2, 1),
+        l2_norm_clip=0.5,
+    ),
     test_seed=3,
 )
 POLICY = DevicePolicy.from_plan(PLAN)

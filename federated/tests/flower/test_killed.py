@@ -40,7 +40,7 @@ def serve(folder, moment):
         noise_multiplier=0.5,
         delta=1e-5,
         num_steps=N,
-        participation=tf_bandmf.MinSep(B, K),
+        sampling=tf_bandmf.MinSep(B, K),
     )
     grid = OneProcess(str(folder / "nodes"), plan, 6)
     if moment is not None:

@@ -18,7 +18,7 @@ PLAN = tf_bandmf.plan(
     noise_multiplier=5.0,
     delta=1e-5,
     num_steps=6,
-    participation=tf_bandmf.MinSep(2, 3),
+    sampling=tf_bandmf.MinSep(2, 3),
 )
 
 

@@ -18,7 +18,7 @@ PLAN = tf_bandmf.plan(
     noise_multiplier=1.0,
     delta=1e-6,
     num_steps=ROUNDS,
-    participation=tf_bandmf.MinSep(4, 2),
+    sampling=tf_bandmf.MinSep(4, 2),
 )
 FINGERPRINT = PLAN.fingerprint
 

@@ -1,5 +1,6 @@
 """PrivateFedAvg and ParticipationMod, on a grid in this process."""
 
+import dataclasses
 import shutil
 import time
 
@@ -30,13 +31,13 @@ def make_plan(**options):
         "banded:2",
         delta=1e-5,
         num_steps=N,
-        participation=tf_bandmf.MinSep(B, K),
+        sampling=tf_bandmf.MinSep(B, K),
         **options,
     )
 
 
 PLAN = make_plan()
-TEST_PLAN = make_plan(test_seed=3)
+TEST_PLAN = dataclasses.replace(PLAN, test_seed=3)
 
 
 def make_strategy(tmp_path, plan=PLAN, **options):
@@ -509,7 +510,7 @@ def test_devices_that_came_as_often_as_they_may_are_named(tmp_path):
         noise_multiplier=0.5,
         delta=1e-5,
         num_steps=12,
-        participation=tf_bandmf.MinSep(2, 2),
+        sampling=tf_bandmf.MinSep(2, 2),
     )
     grid = make_grid(tmp_path, plan, number=4)
     with pytest.raises(RuntimeError, match="nodes: 4 took part 2 times, all"):

@@ -3,6 +3,7 @@
 import keras
 import numpy as np
 import pytest
+from small_plans import planned
 
 import tf_bandmf
 import tf_bandmf.keras
@@ -21,7 +22,7 @@ def problem():
 
 def plan_of(mechanism="bsr:4", **changes):
     arguments = {"epsilon": 8.0, "delta": 1e-5, "num_examples": NUM, "batch_size": 75}
-    return tf_bandmf.plan(mechanism, epochs=3, test_seed=1, **{**arguments, **changes})
+    return planned(mechanism, epochs=3, **{**arguments, **changes}, test_seed=1)
 
 
 def linear(plan, optimizer=None, **changes):

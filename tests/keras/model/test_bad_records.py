@@ -1,5 +1,7 @@
 """One record changes the noisy sum by at most the clip norm, and cannot end a run."""
 
+import dataclasses
+
 import keras
 import numpy as np
 import pytest
@@ -14,13 +16,15 @@ FEATURES, BATCH = 256, 8
 
 def trained(model, x, y, callbacks=(), loss="mse", **changes):
     """Weights after one step on all records, with the same test noise every time."""
-    plan = tf_bandmf.plan(
-        "identity",
-        epsilon=1.0,
-        delta=1e-5,
-        num_examples=len(y),
-        batch_size=len(y),
-        epochs=1,
+    plan = dataclasses.replace(
+        tf_bandmf.plan(
+            "identity",
+            epsilon=1.0,
+            delta=1e-5,
+            num_examples=len(y),
+            batch_size=len(y),
+            epochs=1,
+        ),
         test_seed=1,
     )
     tf_bandmf.keras.make_private(model)

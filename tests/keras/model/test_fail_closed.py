@@ -233,7 +233,7 @@ def test_wrong_arguments_of_the_optimizer(make_plan):
         epsilon=1.0,
         delta=1e-5,
         num_steps=5,
-        participation=tf_bandmf.MinSep(5, 1),
+        sampling=tf_bandmf.MinSep(5, 1),
     )
     with pytest.raises(ValueError, match="batch_size"):
         tf_bandmf.keras.PrivateOptimizer("sgd", no_batch_size)
@@ -403,7 +403,7 @@ def test_passes_that_the_separation_does_not_permit(
         epsilon=4.0,
         delta=1e-5,
         num_steps=6,
-        participation=tf_bandmf.MinSep(3, 1),
+        sampling=tf_bandmf.MinSep(3, 1),
         batch_size=4,
     )
     model = make_private_model(plan)

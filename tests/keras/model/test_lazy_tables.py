@@ -6,6 +6,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from small_plans import planned
 
 import tf_bandmf
 from tf_bandmf.keras.clipping import UnsupportedModelError
@@ -28,7 +29,7 @@ def data():
 def make_plan(mechanism="dp_sgd", epochs=2, **changes):
     settings = {"test_seed": 0, "batch_size": BATCH, "num_examples": EXAMPLES}
     settings |= {"epsilon": 4.0, "epochs": epochs, **changes}
-    return tf_bandmf.plan(mechanism, delta=1e-3, **settings)
+    return planned(mechanism, delta=1e-3, **settings)
 
 
 def two_towers():

@@ -1,5 +1,7 @@
 """Large logical batches: groups of examples in turn, one noise draw for the batch."""
 
+import dataclasses
+
 import keras
 import numpy as np
 import pytest
@@ -59,12 +61,14 @@ def test_microbatches_are_the_step_of_the_whole_batch(
 def test_poisson_batches_of_any_size_are_traced_once(
     data, make_chunked, make_private_model
 ):
-    plan = tf_bandmf.plan(
-        "identity",
-        noise_multiplier=1.0,
-        delta=1e-5,
-        participation=tf_bandmf.Poisson(len(data[0]), 3),
-        num_steps=12,
+    plan = dataclasses.replace(
+        tf_bandmf.plan(
+            "identity",
+            noise_multiplier=1.0,
+            delta=1e-5,
+            sampling=tf_bandmf.Poisson(len(data[0]), 3),
+            num_steps=12,
+        ),
         test_seed=0,
     )
     seed = NoiseKey.for_testing(0).sampler_seed()

@@ -1,5 +1,7 @@
 """A record that makes model, loss or gradient raise adds zero; a wrong program raises."""
 
+import dataclasses
+
 import keras
 import numpy as np
 import pytest
@@ -32,13 +34,15 @@ def trained(function, x, y, weights=None, loss=CROSS_ENTROPY, steps=2, **make):
             keras.layers.Dense(3),
         ]
     )
-    plan = tf_bandmf.plan(
-        "bsr:2",
-        epsilon=8.0,
-        delta=1e-5,
-        num_examples=EXAMPLES,
-        batch_size=EXAMPLES,
-        epochs=steps,
+    plan = dataclasses.replace(
+        tf_bandmf.plan(
+            "bsr:2",
+            epsilon=8.0,
+            delta=1e-5,
+            num_examples=EXAMPLES,
+            batch_size=EXAMPLES,
+            epochs=steps,
+        ),
         test_seed=1,
     )
     tf_bandmf.keras.make_private(model, **make)

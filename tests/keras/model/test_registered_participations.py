@@ -3,8 +3,8 @@
 import keras
 import numpy as np
 import pytest
+from small_plans import planned
 
-import tf_bandmf
 from tf_bandmf.participation import PARTICIPATIONS
 
 N = 8
@@ -17,9 +17,9 @@ def test_a_run_takes_the_steps_of_its_plan_and_no_other_batches(
     kind, make_private_model
 ):
     participation = PARTICIPATIONS[kind].example(N)
-    arguments = {"delta": 1e-4, "num_steps": N, "participation": participation}
-    plan = tf_bandmf.plan("identity", noise_multiplier=1.0, test_seed=0, **arguments)
-    other = tf_bandmf.plan("identity", noise_multiplier=1.5, test_seed=0, **arguments)
+    arguments = {"delta": 1e-4, "num_steps": N, "sampling": participation}
+    plan = planned("identity", noise_multiplier=1.0, **arguments, test_seed=0)
+    other = planned("identity", noise_multiplier=1.5, **arguments, test_seed=0)
     rng = np.random.default_rng(0)
     x = rng.normal(size=(participation.num_examples, 5)).astype(np.float32)
     y = rng.integers(0, 3, len(x)).astype(np.int32)

@@ -128,7 +128,7 @@ def test_key_and_sampler_are_those_of_the_interrupted_run(
         noise_multiplier=1.0,
         delta=1e-5,
         num_steps=steps,
-        participation=participation,
+        sampling=participation,
     )
     saved = {}
 
@@ -534,13 +534,14 @@ def test_streams_whose_separation_is_asserted_are_not_resumed(
 
 
 PROGRAM = """
-    import os, signal, sys
+    import dataclasses, os, signal, sys
     import keras, numpy as np, tf_bandmf, tf_bandmf.keras
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(22, 5)).astype("f4"), rng.integers(0, 3, 22)
     plan = tf_bandmf.plan(
-        "bsr:3", noise_multiplier=1.0, delta=1e-5, test_seed=3,
+        "bsr:3", noise_multiplier=1.0, delta=1e-5,
         num_examples=22, batch_size=6, epochs=2)
+    plan = dataclasses.replace(plan, test_seed=3)
 
     class Kill(keras.callbacks.Callback):
         def on_train_batch_end(self, batch, logs=None):

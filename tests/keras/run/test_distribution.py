@@ -255,7 +255,7 @@ def test_model_and_optimizer_belong_together(make_plan, strategy, train, data):
 
 
 WORKER = """
-    import json, os, sys
+    import dataclasses, json, os, sys
     import keras, numpy as np, tensorflow as tf, tf_bandmf, tf_bandmf.keras
     folder, name, cluster = sys.argv[1], sys.argv[2], sys.argv[3:]
     others = []
@@ -277,7 +277,8 @@ WORKER = """
     x, y = rng.normal(size=(22, 5)).astype("f4"), rng.integers(0, 3, 22)
     plan = tf_bandmf.plan(
         "bsr:3", noise_multiplier=1.0, delta=1e-5,
-        num_examples=22, batch_size=6, epochs=2, test_seed=0)
+        num_examples=22, batch_size=6, epochs=2)
+    plan = dataclasses.replace(plan, test_seed=0)
     from tf_bandmf.keras.run.replicas import shared_key
     from tf_bandmf.noise.keys import NoiseKey
     key = shared_key(strategy, NoiseKey.from_operating_system()).secret_bytes()

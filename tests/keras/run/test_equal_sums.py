@@ -39,7 +39,7 @@ def releases_of_history(change=None, factors=(0.0, 0.0, 0.0), **compiled):
         noise_multiplier=3.0,
         delta=1e-5,
         num_examples=EXAMPLES,
-        participation=tf_bandmf.FixedEpochOrder(EXAMPLES, BATCH, 1),
+        sampling=tf_bandmf.FixedEpochOrder(EXAMPLES, BATCH, 1),
     )
     dropout = keras.layers.Dropout(0.5, seed=1)
     dense = keras.layers.Dense(SIZE, use_bias=False, kernel_initializer="zeros")
@@ -172,7 +172,7 @@ def releases_of(rates, releases):
         noise_multiplier=STDDEV,
         delta=1e-5,
         num_examples=EXAMPLES,
-        participation=tf_bandmf.FixedEpochOrder(EXAMPLES, BATCH, 1),
+        sampling=tf_bandmf.FixedEpochOrder(EXAMPLES, BATCH, 1),
     )
     ids = keras.Input((2,), dtype="int32")
     table = keras.layers.Embedding(ROWS, 3, embeddings_initializer="ones")
