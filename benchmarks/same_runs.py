@@ -181,17 +181,17 @@ RUNS = {
 
 def trained(run: Run) -> dict[str, str]:
     """A digest of the first rows of noise, and the weights after the run."""
-    plan = dataclasses.replace(
-        tf_bandmf.plan(
-            run.mechanism,
-            **_budget(run),
-            num_examples=NUM_EXAMPLES,
-            batch_size=BATCH_SIZE,
-            epochs=EPOCHS,
-            **{"sampling": "fixed-order", **run.plan},
-        ),
-        test_seed=7,
+    given = {"sampling": "fixed-order", **run.plan}
+    generator = given.pop("generator", "philox")
+    plan = tf_bandmf.plan(
+        run.mechanism,
+        **_budget(run),
+        num_examples=NUM_EXAMPLES,
+        batch_size=BATCH_SIZE,
+        epochs=EPOCHS,
+        **given,
     )
+    plan = dataclasses.replace(plan, test_seed=7, generator=generator)
     if run.reserve:
         plan = plan.reserve(**run.reserve)
     generator = noise.NoiseGenerator(plan.strategy, 50, generator=plan.generator)

@@ -39,21 +39,18 @@ class LastWeights(keras.callbacks.Callback):
 @functools.lru_cache
 def plan_for(task: Task, row: Row, num_examples: int, num_train: int) -> tf_bandmf.Plan:
     """The batch is the same share of the examples."""
-    return dataclasses.replace(
-        tf_bandmf.plan(
-            row.mechanism,
-            epsilon=task.epsilon,
-            delta=task.delta,
-            num_examples=num_examples,
-            batch_size=task.batch_size * num_examples // num_train,
-            epochs=task.epochs,
-            sampling=row.sampling,
-            workload=f"sgd:momentum={task.momentum},decay={task.decay}"
-            if row.matched
-            else None,
-            l2_norm_clip=row.l2_norm_clip,
-        ),
-        test_seed=0,
+    return tf_bandmf.plan(
+        row.mechanism,
+        epsilon=task.epsilon,
+        delta=task.delta,
+        num_examples=num_examples,
+        batch_size=task.batch_size * num_examples // num_train,
+        epochs=task.epochs,
+        sampling=row.sampling,
+        workload=f"sgd:momentum={task.momentum},decay={task.decay}"
+        if row.matched
+        else None,
+        l2_norm_clip=row.l2_norm_clip,
     )
 
 

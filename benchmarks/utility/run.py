@@ -88,17 +88,14 @@ class Experiment:
         epsilon, delta = task.epsilon, task.delta
         if row.centred:
             epsilon, delta = epsilon - MEAN_EPSILON, delta - MEAN_DELTA
-        return dataclasses.replace(
-            tf_bandmf.plan(
-                row.mechanism,
-                epsilon=epsilon,
-                delta=delta,
-                num_examples=num_examples,
-                batch_size=round(task.batch_size * num_examples / self.num_train),
-                epochs=task.epochs,
-                sampling=row.sampling,
-            ),
-            test_seed=0,
+        return tf_bandmf.plan(
+            row.mechanism,
+            epsilon=epsilon,
+            delta=delta,
+            num_examples=num_examples,
+            batch_size=round(task.batch_size * num_examples / self.num_train),
+            epochs=task.epochs,
+            sampling=row.sampling,
         )
 
     def tune(self, row: Row, seed: int) -> list[dict[str, object]]:

@@ -132,10 +132,7 @@ def test_advice_is_that_of_python(run, json_of):
         ([*PLAN, "--epochs", "0"], "epochs must be a whole number >= 1"),
         ([*PLAN, "--epochs", "2.5"], "not a valid integer"),
         ([*COMPARE, "--max-memory-vectors", "-1"], "--max-memory-vectors must be"),
-        (
-            [*PLAN, "--min-separation", "3", "--sampling", "poisson"],
-            "either sampling or --min-separation",
-        ),
+        ([*PLAN, "--min-separation", "3", "--sampling", "poisson"], "multiple values"),
         ([*PLAN, "--sampling", "nothing"], "must be one of fixed-order, b-min-sep"),
         ([*PLAN, "--out", "nowhere/plan.json"], "the folder does not exist"),
         (["compare", "--num-steps", "10"], "missing: give --num-examples"),
@@ -151,7 +148,11 @@ def test_bad_arguments_exit_with_2_and_one_line(run, arguments, message):
 
 @pytest.mark.parametrize(
     "wrong",
-    [[*PLAN, "--epsilon", "-1"], ["compare", "--mechanisms", "magic"], ["show", "no"]],
+    [
+        [*PLAN, "--mechanism", "bsr:0.5"],
+        ["compare", "--mechanisms", "no"],
+        ["show", "no"],
+    ],
 )
 def test_what_needs_no_accountant_is_refused_before_one_is_imported(wrong):
     program = "import sys; from tf_bandmf import cli; code = cli.main(sys.argv[1:])\n"

@@ -13,14 +13,10 @@ def small_plan(mechanism, num_examples, batch_size, epochs, **more):
     return planned(mechanism, **{"delta": 1e-5, **sizes, **more})
 
 
-def planned(mechanism="auto", *, confidence=None, **arguments):
+def planned(
+    mechanism="auto", *, test_seed=None, generator="philox", confidence=None, **use
+):
     """`tf_bandmf.plan`, and what is changed of a plan once it is made."""
-    changes = {
-        name: arguments.pop(name)
-        for name in ("test_seed", "generator")
-        if name in arguments
-    }
-    plan = tf_bandmf.plan(mechanism, **arguments)
-    if confidence is not None:
-        plan = plan.bounded(confidence=confidence)
-    return dataclasses.replace(plan, **changes) if changes else plan
+    plan = tf_bandmf.plan(mechanism, **use)
+    plan = plan if confidence is None else plan.bounded(confidence=confidence)
+    return dataclasses.replace(plan, test_seed=test_seed, generator=generator)

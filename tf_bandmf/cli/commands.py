@@ -60,27 +60,22 @@ def _draw(path: str | None, name: str, shown: tuple[Any, ...]) -> None:
 def _asserted(given: dict[str, Any]) -> dict[str, Any]:
     """Arguments of `plan` and `compare`, with the separation that the caller keeps.
 
-    What needs no accountant is refused here: accountants take seconds to import.
+    A wrong name is refused here: accountants take seconds to import.
     """
-    from tf_bandmf.accounting.checks import check_positive
     from tf_bandmf.participation import MinSep
     from tf_bandmf.strategies import registry
 
-    for name in ("epsilon", "delta", "noise_multiplier"):
-        check_positive(name, given.get(name, 1.0))
     for each in given.get("mechanisms", [given.get("mechanism", "auto")]):
         if each.partition(":")[0] != "auto":
             registry.parse(each)
     b, k = given.pop("min_separation", None), given.pop("max_participations", None)
-    if b is not None and "sampling" in given:
-        raise ValueError("Give either sampling or min_separation.")
-    return given if b is None else {**given, "sampling": MinSep(b, k)}
+    return given if b is None else dict(sampling=MinSep(b, k), **given)
 
 
 def _plan(out: str | None = None, plot: str | None = None, **given: Any) -> Any:
     kept = {k: given.pop(k, 0) for k in ("counts", "metrics", "evaluations")}
-    changes = {k: given.pop(k) for k in ("generator",) if k in given}
     bound = {k: given.pop(k) for k in ("confidence",) if k in given}
+    changes = {k: given.pop(k) for k in ("generator",) if k in given}
     given = _asserted(given)
     from tf_bandmf.planning import build
 
@@ -154,18 +149,17 @@ def _shown(plan: Any) -> str:
     return "\n".join([_text(plan), "", *map(line, plan.epsilon_curve())])
 
 
-_USES = "planning.compare:compare"
-_PLANS = tuple(
-    f"planning.{name}"
-    for name in ("build:plan", "plan:Plan.bounded", "plan:Plan.reserve")
-)
+_PLAN = "planning.plan:Plan"
+_PLANS = ("planning.build:plan", f"{_PLAN}.bounded", f"{_PLAN}.reserve")
 _many, _one = lambda found: found.to_records(), lambda found: found.to_record()
 _COMPARED = (_SEPARATION, _MOST, _PLOT)
 _shows: Any = {"more": (_SEPARATION, _MOST, _GENERATOR, _OUT, _PLOT), "show": _text}
 _reads: Any = {"more": (_CARD, _MODEL, _UNIT, _PLOT), "show": _shown}
 COMMANDS = (
     command("plan", _plan, *_PLANS, record=_record, **_shows),
-    command("compare", _compare, _USES, more=_COMPARED, record=_many),
+    command(
+        "compare", _compare, "planning.compare:compare", more=_COMPARED, record=_many
+    ),
     command("advise", _advise, "planning.advice:advise", record=_one),
-    command("show", _show, "planning.plan:Plan.load", record=_record, **_reads),
+    command("show", _show, f"{_PLAN}.load", record=_record, **_reads),
 )

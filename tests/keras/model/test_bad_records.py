@@ -1,11 +1,10 @@
 """One record changes the noisy sum by at most the clip norm, and cannot end a run."""
 
-import dataclasses
-
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from small_plans import planned
 
 import tf_bandmf
 import tf_bandmf.keras
@@ -16,15 +15,13 @@ FEATURES, BATCH = 256, 8
 
 def trained(model, x, y, callbacks=(), loss="mse", **changes):
     """Weights after one step on all records, with the same test noise every time."""
-    plan = dataclasses.replace(
-        tf_bandmf.plan(
-            "identity",
-            epsilon=1.0,
-            delta=1e-5,
-            num_examples=len(y),
-            batch_size=len(y),
-            epochs=1,
-        ),
+    plan = planned(
+        "identity",
+        epsilon=1.0,
+        delta=1e-5,
+        num_examples=len(y),
+        batch_size=len(y),
+        epochs=1,
         test_seed=1,
     )
     tf_bandmf.keras.make_private(model)

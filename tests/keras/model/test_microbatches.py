@@ -1,11 +1,10 @@
 """Large logical batches: groups of examples in turn, one noise draw for the batch."""
 
-import dataclasses
-
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from small_plans import planned
 
 import tf_bandmf
 import tf_bandmf.keras
@@ -61,14 +60,12 @@ def test_microbatches_are_the_step_of_the_whole_batch(
 def test_poisson_batches_of_any_size_are_traced_once(
     data, make_chunked, make_private_model
 ):
-    plan = dataclasses.replace(
-        tf_bandmf.plan(
-            "identity",
-            noise_multiplier=1.0,
-            delta=1e-5,
-            sampling=tf_bandmf.Poisson(len(data[0]), 3),
-            num_steps=12,
-        ),
+    plan = planned(
+        "identity",
+        noise_multiplier=1.0,
+        delta=1e-5,
+        sampling=tf_bandmf.Poisson(len(data[0]), 3),
+        num_steps=12,
         test_seed=0,
     )
     seed = NoiseKey.for_testing(0).sampler_seed()

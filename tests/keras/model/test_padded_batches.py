@@ -1,10 +1,9 @@
 """Training on batches of constant size is training on the batches."""
 
-import dataclasses
-
 import keras
 import numpy as np
 import pytest
+from small_plans import planned
 
 import tf_bandmf
 import tf_bandmf.keras
@@ -17,14 +16,12 @@ import tf_bandmf.keras
 def test_padding_changes_neither_weights_nor_metrics(
     jit_compile, on_disk, data, make_private_model, tmp_path
 ):
-    plan = dataclasses.replace(
-        tf_bandmf.plan(
-            "identity",
-            noise_multiplier=1.0,
-            delta=1e-5,
-            sampling=tf_bandmf.Poisson(len(data[0]), 2),
-            num_steps=20,
-        ),
+    plan = planned(
+        "identity",
+        noise_multiplier=1.0,
+        delta=1e-5,
+        sampling=tf_bandmf.Poisson(len(data[0]), 2),
+        num_steps=20,
         test_seed=3,
     )
     if on_disk:

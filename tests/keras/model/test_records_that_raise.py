@@ -1,11 +1,10 @@
 """A record that makes model, loss or gradient raise adds zero; a wrong program raises."""
 
-import dataclasses
-
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from small_plans import planned
 
 import tf_bandmf
 import tf_bandmf.keras
@@ -34,15 +33,13 @@ def trained(function, x, y, weights=None, loss=CROSS_ENTROPY, steps=2, **make):
             keras.layers.Dense(3),
         ]
     )
-    plan = dataclasses.replace(
-        tf_bandmf.plan(
-            "bsr:2",
-            epsilon=8.0,
-            delta=1e-5,
-            num_examples=EXAMPLES,
-            batch_size=EXAMPLES,
-            epochs=steps,
-        ),
+    plan = planned(
+        "bsr:2",
+        epsilon=8.0,
+        delta=1e-5,
+        num_examples=EXAMPLES,
+        batch_size=EXAMPLES,
+        epochs=steps,
         test_seed=1,
     )
     tf_bandmf.keras.make_private(model, **make)

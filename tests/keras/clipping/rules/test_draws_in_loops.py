@@ -1,13 +1,11 @@
 """Layers that draw in loops: each round anew, and the gradient is of what was drawn."""
 
-import dataclasses
-
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from small_plans import planned
 
-import tf_bandmf
 from tf_bandmf.keras import (
     PrivateOptimizer,
     UnsupportedModelError,
@@ -165,15 +163,13 @@ class Loop(keras.layers.Layer):
 def test_it_trains():
     keras.utils.set_random_seed(0)
     x = np.random.default_rng(0).normal(size=(24, 4)).astype(np.float32)
-    plan = dataclasses.replace(
-        tf_bandmf.plan(
-            "identity",
-            epsilon=8.0,
-            delta=1e-4,
-            num_examples=24,
-            batch_size=8,
-            epochs=1,
-        ),
+    plan = planned(
+        "identity",
+        epsilon=8.0,
+        delta=1e-4,
+        num_examples=24,
+        batch_size=8,
+        epochs=1,
         test_seed=0,
     )
     model = keras.Sequential([keras.Input((4,)), Loop(), keras.layers.Dense(1)])
