@@ -74,14 +74,14 @@ CEILINGS = {
     "ledger": (642, 650),
     "matrices": (939, 850),
     "analysis": (587, 700),
-    "cli": (350, 350),
+    "cli": (354, 350),
     "participation": (599, 600),
     "audit": (478, 480),
     "plots": (189, 190),
     "files": (229, 190),
     "other": (254, 290),
     "federated": (3_198, 3_200),
-    "tests": (34_185, 22_000),
+    "tests": (34_216, 22_000),
     "benchmarks": (2_066, 2_000),
 }
 ELSEWHERE = {
