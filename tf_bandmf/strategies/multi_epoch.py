@@ -10,22 +10,18 @@ participation there are no such columns, and the optimum is that of all factoriz
 
 from __future__ import annotations
 
-from typing import Any, Callable
+from typing import Callable
 
 import numpy as np
 
 from tf_bandmf import matrices
 from tf_bandmf.participation import FixedEpochOrder, Participation
-from tf_bandmf.strategies import two_participations
 from tf_bandmf.strategies.base import Strategy
 from tf_bandmf.strategies.registry import Family, register
 from tf_bandmf.workloads import Workload, check_workload
 
 # Several n x n arrays and an eigendecomposition an iteration.
 _LARGEST_NUM_STEPS = 8_192
-# The optimum of all for two participations: larger problems, and gaps, take minutes.
-_LARGEST_OF_ALL, _TOLERANCE_OF_ALL, _MOST_ROUNDS = 128, 1e-4, 40
-_ALL = "all strategies"
 # Exponent of the multiplicative update; 2 would be exact for a diagonal X.
 _RELAXATION = 1.8
 
@@ -44,7 +40,6 @@ def dense(
     | participations | class |
     |---|---|
     | one | all strategies: `sens(C)` is the largest column norm |
-    | two, min-separation, up to 128 steps | all: see `two_participations` |
     | more, fixed epoch order | columns in steps b, 2b, ... apart are orthogonal |
     | more, min-separation | they are, and all columns have equal norms |
 
@@ -72,8 +67,7 @@ def dense(
       equal_column_norms: constrain the columns of `C` to equal norms. The default does
         for min-separation, as Table 2 recommends for long runs, and does not for fixed
         epoch order.
-      tolerance: largest certified relative gap of the squared error; for the optimum of
-        all with two participations at least 1e-4.
+      tolerance: largest certified relative gap of the squared error.
       max_iterations: iterations of one eigendecomposition each, about 10 n^3 operations.
 
     Returns:
@@ -100,57 +94,29 @@ def dense(
         )
     k = participation.participations(n)
     b = participation.separation() if k > 1 else n
-    is_fixed = isinstance(participation, FixedEpochOrder)
-    if k == 2 and not is_fixed and equal_column_norms is None and n <= _LARGEST_OF_ALL:
-        tolerance = max(tolerance, _TOLERANCE_OF_ALL)
-        rounds = min(max_iterations, _MOST_ROUNDS)
-        found = two_participations.optimum(workload.to_dense(), b, tolerance, rounds)
-        parameters = {"min_separation": b, "max_participations": 2}
-        return _strategy(found, parameters, tolerance, _ALL)
     if equal_column_norms is None:
-        equal_column_norms = not is_fixed
+        equal_column_norms = not isinstance(participation, FixedEpochOrder)
     if not equal_column_norms and k < -(-n // b):
         raise ValueError(
             f"max_participations must be ceil(n / b) = {-(-n // b)} without equal "
             f"column norms, found {k}. Set equal_column_norms=True."
         )
-    found = _optimize(
+    gram, squared_error, gap, iterations = _optimize(
         workload, min(b, n), k, equal_column_norms, tolerance, max_iterations
     )
-    return _strategy(
-        found,
-        {"min_separation": b, "equal_column_norms": bool(equal_column_norms)},
-        tolerance,
-        _class(k, equal_column_norms),
-    )
-
-
-def _strategy(
-    found: two_participations.Optimum,
-    parameters: dict[str, Any],
-    tolerance: float,
-    optimal_among: str,
-) -> Strategy:
-    matrix = matrices.Dense(matrices.lower_triangular_factor(found.gram))
+    optimal_among = "orthogonal columns" + " of equal norm" * equal_column_norms
     return Strategy(
         "dense",
-        matrix,
-        parameters,
+        matrices.Dense(matrices.lower_triangular_factor(gram)),
+        {"min_separation": b, "equal_column_norms": bool(equal_column_norms)},
         {
-            "converged": found.gap <= tolerance,
-            "optimality_gap": found.gap,
-            "optimal_among": optimal_among,
-            "iterations": found.iterations,
-            "mean_squared_error": found.squared_error / len(found.gram),
+            "converged": gap <= tolerance,
+            "optimality_gap": gap,
+            "optimal_among": "all strategies" if k == 1 else optimal_among,
+            "iterations": iterations,
+            "mean_squared_error": squared_error / n,
         },
     )
-
-
-def _class(max_participations: int, equal_column_norms: bool) -> str:
-    """The strategies among which the optimum is one, in words."""
-    if max_participations == 1:
-        return _ALL
-    return "orthogonal columns" + (" of equal norm" if equal_column_norms else "")
 
 
 class _Blocks:
@@ -215,10 +181,10 @@ def _optimize(
     equal_column_norms: bool,
     tolerance: float,
     max_iterations: int,
-) -> two_participations.Optimum:
-    """The fixed-point iteration; `X = D^1/2 Y D^1/2` with unit diagonal blocks of Y.
+) -> tuple[np.ndarray, float, float, int]:
+    """X, its squared error, the relative gap, and how many iterations it took.
 
-    D holds the squared column norms. Optimal ones make the diagonal of the multiplier of
+    `X = D^1/2 Y D^1/2` with unit diagonal blocks of Y, and D holds the squared column norms. Optimal ones make the diagonal of the multiplier of
     `X`, `D^-1/2 L D^-1/2`, constant over each position; they follow by damped steps.
     """
     n = workload.num_steps
@@ -279,7 +245,7 @@ def _optimize(
     assert best is not None
     factor = best[1][inverse_order]
     gap = max(float(gap), 0.0)
-    return two_participations.Optimum(factor @ factor.T, best[0], gap, iteration)
+    return factor @ factor.T, best[0], gap, iteration
 
 
 class _Anderson:
