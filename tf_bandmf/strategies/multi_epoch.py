@@ -184,8 +184,9 @@ def _optimize(
 ) -> tuple[np.ndarray, float, float, int]:
     """X, its squared error, the relative gap, and how many iterations it took.
 
-    `X = D^1/2 Y D^1/2` with unit diagonal blocks of Y, and D holds the squared column norms. Optimal ones make the diagonal of the multiplier of
-    `X`, `D^-1/2 L D^-1/2`, constant over each position; they follow by damped steps.
+    `X = D^1/2 Y D^1/2` with unit diagonal blocks of Y, and D holds the squared column
+    norms. Optimal ones make the diagonal of the multiplier of `X`, `D^-1/2 L D^-1/2`,
+    constant over each position; they follow by damped steps.
     """
     n = workload.num_steps
     blocks = _Blocks(n, min_separation)
