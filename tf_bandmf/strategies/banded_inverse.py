@@ -33,7 +33,6 @@ def optimized_banded_inverse(
     *,
     objective: ObjectiveLike = "mean",
     column_normalized: bool = False,
-    start: Strategy | None = None,
     max_iterations: int = 500,
     gradient_tolerance: float = 1e-7,
 ) -> Strategy:
@@ -52,9 +51,6 @@ def optimized_banded_inverse(
       objective: "mean" for the RMSE, "max" for the MaxSE, "last" for the final model,
         or a differentiable function of the per-step squared errors.
       column_normalized: scale the columns of `C` to norm 1, after the optimization.
-      start: a strategy with a banded Toeplitz inverse to start from, with any number of
-        bands; by default BISR, and, if that leads to no exact sensitivity, the optimum
-        with half as many bands.
       max_iterations: of L-BFGS.
       gradient_tolerance: converged when no derivative of the logarithm of the squared
         error exceeds this.
@@ -69,13 +65,9 @@ def optimized_banded_inverse(
     n = workload.num_steps
     bands = optimized.check_bands(bands, n)
     participation.validate_num_steps(n)
-    initial = optimized.toeplitz_start(start, bands, n, inverse=True)
     options = Options(max_iterations, gradient_tolerance)
     search = _Search(workload, participation, objective, options)
-    if initial is not None:
-        found = search.from_start(initial)
-    else:
-        found = search.with_continuation(bands)
+    found = search.with_continuation(bands)
     return found.normalize_columns() if column_normalized else found
 
 

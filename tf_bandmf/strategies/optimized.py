@@ -34,34 +34,6 @@ def fit_bands(x: np.ndarray, bands: int) -> np.ndarray:
     return np.pad(kept, [(0, bands - len(kept))] + [(0, 0)] * (x.ndim - 1))
 
 
-def toeplitz_start(
-    start: Strategy | None, bands: int, num_steps: int, inverse: bool
-) -> np.ndarray | None:
-    """Toeplitz coefficients of a warm start, fitted to `bands`, or None without one.
-
-    Raises:
-      ValueError: if the strategy is of another size or structure.
-    """
-    if start is None:
-        return None
-    if start.num_steps != num_steps:
-        raise ValueError(
-            f"start must have {num_steps} steps like the workload, found "
-            f"{start.num_steps}."
-        )
-    core = start.core
-    banded = core.banded_inverse()
-    if not inverse:
-        banded = core if banded is None else None
-    column = None if banded is None else banded.toeplitz_column()
-    if column is None or banded is None or banded.stored_bands is None:
-        kind = "an inverse" if inverse else "a"
-        raise ValueError(
-            f"start must be {kind} banded Toeplitz strategy, found {start.family!r}."
-        )
-    return fit_bands(column[: banded.bands], bands)
-
-
 def toeplitz_optimum(
     workload: Workload,
     objective: ObjectiveLike,

@@ -30,7 +30,6 @@ def optimized_toeplitz(
     *,
     objective: ObjectiveLike = "mean",
     column_normalized: bool = False,
-    start: Strategy | None = None,
     max_iterations: int = 500,
     gradient_tolerance: float = _GRADIENT_TOLERANCE,
 ) -> Strategy:
@@ -49,8 +48,6 @@ def optimized_toeplitz(
         or a differentiable function of the per-step squared errors.
       column_normalized: scale the columns of the result to norm 1, after the
         optimization, as arXiv:2405.15913 recommends.
-      start: a Toeplitz strategy to start from, with any number of bands; by default the
-        square root of the workload.
       max_iterations: of L-BFGS.
       gradient_tolerance: converged when no derivative of the logarithm of the squared
         error exceeds this.
@@ -65,15 +62,12 @@ def optimized_toeplitz(
     n = workload.num_steps
     bands = optimized.check_bands(bands, n)
     participation.validate_num_steps(n)
-    initial = optimized.toeplitz_start(start, bands, n, inverse=False)
-    if initial is None:
-        initial = square_root_coefficients(workload, bands)
     separation = max(participation.separation(), bands)
     participations = min(participation.participations(n), -(-n // separation))
     coefficients, result, name, _ = optimized.toeplitz_optimum(
         workload,
         objective,
-        initial,
+        square_root_coefficients(workload, bands),
         (separation, participations),
         Options(max_iterations, gradient_tolerance),
     )
