@@ -441,7 +441,7 @@ class Search:
         """What a row of the table is about, optimized in full."""
         strategy = self._of(row)
         family = registry.family_of(strategy.family)
-        if not self._is_auto or family.draft is None:
+        if not self._is_auto or family.refinement is None:
             return strategy
         _, options = registry.parse(row.mechanism)
         return self._strategy(family, options, is_draft=False)
@@ -469,8 +469,8 @@ class Search:
         family_name, options = registry.parse(name)
         family = registry.family_of(family_name)
         self._check_family(family)
-        if self._is_auto and family.refines is not None:
-            options.update(self._refined(family))
+        if self._is_auto and family.refinement is not None:
+            options.update(self._refined(family.name, family.refinement.of))
         opened = [one for one in family.numbers if one.name not in options]
         is_all = len(opened) == len(family.numbers)
         if not opened or not ((opened[0].grid and self._is_searched) or is_all):
@@ -484,11 +484,9 @@ class Search:
         number = min(opened[0].default or 1, self._limit)
         return self._candidate(family, {**options, opened[0].name: number})
 
-    def _refined(self, family: Family) -> dict[str, Any]:
+    def _refined(self, name: str, of: str) -> dict[str, Any]:
         """The numbers of a family that improves on another, which is near the best."""
-        coarse = [
-            made for made in self._candidates if made.strategy.family == family.refines
-        ]
+        coarse = [made for made in self._candidates if made.strategy.family == of]
         if not coarse or not self._workload.is_toeplitz:
             return {}
         least = min(map(self._value, self._candidates))
@@ -497,7 +495,7 @@ class Search:
             raise ValueError(
                 f"{coarse[0].row.mechanism} has {100.0 * (excess - 1.0):.3g}% more than "
                 f"the best, and general columns gain a few percent at most. Name "
-                f"{family.name} to plan it."
+                f"{name} to plan it."
             )
         if self._data.is_cyclic:
             return {"bands": coarse[0].strategy.parameters["bands"]}
@@ -507,7 +505,7 @@ class Search:
         sampling, use = self._data.sampling, self._data.participation(1)
         name = sampling.sampling or type(sampling).__name__
         is_certain = use.is_amplified and not use.is_simulated
-        if (self._data.is_cyclic or is_certain) and not family.is_banded:
+        if (self._data.is_cyclic or is_certain) and family.banded != "C":
             raise ValueError(
                 f"{name} amplifies only strategies C with bands; use balls-in-bins for "
                 f"this one."
@@ -516,15 +514,15 @@ class Search:
     def _most_bands(self, family: Family) -> int:
         """The most bands that memory, the run and the sampling permit."""
         n, limit = self._workload.num_steps, self._limit
-        if family.has_banded_inverse:
+        if family.banded == "inverse":
             limit = max(_LEAST_REGENERATED, limit)
         most = min(limit + 1, n)
         if isinstance(self._data.sampling, Scheme):
             most = min(most, self._data.sampling.largest_cycle)
-        elif family.is_limited_by_separation:
+        elif family.is_optimized or family.banded != "inverse":
             most = min(most, self._data.sampling.separation())
-        if family.largest_auto_work is not None and self._is_auto:
-            most = min(most, int(math.sqrt(family.largest_auto_work / n)))
+        if family.refinement is not None and self._is_auto:
+            most = min(most, int(math.sqrt(family.refinement.largest_work / n)))
         return max(most, 1)
 
     def _over_bands(self, family: Family, options: Mapping[str, Any]) -> Candidate:
@@ -547,11 +545,12 @@ class Search:
         # The error falls with the number of bands, then it rises.
         for size in sizes[1:]:
             given = {**options, "bands": size}
-            if family.second is None:
+            if len(family.numbers) == 1:
                 candidate = self._candidate(family, given)
             else:
-                candidate = self._over_grid(family, family.second, given, near)
-                near = candidate.strategy.parameters[family.second.name.rstrip("_")]
+                second = family.numbers[1]
+                candidate = self._over_grid(family, second, given, near)
+                near = candidate.strategy.parameters[second.name.rstrip("_")]
             if best is not None and self._value(candidate) > self._value(best):
                 break
             best = candidate
@@ -724,7 +723,7 @@ def check_memory(strategy: Strategy, max_memory_vectors: int | None) -> None:
 def _is_refinement(name: str | Strategy) -> bool:
     """Whether it is a family that refines another, and so comes after it."""
     family = registry.FAMILIES.get(name) if isinstance(name, str) else None
-    return family is not None and family.refines is not None
+    return family is not None and family.refinement is not None
 
 
 def _three_digits(value: float) -> float:

@@ -15,7 +15,13 @@ from tf_bandmf import matrices
 from tf_bandmf.participation import MinSep, Participation
 from tf_bandmf.strategies import optimized
 from tf_bandmf.strategies.base import Strategy
-from tf_bandmf.strategies.registry import Family, Option, default_bands, register
+from tf_bandmf.strategies.registry import (
+    Family,
+    Option,
+    Refinement,
+    default_bands,
+    register,
+)
 from tf_bandmf.strategies.toeplitz import optimized_toeplitz
 from tf_bandmf.workloads import Workload, check_workload
 
@@ -215,12 +221,10 @@ register(
         "banded",
         _build,
         "C banded, every column optimized, with a certified gap",
-        Option("bands"),
+        (Option("bands"),),
         auto=6,
-        is_banded=True,
-        largest_auto_work=2**22,
+        banded="C",
         is_optimized=True,
-        draft=_draft,
-        refines="toeplitz",
+        refinement=Refinement("toeplitz", _draft, largest_work=2**22),
     )
 )

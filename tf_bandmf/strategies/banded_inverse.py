@@ -151,9 +151,9 @@ register(
         "bandinv",
         optimized.builder(optimized_banded_inverse),
         "C^-1 banded, optimized for the separation",
-        Option("bands"),
+        (Option("bands"),),
         auto=3,
-        has_banded_inverse=True,
+        banded="inverse",
         is_optimized=True,
     )
 )

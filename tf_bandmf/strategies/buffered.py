@@ -245,7 +245,7 @@ register(
         "blt",
         _build,
         "a few geometric sequences",
-        Option("buffers", default=DEFAULT_BUFFERS),
+        (Option("buffers", default=DEFAULT_BUFFERS),),
         auto=7,
         is_optimized=True,
     )

@@ -102,8 +102,8 @@ register(
         "lambda_cgd",
         _build,
         "fresh noise minus lambda times the last one",
-        Option("lambda_", float, grid=_GRID),
+        (Option("lambda_", float, grid=_GRID),),
         auto=1,
-        has_banded_inverse=True,
+        banded="inverse",
     )
 )

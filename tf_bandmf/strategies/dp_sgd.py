@@ -27,6 +27,6 @@ register(
         "fresh noise at every step, DP-SGD",
         aliases=("dp_sgd",),
         auto=0,
-        is_banded=True,
+        banded="C",
     )
 )

@@ -138,10 +138,8 @@ register(
         "bifr",
         _build,
         "C^-1 banded, from a fractional power of the workload",
-        Option("bands"),
-        Option("gamma", float, grid=_GRID),
+        (Option("bands"), Option("gamma", float, grid=_GRID)),
         auto=2,
-        has_banded_inverse=True,
-        is_limited_by_separation=False,
+        banded="inverse",
     )
 )

@@ -11,7 +11,7 @@ import dataclasses
 import difflib
 import functools
 import inspect
-from typing import Any, Callable
+from typing import Any, Callable, Literal
 
 from tf_bandmf.participation import Participation
 from tf_bandmf.strategies import cache
@@ -52,47 +52,51 @@ class Option:
 
 
 @dataclasses.dataclass(frozen=True)
+class Refinement:
+    """That a family improves on another one, by a few percent at most, and slowly.
+
+    Attributes:
+      of: the other family: where it is far from the best, on workloads without a
+        learning-rate schedule, "auto" leaves this one out, and else takes as many bands.
+      draft: like `Family.build`, at the precision that a choice needs; "auto" builds in
+        full only what it chooses.
+      largest_work: `n * bands^2` above which "auto" does not try that many bands.
+    """
+
+    of: str
+    draft: Callable[..., Strategy]
+    largest_work: int
+
+
+@dataclasses.dataclass(frozen=True)
 class Family:
     """What the library knows about a family of strategies.
 
     Attributes:
       name: by which it is requested, and `Strategy.family` of what it builds.
       build: function of workload, participation and the options, all of them optional,
-        that returns the strategy. Its signature says which options it takes: that of
-        `option`, `column_normalized` and `objective`.
+        that returns the strategy. Its signature says which options it takes: those of
+        `numbers`, `column_normalized` and `objective`.
       summary: of its noise, in a few words for help texts.
-      option: the number after the name, or None.
-      second: a second number after the name, such as gamma in "bifr:4:0.6", or None.
+      numbers: after the name, in order, as in "bifr:4:0.6".
       aliases: other names.
       auto: its place in the tables of "auto" and of `compare`; None if in neither.
-      is_banded: whether `C` itself has few bands, so that cyclic sampling amplifies it.
-      has_banded_inverse: whether `C^-1` has few bands; then the noise redraws earlier
-        vectors instead of keeping them.
-      is_limited_by_separation: whether more bands than the separation are not tried.
-      largest_auto_work: `n * bands^2` above which "auto" does not try that many bands.
+      banded: which has few bands: "C", so that cyclic sampling amplifies it; "inverse",
+        where the noise redraws earlier vectors instead of keeping them; None for neither.
       is_optimized: whether `build` optimizes numerically: what it finds is cached, and
         more bands, up to the separation, are never worse.
-      draft: like `build`, at the precision that a choice needs, for a family whose full
-        optimization takes minutes; "auto" builds in full only what it chooses.
-      refines: a family that it improves on by a few percent at most on workloads
-        without a learning-rate schedule: where that family is far from the best, "auto"
-        leaves this one out, and otherwise takes as many bands.
+      refinement: of another family, which takes minutes; None for all others.
     """
 
     name: str
     build: Callable[..., Strategy]
     summary: str
-    option: Option | None = None
-    second: Option | None = None
+    numbers: tuple[Option, ...] = ()
     aliases: tuple[str, ...] = ()
     auto: int | None = None
-    is_banded: bool = False
-    has_banded_inverse: bool = False
-    is_limited_by_separation: bool = True
-    largest_auto_work: int | None = None
+    banded: Literal["C", "inverse"] | None = None
     is_optimized: bool = False
-    draft: Callable[..., Strategy] | None = None
-    refines: str | None = None
+    refinement: Refinement | None = None
 
     @functools.cached_property
     def options(self) -> tuple[str, ...]:
@@ -110,21 +114,14 @@ class Family:
         return "epsilon" in self.options
 
     @property
-    def numbers(self) -> tuple[Option, ...]:
-        """The numbers after the name, in order."""
-        return tuple(o for o in (self.option, self.second) if o is not None)
-
-    @property
     def has_bands(self) -> bool:
-        """Whether its option is a number of bands."""
-        return self.option is not None and self.option.name == "bands"
+        """Whether its first number is one of bands."""
+        return bool(self.numbers) and self.numbers[0].name == "bands"
 
     @property
     def examples(self) -> tuple[str, ...]:
         """Specifications of all variants: for the contract tests."""
-        name = self.name
-        if self.option is not None:
-            name += f":{self.option.example}"
+        name = ":".join([self.name, *(one.example for one in self.numbers[:1])])
         normalized = "column_normalized" in self.options
         return (name, f"{name}:normalized") if normalized else (name,)
 
@@ -215,8 +212,8 @@ def build_strategy(
     if unknown:
         takes = ", ".join(sorted(family.options)) or "no options"
         raise ValueError(f"{mechanism} takes {takes}, found {', '.join(unknown)}.")
-    is_draft = is_draft and family.draft is not None
-    build = family.draft if is_draft and family.draft is not None else family.build
+    is_draft = is_draft and family.refinement is not None
+    build = family.refinement.draft if is_draft and family.refinement else family.build
     if not family.is_optimized:
         return build(workload, participation, **given)
     key = cache.fingerprint(family.name, workload, participation, given, is_draft)

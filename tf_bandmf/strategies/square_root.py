@@ -125,10 +125,9 @@ register(
         "bisr",
         _build_bisr,
         "C^-1 banded, from the square root of the workload",
-        Option("bands"),
+        (Option("bands"),),
         auto=2,
-        has_banded_inverse=True,
-        is_limited_by_separation=False,
+        banded="inverse",
     )
 )
 register(
@@ -136,8 +135,8 @@ register(
         "bsr",
         _build_bsr,
         "C banded, square root of the workload",
-        Option("bands"),
+        (Option("bands"),),
         auto=4,
-        is_banded=True,
+        banded="C",
     )
 )

@@ -85,9 +85,9 @@ register(
         "toeplitz",
         optimized.builder(optimized_toeplitz),
         "C banded Toeplitz, optimized",
-        Option("bands"),
+        (Option("bands"),),
         auto=5,
-        is_banded=True,
+        banded="C",
         is_optimized=True,
     )
 )
