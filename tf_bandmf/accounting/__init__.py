@@ -1,8 +1,7 @@
 """Accounting: from noise to (epsilon, delta) and back; one file per sampler.
 
 Every accountant takes and gives `noise_stddev`, the standard deviation on the raw
-strategy `C`. `Plan` asks the accountant of its participation; `epsilon_by` asks one of your
-own choice.
+strategy `C`. `Plan` asks the accountant of its participation.
 """
 
 from __future__ import annotations
@@ -12,17 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tf_bandmf.accounting.base import Accountant
-    from tf_bandmf.accounting.custom import epsilon_by
     from tf_bandmf.accounting.guarantee import Calibration, Guarantee
 
-__all__ = ["Accountant", "Calibration", "Guarantee", "epsilon_by"]
+__all__ = ["Accountant", "Calibration", "Guarantee"]
 
 # dp-accounting takes a second to import: only where it is used.
 _HOMES = {
     "Accountant": "base",
     "Calibration": "guarantee",
     "Guarantee": "guarantee",
-    "epsilon_by": "custom",
 }
 
 

@@ -42,17 +42,14 @@ class BinsSimulator(Simulator):
       gram: G, shape [b, b].
       num_draws: of a main run that does not say otherwise.
       seed: equal seeds give equal draws.
-      progress: show progress on what takes longer than 2 seconds.
     """
 
-    def __init__(
-        self, gram: np.ndarray, num_draws: int, seed: int, progress: bool
-    ) -> None:
+    def __init__(self, gram: np.ndarray, num_draws: int, seed: int) -> None:
         super().__init__(gram.shape[0], num_draws, _PILOT_DRAWS)
         self._mixture = functools.lru_cache(maxsize=2)(
             functools.partial(BinsMixture, gram)
         )
-        self._factor, self._seed, self._progress = factorize(gram), seed, progress
+        self._factor, self._seed = factorize(gram), seed
         self._kept: dict[tuple[Stage, bool, int], Draws] = {}
 
     def pilot_tilts(
@@ -77,7 +74,7 @@ class BinsSimulator(Simulator):
         draws = self._kept.get(key)
         if draws is None:
             seed = [self._seed, *stage, int(add)]
-            draws = Draws(self._factor, count, seed, self._progress)
+            draws = Draws(self._factor, count, seed)
             if stage == PILOT or (stage == MAIN and count == self.num_draws):
                 self._kept[key] = draws
         return self._mixture(noise, add).chunks(draws, proposal)
@@ -93,7 +90,6 @@ class BallsInBinsAccountant(SimulatedAccountant):
       confidence: None for estimates, or 1 - beta, for example `1 - 1e-6`.
       num_draws: of an estimate, for each direction.
       seed: of the simulation, >= 0; equal seeds give equal results.
-      progress: show progress on what takes longer than 2 seconds.
 
     Raises:
       ValueError: on invalid arguments.
@@ -105,7 +101,6 @@ class BallsInBinsAccountant(SimulatedAccountant):
         confidence: float | None = None,
         num_draws: int = NUM_DRAWS,
         seed: int = 0,
-        progress: bool = False,
     ) -> None:
         gram = np.array(gram, dtype=np.float64)
         if gram.ndim != 2 or gram.shape[0] != gram.shape[1] or not gram.size:
@@ -117,7 +112,7 @@ class BallsInBinsAccountant(SimulatedAccountant):
             raise ValueError("gram must have a positive diagonal.")
         num_draws = whole_number("num_draws", num_draws, least=1000)
         seed = whole_number("seed", seed, least=0)
-        simulator = BinsSimulator(gram, num_draws, seed, progress)
+        simulator = BinsSimulator(gram, num_draws, seed)
         norm = math.sqrt(float(gram.diagonal().max()))
         super().__init__(NAME, simulator, norm, confidence)
 
@@ -129,8 +124,7 @@ class BallsInBinsAccountant(SimulatedAccountant):
         confidence: float | None = None,
         num_draws: int = NUM_DRAWS,
         seed: int = 0,
-        progress: bool = False,
     ) -> BallsInBinsAccountant:
         """The accountant of a strategy matrix `C`; see `gram_matrix` for errors."""
         gram = gram_matrix(matrix, num_bins)
-        return cls(gram, confidence, num_draws, seed, progress)
+        return cls(gram, confidence, num_draws, seed)

@@ -21,7 +21,6 @@ import math
 from collections.abc import Iterator, Sequence
 
 import numpy as np
-import tqdm
 
 from tf_bandmf import matrices
 from tf_bandmf.accounting.simulator import Proposal
@@ -220,17 +219,9 @@ class Draws:
       factor: `L` with `L L^T = G`, shape [b, r], or a vector [b] if diagonal.
       num_draws: N.
       seed: of the simulation; equal seeds give equal draws.
-      progress: show progress on what takes longer than 2 seconds.
     """
 
-    def __init__(
-        self,
-        factor: np.ndarray,
-        num_draws: int,
-        seed: Sequence[int],
-        progress: bool = False,
-    ) -> None:
-        self._progress = progress
+    def __init__(self, factor: np.ndarray, num_draws: int, seed: Sequence[int]) -> None:
         self.num_draws = num_draws
         self._seed = list(seed)
         self._factor_t = np.ascontiguousarray(factor.astype(np.float32).T)
@@ -244,13 +235,7 @@ class Draws:
     ) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
         """Yields component [N], bin [N] and Gaussian noise [N, b] for noise level 1."""
         cumulative = np.cumsum(shares) / np.sum(shares)
-        starts = tqdm.tqdm(
-            range(0, self.num_draws, self._size),
-            desc="simulating the privacy loss",
-            delay=2.0,
-            disable=not self._progress,
-        )
-        for index, start in enumerate(starts):
+        for index, start in enumerate(range(0, self.num_draws, self._size)):
             count = min(self._size, self.num_draws - start)
             # SFC64: twice as fast as the default, and this is no secret.
             bits = np.random.SFC64(np.random.SeedSequence([*self._seed, index]))

@@ -88,12 +88,11 @@ class Calibration:
     Attributes:
       noise_stddev: sigma on the **raw** `C`, for l2_norm_clip = 1: `C x` is released
         with noise of this standard deviation in every entry.
-      guarantee: guarantee of a run with this noise; None if the noise was chosen
-        without a budget.
+      guarantee: of a run with this noise.
     """
 
     noise_stddev: float
-    guarantee: Guarantee | None = None
+    guarantee: Guarantee
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,11 +102,9 @@ class Simulation:
     Attributes:
       confidence: None for an estimate, or `1 - beta` for a bound.
       seed: of the draws, >= 0; equal seeds give equal results.
-      progress: show progress on what takes longer than 2 seconds.
       num_draws: of an estimate; None for the accountant's number.
     """
 
     confidence: float | None = None
     seed: int = 0
-    progress: bool = False
     num_draws: int | None = None

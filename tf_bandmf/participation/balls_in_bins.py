@@ -71,7 +71,6 @@ class BallsInBins(WholeEpochs):
             simulation.confidence,
             balls_in_bins.NUM_DRAWS if draws is None else draws,
             simulation.seed,
-            simulation.progress,
         )
 
     def amplification(self) -> str:

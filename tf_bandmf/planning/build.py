@@ -129,7 +129,6 @@ def plan(
     else:
         assert epsilon is not None  # check_budget
         made = calibrated(strategy, participation, float(epsilon), delta)
-        assert made.guarantee is not None
         noise_multiplier, guarantee = multiplier_of(made, sensitivity), made.guarantee
     names = ("epsilon", "accountant", "kind", "adjacency", "confidence")
     return Plan(

@@ -30,8 +30,6 @@ def accountant_for(
     strategy: Strategy,
     participation: Participation,
     confidence: float | None = None,
-    seed: int = 0,
-    progress: bool = False,
 ) -> Accountant:
     """The accountant of a participation; there is no other way to one.
 
@@ -42,15 +40,12 @@ def accountant_for(
       strategy: C.
       participation: what the sampler does.
       confidence: of a simulation, see `accounting.guarantee.Simulation`.
-      seed: likewise.
-      progress: likewise.
 
     Raises:
       ValueError: if the participation contradicts the strategy.
     """
     participation.validate_num_steps(strategy.num_steps)
-    simulation = Simulation(confidence, seed, progress)
-    return participation.accountant(strategy.matrix, simulation)
+    return participation.accountant(strategy.matrix, Simulation(confidence))
 
 
 def calibrated(
@@ -59,7 +54,6 @@ def calibrated(
     epsilon: float,
     delta: float,
     confidence: float | None = None,
-    progress: bool = False,
 ) -> Calibration:
     """The smallest noise for a budget, by the accountant of the participation.
 
@@ -72,13 +66,13 @@ def calibrated(
       epsilon: > 0.
       delta: in (0, 1).
       confidence: of a simulation, see `accounting.guarantee.Simulation`.
-      progress: likewise.
 
     Raises:
       ValueError: if the budget is invalid or the participation contradicts the strategy.
     """
-    _check_budget(epsilon, delta)
-    accountant = accountant_for(strategy, participation, confidence, progress=progress)
+    check_positive("epsilon", epsilon)
+    check_delta(delta)
+    accountant = accountant_for(strategy, participation, confidence)
     if not participation.is_simulated:
         return accountant.calibrate(epsilon, delta)
     content = [
@@ -106,8 +100,3 @@ def multiplier_of(found: Calibration, sensitivity: float) -> float:
     later account, itself rounded up by 1e-10, not larger than the budget.
     """
     return found.noise_stddev / sensitivity * (1.0 + _ROUNDING)
-
-
-def _check_budget(epsilon: float, delta: float) -> None:
-    check_positive("epsilon", epsilon)
-    check_delta(delta)

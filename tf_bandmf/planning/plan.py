@@ -27,7 +27,6 @@ from tf_bandmf.accounting.checks import (
     check_positive,
     whole_number,
 )
-from tf_bandmf.accounting.custom import epsilon_by
 from tf_bandmf.accounting.guarantee import (
     REPLACE_ONE,
     ZERO_OUT,
@@ -290,7 +289,7 @@ class Plan:
 
     def _with_noise(self, found: Calibration, **changes: Any) -> Plan:
         """The plan with a calibrated noise, and the guarantee that it has."""
-        assert self.sensitivity is not None and found.guarantee is not None
+        assert self.sensitivity is not None
         names = ("epsilon", "accountant", "kind", "adjacency", "confidence")
         stated = {name: getattr(found.guarantee, name) for name in names}
         noise = multiplier_of(found, self.sensitivity.value)
@@ -380,6 +379,9 @@ class Plan:
     def dp_event(self) -> dp_accounting.DpEvent:
         """The whole run as an event of dp-accounting, to compose with other releases.
 
+        Any accountant of dp-accounting takes it, as a second opinion:
+        `rdp.RdpAccountant().compose(plan.dp_event()).get_epsilon(delta)`.
+
         A fixed order is one `GaussianDpEvent`; cyclic Poisson sampling `ceil(n / b)`
         Poisson-sampled ones; cyclic sampling without replacement `ceil(n / b)` sampled
         ones, for replace-one adjacency; a shuffle is bounded by the fixed order.
@@ -405,19 +407,6 @@ class Plan:
         """
         check_positive("interval", interval)
         return event_losses.of_run(self.dp_event(), interval)
-
-    def epsilon_by(
-        self, accountant: dp_accounting.PrivacyAccountant, delta: float | None = None
-    ) -> float:
-        """Epsilon by an accountant of the caller's choice; see `accounting.custom`.
-
-        Args:
-          accountant: a fresh one, for example `dp_accounting.rdp.RdpAccountant()`.
-          delta: by default the plan's.
-        """
-        return epsilon_by(
-            accountant, self.dp_event(), self.delta if delta is None else delta
-        )
 
     def _accountant(self, confidence: float | None = None) -> Accountant:
         confidence = self.confidence if confidence is None else confidence
