@@ -12,9 +12,10 @@ import time
 
 import numpy as np
 
-from tf_bandmf.optimize import descent, toeplitz_sensitivity
+from tf_bandmf.optimize import descent
 from tf_bandmf.optimize.options import Options
 from tf_bandmf.optimize.result import OptimizationResult
+from tf_bandmf.optimize.toeplitz_sensitivity import SquaredSensitivity, correlate
 from tf_bandmf.workloads import Workload
 
 # Named objectives, and what they are for errors that grow from step to step.
@@ -64,9 +65,7 @@ class SeriesProblem:
         is_mean = objective == "mean"
         self._weights = (n - np.arange(n)) / n if is_mean else np.ones(n)
         self._first = np.eye(1, n)[0]
-        self._pattern = np.zeros(n)
-        self._pattern[::separation][:participations] = 1.0
-        self._sensitivity = toeplitz_sensitivity.SquaredSensitivity(
+        self._sensitivity = SquaredSensitivity(
             n, separation, participations, fixed_order
         )
 
@@ -75,7 +74,7 @@ class SeriesProblem:
         c = np.concatenate([[1.0], position])
         with np.errstate(all="ignore"):
             error, by_error = self._error(c)
-            squared, by_squared = self._squared_sensitivity(c)
+            squared, by_squared = self._sensitivity.of_coefficients(c, self.inverse)
             value = np.log(error) + np.log(squared)
             gradient = by_error / error + by_squared / squared
         if not (np.isfinite(value) and np.all(np.isfinite(gradient))):
@@ -94,17 +93,7 @@ class SeriesProblem:
             response = lfilter([1.0], product, self._first)
             derivative, sign = lfilter(self._factor, product, response), -2.0
         weighted = self._weights * response
-        return float(weighted @ response), sign * _correlate(weighted, derivative, p)
-
-    def _squared_sensitivity(self, c: np.ndarray) -> tuple[float, np.ndarray]:
-        from scipy.signal import lfilter
-
-        if not self.inverse:
-            joint = lfilter(c, [1.0], self._pattern)
-            return float(joint @ joint), 2.0 * _correlate(joint, self._pattern, c.size)
-        column = lfilter([1.0], c, self._first)
-        squared, by_column = self._sensitivity(column)
-        return squared, -_correlate(by_column, lfilter([1.0], c, column), c.size)
+        return float(weighted @ response), sign * correlate(weighted, derivative, p)
 
     def optimize(
         self,
@@ -146,9 +135,3 @@ class SeriesProblem:
             seconds=time.perf_counter() - began,
         )
         return np.concatenate([[1.0], found.position]), result
-
-
-def _correlate(x: np.ndarray, y: np.ndarray, count: int) -> np.ndarray:
-    """`sum_t x[t] y[t - i]` for i < count."""
-    n = x.size
-    return np.array([x[i:] @ y[: n - i] for i in range(count)])

@@ -1,9 +1,8 @@
-"""Optimal Toeplitz strategies, `C` banded or `C^-1` banded, in O(n w) an evaluation.
+"""Optimal Toeplitz strategies, `C` banded or `C^-1` banded, in TensorFlow.
 
-The squared error of step `i` is a partial sum of squares of `w = C^-1 a`, `a` the first
-column of the workload (arXiv:2405.15913, Propositions 3.1 and C.1). A learning-rate
-schedule makes `A C^-1` lose its Toeplitz structure; then the recursion of
-`tf_bandmf.analysis.gram_recursion` takes over, in O(n w^2).
+For what `series_problem` does not do: learning-rate schedules, by which `A C^-1` loses its
+Toeplitz structure, and objectives of a caller's own. Errors come from the recursion of
+`tf_bandmf.analysis.gram_recursion`, in O(n w^2).
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ import tensorflow as tf
 
 from tf_bandmf import matrices
 from tf_bandmf.analysis import gram_recursion
-from tf_bandmf.optimize import banded_matrices, lbfgs, series, toeplitz_sensitivity
+from tf_bandmf.optimize import banded_matrices, lbfgs, toeplitz_sensitivity
 from tf_bandmf.optimize.objectives import Objective
 from tf_bandmf.optimize.result import OptimizationResult
 from tf_bandmf.workloads import Workload
@@ -24,104 +23,43 @@ from tf_bandmf.workloads import Workload
 _FIRST_STEP = 0.05
 
 
-def repeated_column_squared_norm(
-    column: tf.Tensor, num_steps: int, separation: int, participations: int
-) -> tf.Tensor:
-    """`||sum of columns 0, b, ..., (k - 1) b||^2` of a Toeplitz matrix, differentiable.
-
-    The squared sensitivity if the column is non-negative and non-increasing
-    (arXiv:2601.22334, Theorem 1), and if it has at most b entries.
-
-    Args:
-      column: the first column, shape [w], w <= n.
-      num_steps: n.
-      separation: b.
-      participations: k <= ceil(n / b).
-    """
-    w = column.shape[0]
-    if w <= separation:
-        # The columns do not overlap; those near the end are cut off.
-        starts = np.arange(participations) * separation
-        lengths = np.minimum(num_steps - starts, w)
-        partial = tf.cumsum(column**2)
-        return tf.reduce_sum(tf.gather(partial, lengths - 1))
-    # Row r of the table holds steps r b, ..., r b + b - 1.
-    missing = -num_steps % separation
-    table = tf.pad(column, [[0, num_steps - w + missing]])
-    table = tf.cumsum(tf.reshape(table, [-1, separation]), axis=0)
-    if participations < table.shape[0]:
-        expired = tf.pad(table[:-participations], [[participations, 0], [0, 0]])
-        table -= expired
-    return tf.reduce_sum(tf.reshape(table, [-1])[:num_steps] ** 2)
-
-
-def inverse_squared_sensitivity(
-    num_steps: int, separation: int, participations: int, fixed_order: bool
+def squared_sensitivity(
+    function: toeplitz_sensitivity.SquaredSensitivity, inverse: bool
 ) -> Callable[[tf.Tensor], tf.Tensor]:
-    """`toeplitz_sensitivity.SquaredSensitivity`, differentiable."""
-    function = toeplitz_sensitivity.SquaredSensitivity(
-        num_steps, separation, participations, fixed_order
-    )
+    """`SquaredSensitivity.of_coefficients`, differentiable."""
 
-    def on_host(column: np.ndarray) -> tuple[np.float64, np.ndarray]:
-        value, by_column = function(column)
-        return np.float64(value), by_column
+    def on_host(coefficients: np.ndarray) -> tuple[np.float64, np.ndarray]:
+        value, gradient = function.of_coefficients(coefficients, inverse)
+        return np.float64(value), gradient
 
     @tf.custom_gradient
-    def squared(column: tf.Tensor) -> tuple[tf.Tensor, Callable[..., tf.Tensor]]:
-        value, by_column = tf.numpy_function(
-            on_host, [column], [tf.float64, tf.float64], stateful=False
+    def squared(
+        coefficients: tf.Tensor,
+    ) -> tuple[tf.Tensor, Callable[..., tf.Tensor]]:
+        value, gradient = tf.numpy_function(
+            on_host, [coefficients], [tf.float64, tf.float64], stateful=False
         )
         value.set_shape([])
-        by_column.set_shape(column.shape)
-        return value, lambda upstream: upstream * by_column
+        gradient.set_shape(coefficients.shape)
+        return value, lambda upstream: upstream * gradient
 
     return squared
 
 
-def increasing_errors(response: tf.Tensor) -> tf.Tensor:
-    """Per-step errors of a Toeplitz `A C^-1` whose first column is `response`."""
-    return tf.cumsum(response**2)
-
-
-def banded_errors(workload: Workload) -> Callable[[tf.Tensor], tf.Tensor]:
-    """Per-step errors of the strategy with given coefficients [bands]."""
+def per_step_errors(
+    workload: Workload, inverse: bool
+) -> Callable[[tf.Tensor], tf.Tensor]:
+    """Those of the strategy with given coefficients [bands], of `C` or of `C^-1`."""
     n = workload.num_steps
-    if workload.is_toeplitz:
-
-        def toeplitz_errors(coefficients: tf.Tensor) -> tf.Tensor:
-            # B = (C A^-1)^-1 as series.
-            factor = tf.constant(workload.inverse_coefficients)
-            room = factor.shape[0] - 1
-            product = series.convolve(tf.pad(coefficients, [[0, room]]), factor)
-            return increasing_errors(series.inverse(product, n))
-
-        return toeplitz_errors
-
-    def errors(coefficients: tf.Tensor) -> tf.Tensor:
-        columns = banded_matrices.toeplitz_columns(coefficients, n)
-        rows = banded_matrices.times_inverse_workload(columns, workload)
-        return gram_recursion.inverse_row_norms(rows)
-
-    return errors
-
-
-def banded_inverse_errors(workload: Workload) -> Callable[[tf.Tensor], tf.Tensor]:
-    """Per-step errors of the strategy whose inverse has given coefficients [bands]."""
-    n = workload.num_steps
-    if workload.is_toeplitz:
-        column = tf.constant(workload.first_column())
-
-        def toeplitz_errors(coefficients: tf.Tensor) -> tf.Tensor:
-            return increasing_errors(series.convolve(column, coefficients))
-
-        return toeplitz_errors
     regression = tf.constant(matrices.as_rows(workload.inverse()))
 
     def errors(coefficients: tf.Tensor) -> tf.Tensor:
         columns = banded_matrices.toeplitz_columns(coefficients, n)
-        average = banded_matrices.rows_from_columns(columns)
-        return gram_recursion.filtered_row_norms(regression, average)
+        if inverse:
+            average = banded_matrices.rows_from_columns(columns)
+            return gram_recursion.filtered_row_norms(regression, average)
+        rows = banded_matrices.times_inverse_workload(columns, workload)
+        return gram_recursion.inverse_row_norms(rows)
 
     return errors
 
@@ -138,20 +76,19 @@ def log_loss(
 
     The logarithm of the reduced per-step errors times the squared sensitivity.
     """
-    n = workload.num_steps
-    errors = (banded_inverse_errors if inverse else banded_errors)(workload)
+    errors = per_step_errors(workload, inverse)
+    squared = squared_sensitivity(
+        toeplitz_sensitivity.SquaredSensitivity(
+            workload.num_steps, separation, participations, fixed_order
+        ),
+        inverse,
+    )
     one = tf.ones([1], tf.float64)
-    any_sign = inverse_squared_sensitivity(n, separation, participations, fixed_order)
 
     def loss(position: tf.Tensor) -> tf.Tensor:
         coefficients = tf.concat([one, position], axis=0)
-        if inverse:
-            squared = any_sign(series.inverse(coefficients, n))
-        else:
-            squared = repeated_column_squared_norm(
-                coefficients, n, separation, participations
-            )
-        return tf.math.log(reduction(errors(coefficients))) + tf.math.log(squared)
+        error = reduction(errors(coefficients))
+        return tf.math.log(error) + tf.math.log(squared(coefficients))
 
     return loss
 

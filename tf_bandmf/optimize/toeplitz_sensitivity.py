@@ -36,6 +36,9 @@ class SquaredSensitivity:
         self, num_steps: int, separation: int, participations: int, fixed_order: bool
     ) -> None:
         self._shape = num_steps, separation, participations
+        self._first = np.eye(1, num_steps)[0]
+        self._pattern = np.zeros(num_steps)
+        self._pattern[::separation][:participations] = 1.0
         self._by_vectors = (
             fixed_order
             and participation_patterns.vectors_are_affordable(num_steps, participations)
@@ -59,6 +62,21 @@ class SquaredSensitivity:
         value, by_majorant = self._leftmost(majorant)
         gradient = np.bincount(largest, by_majorant, minlength=column.size)
         return value, gradient * np.sign(column)
+
+    def of_coefficients(self, c: np.ndarray, inverse: bool) -> tuple[float, np.ndarray]:
+        """The value, and its gradient, by coefficients [p] of `C` or of `C^-1`.
+
+        Those of `C` count by the columns 0, b, 2b, ... alone: a lower bound where its
+        entries are not positive and falling.
+        """
+        from scipy.signal import lfilter  # slow to import
+
+        if not inverse:
+            joint = lfilter(c, [1.0], self._pattern)
+            return float(joint @ joint), 2.0 * correlate(joint, self._pattern, c.size)
+        column = lfilter([1.0], c, self._first)
+        squared, by_column = self(column)
+        return squared, -correlate(by_column, lfilter([1.0], c, column), c.size)
 
     def _leftmost(self, column: np.ndarray) -> tuple[float, np.ndarray]:
         n, b, k = self._shape
@@ -105,3 +123,9 @@ def _majorant(absolute: np.ndarray, b: int) -> tuple[np.ndarray, np.ndarray]:
     last = np.maximum.accumulate(np.where(tail >= most, np.arange(tail.size), 0))
     index[b:] = (absolute.size - 1 - last)[::-1]
     return absolute[index], index
+
+
+def correlate(x: np.ndarray, y: np.ndarray, count: int) -> np.ndarray:
+    """`sum_t x[t] y[t - i]` for i < count."""
+    n = x.size
+    return np.array([x[i:] @ y[: n - i] for i in range(count)])
