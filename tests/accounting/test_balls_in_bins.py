@@ -76,7 +76,7 @@ def two_bins_by_quadrature(gram, noise, epsilon):
 def test_two_bins_agree_with_quadrature_in_both_directions(lam, noise, epsilon):
     gram = gram_matrix(strategies.lambda_cgd(4, lam).matrix, 2)
     exact = two_bins_by_quadrature(gram, noise, epsilon)
-    runs = BinsSimulator(gram, 50_000, 1, False).runs(epsilon, noise)
+    runs = BinsSimulator(gram, 50_000, 1).runs(epsilon, noise)
     for run, delta in zip(runs, exact):
         found = run.estimate(epsilon)
         assert abs(found - delta) < ERRORS * found.standard_error + 1e-9
@@ -109,7 +109,7 @@ def test_gram_route_is_the_full_simulation(name):
     rng = np.random.default_rng(3)
     outputs = noise * rng.standard_normal((count, n))
     chosen = rng.integers(0, b, count)
-    simulator = BinsSimulator(gram_matrix(matrix, b), 50_000, 1, False)
+    simulator = BinsSimulator(gram_matrix(matrix, b), 50_000, 1)
     for add, run in enumerate(simulator.runs(epsilon, noise)):
         x = outputs if add else outputs + m.T[chosen]
         exponents = (x @ m - 0.5 * (m**2).sum(axis=0)) / noise**2
@@ -184,7 +184,7 @@ def test_a_bound_lies_above_the_exact_value_and_near_it():
 def test_no_value_of_a_bound_exceeds_what_is_certain(add, noise, epsilon):
     """The certain part of a bound, looked for where it is nearly reached."""
     gram = gram_matrix(strategies.lambda_cgd(24, 0.8).matrix, 6)
-    simulator = BinsSimulator(gram, 20_000, 0, False)
+    simulator = BinsSimulator(gram, 20_000, 0)
     mixture = BinsMixture(gram, noise, add)
     tilts = mixture.tilts_with_certain_weights((0.5, 1.0, 2.0, 4.0))
     for shares in ((0.01, 0.99), (0.3, 0.7), (0.9, 0.1)):
