@@ -65,23 +65,23 @@ FOLDERS = {
 # needs more in a folder takes them from another. "other" is what lies beside folders.
 CEILINGS = {
     "keras": (11_952, 7_000),
-    "accounting": (2_485, 2_150),
-    "planning": (2_858, 1_900),
+    "accounting": (2_437, 2_150),
+    "planning": (2_844, 1_900),
     "strategies": (1_491, 1_600),
     "sampling": (1_622, 1_300),
     "noise": (1_311, 1_050),
-    "optimize": (1_166, 1_000),
+    "optimize": (1_090, 1_000),
     "ledger": (642, 650),
     "matrices": (939, 850),
     "analysis": (587, 700),
     "cli": (354, 350),
-    "participation": (599, 600),
+    "participation": (598, 600),
     "audit": (478, 480),
     "plots": (189, 190),
     "files": (229, 190),
     "other": (254, 290),
     "federated": (3_198, 3_200),
-    "tests": (34_064, 22_000),
+    "tests": (34_029, 22_000),
     "benchmarks": (2_066, 2_000),
 }
 ELSEWHERE = {
