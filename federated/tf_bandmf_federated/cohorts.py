@@ -110,10 +110,8 @@ class Cohorts:
                 return Selected(tuple(names), past, len(present), len(names))
 
     def _may(self, past: np.ndarray, round_number: int) -> np.ndarray:
-        b, k = (
-            self.participation.min_separation,
-            self.participation.max_participations,
-        )
+        stated = self.participation
+        b, k = stated.min_separation, stated.max_participations
         last_rounds, counts = past.T
         return may_take_part(last_rounds, counts, round_number, b, k)
 

@@ -718,3 +718,21 @@ def test_a_query_that_failed_is_asked_again(tmp_path, monkeypatch):
     assert len(failed) == 4
     counts = result.train_metrics_clientapp
     assert all(c["contributing"] == PER_ROUND for c in counts.values())
+
+
+def test_what_an_array_holds_is_read_as_flower_reads_it():
+    sent = Array(np.zeros([3, 2], np.float32))
+    values = np.arange(6, dtype=np.float32).reshape(3, 2)
+    cut = Array(values)
+    cut.data = cut.data[:-4]
+    for other in (
+        *(values, values + np.nan, values.T, np.asfortranarray(values)),
+        *(values.astype(">f4"), values.astype(np.int32), values.astype(np.float64)),
+    ):
+        for before in (sent, Array(np.asfortranarray(sent.numpy()))):
+            array = Array(other)
+            found = strategy_module._numbers(array, before)
+            np.testing.assert_array_equal(found, array.numpy())
+            assert found.dtype == other.dtype
+    with pytest.raises(ValueError):
+        strategy_module._numbers(cut, sent)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable
-from logging import INFO, WARNING
+from logging import INFO, WARNING, getLogger
 from typing import Any
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.clientapp.typing import ClientAppCallable, Mod
-from flwr.supercore import log
 
 from tf_bandmf_federated.clipping import clip_update
 from tf_bandmf_federated.device_policy import DevicePolicy
@@ -20,6 +19,7 @@ from tf_bandmf_federated.eligibility import NEVER
 from tf_bandmf_federated.flower import messages
 from tf_bandmf_federated.flower.bundles import check_outside_of_apps
 
+log = getLogger("flwr").log  # Flower's own
 Where = str | Callable[[Context], str]
 
 

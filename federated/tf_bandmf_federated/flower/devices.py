@@ -12,16 +12,16 @@ import itertools
 import re
 import time
 from collections.abc import Callable, Iterable
-from logging import WARNING
+from logging import WARNING, getLogger
 
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
-from flwr.supercore import log
 
 from tf_bandmf_federated.cohorts import shuffled
 from tf_bandmf_federated.flower.messages import QUERY, REPLY
 from tf_bandmf_federated.flower.receipts import Receipts
 
+log = getLogger("flwr").log  # Flower's own
 # Seconds from a query that failed to the next: twice as many each time, up to the last.
 _PAUSE, _LONGEST_PAUSE = 0.1, 5.0
 # As `DeviceStore` makes names.
