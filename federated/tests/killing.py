@@ -14,12 +14,12 @@ import subprocess
 import sys
 
 
-def run_driver(script, folder, kills):
+def run_driver(script, folder, kills, *more):
     """Runs a test file as a program; its errors are those of the test."""
     environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}
     with open(folder / "errors", "w") as errors:
         driver = subprocess.Popen(
-            [sys.executable, script, str(folder), str(kills)],
+            [sys.executable, script, str(folder), str(kills), *more],
             stdout=errors,
             stderr=errors,
             env=environment,
@@ -31,6 +31,19 @@ def run_driver(script, folder, kills):
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(driver.pid, signal.SIGKILL)
     assert driver.returncode == 0, (folder / "errors").read_text()[-3000:]
+
+
+def make_plan(num_rounds, separation, participations):
+    """A closed form: each child makes its plan anew."""
+    import tf_bandmf
+
+    return tf_bandmf.plan(
+        f"bsr:{separation}",
+        noise_multiplier=0.5,
+        delta=1e-5,
+        num_steps=num_rounds,
+        sampling=tf_bandmf.MinSep(separation, participations),
+    )
 
 
 def fork():
@@ -107,9 +120,9 @@ class Left:
     def __init__(self, folder):
         self._folder = folder
 
-    def model(self, rounds_done, weights):
+    def model(self, rounds_done, weights, file="left"):
         content = hashlib.sha256(b"".join(w.tobytes() for w in weights)).hexdigest()
-        self._add("left", f"{rounds_done} {content}")
+        self._add(file, f"{rounds_done} {content}")
 
     def update(self, device, round_number):
         self._add("took part", f"{device} {round_number}")

@@ -1,15 +1,17 @@
 """kill -9 at random moments of a run: no noise on two contents, no device too early."""
 
 import asyncio
+import itertools
 import json
 import pathlib
 import random
 import sys
 
+import killing
 import pytest
-from killing import Left, check_what_left, die_at, kill_and_finish, run_driver
 
 N, B, K, PER_ROUND = 15, 3, 5, 2
+EACH, LONG = 150, 120  # moments that are gone through, and rounds
 
 
 @pytest.mark.attack(
@@ -23,32 +25,35 @@ N, B, K, PER_ROUND = 15, 3, 5, 2
     "kills", [3, pytest.param(200, marks=pytest.mark.slow)], ids=str
 )
 def test_killed_at_random_moments(tmp_path, kills):
-    run_driver(__file__, tmp_path, kills)
+    killing.run_driver(__file__, tmp_path, kills)
     assert json.loads((tmp_path / "kills").read_text()) == kills
-    check_what_left(tmp_path, N, B, K)
+    killing.check_what_left(tmp_path, N, B, K)
 
 
-def main(folder, kills):
+@pytest.mark.slow
+def test_killed_at_each_moment(tmp_path):
+    """Program after program is killed one moment later, of its start and of rounds."""
+    killing.run_driver(__file__, tmp_path, EACH, "each")
+    assert json.loads((tmp_path / "kills").read_text()) == EACH
+    killing.check_what_left(tmp_path, LONG, B, LONG // B)
+
+
+def main(folder, kills, each=""):
     random.seed(kills)
     # There are about 60 moments in a round.
     end = max(2, 120 * N // (kills + 20))
-    kill_and_finish(
-        kills, lambda: random.randrange(1, end), lambda moment: train(folder, moment)
+    moments = itertools.count(1).__next__ if each else lambda: random.randrange(1, end)
+    rounds = LONG if each else N
+    killing.kill_and_finish(
+        kills, moments, lambda moment: train(folder, moment, rounds)
     )
     (folder / "kills").write_text(json.dumps(kills))
 
 
-def train(folder, moment):
-    # A closed form: each child makes its plan anew.
-    plan = tf_bandmf.plan(
-        "bsr:3",
-        noise_multiplier=0.5,
-        delta=1e-5,
-        num_steps=N,
-        sampling=tf_bandmf.MinSep(B, K),
-    )
+def train(folder, moment, rounds):
+    plan = killing.make_plan(rounds, B, -(-rounds // B))
     devices = SimulatedDevices(str(folder / "devices"), plan, 9)
-    rng, left = random.Random(), Left(folder)
+    rng, left = random.Random(), killing.Left(folder)
 
     def exchange(request, add):
         left.model(request.round_number, request.weights)
@@ -72,7 +77,7 @@ def train(folder, moment):
     options = {"clients_per_round": PER_ROUND, "models": left}
     run = make_run(engine, devices, folder / "run", **options)
     if moment is not None:
-        die_at(moment)
+        killing.die_at(moment)
     asyncio.run(run.finish())
 
 
@@ -80,7 +85,6 @@ if __name__ == "__main__":
     import numpy as np
     from simulated import SimulatedDevices, make_run
 
-    import tf_bandmf
     from tf_bandmf_federated.averaging import FederatedAveraging
 
-    main(pathlib.Path(sys.argv[1]), int(sys.argv[2]))
+    main(pathlib.Path(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:])

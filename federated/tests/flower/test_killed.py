@@ -10,7 +10,7 @@ import pytest
 # Run as a program, this file has no conftest.
 sys.path.insert(0, str(pathlib.Path(__file__).parent.parent))
 
-from killing import Left, check_what_left, die_at, kill_and_finish, run_driver
+import killing
 
 N, B, K, PER_ROUND = 8, 2, 4, 2
 
@@ -19,8 +19,8 @@ N, B, K, PER_ROUND = 8, 2, 4, 2
     "kills", [2, pytest.param(50, marks=pytest.mark.slow)], ids=str
 )
 def test_killed_at_random_moments(tmp_path, kills):
-    run_driver(__file__, tmp_path, kills)
-    check_what_left(tmp_path, N, B, K)
+    killing.run_driver(__file__, tmp_path, kills)
+    killing.check_what_left(tmp_path, N, B, K)
     measured = json.loads((tmp_path / "measured").read_text())
     assert measured["num_rounds"] == N and not measured["skipped_rounds"]
 
@@ -28,25 +28,18 @@ def test_killed_at_random_moments(tmp_path, kills):
 def main(folder, kills):
     random.seed(kills)
     end = max(4, 40 * N // (kills + 4))
-    kill_and_finish(
+    killing.kill_and_finish(
         kills, lambda: random.randrange(1, end), lambda moment: serve(folder, moment)
     )
 
 
 def serve(folder, moment):
-    # A closed form: each child makes its plan anew.
-    plan = tf_bandmf.plan(
-        "bsr:2",
-        noise_multiplier=0.5,
-        delta=1e-5,
-        num_steps=N,
-        sampling=tf_bandmf.MinSep(B, K),
-    )
+    plan = killing.make_plan(N, B, K)
     grid = OneProcess(str(folder / "nodes"), plan, 6)
     if moment is not None:
-        die_at(moment)
+        killing.die_at(moment)
 
-    left, real = Left(folder), grid.push_messages
+    left, real = killing.Left(folder), grid.push_messages
 
     def push(messages):
         messages = list(messages)
@@ -78,7 +71,6 @@ if __name__ == "__main__":
     from flwr.supercore.task_identity import TaskIdentity
     from one_process import OneProcess, initial_arrays
 
-    import tf_bandmf
     from tf_bandmf_federated.flower import PrivateFedAvg
 
     TaskIdentity.run_id = TaskIdentity.task_id = TaskIdentity.node_id = 1
