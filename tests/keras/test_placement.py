@@ -1,6 +1,7 @@
 """What of a private step runs on the host, when the rest runs on a GPU."""
 
 import collections
+import dataclasses
 import re
 
 import keras
@@ -62,7 +63,7 @@ def private_model(
     optimizer=None,
     dtype="float32",
     jit_compile="auto",
-    **settings,
+    test_seed=None,
 ):
     """A model and its optimizer's plan, with data for it."""
     keras.config.set_dtype_policy(dtype)
@@ -79,8 +80,8 @@ def private_model(
         num_examples=EXAMPLES,
         batch_size=BATCH,
         epochs=2,
-        **settings,
     )
+    plan = dataclasses.replace(plan, test_seed=test_seed)
     inner = optimizer or keras.optimizers.Adam(0.01)
     model.compile(
         tf_bandmf.keras.PrivateOptimizer(inner, plan),
@@ -94,18 +95,19 @@ def private_model(
     return model, plan.batches(x, rng.integers(0, 10, EXAMPLES))
 
 
+def traces(program):
+    return program.function._list_all_concrete_functions()
+
+
 def graphs_of(model, batches):
     model.fit(batches, epochs=1, verbose=0)
     batch = next(iter(batches.dataset(model.optimizer.steps_taken)))
     programs = Programs(model)
     model.optimizer.run.start(model.weights)
     programs.step(batch)
-    checked = (programs._update, programs._measure)
     compiled = [programs._facts, programs._clip, programs._noise]
-    compiled += [program._function for program in checked]
-    return [
-        traced.graph for c in compiled for traced in c._list_all_concrete_functions()
-    ]
+    compiled += [programs._update, programs._measure]
+    return [traced.graph for program in compiled for traced in traces(program)]
 
 
 @pytest.fixture
@@ -217,13 +219,12 @@ def test_on_an_accelerator_a_step_is_four_programs(monkeypatch):
         op_callbacks.clear_op_callbacks()
     programs = model._training.programs[1]
     started = [n for n in starts.of_step if not re.search("IteratorGetNext|facts", n)]
-    checked = (programs._update, programs._measure)
-    compiled = [programs._clip, programs._noise, *(p._function for p in checked)]
-    assert all(program._jit_compile for program in compiled)
+    compiled = [programs._clip, programs._noise, programs._update, programs._measure]
+    assert all(program.function._jit_compile for program in compiled)
     names = {
-        tf.compat.as_str(traced.name)
+        tf.compat.as_str(trace.name)
         for program in compiled
-        for traced in program._list_all_concrete_functions()
+        for trace in traces(program)
     }
     assert len(started) == 4 and set(started) <= names
 

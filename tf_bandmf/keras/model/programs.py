@@ -42,6 +42,7 @@ from tf_bandmf.keras.model.preparation import check_examples
 from tf_bandmf.keras.model.variable_making import build_metrics
 from tf_bandmf.keras.resume.identity import random_states
 from tf_bandmf.keras.run import admission
+from tf_bandmf.keras.run.program import Program
 from tf_bandmf.keras.run.run import Noisy
 from tf_bandmf.keras.run.scaling import UNSOUND
 from tf_bandmf.keras.run.tables import LookedUpRows, RowSums
@@ -91,8 +92,8 @@ class Programs:
         self._scales = Update(self._scales_and_soundness, model)
         self._refresh = self._compiled(self._refreshed)
         self._clip = self._compiled(self._clipped, by_xla)
-        self._clip_here = self._clip if self._is_one else _compiled(self._clipped)
-        self._noise = _compiled(self._noised, by_xla)
+        self._clip_here = self._clip if self._is_one else Program(self._clipped)
+        self._noise = Program(self._noised, by_xla)
         self._update = Update(self._updated, model, by_xla)
         self._take = Update(self._taken, model, by_xla)
         self._measure = Measure(self._everywhere(self._measured), model, by_xla)
@@ -162,8 +163,8 @@ class Programs:
         ours = clipped._replace(outputs=())
         keys = tf.type_spec_from_value(tf.constant(self._run.secrets.step_keys(0)))
         noisy = _traced(self._noise, ours, number, keys, number, looked_up)
-        self._update.trace(noisy)
-        self._measure.trace(contents, clipped.losses, clipped.outputs)
+        self._update.traced(noisy)
+        self._measure.traced(contents, clipped.losses, clipped.outputs)
 
     # What is compiled.
 
@@ -186,7 +187,7 @@ class Programs:
     def _scale_specs(self) -> Any:
         if self._run.scaling is None:
             return None
-        return _each(tf.type_spec_from_value, self._scales.trace()[0])
+        return _traced(self._scales)[0]
 
     def _reseed(self, seed: tf.Tensor) -> None:
         """Random layers begin a step at states that follow from its seed alone."""
@@ -335,11 +336,9 @@ class Programs:
 
         return function if self._is_one else everywhere
 
-    def _compiled(
-        self, function: Callable[..., Any], by_xla: bool = False
-    ) -> Callable[..., Any]:
+    def _compiled(self, function: Callable[..., Any], by_xla: bool = False) -> Program:
         """A function of each replica, as one program."""
-        return _compiled(self._everywhere(function), by_xla)
+        return Program(self._everywhere(function), by_xla)
 
     def _try_on_made_up(self, contents: Contents) -> None:
         """Clips made-up examples.
@@ -479,16 +478,9 @@ def _no_records_fault(model: Any) -> Iterator[None]:
         ) from error
 
 
-def _compiled(function: Callable[..., Any], by_xla: bool = False) -> Callable[..., Any]:
-    compiled: Callable[..., Any] = tf.function(
-        function, autograph=False, reduce_retracing=True, jit_compile=by_xla
-    )
-    return compiled
-
-
-def _traced(function: Any, *specs: Any) -> Any:
-    """Specs of what a function returns for such arguments; it is traced for them."""
-    outputs = function.get_concrete_function(*specs).structured_outputs
+def _traced(program: Program, *specs: Any) -> Any:
+    """Specs of what a program returns for such arguments; it is traced for them."""
+    outputs = program.traced(*specs).structured_outputs
     return _each(tf.type_spec_from_value, outputs)
 
 

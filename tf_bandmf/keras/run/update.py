@@ -16,11 +16,12 @@ from tf_bandmf.keras.clipping import UnsupportedModelError
 from tf_bandmf.keras.clipping.independence.state import may_write
 from tf_bandmf.keras.compat.graphs import captured
 from tf_bandmf.keras.compat.keras_objects import handles, metric_handles
+from tf_bandmf.keras.run.program import Program
 
 _HOST = ("PyFunc", "PyFuncStateless", "EagerPyFunc")
 
 
-class Update:
+class Update(Program):
     """A program that may use nothing but its arguments, variables and constants.
 
     Args:
@@ -39,26 +40,19 @@ class Update:
     def __init__(
         self, function: Callable[..., Any], model: Any = None, jit_compile: bool = False
     ) -> None:
-        self._function = tf.function(
-            function, autograph=False, reduce_retracing=True, jit_compile=jit_compile
-        )
-        self._model, self._is_checked = model, False
+        super().__init__(function, jit_compile)
+        self._model = model
+        self._checked: list[Any] = []
 
-    def __call__(self, *args: Any) -> Any:
-        """Runs it; the first time it is checked.
+    def traced(self, *args: Any) -> Any:
+        """The concrete function for such arguments, or specs, after a check of its graph.
 
         Raises:
           UnsupportedModelError: if it reads a metric or a tensor, or runs code of the
             host.
         """
-        if not self._is_checked:
-            self.trace(*args)
-        return self._function(*args)
-
-    def trace(self, *args: Any) -> Any:
-        """The specs of what it returns, after a check of its graph."""
         try:
-            concrete = self._function.get_concrete_function(*args)
+            concrete = super().traced(*args)
         except (TypeError, ValueError) as error:
             # As TensorFlow says of tensors of another graph.
             if "out of scope" not in str(error):
@@ -66,9 +60,10 @@ class Update:
             self._refuse(
                 "reads a tensor of another program, which a layer or a loss has kept"
             )
-        self._check(concrete.graph)
-        self._is_checked = True
-        return concrete.structured_outputs
+        if not any(concrete is other for other in self._checked):
+            self._check(concrete.graph)
+            self._checked.append(concrete)
+        return concrete
 
     def _refuse(self, what: str) -> NoReturn:
         raise UnsupportedModelError(self._text.format(what=what))

@@ -1,0 +1,44 @@
+"""A function of tensors that TensorFlow compiles, and Python calls in each step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+
+class Program:
+    """A compiled function of nested tensors, traced again for other shapes and dtypes.
+
+    `tf.function` looks its arguments up among all that it was traced for, which takes as
+    long as a small program does. Steps have arguments of the same shapes: these alone are
+    compared here.
+
+    Args:
+      function: of nested tensors and None.
+      jit_compile: whether XLA compiles it.
+
+    Attributes:
+      function: the `tf.function`.
+    """
+
+    def __init__(self, function: Callable[..., Any], jit_compile: bool = False) -> None:
+        self.function = tf.function(
+            function, autograph=False, reduce_retracing=True, jit_compile=jit_compile
+        )
+        self._concrete: Any = None
+        self._specs: list[Any] = []
+
+    def __call__(self, *args: Any) -> Any:
+        """Runs it."""
+        leaves = tf.nest.flatten(args, expand_composites=True)
+        specs = [None if leaf is None else (leaf.dtype, leaf.shape) for leaf in leaves]
+        if specs != self._specs or self._concrete is None:
+            self._concrete = self.traced(*args)
+            self._specs = specs
+        return self._concrete(*args)
+
+    def traced(self, *args: Any) -> Any:
+        """The concrete function for such arguments, or for their specs."""
+        return self.function.get_concrete_function(*args)
