@@ -97,7 +97,6 @@ REFUSED = {
     "information": (information, ONE, SCORES),
     "above_the_mean": (hard(lambda e: e > ops.mean(e)), ONE, ONE),
     "four_hardest": (best(4), ONE, ONE),
-    "twenty_hardest": (best(20), ONE, ONE),
     "contrastive": (contrastive, ONE, TWO),
     "pairs": (pairs, ONE, ONE),
     "neighbors": (lambda y, p: ops.mean((p - ops.roll(p, 1, 0)) ** 2), ONE, TWO),

@@ -9,7 +9,6 @@ Outputs and targets are made up, of the shapes and dtypes of a model's.
 
 from __future__ import annotations
 
-import enum
 import math
 import warnings
 from collections.abc import Callable, Sequence
@@ -43,14 +42,6 @@ _WAY_OUT = (
 )
 
 
-class _Alone(enum.Enum):
-    """What the gradients of single examples are, beside that of the batch."""
-
-    SAME = "its terms"
-    OTHER = "others"
-    NOTHING = "zero"
-
-
 def check_loss(model: keras.Model, y: Any, y_pred: Any, sample_weight: Any) -> None:
     """Refuses a compiled loss that alone teaches nothing; warns of another loss alone.
 
@@ -69,58 +60,14 @@ def check_loss(model: keras.Model, y: Any, y_pred: Any, sample_weight: Any) -> N
         (y, y_pred, sample_weight),
     )
     with tf.init_scope(), unscaled_losses():
-        _check(model, compiled_loss(model), *specs)
-
-
-def _check(model: keras.Model, loss: CompileLoss, y: Any, p: Any, weight: Any) -> None:
-    sizes = [math.prod(_sizes(leaf)) for leaf in keras.tree.flatten((y, p))]
-    count = min(_EXAMPLES, max(3, _ELEMENTS // max(1, *sizes)))
-    rng = np.random.default_rng(0)
-    gradients = _gradients_of(loss)
-    for targets in (_values, _classes):
-        findings: list[list[tuple[_Alone, float]]] = [[] for _ in keras.tree.flatten(p)]
-        for outputs in _OUTPUTS:
-            made = _made_up(rng, (y, p, weight), count, targets, outputs)
-            try:
-                if not loss.built:
-                    loss.build(*made[:2])
-            except Exception:
-                return  # So will the step, and say why.
-            if all(has_rows(part.loss) for part in loss_parts(loss)):
-                return
-            together, _ = _attempt(gradients, made)
-            _, error = _attempt(gradients, _row(made, 0))
-            if error is not None:
-                if together is None:
-                    made = _made_up(rng, (y, p, weight), 16 * count, targets, outputs)
-                    together, _ = _attempt(gradients, made)
-                if together is not None:
-                    problem = f"fails ({type(error).__name__})"
-                    raise _refusal(model, loss, problem) from error
-            if together is None:
-                continue
-            each = [gradients(_row(made, i)) for i in range(count)]
-            alone = [np.concatenate(rows) for rows in zip(*each, strict=True)]
-            pairs = list(zip(findings, together, alone, strict=True))
-            compared = [(found, _compare(g, a)) for found, g, a in pairs]
-            if any(c is not None and c[0] is not _Alone.SAME for _, c in compared):
-                again = gradients(made)
-                if any(map(_differ, together, again)):
-                    return  # It draws random numbers.
-            for found, comparison in compared:
-                found += [] if comparison is None else [comparison]
-        if any(findings):
-            break
-    for place, found in enumerate(findings):
-        if found and all(kind is _Alone.NOTHING for kind, _ in found):
+        loss = compiled_loss(model)
+        cosines = _cosines(model, loss, specs)
+    for place, found in enumerate(cosines):
+        if found and max(found) == 0.0:
             raise _refusal(model, loss, "has no gradient", place)
-    named = [
-        place
-        for place, found in enumerate(findings)
-        if any(kind is not _Alone.SAME for kind, _ in found)
-    ]
+    named = [place for place, found in enumerate(cosines) if min(found, default=1) < 1]
     if named:
-        cosine = min(c for i in named for _, c in findings[i])
+        cosine = min(min(cosines[place]) for place in named)
         warnings.warn(
             f"The loss {_name(loss, named[0])} of model {model.name!r} combines the "
             f"examples of a batch: on made-up outputs, its gradient is not the mean of "
@@ -133,8 +80,56 @@ def _check(model: keras.Model, loss: CompileLoss, y: Any, p: Any, weight: Any) -
         )
 
 
-def _compare(together: Any, alone: Any) -> tuple[_Alone, float] | None:
-    """What gradients alone are beside those together, and the cosine; or None."""
+def _cosines(model: keras.Model, loss: CompileLoss, specs: Any) -> list[list[float]]:
+    """For each tensor of the outputs, `_cosine` of those that could be compared.
+
+    Raises:
+      UnsupportedModelError: if the loss of a single example fails.
+    """
+    y, p, _ = specs
+    sizes = [math.prod(_sizes(leaf)) for leaf in keras.tree.flatten((y, p))]
+    count = min(_EXAMPLES, max(3, _ELEMENTS // max(1, *sizes)))
+    rng = np.random.default_rng(0)
+    gradients = _gradients_of(loss)
+    found: list[list[float]] = []
+    for targets in (_values, _classes):
+        found = [[] for _ in keras.tree.flatten(p)]
+        for outputs in _OUTPUTS:
+            made = _made_up(rng, specs, count, targets, outputs)
+            try:
+                if not loss.built:
+                    loss.build(*made[:2])
+            except Exception:
+                return []  # So will the step, and say why.
+            if all(has_rows(part.loss) for part in loss_parts(loss)):
+                return []
+            try:
+                together = gradients(made)
+            except Exception:
+                continue
+            rows = [_row(made, place) for place in range(count)]
+            try:
+                each = [gradients(row) for row in rows]
+            except Exception as error:
+                problem = f"fails ({type(error).__name__})"
+                raise _refusal(model, loss, problem) from error
+            alone = [np.concatenate(parts) for parts in zip(*each, strict=True)]
+            compared = [_cosine(*pair) for pair in zip(together, alone, strict=True)]
+            is_other = any(one is not None and one < 1 for one in compared)
+            if is_other and any(map(_differ, together, gradients(made))):
+                return []  # It draws random numbers.
+            for of_output, cosine in zip(found, compared, strict=True):
+                of_output += [] if cosine is None else [cosine]
+        if any(found):
+            break
+    return found
+
+
+def _cosine(together: Any, alone: Any) -> float | None:
+    """The cosine of gradients alone beside those of the batch; None if it has none.
+
+    It is 0 if there are none alone, and 1 only if these are the terms of that of the batch.
+    """
     length = np.linalg.norm(together)
     if not (np.isfinite(length) and length > 0):
         return None
@@ -142,21 +137,14 @@ def _compare(together: Any, alone: Any) -> tuple[_Alone, float] | None:
     alone = np.where(finite.reshape(-1, *[1] * (alone.ndim - 1)), alone, 0)
     size = np.linalg.norm(alone)
     if size <= _ROUNDING * length:
-        return _Alone.NOTHING, 0.0
+        return 0.0
     ratio = np.sum(together * alone) / size**2
     # Not exactly one of both: a batch may be divided by what is left under a mask.
     is_mean_or_sum = (1 - _TOLERANCE) / len(alone) <= ratio <= 1 + _TOLERANCE
     is_close = np.linalg.norm(together - ratio * alone) <= _TOLERANCE * length
-    kind = _Alone.SAME if is_mean_or_sum and is_close else _Alone.OTHER
-    return kind, float(ratio * size / length)
-
-
-def _attempt(gradients: Callable[[Any], list[Any]], made: Any) -> Any:
-    """Gradients, or None and why there are none."""
-    try:
-        return gradients(made), None
-    except Exception as error:
-        return None, error
+    if is_mean_or_sum and is_close:
+        return 1.0
+    return min(float(ratio * size / length), 1 - _ROUNDING)
 
 
 def _gradients_of(loss: CompileLoss) -> Callable[[Any], list[Any]]:
@@ -175,8 +163,8 @@ def _gradients_of(loss: CompileLoss) -> Callable[[Any], list[Any]]:
     return lambda made: [g.numpy().astype(np.float64) for g in function(*made)]
 
 
-def _row(made: Any, i: int) -> Any:
-    return batches.map_tensors(lambda tensor: tensor[i : i + 1], made)
+def _row(made: Any, place: int) -> Any:
+    return batches.map_tensors(lambda tensor: tensor[place : place + 1], made)
 
 
 def _differ(one: Any, other: Any) -> bool:
