@@ -42,10 +42,6 @@ def formed(left, right):
     return base.Instantiated(tf.einsum("bti,bto->bio", left, right))
 
 
-def formed_later(left, right):
-    return base.Formed(lambda _: formed(left, right).gradients)
-
-
 def rows_of(ids):
     def make(left, right):
         del left
@@ -66,7 +62,6 @@ KINDS = {
     "two calls": (two_calls, 2, 256, 256),
     "kept": (formed, 4, 7, 37),
     "a prime number": (formed, 4, 1, 1009),
-    "formed later": (formed_later, 4, 30, 40),
     "different rows": (rows_of(lambda t: t), 3, 1, 50),
     "repeated rows": (rows_of(lambda t: t % 2), 8, 1, 50),
     "many repeats": (rows_of(lambda t: t % 3), 300, 1, 9),

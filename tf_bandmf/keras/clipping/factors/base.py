@@ -146,24 +146,11 @@ class Instantiated(Factor):
         return tf.cast(self.gradients, tf.float32)
 
 
-@dataclasses.dataclass(frozen=True)
-class Formed(Factor):
-    """Gradients that are formed when it is known how many rows a unit has.
-
-    Attributes:
-      form: maps K to the gradients [B / K, *shape] of units of K rows.
-    """
-
-    form: Callable[[int], tf.Tensor]
+class Formed(Instantiated):
+    """Gradients [U, *shape] of units, formed of all their rows at once."""
 
     def of_units(self, rows: int) -> Factor:
-        return Formed(lambda more: self.form(rows * more))
-
-    def measure(self) -> Measured:
-        return Instantiated(self.form(1)).measure()
-
-    def instantiate(self) -> tf.Tensor:
-        return tf.cast(self.form(1), tf.float32)
+        return self
 
 
 @dataclasses.dataclass(frozen=True)
@@ -295,43 +282,6 @@ class Product(Factor):
             right = tf.reshape(right, [-1, right.shape[-1]])
             return self.layout.to_kernel(tf.matmul(left, right, transpose_a=True))
         return self.layout.to_kernel(tf.einsum("bgti,bgto->gio", left, right))
-
-
-@dataclasses.dataclass(frozen=True)
-class FormedOrProduct(Factor):
-    """A sum of outer products that is formed if that is cheaper for as many terms.
-
-    Attributes:
-      form: as that of `Formed`.
-      product: makes the factor of single rows, with tensors that `form` does not need.
-      terms: of a row, or None if it is not known.
-      size: parameters of the variable.
-    """
-
-    form: Callable[[int], tf.Tensor]
-    product: Callable[[], Product]
-    terms: int | None
-    size: int
-
-    def _of(self, rows: int) -> Factor:
-        terms = None if self.terms is None else rows * self.terms
-        if prefers_forming(terms, self.size):
-            return Formed(self.form).of_units(rows)
-        return self.product().of_units(rows) if rows > 1 else self.product()
-
-    def add(self, other: Factor) -> Factor | None:
-        first = self._of(1)
-        second = other._of(1) if isinstance(other, FormedOrProduct) else other
-        return first.add(second)
-
-    def of_units(self, rows: int) -> Factor:
-        return self._of(rows)
-
-    def measure(self) -> Measured:
-        return self._of(1).measure()
-
-    def instantiate(self) -> tf.Tensor:
-        return self._of(1).instantiate()
 
 
 def join_terms(tensor: tf.Tensor, rows: int) -> tf.Tensor:

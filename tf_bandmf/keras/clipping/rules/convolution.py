@@ -1,9 +1,8 @@
 """Norm rules of convolutions."""
 
-import functools
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
@@ -13,10 +12,11 @@ import tensorflow as tf
 from tf_bandmf.keras.clipping.factors import norms
 from tf_bandmf.keras.clipping.factors.base import (
     Factor,
-    FormedOrProduct,
+    Formed,
     Instantiated,
     Layout,
     Product,
+    prefers_forming,
 )
 from tf_bandmf.keras.clipping.factors.norms import in_xla
 from tf_bandmf.keras.clipping.rules.base import (
@@ -34,9 +34,7 @@ _FEW_CHANNELS = 4
 # Positions of which patches are small, or not much larger than what is formed of them.
 _FEW_POSITIONS, _SOME_POSITIONS = 64, 256
 # Multiplications of an example that take longer than to begin with it.
-_MANY_PRODUCTS = 1 << 24
-# Channels of the inputs times those of the outputs.
-_MOST_OF_A_GROUP = 1 << 12
+_MANY = 1 << 24
 
 
 def channels_last(tensor: tf.Tensor, data_format: str) -> tf.Tensor:
@@ -135,17 +133,12 @@ class ConvolutionRule(PreActivationRule):
             result[id(kernel_of(layer))] = product
             return result
         terms = _terms(gradient)
-
-        def form(rows: int) -> tf.Tensor:
-            make = _way_to_form(layer, terms, size, rows)
-            return make(layer, inputs, gradient, size, rows)
-
-        result[id(kernel_of(layer))] = FormedOrProduct(
-            form,
-            lambda: _product(layer, inputs, gradient, size),
-            terms if terms > 0 else None,
-            math.prod(size) * depth * filters,
-        )
+        of_unit = call.rows * terms if terms > 0 else None
+        if prefers_forming(of_unit, math.prod(size) * depth * filters):
+            formed = Formed(_form(layer, inputs, gradient, size, call.rows))
+            result[id(kernel_of(layer))] = formed
+        else:
+            result[id(kernel_of(layer))] = _product(layer, inputs, gradient, size)
         return result
 
 
@@ -193,76 +186,28 @@ def _patches(
     return slices[0] if len(slices) == 1 else tf.concat(slices, axis=-1)
 
 
-# From a layer, its inputs, gradients and kernel size, and rows that are one of the B, to
-# the gradients of its kernel: [B, *kernel.shape].
-_Form = Callable[[Any, tf.Tensor, tf.Tensor, Sequence[int], int], tf.Tensor]
-
-
-def _way_to_form(layer: Any, terms: int, size: Sequence[int], rows: int) -> _Form:
-    """The way that was fastest for such shapes, see benchmarks/README.md."""
-    if in_xla() or tf.config.list_logical_devices("GPU"):
-        return _from_patches
-    if math.prod(size) == 1:
-        return _from_patches  # the inputs
-    if not _has_two_dimensional_form(layer):
-        return _from_patches
-    *_, depth, filters = kernel_shape(kernel_of(layer))
-    products = terms * math.prod(size) * depth * filters
-    if rows > 1 or terms < 0 or products >= _MANY_PRODUCTS:
-        return _one_by_one
-    # Counted in inputs: slices that skip some of them are slow.
-    positions = terms * math.prod(layer.strides)
-    if depth <= _FEW_CHANNELS or positions <= _FEW_POSITIONS:
-        return _from_patches
-    if depth * filters <= _MOST_OF_A_GROUP and _groups_have_gradients():
-        return _in_groups
-    if terms == positions <= _SOME_POSITIONS:
-        return _from_patches
-    return _one_by_one
-
-
-@functools.cache
-def _groups_have_gradients() -> bool:
-    """Whether this CPU has gradients of grouped kernels: TensorFlow's oneDNN has."""
-    with tf.init_scope(), tf.device("CPU:0"):
-        try:
-            tf.raw_ops.Conv2DBackpropFilter(
-                input=tf.zeros([1, 3, 3, 4]),
-                filter_sizes=[3, 3, 2, 6],
-                out_backprop=tf.zeros([1, 3, 3, 6]),
-                strides=[1, 1, 1, 1],
-                padding="SAME",
-            )
-        except tf.errors.OpError:
-            return False
-    return True
-
-
-def _in_groups(
+def _form(
     layer: Any, inputs: tf.Tensor, gradient: tf.Tensor, size: Sequence[int], rows: int
 ) -> tf.Tensor:
-    """As `_from_patches`, by one operation with a group of channels for each of the B."""
+    """The gradients of a kernel, [B, *kernel.shape], of which `rows` rows are one.
+
+    Of the two ways, the faster one for such shapes, see benchmarks/README.md.
+    """
+    terms = _terms(gradient)
     *_, depth, filters = kernel_shape(kernel_of(layer))
-
-    def side_by_side(tensor: tf.Tensor, channels: int) -> tuple[tf.Tensor, tf.Tensor]:
-        tensor = tf.cast(tensor, tf.float32)
-        *spatial, _ = tensor.shape[1:]
-        units = tf.shape(tensor)[0] // rows
-        tensor = tf.reshape(tensor, [units, rows, *spatial, channels])
-        tensor = tf.transpose(tensor, [1, 2, 3, 0, 4])
-        return tf.reshape(tensor, [rows, *spatial, units * channels]), units
-
-    inputs, units = side_by_side(inputs, depth)
-    gradient, _ = side_by_side(gradient, filters)
-    formed = tf.raw_ops.Conv2DBackpropFilter(
-        input=inputs,
-        filter_sizes=[*size, depth, units * filters],
-        out_backprop=gradient,
-        strides=[1, *layer.strides, 1],
-        padding=layer.padding.upper(),
-    )
-    formed = tf.reshape(formed, [*size, depth, units, filters])
-    return tf.transpose(formed, [3, 0, 1, 2, 4])
+    # Counted in inputs: slices that skip some of them are slow.
+    positions = terms * math.prod(layer.strides)
+    is_small = rows == 1 and 0 <= terms * math.prod(size) * depth * filters < _MANY
+    if (
+        in_xla()
+        or tf.config.list_logical_devices("GPU")
+        or math.prod(size) == 1  # the inputs
+        or not _has_two_dimensional_form(layer)
+        or (is_small and (depth <= _FEW_CHANNELS or positions <= _FEW_POSITIONS))
+        or (is_small and terms == positions <= _SOME_POSITIONS)
+    ):
+        return _from_patches(layer, inputs, gradient, size, rows)
+    return _one_by_one(layer, inputs, gradient, size, rows)
 
 
 def _one_by_one(

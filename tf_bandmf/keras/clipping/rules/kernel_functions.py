@@ -64,23 +64,22 @@ class KernelFunctionRule(PreActivationRule):
             tape.watch(weight)
             kernel = tf.convert_to_tensor(layer.kernel)
 
-        def pulled_back(of_example: tf.Tensor) -> list[tf.Tensor]:
+        def pulled_back(of_unit: tf.Tensor) -> list[tf.Tensor]:
             found = tape.gradient(
                 kernel,
                 weight,
-                output_gradients=tf.cast(of_example, kernel.dtype),
+                output_gradients=tf.cast(of_unit, kernel.dtype),
                 unconnected_gradients=tf.UnconnectedGradients.ZERO,
             )
             return [tf.convert_to_tensor(found)]
 
-        def form(rows: int) -> tf.Tensor:
-            # The pull-back is linear: the gradients of a unit's rows are added before.
-            of_units = of_kernel if rows == 1 else of_kernel.of_units(rows)
-            name = f"The kernel of layer {layer.name!r} ({type(layer).__name__})"
-            given = of_units.instantiate()
-            return map_examples(pulled_back, given, name)[0]
-
-        result[id(kernel_of(layer))] = Formed(form)
+        # The pull-back is linear: the gradients of a unit's rows are added before.
+        if call.rows > 1:
+            of_kernel = of_kernel.of_units(call.rows)
+        name = f"The kernel of layer {layer.name!r} ({type(layer).__name__})"
+        given = of_kernel.instantiate()
+        found = map_examples(pulled_back, given, name)
+        result[id(kernel_of(layer))] = Formed(found[0])
         return result
 
 
