@@ -134,11 +134,9 @@ def check_examples(model: Any, optimizer: PrivateOptimizer, data: Any) -> None:
     """
     refuse_text(data)
     examples = made_up(contents(data), _CHECKED_EXAMPLES)
-    tables, state = optimizer.run.tables, state_of(model)
-    readers = None
-    if tables is not None:
+    state = state_of(model)
+    if optimizer.run.tables is not None:
         state.looked_up(examples[0], None)
-        readers = tables.readers_between_steps()
     find_layers_alone(model, examples[0])
     check_layers_alone(model, data, state.may_run_alone, state.is_quiet)
     if not needs_self_check(model):
@@ -149,10 +147,7 @@ def check_examples(model: Any, optimizer: PrivateOptimizer, data: Any) -> None:
     )
     with telling, optimized_once():
         self_check(
-            model,
-            *contents(data),
-            loss_scale_factor=optimizer.loss_scale_factor,
-            readers=readers,
+            model, *contents(data), loss_scale_factor=optimizer.loss_scale_factor
         )
 
 

@@ -260,15 +260,6 @@ class RunTables:
             )
         return self._readers
 
-    def readers_between_steps(self) -> dict[int, Reader]:
-        """Before the first step, readers of a step; later, of the last release."""
-        if int(self._now) == self._first_step:
-            self.begin()
-            return self._readers
-        return {
-            id(v): _reader(tensorflow_value(v).sparse_read) for v in self._variables
-        }
-
     @property
     def variables(self) -> list[Any]:
         """The layers' variables: they have the last release."""

@@ -11,14 +11,13 @@ import functools
 import math
 import operator
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-from tf_bandmf.keras.clipping.forward.passes import run_model
 from tf_bandmf.keras.clipping.forward.tapped_layers import find_units
 from tf_bandmf.keras.clipping.independence.registration import vouched_classes
 from tf_bandmf.keras.clipping.losses.compiled import compiled_loss
@@ -27,13 +26,13 @@ from tf_bandmf.keras.clipping.sums.clipped_sums import clipped_gradient_sums
 from tf_bandmf.keras.clipping.tensors import batches
 from tf_bandmf.keras.clipping.tensors.errors import ClippingMismatchError
 from tf_bandmf.keras.clipping.tensors.made_up import made_up
-from tf_bandmf.keras.clipping.tensors.table_readers import TableReader
 from tf_bandmf.keras.clipping.tensors.variables import (
     tensorflow_variable,
     trainable_variables,
 )
 from tf_bandmf.keras.compat import fixed_draws
 from tf_bandmf.keras.compat.keras_objects import all_layers
+from tf_bandmf.keras.compat.recurrent import run_model
 from tf_bandmf.keras.compat.replicas import unscaled_losses
 
 # Gradients computed in bfloat16 carry 8 bits, in float16 11 bits, whichever way they
@@ -67,7 +66,6 @@ def self_check(
     sample_weight: Any = None,
     *,
     loss_scale_factor: float | None = None,
-    readers: Mapping[int, TableReader] | None = None,
 ) -> None:
     """Compares clipped gradients of a batch with gradients of examples taken one by one.
 
@@ -84,7 +82,6 @@ def self_check(
       y: targets, likewise.
       sample_weight: None, or likewise.
       loss_scale_factor: as for `clipped_gradient_sums`.
-      readers: as for `clipped_gradient_sums`; nothing of the size of these tables is made.
 
     Raises:
       ClippingMismatchError: if they differ, with the likely cause.
@@ -99,19 +96,15 @@ def self_check(
     )
     alone = _gradients_alone(model, loss_scale_factor or 1.0)
     is_compared = False
-    with _drawn_weights(model, readers or {}) as draw, fixed_draws.without_randomness():
+    with _drawn_weights(model) as draw, fixed_draws.without_randomness():
         # At least one of two examples is clipped, with the weights of now.
-        lengths = [_norm(_side_by_side([alone(e)])[0]) for e in _examples(data)]
+        lengths = [_norm(alone(example)) for example in _examples(data)]
         clip = max(filter(math.isfinite, lengths), default=0.0) / 2 or 1.0
 
         @functools.partial(tf.function, autograph=False, reduce_retracing=True)
         def step(batch: Any) -> Any:
             return clipped_gradient_sums(
-                model,
-                *batch,
-                l2_norm_clip=clip,
-                loss_scale_factor=loss_scale_factor,
-                readers=readers,
+                model, *batch, l2_norm_clip=clip, loss_scale_factor=loss_scale_factor
             )
 
         for has_both_signs in _DRAWS:
@@ -145,7 +138,7 @@ def _compare(
     Raises:
       ClippingMismatchError: if they differ.
     """
-    sums, *each = _side_by_side([clipped.sums, *each])
+    sums = _arrays(clipped.sums)
     expected: list[Any] = [np.zeros_like(total) for total in sums]
     # Not of the sum, in which examples may cancel but for rounding.
     size = 0.0
@@ -225,45 +218,15 @@ def _gradients_alone(model: keras.Model, scale: float) -> Callable[[Any], list[A
             unconnected_gradients=tf.UnconnectedGradients.ZERO,
         )
         unscaled = tf.where(tf.math.is_finite(value), 1.0 / scale, math.nan)
-        return [_times(gradient, unscaled) for gradient in gradients]
+        return [
+            tf.cast(tf.convert_to_tensor(g), tf.float32) * unscaled for g in gradients
+        ]
 
-    return lambda example: list(alone(*example))
-
-
-def _times(gradient: Any, factor: tf.Tensor) -> Any:
-    """A gradient in float32, times a factor."""
-    if isinstance(gradient, tf.IndexedSlices):
-        values = tf.cast(gradient.values, tf.float32) * factor
-        return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
-    return tf.cast(gradient, tf.float32) * factor
+    return lambda example: _arrays(alone(*example))
 
 
-def _side_by_side(gradients: list[list[Any]]) -> list[list[Any]]:
-    """Gradients of the same variables as float64 arrays.
-
-    Those of tables that readers read have the rows that any one has.
-    """
-    columns = []
-    for column in zip(*gradients, strict=True):
-        ids = None
-        # The first is the sum: it is dense but for tables that readers read.
-        if isinstance(column[0], tf.IndexedSlices):
-            of_each = [g.indices for g in column if isinstance(g, tf.IndexedSlices)]
-            ids = np.unique(np.concatenate(of_each))
-        columns.append([_array(gradient, ids) for gradient in column])
-    return [list(own) for own in zip(*columns, strict=True)]
-
-
-def _array(gradient: Any, ids: Any) -> Any:
-    """A gradient in float64: whole, or the rows of these ids; a negative id is no row."""
-    if ids is None:
-        return tf.convert_to_tensor(gradient).numpy().astype(np.float64)
-    rows = np.zeros([len(ids), int(gradient.shape[-1])])
-    if isinstance(gradient, tf.IndexedSlices):
-        exists = gradient.indices.numpy() >= 0
-        places = np.searchsorted(ids, gradient.indices.numpy()[exists])
-        np.add.at(rows, places, gradient.values.numpy()[exists])
-    return rows
+def _arrays(gradients: Sequence[tf.Tensor]) -> list[Any]:
+    return [gradient.numpy().astype(np.float64) for gradient in gradients]
 
 
 def _norm(gradients: list[Any]) -> float:
@@ -271,16 +234,14 @@ def _norm(gradients: list[Any]) -> float:
 
 
 @contextlib.contextmanager
-def _drawn_weights(
-    model: keras.Model, tables: Mapping[int, TableReader]
-) -> Iterator[Callable[[bool], None]]:
-    """Restores a model's weights and state afterwards, but for tables that readers read.
+def _drawn_weights(model: keras.Model) -> Iterator[Callable[[bool], None]]:
+    """Restores a model's weights and state afterwards.
 
     Yields:
       A function that draws all of them, of the size that they have, or of 0.1: with both
       signs, or positive.
     """
-    states = [state for state in model.variables if id(state) not in tables]
+    states = model.variables
     before = [np.array(state.numpy()) for state in states]
     rng = np.random.default_rng(0)
 
