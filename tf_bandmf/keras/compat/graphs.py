@@ -14,7 +14,7 @@ from typing import Any
 from tensorflow.compiler.tf2xla.ops import gen_xla_ops
 from tensorflow.core.framework.node_def_pb2 import NodeDef
 from tensorflow.python.eager import context
-from tensorflow.python.framework import op_def_registry, ops
+from tensorflow.python.framework import dtypes, op_def_registry, ops
 from tensorflow.python.framework.func_graph import FuncGraph
 from tensorflow.python.ops import control_flow_v2_func_graphs as _control_flow
 from tensorflow.python.ops.control_flow_util import GraphOrParentsInXlaContext
@@ -34,11 +34,14 @@ __all__ = [
     "captured",
     "context",
     "gen_xla_ops",
-    "is_argument",
+    "depends_on_arguments",
     "nodes_of",
     "op_def_registry",
     "ops",
+    "origin",
 ]
+# Types of tensors that stand for variables and tables.
+_HANDLES = (dtypes.resource, dtypes.variant)
 
 
 def _handed_on(op: ops.Operation, *gradients: Any) -> list[Any]:
@@ -90,6 +93,16 @@ def _definition(graph: Any, name: str) -> Any:
     return None
 
 
+def origin(handle: Any) -> Any:
+    """The handle, outside of all functions, of which this one is an input."""
+    while not isinstance(handle, EagerTensor):
+        outside = captured(handle)
+        if outside is None:
+            break
+        handle = outside
+    return handle
+
+
 def captured(tensor: Any) -> Any | None:
     """What the graph of a function captured as this input; None if it is an argument."""
     for external, internal in getattr(tensor.graph, "captures", ()):
@@ -98,7 +111,21 @@ def captured(tensor: Any) -> Any | None:
     return None
 
 
-def is_argument(op: Any) -> bool:
-    """Whether an operation brings values into a graph that the program does not hold."""
-    is_input = op.type in ("Placeholder", "Arg", "_Arg")
-    return is_input and not isinstance(captured(op.outputs[0]), EagerTensor)
+def depends_on_arguments(tensor: Any) -> bool:
+    """Whether a tensor may depend on anything but variables and constants."""
+    seen: set[int] = set()
+    pending = [tensor]
+    while pending:
+        tensor = pending.pop()
+        if isinstance(tensor, EagerTensor) or tensor.dtype in _HANDLES:
+            continue
+        op = tensor.op
+        outside = None if op.inputs else captured(tensor)
+        if outside is not None:
+            pending.append(outside)
+        elif not op.inputs and op.type != "Const":
+            return True
+        elif id(op) not in seen:
+            seen.add(id(op))
+            pending += op.inputs
+    return False

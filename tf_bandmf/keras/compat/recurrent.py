@@ -13,6 +13,9 @@ import contextlib
 import importlib
 from typing import Any
 
+import keras
+
+from tf_bandmf.keras.compat.keras_objects import takes_training
 from tf_bandmf.keras.compat.patching import patched
 
 # A function of this name hides the module.
@@ -22,3 +25,11 @@ _RNN = importlib.import_module("keras.src.backend.tensorflow.rnn")
 def without_cudnn() -> contextlib.AbstractContextManager[Any]:
     """Within it, in this thread, Keras' layers find that cuDNN does not suit them."""
     return patched(_RNN, "cudnn_ok", lambda original, *_, **__: False)
+
+
+def run_model(model: keras.Model, x: Any) -> Any:
+    """Calls a model the way Keras' training step does, but without cuDNN."""
+    with without_cudnn():
+        if takes_training(model):
+            return model(x, training=True)
+        return model(x)

@@ -191,8 +191,8 @@ def test_each_operation_of_the_list_was_tried():
     for names, size in ((CASES, 3), (DYNAMIC, None)):
         for name in names:
             spec = tf.TensorSpec([None, size, size and 4])
-            _, operations = mapping._of_one(lambda row, n=name: [CASES[n](row)], spec)
-            seen |= {op.type for op in operations}
+            _, graph = mapping._of_one(lambda row, n=name: [CASES[n](row)], spec)
+            seen |= {op.type for op in graph.get_operations()}
     assert sorted(VECTORIZABLE - seen) == UNTRIED
 
 

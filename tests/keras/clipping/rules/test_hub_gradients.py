@@ -7,15 +7,14 @@ import pytest
 
 from tf_bandmf.keras.clipping.forward.tapped_layers import find_units
 from tf_bandmf.keras.clipping.proof.judge import layers_executed_alone
-from tf_bandmf.keras.clipping.rules.alone import AloneRule
-from tf_bandmf.keras.clipping.rules.generic import GenericRule
+from tf_bandmf.keras.clipping.rules.per_example import PerExampleRule
 
 
 def assert_batched(model):
     """No layer ran for each example by itself, forward or backward."""
     assert layers_executed_alone(model) == ()
     for unit in find_units(model, model.trainable_variables):
-        assert not isinstance(unit.rule, (GenericRule, AloneRule)), unit.layer.name
+        assert not isinstance(unit.rule, PerExampleRule), unit.layer.name
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tf_bandmf.keras.clipping import self_check
 from tf_bandmf.keras.clipping.rules import rule_for
-from tf_bandmf.keras.clipping.rules.generic import GenericRule
+from tf_bandmf.keras.clipping.rules.per_example import PerExampleRule
 from tf_bandmf.keras.clipping.rules.recurrent import RecurrentRule
 
 layers = keras.layers
@@ -151,7 +151,7 @@ def test_dropout_of_cells_has_the_gradients_of_examples_one_by_one(group):
 def test_others_are_left_to_the_generic_rule():
     layer = layers.RNN(layers.LSTMCell(3))
     layer.build((None, 6, 4))
-    assert isinstance(rule_for(layer, layer.trainable_variables), GenericRule)
+    assert isinstance(rule_for(layer, layer.trainable_variables), PerExampleRule)
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ import tensorflow as tf
 from tf_bandmf.keras.clipping.factors.base import Layout, Product, add_factors
 from tf_bandmf.keras.clipping.factors.tables import Rows
 from tf_bandmf.keras.clipping.rules import rule_for
-from tf_bandmf.keras.clipping.rules.generic import GenericRule
+from tf_bandmf.keras.clipping.rules.per_example import PerExampleRule
 
 layers = keras.layers
 
@@ -49,7 +49,7 @@ def test_gradients_equal_those_of_examples_one_by_one(name):
     for layer in model.layers:
         if layer.trainable_variables:
             rule = rule_for(layer, layer.trainable_variables)
-            assert not isinstance(rule, GenericRule), layer.name
+            assert not isinstance(rule, PerExampleRule), layer.name
     reference.assert_exact(model, x, np.roll(x, -1, axis=1))
 
 

@@ -9,7 +9,6 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_bandmf.keras.clipping.forward.passes import run_model
 from tf_bandmf.keras.clipping.independence.state import Effect, effect
 from tf_bandmf.keras.clipping.rules.embedding import is_reverse, rows_of_ids
 from tf_bandmf.keras.clipping.tensors import batches
@@ -17,6 +16,7 @@ from tf_bandmf.keras.clipping.tensors.errors import UnsupportedModelError
 from tf_bandmf.keras.clipping.tensors.multi_row import UnitRows
 from tf_bandmf.keras.compat.graphs import nodes_of
 from tf_bandmf.keras.compat.patching import patched
+from tf_bandmf.keras.compat.recurrent import run_model
 
 _WEIGHTS = frozenset({"ReadVariableOp", "ResourceGather", "ResourceGatherNd"})
 

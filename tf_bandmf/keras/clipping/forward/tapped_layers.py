@@ -13,7 +13,12 @@ from typing import Any
 
 import keras
 
-from tf_bandmf.keras.clipping.rules import AloneRule, Rule, opening_rule_for, rule_for
+from tf_bandmf.keras.clipping.rules import (
+    PerExampleRule,
+    Rule,
+    opening_rule_for,
+    rule_for,
+)
 from tf_bandmf.keras.clipping.tensors.errors import UnsupportedModelError
 from tf_bandmf.keras.compat.keras_objects import all_layers, own_trainable_variables
 
@@ -81,7 +86,7 @@ def find_units(
         # Not `trainable_variables`: a frozen layer may have parts that train (adapters).
         inside = tuple(v for v in layer.variables if id(v) in wanted)
         if any(layer is other for other in alone):
-            units.append(Unit(layer, inside, AloneRule()))
+            units.append(Unit(layer, inside, PerExampleRule(alone=True)))
             return
         if not inside and not alone:
             return

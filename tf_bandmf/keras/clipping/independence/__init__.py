@@ -6,7 +6,7 @@ random numbers. Before the training step is traced,
 * the model is called on symbolic tensors (`walk`), and the axis of the examples is followed
   through Keras' operations by a table (`operations`) and layers that are known (`layers`),
   whose classes the user may vouch for (`registration`);
-* what that cannot show is executed for each example by itself (`rules.alone`,
+* what that cannot show is executed for each example by itself (`rules.per_example`,
   `map_examples`), where no other example is there to be seen: in a loop, or vectorized
   where each operation is known to be converted well (`vectorizable`); so are losses, but
   for those of a closed list, whose rows are those of the examples (`row_losses`);

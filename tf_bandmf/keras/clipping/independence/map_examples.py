@@ -7,9 +7,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_bandmf.keras.clipping.independence.trace import current_trace
+from tf_bandmf.keras.clipping.independence.state import NotIndependent
 from tf_bandmf.keras.clipping.independence.vectorizable import may_vectorize
-from tf_bandmf.keras.compat.graphs import FuncGraph
+from tf_bandmf.keras.compat.graphs import FuncGraph, depends_on_arguments
 from tf_bandmf.keras.compat.vectorizing import (
     vectorized_map,
     without_broadcasting_products,
@@ -52,52 +52,42 @@ def map_each(
 
 
 def map_examples(
-    function: Callable[[Any], list[tf.Tensor]],
-    elements: Any,
-    name: str,
-    *,
-    repeated: bool = True,
+    function: Callable[[Any], list[tf.Tensor]], elements: Any, name: str
 ) -> list[tf.Tensor]:
-    """Maps a function over examples, in a graph, and notes that they stay apart.
+    """Maps a function over examples, in a graph: of a batch it sees no other example.
+
+    It is vectorized if TensorFlow's conversions of its operations are known; else a loop.
 
     Args:
       function: of nested tensors, those of one example; returns a list of tensors.
       elements: nested tensors [B, ...].
       name: what runs, for messages.
-      repeated: whether the function runs a second time for its gradient.
 
     Returns:
       Tensors [B, ...].
 
     Raises:
+      NotIndependent: if the function reads another tensor that may be of examples.
       Exception: what the function itself raises, whenever it is called.
     """
-    # Nothing else has seen the copies: who reads them reads one example of them.
-    copies = tf.nest.map_structure(tf.identity, elements)
     with without_broadcasting_products():
-        outputs = _mapped(function, copies)
-    trace = current_trace()
-    if trace is not None:
-        flat = (tf.nest.flatten(elements), tf.nest.flatten(copies))
-        trace.isolated(name, *flat, outputs, repeated=repeated)
-    return outputs
-
-
-def _mapped(function: Callable[[Any], list[tf.Tensor]], elements: Any) -> list[Any]:
-    """Vectorized if TensorFlow's conversions of its operations are known; else a loop."""
-    signature, operations = _of_one(function, elements)
-    if may_vectorize(operations):
-        outputs = _vectorized(function, elements)
-        if outputs is not None:
-            return outputs
-    looped = map_each(function, elements, signature, parallel_iterations=1)
-    return list(looped)
+        signature, graph = _of_one(function, elements)
+        if any(depends_on_arguments(outside) for outside, _ in graph.captures):
+            raise NotIndependent(
+                f"{name} is executed for each example by itself, but reads a tensor of "
+                f"the whole batch that it was not given"
+            )
+        if may_vectorize(graph.get_operations()):
+            outputs = _vectorized(function, elements)
+            if outputs is not None:
+                return outputs
+        return list(map_each(function, elements, signature, parallel_iterations=1))
 
 
 def _of_one(
     function: Callable[[Any], list[tf.Tensor]], elements: Any
-) -> tuple[list[tf.TensorSpec], list[Any]]:
-    """What the function returns for one example, and the operations that it takes."""
+) -> tuple[list[tf.TensorSpec], Any]:
+    """What the function returns for one example, and the graph that computes it."""
     beside = FuncGraph("one_example")
     with beside.as_default():
         placeholders = tf.nest.map_structure(
@@ -105,7 +95,7 @@ def _of_one(
         )
         results = function(placeholders)
     signature = [tf.TensorSpec(out.shape, out.dtype) for out in results]
-    return signature, beside.get_operations()
+    return signature, beside
 
 
 def _vectorized(

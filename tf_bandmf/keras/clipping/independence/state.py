@@ -13,12 +13,12 @@ from __future__ import annotations
 
 import enum
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from tf_bandmf.keras.compat.graphs import nodes_of, op_def_registry
+from tf_bandmf.keras.compat.graphs import nodes_of, op_def_registry, origin
 
 # Nothing in a step changes what they read.
 _READS = frozenset(
@@ -94,36 +94,24 @@ def effect(node: Any) -> Effect:
     return Effect.NONE if is_pure else Effect.UNKNOWN
 
 
-def effects(op: Any) -> set[Effect]:
-    """What an operation, and all functions that it calls, do beside their outputs."""
-    return {effect(node) for node in nodes_of(op)}
+def effects(op: Any) -> dict[Effect, str]:
+    """What an operation, and all functions that it calls, do beside their outputs.
 
-
-def refuse_host_operation(op: Any) -> None:
-    """Refuses an operation with effects or inputs that a graph does not show.
-
-    Raises:
-      NotIndependent: if it is not among those that are known to have none.
+    Returns:
+      For each effect the type of an operation that has it.
     """
-    for node in nodes_of(op):
-        if effect(node) is Effect.UNKNOWN:
-            raise NotIndependent(
-                f"is of type {node.op}, or calls it, which is not among the operations "
-                f"that are known to compute their outputs from their inputs and to do "
-                f"nothing else: it may keep state or run code outside of the graph",
-                op,
-            )
+    return {effect(node): node.op for node in nodes_of(op)}
 
 
 def may_write(op: Any) -> bool:
     """Whether an operation that takes the handle of a variable may write it."""
-    return bool(effects(op) & {Effect.ASSIGNS, Effect.UNKNOWN})
+    return bool(effects(op).keys() & {Effect.ASSIGNS, Effect.UNKNOWN})
 
 
-def refuse_state(
+def refuse_effects(
     operations: Sequence[Any],
-    is_seed: Callable[[Any], bool],
-    is_metric: Callable[[Any], bool],
+    seeds: Collection[int] = (),
+    metrics: Collection[int] = (),
 ) -> None:
     """Refuses operations that write variables, or act outside of the graph.
 
@@ -132,17 +120,24 @@ def refuse_state(
 
     Args:
       operations: of one graph; functions that they call are searched as well.
-      is_seed: whether a handle is that of a random generator's counter.
-      is_metric: whether a handle is that of a metric, which knows the data.
+      seeds: ids of the handles of random generators' counters.
+      metrics: ids of the handles of metrics, which know the data.
 
     Raises:
       NotIndependent: with the operation.
     """
     for op in operations:
-        if any(t.dtype == tf.resource and is_metric(t) for t in op.inputs):
+        read = [id(origin(t)) for t in op.inputs if t.dtype == tf.resource]
+        if any(handle in metrics for handle in read):
             raise NotIndependent("reads the state of a metric", op)
-        refuse_host_operation(op)
-        if op.type in _ASSIGNS and is_seed(op.inputs[0]):
-            continue
-        if Effect.ASSIGNS in effects(op):
+        found = effects(op)
+        if Effect.UNKNOWN in found:
+            raise NotIndependent(
+                f"is of type {found[Effect.UNKNOWN]}, or calls it, which is not among the "
+                f"operations that are known to compute their outputs from their inputs "
+                f"and to do nothing else: it may keep state or run code outside of the "
+                f"graph",
+                op,
+            )
+        if Effect.ASSIGNS in found and not (op.type in _ASSIGNS and read[0] in seeds):
             raise NotIndependent("changes a variable", op)

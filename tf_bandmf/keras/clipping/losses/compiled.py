@@ -118,5 +118,5 @@ def per_example_losses(
         return [tf.reduce_sum(tf.convert_to_tensor(value))]
 
     with unscaled_losses():
-        (losses,) = map_examples(one_example, elements, "The loss", repeated=False)
+        (losses,) = map_examples(one_example, elements, "The loss")
     return losses

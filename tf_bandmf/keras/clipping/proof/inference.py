@@ -9,11 +9,9 @@ import keras
 import tensorflow as tf
 
 from tf_bandmf.keras.clipping.independence.map_examples import map_examples
-from tf_bandmf.keras.clipping.independence.state import NotIndependent
-from tf_bandmf.keras.clipping.independence.trace import Trace, recording
+from tf_bandmf.keras.clipping.independence.state import NotIndependent, refuse_effects
 from tf_bandmf.keras.clipping.losses.compiled import compiled_loss, per_example_losses
 from tf_bandmf.keras.clipping.proof.judge import structure_of
-from tf_bandmf.keras.clipping.tensors import batches
 from tf_bandmf.keras.compat.keras_objects import compile_loss
 
 Measure = Callable[[Any, Any, Callable[[], tf.Tensor]], tf.Tensor]
@@ -42,28 +40,23 @@ def measured_rows(
     """
     if not alone and structure_of(model, x, training=False).alone:
         raise NotIndependent("has layers that cannot be opened")
-    trace = Trace(batches.tensor_leaves((x, y)))
-    with recording(trace):
-        y_pred = model(x, training=False)
+    graph = tf.compat.v1.get_default_graph()
+    start = len(graph.get_operations())
+    y_pred = model(x, training=False)
 
-        def losses() -> tf.Tensor:
-            return per_example_losses(compiled_loss(model), y, y_pred, None)
+    def losses() -> tf.Tensor:
+        return per_example_losses(compiled_loss(model), y, y_pred, None)
 
-        if alone:
-            found = measure(y, y_pred, losses)
-        else:
-            given = None if compile_loss(model) is None else losses()
+    if alone:
+        found = measure(y, y_pred, losses)
+    else:
+        given = None if compile_loss(model) is None else losses()
 
-            def of_one(record: Any) -> list[tf.Tensor]:
-                y, y_pred, *loss = keras.tree.map_structure(lambda t: t[None], record)
-                return [measure(y, y_pred, lambda: loss[0] if loss else losses())[0]]
+        def of_one(record: Any) -> list[tf.Tensor]:
+            y, y_pred, *loss = keras.tree.map_structure(lambda t: t[None], record)
+            return [measure(y, y_pred, lambda: loss[0] if loss else losses())[0]]
 
-            elements = (y, y_pred, *([] if given is None else [given]))
-            (found,) = map_examples(of_one, elements, "A metric", repeated=False)
-            trace.check_isolation()
-    trace.refuse_state(_no, _no)
+        elements = (y, y_pred, *([] if given is None else [given]))
+        (found,) = map_examples(of_one, elements, "A metric")
+    refuse_effects(graph.get_operations()[start:])
     return found
-
-
-def _no(handle: Any) -> bool:
-    return False

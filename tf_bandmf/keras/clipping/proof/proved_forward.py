@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -10,24 +11,33 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_bandmf.keras.clipping.forward.passes import Forward, run_forward
-from tf_bandmf.keras.clipping.forward.tapped_layers import find_units
-from tf_bandmf.keras.clipping.independence.state import Effect, NotIndependent, effects
-from tf_bandmf.keras.clipping.independence.trace import Trace, recording
-from tf_bandmf.keras.clipping.losses.alone_and_together import check_loss
-from tf_bandmf.keras.clipping.proof.judge import (
-    ADVICE,
-    CUT_ADVICE,
-    PREPROCESSING,
-    structure_of,
+from tf_bandmf.keras.clipping.forward.tapped_layers import Unit, find_units
+from tf_bandmf.keras.clipping.forward.taps import Recorder
+from tf_bandmf.keras.clipping.independence.state import (
+    Effect,
+    NotIndependent,
+    effects,
+    refuse_effects,
 )
+from tf_bandmf.keras.clipping.losses.alone_and_together import check_loss
+from tf_bandmf.keras.clipping.losses.compiled import compiled_loss, per_example_losses
+from tf_bandmf.keras.clipping.proof.judge import ADVICE, structure_of
+from tf_bandmf.keras.clipping.rules import LayerCall
 from tf_bandmf.keras.clipping.tensors import batches
 from tf_bandmf.keras.clipping.tensors.errors import UnsupportedModelError
 from tf_bandmf.keras.clipping.tensors.variables import (
-    tensorflow_variable,
+    VariableIndex,
     trainable_variables,
 )
-from tf_bandmf.keras.compat.keras_objects import compile_loss, metric_handles
+from tf_bandmf.keras.compat.graphs import forget_gradients, origin
+from tf_bandmf.keras.compat.keras_objects import (
+    added_losses,
+    all_layers,
+    compile_loss,
+    handles,
+    metric_handles,
+)
+from tf_bandmf.keras.compat.recurrent import run_model
 from tf_bandmf.keras.compat.seeds import used_generators
 
 # Of a model: its losses that were tried on made-up outputs, and for which data.
@@ -36,6 +46,21 @@ _STATE_ADVICE = (
     "State computed from data would be released with the model without noise, or reach "
     "the next step past clipping. Remove it or freeze its layer."
 )
+
+
+@dataclasses.dataclass(frozen=True)
+class Forward:
+    """A recorded forward pass.
+
+    Attributes:
+      y_pred: the model's output.
+      losses: [B], each example's loss alone.
+      calls: of tapped layers, in the order in which they begin.
+    """
+
+    y_pred: Any
+    losses: tf.Tensor
+    calls: Sequence[tuple[Unit, LayerCall]]
 
 
 @contextlib.contextmanager
@@ -56,39 +81,43 @@ def proved_forward(
       The recorded pass; what is made of it in the body belongs to the step.
 
     Raises:
-      UnsupportedModelError: if an example's gradient may depend on other examples, or
-        the step changes a variable.
+      UnsupportedModelError: if an example's gradient may depend on other examples, a
+        weight is read outside its layer, a layer adds a loss, or the step changes a
+        variable.
     """
-    alone: tuple[Any, ...] = ()
-    data = batches.map_tensors(_without_batch_size, data)
-    while True:
-        structure = structure_of(model, data[0], variables, alone)
-        alone = structure.alone
-        units = find_units(model, variables, alone)
-        trace = Trace(batches.tensor_leaves(data))
+    x, y, sample_weight = batches.map_tensors(_without_batch_size, data)
+    structure = structure_of(model, x, variables)
+    units = find_units(model, variables, structure.alone)
+    recorder = Recorder(
+        units, structure.calls, batches.batch_size((x, y, sample_weight))[1]
+    )
+    layers = {id(layer): layer for layer in all_layers(model)}
+    layers.update((id(unit.layer), unit.layer) for unit in units)
+    if all(unit.layer is not model for unit in units):
+        layers.pop(id(model))
+    start = recorder.position()
+    try:
         with used_generators() as generators:
-            forward = run_forward(
-                model, variables, units, data, structure.calls, trace, _try_loss
-            )
+            with recorder.tapping(list(layers.values())):
+                y_pred = run_model(model, x)
+            _refuse_added_losses(model)
+            _try_loss(model, y, y_pred, sample_weight)
+            losses = per_example_losses(compiled_loss(model), y, y_pred, sample_weight)
         if {id(v) for v in trainable_variables(model)} != {id(v) for v in variables}:
             raise UnsupportedModelError(
                 f"Model {model.name!r} created weights in its first call. Call it once on "
                 f"data before training, so that all weights are known."
             )
-        refuse_state(model, forward, trace, generators)
-        more = _enclosing_derivative(model, forward, trace, alone)
-        if more is None:
-            break
-        trace.done()
-        alone = (*alone, more)
-    _refuse_unrepeatable(forward)
-    try:
-        with recording(trace):
-            yield forward
+        _check_reads(model, variables, recorder, start)
+        yield Forward(y_pred, losses, recorder.calls)
+        _check_state(model, recorder, generators, start)
+    except NotIndependent as error:
+        raise UnsupportedModelError(
+            f"Model {model.name!r}: {error.reason}. {ADVICE}"
+        ) from error
     finally:
-        trace.done()
-    refuse_shared_reads(model, trace)
-    refuse_state(model, forward, trace, generators)
+        for _, call in recorder.calls:
+            forget_gradients(call.replaced)
 
 
 def _try_loss(model: keras.Model, y: Any, y_pred: Any, sample_weight: Any) -> None:
@@ -109,112 +138,88 @@ def _without_batch_size(tensor: tf.Tensor) -> tf.Tensor:
     )
 
 
-def _refuse_unrepeatable(forward: Forward) -> None:
-    """Refuses random numbers without a seed where a layer runs a second time."""
-    operations = tf.compat.v1.get_default_graph().get_operations()
-    for position, operation in enumerate(operations):
-        unit = forward.log.unit_at(position)
-        if unit is None or not unit.rule.runs_again:
-            continue
-        if Effect.DRAWS in effects(operation):
+def _refuse_added_losses(model: keras.Model) -> None:
+    for layer in all_layers(model):
+        if added_losses(layer):
             raise UnsupportedModelError(
-                f"Layer {unit.layer.name!r} ({type(unit.layer).__name__}) draws random "
-                f"numbers with {operation.type}, which cannot be repeated. Use "
-                "`keras.random` with a `keras.random.SeedGenerator`."
+                f"Layer {layer.name!r} ({type(layer).__name__}) added a loss with "
+                "`add_loss` or an activity regularizer. It is not per example, so it "
+                "cannot be clipped. Remove it, or make it an output of the model with "
+                "a loss of its own."
             )
 
 
-def _enclosing_derivative(
-    model: keras.Model, forward: Forward, trace: Trace, alone: Sequence[Any]
-) -> Any | None:
-    """A layer that takes derivatives through layers inside, which must be one unit.
+def _check_reads(
+    model: keras.Model, variables: Sequence[Any], recorder: Recorder, start: int
+) -> None:
+    """Refuses reads of weights that no tapped call accounts for.
+
+    Per-example gradients are those of the tapped calls. A weight that is also read
+    elsewhere (a decoder that uses an embedding's table, a loss that penalizes a kernel)
+    would lose that part of its gradient without any sign.
 
     Raises:
-      UnsupportedModelError: if there is no such layer: the model takes them itself.
+      UnsupportedModelError: with the weight; or if a layer that runs a second time draws
+        random numbers that cannot be repeated.
     """
-    escape = forward.log.escape()
-    if escape is None:
-        return None
-    operation, unit = escape
-    for layer in trace.layers_at(NotIndependent("", operation)):
-        if not isinstance(layer, keras.Model) and layer not in alone:
-            return layer
-    raise UnsupportedModelError(
-        f"Model {model.name!r} uses what layer {unit.layer.name!r} "
-        f"({type(unit.layer).__name__}) computes of its weights outside of that layer's "
-        f"call (in {operation.name!r}), as the derivative by an input in a gradient "
-        f"penalty does. The gradient of the weights would lack that part. Put the layer "
-        f"and what takes the derivative into the `call` of one `keras.layers.Layer`, "
-        f"which then runs on each example by itself."
+    index = VariableIndex(variables)
+    operations = tf.compat.v1.get_default_graph().get_operations()
+    for window, operation in list(zip(recorder.windows(), operations, strict=True))[
+        start:
+    ]:
+        unit = None if window is None else window.unit
+        for tensor in operation.inputs:
+            if tensor.dtype != tf.resource:
+                continue
+            variable = index.owner(origin(tensor))
+            if variable is None:
+                continue
+            if unit is None:
+                raise _escapes(model, variable, "outside the call of its own layer")
+            if not any(variable is own for own in unit.variables):
+                name = unit.layer.name
+                where = f"in the call of layer {name!r}, which does not own it"
+                raise _escapes(model, variable, where)
+        if unit is not None and unit.rule.runs_again:
+            if Effect.DRAWS in effects(operation):
+                raise UnsupportedModelError(
+                    f"Layer {unit.layer.name!r} ({type(unit.layer).__name__}) draws random "
+                    f"numbers with {operation.type}, which cannot be repeated. Use "
+                    "`keras.random` with a `keras.random.SeedGenerator`."
+                )
+
+
+def _escapes(model: keras.Model, variable: Any, where: str) -> UnsupportedModelError:
+    return UnsupportedModelError(
+        f"Weight {variable.path!r} of model {model.name!r} is read {where}. "
+        "That part of its gradient would escape clipping. Use the weight in one "
+        "layer only; to share it, call that layer twice (for a tied output "
+        "projection, `keras.layers.ReversibleEmbedding`)."
     )
 
 
-def refuse_state(
+def _check_state(
     model: keras.Model,
-    forward: Forward,
-    trace: Trace,
+    recorder: Recorder,
     generators: Sequence[keras.random.SeedGenerator],
+    start: int,
 ) -> None:
-    """Refuses writes to variables, and code of the host, since the trace began.
+    """Refuses writes to variables, and code of the host.
 
     Raises:
       UnsupportedModelError: with the operation and its layer.
     """
-    allowed = set()
-    for generator in generators:
-        state = tensorflow_variable(generator.state)
-        for part in (state, *getattr(state, "values", ())):
-            allowed.add(id(part.handle))
-    captured = forward.log.captured_handles()
-
-    def is_seed(handle: Any) -> bool:
-        return id(captured.get(id(handle), handle)) in allowed
-
-    metrics = metric_handles(model)
-
-    def is_metric(handle: Any) -> bool:
-        return id(captured.get(id(handle), handle)) in metrics
-
+    operations = tf.compat.v1.get_default_graph().get_operations()
+    seeds = handles(generator.state for generator in generators)
     try:
-        trace.refuse_state(is_seed, is_metric)
+        refuse_effects(operations[start:], seeds, metric_handles(model))
     except NotIndependent as error:
+        window = recorder.windows()[operations.index(error.operation)]
+        where = ""
+        if window is not None:
+            name, kind = window.layer.name, type(window.layer).__name__
+            where = f", in layer {name!r} ({kind}),"
         raise UnsupportedModelError(
-            f"The training step of model {model.name!r}{_where(trace, error)} "
+            f"The training step of model {model.name!r}{where} "
             f"{error.reason} (in {error.operation.name!r}). {_STATE_ADVICE}"
         ) from error
-
-
-def refuse_shared_reads(model: keras.Model, trace: Trace) -> None:
-    """Refuses what ran for each example by itself but saw others.
-
-    Raises:
-      UnsupportedModelError: with the layer.
-    """
-    try:
-        trace.check_isolation()
-    except NotIndependent as error:
-        raise _refusal(model, trace, error) from error
-
-
-def _where(trace: Trace, error: NotIndependent) -> str:
-    layers = trace.layers_at(error)
-    if not layers:
-        return ""
-    return f", in layer {layers[0].name!r} ({type(layers[0]).__name__}),"
-
-
-def _advice(trace: Trace, error: NotIndependent, usual: str) -> str:
-    """What to do: preprocessing has a place of its own."""
-    layers = trace.layers_at(error)
-    return CUT_ADVICE if layers and isinstance(layers[0], PREPROCESSING) else usual
-
-
-def _refusal(
-    model: keras.Model, trace: Trace, error: NotIndependent
-) -> UnsupportedModelError:
-    op = error.operation
-    where = _where(trace, error).rstrip(",")
-    return UnsupportedModelError(
-        f"Model {model.name!r}{where}: Operation {op.name!r} ({op.type}) {error.reason}. "
-        f"{_advice(trace, error, ADVICE)}"
-    )

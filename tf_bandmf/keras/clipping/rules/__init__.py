@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from typing import Any
 
-from tf_bandmf.keras.clipping.rules.alone import AloneRule
 from tf_bandmf.keras.clipping.rules.base import LayerCall, Rule
 from tf_bandmf.keras.clipping.rules.convolution import (
     ConvolutionRule,
@@ -11,7 +10,6 @@ from tf_bandmf.keras.clipping.rules.convolution import (
 )
 from tf_bandmf.keras.clipping.rules.dense import DenseRule
 from tf_bandmf.keras.clipping.rules.embedding import EmbeddingRule
-from tf_bandmf.keras.clipping.rules.generic import GenericRule
 from tf_bandmf.keras.clipping.rules.hub import (
     HubNormalizationRule,
     MaskedLMHeadRule,
@@ -22,6 +20,7 @@ from tf_bandmf.keras.clipping.rules.normalization import (
     GroupNormalizationRule,
     NormalizationRule,
 )
+from tf_bandmf.keras.clipping.rules.per_example import PerExampleRule
 from tf_bandmf.keras.clipping.rules.recurrent import RecurrentRule
 
 _RULES: list[Rule] = [
@@ -35,7 +34,7 @@ _RULES: list[Rule] = [
     KernelFunctionRule(),
     PositionEmbeddingRule(),
     HubNormalizationRule(),
-    GenericRule(),
+    PerExampleRule(),
 ]
 _registered: list[Rule] = []
 # For layers that own variables and have layers inside.
@@ -50,7 +49,7 @@ def rule_for(layer: Any, variables: Sequence[Any]) -> Rule:
       variables: the layer's trainable variables.
 
     Returns:
-      The rule; the generic one if no other applies.
+      The rule; that of single examples if no other applies.
     """
     return next(rule for rule in _RULES if rule.supports(layer, variables))
 
@@ -97,8 +96,8 @@ def register_rule(rule: Rule) -> Rule:
 
 
 __all__ = [
-    "AloneRule",
     "LayerCall",
+    "PerExampleRule",
     "Rule",
     "has_registered_rule",
     "opening_rule_for",

@@ -28,7 +28,9 @@ class LayerCall:
         the batch.
       spread: repeats an output that all examples share, [B, ...]; the identity for
         other outputs.
+      rows: how many rows a unit has: a rule may return gradients of units.
       notes: what the rule keeps from the forward pass.
+      replaced: operations to which the rule gave a gradient of its own.
     """
 
     layer: Any
@@ -39,7 +41,9 @@ class LayerCall:
     batched: Sequence[bool] | None = None
     spread: Callable[[tf.Tensor], tf.Tensor] = tf.identity
     taps: list[tf.Tensor] = dataclasses.field(default_factory=list)
+    rows: int = 1
     notes: dict[str, Any] = dataclasses.field(default_factory=dict)
+    replaced: list[Any] = dataclasses.field(default_factory=list)
 
     def tap(self, tensor: tf.Tensor) -> tf.Tensor:
         """Asks for the gradient of a tensor; returns what to pass on instead.
@@ -117,7 +121,7 @@ def owns_only(variables: Sequence[Any], *covered: Any) -> bool:
 def is_plain(layer: Any, *classes: type, adapted: bool = False) -> bool:
     """Whether a layer is exactly of one of these classes, `call` untouched.
 
-    A subclass may compute anything: it is left to the generic rule.
+    A subclass may compute anything: it is left to the rule of single examples.
 
     Args:
       layer: a built layer.

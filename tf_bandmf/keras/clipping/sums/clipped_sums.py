@@ -17,10 +17,9 @@ from tf_bandmf.keras.clipping.factors.precision import (
     check_functions_are_traced,
     check_matmul_precision,
 )
-from tf_bandmf.keras.clipping.forward.passes import Forward
 from tf_bandmf.keras.clipping.forward.supported import check_supported
 from tf_bandmf.keras.clipping.proof.judge import structure_of
-from tf_bandmf.keras.clipping.proof.proved_forward import proved_forward
+from tf_bandmf.keras.clipping.proof.proved_forward import Forward, proved_forward
 from tf_bandmf.keras.clipping.sums.settings import FLAT, Clip, Clipping, how_to_clip
 from tf_bandmf.keras.clipping.tensors import batches
 from tf_bandmf.keras.clipping.tensors.errors import UnsupportedModelError
@@ -317,7 +316,7 @@ def _measure(
 
     They are those of the losses times the scale; of units, if there are units.
     """
-    calls = forward.recorder.calls
+    calls = forward.calls
     upstream = tf.fill(
         tf.shape(forward.losses), tf.cast(clip.scale, forward.losses.dtype)
     )
@@ -332,6 +331,8 @@ def _measure(
         received = _dense(received)
         if accelerator():
             received = [g if g is None else pinned(g)[0] for g in received]
+        if units is not None:
+            call.rows = units.rows
         for key, factor in unit.rule.factors(call, received).items():
             if units is not None:
                 factor = factor.of_units(units.rows)

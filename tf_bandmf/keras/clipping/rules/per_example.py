@@ -1,0 +1,330 @@
+"""The rule for layers that have no other, and for those that are executed alone.
+
+The layer is differentiated on one example at a time, vectorized where that is known to be
+right. That is exact for any layer that treats examples separately, and costs memory for
+one gradient of the layer per example. A layer that cannot be shown to keep examples apart
+is never given two of them: it runs for each by itself in the forward pass too, and also its
+custom gradients.
+"""
+
+import contextlib
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tf_bandmf.keras.clipping.factors.base import Factor, Instantiated
+from tf_bandmf.keras.clipping.independence.map_examples import map_examples
+from tf_bandmf.keras.clipping.rules.base import LayerCall, Rule
+from tf_bandmf.keras.clipping.tensors.errors import UnsupportedModelError
+from tf_bandmf.keras.clipping.tensors.variables import tensorflow_variable
+from tf_bandmf.keras.compat.keras_objects import (
+    AUTOCAST_SCOPE,
+    CALL_CONTEXT,
+    EXTRAS,
+    global_state,
+)
+from tf_bandmf.keras.compat.seeds import (
+    DrawsInFunction,
+    per_example_seeds,
+    recorded_draws,
+    replayed_draws,
+    used_generators,
+)
+
+# Their results have sizes that depend on the data, and cannot be put side by side.
+_RAGGED = frozenset(
+    "Where Unique UniqueV2 UniqueWithCounts UniqueWithCountsV2 ListDiff "
+    "DynamicPartition".split()
+)
+
+
+class PerExampleRule(Rule):
+    """Differentiates the layer on each example separately.
+
+    Args:
+      alone: whether it runs on each example separately in the forward pass, too. A layer
+        that draws random numbers always does: its draws are repeated for its gradient.
+    """
+
+    batched_input_only = False
+    runs_again = True
+
+    def __init__(self, alone: bool = False) -> None:
+        self.alone = alone
+
+    def supports(self, layer: Any, variables: Sequence[Any]) -> bool:
+        return True
+
+    def forward(self, call: LayerCall) -> Any:
+        call.notes["scope"] = _Scope()
+        call.notes["seeds"] = []
+        inputs = _batched(call)
+        try:
+            if self.alone:
+                seeds = _seeds_of_one(call, inputs)
+            else:
+                with recorded_draws() as seeds:
+                    outputs = call.run()
+        except DrawsInFunction as error:
+            raise UnsupportedModelError(f"{_name(call)}: {error}") from error
+        if not self.alone and not seeds:
+            return _packed(call, outputs, _leaves(call, outputs))
+        # What it drew above, if it did, is not used (a graph drops it).
+        count = tf.shape(inputs[0])[0]
+        call.notes["seeds"] = [per_example_seeds(seed, count) for seed in seeds]
+        leaves = _run(call, inputs)
+        return _packed(call, call.notes["structure"], leaves)
+
+    def factors(
+        self, call: LayerCall, gradients: Sequence[tf.Tensor | None]
+    ) -> Mapping[int, Factor]:
+        if not call.variables or all(gradient is None for gradient in gradients):
+            return {}
+        variables = [tensorflow_variable(variable) for variable in call.variables]
+        found = _pulled_back(call, gradients, lambda inputs: variables)
+        return {
+            id(variable): Instantiated(gradient)
+            for variable, gradient in zip(call.variables, found, strict=True)
+        }
+
+
+def _run(call: LayerCall, inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    """Returns what the layer returns for each example, [B, ...]."""
+    rest: list[tf.Tensor] = []
+
+    def one_example(
+        element: tuple[list[tf.Tensor], list[tf.Tensor]],
+    ) -> list[tf.Tensor]:
+        outputs = _run_one(call, *element)
+        call.notes["structure"] = outputs
+        return [leaf[0] for leaf in _rows(call, outputs)]
+
+    @tf.custom_gradient
+    def run(*tensors: tf.Tensor) -> Any:
+        elements = (list(tensors), call.notes["seeds"])
+        rest[:] = leaves = _mapped(call, one_example, elements)
+
+        def backward(*upstream: tf.Tensor, variables: Any = None) -> Any:
+            # The gradient of something that gathers, as of a loss alone, is sparse.
+            dense = [tf.convert_to_tensor(gradient) for gradient in upstream]
+            found = iter(_pulled_back(call, dense, _floats))
+            gradients = [
+                next(found) if tensor.dtype.is_floating else None for tensor in tensors
+            ]
+            # Weights get their gradients from `factors`.
+            return (gradients, [None] * len(variables)) if variables else gradients
+
+        return _floats(leaves), backward
+
+    results = run(*inputs)
+    call.replaced += {id(tensor.op): tensor.op for tensor in results}.values()
+    outputs = iter(results)
+    return [next(outputs) if leaf.dtype.is_floating else leaf for leaf in rest]
+
+
+def _pulled_back(
+    call: LayerCall,
+    upstream: Sequence[tf.Tensor | None],
+    sources: Callable[[Sequence[tf.Tensor]], Sequence[Any]],
+) -> list[tf.Tensor]:
+    """Gradients of each example for what `sources` chooses, given its inputs."""
+    used = [i for i, gradient in enumerate(upstream) if gradient is not None]
+
+    def one_example(
+        element: tuple[list[tf.Tensor], list[tf.Tensor], list[tf.Tensor]],
+    ) -> list[tf.Tensor]:
+        inputs, gradients, seeds = element
+        inputs = [tf.identity(tensor) for tensor in inputs]
+        wanted = sources(inputs)
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            tape.watch(wanted)
+            outputs = _run_one(call, inputs, seeds)
+            leaves = _floats(_leaves(call, outputs))
+        found = tape.gradient(
+            [leaves[i] for i in used],
+            wanted,
+            output_gradients=[gradient[None] for gradient in gradients],
+            unconnected_gradients=tf.UnconnectedGradients.ZERO,
+        )
+        return [tf.convert_to_tensor(gradient) for gradient in found]
+
+    inputs = _batched(call)
+    if not sources(inputs):
+        return []
+    elements = (inputs, [upstream[i] for i in used], call.notes["seeds"])
+    return _mapped(call, one_example, elements)
+
+
+class _Scope:
+    """Keras' ambient state of a call: `training`, mixed precision."""
+
+    def __init__(self) -> None:
+        context = global_state.get_global_attribute(CALL_CONTEXT)
+        self._context = copy.copy(context)
+        self._autocast = global_state.get_global_attribute(AUTOCAST_SCOPE)
+
+    @contextlib.contextmanager
+    def restored(self) -> Iterator[None]:
+        previous = {
+            name: global_state.get_global_attribute(name)
+            for name in (CALL_CONTEXT, AUTOCAST_SCOPE)
+        }
+        global_state.set_global_attribute(CALL_CONTEXT, copy.copy(self._context))
+        global_state.set_global_attribute(AUTOCAST_SCOPE, self._autocast)
+        try:
+            yield
+        finally:
+            for name, value in previous.items():
+                global_state.set_global_attribute(name, value)
+
+
+def _batched(call: LayerCall) -> list[tf.Tensor]:
+    """Returns the tensor arguments that have a batch dimension."""
+    leaves = [
+        leaf
+        for leaf in keras.tree.flatten((call.args, call.kwargs))
+        if tf.is_tensor(leaf)
+    ]
+    flags = call.batched or [bool(leaf.shape.rank) for leaf in leaves]
+    return [leaf for leaf, flag in zip(leaves, flags, strict=True) if flag]
+
+
+def _run_one(
+    call: LayerCall, inputs: Sequence[tf.Tensor], seeds: Sequence[tf.Tensor] | None
+) -> Any:
+    """Runs the layer on one example.
+
+    Args:
+      call: the recorded call.
+      inputs: the example's slice of each batched argument, without batch dimension.
+      seeds: one seed of shape [2] per random draw of the layer; None to draw.
+
+    Returns:
+      The layer's output for a batch of one.
+    """
+    slices = {
+        id(leaf): value for leaf, value in zip(_batched(call), inputs, strict=True)
+    }
+
+    def replace(leaf: Any) -> Any:
+        value = slices.get(id(leaf))
+        return leaf if value is None else value[None]
+
+    args, kwargs = keras.tree.map_structure(replace, (call.args, call.kwargs))
+    replay = contextlib.nullcontext() if seeds is None else replayed_draws(list(seeds))
+    with call.notes["scope"].restored(), replay:
+        return call.original(*args, **kwargs)
+
+
+def _seeds_of_one(call: LayerCall, inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    """A seed for each draw of a call, found out in a graph that never runs."""
+    if not inputs:
+        raise UnsupportedModelError(
+            f"{_name(call)} is called on no tensor with a batch dimension, so it cannot "
+            f"run for each example by itself. Give it one."
+        )
+    specs = [tf.TensorSpec(tensor.shape[1:], tensor.dtype) for tensor in inputs]
+    found: list[keras.random.SeedGenerator] = []
+
+    @tf.function(autograph=False)
+    def probe(tensors: list[tf.Tensor]) -> tf.Tensor:
+        with used_generators() as generators, recorded_draws():
+            _rows(call, _run_one(call, tensors, None))
+        found.extend(generators)
+        return tf.zeros([])
+
+    for op in probe.get_concrete_function(specs).graph.get_operations():
+        if op.type in _RAGGED:
+            raise _refusal(call, f"{op.type} has a result of a size that varies")
+    return [generator.next() for generator in found]
+
+
+def _mapped(
+    call: LayerCall, one_example: Callable[[Any], list[tf.Tensor]], elements: Any
+) -> list[tf.Tensor]:
+    """`map_examples`, which says what it means that something fails there."""
+    try:
+        return map_examples(one_example, elements, _name(call))
+    except UnsupportedModelError:
+        raise
+    except Exception as error:
+        reason = str(error).partition("\n")[0]
+        raise _refusal(call, reason) from error
+
+
+def _refusal(call: LayerCall, reason: str) -> UnsupportedModelError:
+    return UnsupportedModelError(
+        f"{_name(call)} has no rule for its gradients or cannot be shown to keep examples "
+        f"apart, and cannot be executed for each example by itself either ({reason}). "
+        "Write it with operations on the other axes than that of the batch, or vouch for "
+        "its class with `tf_bandmf.keras.register_per_example_layer`."
+    )
+
+
+def _name(call: LayerCall) -> str:
+    return f"Layer {call.layer.name!r} ({type(call.layer).__name__})"
+
+
+def _leaves(call: LayerCall, outputs: Any) -> list[tf.Tensor]:
+    """The tensors of a layer's output, each with those that Keras attaches to it.
+
+    Keras' cross-entropies read the logits that an activation attached to its result;
+    they are an output of the layer like any other, and so are masks.
+    """
+    leaves = []
+    for leaf in keras.tree.flatten(outputs):
+        attached = (getattr(leaf, name, None) for name in EXTRAS)
+        for tensor in (leaf, *attached):
+            if tensor is None:
+                continue
+            if not tf.is_tensor(tensor) or isinstance(
+                tensor, (tf.RaggedTensor, tf.SparseTensor)
+            ):
+                raise UnsupportedModelError(
+                    f"{_name(call)} returns a {type(tensor).__name__}, of which no "
+                    f"per-example gradient can be taken. Return dense tensors from its "
+                    f"`call`."
+                )
+            leaves.append(tensor)
+    return leaves
+
+
+def _rows(call: LayerCall, outputs: Any) -> list[tf.Tensor]:
+    """All tensors of the layer's output for one example: [1, ...]."""
+    leaves = _leaves(call, outputs)
+    for tensor in leaves:
+        if not tensor.shape.rank or tensor.shape[0] not in (1, None):
+            raise UnsupportedModelError(
+                f"{_name(call)} is executed for each example by itself, and must "
+                f"return one row for one example, found a tensor of shape {tensor.shape}. "
+                f"Keep the batch as the first dimension of its results."
+            )
+    return leaves
+
+
+def _floats(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    return [tensor for tensor in tensors if tensor.dtype.is_floating]
+
+
+def _packed(call: LayerCall, outputs: Any, leaves: Sequence[tf.Tensor]) -> Any:
+    """Puts leaves [B, ...] into the structure of an output, and taps those of floats."""
+    remaining = iter(leaves)
+
+    def tapped() -> tf.Tensor:
+        leaf = next(remaining)
+        return call.tap(leaf) if leaf.dtype.is_floating else tf.identity(leaf)
+
+    def replace(leaf: Any) -> Any:
+        if leaf is None:
+            return None
+        replaced = tapped()
+        for name in EXTRAS:
+            if getattr(leaf, name, None) is not None:
+                with contextlib.suppress(AttributeError):
+                    setattr(replaced, name, tapped())
+        return replaced
+
+    return keras.tree.map_structure(replace, outputs)
