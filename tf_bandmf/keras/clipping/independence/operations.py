@@ -73,89 +73,76 @@ def broadcast(call: Call, tensors: Iterable[Any] | None = None) -> Place:
     return same(places)
 
 
-def _one(call: Call) -> tuple[Any, Place, tuple[int, ...]]:
-    """The first argument, with its place and shape; no other may be of examples."""
+def _one(call: Call, name: str | None = None) -> tuple[Place, tuple[int, ...]]:
+    """Place and shape of an argument, the first; no other may be of examples."""
+    one = call.inputs[name] if name else next(iter(call.inputs.values()))
     tensors = [t for t in call.tensors() if call.place(t) is not None]
-    first = next(iter(call.inputs.values()))
-    if len(tensors) != 1 or tensors[0] is not first:
+    place = call.place(one)
+    if len(tensors) != 1 or tensors[0] is not one or place is None:
         raise CannotOpen(f"{type(call.op).__name__} of several tensors of examples")
-    place = call.place(first)
-    assert place is not None
-    return first, place, call.shape(first)
+    return place, call.shape(one)
 
 
-def _crosses(call: Call, place: Place, axes: set[int]) -> None:
+def _crosses(place: Place, axes: set[int]) -> None:
     if place.axis in axes:
         raise Mixes("goes along the axis of examples")
 
 
-def _without(place: Place, axes: set[int]) -> Place:
-    return place._replace(axis=place.axis - sum(axis < place.axis for axis in axes))
+def _kept(call: Call, place: Place) -> list[Place | None]:
+    """Examples as they are in the argument, along the one axis that is as long."""
+    length = place.outer * call.size * place.inner
+    places: list[Place | None] = []
+    for tensor in call.outputs:
+        axes = [axis for axis, n in enumerate(tensor.shape) if n in (None, length)]
+        if len(axes) != 1:
+            raise Mixes("has no axis, or several, that could be that of the examples")
+        places.append(place._replace(axis=axes[0]))
+    return places
 
 
-def along(name: str = "axis", default: Any = None) -> Rule:
-    """Along axes that an attribute names, and keeps."""
+def _along(*names: str, argument: str | None = None) -> Rule:
+    """Along axes that attributes name, of the one argument that is of examples."""
 
-    def rule(call: Call) -> Place:
-        _, place, shape = _one(call)
-        axis = getattr(call.op, name, default)
-        _crosses(call, place, axes_of(axis, len(shape)))
-        return place
+    def rule(call: Call) -> Result:
+        place, shape = _one(call, argument)
+        told = [getattr(call.op, name) for name in names if hasattr(call.op, name)]
+        if names and not told:
+            raise CannotOpen(f"{type(call.op).__name__} does not tell its axes")
+        for axis in told:
+            _crosses(place, axes_of(axis, len(shape)))
+        return _kept(call, place)
 
     return rule
 
 
-def _reduces(call: Call) -> Place:
-    """Over axes that an attribute names."""
-    _, place, shape = _one(call)
-    op = call.op
-    axes = axes_of(op.axes if hasattr(op, "axes") else op.axis, len(shape))
-    _crosses(call, place, axes)
-    return place if getattr(op, "keepdims", False) else _without(place, axes)
-
-
-def _quantile(call: Call) -> Place:
-    """Over axes; several quantiles stand first."""
-    if call.place(call.inputs["q"]) is not None:
-        raise CannotOpen("a quantile of each example's own")
-    place = _reduces(call)
-    return place._replace(axis=place.axis + len(call.shape(call.inputs["q"])))
-
-
-def _average(call: Call) -> Place:
+def _average(call: Call) -> Result:
     x, weights = call.inputs["x"], call.inputs.get("weights")
-    place, shape = call.place(x), call.shape(x)
-    if place is None or (weights is not None and call.shape(weights) != shape):
+    if weights is None:
+        return _along("axis")(call)
+    if call.shape(weights) != call.shape(x):
         raise CannotOpen("an average with weights of another shape")
-    if weights is not None and call.place(weights) is not None:
-        same([place, call.place(weights)])  # type: ignore[list-item]
-    axes = axes_of(call.op.axis, len(shape))
-    _crosses(call, place, axes)
-    return _without(place, axes)
+    place = broadcast(call)
+    _crosses(place, axes_of(call.op.axis, len(call.shape(x))))
+    return _kept(call, place)
 
 
 def _last(count: int) -> Rule:
     """On the last axes of each argument; those before are kept."""
 
-    def rule(call: Call) -> list[Place | None]:
+    def rule(call: Call) -> Result:
         place = broadcast(call)
         rank = max(len(call.shape(tensor)) for tensor in call.tensors())
-        if place.axis >= rank - count:
-            raise Mixes("goes along the axis of examples")
+        _crosses(place, set(range(rank - count, rank)))
         return [place for _ in call.outputs]
 
     return rule
 
 
-def _view(make: Callable[[Call], Any]) -> Rule:
-    """Moves, adds or takes away axes, as a view of an array would."""
-
-    def rule(call: Call) -> Place:
-        _, place, shape = _one(call)
-        found: Place = viewed(place, shape, call.size, make(call))[0]
-        return found
-
-    return rule
+def _get_item(call: Call) -> Place:
+    place, shape = _one(call)
+    key = key_of(call)
+    found: Place = viewed(place, shape, call.size, lambda array: array[key])[0]
+    return found
 
 
 def new_sizes(call: Any) -> list[int]:
@@ -169,18 +156,12 @@ def new_sizes(call: Any) -> list[int]:
 
 
 def _reshape(call: Call) -> Place:
-    _, place, shape = _one(call)
+    place, shape = _one(call)
     return reshaped(place, shape, new_sizes(call), call.size)
 
 
-def _broadcast_to(call: Call) -> Place:
-    _, place, shape = _one(call)
-    shift = len(call.shape(call.outputs[0])) - len(shape)
-    return place._replace(axis=place.axis + shift)
-
-
 def _tile(call: Call) -> Place:
-    _, place, shape = _one(call)
+    place, shape = _one(call)
     repeats = list(np.atleast_1d(call.op.repeats))
     rank = max(len(shape), len(repeats))
     repeats = [1] * (rank - len(repeats)) + repeats
@@ -189,7 +170,7 @@ def _tile(call: Call) -> Place:
 
 
 def _repeat(call: Call) -> Place:
-    _, place, shape = _one(call)
+    place, shape = _one(call)
     repeats, axis = call.op.repeats, call.op.axis
     if axis is None:
         raise CannotOpen("Repeat without an axis")
@@ -200,82 +181,56 @@ def _repeat(call: Call) -> Place:
     return place._replace(inner=place.inner * int(np.reshape(repeats, ())))
 
 
-def _concatenate(call: Call) -> Place:
+def _joined(call: Call) -> Result:
+    """Tensors put side by side: along an axis, or along a new one."""
     tensors = call.tensors()
     place = same([p for t in tensors if (p := call.place(t)) is not None])
-    if place.axis not in axes_of(call.op.axis, len(call.shape(tensors[0]))):
-        return place
+    is_new = len(call.shape(call.outputs[0])) > len(call.shape(tensors[0]))
+    if is_new or place.axis not in axes_of(call.op.axis, len(call.shape(tensors[0]))):
+        return _kept(call, place)
     if any(call.place(tensor) is None for tensor in tensors):
         raise CannotOpen("Concatenate of examples with rows that are none")
     return place._replace(outer=place.outer * len(tensors))
 
 
-def _stack(call: Call) -> Place:
-    tensors = call.tensors()
-    place = same([p for t in tensors if (p := call.place(t)) is not None])
-    (axis,) = axes_of(call.op.axis, len(call.shape(tensors[0])) + 1)
-    return place._replace(axis=place.axis + (axis <= place.axis))
-
-
-def _split(call: Call) -> list[Place | None]:
-    _, place, shape = _one(call)
+def _split(call: Call) -> Place:
+    place, shape = _one(call)
     (axis,) = axes_of(getattr(call.op, "axis", None) or 0, len(shape))
     count = len(call.outputs)
-    if axis == place.axis:
-        if np.ndim(call.op.indices_or_sections) or place.outer % count:
-            raise Mixes("splits the examples of a batch")
-        place = place._replace(outer=place.outer // count)
-    return [place] * count
-
-
-def _unstack(call: Call) -> list[Place | None]:
-    _, place, shape = _one(call)
-    axes = axes_of(call.op.axis, len(shape))
-    if place.axis in axes:
-        raise Mixes("picks examples")
-    return [_without(place, axes)] * len(call.outputs)
+    if axis != place.axis:
+        return place
+    if np.ndim(call.op.indices_or_sections) or place.outer % count:
+        raise Mixes("splits the examples of a batch")
+    return place._replace(outer=place.outer // count)
 
 
 def _pad(call: Call) -> Place:
-    _, place, _ = _one(call)
+    place, _ = _one(call)
     if tuple(call.op.pad_width[place.axis]) != (0, 0):
         raise CannotOpen("Pad along the axis of examples")
     return place
 
 
-def _take(call: Call) -> Place:
-    x, indices = call.inputs["x"], call.inputs["indices"]
+def _take(call: Call) -> Result:
+    x, indices, axis = call.inputs["x"], call.inputs["indices"], call.op.axis
     place, chosen = call.place(x), call.place(indices)
-    rank, added = len(call.shape(x)), len(call.shape(indices))
-    axis = call.op.axis
-    if axis is not None:
-        axis %= rank
     if place is None:
-        assert chosen is not None
-        return chosen._replace(axis=chosen.axis + (axis or 0))
-    if axis is None or axis == place.axis:
+        return _along(argument="indices")(call)
+    if axis is None or axis % len(call.shape(x)) == place.axis:
         raise Mixes("picks examples")
     if chosen is not None:
         raise Mixes("takes from each example what every other one chooses")
-    return place._replace(axis=place.axis + (added - 1 if place.axis > axis else 0))
+    return _kept(call, place)
 
 
 def _take_along_axis(call: Call) -> Place:
     place = broadcast(call)
-    rank = len(call.shape(call.inputs["x"]))
-    if call.op.axis is None or call.op.axis % rank == place.axis:
-        raise Mixes("picks examples")
+    _crosses(place, axes_of(call.op.axis, len(call.shape(call.inputs["x"]))))
     return place
 
 
-def _one_hot(call: Call) -> Place:
-    _, place, shape = _one(call)
-    axis = call.op.axis % (len(shape) + 1)
-    return place._replace(axis=place.axis + (axis <= place.axis))
-
-
 def _multi_hot(call: Call) -> Place:
-    _, place, shape = _one(call)
+    place, shape = _one(call)
     if len(shape) < 2:
         raise Mixes("takes all examples for the classes of one")
     if place.axis != 0 or call.op.axis not in (-1, len(shape) - 1):
@@ -283,35 +238,20 @@ def _multi_hot(call: Call) -> Place:
     return place
 
 
-def _rows(*names: str) -> Rule:
-    """Each row of the named arguments by itself; nothing else is of examples."""
+def _rows(rank: int | None = None) -> Rule:
+    """Each row of the first argument by itself; nothing else is of examples.
 
-    def rule(call: Call) -> list[Place | None]:
-        of_rows = {id(call.inputs.get(name)) for name in names}
-        places = []
-        for tensor in call.tensors():
-            place = call.place(tensor)
-            if place is None:
-                continue
-            if id(tensor) not in of_rows:
-                raise CannotOpen(f"{type(call.op).__name__} with an example's own")
-            if place.axis != 0:
-                raise Mixes("is given examples along another axis than the first")
-            places.append(place)
-        return [same(places)] * len(call.outputs)
-
-    return rule
-
-
-def _image(*names: str) -> Rule:
-    """Of images: a tensor of rank 3 is a single one."""
+    Args:
+      rank: of the argument; an image of a lower one is a single one.
+    """
 
     def rule(call: Call) -> Result:
-        for name in names:
-            given = call.inputs.get(name)
-            if given is not None and len(call.shape(given)) != 4:
-                raise Mixes("takes the examples of a batch for rows of one image")
-        return _rows(*names)(call)
+        place, shape = _one(call)
+        if place.axis != 0:
+            raise Mixes("is given examples along another axis than the first")
+        if rank is not None and len(shape) != rank:
+            raise Mixes("takes the examples of a batch for rows of one image")
+        return place
 
     return rule
 
@@ -403,93 +343,25 @@ def _tensordot(call: Call) -> Place | None:
     return contraction(call, [x, y], equation)
 
 
-def _top_k(call: Call) -> list[Place | None]:
-    _, place, shape = _one(call)
-    _crosses(call, place, {len(shape) - 1})
-    return [place, place]
-
-
 def _in_top_k(call: Call) -> Place:
     places = [call.place(call.inputs[name]) for name in ("targets", "predictions")]
     return same([place for place in places if place is not None])
-
-
-def _sequence(call: Call) -> Place:
-    """A matrix of sorted numbers for all, and values of each example."""
-    if call.place(call.tensors()[0]) is not None and len(call.tensors()) > 1:
-        first, *others = call.tensors()
-        if type(call.op).__name__ == "Digitize" and not any(map(call.place, others)):
-            place = call.place(first)
-            assert place is not None
-            return place
-        raise CannotOpen("SearchSorted in numbers of each example's own")
-    return broadcast(call, call.tensors()[1:])
 
 
 def _segments(call: Call) -> Place:
     raise Mixes("adds up rows of different examples")
 
 
-def _categorical(call: Call) -> Place:
+def _categorical(call: Call) -> Result:
     """A cross-entropy along an axis, which goes."""
-    place = broadcast(call, [call.inputs["output"]])
-    shape = call.shape(call.inputs["output"])
-    axes = axes_of(call.op.axis, len(shape))
-    _crosses(call, place, axes)
-    target = call.inputs["target"]
-    if (other := call.place(target)) is not None:
-        if len(call.shape(target)) == len(shape):
-            same([place, other])
-        else:
-            same([_without(place, axes), other])
-    return _without(place, axes)
-
-
-def _unfold_like(call: Call) -> Result:
-    return _rows(*list(call.inputs)[:1])(call)
-
-
-def _fold_patches(call: Call) -> Place:
-    """Frames of the last axis, which becomes two."""
-    _, place, shape = _one(call)
-    _crosses(call, place, {len(shape) - 1})
-    return place
-
-
-def _diagonal(call: Call) -> Place:
-    _, place, shape = _one(call)
-    axes = axes_of((call.op.axis1, call.op.axis2), len(shape))
-    _crosses(call, place, axes)
-    return _without(place, axes)
-
-
-def _permutation(call: Call) -> Any:
-    axes = call.op.axes
-    return lambda array: np.transpose(array, axes)
-
-
-def _spread(call: Call) -> Any:
-    axis = call.op.axis
-    return lambda array: np.expand_dims(
-        array, tuple(axis) if isinstance(axis, list) else axis
-    )
-
-
-def _squeezed(call: Call) -> Any:
-    axis = call.op.axis
-    axis = tuple(axis) if isinstance(axis, list) else axis
-    return lambda array: np.squeeze(array, axis)
-
-
-def _like(call: Call) -> Place | None:
-    """A constant of the shape of the first argument."""
-    (first, *_) = call.inputs.values()
-    return call.place(first)
-
-
-def _picking(call: Call) -> Any:
-    key = key_of(call)
-    return lambda array: array[key]
+    output, target = call.inputs["output"], call.inputs["target"]
+    place, rank = broadcast(call, [output]), len(call.shape(output))
+    _crosses(place, axes_of(call.op.axis, rank))
+    (kept,) = _kept(call, place)
+    other = call.place(target)
+    if other is not None:
+        same([other, place if len(call.shape(target)) == rank else kept])  # type: ignore[list-item]
+    return kept
 
 
 def key_of(call: Any) -> Any:
@@ -520,77 +392,60 @@ _BROADCAST = (
     "HardShrink Threshold BinaryCrossentropy Polar StopGradient Cast ReLU SaturateCast "
     "ConvertToTensor Rsqrt Erf Erfc Erfinv Identity"
 )
-_REDUCES = (
+_ALONG = (
     "All Any Amax Amin Argmax Argmin CountNonzero Max Mean Median Min Prod Ptp Std Sum "
     "Var Nanargmax Nanargmin Nanmax Nanmean Nanmedian Nanmin Nanprod Nanstd Nansum Nanvar "
-    "Logsumexp Norm Moments"
-)
-_ALONG = (
+    "Logsumexp Norm Moments Quantile Percentile Nanquantile Nanpercentile Trapezoid "
+    "Unstack "
     "LayerNorm RMSNorm Cumsum Cumprod Nancumsum Nancumprod Flip Sort Argsort Argpartition "
     "Diff Softmax LogSoftmax Sparsemax Normalize Glu Roll"
 )
 _LAST_TWO = "Tril Triu Cholesky Inv Qr SVD Pinv Det Logdet Eigh FFT2 IFFT2"
-_LAST_ONE = "FFT RFFT STFT "
+_LAST_ONE = "FFT RFFT STFT TopK ExtractSequences"
+_MOVES = "BroadcastTo ExpandDims Moveaxis OneHot Squeeze Swapaxes Transpose"
+_ROWS = (
+    "MaxPool AdaptiveMaxPool AveragePool AdaptiveAveragePool Conv DepthwiseConv "
+    "SeparableConv ConvTranspose DepthToSpace SpaceToDepth Unfold BatchNorm RGBToHSV "
+    "HSVToRGB"
+)
+_IMAGES = (
+    "RGBToGrayscale Resize ExtractPatches PadImages CropImages GaussianBlur SobelEdges "
+    "AffineTransform"
+)
 _TABLE: dict[str, Rule] = {
-    **dict.fromkeys(_BROADCAST.split(), broadcast),
-    **dict.fromkeys(_REDUCES.split(), _reduces),
-    **dict.fromkeys("Quantile Percentile Nanquantile Nanpercentile".split(), _quantile),
-    **dict.fromkeys(_ALONG.split(), along()),
-    **dict.fromkeys("Trapezoid".split(), _reduces),
-    **dict.fromkeys(_LAST_TWO.split(), _last(2)),
-    **dict.fromkeys(_LAST_ONE.split(), _last(1)),
-    **dict.fromkeys("FullLike OnesLike ZerosLike".split(), _like),
-    **dict.fromkeys("Reshape Ravel".split(), _reshape),
-    **dict.fromkeys("Split ArraySplit".split(), _split),
-    **dict.fromkeys("Tensordot Dot Inner".split(), _tensordot),
-    **dict.fromkeys("Diagonal Trace".split(), _diagonal),
-    **dict.fromkeys("SegmentSum SegmentMax SegmentMin SegmentProd".split(), _segments),
-    **dict.fromkeys("Digitize SearchSorted".split(), _sequence),
-    **dict.fromkeys(
-        "MaxPool AdaptiveMaxPool AveragePool AdaptiveAveragePool Conv DepthwiseConv "
-        "SeparableConv ConvTranspose".split(),
-        _rows("inputs"),
-    ),
-    **dict.fromkeys(
-        "DepthToSpace SpaceToDepth Unfold BatchNorm RGBToHSV HSVToRGB".split(),
-        _unfold_like,
-    ),
-    **dict.fromkeys(
-        "RGBToGrayscale Resize ExtractPatches PadImages CropImages GaussianBlur "
-        "SobelEdges".split(),
-        _image("images"),
-    ),
-    "AffineTransform": _image("images"),
-    "Average": _average,
-    "BroadcastTo": _broadcast_to,
-    "CategoricalCrossentropy": _categorical,
-    "SparseCategoricalCrossentropy": _categorical,
-    "Concatenate": _concatenate,
-    "DotProductAttention": _attention,
-    "Einsum": _einsum,
-    "ExpandDims": _view(_spread),
-    "ExtractSequences": _fold_patches,
-    "GetItem": _view(_picking),
-    "InTopK": _in_top_k,
-    "Matmul": _matmul,
-    "Moveaxis": _view(
-        lambda call: lambda a: np.moveaxis(a, call.op.source, call.op.destination)
-    ),
-    "MultiHot": _multi_hot,
-    "OneHot": _one_hot,
-    "Pad": _pad,
-    "Repeat": _repeat,
-    "Squeeze": _view(_squeezed),
-    "Stack": _stack,
-    "Swapaxes": _view(
-        lambda call: lambda a: np.swapaxes(a, call.op.axis1, call.op.axis2)
-    ),
-    "Take": _take,
-    "TakeAlongAxis": _take_along_axis,
-    "Tile": _tile,
-    "TopK": _top_k,
-    "Transpose": _view(_permutation),
-    "Unstack": _unstack,
+    name: rule
+    for names, rule in {
+        _BROADCAST: broadcast,
+        "FullLike OnesLike ZerosLike": lambda call: _one(call)[0],
+        _ALONG: _along("axes", "axis"),
+        "Diagonal Trace": _along("axis1", "axis2"),
+        "Digitize": _along(),
+        "SearchSorted": _along(argument="values"),
+        _MOVES: _along(),
+        _LAST_TWO: _last(2),
+        _LAST_ONE: _last(1),
+        _ROWS: _rows(),
+        _IMAGES: _rows(rank=4),
+        "Reshape Ravel": _reshape,
+        "GetItem": _get_item,
+        "Concatenate Stack": _joined,
+        "Split ArraySplit": _split,
+        "Tile": _tile,
+        "Repeat": _repeat,
+        "Pad": _pad,
+        "Take": _take,
+        "TakeAlongAxis": _take_along_axis,
+        "Einsum": _einsum,
+        "Matmul": _matmul,
+        "Tensordot Dot Inner": _tensordot,
+        "DotProductAttention": _attention,
+        "Average": _average,
+        "CategoricalCrossentropy SparseCategoricalCrossentropy": _categorical,
+        "InTopK": _in_top_k,
+        "MultiHot": _multi_hot,
+        "SegmentSum SegmentMax SegmentMin SegmentProd": _segments,
+    }.items()
+    for name in names.split()
 }
 OPERATIONS: dict[type, Rule] = {
     getattr(module, name): rule
