@@ -50,7 +50,6 @@ REFUSED = {
         lambda: layers.Dense(3, activity_regularizer="l2"),
         "activity regularizer",
     ),
-    "batch_axis": (lambda: layers.UnitNormalization(axis=0), "axis 0"),
     "remat": (in_remat_scope, "microbatch_size"),
 }
 

@@ -8,7 +8,6 @@ import keras
 
 from tf_bandmf.keras.clipping.forward.tapped_layers import find_units
 from tf_bandmf.keras.clipping.tensors.errors import UnsupportedModelError
-from tf_bandmf.keras.clipping.tensors.variables import trainable_variables
 from tf_bandmf.keras.compat.keras_objects import all_layers, remat_mode
 
 _PER_EXAMPLE_NORMALIZATIONS = (
@@ -40,7 +39,7 @@ def check_supported(model: keras.Model) -> None:
         if problem is not None:
             kind = type(layer).__name__
             raise UnsupportedModelError(f"Layer {layer.name!r} ({kind}) {problem}")
-    variables = trainable_variables(model)
+    variables = model.trainable_variables
     if not variables:
         raise UnsupportedModelError(
             f"Model {model.name!r} has no trainable weights. Set `layer.trainable = "
@@ -120,21 +119,6 @@ def _mixing_problem(layer: Any) -> str | None:
             "combines several examples of a batch into one, so that there are no "
             "per-example gradients. Remove it or augment examples one by one."
         )
-    axis = getattr(layer, "axis", None)
-    if isinstance(
-        layer,
-        (
-            keras.layers.LayerNormalization,
-            keras.layers.GroupNormalization,
-            keras.layers.RMSNormalization,
-            keras.layers.UnitNormalization,
-            keras.layers.Softmax,
-            keras.layers.Concatenate,
-        ),
-    ):
-        axes = [axis] if isinstance(axis, int) else list(axis or [])
-        if 0 in axes:
-            return "works along axis 0, the batch. Choose axes after the first."
     return None
 
 

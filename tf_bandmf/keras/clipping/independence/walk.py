@@ -44,6 +44,7 @@ from tf_bandmf.keras.compat.keras_operations import KerasTensor
 from tf_bandmf.keras.compat.patching import patched
 
 _DRAWS = "normal uniform truncated_normal randint gamma binomial beta".split()
+_REDRAWS = "categorical dropout shuffle".split()
 # Who asks for these goes another way for symbolic tensors than for others.
 _ASKS = frozenset({"KerasTensor", "is_keras_tensor", "any_symbolic_tensors"})
 # For axes whose length differs between batches.
@@ -57,15 +58,10 @@ class Walk:
       size: the batch size, which occurs nowhere else.
       alone: layers that run for each example by itself.
       units: the layers that are tapped: their calls are noted.
-      is_static: whether tensors tell the size.
     """
 
     def __init__(
-        self,
-        size: int,
-        alone: Sequence[Any],
-        units: Sequence[Any] = (),
-        is_static: bool = True,
+        self, size: int, alone: Sequence[Any], units: Sequence[Any] = ()
     ) -> None:
         self.size = size
         self.units = {id(unit.layer): unit for unit in units}
@@ -76,7 +72,6 @@ class Walk:
         self._shared: dict[int, tuple[Any, CallShape, Any]] = {}
         self._overridden: set[int] = set()
         self.alone = list(alone)
-        self.is_static = is_static
         # What was called, with numbers that must not depend on the batch size.
         self.log: list[Any] = []
         self._places: dict[int, tuple[Any, Place | None]] = {}
@@ -91,10 +86,8 @@ class Walk:
         self, shape: Sequence[int | None], dtype: Any, place: Place = ROWS
     ) -> Any:
         """A symbolic tensor of examples, of a shape [B, ...]."""
-        sizes = [_LENGTH if n is None else n for n in shape]
-        sizes[place.axis] = place.outer * self.size * place.inner
-        if not self.is_static:
-            sizes[place.axis] = None  # type: ignore[call-overload]
+        sizes: list[int | None] = [_LENGTH if n is None else n for n in shape]
+        sizes[place.axis] = None
         return self.put(KerasTensor(tuple(sizes), dtype), place)
 
     def put(self, tensor: Any, place: Place | None) -> Any:
@@ -144,9 +137,7 @@ class Walk:
             *((module, "Node", lambda *_, **__: None) for module in none),
             (keras.Variable, "assign", self._assign),
             *((backend.random, name, self._draw) for name in _DRAWS),
-            (backend.random, "categorical", self._categorical),
-            (backend.random, "dropout", self._dropout),
-            (backend.random, "shuffle", self._shuffle),
+            *((backend.random, name, self._redraw) for name in _REDRAWS),
             (backend, "rnn", self._rnn),
             *((backend, name, _not_here) for name in ("lstm", "gru")),
             *(
@@ -214,7 +205,7 @@ class Walk:
         if not isinstance(places, list):
             places = [places] * len(call.outputs)
         for tensor, place in zip(call.outputs, places, strict=True):
-            if place is None and self.is_static:
+            if place is None:
                 place = self._by_size(tensor)
             if place is not None and tensor.shape[place.axis : place.axis + 1] not in (
                 (None,),
@@ -254,7 +245,7 @@ class Walk:
             if isinstance(error, Mixes) and error.layer is None:
                 error.layer = layer
             # What is within a unit runs with it.
-            if was_within or (is_model if mixes else not self.is_static):
+            if was_within or (is_model and mixes):
                 raise
             self.reasons[layer.name] = _said(error)
             del self.log[noted:], self.calls[called:]
@@ -299,10 +290,9 @@ class Walk:
                 raise CannotOpen(
                     f"layer {layer.name!r} returns no row for each example"
                 )
-            tensor = KerasTensor(spec.shape, spec.dtype)
-            if not self.is_static and places:
-                tensor = KerasTensor((None, *spec.shape[1:]), spec.dtype)
-            return self.put(tensor, ROWS if places else None)
+            if not places:
+                return self.put(KerasTensor(spec.shape, spec.dtype), None)
+            return self.put(KerasTensor((None, *spec.shape[1:]), spec.dtype), ROWS)
 
         def with_extras(spec: Any) -> Any:
             tensor = placed(spec)
@@ -420,19 +410,38 @@ class Walk:
         return original(variable, value)
 
     def _draw(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        """Random numbers: those of different examples must be others at each step."""
+        if not tf.executing_eagerly():
+            return original(*args, **kwargs)
         bound = inspect.signature(original).bind(*args, **kwargs)
         bound.apply_defaults()
         given = bound.arguments
-        if not tf.executing_eagerly():
-            return original(*args, **kwargs)
         if any(self.place(value) is not None for value in given.values()):
             raise CannotOpen("random numbers with parameters of each example's own")
         dtype = keras.backend.standardize_dtype(given["dtype"] or keras.config.floatx())
         shape = tuple(int(n) if n is not None else None for n in given["shape"])
         drawn = KerasTensor(shape, dtype)
-        place = self._by_size(drawn) if self.is_static else None
+        place = self._by_size(drawn)
         if place is None and None in shape[:1]:
             place = ROWS
+        return self.put(drawn, self._fresh(place, given["seed"]))
+
+    def _redraw(self, original: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
+        """A tensor whose entries are dropped, chosen or put in another order."""
+        if not isinstance(x, KerasTensor):
+            return original(x, *args, **kwargs)
+        bound = inspect.signature(original).bind(x, *args, **kwargs)
+        bound.apply_defaults()
+        given, place, shape = bound.arguments, self.place(x), x.shape
+        if "axis" in given:
+            if place is not None and given["axis"] % len(shape) == place.axis:
+                raise Mixes("shuffles the examples of a batch")
+            return self.put(KerasTensor(shape, x.dtype), place)
+        if "num_samples" in given:
+            if place is not None and place.axis != 0:
+                raise Mixes("draws along the axis of examples")
+            shape = (shape[0], given["num_samples"])
+        drawn = KerasTensor(shape, given.get("dtype", x.dtype))
         return self.put(drawn, self._fresh(place, given["seed"]))
 
     def _fresh(self, place: Place | None, seed: Any) -> Place | None:
@@ -448,38 +457,6 @@ class Walk:
         if place is not None and tf.is_tensor(seed):
             raise CannotOpen("random numbers of a seed that is a tensor")
         return place
-
-    def _categorical(
-        self, original: Any, logits: Any, n: int, *a: Any, **kw: Any
-    ) -> Any:
-        if not isinstance(logits, KerasTensor):
-            return original(logits, n, *a, **kw)
-        place = self.place(logits)
-        if place is not None and place.axis != 0:
-            raise Mixes("draws along the axis of examples")
-        bound = inspect.signature(original).bind(logits, n, *a, **kw)
-        bound.apply_defaults()
-        dtype, seed = bound.arguments["dtype"], bound.arguments["seed"]
-        return self.put(
-            KerasTensor((logits.shape[0], n), dtype), self._fresh(place, seed)
-        )
-
-    def _dropout(self, original: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
-        if not isinstance(x, KerasTensor):
-            return original(x, *args, **kwargs)
-        seed = (
-            inspect.signature(original).bind(x, *args, **kwargs).arguments.get("seed")
-        )
-        place = self._fresh(self.place(x), seed)
-        return self.put(KerasTensor(x.shape, x.dtype), place)
-
-    def _shuffle(self, original: Any, x: Any, axis: int = 0, seed: Any = None) -> Any:
-        if not isinstance(x, KerasTensor):
-            return original(x, axis, seed)
-        place = self.place(x)
-        if place is not None and axis % len(x.shape) == place.axis:
-            raise Mixes("shuffles the examples of a batch")
-        return self.put(KerasTensor(x.shape, x.dtype), place)
 
     # Loops and branches.
 

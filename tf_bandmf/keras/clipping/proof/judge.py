@@ -66,7 +66,6 @@ def structure_of(
     model: keras.Model,
     x: Any,
     variables: Sequence[Any] = (),
-    alone: Sequence[Any] = (),
     training: bool = True,
 ) -> Structure:
     """Finds what must run for each example by itself, and what tapped layers get.
@@ -75,19 +74,16 @@ def structure_of(
       model: a built model.
       x: its inputs, nested tensors [B, ...], of which shapes and dtypes matter.
       variables: its trainable variables, if it is trained.
-      alone: layers that run alone already.
       training: whether it is trained or evaluated.
 
     Raises:
       UnsupportedModelError: if examples of a batch meet outside of a layer, or a layer's
         gradients of single examples cannot be told apart.
     """
-    alone = tuple(alone)
-    ids = (tuple(map(id, of)) for of in (variables, alone))
-    key = (*ids, batches.specs_of(x), training)
+    key = (tuple(map(id, variables)), batches.specs_of(x), training)
     known = _KNOWN.setdefault(model, {})
     if key not in known:
-        known[key] = _judged(model, x, variables, alone, training)
+        known[key] = _judged(model, x, variables, training)
     return known[key]
 
 
@@ -102,11 +98,10 @@ def _judged(
     model: keras.Model,
     x: Any,
     variables: Sequence[Any],
-    alone: tuple[Any, ...],
     training: bool,
 ) -> Structure:
     sizes, tried = _unused_sizes(model, x), False
-    is_of_the_user = any(map(_is_of_the_user, all_layers(model)))
+    alone: tuple[Any, ...] = ()
     while all(layer is not model for layer in alone):
         units = find_units(model, variables, alone) if variables else []
         first, second = sizes[2:4] if tried else sizes[:2]
@@ -115,8 +110,6 @@ def _judged(
                 _walk(model, x, alone, n, training, units) for n in (first, second)
             ]
             layer = _counts(*walks)
-            if layer is None and is_of_the_user and walks[0].alone == list(alone):
-                walks.append(_walk(model, x, alone, first, training, (), False))
         except Mixes as error:
             # Unless a size occurs in the model after all.
             if tried:
@@ -157,9 +150,8 @@ def _walk(
     size: int,
     training: bool,
     units: Sequence[Any],
-    is_static: bool = True,
 ) -> Walk:
-    walk = Walk(size, alone, units, is_static)
+    walk = Walk(size, alone, units)
 
     def symbolic(leaf: Any) -> Any:
         if leaf is None:
@@ -199,12 +191,6 @@ def _unused_sizes(model: keras.Model, x: Any) -> list[int]:
     for leaf in keras.tree.flatten(x):
         taken.update(n for n in getattr(leaf, "shape", ())[1:] if n)
     return [size for size in _SIZES if all(n % size for n in taken)]
-
-
-def _is_of_the_user(layer: Any) -> bool:
-    module = type(layer).__module__
-    lambdas = isinstance(layer, keras.layers.Lambda)
-    return lambdas or not module.startswith(("keras.", "keras_hub."))
 
 
 def _refusal(model: keras.Model, error: Mixes) -> UnsupportedModelError:

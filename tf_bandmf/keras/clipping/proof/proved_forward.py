@@ -25,10 +25,6 @@ from tf_bandmf.keras.clipping.proof.judge import ADVICE, structure_of
 from tf_bandmf.keras.clipping.rules import LayerCall
 from tf_bandmf.keras.clipping.tensors import batches
 from tf_bandmf.keras.clipping.tensors.errors import UnsupportedModelError
-from tf_bandmf.keras.clipping.tensors.variables import (
-    VariableIndex,
-    trainable_variables,
-)
 from tf_bandmf.keras.compat.graphs import forget_gradients, origin
 from tf_bandmf.keras.compat.keras_objects import (
     added_losses,
@@ -103,7 +99,7 @@ def proved_forward(
             _refuse_added_losses(model)
             _try_loss(model, y, y_pred, sample_weight)
             losses = per_example_losses(compiled_loss(model), y, y_pred, sample_weight)
-        if {id(v) for v in trainable_variables(model)} != {id(v) for v in variables}:
+        if {id(v) for v in model.trainable_variables} != {id(v) for v in variables}:
             raise UnsupportedModelError(
                 f"Model {model.name!r} created weights in its first call. Call it once on "
                 f"data before training, so that all weights are known."
@@ -162,7 +158,7 @@ def _check_reads(
       UnsupportedModelError: with the weight; or if a layer that runs a second time draws
         random numbers that cannot be repeated.
     """
-    index = VariableIndex(variables)
+    owners = {key: variable for variable in variables for key in handles([variable])}
     operations = tf.compat.v1.get_default_graph().get_operations()
     for window, operation in list(zip(recorder.windows(), operations, strict=True))[
         start:
@@ -171,7 +167,7 @@ def _check_reads(
         for tensor in operation.inputs:
             if tensor.dtype != tf.resource:
                 continue
-            variable = index.owner(origin(tensor))
+            variable = owners.get(id(origin(tensor)))
             if variable is None:
                 continue
             if unit is None:

@@ -5,10 +5,7 @@ from __future__ import annotations
 import keras
 import tensorflow as tf
 
-from tf_bandmf.keras.clipping.tensors.variables import (
-    tensorflow_variable,
-    trainable_variables,
-)
+from tf_bandmf.keras.compat.keras_objects import tensorflow_value
 
 
 def regularization_gradients(model: keras.Model) -> list[tf.Tensor]:
@@ -24,8 +21,8 @@ def regularization_gradients(model: keras.Model) -> list[tf.Tensor]:
       Float32 tensors aligned with `model.trainable_variables`, zeros where a weight
       has no regularizer.
     """
-    variables = trainable_variables(model)
-    raw = [tensorflow_variable(variable) for variable in variables]
+    variables = model.trainable_variables
+    raw = [tensorflow_value(variable) for variable in variables]
     with tf.GradientTape(watch_accessed_variables=False) as tape:
         tape.watch(raw)
         penalties = [

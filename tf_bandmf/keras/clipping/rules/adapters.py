@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tf_bandmf.keras.clipping.tensors.variables import tensorflow_variable
+from tf_bandmf.keras.compat.keras_objects import tensorflow_value
 
 
 class Adapter(NamedTuple):
@@ -29,7 +29,7 @@ class Adapter(NamedTuple):
     def values(self) -> tuple[tf.Tensor, tf.Tensor]:
         """Both times s, as float32 tensors; each appears in the other's gradient."""
         down, up = (
-            tf.cast(tf.convert_to_tensor(tensorflow_variable(v)), tf.float32)
+            tf.cast(tf.convert_to_tensor(tensorflow_value(v)), tf.float32)
             for v in (self.down, self.up)
         )
         return self.scale * down, self.scale * up

@@ -10,7 +10,6 @@ import tensorflow as tf
 from tf_bandmf.keras.clipping.factors import norms
 from tf_bandmf.keras.clipping.factors.base import Factor
 from tf_bandmf.keras.clipping.tensors import batches
-from tf_bandmf.keras.clipping.tensors.variables import tensorflow_variable
 
 
 @dataclasses.dataclass
@@ -223,4 +222,4 @@ def reduce_to_shape(gradients: tf.Tensor, shape: Sequence[int]) -> tf.Tensor:
 
 def kernel_shape(variable: Any) -> tuple[int, ...]:
     """Static shape of a Keras variable."""
-    return tuple(tensorflow_variable(variable).shape.as_list())
+    return tuple(variable.shape)

@@ -11,7 +11,6 @@ from typing import Any
 import tensorflow as tf
 
 from tf_bandmf.keras.clipping.factors.base import Factor, Instantiated
-from tf_bandmf.keras.clipping.factors.tables import FirstRows
 from tf_bandmf.keras.clipping.rules.base import (
     LayerCall,
     OneTapRule,
@@ -20,6 +19,7 @@ from tf_bandmf.keras.clipping.rules.base import (
     owns_only,
     reduce_to_shape,
 )
+from tf_bandmf.keras.clipping.tensors.batches import reshape_examples
 from tf_bandmf.keras.clipping.tensors.errors import UnsupportedModelError
 from tf_bandmf.keras.compat.keras_objects import bias_of
 
@@ -63,7 +63,9 @@ class PositionEmbeddingRule(OneTapRule):
         gradient = tf.cast(gradient, tf.float32)
         gradient = tf.reduce_sum(gradient, list(range(1, gradient.shape.rank - 2)))
         table = call.layer.position_embeddings
-        return {id(table): FirstRows(gradient, kernel_shape(table)[0])}
+        missing = kernel_shape(table)[0] - tf.shape(gradient)[1]
+        padded = tf.pad(gradient, [[0, 0], [0, missing], [0, 0]])
+        return {id(table): Instantiated(reshape_examples(padded, *kernel_shape(table)))}
 
 
 class HubNormalizationRule(OneTapRule):

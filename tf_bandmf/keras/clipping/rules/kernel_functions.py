@@ -31,8 +31,7 @@ from tf_bandmf.keras.clipping.rules.base import (
 )
 from tf_bandmf.keras.clipping.rules.convolution import ConvolutionRule
 from tf_bandmf.keras.clipping.rules.dense import DenseRule
-from tf_bandmf.keras.clipping.tensors.variables import tensorflow_variable
-from tf_bandmf.keras.compat.keras_objects import kernel_of
+from tf_bandmf.keras.compat.keras_objects import kernel_of, tensorflow_value
 
 _CONVOLUTIONS = (keras.layers.Conv1D, keras.layers.Conv2D, keras.layers.Conv3D)
 
@@ -59,7 +58,7 @@ class KernelFunctionRule(PreActivationRule):
         of_kernel = result.get(id(kernel_of(layer)))
         if of_kernel is None:
             return result
-        weight = tensorflow_variable(kernel_of(layer))
+        weight = tensorflow_value(kernel_of(layer))
         with tf.GradientTape(persistent=True, watch_accessed_variables=False) as tape:
             tape.watch(weight)
             kernel = tf.convert_to_tensor(layer.kernel)

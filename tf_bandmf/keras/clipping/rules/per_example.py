@@ -19,12 +19,12 @@ from tf_bandmf.keras.clipping.factors.base import Factor, Instantiated
 from tf_bandmf.keras.clipping.independence.map_examples import map_examples
 from tf_bandmf.keras.clipping.rules.base import LayerCall, Rule
 from tf_bandmf.keras.clipping.tensors.errors import UnsupportedModelError
-from tf_bandmf.keras.clipping.tensors.variables import tensorflow_variable
 from tf_bandmf.keras.compat.keras_objects import (
     AUTOCAST_SCOPE,
     CALL_CONTEXT,
     EXTRAS,
     global_state,
+    tensorflow_value,
 )
 from tf_bandmf.keras.compat.seeds import (
     DrawsInFunction,
@@ -83,7 +83,7 @@ class PerExampleRule(Rule):
     ) -> Mapping[int, Factor]:
         if not call.variables or all(gradient is None for gradient in gradients):
             return {}
-        variables = [tensorflow_variable(variable) for variable in call.variables]
+        variables = [tensorflow_value(variable) for variable in call.variables]
         found = _pulled_back(call, gradients, lambda inputs: variables)
         return {
             id(variable): Instantiated(gradient)

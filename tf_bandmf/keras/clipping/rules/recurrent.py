@@ -27,8 +27,7 @@ from tf_bandmf.keras.clipping.rules.base import (
     kernel_shape,
     owns_only,
 )
-from tf_bandmf.keras.clipping.tensors.variables import tensorflow_variable
-from tf_bandmf.keras.compat.keras_objects import rnn
+from tf_bandmf.keras.compat.keras_objects import rnn, tensorflow_value
 
 _CELLS = {
     keras.layers.LSTM: keras.layers.LSTMCell,
@@ -184,12 +183,12 @@ def _reset_gate(call: LayerCall) -> tf.Tensor:
     """The reset gate of all steps at once, from the states that they began with."""
     cell, units = call.layer.cell, call.layer.units
     part = slice(units, 2 * units)
-    kernel = tf.convert_to_tensor(tensorflow_variable(cell.recurrent_kernel))
+    kernel = tf.convert_to_tensor(tensorflow_value(cell.recurrent_kernel))
     states = _dropped(call.notes["states"], call.notes["drops"][1])
     states = states[1] if len(states) > 1 else states[0]
     inner = tf.matmul(states, tf.cast(kernel[:, part], states.dtype))
     if cell.reset_after and cell.bias is not None:
-        bias = tf.convert_to_tensor(tensorflow_variable(cell.bias))
+        bias = tf.convert_to_tensor(tensorflow_value(cell.bias))
         inner += tf.cast(bias[1, part], states.dtype)
     return cell.recurrent_activation(call.notes["projected"][..., part] + inner)
 

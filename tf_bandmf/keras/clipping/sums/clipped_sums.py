@@ -30,7 +30,6 @@ from tf_bandmf.keras.clipping.tensors.table_readers import (
     read_by,
     reader_of,
 )
-from tf_bandmf.keras.clipping.tensors.variables import trainable_variables
 
 # The norm of a clipped sum of B examples is below this times B times the clip norm,
 # whatever the data: more is a programming error. Each contribution is within the clip
@@ -197,7 +196,7 @@ def find_layers_alone(model: keras.Model, x: Any) -> None:
     Arguments and errors are those of `clipped_gradient_sums`.
     """
     check_supported(model)
-    structure_of(model, batches.to_tensors(x), trainable_variables(model))
+    structure_of(model, batches.to_tensors(x), model.trainable_variables)
 
 
 def _one_pass(
@@ -215,22 +214,8 @@ def _one_pass(
         # Random generators of replicas do not work in inner functions.
         return _pass_in_graph(model, data, valid, clip)
 
-    function, signature = _pass(model, data, clip)
-    compiled = tf.function(function, autograph=False, input_signature=signature)
-    clips = tf.constant(clip.parts.clips, tf.float64)
-    clipped: ClippedGradients = compiled(
-        batches.tensor_leaves(data), clips, valid, list(clip.scales)
-    )
-    return clipped
-
-
-def _pass(model: keras.Model, data: Any, clip: Clip) -> tuple[Any, list[Any]]:
-    """The pass as a function of tensors, and their specs.
-
-    The analysed graph is separate: what layers keep from it is of no use to
-    regularizers, constraints and metrics. It does not know the size of the batch.
-    """
-
+    # The analysed graph is separate: what layers keep from it is of no use to regularizers,
+    # constraints and metrics. It does not know the size of the batch.
     def traced(
         leaves: list[tf.Tensor],
         clips: tf.Tensor,
@@ -242,16 +227,24 @@ def _pass(model: keras.Model, data: Any, clip: Clip) -> tuple[Any, list[Any]]:
         own = clip._replace(parts=given, scales=tuple(scales))
         return _pass_in_graph(model, parts, valid, own)
 
-    specs = list(batches.specs_of(data))
-    groups = tf.TensorSpec([len(clip.parts.clips)], tf.float64)
-    scales = [tf.TensorSpec(scale.shape, tf.float32) for scale in clip.scales]
-    return traced, [specs, groups, tf.TensorSpec([None], tf.bool), scales]
+    signature = [
+        list(batches.specs_of(data)),
+        tf.TensorSpec([len(clip.parts.clips)], tf.float64),
+        tf.TensorSpec([None], tf.bool),
+        [tf.TensorSpec(scale.shape, tf.float32) for scale in clip.scales],
+    ]
+    compiled = tf.function(traced, autograph=False, input_signature=signature)
+    clips = tf.constant(clip.parts.clips, tf.float64)
+    clipped: ClippedGradients = compiled(
+        batches.tensor_leaves(data), clips, valid, list(clip.scales)
+    )
+    return clipped
 
 
 def _pass_in_graph(
     model: keras.Model, data: Any, valid: tf.Tensor, clip: Clip
 ) -> ClippedGradients:
-    variables = trainable_variables(model)
+    variables = model.trainable_variables
     *data, rows, shares = data
     data = tuple(data)
     units = None if rows is None else UnitRows(rows)
@@ -404,16 +397,12 @@ def _sums_at_once(
     tensors = [list(part.measured.tensors) for part in measured]
 
     # Zero times infinity is not zero: what does not count is replaced by zeros. That
-    # is rare, so the copy is made only if needed; or where it is no copy, for XLA makes
-    # one kernel of it and of what comes next, and would copy what enters a branch.
+    # is rare, so the copy is made only if needed.
     def without_others() -> list[list[tf.Tensor]]:
         flat = iter(cleaned(counts, tf.nest.flatten(tensors)))
         return [[next(flat) for _ in own] for own in tensors]
 
-    if accelerator():
-        tensors = without_others()
-    else:
-        tensors = tf.cond(tf.reduce_all(counts), lambda: tensors, without_others)
+    tensors = tf.cond(tf.reduce_all(counts), lambda: tensors, without_others)
     sums: dict[int, tf.Tensor] = {}
     for part, own in zip(measured, tensors, strict=True):
         sums.update(part.sums(weights[part.group], own))

@@ -26,12 +26,8 @@ from tf_bandmf.keras.clipping.sums.clipped_sums import clipped_gradient_sums
 from tf_bandmf.keras.clipping.tensors import batches
 from tf_bandmf.keras.clipping.tensors.errors import ClippingMismatchError
 from tf_bandmf.keras.clipping.tensors.made_up import made_up
-from tf_bandmf.keras.clipping.tensors.variables import (
-    tensorflow_variable,
-    trainable_variables,
-)
 from tf_bandmf.keras.compat import fixed_draws
-from tf_bandmf.keras.compat.keras_objects import all_layers
+from tf_bandmf.keras.compat.keras_objects import all_layers, tensorflow_value
 from tf_bandmf.keras.compat.recurrent import run_model
 from tf_bandmf.keras.compat.replicas import unscaled_losses
 
@@ -55,7 +51,7 @@ def needs_self_check(model: keras.Model) -> bool:
     """Whether somebody vouches for one of a model's layers, or wrote its rule."""
     if vouched_classes(model):
         return True
-    units = find_units(model, trainable_variables(model))
+    units = find_units(model, model.trainable_variables)
     return any(has_registered_rule(unit.layer, unit.variables) for unit in units)
 
 
@@ -162,7 +158,7 @@ def _compare(
         _norm([total - of_each]) for total, of_each in zip(sums, expected, strict=True)
     ]
     if not math.hypot(*errors) <= rtol * size + 1e-6:
-        worst = trainable_variables(model)[int(np.argmax(errors))]
+        worst = model.trainable_variables[int(np.argmax(errors))]
         raise ClippingMismatchError(
             f"The clipped gradient sum of a batch, where an example stands beside "
             f"{neighbor}, differs from that of examples taken alone, most for weight "
@@ -201,7 +197,7 @@ def _gradients_alone(model: keras.Model, scale: float) -> Callable[[Any], list[A
 
     They are NaN where the loss is not finite, as then an example adds nothing.
     """
-    variables = [tensorflow_variable(v) for v in trainable_variables(model)]
+    variables = [tensorflow_value(v) for v in model.trainable_variables]
     loss = compiled_loss(model)
 
     @functools.partial(tf.function, autograph=False)

@@ -23,7 +23,6 @@ import tensorflow as tf
 
 from tf_bandmf.keras.clipping.factors.norms import automatic_weights, clip_weights
 from tf_bandmf.keras.clipping.tensors.errors import UnsupportedModelError
-from tf_bandmf.keras.clipping.tensors.variables import trainable_variables
 from tf_bandmf.keras.compat.keras_objects import all_layers
 
 LAYERS, SECOND_MOMENT = "layers", "second_moment"
@@ -248,7 +247,7 @@ def how_to_clip(
 ) -> Clip:
     """How `clipped_gradient_sums` clips, from its checked arguments."""
     scale = _checked_scale(model, loss_scale_factor)
-    variables = trainable_variables(model)
+    variables = model.trainable_variables
     parts = clipping.grouping(variables, l2_norm_clip)
     if scales is not None:
         scales = [tf.convert_to_tensor(s, tf.float32) for s in scales]
