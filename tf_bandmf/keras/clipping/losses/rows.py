@@ -36,8 +36,6 @@ _CLASSES = {
     ),
 }
 _FUNCTIONS = tuple(function for function in _CLASSES.values() if function is not None)
-# As Keras gave them when this was imported.
-_METHODS = {kind: (kind.call, kind.__call__) for kind in _CLASSES}
 # For a batch with one row, these are all the row itself.
 _REDUCTIONS = ("sum_over_batch_size", "sum", "mean", "none", None)
 
@@ -122,21 +120,11 @@ def _reduced(values: tf.Tensor, reduction: str | None) -> tf.Tensor:
 def has_rows(loss: Any) -> bool:
     """Whether a loss of one output is in the closed list."""
     kind = type(loss)
-    if kind not in _CLASSES or _METHODS[kind] != (kind.call, kind.__call__):
+    if kind not in _CLASSES or loss.reduction not in _REDUCTIONS:
         return False
-    own = vars(loss)
-    if any(name in own for name in ("call", "__call__", "dtype")):
+    if loss.fn not in (_FUNCTIONS if _CLASSES[kind] is None else (_CLASSES[kind],)):
         return False
-    if loss.reduction not in _REDUCTIONS:
-        return False
-    if not any(loss.fn is function for function in _FUNCTIONS):
-        return False
-    if _CLASSES[kind] is not None and _CLASSES[kind] is not loss.fn:
-        return False
-    given = loss_arguments(loss)
-    if type(given) is not dict:
-        return False
-    arguments = dict(given)
+    arguments = dict(loss_arguments(loss))
     if arguments.pop("ignore_class", None) is not None:
         return False
     numbers = all(type(value) in (bool, int, float) for value in arguments.values())

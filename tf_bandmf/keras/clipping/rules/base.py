@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from tf_bandmf.keras.clipping.factors import norms
-from tf_bandmf.keras.clipping.factors.base import Factor
+from tf_bandmf.keras.clipping.factors.base import Factor, Instantiated
 from tf_bandmf.keras.clipping.tensors import batches
 
 
@@ -192,6 +192,13 @@ class PreActivationRule(OneTapRule):
         if self.is_product and norms.accelerator():
             (outputs,) = norms.pinned(outputs)
         return activation(call.tap(outputs))
+
+    def of_bias(self, layer: Any, gradient: tf.Tensor) -> dict[int, Factor]:
+        """The factor of the bias that is added before the activation, if there is one."""
+        if layer.bias is None:
+            return {}
+        shape = kernel_shape(layer.bias)
+        return {id(layer.bias): Instantiated(reduce_to_shape(gradient, shape))}
 
 
 def reduce_to_shape(gradients: tf.Tensor, shape: Sequence[int]) -> tf.Tensor:

@@ -25,7 +25,6 @@ from tf_bandmf.keras.clipping.rules.base import (
     is_plain,
     kernel_shape,
     owns_only,
-    reduce_to_shape,
 )
 from tf_bandmf.keras.clipping.tensors.batches import reshape_examples
 from tf_bandmf.keras.compat.keras_objects import kernel_of
@@ -122,9 +121,7 @@ class ConvolutionRule(PreActivationRule):
         inputs = channels_last(call.inputs, layer.data_format)
         gradient = channels_last(gradient, layer.data_format)
         *size, depth, filters = kernel_shape(kernel_of(layer))
-        result: dict[int, Factor] = {}
-        if layer.bias is not None:
-            result[id(layer.bias)] = Instantiated(reduce_to_shape(gradient, (filters,)))
+        result = self.of_bias(layer, gradient)
         if not any(variable is kernel_of(layer) for variable in call.variables):
             return result
 
@@ -325,14 +322,8 @@ class DepthwiseConvolutionRule(PreActivationRule):
             per_position.append(tf.reduce_sum(left * right, axis=1))
         kernels = tf.stack(per_position, axis=1)
         shape = (*size, depth, multiplier)
-        result: dict[int, Factor] = {
-            id(layer.kernel): Instantiated(tf.reshape(kernels, (-1, *shape)))
-        }
-        if layer.bias is not None:
-            result[id(layer.bias)] = Instantiated(
-                reduce_to_shape(gradient, kernel_shape(layer.bias))
-            )
-        return result
+        of_kernel = Instantiated(tf.reshape(kernels, (-1, *shape)))
+        return {id(layer.kernel): of_kernel, **self.of_bias(layer, gradient)}
 
 
 def _terms(gradient: tf.Tensor) -> int:

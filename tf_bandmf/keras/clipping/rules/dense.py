@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from tf_bandmf.keras.clipping.factors.base import Factor, Instantiated, Layout, Product
+from tf_bandmf.keras.clipping.factors.base import Factor, Layout, Product
 from tf_bandmf.keras.clipping.rules.adapters import Adapter, adapter_of
 from tf_bandmf.keras.clipping.rules.base import (
     LayerCall,
@@ -16,7 +16,6 @@ from tf_bandmf.keras.clipping.rules.base import (
     is_plain,
     kernel_shape,
     owns_only,
-    reduce_to_shape,
 )
 from tf_bandmf.keras.clipping.tensors.batches import reshape_examples
 from tf_bandmf.keras.compat.keras_objects import kernel_of
@@ -93,11 +92,7 @@ class DenseRule(PreActivationRule):
         adapter = adapter_of(layer)
         if adapter is not None:
             result.update(_of_adapter(equation, adapter, call.inputs, gradient))
-        if layer.bias is not None:
-            result[id(layer.bias)] = Instantiated(
-                reduce_to_shape(gradient, kernel_shape(layer.bias))
-            )
-        return result
+        return {**result, **self.of_bias(layer, gradient)}
 
 
 def _spelled(layer: Any) -> str:

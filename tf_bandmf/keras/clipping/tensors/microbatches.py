@@ -43,17 +43,6 @@ def in_groups(
     data = batches.map_tensors(split, data)
     leaves = batches.tensor_leaves(data)
 
-    def group(index: Any) -> tuple[Any, tf.Tensor]:
-        return batches.map_tensors(lambda tensor: tensor[index], data), valid[index]
-
-    if tf.executing_eagerly():
-        parts = [function(*group(index)) for index in range(int(groups))]
-        sums = [tf.add_n(same) for same in zip(*(p[0] for p in parts), strict=True)]
-        results = tf.nest.map_structure(
-            lambda *same: tf.concat(same, axis=0)[:size], *(p[1] for p in parts)
-        )
-        return sums, results
-
     # A function of its own tells the loop the dtypes of its results before it starts.
     @tf.function(autograph=False)
     def traced(tensors: list[tf.Tensor], counts: tf.Tensor) -> Any:
