@@ -7,13 +7,16 @@ its arguments and results, and returns the place of the examples in each result;
 
 from __future__ import annotations
 
+import functools
+import inspect
 import math
 import string
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Protocol, Union
+from typing import Any, Union
 
 import keras
 import numpy as np
+import tensorflow as tf
 
 from tf_bandmf.keras.clipping.independence.places import (
     CannotOpen,
@@ -24,37 +27,57 @@ from tf_bandmf.keras.clipping.independence.places import (
     same,
     viewed,
 )
-from tf_bandmf.keras.compat.keras_operations import MODULES
+from tf_bandmf.keras.compat.keras_operations import MODULES, KerasTensor
 
 Result = Union[Place, None, list[Union[Place, None]]]
 
 
-class Call(Protocol):
+class Call:
     """An operation on symbolic tensors.
 
-    Attributes:
+    Args:
+      walk: knows places and shapes of tensors, and the batch size.
       op: the operation, with its attributes.
-      inputs: its arguments by name.
-      outputs: its results, flat.
-      size: the batch size.
+      args: its arguments; of all, `inputs` has them by name.
+      kwargs: likewise.
     """
 
-    op: Any
-    inputs: dict[str, Any]
-    outputs: list[Any]
-    size: int
+    def __init__(self, walk: Any, op: Any, args: Any, kwargs: Any) -> None:
+        self.op, self.size = op, walk.size
+        self._walk = walk
+        # Results, flat.
+        self.outputs: list[Any] = []
+        kind: Any = type(op)
+        self.inputs = dict(_signature(kind).bind(op, *args, **kwargs).arguments)
+        self.inputs.pop("self")
+        # Of those that take any number of them.
+        if "operands" in self.inputs:
+            self.inputs["operands"] = list(self.inputs["operands"])
 
     def place(self, tensor: Any) -> Place | None:
         """Where the examples are in an argument; None: it is the same for all."""
-        ...
+        place: Place | None = self._walk.place(tensor)
+        return place
 
     def shape(self, tensor: Any) -> tuple[int, ...]:
-        """Of an argument or result."""
-        ...
+        """Of an argument or result, with the batch size."""
+        shape: tuple[int, ...] = self._walk.shape(tensor)
+        return shape
 
     def tensors(self) -> list[Any]:
         """All arguments that are tensors."""
-        ...
+        leaves = keras.tree.flatten(list(self.inputs.values()))
+        return [t for t in leaves if isinstance(t, KerasTensor) or is_array(t)]
+
+
+@functools.cache
+def _signature(kind: Any) -> inspect.Signature:
+    return inspect.signature(kind.call)
+
+
+def is_array(value: Any) -> bool:
+    """Whether a value is a tensor or variable with numbers."""
+    return isinstance(value, (np.ndarray, keras.Variable)) or tf.is_tensor(value)
 
 
 Rule = Callable[[Call], Result]

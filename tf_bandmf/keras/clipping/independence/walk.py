@@ -20,6 +20,7 @@ import tensorflow as tf
 
 from tf_bandmf.keras.clipping.independence import operations as table
 from tf_bandmf.keras.clipping.independence.layers import knows
+from tf_bandmf.keras.clipping.independence.operations import is_array
 from tf_bandmf.keras.clipping.independence.places import (
     ROWS,
     CallShape,
@@ -79,8 +80,6 @@ class Walk:
         self._inside: list[Any] = []
         # Whether the model does not take symbolic tensors.
         self.failed = False
-        # Why a layer runs alone.
-        self.reasons: dict[str, str] = {}
 
     def tensor(
         self, shape: Sequence[int | None], dtype: Any, place: Place = ROWS
@@ -102,7 +101,7 @@ class Walk:
                 raise _not_told_apart(self._shared[id(tensor)][1].layer)
             _, place = self._places.get(id(tensor), (None, None))
             return place
-        if not _is_array(tensor) or isinstance(tensor, keras.Variable):
+        if not is_array(tensor) or isinstance(tensor, keras.Variable):
             return None
         if id(tensor) not in self._constants:
             found = constant_place(tensor, self.size)
@@ -177,7 +176,10 @@ class Walk:
                 return op.call(*args, **kwargs)
             if any(map(self.place, keras.tree.flatten((args, kwargs)))):
                 raise CannotOpen(f"operation {kind.__name__}")
-        call = _Call(self, op, args, kwargs)
+        call = table.Call(self, op, args, kwargs)
+        for value in keras.tree.flatten((args, kwargs)):
+            if isinstance(value, (int, float)) and not isinstance(value, bool):
+                self._note("number", value)
         self._note(*_described(op))
         spec = _SPECS.get(kind)
         if spec is not None:
@@ -247,7 +249,6 @@ class Walk:
             # What is within a unit runs with it.
             if was_within or (is_model and mixes):
                 raise
-            self.reasons[layer.name] = _said(error)
             del self.log[noted:], self.calls[called:]
             self._is_within_unit = was_within
             self.alone = [*known, layer]
@@ -462,7 +463,7 @@ class Walk:
 
     def _at(self, tensor: Any, axis: int) -> Any:
         """One entry along an axis, which is not that of examples."""
-        if not _is_array(tensor) and not isinstance(tensor, KerasTensor):
+        if not is_array(tensor) and not isinstance(tensor, KerasTensor):
             return tensor
         place = self.place(tensor)
         if place is not None and place.axis == axis:
@@ -648,36 +649,6 @@ def _not_told_apart(layer: Any) -> Mixes:
     )
 
 
-class _Call:
-    """An operation on symbolic tensors: see `operations.Call`."""
-
-    def __init__(self, walk: Walk, op: Any, args: Any, kwargs: Any) -> None:
-        self.op, self.size = op, walk.size
-        self.place, self.shape = walk.place, walk.shape
-        self.outputs: list[Any] = []
-        self.inputs = dict(_signature(type(op)).bind(op, *args, **kwargs).arguments)
-        self.inputs.pop("self")
-        # Of those that take any number of them.
-        given = self.inputs.get("operands")
-        self.inputs = {**self.inputs, **({"operands": list(given)} if given else {})}
-        for value in keras.tree.flatten((args, kwargs)):
-            if isinstance(value, (int, float)) and not isinstance(value, bool):
-                walk._note("number", value)
-
-    def tensors(self) -> list[Any]:
-        leaves = keras.tree.flatten(list(self.inputs.values()))
-        return [t for t in leaves if isinstance(t, KerasTensor) or _is_array(t)]
-
-
-_SIGNATURES: dict[type, inspect.Signature] = {}
-
-
-def _signature(kind: type) -> inspect.Signature:
-    if kind not in _SIGNATURES:
-        _SIGNATURES[kind] = inspect.signature(kind.call)  # type: ignore[attr-defined]
-    return _SIGNATURES[kind]
-
-
 def _picked(call: Any) -> Any:
     """The result of `GetItem`, for new axes too."""
     x, key = call.inputs["x"], table.key_of(call)
@@ -691,12 +662,12 @@ def _picked(call: Any) -> Any:
 
 
 def _reshaped(call: Any) -> Any:
-    """The result of `Reshape`, where a size of the new shape is not known either."""
+    """The result of `Reshape`, of which Keras knows less than `ops.shape`."""
     x = call.inputs["x"]
     sizes: list[int | None] = [*table.new_sizes(call)]
-    place, shape = call.place(x), call.shape(x)
+    place = call.place(x)
     if None in x.shape and place is not None:
-        axis = reshaped(place, shape, table.new_sizes(call), call.size).axis
+        axis = reshaped(place, call.shape(x), table.new_sizes(call), call.size).axis
         sizes[axis] = None
     return KerasTensor(tuple(sizes), x.dtype)
 
@@ -732,13 +703,9 @@ def _described(op: Any) -> Any:
     return type(op).__name__, repr(settings)
 
 
-def _is_array(value: Any) -> bool:
-    return isinstance(value, (np.ndarray, keras.Variable)) or tf.is_tensor(value)
-
-
 def _tensors(structure: Any) -> list[Any]:
     leaves = keras.tree.flatten(structure)
-    return [leaf for leaf in leaves if isinstance(leaf, KerasTensor) or _is_array(leaf)]
+    return [leaf for leaf in leaves if isinstance(leaf, KerasTensor) or is_array(leaf)]
 
 
 def _as_operation(operation: Any, original: Any, *args: Any, **kwargs: Any) -> Any:
@@ -775,8 +742,3 @@ def _names(code: types.CodeType) -> set[str]:
         if isinstance(part, types.CodeType):
             found |= _names(part)
     return found
-
-
-def _said(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
