@@ -17,10 +17,6 @@ Shapes = Sequence[tuple[int, ...]]
 Condition = Callable[[Any, Shapes], bool]
 
 
-def _always(layer: Any, shapes: Shapes) -> bool:
-    return True
-
-
 def _images(layer: Any, shapes: Shapes) -> bool:
     """A tensor of rank 3 is a single image."""
     return all(len(shape) == 4 for shape in shapes)

@@ -37,8 +37,3 @@ def read_by(readers: Mapping[int, TableReader] | None) -> Iterator[None]:
 def reader_of(variable: Any) -> TableReader | None:
     """The reader of a table, or None for one that is read where it is."""
     return _readers.get().get(id(variable))
-
-
-def reading() -> tuple[tuple[int, int], ...]:
-    """Which readers read which tables: part of the key of a traced pass."""
-    return tuple((key, id(reader)) for key, reader in _readers.get().items())
