@@ -30,14 +30,12 @@ def check_matmul_precision() -> None:
     Raises:
       RuntimeError: with the setting, and how to change it.
     """
-    rounds_to = None
-    if tf.config.experimental.tensor_float_32_execution_enabled():
-        rounds_to = _usual_rounding()
-    if rounds_to is not None:
+    is_on = tf.config.experimental.tensor_float_32_execution_enabled()
+    if is_on and _some_gpu_rounds():
         raise RuntimeError(
-            f"TensorFlow rounds products of float32 matrices to {rounds_to}: per-example "
-            "norms would be wrong by 0.1% or more, and gradients larger than the clip "
-            "norm. Call "
+            "TensorFlow rounds products of float32 matrices to TensorFloat-32 on this GPU: "
+            "per-example norms would be wrong by 0.1% or more, and gradients larger than "
+            "the clip norm. Call "
             "tf.config.experimental.enable_tensor_float_32_execution(False) first. For "
             "speed use the dtype policy mixed_bfloat16 or mixed_float16, whose norms "
             "are computed in float32."
@@ -92,13 +90,6 @@ def turn_tensor_float_32_off() -> None:
             file=sys.stderr,
             flush=True,
         )
-
-
-def _usual_rounding() -> str | None:
-    """What devices of this process round operands to, unless they are told not to."""
-    if _some_gpu_rounds():
-        return "TensorFloat-32 on this GPU"
-    return None
 
 
 def _some_gpu_rounds() -> bool:
