@@ -43,11 +43,6 @@ class NormalizationRule(OneTapRule):
         scale, shift, _ = _KINDS[type(layer)]
         return getattr(layer, scale), getattr(layer, shift, None)
 
-    def normalized(self, layer: Any, inputs: tf.Tensor) -> tf.Tensor:
-        """The normalized inputs before scale and shift."""
-        normalize = _KINDS[type(layer)][2]
-        return normalize(inputs, axis=layer.axis, epsilon=layer.epsilon)
-
     def factors_of(self, call: LayerCall, gradient: tf.Tensor) -> Mapping[int, Factor]:
         scale, shift = self.parameters(call.layer)
         gradient = tf.cast(gradient, tf.float32)
@@ -57,7 +52,9 @@ class NormalizationRule(OneTapRule):
         summed = [a for a in range(1, rank) if a not in kept]
         result: dict[int, Factor] = {}
         if scale is not None:
-            normalized = self.normalized(call.layer, tf.cast(call.inputs, tf.float32))
+            normalized = _KINDS[type(call.layer)][2](
+                tf.cast(call.inputs, tf.float32), axis=axes, epsilon=call.layer.epsilon
+            )
             result[id(scale)] = _instantiated(gradient * normalized, summed, scale)
         if shift is not None:
             result[id(shift)] = _instantiated(gradient, summed, shift)
@@ -77,52 +74,37 @@ def _per_example_axes(axis: Any) -> bool:
 
 
 class GroupNormalizationRule(NormalizationRule):
-    """`GroupNormalization`."""
+    """`GroupNormalization` of channels that come last."""
 
     def supports(self, layer: Any, variables: Sequence[Any]) -> bool:
         return (
             is_plain(layer, keras.layers.GroupNormalization)
-            and isinstance(layer.axis, int)
-            and layer.axis != 0
+            and layer.axis in (-1, layer.input_spec.ndim - 1)
             and owns_only(variables, layer.gamma, layer.beta)
         )
 
     def parameters(self, layer: Any) -> tuple[Any, Any]:
         return layer.gamma, layer.beta
 
-    def normalized(self, layer: Any, inputs: tf.Tensor) -> tf.Tensor:
-        split = split_into_groups(layer, inputs)
-        mean, variance = self._moments(layer, split)
-        normalized = (split - mean) * tf.math.rsqrt(variance + layer.epsilon)
-        return tf.reshape(normalized, tf.shape(inputs))
-
-    def _moments(self, layer: Any, split: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """As Keras writes it: TensorFlow computes what is the same only once."""
-        axes = list(range(1, split.shape.rank))
-        axes.pop(-2 if layer.axis == -1 else layer.axis - 1)
-        mean, variance = keras.ops.moments(split, axes=axes, keepdims=True)
-        return mean, variance
-
     def factors_of(self, call: LayerCall, gradient: tf.Tensor) -> Mapping[int, Factor]:
         """See the base class.
 
-        Where channels come last, no normalized inputs are made: with mean m and scale r
-        of a group, Σ g (x - m) r = r (Σ g x - m Σ g).
+        No normalized inputs are made: with mean m and scale r of a group,
+        Σ g (x - m) r = r (Σ g x - m Σ g).
         """
         layer = call.layer
-        last = layer.axis in (-1, call.inputs.shape.rank - 1)
-        if layer.gamma is None or not last:
+        if layer.gamma is None:
             return super().factors_of(call, gradient)
         inputs = tf.cast(call.inputs, tf.float32)
         gradient = tf.cast(gradient, tf.float32)
         axes = list(range(1, gradient.shape.rank - 1))
         split = split_into_groups(layer, inputs)
-        mean, variance = self._moments(layer, split)
+        # As Keras writes it: TensorFlow computes what is the same only once.
+        within = [*range(1, split.shape.rank - 2), split.shape.rank - 1]
+        moments = keras.ops.moments(split, axes=within, keepdims=True)
         channels = int(gradient.shape[-1])
         groups = int(split.shape[-2])
-        mean, variance = (
-            tf.reshape(part, [-1, groups, 1]) for part in (mean, variance)
-        )
+        mean, variance = (tf.reshape(part, [-1, groups, 1]) for part in moments)
         sums, products = (
             tf.reshape(tf.reduce_sum(part, axis=axes), [-1, groups, channels // groups])
             for part in (gradient, gradient * inputs)
