@@ -26,7 +26,7 @@ from tf_bandmf.keras.clipping.rules.base import (
     kernel_shape,
     owns_only,
 )
-from tf_bandmf.keras.clipping.tensors.batches import reshape_examples
+from tf_bandmf.keras.clipping.tensors.batches import elements, reshape_examples
 from tf_bandmf.keras.compat.keras_objects import kernel_of
 
 _FEW_CHANNELS = 4
@@ -129,7 +129,7 @@ class ConvolutionRule(PreActivationRule):
             product = _product_of_groups(layer, inputs, gradient, size)
             result[id(kernel_of(layer))] = product
             return result
-        terms = _terms(gradient)
+        terms = elements(gradient.shape[1:-1])
         of_unit = call.rows * terms if terms > 0 else None
         if prefers_forming(of_unit, math.prod(size) * depth * filters):
             formed = Formed(_form(layer, inputs, gradient, size, call.rows))
@@ -144,7 +144,7 @@ def _product(
 ) -> Product:
     """Patches and gradients, one outer product per output position."""
     *_, depth, filters = shape = kernel_shape(kernel_of(layer))
-    terms = _terms(gradient)
+    terms = elements(gradient.shape[1:-1])
 
     def left(inputs: tf.Tensor) -> tf.Tensor:
         patches = _patches(layer, inputs, gradient, size)
@@ -160,7 +160,7 @@ def _product_of_groups(
     """As `_product`; channels are split into groups, each seeing its own inputs only."""
     *_, depth, filters = shape = kernel_shape(kernel_of(layer))
     patches = _patches(layer, inputs, gradient, size)
-    terms = _terms(gradient)
+    terms = elements(gradient.shape[1:-1])
     kernel, groups = math.prod(size), layer.groups
     left = reshape_examples(patches, terms, kernel, groups, depth)
     left = tf.transpose(left, [0, 3, 1, 2, 4])
@@ -190,7 +190,7 @@ def _form(
 
     Of the two ways, the faster one for such shapes, see benchmarks/README.md.
     """
-    terms = _terms(gradient)
+    terms = elements(gradient.shape[1:-1])
     *_, depth, filters = kernel_shape(kernel_of(layer))
     # Counted in inputs: slices that skip some of them are slow.
     positions = terms * math.prod(layer.strides)
@@ -255,7 +255,7 @@ def _from_patches(
     `rows` rows together are one of the B.
     """
     inputs, gradient = norms.kept(inputs), norms.kept(gradient)
-    batch, terms = tf.shape(gradient)[0] // rows, _terms(gradient)
+    batch, terms = tf.shape(gradient)[0] // rows, elements(gradient.shape[1:-1])
     if terms > 0:
         terms *= rows
     *_, depth, filters = kernel_shape(kernel_of(layer))
@@ -314,7 +314,7 @@ class DepthwiseConvolutionRule(PreActivationRule):
         inputs = channels_last(call.inputs, layer.data_format)
         gradient = tf.cast(channels_last(gradient, layer.data_format), tf.float32)
         *size, depth, multiplier = kernel_shape(layer.kernel)
-        terms = _terms(gradient)
+        terms = elements(gradient.shape[1:-1])
         right = reshape_examples(gradient, terms, depth, multiplier)
         per_position = []
         for shifted in shifted_inputs(layer, inputs, gradient, size):
@@ -324,9 +324,3 @@ class DepthwiseConvolutionRule(PreActivationRule):
         shape = (*size, depth, multiplier)
         of_kernel = Instantiated(tf.reshape(kernels, (-1, *shape)))
         return {id(layer.kernel): of_kernel, **self.of_bias(layer, gradient)}
-
-
-def _terms(gradient: tf.Tensor) -> int:
-    """Number of output positions, or -1 if it is not known."""
-    spatial = gradient.shape[1:-1]
-    return math.prod(spatial) if all(d is not None for d in spatial) else -1

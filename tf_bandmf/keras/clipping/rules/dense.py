@@ -17,7 +17,7 @@ from tf_bandmf.keras.clipping.rules.base import (
     kernel_shape,
     owns_only,
 )
-from tf_bandmf.keras.clipping.tensors.batches import reshape_examples
+from tf_bandmf.keras.clipping.tensors.batches import elements, reshape_examples
 from tf_bandmf.keras.compat.keras_objects import kernel_of
 
 
@@ -144,7 +144,7 @@ def _product(
         if order != sorted(order):
             tensor = tf.transpose(tensor, order)
         middle = [math.prod(size[c] for c in groups)] if groups else []
-        terms = _positions([static[c] for c in positions])
+        terms = elements([static[c] for c in positions])
         final = math.prod(size[c] for c in last)
         return reshape_examples(tensor, *middle, terms, final)
 
@@ -157,13 +157,3 @@ def _product(
     left = arrange(inputs, letters, contracted)
     right = arrange(gradient, outputs, new)
     return Product(left, right, layout)
-
-
-def _positions(dimensions: Sequence[int | None]) -> int:
-    """Product of dimensions, or -1 (for `tf.reshape`) if one is unknown."""
-    total = 1
-    for dimension in dimensions:
-        if dimension is None:
-            return -1
-        total *= dimension
-    return total

@@ -17,7 +17,7 @@ from tf_bandmf.keras.clipping.rules.base import (
     kernel_shape,
     owns_only,
 )
-from tf_bandmf.keras.clipping.tensors.batches import reshape_examples
+from tf_bandmf.keras.clipping.tensors.batches import elements, reshape_examples
 from tf_bandmf.keras.clipping.tensors.table_readers import TableReader, reader_of
 from tf_bandmf.keras.compat.keras_objects import MASK, embeddings_of
 
@@ -169,5 +169,4 @@ def _flat(tensor: tf.Tensor, width: int) -> tf.Tensor:
     """Positions side by side: [B, ..., width] as [B, T, width]; no last axis if 0."""
     last = [width] if width else []
     middle = tensor.shape[1:-1] if width else tensor.shape[1:]
-    terms = -1 if None in middle.as_list() else middle.num_elements()
-    return reshape_examples(tensor, terms, *last)
+    return reshape_examples(tensor, elements(middle), *last)

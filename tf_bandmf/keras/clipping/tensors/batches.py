@@ -1,6 +1,7 @@
 """Structures of tensors with a leading batch dimension."""
 
-from collections.abc import Callable, Iterable
+import math
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import keras
@@ -117,6 +118,12 @@ def reshape_examples(tensor: tf.Tensor, *shape: int) -> tf.Tensor:
     if (1, *own) == shape:  # a third of the operations of a reshape that names B
         return tf.expand_dims(tf.ensure_shape(tensor, [None, *own]), 1)
     return tf.reshape(tensor, [tf.shape(tensor)[0], *shape])
+
+
+def elements(dimensions: Sequence[int | None]) -> int:
+    """The product of dimensions, or -1 (for `tf.reshape`) if one is unknown."""
+    known = [n for n in dimensions if n is not None]
+    return math.prod(known) if len(known) == len(dimensions) else -1
 
 
 def expand_example(tensor: tf.Tensor, like: tf.Tensor) -> tf.Tensor:
