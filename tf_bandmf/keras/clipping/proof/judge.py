@@ -56,10 +56,14 @@ class Structure(NamedTuple):
       alone: layers that must run for each example by itself: they cannot be opened, or
         examples meet in them.
       calls: what the calls of tapped layers get per example, in their order.
+      size: the batch size of one walk.
+      log: what that walk noted.
     """
 
     alone: tuple[Any, ...]
     calls: tuple[CallShape, ...] = ()
+    size: int = 0
+    log: tuple[Any, ...] = ()
 
 
 def structure_of(
@@ -85,6 +89,38 @@ def structure_of(
     if key not in known:
         known[key] = _judged(model, x, variables, training)
     return known[key]
+
+
+def refuse_another(
+    model: keras.Model, x: Any, variables: Sequence[Any], structure: Structure
+) -> None:
+    """Refuses a model that is not the one any more that `structure_of` has judged.
+
+    It is asked after the trace of the step: Python code of the user's may count its calls.
+
+    Raises:
+      UnsupportedModelError: if a walk of it is another one now.
+    """
+    if not structure.log or not any(map(_is_of_the_user, all_layers(model))):
+        return
+    units = find_units(model, variables, structure.alone)
+    try:
+        again = _walk(model, x, structure.alone, structure.size, True, units)
+        is_same = tuple(again.log) == structure.log
+    except Mixes:
+        is_same = False
+    if not is_same:
+        raise UnsupportedModelError(
+            f"Model {model.name!r} does something else each time it is called on tensors "
+            f"of the same shapes: what was shown of one call is not so for the next. Let "
+            f"no Python code of its layers depend on earlier calls."
+        )
+
+
+def _is_of_the_user(layer: Any) -> bool:
+    module = type(layer).__module__
+    lambdas = isinstance(layer, keras.layers.Lambda)
+    return lambdas or not module.startswith(("keras.", "keras_hub."))
 
 
 def layers_executed_alone(model: keras.Model) -> tuple[Any, ...]:
@@ -123,7 +159,7 @@ def _judged(
         elif len(walks[-1].alone) > len(alone):
             alone = tuple(walks[-1].alone)
         else:
-            return Structure(alone, tuple(walks[0].calls))
+            return Structure(alone, tuple(walks[0].calls), first, tuple(walks[0].log))
     of_inputs = tuple(map(tf.is_tensor, keras.tree.flatten(x)))
     return Structure(alone, (CallShape(model, of_inputs),))
 

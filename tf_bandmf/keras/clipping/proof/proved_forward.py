@@ -21,7 +21,7 @@ from tf_bandmf.keras.clipping.independence.state import (
 )
 from tf_bandmf.keras.clipping.losses.alone_and_together import check_loss
 from tf_bandmf.keras.clipping.losses.compiled import compiled_loss, per_example_losses
-from tf_bandmf.keras.clipping.proof.judge import ADVICE, structure_of
+from tf_bandmf.keras.clipping.proof.judge import ADVICE, refuse_another, structure_of
 from tf_bandmf.keras.clipping.rules import LayerCall
 from tf_bandmf.keras.clipping.tensors import batches
 from tf_bandmf.keras.clipping.tensors.errors import UnsupportedModelError
@@ -104,6 +104,7 @@ def proved_forward(
                 f"Model {model.name!r} created weights in its first call. Call it once on "
                 f"data before training, so that all weights are known."
             )
+        refuse_another(model, x, variables, structure)
         _check_reads(model, variables, recorder, start)
         yield Forward(y_pred, losses, recorder.calls)
         _check_state(model, recorder, generators, start)
