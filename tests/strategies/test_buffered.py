@@ -5,6 +5,7 @@ import pytest
 
 from tf_bandmf import matrices, strategies, workloads
 from tf_bandmf.participation import MinSep
+from tf_bandmf.strategies import buffered
 
 DECAYS, INVERSE_DECAYS = np.array([0.95, 0.6, 0.2]), np.array([0.8, 0.4, 0.05])
 
@@ -98,3 +99,15 @@ def test_a_decay_next_to_one_stays_below_one_in_float32():
     matrix = matrices.BufferedToeplitz([1.0 - 1e-9], [0.5], 10).in_float32()
     assert matrix.decays[0] == 1.0 - 2.0**-24
     assert np.array_equal(matrix.in_float32().decays, matrix.decays)
+
+
+def test_a_long_run_has_the_optimum_that_a_search_finds(monkeypatch):
+    n, once = 3000, MinSep(3000, 1)
+    workload = workloads.prefix_sum(n)
+    searched = strategies.blt(workload, once, 3)
+    monkeypatch.setattr(buffered, "_MOST_SEARCHED", 500)
+    found = strategies.blt(workload, once, 3)
+    assert found.rmse(workload, once) == pytest.approx(
+        searched.rmse(workload, once), rel=1e-9
+    )
+    assert found.diagnostics["iterations"] != searched.diagnostics["iterations"]

@@ -8,6 +8,8 @@ arXiv:2408.08868, for many under min-separation.
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from typing import Any
 
 import numpy as np
@@ -25,6 +27,8 @@ DEFAULT_BUFFERS = 4
 _LEAST_GAIN = 1e-4
 # Iterations after which the best starting points are chosen.
 _SCREENING_ITERATIONS = 12
+# Runs of more steps begin with the optimum of so many times fewer ones.
+_MOST_SEARCHED, _FEWER = 2**14, 16
 # Bounds of the logits, far outside of what float64 resolves as interlaced decays.
 _LARGEST_LOGIT = 34.0
 
@@ -66,22 +70,11 @@ def blt(
     if objective not in ("mean", "max"):
         raise ValueError(f'objective must be "mean" or "max", found {objective!r}.')
     num_buffers = whole_number("num_buffers", num_buffers, most=_MAX_BUFFERS)
-    problem = _Problem(workload, participation, objective)
-    decays, inverse_decays = np.zeros(0), np.zeros(0)
-    best = None
-    iterations = 0
-    for _ in range(num_buffers):
-        starts = _starts(problem, decays, inverse_decays, workload.num_steps)
-        screened = [problem.minimize(start, _SCREENING_ITERATIONS) for start in starts]
-        screened.sort(key=lambda run: run.fun)
-        runs = [problem.minimize(run.x, max_iterations) for run in screened[:2]]
-        iterations += sum(int(run.nit) for run in [*screened, *runs])
-        found = min(runs, key=lambda run: run.fun)
-        if best is not None and found.fun > best.fun - _LEAST_GAIN:
-            break
-        best = found
-        decays, inverse_decays = decays_of(best.x)
-    assert best is not None
+    n = workload.num_steps
+    rates = participation.separation(), participation.participations(n)
+    problem = _Problem(workload, *rates, objective)
+    best, iterations = _optimum(problem, num_buffers, max_iterations)
+    decays, inverse_decays = decays_of(best.x)
     matrix = matrices.BufferedToeplitz(decays, inverse_decays, workload.num_steps)
     return Strategy(
         "blt",
@@ -97,21 +90,68 @@ def blt(
     )
 
 
+def _optimum(
+    problem: _Problem, num_buffers: int, max_iterations: int
+) -> tuple[Any, int]:
+    """Where the best minimization ended, and the iterations of all.
+
+    With one participation a run of many steps has decays like those of a shorter one, on a
+    longer logarithmic scale: from there one minimization finds the optimum (measured:
+    within 1e-12). With more of them it may end in another minimum.
+    """
+    n = problem.workload.num_steps
+    if n > _MOST_SEARCHED and problem.is_single and problem.workload.is_toeplitz:
+        shorter = problem.of_fewer_steps(-(-n // _FEWER))
+        best, iterations = _optimum(shorter, num_buffers, max_iterations)
+        longer = math.log(n) / math.log(shorter.workload.num_steps)
+        start = variables_of(*(1.0 - (1.0 - x) ** longer for x in decays_of(best.x)))
+        best = problem.minimize(start, max_iterations)
+        return best, iterations + int(best.nit)
+    decays, inverse_decays = np.zeros(0), np.zeros(0)
+    best, iterations = None, 0
+    for _ in range(num_buffers):
+        starts = _starts(problem, decays, inverse_decays, n)
+        screened = [problem.minimize(start, _SCREENING_ITERATIONS) for start in starts]
+        screened.sort(key=lambda run: run.fun)
+        runs = [problem.minimize(run.x, max_iterations) for run in screened[:2]]
+        iterations += sum(int(run.nit) for run in [*screened, *runs])
+        found = min(runs, key=lambda run: run.fun)
+        if best is not None and found.fun > best.fun - _LEAST_GAIN:
+            break
+        best = found
+        decays, inverse_decays = decays_of(best.x)
+    return best, iterations
+
+
 class _Problem:
     """log(error^2 sens^2) of a BLT and its gradient."""
 
     def __init__(
-        self, workload: Workload, participation: Participation, objective: str
+        self,
+        workload: Workload,
+        separation: int,
+        participations: int,
+        objective: str,
     ) -> None:
         n = workload.num_steps
+        self.workload, self._objective = workload, objective
         self.column = workload.first_column()
         self.pattern = np.zeros(n)
-        k = participation.participations(n)
-        self.pattern[:: participation.separation()][:k] = 1.0
+        self.pattern[::separation][:participations] = 1.0
         # Entry t of B's first column is in n - t rows; the last row has the largest.
         self.weights = np.ones(n)
         if objective == "mean":
             self.weights = (n - np.arange(n)) / n
+
+    @property
+    def is_single(self) -> bool:
+        """Whether an example takes part once."""
+        return bool(self.pattern.sum() == 1.0)
+
+    def of_fewer_steps(self, num_steps: int) -> _Problem:
+        """With one participation."""
+        workload = dataclasses.replace(self.workload, num_steps=num_steps)
+        return _Problem(workload, num_steps, 1, self._objective)
 
     def minimize(self, start: np.ndarray, max_iterations: int) -> Any:
         import scipy.optimize  # slow to import
@@ -189,7 +229,8 @@ def variables_of(theta: np.ndarray, theta_inverse: np.ndarray) -> np.ndarray:
     """Logits of the ratios of interlaced decays, [2 d]; the inverse of `decays_of`."""
     decays = np.concatenate([[1.0], _interlaced(theta, theta_inverse)])
     ratios = decays[1:] / decays[:-1]
-    logits = np.log(ratios) - np.log1p(-ratios)
+    with np.errstate(divide="ignore"):  # of 1, where the difference is below rounding
+        logits = np.log(ratios) - np.log1p(-ratios)
     return np.clip(logits, -_LARGEST_LOGIT, _LARGEST_LOGIT)
 
 
