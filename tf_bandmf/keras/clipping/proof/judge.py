@@ -84,7 +84,9 @@ def structure_of(
       UnsupportedModelError: if examples of a batch meet outside of a layer, or a layer's
         gradients of single examples cannot be told apart.
     """
-    key = (tuple(map(id, variables)), batches.specs_of(x), training)
+    # A layer without weights may have been added since.
+    ids = (tuple(map(id, of)) for of in (variables, all_layers(model)))
+    key = (*ids, batches.specs_of(x), training)
     known = _KNOWN.setdefault(model, {})
     if key not in known:
         known[key] = _judged(model, x, variables, training)
