@@ -85,8 +85,8 @@ def structure_of(
         gradients of single examples cannot be told apart.
     """
     # A layer without weights may have been added since.
-    ids = (tuple(map(id, of)) for of in (variables, all_layers(model)))
-    key = (*ids, batches.specs_of(x), training)
+    ids = tuple(map(id, (*variables, *all_layers(model))))
+    key = (ids, batches.specs_of(x), training)
     known = _KNOWN.setdefault(model, {})
     if key not in known:
         known[key] = _judged(model, x, variables, training)
@@ -120,9 +120,8 @@ def refuse_another(
 
 
 def _is_of_the_user(layer: Any) -> bool:
-    module = type(layer).__module__
-    lambdas = isinstance(layer, keras.layers.Lambda)
-    return lambdas or not module.startswith(("keras.", "keras_hub."))
+    is_of_keras = type(layer).__module__.startswith(("keras.", "keras_hub."))
+    return not is_of_keras or isinstance(layer, keras.layers.Lambda)
 
 
 def layers_executed_alone(model: keras.Model) -> tuple[Any, ...]:
