@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tf_bandmf import strategies, workloads
 from tf_bandmf.optimize import banded_matrices, objectives
-from tf_bandmf.participation import MinSep
+from tf_bandmf.participation import FixedEpochOrder, MinSep
 
 # arXiv:2405.15913, Example B.1, by columns.
 EXAMPLE = [
@@ -23,7 +23,7 @@ def mean_error(strategy, workload):
     return np.mean(strategy.per_step_squared_error(workload))
 
 
-def convex_optimum(workload, bands):
+def convex_optimum(workload, bands, separation):
     """min over X = C^T C of the mean error, by SLSQP on the entries of X."""
     n, a = workload.num_steps, workload.to_dense()
     lower = [(i, j) for i in range(n) for j in range(max(0, i - bands + 1), i + 1)]
@@ -45,9 +45,14 @@ def convex_optimum(workload, bands):
         return np.where(rows == columns, 1.0, 2.0) * full[rows, columns]
 
     diagonal = [lower.index((i, i)) for i in range(n)]
-    constraint = {"type": "eq", "fun": lambda x: x[diagonal] - 1.0}
+    groups = [diagonal[g::separation] for g in range(separation)]
+    constraint = {
+        "type": "eq",
+        "fun": lambda x: np.array([x[g].sum() - 1.0 for g in groups]),
+    }
     start = np.zeros(len(lower))
-    start[diagonal] = 1.0
+    for g in groups:
+        start[g] = 1.0 / len(g)
     return scipy.optimize.minimize(
         value,
         start,
@@ -98,8 +103,29 @@ def test_equals_the_convex_solution_with_learning_rates():
     workload = workloads.momentum_sgd(8, 0.5, 0.9, np.linspace(1.0, 0.2, 8))
     start = square_root(workload, 3)
     found = strategies.optimized_banded(workload, 3, start=start, gap_tolerance=1e-9)
-    expected = convex_optimum(workload, 3)
+    expected = convex_optimum(workload, 3, 8)
     np.testing.assert_allclose(mean_error(found, workload), expected, rtol=1e-6)
+
+
+@pytest.mark.slow
+def test_equals_the_convex_solution_without_equal_column_norms():
+    workload, order = workloads.prefix_sum(9), FixedEpochOrder(3, 1, 3)
+    found = strategies.optimized_banded(
+        workload,
+        3,
+        column_normalized=False,
+        participation=order,
+        start=square_root(workload, 3),
+        gap_tolerance=1e-9,
+    )
+    sensitivity = found.sensitivity(order)
+    assert sensitivity.is_exact
+    assert sensitivity.value == pytest.approx(1.0)
+    expected = convex_optimum(workload, 3, 3)
+    np.testing.assert_allclose(mean_error(found, workload), expected, rtol=1e-6)
+    # Equal norms cost something under this participation.
+    equal = mean_error(example(), workload) * 3
+    assert mean_error(found, workload) < 0.999 * equal
 
 
 def test_the_stated_gap_is_above_the_true_one():
@@ -175,6 +201,17 @@ def test_invalid_arguments_are_refused():
         strategies.optimized_banded(workload, 10)
     with pytest.raises(ValueError, match="objective must be"):
         strategies.optimized_banded(workload, 3, objective="median", start=example())
+    with pytest.raises(ValueError, match="must be a FixedEpochOrder"):
+        strategies.optimized_banded(
+            workload, 3, column_normalized=False, participation=MinSep(3, 3)
+        )
+    with pytest.raises(ValueError, match="bands must be <= steps_per_epoch = 3"):
+        strategies.optimized_banded(
+            workload,
+            4,
+            column_normalized=False,
+            participation=FixedEpochOrder(3, 1, 3),
+        )
     with pytest.raises(ValueError, match="start must have 9 steps"):
         strategies.optimized_banded(workload, 3, start=strategies.identity(8))
     with pytest.raises(ValueError, match="start must be a banded strategy"):

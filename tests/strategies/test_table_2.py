@@ -60,3 +60,16 @@ def test_banded_with_equal_norms(optimum, bands, error):
     strategy = optimized_banded(WORKLOAD, bands)
     check(strategy, optimum, ["0.41", "1.00"], [error, error])
     np.testing.assert_allclose(strategy.sensitivity(MIN_SEP).value, np.sqrt(6.0))
+
+
+@pytest.mark.parametrize(
+    ("bands", "errors"), [(128, ["1.23", "1.29"]), (342, ["1.04", "1.08"])]
+)
+def test_banded_without_equal_norms(optimum, bands, errors):
+    from tf_bandmf.strategies.banded import optimized_banded
+
+    strategy = optimized_banded(
+        WORKLOAD, bands, column_normalized=False, participation=FIXED
+    )
+    check(strategy, optimum, ["0.52", "1.04"], errors)
+    assert strategy.sensitivity(MIN_SEP).is_exact

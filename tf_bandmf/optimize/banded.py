@@ -1,7 +1,8 @@
 """Optimal banded strategies `C` with general columns.
 
 arXiv:2405.15913, Problem 2.1 and section 3.1, with the O(n bands^2) recursion of
-`analysis.gram_recursion` in place of Algorithm 2.
+`analysis.gram_recursion` in place of Algorithm 2; without equal column norms it is the
+problem of arXiv:2306.08153, Appendix B.
 """
 
 from __future__ import annotations
@@ -43,35 +44,46 @@ _LAST: list[tuple[tuple[object, ...], _Traced]] = []
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Problem:
-    """A chart of the banded strategies with columns of norm 1, and the error on it.
+    """Charts of the feasible set, and the error on it.
 
-    The variables are the entries below the diagonal relative to the diagonal: column `j`
-    is `[1, y_1j, y_2j, ...] / norm`, divided by a scale of the column.
+    For column-normalized strategies the variables are the entries below the diagonal
+    relative to the diagonal: column `j` is `[1, y_1j, y_2j, ...] / norm`, divided by a
+    scale of the column. Otherwise
+    they are all entries, scaled such that the squared norms of the columns `i, i + b,
+    ...` sum to 1. Each chart was the faster one of the two on its problem.
 
     Attributes:
       workload: A.
       bands: of C.
-      scale: of the variables of each column, shape [n].
+      separation: b, or None for column-normalized strategies.
+      scale: of the variables of each column, shape [n]; only of column-normalized ones.
     """
 
     workload: Workload
     bands: int
+    separation: int | None
     scale: np.ndarray
 
     def columns(self, position: tf.Tensor) -> tf.Tensor:
         n = self.workload.num_steps
-        below = tf.reshape(position, [-1, n]) * self.scale
-        columns = tf.concat([tf.ones([1, n], tf.float64), below], axis=0)
+        columns = tf.reshape(position, [-1, n])
+        if self.separation is None:
+            columns *= self.scale
+            columns = tf.concat([tf.ones([1, n], tf.float64), columns], axis=0)
         columns *= banded_matrices.inside(self.bands, n)
-        return columns * tf.math.rsqrt(tf.reduce_sum(columns**2, axis=0))
+        squared = tf.reduce_sum(columns**2, axis=0)
+        if self.separation is not None:
+            epochs = -(-n // self.separation)
+            missing = epochs * self.separation - n
+            table = tf.reshape(tf.pad(squared, [[0, missing]]), [epochs, -1])
+            squared = tf.tile(tf.reduce_sum(table, axis=0), [epochs])[:n]
+        return columns * tf.math.rsqrt(squared)
 
     def position(self, columns: np.ndarray) -> np.ndarray:
         """Variables of given columns [bands, n] with a positive diagonal."""
-        return (columns[1:] / columns[:1] / self.scale).reshape(-1)
-
-    @property
-    def num_variables(self) -> int:
-        return (self.bands - 1) * self.workload.num_steps
+        if self.separation is None:
+            return (columns[1:] / columns[:1] / self.scale).reshape(-1)
+        return (columns / np.linalg.norm(columns, axis=0)).reshape(-1)
 
     def errors(self, columns: tf.Tensor) -> tf.Tensor:
         rows = banded_matrices.times_inverse_workload(columns, self.workload)
@@ -92,8 +104,9 @@ def _column_scale(num_steps: int, objective: Objective) -> np.ndarray:
 def _bound_function(problem: Problem) -> BoundFunction:
     """What no strategy with so many bands is below, by the variables of a good one."""
 
-    def evaluate(position: tf.Tensor) -> tf.Tensor:
-        return problem.errors(problem.columns(position))
+    def evaluate(position: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        columns = problem.columns(position)
+        return problem.errors(columns), tf.norm(columns, axis=0)
 
     def gram_band(
         position: tf.Tensor, weights: tf.Tensor
@@ -107,7 +120,7 @@ def _bound_function(problem: Problem) -> BoundFunction:
     @functools.cache
     def compiled() -> tuple[Callable[..., Any], Callable[..., Any]]:
         # Concrete: TensorFlow would warn of retracing when several problems are solved.
-        position = tf.TensorSpec([problem.num_variables], tf.float64)
+        position = tf.TensorSpec([_num_variables(problem)], tf.float64)
         weights = tf.TensorSpec([problem.workload.num_steps], tf.float64)
         errors = tf.function(evaluate, autograph=False)
         band = tf.function(gram_band, autograph=False)
@@ -122,7 +135,8 @@ def _bound_function(problem: Problem) -> BoundFunction:
     ) -> tuple[float, np.ndarray]:
         variables = tf.constant(position)
         compiled_errors, compiled_band = compiled()
-        errors = compiled_errors(variables).numpy()
+        errors, norms = (x.numpy() for x in compiled_errors(variables))
+        groups = problem.separation or problem.workload.num_steps
         best = -math.inf
         for weights, offset in supports(errors):
             band, rows, product = (
@@ -131,6 +145,8 @@ def _bound_function(problem: Problem) -> BoundFunction:
             at = certificate.Tangent(
                 float(weights @ errors),
                 band,
+                norms,
+                groups,
                 rows,
                 product,
                 weights,
@@ -145,6 +161,7 @@ def optimize(
     workload: Workload,
     objective: Objective,
     start: np.ndarray,
+    separation: int | None,
     options: lbfgs.Options,
     is_certified: bool = True,
 ) -> tuple[np.ndarray, OptimizationResult]:
@@ -152,17 +169,20 @@ def optimize(
 
     Args:
       workload: A.
-      objective: of the per-step squared errors.
+      objective: of the per-step squared errors at unit sensitivity.
       start: columns of a strategy, `start[i, j] = C[j + i, j]`, shape [bands, n], with
         a positive diagonal.
+      separation: None for columns of norm 1; b for `sum over columns i, i + b, ... of
+        squared norms = 1`.
       options: when to stop.
       is_certified: find the gap, which takes as long as a dozen iterations.
 
     Returns:
-      The columns of norm 1, shape [bands, n], and the result with a certified gap if the
-      objective is convex and that is wanted.
+      The columns, shape [bands, n], and the result with a certified gap
+      if the objective is convex and that is wanted. The result's value is the objective
+      at sensitivity 1 per column, or per group of columns.
     """
-    traced = _traced(workload, objective, len(start), options)
+    traced = _traced(workload, objective, len(start), separation, options)
     problem = traced.problem
     position = problem.position(start)
     result = _minimize(traced, objective, position, options, is_certified)
@@ -176,7 +196,7 @@ class _Traced:
     """A problem and its functions, compiled.
 
     Attributes:
-      problem: chart and errors.
+      problem: charts and errors.
       bound: see `_bound_function`.
       minimizers: one for each stage of the objective.
       maximum: what the only minimizer minimizes, if it is the maximum of the errors.
@@ -192,16 +212,19 @@ def _traced(
     workload: Workload,
     objective: Objective,
     bands: int,
+    separation: int | None,
     options: lbfgs.Options,
 ) -> _Traced:
     """What `optimize` evaluates. The last problem is kept: a draft precedes a plan."""
     config = configs.canonical_bytes(workload.to_config())
     n = workload.num_steps
-    key = config, objective, bands
+    key = config, objective, bands, separation
     if _LAST and _LAST[0][0] == key:
         return _LAST[0][1]
     _LAST.clear()
-    problem = Problem(workload, bands, _column_scale(n, objective))
+    scale = _column_scale(n, objective)
+    problem = Problem(workload, bands, separation, scale)
+    size = _num_variables(problem)
     by_xla = _suits_xla(problem, objective)
 
     def minimizer(stage: Callable[[tf.Tensor], tf.Tensor]) -> lbfgs.Minimizer:
@@ -209,7 +232,7 @@ def _traced(
             errors = problem.errors(problem.columns(position))
             return tf.math.log(stage(errors))
 
-        return lbfgs.Minimizer(log_loss, problem.num_variables, options, by_xla)
+        return lbfgs.Minimizer(log_loss, size, options, by_xla)
 
     smooth = maximum.SmoothMaximum(n) if objective == objectives.MAX else None
     stages = objective.smooth_stages if smooth is None else (smooth,)
@@ -278,3 +301,8 @@ def _suits_xla(problem: Problem, objective: Objective) -> bool:
         return False
     entries = problem.bands * problem.workload.num_steps
     return entries in _XLA_ENTRIES and problem.bands <= _MOST_XLA_BANDS
+
+
+def _num_variables(problem: Problem) -> int:
+    rows = problem.bands - (problem.separation is None)
+    return rows * problem.workload.num_steps

@@ -2,13 +2,16 @@
 
 The weighted error `f(X) = tr(Omega A X^-1 A^T)` is convex in `X = C^T C` with gradient
 `-H`, `H = X^-1 A^T Omega A X^-1`, and `<H, X> = f(X)`. Take any feasible `X'` with the
-same bands, that is with `X'_ii <= 1` for every column. As `|X'_ij| <= 1`,
+same bands, that is with `sum over j in group g of X'_jj <= 1` for every group of
+columns that one example may join together. By `|X'_ij| <= sqrt(X'_ii X'_jj)` and
+`2 |H_ij| d_i d_j <= |H_ij| (r d_i^2 + d_j^2 / r)`,
 
-    <H, X'> <= U = sum over i of H_ii + sum_{j != i} |H_ij|,
+    <H, X'> <= U = sum over groups of max over i in the group of
+                   H_ii + sum_{j != i} |H_ij| s_j / s_i
 
-which is tight at the optimum, where `H` has no off-diagonal entries in the band. The
-tangent at `t X` instead of `X` bounds `f(X') >= 2 f / t - U / t^2` for every `t > 0`; the
-best is `t = U / f`:
+for any positive `s`; `s_i = sqrt(X_ii)` makes it tight at the optimum, where `H` has no
+off-diagonal entries in the band. The tangent at `t X` instead of `X` bounds
+`f(X') >= 2 f / t - U / t^2` for every `t > 0`; the best is `t = U / f`:
 
     f(X') >= f(X)^2 / U,    relative gap <= 1 - f / U.
 
@@ -28,6 +31,9 @@ order, and goes once more into `E`, and so on. All is banded: `H^-1 = X G^-1 X`,
 applies to this matrix as to `H`; with `t Z` in place of `Z`,
 
     f(X') >= (tr Z)^2 / U    where tr Z > 0.
+
+The groups are single columns for column-normalized strategies, and columns
+`i, i + b, i + 2 b, ...` for (k, b)-participation (arXiv:2306.08153, Prop. B.1).
 """
 
 from __future__ import annotations
@@ -43,17 +49,27 @@ _LEAST_WEIGHT = 1e-12
 _CORRECTIONS, _KEPT = 3, 0.5
 
 
-def dual_bound(gram_band: np.ndarray) -> float:
+def dual_bound(gram_band: np.ndarray, norms: np.ndarray, separation: int) -> float:
     """The bound `U` on `<H, X'>` over all feasible `X'`.
 
     Args:
       gram_band: `H[i, i-j]`, shape [n, bands], zero left of the matrix.
+      norms: column norms of `C`, shape [n].
+      separation: b; columns `i, i + b, ...` form a group whose squared norms sum to at
+        most 1. With n every column is a group of its own.
 
     Returns:
       U.
     """
-    # An entry below the diagonal stands above it, too.
-    return float(np.sum(gram_band[:, 0]) + 2.0 * np.sum(np.abs(gram_band[:, 1:])))
+    n, bands = gram_band.shape
+    reach = gram_band[:, 0].copy()
+    for j in range(1, min(bands, n)):
+        magnitude = np.abs(gram_band[j:, j])
+        reach[j:] += magnitude * norms[:-j] / norms[j:]
+        reach[:-j] += magnitude * norms[j:] / norms[:-j]
+    groups = min(separation, n)
+    reach = np.pad(reach, (0, -n % groups)).reshape(-1, groups)
+    return float(np.sum(np.max(reach, axis=0)))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -63,6 +79,8 @@ class Tangent:
     Attributes:
       weighted_error: f(X).
       gram_band: `H[i, i-j]`, shape [n, bands], zero left of the matrix.
+      norms: column norms of `C`, shape [n].
+      separation: b, as for `dual_bound`.
       rows: `C[i, i-j]`, shape [n, bands].
       product: `M[i, i-j]`, `M = C A^-1`, shape [n, w]; entries left of the matrix are
         ignored.
@@ -71,6 +89,8 @@ class Tangent:
 
     weighted_error: float
     gram_band: np.ndarray
+    norms: np.ndarray
+    separation: int
     rows: np.ndarray
     product: np.ndarray
     weights: np.ndarray
@@ -102,7 +122,9 @@ def corrected_bound(at: Tangent) -> float:
         trace = at.weighted_error - sum(
             float(gram[k] @ diagonal) for k, diagonal in removed.items()
         )
-        best = max(best, max(trace, 0.0) ** 2 / dual_bound(left))
+        best = max(
+            best, max(trace, 0.0) ** 2 / dual_bound(left, at.norms, at.separation)
+        )
         # Where H is small next to E, what is left would be more than what is removed.
         more = _row_sums(quarter, n)
         kept = np.minimum(
@@ -171,7 +193,8 @@ def lower_bound(at: Tangent) -> float:
 
     With weights that are (nearly) 0 the first bound is the only one.
     """
-    first = at.weighted_error**2 / dual_bound(at.gram_band)
+    dual = dual_bound(at.gram_band, at.norms, at.separation)
+    first = at.weighted_error**2 / dual
     if not at.weights.min() > _LEAST_WEIGHT * at.weights.max():
         return first
     return max(first, corrected_bound(at))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tf_bandmf import matrices
-from tf_bandmf.participation import MinSep, Participation
+from tf_bandmf.participation import FixedEpochOrder, MinSep, Participation
 from tf_bandmf.strategies import optimized
 from tf_bandmf.strategies.base import Strategy
 from tf_bandmf.strategies.registry import (
@@ -43,16 +43,20 @@ def optimized_banded(
     bands: int,
     *,
     objective: ObjectiveLike = "mean",
+    column_normalized: bool = True,
+    participation: Participation | None = None,
     start: Strategy | None = None,
     max_iterations: int = 500,
     gap_tolerance: float = 1e-5,
     gradient_tolerance: float = 1e-5,
     decrease_tolerance: float = 1e-9,
 ) -> Strategy:
-    """The banded `C` with columns of norm 1 and the smallest error, with a certificate.
+    """The banded `C` with the smallest error at sensitivity 1, with a certificate.
 
-    One strategy is optimal for every participation with b >= bands: `sens(C) = sqrt(k)`
-    (arXiv:2306.08153, Theorem 2).
+    With equal column norms, one strategy is optimal for every participation with b >=
+    bands: `sens(C) = sqrt(k)` (arXiv:2306.08153, Theorem 2). Without them, the result
+    is the best for the patterns of a fixed epoch order (Appendix B), a little better
+    there and a little worse under b-min-separation.
 
     The problem is convex in `C^T C`. The diagnostics hold the certified
     `optimality_gap`, an upper bound on how much smaller, relatively, the objective (a
@@ -69,6 +73,9 @@ def optimized_banded(
         "last" for only the final model, whose infimum no invertible `C` attains, so
         this objective stops unconverged; or a differentiable function of the per-step
         squared errors (an `Objective` if it is convex and a gap is wanted).
+      column_normalized: whether all columns must have norm 1.
+      participation: required without column normalization; then a `FixedEpochOrder`
+        with at least as many steps per epoch as `C` has bands.
       start: a banded strategy to start from, with any number of bands; by default the
         optimal banded Toeplitz strategy, or, for prefix sums of more than 65,536 steps
         and their mean error, one that continues the optimum for a quarter of the steps.
@@ -80,10 +87,10 @@ def optimized_banded(
         than this, relatively; raise it for very large problems.
 
     Returns:
-      The strategy.
+      The strategy; without column normalization it has sensitivity 1.
 
     Raises:
-      ValueError: if an argument is out of range.
+      ValueError: if an argument is out of range, or participation is unsuitable.
     """
     check_workload(workload)
     from tf_bandmf.optimize import lbfgs
@@ -95,35 +102,44 @@ def optimized_banded(
         decrease_tolerance=decrease_tolerance,
     )
     bands = optimized.check_bands(bands, workload.num_steps)
-    return _optimized(workload, bands, objective, start, options)
+    separation = None
+    if not column_normalized:
+        separation = _epoch(participation, bands, workload.num_steps)
+    return _optimized(workload, bands, objective, separation, start, options)
 
 
 def _optimized(
     workload: Workload,
     bands: int,
     objective: ObjectiveLike,
+    separation: int | None,
     start: Strategy | None,
     options: Options,
     is_certified: bool = True,
 ) -> Strategy:
-    """See `optimized_banded`."""
+    """See `optimized_banded`; without a `separation` columns have norm 1."""
     from tf_bandmf.optimize import banded as problem
     from tf_bandmf.optimize import banded_matrices, objectives
 
     goal = objectives.resolve(objective)
     if start is None:
-        columns = _default_columns(workload, bands, goal, options, is_certified)
+        columns = _default_columns(
+            workload, bands, goal, separation, options, is_certified
+        )
     else:
         columns = _start_columns(workload, start, bands)
-    columns, result = problem.optimize(workload, goal, columns, options, is_certified)
+    columns, result = problem.optimize(
+        workload, goal, columns, separation, options, is_certified
+    )
     rows = banded_matrices.rows_from_columns(columns).numpy()
+    norms = ", columns of equal norm" if separation is None else ""
     return Strategy(
         "banded",
         matrices.RowBanded(rows),
-        {"bands": bands, "column_normalized": True},
+        {"bands": bands, "column_normalized": separation is None},
         {
             **optimized.diagnostics(goal.name, result),
-            "optimal_among": f"{bands} band{'s' * (bands > 1)}, columns of equal norm",
+            "optimal_among": f"{bands} band{'s' * (bands > 1)}{norms}",
         },
     )
 
@@ -146,10 +162,27 @@ def _start_columns(workload: Workload, start: Strategy, bands: int) -> np.ndarra
     return optimized.fit_bands(banded_matrices.columns_from_rows(rows), bands)
 
 
+def _epoch(participation: Participation | None, bands: int, num_steps: int) -> int:
+    """Steps per epoch, checked."""
+    if not isinstance(participation, FixedEpochOrder):
+        raise ValueError(
+            f"participation must be a FixedEpochOrder if column_normalized is False, "
+            f"found {participation!r}."
+        )
+    participation.validate_num_steps(num_steps)
+    if bands > participation.separation():
+        raise ValueError(
+            f"bands must be <= steps_per_epoch = {participation.separation()} if "
+            f"column_normalized is False, found {bands}."
+        )
+    return participation.separation()
+
+
 def _default_columns(
     workload: Workload,
     bands: int,
     objective: Objective,
+    separation: int | None,
     options: Options,
     is_certified: bool,
 ) -> np.ndarray:
@@ -165,6 +198,7 @@ def _default_columns(
     fewer = -(-n // 4)
     if (
         _is_prefix_sum(workload)
+        and separation is None
         and objective == objectives.MEAN
         and n > _MOST_AT_ONCE
         and fewer >= _LEAST_PER_BAND * bands
@@ -175,7 +209,7 @@ def _default_columns(
             decrease_tolerance=max(options.decrease_tolerance, _START_DECREASE),
         )
         shorter = dataclasses.replace(workload, num_steps=fewer)
-        found = _optimized(shorter, bands, objective, None, options, is_certified)
+        found = _optimized(shorter, bands, objective, None, None, options, is_certified)
         return continuation.continued(_start_columns(shorter, found, bands), n)
     plain = dataclasses.replace(workload, learning_rates=None)
     once = MinSep(n, 1)
@@ -213,7 +247,9 @@ def _draft(
     options = lbfgs.Options(
         max_iterations=_DRAFT_ITERATIONS, decrease_tolerance=_DRAFT_DECREASE
     )
-    return _optimized(workload, bands, objective, None, options, is_certified=False)
+    return _optimized(
+        workload, bands, objective, None, None, options, is_certified=False
+    )
 
 
 register(

@@ -166,6 +166,9 @@ def test_every_way_forms_the_same_gradients_of_a_convolution(strides):
         patches, other = (way(layer, x, gradient, [3, 2], rows) for way in ways)
         assert patches.shape == (U * K // rows, 3, 2, 5, 7)
         np.testing.assert_allclose(other, patches, rtol=1e-4, atol=1e-4)
+        if rows == 1 and convolution._groups_have_gradients():
+            groups = convolution._in_groups(layer, x, gradient, [3, 2])
+            np.testing.assert_allclose(groups, patches, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.slow_cases("1", "2", "7")

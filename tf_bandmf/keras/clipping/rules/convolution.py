@@ -1,5 +1,6 @@
 """Norm rules of convolutions."""
 
+import functools
 import itertools
 import math
 from collections.abc import Mapping, Sequence
@@ -34,6 +35,8 @@ _FEW_CHANNELS = 4
 _FEW_POSITIONS, _SOME_POSITIONS = 64, 256
 # Multiplications of an example that take longer than to begin with it.
 _MANY = 1 << 24
+# Channels of the inputs times those of the outputs.
+_MOST_OF_A_GROUP = 1 << 12
 
 
 def channels_last(tensor: tf.Tensor, data_format: str) -> tf.Tensor:
@@ -188,23 +191,67 @@ def _form(
 ) -> tf.Tensor:
     """The gradients of a kernel, [B, *kernel.shape], of which `rows` rows are one.
 
-    Of the two ways, the faster one for such shapes, see benchmarks/README.md.
+    Of the three ways, the fastest one for such shapes, see benchmarks/README.md.
     """
     terms = elements(gradient.shape[1:-1])
     *_, depth, filters = kernel_shape(kernel_of(layer))
     # Counted in inputs: slices that skip some of them are slow.
     positions = terms * math.prod(layer.strides)
     is_small = rows == 1 and 0 <= terms * math.prod(size) * depth * filters < _MANY
+    has_few = depth <= _FEW_CHANNELS or positions <= _FEW_POSITIONS
     if (
         in_xla()
         or tf.config.list_logical_devices("GPU")
         or math.prod(size) == 1  # the inputs
         or not _has_two_dimensional_form(layer)
-        or (is_small and (depth <= _FEW_CHANNELS or positions <= _FEW_POSITIONS))
-        or (is_small and terms == positions <= _SOME_POSITIONS)
+        or (is_small and has_few)
     ):
         return _from_patches(layer, inputs, gradient, size, rows)
+    if is_small and depth * filters <= _MOST_OF_A_GROUP and _groups_have_gradients():
+        return _in_groups(layer, inputs, gradient, size)
+    if is_small and terms == positions <= _SOME_POSITIONS:
+        return _from_patches(layer, inputs, gradient, size, rows)
     return _one_by_one(layer, inputs, gradient, size, rows)
+
+
+@functools.cache
+def _groups_have_gradients() -> bool:
+    """Whether this CPU has gradients of grouped kernels: TensorFlow's oneDNN has."""
+    with tf.init_scope(), tf.device("CPU:0"):
+        try:
+            tf.raw_ops.Conv2DBackpropFilter(
+                input=tf.zeros([1, 3, 3, 4]),
+                filter_sizes=[3, 3, 2, 6],
+                out_backprop=tf.zeros([1, 3, 3, 6]),
+                strides=[1, 1, 1, 1],
+                padding="SAME",
+            )
+        except tf.errors.OpError:
+            return False
+    return True
+
+
+def _in_groups(
+    layer: Any, inputs: tf.Tensor, gradient: tf.Tensor, size: Sequence[int]
+) -> tf.Tensor:
+    """As `_from_patches`, by one operation with a group of channels for each example."""
+    *_, depth, filters = kernel_shape(kernel_of(layer))
+    examples = tf.shape(inputs)[0]
+
+    def side_by_side(tensor: tf.Tensor, channels: int) -> tf.Tensor:
+        *spatial, _ = tensor.shape[1:]
+        tensor = tf.transpose(tf.cast(tensor, tf.float32), [1, 2, 0, 3])
+        return tf.reshape(tensor, [1, *spatial, examples * channels])
+
+    formed = tf.raw_ops.Conv2DBackpropFilter(
+        input=side_by_side(inputs, depth),
+        filter_sizes=[*size, depth, examples * filters],
+        out_backprop=side_by_side(gradient, filters),
+        strides=[1, *layer.strides, 1],
+        padding=layer.padding.upper(),
+    )
+    formed = tf.reshape(formed, [*size, depth, examples, filters])
+    return tf.transpose(formed, [3, 0, 1, 2, 4])
 
 
 def _one_by_one(
