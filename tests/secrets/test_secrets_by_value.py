@@ -157,10 +157,11 @@ def export(model, folder):
 def dump_graphs(model, schedule, folder):
     """Graphs of the training step and of the data, as debuggers and tools write them."""
     programs = model._programs()
-    checked = (programs._update, programs._measure)
     compiled = [programs._facts, programs._clip, programs._noise]
-    compiled += [program._function for program in checked]
-    traced = [one for each in compiled for one in each._list_all_concrete_functions()]
+    compiled += [programs._update, programs._measure]
+    traced = [
+        one for each in compiled for one in each.function._list_all_concrete_functions()
+    ]
     assert len(traced) >= len(compiled)
     for place, program in enumerate(traced):
         name = f"step{place}.pb"

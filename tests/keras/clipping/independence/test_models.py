@@ -10,7 +10,11 @@ from keras import layers as L
 from keras import ops
 from keras.src.backend import any_symbolic_tensors
 
-from tf_bandmf.keras.clipping import UnsupportedModelError, check_supported
+from tf_bandmf.keras.clipping import (
+    UnsupportedModelError,
+    check_supported,
+    clipped_gradient_sums,
+)
 from tf_bandmf.keras.clipping.proof.judge import structure_of
 
 # What runs alone: in raw TensorFlow; and layers in which examples meet, which training
@@ -165,3 +169,29 @@ def test_what_honest_authors_do_is_not_accepted(name):
         assert cases.executed_alone(model, x, y)
     except UnsupportedModelError:
         pass
+
+
+class Doubled(keras.layers.Layer):
+    """A layer of the user's."""
+
+    def call(self, x):
+        return 2.0 * x
+
+
+def test_a_model_is_judged_anew_where_training_has_changed_its_weights():
+    # The bias of a convolution is a constant of a walk.
+    layers = [
+        keras.Input((6, 6, 1)),
+        L.Conv2D(3, 3),
+        Doubled(),
+        L.Flatten(),
+        L.Dense(2),
+    ]
+    model = keras.Sequential(layers)
+    for variable, size in ((0.0, 4), (1.0, 6)):
+        model.layers[0].bias.assign([variable, 2.0, 3.0])
+        x, y = tf.ones((size, 6, 6, 1)), tf.zeros((size,), tf.int32)
+        model.compile(loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+        for dtype in (tf.float32, tf.float64):
+            sums = clipped_gradient_sums(model, tf.cast(x, dtype), y, l2_norm_clip=1.0)
+            assert len(sums.norms) == size

@@ -35,6 +35,8 @@ CUT_ADVICE = (
     "compile and train it, on plan.batches(x, y, map=encode); model has the trained "
     "weights then."
 )
+# Packages of classes whose code does not depend on earlier calls.
+_OURS = frozenset({"builtins", "keras", "keras_hub", "tensorflow", "tf_bandmf"})
 # Batch sizes that occur nowhere else in a model.
 _SIZES = (101, 103, 107, 109, 113, 127, 131, 137, 139, 149, 151, 157, 163, 167, 173)
 _OF_SHAPES = (ValueError, tf.errors.OpError)
@@ -88,7 +90,8 @@ def structure_of(
     ids = tuple(map(id, (*variables, *all_layers(model))))
     key = (ids, batches.specs_of(x), training)
     known = _KNOWN.setdefault(model, {})
-    if key not in known:
+    # What was noted of it may have values of weights.
+    if key not in known or _has_code_of_the_user(model):
         known[key] = _judged(model, x, variables, training)
     return known[key]
 
@@ -103,7 +106,7 @@ def refuse_another(
     Raises:
       UnsupportedModelError: if a walk of it is another one now.
     """
-    if not structure.log or not any(map(_is_of_the_user, all_layers(model))):
+    if not structure.log or not _has_code_of_the_user(model):
         return
     units = find_units(model, variables, structure.alone)
     try:
@@ -119,9 +122,11 @@ def refuse_another(
         )
 
 
-def _is_of_the_user(layer: Any) -> bool:
-    is_of_keras = type(layer).__module__.startswith(("keras.", "keras_hub."))
-    return not is_of_keras or isinstance(layer, keras.layers.Lambda)
+def _has_code_of_the_user(model: keras.Model) -> bool:
+    """Whether a model has a layer, or is one, whose code is not Keras' or this package's."""
+    kinds = {kind for layer in all_layers(model) for kind in type(layer).__mro__}
+    modules = {kind.__module__.partition(".")[0] for kind in kinds}
+    return keras.layers.Lambda in kinds or bool(modules - _OURS)
 
 
 def layers_executed_alone(model: keras.Model) -> tuple[Any, ...]:
