@@ -123,7 +123,7 @@ def refuse_another(
 
 
 def _has_code_of_the_user(model: keras.Model) -> bool:
-    """Whether a model has a layer, or is one, whose code is not Keras' or this package's."""
+    """Whether a model has code that is not Keras' or this package's."""
     kinds = {kind for layer in all_layers(model) for kind in type(layer).__mro__}
     modules = {kind.__module__.partition(".")[0] for kind in kinds}
     return keras.layers.Lambda in kinds or bool(modules - _OURS)
