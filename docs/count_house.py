@@ -82,7 +82,7 @@ CEILINGS = {
     "other": (254, 290),
     "federated": (3_197, 3_200),
     "tests": (34_223, 22_000),
-    "benchmarks": (2_066, 2_000),
+    "benchmarks": (2_086, 2_000),
 }
 ELSEWHERE = {
     "other": ["tf_bandmf/*.py"],
