@@ -74,7 +74,7 @@ CEILINGS = {
     "ledger": (642, 650),
     "matrices": (939, 850),
     "analysis": (587, 700),
-    "cli": (354, 350),
+    "cli": (357, 350),
     "participation": (598, 600),
     "audit": (478, 480),
     "plots": (189, 190),

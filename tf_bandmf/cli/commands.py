@@ -60,11 +60,14 @@ def _draw(path: str | None, name: str, shown: tuple[Any, ...]) -> None:
 def _asserted(given: dict[str, Any]) -> dict[str, Any]:
     """Arguments of `plan` and `compare`, with the separation that the caller keeps.
 
-    A wrong name is refused here: accountants take seconds to import.
+    What needs no accountant is refused here: accountants take seconds to import.
     """
+    from tf_bandmf.accounting.checks import check_positive
     from tf_bandmf.participation import MinSep
     from tf_bandmf.strategies import registry
 
+    for name in ("epsilon", "delta", "noise_multiplier"):
+        check_positive(name, given.get(name, 1.0))
     for each in given.get("mechanisms", [given.get("mechanism", "auto")]):
         if each.partition(":")[0] != "auto":
             registry.parse(each)
