@@ -150,6 +150,7 @@ def test_bad_arguments_exit_with_2_and_one_line(run, arguments, message):
     "wrong",
     [
         [*PLAN, "--mechanism", "bsr:0.5"],
+        [*PLAN, "--epsilon=-1"],
         ["compare", "--mechanisms", "no"],
         ["show", "no"],
     ],
