@@ -139,10 +139,9 @@ def too_little_noise(patch):
 def noise_per_micro_step(patch):
     draw = SecretState.draw
 
-    def twice(state, step, total, inputs):
-        last = tf.constant(state._generator.num_steps - 1, tf.int64)
-        again, _ = draw(state, last - step, total, inputs)
-        noise, drawn = draw(state, step, total, inputs)
+    def twice(state, step, keys, total, inputs):
+        again, _ = draw(state, step, keys[:, ::-1], total, inputs)
+        noise, drawn = draw(state, step, keys, total, inputs)
         return noise + again, drawn
 
     patch.setattr(SecretState, "draw", twice)

@@ -29,6 +29,7 @@ class Program:
         )
         self._concrete: Any = None
         self._specs: list[Any] = []
+        self._is_of_replicas = False
 
     def __call__(self, *args: Any) -> Any:
         """Runs it."""
@@ -37,7 +38,13 @@ class Program:
         if specs != self._specs or self._concrete is None:
             self._concrete = self.traced(*args)
             self._specs = specs
-        return self._concrete(*args)
+            kinds = map(type, tf.nest.flatten(args))
+            self._is_of_replicas = any(
+                issubclass(kind, tf.distribute.DistributedValues) for kind in kinds
+            )
+        # A concrete function does not take what replicas of other processes have.
+        run = self.function if self._is_of_replicas else self._concrete
+        return run(*args)
 
     def traced(self, *args: Any) -> Any:
         """The concrete function for such arguments, or for their specs."""

@@ -18,6 +18,8 @@ from tf_bandmf.keras.compat.graphs import captured
 from tf_bandmf.keras.compat.keras_objects import handles, metric_handles
 from tf_bandmf.keras.run.program import Program
 
+# As TensorFlow and Keras say of tensors of another graph, and of symbolic ones.
+_OF_OTHER_GRAPHS = ("out of scope", "A KerasTensor cannot be used")
 _HOST = ("PyFunc", "PyFuncStateless", "EagerPyFunc")
 
 
@@ -54,8 +56,7 @@ class Update(Program):
         try:
             concrete = super().traced(*args)
         except (TypeError, ValueError) as error:
-            # As TensorFlow says of tensors of another graph.
-            if "out of scope" not in str(error):
+            if not any(text in str(error) for text in _OF_OTHER_GRAPHS):
                 raise
             self._refuse(
                 "reads a tensor of another program, which a layer or a loss has kept"
