@@ -64,9 +64,9 @@ FOLDERS = {
 # today only ever goes down: a change that takes lines away runs `--lower`, and one that
 # needs more in a folder takes them from another. "other" is what lies beside folders.
 CEILINGS = {
-    "keras": (11_266, 7_000),
+    "keras": (11_261, 7_000),
     "accounting": (2_437, 2_150),
-    "planning": (2_844, 1_900),
+    "planning": (2_845, 1_900),
     "strategies": (1_547, 1_600),
     "sampling": (1_622, 1_300),
     "noise": (1_311, 1_050),

@@ -77,13 +77,13 @@ def _asserted(given: dict[str, Any]) -> dict[str, Any]:
 
 def _plan(out: str | None = None, plot: str | None = None, **given: Any) -> Any:
     kept = {k: given.pop(k, 0) for k in ("counts", "metrics", "evaluations")}
-    bound = {k: given.pop(k) for k in ("confidence",) if k in given}
-    changes = {k: given.pop(k) for k in ("generator",) if k in given}
+    confidence, generator = (given.pop(k, None) for k in ("confidence", "generator"))
     given = _asserted(given)
     from tf_bandmf.planning import build
 
-    plan = dataclasses.replace(build.plan(**given), **changes)
-    plan = plan.bounded(**bound) if bound else plan
+    plan = build.plan(**given)
+    plan = plan if generator is None else dataclasses.replace(plan, generator=generator)
+    plan = plan if confidence is None else plan.bounded(confidence=confidence)
     plan = plan.reserve(**kept) if any(kept.values()) else plan
     _draw(plot, "plan_overview", ("the plan", {"the plan": plan}))
     if out is not None:

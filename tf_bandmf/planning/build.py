@@ -11,7 +11,7 @@ from tf_bandmf.participation import Participation
 from tf_bandmf.planning.arguments import DataUse, check_budget, resolve_data
 from tf_bandmf.planning.calibration import accountant_for, calibrated, multiplier_of
 from tf_bandmf.planning.compare import Search
-from tf_bandmf.planning.plan import Plan
+from tf_bandmf.planning.plan import Plan, stated
 from tf_bandmf.planning.statement import ONE_EXAMPLE
 from tf_bandmf.strategies import Strategy, registry
 from tf_bandmf.workloads import Workload
@@ -130,7 +130,6 @@ def plan(
         assert epsilon is not None  # check_budget
         made = calibrated(strategy, participation, float(epsilon), delta)
         noise_multiplier, guarantee = multiplier_of(made, sensitivity), made.guarantee
-    names = ("epsilon", "accountant", "kind", "adjacency", "confidence")
     return Plan(
         workload=workload,
         strategy=strategy,
@@ -140,7 +139,7 @@ def plan(
         delta=delta,
         expected_batch_size=data.expected_batch_size,
         unit=unit,
-        **{name: getattr(guarantee, name) for name in names},
+        **stated(guarantee),
     )
 
 

@@ -72,6 +72,12 @@ _PARTS: dict[str, Callable[[Any], Any]] = {
 _DELTAS = {10.0**-i for i in range(3, 11)}
 
 
+def stated(guarantee: Guarantee) -> dict[str, Any]:
+    """The fields of a plan that its guarantee gives, beside delta."""
+    names = ("epsilon", "accountant", "kind", "adjacency", "confidence")
+    return {name: getattr(guarantee, name) for name in names}
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Plan:
     """An immutable, serializable description of one private training run.
@@ -290,10 +296,9 @@ class Plan:
     def _with_noise(self, found: Calibration, **changes: Any) -> Plan:
         """The plan with a calibrated noise, and the guarantee that it has."""
         assert self.sensitivity is not None
-        names = ("epsilon", "accountant", "kind", "adjacency", "confidence")
-        stated = {name: getattr(found.guarantee, name) for name in names}
         noise = multiplier_of(found, self.sensitivity.value)
-        return dataclasses.replace(self, noise_multiplier=noise, **stated, **changes)
+        changes |= stated(found.guarantee)
+        return dataclasses.replace(self, noise_multiplier=noise, **changes)
 
     def guarantee_at(self, delta: float, confidence: float | None = None) -> Guarantee:
         """(epsilon, delta)-DP of the run at another delta, by the plan's accountant.

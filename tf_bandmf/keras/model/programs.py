@@ -288,10 +288,7 @@ class Programs:
             run.counts.add(counts)
             run.apply(self._penalized(gradients), variables)
 
-        if self._is_one:
-            apply(*released)
-        else:
-            self._strategy.run(apply, args=released)
+        self._everywhere(apply)(*released)
 
     def _taken(self, noisy: Noisy) -> list[Any]:
         """As `_updated`, for gradients that are applied later."""
@@ -421,14 +418,11 @@ class Programs:
             raise
         except tf.errors.OpError:
             pass
-        # XLA compiles fewer metrics than there are.
-        self._measure = Measure(self._everywhere(self._measured), self._model)
-        try:
-            return self._measure(contents, clipped.losses, clipped.outputs)
-        except OF_THE_MACHINE:
-            raise
-        except tf.errors.OpError:
+        if not self._measure.jit_compile:
             return self._without_metrics()
+        # XLA compiles fewer metrics than there are: from now on without it.
+        self._measure = Measure(self._everywhere(self._measured), self._model)
+        return self._logs(contents, clipped)
 
     def _without_metrics(self) -> Any:
         """The metrics where a record made one raise: NaN until they are reset."""

@@ -21,12 +21,14 @@ class Program:
 
     Attributes:
       function: the `tf.function`.
+      jit_compile: whether XLA compiles it.
     """
 
     def __init__(self, function: Callable[..., Any], jit_compile: bool = False) -> None:
         self.function = tf.function(
             function, autograph=False, reduce_retracing=True, jit_compile=jit_compile
         )
+        self.jit_compile = jit_compile
         self._concrete: Any = None
         self._specs: list[Any] = []
         self._is_of_replicas = False
