@@ -87,7 +87,7 @@ class Workload:
         if self.learning_rates is None:
             return toeplitz
         rates = np.asarray(self.learning_rates)
-        return matrices.RowBanded(matrices.as_rows(toeplitz) / rates[:, None])
+        return matrices.RowBanded(toeplitz.as_rows() / rates[:, None])
 
     def first_column(self) -> np.ndarray:
         """The first column of the Toeplitz part `T^-1`, shape [n]."""

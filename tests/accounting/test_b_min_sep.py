@@ -58,7 +58,7 @@ def test_forward_pass_is_the_sum_over_all_participations(separation, rate):
         marginal = sum(weight for taken, weight in exact.items() if taken[t])
         assert marginal == pytest.approx(rate)
     rng = np.random.default_rng(0)
-    rows = matrices.as_rows(matrices.ToeplitzBanded(rng.random(bands) + 0.1, n))
+    rows = matrices.ToeplitzBanded(rng.random(bands) + 0.1, n).as_rows()
     passes = Passes(rows, separation, rate)
     dense = matrices.RowBanded(rows).to_dense()
     y = rng.standard_normal((3, n))
@@ -237,7 +237,7 @@ def test_bounds_fail_no_more_often_than_stated(add):
 @pytest.mark.parametrize("noise, epsilon", [(0.8, 2.0), (2.0, 0.5)])
 @pytest.mark.parametrize("add", [False, True])
 def test_no_value_exceeds_what_is_bounded_for_certain(noise, epsilon, add):
-    simulator = BMinSepSimulator(Passes(matrices.as_rows(BANDED), 4, 0.1), 4000, 0)
+    simulator = BMinSepSimulator(Passes(BANDED.as_rows(), 4, 0.1), 4000, 0)
     target = simulator.pilot_tilts(noise, add)[0]
     strong = simulator.pilot_tilts(noise, add)[-1]
     seen = 0

@@ -94,7 +94,7 @@ def test_the_production_case_400_bands_at_separation_385():
     n, b = 2000, 385
     workload = workloads.prefix_sum(n)
     normalized = families.bsr(workload, 400, column_normalized=True)
-    matrix = matrices.RowBanded(matrices.as_rows(normalized.matrix))
+    matrix = matrices.RowBanded(normalized.matrix.as_rows())
     found = sensitivity_lib.sensitivity(matrix, MinSep(b), n)
     bound = sensitivity_lib.upper_bound(matrix, b, -(-n // b))
     assert found.is_exact

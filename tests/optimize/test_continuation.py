@@ -26,7 +26,7 @@ def columns(long_runs):
     found = strategies.optimized_banded(
         workloads.prefix_sum(FEW), BANDS, gap_tolerance=1e-6
     )
-    return banded_matrices.columns_from_rows(matrices.as_rows(found.matrix))
+    return matrices.columns_from_rows(found.matrix.as_rows())
 
 
 def rmse(columns):
@@ -81,6 +81,4 @@ def test_other_workloads_start_from_the_toeplitz_optimum(workload, monkeypatch):
     plain = strategies.optimized_banded(workload, 2, max_iterations=0)
     monkeypatch.setattr(banded, "_MOST_AT_ONCE", 256)
     found = strategies.optimized_banded(workload, 2, max_iterations=0)
-    np.testing.assert_array_equal(
-        matrices.as_rows(found.matrix), matrices.as_rows(plain.matrix)
-    )
+    np.testing.assert_array_equal(found.matrix.as_rows(), plain.matrix.as_rows())

@@ -7,8 +7,8 @@ import pytest
 import scipy.optimize
 import tensorflow as tf
 
-from tf_bandmf import strategies, workloads
-from tf_bandmf.optimize import banded_matrices, objectives
+from tf_bandmf import matrices, strategies, workloads
+from tf_bandmf.optimize import objectives
 from tf_bandmf.participation import FixedEpochOrder, MinSep
 
 # arXiv:2405.15913, Example B.1, by columns.
@@ -77,7 +77,7 @@ def square_root(workload, bands):
 
 
 def test_example_b1_of_scaling_up():
-    columns = banded_matrices.columns_from_rows(example().matrix.rows)
+    columns = matrices.columns_from_rows(example().matrix.rows)
     np.testing.assert_allclose(columns, EXAMPLE, atol=6e-4)
 
 

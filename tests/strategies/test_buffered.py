@@ -20,9 +20,9 @@ def test_the_matrix_is_the_one_of_its_output_scales():
     np.testing.assert_allclose(dense[:, 0], column)
     np.testing.assert_allclose(dense[3:, 3], column[:-3])
     # As a power series it is the quotient of the two products.
-    quotient = np.convolve(column, matrix.denominator)[:n]
+    quotient = np.convolve(column, np.poly(matrix.decays))[:n]
     np.testing.assert_allclose(
-        quotient, np.pad(matrix.numerator, (0, n - 4)), atol=1e-12
+        quotient, np.pad(np.poly(matrix.inverse_decays), (0, n - 4)), atol=1e-12
     )
     inverse = np.linalg.inv(dense)
     x = np.random.default_rng(0).normal(size=(n, 2))

@@ -89,7 +89,7 @@ class BMinSepAccountant(SimulatedAccountant):
         if draws is None:
             fewer = max(_LEAST_DRAWS, _ENTRIES // matrix.num_rows)
             draws = min(NUM_DRAWS, fewer)
-        passes = Passes(matrices.as_rows(matrix), separation, rate)
+        passes = Passes(matrix.as_rows(), separation, rate)
         return cls(passes, draws, simulation.seed, simulation.confidence)
 
     def first_noise(self, epsilon: float, delta: float, largest: float) -> float:

@@ -17,6 +17,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from tf_bandmf import matrices
 from tf_bandmf.accounting.threads import one_thread
 
 # Sums are rescaled before those who rest at no step fall below exp(_LEAST_LOG), after
@@ -41,15 +42,12 @@ class Passes:
     """
 
     def __init__(self, rows: np.ndarray, separation: int, rate: float) -> None:
-        n, bands = rows.shape
         self.separation, self.rate = separation, rate
         self.probability = min(rate / (1.0 - rate * (separation - 1)), 1.0)
-        self.columns = np.zeros((bands, n))
-        for j in range(bands):
-            self.columns[j, : n - j] = rows[j:, j]
+        self.columns = matrices.columns_from_rows(rows)
         self._blocks = list(self._column_blocks())
         self.squares = (self.columns**2).sum(axis=0)
-        self.mean = self._outputs(np.full((1, n), rate))[0]
+        self.mean = self._outputs(np.full((1, len(rows)), rate))[0]
 
     @property
     def num_steps(self) -> int:

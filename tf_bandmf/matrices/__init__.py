@@ -19,7 +19,12 @@ Indices are zero-based: entry `[i, j]` couples step `i` with the earlier step `j
 kind is a class with the methods of `LowerTriangular`, in a file that is imported here.
 """
 
-from tf_bandmf.matrices.banded import RowBanded, ToeplitzBanded, multiply
+from tf_bandmf.matrices.banded import (
+    RowBanded,
+    ToeplitzBanded,
+    columns_from_rows,
+    multiply,
+)
 from tf_bandmf.matrices.base import (
     KINDS,
     LARGEST_NUM_STEPS,
@@ -56,16 +61,11 @@ __all__ = [
     "RowBanded",
     "Streaming",
     "ToeplitzBanded",
-    "as_rows",
     "check_num_rows",
+    "columns_from_rows",
     "from_config",
     "leading_block",
     "lower_triangular_factor",
     "multiply",
     "register",
 ]
-
-
-def as_rows(matrix: LowerTriangular):  # type: ignore[no-untyped-def]
-    """The diagonals of a banded matrix row by row; see `LowerTriangular.as_rows`."""
-    return matrix.as_rows()

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
@@ -19,9 +18,28 @@ from tf_bandmf.matrices.base import (
 from tf_bandmf.matrices.streaming import ForwardSubstitution
 
 
+class Banded(LowerTriangular):
+    """A matrix that is stored by its bands."""
+
+    @property
+    def stored_bands(self) -> int:
+        return self.bands
+
+    def streaming(self) -> ForwardSubstitution:
+        return ForwardSubstitution(self.num_rows, self.bands, self.distinct_rows)
+
+    def error_factors(
+        self, inverse_workload: LowerTriangular, scale: np.ndarray | None = None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        # A C^-1 = (C A^-1)^-1.
+        rows = self.as_rows() if scale is None else scaled_rows(self.as_rows(), scale)
+        product = multiply(RowBanded(rows), inverse_workload)
+        return product.rows, np.ones((self.num_rows, 1))
+
+
 @register
 @dataclasses.dataclass(frozen=True, eq=False)
-class ToeplitzBanded(LowerTriangular):
+class ToeplitzBanded(Banded):
     """`M[i, j] = coefficients[i - j]` for `0 <= i - j < bands`, else 0.
 
     Args:
@@ -59,10 +77,6 @@ class ToeplitzBanded(LowerTriangular):
     def bands(self) -> int:  # type: ignore[override]
         return self.coefficients.size
 
-    @property
-    def stored_bands(self) -> int:
-        return self.bands
-
     def as_rows(self) -> np.ndarray:
         rows = np.tile(self.coefficients, (self.num_rows, 1))
         for j in range(1, self.bands):
@@ -77,15 +91,6 @@ class ToeplitzBanded(LowerTriangular):
         x = check_operand(x, self.num_rows)
         return filters.deconvolve(self.coefficients, x)
 
-    def column_norms(self) -> np.ndarray:
-        # Column j holds the first n - j coefficients.
-        cumulative = np.cumsum(self.coefficients**2)
-        length = np.minimum(self.num_rows - np.arange(self.num_rows), self.bands)
-        return np.sqrt(cumulative[length - 1])
-
-    def is_nonnegative(self) -> bool:
-        return bool(np.all(self.coefficients >= 0.0))
-
     def toeplitz_column(self) -> np.ndarray:
         return np.pad(self.coefficients, (0, self.num_rows - self.bands))
 
@@ -94,24 +99,8 @@ class ToeplitzBanded(LowerTriangular):
             self.num_rows, self.bands, lambda: self.coefficients[None]
         )
 
-    def error_factors(
-        self, inverse_workload: LowerTriangular, scale: np.ndarray | None = None
-    ) -> tuple[np.ndarray, np.ndarray]:
-        return _error_factors(self, inverse_workload, scale)
-
     def in_float32(self) -> ToeplitzBanded:
         return ToeplitzBanded(self.coefficients.astype(np.float32), self.num_rows)
-
-    def to_config(self) -> dict[str, Any]:
-        return {
-            "kind": self.kind,
-            "num_rows": self.num_rows,
-            "coefficients": self.coefficients,
-        }
-
-    @classmethod
-    def from_config(cls, config: Mapping[str, Any]) -> ToeplitzBanded:
-        return cls(config["coefficients"], config["num_rows"])
 
     @classmethod
     def example(cls, num_rows: int) -> ToeplitzBanded:
@@ -120,7 +109,7 @@ class ToeplitzBanded(LowerTriangular):
 
 @register
 @dataclasses.dataclass(frozen=True, eq=False)
-class RowBanded(LowerTriangular):
+class RowBanded(Banded):
     """`M[i, i - j] = rows[i, j]` for `0 <= j < bands`.
 
     Args:
@@ -159,10 +148,6 @@ class RowBanded(LowerTriangular):
     def bands(self) -> int:  # type: ignore[override]
         return self.rows.shape[1]
 
-    @property
-    def stored_bands(self) -> int:
-        return self.bands
-
     def as_rows(self) -> np.ndarray:
         return self.rows
 
@@ -188,37 +173,16 @@ class RowBanded(LowerTriangular):
     def solve(self, x: np.ndarray) -> np.ndarray:
         x = check_operand(x, self.num_rows)
         # BLAS keeps the diagonals as rows, each shifted so that columns line up.
-        storage = np.zeros((self.bands, self.num_rows))
-        for j in range(self.bands):
-            storage[j, : self.num_rows - j] = self.rows[j:, j]
-        return filters.solve_banded(storage, x)
+        return filters.solve_banded(columns_from_rows(self.rows), x)
 
     def column_norms(self) -> np.ndarray:
-        squared = self.rows[:, 0] ** 2
-        for j in range(1, self.bands):
-            squared[:-j] += self.rows[j:, j] ** 2
-        return np.sqrt(squared)
+        return np.sqrt((columns_from_rows(self.rows) ** 2).sum(axis=0))
 
     def is_nonnegative(self) -> bool:
         return bool(np.all(self.rows >= 0.0))
 
-    def streaming(self) -> ForwardSubstitution:
-        return ForwardSubstitution(self.num_rows, self.bands, self.as_rows)
-
-    def error_factors(
-        self, inverse_workload: LowerTriangular, scale: np.ndarray | None = None
-    ) -> tuple[np.ndarray, np.ndarray]:
-        return _error_factors(self, inverse_workload, scale)
-
     def in_float32(self) -> RowBanded:
         return RowBanded(self.rows.astype(np.float32))
-
-    def to_config(self) -> dict[str, Any]:
-        return {"kind": self.kind, "rows": self.rows}
-
-    @classmethod
-    def from_config(cls, config: Mapping[str, Any]) -> RowBanded:
-        return cls(config["rows"])
 
     @classmethod
     def example(cls, num_rows: int) -> RowBanded:
@@ -246,13 +210,13 @@ def multiply(left: LowerTriangular, right: LowerTriangular) -> RowBanded:
     return RowBanded(product)
 
 
-def _error_factors(
-    matrix: LowerTriangular, inverse_workload: LowerTriangular, scale: np.ndarray | None
-) -> tuple[np.ndarray, np.ndarray]:
-    """`A C^-1 = (C A^-1)^-1`."""
-    rows = matrix.as_rows() if scale is None else scaled_rows(matrix.as_rows(), scale)
-    product = multiply(RowBanded(rows), inverse_workload)
-    return product.rows, np.ones((matrix.num_rows, 1))
+def columns_from_rows(rows: np.ndarray) -> np.ndarray:
+    """Diagonals row by row to diagonals by columns: `[j, i]` is `M[i + j, i]`, or 0."""
+    n, bands = rows.shape
+    columns = np.zeros((bands, n))
+    for j in range(bands):
+        columns[j, : n - j] = rows[j:, j]
+    return columns
 
 
 def scaled_rows(rows: np.ndarray, scale: np.ndarray) -> np.ndarray:

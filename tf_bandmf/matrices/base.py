@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import dataclasses
 import inspect
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
@@ -38,34 +39,35 @@ class LowerTriangular(abc.ABC):
         """Returns `M^-1 @ x` for `x` of shape [n] or [n, m]."""
 
     @abc.abstractmethod
-    def column_norms(self) -> np.ndarray:
-        """Returns the l2 norms of the columns of `M`, shape [n]."""
-
-    @abc.abstractmethod
-    def is_nonnegative(self) -> bool:
-        """Whether every entry of `M` is >= 0, checked on the actual entries."""
-
-    @abc.abstractmethod
     def streaming(self) -> Streaming:
         """How the rows of `M^-1 Z` are computed one after another."""
-
-    @abc.abstractmethod
-    def to_config(self) -> dict[str, Any]:
-        """Plain values and arrays, including `kind`, for `from_config`."""
-
-    @classmethod
-    @abc.abstractmethod
-    def from_config(cls, config: Mapping[str, Any]) -> LowerTriangular:
-        """Rebuilds the matrix of `to_config`.
-
-        Raises:
-          ValueError: if the content is invalid.
-        """
 
     @classmethod
     @abc.abstractmethod
     def example(cls, num_rows: int) -> LowerTriangular:
         """A matrix of this kind for `num_rows >= 4`, for the contract tests."""
+
+    def column_norms(self) -> np.ndarray:
+        """Returns the l2 norms of the columns of `M`, shape [n]."""
+        column = self.toeplitz_column()
+        if column is None:
+            return np.linalg.norm(self.to_dense(), axis=0)
+        # Column j holds the first n - j numbers of the first column.
+        return np.sqrt(np.cumsum(column**2))[::-1].copy()
+
+    def is_nonnegative(self) -> bool:
+        """Whether every entry of `M` is >= 0, checked on the actual entries."""
+        column = self.toeplitz_column()
+        return bool(np.all((self.to_dense() if column is None else column) >= 0.0))
+
+    def to_config(self) -> dict[str, Any]:
+        """The kind and the fields, plain values and arrays, for `from_config`."""
+        config: dict[str, Any] = {"kind": self.kind}
+        for field in dataclasses.fields(self):  # type: ignore[arg-type]
+            value = getattr(self, field.name)
+            is_matrix = isinstance(value, LowerTriangular)
+            config[field.name] = value.to_config() if is_matrix else value
+        return config
 
     @property
     def core(self) -> LowerTriangular:
@@ -96,6 +98,11 @@ class LowerTriangular(abc.ABC):
           TypeError: if `M` is not stored by its bands.
         """
         raise TypeError(f"{type(self).__name__} has no banded rows.")
+
+    def distinct_rows(self) -> np.ndarray:
+        """`as_rows`, or of a Toeplitz `M` the one row that serves all, [1, bands]."""
+        column = self.toeplitz_column()
+        return self.as_rows() if column is None else column[None, : self.bands]
 
     def toeplitz_column(self) -> np.ndarray | None:
         """The first column, shape [n], if `M` is Toeplitz; otherwise None."""
@@ -196,7 +203,12 @@ def from_config(config: Mapping[str, Any]) -> LowerTriangular:
         raise ValueError(
             f"Unknown kind of matrix {kind!r}: was it saved by a newer version?"
         )
-    return KINDS[kind].from_config(config)
+    fields = {
+        name: from_config(value) if isinstance(value, Mapping) else value
+        for name, value in config.items()
+        if name != "kind"
+    }
+    return KINDS[kind](**fields)
 
 
 # The most steps of a run: beyond it, keys and tables take gigabytes and minutes.

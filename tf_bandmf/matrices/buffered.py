@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
@@ -85,16 +84,6 @@ class BufferedToeplitz(LowerTriangular):
         """The same for the inverse matrix, shape [d], all < 0."""
         return _residues(self.inverse_decays, self.decays)
 
-    @property
-    def numerator(self) -> np.ndarray:
-        """Coefficients of `prod_m (1 - inverse_decays[m] x)`, shape [d + 1]."""
-        return np.poly(self.inverse_decays)
-
-    @property
-    def denominator(self) -> np.ndarray:
-        """Coefficients of `prod_m (1 - decays[m] x)`, shape [d + 1]."""
-        return np.poly(self.decays)
-
     def matmul(self, x: np.ndarray) -> np.ndarray:
         x = check_operand(x, self.num_rows)
         return _stream(x, self.output_scales, self.decays)
@@ -110,12 +99,6 @@ class BufferedToeplitz(LowerTriangular):
         for scale, decay in zip(self.output_scales, self.decays):
             column[1:] += scale * decay**powers
         return column
-
-    def column_norms(self) -> np.ndarray:
-        return np.sqrt(np.cumsum(self.toeplitz_column() ** 2))[::-1].copy()
-
-    def is_nonnegative(self) -> bool:
-        return bool(np.all(self.toeplitz_column() >= 0.0))
 
     def in_float32(self) -> BufferedToeplitz:
         decays, inverse_decays = (
@@ -136,22 +119,12 @@ class BufferedToeplitz(LowerTriangular):
         self, inverse_workload: LowerTriangular, scale: np.ndarray | None = None
     ) -> tuple[np.ndarray, np.ndarray]:
         # C = (numerator / denominator) D: A C^-1 = (numerator D A^-1)^-1 denominator.
-        n = self.num_rows
-        numerator = ToeplitzBanded(self.numerator[:n], n)
+        numerator, denominator = (
+            ToeplitzBanded(np.poly(roots)[: self.num_rows], self.num_rows)
+            for roots in (self.inverse_decays, self.decays)
+        )
         regression, _ = numerator.error_factors(inverse_workload, scale)
-        return regression, ToeplitzBanded(self.denominator[:n], n).as_rows()
-
-    def to_config(self) -> dict[str, Any]:
-        return {
-            "kind": self.kind,
-            "num_rows": self.num_rows,
-            "decays": self.decays,
-            "inverse_decays": self.inverse_decays,
-        }
-
-    @classmethod
-    def from_config(cls, config: Mapping[str, Any]) -> BufferedToeplitz:
-        return cls(config["decays"], config["inverse_decays"], config["num_rows"])
+        return regression, denominator.as_rows()
 
     @classmethod
     def example(cls, num_rows: int) -> BufferedToeplitz:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
-from tf_bandmf.matrices.base import LowerTriangular, check_operand, register
+from tf_bandmf.matrices.base import LowerTriangular, check_operand, frozen, register
 from tf_bandmf.matrices.streaming import Regeneration
 
 
@@ -29,7 +28,8 @@ class Dense(LowerTriangular):
     kind: ClassVar[str] = "dense"
 
     def __post_init__(self) -> None:
-        entries = np.array(self.entries, dtype=np.float64)
+        entries = frozen(self.entries)
+        object.__setattr__(self, "entries", entries)
         if entries.ndim != 2 or entries.shape[0] != entries.shape[1]:
             raise ValueError(f"entries must have shape [n, n], found {entries.shape}.")
         if entries.shape[0] < 1:
@@ -40,8 +40,6 @@ class Dense(LowerTriangular):
             raise ValueError("entries must be zero above the diagonal.")
         if np.any(np.diagonal(entries) == 0.0):
             raise ValueError("The main diagonal has a zero: the matrix is singular.")
-        entries.flags.writeable = False
-        object.__setattr__(self, "entries", entries)
 
     @property
     def num_rows(self) -> int:  # type: ignore[override]
@@ -60,12 +58,6 @@ class Dense(LowerTriangular):
 
         x = check_operand(x, self.num_rows)
         return scipy.linalg.solve_triangular(self.entries, x, lower=True)
-
-    def column_norms(self) -> np.ndarray:
-        return np.linalg.norm(self.entries, axis=0)
-
-    def is_nonnegative(self) -> bool:
-        return bool(np.all(self.entries >= 0.0))
 
     def to_dense(self) -> np.ndarray:
         return np.array(self.entries)
@@ -86,13 +78,6 @@ class Dense(LowerTriangular):
         columns = steps[:, None] - steps[None, :]
         rows = np.take_along_axis(inverse, np.maximum(columns, 0), axis=1)
         return np.where(columns >= 0, rows, 0.0)
-
-    def to_config(self) -> dict[str, Any]:
-        return {"kind": self.kind, "entries": self.entries}
-
-    @classmethod
-    def from_config(cls, config: Mapping[str, Any]) -> Dense:
-        return cls(config["entries"])
 
     @classmethod
     def example(cls, num_rows: int) -> Dense:

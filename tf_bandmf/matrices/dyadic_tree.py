@@ -15,12 +15,11 @@ run while the steps come in (arXiv:2202.08312).
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import numpy as np
 
-from tf_bandmf.matrices.base import register
+from tf_bandmf.matrices.base import check_num_rows, register
 from tf_bandmf.matrices.dense import Dense, lower_triangular_factor
 
 # Ways to place a number of participations in an interval that are followed up.
@@ -51,10 +50,6 @@ class DyadicTree(Dense):
         return {"kind": self.kind, "num_rows": self.num_rows}
 
     @classmethod
-    def from_config(cls, config: Mapping[str, Any]) -> DyadicTree:
-        return cls(config["num_rows"])
-
-    @classmethod
     def example(cls, num_rows: int) -> DyadicTree:
         return cls(num_rows)
 
@@ -66,10 +61,9 @@ def tree_gram(num_steps: int) -> np.ndarray:
       Shape [n, n], float64.
 
     Raises:
-      ValueError: if `num_steps` is not an int >= 1.
+      TypeError, ValueError: if `num_steps` is not an int >= 1.
     """
-    if isinstance(num_steps, bool) or int(num_steps) != num_steps or num_steps < 1:
-        raise ValueError(f"num_steps must be an int >= 1, found {num_steps!r}.")
+    num_steps = check_num_rows(num_steps)
     gram = np.zeros((num_steps, num_steps))
     size = 1
     while size <= num_steps:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
 from tf_bandmf.matrices.banded import ToeplitzBanded
-from tf_bandmf.matrices.base import LowerTriangular, from_config, frozen, register
+from tf_bandmf.matrices.base import LowerTriangular, frozen, register
 from tf_bandmf.matrices.streaming import Regeneration
 
 
@@ -43,16 +42,6 @@ class Inverse(LowerTriangular):
     def solve(self, x: np.ndarray) -> np.ndarray:
         return self.inner.matmul(x)
 
-    def column_norms(self) -> np.ndarray:
-        column = self.toeplitz_column()
-        if column is None:
-            return np.linalg.norm(self.to_dense(), axis=0)
-        return np.sqrt(np.cumsum(column**2))[::-1].copy()
-
-    def is_nonnegative(self) -> bool:
-        column = self.toeplitz_column()
-        return bool(np.all((self.to_dense() if column is None else column) >= 0.0))
-
     def toeplitz_column(self) -> np.ndarray | None:
         return self._toeplitz_column
 
@@ -67,14 +56,7 @@ class Inverse(LowerTriangular):
         return Inverse(self.inner.in_float32())
 
     def streaming(self) -> Regeneration:
-        return Regeneration(self.num_rows, self.inner.bands, self._noising_rows)
-
-    def _noising_rows(self) -> np.ndarray:
-        column = self.inner.toeplitz_column()
-        # One row serves all steps of a Toeplitz matrix.
-        return (
-            self.inner.as_rows() if column is None else column[None, : self.inner.bands]
-        )
+        return Regeneration(self.num_rows, self.inner.bands, self.inner.distinct_rows)
 
     def error_factors(
         self, inverse_workload: LowerTriangular, scale: np.ndarray | None = None
@@ -84,13 +66,6 @@ class Inverse(LowerTriangular):
         if scale is not None:
             average /= scale[:, None]
         return inverse_workload.as_rows(), average
-
-    def to_config(self) -> dict[str, Any]:
-        return {"kind": self.kind, "inner": self.inner.to_config()}
-
-    @classmethod
-    def from_config(cls, config: Mapping[str, Any]) -> Inverse:
-        return cls(from_config(config["inner"]))
 
     @classmethod
     def example(cls, num_rows: int) -> Inverse:

@@ -8,24 +8,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from tf_bandmf.matrices import filters
-
 
 def multiply(a: np.ndarray, b: np.ndarray, num_terms: int) -> np.ndarray:
     """The first `num_terms` coefficients of the product of two series."""
     product = np.convolve(a[:num_terms], b[:num_terms])[:num_terms]
     return np.pad(product, (0, num_terms - product.size))
-
-
-def inverse(a: np.ndarray, num_terms: int) -> np.ndarray:
-    """The first `num_terms` coefficients of `1 / a`; `a[0]` must not be 0.
-
-    Raises:
-      ValueError: if `a[0]` is 0.
-    """
-    if a[0] == 0.0:
-        raise ValueError("A series without a constant term has no inverse.")
-    return filters.deconvolve(np.asarray(a)[:num_terms], np.eye(1, num_terms)[0])
 
 
 def square_root(a: np.ndarray, num_terms: int) -> np.ndarray:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
@@ -12,7 +11,6 @@ from tf_bandmf.matrices.banded import RowBanded, scaled_rows
 from tf_bandmf.matrices.base import (
     LowerTriangular,
     check_operand,
-    from_config,
     frozen,
     register,
 )
@@ -109,17 +107,6 @@ class ColumnScaled(LowerTriangular):
 
     def is_nonnegative(self) -> bool:
         return self.inner.is_nonnegative()
-
-    def to_config(self) -> dict[str, Any]:
-        return {
-            "kind": self.kind,
-            "inner": self.inner.to_config(),
-            "scale": self.scale,
-        }
-
-    @classmethod
-    def from_config(cls, config: Mapping[str, Any]) -> ColumnScaled:
-        return cls(from_config(config["inner"]), config["scale"])
 
     @classmethod
     def example(cls, num_rows: int) -> ColumnScaled:

@@ -7,29 +7,19 @@ error engine wants rows: `rows[l, i] = C[l, l - i]`, shape [n, bands].
 
 from __future__ import annotations
 
-import numpy as np
 import tensorflow as tf
 
 from tf_bandmf.workloads import Workload
 
 
 def rows_from_columns(columns: tf.Tensor) -> tf.Tensor:
-    """[bands, n] by columns to [n, bands] by rows; what falls off is dropped."""
+    """The inverse of `matrices.columns_from_rows`; what falls off is dropped."""
     bands, n = columns.shape
     # Diagonal i moves i places to the right: pad, and read with a shorter row.
     flat = tf.reshape(tf.pad(columns, [[0, 0], [0, bands]]), [-1])
     flat = flat[: bands * (n + bands - 1)]
     shifted = tf.reshape(flat, [bands, n + bands - 1])[:, :n]
     return tf.transpose(shifted)
-
-
-def columns_from_rows(rows: np.ndarray) -> np.ndarray:
-    """The inverse of `rows_from_columns`, in NumPy; absent entries are zero."""
-    n, bands = rows.shape
-    columns = np.zeros((bands, n))
-    for i in range(bands):
-        columns[i, : n - i] = rows[i:, i]
-    return columns
 
 
 def inside(bands: int, num_steps: int) -> tf.Tensor:

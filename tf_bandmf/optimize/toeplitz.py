@@ -12,7 +12,6 @@ from typing import Callable
 import numpy as np
 import tensorflow as tf
 
-from tf_bandmf import matrices
 from tf_bandmf.analysis import gram_recursion
 from tf_bandmf.optimize import banded_matrices, lbfgs, toeplitz_sensitivity
 from tf_bandmf.optimize.objectives import Objective
@@ -51,7 +50,7 @@ def per_step_errors(
 ) -> Callable[[tf.Tensor], tf.Tensor]:
     """Those of the strategy with given coefficients [bands], of `C` or of `C^-1`."""
     n = workload.num_steps
-    regression = tf.constant(matrices.as_rows(workload.inverse()))
+    regression = tf.constant(workload.inverse().as_rows())
 
     def errors(coefficients: tf.Tensor) -> tf.Tensor:
         columns = banded_matrices.toeplitz_columns(coefficients, n)

@@ -146,8 +146,6 @@ def _optimized(
 
 def _start_columns(workload: Workload, start: Strategy, bands: int) -> np.ndarray:
     """Columns [bands, n] to start from."""
-    from tf_bandmf.optimize import banded_matrices
-
     n = workload.num_steps
     if start.num_steps != n:
         raise ValueError(
@@ -158,8 +156,8 @@ def _start_columns(workload: Workload, start: Strategy, bands: int) -> np.ndarra
             f"start must be a banded strategy, found {start.family!r}, whose inverse "
             f"is the banded matrix."
         )
-    rows = matrices.as_rows(start.matrix)
-    return optimized.fit_bands(banded_matrices.columns_from_rows(rows), bands)
+    rows = start.matrix.as_rows()
+    return optimized.fit_bands(matrices.columns_from_rows(rows), bands)
 
 
 def _epoch(participation: Participation | None, bands: int, num_steps: int) -> int:
