@@ -65,14 +65,14 @@ FOLDERS = {
 # needs more in a folder takes them from another. "other" is what lies beside folders.
 CEILINGS = {
     "keras": (11_261, 7_000),
-    "accounting": (2_437, 2_150),
+    "accounting": (2_435, 2_150),
     "planning": (2_845, 1_900),
-    "strategies": (1_547, 1_600),
+    "strategies": (1_546, 1_600),
     "sampling": (1_622, 1_300),
     "noise": (1_311, 1_050),
-    "optimize": (1_122, 1_000),
+    "optimize": (1_114, 1_000),
     "ledger": (642, 650),
-    "matrices": (939, 850),
+    "matrices": (856, 850),
     "analysis": (587, 700),
     "cli": (357, 350),
     "participation": (598, 600),
@@ -81,7 +81,7 @@ CEILINGS = {
     "files": (229, 190),
     "other": (254, 290),
     "federated": (3_197, 3_200),
-    "tests": (34_227, 22_000),
+    "tests": (34_222, 22_000),
     "benchmarks": (2_086, 2_000),
 }
 ELSEWHERE = {
