@@ -225,11 +225,11 @@ def test_bounds_fail_no_more_often_than_stated(add):
     exact = exact_deltas(SMALL, 2, 0.3, noise, epsilon)[add]
     misses = 0
     for seed in range(times):
-        simulator = BMinSepSimulator(Passes(SMALL, 2, 0.3), 1000, seed)
+        simulator = BMinSepSimulator(Passes(SMALL, 2, 0.3), 1000, seed).at(noise, add)
         proposal, largest, _ = simulator.propose_for_bound(
-            add, epsilon, noise, np.log(20.0), 0.5 * exact
+            epsilon, np.log(20.0), 0.5 * exact
         )
-        run = simulator.simulate(noise, proposal, add, (1, 0))
+        run = simulator.simulate(proposal, (1, 0))
         misses += run.bound(epsilon, largest, 0.1, 1e-12) < exact
     assert scipy.stats.binom.sf(misses - 1, times, 0.1) > 1e-3
 
@@ -237,17 +237,18 @@ def test_bounds_fail_no_more_often_than_stated(add):
 @pytest.mark.parametrize("noise, epsilon", [(0.8, 2.0), (2.0, 0.5)])
 @pytest.mark.parametrize("add", [False, True])
 def test_no_value_exceeds_what_is_bounded_for_certain(noise, epsilon, add):
-    simulator = BMinSepSimulator(Passes(BANDED.as_rows(), 4, 0.1), 4000, 0)
-    target = simulator.pilot_tilts(noise, add)[0]
-    strong = simulator.pilot_tilts(noise, add)[-1]
+    simulator = BMinSepSimulator(Passes(BANDED.as_rows(), 4, 0.1), 4000, 0).at(
+        noise, add
+    )
+    target, *_, strong = simulator.pilot_tilts()
     seen = 0
-    for tilt in simulator.certain_tilts(noise, add)[::3]:
+    for tilt in simulator.certain_tilts()[::3]:
         for shares in ((0.01, 0.99), (0.3, 0.7)):
             proposal = Proposal((target, tilt), np.array(shares))
-            largest = simulator.largest_value(proposal, epsilon, noise, add)
+            largest = simulator.largest_value(proposal, epsilon)
             # Draws from elsewhere reach losses that the proposal's seldom have.
             wide = Proposal((target, tilt, strong), np.array([0.2, 0.3, 0.5]))
-            for losses, densities in simulator.chunks(noise, wide, add, (1, 0), 4000):
+            for losses, densities in simulator.chunks(wide, (1, 0), 4000):
                 mixed = np.logaddexp(
                     densities[0] + np.log(shares[0]), densities[1] + np.log(shares[1])
                 )
@@ -256,7 +257,7 @@ def test_no_value_exceeds_what_is_bounded_for_certain(noise, epsilon, add):
                 excess = np.maximum(-np.expm1(np.minimum(epsilon - signed, 0.0)), 0.0)
                 values = excess * np.exp(densities[0] - mixed)
                 assert values.max() <= largest
-            later = simulator.largest_value(proposal, epsilon + 0.5, noise, add)
+            later = simulator.largest_value(proposal, epsilon + 0.5)
             assert later <= largest
     assert seen > 1000
 

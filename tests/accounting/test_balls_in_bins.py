@@ -10,9 +10,9 @@ import scipy.stats
 
 from tf_bandmf import matrices, strategies
 from tf_bandmf.accounting import gaussian
-from tf_bandmf.accounting.balls_in_bins import BallsInBinsAccountant, BinsSimulator
-from tf_bandmf.accounting.bins_mixture import (
-    BinsMixture,
+from tf_bandmf.accounting.balls_in_bins import BallsInBinsAccountant
+from tf_bandmf.accounting.bins_simulator import (
+    BinsSimulator,
     Tilt,
     factorize,
     gram_matrix,
@@ -184,17 +184,16 @@ def test_a_bound_lies_above_the_exact_value_and_near_it():
 def test_no_value_of_a_bound_exceeds_what_is_certain(add, noise, epsilon):
     """The certain part of a bound, looked for where it is nearly reached."""
     gram = gram_matrix(strategies.lambda_cgd(24, 0.8).matrix, 6)
-    simulator = BinsSimulator(gram, 20_000, 0)
-    mixture = BinsMixture(gram, noise, add)
-    tilts = mixture.tilts_with_certain_weights((0.5, 1.0, 2.0, 4.0))
+    simulator = BinsSimulator(gram, 20_000, 0).at(noise, add)
+    tilts = simulator.certain_tilts()[1::3]
     for shares in ((0.01, 0.99), (0.3, 0.7), (0.9, 0.1)):
         for tilt in tilts:
             proposal = Proposal((Tilt(), tilt), shares)
-            largest = simulator.largest_value(proposal, epsilon, noise, add)
+            largest = simulator.largest_value(proposal, epsilon)
             # Draws from elsewhere reach losses that the proposal's seldom have.
             strong = Tilt(common=-4.0 * tilts[0].common) if add else Tilt(4.0, 4.0)
             wide = Proposal((Tilt(), tilt, strong), (0.2, 0.3, 0.5))
-            found = [*simulator.chunks(noise, wide, add, (1, 0), 20_000)]
+            found = [*simulator.chunks(wide, (1, 0), 20_000)]
             losses, densities = (np.concatenate(part, axis=-1) for part in zip(*found))
             mixed = np.logaddexp(
                 densities[0] + np.log(shares[0]), densities[1] + np.log(shares[1])
@@ -203,7 +202,7 @@ def test_no_value_of_a_bound_exceeds_what_is_certain(add, noise, epsilon):
             excess = np.maximum(-np.expm1(np.minimum(epsilon - signed, 0.0)), 0.0)
             values = excess * np.exp(densities[0] - mixed)
             assert values.max() <= largest * (1.0 + 1e-4)
-            later = simulator.largest_value(proposal, epsilon + 0.5, noise, add)
+            later = simulator.largest_value(proposal, epsilon + 0.5)
             assert later <= largest
 
 

@@ -98,13 +98,13 @@ class BMinSepSimulator(Simulator):
     """
 
     def __init__(self, passes: Passes, num_draws: int, seed: int) -> None:
-        super().__init__(passes.num_steps, num_draws, _PILOT_DRAWS)
-        self.passes, self._seed = passes, seed
+        super().__init__(passes.num_steps, num_draws, _PILOT_DRAWS, seed)
+        self.passes = passes
         self._kept: dict[tuple[Stage, bool], tuple[object, _Draws]] = {}
 
-    def certain_tilts(self, noise: float, add: bool) -> list[Tilt]:
-        p, unit = self.passes.probability, self._unit(noise, add)
-        if add:
+    def certain_tilts(self) -> list[Tilt]:
+        p, unit = self.passes.probability, self._unit
+        if self.add:
             return [
                 Tilt(0.0, p, -factor * s * unit)
                 for s in _CERTAIN_STRENGTHS
@@ -112,45 +112,42 @@ class BMinSepSimulator(Simulator):
             ]
         return [Tilt(s * unit, p, is_weighted=True) for s in _CERTAIN_STRENGTHS]
 
-    def certain_density(
-        self, tilt: Tilt, noise: float, add: bool
-    ) -> tuple[float, float] | None:
+    def certain_density(self, tilt: Tilt) -> tuple[float, float] | None:
         passes, t = self.passes, tilt.length
-        if add and tilt.against < 0.0:
+        if self.add and tilt.against < 0.0:
             t = -tilt.against
             half = 0.5 * passes.rate * float(passes.squares.sum())
             squared = 0.5 * float(passes.mean @ passes.mean)
-            return t, -(t * half + t**2 * squared) / noise**2
-        return (t, -self.log_total(noise, t)) if tilt.is_weighted else None
+            return t, -(t * half + t**2 * squared) / self.noise**2
+        return (t, -self._log_total(t)) if tilt.is_weighted else None
 
-    def _unit(self, noise: float, add: bool) -> float:
+    @property
+    def _unit(self) -> float:
         """The tilt by a standard deviation: of all, or of a typical sum of columns."""
         passes = self.passes
-        if add:
-            return noise / math.sqrt(float(passes.mean @ passes.mean))
+        if self.add:
+            return self.noise / math.sqrt(float(passes.mean @ passes.mean))
         expected = float(passes.rate * passes.squares.sum())
-        return noise / math.sqrt(max(expected, passes.squares.max()))
+        return self.noise / math.sqrt(max(expected, passes.squares.max()))
 
-    def log_weights(self, noise: float, length: float) -> np.ndarray:
+    def _log_weights(self, length: float) -> np.ndarray:
         """Log weights of a participation at each step under a tilt, shape [n]."""
-        return 0.5 * length * (1.0 + length) * self.passes.squares / noise**2
+        return 0.5 * length * (1.0 + length) * self.passes.squares / self.noise**2
 
-    def log_total(self, noise: float, length: float) -> float:
+    def _log_total(self, length: float) -> float:
         """Log of `Z`."""
-        weights = self.log_weights(noise, length)
+        weights = self._log_weights(length)
         return float(self.passes.log_ratio(weights[None], self.passes.probability)[0])
 
-    def pilot_tilts(
-        self, noise: float, add: bool, is_rough: bool = False
-    ) -> list[Tilt]:
+    def pilot_tilts(self, is_rough: bool = False) -> list[Tilt]:
         passes = self.passes
-        p, unit = passes.probability, self._unit(noise, add)
-        if add:
+        p, unit = passes.probability, self._unit
+        if self.add:
             return [Tilt(0.0, p, -s * unit) for s in _AGAINST[is_rough]]
         most = 0.5 * (1 + p)
         rates = {min(factor * p, most) for factor in _RATES[is_rough]}
         tilts = {Tilt(s * unit, rate) for s in _LENGTHS for rate in rates}
-        column = math.sqrt(float(passes.squares.mean())) / noise
+        column = math.sqrt(float(passes.squares.mean())) / self.noise
         rare = rare_tilts(passes.rate, column, passes.num_steps, _RARITIES[is_rough])
         for length, factor in rare:
             tilts.add(Tilt(length, min(factor * p, most)))
@@ -160,19 +157,19 @@ class BMinSepSimulator(Simulator):
         )
 
     def chunks(
-        self, noise: float, proposal: Proposal, add: bool, stage: Stage, count: int
+        self, proposal: Proposal, stage: Stage, count: int
     ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        passes, tilts = self.passes, proposal.tilts
+        passes, tilts, noise = self.passes, proposal.tilts, self.noise
         size = max(1, _CHUNK // passes.num_steps)
         half = 0.5 * passes.squares / noise**2
         for index, start in enumerate(range(0, count, size)):
             number = min(size, count - start)
-            draws = self._draws(noise, proposal, add, stage, index, number)
+            draws = self._draws(proposal, stage, index, number)
             # Step by step in memory.
             log_v = np.multiply(draws.normals.T, 1.0 / noise, dtype=np.float64)
             log_v -= half[:, None]
             scratch = np.empty_like(log_v)
-            if add:
+            if self.add:
                 moved = np.array([tilt.against for tilt in tilts])[draws.choice]
                 shift = passes.inner_products(passes.mean[None])[0] / noise**2
                 np.multiply(shift[:, None], moved, out=scratch)
@@ -182,18 +179,16 @@ class BMinSepSimulator(Simulator):
                 np.multiply(draws.means.T, lengths / noise**2, out=scratch)
             log_v += scratch
             densities = np.empty((len(tilts), number))
-            if add:
+            if self.add:
                 losses = passes.log_ratio(log_v.T, passes.probability)
                 squared = float(passes.mean @ passes.mean) / noise**2
                 along = draws.along / noise + moved * squared
                 for row, tilt in zip(densities, tilts):
                     row[:] = tilt.against * along - 0.5 * tilt.against**2 * squared
             else:
-                for rows, found in self._densities(tilts, log_v, half, noise, scratch):
+                for rows, found in self._densities(tilts, log_v, half, scratch):
                     densities[rows] = found
                 losses = densities[0].copy()
-            if not (np.all(np.isfinite(losses)) and np.all(np.isfinite(densities))):
-                raise ArithmeticError("The simulation of the privacy loss overflowed.")
             yield losses, densities
 
     def _densities(
@@ -201,7 +196,6 @@ class BMinSepSimulator(Simulator):
         tilts: Sequence[Tilt],
         log_v: np.ndarray,
         half: np.ndarray,
-        noise: float,
         scratch: np.ndarray,
     ) -> Iterator[tuple[list[int], np.ndarray]]:
         """Log densities of "remove" relative to Q, of tilts with the same length at once.
@@ -210,7 +204,6 @@ class BMinSepSimulator(Simulator):
           tilts: of the proposal.
           log_v: shape [n, N].
           half: `|c_t|^2 / (2 sigma^2)`, shape [n].
-          noise: sigma.
           scratch: like log_v, overwritten.
         """
         alike: dict[tuple[float, bool], list[int]] = {}
@@ -224,30 +217,21 @@ class BMinSepSimulator(Simulator):
             rates = [tilts[i].probability for i in rows]
             found = self.passes.log_ratios(scratch.T, rates, overwrite=True)
             if is_weighted:
-                found -= self.log_total(noise, length)
+                found -= self._log_total(length)
             yield rows, found
 
     def _draws(
-        self,
-        noise: float,
-        proposal: Proposal,
-        add: bool,
-        stage: Stage,
-        index: int,
-        number: int,
+        self, proposal: Proposal, stage: Stage, index: int, number: int
     ) -> _Draws:
         """Random numbers of one chunk; the last ones are kept for other noise levels."""
         rates = tuple(tilt.probability for tilt in proposal.tilts)
         key = (index, number, rates, proposal.shares.tobytes())
-        kept = self._kept.get((stage, add))
+        kept = self._kept.get((stage, self.add))
         if kept is not None and kept[0] == key:
             return kept[1]
         tilts, n = proposal.tilts, self.passes.num_steps
-        seed = [self._seed, *stage, int(add), index]
-        generator = np.random.Generator(np.random.SFC64(np.random.SeedSequence(seed)))
-        cumulative = np.cumsum(proposal.shares) / np.sum(proposal.shares)
-        choice = np.searchsorted(cumulative, generator.random(number), side="right")
-        choice = np.minimum(choice, len(tilts) - 1)
+        generator = self.generator(*stage, int(self.add), index)
+        choice = proposal.choose(generator, number)
         z = generator.standard_normal((number, n))
         # Pilot runs only choose: single precision keeps as many draws in half the memory.
         kind = np.float32 if stage == PILOT else np.float64
@@ -255,20 +239,19 @@ class BMinSepSimulator(Simulator):
         normals = self.passes.inner_products(z).astype(kind, copy=False)
         del z
         means = None
-        if not add:
-            means = self._means(generator, noise, tilts, choice)
+        if not self.add:
+            means = self._means(generator, tilts, choice)
             means = self.passes.inner_products(means).astype(kind, copy=False)
         found = _Draws(choice, normals, along, means)
         # Weights of participations depend on the noise.
         is_weighted = any(tilt.is_weighted for tilt in tilts)
         if not is_weighted and stage in (PILOT, MAIN) and number * n <= _KEPT_ENTRIES:
-            self._kept[stage, add] = key, found
+            self._kept[stage, self.add] = key, found
         return found
 
     def _means(
         self,
         generator: np.random.Generator,
-        noise: float,
         tilts: Sequence[Tilt],
         choice: np.ndarray,
     ) -> np.ndarray:
@@ -278,7 +261,7 @@ class BMinSepSimulator(Simulator):
         for index, tilt in enumerate(tilts):
             rows = np.flatnonzero(choice == index)
             if tilt.is_weighted and rows.size:
-                weights = self.log_weights(noise, tilt.length)
+                weights = self._log_weights(tilt.length)
                 found[rows] = self.passes.draw_weighted(generator, rows.size, weights)
         return found
 

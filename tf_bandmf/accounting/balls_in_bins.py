@@ -1,83 +1,22 @@
 """Accounting of balls in bins by simulation, for every non-negative strategy.
 
 Each example is put into one of `b` bins, once, and takes part at the steps of its bin in
-every epoch (arXiv:2601.22334, section 5.1). See `bins_mixture` for the distributions.
+every epoch (arXiv:2601.22334, section 5.1). See `bins_simulator` for the distributions.
 """
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Iterator
 
 import numpy as np
 
 from tf_bandmf import matrices
-from tf_bandmf.accounting.bins_mixture import (
-    BinsMixture,
-    Draws,
-    Tilt,
-    check_bins,
-    factorize,
-    gram_matrix,
-)
+from tf_bandmf.accounting.bins_simulator import BinsSimulator, check_bins, gram_matrix
 from tf_bandmf.accounting.checks import whole_number
 from tf_bandmf.accounting.simulated_accountant import SimulatedAccountant
-from tf_bandmf.accounting.simulator import MAIN, PILOT, Proposal, Simulator, Stage
 
 NAME = "balls in bins, Monte Carlo with importance sampling"
 NUM_DRAWS = 50_000
-# Standard deviations by which the pilot run moves its draws, and draws of each tilt.
-_STRENGTHS = (1.0, 2.0, 3.0, 4.0, 5.0, 6.5, 8.0)
-_ROUGH_STRENGTHS = (1.0, 2.5, 4.0, 6.5)
-_PILOT_DRAWS = 400, 250
-# Candidates for a bound: tilts with certain weights, in standard deviations.
-_CERTAIN_STRENGTHS = (0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.5)
-
-
-class BinsSimulator(Simulator):
-    """Simulates the privacy loss of balls in bins in both directions.
-
-    Args:
-      gram: G, shape [b, b].
-      num_draws: of a main run that does not say otherwise.
-      seed: equal seeds give equal draws.
-    """
-
-    def __init__(self, gram: np.ndarray, num_draws: int, seed: int) -> None:
-        super().__init__(gram.shape[0], num_draws, _PILOT_DRAWS)
-        self._mixture = functools.lru_cache(maxsize=2)(
-            functools.partial(BinsMixture, gram)
-        )
-        self._factor, self._seed = factorize(gram), seed
-        self._kept: dict[tuple[Stage, bool, int], Draws] = {}
-
-    def pilot_tilts(
-        self, noise: float, add: bool, is_rough: bool = False
-    ) -> list[Tilt]:
-        strengths = _ROUGH_STRENGTHS if is_rough else _STRENGTHS
-        return self._mixture(noise, add).grid(strengths)
-
-    def certain_tilts(self, noise: float, add: bool) -> list[Tilt]:
-        mixture = self._mixture(noise, add)
-        return mixture.tilts_with_certain_weights(_CERTAIN_STRENGTHS)
-
-    def certain_density(
-        self, tilt: Tilt, noise: float, add: bool
-    ) -> tuple[float, float] | None:
-        return self._mixture(noise, add).certain_density(tilt)
-
-    def chunks(
-        self, noise: float, proposal: Proposal, add: bool, stage: Stage, count: int
-    ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        key = stage, add, count
-        draws = self._kept.get(key)
-        if draws is None:
-            seed = [self._seed, *stage, int(add)]
-            draws = Draws(self._factor, count, seed)
-            if stage == PILOT or (stage == MAIN and count == self.num_draws):
-                self._kept[key] = draws
-        return self._mixture(noise, add).chunks(draws, proposal)
 
 
 class BallsInBinsAccountant(SimulatedAccountant):
@@ -86,7 +25,7 @@ class BallsInBinsAccountant(SimulatedAccountant):
     For the formal guarantee see `SimulatedAccountant`.
 
     Args:
-      gram: G of `bins_mixture.gram_matrix`, shape [b, b].
+      gram: G of `bins_simulator.gram_matrix`, shape [b, b].
       confidence: None for estimates, or 1 - beta, for example `1 - 1e-6`.
       num_draws: of an estimate, for each direction.
       seed: of the simulation, >= 0; equal seeds give equal results.

@@ -190,8 +190,8 @@ class SimulatedAccountant(Accountant):
 
     def proposals(self, epsilon: float, noise_stddev: float) -> list[Proposal]:
         """What to draw from where delta at epsilon is wanted, for both directions."""
-        propose = self._simulator.propose
-        return [propose(add, epsilon, noise_stddev) for add in (False, True)]
+        both = (self._simulator.at(noise_stddev, add) for add in (False, True))
+        return [one.propose(epsilon) for one in both]
 
     def noise_by(
         self,
@@ -216,12 +216,11 @@ class SimulatedAccountant(Accountant):
 
         def excess(log_noise: float) -> float:
             noise = math.exp(log_noise)
-            deltas = {
-                add: self._simulator.simulate(
-                    noise, proposals[add], add, MAIN
-                ).estimate(epsilon)
+            runs = {
+                add: self._simulator.at(noise, add).simulate(proposals[add], MAIN)
                 for add in directions
             }
+            deltas = {add: run.estimate(epsilon) for add, run in runs.items()}
             larger = max(deltas.values())
             # Far below the other one near this noise; the result is checked.
             directions[:] = [

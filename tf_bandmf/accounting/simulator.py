@@ -8,10 +8,11 @@ are bounded for certain, too, and the bound is cheap.
 from __future__ import annotations
 
 import abc
+import copy
 import dataclasses
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -37,6 +38,9 @@ _LEAST_SHARE, _DEFENSIVE = 0.02, 0.1
 _ALMOST_CERTAIN = np.array([0.01, 0.99])
 
 
+Self = TypeVar("Self", bound="Simulator")
+
+
 class TooManyDraws(ValueError):
     """A bound by simulation would take too many draws."""
 
@@ -53,6 +57,12 @@ class Proposal:
     tilts: tuple[Any, ...]
     shares: np.ndarray
 
+    def choose(self, generator: np.random.Generator, count: int) -> np.ndarray:
+        """Which tilt each of so many draws is from, shape [count]."""
+        cumulative = np.cumsum(self.shares) / np.sum(self.shares)
+        choice = np.searchsorted(cumulative, generator.random(count), side="right")
+        return np.minimum(choice, len(self.tilts) - 1)
+
     @classmethod
     def of_shares(cls, tilts: Sequence[Any], shares: np.ndarray) -> Proposal:
         """Without the tilts whose share is 0."""
@@ -62,35 +72,47 @@ class Proposal:
 
 
 class Simulator(abc.ABC):
-    """Simulates the privacy loss of a sampler, in both directions of adjacency.
+    """Simulates the privacy loss of a sampler.
+
+    What is drawn is about one noise level and one direction of adjacency; `at` chooses
+    them.
 
     Args:
       entries: numbers per draw.
       num_draws: of a main run, for each direction.
       pilot_draws: of each tilt in a pilot run, and in a rough one.
+      seed: equal seeds give equal draws.
+
+    Attributes:
+      noise: sigma, on the raw `C`.
+      add: False for the direction "remove" (draws from P), True for "add" (from Q).
+      releases: as of `Run`.
     """
 
-    # As of `Run`.
-    releases = math.inf
+    noise, add, releases = 1.0, False, math.inf
 
     def __init__(
-        self, entries: int, num_draws: int, pilot_draws: tuple[int, int]
+        self, entries: int, num_draws: int, pilot_draws: tuple[int, int], seed: int
     ) -> None:
-        self.num_draws = num_draws
+        self.num_draws, self.seed = num_draws, seed
         self._entries, self._pilot_draws = entries, pilot_draws
 
+    def at(self: Self, noise: float, add: bool) -> Self:
+        """The simulator of this noise and direction; what it draws once serves all."""
+        there = copy.copy(self)
+        there.noise, there.add = noise, add
+        return there
+
     @abc.abstractmethod
-    def pilot_tilts(self, noise: float, add: bool, is_rough: bool = False) -> list[Any]:
+    def pilot_tilts(self, is_rough: bool = False) -> list[Any]:
         """Tilts of a pilot run; the first one is the target."""
 
     @abc.abstractmethod
-    def certain_tilts(self, noise: float, add: bool) -> list[Any]:
+    def certain_tilts(self) -> list[Any]:
         """Tilts that `certain_density` knows."""
 
     @abc.abstractmethod
-    def certain_density(
-        self, tilt: Any, noise: float, add: bool
-    ) -> tuple[float, float] | None:
+    def certain_density(self, tilt: Any) -> tuple[float, float] | None:
         """A slope > 0 and an offset; None if no bound is known.
 
         The density of the tilt over the target's is at least `exp(slope l + offset)` at
@@ -99,48 +121,47 @@ class Simulator(abc.ABC):
 
     @abc.abstractmethod
     def chunks(
-        self, noise: float, proposal: Proposal, add: bool, stage: Stage, count: int
+        self, proposal: Proposal, stage: Stage, count: int
     ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """`log dP/dQ` [N] and log densities of the components relative to Q [T, N]."""
 
+    def generator(self, *which: int) -> np.random.Generator:
+        """Random numbers of a part of a stage: equal ones at every noise level."""
+        # SFC64: twice as fast as the default, and this is no secret.
+        seed = np.random.SeedSequence([self.seed, *which])
+        return np.random.Generator(np.random.SFC64(seed))
+
     def rough_runs(self, noise: float) -> list[Run]:
         """Both directions from few draws, some for every epsilon."""
-        return [self._pilot(noise, add, is_rough=True)[1] for add in (False, True)]
+        return [self.at(noise, add)._pilot(is_rough=True)[1] for add in (False, True)]
 
     def runs(self, epsilon: float, noise: float, stage: Stage = MAIN) -> list[Run]:
         """Both directions, each from a proposal that suits epsilon."""
-        return [
-            self.simulate(noise, self.propose(add, epsilon, noise), add, stage)
-            for add in (False, True)
-        ]
+        both = (self.at(noise, add) for add in (False, True))
+        return [one.simulate(one.propose(epsilon), stage) for one in both]
 
-    def simulate(
-        self, noise: float, proposal: Proposal, add: bool, stage: Stage, count: int = 0
-    ) -> Run:
-        """One direction, by at least `count` draws from a proposal."""
-        losses, densities = self._collected(
-            noise, proposal, add, stage, max(count, self.num_draws), all_densities=False
-        )
-        return self._run(add, losses, densities)
+    def simulate(self, proposal: Proposal, stage: Stage, count: int = 0) -> Run:
+        """At least `count` draws from a proposal."""
+        count = max(count, self.num_draws)
+        losses, densities = self._collected(proposal, stage, count, rows=1)
+        return self._run(losses, densities)
 
-    def largest_value(
-        self, proposal: Proposal, epsilon: float, noise: float, add: bool
-    ) -> float:
+    def largest_value(self, proposal: Proposal, epsilon: float) -> float:
         """An upper bound on each of `Run.values`, for certain."""
         slopes, offsets = [0.0], [math.log(proposal.shares[0])]
         for tilt, share in zip(proposal.tilts[1:], proposal.shares[1:]):
-            density = self.certain_density(tilt, noise, add)
+            density = self.certain_density(tilt)
             if density is not None:
                 slopes.append(density[0])
                 offsets.append(math.log(share) + density[1])
         return largest_value(slopes, offsets, epsilon, self.releases)
 
-    def _run(self, add: bool, losses: np.ndarray, densities: np.ndarray) -> Run:
-        return Run(-losses if add else losses, densities[0], self.releases)
+    def _run(self, losses: np.ndarray, densities: np.ndarray) -> Run:
+        return Run(-losses if self.add else losses, densities[0], self.releases)
 
-    def propose(self, add: bool, epsilon: float, noise: float) -> Proposal:
+    def propose(self, epsilon: float) -> Proposal:
         """The mixture with the smallest variance in a pilot run."""
-        tilts, run, ratios = self._pilot(noise, add)
+        tilts, run, ratios = self._pilot()
         values = run.values(epsilon)
         shares = np.full(len(tilts), 1.0 / len(tilts))
         if np.any(values > 0.0):
@@ -152,33 +173,31 @@ class Simulator(abc.ABC):
         return Proposal.of_shares(tilts, shares)
 
     def propose_for_bound(
-        self, add: bool, epsilon: float, noise: float, log_odds: float, slack: float
+        self, epsilon: float, log_odds: float, slack: float
     ) -> tuple[Proposal, float, int]:
         """The cheapest mixture for a confidence bound: `importance.cheapest_shares`.
 
         Args:
-          add: direction.
           epsilon: where delta is wanted, or the least epsilon of interest.
-          noise: sigma.
           log_odds: log of one over the probability with which the bound may fail.
           slack: by how much the bound may exceed delta.
 
         Returns:
           The proposal, the largest value, and how many draws it takes.
         """
-        target = self.pilot_tilts(noise, add)[0]
+        target = self.pilot_tilts()[0]
 
         def alone(tilt: Any) -> float:
             proposal = Proposal((target, tilt), _ALMOST_CERTAIN)
-            return self.largest_value(proposal, epsilon, noise, add)
+            return self.largest_value(proposal, epsilon)
 
-        certain = min(self.certain_tilts(noise, add), key=alone)
-        tilts, run, ratios = self._pilot(noise, add, more=(certain,))
+        certain = min(self.certain_tilts(), key=alone)
+        tilts, run, ratios = self._pilot(more=(certain,))
         shares, largest, count = cheapest_shares(
             ratios,
             run.values(epsilon),
             lambda shares: self.largest_value(
-                Proposal.of_shares(tilts, shares), epsilon, noise, add
+                Proposal.of_shares(tilts, shares), epsilon
             ),
             log_odds,
             slack,
@@ -202,9 +221,9 @@ class Simulator(abc.ABC):
         for add in (False, True):
             part = beta * (_MINOR_PART if add == minor else 1.0 - _MINOR_PART)
             # Betting on several bets at once costs a factor of 2.
-            log_odds = math.log(2.0 / part)
-            proposal, largest, count = self.propose_for_bound(
-                add, epsilon, noise, log_odds, BOUND_SLACK * aim
+            log_odds, there = math.log(2.0 / part), self.at(noise, add)
+            proposal, largest, count = there.propose_for_bound(
+                epsilon, log_odds, BOUND_SLACK * aim
             )
             if not (
                 count <= _LARGEST_BOUND_DRAWS
@@ -215,44 +234,34 @@ class Simulator(abc.ABC):
                     f"take {count:.3g} draws of {self._entries} numbers. Use a larger "
                     f"delta or an estimate (confidence=None)."
                 )
-            run = self.simulate(noise, proposal, add, stage, count)
-            runs.append((run, largest, part))
+            runs.append((there.simulate(proposal, stage, count), largest, part))
         return runs
 
     def _pilot(
-        self,
-        noise: float,
-        add: bool,
-        is_rough: bool = False,
-        more: tuple[Any, ...] = (),
+        self, is_rough: bool = False, more: tuple[Any, ...] = ()
     ) -> tuple[tuple[Any, ...], Run, np.ndarray]:
         """All tilts, a run of their even mixture, density ratios [T, N]."""
-        tilts = (*self.pilot_tilts(noise, add, is_rough), *more)
+        tilts = (*self.pilot_tilts(is_rough), *more)
         even = Proposal(tilts, np.full(len(tilts), 1.0 / len(tilts)))
         count = self._pilot_draws[is_rough] * len(tilts)
-        losses, ratios = self._collected(noise, even, add, PILOT, count)
-        return tilts, self._run(add, losses, ratios), np.exp(ratios)
+        losses, ratios = self._collected(even, PILOT, count, rows=len(tilts))
+        return tilts, self._run(losses, ratios), np.exp(ratios)
 
     def _collected(
-        self,
-        noise: float,
-        proposal: Proposal,
-        add: bool,
-        stage: Stage,
-        count: int,
-        all_densities: bool = True,
+        self, proposal: Proposal, stage: Stage, count: int, rows: int
     ) -> tuple[np.ndarray, np.ndarray]:
         """Losses [count] and log densities relative to the proposal.
 
-        Of all components, shape [T, count], or of the target alone, shape [1, count].
+        Of so many components, the first of which is the target, shape [rows, count].
         """
         log_shares = np.log(np.asarray(proposal.shares))[:, None]
-        rows = len(proposal.tilts) if all_densities else 1
         losses, ratios = np.empty(count), np.empty((rows, count))
         start = 0
-        for found, densities in self.chunks(noise, proposal, add, stage, count):
-            part = slice(start, start + found.size)
+        for drawn, densities in self.chunks(proposal, stage, count):
+            if not (np.all(np.isfinite(drawn)) and np.all(np.isfinite(densities))):
+                raise ArithmeticError("The simulation of the privacy loss overflowed.")
+            part = slice(start, start + drawn.size)
             mixed = np.logaddexp.reduce(densities + log_shares, axis=0)
-            losses[part], ratios[:, part] = found, densities[:rows] - mixed
-            start += found.size
+            losses[part], ratios[:, part] = drawn, densities[:rows] - mixed
+            start += drawn.size
         return losses, ratios

@@ -54,7 +54,7 @@ class BallsInBins(WholeEpochs):
         return largest_binomial(trials, 1.0 / bins, overflow / bins)
 
     def check_accounting(self, num_steps: int) -> None:
-        from tf_bandmf.accounting.bins_mixture import check_bins
+        from tf_bandmf.accounting.bins_simulator import check_bins
 
         check_bins(self.num_bins)
 
