@@ -24,7 +24,7 @@ from tf_bandmf.accounting.cyclic_poisson import CyclicPoissonAccountant
 )
 def test_values_of_jax_privacy(queries, probability, epsilon, delta, noise):
     accountant = CyclicPoissonAccountant(queries, probability)
-    found = accountant.calibrate_noise_stddev(epsilon, delta)
+    found = accountant.calibrate(epsilon, delta).noise_stddev
     assert found == pytest.approx(noise, rel=1e-4)
     assert accountant.delta(epsilon, found) <= delta
     assert accountant.epsilon(delta, found) == pytest.approx(epsilon, rel=1e-3)
@@ -88,7 +88,7 @@ class TestFixedSize:
         found = fixed.calibrate(1.0, delta)
         noise = found.noise_stddev
         poisson = CyclicPoissonAccountant(queries, batch / part)
-        assert noise > 2.0 * poisson.calibrate_noise_stddev(1.0, delta)
+        assert noise > 2.0 * poisson.calibrate(1.0, delta).noise_stddev
         assert found.guarantee.kind == "bound" and not found.guarantee.is_unamplified
         assert "Replace-one" in found.guarantee.adjacency
         exact = replaced_loss(batch / part, noise, 1e-4).self_compose(queries)
@@ -189,7 +189,7 @@ def test_epsilon_of_calibrated_noise_is_within_the_budget(
     queries, probability, epsilon, delta
 ):
     accountant = CyclicPoissonAccountant(queries, probability)
-    noise = accountant.calibrate_noise_stddev(epsilon, delta)
+    noise = accountant.calibrate(epsilon, delta).noise_stddev
     found = accountant.epsilon(delta, noise)
     assert 0.999 * epsilon < found <= epsilon
     assert accountant.delta(found, noise) <= delta
@@ -201,7 +201,7 @@ def test_sampling_never_costs_more_than_no_sampling():
     whole = CyclicPoissonAccountant(10, 1.0)
     for delta in (1e-12, 1e-5):
         assert sampled.epsilon(delta, 20.0) <= whole.epsilon(delta, 20.0)
-        calibrated = [a.calibrate_noise_stddev(1.0, delta) for a in (sampled, whole)]
+        calibrated = [a.calibrate(1.0, delta).noise_stddev for a in (sampled, whole)]
         assert calibrated[0] <= calibrated[1]
 
 

@@ -56,7 +56,7 @@ def test_appendix_f5():
     matrix = strategies.bsr(tf_bandmf.workloads.prefix_sum(2000), 100).matrix
     found = CyclicPoissonAccountant.of_strategy(matrix, 100, 1.0)
     unamplified = gaussian.calibrate_noise_stddev(1.0, 1e-6) * math.sqrt(20)
-    noise = found.calibrate_noise_stddev(1.0, 1e-6)
+    noise = found.calibrate(1.0, 1e-6).noise_stddev
     assert noise == pytest.approx(unamplified * found.column_norm, rel=1e-14)
 
 
@@ -92,7 +92,7 @@ def test_table_5_of_amplified_banded_mf(epsilon, bands, queries, published):
     sampler = tf_bandmf.CyclicPoisson(USERS, 1000, bands)
     assert sampler.participations(2052) == queries
     found = CyclicPoissonAccountant(queries, sampler.sampling_probability)
-    noise = found.calibrate_noise_stddev(epsilon, 1e-6)
+    noise = found.calibrate(epsilon, 1e-6).noise_stddev
     assert noise == pytest.approx(published * math.sqrt(6), rel=1e-3)
 
 

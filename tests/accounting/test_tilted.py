@@ -177,7 +177,7 @@ def test_noise_far_too_small_is_refused_at_once(noise):
 
 def test_a_delta_above_the_chance_of_being_used_at_all_is_refused():
     with pytest.raises(ValueError, match="at least the probability 1e-06 that an"):
-        CyclicPoissonAccountant(1_000, 1e-9).calibrate_noise_stddev(1.0, 1e-5)
+        CyclicPoissonAccountant(1_000, 1e-9).calibrate(1.0, 1e-5)
 
 
 @pytest.mark.parametrize(
@@ -205,8 +205,10 @@ def test_small_budgets_and_many_steps_are_amplified(
     epsilon, delta, probability, queries
 ):
     """Renyi DP, which is valid and looser, needs more noise; it was a 20th of ours."""
-    noise = CyclicPoissonAccountant(queries, probability).calibrate_noise_stddev(
-        epsilon, delta
+    noise = (
+        CyclicPoissonAccountant(queries, probability)
+        .calibrate(epsilon, delta)
+        .noise_stddev
     )
     query = dp_accounting.GaussianDpEvent(noise)
     event = dp_accounting.PoissonSampledDpEvent(probability, query)

@@ -56,13 +56,13 @@ def shuffled():
 def test_cyclic_poisson_noise_is_the_accountants_times_column_norm_and_clip():
     plan = cyclic()
     accountant = CyclicPoissonAccountant(20, 0.08)
-    noise = accountant.calibrate_noise_stddev(2.0, 1e-5)
+    noise = accountant.calibrate(2.0, 1e-5).noise_stddev
     norm = plan.strategy.matrix.column_norms().max()
     assert plan.noise_stddev == pytest.approx(noise * norm * 0.5, rel=2e-7)
     # Two searches end within their tolerance, on either side; that of the plan's own
     # accountant is what it may not be below.
     own = CyclicPoissonAccountant(20, 0.08, norm)
-    assert plan.noise_stddev >= own.calibrate_noise_stddev(2.0, 1e-5) * 0.5
+    assert plan.noise_stddev >= own.calibrate(2.0, 1e-5).noise_stddev * 0.5
     assert own.delta(2.0, plan.noise_stddev / 0.5) <= 1e-5
     assert plan.expected_batch_size == 100.0
     assert plan.guarantee.kind == "exact" and plan.guarantee.adjacency == ZERO_OUT

@@ -30,16 +30,12 @@ from tf_bandmf.accounting.checks import (
     no_privacy,
 )
 from tf_bandmf.accounting.guarantee import ZERO_OUT, Calibration, Guarantee
-from tf_bandmf.accounting.root_finding import (
-    log,
-    near_root,
-    near_root_of,
-    smallest_noise,
-    to_safe_side,
-)
+from tf_bandmf.accounting.root_finding import log, near_root, smallest, to_safe_side
 
 # With sampling no epsilon below is stated; the tolerance of the log of a rough noise.
 _LEAST_EPSILON, _ROUGH_TOLERANCE = 1e-6, 5e-3
+# Where a search for the noise begins, of what is enough for certain.
+_START = 0.5
 
 Self = TypeVar("Self", bound="Accountant")
 
@@ -130,20 +126,13 @@ class Accountant(abc.ABC):
             return upper
         if self.delta(least, noise_stddev) <= delta:
             return least
-
-        def excess(log_epsilon: float, rough: bool = False) -> float:
-            reached = self.delta(math.exp(log_epsilon), noise_stddev, rough)
-            return log(reached) - math.log(delta)
-
-        root = near_root_of(
-            lambda x: excess(x, rough=True),
-            excess,
+        return smallest(
+            lambda epsilon: self.delta(epsilon, noise_stddev, rough=True),
+            lambda epsilon: self.delta(epsilon, noise_stddev),
+            delta,
             # Between the whole of the loss and the sampled part of it.
-            math.log(upper) + 0.5 * math.log(self.sampling_probability),
-            math.log(upper),
-        )
-        return to_safe_side(
-            math.exp(root), lambda epsilon: self.delta(epsilon, noise_stddev) <= delta
+            upper * math.sqrt(self.sampling_probability),
+            upper,
         )
 
     def largest_noise(self, epsilon: float, delta: float) -> float:
@@ -170,24 +159,6 @@ class Accountant(abc.ABC):
                 ),
             )
         return multiplier * self.whole_sensitivity
-
-    def calibrate_noise_stddev(self, epsilon: float, delta: float) -> float:
-        """The smallest noise for the budget, rounded up.
-
-        It was checked: `self.delta(epsilon, result) <= delta`.
-
-        Raises:
-          ValueError: on invalid input, or if no useful noise gives the budget.
-        """
-        largest = self.largest_noise(epsilon, delta)
-        if self.sampling_probability == 1.0:
-            return largest
-        return smallest_noise(
-            lambda noise: self.delta(epsilon, noise, rough=True),
-            lambda noise: self.delta(epsilon, noise),
-            delta,
-            largest,
-        )
 
     def rough_noise_stddev(
         self, epsilon: float, delta: float, near: float | None = None
@@ -219,9 +190,23 @@ class Accountant(abc.ABC):
         return min(1.5 * self.sampling_probability, 1.0) * largest
 
     def calibrate(self, epsilon: float, delta: float) -> Calibration:
-        """The smallest noise for the budget, on the safe side, re-checked."""
-        stddev = self.calibrate_noise_stddev(epsilon, delta)
-        return Calibration(stddev, self.stated(epsilon, delta, stddev))
+        """The smallest noise for the budget, rounded up.
+
+        It was checked: `self.delta(epsilon, result.noise_stddev) <= delta`.
+
+        Raises:
+          ValueError: on invalid input, or if no useful noise gives the budget.
+        """
+        noise = self.largest_noise(epsilon, delta)
+        if self.sampling_probability < 1.0:
+            noise = smallest(
+                lambda noise: self.delta(epsilon, noise, rough=True),
+                lambda noise: self.delta(epsilon, noise),
+                delta,
+                _START * noise,
+                noise,
+            )
+        return Calibration(noise, self.stated(epsilon, delta, noise))
 
     def guarantee(self, noise_stddev: float, delta: float) -> Guarantee:
         """What a run with this noise guarantees at delta.

@@ -17,9 +17,8 @@ import dataclasses
 
 import dp_accounting
 
-from tf_bandmf import matrices
 from tf_bandmf.accounting.checks import check_positive, whole_number
-from tf_bandmf.accounting.cyclic_poisson import SampledQueries, check_bands, column_norm
+from tf_bandmf.accounting.cyclic_poisson import SampledQueries
 from tf_bandmf.accounting.guarantee import REPLACE_ONE, UNAMPLIFIED, ZERO_OUT
 
 NAME = "sampling without replacement (tilted Fourier transform; replace-one)"
@@ -58,23 +57,6 @@ class CyclicFixedSizeAccountant(SampledQueries):
                 f"{self.batch_size}."
             )
         check_positive("column_norm", self.column_norm)
-
-    @classmethod
-    def of_strategy(
-        cls,
-        matrix: matrices.LowerTriangular,
-        num_parts: int,
-        part_size: int,
-        batch_size: int,
-    ) -> CyclicFixedSizeAccountant:
-        """The accountant for a strategy matrix.
-
-        Raises:
-          ValueError: if the strategy has more bands than there are parts.
-        """
-        check_bands(matrix, num_parts)
-        queries = -(-matrix.num_rows // num_parts)
-        return cls(queries, part_size, batch_size, column_norm(matrix))
 
     @property
     def sampling_probability(self) -> float:  # type: ignore[override]

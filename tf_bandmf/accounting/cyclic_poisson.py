@@ -14,6 +14,7 @@ import abc
 import collections
 import dataclasses
 import math
+from typing import Any, TypeVar
 
 import dp_accounting
 import numpy as np
@@ -23,6 +24,8 @@ from tf_bandmf.accounting import tilted
 from tf_bandmf.accounting.base import Accountant
 from tf_bandmf.accounting.checks import check_delta, check_positive, whole_number
 from tf_bandmf.accounting.guarantee import ZERO_OUT
+
+Self = TypeVar("Self", bound="SampledQueries")
 
 NAME = "Poisson-sampled Gaussian queries (tilted Fourier transform)"
 
@@ -42,18 +45,6 @@ def check_bands(matrix: matrices.LowerTriangular, num_parts: int) -> None:
         f"{matrix.bands} bands and {num_parts} parts: one example's participations "
         f"would overlap. Use num_parts >= {matrix.bands}, fewer bands, or BallsInBins."
     )
-
-
-def column_norm(matrix: matrices.LowerTriangular) -> float:
-    """kappa, the largest column norm of `C`.
-
-    Raises:
-      ValueError: if it is not finite and > 0.
-    """
-    largest = float(np.max(matrix.column_norms()))
-    if not (math.isfinite(largest) and largest > 0.0):
-        raise ValueError(f"The column norms must be finite and > 0, found {largest}.")
-    return largest
 
 
 class ComposedQueries(Accountant):
@@ -94,6 +85,26 @@ class SampledQueries(ComposedQueries):
 
     num_queries: int
     column_norm: float
+
+    @classmethod
+    def of_strategy(
+        cls: type[Self], matrix: matrices.LowerTriangular, num_parts: int, *sample: Any
+    ) -> Self:
+        """The accountant for a strategy matrix.
+
+        Args:
+          matrix: `C`.
+          num_parts: b.
+          sample: the arguments between `num_queries` and `column_norm`.
+
+        Raises:
+          ValueError: if the strategy has more bands than there are parts, or its column
+            norms are not finite and > 0.
+        """
+        check_bands(matrix, num_parts)
+        queries = -(-matrix.num_rows // num_parts)
+        norm = float(np.max(matrix.column_norms()))
+        return cls(queries, *sample, norm)  # type: ignore[call-arg, arg-type]
 
     @property
     def whole_sensitivity(self) -> float:  # type: ignore[override]
@@ -153,22 +164,6 @@ class CyclicPoissonAccountant(SampledQueries):
                 f"{self.sampling_probability}."
             )
         check_positive("column_norm", self.column_norm)
-
-    @classmethod
-    def of_strategy(
-        cls,
-        matrix: matrices.LowerTriangular,
-        num_parts: int,
-        sampling_probability: float,
-    ) -> CyclicPoissonAccountant:
-        """The accountant for a strategy matrix.
-
-        Raises:
-          ValueError: if the strategy has more bands than there are parts.
-        """
-        check_bands(matrix, num_parts)
-        queries = -(-matrix.num_rows // num_parts)
-        return cls(queries, sampling_probability, column_norm(matrix))
 
     def sampled(self, query: dp_accounting.DpEvent) -> dp_accounting.DpEvent:
         if self.sampling_probability == 1.0:

@@ -8,9 +8,8 @@ from typing import Callable
 # Steps to the safe side after root finding, relative.
 _NUDGE = 1e-10
 _TOLERANCE = 1e-5
-# A rough root, the width of the difference that is its slope, and how far below the largest
-# noise the search begins.
-_ROUGH_TOLERANCE, _WIDTH, _START = 1e-3, 1e-3, 0.7
+# A rough root, and the width of the difference that is its slope.
+_ROUGH_TOLERANCE, _WIDTH = 1e-3, 1e-3
 # Secants: the slope of log delta in log noise that they begin with, and the flattest; the
 # longest step; and where delta is 0 by rounding, for what is farther from 0 says nothing
 # about the slope near it.
@@ -74,50 +73,37 @@ def near_root(
     raise ArithmeticError("Calibration found no lower limit of the noise.")
 
 
-def near_root_of(
-    rough: Callable[[float], float],
-    fine: Callable[[float], float],
-    start: float,
-    largest: float,
-) -> float:
-    """`near_root` of `fine`, up to 1e-5, by few values: from the root of `rough`.
-
-    Args:
-      rough: a cheap approximation of `fine`.
-      fine: slow.
-      start: where to begin.
-      largest: as for `near_root`.
-    """
-    found = near_root(rough, start, largest, _ROUGH_TOLERANCE)
-    below = found - _WIDTH
-    slope = min((rough(found) - rough(below)) / _WIDTH, _LEAST_SLOPE)
-    return near_root(fine, found, largest, _TOLERANCE, slope)
-
-
-def smallest_noise(
+def smallest(
     rough: Callable[[float], float],
     fine: Callable[[float], float],
     delta: float,
+    start: float,
     largest: float,
 ) -> float:
-    """The smallest noise with `fine(noise) <= delta`, up to 1e-5, rounded up.
+    """The smallest noise, or epsilon, with `fine(it) <= delta`, up to 1e-5, rounded up.
 
     Args:
       rough: a cheap approximation of `fine`.
-      fine: delta for a noise; falling.
+      fine: delta, from above; slow, and falling.
       delta: in (0, 1).
-      largest: noise that is known to be safe.
+      start: > 0, where to begin.
+      largest: what is known to be enough.
 
     Raises:
       ArithmeticError: if no safe value was found.
     """
 
-    def excess(function: Callable[[float], float]) -> Callable[[float], float]:
-        return lambda log_noise: log(function(math.exp(log_noise))) - log(delta)
+    def excess(function: Callable[[float], float], at: float) -> float:
+        return log(function(math.exp(at))) - log(delta)
 
     most = math.log(largest)
-    found = near_root_of(excess(rough), excess(fine), most - _START, most)
-    if found >= most:
+    near = near_root(
+        lambda x: excess(rough, x), math.log(start), most, _ROUGH_TOLERANCE
+    )
+    slope = (excess(rough, near) - excess(rough, near - _WIDTH)) / _WIDTH
+    slope = min(slope, _LEAST_SLOPE)
+    root = near_root(lambda x: excess(fine, x), near, most, _TOLERANCE, slope)
+    if root >= most:
         return largest
-    noise = math.exp(found + _TOLERANCE)
-    return min(to_safe_side(noise, lambda noise: fine(noise) <= delta), largest)
+    value = math.exp(root + _TOLERANCE)
+    return min(to_safe_side(value, lambda value: fine(value) <= delta), largest)
