@@ -81,7 +81,7 @@ CEILINGS = {
     "files": (229, 190),
     "other": (254, 290),
     "federated": (3_197, 3_200),
-    "tests": (34_222, 22_000),
+    "tests": (34_224, 22_000),
     "benchmarks": (2_086, 2_000),
 }
 ELSEWHERE = {
