@@ -10,9 +10,8 @@ import pytest
 
 import tf_bandmf
 from tf_bandmf import strategies, workloads
-from tf_bandmf.participation import BallsInBins, MinSep
-from tf_bandmf.participation.scheme import Scheme, samplings
-from tf_bandmf.planning.arguments import DataUse
+from tf_bandmf.participation import BallsInBins, MinSep, samplings
+from tf_bandmf.planning.arguments import DataUse, resolve_data
 from tf_bandmf.planning.compare import Comparison, Search
 from tf_bandmf.strategies import registry
 
@@ -244,12 +243,13 @@ def test_cyclic_sampling_gets_as_many_parts_as_bands():
 
 @pytest.mark.parametrize("sampling", samplings())
 def test_every_sampling_has_a_participation(sampling):
-    scheme = Scheme(sampling, 2000, 100, 4)
-    participation = scheme.participation(4 if scheme.is_cyclic else None)
-    participation.validate_num_steps(scheme.num_steps)
-    assert scheme.num_steps == 80
-    with pytest.raises(ValueError, match="num_parts is for cyclic sampling"):
-        scheme.participation(None if scheme.is_cyclic else 4)
+    use = resolve_data(2000, 100, 4, None, sampling)
+    participation = use.participation(4)
+    participation.validate_num_steps(use.num_steps)
+    assert use.num_steps == 80 and participation.sampling == sampling
+    assert use.is_cyclic == participation.is_cyclic
+    # One part for each band, where there are parts.
+    assert getattr(participation, "num_parts", 1) == (4 if use.is_cyclic else 1)
 
 
 @pytest.mark.slow
@@ -398,6 +398,6 @@ def test_samplings_are_compared_in_one_table(last, caplog):
     best = table.best()
     assert f"Chosen: {best.mechanism} ({best.sampling})," in str(table)
     with pytest.raises(ValueError, match="No sampling can be used"):
-        tf_bandmf.compare(["tree"], sampling=["poisson"], **use)
+        tf_bandmf.compare(["tree"], sampling=["poisson", "cyclic-poisson"], **use)
     with pytest.raises(ValueError, match="sampling must be a name or several"):
         tf_bandmf.compare(["tree"], sampling=[], **use)

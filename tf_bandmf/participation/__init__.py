@@ -23,6 +23,7 @@ from tf_bandmf.participation.base import (
     Participation,
     from_config,
     register,
+    samplings,
 )
 from tf_bandmf.participation.cyclic_fixed_size import CyclicFixedSize
 from tf_bandmf.participation.cyclic_poisson import CyclicPoisson, Poisson
@@ -44,4 +45,5 @@ __all__ = [
     "Shuffled",
     "from_config",
     "register",
+    "samplings",
 ]

@@ -156,6 +156,7 @@ class Participation(abc.ABC):
         )
 
 
+DEFAULT_SAMPLING = "fixed-order"
 # By `kind`, and by `sampling`.
 PARTICIPATIONS: dict[str, type[Participation]] = {}
 NAMED: dict[str, type[Participation]] = {}
@@ -183,6 +184,12 @@ def register(cls: _Class) -> _Class:
                 f"The name {name!r} of {cls.__name__} is that of {table[name].__name__}."
             )
     return cls
+
+
+def samplings() -> tuple[str, ...]:
+    """The names of all samplings, the default first."""
+    others = sorted(set(NAMED) - {DEFAULT_SAMPLING})
+    return (DEFAULT_SAMPLING, *others)
 
 
 def from_config(config: Mapping[str, Any]) -> Participation:

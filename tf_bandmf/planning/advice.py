@@ -21,8 +21,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from tf_bandmf.accounting.checks import whole_number
-from tf_bandmf.participation import NAMED
-from tf_bandmf.participation.scheme import samplings
+from tf_bandmf.participation import NAMED, samplings
 from tf_bandmf.planning import build, learning_rates
 from tf_bandmf.planning.arguments import check_budget
 from tf_bandmf.planning.compare import Row, compare

@@ -11,9 +11,9 @@ from tf_bandmf.accounting.checks import (
     check_positive,
 )
 from tf_bandmf.matrices import LARGEST_NUM_STEPS
-from tf_bandmf.participation import Participation
+from tf_bandmf.participation import NAMED, FixedEpochOrder, Participation, samplings
+from tf_bandmf.participation.base import DEFAULT_SAMPLING
 from tf_bandmf.participation.checks import positive_int
-from tf_bandmf.participation.scheme import DEFAULT_SAMPLING, Scheme
 
 # A test of power 1/2 has false alarms of at most exp(-epsilon) / 2.
 _PROMISES_NOTHING = 100.0
@@ -24,27 +24,24 @@ class DataUse:
     """How a run uses its data.
 
     Attributes:
-      sampling: the participation, or a cyclic sampling, which has as many parts as the
-        strategy has bands and becomes a participation with it.
+      sampling: the participation; of one part, where their number is open.
       num_steps: n.
       num_examples: size of the training set, if known.
       expected_batch_size: by which the noisy sum is divided, if known.
+      is_cyclic: whether it gets as many parts as the strategy has bands.
     """
 
-    sampling: Participation | Scheme
+    sampling: Participation
     num_steps: int
     num_examples: int | None
     expected_batch_size: float | None
-
-    @property
-    def is_cyclic(self) -> bool:
-        return isinstance(self.sampling, Scheme)
+    is_cyclic: bool = False
 
     def participation(self, bands: int) -> Participation:
         """The participation of a strategy with so many bands."""
-        if isinstance(self.sampling, Scheme):
-            return self.sampling.participation(bands)
-        return self.sampling
+        if not self.is_cyclic:
+            return self.sampling
+        return dataclasses.replace(self.sampling, num_parts=bands)  # type: ignore[type-var]
 
 
 def resolve_data(
@@ -61,70 +58,62 @@ def resolve_data(
     """
     if num_steps is not None:
         num_steps = positive_int("num_steps", num_steps)
+    given = {"num_examples": num_examples, "batch_size": batch_size, "epochs": epochs}
     if isinstance(sampling, Participation):
         if epochs is not None:
             raise ValueError(
                 "epochs must be left out: a participation says how often an example "
                 "takes part."
             )
-        use = _checked(sampling, num_steps, num_examples, batch_size)
+        made, is_cyclic = sampling, False
     else:
         if sampling is not None and num_steps is not None:
             raise ValueError(
                 "Give num_steps with a participation as sampling, such as MinSep(342), "
                 "and epochs with the name of a sampling."
             )
-        given = {"num_examples": num_examples, "batch_size": batch_size}
-        given["epochs"] = epochs
         missing = [name for name, value in given.items() if value is None]
         if missing:
             raise ValueError(
                 f"{', '.join(missing)} missing: give num_examples, batch_size and "
                 f"epochs, or num_steps and a participation as sampling."
             )
-        scheme = Scheme(DEFAULT_SAMPLING if sampling is None else sampling, **given)  # type: ignore[arg-type]
-        steps, size = scheme.num_steps, float(scheme.batch_size)
-        if scheme.is_cyclic:
-            use = DataUse(scheme, steps, num_examples, size)
-        else:
-            use = _checked(
-                scheme.participation(), num_steps or steps, num_examples, batch_size
+        name = DEFAULT_SAMPLING if sampling is None else sampling
+        if name not in samplings():
+            raise ValueError(
+                f"sampling must be one of {', '.join(samplings())}, found {name!r}."
             )
-    if use.num_steps > LARGEST_NUM_STEPS:
-        size = float(min(use.num_steps, 10**300))
+        # Has the same limits and as many steps as all others, and checks them.
+        order = FixedEpochOrder(**given)  # type: ignore[arg-type]
+        num_steps = order.num_steps if num_steps is None else num_steps
+        made = NAMED[name].of_data(**given, num_parts=None)  # type: ignore[arg-type]
+        is_cyclic = made.is_cyclic
+    for field in ("batch_size", "num_examples"):
+        stated, value = getattr(made, field, None), given[field]
+        if stated is not None and value not in (None, stated):
+            raise ValueError(
+                f"The participation has {field} = {stated}, found {value}."
+            )
+    steps = made.run_steps() if num_steps is None else num_steps
+    if steps is None:
+        raise ValueError("num_steps is missing: it is never inferred.")
+    made.validate_num_steps(steps)
+    expected = made.expected_batch_size()
+    if batch_size is not None:
+        check_positive("batch_size", batch_size)
+        expected = float(batch_size) if expected is None else expected
+    if steps > LARGEST_NUM_STEPS:
+        size = float(min(steps, 10**300))
         raise ValueError(
             f"num_steps (epochs * num_examples / batch_size) must be <= "
             f"{LARGEST_NUM_STEPS:,}, found {size:g}: the keys of the steps alone would "
             f"take {16.0 * size:.3g} bytes. Use larger batches or fewer epochs."
         )
-    if isinstance(use.sampling, Participation):
-        use.sampling.check_accounting(use.num_steps)
-    return use
-
-
-def _checked(
-    participation: Participation,
-    num_steps: int | None,
-    num_examples: int | None,
-    batch_size: int | None,
-) -> DataUse:
-    """A participation with its number of steps and the expected batch size."""
-    for name, value in (("batch_size", batch_size), ("num_examples", num_examples)):
-        stated = getattr(participation, name, None)
-        if stated is not None and value not in (None, stated):
-            raise ValueError(f"The participation has {name} = {stated}, found {value}.")
-    steps = participation.run_steps() if num_steps is None else num_steps
-    if steps is None:
-        raise ValueError("num_steps is missing: it is never inferred.")
-    participation.validate_num_steps(steps)
-    if batch_size is not None:
-        check_positive("batch_size", batch_size)
-    expected = participation.expected_batch_size()
-    if expected is None and batch_size is not None:
-        expected = float(batch_size)
+    if not is_cyclic:
+        made.check_accounting(steps)
     if num_examples is None:
-        num_examples = getattr(participation, "num_examples", None)
-    return DataUse(participation, steps, num_examples, expected)
+        num_examples = getattr(made, "num_examples", None)
+    return DataUse(made, steps, num_examples, expected, is_cyclic)
 
 
 def check_budget(

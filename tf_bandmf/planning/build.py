@@ -68,7 +68,7 @@ def plan(
         the noisy sum is divided).
       epochs: passes over the data.
       num_steps: n, the number of steps; only with a `Participation`.
-      sampling: one of `participation.scheme.samplings()`, with `num_examples`,
+      sampling: one of `participation.samplings()`, with `num_examples`,
         `batch_size` and `epochs`: "cyclic-poisson" and "cyclic-fixed-size" use as many
         parts as the strategy has bands. Or a participation, for example
         `MinSep(min_separation=342, max_participations=6)`. Accounting by simulation

@@ -20,8 +20,8 @@ import dataclasses
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -29,9 +29,7 @@ from tf_bandmf import workloads
 from tf_bandmf.accounting.checks import whole_number
 from tf_bandmf.accounting.guarantee import ZERO_OUT
 from tf_bandmf.analysis import error
-from tf_bandmf.analysis.sensitivity import Sensitivity
 from tf_bandmf.participation import Participation
-from tf_bandmf.participation.scheme import Scheme
 from tf_bandmf.planning import parameter_search
 from tf_bandmf.planning.arguments import DataUse, check_budget, resolve_data
 from tf_bandmf.planning.calibration import accountant_for
@@ -49,6 +47,11 @@ _AS_GOOD = 1.01
 _COST_OF_KEPT = 0.05
 # Each number of bands of a family that needs the budget is a search of its own.
 _BANDS_OF_BUDGET = 16
+# The column of each objective, and its name in texts.
+_COLUMNS, _SHORT = (
+    {"mean": "rmse", "max": "max_se"},
+    {"rmse": "RMSE", "max_se": "MaxSE"},
+)
 # A refinement of a family that is worse than the best by more than this is left out.
 _REFINEMENT = 1.1
 
@@ -160,8 +163,8 @@ class Comparison:
     def reason(self) -> str:
         """Why the best row is the best, in a sentence."""
         chosen, least = self.best(), min(self.rows, key=self.value)
-        name = "RMSE" if self.objective == "rmse" else "MaxSE"
-        text = f"Chosen: {self._label(chosen)}, {name} {self.value(chosen):.4g}, "
+        name = f"{self._label(chosen)}, {_SHORT[self.objective]}"
+        text = f"Chosen: {name} {self.value(chosen):.4g}, "
         if chosen is least:
             text += "the smallest"
         else:
@@ -289,56 +292,53 @@ def compare(
             budget = epsilon, check_budget(epsilon, delta, None, data.num_examples)
         elif data.participation(1).is_amplified:
             raise ValueError("The sampling amplifies a budget: give epsilon and delta.")
-        search = Search(
-            workloads.resolve(workload, data.num_steps),
-            data,
-            budget,  # type: ignore[arg-type]
-            objective,
-            max_memory_vectors,
-            is_auto=mechanisms is None,
-        )
-        return search.table(mechanisms)
+        resolved = workloads.resolve(workload, data.num_steps)
+        is_auto = mechanisms is None
+        given = objective, max_memory_vectors, is_auto
+        return Search(resolved, data, budget, *given).table(mechanisms)  # type: ignore[arg-type]
 
     if sampling is None or isinstance(sampling, (str, Participation)):
         return one(sampling)
-    return _several(one, sampling)
-
-
-def _several(one: Callable[..., Comparison], samplings: Sequence[str]) -> Comparison:
-    """One table of the tables of several samplings.
-
-    Raises:
-      ValueError: if there is no sampling, or none has a row.
-    """
-    if not isinstance(samplings, (list, tuple)) or not samplings:
-        raise ValueError(f"sampling must be a name or several, found {samplings!r}.")
-    tables: dict[str, Comparison] = {}
-    excluded: dict[str, str] = {}
-    for name in samplings:
-        try:
-            tables[name] = one(name)
-        except (ValueError, ArithmeticError) as reason:
-            excluded[name] = str(reason)
-    if not tables:
-        reasons = " ".join(f"{name}: {why}" for name, why in excluded.items())
-        raise ValueError(f"No sampling can be used. {reasons}")
-    first = next(iter(tables.values()))
-    rows: list[Row] = []
-    for name, table in tables.items():
+    if not isinstance(sampling, (list, tuple)) or not sampling:
+        raise ValueError(f"sampling must be a name or several, found {sampling!r}.")
+    tables, excluded = _each("sampling", sampling, one)
+    adjacency, rows = tables[0].rows[0].adjacency, list[Row]()
+    for table in tables:
+        name = str(table.rows[0].sampling)
         excluded |= {f"{of}, {name}": why for of, why in table.excluded.items()}
-        if table.rows[0].adjacency == first.rows[0].adjacency:
+        if table.rows[0].adjacency == adjacency:
             rows += table.rows
         else:
             excluded[name] = "its guarantees are for other neighbors than the first's."
-    whole = dataclasses.replace(first, rows=tuple(rows), excluded=excluded)
-    return dataclasses.replace(whole, title=tables[str(whole.best().sampling)].title)
+    whole = dataclasses.replace(tables[0], rows=tuple(rows), excluded=excluded)
+    best = next(table for table in tables if whole.best() in table.rows)
+    return dataclasses.replace(whole, title=best.title)
 
 
-class Candidate(NamedTuple):
-    """What a row is about."""
+_Found: TypeAlias = "tuple[Row, Strategy]"
 
-    row: Row
-    strategy: Strategy
+
+def _each(
+    what: str, given: Iterable[Any], make: Callable[[Any], Any]
+) -> tuple[list[Any], dict[str, str]]:
+    """What is made of each that can be used, and why of the others nothing is.
+
+    Raises:
+      ValueError: if none can be used.
+      ArithmeticError: if there is only one, which fails so.
+    """
+    made, failed = list[Any](), dict[str, Exception]()
+    for one in given:
+        try:
+            made.append(make(one))
+        except (ValueError, ArithmeticError) as reason:
+            failed[one if isinstance(one, str) else one.family] = reason
+    if not made and len(failed) == 1:
+        raise failed.popitem()[1]
+    if not made:
+        reasons = " ".join(f"{name}: {why}" for name, why in failed.items())
+        raise ValueError(f"No {what} can be used. {reasons}")
+    return made, {name: str(why) for name, why in failed.items()}
 
 
 class Search:
@@ -366,31 +366,30 @@ class Search:
         max_memory_vectors: int | None = None,
         is_auto: bool = False,
     ) -> None:
-        if objective not in ("mean", "max"):
+        if objective not in _COLUMNS:
             raise ValueError(f'objective must be "mean" or "max", found {objective!r}.')
-        if isinstance(data.sampling, Participation):
-            data.sampling.validate_num_steps(workload.num_steps)
+        data.sampling.validate_num_steps(workload.num_steps)
         self._workload, self._data, self._budget = workload, data, budget
         self._objective, self._is_auto = objective, is_auto
-        given = max_memory_vectors
-        if given is not None:
-            given = whole_number("max_memory_vectors", given, least=0)
-        self._limit = MEMORY_VECTORS if given is None else given
+        self._limit = MEMORY_VECTORS
         # What is named with its size may keep more, unless somebody says how much.
-        self._most_kept = self._limit if is_auto or given is not None else None
+        self._most_kept = MEMORY_VECTORS if is_auto else None
+        if max_memory_vectors is not None:
+            most = whole_number("max_memory_vectors", max_memory_vectors, least=0)
+            self._limit = self._most_kept = most
         # Noise depends on the strategy by more than its sensitivity.
         is_noisy = data.is_cyclic or data.sampling.is_simulated
         self._is_searched = budget is not None and is_noisy
         # The logarithm of noise per sensitivity so far, by the logarithm of bands.
         self._noise_so_far: dict[float, float] = {}
-        self._candidates: list[Candidate] = []
+        self._found: list[_Found] = []
 
     def table(self, mechanisms: Sequence[str | Strategy] | None = None) -> Comparison:
         """Rows of mechanisms, or of all that "auto" compares.
 
         Raises:
           ValueError: if there is no mechanism, one is unknown, or none has a row.
-          ArithmeticError: if the first of the mechanisms fails so, and none has a row.
+          ArithmeticError: if the only mechanism fails so.
         """
         if mechanisms is None:
             is_simulated = self._data.sampling.is_simulated
@@ -408,34 +407,23 @@ class Search:
             # All names are checked before the first one is built.
             if isinstance(name, str):
                 registry.parse(name)
-        excluded: dict[str, Exception] = {}
         if self._is_auto:
-            mechanisms = sorted(mechanisms, key=_is_refinement)
-        for mechanism in mechanisms:
-            name = mechanism if isinstance(mechanism, str) else mechanism.family
-            _LOG.info("comparing %s", name)
-            try:
-                if isinstance(mechanism, str):
-                    made = self._best_of(mechanism)
-                else:
-                    made = self._accounted(mechanism, 0.0)
-            except (ValueError, ArithmeticError) as reason:
-                excluded[name] = reason
-                continue
-            self._candidates.append(made)
-        if not self._candidates:
-            first, *others = excluded.values()
-            if not others:
-                raise first
-            reasons = " ".join(f"{name}: {why}" for name, why in excluded.items())
-            raise ValueError(f"No mechanism can be used. {reasons}") from first
-        table = Comparison(
-            "",
-            tuple(made.row for made in self._candidates),
-            {name: str(reason) for name, reason in excluded.items()},
-            self._column,
-        )
-        return dataclasses.replace(table, title=self._title(table.best()))
+            # What refines another family comes after it.
+            families = registry.FAMILIES
+            mechanisms = sorted(
+                mechanisms, key=lambda name: bool(families[name].refinement)
+            )
+        _, excluded = _each("mechanism", mechanisms, self._add)
+        rows, column = tuple(row for row, _ in self._found), _COLUMNS[self._objective]
+        table = Comparison("", rows, excluded, column)
+        budget = "noise multiplier 1"
+        if self._budget is not None:
+            budget = "epsilon {:g}, delta {:g}".format(*self._budget)
+        name, steps = self._workload.name, self._workload.num_steps
+        bands = self._of(table.best()).matrix.bands
+        use = self._data.participation(bands).describe()
+        title = f"{name} workload, {steps} steps, {budget}. {use}"
+        return dataclasses.replace(table, title=title)
 
     def in_full(self, row: Row) -> Strategy:
         """What a row of the table is about, optimized in full."""
@@ -447,113 +435,110 @@ class Search:
         return self._strategy(family, options, is_draft=False)
 
     def _of(self, row: Row) -> Strategy:
-        return next(made.strategy for made in self._candidates if made.row is row)
+        return next(strategy for one, strategy in self._found if one is row)
 
-    @property
-    def _column(self) -> str:
-        return "rmse" if self._objective == "mean" else "max_se"
+    def _value(self, found: _Found) -> float:
+        return float(getattr(found[0], _COLUMNS[self._objective]))
 
-    def _value(self, found: Candidate) -> float:
-        return float(getattr(found.row, self._column))
-
-    def _title(self, best: Row) -> str:
-        budget = "noise multiplier 1"
-        if self._budget is not None:
-            budget = "epsilon {:g}, delta {:g}".format(*self._budget)
-        name, steps = self._workload.name, self._workload.num_steps
-        use = self._data.participation(self._of(best).matrix.bands)
-        return f"{name} workload, {steps} steps, {budget}. {use.describe()}"
-
-    def _best_of(self, name: str) -> Candidate:
-        """A mechanism with the best of the numbers that its name leaves open."""
-        family_name, options = registry.parse(name)
-        family = registry.family_of(family_name)
-        self._check_family(family)
+    def _add(self, mechanism: str | Strategy) -> None:
+        """Adds the row of a mechanism, with the best numbers that its name leaves open."""
+        _LOG.info("comparing %s", getattr(mechanism, "family", mechanism))
+        if isinstance(mechanism, Strategy):
+            self._found.append(self._accounted(mechanism, 0.0))
+            return
+        name, options = registry.parse(mechanism)
+        family = registry.family_of(name)
+        use = self._data.participation(1)
+        is_certain = use.is_amplified and not use.is_simulated
+        if (self._data.is_cyclic or is_certain) and family.banded != "C":
+            raise ValueError(
+                f"{use.sampling or type(use).__name__} amplifies only strategies C with "
+                f"bands; use balls-in-bins for this one."
+            )
         if self._is_auto and family.refinement is not None:
             options.update(self._refined(family.name, family.refinement.of))
         opened = [one for one in family.numbers if one.name not in options]
         is_all = len(opened) == len(family.numbers)
-        if not opened or not ((opened[0].grid and self._is_searched) or is_all):
-            return self._candidate(family, options)
-        if opened[0].grid:
-            return self._over_grid(family, opened[0], options)
-        if family.has_bands:
-            return self._over_bands(family, options)
-        if self._limit < 1:
-            raise ValueError("it keeps at least one vector.")
-        number = min(opened[0].default or 1, self._limit)
-        return self._candidate(family, {**options, opened[0].name: number})
+        if opened and opened[0].grid and (is_all or self._is_searched):
+            best = self._over_grid(family, opened[0], options)
+        elif opened and is_all:
+            best = self._over_sizes(family, options)
+        else:
+            best = self._candidate(family, options)
+        self._found.append(best)
 
     def _refined(self, name: str, of: str) -> dict[str, Any]:
         """The numbers of a family that improves on another, which is near the best."""
-        coarse = [made for made in self._candidates if made.strategy.family == of]
+        coarse = [found for found in self._found if found[1].family == of]
         if not coarse or not self._workload.is_toeplitz:
             return {}
-        least = min(map(self._value, self._candidates))
-        excess = self._value(coarse[0]) / least
+        excess = self._value(coarse[0]) / min(map(self._value, self._found))
         if excess > _REFINEMENT:
             raise ValueError(
-                f"{coarse[0].row.mechanism} has {100.0 * (excess - 1.0):.3g}% more than "
+                f"{coarse[0][0].mechanism} has {100.0 * (excess - 1.0):.3g}% more than "
                 f"the best, and general columns gain a few percent at most. Name "
                 f"{name} to plan it."
             )
         if self._data.is_cyclic:
-            return {"bands": coarse[0].strategy.parameters["bands"]}
+            return {"bands": coarse[0][1].parameters["bands"]}
         return {}
-
-    def _check_family(self, family: Family) -> None:
-        sampling, use = self._data.sampling, self._data.participation(1)
-        name = sampling.sampling or type(sampling).__name__
-        is_certain = use.is_amplified and not use.is_simulated
-        if (self._data.is_cyclic or is_certain) and family.banded != "C":
-            raise ValueError(
-                f"{name} amplifies only strategies C with bands; use balls-in-bins for "
-                f"this one."
-            )
 
     def _most_bands(self, family: Family) -> int:
         """The most bands that memory, the run and the sampling permit."""
-        n, limit = self._workload.num_steps, self._limit
+        n, limit, sampling = self._workload.num_steps, self._limit, self._data.sampling
         if family.banded == "inverse":
             limit = max(_LEAST_REGENERATED, limit)
         most = min(limit + 1, n)
-        if isinstance(self._data.sampling, Scheme):
-            most = min(most, self._data.sampling.largest_cycle)
+        if self._data.is_cyclic:
+            # With as many parts as batches of an epoch nothing is amplified.
+            most = min(most, sampling.num_examples // sampling.batch_size)  # type: ignore[attr-defined]
         elif family.is_optimized or family.banded != "inverse":
-            most = min(most, self._data.sampling.separation())
+            most = min(most, sampling.separation())
         if family.refinement is not None and self._is_auto:
             most = min(most, int(math.sqrt(family.refinement.largest_work / n)))
         return max(most, 1)
 
-    def _over_bands(self, family: Family, options: Mapping[str, Any]) -> Candidate:
-        """The best power of two; where more bands are never worse, the most."""
-        most = self._most_bands(family)
+    def _over_sizes(self, family: Family, options: Mapping[str, Any]) -> _Found:
+        """The best power of two of bands, or the default number of what is kept.
+
+        Where more bands are never worse, that is the most.
+        """
+        number = family.numbers[0]
+        most = self._most_bands(family) if family.has_bands else 1
         if most < 2 and self._limit < 1:
             raise ValueError("it keeps at least one vector.")
+        if not family.has_bands:
+            size = min(number.default or 1, self._limit)
+            return self._candidate(family, {**options, number.name: size})
         if most < 2:
             raise ValueError("only one band fits: that is identity.")
-        if family.needs_budget and self._is_searched:
-            most = min(most, _BANDS_OF_BUDGET)
-            return self._candidate(family, {**options, "bands": most})
         sizes = registry.powers_of_two(most)
-        if not self._is_searched:
-            sizes = [most] if family.is_optimized else sizes
-            made = [self._candidate(family, {**options, "bands": p}) for p in sizes]
-            return min(made, key=self._value)
-        best: Candidate | None = None
+        if family.needs_budget and self._is_searched:
+            sizes = [min(most, _BANDS_OF_BUDGET)]
+        elif not self._is_searched and family.is_optimized:
+            sizes = [most]
+        elif self._is_searched:
+            return self._while_better(family, sizes[1:], options)
+        made = [self._candidate(family, {**options, "bands": p}) for p in sizes]
+        return min(made, key=self._value)
+
+    def _while_better(
+        self, family: Family, sizes: list[int], options: Mapping[str, Any]
+    ) -> _Found:
+        """The error falls with the number of bands, then it rises."""
+        best: _Found | None = None
         near: float | None = None
-        # The error falls with the number of bands, then it rises.
-        for size in sizes[1:]:
+        for size in sizes:
             given = {**options, "bands": size}
             if len(family.numbers) == 1:
-                candidate = self._candidate(family, given)
+                found = self._candidate(family, given)
             else:
                 second = family.numbers[1]
-                candidate = self._over_grid(family, second, given, near)
-                near = candidate.strategy.parameters[second.name.rstrip("_")]
-            if best is not None and self._value(candidate) > self._value(best):
+                found = self._over_grid(family, second, given, near)
+                near = found[1].parameters[second.name.rstrip("_")]
+            if best is not None and self._value(found) > self._value(best):
                 break
-            best = candidate
+            best = found
         assert best is not None
         return best
 
@@ -563,7 +548,7 @@ class Search:
         number: registry.Option,
         options: Mapping[str, Any],
         near: float | None = None,
-    ) -> Candidate:
+    ) -> _Found:
         """The best fraction: the family's, or under amplification that of a search.
 
         arXiv:2601.22334, section 5.1: coarse on a grid, then between its neighbors. From
@@ -575,7 +560,7 @@ class Search:
             value = strategy.parameters[number.name.rstrip("_")]
             options = {**options, number.name: _three_digits(value)}
             return self._candidate(family, options)
-        tried: dict[float, Candidate | None] = {}
+        tried: dict[float, _Found | None] = {}
 
         def log_error(log_rest: float) -> float:
             value = _three_digits(1.0 - math.exp(log_rest))
@@ -599,12 +584,17 @@ class Search:
         parameter_search.search(log_error, grid, start)
         return min((one for one in tried.values() if one is not None), key=self._value)
 
-    def _candidate(self, family: Family, options: Mapping[str, Any]) -> Candidate:
+    def _candidate(self, family: Family, options: Mapping[str, Any]) -> _Found:
         """Builds a mechanism with all its numbers, and accounts for it."""
         began = time.perf_counter()
         strategy = self._strategy(family, options, self._is_auto)
         made = self._accounted(strategy, time.perf_counter() - began)
-        check_memory(strategy, self._most_kept)
+        kept, most = strategy.memory_vectors, self._most_kept
+        if most is not None and kept > most:
+            raise ValueError(
+                f"The strategy keeps {kept} vectors, found max_memory_vectors = {most}. "
+                f"Use fewer bands or buffers, or a strategy with a banded inverse."
+            )
         return made
 
     def _strategy(
@@ -623,7 +613,7 @@ class Search:
             family.name, self._workload, participation, is_draft, **given
         )
 
-    def _accounted(self, strategy: Strategy, seconds: float) -> Candidate:
+    def _accounted(self, strategy: Strategy, seconds: float) -> _Found:
         """The row of a strategy.
 
         Raises:
@@ -631,23 +621,21 @@ class Search:
         """
         participation = self._data.participation(strategy.matrix.bands)
         sensitivity = strategy.sensitivity(participation)
-        noise, adjacency = self._noise(strategy, participation, sensitivity)
+        noise, adjacency = self._noise(strategy, participation, sensitivity.value)
         is_amplified = self._budget is not None and participation.is_amplified
         unit = sensitivity.value
         if is_amplified:
             unit = float(strategy.matrix.column_norms().max())
         per_step = strategy.per_step_squared_error(self._workload)
-        diagnostics = strategy.diagnostics
-        gap = diagnostics.get("optimality_gap")
+        found = strategy.diagnostics
+        gap = found.get("optimality_gap")
         certified = float(gap) if gap is not None and math.isfinite(gap) else None
-        optimal_among = None if certified is None else diagnostics.get("optimal_among")
-        size = participation.expected_batch_size() or self._data.expected_batch_size
-        label = registry.specification(strategy)
         row = Row(
-            mechanism=label,
+            mechanism=registry.specification(strategy),
             sampling=participation.sampling,
             adjacency=adjacency,
-            batch_size=size,
+            batch_size=participation.expected_batch_size()
+            or self._data.expected_batch_size,
             num_steps=self._workload.num_steps,
             bands=strategy.matrix.stored_bands,
             rmse=error.root_mean_squared_error(per_step) * noise,
@@ -659,9 +647,9 @@ class Search:
             normalization="column_norm" if is_amplified else "sensitivity",
             noise_stddev=noise,
             is_rough=is_amplified,
-            converged=bool(diagnostics.get("converged", True)),
+            converged=bool(found.get("converged", True)),
             optimality_gap=certified,
-            optimal_among=optimal_among,
+            optimal_among=None if certified is None else found.get("optimal_among"),
             memory_vectors=strategy.memory_vectors,
             regenerations_per_step=strategy.regenerations_per_step,
             seconds=seconds,
@@ -670,60 +658,39 @@ class Search:
             value = getattr(row, name)
             if not (math.isfinite(value) and value > 0.0):
                 raise ValueError(
-                    f"{name} of {label} must be finite and > 0, found {value}."
+                    f"{name} of {row.mechanism} must be finite and > 0, found {value}."
                 )
-        return Candidate(row, strategy)
+        return row, strategy
 
     def _noise(
-        self, strategy: Strategy, participation: Participation, sensitivity: Sensitivity
+        self, strategy: Strategy, participation: Participation, unit: float
     ) -> tuple[float, str]:
         """The noise for the budget, and the neighbors that it is for.
 
         It is within a percent where accounting is slow.
 
         Each search begins where those before ended, in units of the sensitivity, which
-        depends on the number of bands most of all.
+        depends on the number of bands most of all: on the line through the two nearest
+        numbers of bands, and not far beyond.
         """
-        unit, bands = sensitivity.value, math.log(strategy.matrix.bands)
         if self._budget is None:
             return unit, ZERO_OUT
         accountant = accountant_for(strategy, participation)
         adjacency = accountant.claims[0][2]
         if not participation.is_amplified:
             return accountant.calibrate(*self._budget).noise_stddev, adjacency
-        near = unit * math.exp(self._expected(bands)) if self._noise_so_far else None
+        bands, so_far, near = math.log(strategy.matrix.bands), self._noise_so_far, None
+        if so_far:
+            nearest, *others = sorted(so_far, key=lambda other: abs(other - bands))
+            expected = so_far[nearest]
+            if nearest != bands and others:
+                apart = nearest - others[0]
+                share = min(max((bands - nearest) / apart, -1.0), 1.0)
+                expected += share * (expected - so_far[others[0]])
+            near = unit * math.exp(expected)
         noise = accountant.rough_noise_stddev(*self._budget, near)
-        self._noise_so_far[bands] = math.log(noise / unit)
+        so_far[bands] = math.log(noise / unit)
         return noise, adjacency
-
-    def _expected(self, bands: float) -> float:
-        """On the line through the two nearest numbers of bands, and not far beyond."""
-        so_far = self._noise_so_far
-        nearest, *others = sorted(so_far, key=lambda other: abs(other - bands))
-        if nearest == bands or not others:
-            return so_far[nearest]
-        apart = nearest - others[0]
-        share = min(max((bands - nearest) / apart, -1.0), 1.0)
-        return so_far[nearest] + share * (so_far[nearest] - so_far[others[0]])
-
-
-def check_memory(strategy: Strategy, max_memory_vectors: int | None) -> None:
-    """Raises ValueError if a strategy keeps more vectors than are allowed."""
-    if max_memory_vectors is None:
-        return
-    limit = whole_number("max_memory_vectors", max_memory_vectors, least=0)
-    if strategy.memory_vectors > limit:
-        raise ValueError(
-            f"The strategy keeps {strategy.memory_vectors} vectors, found "
-            f"max_memory_vectors = {limit}. Use fewer bands or buffers, or a strategy "
-            f"with a banded inverse."
-        )
-
-
-def _is_refinement(name: str | Strategy) -> bool:
-    """Whether it is a family that refines another, and so comes after it."""
-    family = registry.FAMILIES.get(name) if isinstance(name, str) else None
-    return family is not None and family.refinement is not None
 
 
 def _three_digits(value: float) -> float:

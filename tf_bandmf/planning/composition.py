@@ -205,7 +205,32 @@ class JointGuarantee:
                     f"the releases hide."
                 )
             unit = units[0]
-        return PrivacyStatement.of_joint(self, self.guarantee_at(delta), unit)
+        plans, others = self.plans, len(self.parts) - len(self.plans)
+        covered = f"{len(plans)} training run(s) on the same data"
+        if others:
+            covered = (
+                f"{len(plans)} training run(s) and {others} release(s) made elsewhere, on "
+                f"the same data; what is said of the latter is their makers' to show"
+            )
+        runs = enumerate((part.describe() for part in self.parts), start=1)
+        uses = dict.fromkeys(plan.participation.describe() for plan in plans)
+        noise = self.gaussian_noise
+        return PrivacyStatement(
+            guarantee=self.guarantee_at(delta),
+            # A rho alone is no Gaussian mechanism.
+            mu=None if noise is None else 1.0 / noise,
+            unit=unit,
+            plans=plans,
+            sampling="",
+            participation=" ".join(uses),
+            covered=covered,
+            scope=" for all runs together",
+            output="all noisy gradients of all runs"
+            + " and the outputs of the other releases" * bool(others),
+            mechanism=("Runs", " ".join(f"({i}) {text}" for i, text in runs)),
+            remarks=(),
+            proviso="",
+        )
 
     @functools.cached_property
     def gaussian_noise(self) -> float | None:

@@ -44,10 +44,11 @@ from tf_bandmf.planning.compare import Comparison
 from tf_bandmf.planning.measurements import Measurements, reservation
 from tf_bandmf.planning.memory import NoiseMemory, noise_memory
 from tf_bandmf.planning.statement import (
+    GENERATORS,
     ONE_EXAMPLE,
     PrivacyStatement,
-    check_generator,
     check_unit,
+    mechanism_of,
 )
 from tf_bandmf.strategies import Strategy
 from tf_bandmf.workloads import Workload
@@ -148,7 +149,11 @@ class Plan:
         if self.expected_batch_size is not None:
             check_positive("expected_batch_size", self.expected_batch_size)
         check_unit(self.unit)
-        check_generator(self.generator)
+        if self.generator not in tuple(GENERATORS):
+            known = ", ".join(GENERATORS)
+            raise ValueError(
+                f"generator must be one of {known}, found {self.generator!r}."
+            )
         low, high = _CLIP_RANGE
         if not low <= self.l2_norm_clip <= high:
             raise ValueError(
@@ -574,8 +579,36 @@ class Plan:
         Raises:
           ValueError: if the unit is not a text of one line.
         """
-        return PrivacyStatement.of_plan(
-            self, self.unit if unit is None else unit, tuple(remarks)
+        guarantee, use = self.guarantee, self.participation
+        participation, sampling = use.describe(), use.amplification()
+        if guarantee.is_unamplified:
+            guarantee = dataclasses.replace(guarantee, confidence=None)
+            sampling = "No amplification by sampling is claimed."
+        if self.unit != ONE_EXAMPLE:
+            participation += (
+                f" What is called an example here is {self.unit}: all of its data that a "
+                f"step uses are clipped together."
+            )
+        mechanism = (
+            f"{mechanism_of(self.strategy)}; {self.sensitivity}; noise multiplier "
+            f"{self.noise_multiplier:.6g} per unit of sensitivity, which is "
+            f"{self.noise_stddev / self.l2_norm_clip:.6g} clip norms; l2 norm clip "
+            f"{self.l2_norm_clip:g}."
+        )
+        measured = self.measurements.describe()
+        return PrivacyStatement(
+            guarantee=guarantee,
+            mu=math.sqrt(2.0 * self.zcdp_rho),
+            unit=self.unit if unit is None else unit,
+            plans=(self,),
+            sampling=sampling,
+            participation=participation,
+            covered=f"one training run of {self.num_steps} steps",
+            scope="",
+            output="all noisy gradients",
+            mechanism=("Mechanism", mechanism),
+            remarks=(*filter(None, [measured]), *remarks),
+            proviso="",
         )
 
     def to_config(self) -> dict[str, Any]:

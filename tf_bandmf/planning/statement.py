@@ -1,31 +1,41 @@
-"""The privacy statement: what is guaranteed, to whom, under which assumptions.
+"""The privacy statement, and the same in plain words: what is guaranteed, to whom, when.
 
-Its points follow arXiv:2306.08153, App. K.1, which follows arXiv:2303.00654, section 5.3.
+    statement = plan.statement(unit="one user")
+    card = statement.card("churn-2026")
+    card.to_markdown(), card.to_record()
+    card.to_model_card(license="mit")    # a README.md for Keras and Hugging Face
+
+The points of the statement follow arXiv:2306.08153, App. K.1, which follows
+arXiv:2303.00654, section 5.3.
+
+A test explains what epsilon means for one person: an attacker who sees all that is
+released, and knows everything but whether one person's data were used, has to decide
+this. If the attacker accuses at most a share alpha of those who were not in the data,
+then of those who were, at most
+
+    min(exp(epsilon) alpha + delta, 1 - exp(-epsilon) (1 - delta - alpha))
+
+are found (Kairouz, Oh, Viswanath, 2015, arXiv:1311.0776, Theorem 2.1); and at most `Phi(
+Phi^-1(alpha) + mu)` for a Gaussian mechanism (Dong, Roth, Su, 2019, arXiv:1905.02383,
+Theorem 2.7), which every run is, also without the amplification that its sampling gives.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
+from tf_bandmf._version import __version__
 from tf_bandmf.accounting.guarantee import ZERO_OUT, Guarantee
-from tf_bandmf.planning.card import PrivacyCard
 from tf_bandmf.strategies import Strategy, registry
 
 if TYPE_CHECKING:
-    from tf_bandmf.planning.composition import JointGuarantee
     from tf_bandmf.planning.plan import Plan
 
 ONE_EXAMPLE = "one training example"
-WITHOUT_SAMPLING = "If nothing is counted on the sampling"
-NOT_COVERED = (
-    "Training metrics (loss, accuracy and norms on training data) are exact functions "
-    "of the data: do not publish them.",
-    "Choosing hyper-parameters, models or checkpoints by looking at private data.",
-    "Further runs on the same data: each spends its own budget.",
-    "Floating-point effects: the guarantee is for ideal real arithmetic.",
-)
 # What the statement says of the generators of noise.
 GENERATORS = {
     "philox": "The noise generator (Philox, keyed for each step from a secret 256-bit key) "
@@ -34,30 +44,83 @@ GENERATORS = {
     "a secret 256-bit key: the guarantee is against observers who cannot tell its "
     "keystream from random bits.",
 }
+_SETTING = (
+    "Central DP: the party that trains is trusted with the data, the noise keys and the "
+    "correct implementation."
+)
+_NOT_COVERED = (
+    "Training metrics (loss, accuracy and norms on training data) are exact functions of "
+    "the data: do not publish them. Choosing hyper-parameters, models or checkpoints by "
+    "looking at private data. Further runs on the same data: each spends its own budget. "
+    "Floating-point effects: the guarantee is for ideal real arithmetic."
+)
+# The same in plain words.
+_NOTHING = (
+    "NOTHING. The noise comes from a seed that is known, for tests: anyone can remove it. "
+    "Do not publish this model."
+)
+_FROM_WHOM = (
+    "From everyone who sees the model, or all of its versions during training, whatever "
+    "else they know, now or later. Not from those who trained it: they have the data, and "
+    "the secret key of the noise."
+)
+_ESTIMATED = (
+    "They rest on an ESTIMATE by simulation: the true epsilon may be larger, and no bound "
+    "on the error is given."
+)
+_PROVEN = (
+    "They are proven upper bounds, for the method as it is described below. That it was "
+    "followed, nobody can see from the model: it is the word of those who trained."
+)
+_NOT_PROMISED = (
+    "That nothing can be learned about a person: what is true of people in general can "
+    "be, also of those who were never in the data. Whose data are more than {unit} is "
+    "protected less. Other models or statistics from the same data add to what is known. "
+    "Numbers that were measured on the training data, such as its accuracy, are not "
+    "covered."
+)
+# Of a person's data, and what an attacker asks: zeroed out, or replaced.
+_PROTECTED = (
+    "Whether the data of {unit} were used at all, and so everything that they say: had "
+    "they been left out, the model would look much the same.",
+    "What the data of {unit} say: had they been other data, the model would look much the "
+    "same.",
+)
+_QUESTION = (
+    "whether one person's data were used",
+    "which of two possible records one person's data are",
+)
+# Largest epsilons: Ponomareva et al., 2023, arXiv:2303.00654, section 5.
+_TIERS = {
+    1.0: "a strong guarantee (epsilon of at most 1)",
+    10.0: "a reasonable guarantee (epsilon from 1 to 10)",
+    math.inf: "little formal protection (epsilon above 10)",
+}
+# The share of people who are accused though they were not in the data.
+_ACCUSED = 0.05
+_TAGS = ("differential-privacy", "tf-bandmf")
+_Points = list[tuple[str, str]]
 
 
 @dataclasses.dataclass(frozen=True)
 class PrivacyStatement:
     """A statement to publish with a model: numbered points, as text or Markdown.
 
-    It is about one run, or about several and releases made elsewhere. No field has a
-    default: each is a promise.
+    It is about one run (`Plan.statement`), or about several and releases made elsewhere
+    (`JointGuarantee.statement`). No field has a default: each is a promise.
 
     Attributes:
       guarantee: (epsilon, delta), what the numbers are worth, and for which neighbors.
       mu: `1 / sigma` of the Gaussian mechanism that all outputs are together, without
         amplification; None if they are none.
       unit: whose presence is hidden.
-      test_only: whether noise came from a known seed: then there is no guarantee at all.
-      is_amplified: whether the guarantee rests on the randomness of the sampling.
+      plans: of the runs.
       sampling: what is claimed from the randomness of the sampling.
       participation: how the data are used; empty without runs.
       covered: the runs and releases, such as "one training run of 20 steps".
       scope: what follows the numbers: " for all runs together", or nothing.
       output: what the mechanism outputs, such as "all noisy gradients".
       mechanism: title and text of the point that describes strategies and their noise.
-      generators: generators of the noise, out of `GENERATORS`.
-      fingerprints: of the plans.
       remarks: what else a reader must know about this run: other runs on the same data,
         weights that were changed by hand. Empty but for measurements in a plan's own
         statement.
@@ -71,96 +134,18 @@ class PrivacyStatement:
     guarantee: Guarantee
     mu: float | None
     unit: str
-    test_only: bool
-    is_amplified: bool
+    plans: tuple[Plan, ...]
     sampling: str
     participation: str
     covered: str
     scope: str
     output: str
     mechanism: tuple[str, str]
-    generators: tuple[str, ...]
-    fingerprints: tuple[str, ...]
     remarks: tuple[str, ...]
     proviso: str
 
     def __post_init__(self) -> None:
         check_unit(self.unit)
-
-    @classmethod
-    def of_plan(
-        cls, plan: Plan, unit: str, remarks: tuple[str, ...] = ()
-    ) -> PrivacyStatement:
-        """The statement of a run of a plan; see `Plan.statement`."""
-        guarantee, use = plan.guarantee, plan.participation
-        sampling = use.amplification()
-        if guarantee.is_unamplified:
-            guarantee = dataclasses.replace(guarantee, confidence=None)
-            sampling = "No amplification by sampling is claimed."
-        participation = use.describe()
-        if plan.unit != ONE_EXAMPLE:
-            participation += (
-                f" What is called an example here is {plan.unit}: all of its data that a "
-                f"step uses are clipped together."
-            )
-        return cls(
-            guarantee=guarantee,
-            mu=math.sqrt(2.0 * plan.zcdp_rho),
-            unit=unit,
-            test_only=plan.test_seed is not None,
-            is_amplified=use.is_amplified and not guarantee.is_unamplified,
-            sampling=sampling,
-            participation=participation,
-            covered=f"one training run of {plan.num_steps} steps",
-            scope="",
-            output="all noisy gradients",
-            mechanism=(
-                "Mechanism",
-                f"{mechanism_of(plan.strategy)}; {plan.sensitivity}; noise multiplier "
-                f"{plan.noise_multiplier:.6g} per unit of sensitivity, which is "
-                f"{plan.noise_stddev / plan.l2_norm_clip:.6g} clip norms; l2 norm clip "
-                f"{plan.l2_norm_clip:g}.",
-            ),
-            generators=(plan.generator,),
-            fingerprints=(plan.fingerprint,),
-            remarks=tuple(filter(None, (plan.measurements.describe(), *remarks))),
-            proviso="",
-        )
-
-    @classmethod
-    def of_joint(
-        cls, joint: JointGuarantee, guarantee: Guarantee, unit: str
-    ) -> PrivacyStatement:
-        """The statement of several releases; see `JointGuarantee.statement`."""
-        plans, noise = joint.plans, joint.gaussian_noise
-        others = len(joint.parts) - len(plans)
-        covered = f"{len(plans)} training run(s) on the same data"
-        if others:
-            covered = (
-                f"{len(plans)} training run(s) and {others} release(s) made elsewhere, on "
-                f"the same data; what is said of the latter is their makers' to show"
-            )
-        runs = enumerate((part.describe() for part in joint.parts), start=1)
-        uses = dict.fromkeys(plan.participation.describe() for plan in plans)
-        return cls(
-            guarantee=guarantee,
-            # A rho alone is no Gaussian mechanism.
-            mu=None if noise is None else 1.0 / noise,
-            unit=unit,
-            test_only=any(plan.test_seed is not None for plan in plans),
-            is_amplified=any(plan.participation.is_amplified for plan in plans),
-            sampling="",
-            participation=" ".join(uses),
-            covered=covered,
-            scope=" for all runs together",
-            output="all noisy gradients of all runs"
-            + " and the outputs of the other releases" * bool(others),
-            mechanism=("Runs", " ".join(f"({i}) {text}" for i, text in runs)),
-            generators=tuple(dict.fromkeys(plan.generator for plan in plans)),
-            fingerprints=tuple(dict.fromkeys(plan.fingerprint for plan in plans)),
-            remarks=(),
-            proviso="",
-        )
 
     @property
     def epsilon(self) -> float:
@@ -176,6 +161,11 @@ class PrivacyStatement:
     def zcdp_rho(self) -> float | None:
         """Rho of zCDP without amplification, under the guarantee's adjacency, or None."""
         return self.guarantee.zcdp_rho
+
+    @property
+    def test_only(self) -> bool:
+        """Whether noise comes from a known seed: then there is no guarantee at all."""
+        return any(plan.test_seed is not None for plan in self.plans)
 
     @property
     def replaces(self) -> bool:
@@ -195,9 +185,7 @@ class PrivacyStatement:
         if self.mu is not None and 0.0 < accused < 1.0:
             from scipy.special import ndtri  # slow to import
 
-            from tf_bandmf.accounting import tails
-
-            bounds.append(float(tails.lower_tail(float(ndtri(accused)) + self.mu)))
+            bounds.append(_normal(float(ndtri(accused)) + self.mu))
         return min(bounds)
 
     def right(self) -> float:
@@ -206,10 +194,7 @@ class PrivacyStatement:
         shift = math.tanh(0.5 * self.epsilon)
         distance = min(shift + self.delta * (1.0 - shift), 1.0)
         if self.mu is not None:
-            from tf_bandmf.accounting import tails
-
-            between = 2.0 * float(tails.lower_tail(0.5 * self.mu)) - 1.0
-            distance = min(distance, between)
+            distance = min(distance, 2.0 * _normal(0.5 * self.mu) - 1.0)
         return 0.5 * (1.0 + distance)
 
     def card(self, model_name: str | None = None) -> PrivacyCard:
@@ -223,7 +208,7 @@ class PrivacyStatement:
         """
         return PrivacyCard(self, model_name)
 
-    def points(self) -> list[tuple[str, str]]:
+    def points(self) -> _Points:
         """The points of the statement: (title, text)."""
         made = self.guarantee
         formal = (
@@ -231,24 +216,22 @@ class PrivacyStatement:
         )
         # What holds without the sampling says nothing of the guarantee.
         rho = "" if made.zcdp_rho is None else f"{made.zcdp_rho:.6g}-zCDP."
-        formal += f"; {rho}" if rho and not self.is_amplified else "."
+        is_amplified = any(
+            plan.participation.is_amplified and not plan.guarantee.is_unamplified
+            for plan in self.plans
+        )
+        formal += f"; {rho}" if rho and not is_amplified else "."
         if self.test_only:
             formal = (
                 "NONE. The noise comes from a known test seed: anyone can remove it. "
                 f"With a secret key it would be {formal}"
             )
-        accounting = sentences(
-            f"{made.accountant}.", made.describe_kind(), self.sampling
-        )
-        generators = (GENERATORS[name] for name in self.generators)
-        verifiable = f"tf-bandmf, plan fingerprint {', '.join(self.fingerprints)}."
+        accounting = (f"{made.accountant}.", made.describe_kind(), self.sampling)
+        generators = dict.fromkeys(GENERATORS[plan.generator] for plan in self.plans)
+        plans = ", ".join(dict.fromkeys(plan.fingerprint for plan in self.plans))
         points = [
             ("Formal statement", sentences(self.proviso, formal)),
-            (
-                "DP setting",
-                "Central DP: the party that trains is trusted with the data, the noise "
-                "keys and the correct implementation.",
-            ),
+            ("DP setting", _SETTING),
             ("Data accesses covered", sentence(self.covered)),
             (
                 "Mechanism output",
@@ -257,31 +240,201 @@ class PrivacyStatement:
             ),
             ("Unit of privacy", sentence(self.unit)),
             ("Adjacency", made.adjacency),
-            ("Type of accounting", accounting),
+            ("Type of accounting", sentences(*accounting)),
             ("Accounting assumptions", self.participation),
-            (WITHOUT_SAMPLING, rho if self.is_amplified else ""),
+            ("If nothing is counted on the sampling", rho if is_amplified else ""),
             self.mechanism,
-            ("This run", " ".join(self.remarks)),
-            ("Not covered", " ".join([*NOT_COVERED, *generators])),
-            ("Verifiability", verifiable if self.fingerprints else ""),
+            ("This run", sentences(*self.remarks)),
+            ("Not covered", sentences(_NOT_COVERED, *generators)),
+            ("Verifiability", plans and f"tf-bandmf, plan fingerprint {plans}."),
         ]
         return [(title, text) for title, text in points if text]
 
     def __str__(self) -> str:
-        points = enumerate(self.points(), start=1)
-        lines = [f"{i}. {name}: {text}" for i, (name, text) in points]
-        return "\n".join(["Privacy statement", *lines])
+        return _listed("Privacy statement", "{}. {}: {}", self.points())
 
     def to_markdown(self) -> str:
         """The statement as a Markdown section."""
-        points = enumerate(self.points(), start=1)
-        lines = [f"{i}. **{name}.** {text}" for i, (name, text) in points]
-        return "\n".join(["## Privacy statement", "", *lines, ""])
+        title = "## Privacy statement\n"
+        return _listed(title, "{}. **{}.** {}", self.points()) + "\n"
+
+
+@dataclasses.dataclass(frozen=True)
+class PrivacyCard:
+    """A privacy statement in plain words, followed by the technical one.
+
+    Attributes:
+      statement: the technical statement.
+      model_name: name of the model, in one line, or None.
+
+    Raises:
+      ValueError: if the name is not a text of one line.
+    """
+
+    statement: PrivacyStatement
+    model_name: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.model_name is not None:
+            check_line("model_name", self.model_name)
+
+    def points(self) -> _Points:
+        """The statement in plain words: (title, text)."""
+        said = self.statement
+        if said.test_only:
+            return [("What is protected", _NOTHING)]
+        right, found = _percent(said.right()), _percent(said.found(_ACCUSED))
+        protected = _PROTECTED[said.replaces].format(unit=said.unit)
+        sure = _ESTIMATED if said.guarantee.kind == "estimate" else _PROVEN
+        if said.guarantee.confidence is not None:
+            sure = (
+                f"They are upper bounds, wrong with a probability of at most "
+                f"{1.0 - said.guarantee.confidence:.2g} over the simulation that found "
+                f"them."
+            )
+        tier = next(text for most, text in _TIERS.items() if said.epsilon <= most)
+        example = (
+            f"Somebody knows everything about the data but {_QUESTION[said.replaces]}, "
+            f"thinks that both answers are equally likely, and then sees the model. "
+            f"Without it, guesses are right 50 times of 100; with it at most {right} times."
+        )
+        if not said.replaces:
+            example += (
+                f" Whoever may accuse {_percent(_ACCUSED)} of 100 people wrongly of being "
+                f"in the data finds at most {found} of 100 who are."
+            )
+        return [
+            (
+                "What is protected",
+                sentences(
+                    protected, said.proviso, f"Covered: {said.covered}.", *said.remarks
+                ),
+            ),
+            ("From whom", _FROM_WHOM),
+            (
+                "How strongly",
+                f"Epsilon is {said.epsilon:.3g}, delta {said.delta:.2g}. In the usual "
+                f"scale that is {tier}. Smaller numbers are better; at 0 the model has "
+                f"learned nothing. Delta is about the probability that the promise of "
+                f"epsilon fails.",
+            ),
+            (
+                "What that means for one person",
+                f"{example} This holds for a person whose data are {said.unit}, and no "
+                f"more.",
+            ),
+            ("How sure the numbers are", sure),
+            ("What is not promised", _NOT_PROMISED.format(unit=said.unit)),
+        ]
+
+    def __str__(self) -> str:
+        plain = _listed("Privacy in plain words", "{1}: {2}", self.points())
+        return f"{plain}\n\n{self.statement}"
+
+    def to_markdown(self) -> str:
+        """Both parts as Markdown sections."""
+        name = f" of {_markdown(self.model_name)}" if self.model_name else ""
+        heading = f"# Privacy{name}\n\n## In plain words\n"
+        plain = _listed(heading, "**{1}.** {2}\n", self.points())
+        return f"{plain}\n{self.statement.to_markdown()}"
+
+    def to_record(self) -> dict[str, Any]:
+        """Plain finite values, ready for JSON."""
+        said, guarantee = self.statement, None
+        if not said.test_only:
+            guarantee = {
+                "epsilon": said.epsilon,
+                "delta": said.delta,
+                "kind": said.guarantee.kind,
+                "confidence": said.guarantee.confidence,
+                "unit": said.unit,
+                "neighbors": "replace-one" if said.replaces else "zero-out",
+                "right_guesses_at_most": said.right(),
+                "found_at_most": said.found(_ACCUSED),
+                "wrongly_accused": _ACCUSED,
+            }
+        return {
+            "format": "tf-bandmf privacy card",
+            "version": __version__,
+            "model_name": self.model_name,
+            "guarantee": guarantee,
+            "plain": [{"title": t, "text": text} for t, text in self.points()],
+            "technical": [{"title": t, "text": text} for t, text in said.points()],
+        }
+
+    def to_json(self) -> str:
+        """`to_record` as text."""
+        return json.dumps(self.to_record(), indent=2, allow_nan=False) + "\n"
+
+    def to_model_card(
+        self,
+        *,
+        license: str | None = None,
+        datasets: Sequence[str] = (),
+        tags: Sequence[str] = (),
+        library_name: str = "keras",
+    ) -> str:
+        """A README.md as Keras (`model.save("hf://...")`) and Hugging Face write it.
+
+        It has metadata in YAML, then the card. Add what the card does not know:
+        intended uses, evaluation, training data.
+
+        Args:
+          license: identifier, such as "apache-2.0".
+          datasets: identifiers of the training data, if they have any.
+          tags: in addition to "differential-privacy" and "tf-bandmf".
+          library_name: the library that loads the model: "keras", "keras-hub",
+            "tf-keras".
+        """
+        fields: dict[str, Any] = {
+            "library_name": library_name,
+            "license": license,
+            "datasets": list(datasets),
+            "tags": list(dict.fromkeys([*_TAGS, *tags])),
+            "model_name": self.model_name,
+            "differential_privacy": self.to_record()["guarantee"],
+        }
+        # JSON is YAML: no text of a user can end a value.
+        lines = [
+            f"{name}: {json.dumps(value, allow_nan=False)}"
+            for name, value in fields.items()
+            if value
+        ]
+        return "\n".join(["---", *lines, "---", "", self.to_markdown()])
+
+
+def _listed(heading: str, form: str, points: _Points) -> str:
+    """A heading, and a line for each point: of its number, title and text."""
+    lines = [form.format(i, *point) for i, point in enumerate(points, start=1)]
+    return "\n".join([heading, *lines])
+
+
+def _normal(x: float) -> float:
+    """The probability of a standard normal number up to x."""
+    from tf_bandmf.accounting import tails  # needs SciPy
+
+    return float(tails.lower_tail(x))
+
+
+def _percent(share: float) -> int:
+    """Rounded up."""
+    return min(100, math.ceil(100.0 * share - 1e-9))
+
+
+def _markdown(text: str) -> str:
+    """Without characters that Markdown or HTML would read as markup."""
+    return "".join(f"\\{c}" if c in "\\`*_{}[]<>#|" else c for c in text)
 
 
 def sentences(*texts: str) -> str:
     """Those that are not empty, as one text."""
     return " ".join(filter(None, texts))
+
+
+def sentence(text: str) -> str:
+    """With a capital and a full stop."""
+    text = text.strip()
+    return f"{text[0].upper()}{text[1:].rstrip('.')}."
 
 
 def mechanism_of(strategy: Strategy) -> str:
@@ -291,24 +444,14 @@ def mechanism_of(strategy: Strategy) -> str:
     return name if name == described else f"{name} {parameters}".strip()
 
 
+def check_line(name: str, text: str, must: str = "be text of one line") -> None:
+    """Raises ValueError if this is no text of one line."""
+    if not isinstance(text, str) or len(text.strip().splitlines()) != 1:
+        raise ValueError(f"{name} must {must}, found {text!r}.")
+
+
 def check_unit(unit: str) -> None:
     """Raises ValueError if a unit is no text of one line."""
-    if not isinstance(unit, str) or len(unit.strip().splitlines()) != 1:
-        raise ValueError(
-            f"unit must name in one line whose presence is hidden, such as 'one "
-            f"device', found {unit!r}."
-        )
-
-
-def check_generator(generator: str) -> None:
-    """Raises ValueError if no generator of noise has this name."""
-    if not isinstance(generator, str) or generator not in GENERATORS:
-        raise ValueError(
-            f"generator must be one of {', '.join(GENERATORS)}, found {generator!r}."
-        )
-
-
-def sentence(text: str) -> str:
-    """With a capital and a full stop."""
-    text = text.strip()
-    return f"{text[0].upper()}{text[1:].rstrip('.')}."
+    check_line(
+        "unit", unit, "name in one line whose presence is hidden, such as 'one device'"
+    )

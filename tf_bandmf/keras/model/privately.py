@@ -23,9 +23,8 @@ from tf_bandmf.keras.model.fit_data import check_inputs
 from tf_bandmf.keras.model.training import PrivateTraining
 from tf_bandmf.keras.optimizer.private import PrivateOptimizer
 from tf_bandmf.planning.advice import Advice, advise
-from tf_bandmf.planning.card import PrivacyCard
 from tf_bandmf.planning.plan import Plan
-from tf_bandmf.planning.statement import PrivacyStatement
+from tf_bandmf.planning.statement import PrivacyCard, PrivacyStatement
 
 _NAMED = {"sgd": keras.optimizers.SGD, "adam": keras.optimizers.Adam}
 
