@@ -64,9 +64,9 @@ FOLDERS = {
 # today only ever goes down: a change that takes lines away runs `--lower`, and one that
 # needs more in a folder takes them from another. "other" is what lies beside folders.
 CEILINGS = {
-    "keras": (11_261, 7_000),
-    "accounting": (2_334, 2_150),
-    "planning": (2_845, 1_900),
+    "keras": (11_260, 7_000),
+    "accounting": (2_145, 2_150),
+    "planning": (2_781, 1_900),
     "strategies": (1_546, 1_600),
     "sampling": (1_622, 1_300),
     "noise": (1_311, 1_050),
@@ -75,13 +75,13 @@ CEILINGS = {
     "matrices": (856, 850),
     "analysis": (587, 700),
     "cli": (357, 350),
-    "participation": (598, 600),
+    "participation": (562, 600),
     "audit": (478, 480),
     "plots": (189, 190),
     "files": (229, 190),
     "other": (254, 290),
     "federated": (3_197, 3_200),
-    "tests": (34_224, 22_000),
+    "tests": (34_223, 22_000),
     "benchmarks": (2_086, 2_000),
 }
 ELSEWHERE = {
