@@ -8,7 +8,7 @@ import tf_bandmf
 from tf_bandmf.noise.keys import NoiseKey
 from tf_bandmf.sampling import batches as batches_lib
 from tf_bandmf.sampling.batches import BatchSchedule
-from tf_bandmf.sampling.fingerprints import (
+from tf_bandmf.sampling.identity import (
     FINGERPRINT,
     content_digest,
     is_as_drawn,

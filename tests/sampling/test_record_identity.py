@@ -163,7 +163,7 @@ def test_what_is_read_later_is_recognized_too():
     m = 2_000
     x = np.random.default_rng(0).normal(size=(m, 2)).astype(np.float32)
     source = IndexedExamples(ByIndex(lambda i: x[i], m))
-    known = source.seen.records
+    known = source.records
     before = len(known().hashes)
     source.gather(tf.range(m, dtype=tf.int64))
     assert before < 300 and len(known().hashes) == m

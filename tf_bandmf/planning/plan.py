@@ -517,7 +517,7 @@ class Plan:
             there are more. Required with `users`.
           ranges: declared ranges, as in `{"x": (0, 255), "y": (0, 9)}`: an example with
             a value outside them contributes nothing, and `fit` refuses a model that
-            they do not fit. See `sampling.ranges.Ranges`.
+            they do not fit. See `sampling.changes.Ranges`.
 
         Raises:
           TypeError: if the plan's participation is asserted by the caller and has no
@@ -526,7 +526,7 @@ class Plan:
             overlapping windows of one series, and the plan does not name its unit.
         """
         from tf_bandmf.sampling import BatchSchedule
-        from tf_bandmf.sampling.class_weights import warn_of_example_weights
+        from tf_bandmf.sampling.changes import warn_of_example_weights
         from tf_bandmf.sampling.examples import Examples
 
         if users is None:

@@ -6,6 +6,6 @@ gives examples by index.
 """
 
 from tf_bandmf.sampling.batches import BatchSchedule
-from tf_bandmf.sampling.tfrecords import TFRecordExamples
+from tf_bandmf.sampling.sources import TFRecordExamples
 
 __all__ = ["BatchSchedule", "TFRecordExamples"]

@@ -12,18 +12,17 @@ import numpy as np
 import tensorflow as tf
 
 from tf_bandmf.files.hidden import HiddenBytes
-from tf_bandmf.sampling import identity
 from tf_bandmf.sampling.examples import Examples
-from tf_bandmf.sampling.fingerprints import is_as_drawn, with_fingerprint
-from tf_bandmf.sampling.samplers import SEED_BYTES, OrderSampler, Sampler, random_words
-from tf_bandmf.sampling.sources import (  # noqa: F401
+from tf_bandmf.sampling.identity import (
     CONTENT,
     INPUTS,
     ROWS,
     SAMPLE_WEIGHT,
-    SHARE,
-    TARGETS,
+    is_as_drawn,
+    remember,
+    with_fingerprint,
 )
+from tf_bandmf.sampling.samplers import SEED_BYTES, OrderSampler, Sampler, random_words
 
 if TYPE_CHECKING:
     from tf_bandmf.participation import Participation
@@ -107,9 +106,8 @@ def in_parts(
     @tf.autograph.experimental.do_not_convert
     def cut_up(batch: dict[str, Any]) -> tf.data.Dataset:
         tf.debugging.Assert(is_as_drawn(batch), [EDITED])
-        return functools.reduce(
-            tf.data.Dataset.concatenate, [part(batch, number) for number in parts]
-        )
+        each = [part(batch, number) for number in parts]
+        return functools.reduce(tf.data.Dataset.concatenate, each)
 
     return dataset.flat_map(cut_up).prefetch(2 * len(parts))
 
@@ -184,8 +182,8 @@ class BatchSchedule:
                 f"(under users=, a user is one). Make a plan for this data set."
             )
         self._is_fresh = participation.has_secret_sampler
-        self._seed = secrets.token_bytes(SEED_BYTES) if self._is_fresh else b""
-        self._seed = HiddenBytes(self._seed)
+        size = SEED_BYTES if self._is_fresh else 0
+        self._seed = HiddenBytes(secrets.token_bytes(size))
         if x.source.in_order and self._is_fresh:
             raise ValueError(
                 f"A data set is read in its own order, which is that of "
@@ -232,31 +230,20 @@ class BatchSchedule:
     @functools.cached_property
     def schedule_id(self) -> int:
         """63 bits of a hash of plan, data and placement; the same throughout a run."""
-        digest = hashlib.blake2b(str(self.plan_id).encode(), digest_size=8)
-        digest.update(self._seed)
-        digest.update(self._data_digest)
+        parts = str(self.plan_id).encode(), self._seed, self._examples.digest
+        digest = hashlib.blake2b(HiddenBytes(b"".join(parts)), digest_size=8)
         return int.from_bytes(digest.digest(), "little") >> 1
-
-    @functools.cached_property
-    def _data_digest(self) -> bytes:
-        digest = hashlib.blake2b(digest_size=32)
-        self._examples.update_digest(digest.update)
-        return digest.digest()
 
     @property
     def ranges(self) -> Mapping[str, Any]:
-        """Declared ranges of inputs and targets; see `sampling.ranges`."""
+        """Declared ranges of inputs and targets; see `sampling.changes.Ranges`."""
         return self._examples.ranges
 
     @functools.cached_property
     def _draw_base(self) -> np.ndarray:
         """What the random numbers of examples follow from, int64, shape [2]."""
-        digest = hashlib.blake2b(
-            str(self.plan_id).encode(),
-            digest_size=16,
-            key=self._seed,
-            person=b"tf-bandmf draws",
-        )
+        plan, person = str(self.plan_id).encode(), b"tf-bandmf draws"
+        digest = hashlib.blake2b(plan, digest_size=16, key=self._seed, person=person)
         return np.frombuffer(digest.digest(), np.int64)
 
     def dataset(self, first_step: int = 0) -> tf.data.Dataset:
@@ -269,8 +256,8 @@ class BatchSchedule:
           ValueError: if the run cannot begin there.
         """
         self._check_start(first_step)
-        records = self._examples.source.seen.records
-        identity.remember(self.schedule_id, records, self._examples.remarks)
+        records = self._examples.source.records
+        remember(self.schedule_id, records, self._examples.remarks)
         ids = {
             PLAN_ID: tf.constant(self.plan_id, tf.int64),
             SCHEDULE_ID: tf.constant(self.schedule_id, tf.int64),
@@ -350,7 +337,7 @@ class BatchSchedule:
         """The same batches, with losses multiplied by the weights of their classes.
 
         Args:
-          class_weight: see `sampling.class_weights.ClassWeights`.
+          class_weight: see `sampling.changes.ClassWeights`.
 
         Returns:
           A separate schedule: a run does not continue with other weights.
@@ -362,14 +349,10 @@ class BatchSchedule:
 
     def _changed(self, **changes: Any) -> BatchSchedule:
         """This schedule with other attributes."""
-        other = object.__new__(type(self))
         stale = {"schedule_id", "_draw_base", "_sampler"}
-        if "_examples" in changes:
-            stale.add("_data_digest")
-        else:
-            _ = self._data_digest  # which takes a pass over the data, once
-        kept = {n: v for n, v in vars(self).items() if n not in stale}
-        vars(other).update({**kept, **changes})
+        kept = {name: own for name, own in vars(self).items() if name not in stale}
+        other = object.__new__(type(self))
+        vars(other).update(kept, **changes)
         return other
 
     def __iter__(self) -> Iterator[dict[str, Any]]:

@@ -8,6 +8,9 @@ and `rows`, bool [N, K], which says which rows are there.
 
 from __future__ import annotations
 
+import copy
+import functools
+import hashlib
 import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -15,15 +18,11 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tf_bandmf.sampling.class_weights import ClassWeights
-from tf_bandmf.sampling.identity import hash_rows
+from tf_bandmf.sampling.changes import ClassWeights, Ranges
+from tf_bandmf.sampling.identity import INPUTS, ROWS, TARGETS, hash_rows
 from tf_bandmf.sampling.mapped import Mapped
-from tf_bandmf.sampling.ranges import Ranges
 from tf_bandmf.sampling.sources import (
-    INPUTS,
     OF_CLASS_WEIGHTS,
-    ROWS,
-    TARGETS,
     ArrayExamples,
     ExampleSource,
     IndexedExamples,
@@ -138,9 +137,9 @@ class Examples:
 
     def weighted(self, class_weight: Mapping[int, float]) -> Examples:
         """These examples, with weights of their classes; see `ClassWeights`."""
-        other = object.__new__(type(self))
-        changes = [*self._changes, ClassWeights(class_weight)]
-        vars(other).update(vars(self), _changes=changes)
+        other = copy.copy(self)
+        vars(other).pop("digest", None)
+        other._changes = [*self._changes, ClassWeights(class_weight)]
         other.remarks = tuple(dict.fromkeys((*self.remarks, OF_CLASS_WEIGHTS)))
         return other
 
@@ -199,20 +198,22 @@ class Examples:
                 seed = np.append(base.view(np.uint32), [step, unit])
                 order = np.random.RandomState(seed).permutation(rows.size)
                 rows = rows[np.sort(order[: self._most])]
-            ids[place] = rows[0]
-            ids[place, : rows.size] = rows
+            ids[place], ids[place, : rows.size] = rows[0], rows
             present[place, : rows.size] = True
         return ids, present
 
-    def update_digest(self, update: Callable[[Any], None]) -> None:
-        """Feeds bytes to a hash that differ if the examples do, or their order."""
-        self.source.update_digest(update)
+    @functools.cached_property
+    def digest(self) -> bytes:
+        """A hash that differs if the examples do, or their order."""
+        digest = hashlib.blake2b(digest_size=32)
+        self.source.update_digest(digest.update)
         for change in self._changes:
-            update(change.digest)
+            digest.update(change.digest)
         if self._row_ids is not None or self._views > 1:
-            update(f"units {self._most} {self._views}".encode())
+            digest.update(f"units {self._most} {self._views}".encode())
         if self._row_ids is not None:
-            update(self._row_ids.tobytes() + self._starts.tobytes())
+            digest.update(self._row_ids.tobytes() + self._starts.tobytes())
+        return digest.digest()
 
 
 def _whole(name: str, value: Any) -> int:
@@ -232,9 +233,9 @@ def _seeds(base: np.ndarray, step: tf.Tensor, ids: tf.Tensor, views: int) -> tf.
     """
     ids = tf.repeat(ids, views)
     view = tf.math.floormod(tf.range(tf.size(ids, tf.int64), dtype=tf.int64), views)
-    same = [*base.tolist(), tf.cast(step, tf.int64)]
-    columns = [tf.fill(tf.shape(ids), tf.cast(value, tf.int64)) for value in same]
-    words = tf.stack([*columns, ids, view], axis=1)
+    same = tf.stack([*base.tolist(), tf.cast(step, tf.int64)])
+    same = tf.broadcast_to(same, [tf.size(ids), 3])
+    words = tf.concat([same, ids[:, None], view[:, None]], axis=1)
     two = (tf.pad(words, [[0, 0], [0, 1]], constant_values=c) for c in (0, 1))
     return tf.stack([hash_rows(part) for part in two], axis=1)
 
@@ -311,7 +312,7 @@ def _warn_of_missing_values(source: ExampleSource) -> None:
 
 def _warn_of_repetitions(source: ExampleSource) -> None:
     """Warns if rows are equal, which may be of one record, as far as they were read."""
-    hashes = source.seen.of_rows()
+    hashes = source.row_hashes()
     repeated = len(hashes) - len(np.unique(hashes))
     if repeated:
         some = " that were looked at" if len(hashes) < source.num_examples else ""

@@ -1,4 +1,4 @@
-"""What a row and a record are: hashes, of which equal ones are taken for equal contents.
+"""What a row, a record and a batch are: hashes, of which equal ones are equal contents.
 
 A row is its bytes, with targets and weights. A record is the values of a row's inputs,
 whatever holds them: the same records in arrays, on disk, behind an index or in a stream
@@ -9,21 +9,44 @@ columns counts; that of inputs with names is the order of their names.
 Two data sets are compared by hashes of their records, of a million of them the smallest
 ones (bottom-k sketches; Broder, 1997). Of examples that are read as they are needed, those
 count that were read. Examples that were scaled or augmented before are others.
+
+A batch says for which step of which plan and schedule it was drawn; its fingerprint says
+that its tensors are the ones that were drawn. It covers values (bit by bit), shapes,
+dtypes, structure, order of the rows, sample weights, padding, and the ids. The pipeline
+computes it when it has made a batch, the training step again before it does anything. It
+guards against mistakes (augmentation, mixing, repeating, reweighting after the batch was
+made), and is no cryptographic authentication. The same digest is a part of the key of a
+step's noise.
 """
 
 from __future__ import annotations
 
+import hashlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
-# The smallest ones of a data set that are kept.
+# Keys of the contents of a batch.
+INPUTS, TARGETS, SAMPLE_WEIGHT = "x", "y", "sample_weight"
+# In batches of clipping units of K rows alone: which rows are there, bool, shape [N, K].
+ROWS = "rows"
+# The largest part of the clip norm that an example may contribute, in [0, 1].
+SHARE = "share"
+CONTENT = (INPUTS, TARGETS, SAMPLE_WEIGHT, ROWS, SHARE)
+FINGERPRINT = "fingerprint"
+# The smallest hashes of a data set that are kept.
 MOST_HASHES = 2**20
 # The share of examples in common that goes unnoticed.
 _FEW = 0.01
+
+
+def bytes_of(array: np.ndarray) -> Any:
+    """The bytes of numbers, or of texts, one after the other."""
+    flat = np.ascontiguousarray(array).ravel()
+    return b"\0".join(flat) if array.dtype.hasobject else flat.view(np.uint8).data
 
 
 def hash_rows(tensor: tf.Tensor) -> tf.Tensor:
@@ -94,50 +117,6 @@ class Records(NamedTuple):
         return Records(self.hashes[:end], self.counts[:end])
 
 
-class SeenRows:
-    """Hashes of the rows that were read so far: what an index gave first it gives always.
-
-    Args:
-      num_examples: m; some 20 bytes each.
-    """
-
-    def __init__(self, num_examples: int) -> None:
-        # Of the record and of the row.
-        self.hashes = np.zeros([num_examples, 2], np.int64)
-        self._is_seen = np.zeros(num_examples, bool)
-        self._counted, self._records = 0, Records.of(np.empty(0, np.int64))
-
-    def changed(
-        self, indices: np.ndarray, inputs: Any, leaves: Sequence[Any]
-    ) -> np.ndarray:
-        """Notes rows; says which are not what they were, indices.
-
-        Args:
-          indices: of the rows, int64, shape [N], N >= 1.
-          inputs: those of the record.
-          leaves: all that the rows hold.
-        """
-        hashes = [hash_rows(tf.convert_to_tensor(leaf)) for leaf in leaves]
-        rows, seen = hash_rows(tf.stack(hashes, axis=1)).numpy(), self._is_seen[indices]
-        if not seen.all():
-            first = indices[~seen]
-            self.hashes[first, 0] = record_hashes(inputs).numpy()[~seen]
-            self.hashes[first, 1] = rows[~seen]
-            self._is_seen[first] = True
-        return indices[self.hashes[indices, 1] != rows]
-
-    def of_rows(self) -> np.ndarray:
-        """Of the rows that were read."""
-        return self.hashes[self._is_seen, 1]
-
-    def records(self) -> Records:
-        """The records that were read."""
-        if self._counted != (count := int(self._is_seen.sum())):
-            self._records = Records.of(self.hashes[self._is_seen, 0])
-            self._counted = count
-        return self._records
-
-
 def share_examples(first: Records, second: Records) -> bool:
     """Whether two data sets have examples in common, as far as they show it.
 
@@ -161,9 +140,10 @@ def share_examples(first: Records, second: Records) -> bool:
     return bool(common > chance + few)
 
 
-# By the id of a schedule, as long as the process lives.
-_RECORDS: dict[int, Callable[[], Records]] = {}
-_REMARKS: dict[int, tuple[str, ...]] = {}
+# By the id of a schedule, as long as the process lives: its records, and what a statement
+# must say of the data.
+_KNOWN: dict[int, tuple[Callable[[], Records], tuple[str, ...]]] = {}
+_OF_ANOTHER_PROCESS = (lambda: Records.of(np.empty(0, np.int64))), ()
 
 
 def remember(
@@ -171,18 +151,72 @@ def remember(
 ) -> None:
     """Keeps what is known of a schedule's data."""
     # The same examples may also have come from elsewhere.
-    said = dict.fromkeys((*remarks_of(schedule_id), *remarks))
-    _REMARKS[schedule_id] = tuple(said)
-    _RECORDS.setdefault(schedule_id, records)
+    known, said = _KNOWN.get(schedule_id, (records, ()))
+    _KNOWN[schedule_id] = known, tuple(dict.fromkeys((*said, *remarks)))
 
 
 def remarks_of(schedule_id: int) -> tuple[str, ...]:
     """What a statement must say of the data; empty for a schedule of another process."""
-    return _REMARKS.get(schedule_id, ())
+    return _KNOWN.get(schedule_id, _OF_ANOTHER_PROCESS)[1]
 
 
 def records_of(schedule_id: int) -> Records:
     """The records of a schedule; none for one of another process."""
-    if schedule_id not in _RECORDS:
-        return Records.of(np.empty(0, np.int64))
-    return _RECORDS[schedule_id]()
+    return _KNOWN.get(schedule_id, _OF_ANOTHER_PROCESS)[0]()
+
+
+def with_fingerprint(batch: Mapping[str, Any]) -> dict[str, Any]:
+    """The batch with its fingerprint, in a graph too; see `content_digest`."""
+    return {**batch, FINGERPRINT: content_digest(batch)}
+
+
+def is_as_drawn(batch: Mapping[str, Any]) -> tf.Tensor:
+    """Whether the batch has the fingerprint of its contents and ids, bool scalar."""
+    if FINGERPRINT not in batch:
+        return tf.constant(False)
+    found = tf.cast(batch[FINGERPRINT], tf.int64)
+    return tf.reduce_all(found == content_digest(batch))
+
+
+def content_digest(batch: Mapping[str, Any]) -> tf.Tensor:
+    """A digest of structure, contents and ids, int64 scalar; the same in each process.
+
+    Args:
+      batch: contents (`x`, `y`, `sample_weight`, `rows`), structures of dense tensors
+        whose first dimension is the example; and integers that say which batch it is.
+    """
+    structure: list[str] = []
+    words: list[tf.Tensor] = []
+    # Ids in a row, which become words together: a graph takes its time for each operation.
+    ids: list[tf.Tensor] = []
+    # Hashing is done there.
+    with tf.device("/CPU:0"):
+        for name in sorted(set(batch) - {FINGERPRINT}):
+            for path, leaf in _leaves(name, batch[name]):
+                tensor = tf.convert_to_tensor(leaf)
+                structure.append(f"{path} {tensor.dtype.name} {tensor.shape.rank}")
+                if name not in CONTENT and tensor.shape.rank == 0:  # without sizes
+                    ids.append(tf.cast(tensor, tf.int64))
+                    continue
+                words += [tf.stack(ids)] if ids else []
+                ids.clear()
+                is_content = name in CONTENT
+                integers = hash_rows(tensor) if is_content else tf.reshape(tensor, [-1])
+                words += [
+                    tf.shape(tensor, out_type=tf.int64),
+                    tf.cast(integers, tf.int64),
+                ]
+        words += [tf.stack(ids)] if ids else []
+        digest = hashlib.blake2b("\n".join(structure).encode(), digest_size=8).digest()
+        message = tf.concat([np.frombuffer(digest, np.int64), *words], axis=0)
+        return hash_rows(message[None])[0]
+
+
+def _leaves(path: str, value: Any) -> list[tuple[str, Any]]:
+    """The tensors of a structure and where they are; lists count as tuples."""
+    if isinstance(value, (list, tuple)):
+        value = dict(enumerate(value))
+    if not isinstance(value, Mapping):
+        return [(path, value)]
+    found = (_leaves(f"{path}/{key}", value[key]) for key in sorted(value))
+    return [leaf for leaves in found for leaf in leaves]

@@ -14,18 +14,11 @@ import itertools
 from collections.abc import Callable, Iterable
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 from tensorflow.python.framework import op_def_registry
 
-from tf_bandmf.sampling.failing import each_that_works, said_of
-from tf_bandmf.sampling.sources import (
-    CONTENT,
-    INPUTS,
-    TARGETS,
-    named_parts,
-    with_weights,
-)
+from tf_bandmf.sampling.identity import CONTENT, INPUTS, TARGETS, bytes_of
+from tf_bandmf.sampling.sources import named_parts, said_of, with_weights
 
 # Of operations with state: they read, print, stop, or call what is looked into.
 _READING = frozenset(
@@ -89,29 +82,23 @@ class Mapped:
         seeds: tf.Tensor,
         parses: bool = False,
     ) -> None:
-        self.remarks = remarks_on([function])
-        self._parses, self._function = parses, function
+        self.remarks, self._parses = remarks_on([function]), parses
         name = getattr(function, "__name__", type(function).__name__)
         self._name = f"{'parse' if parses else 'map'}: {name}"
-        self.with_targets = self._with_seed = False
-        adapted = next((f for d in _DIALECTS if (f := d.adapt(function))), None)
-        if adapted is None:
-            self._read_signature()
-        else:
-            self._function = adapted
+        adapted = (d.adapt(function) for d in _DIALECTS)
+        self._function = next(filter(None, adapted), function)
+        names = self._arguments() if self._function is function else ["x"]
+        self._with_seed = "seed" in names
+        self.with_targets = len(names) - self._with_seed == 2
         self._spec = self._tried(rows, seeds)
         self._traced = self._trace(rows)
         # What it makes of these tells two functions apart, for a resumed run.
         applied = tf.function(lambda r, s: self(r, lambda: s), autograph=False)
-        probed = applied(rows, seeds)
-        self.digest = b"mapped" + b"".join(
-            np.ascontiguousarray(leaf.numpy()).tobytes()
-            if leaf.dtype != tf.string
-            else b"\0".join(leaf.numpy().ravel())
-            for leaf in tf.nest.flatten(probed)
-        )
+        made = [leaf.numpy() for leaf in tf.nest.flatten(applied(rows, seeds))]
+        self.digest = b"mapped" + b"".join(map(bytes_of, made))
 
-    def _read_signature(self) -> None:
+    def _arguments(self) -> list[str]:
+        """The names of the function's arguments, of those with defaults only `seed`."""
         if not callable(self._function):
             raise TypeError(
                 f"map must be a function of one example, or a Keras layer (import "
@@ -120,32 +107,24 @@ class Mapped:
         try:
             parameters = inspect.signature(self._function).parameters.values()
         except ValueError:  # of functions in C
-            return
-        by_place = (
-            inspect.Parameter.POSITIONAL_ONLY,
-            inspect.Parameter.POSITIONAL_OR_KEYWORD,
-        )
-        required = [
-            p for p in parameters if p.kind in by_place and p.default is p.empty
-        ]
-        names = [p.name for p in required if p.name != "seed"]
-        if len(names) not in (1, 2):
+            return ["x"]
+        named = [p for p in parameters if p.default is p.empty or p.name == "seed"]
+        names = [p.name for p in named if p.kind < p.VAR_POSITIONAL or p.name == "seed"]
+        required = [name for name in names if name != "seed"]
+        if len(required) not in (1, 2):
             raise TypeError(
                 f"{self._name} must take x, or x and y, and seed if it is random; found "
-                f"the arguments {', '.join(names) or 'none'}."
+                f"the arguments {', '.join(required) or 'none'}."
             )
-        self.with_targets = len(names) == 2
-        self._with_seed = any(p.name == "seed" for p in parameters)
+        return names
 
     def __call__(
         self, rows: dict[str, Any], seeds: Callable[[], tf.Tensor]
     ) -> dict[str, Any]:
         """The rows after the function, one by one."""
-        made, works = each_that_works(self._one_row, (rows, seeds()), self._spec)
+        one_row = lambda row: self._traced(*row)  # noqa: E731
+        made, works = _each_that_works(one_row, (rows, seeds()), self._spec)
         return with_weights({**rows, **made}, works)
-
-    def _one_row(self, row: tuple[dict[str, Any], tf.Tensor]) -> Any:
-        return self._traced(*row)
 
     def _tried(self, rows: dict[str, Any], seeds: tf.Tensor) -> dict[str, Any]:
         """The kind of what the function makes of examples, but those of which it fails.
@@ -224,6 +203,41 @@ class Mapped:
                 f"Python code belongs into a data set that is read by index."
             )
         return traced
+
+
+def _each_that_works(
+    function: Callable[[Any], Any], rows: Any, spec: Any
+) -> tuple[Any, tf.Tensor]:
+    """Maps a function over rows, one by one, whatever it does with some of them.
+
+    Args:
+      function: of one row; in a graph. Errors of its operations are those of the row.
+      rows: structure of tensors whose first dimension is N.
+      spec: structure of specs of what it returns, of static shapes.
+
+    Returns:
+      Its results, with zeros where it failed, and where it did not, bool, shape [N].
+    """
+    count = tf.shape(tf.nest.flatten(rows)[0], out_type=tf.int64)[0]
+    blank = tf.nest.map_structure(lambda s: tf.zeros(s.shape, s.dtype), spec)
+    numbered = tf.data.Dataset.from_tensor_slices((tf.range(count), rows)).map(
+        lambda place, row: (place, function(row)), num_parallel_calls=tf.data.AUTOTUNE
+    )
+    # One more, which always works, so that there is a batch.
+    ended = numbered.ignore_errors().concatenate(
+        tf.data.Dataset.from_tensors((count, blank))
+    )
+    places, results = ended.batch(count + 1).get_single_element()
+    # Where in the results each row is; nothing's is the last one.
+    last = tf.shape(places)[0] - 1
+    order = tf.scatter_nd(places[:, None], tf.range(last + 1) - last, [count + 1])
+    order = order[:count] + last
+    results = tf.nest.map_structure(
+        lambda t, s: tf.ensure_shape(tf.gather(t, order), [None, *s.shape]),
+        results,
+        spec,
+    )
+    return results, order < last
 
 
 def _impure_operation(graph: Any) -> str | None:

@@ -183,8 +183,7 @@ class FixedSizeSampler(Sampler):
             count = 2 * count + 16
             drawn = uniform_numbers(self._words, step, count, self._size)
             _, first = np.unique(drawn, return_index=True)
-            chosen = drawn[np.sort(first)[:wanted]]
-        chosen = np.sort(chosen)
+            chosen = np.sort(drawn[np.sort(first)[:wanted]])
         if leaves_out:
             chosen = np.delete(np.arange(self._size), chosen)
         return step % self._parts + self._parts * chosen
@@ -195,38 +194,34 @@ class OrderSampler(Sampler):
 
     Args:
       order: of the examples, int64, shape [m].
-      steps_per_epoch: number of batches, whose sizes differ by one at most.
+      steps_per_epoch: number of batches.
+      ends: of the batches in the order, int64, shape [steps_per_epoch]; None where their
+        sizes differ by one at most.
     """
 
     spans_run: ClassVar[bool] = True
 
-    def __init__(self, order: np.ndarray, steps_per_epoch: int) -> None:
-        self._order, self._steps = order, steps_per_epoch
+    def __init__(
+        self, order: np.ndarray, steps_per_epoch: int, ends: np.ndarray | None = None
+    ) -> None:
+        if ends is None:
+            ends = order.size * np.arange(1, steps_per_epoch + 1) // steps_per_epoch
+        self._order, self._cuts = order, np.append(0, ends)
 
     def example_indices(self, step: int) -> np.ndarray:
-        position, total = step % self._steps, self._order.size
-        first, end = (total * p // self._steps for p in (position, position + 1))
-        return self._order[first:end]
+        position = step % (self._cuts.size - 1)
+        return self._order[self._cuts[position] : self._cuts[position + 1]]
 
 
-class BinsSampler(Sampler):
+class BinsSampler(OrderSampler):
     """Each example in one of b bins, uniformly, at the step of its bin in every epoch."""
 
-    spans_run: ClassVar[bool] = True
-
     def __init__(self, words: Words, total: int, bins: int) -> None:
-        kind = (
-            np.uint16 if bins < 1 << 16 else np.uint32
-        )  # the first is sorted by radix
+        # Numbers of 16 bits are sorted by radix.
+        kind = np.uint16 if bins < 1 << 16 else np.uint32
         drawn = uniform_numbers(words, WHOLE_RUN, total, bins).astype(kind)
-        self._order = np.argsort(drawn, kind="stable")
-        self._ends = np.concatenate(
-            [[0], np.cumsum(np.bincount(drawn, minlength=bins))]
-        )
-
-    def example_indices(self, step: int) -> np.ndarray:
-        position = step % (self._ends.size - 1)
-        return self._order[self._ends[position] : self._ends[position + 1]]
+        ends = np.cumsum(np.bincount(drawn, minlength=bins))
+        super().__init__(np.argsort(drawn, kind="stable"), bins, ends)
 
 
 class RestSampler(Sampler):
@@ -263,17 +258,12 @@ class RestSampler(Sampler):
         """Sets who rests at a step."""
         back = 16 * self._separation
         while True:
-            self._next, self._recent = max(0, step - back), {}
+            first = self._next = max(0, step - back)
+            self._recent = {}
             # The first step at which an example rests no more; or the last that may be it.
-            if self._next == 0:
-                self._free, self._unsure = (
-                    self._first_free(),
-                    np.zeros(self._total, bool),
-                )
-            else:
-                latest = self._next - 1 + self._separation
-                self._free = np.full(self._total, latest, np.int32)
-                self._unsure = np.ones(self._total, bool)
+            latest = np.full(self._total, first - 1 + self._separation, np.int32)
+            self._free = latest if first else self._first_free()
+            self._unsure = np.full(self._total, first > 0)
             while self._next < step:
                 self._advance()
             if not np.any(self._unsure & (self._free > step)):
@@ -287,7 +277,7 @@ class RestSampler(Sampler):
         # 2^64 itself is the end of the last cell, where b batches are all examples.
         limits = np.array([min(edge, (1 << 64) - 1) for edge in edges], np.uint64)
         cells = np.searchsorted(limits, drawn, side="right")
-        return np.where(cells == b - 1, 0, cells + 1).astype(np.int32)
+        return ((cells + 1) % b).astype(np.int32)
 
     def _advance(self) -> None:
         step, after = self._next, self._next + self._separation

@@ -1,12 +1,20 @@
-"""Rows by index: arrays, or anything with a length and rows."""
+"""Rows by index: arrays, TFRecord files, or anything with a length and rows.
+
+A row that cannot be read (a damaged image, a text where a number should be) becomes a row
+of zeros with weight 0. It takes its part in the run, adds nothing to the sum, and does not
+end the run: that it ended would tell about the record (invariants 5 and 18).
+"""
 
 from __future__ import annotations
 
 import abc
-import functools
+import collections
+import contextlib
+import os
 import statistics
 import threading
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -14,20 +22,21 @@ import scipy.sparse
 import tensorflow as tf
 import tqdm
 
-from tf_bandmf.sampling.failing import said_of
-from tf_bandmf.sampling.identity import SeenRows
+from tf_bandmf.sampling.identity import (
+    INPUTS,
+    SAMPLE_WEIGHT,
+    TARGETS,
+    Records,
+    bytes_of,
+    hash_rows,
+    record_hashes,
+)
 
-# Keys of the contents of a batch.
-INPUTS, TARGETS, SAMPLE_WEIGHT = "x", "y", "sample_weight"
-# In batches of clipping units of K rows alone: which rows are there, bool, shape [N, K].
-ROWS = "rows"
-# The largest part of the clip norm that an example may contribute, in [0, 1].
-SHARE = "share"
-CONTENT = (INPUTS, TARGETS, SAMPLE_WEIGHT, ROWS, SHARE)
 OF_CLASS_WEIGHTS = (
     "Weights of classes are in use: where they were computed from private targets, no "
     "noise covers them, and each record changes the weight of all others."
 )
+_OURS = os.path.dirname(os.path.dirname(__file__)) + os.sep
 # Bytes of rows that are read at once where all are read.
 _AT_ONCE = 1 << 22
 # Evenly spread examples that are looked at before a run begins, where all take too long.
@@ -52,7 +61,6 @@ class ExampleSource(abc.ABC):
       may_fail: whether some row may be none; then there are sample weights.
       parse: a function that makes examples of the rows, or None.
       remarks: what the statement of a run on them must say, in sentences.
-      seen: hashes of the rows that were read.
     """
 
     in_order: ClassVar[bool] = False
@@ -65,9 +73,11 @@ class ExampleSource(abc.ABC):
     def __init__(self, num_examples: int, sample: dict[str, Any]) -> None:
         self.num_examples = num_examples
         self._sample, self._kind = sample, _kind_of(sample)
-        self._failed = np.zeros(num_examples, bool)
         self._lock = threading.Lock()
-        self.seen = SeenRows(num_examples)
+        self._failed, self._is_seen = np.zeros([2, num_examples], bool)
+        # Of each record, and of each row, that was read.
+        self._hashes = np.zeros([2, num_examples], np.int64)
+        self._counted, self._records = 0, Records.of(self._hashes[0, :0])
         # By which rows data sets are told apart.
         self._probed = np.arange(num_examples)
 
@@ -88,24 +98,49 @@ class ExampleSource(abc.ABC):
             leaves = self._read(indices) if len(indices) else self._zeros(0)
             works = ~self._failed[indices]
             if works.any():
-                parts = [leaf[works] for leaf in leaves]
-                inputs = tf.nest.pack_sequence_as(self._sample, parts)[INPUTS]
-                changed = self.seen.changed(indices[works], inputs, parts)
-                if changed.size:
-                    raise ValueError(self._changed.format(place=changed[0]))
+                self._note(indices[works], [leaf[works] for leaf in leaves])
             return [*leaves, works]
+
+    def _note(self, indices: np.ndarray, leaves: list[np.ndarray]) -> None:
+        """Keeps the hashes of rows that are new, and refuses others that changed."""
+        hashes = [hash_rows(tf.convert_to_tensor(leaf)) for leaf in leaves]
+        rows, new = hash_rows(tf.stack(hashes, axis=1)).numpy(), ~self._is_seen[indices]
+        if new.any():
+            inputs = tf.nest.pack_sequence_as(self._sample, leaves)[INPUTS]
+            both = np.stack([record_hashes(inputs), rows])
+            self._hashes[:, indices[new]] = both[:, new]
+            self._is_seen[indices[new]] = True
+        changed = indices[self._hashes[1, indices] != rows]
+        if changed.size:
+            raise ValueError(self._changed.format(place=changed[0]))
+
+    def row_hashes(self) -> np.ndarray:
+        """Of the rows that were read."""
+        return self._hashes[1, self._is_seen]
+
+    def records(self) -> Records:
+        """The records that were read."""
+        if self._counted != (count := int(self._is_seen.sum())):
+            self._records = Records.of(self._hashes[0, self._is_seen])
+            self._counted = count
+        return self._records
 
     def probed_rows(self) -> list[np.ndarray]:
         """`rows` that are spread over the data set, a few hundred at most."""
         return self.rows(self._probed[:: -(-len(self._probed) // _PROBED)])
 
-    def read_all(self) -> None:
-        """Reads all rows, so that all hashes are there."""
+    def all_rows(self) -> Iterator[dict[str, Any]]:
+        """Reads all rows, so that all hashes are there; their contents, part by part."""
         size = sum(max(1, leaf.nbytes) for leaf in self._zeros(1))
         count = max(1, _AT_ONCE // size)
         starts = range(0, self.num_examples, count)
         for first in tqdm.tqdm(starts, desc="reading the examples once", delay=2.0):
-            self.rows(np.arange(first, min(first + count, self.num_examples)))
+            indices = np.arange(first, min(first + count, self.num_examples))
+            yield tf.nest.pack_sequence_as(self._sample, self.rows(indices)[:-1])
+
+    def read_all(self) -> None:
+        """Reads all rows, for their hashes."""
+        collections.deque(self.all_rows(), maxlen=0)
 
     def gather(self, indices: tf.Tensor) -> dict[str, Any]:
         """`rows` in a graph: `x`, and `y` and `sample_weight` if there are any."""
@@ -120,12 +155,11 @@ class ExampleSource(abc.ABC):
         return with_weights(content, works) if self.may_fail else content
 
     def _zeros(self, count: int) -> list[np.ndarray]:
-        leaves = tf.nest.flatten(self._sample)
-        zeros = [b"" if leaf.dtype.hasobject else 0 for leaf in leaves]
-        return [
-            np.full((count, *leaf.shape[1:]), zero, leaf.dtype)
-            for leaf, zero in zip(leaves, zeros)
-        ]
+        def zeros(leaf: np.ndarray) -> np.ndarray:
+            zero = b"" if leaf.dtype.hasobject else 0
+            return np.full((count, *leaf.shape[1:]), zero, leaf.dtype)
+
+        return [zeros(leaf) for leaf in tf.nest.flatten(self._sample)]
 
     def _checked(self, content: dict[str, Any]) -> list[np.ndarray]:
         leaves, kind = tf.nest.flatten(content), _kind_of(content)
@@ -139,7 +173,7 @@ class ExampleSource(abc.ABC):
     def update_digest(self, update: Callable[[Any], None]) -> None:
         """Feeds bytes to a hash that differ if the data do, or their order."""
         update(f"{type(self).__name__} {self.num_examples} {self._kind}".encode())
-        update(self.seen.hashes[self._probed, 1].tobytes())
+        update(self._hashes[1, self._probed].tobytes())
 
 
 class IndexedExamples(ExampleSource):
@@ -184,8 +218,8 @@ class IndexedExamples(ExampleSource):
         kinds = [str(_kind_of(content)) for content in contents]
         super().__init__(len(source), contents[kinds.index(statistics.mode(kinds))])
         self._probed = places
-        self.rows(self._probed[:1])  # alone, then beside others
-        works = self.rows(self._probed)[-1]
+        self.rows(places[:1])  # alone, then beside others
+        works = self.rows(places)[-1]
         if 2 * works.sum() <= works.size:
             raise ValueError(
                 f"{(~works).sum()} of {works.size} examples that were tried cannot be "
@@ -205,20 +239,80 @@ class IndexedExamples(ExampleSource):
 
     def _read(self, indices: np.ndarray) -> list[np.ndarray]:
         if not self._failed[indices].any():
-            try:
+            with contextlib.suppress(Exception):  # which may be of one example
                 return self._checked(self._content(indices))
-            except Exception:  # which may be of one example
-                pass
-        leaves = self._zeros(len(indices))
-        for place in np.flatnonzero(~self._failed[indices]):
+        if len(indices) == 1:
+            self._failed[indices] = True
+            return self._zeros(1)
+        one_by_one = [self._read(indices[i : i + 1]) for i in range(len(indices))]
+        return [np.concatenate(same) for same in zip(*one_by_one)]
+
+
+class TFRecordExamples(ExampleSource):
+    """The records of TFRecord files, one example each, read by index.
+
+    One pass over the files finds where every record lies, verifies their checksums and
+    hashes them (some 50 bytes of memory for each). Batches then read only their own
+    records: a file that was changed in the meantime raises an error. The order of the
+    files and of their records is the order of the examples. A `schedule_id` covers every
+    record and what `parse` makes of a few of them, but neither the files' names nor how
+    the records are spread over them.
+
+    Args:
+      files: paths of uncompressed TFRecord files on a mounted file system.
+      parse: function from one serialized record, a string scalar, to `x`, `(x, y)` or
+        `(x, y, sample_weight)`, of static shapes; it runs in a graph. It must be a pure
+        function, as `map` of `Plan.batches`. A record on which it fails becomes a row of
+        zeros with weight 0.
+
+    Raises:
+      ValueError: if there are no records, or a file is not an uncompressed TFRecord file.
+      FileNotFoundError: if a file is missing.
+    """
+
+    may_fail = False
+    _changed = (
+        "A TFRecord file was changed while it was in use: record {place} is not what it "
+        "was. Restore the file."
+    )
+    # In a file: the length of a record, a checksum of that, its bytes, their checksum.
+    _BEFORE, _AFTER = 12, 4
+
+    def __init__(self, files: Sequence[str], parse: Callable[[tf.Tensor], Any]) -> None:
+        if isinstance(files, (str, os.PathLike)):
+            files = [files]
+        self.parse, self._files = parse, [os.fspath(file) for file in files]
+        # File, first byte and length of each record.
+        places: list[tuple[int, int, int]] = []
+        shown = tqdm.tqdm(self._files, desc="finding the records", delay=2.0)
+        for number, file in enumerate(shown):
+            size, end = os.path.getsize(file), 0
             try:
-                rows = self._checked(self._content(indices[place : place + 1]))
-            except Exception:
-                self._failed[indices[place]] = True
-                continue
-            for leaf, row in zip(leaves, rows):
-                leaf[place] = row[0]
-        return leaves
+                for batch in tf.data.TFRecordDataset(file).batch(_PROBED):
+                    for length in tf.strings.length(batch).numpy().tolist():
+                        places.append((number, end + self._BEFORE, length))
+                        end += self._BEFORE + length + self._AFTER
+            except tf.errors.DataLossError:
+                end = -1
+            if end != size:
+                raise ValueError(
+                    f"{file} is damaged, changes, or is no uncompressed TFRecord file: "
+                    f"compressed ones cannot be read by index. Decompress it."
+                )
+        if not places:
+            raise ValueError(f"There are no records in {self._files}.")
+        self._places = np.array(places, np.int64)
+        super().__init__(len(places), {INPUTS: np.array([b""], object)})
+        self.read_all()
+
+    def _read(self, indices: np.ndarray) -> list[np.ndarray]:
+        records, places = np.empty(len(indices), object), self._places[indices]
+        for number in np.unique(places[:, 0]):
+            with open(self._files[number], "rb") as file:
+                for place in np.flatnonzero(places[:, 0] == number):
+                    file.seek(places[place, 1])
+                    records[place] = file.read(places[place, 2])
+        return [records]
 
 
 class ArrayExamples(ExampleSource):
@@ -248,13 +342,12 @@ class ArrayExamples(ExampleSource):
 
     def __init__(self, x: Any, y: Any, sample_weight: Any, num_examples: int) -> None:
         given = {INPUTS: x, TARGETS: y, SAMPLE_WEIGHT: sample_weight}
-        self._arrays = {
-            key: tf.nest.map_structure(
-                functools.partial(_column, key, num_examples), without_lists(value)
-            )
-            for key, value in given.items()
-            if value is not None
-        }
+
+        def columns(key: str, value: Any) -> Any:
+            own = lambda leaf: _column(key, num_examples, leaf)  # noqa: E731
+            return tf.nest.map_structure(own, without_lists(value))
+
+        self._arrays = {k: columns(k, v) for k, v in given.items() if v is not None}
         super().__init__(
             num_examples, tf.nest.map_structure(lambda a: _dense(a[:1]), self._arrays)
         )
@@ -282,9 +375,7 @@ class ArrayExamples(ExampleSource):
             return super().update_digest(update)
         for array in arrays:
             update(f"{array.dtype} {array.shape}".encode())
-            flat = np.ascontiguousarray(array).ravel()
-            is_text = array.dtype == object
-            update(b"\0".join(flat) if is_text else flat.view(np.uint8).data)
+            update(bytes_of(array))
 
 
 def _dense(rows: Any) -> np.ndarray:
@@ -293,16 +384,12 @@ def _dense(rows: Any) -> np.ndarray:
 
 def _column(key: str, num_examples: int, given: Any) -> Any:
     """An array of the arguments of `plan.batches`, checked."""
-    name = type(given).__name__
-    if (
-        isinstance(given, (str, tf.data.Dataset))
-        or callable(given)
-        or any(hasattr(given, name) for name in ("__next__", "on_epoch_end"))
-    ):
+    is_read_once = any(hasattr(given, name) for name in ("__next__", "on_epoch_end"))
+    if is_read_once or isinstance(given, (str, tf.data.Dataset)) or callable(given):
         raise TypeError(
             f"plan.batches needs arrays, or one data set with its targets in it and not "
-            f"within a structure, found {name}. What can be read once is given as the "
-            f"function that makes it; TFRecord files as "
+            f"within a structure, found {type(given).__name__}. What can be read once is "
+            f"given as the function that makes it; TFRecord files as "
             f"tf_bandmf.sampling.TFRecordExamples(files, parse)."
         )
     array = given.tocsr() if scipy.sparse.issparse(given) else as_array(given)
@@ -322,29 +409,28 @@ def as_array(given: Any) -> np.ndarray:
     Raises:
       TypeError: if it is something else.
     """
-    kind = None
-    try:
+    kind = type(given)
+    with contextlib.suppress(TypeError, ValueError):  # whose texts may hold values
         is_text = isinstance(given, (str, bytes))
         array = np.array(given, object) if is_text else np.asarray(given)
         if array.dtype.kind not in "USO":
             tf.as_dtype(array.dtype)
             return array
         items = array.ravel()
-        kind = next((type(i) for i in items if not isinstance(i, (str, bytes))), None)
-        if kind is None:
+        others = [type(i) for i in items if not isinstance(i, (str, bytes))]
+        if not others:
             texts = np.empty(items.shape, object)
             texts[:] = [i if isinstance(i, bytes) else str(i).encode() for i in items]
             return texts.reshape(array.shape)
-    except (TypeError, ValueError):  # whose texts would hold values of records
-        pass
+        kind = others[0]
     raise TypeError(
         f"Examples must be arrays of numbers or of texts in rows of one shape, found "
-        f"{(kind or type(given)).__name__}. Pad rows of other lengths (x.to_tensor() or "
+        f"{kind.__name__}. Pad rows of other lengths (x.to_tensor() or "
         f"keras.utils.pad_sequences(rows, padding='post')), and let the model mask what "
         f"was padded. Columns of different types are several inputs: dict(frame). Sparse "
         f"rows: scipy.sparse.csr_matrix((values, indices.T), shape) is read batch by "
         f"batch; single ones are made dense, by rows.toarray() or tf.sparse.to_dense."
-    ) from None
+    )
 
 
 def without_lists(value: Any) -> Any:
@@ -381,6 +467,23 @@ def named_parts(given: Any) -> dict[str, Any]:
             f"{len(parts)}. Use a dictionary for several inputs."
         )
     return {name: part for name, part in zip(names, parts) if part is not None}
+
+
+def said_of(error: BaseException) -> str:
+    """The kind of an error and where it was raised; its text, if this library wrote it.
+
+    Other texts may hold values of records, as may those of errors before it: whoever
+    says this raises `from None`.
+    """
+    frames = traceback.extract_tb(error.__traceback__)
+    # What is written in C has no frames: `int` raises in whoever calls it.
+    last = frames[-1]
+    if last.filename.startswith(_OURS) and "raise " in (last.line or ""):
+        return f"{type(error).__name__}: {error}"
+    theirs = [f for f in frames if not f.filename.startswith(_OURS)]
+    callers = [f for f in theirs if "site-packages" not in f.filename] or theirs
+    where = [f", line {f.lineno} of {os.path.basename(f.filename)}" for f in callers]
+    return "".join([type(error).__name__, *where[-1:]])
 
 
 def with_weights(content: dict[str, Any], works: tf.Tensor) -> dict[str, Any]:

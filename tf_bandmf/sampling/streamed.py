@@ -13,14 +13,14 @@ import itertools
 import math
 import warnings
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from tf_bandmf.sampling.failing import said_of
+from tf_bandmf.sampling.identity import TARGETS
 from tf_bandmf.sampling.mapped import remarks_on
-from tf_bandmf.sampling.sources import TARGETS, ExampleSource, as_array, named_parts
+from tf_bandmf.sampling.sources import ExampleSource, as_array, named_parts, said_of
 
 _AT_ONCE = 256
 VOUCHED_ROWS = (
@@ -65,17 +65,14 @@ class StreamedExamples(ExampleSource):
     )
 
     def __init__(self, data: Any, num_examples: int) -> None:
-        self._begin = _blocks_of(data, num_examples)
-        made_by = [data]
+        functions = [data]
         if isinstance(data, tf.data.Dataset):
-            made_by = [function for function, *_ in _Made.of(data).functions]
-        self.remarks = remarks_on(made_by)
-        if not isinstance(data, tf.data.Dataset) or any(
-            _module_of(function).endswith("from_generator_op") for function in made_by
-        ):
+            functions = [function for function, *_ in _made_by(data)[1]]
+        self.remarks = remarks_on(functions)
+        from_python = (_module_of(f).endswith("from_generator_op") for f in functions)
+        if not isinstance(data, tf.data.Dataset) or any(from_python):
             self.remarks += (VOUCHED_ROWS,)
-        self._next, self._is_counted = 0, False
-        self._labels = np.zeros(0, np.int64)
+        self._begin, self._next = _blocks_of(data, num_examples), 0
         self._pass = self._new_pass()
         first = next(self._pass, None)
         if first is None:
@@ -84,28 +81,13 @@ class StreamedExamples(ExampleSource):
         for _ in range(2):  # in the same order
             self._next = -1
             self.rows(np.arange(min(_AT_ONCE, num_examples)))
-        self.read_all()
+        labels = [_classes_of(content) for content in self.all_rows()]
         if next(self._pass, None) is not None:
             raise ValueError(
                 f"The plan is for {num_examples} examples, and the data set has more. Make "
                 f"a plan for this data set; leave repeat() out."
             )
-        self._is_counted = True
-        self._warn_of_order()
-
-    def _warn_of_order(self) -> None:
-        """Warns if all examples of a class come one after the other."""
-        labels = self._labels[: self.num_examples]
-        changes = int(np.count_nonzero(labels[1:] != labels[:-1]))
-        sizes = np.unique(labels, return_counts=True)[1]
-        if changes and changes == len(sizes) - 1 and sizes.min() > 1:
-            warnings.warn(
-                f"The data set is sorted by its {len(sizes)} classes, and is read in this "
-                f"order: each batch has one class, and the model forgets the others. "
-                f"Shuffle once: dataset.shuffle(size, seed=1, "
-                f"reshuffle_each_iteration=False), for files that of their names.",
-                stacklevel=6,
-            )
+        _warn_of_order(np.concatenate(labels))
 
     def _new_pass(self) -> Iterator[dict[str, Any]]:
         """Contents of one example each, in their order."""
@@ -129,36 +111,49 @@ class StreamedExamples(ExampleSource):
 
     def _read(self, indices: np.ndarray) -> list[np.ndarray]:
         """Neighboring examples, in the order of the data set."""
-        first, count = int(indices[0]), len(indices)
+        first, end = int(indices[0]), int(indices[-1]) + 1
         if first != self._next:
             self._pass = itertools.islice(self._new_pass(), first, None)
-        contents = list(itertools.islice(self._pass, count))
-        self._next = first + count if len(contents) == count else -1
-        if self._next < 0:
-            self._refuse_end(first + len(contents))
-        rows = zip(*map(self._checked, contents))
-        if not self._is_counted and first == len(self._labels):
-            self._labels = np.append(self._labels, list(map(_label_of, contents)))
-        return list(map(np.concatenate, rows))
+        self._next = -1
+        contents = list(itertools.islice(self._pass, end - first))
+        if (found := first + len(contents)) < end:
+            if self._is_seen[found]:
+                raise ValueError(self._changed.format(place=found))
+            raise ValueError(
+                f"The plan is for {self.num_examples} examples, and the data set has "
+                f"{found}, of {self._kind}. Make a plan for this data set. If these are "
+                f"batches, give single examples: dataset.unbatch(), or a function that "
+                f"yields each row of a batch by itself."
+            )
+        self._next = end
+        return list(map(np.concatenate, zip(*map(self._checked, contents))))
 
-    def _refuse_end(self, found: int) -> None:
-        if self._is_counted:
-            raise ValueError(self._changed.format(place=found))
-        raise ValueError(
-            f"The plan is for {self.num_examples} examples, and the data set has {found}, "
-            f"of {self._kind}. Make a plan for this data set. If these are batches, give "
-            f"single examples: dataset.unbatch(), or a function that yields each row of a "
-            f"batch by itself."
+
+def _classes_of(content: dict[str, Any]) -> np.ndarray:
+    """The classes of examples whose targets are their numbers or one-hot; 0 for others."""
+    targets: Any = content.get(TARGETS)
+    count = len(tf.nest.flatten(content)[0])
+    kind = targets.dtype.kind if isinstance(targets, np.ndarray) else ""
+    if kind and kind in "iub" and targets.size == count:
+        return targets.reshape(-1).astype(np.int64)
+    if kind and kind in "iubf" and targets.ndim == 2 and targets.size:
+        is_one_hot = (targets.sum(axis=1) == 1.0) & (targets.max(axis=1) == 1.0)
+        return np.where(is_one_hot, targets.argmax(axis=1), 0)
+    return np.zeros(count, np.int64)
+
+
+def _warn_of_order(labels: np.ndarray) -> None:
+    """Warns if all examples of a class come one after the other."""
+    changes = int(np.count_nonzero(labels[1:] != labels[:-1]))
+    sizes = np.unique(labels, return_counts=True)[1]
+    if changes and changes == len(sizes) - 1 and sizes.min() > 1:
+        warnings.warn(
+            f"The data set is sorted by its {len(sizes)} classes, and is read in this "
+            f"order: each batch has one class, and the model forgets the others. "
+            f"Shuffle once: dataset.shuffle(size, seed=1, "
+            f"reshuffle_each_iteration=False), for files that of their names.",
+            stacklevel=6,
         )
-
-
-def _label_of(content: dict[str, Any]) -> int:
-    """The class of an example, whose target is its number or one-hot; 0 for others."""
-    target = np.asarray(content.get(TARGETS, 0))
-    if target.size == 1 and target.dtype.kind in "iub":
-        return int(target.reshape(-1)[0])
-    is_one_hot = target.ndim == 2 and target.sum() == target.max() == 1.0
-    return int(target.argmax()) if is_one_hot else 0
 
 
 def is_stream(data: Any) -> bool:
@@ -193,8 +188,21 @@ def _blocks_of_dataset(
             "The examples must be dense tensors of one shape, found ragged ones. Pad "
             "them, as with dataset.map and RaggedTensor.to_tensor(shape=...)."
         )
-    is_batched = _is_batched(dataset, num_examples)
-    _Made.of(dataset).refuse_batchwise(is_batched)
+    is_batched, (depth, functions) = (
+        _is_batched(dataset, num_examples),
+        _made_by(dataset),
+    )
+    for function, name, seen in functions:
+        # tf.data calls functions too, as where it takes sparse batches apart.
+        is_theirs = _module_of(function).startswith("tensorflow.python.data.")
+        if seen > depth - is_batched and not is_theirs:
+            raise ValueError(
+                f"A function of the data set ({name}) sees several examples at once: what "
+                f"it makes of one may depend on the others, and no noise covers that. Give "
+                f"it single examples: map before batch (in functions of Keras: "
+                f"batch_size=None), or dataset.unbatch().map(function); or give arrays, "
+                f"and what is random by plan.batches(..., map=function)."
+            )
 
     def dense(*parts: Any) -> Any:
         made = tf.nest.map_structure(
@@ -232,49 +240,28 @@ def _is_batched(dataset: tf.data.Dataset, num_examples: int) -> bool:
     )
 
 
-class _Made(NamedTuple):
+def _made_by(dataset: Any) -> tuple[int, list[tuple[Any, str, float]]]:
     """By what the elements of a data set are made.
 
-    Attributes:
-      depth: in how many batches, one in another, rows are.
-      functions: each with the name of its data set, and in how many batches the rows are
-        that it sees; infinitely many if it sees one after the other.
+    What a function makes of an example may depend on others that it sees: in a batch that
+    is standardized, mixed up, or sorted.
+
+    Returns:
+      In how many batches, one in another, rows are; and the functions, each with the name
+      of its data set, and in how many batches the rows are that it sees; infinitely many
+      if it sees one after the other.
     """
-
-    depth: int
-    functions: list[tuple[Any, str, float]]
-
-    @classmethod
-    def of(cls, dataset: Any) -> _Made:
-        name = type(dataset).__name__.strip("_")
-        # What selects among data sets makes nothing.
-        inputs = list(dataset._inputs())["DirectedInterleave" in name :]
-        below = [cls.of(one) for one in inputs]
-        depth = max((made.depth for made in below), default=0)
-        seen = math.inf if name == "ScanDataset" else depth
-        functions = [function for made in below for function in made.functions]
-        functions += [(f._func, name, seen) for f in dataset._functions()]
-        if "Unbatch" in name:
-            return cls(max(depth - 1, 0), functions)
-        return cls(depth + ("Batch" in name or "GroupByWindow" in name), functions)
-
-    def refuse_batchwise(self, is_batched: bool) -> None:
-        """Raises ValueError if a function sees several examples at once.
-
-        What it makes of an example may depend on the others: a batch that is standardized,
-        mixed up, or sorted.
-        """
-        for function, name, seen in self.functions:
-            # tf.data calls functions too, as where it takes sparse batches apart.
-            is_theirs = _module_of(function).startswith("tensorflow.python.data.")
-            if seen > self.depth - is_batched and not is_theirs:
-                raise ValueError(
-                    f"A function of the data set ({name}) sees several examples at once: "
-                    f"what it makes of one may depend on the others, and no noise covers "
-                    f"that. Give it single examples: map before batch (in functions of "
-                    f"Keras: batch_size=None), or dataset.unbatch().map(function); or give "
-                    f"arrays, and what is random by plan.batches(..., map=function)."
-                )
+    name = type(dataset).__name__.strip("_")
+    # What selects among data sets makes nothing.
+    inputs = list(dataset._inputs())["DirectedInterleave" in name :]
+    below = [_made_by(one) for one in inputs]
+    depth = max((depth for depth, _ in below), default=0)
+    seen = math.inf if name == "ScanDataset" else depth
+    functions = [function for _, own in below for function in own]
+    functions += [(f._func, name, seen) for f in dataset._functions()]
+    if "Unbatch" in name:
+        return max(depth - 1, 0), functions
+    return depth + ("Batch" in name or "GroupByWindow" in name), functions
 
 
 def _module_of(function: Any) -> str:

@@ -18,7 +18,7 @@ from tf_bandmf.keras.compat.keras_objects import all_layers, given_learning_rate
 from tf_bandmf.keras.model.outputs import described, last_layer, loss_of
 from tf_bandmf.keras.run.callbacks import each_callback
 from tf_bandmf.planning import learning_rates
-from tf_bandmf.sampling.batches import INPUTS
+from tf_bandmf.sampling.identity import INPUTS
 
 # At twice the advised rate models of `benchmarks/utility` lose up to 13 points, at four
 # times it most of what they could learn.

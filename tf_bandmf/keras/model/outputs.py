@@ -8,7 +8,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_bandmf.sampling.batches import TARGETS
+from tf_bandmf.sampling.identity import TARGETS
 
 # Losses of classes, and what makes probabilities for them.
 _CLASSES = (

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from tf_bandmf.planning.plan import Plan
 from tf_bandmf.sampling import batches as batches_lib
-from tf_bandmf.sampling.fingerprints import FINGERPRINT, content_digest
+from tf_bandmf.sampling.identity import FINGERPRINT, content_digest
 
 _IDS = (
     batches_lib.STEP,

@@ -1,0 +1,185 @@
+"""What changes rows besides `map`: ranges that a caller declares, and weights of classes.
+
+A declared range is public. So `fit` may hold it against the model before the first step,
+and what a record outside of it does to a run is known: nothing. The weight of a class is
+a weight of examples: a function of each one's target.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tf_bandmf.sampling.identity import INPUTS, SAMPLE_WEIGHT, SHARE, TARGETS
+from tf_bandmf.sampling.sources import with_weights, zeros_unless
+
+
+class Ranges:
+    """Makes rows outside declared ranges rows of zeros with weight 0.
+
+    Such an example takes part in the run, adds nothing to the sum, and does not end the
+    run (invariants 5 and 18). NaN is in no range.
+
+    Args:
+      ranges: "x" or "y" to a pair (lowest, highest), which holds for all of its
+        numbers; or, if it has several parts, to a dictionary from their names, or a
+        list in their order, of pairs. Parts that are not named may be anything.
+
+    Raises:
+      TypeError: if a range is invalid, or is of texts (when they are read).
+      ValueError: if the lowest value is not below the highest, or a name is unknown
+        (when they are read).
+    """
+
+    def __init__(self, ranges: Mapping[str, Any]) -> None:
+        if not isinstance(ranges, Mapping) or not set(ranges) <= {INPUTS, TARGETS}:
+            raise TypeError(
+                f'ranges must map "x" or "y" to the lowest and the highest value, as in '
+                f'{{"x": (0, 255), "y": (0, 9)}}, found {ranges!r}.'
+            )
+        self.digest = f"ranges {sorted(ranges.items())}".encode()
+        # Keys, names of parts, None for all of them, and their limits.
+        self._limits: list[tuple[str, Any, float, float]] = []
+        for key, given in ranges.items():
+            pairs: Any = [(None, given)]
+            if isinstance(given, Mapping):
+                pairs = given.items()
+            elif isinstance(given, (list, tuple)):
+                is_of_parts = any(isinstance(one, (list, tuple)) for one in given)
+                pairs = enumerate(given) if is_of_parts else pairs
+            for name, wanted in pairs:
+                try:
+                    low, high = map(float, wanted)
+                except (TypeError, ValueError):
+                    raise TypeError(
+                        f"ranges: that of {key!r} must be the lowest and the highest "
+                        f"value, found {wanted!r}."
+                    ) from None
+                if not low < high:
+                    raise ValueError(
+                        f"ranges: in that of {key!r} the first value must be below the "
+                        f"second, found {wanted!r}."
+                    )
+                self._limits.append((key, name, low, high))
+
+    def __call__(self, content: dict[str, Any], seeds: Any) -> dict[str, Any]:
+        """The rows, with zeros for those that are outside."""
+        inside = tf.constant(True)
+        for key, name, low, high in self._limits:
+            values = _values(content, key, name)
+            inside &= tf.reduce_all((low <= values) & (values <= high), axis=1)
+        kept = {key: content[key] for key in (INPUTS, TARGETS) if key in content}
+        return with_weights({**content, **zeros_unless(inside, kept)}, inside)
+
+
+def _values(content: dict[str, Any], key: str, name: Any) -> tf.Tensor:
+    """The numbers of one part, or of all, float64, shape [N, any].
+
+    In double precision every number of the usual types is itself.
+    """
+    try:
+        part = content[key] if name is None else content[key][name]
+    except (KeyError, IndexError, TypeError):
+        said = "" if name is None else f" part {name!r} of"
+        raise ValueError(f"ranges: the examples have no{said} {key!r}.") from None
+    leaves = tf.nest.flatten(part)
+    if any(leaf.dtype == tf.string for leaf in leaves):
+        raise TypeError(f"ranges: {key!r} holds texts, which have no range.")
+    rows = [tf.reshape(leaf, [tf.shape(leaf)[0], -1]) for leaf in leaves]
+    return tf.concat([tf.cast(row, tf.float64) for row in rows], axis=1)
+
+
+def warn_of_example_weights(sample_weight: Any) -> None:
+    """Of one weight for each example, which clipping undoes."""
+    if getattr(sample_weight, "ndim", None) == 1:
+        warnings.warn(
+            "sample_weight has one weight for each example. It multiplies losses before "
+            "gradients are clipped, so an example whose gradient is still longer than the "
+            "clip norm contributes with weight 0.5 what it does with 1; under "
+            "clipping='automatic' nearly all do. For weights of classes give fit "
+            "class_weight, which acts on what is clipped. Weights within an example, of "
+            "its pixels or tokens, act as in Keras.",
+            stacklevel=3,
+        )
+
+
+class ClassWeights:
+    """Examples contribute in proportion to the weight of their class.
+
+    Weights are divided by the largest one, if that is above 1: a weight above 1 would be
+    clipped away. An example's loss is multiplied by its weight w, and its gradient is
+    clipped to w times the clip norm: its contribution is w times the one it would have
+    without weights. The guarantee is the same. The price: classes of small weights say
+    less, beside the same noise.
+
+    Args:
+      class_weight: class number to weight, finite and >= 0. A class that is not there
+        has weight 1. Targets are class numbers of shape [N] or [N, 1], or one-hot, whose
+        largest entry counts. Sample weights, shape [N], are multiplied by.
+
+    Raises:
+      ValueError: if a weight is not valid, or the examples have no such targets (when
+        they are read).
+    """
+
+    def __init__(self, class_weight: Mapping[int, float]) -> None:
+        if not isinstance(class_weight, Mapping) or not class_weight:
+            raise ValueError(
+                f"class_weight must map class numbers to weights, found {class_weight!r}."
+            )
+        if any(isinstance(weight, Mapping) for weight in class_weight.values()):
+            raise ValueError(
+                f"class_weight is that of a model with one output, found weights by "
+                f"output, for {', '.join(map(repr, class_weight))}. Give weights of "
+                f"examples instead, to plan.batches(x, y, sample_weight={{output: "
+                f"weights_of_its_classes[y[output]], ...}}), an array for each output."
+            )
+        pairs = sorted((int(name), float(w)) for name, w in class_weight.items())
+        if not all(math.isfinite(weight) and weight >= 0.0 for _, weight in pairs):
+            raise ValueError(
+                f"class_weight must be finite and >= 0, found {dict(class_weight)!r}."
+            )
+        self._classes = np.array([name for name, _ in pairs], np.int64)
+        # The last one is that of all others.
+        weights = np.array([*(weight for _, weight in pairs), 1.0], np.float32)
+        self._weights = weights / weights.max()
+        self.digest = (
+            b"shares of classes" + self._classes.tobytes() + self._weights.tobytes()
+        )
+
+    def __call__(self, content: dict[str, Any], seeds: Any) -> dict[str, Any]:
+        """The rows, with their weights and shares."""
+        targets: Any = content.get(TARGETS)
+        own: Any = content.get(SAMPLE_WEIGHT)
+        rank = targets.shape.rank if tf.is_tensor(targets) else None
+        if rank not in (1, 2):
+            raise ValueError(
+                "class_weight needs class numbers or one-hot targets, one tensor y of "
+                "shape [N] or [N, classes]. Give sample_weight to plan.batches instead."
+            )
+        if own is not None and not (tf.is_tensor(own) and own.shape.rank == 1):
+            raise ValueError(
+                "class_weight goes with sample weights of shape [N] only. Multiply "
+                "them yourself, and give the product as sample_weight."
+            )
+        if rank == 2 and targets.shape[1] != 1:
+            classes = tf.argmax(targets, axis=1)
+        else:
+            classes = tf.reshape(targets, [-1])
+            if classes.dtype.is_floating:
+                classes = tf.round(classes)
+            classes = tf.cast(classes, tf.int64)
+        # The first place that fits; the last one fits all.
+        fits = tf.pad(
+            tf.cast(classes[:, None] == self._classes, tf.int32),
+            [[0, 0], [0, 1]],
+            constant_values=1,
+        )
+        share = tf.gather(self._weights, tf.argmax(fits, axis=1))
+        weight = share if own is None else tf.cast(own, tf.float32) * share
+        return {**content, SAMPLE_WEIGHT: weight, SHARE: share}
