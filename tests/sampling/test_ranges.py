@@ -5,8 +5,8 @@ import pytest
 import tensorflow as tf
 from small_plans import small_plan
 
-from tf_bandmf.sampling.examples import Examples
 from tf_bandmf.sampling.changes import Ranges
+from tf_bandmf.sampling.examples import Examples
 from tf_bandmf.sampling.sources import ArrayExamples
 
 X = np.array([[0.0, 1.0], [2.0, 0.5], [np.nan, 0.5], [1.0, 1.0]], np.float32)
