@@ -68,7 +68,7 @@ CEILINGS = {
     "accounting": (2_145, 2_150),
     "planning": (2_781, 1_900),
     "strategies": (1_546, 1_600),
-    "sampling": (1_622, 1_300),
+    "sampling": (1_525, 1_300),
     "noise": (1_311, 1_050),
     "optimize": (1_114, 1_000),
     "ledger": (642, 650),
