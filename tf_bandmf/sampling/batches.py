@@ -18,6 +18,7 @@ from tf_bandmf.sampling.identity import (
     INPUTS,
     ROWS,
     SAMPLE_WEIGHT,
+    SHARE as SHARE,
     is_as_drawn,
     remember,
     with_fingerprint,

@@ -9,7 +9,6 @@ import tensorflow as tf
 
 from tf_bandmf.keras.clipping import present_rows
 from tf_bandmf.sampling import batches as batches_lib
-from tf_bandmf.sampling.identity import SHARE
 
 
 def unwrap_single(data: Any) -> Any:
@@ -45,7 +44,7 @@ def shares(data: Any) -> Any:
     """What part of the clip norm each example may contribute, or None for all of it."""
     data = unwrap_single(data)
     if batches_lib.is_scheduled_batch(data) and batches_lib.ROWS not in data:
-        return data.get(SHARE)
+        return data.get(batches_lib.SHARE)
     return None
 
 
