@@ -13,12 +13,12 @@ import tensorflow as tf
 
 from tf_bandmf.files.hidden import HiddenBytes
 from tf_bandmf.sampling.examples import Examples
-from tf_bandmf.sampling.identity import (
+from tf_bandmf.sampling.identity import (  # noqa: F401
     CONTENT,
     INPUTS,
     ROWS,
     SAMPLE_WEIGHT,
-    SHARE as SHARE,
+    SHARE,
     is_as_drawn,
     remember,
     with_fingerprint,
