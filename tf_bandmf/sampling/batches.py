@@ -172,7 +172,7 @@ class BatchSchedule:
             raise TypeError(participation.no_schedule())
         participation.validate_num_steps(num_steps)
         self.participation, self.num_steps = participation, num_steps
-        self.plan_id = plan_id
+        self.plan_id, self._padded = plan_id, padded
         given: Any = participation  # it has a schedule, and so examples and batches
         self.steps_per_epoch = -(-given.num_examples // given.batch_size)
         if not isinstance(x, Examples):
@@ -194,7 +194,6 @@ class BatchSchedule:
                 f"tf_bandmf.sampling.TFRecordExamples, are read by index."
             )
         self._examples: Examples = x
-        self._padded = padded
 
     def __repr__(self) -> str:
         # Keras quotes it where anything else gets it.
@@ -257,8 +256,8 @@ class BatchSchedule:
           ValueError: if the run cannot begin there.
         """
         self._check_start(first_step)
-        records = self._examples.source.records
-        remember(self.schedule_id, records, self._examples.remarks)
+        examples = self._examples
+        remember(self.schedule_id, examples.source.records, examples.remarks)
         ids = {
             PLAN_ID: tf.constant(self.plan_id, tf.int64),
             SCHEDULE_ID: tf.constant(self.schedule_id, tf.int64),
@@ -269,14 +268,14 @@ class BatchSchedule:
         def batch(step: tf.Tensor) -> dict[str, Any]:
             indices = tf.numpy_function(self.example_indices, [step], tf.int64)
             indices.set_shape([None])
-            content = self._examples.drawn(indices, step, self._draw_base)
+            content = examples.drawn(indices, step, self._draw_base)
             if self._padded:
                 content = pad(content, self.padded_batch_size)
                 content[NUM_EXAMPLES] = tf.size(indices)
             return with_fingerprint({**content, **ids, STEP: step})
 
         # What has an order of its own is read one batch after the other.
-        parallel = None if self._examples.source.in_order else 2
+        parallel = None if examples.source.in_order else 2
         # There is nothing to tune; and to stop what tunes takes up to a second.
         options = tf.data.Options()
         options.autotune.enabled = False
