@@ -26,9 +26,11 @@ CASES = [
 def test_value_and_gradient_are_those_of_the_traced_problem(inverse, name, b, k):
     workload = workloads.momentum_sgd(40, 0.5, 0.99)
     x = -np.array([0.3, 0.1, 0.05, -0.02, 0.01])
-    value, gradient = SeriesProblem(workload, name, b, k, inverse).value_and_gradient(x)
+    sensitivity = SquaredSensitivity(40, b, k, fixed_order=False)
+    problem = SeriesProblem(workload, name, sensitivity, inverse)
+    value, gradient = problem.value_and_gradient(x)
     goal = {"mean": objectives.MEAN, "last": objectives.LAST}[name]
-    loss = toeplitz.log_loss(workload, goal.reduction, b, k, inverse)
+    loss = toeplitz.log_loss(workload, goal.reduction, sensitivity, inverse)
     with tf.GradientTape() as tape:
         position = tf.constant(x)
         tape.watch(position)

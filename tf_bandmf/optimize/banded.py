@@ -28,10 +28,10 @@ from tf_bandmf.optimize.objectives import Objective
 from tf_bandmf.optimize.result import OptimizationResult
 from tf_bandmf.workloads import Workload
 
-# Takes variables and weights with offsets for given errors (see
-# `Objective.supports`); gives the largest lower bound on the objective, and the errors.
+# Takes variables, and for given errors weights with an offset (see `Objective.support`);
+# gives a lower bound on the objective, and the errors.
 BoundFunction = Callable[
-    [np.ndarray, "Callable[[np.ndarray], list[tuple[np.ndarray, float]]]"],
+    [np.ndarray, "Callable[[np.ndarray], tuple[np.ndarray, float]]"],
     "tuple[float, np.ndarray]",
 ]
 
@@ -131,28 +131,19 @@ def _bound_function(problem: Problem) -> BoundFunction:
 
     def bound(
         position: np.ndarray,
-        supports: Callable[[np.ndarray], list[tuple[np.ndarray, float]]],
+        support: Callable[[np.ndarray], tuple[np.ndarray, float]],
     ) -> tuple[float, np.ndarray]:
         variables = tf.constant(position)
         compiled_errors, compiled_band = compiled()
         errors, norms = (x.numpy() for x in compiled_errors(variables))
         groups = problem.separation or problem.workload.num_steps
-        best = -math.inf
-        for weights, offset in supports(errors):
-            band, rows, product = (
-                x.numpy() for x in compiled_band(variables, tf.constant(weights))
-            )
-            at = certificate.Tangent(
-                float(weights @ errors),
-                band,
-                norms,
-                groups,
-                rows,
-                product,
-                weights,
-            )
-            best = max(best, certificate.lower_bound(at) + offset)
-        return best, errors
+        weights, offset = support(errors)
+        band, rows, product = (
+            x.numpy() for x in compiled_band(variables, tf.constant(weights))
+        )
+        error = float(weights @ errors)
+        at = certificate.Tangent(error, band, norms, groups, rows, product, weights)
+        return certificate.lower_bound(at) + offset, errors
 
     return bound
 
@@ -198,13 +189,13 @@ class _Traced:
     Attributes:
       problem: charts and errors.
       bound: see `_bound_function`.
-      minimizers: one for each stage of the objective.
-      maximum: what the only minimizer minimizes, if it is the maximum of the errors.
+      minimizer: of the objective.
+      maximum: what it minimizes, if the objective is the maximum of the errors.
     """
 
     problem: Problem
     bound: BoundFunction
-    minimizers: list[lbfgs.Minimizer]
+    minimizer: lbfgs.Minimizer
     maximum: maximum.SmoothMaximum | None
 
 
@@ -224,20 +215,16 @@ def _traced(
     _LAST.clear()
     scale = _column_scale(n, objective)
     problem = Problem(workload, bands, separation, scale)
-    size = _num_variables(problem)
-    by_xla = _suits_xla(problem, objective)
-
-    def minimizer(stage: Callable[[tf.Tensor], tf.Tensor]) -> lbfgs.Minimizer:
-        def log_loss(position: tf.Tensor) -> tf.Tensor:
-            errors = problem.errors(problem.columns(position))
-            return tf.math.log(stage(errors))
-
-        return lbfgs.Minimizer(log_loss, size, options, by_xla)
-
     smooth = maximum.SmoothMaximum(n) if objective == objectives.MAX else None
-    stages = objective.smooth_stages if smooth is None else (smooth,)
-    minimizers = [minimizer(stage) for stage in stages]
-    found = _Traced(problem, _bound_function(problem), minimizers, smooth)
+    reduction = smooth or objective.reduction
+
+    def log_loss(position: tf.Tensor) -> tf.Tensor:
+        return tf.math.log(reduction(problem.errors(problem.columns(position))))
+
+    minimizer = lbfgs.Minimizer(
+        log_loss, _num_variables(problem), options, _suits_xla(problem, objective)
+    )
+    found = _Traced(problem, _bound_function(problem), minimizer, smooth)
     if objective in (objectives.MEAN, objectives.MAX):
         _LAST.append((key, found))
     return found
@@ -250,7 +237,7 @@ def _minimize(
     options: lbfgs.Options,
     is_certified: bool,
 ) -> OptimizationResult:
-    """All stages of the objective, with the certified gap if that is wanted."""
+    """The optimum, with the certified gap if that is wanted."""
     problem = traced.problem
     scale = float(problem.workload.num_steps)
     is_certified = is_certified and objective.is_convex
@@ -260,11 +247,11 @@ def _minimize(
             return np.asarray(problem.errors(problem.columns(tf.constant(at))))
 
         def weighted(at: np.ndarray, weights: np.ndarray) -> tuple[float, np.ndarray]:
-            return traced.bound(at, lambda errors: [(weights, 0.0)])
+            return traced.bound(at, lambda errors: (weights, 0.0))
 
         return maximum.minimize(
             traced.maximum,
-            traced.minimizers[0],
+            traced.minimizer,
             errors,
             weighted if is_certified else None,
             position,
@@ -276,20 +263,14 @@ def _minimize(
 
     def gap(at: np.ndarray) -> float:
         nonlocal best
-        bound, errors = traced.bound(at, objective.supports)
+        bound, errors = traced.bound(at, objective.support)
         best = max(best, bound)
         # Rounding may push the bound above the value at a perfect optimum.
         return max(0.0, 1.0 - best / float(objective.reduction(tf.constant(errors))))
 
-    for stage in traced.minimizers:
-        result = stage.minimize(
-            position, scale, gap if is_certified else None, options=options
-        )
-        position = result.position
-        certified = result.optimality_gap
-        if certified is not None and certified <= options.gap_tolerance:
-            break
-    return result
+    return traced.minimizer.minimize(
+        position, scale, gap if is_certified else None, options=options
+    )
 
 
 def _suits_xla(problem: Problem, objective: Objective) -> bool:

@@ -8,12 +8,14 @@ optimization via quasi-Newton methods", 2013, Algorithm 2.6).
 
 from __future__ import annotations
 
-import dataclasses
 import math
+import time
 from collections import deque
 from typing import Callable
 
 import numpy as np
+
+from tf_bandmf.optimize.result import OptimizationResult
 
 _PAIRS = 30
 _ARMIJO, _WOLFE = 1e-4, 0.9
@@ -26,19 +28,6 @@ _SEGMENT = 20
 Function = Callable[[np.ndarray], "tuple[float, np.ndarray]"]
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Descent:
-    """Where a minimization ended, and why; see `result.OptimizationResult`."""
-
-    position: np.ndarray
-    value: float
-    gradient_norm: float
-    converged: bool
-    message: str
-    num_iterations: int
-    num_evaluations: int
-
-
 def minimize(
     function: Function,
     start: np.ndarray,
@@ -46,7 +35,7 @@ def minimize(
     gradient_tolerance: float,
     first_step: float = math.inf,
     decrease_tolerance: float = 0.0,
-) -> Descent:
+) -> OptimizationResult:
     """Minimizes a smooth function from a point where it is finite.
 
     Args:
@@ -58,6 +47,7 @@ def minimize(
       first_step: the most that the first trial step may change any variable.
       decrease_tolerance: converged when 20 iterations lower the value by less.
     """
+    began = time.perf_counter()
     x = np.array(start, np.float64)
     value, gradient = function(x)
     pairs: deque[tuple[np.ndarray, np.ndarray]] = deque(maxlen=_PAIRS)
@@ -97,7 +87,10 @@ def minimize(
         x, value, gradient = position, new_value, new_gradient
         past.append(value)
         iterations += 1
-    return Descent(x, value, norm, converged, message, iterations, evaluations)
+    seconds = time.perf_counter() - began
+    return OptimizationResult(
+        x, converged, message, value, norm, iterations, evaluations, seconds
+    )
 
 
 def _product(

@@ -146,45 +146,12 @@ def _as_traced() -> Iterator[None]:
         here.function_call_options = before
 
 
-def minimize(
-    log_loss: Callable[[tf.Tensor], tf.Tensor],
-    start: np.ndarray,
-    scale: float,
-    options: Options,
-    gap: Callable[[np.ndarray], float] | None = None,
-    first_step: float = math.inf,
-) -> OptimizationResult:
-    """Minimizes `log_loss`, the logarithm of a positive objective.
-
-    Args:
-      log_loss: maps variables, shape [m], float64, to a scalar; differentiable.
-      start: initial variables, shape [m].
-      scale: the factor that makes second derivatives of `log_loss` of order one.
-      options: when to stop.
-      gap: certified relative optimality gap at given variables, if there is one.
-      first_step: the most that the first trial step may change any variable: keeps it
-        inside of a region where the objective is finite.
-
-    Returns:
-      The result; `value` is `exp(log_loss)`. No exception is raised for a lack of
-      convergence: look at `converged`.
-
-    Raises:
-      ValueError: if the objective is not finite and positive at the start.
-    """
-    start = np.asarray(start, np.float64)
-    minimizer = Minimizer(log_loss, start.size, options)
-    return minimizer.minimize(start, scale, gap, first_step)
-
-
 class Minimizer:
-    """`minimize` of one function, traced once and run as often as wanted.
-
-    Tracing TFP's line search takes seconds: where many small problems are one function
-    of masked variables, that is most of the time.
+    """Minimizes the logarithm of a positive objective; traced once, which takes seconds.
 
     Args:
-      log_loss: as for `minimize`; it may read variables that change between runs.
+      log_loss: maps variables, shape [m], float64, to a scalar; differentiable. It may
+        read variables that change between runs.
       size: m.
       options: when to stop.
       by_xla: compile `log_loss` for the processor: for hundreds of evaluations of
@@ -238,7 +205,23 @@ class Minimizer:
         first_step: float = math.inf,
         options: Options | None = None,
     ) -> OptimizationResult:
-        """See the function `minimize`; other options, but for the pairs, may be given."""
+        """Minimizes `log_loss` from a start.
+
+        Args:
+          start: initial variables, shape [m].
+          scale: the factor that makes second derivatives of `log_loss` of order one.
+          gap: certified relative optimality gap at given variables, if there is one.
+          first_step: the most that the first trial step may change any variable: keeps
+            it inside of a region where the objective is finite.
+          options: others than those of the minimizer.
+
+        Returns:
+          The result; `value` is `exp(log_loss)`. No exception is raised for a lack of
+          convergence: look at `converged`.
+
+        Raises:
+          ValueError: if the objective is not finite and positive at the start.
+        """
         began = time.perf_counter()
         options = options or self._options
         initial = tf.constant(start, tf.float64)

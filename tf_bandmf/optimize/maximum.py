@@ -14,14 +14,17 @@ of the last optimum are therefore minimized once more, with order 1, for the bou
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Callable
 
 import numpy as np
 import tensorflow as tf
 
-from tf_bandmf.optimize import lbfgs, objectives
+from tf_bandmf.optimize import lbfgs
 from tf_bandmf.optimize.result import OptimizationResult
 
+# Orders of the norms, each stage started at the optimum of the one before.
+_ORDERS = (8.0, 64.0, 512.0, 4096.0)
 # A share of the mean weight: no step is forgotten, since its error may grow.
 _LEAST_WEIGHT = 1e-2
 # The part of the weights in the bound that is alike for all steps: without it nothing
@@ -37,7 +40,7 @@ Bound = Callable[[np.ndarray, np.ndarray], "tuple[float, np.ndarray]"]
 
 
 class SmoothMaximum:
-    """A weighted p-norm of errors [n]; order and weights may change between calls."""
+    """`(sum_i w_i e_i^p / n)^(1/p)` of errors [n] > 0; w and p may change in between."""
 
     def __init__(self, num_steps: int) -> None:
         self.num_steps = num_steps
@@ -45,7 +48,9 @@ class SmoothMaximum:
         self._logs = tf.Variable(tf.zeros([num_steps], tf.float64), trainable=False)
 
     def __call__(self, errors: tf.Tensor) -> tf.Tensor:
-        return objectives.weighted_norm(errors, self._order, self._logs)
+        mean_power = tf.reduce_logsumexp(self._order * tf.math.log(errors) + self._logs)
+        mean_power -= tf.math.log(tf.cast(self.num_steps, errors.dtype))
+        return tf.exp(mean_power / self._order)
 
     def assign(self, order: float, weights: np.ndarray) -> None:
         """Another order, and weights [n] of mean 1."""
@@ -61,6 +66,7 @@ def minimize(
     start: np.ndarray,
     scale: float,
     options: lbfgs.Options,
+    first_step: float = math.inf,
 ) -> OptimizationResult:
     """Minimizes the maximum of the errors.
 
@@ -71,17 +77,20 @@ def minimize(
       bound: a lower bound on the weighted mean of errors, from variables near its
         optimum, and the errors there; None for no certificate.
       start: initial variables.
-      scale: as for `lbfgs.minimize`.
+      scale: as for `lbfgs.Minimizer.minimize`.
       options: of each stage.
+      first_step: as for `lbfgs.Minimizer.minimize`.
 
     Returns:
       The result of the last stage, its value the maximum, its iterations those of all.
     """
     position, weights = start, np.ones(smooth.num_steps)
     results = []
-    for order in objectives.NORMS:
+    for order in _ORDERS:
         smooth.assign(order, weights)
-        result = minimizer.minimize(position, scale, options=options)
+        result = minimizer.minimize(
+            position, scale, first_step=first_step, options=options
+        )
         results.append(result)
         position = result.position
         found = errors(position)

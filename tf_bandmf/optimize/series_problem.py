@@ -7,8 +7,8 @@ an evaluation, without tracing. `optimize.toeplitz` does all else.
 
 from __future__ import annotations
 
+import dataclasses
 import math
-import time
 
 import numpy as np
 
@@ -36,26 +36,21 @@ def named_objective(workload: Workload, objective: object) -> str | None:
 class SeriesProblem:
     """log(squared error) + log(squared sensitivity), and gradient.
 
-    Variables are the coefficients after the leading 1. The sensitivity is that of the
-    columns 0, b, 2b, ..., for `inverse` problems `toeplitz_sensitivity`.
+    Variables are the coefficients after the leading 1.
 
     Args:
       workload: A, Toeplitz.
       objective: "mean" or "last".
-      separation: b.
-      participations: k.
+      sensitivity: under the participation.
       inverse: whether the coefficients are those of `C^-1` and not those of `C`.
-      fixed_order: whether an example takes part at `i, i + b, ...` alone.
     """
 
     def __init__(
         self,
         workload: Workload,
         objective: str,
-        separation: int,
-        participations: int,
+        sensitivity: SquaredSensitivity,
         inverse: bool,
-        fixed_order: bool = False,
     ) -> None:
         n = workload.num_steps
         self.inverse = inverse
@@ -65,9 +60,7 @@ class SeriesProblem:
         is_mean = objective == "mean"
         self._weights = (n - np.arange(n)) / n if is_mean else np.ones(n)
         self._first = np.eye(1, n)[0]
-        self._sensitivity = SquaredSensitivity(
-            n, separation, participations, fixed_order
-        )
+        self._sensitivity = sensitivity
 
     def value_and_gradient(self, position: np.ndarray) -> tuple[float, np.ndarray]:
         """At the coefficients [p - 1]; infinite where the recurrences overflow."""
@@ -112,11 +105,10 @@ class SeriesProblem:
         Raises:
           ValueError: if the objective is not finite at the start.
         """
-        began = time.perf_counter()
         position = np.asarray(start[1:], np.float64) / start[0]
         if not np.isfinite(self.value_and_gradient(position)[0]):
             raise ValueError("The objective must be finite and > 0 at the start.")
-        found = descent.minimize(
+        result = descent.minimize(
             self.value_and_gradient,
             position,
             options.max_iterations,
@@ -124,14 +116,5 @@ class SeriesProblem:
             _FIRST_STEP,
             _LEAST_DECREASE,
         )
-        result = OptimizationResult(
-            position=found.position,
-            converged=found.converged,
-            message=found.message,
-            value=math.exp(found.value),
-            gradient_norm=found.gradient_norm,
-            num_iterations=found.num_iterations,
-            num_evaluations=found.num_evaluations,
-            seconds=time.perf_counter() - began,
-        )
-        return np.concatenate([[1.0], found.position]), result
+        result = dataclasses.replace(result, value=math.exp(result.value))
+        return np.append(1.0, result.position), result

@@ -13,7 +13,13 @@ import numpy as np
 import tensorflow as tf
 
 from tf_bandmf.analysis import gram_recursion
-from tf_bandmf.optimize import banded_matrices, lbfgs, toeplitz_sensitivity
+from tf_bandmf.optimize import (
+    banded_matrices,
+    lbfgs,
+    maximum,
+    objectives,
+    toeplitz_sensitivity,
+)
 from tf_bandmf.optimize.objectives import Objective
 from tf_bandmf.optimize.result import OptimizationResult
 from tf_bandmf.workloads import Workload
@@ -66,22 +72,15 @@ def per_step_errors(
 def log_loss(
     workload: Workload,
     reduction: Callable[[tf.Tensor], tf.Tensor],
-    separation: int,
-    participations: int,
+    sensitivity: toeplitz_sensitivity.SquaredSensitivity,
     inverse: bool = False,
-    fixed_order: bool = False,
 ) -> Callable[[tf.Tensor], tf.Tensor]:
     """The function that `optimize` minimizes, of the coefficients after the leading 1.
 
     The logarithm of the reduced per-step errors times the squared sensitivity.
     """
     errors = per_step_errors(workload, inverse)
-    squared = squared_sensitivity(
-        toeplitz_sensitivity.SquaredSensitivity(
-            workload.num_steps, separation, participations, fixed_order
-        ),
-        inverse,
-    )
+    squared = squared_sensitivity(sensitivity, inverse)
     one = tf.ones([1], tf.float64)
 
     def loss(position: tf.Tensor) -> tf.Tensor:
@@ -96,11 +95,9 @@ def optimize(
     workload: Workload,
     objective: Objective,
     start: np.ndarray,
-    separation: int,
-    participations: int,
+    sensitivity: toeplitz_sensitivity.SquaredSensitivity,
     options: lbfgs.Options,
     inverse: bool = False,
-    fixed_order: bool = False,
 ) -> tuple[np.ndarray, OptimizationResult]:
     """The Toeplitz coefficients with the smallest error at unit sensitivity.
 
@@ -113,20 +110,27 @@ def optimize(
       workload: A.
       objective: of the per-step squared errors.
       start: coefficients to start from, shape [bands], the first one not zero.
-      separation: b.
-      participations: k.
+      sensitivity: under the participation.
       options: when to stop.
       inverse: whether the coefficients are those of `C^-1` (BandInvMF,
         arXiv:2505.12128, section 5) and not those of `C`.
-      fixed_order: whether an example takes part at `i, i + b, ...` alone.
 
     Returns:
       The coefficients, shape [bands], leading 1, and the result.
     """
-    rates = separation, participations
-    position = start[1:] / start[0]
-    for stage in objective.smooth_stages:
-        loss = log_loss(workload, stage, *rates, inverse, fixed_order)
-        result = lbfgs.minimize(loss, position, 1.0, options, first_step=_FIRST_STEP)
-        position = result.position
-    return np.concatenate([[1.0], position]), result
+    is_max = objective == objectives.MAX
+    smooth = maximum.SmoothMaximum(workload.num_steps) if is_max else None
+    loss = log_loss(workload, smooth or objective.reduction, sensitivity, inverse)
+    minimizer = lbfgs.Minimizer(loss, start.size - 1, options)
+    position, errors_of = start[1:] / start[0], per_step_errors(workload, inverse)
+
+    def errors(at: np.ndarray) -> np.ndarray:
+        return np.asarray(errors_of(tf.constant(np.append(1.0, at))))
+
+    if smooth is None:
+        result = minimizer.minimize(position, 1.0, first_step=_FIRST_STEP)
+    else:
+        result = maximum.minimize(
+            smooth, minimizer, errors, None, position, 1.0, options, _FIRST_STEP
+        )
+    return np.append(1.0, result.position), result

@@ -9,6 +9,7 @@ import numpy as np
 from tf_bandmf.accounting.checks import whole_number
 from tf_bandmf.optimize import series_problem
 from tf_bandmf.optimize.options import Options
+from tf_bandmf.optimize.toeplitz_sensitivity import SquaredSensitivity
 from tf_bandmf.participation import Participation
 from tf_bandmf.strategies.base import Strategy
 from tf_bandmf.strategies.registry import default_bands
@@ -61,18 +62,15 @@ def toeplitz_optimum(
       function of the errors.
     """
     name = series_problem.named_objective(workload, objective)
+    sensitivity = SquaredSensitivity(workload.num_steps, *rates, fixed_order)
     if name is not None:
-        series = series_problem.SeriesProblem(
-            workload, name, *rates, inverse=inverse, fixed_order=fixed_order
-        )
+        series = series_problem.SeriesProblem(workload, name, sensitivity, inverse)
         found = series.optimize(start, options)
         return *found, name, np.mean if name == "mean" else np.max
     from tf_bandmf.optimize import objectives, toeplitz
 
     goal = objectives.resolve(objective, errors_increase=workload.is_toeplitz)
-    found = toeplitz.optimize(
-        workload, goal, start, *rates, options, inverse, fixed_order
-    )
+    found = toeplitz.optimize(workload, goal, start, sensitivity, options, inverse)
     return *found, goal.name, goal.reduction
 
 
