@@ -7,16 +7,16 @@ chance with probability at most 1e-4 (4 standard errors).
 import numpy as np
 import pytest
 import scipy.stats
+
+from tf_bandmf import matrices, strategies
+from tf_bandmf.accounting import gaussian
+from tf_bandmf.accounting.balls_in_bins import BallsInBinsAccountant
 from tf_bandmf.accounting.bins_simulator import (
     BinsSimulator,
     Tilt,
     factorize,
     gram_matrix,
 )
-
-from tf_bandmf import matrices, strategies
-from tf_bandmf.accounting import gaussian
-from tf_bandmf.accounting.balls_in_bins import BallsInBinsAccountant
 from tf_bandmf.accounting.simulator import Proposal
 
 ERRORS = 4.0
