@@ -65,12 +65,12 @@ FOLDERS = {
 # needs more in a folder takes them from another. "other" is what lies beside folders.
 CEILINGS = {
     "keras": (11_260, 7_000),
-    "accounting": (2_145, 2_150),
+    "accounting": (2_334, 2_150),
     "planning": (2_781, 1_900),
-    "strategies": (1_546, 1_600),
+    "strategies": (1_544, 1_600),
     "sampling": (1_525, 1_300),
     "noise": (1_311, 1_050),
-    "optimize": (1_114, 1_000),
+    "optimize": (1_057, 1_000),
     "ledger": (642, 650),
     "matrices": (856, 850),
     "analysis": (587, 700),
@@ -81,7 +81,7 @@ CEILINGS = {
     "files": (229, 190),
     "other": (254, 290),
     "federated": (3_197, 3_200),
-    "tests": (34_223, 22_000),
+    "tests": (34_227, 22_000),
     "benchmarks": (2_086, 2_000),
 }
 ELSEWHERE = {
