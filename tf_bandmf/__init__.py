@@ -41,10 +41,9 @@ if TYPE_CHECKING:
     from tf_bandmf.planning.advice import advise
     from tf_bandmf.planning.build import plan
     from tf_bandmf.planning.compare import compare
-    from tf_bandmf.planning.composition import compose
+    from tf_bandmf.planning.composition import Release, compose
     from tf_bandmf.planning.memory import bands_that_fit
     from tf_bandmf.planning.plan import Plan
-    from tf_bandmf.planning.release import Release
     from tf_bandmf.planning.split import split
     from tf_bandmf.planning.statement import PrivacyStatement
     from tf_bandmf.planning.tuning import tuning_cost
@@ -94,7 +93,7 @@ _HOMES = {
     "Ledger": "ledger.book",
     "Plan": "planning.plan",
     "PrivacyStatement": "planning.statement",
-    "Release": "planning.release",
+    "Release": "planning.composition",
     "Strategy": "strategies",
     "Workload": "workloads",
     "advise": "planning.advice",

@@ -11,8 +11,7 @@ from tf_bandmf.accounting import gaussian
 from tf_bandmf.accounting.cyclic_poisson import CyclicPoissonAccountant
 from tf_bandmf.ledger.balances import Balance, Budget
 from tf_bandmf.ledger.releases import Dataset, of_plan
-from tf_bandmf.planning.composition import GAUSSIAN
-from tf_bandmf.planning.release import Release
+from tf_bandmf.planning.composition import GAUSSIAN, Release
 
 DELTA = 1e-5
 NOISE = dp_accounting.GaussianDpEvent(1.0)

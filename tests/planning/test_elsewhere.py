@@ -9,7 +9,7 @@ from dp_accounting.pld import common, pld_privacy_accountant, privacy_loss_distr
 import tf_bandmf
 from tf_bandmf.accounting import gaussian
 from tf_bandmf.accounting.guarantee import REPLACE_ONE, ZERO_OUT
-from tf_bandmf.planning.release import REPLACE_ONLY
+from tf_bandmf.planning.composition import REPLACE_ONLY
 
 DELTA = 1e-5
 GAUSS, LAPLACE = dp_accounting.GaussianDpEvent, dp_accounting.LaplaceDpEvent

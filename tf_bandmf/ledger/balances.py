@@ -15,8 +15,7 @@ from scipy import optimize
 from tf_bandmf.accounting import gaussian
 from tf_bandmf.accounting.checks import check_delta, check_positive
 from tf_bandmf.ledger.releases import Dataset
-from tf_bandmf.planning.composition import BASIC, compose
-from tf_bandmf.planning.release import Release
+from tf_bandmf.planning.composition import BASIC, Release, compose
 
 ADAPTIVE = "sum of rho of zCDP (valid for adaptive plans)"
 # Sums of what is written in decimals, and of computed values.
@@ -151,4 +150,6 @@ def best(releases: list[Release], delta: float, adjacency: str) -> tuple[float, 
     if len(releases) == 1 and joint.stated and joint.stated[1] == delta:
         return joint.stated[0], BASIC  # one release is what it states
     bound = joint.bound_at(delta)
-    return (math.inf, BASIC) if bound is None else (max(bound.value, 0.0), bound.method)
+    if bound is None:
+        return math.inf, BASIC
+    return max(bound.epsilon, 0.0), bound.accountant

@@ -26,8 +26,8 @@ from tf_bandmf.ledger.errors import BudgetExceededError, LedgerError
 from tf_bandmf.ledger.releases import described, of_plan
 from tf_bandmf.ledger.store import Store
 from tf_bandmf.planning import account as accounts
+from tf_bandmf.planning.composition import Release
 from tf_bandmf.planning.plan import Plan
-from tf_bandmf.planning.release import Release
 from tf_bandmf.planning.statement import ONE_EXAMPLE, check_unit
 from tf_bandmf.strategies import registry
 

@@ -17,7 +17,7 @@ from typing import Any
 from tf_bandmf.ledger.balances import Balance, Budget
 from tf_bandmf.ledger.errors import DamagedLedgerError
 from tf_bandmf.ledger.releases import Dataset
-from tf_bandmf.planning.release import Release
+from tf_bandmf.planning.composition import Release
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,9 +11,14 @@ import dp_accounting
 from tf_bandmf import matrices
 from tf_bandmf.accounting.guarantee import Guarantee
 from tf_bandmf.analysis.sensitivity import sensitivity
-from tf_bandmf.planning.composition import JointGuarantee, compose
+from tf_bandmf.planning.composition import (
+    ADJACENCIES,
+    JointGuarantee,
+    Release,
+    compose,
+    numbers_of,
+)
 from tf_bandmf.planning.plan import Plan
-from tf_bandmf.planning.release import ADJACENCIES, Release, numbers_of
 from tf_bandmf.planning.tuning import TuningCost
 
 # At which releases that have no delta of their own state an epsilon.

@@ -12,7 +12,6 @@ plans add, which is exact, and on one rule for the rate (`planning.learning_rate
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import logging
 import math
@@ -24,7 +23,8 @@ from tf_bandmf.accounting.checks import whole_number
 from tf_bandmf.participation import NAMED, samplings
 from tf_bandmf.planning import build, learning_rates
 from tf_bandmf.planning.arguments import check_budget
-from tf_bandmf.planning.compare import Row, compare
+from tf_bandmf.planning.compare import compare
+from tf_bandmf.planning.learning_rates import MOMENTUM
 from tf_bandmf.planning.plan import Plan
 from tf_bandmf.strategies import registry
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     import keras
 
 _LOG = logging.getLogger("tf_bandmf")
-_WORKLOAD = f"sgd:momentum={learning_rates.MOMENTUM!r}"
+_WORKLOAD = f"sgd:momentum={MOMENTUM!r}"
 # Both are exact; others are compared if they are named.
 DEFAULT_SAMPLINGS = ("fixed-order", "poisson")
 # The simulation of b-min-sep sampling takes minutes a setting.
@@ -106,13 +106,14 @@ class Advice:
 
     def to_record(self) -> dict[str, Any]:
         """Plain finite values, ready for JSON."""
-        given = ("optimizer", "optimizer_arguments", "expected_share")
         planned = ("l2_norm_clip", "noise_multiplier", "epsilon", "delta", "kind")
         return {
-            **dataclasses.asdict(self.setting),
-            **{name: getattr(self, name) for name in given},
+            **vars(self.setting),
+            "optimizer": self.optimizer,
+            "optimizer_arguments": self.optimizer_arguments,
+            "expected_share": self.expected_share,
             **{name: getattr(self.plan, name) for name in planned},
-            "settings": [dataclasses.asdict(one) for one in self.settings],
+            "settings": [dict(vars(one)) for one in self.settings],
             "reasons": dict(self.reasons),
         }
 
@@ -198,91 +199,82 @@ def advise(
     num_parameters = whole_number("num_parameters", num_parameters)
     num_examples = whole_number("num_examples", num_examples)
     epochs = whole_number("epochs", epochs)
-    clip, why = learning_rates.clip_norm(loss)
     largest = num_examples
     if max_batch_size is not None:
         largest = min(largest, whole_number("max_batch_size", max_batch_size))
-    given = {"epsilon": epsilon, "delta": delta, "num_examples": num_examples}
-    momentum, sizes = learning_rates.MOMENTUM, (num_parameters, loss)
-    compared: dict[str, list[RunSetting]] = {}
+    clip, of_clip = learning_rates.clip_norm(loss)
+
+    def setting(
+        mechanism: str, n: int, rmse: float, size: float, momentum: float, **use: Any
+    ) -> RunSetting:
+        noise = learning_rates.noise_in_models(rmse, size, momentum)
+        rate = learning_rates.per_clip_unit(noise, num_parameters, MOMENTUM, clip, loss)  # type: ignore[arg-type]
+        moved = learning_rates.progress(rate, n)
+        of_noise = dict(noise=noise, learning_rate=rate, progress=moved)
+        return RunSetting(mechanism=mechanism, num_steps=n, **of_noise, **use)  # type: ignore[arg-type]
+
+    given: Any = dict(epsilon=epsilon, delta=delta, num_examples=num_examples)
+    sizes, best = _batch_sizes(largest, num_examples, epochs), dict[str, RunSetting]()
+    settings: list[RunSetting] = []
     for name in _samplings(sampling):
-        compared[name] = []
-        for size in _batch_sizes(largest, num_examples, epochs):
+        mechanisms = _closed_forms(mechanism, name)
+        for size in sizes:
             _LOG.info("comparing %s, batches of %d", name, size)
-            use = {"sampling": name, "batch_size": size, "epochs": epochs}
-            found = []
-            for row in _rows(_closed_forms(mechanism, name), **given, **use):
-                divisor = row.batch_size or size
-                noise = learning_rates.noise_in_models(row.rmse, divisor, momentum)
-                found.append(_setting(use, row.mechanism, row.num_steps, noise, *sizes))
-            compared[name] += sorted(found, key=_progress)[-1:]
-            most = max(map(_progress, compared[name]), default=0.0)
-            if found and compared[name][-1].progress < _HOPELESS * most:
+            use: dict[str, Any] = dict(sampling=name, batch_size=size, epochs=epochs)
+            try:
+                with warnings.catch_warnings():
+                    # Of the budget, which `plan` gives once.
+                    warnings.simplefilter("ignore")
+                    table = compare(mechanisms, workload=_WORKLOAD, **given, **use)
+            except (ValueError, ArithmeticError):  # none fits, or draws see nothing
+                continue
+            row = min(table, key=lambda row: row.rmse)
+            numbers = row.num_steps, row.rmse, row.batch_size or size, MOMENTUM
+            one = setting(row.mechanism, *numbers, **use)
+            settings.append(one)
+            best[name] = max(best.get(name, one), one, key=lambda one: one.progress)
+            if one.progress < _HOPELESS * best[name].progress:
                 break
-    if not any(compared.values()):
+    if not best:
         raise ValueError(
-            f"No setting of {', '.join(compared)} can be compared for {num_examples} "
-            f"examples and {epochs} epochs. Use another sampling or fewer epochs."
+            f"No setting of {', '.join(_samplings(sampling))} can be compared for "
+            f"{num_examples} examples and {epochs} epochs. Use another sampling or fewer "
+            f"epochs."
         )
-    chosen, reasons = _choose(compared)
+    chosen, of_sampling = _choose(best)
     if sampling is DEFAULT_SAMPLINGS:
-        reasons["sampling"] += ' "balls-in-bins" is compared if it is named.'
+        of_sampling += ' "balls-in-bins" is compared if it is named.'
+    use = {name: getattr(chosen, name) for name in ("sampling", "batch_size", "epochs")}
     arguments: dict[str, Any] = {
-        "mechanism": mechanism,
-        **given,
-        "batch_size": chosen.batch_size,
-        "epochs": epochs,
-        "sampling": chosen.sampling,
+        **{"mechanism": mechanism, **given, **use, "l2_norm_clip": clip},
         "workload": "prefix" if is_adam else _WORKLOAD,
-        "l2_norm_clip": clip,
     }
     plan = build.plan(**arguments)
-    table = plan.choice
-    chosen_name = table.mechanism if table else registry.specification(plan.strategy)
-    assert plan.expected_batch_size is not None  # of a named sampling
-    noise = learning_rates.noise_in_models(
-        plan.rmse(), plan.expected_batch_size, plan.workload.momentum or 0.0
+    choice = plan.choice
+    named = choice.mechanism if choice else registry.specification(plan.strategy)
+    momentum, mean_size = plan.workload.momentum or 0.0, plan.expected_batch_size or 0.0
+    planned = setting(named, plan.num_steps, plan.rmse(), mean_size, momentum, **use)
+    share = learning_rates.expected_share(
+        planned.noise, num_parameters, plan.num_steps, clip
     )
-    use = {name: arguments[name] for name in ("sampling", "batch_size", "epochs")}
-    setting = _setting(use, chosen_name, plan.num_steps, noise, *sizes)
-    share = learning_rates.expected_share(noise, num_parameters, plan.num_steps, clip)
-    reasons |= {"clip norm": why}
-    reasons |= {} if table is None else {"mechanism": table.reason}
+    reasons = {"batch size": _OF_BATCH, "sampling": of_sampling, "clip norm": of_clip}
+    reasons |= {} if choice is None else {"mechanism": choice.reason}
     reasons |= {"expected share": _verdict(share)}
     return Advice(
         plan=plan,
-        setting=setting,
+        setting=planned,
         optimizer=optimizer,
         optimizer_arguments=plan.optimizer_arguments(num_parameters, optimizer, loss),
         expected_share=share,
-        settings=tuple(
-            setting if one is chosen else one
-            for several in compared.values()
-            for one in several
-        ),
+        settings=tuple(planned if one is chosen else one for one in settings),
         reasons=tuple(reasons.items()),
         arguments=arguments,
     )
 
 
-def _setting(
-    use: dict[str, Any], mechanism: str, num_steps: int, noise: float, d: int, loss: Any
-) -> RunSetting:
-    """The setting of a run with so much noise."""
-    clip, _ = learning_rates.clip_norm(loss)
-    rate = learning_rates.per_clip_unit(noise, d, learning_rates.MOMENTUM, clip, loss)
-    return RunSetting(
-        mechanism=mechanism,
-        num_steps=num_steps,
-        noise=noise,
-        learning_rate=rate,
-        progress=learning_rates.progress(rate, num_steps),
-        **use,
-    )
-
-
-def _progress(one: RunSetting) -> float:
-    return one.progress
+_OF_BATCH = (
+    "Weights move farthest; smaller batches have more noise, larger fewer steps."
+)
 
 
 def _batch_sizes(largest: int, num_examples: int, epochs: int) -> list[int]:
@@ -320,14 +312,6 @@ def _closed_forms(mechanism: str, sampling: str) -> list[str]:
     return ["identity", *others]
 
 
-def _rows(mechanisms: list[str], **use: Any) -> tuple[Row, ...]:
-    """Their rows in the table of `compare`; none where none fits, or draws see nothing."""
-    with warnings.catch_warnings(), contextlib.suppress(ValueError, ArithmeticError):
-        warnings.simplefilter("ignore")  # of the budget, which `plan` gives once
-        return compare(mechanisms, workload=_WORKLOAD, **use).rows
-    return ()
-
-
 def _samplings(sampling: str | Sequence[str]) -> tuple[str, ...]:
     names = [sampling] if isinstance(sampling, str) else sampling
     is_list = isinstance(names, (list, tuple)) and len(names) > 0
@@ -339,33 +323,27 @@ def _samplings(sampling: str | Sequence[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(names))
 
 
-def _choose(
-    compared: dict[str, list[RunSetting]],
-) -> tuple[RunSetting, dict[str, str]]:
-    """The setting that is advised, with its reasons."""
-    best = {name: max(one, key=_progress) for name, one in compared.items() if one}
+def _choose(best: dict[str, RunSetting]) -> tuple[RunSetting, str]:
+    """The setting that is advised, of the best of each sampling, and why."""
     chosen, *others = best.values()
     for other in others:
         if other.progress > (1.0 + _WORTH) * chosen.progress:
             chosen = other
-    demand = f"It demands {NAMED[chosen.sampling].demands}."
-    texts = [
-        f"{name} has {100.0 * one.progress / chosen.progress:.0f}% of the progress"
-        for name, one in best.items()
-        if one is not chosen
+    parts = {name: one.progress / chosen.progress for name, one in best.items()}
+    del parts[chosen.sampling]
+    said = [
+        f"{of} has {100.0 * part:.0f}% of the progress" for of, part in parts.items()
     ]
-    if texts:
-        demand += f" At its own batch size {'; '.join(texts)}."
-    batch = (
-        "Weights move farthest; smaller batches have more noise, larger fewer steps."
-    )
-    return chosen, {"batch size": batch, "sampling": demand}
+    more = f" At its own batch size {'; '.join(said)}." if said else ""
+    return chosen, f"It demands {NAMED[chosen.sampling].demands}.{more}"
 
 
 def _verdict(share: float) -> str:
     """What to expect of the run, in words."""
-    text = f"About {share:.2f} of what the model gains without privacy (standard deviation "
-    text += f"on tasks that were measured: {learning_rates.SPREAD:g})."
+    text = (
+        f"About {share:.2f} of what the model gains without privacy (standard deviation "
+        f"on tasks that were measured: {learning_rates.SPREAD:g})."
+    )
     if share >= _LITTLE:
         return text
     begin = "Expect nothing" if share < _NOTHING else "Expect little"

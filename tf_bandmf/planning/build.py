@@ -129,7 +129,8 @@ def plan(
     else:
         assert epsilon is not None  # check_budget
         made = calibrated(strategy, participation, float(epsilon), delta)
-        noise_multiplier, guarantee = multiplier_of(made, sensitivity), made.guarantee
+        guarantee = made.guarantee
+        noise_multiplier = multiplier_of(made.noise_stddev, sensitivity)
     return Plan(
         workload=workload,
         strategy=strategy,
@@ -172,21 +173,12 @@ def _parsed(text: str) -> tuple[str, dict[str, Any]]:
 
 
 def _is_open(
-    name: str,
-    options: dict[str, Any],
-    data: DataUse,
-    epsilon: float | None,
+    name: str, options: dict[str, Any], data: DataUse, epsilon: float | None
 ) -> bool:
     """Whether parameters depend on the accountant, not on the sensitivity alone."""
     if name == "auto" or data.is_cyclic:
         return True
     family = registry.family_of(name)
-    return family.needs_budget or (
-        data.sampling.is_simulated
-        and epsilon is not None
-        and any(
-            option.name not in options
-            for option in family.numbers
-            if option.name == "bands" or option.grid
-        )
-    )
+    searched = (one.name for one in family.numbers if one.grid or one.name == "bands")
+    is_amplified = data.sampling.is_simulated and epsilon is not None
+    return family.needs_budget or (is_amplified and not options.keys() >= set(searched))

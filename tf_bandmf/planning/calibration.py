@@ -6,7 +6,6 @@ All noise is its standard deviation on the raw strategy `C`.
 
 from __future__ import annotations
 
-import collections
 import hashlib
 from typing import TYPE_CHECKING
 
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
     from tf_bandmf.accounting.base import Accountant
 
 # Calibrations by simulation, the last ones: by a digest of all that determines them.
-_SIMULATED: collections.OrderedDict[bytes, Calibration] = collections.OrderedDict()
+_SIMULATED: dict[bytes, Calibration] = {}
 _MOST_SIMULATED = 8
 # Relative rounding of a noise multiplier.
 _ROUNDING = 5e-10
@@ -77,26 +76,22 @@ def calibrated(
         return accountant.calibrate(epsilon, delta)
     content = [
         strategy.matrix.to_config(),
-        f"{type(participation).__module__}.{type(participation).__qualname__}",
         participation.to_config(),
-        float(epsilon).hex(),
-        float(delta).hex(),
-        None if confidence is None else float(confidence).hex(),
+        f"{type(participation).__module__}.{type(participation).__qualname__}",
+        *map(repr, (float(epsilon), float(delta), confidence)),
     ]
     key = hashlib.sha256(configs.canonical_bytes(content)).digest()
-    found = _SIMULATED.get(key)
-    if found is None:
-        found = accountant.calibrate(epsilon, delta)
-        _SIMULATED[key] = found
-        while len(_SIMULATED) > _MOST_SIMULATED:
-            _SIMULATED.popitem(last=False)
-    return found
+    if key not in _SIMULATED:
+        _SIMULATED[key] = accountant.calibrate(epsilon, delta)
+    if len(_SIMULATED) > _MOST_SIMULATED:
+        _SIMULATED.pop(next(iter(_SIMULATED)))
+    return _SIMULATED[key]
 
 
-def multiplier_of(found: Calibration, sensitivity: float) -> float:
+def multiplier_of(noise_stddev: float, sensitivity: float) -> float:
     """The noise multiplier of a calibrated noise: per unit of sensitivity.
 
     Rounded up: the product with the sensitivity must not be smaller, and the epsilon of a
     later account, itself rounded up by 1e-10, not larger than the budget.
     """
-    return found.noise_stddev / sensitivity * (1.0 + _ROUNDING)
+    return noise_stddev / sensitivity * (1.0 + _ROUNDING)

@@ -341,15 +341,17 @@ def _each(
     return made, {name: str(why) for name, why in failed.items()}
 
 
+@dataclasses.dataclass
 class Search:
     """The search for mechanisms and their numbers under one sampling, for one budget.
 
-    Args:
+    Attributes:
       workload: A.
       data: how they are used.
       budget: epsilon and delta; None for noise multiplier 1 per unit of sensitivity.
       objective: "mean" for the RMSE, "max" for the MaxSE.
-      max_memory_vectors: see `compare`.
+      max_memory_vectors: see `compare`; None where what is named with its size may keep
+        more than what is searched.
       is_auto: whether names are families that are searched, as drafts where a family has
         such, and none may keep more than the default memory.
 
@@ -357,32 +359,38 @@ class Search:
       ValueError: if an argument is invalid.
     """
 
-    def __init__(
-        self,
-        workload: Workload,
-        data: DataUse,
-        budget: tuple[float, float] | None,
-        objective: str = "mean",
-        max_memory_vectors: int | None = None,
-        is_auto: bool = False,
-    ) -> None:
-        if objective not in _COLUMNS:
-            raise ValueError(f'objective must be "mean" or "max", found {objective!r}.')
-        data.sampling.validate_num_steps(workload.num_steps)
-        self._workload, self._data, self._budget = workload, data, budget
-        self._objective, self._is_auto = objective, is_auto
-        self._limit = MEMORY_VECTORS
-        # What is named with its size may keep more, unless somebody says how much.
-        self._most_kept = MEMORY_VECTORS if is_auto else None
-        if max_memory_vectors is not None:
-            most = whole_number("max_memory_vectors", max_memory_vectors, least=0)
-            self._limit = self._most_kept = most
-        # Noise depends on the strategy by more than its sensitivity.
-        is_noisy = data.is_cyclic or data.sampling.is_simulated
-        self._is_searched = budget is not None and is_noisy
-        # The logarithm of noise per sensitivity so far, by the logarithm of bands.
-        self._noise_so_far: dict[float, float] = {}
-        self._found: list[_Found] = []
+    workload: Workload
+    data: DataUse
+    budget: tuple[float, float] | None
+    objective: str = "mean"
+    max_memory_vectors: int | None = None
+    is_auto: bool = False
+    # The logarithm of noise per sensitivity so far, by the logarithm of bands.
+    _noise_so_far: dict[float, float] = dataclasses.field(default_factory=dict)
+    _found: list[_Found] = dataclasses.field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        if self.objective not in _COLUMNS:
+            raise ValueError(
+                f'objective must be "mean" or "max", found {self.objective!r}.'
+            )
+        self.data.sampling.validate_num_steps(self.workload.num_steps)
+        if self.max_memory_vectors is not None:
+            whole_number("max_memory_vectors", self.max_memory_vectors, least=0)
+        elif self.is_auto:
+            self.max_memory_vectors = MEMORY_VECTORS
+
+    @property
+    def _limit(self) -> int:
+        """Vectors that what is searched may keep."""
+        most = self.max_memory_vectors
+        return MEMORY_VECTORS if most is None else int(most)
+
+    @property
+    def _is_searched(self) -> bool:
+        """Whether noise depends on the strategy by more than its sensitivity."""
+        is_noisy = self.data.is_cyclic or self.data.sampling.is_simulated
+        return self.budget is not None and is_noisy
 
     def table(self, mechanisms: Sequence[str | Strategy] | None = None) -> Comparison:
         """Rows of mechanisms, or of all that "auto" compares.
@@ -392,8 +400,8 @@ class Search:
           ArithmeticError: if the only mechanism fails so.
         """
         if mechanisms is None:
-            is_simulated = self._data.sampling.is_simulated
-            mechanisms = registry.auto_names(is_simulated and not self._data.is_cyclic)
+            is_simulated = self.data.sampling.is_simulated
+            mechanisms = registry.auto_names(is_simulated and not self.data.is_cyclic)
         if not isinstance(mechanisms, (list, tuple)) or not all(
             isinstance(name, (str, Strategy)) for name in mechanisms
         ):
@@ -407,21 +415,21 @@ class Search:
             # All names are checked before the first one is built.
             if isinstance(name, str):
                 registry.parse(name)
-        if self._is_auto:
+        if self.is_auto:
             # What refines another family comes after it.
             families = registry.FAMILIES
             mechanisms = sorted(
                 mechanisms, key=lambda name: bool(families[name].refinement)
             )
         _, excluded = _each("mechanism", mechanisms, self._add)
-        rows, column = tuple(row for row, _ in self._found), _COLUMNS[self._objective]
+        rows, column = tuple(row for row, _ in self._found), _COLUMNS[self.objective]
         table = Comparison("", rows, excluded, column)
         budget = "noise multiplier 1"
-        if self._budget is not None:
-            budget = "epsilon {:g}, delta {:g}".format(*self._budget)
-        name, steps = self._workload.name, self._workload.num_steps
+        if self.budget is not None:
+            budget = "epsilon {:g}, delta {:g}".format(*self.budget)
+        name, steps = self.workload.name, self.workload.num_steps
         bands = self._of(table.best()).matrix.bands
-        use = self._data.participation(bands).describe()
+        use = self.data.participation(bands).describe()
         title = f"{name} workload, {steps} steps, {budget}. {use}"
         return dataclasses.replace(table, title=title)
 
@@ -429,7 +437,7 @@ class Search:
         """What a row of the table is about, optimized in full."""
         strategy = self._of(row)
         family = registry.family_of(strategy.family)
-        if not self._is_auto or family.refinement is None:
+        if not self.is_auto or family.refinement is None:
             return strategy
         _, options = registry.parse(row.mechanism)
         return self._strategy(family, options, is_draft=False)
@@ -438,7 +446,7 @@ class Search:
         return next(strategy for one, strategy in self._found if one is row)
 
     def _value(self, found: _Found) -> float:
-        return float(getattr(found[0], _COLUMNS[self._objective]))
+        return float(getattr(found[0], _COLUMNS[self.objective]))
 
     def _add(self, mechanism: str | Strategy) -> None:
         """Adds the row of a mechanism, with the best numbers that its name leaves open."""
@@ -448,14 +456,14 @@ class Search:
             return
         name, options = registry.parse(mechanism)
         family = registry.family_of(name)
-        use = self._data.participation(1)
+        use = self.data.participation(1)
         is_certain = use.is_amplified and not use.is_simulated
-        if (self._data.is_cyclic or is_certain) and family.banded != "C":
+        if (self.data.is_cyclic or is_certain) and family.banded != "C":
             raise ValueError(
                 f"{use.sampling or type(use).__name__} amplifies only strategies C with "
                 f"bands; use balls-in-bins for this one."
             )
-        if self._is_auto and family.refinement is not None:
+        if self.is_auto and family.refinement is not None:
             options.update(self._refined(family.name, family.refinement.of))
         opened = [one for one in family.numbers if one.name not in options]
         is_all = len(opened) == len(family.numbers)
@@ -470,7 +478,7 @@ class Search:
     def _refined(self, name: str, of: str) -> dict[str, Any]:
         """The numbers of a family that improves on another, which is near the best."""
         coarse = [found for found in self._found if found[1].family == of]
-        if not coarse or not self._workload.is_toeplitz:
+        if not coarse or not self.workload.is_toeplitz:
             return {}
         excess = self._value(coarse[0]) / min(map(self._value, self._found))
         if excess > _REFINEMENT:
@@ -479,22 +487,22 @@ class Search:
                 f"the best, and general columns gain a few percent at most. Name "
                 f"{name} to plan it."
             )
-        if self._data.is_cyclic:
+        if self.data.is_cyclic:
             return {"bands": coarse[0][1].parameters["bands"]}
         return {}
 
     def _most_bands(self, family: Family) -> int:
         """The most bands that memory, the run and the sampling permit."""
-        n, limit, sampling = self._workload.num_steps, self._limit, self._data.sampling
+        n, limit, sampling = self.workload.num_steps, self._limit, self.data.sampling
         if family.banded == "inverse":
             limit = max(_LEAST_REGENERATED, limit)
         most = min(limit + 1, n)
-        if self._data.is_cyclic:
+        if self.data.is_cyclic:
             # With as many parts as batches of an epoch nothing is amplified.
             most = min(most, sampling.num_examples // sampling.batch_size)  # type: ignore[attr-defined]
         elif family.is_optimized or family.banded != "inverse":
             most = min(most, sampling.separation())
-        if family.refinement is not None and self._is_auto:
+        if family.refinement is not None and self.is_auto:
             most = min(most, int(math.sqrt(family.refinement.largest_work / n)))
         return max(most, 1)
 
@@ -513,34 +521,25 @@ class Search:
         if most < 2:
             raise ValueError("only one band fits: that is identity.")
         sizes = registry.powers_of_two(most)
-        if family.needs_budget and self._is_searched:
-            sizes = [min(most, _BANDS_OF_BUDGET)]
-        elif not self._is_searched and family.is_optimized:
+        if self._is_searched:
+            sizes = [min(most, _BANDS_OF_BUDGET)] if family.needs_budget else sizes[1:]
+        elif family.is_optimized:
             sizes = [most]
-        elif self._is_searched:
-            return self._while_better(family, sizes[1:], options)
-        made = [self._candidate(family, {**options, "bands": p}) for p in sizes]
-        return min(made, key=self._value)
-
-    def _while_better(
-        self, family: Family, sizes: list[int], options: Mapping[str, Any]
-    ) -> _Found:
-        """The error falls with the number of bands, then it rises."""
-        best: _Found | None = None
+        made: list[_Found] = []
         near: float | None = None
         for size in sizes:
             given = {**options, "bands": size}
-            if len(family.numbers) == 1:
-                found = self._candidate(family, given)
-            else:
+            if self._is_searched and len(family.numbers) > 1:
                 second = family.numbers[1]
-                found = self._over_grid(family, second, given, near)
-                near = found[1].parameters[second.name.rstrip("_")]
-            if best is not None and self._value(found) > self._value(best):
+                made.append(self._over_grid(family, second, given, near))
+                near = made[-1][1].parameters[second.name.rstrip("_")]
+            else:
+                made.append(self._candidate(family, given))
+            # The error falls with the number of bands, then it rises.
+            is_worse = len(made) > 1 and self._value(made[-1]) > self._value(made[-2])
+            if self._is_searched and is_worse:
                 break
-            best = found
-        assert best is not None
-        return best
+        return min(made, key=self._value)
 
     def _over_grid(
         self,
@@ -587,9 +586,9 @@ class Search:
     def _candidate(self, family: Family, options: Mapping[str, Any]) -> _Found:
         """Builds a mechanism with all its numbers, and accounts for it."""
         began = time.perf_counter()
-        strategy = self._strategy(family, options, self._is_auto)
+        strategy = self._strategy(family, options, self.is_auto)
         made = self._accounted(strategy, time.perf_counter() - began)
-        kept, most = strategy.memory_vectors, self._most_kept
+        kept, most = strategy.memory_vectors, self.max_memory_vectors
         if most is not None and kept > most:
             raise ValueError(
                 f"The strategy keeps {kept} vectors, found max_memory_vectors = {most}. "
@@ -601,16 +600,16 @@ class Search:
         self, family: Family, options: Mapping[str, Any], is_draft: bool
     ) -> Strategy:
         """A strategy, and under cyclic sampling as many parts as it has bands."""
-        participation = self._data.participation(options.get("bands", 1))
-        if self._data.is_cyclic:
-            participation.check_accounting(self._workload.num_steps)
+        participation = self.data.participation(options.get("bands", 1))
+        if self.data.is_cyclic:
+            participation.check_accounting(self.workload.num_steps)
         given = dict(options)
-        if family.needs_budget and self._budget is not None:
-            given.update(zip(("epsilon", "delta"), self._budget))
+        if family.needs_budget and self.budget is not None:
+            given.update(zip(("epsilon", "delta"), self.budget))
         if "objective" in family.options:
-            given.setdefault("objective", self._objective)
+            given.setdefault("objective", self.objective)
         return registry.build_strategy(
-            family.name, self._workload, participation, is_draft, **given
+            family.name, self.workload, participation, is_draft, **given
         )
 
     def _accounted(self, strategy: Strategy, seconds: float) -> _Found:
@@ -619,14 +618,14 @@ class Search:
         Raises:
           ValueError: if the sampling contradicts it, or a result is not finite.
         """
-        participation = self._data.participation(strategy.matrix.bands)
+        participation = self.data.participation(strategy.matrix.bands)
         sensitivity = strategy.sensitivity(participation)
         noise, adjacency = self._noise(strategy, participation, sensitivity.value)
-        is_amplified = self._budget is not None and participation.is_amplified
+        is_amplified = self.budget is not None and participation.is_amplified
         unit = sensitivity.value
         if is_amplified:
             unit = float(strategy.matrix.column_norms().max())
-        per_step = strategy.per_step_squared_error(self._workload)
+        per_step = strategy.per_step_squared_error(self.workload)
         found = strategy.diagnostics
         gap = found.get("optimality_gap")
         certified = float(gap) if gap is not None and math.isfinite(gap) else None
@@ -635,8 +634,8 @@ class Search:
             sampling=participation.sampling,
             adjacency=adjacency,
             batch_size=participation.expected_batch_size()
-            or self._data.expected_batch_size,
-            num_steps=self._workload.num_steps,
+            or self.data.expected_batch_size,
+            num_steps=self.workload.num_steps,
             bands=strategy.matrix.stored_bands,
             rmse=error.root_mean_squared_error(per_step) * noise,
             max_se=error.max_error(per_step) * noise,
@@ -673,12 +672,12 @@ class Search:
         depends on the number of bands most of all: on the line through the two nearest
         numbers of bands, and not far beyond.
         """
-        if self._budget is None:
+        if self.budget is None:
             return unit, ZERO_OUT
         accountant = accountant_for(strategy, participation)
         adjacency = accountant.claims[0][2]
         if not participation.is_amplified:
-            return accountant.calibrate(*self._budget).noise_stddev, adjacency
+            return accountant.calibrate(*self.budget).noise_stddev, adjacency
         bands, so_far, near = math.log(strategy.matrix.bands), self._noise_so_far, None
         if so_far:
             nearest, *others = sorted(so_far, key=lambda other: abs(other - bands))
@@ -688,7 +687,7 @@ class Search:
                 share = min(max((bands - nearest) / apart, -1.0), 1.0)
                 expected += share * (expected - so_far[others[0]])
             near = unit * math.exp(expected)
-        noise = accountant.rough_noise_stddev(*self._budget, near)
+        noise = accountant.rough_noise_stddev(*self.budget, near)
         so_far[bands] = math.log(noise / unit)
         return noise, adjacency
 

@@ -1,6 +1,12 @@
-"""Computes the joint guarantee of several runs and other releases on the same data.
+"""What runs and releases made elsewhere guarantee together, on the same data.
 
-    joint = tf_bandmf.compose([first_plan, second_plan])
+    joint = tf_bandmf.compose([
+        first_plan,
+        second_plan,
+        tf_bandmf.Release("query log, 2025", epsilon=0.5, delta=1e-7),
+        tf_bandmf.Release("census of devices", rho=0.02),
+        tf_bandmf.Release("histogram", event=dp_accounting.LaplaceDpEvent(2.0)),
+    ])
     joint.epsilon(1e-5), joint.delta(3.0)
     print(joint.statement())
 
@@ -8,10 +14,12 @@ Gaussian mechanisms compose exactly: together they are one, with
 `1 / sigma^2 = sum_i 1 / sigma_i^2` (Dong, Roth, Su, 2019, arXiv:1905.02383, Corollary
 3.3), also where later runs are chosen by the results of earlier ones. Everything else
 composes by privacy losses that dominate it (Zhu, Dong, Wang, 2022, arXiv:2106.08567,
-Theorem 10): its own privacy loss where this is known, for samples by `accounting.tilted`;
-otherwise that of the worst mechanism with all that is known: a pair (epsilon, delta), a
-rho, or the Gaussian mechanism that a run is without its amplification. Basic composition
-is taken where it is smaller.
+Theorem 10): its own privacy loss where this is known, for samples by `accounting.tilted`,
+or the deltas that dp-accounting has for an event; otherwise that of the worst mechanism
+with all that is known: a pair (epsilon, delta) (Kairouz, Oh, Viswanath, 2015,
+arXiv:1311.0776, Theorem 3.3), a rho, which add up (Bun and Steinke, 2016,
+arXiv:1605.02065, Lemma 1.7) and count by their privacy profile, or the Gaussian mechanism
+that a run is without its amplification. Basic composition is taken where it is smaller.
 """
 
 from __future__ import annotations
@@ -21,25 +29,34 @@ import dataclasses
 import functools
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple, TypeAlias
 
-from dp_accounting.pld import privacy_loss_distribution
+import dp_accounting
+import numpy as np
+from dp_accounting import rdp
+from dp_accounting.pld import common, pld_privacy_accountant, privacy_loss_distribution
 
-from tf_bandmf.accounting import gaussian, profiles
-from tf_bandmf.accounting.checks import check_delta, check_positive
+from tf_bandmf.accounting import checks, event_losses, gaussian, profiles, tilted
 from tf_bandmf.accounting.cyclic_poisson import ComposedQueries
 from tf_bandmf.accounting.guarantee import KINDS, REPLACE_ONE, ZERO_OUT, Guarantee
 from tf_bandmf.planning.plan import Plan
-from tf_bandmf.planning.release import REPLACE_ONLY, Loss, Release
-from tf_bandmf.planning.statement import PrivacyStatement
+from tf_bandmf.planning.statement import PrivacyStatement, check_line, mechanism_of
 
+Loss: TypeAlias = privacy_loss_distribution.PrivacyLossDistribution
+
+REPLACE_ONLY = "Replace-one: one unit is replaced by any other."
+# What numbers may be stated for. Those of a run for which units are replaced also hold for
+# zero-out: a contribution of zero is one of the replacements.
+ADJACENCIES = {"zero-out": ZERO_OUT, "replace-one": REPLACE_ONLY, "either": REPLACE_ONE}
 GAUSSIAN = "composition of Gaussian mechanisms (exact)"
 UNAMPLIFIED = "composition of Gaussian mechanisms, without amplification"
 BASIC = "basic composition of what each part guarantees alone"
 LOSSES = "composition of privacy loss distributions (dp-accounting)"
 ZCDP = "sum of rho of zCDP"
 QUERIES = "composition of Gaussian queries on samples (tilted Fourier transform)"
+# An epsilon at which a mechanism with any privacy has delta < 1.
+_LARGE = 400.0
 # Discretization of privacy losses, for epsilons up to 10; larger ones have a coarser one.
 # Losses beyond the largest are infinite: they say nothing then.
 _INTERVAL, _FINE, _LARGEST = 1e-4, 10.0, 400.0
@@ -49,15 +66,362 @@ _ROUNDING, _SMALLEST = 1e-12, 2e-12
 # Below it queries of several kinds are composed by tilted transforms, whose errors are
 # relative; above it those of dp-accounting, which take a quarter of the time, suffice.
 _TILTED = 1e-7
-# How much less epsilon must be, relative, for a number that is worth less.
-_WORTH_IT = {"exact": 0.0, "bound": 0.0, "estimate": 1e-2}
+
+
+@dataclasses.dataclass(frozen=True)
+class Release:
+    """All that is known of the privacy of a run, or of a release made elsewhere.
+
+    Give a pair, a rho, or an event of dp-accounting; if several are given, all must hold.
+
+    Attributes:
+      about: what it is, in one line.
+      epsilon: of (epsilon, delta)-DP, >= 0.
+      delta: in [0, 1); 0 for pure DP, such as the Laplace mechanism.
+      rho: of zero-concentrated DP. For a Gaussian mechanism give the event: it says more.
+      event: of dp-accounting; noise multipliers are relative to the contribution of one
+        unit, or to the change by a replacement under "replace-one". Gaussian noise
+        composes exactly.
+      noise_multiplier: of a Gaussian mechanism that is at most as private, per unit of
+        what one unit contributes: a run without its amplification.
+      adjacency: "zero-out" (one unit is added, removed or zeroed out), "replace-one"
+        (one is replaced by another, as for sampling without replacement), or "either"
+        for runs whose numbers hold for both. A replacement is two zero-outs.
+      kind: "exact", "bound" or "estimate"; by default what the numbers are.
+      risk: probability that a simulated bound does not hold.
+      plan: of a run.
+
+    Raises:
+      TypeError: if the event is none of dp-accounting.
+      ValueError: if a number is out of range, nothing is known, or the event gives no
+        privacy, or dp-accounting cannot account for it under these neighbors.
+    """
+
+    about: str = "a release made elsewhere"
+    _: dataclasses.KW_ONLY
+    epsilon: float | None = None
+    delta: float = 0.0
+    rho: float | None = None
+    event: dp_accounting.DpEvent | None = dataclasses.field(default=None, hash=False)
+    noise_multiplier: float | None = None
+    adjacency: str = "zero-out"
+    kind: str = ""
+    risk: float = 0.0
+    plan: Plan | None = None
+
+    def __post_init__(self) -> None:
+        check_line("about", self.about)
+        if self.adjacency not in ADJACENCIES:
+            raise ValueError(
+                f"adjacency must be one of {', '.join(ADJACENCIES)}, found "
+                f"{self.adjacency!r}."
+            )
+        given = self.epsilon, self.rho, self.event, self.noise_multiplier
+        if all(one is None for one in given):
+            raise ValueError(
+                "Give the epsilon and delta of a release, a rho or an event."
+            )
+        if self.epsilon is not None:
+            checks.check_epsilon(self.epsilon)
+        if not (checks.is_number(self.delta) and 0.0 <= self.delta < 1.0):
+            raise ValueError(f"delta must be in [0, 1), found {self.delta!r}.")
+        for name in ("rho", "noise_multiplier"):
+            if getattr(self, name) is not None:
+                checks.check_positive(name, getattr(self, name))
+        if self.event is not None and self.plan is None:
+            self._check_event()
+        least = "exact" if self.is_gaussian else "bound"
+        if self.kind not in ("", *KINDS[KINDS.index(least) :]):
+            raise ValueError(
+                f"kind must be one of {', '.join(KINDS)}, and exact only for Gaussian "
+                f"noise, found {self.kind!r}."
+            )
+        object.__setattr__(self, "kind", self.kind or least)
+
+    def _check_event(self) -> None:
+        """Raises ValueError unless every piece of the event has some privacy."""
+        event, replaced = self.event, self.adjacency != "zero-out"
+        if not isinstance(event, dp_accounting.DpEvent):
+            raise TypeError(f"event must be a dp_accounting.DpEvent, found {event!r}.")
+        if not self.pieces:
+            raise ValueError(f"The event releases nothing: {event}. Leave it out.")
+        if self.queries(replaced) is not None:
+            return
+        try:
+            each = [_profile_of(piece, replaced) for piece, _ in self.pieces]
+            deltas = [profile(np.array([_LARGE])) for profile in each]
+        except (ValueError, ArithmeticError) as error:
+            raise ValueError(
+                f"event must have a privacy that dp-accounting has numbers for, found "
+                f"{event}: {error}"
+            ) from error
+        if max(deltas) >= 1.0:
+            raise ValueError(f"event must have some privacy, found {event}.")
+
+    @classmethod
+    def of_plan(cls, plan: Plan) -> Release:
+        """A run of a plan."""
+        use, noise = plan.participation, plan.unamplified_noise
+        event = None if use.is_simulated else plan.dp_event()
+        if not use.is_amplified:
+            event = dp_accounting.GaussianDpEvent(noise)
+        return cls(
+            epsilon=plan.epsilon,
+            delta=plan.delta,
+            event=event,
+            noise_multiplier=noise,
+            adjacency="either" if plan.adjacency == REPLACE_ONE else "zero-out",
+            kind="" if plan.kind == "exact" else plan.kind,
+            risk=0.0 if plan.confidence is None else 1.0 - plan.confidence,
+            plan=plan,
+        )
+
+    @classmethod
+    def gaussian(
+        cls, noise: float, delta: float, adjacency: str = "zero-out"
+    ) -> Release:
+        """A Gaussian mechanism, with its epsilon at delta.
+
+        Raises:
+          ValueError: if it has no meaningful epsilon at delta.
+        """
+        return cls(
+            epsilon=gaussian.gaussian_epsilon(noise, delta),
+            delta=delta,
+            event=dp_accounting.GaussianDpEvent(noise),
+            adjacency=adjacency,
+        )
+
+    def describe(self) -> str:
+        """For the statement: what it is, and what it guarantees alone."""
+        if self.plan is not None:
+            plan = self.plan
+            return (
+                f"{mechanism_of(plan.strategy)}, {plan.num_steps} steps, noise multiplier "
+                f"{plan.noise_multiplier:.6g} per unit of sensitivity, alone (epsilon = "
+                f"{plan.epsilon:.6g}, delta = {plan.delta:.3g}); plan fingerprint "
+                f"{plan.fingerprint}. {plan.measurements.describe()}"
+            ).strip()
+        said = []
+        if self.epsilon is not None:
+            said.append(f"(epsilon = {self.epsilon:.6g}, delta = {self.delta:.3g})-DP")
+        if self.rho is not None:
+            said.append(f"{self.rho:.6g}-zCDP")
+        if self.event is not None:
+            said.append(str(self.event))
+        return f"{self.about}: {', '.join(said)}."
+
+    # What it is under one adjacency: `replaced` for replacements, else for zero-out.
+
+    @functools.cached_property
+    def pieces(self) -> tuple[tuple[dp_accounting.DpEvent, int], ...]:
+        """What its event consists of, and how often each happens."""
+        return () if self.event is None else tuple(event_losses.pieces(self.event))
+
+    @functools.cached_property
+    def is_gaussian(self) -> bool:
+        """Whether its Gaussian noise is all that there is to know of it."""
+        return bool(self.pieces) and all(
+            isinstance(piece, dp_accounting.GaussianDpEvent) for piece, _ in self.pieces
+        )
+
+    def proven(self) -> Release:
+        """The release without numbers that were simulated, if others are known."""
+        is_certain = self.kind != "estimate" and not self.risk
+        if is_certain or self.noise_multiplier is None or self.is_gaussian:
+            return self
+        event = dp_accounting.GaussianDpEvent(self.noise_multiplier)
+        changes: dict[str, Any] = {"epsilon": None, "event": event, "kind": "bound"}
+        return dataclasses.replace(self, **changes, risk=0.0)
+
+    def is_doubled(self, replaced: bool) -> bool:
+        return replaced and self.adjacency == "zero-out"
+
+    def stated(self, replaced: bool) -> tuple[float, float] | None:
+        """The (epsilon, delta) that it states, or None."""
+        if self.epsilon is None or not self.is_doubled(replaced):
+            return None if self.epsilon is None else (self.epsilon, self.delta)
+        # Neighbors of neighbors: group privacy.
+        delta = self.delta * (1.0 + math.exp(min(self.epsilon, 700.0)))
+        return 2.0 * self.epsilon, min(delta, 1.0)
+
+    def gaussian_noise(self, replaced: bool) -> float | None:
+        """Per unit of sensitivity, if it is a Gaussian mechanism (also)."""
+        noise = self.noise_multiplier
+        if self.is_gaussian:
+            squares = (n / piece.noise_multiplier**2 for piece, n in self.pieces)
+            noise = 1.0 / math.sqrt(math.fsum(squares))
+        halved = replaced and self.adjacency != "replace-one"
+        return noise and noise * (0.5 if halved else 1.0)
+
+    def zcdp(self, replaced: bool) -> float | None:
+        """The least rho of zCDP that is known, without amplification; or None."""
+        times = 4.0 if self.is_doubled(replaced) else 1.0
+        noise = self.gaussian_noise(replaced)
+        rhos = [] if noise is None else [gaussian.zcdp_rho(noise)]
+        rhos += [] if self.rho is None else [times * self.rho]
+        if self.epsilon is not None and self.delta == 0.0:
+            # Bun and Steinke, 2016, arXiv:1605.02065, Proposition 1.4.
+            rhos.append(times * 0.5 * self.epsilon**2)
+        return min(rhos, default=None)
+
+    @property
+    def is_zcdp(self) -> bool:
+        """Whether its rho is all that there is to know of it."""
+        return (self.epsilon, self.event, self.noise_multiplier) == (None, None, None)
+
+    def queries(self, replaced: bool) -> tuple[tilted.Query, ...] | None:
+        """Gaussian queries on samples, or on all, that it consists of; None for others."""
+        found = [event_losses.query_of(piece, count) for piece, count in self.pieces]
+        if not found or None in found:
+            return None
+        if self.is_gaussian:
+            return (tilted.Query(1.0, self.gaussian_noise(replaced)),)  # type: ignore[arg-type]
+        # Under replacements dp-accounting knows no Poisson sampling, else no other.
+        replaces = self.adjacency != "zero-out"
+        fit = all(q.is_replaced == replaces or q.probability == 1.0 for q in found)  # type: ignore[union-attr]
+        return tuple(found) if fit and not self.is_doubled(replaced) else None  # type: ignore[arg-type]
+
+    def losses(self, replaced: bool, interval: float, count: int) -> tuple[Loss, ...]:
+        """Privacy losses that dominate so many of it together."""
+        if self.event is not None and not self.is_doubled(replaced):
+            return self._event_losses(interval, count)
+        loss = self._loss(replaced, interval)
+        if count == 1:
+            return (loss,)
+        # As `event_losses.additive_loss`.
+        rounding = event_losses.rounding_of_transforms(count)
+        return loss.self_compose(count), _pair_loss((0.0, rounding), interval)
+
+    def _loss(self, replaced: bool, interval: float) -> Loss:
+        """That of the worst mechanism with all that is known."""
+        noise, pair = self.gaussian_noise(replaced), self.stated(replaced)
+        if pair is not None and (self.event, noise, self.rho) == (None, None, None):
+            return _pair_loss(pair, interval)
+        bounds = []
+        if noise is not None:
+            bounds.append(profiles.gaussian_profile(noise))
+        if pair is not None:
+            bounds.append(profiles.pair_profile(*pair))
+        if self.rho is not None:
+            times = 4.0 if self.is_doubled(replaced) else 1.0
+            bounds.append(profiles.zcdp_profile(times * self.rho))
+        if self.event is not None:
+            parts = self._event_losses(interval, 1)
+            whole = functools.reduce(lambda a, b: a.compose(b), parts)
+            bounds.append(profiles.twice(profiles.of_loss(whole)))
+        kinks = () if pair is None else (pair[0],)
+        return profiles.dominating_loss(profiles.least(*bounds), interval, kinks)
+
+    def _event_losses(self, interval: float, times: int) -> tuple[Loss, ...]:
+        losses, others = [], []
+        for piece, count in self.pieces:
+            loss = event_losses.additive_loss(piece, times * count, interval)
+            if loss is None:
+                others.append(dp_accounting.SelfComposedDpEvent(piece, times * count))
+            else:
+                losses.append(loss)
+        if others:
+            rest = dp_accounting.ComposedDpEvent(others)
+            profile = _profile_of(rest, self.adjacency != "zero-out")
+            losses.append(profiles.dominating_loss(profile, interval))
+        return tuple(losses)
+
+    # As an entry of a ledger.
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values for an entry; what is not known is left out."""
+        names = ("epsilon", "delta", "rho", "noise_multiplier", "risk")
+        record = {name: getattr(self, name) for name in names if getattr(self, name)}
+        if self.event is not None:
+            record["event"] = numbers_of(self.event)
+        return {**record, "adjacency": self.adjacency}
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Release:
+        """Reads `to_json`."""
+        fields: dict[str, Any] = {**value, "event": _event_of(value.get("event"))}
+        if not fields.keys() & {"epsilon", "rho", "noise_multiplier"}:
+            fields["epsilon"] = 0.0
+        return cls(**fields)
+
+
+def _pair_loss(pair: tuple[float, float], interval: float) -> Loss:
+    if pair == (0.0, 0.0):
+        return privacy_loss_distribution.identity(interval)
+    return privacy_loss_distribution.from_privacy_parameters(
+        common.DifferentialPrivacyParameters(*pair),
+        value_discretization_interval=interval,
+    )
+
+
+def _profile_of(event: dp_accounting.DpEvent, replaced: bool) -> profiles.Profile:
+    """Delta at each epsilon, by the first accountant of dp-accounting that has it.
+
+    Zero-out is "replace special", and add-or-remove for what knows both.
+
+    Raises:
+      ValueError: if none has, under these neighbors.
+    """
+    relations = dp_accounting.NeighboringRelation
+    if replaced:
+        several = [rdp.RdpAccountant(neighboring_relation=relations.REPLACE_ONE)]
+    else:
+        special = rdp.RdpAccountant(neighboring_relation=relations.REPLACE_SPECIAL)
+        several = [pld_privacy_accountant.PLDAccountant(), rdp.RdpAccountant(), special]
+    accountant = next((one for one in several if one.supports(event)), None)
+    if accountant is None:
+        neighbors = "replaced" if replaced else "added or removed"
+        raise ValueError(
+            f"it cannot account for it where a unit is {neighbors}. Give its epsilon and "
+            f"delta, or its rho."
+        )
+    accountant.compose(event)
+
+    def profile(epsilons: np.ndarray) -> np.ndarray:
+        deltas = np.array([float(accountant.get_delta(float(e))) for e in epsilons])
+        if not np.all((deltas >= -_ROUNDING) & (deltas <= 1.0 + _ROUNDING)):
+            raise ArithmeticError(
+                f"The accountant returned delta = {deltas} for {event} at epsilon = "
+                f"{epsilons}."
+            )
+        return np.clip(deltas, 0.0, 1.0)
+
+    return profile
+
+
+def numbers_of(event: dp_accounting.DpEvent) -> list[float] | None:
+    """Count, noise, and q, or source and sample, of sampled Gaussian noise; else None."""
+    ((query, count), *others) = event_losses.pieces(event)
+    single = getattr(query, "event", query)
+    if others or not isinstance(single, dp_accounting.GaussianDpEvent):
+        return None
+    numbers = [count, float(single.noise_multiplier)]
+    if isinstance(query, dp_accounting.PoissonSampledDpEvent):
+        numbers.append(float(query.sampling_probability))
+    elif isinstance(query, dp_accounting.SampledWithoutReplacementDpEvent):
+        numbers += [int(query.source_dataset_size), int(query.sample_size)]
+    return numbers
+
+
+def _event_of(numbers: list[Any] | None) -> dp_accounting.DpEvent | None:
+    """Reads `numbers_of`."""
+    if numbers is None:
+        return None
+    count, noise, *sampling = numbers
+    event = dp_accounting.GaussianDpEvent(noise)
+    if len(sampling) == 1:
+        event = dp_accounting.PoissonSampledDpEvent(*sampling, event)
+    elif sampling:
+        event = dp_accounting.SampledWithoutReplacementDpEvent(*sampling, event)
+    return event if count == 1 else dp_accounting.SelfComposedDpEvent(event, count)
 
 
 class Bound(NamedTuple):
-    """A joint epsilon, by which theorem, and what it is worth."""
+    """A joint epsilon, by which theorem, and what it is worth; fields of a guarantee."""
 
-    value: float
-    method: str
+    epsilon: float
+    accountant: str
     kind: str
     confidence: float | None
 
@@ -114,7 +478,7 @@ class JointGuarantee:
         Raises:
           ValueError: if epsilon is not finite and > 0.
         """
-        check_positive("epsilon", epsilon)
+        checks.check_positive("epsilon", epsilon)
         deltas = [1.0]
         if self.gaussian_noise is not None:
             deltas.append(gaussian.gaussian_delta(self.gaussian_noise, epsilon))
@@ -145,20 +509,13 @@ class JointGuarantee:
                 f"No meaningful epsilon is known for these {len(self.parts)} releases at "
                 f"delta = {delta}. Use a larger delta, or fewer of them."
             )
-        if best.value <= 0.0:
+        if best.epsilon <= 0.0:
             raise ValueError(
                 f"delta must be so small that epsilon is > 0, found {delta}: the "
                 f"releases are (0, {delta})-DP."
             )
-        return Guarantee(
-            epsilon=best.value,
-            delta=delta,
-            kind=best.kind,
-            accountant=best.method,
-            adjacency=self.adjacency,
-            confidence=best.confidence,
-            zcdp_rho=self.zcdp_rho,
-        )
+        others = {"adjacency": self.adjacency, "zcdp_rho": self.zcdp_rho}
+        return Guarantee(delta=delta, **best._asdict(), **others)  # type: ignore[arg-type]
 
     def bound_at(self, delta: float) -> Bound | None:
         """The best epsilon at delta, also one that is <= 0; None if none is known.
@@ -166,14 +523,15 @@ class JointGuarantee:
         Raises:
           ValueError: if delta is not in (0, 1).
         """
-        check_delta(delta)
+        checks.check_delta(delta)
         best = None
-        order = lambda bound: (KINDS.index(bound.kind), bound.value)  # noqa: E731
+        order = lambda bound: (KINDS.index(bound.kind), bound.epsilon)  # noqa: E731
         for bound in sorted(self._epsilons(delta), key=order):
-            # An estimate, or a bound of some confidence, must be worth it.
-            if best is None or bound.value < best.value * (1.0 - _WORTH_IT[bound.kind]):
+            # An estimate must be worth it.
+            worth = 1.0 - 1e-2 * (bound.kind == "estimate")
+            if best is None or bound.epsilon < best.epsilon * worth:
                 best = bound
-        return best if best is not None and math.isfinite(best.value) else None
+        return best if best is not None and math.isfinite(best.epsilon) else None
 
     def statement(
         self, delta: float | None = None, unit: str | None = None
@@ -194,24 +552,24 @@ class JointGuarantee:
             delta = max((pair[1] for pair in pairs if pair is not None), default=0.0)
             if delta == 0.0:
                 raise ValueError("delta must be given: none of the parts states one.")
-        if unit is None:
-            units = sorted({plan.unit for plan in self.plans})
-            if len(units) != 1:
-                whose = (
-                    f"hide different units: {', '.join(units)}" if units else "are none"
-                )
-                raise ValueError(
-                    f"unit must be given: the plans {whose}. Name the unit that all of "
-                    f"the releases hide."
-                )
-            unit = units[0]
-        plans, others = self.plans, len(self.parts) - len(self.plans)
-        covered = f"{len(plans)} training run(s) on the same data"
-        if others:
-            covered = (
-                f"{len(plans)} training run(s) and {others} release(s) made elsewhere, on "
-                f"the same data; what is said of the latter is their makers' to show"
+        units = sorted({plan.unit for plan in self.plans})
+        if unit is None and len(units) != 1:
+            whose = f"hide different units: {', '.join(units)}" if units else "are none"
+            raise ValueError(
+                f"unit must be given: the plans {whose}. Name the unit that all of the "
+                f"releases hide."
             )
+        plans, others = self.plans, len(self.parts) - len(self.plans)
+        covered, output = (
+            f"{len(plans)} training run(s)",
+            "all noisy gradients of all runs",
+        )
+        if others:
+            covered += f" and {others} release(s) made elsewhere,"
+            output += " and the outputs of the other releases"
+        covered += " on the same data"
+        if others:
+            covered += "; what is said of the latter is their makers' to show"
         runs = enumerate((part.describe() for part in self.parts), start=1)
         uses = dict.fromkeys(plan.participation.describe() for plan in plans)
         noise = self.gaussian_noise
@@ -219,14 +577,13 @@ class JointGuarantee:
             guarantee=self.guarantee_at(delta),
             # A rho alone is no Gaussian mechanism.
             mu=None if noise is None else 1.0 / noise,
-            unit=unit,
+            unit=units[0] if unit is None else unit,
             plans=plans,
             sampling="",
             participation=" ".join(uses),
             covered=covered,
             scope=" for all runs together",
-            output="all noisy gradients of all runs"
-            + " and the outputs of the other releases" * bool(others),
+            output=output,
             mechanism=("Runs", " ".join(f"({i}) {text}" for i, text in runs)),
             remarks=(),
             proviso="",
@@ -265,11 +622,11 @@ class JointGuarantee:
             bounds += self._by_losses(delta)
         stated = self.stated
         # Where it is no better, the others say more of what the number is worth.
-        least = min((bound.value for bound in bounds), default=math.inf)
+        least = min((bound.epsilon for bound in bounds), default=math.inf)
         if stated is not None and stated[1] <= delta * (1.0 + 1e-9):
             if stated[0] < (1.0 - 1e-6) * least:
                 bounds.append(Bound(stated[0], BASIC, *_certainty(self.parts)))
-        return [bound for bound in bounds if not math.isnan(bound.value)]
+        return [bound for bound in bounds if not math.isnan(bound.epsilon)]
 
     @functools.cached_property
     def _queries(self) -> ComposedQueries | None:
@@ -303,21 +660,17 @@ class JointGuarantee:
         return float(_INTERVAL * 2.0 ** max(0, coarser))
 
     def _by_losses(self, delta: float) -> Iterator[Bound]:
-        counted = [part for part in self.parts if not part.is_gaussian]
         queries = self._queries
         if queries is not None and (len(queries.kinds) == 1 or delta < _TILTED):
             value = queries.epsilon(delta, 1.0)
-            yield Bound(value, QUERIES, *_certainty(counted))
+            yield Bound(value, QUERIES, *_certainty(self.parts))
         elif self._has_losses and delta > _SMALLEST:
-            bounds = {self.parts: counted}
-            proven = [part for part in counted if not part.is_simulated]
-            if len(proven) < len(counted):
-                # What is simulated counts as the Gaussian mechanism that it is, too.
-                bounds[tuple(part.proven() for part in self.parts)] = proven
-            for parts, rests_on in bounds.items():
+            proven = tuple(part.proven() for part in self.parts)
+            # What is simulated counts as the Gaussian mechanism that it is, too.
+            for parts in dict.fromkeys((self.parts, proven)):
                 loss = _composed_loss(parts, self.replaced, self._interval)
                 value = float(loss.get_epsilon_for_delta(delta - _ROUNDING))
-                yield Bound(value, LOSSES, *_certainty(rests_on))
+                yield Bound(value, LOSSES, *_certainty(parts))
 
 
 def compose(
@@ -338,19 +691,14 @@ def compose(
       TypeError: if something else is given.
       ValueError: if there are none, or one does not hold for zero-out and has to.
     """
-    if isinstance(plans, (Plan, Release)) or not isinstance(plans, Iterable):
+    given = tuple(plans) if isinstance(plans, Iterable) else (None,)
+    if not all(isinstance(one, (Plan, Release)) for one in given):
         raise TypeError(
-            f"plans must be a list with one plan for each run, found {plans!r}."
+            f"plans must be a list with one tf_bandmf.Plan for each run, and a "
+            f"tf_bandmf.Release for what was made elsewhere, found {plans!r}."
         )
-    given = tuple(plans)
     if not given:
         raise ValueError("There is no run to compose: plans must not be empty.")
-    for one in given:
-        if not isinstance(one, (Plan, Release)):
-            raise TypeError(
-                f"plans must be tf_bandmf.Plan objects, or a tf_bandmf.Release for what "
-                f"was made elsewhere, found {one!r}."
-            )
     parts = tuple(Release.of_plan(p) if isinstance(p, Plan) else p for p in given)
     stated = {part.adjacency for part in parts}
     replaced = "replace-one" in stated or "zero-out" not in stated

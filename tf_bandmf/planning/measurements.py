@@ -6,12 +6,10 @@ import dataclasses
 import math
 from typing import TYPE_CHECKING
 
-from tf_bandmf.accounting import gaussian
 from tf_bandmf.accounting.checks import check_positive, whole_number
 
 if TYPE_CHECKING:
     from tf_bandmf.accounting.base import Accountant
-    from tf_bandmf.accounting.guarantee import Guarantee
 
 _MOST_COUNTS = 0.5
 
@@ -86,31 +84,3 @@ class Measurements:
                 f"them: a record that is in both data sets, too."
             )
         return " ".join(said)
-
-
-def reservation(
-    budget: Guarantee,
-    base: Accountant,
-    counts: float,
-    metrics: float,
-    evaluations: int,
-) -> Measurements:
-    """What `Plan.reserve` reserves of a budget, for steps that `base` accounts for."""
-    whole_number("evaluations", evaluations, least=0)
-    if (metrics == 0.0) != (evaluations == 0):
-        raise ValueError(
-            f"Give metrics (a share of the budget) and evaluations (how many) together, "
-            f"found metrics = {metrics}, evaluations = {evaluations}."
-        )
-    if not (isinstance(metrics, (int, float)) and 0.0 <= metrics < 1.0):
-        raise ValueError(f"metrics must be in [0, 1), found {metrics!r}.")
-    if not counts and not evaluations:
-        raise ValueError(
-            "Nothing is reserved: give counts=0.01, say, or metrics=0.1, evaluations=10."
-        )
-    if not evaluations:
-        return Measurements(float(counts))
-    # A share of `1 / sigma^2` of the Gaussian mechanism that would spend all of the budget.
-    unit = gaussian.calibrate_noise_stddev(budget.epsilon, budget.delta)
-    noise = base.moved_by * unit * math.sqrt(evaluations / metrics)
-    return Measurements(float(counts), evaluations, noise)

@@ -19,37 +19,19 @@ from dp_accounting.pld import privacy_loss_distribution
 
 from tf_bandmf import matrices
 from tf_bandmf import participation as participation_lib
-from tf_bandmf.accounting import event_losses, gaussian
+from tf_bandmf.accounting import checks, event_losses, gaussian
 from tf_bandmf.accounting.base import Accountant, EpsilonIsZero
-from tf_bandmf.accounting.checks import (
-    check_delta,
-    check_planned_delta,
-    check_positive,
-    whole_number,
-)
-from tf_bandmf.accounting.guarantee import (
-    REPLACE_ONE,
-    ZERO_OUT,
-    Calibration,
-    Guarantee,
-    Simulation,
-)
+from tf_bandmf.accounting.guarantee import REPLACE_ONE, ZERO_OUT, Guarantee, Simulation
 from tf_bandmf.analysis.sensitivity import Sensitivity
 from tf_bandmf.files import configs
 from tf_bandmf.participation import Participation
-from tf_bandmf.planning import learning_rates
+from tf_bandmf.planning import learning_rates, statement
 from tf_bandmf.planning.account import Account
 from tf_bandmf.planning.calibration import accountant_for, calibrated, multiplier_of
 from tf_bandmf.planning.compare import Comparison
-from tf_bandmf.planning.measurements import Measurements, reservation
+from tf_bandmf.planning.measurements import Measurements
 from tf_bandmf.planning.memory import NoiseMemory, noise_memory
-from tf_bandmf.planning.statement import (
-    GENERATORS,
-    ONE_EXAMPLE,
-    PrivacyStatement,
-    check_unit,
-    mechanism_of,
-)
+from tf_bandmf.planning.statement import GENERATORS, ONE_EXAMPLE, PrivacyStatement
 from tf_bandmf.strategies import Strategy
 from tf_bandmf.workloads import Workload
 
@@ -73,10 +55,13 @@ _PARTS: dict[str, Callable[[Any], Any]] = {
 _DELTAS = {10.0**-i for i in range(3, 11)}
 
 
+# The fields of a plan that its guarantee gives, beside delta.
+_STATED = ("epsilon", "accountant", "kind", "adjacency", "confidence")
+
+
 def stated(guarantee: Guarantee) -> dict[str, Any]:
     """The fields of a plan that its guarantee gives, beside delta."""
-    names = ("epsilon", "accountant", "kind", "adjacency", "confidence")
-    return {name: getattr(guarantee, name) for name in names}
+    return {name: getattr(guarantee, name) for name in _STATED}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -141,14 +126,14 @@ class Plan:
             )
         self.participation.validate_num_steps(n)
         for name in ("l2_norm_clip", "noise_multiplier", "epsilon"):
-            check_positive(name, getattr(self, name))
-        check_planned_delta(self.delta)
+            checks.check_positive(name, getattr(self, name))
+        checks.check_planned_delta(self.delta)
         seed = self.test_seed
         if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
             raise ValueError(f"test_seed must be an int or None, found {seed!r}.")
         if self.expected_batch_size is not None:
-            check_positive("expected_batch_size", self.expected_batch_size)
-        check_unit(self.unit)
+            checks.check_positive("expected_batch_size", self.expected_batch_size)
+        statement.check_unit(self.unit)
         if self.generator not in tuple(GENERATORS):
             known = ", ".join(GENERATORS)
             raise ValueError(
@@ -221,9 +206,8 @@ class Plan:
     @property
     def guarantee(self) -> Guarantee:
         """(epsilon, delta)-DP, and what the numbers are worth."""
-        names = ("epsilon", "delta", "kind", "accountant", "adjacency", "confidence")
-        stated = {name: getattr(self, name) for name in (*names, "zcdp_rho")}
-        return Guarantee(**stated)
+        stated = {name: getattr(self, name) for name in ("delta", *_STATED)}
+        return Guarantee(**stated, zcdp_rho=self.zcdp_rho)
 
     @property
     def unamplified_noise(self) -> float:
@@ -266,12 +250,29 @@ class Plan:
                 "The plan has a reservation already. Reserve all at once, from the plan "
                 "that has none."
             )
-        base = self._accountant()
-        kept = reservation(self.guarantee, base, counts, metrics, evaluations)
+        if not (counts or metrics or evaluations):
+            raise ValueError(
+                "Nothing is reserved: give counts=0.01, say, or metrics=0.1, "
+                "evaluations=10."
+            )
+        evaluations = checks.whole_number("evaluations", evaluations, least=0)
+        if (metrics == 0.0) != (evaluations == 0):
+            raise ValueError(
+                f"Give metrics (a share of the budget) and evaluations (how many) "
+                f"together, found metrics = {metrics}, evaluations = {evaluations}."
+            )
+        if not 0.0 <= metrics < 1.0:
+            raise ValueError(f"metrics must be in [0, 1), found {metrics!r}.")
         if not evaluations:
+            kept = Measurements(float(counts))
             return dataclasses.replace(self, measurements=kept)
+        base = self._accountant()
+        # A share of `1 / sigma^2` of the Gaussian mechanism that would spend all of it.
+        unit = gaussian.calibrate_noise_stddev(self.epsilon, self.delta)
+        noise = base.moved_by * unit * math.sqrt(evaluations / metrics)
+        kept = Measurements(float(counts), evaluations, noise)
         found = kept.with_evaluations(base).calibrate(self.epsilon, self.delta)
-        return self._with_noise(found, measurements=kept)
+        return self._with_noise(found.noise_stddev, found.guarantee, measurements=kept)
 
     def bounded(self, *, confidence: float = 0.999999) -> Plan:
         """The plan with noise for its budget by a bound, where accounting simulates.
@@ -296,13 +297,13 @@ class Plan:
             raise ValueError("The plan has a reservation: bound it before.")
         use, budget = self.participation, (self.epsilon, self.delta)
         found = calibrated(self.strategy, use, *budget, confidence)
-        return self._with_noise(found)
+        return self._with_noise(found.noise_stddev, found.guarantee)
 
-    def _with_noise(self, found: Calibration, **changes: Any) -> Plan:
+    def _with_noise(self, stddev: float, made: Guarantee, **changes: Any) -> Plan:
         """The plan with a calibrated noise, and the guarantee that it has."""
         assert self.sensitivity is not None
-        noise = multiplier_of(found, self.sensitivity.value)
-        changes |= stated(found.guarantee)
+        noise = multiplier_of(stddev, self.sensitivity.value)
+        changes |= stated(made)
         return dataclasses.replace(self, noise_multiplier=noise, **changes)
 
     def guarantee_at(self, delta: float, confidence: float | None = None) -> Guarantee:
@@ -337,7 +338,7 @@ class Plan:
           ValueError: if the plan has fewer than `steps` steps, or delta is not in (0, 1).
         """
         given = delta if delta is not None else self.delta
-        check_delta(given)
+        checks.check_delta(given)
         if isinstance(steps, bool) or not 0 <= steps <= self.num_steps:
             raise ValueError(
                 f"steps must be in [0, {self.num_steps}], found {steps!r}."
@@ -415,7 +416,7 @@ class Plan:
         Raises:
           ValueError: for a participation without one (`BallsInBins`).
         """
-        check_positive("interval", interval)
+        checks.check_positive("interval", interval)
         return event_losses.of_run(self.dp_event(), interval)
 
     def _accountant(self, confidence: float | None = None) -> Accountant:
@@ -465,7 +466,7 @@ class Plan:
             raise ValueError(f'optimizer must be "sgd" or "adam", found {optimizer!r}.')
         inner: dict[str, Any] = {"learning_rate": learning_rates.RATE_OF_ADAM}
         if optimizer == "sgd":
-            size = whole_number("num_parameters", num_parameters)
+            size = checks.whole_number("num_parameters", num_parameters)
             rate = learning_rates.rate_of(self, size, loss)
             inner = {"learning_rate": float(f"{rate:.3g}")}
             if self.workload.momentum:
@@ -590,8 +591,8 @@ class Plan:
                 f"step uses are clipped together."
             )
         mechanism = (
-            f"{mechanism_of(self.strategy)}; {self.sensitivity}; noise multiplier "
-            f"{self.noise_multiplier:.6g} per unit of sensitivity, which is "
+            f"{statement.mechanism_of(self.strategy)}; {self.sensitivity}; noise "
+            f"multiplier {self.noise_multiplier:.6g} per unit of sensitivity, which is "
             f"{self.noise_stddev / self.l2_norm_clip:.6g} clip norms; l2 norm clip "
             f"{self.l2_norm_clip:g}."
         )
