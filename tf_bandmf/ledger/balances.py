@@ -150,6 +150,4 @@ def best(releases: list[Release], delta: float, adjacency: str) -> tuple[float, 
     if len(releases) == 1 and joint.stated and joint.stated[1] == delta:
         return joint.stated[0], BASIC  # one release is what it states
     bound = joint.bound_at(delta)
-    if bound is None:
-        return math.inf, BASIC
-    return max(bound.epsilon, 0.0), bound.accountant
+    return (max(bound.epsilon, 0.0), bound.accountant) if bound else (math.inf, BASIC)

@@ -11,13 +11,7 @@ import dp_accounting
 from tf_bandmf import matrices
 from tf_bandmf.accounting.guarantee import Guarantee
 from tf_bandmf.analysis.sensitivity import sensitivity
-from tf_bandmf.planning.composition import (
-    ADJACENCIES,
-    JointGuarantee,
-    Release,
-    compose,
-    numbers_of,
-)
+from tf_bandmf.planning.composition import ADJACENCIES, JointGuarantee, Release, compose
 from tf_bandmf.planning.plan import Plan
 from tf_bandmf.planning.tuning import TuningCost
 
@@ -136,6 +130,6 @@ def recorded(release: Release, dataset: Dataset) -> Release:
     if one.epsilon is None:
         stated = compose([one]).guarantee_at(_DELTA)
         fields |= {"epsilon": stated.epsilon, "delta": stated.delta}
-    if one.event is not None and numbers_of(one.event) is None:
+    if one.event is not None and one.numbers is None:
         fields["event"] = None
     return dataclasses.replace(one, **fields)

@@ -329,12 +329,28 @@ class Release:
 
     # As an entry of a ledger.
 
+    @property
+    def numbers(self) -> list[float] | None:
+        """Of sampled Gaussian noise: count, noise, and q, or source and sample."""
+        query, count = self.pieces[0]
+        single = getattr(query, "event", query)
+        if len(self.pieces) > 1 or not isinstance(
+            single, dp_accounting.GaussianDpEvent
+        ):
+            return None
+        numbers = [count, float(single.noise_multiplier)]
+        if isinstance(query, dp_accounting.PoissonSampledDpEvent):
+            numbers.append(float(query.sampling_probability))
+        elif isinstance(query, dp_accounting.SampledWithoutReplacementDpEvent):
+            numbers += [int(query.source_dataset_size), int(query.sample_size)]
+        return numbers
+
     def to_json(self) -> dict[str, Any]:
         """Plain values for an entry; what is not known is left out."""
         names = ("epsilon", "delta", "rho", "noise_multiplier", "risk")
         record = {name: getattr(self, name) for name in names if getattr(self, name)}
         if self.event is not None:
-            record["event"] = numbers_of(self.event)
+            record["event"] = self.numbers
         return {**record, "adjacency": self.adjacency}
 
     @classmethod
@@ -390,22 +406,8 @@ def _profile_of(event: dp_accounting.DpEvent, replaced: bool) -> profiles.Profil
     return profile
 
 
-def numbers_of(event: dp_accounting.DpEvent) -> list[float] | None:
-    """Count, noise, and q, or source and sample, of sampled Gaussian noise; else None."""
-    ((query, count), *others) = event_losses.pieces(event)
-    single = getattr(query, "event", query)
-    if others or not isinstance(single, dp_accounting.GaussianDpEvent):
-        return None
-    numbers = [count, float(single.noise_multiplier)]
-    if isinstance(query, dp_accounting.PoissonSampledDpEvent):
-        numbers.append(float(query.sampling_probability))
-    elif isinstance(query, dp_accounting.SampledWithoutReplacementDpEvent):
-        numbers += [int(query.source_dataset_size), int(query.sample_size)]
-    return numbers
-
-
 def _event_of(numbers: list[Any] | None) -> dp_accounting.DpEvent | None:
-    """Reads `numbers_of`."""
+    """Reads `Release.numbers`."""
     if numbers is None:
         return None
     count, noise, *sampling = numbers
