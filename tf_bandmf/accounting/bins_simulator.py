@@ -1,0 +1,288 @@
+"""The pair of distributions that dominates balls in bins, and how to draw from it.
+
+Every example falls into one of `b` bins and takes part at the steps of its bin. For a
+strategy `C >= 0` the dominating pair is `P = mean_j N(m_j, sigma^2 I)` against
+`Q = N(0, sigma^2 I)` with `m_j` the sum of the columns of `C` of bin `j` (Choquette-Choo,
+Ganesh, Haque, Steinke, Thakurta: "Near exact privacy amplification for matrix
+mechanisms", arXiv:2410.06266; used in arXiv:2601.22334, section 5.1).
+
+The privacy loss depends on the `b` inner products `u_j = <m_j, x> / sigma^2` alone, which
+are jointly Gaussian with covariance `G / sigma^2`, `G = <m_i, m_j>`: the number of
+steps drops out.
+
+Draws come from mixtures of tilted versions of `P` (or `Q`), so that rare losses are seen
+often; each draw's weight is a ratio of log-sum-exps over the bins.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from tf_bandmf import matrices
+from tf_bandmf.accounting.simulator import MAIN, PILOT, Proposal, Simulator, Stage
+
+# Standard deviations by which the pilot run moves its draws, and draws of each tilt.
+_STRENGTHS = (1.0, 2.0, 3.0, 4.0, 5.0, 6.5, 8.0)
+_ROUGH_STRENGTHS = (1.0, 2.5, 4.0, 6.5)
+_PILOT_DRAWS = 400, 250
+# Candidates for a bound: tilts with certain weights, in standard deviations.
+_CERTAIN_STRENGTHS = (0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.5)
+# Entries of the largest n x b matrix that is built for a strategy without structure.
+_LARGEST_COLUMNS = 100_000_000
+# Up to so many of them columns are faster than diagonals, if there are many of those.
+_FEW_COLUMNS = 4_000_000
+_LARGEST_BINS = 8_192
+# Entries of the arrays of one chunk of draws.
+_CHUNK = 300_000
+# Bytes of Gaussian draws that are kept for use at several noise levels.
+_CACHE = 400_000_000
+# Beyond it single precision no longer resolves the loss well.
+_SINGLE_PRECISION_LIMIT = 300.0
+
+
+def check_bins(num_bins: int) -> None:
+    """Raises ValueError if there are too many bins."""
+    if num_bins > _LARGEST_BINS:
+        raise ValueError(
+            f"Balls in bins is accounted through a matrix of num_bins^2 entries: "
+            f"num_bins must be <= {_LARGEST_BINS}, found {num_bins}. Use larger batches or "
+            f"CyclicPoisson."
+        )
+
+
+def gram_matrix(matrix: matrices.LowerTriangular, num_bins: int) -> np.ndarray:
+    """`G[i, j] = <m_i, m_j>`, shape [b, b], `m_j = sum_e C[:, e b + j]`.
+
+    Args:
+      matrix: `C`, n x n, non-negative.
+      num_bins: b <= n.
+
+    Raises:
+      ValueError: if an entry of `C` is negative (the dominating pair is not known then),
+        or `num_bins` is not in [1, n], or the matrix is too large to compute.
+    """
+    n, b = matrix.num_rows, num_bins
+    if not 1 <= b <= n:
+        raise ValueError(f"num_bins must be in [1, num_steps = {n}], found {b}.")
+    check_bins(b)
+    if not matrix.is_nonnegative():
+        raise ValueError(
+            "The accounting of balls in bins needs a strategy C without negative "
+            "entries, found one with some. Use FixedEpochOrder, or another strategy."
+        )
+    cost = matrix.gram_diagonal_cost()
+    is_small = matrix.bands > b and n * b <= _FEW_COLUMNS
+    if cost is not None and cost < n and not is_small:
+        gram = np.zeros((b, b))
+        for offset in range(min(matrix.bands, n)):
+            diagonal = matrix.gram_diagonal(offset)
+            first = np.arange(n - offset) % b
+            sums = np.bincount(first, diagonal, minlength=b)
+            rows = np.arange(b)
+            gram[rows, (rows + offset) % b] += sums
+            if offset:
+                gram[(rows + offset) % b, rows] += sums
+    else:
+        if n * b > _LARGEST_COLUMNS:
+            raise ValueError(
+                f"This strategy has no structure to exploit: num_steps * num_bins must "
+                f"be <= {_LARGEST_COLUMNS}, found {n * b}. Use a Toeplitz or banded "
+                f"strategy."
+            )
+        pattern = np.zeros((n, b))
+        pattern[np.arange(n), np.arange(n) % b] = 1.0
+        columns = np.maximum(matrix.matmul(pattern), 0.0)  # up to rounding
+        gram = columns.T @ columns
+    if not np.all(np.isfinite(gram)):
+        raise ValueError("The Gram matrix of the bins must be finite.")
+    return 0.5 * (gram + gram.T)
+
+
+@dataclasses.dataclass(frozen=True)
+class Tilt:
+    """One component of a proposal.
+
+    Attributes:
+      own: the mean moves by this many times the draw's own bin column, past what the
+        target distribution has.
+      common: the mean moves by this many times the average of all bin columns.
+    """
+
+    own: float = 0.0
+    common: float = 0.0
+
+
+class BinsSimulator(Simulator):
+    """Simulates the privacy loss of balls in bins, in units of the noise.
+
+    Args:
+      gram: G for noise of standard deviation 1, shape [b, b].
+      num_draws: of a main run, for each direction.
+      seed: equal seeds give equal draws.
+    """
+
+    def __init__(self, gram: np.ndarray, num_draws: int, seed: int) -> None:
+        super().__init__(len(gram), num_draws, _PILOT_DRAWS, seed)
+        self._unit_gram = gram
+        self._factor_t = np.ascontiguousarray(factorize(gram).astype(np.float32).T)
+        self._kept: dict[tuple[Stage, bool, int, int], np.ndarray] = {}
+
+    @functools.cached_property
+    def gram(self) -> np.ndarray:
+        return self._unit_gram / self.noise**2
+
+    @functools.cached_property
+    def half(self) -> np.ndarray:
+        return 0.5 * np.diagonal(self.gram)
+
+    @functools.cached_property
+    def common(self) -> np.ndarray:
+        return self.gram.mean(axis=1)
+
+    @property
+    def common_squared(self) -> float:
+        return float(self.common.mean())
+
+    def pilot_tilts(self, is_rough: bool = False) -> list[Tilt]:
+        return self._grid(_ROUGH_STRENGTHS if is_rough else _STRENGTHS)
+
+    def _grid(self, strengths: Sequence[float]) -> list[Tilt]:
+        """Tilts by the given numbers of standard deviations, the target first."""
+        own = 1.0 / math.sqrt(2.0 * float(self.half.max()))
+        common = 1.0 / math.sqrt(self.common_squared)
+        if self.add:
+            return [Tilt()] + [Tilt(common=-s * common) for s in strengths]
+        tilts = [Tilt()] + [Tilt(own=s * own) for s in strengths]
+        if len(self.gram) > 1:
+            tilts += [Tilt(common=s * common) for s in strengths]
+            tilts += [
+                Tilt(own=0.5 * s * own, common=0.5 * s * common) for s in strengths
+            ]
+        return tilts
+
+    def certain_tilts(self) -> list[Tilt]:
+        tilts = self._grid(_CERTAIN_STRENGTHS)[1 : len(_CERTAIN_STRENGTHS) + 1]
+        if self.add:
+            # Tilts of use are as strong as the loss that they are to reach.
+            tilts += [
+                Tilt(common=factor * t.common) for t in tilts for factor in (2, 4)
+            ]
+        return tilts
+
+    def losses(self, u: np.ndarray) -> np.ndarray:
+        """`log dP/dQ` at the inner products `u`, shape [N, b] -> [N]."""
+        return _log_mean_exp(u - self.half.astype(u.dtype))
+
+    def log_density(
+        self, tilt: Tilt, u: np.ndarray, average: np.ndarray, losses: np.ndarray
+    ) -> np.ndarray:
+        """Log density of a component relative to Q; `average` is the mean of u."""
+        along = tilt.common * average - 0.5 * tilt.common**2 * self.common_squared
+        if self.add:
+            return along
+        if tilt == Tilt():
+            return losses
+        scale = 1.0 + tilt.own
+        offset = scale**2 * self.half + scale * tilt.common * self.common
+        if tilt.own == 0.0 and np.ptp(self.common) <= 1e-12 * self.common[0]:
+            return losses + (along - tilt.common * self.common[0])
+        exponents = u if scale == 1.0 else u * u.dtype.type(scale)
+        return _log_mean_exp(exponents - offset.astype(u.dtype)) + along
+
+    def certain_density(self, tilt: Tilt) -> tuple[float, float] | None:
+        """See `Simulator.certain_density`; losses of "add" are -log dP/dQ.
+
+        For "remove" by the power mean inequality, `mean_j v_j^(1 + t) >= (mean_j v_j)^(1 +
+        t)`: `exp(t l - t (1 + t) max_j |m_j|^2 / 2)`; for "add" by `log mean_j v_j >=
+        mean_j log v_j`.
+        """
+        t = -tilt.common if self.add else tilt.own
+        if t <= 0.0 or not (self.add or tilt.common == 0.0):
+            return None
+        if not self.add:
+            return t, -t * (1.0 + t) * float(self.half.max())
+        return t, -t * float(self.half.mean()) - 0.5 * t**2 * self.common_squared
+
+    def chunks(
+        self, proposal: Proposal, stage: Stage, count: int
+    ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        pairs = np.array([[tilt.own, tilt.common] for tilt in proposal.tilts])
+        strongest = (1.0 + pairs[:, 0].max()) ** 2 * float(self.half.max())
+        dtype: Any = np.float32 if strongest < _SINGLE_PRECISION_LIMIT else np.float64
+        gram, common = self.gram.astype(dtype), self.common.astype(dtype)
+        b = len(gram)
+        size = max(1, min(_CHUNK // b, count))
+        is_main = stage == MAIN and count == self.num_draws
+        is_kept = (stage == PILOT or is_main) and count * b * 4 <= _CACHE
+        for index, start in enumerate(range(0, count, size)):
+            number = min(size, count - start)
+            generator = self.generator(*stage, int(self.add), index)
+            choice = proposal.choose(generator, number)
+            bins = generator.integers(0, b, number)
+            key = stage, self.add, count, index
+            noise = self._kept.get(key)
+            if noise is None:
+                noise = self._correlated(generator, number)
+                if is_kept:
+                    self._kept[key] = noise
+            u = noise * dtype(1.0 / self.noise)
+            if not self.add:
+                u += gram[bins] * (1.0 + pairs[choice, :1]).astype(dtype)
+            if np.any(pairs[:, 1]):
+                u += pairs[choice, 1:].astype(dtype) * common
+            average = u.mean(axis=1).astype(np.float64)
+            losses = self.losses(u)
+            densities = [
+                self.log_density(tilt, u, average, losses) for tilt in proposal.tilts
+            ]
+            yield losses, np.stack(densities)
+
+    def _correlated(self, generator: np.random.Generator, count: int) -> np.ndarray:
+        """Gaussian noise for noise level 1, shape [count, b]."""
+        rank = self._factor_t.shape[0]
+        z = generator.standard_normal((count, rank), dtype=np.float32)
+        if self._factor_t.ndim == 1:
+            z *= self._factor_t
+            return z
+        return z @ self._factor_t
+
+
+def factorize(gram: np.ndarray) -> np.ndarray:
+    """`L` with `L L^T = G`: a vector if G is diagonal, else [b, b] or [b, rank of G].
+
+    Lower-triangular where G is not singular: it is a smooth function of G then, so that
+    equal random numbers give similar draws for similar strategies.
+
+    Raises:
+      ArithmeticError: if G is not positive semidefinite.
+    """
+    diagonal = np.diagonal(gram)
+    if np.all(gram == np.diag(diagonal)):
+        return np.sqrt(diagonal)
+    try:
+        return np.linalg.cholesky(gram)
+    except np.linalg.LinAlgError:
+        pass
+    values, vectors = np.linalg.eigh(gram)
+    if values[0] < -1e-9 * values[-1]:
+        raise ArithmeticError(
+            "The Gram matrix of the bins is not positive semidefinite."
+        )
+    kept = values > 1e-14 * values[-1]
+    return vectors[:, kept] * np.sqrt(values[kept])
+
+
+def _log_mean_exp(exponents: np.ndarray) -> np.ndarray:
+    """Over the last axis; overwrites its argument."""
+    top = exponents.max(axis=-1, keepdims=True)
+    exponents -= top
+    np.exp(exponents, out=exponents)
+    # Pairwise summation: no accuracy is lost in single precision.
+    mean = exponents.mean(axis=-1).astype(np.float64)
+    return top[..., 0].astype(np.float64) + np.log(mean)
