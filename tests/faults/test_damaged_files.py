@@ -9,8 +9,7 @@ import pytest
 from killed_runs import data, make_model, make_plan
 
 from tf_bandmf.files.journal import Journal
-from tf_bandmf.keras.model.monitors import restore_backup
-from tf_bandmf.keras.resume import identity
+from tf_bandmf.keras.model.callbacks import restore_backup
 from tf_bandmf.keras.run import known_runs
 
 STEPS = 5
@@ -50,7 +49,7 @@ def begun(plan, folder):
     """A model whose run was resumed, and the batches of the run."""
     known_runs.forget()
     model = make_model(plan)
-    model._prepare(model.optimizer, plan.batches(*data()))
+    model._prepare(plan.batches(*data()))
     restore_backup(model, [backup(folder)])
     return model, model.begin_run(plan.batches(*data()), folder / "run.private")
 
@@ -66,7 +65,7 @@ def resumed(plan, folder):
         state.key.secret_bytes(),
         *(tensor.tobytes() for tensor in state.secret_tensors().values()),
         *(
-            identity.value_of(variable).tobytes()
+            keras.ops.convert_to_numpy(variable).tobytes()
             for variable in [*model.variables, *model.optimizer.variables]
         ),
     ]

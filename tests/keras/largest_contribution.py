@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tf_bandmf.keras.model.programs import Contents
+from tf_bandmf.keras.model.batch_contents import Contents
 from tf_bandmf.keras.optimizer.private import private_optimizer_of
 
 # By what records are multiplied.
@@ -78,7 +78,7 @@ def largest_contribution(
 
     def total(inputs: Any, targets: Any, weights: Any) -> tf.Tensor:
         given = tf.nest.map_structure(tf.convert_to_tensor, (inputs, targets, weights))
-        contents = Contents(*given, None, None, None)
+        contents = Contents(*given)
         if programs._nothing is None:
             programs._try_on_made_up(contents)
         seed = tf.zeros([2], tf.int32)

@@ -176,7 +176,7 @@ def dump_graphs(model, schedule, folder):
         model.optimizer.run.secrets,
         model.optimizer.run.secrets.key,
         model.optimizer.run.generator,
-        model._private_run,
+        model._training.run_file,
         schedule,
         model.optimizer.variables,
         vars(model),
@@ -346,7 +346,7 @@ def test_no_error_shows_a_secret_even_with_local_variables(
         "no folder": lambda: fit(path=tmp_path / "no" / "folder"),
         "pickle of the optimizer": lambda: pickle.dumps(model.optimizer),
         "copy of the state": lambda: copy.deepcopy(model.optimizer.run.secrets),
-        "copy of the run": lambda: copy.copy(model._private_run),
+        "copy of the run": lambda: copy.copy(model._training.run_file),
         "pickle of the schedule": lambda: pickle.dumps(schedule),
         "a seed that is too long": lambda: random_words(
             model.optimizer.run.key.sampler_seed() + b"1", 0, 1

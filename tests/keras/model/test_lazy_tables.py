@@ -339,7 +339,7 @@ def test_weights_that_are_loaded_before_the_first_step_are_used(silent, data):
     for tables in ("dense", "lazy"):
         model = prepare(mean_of_bag(), plan, tables)
         model.optimizer.run  # noqa: B018
-        model.make_train_function()
+        model._prepare(None)
         model.get_layer("items").embeddings.assign(np.full([ROWS, WIDTH], 0.3))
         model.fit(plan.batches(*data), epochs=1, verbose=0)
         found.append(table_of(model))
@@ -421,7 +421,7 @@ def test_other_data_after_the_same_steps_get_other_noise(data):
     rows = tf.constant([0, 1, 2], tf.int64)
     for value in (1.0, 1.0, 2.0):
         model = prepare(mean_of_bag(), make_plan(test_seed=None))
-        model.make_train_function()
+        model._prepare(None)
         run = model.optimizer.run
         run.adopt(run.secrets_of(NoiseKey(bytes(32))))
         tables = run.tables
@@ -484,7 +484,7 @@ def test_a_run_may_begin_with_an_empty_batch():
 @pytest.mark.invariant(5)
 def test_rows_that_were_not_looked_up_before_the_pass_get_no_sum():
     model = prepare(mean_of_bag(), make_plan())
-    model.make_train_function()
+    model._prepare(None)
     tables = model.optimizer.run.tables
     tables.begin()
     rate = tf.constant(0.1)

@@ -124,7 +124,7 @@ def note_run(model):
     """As if the model had been trained in this test: others forgot its run."""
     optimizer = model.optimizer
     name = known_runs.name_of(optimizer.run.secrets.key)
-    schedule = int(optimizer.run.schedule_id)
+    schedule = int(optimizer.run.secrets.schedule_id)
     known_runs.note(name, optimizer.plan, model.trainable_weights, schedule)
 
 

@@ -443,7 +443,7 @@ def test_a_file_that_two_processes_wrote_is_refused(
     model.save_weights(weights)
     # As two forks would, of which each takes the first step.
     for digest in (5, 6):
-        model._private_run.note_step(np.array([0, digest], "<i8").tobytes())
+        model._training.run_file._file.append(np.array([0, digest], "<i8").tobytes())
     del model
     again = restored(make_private_model(plan, hidden=False), weights)
     with pytest.raises(ValueError, match="has a step twice"):

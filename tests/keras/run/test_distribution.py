@@ -90,7 +90,7 @@ def after_an_epoch(make_plan, train, strategy, tmp_path_factory):
 
 @pytest.mark.invariant(11)
 def test_one_of_two_replicas_writes_the_steps_down(after_an_epoch, written_steps):
-    written = written_steps(after_an_epoch._private_run.path)
+    written = written_steps(after_an_epoch._training.run_file.path)
     assert written == list(range(after_an_epoch.optimizer.steps_taken))
 
 
@@ -279,7 +279,7 @@ WORKER = """
         "bsr:3", noise_multiplier=1.0, delta=1e-5,
         num_examples=22, batch_size=6, epochs=2)
     plan = dataclasses.replace(plan, test_seed=0)
-    from tf_bandmf.keras.run.replicas import shared_key
+    from tf_bandmf.keras.run.run import shared_key
     from tf_bandmf.noise.keys import NoiseKey
     key = shared_key(strategy, NoiseKey.from_operating_system()).secret_bytes()
     with strategy.scope():

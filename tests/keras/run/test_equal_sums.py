@@ -184,7 +184,7 @@ def releases_of(rates, releases):
         tf_bandmf.keras.PrivateOptimizer(inner, plan),
         lambda y, y_pred: keras.ops.sum(y_pred, axis=-1),
     )
-    model.make_train_function()
+    model._prepare(None)
     run = model.optimizer.run
     run.adopt(run.secrets_of(NoiseKey(bytes(32))))
     # No row is read twice.

@@ -8,7 +8,7 @@ import tensorflow as tf
 import tf_bandmf
 import tf_bandmf.keras
 from tf_bandmf.keras.clipping import UnsupportedModelError, clipped_gradient_sums
-from tf_bandmf.keras.model.batch_contents import as_drawn
+from tf_bandmf.keras.model.batch_contents import Contents
 from tf_bandmf.keras.run.scaling import Scaling
 
 
@@ -136,7 +136,7 @@ def test_scales_of_a_metric_are_refused(make_plan, make_scaled, data):
 def test_clipped_in_other_coordinates_is_refused(make_plan, make_scaled, data):
     plan = make_plan()
     batch = next(iter(plan.batches(*data)))
-    x, y, _, _ = as_drawn(batch)
+    x, y, *_ = Contents.of(batch)
     for given, scaling_ in ((None, "second_moment"), (1.0, None)):
         model = make_scaled(plan, scaling=scaling_)
         model.build((None, data[0].shape[1]))
@@ -196,7 +196,7 @@ def assert_steps_scale(scaled, plain, schedule):
         scales = [np.asarray(s) for s in scaled.optimizer.scales()]
         plain.set_weights(scaled.get_weights())
         plain.optimizer.vouch_for_weights("copied")
-        x, y, weight, rows = as_drawn(batch)
+        x, y, weight, rows, *_ = Contents.of(batch)
         options = {
             "sample_weight": weight,
             "rows": rows,

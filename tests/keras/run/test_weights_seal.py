@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tf_bandmf.keras.resume.private_file import refuse_shared_folder
+from tf_bandmf.keras.model.callbacks import refuse_shared_folder
 from tf_bandmf.keras.run import weights_seal
 
 REFUSED = "not those that the last private step of this run left"

@@ -18,16 +18,12 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tf_bandmf.keras.clipping import (
-    UnsupportedModelError,
-    layers_executed_alone,
-    made_up,
-)
+from tf_bandmf.keras.clipping import UnsupportedModelError, layers_executed_alone
 from tf_bandmf.keras.compat.keras_objects import all_layers
 from tf_bandmf.keras.compat.patching import patched
-from tf_bandmf.keras.model.batch_contents import contents
 
-_EXAMPLES = 3
+# How many made-up examples show what layers do.
+EXAMPLES = 3
 # Relative and absolute differences that rounding makes, also in bfloat16.
 _CLOSE = {"rtol": 3e-2, "atol": 1e-4}
 
@@ -54,13 +50,13 @@ def checked_names(model: keras.Model, alone: Collection[str]) -> frozenset[str]:
 
 
 def check_layers_alone(
-    model: keras.Model, data: Any, accepted: Collection[str], quiet: bool
+    model: keras.Model, inputs: Any, accepted: Collection[str], quiet: bool
 ) -> None:
     """Names the layers that run alone; refuses those whose results depend on others.
 
     Args:
-      model: private, built, and traced for such data.
-      data: a batch; only its shapes and dtypes matter.
+      model: private, built, and traced for such inputs.
+      inputs: made-up ones of several examples.
       accepted: names of layers that are not refused.
       quiet: prints nothing.
 
@@ -71,7 +67,6 @@ def check_layers_alone(
     layers = layers_executed_alone(model)
     if not layers:
         return
-    inputs = made_up(contents(data), _EXAMPLES)[0]
     for layer in _dependent(model, layers, inputs):
         if layer.name not in accepted:
             raise UnsupportedModelError(
@@ -118,7 +113,7 @@ def _dependent(model: keras.Model, layers: Collection[Any], inputs: Any) -> list
         if not _same(together, layer.call(*args, **kwargs)):
             continue
         # The first alone does not show sums over those before, nor copies of the first.
-        for place in (0, _EXAMPLES - 1):
+        for place in (0, EXAMPLES - 1):
             alone = layer.call(*_row(args, place), **_row(kwargs, place))
             if not _same(_row(together, place), alone):
                 found.append(layer)
@@ -130,7 +125,7 @@ def _row(structure: Any, place: int) -> Any:
     """One example of what has several; the rest as it is."""
 
     def row(leaf: Any) -> Any:
-        is_batch = tf.is_tensor(leaf) and leaf.shape.rank and leaf.shape[0] == _EXAMPLES
+        is_batch = tf.is_tensor(leaf) and leaf.shape.rank and leaf.shape[0] == EXAMPLES
         return leaf[place : place + 1] if is_batch else leaf
 
     return tf.nest.map_structure(row, structure)

@@ -15,8 +15,8 @@ import numpy as np
 import tensorflow as tf
 
 from tf_bandmf.keras.compat.keras_objects import all_layers, given_learning_rate
+from tf_bandmf.keras.model.callbacks import cautions_of
 from tf_bandmf.keras.model.outputs import described, last_layer, loss_of
-from tf_bandmf.keras.run.callbacks import each_callback
 from tf_bandmf.planning import learning_rates
 from tf_bandmf.sampling.identity import INPUTS
 
@@ -34,8 +34,6 @@ _SCALES = (
     keras.layers.Embedding,
     keras.layers.Lambda,
 )
-# How names of metrics begin that show nothing of the training data but noisy numbers.
-_PUBLIC = ("val_", "private_")
 _NO_PROBABILITIES = ("linear", "relu", "tanh", "elu", "gelu", "silu", "leaky_relu")
 
 
@@ -48,7 +46,7 @@ def warn(model: Any, data: Any, callbacks: Any, is_kept: bool) -> None:
       callbacks: of `fit`.
       is_kept: whether the run has a private file.
     """
-    messages = list(_of_callbacks(callbacks, is_kept))
+    messages = list(cautions_of(callbacks, is_kept))
     if model.built and not model.optimizer.steps_taken:
         messages += [
             *_of_inputs(model, data),
@@ -58,27 +56,6 @@ def warn(model: Any, data: Any, callbacks: Any, is_kept: bool) -> None:
         ]
     for message in messages:
         warnings.warn(message, stacklevel=3)
-
-
-def _of_callbacks(callbacks: Any, is_kept: bool) -> Iterator[str]:
-    for callback in each_callback(callbacks):
-        monitor = getattr(callback, "monitor", None)
-        if isinstance(callback, keras.callbacks.BackupAndRestore) and not is_kept:
-            yield (
-                "BackupAndRestore without private_state: a run is resumed with its key, "
-                "which no backup holds. Give fit private_state='run.private', the path of "
-                "a file that you never share."
-            )
-        if isinstance(callback, keras.callbacks.TerminateOnNaN):
-            monitor = "loss"
-        is_private = isinstance(monitor, str) and not monitor.startswith(_PUBLIC)
-        if is_private and getattr(callback, "save_best_only", True):
-            yield (
-                f"{type(callback).__name__} acts on {monitor!r}, an exact function of the "
-                f"training data, which is not covered by the guarantee. Monitor a metric "
-                f"of public validation data (val_...), or a private one "
-                f"(tf_bandmf.keras.PrivateEvaluation, private_...)."
-            )
 
 
 def _of_inputs(model: keras.Model, data: Any) -> Iterator[str]:

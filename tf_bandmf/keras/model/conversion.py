@@ -19,9 +19,7 @@ from tf_bandmf.keras.model.cloning import cloned
 from tf_bandmf.keras.model.preparation import without_dynamic_scale
 from tf_bandmf.keras.model.tables import DENSE, checked
 from tf_bandmf.keras.model.training import PrivateTraining
-from tf_bandmf.keras.model.training_state import state_of
 from tf_bandmf.keras.optimizer.private import PrivateOptimizer
-from tf_bandmf.keras.resume.identity import value_of
 
 
 def make_private(
@@ -92,35 +90,35 @@ def make_private(
     if release_every is not None:
         release_every = whole_number("release_every", release_every)
     turn_tensor_float_32_off()
-    if isinstance(model, PrivateTraining):
-        if tables != DENSE or release_every is not None:
-            if model.optimizer is not None and model.optimizer.built:
-                raise ValueError(
-                    "tables must be chosen before the run begins: this model has an "
-                    "optimizer that is built. Compile it with a new PrivateOptimizer "
-                    "after make_private(model, tables=...)."
-                )
-            model._tables, model._release_every = tables, release_every
-        if alone:
-            state_of(model).may_run_alone |= checked_names(model, alone)
-        if microbatch_size is not None:
-            model._microbatch_size = microbatch_size
-            model.train_function = None
-        return model
-    chosen = private_class(type(model))
     optimizer = getattr(model, "optimizer", None)
-    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
-        model.optimizer = without_dynamic_scale(optimizer, optimizer.inner_optimizer)
-    if model.built:
-        check_supported(model)
-    names = checked_names(model, alone)
-    model.__class__ = chosen
+    is_lazy = tables != DENSE or release_every is not None
+    if not isinstance(model, PrivateTraining):
+        chosen = private_class(type(model))
+        if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+            inner = optimizer.inner_optimizer
+            model.optimizer = without_dynamic_scale(optimizer, inner)
+        if model.built:
+            check_supported(model)
+        names = checked_names(model, alone)
+        model.__class__ = chosen
+        if optimizer is not None and not isinstance(optimizer, PrivateOptimizer):
+            model._training.plain_steps = int(
+                keras.ops.convert_to_numpy(optimizer.iterations)
+            )
+    elif is_lazy and optimizer is not None and optimizer.built:
+        raise ValueError(
+            "tables must be chosen before the run begins: this model has an optimizer that "
+            "is built. Compile it with a new PrivateOptimizer after "
+            "make_private(model, tables=...)."
+        )
+    else:
+        names = checked_names(model, alone)
     model.train_function = None
-    if optimizer is not None and not isinstance(optimizer, PrivateOptimizer):
-        state_of(model).plain_steps = int(value_of(optimizer.iterations))
-    state_of(model).may_run_alone = names
-    model._microbatch_size = microbatch_size
-    model._tables, model._release_every = tables, release_every
+    model._training.may_run_alone |= names
+    if is_lazy:
+        model._tables, model._release_every = tables, release_every
+    if microbatch_size is not None:
+        model._microbatch_size = microbatch_size
     return model
 
 

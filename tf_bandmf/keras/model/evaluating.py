@@ -13,7 +13,6 @@ from tf_bandmf.accounting.checks import whole_number
 from tf_bandmf.keras.audit.metric_sums import first_record, function_of, sums_of
 from tf_bandmf.keras.audit.private_metrics import checked
 from tf_bandmf.keras.model import preparation
-from tf_bandmf.keras.model.preprocessing import refuse_preprocessor
 from tf_bandmf.planning.statement import ONE_EXAMPLE
 
 
@@ -58,7 +57,7 @@ def evaluate_privately(
             f"The plan hides {plan.unit!r}: give users=, whose each record is, so that all "
             f"records of one count as one."
         )
-    refuse_preprocessor(model)
+    preparation.refuse_preprocessor(model)
     found = checked(metrics)
     records = hashlib.blake2b(digest_size=32)
     sums, count = sums_of(model, x, y, found, users, batch_size, records, function)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -17,17 +17,16 @@ from tf_bandmf.keras.clipping import (
     needs_self_check,
     self_check,
 )
-from tf_bandmf.keras.compat.keras_objects import all_layers
 from tf_bandmf.keras.compat.optimizing import optimized_once
-from tf_bandmf.keras.model.alone import check_layers_alone
-from tf_bandmf.keras.model.batch_contents import contents
+from tf_bandmf.keras.model.alone import EXAMPLES, check_layers_alone
+from tf_bandmf.keras.model.batch_contents import Contents
 from tf_bandmf.keras.model.guards import announced
 from tf_bandmf.keras.model.tables import lazy_layers
-from tf_bandmf.keras.model.training_state import state_of
-from tf_bandmf.keras.optimizer.inner_optimizers import check_accumulation
-from tf_bandmf.keras.optimizer.private import PrivateOptimizer, private_optimizer_of
-
-_CHECKED_EXAMPLES = 3
+from tf_bandmf.keras.optimizer.private import (
+    PrivateOptimizer,
+    check_accumulation,
+    private_optimizer_of,
+)
 
 
 def optimizer_of(model: Any) -> PrivateOptimizer:
@@ -44,7 +43,11 @@ def optimizer_of(model: Any) -> PrivateOptimizer:
     check_matmul_precision()
     check_functions_are_traced()
     if model.run_eagerly:
-        refuse_eager_steps()
+        raise RuntimeError(
+            "A private step runs as a graph: debug the plain model, before make_private, "
+            "and train the private one by fit, train_on_batch or private_gradients, "
+            "compiled without run_eagerly=True."
+        )
     check_accumulation(optimizer.inner_optimizer)
     strategy = model.distribute_strategy
     if num_replicas(model) > 1 and optimizer.run.strategy is not strategy:
@@ -55,32 +58,22 @@ def optimizer_of(model: Any) -> PrivateOptimizer:
     return optimizer
 
 
-def refuse_eager_steps() -> NoReturn:
-    """Raises RuntimeError: a step is analysed as a graph."""
-    raise RuntimeError(
-        "A private step runs as a graph: debug the plain model, before make_private, and "
-        "train the private one by fit, train_on_batch or private_gradients, compiled "
-        "without run_eagerly=True."
-    )
-
-
 def num_replicas(model: Any) -> int:
     """The number of replicas on which a model trains."""
-    strategy = model.distribute_strategy
-    return 1 if strategy is None else strategy.num_replicas_in_sync
+    return int(model.distribute_strategy.num_replicas_in_sync)
 
 
-def build(model: Any, optimizer: PrivateOptimizer, data: Any) -> None:
-    """Makes the variables of model and optimizer, from the shapes of a batch."""
+def build(model: Any, optimizer: PrivateOptimizer, data: Any = None) -> None:
+    """Makes the variables of model and optimizer, if they are not built: the run begins.
+
+    Args:
+      model: private and compiled.
+      optimizer: of the model.
+      data: a batch, of which shapes and dtypes matter; None if the model is built.
+    """
     if not optimizer.built:
         build_model(model, data)
-        begin_run(model, optimizer)
-
-
-def begin_run(model: Any, optimizer: PrivateOptimizer) -> None:
-    """Builds the optimizer of a built model, if it is not built: its run begins."""
-    if not optimizer.built:
-        state = state_of(model)
+        state = model._training
         optimizer.run.were_loaded |= state.were_loaded
         state.lazy_layers = lazy_layers(model, optimizer)
         state.looked_up = LookedUp(model, state.lazy_layers)
@@ -89,35 +82,26 @@ def begin_run(model: Any, optimizer: PrivateOptimizer) -> None:
     optimizer.build(model.trainable_variables)
 
 
-def refuse_text(data: Any) -> None:
+def build_model(model: Any, data: Any = None) -> None:
+    """Makes the weights; refuses models whose examples cannot be told apart."""
+    if not model.built and data is not None:
+        # Made up: `call` is code of the user, which could keep what it is given.
+        found = Contents.of(data).by_row()
+        _refuse_text(found[1])
+        is_there = all(not tf.is_symbolic_tensor(t) for t in tf.nest.flatten(found[0]))
+        found = made_up(found, EXAMPLES) if is_there else found
+        model(found[0], training=False)
+    check_supported(model)
+
+
+def _refuse_text(targets: Any) -> None:
     """Raises TypeError if targets are strings, from the dtypes alone."""
-    for leaf in tf.nest.flatten(contents(data)[1]):
+    for leaf in tf.nest.flatten(targets):
         if getattr(leaf, "dtype", None) == tf.string:
             raise TypeError(
                 "Targets must be numbers, found strings. Give the numbers of the classes: "
                 "classes, y = np.unique(labels, return_inverse=True)."
             )
-
-
-def build_model(model: Any, data: Any) -> None:
-    """Makes the weights; refuses models whose examples cannot be told apart."""
-    refuse_text(data)
-    if not model.built:
-        # Made up: `call` is code of the user, which could keep what it is given.
-        found = contents(data)
-        is_there = all(not tf.is_symbolic_tensor(t) for t in tf.nest.flatten(found[0]))
-        found = made_up(found, _CHECKED_EXAMPLES) if is_there else found
-        model(found[0], training=False)
-    check_supported(model)
-
-
-def build_optimizer(model: Any, optimizer: PrivateOptimizer) -> None:
-    """Builds it before the step is traced: making variables costs a second trace."""
-    if optimizer.built or model._is_distributed:
-        return
-    if model.built and all(layer.built for layer in all_layers(model)):
-        check_supported(model)
-        begin_run(model, optimizer)
 
 
 def check_examples(model: Any, optimizer: PrivateOptimizer, data: Any) -> None:
@@ -132,13 +116,13 @@ def check_examples(model: Any, optimizer: PrivateOptimizer, data: Any) -> None:
       optimizer: of the model.
       data: a batch that is not empty; only its shapes and dtypes matter.
     """
-    refuse_text(data)
-    examples = made_up(contents(data), _CHECKED_EXAMPLES)
-    state = state_of(model)
+    contents, state = Contents.of(data).by_row(), model._training
+    _refuse_text(contents[1])
+    inputs = made_up(contents, EXAMPLES)[0]
     if optimizer.run.tables is not None:
-        state.looked_up(examples[0], None)
-    find_layers_alone(model, examples[0])
-    check_layers_alone(model, data, state.may_run_alone, state.is_quiet)
+        state.looked_up(inputs, None)
+    find_layers_alone(model, inputs)
+    check_layers_alone(model, inputs, state.may_run_alone, state.is_quiet)
     if not needs_self_check(model):
         return
     telling = announced(
@@ -146,9 +130,26 @@ def check_examples(model: Any, optimizer: PrivateOptimizer, data: Any) -> None:
         state.is_quiet,
     )
     with telling, optimized_once():
-        self_check(
-            model, *contents(data), loss_scale_factor=optimizer.loss_scale_factor
-        )
+        self_check(model, *contents, loss_scale_factor=optimizer.loss_scale_factor)
+
+
+def refuse_preprocessor(model: Any) -> None:
+    """Raises ValueError if a model would preprocess whole batches in its step.
+
+    Args:
+      model: private, of any class, such as a task of KerasHub.
+    """
+    is_none = getattr(model, "preprocessor", None) is None
+    if is_none or not hasattr(model, "preprocess_samples"):
+        return
+    raise ValueError(
+        f"Model {model.name!r} has a preprocessor, which would see whole batches. Take it "
+        f"out, and let the batches call it for each example: preprocess = "
+        f"model.preprocessor; model.preprocessor = None; plan.batches(x, y, "
+        f"map=preprocess). Apply one that keeps a cache of tokens, or that makes targets, "
+        f"beforehand: x, y, sample_weight = preprocess(texts). To predict from raw data, "
+        f"set model.preprocessor = preprocess after training."
+    )
 
 
 def without_dynamic_scale(new: Any, old: Any) -> Any:

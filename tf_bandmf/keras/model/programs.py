@@ -18,9 +18,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import types
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -35,43 +36,34 @@ from tf_bandmf.keras.clipping import (
     present_rows,
     regularization_gradients,
 )
-from tf_bandmf.keras.compat.keras_objects import loss_tracker
-from tf_bandmf.keras.model.batch_contents import as_drawn, as_given, shares
+from tf_bandmf.keras.compat.keras_objects import (
+    compile_metrics,
+    keras_backend,
+    loss_tracker,
+)
+from tf_bandmf.keras.model.batch_contents import Contents, given
 from tf_bandmf.keras.model.guards import announced
 from tf_bandmf.keras.model.preparation import check_examples
-from tf_bandmf.keras.model.variable_making import build_metrics
-from tf_bandmf.keras.resume.identity import random_states
 from tf_bandmf.keras.run import admission
-from tf_bandmf.keras.run.program import Program
+from tf_bandmf.keras.run.programs import Measure, Program, Update
 from tf_bandmf.keras.run.run import Noisy
 from tf_bandmf.keras.run.scaling import UNSOUND
 from tf_bandmf.keras.run.tables import LookedUpRows, RowSums
-from tf_bandmf.keras.run.update import Measure, Update
 from tf_bandmf.noise.devices import device_kind
-from tf_bandmf.sampling import batches as batches_lib
 
 _TRACING = "tracing the private training step."
 _BAD = OUTCOMES.index("bad")
 
 
-class Contents(NamedTuple):
-    """What the clipping sees of a batch: tensors [B, ...], or None.
-
-    Attributes:
-      x: inputs.
-      y: targets.
-      sample_weight: weights.
-      rows: which rows each unit has.
-      shares: which part of the clip norm each example may contribute.
-      count: how many examples there are, int32 scalar, if rows pad the batch.
-    """
-
-    x: Any
-    y: Any
-    sample_weight: Any
-    rows: Any
-    shares: Any
-    count: Any
+# What a strategy does, for one replica.
+_ONE_REPLICA = types.SimpleNamespace(
+    run=lambda function, args: function(*args),
+    reduce=lambda operation, value, axis: value,
+    experimental_local_results=lambda values: (values,),
+    experimental_distribute_values_from_function=lambda value_of: value_of(
+        types.SimpleNamespace(replica_id_in_sync_group=0)
+    ),
+)
 
 
 class Programs:
@@ -84,15 +76,17 @@ class Programs:
     def __init__(self, model: Any) -> None:
         self._model = model
         self._run = model._private_optimizer().run
-        self._strategy = model.distribute_strategy
+        strategy = model.distribute_strategy
+        is_one = strategy.num_replicas_in_sync == 1
+        self._strategy: Any = _ONE_REPLICA if is_one else strategy
         # Where there is an accelerator, each program is one start by the host. On a CPU, a
         # program of XLA for the noise of one model would take long to compile.
-        by_xla = self._is_one and bool(model.jit_compile) and device_kind() != "CPU"
+        by_xla = is_one and bool(model.jit_compile) and device_kind() != "CPU"
         self._facts = self._compiled(admission.facts)
         self._scales = Update(self._scales_and_soundness, model)
         self._refresh = self._compiled(self._refreshed)
         self._clip = self._compiled(self._clipped, by_xla)
-        self._clip_here = self._clip if self._is_one else Program(self._clipped)
+        self._clip_here = Program(self._clipped)
         self._noise = Program(self._noised, by_xla)
         self._update = Update(self._updated, model, by_xla)
         self._take = Update(self._taken, model, by_xla)
@@ -126,7 +120,7 @@ class Programs:
         return list(gradients), noisy.drawn.step
 
     def _noisy_batch(self, batch: Any, spec: Any = None) -> tuple[Any, Any, Noisy]:
-        contents, run = _contents(batch), self._run
+        contents, run = Contents.of(batch), self._run
         # Nothing can be made up in the shape of a batch of nothing.
         if self._nothing is None and _size(self._local(contents.x)[0]):
             here = self._local(batch)[0]
@@ -140,8 +134,7 @@ class Programs:
         scales = self._checked_scales()
         looked_up = self._look_up(contents, admitted.step)
         clipped = self._clip_all(contents, scales, admitted.seed)
-        digests = admitted.digests
-        digest = digests[0] if self._is_one else self._distributed(*digests)
+        digest = self._distributed(*admitted.digests)
         ours = clipped._replace(outputs=())
         noisy = self._noise(ours, admitted.step, admitted.keys, digest, looked_up)
         run.confirm(noisy)
@@ -149,10 +142,11 @@ class Programs:
 
     def _prepare(self, spec: Any) -> None:
         """Traces the programs once for all batches, if their sizes vary."""
-        if not self._is_one or not any(map(_may_vary, tf.nest.flatten(spec))):
+        is_one = self._strategy is _ONE_REPLICA
+        if not is_one or not any(map(_may_vary, tf.nest.flatten(spec))):
             return
-        batch = as_given(spec)
-        contents, tables = _contents(batch), self._run.tables
+        batch, tables = given(spec), self._run.tables
+        contents = Contents.of(batch)
         number, seed = tf.TensorSpec([], tf.int64), tf.TensorSpec([2], tf.int32)
         _traced(self._facts, batch)
         clipped = _traced(self._clip, contents, self._scale_specs(), seed)
@@ -191,7 +185,8 @@ class Programs:
 
     def _reseed(self, seed: tf.Tensor) -> None:
         """Random layers begin a step at states that follow from its seed alone."""
-        variables = random_states(self._model)
+        weights = {id(variable) for variable in self._model.weights}
+        variables = [v for v in self._model.variables if id(v) not in weights]
         if variables:
             shape = [len(variables), 2]
             most = tf.int32.max
@@ -216,8 +211,7 @@ class Programs:
 
     def sums(self, x: Any, y: Any, sample_weight: Any = None) -> ClippedGradients:
         """Clipped sums of examples as a step makes them; in a graph, for audits."""
-        contents = Contents(x, y, sample_weight, None, None, None)
-        scaling = self._run.scaling
+        contents, scaling = Contents(x, y, sample_weight), self._run.scaling
         return self._sums(contents, None if scaling is None else scaling.scales())
 
     def _sums(self, contents: Contents, scales: Any) -> ClippedGradients:
@@ -254,15 +248,13 @@ class Programs:
     ) -> Noisy:
         """Sums of all replicas, with noise: on the first device."""
         run = self._run
-        sums = run.sums(clipped) if self._is_one else None
-        if sums is None:
 
-            def of_replica(clipped: ClippedGradients, digest: tf.Tensor) -> Any:
-                return run.sums(clipped), tf.identity(digest)
+        def of_replica(clipped: ClippedGradients, digest: tf.Tensor) -> Any:
+            return run.sums(clipped), tf.identity(digest)
 
-            parts = self._strategy.run(of_replica, args=(clipped, digest))
-            add = functools.partial(self._strategy.reduce, "SUM", axis=None)
-            sums, digest = tf.nest.map_structure(add, parts)
+        parts = self._strategy.run(of_replica, args=(clipped, digest))
+        add = functools.partial(self._strategy.reduce, "SUM", axis=None)
+        sums, digest = tf.nest.map_structure(add, parts)
         variables = self._model.trainable_variables
         return run.privatize(sums, variables, step, keys, digest, looked_up)
 
@@ -311,8 +303,7 @@ class Programs:
         size = tf.cast(tf.size(losses) if count is None else count, tf.float32)
         loss = tf.math.divide_no_nan(tf.reduce_sum(losses), size)
         loss_tracker(model).update_state(loss, sample_weight=size)
-        if self._is_one:
-            build_metrics(model, *seen)
+        _build_metrics(model, *seen)
         logs: dict[str, Any] = model.compute_metrics(*seen)
         if isinstance(self._strategy, tf.distribute.MultiWorkerMirroredStrategy):
             # Keras takes the mean over workers along the first axis of whatever is here.
@@ -321,17 +312,14 @@ class Programs:
 
     # What calls it.
 
-    @property
-    def _is_one(self) -> bool:
-        return self._strategy.num_replicas_in_sync == 1
-
     def _everywhere(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """A function of each replica."""
 
+        @functools.wraps(function)
         def everywhere(*args: Any) -> Any:
             return self._strategy.run(function, args=args)
 
-        return function if self._is_one else everywhere
+        return everywhere
 
     def _compiled(self, function: Callable[..., Any], by_xla: bool = False) -> Program:
         """A function of each replica, as one program."""
@@ -365,7 +353,7 @@ class Programs:
 
     def _made_up(self, contents: Contents) -> Contents:
         parts = [made_up(part, _size(part)) for part in self._local(contents)]
-        return parts[0] if self._is_one else _map(self._distributed, *parts)
+        return _map(self._distributed, *parts)
 
     def _clip_all(self, contents: Contents, scales: Any, seed: Any) -> Any:
         """Clips a batch; if it raises, each example by itself."""
@@ -376,10 +364,7 @@ class Programs:
         except tf.errors.OpError:
             pass
         parts = self._local((contents, scales, seed))
-        clipped = [self._each_alone(*part) for part in parts]
-        if self._is_one:
-            return clipped[0]
-        return _map(self._distributed, *clipped)
+        return _map(self._distributed, *[self._each_alone(*part) for part in parts])
 
     def _each_alone(self, contents: Contents, scales: Any, seed: Any) -> Any:
         """The examples of one replica, one after the other; those that raise add zero."""
@@ -436,18 +421,7 @@ class Programs:
 
     def _local(self, values: Any) -> list[Any]:
         """The values of each replica of this process."""
-        if self._is_one:
-            return [values]
-        local = self._strategy.experimental_local_results
-        leaves = [
-            (leaf,) if leaf is None else local(leaf)
-            for leaf in keras.tree.flatten(values)
-        ]
-        count = max(map(len, leaves), default=1)
-        return [
-            keras.tree.pack_sequence_as(values, [own[i % len(own)] for own in leaves])
-            for i in range(count)
-        ]
+        return list(self._strategy.experimental_local_results(values))
 
     def _distributed(self, *parts: Any) -> Any:
         """A value of each replica from the parts of this process."""
@@ -483,11 +457,6 @@ def _may_vary(spec: Any) -> bool:
     return shape is not None and bool(shape.rank) and None in shape.as_list()
 
 
-def _contents(batch: Any) -> Contents:
-    count = batch[batches_lib.NUM_EXAMPLES] if batches_lib.is_padded(batch) else None
-    return Contents(*as_drawn(batch), shares(batch), count)
-
-
 def _size(contents: Any) -> int:
     return int(tf.shape(keras.tree.flatten(contents)[0])[0])
 
@@ -516,3 +485,31 @@ def _added(parts: Sequence[Any]) -> Any:
         values = tf.concat([part.values for part in parts], 0)
         return tf.IndexedSlices(values, tf.concat([p.indices for p in parts], 0))
     return tf.add_n(list(parts))
+
+
+def _build_metrics(model: keras.Model, *seen: Any) -> None:
+    """Makes the variables of compiled metrics before they are used in a graph.
+
+    Making one in a trace costs a second trace. Like Keras on other backends, it updates
+    the metrics once in a graph that is thrown away.
+
+    Args:
+      model: a compiled model.
+      *seen: inputs, targets, predictions and weights; only shapes and dtypes matter.
+    """
+    metrics = compile_metrics(model)
+    if metrics is None or metrics.built:
+        return
+    specs = _each(
+        lambda tensor: keras.KerasTensor(
+            tensor.shape, keras_backend.standardize_dtype(tensor.dtype)
+        ),
+        seen,
+    )
+    with tf.init_scope(), tf.variable_creator_scope(_at_once):
+        keras_backend.compute_output_spec(model.compute_metrics, *specs)
+
+
+def _at_once(make: Callable[..., Any], **arguments: Any) -> Any:
+    """Makes a variable that `tf.function` does not initialize, for it traces twice then."""
+    return make(**{**arguments, "experimental_enable_variable_lifting": False})

@@ -5,22 +5,21 @@ What one step does stands in `programs`. `docs/inside.md` walks through it.
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 import tensorflow as tf
 
-from tf_bandmf.keras.clipping import Same
+from tf_bandmf.keras.clipping import Same, UnsupportedModelError
 from tf_bandmf.keras.compat.keras_objects import (
     all_layers,
     compile_loss,
     is_distributed,
 )
+from tf_bandmf.keras.compat.optimizing import optimized_once
 from tf_bandmf.keras.model import preparation
-from tf_bandmf.keras.model.batch_contents import as_given, unwrap_single
-from tf_bandmf.keras.model.guards import in_turn, refuse_other_loops, refused
-from tf_bandmf.keras.model.preprocessing import refuse_preprocessor
+from tf_bandmf.keras.model.batch_contents import given
 from tf_bandmf.keras.model.programs import Programs
-from tf_bandmf.keras.model.training_state import TrainingState, state_of
 from tf_bandmf.keras.optimizer.noisy_gradients import NoisyGradients
 from tf_bandmf.keras.optimizer.private import PrivateOptimizer
 
@@ -31,6 +30,47 @@ if TYPE_CHECKING:
     _Model: TypeAlias = Any
 else:
     _Model = object
+
+_STATE = "_tf_bandmf_training"
+_OTHER_LOOP = (
+    "Class {name!r} overrides `{method}`: what it does with the data would not be private. "
+    "Remove it. For a training loop of your own use `private_gradients` and `apply_noisy`."
+)
+
+
+@dataclasses.dataclass
+class TrainingState:
+    """State that belongs to a private model, but that Keras neither tracks nor saves.
+
+    Attributes:
+      is_quiet: whether nothing is printed: `fit(verbose=0)`.
+      run_file: private file of `begin_run`; checkpoints are announced to it.
+      may_run_alone: names of layers that may run on batches of one whatever that changes.
+      train_function: what `make_train_function` made.
+      programs: of the steps, with what they depend on.
+      ready: those of the present `fit`, since its first step.
+      lazy_layers: those whose tables get their noise when rows are read.
+      plain_steps: steps of the plain optimizer that the model had before it was private.
+      were_loaded: whether its weights were loaded or set.
+      looked_up: which rows a batch looks up in them.
+    """
+
+    is_quiet: bool = False
+    run_file: PrivateRun | None = None
+    may_run_alone: frozenset[str] = frozenset()
+    train_function: Any = None
+    programs: tuple[Any, Any] | None = None
+    ready: Any = None
+    lazy_layers: list[Any] = dataclasses.field(default_factory=list)
+    plain_steps: int = 0
+    were_loaded: bool = False
+    looked_up: Any = None
+
+
+def _own_step(self: Any, data: Any) -> NoReturn:
+    """In the place of a subclass' own training step: raises before anything is done."""
+    name = type(self).__name__
+    raise UnsupportedModelError(_OTHER_LOOP.format(name=name, method="train_step"))
 
 
 class PrivateStep(_Model):
@@ -69,7 +109,11 @@ class PrivateStep(_Model):
         """The programs of the run's steps, kept until what they depend on changes."""
         parts = [self.optimizer, self.optimizer.run.secrets, compile_loss(self)]
         parts += [*self.trainable_variables, *all_layers(self)]
-        key = (bool(self.jit_compile), [Same(part) for part in parts])
+        key = (
+            bool(self.jit_compile),
+            self._microbatch_size,
+            [Same(part) for part in parts],
+        )
         traced = self._training.programs
         if traced is None or traced[0] != key:
             self._training.programs = traced = (key, Programs(self))
@@ -111,15 +155,14 @@ class PrivateStep(_Model):
                 "private_gradients makes gradients of whole tables: give make_private "
                 "tables='dense', or use model.fit or model.train_on_batch."
             )
-        refuse_preprocessor(self)
-
+        preparation.refuse_preprocessor(self)
         if not tf.executing_eagerly():
             raise RuntimeError(
                 "private_gradients is called from Python, found a tf.function around it: a "
                 "record that makes the model raise could stop it. Take the tf.function "
                 "away; what private_gradients calls is compiled."
             )
-        batch = unwrap_single(batch)
+        batch = given(batch)
         with optimizer.run.turn:
             self._ready_for(batch)
             optimizer.run.start(self.weights)
@@ -130,7 +173,13 @@ class PrivateStep(_Model):
         return NoisyGradients(noisy, step, optimizer, self.weights)
 
     def _private_optimizer(self) -> PrivateOptimizer:
-        refuse_other_loops(self, PrivateStep)
+        # Not those of a mixin before it, nor assigned ones.
+        for method in ("make_train_function", "train_step"):
+            if getattr(type(self), method) is not getattr(PrivateStep, method):
+                name = type(self).__name__
+                raise UnsupportedModelError(
+                    _OTHER_LOOP.format(name=name, method=method)
+                )
         return preparation.optimizer_of(self)
 
     @property
@@ -139,19 +188,15 @@ class PrivateStep(_Model):
         return is_distributed(self)
 
     @property
-    def _private_run(self) -> PrivateRun | None:
-        """The file that keeps the run's secrets, if there is one."""
-        return self._training.run_file
-
-    @property
     def _training(self) -> TrainingState:
         """What belongs to the training of this model, and to no file."""
-        return state_of(self)
+        state: TrainingState = self.__dict__.setdefault(_STATE, TrainingState())
+        return state
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         if "train_step" in cls.__dict__:
-            cls.train_step = refused(cls.train_step)  # type: ignore[method-assign]
+            cls.train_step = _own_step  # type: ignore[method-assign]
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in ("train_step", "make_train_function"):
@@ -167,25 +212,33 @@ class PrivateStep(_Model):
 
     def make_train_function(self, force: bool = False) -> Any:
         """As Keras'; but Python calls the programs of each step."""
-        preparation.build_optimizer(self, self._private_optimizer())
+        self._private_optimizer()
         self._training.ready = None
         # One that somebody else set would take steps of its own.
         if force or self.train_function is not self._training.train_function:
             self.train_function = None
         if self.train_function is None:
-            self.train_function = in_turn(self, self._steps_of_an_execution)
-            self._training.train_function = self.train_function
+            self.train_function = self._training.train_function = self._in_turn
         return self.train_function
 
-    def _steps_of_an_execution(self, iterator: Any) -> dict[str, Any]:
+    def _in_turn(self, iterator: Any) -> dict[str, Any]:
+        """Takes the steps of an execution; threads take turns.
+
+        Two threads that took one step at the same time would both use its noise. The
+        second thread finds the step taken, and is refused if its batch is of that step.
+        """
+        run = self._private_optimizer().run
         logs, spec = None, getattr(iterator, "element_spec", None)
-        for _, batch in zip(range(self.steps_per_execution), iterator):
-            batch = as_given(batch)
-            if self._training.ready is None:
-                self._ready_for(batch)
-                self._private_optimizer().run.start(self.weights)
-                self._training.ready = self._programs()
-            logs = self._training.ready.step(batch, spec)
+        with run.turn, optimized_once():
+            for _, batch in zip(range(self.steps_per_execution), iterator):
+                batch = given(batch)
+                if self._training.ready is None:
+                    self._ready_for(batch)
+                    run.start(self.weights)
+                    self._training.ready = self._programs()
+                if run.tables is not None:
+                    run.tables.begin()
+                logs = self._training.ready.step(batch, spec)
         if logs is None:
             raise StopIteration
         return logs

@@ -9,7 +9,7 @@ import keras
 
 from tf_bandmf.keras.clipping import UnsupportedModelError, is_lookup_table
 from tf_bandmf.keras.compat.keras_objects import all_layers, own_trainable_variables
-from tf_bandmf.keras.run.callbacks import each_callback
+from tf_bandmf.keras.model.callbacks import each_callback
 from tf_bandmf.keras.run.tables import refusal
 
 DENSE, LAZY = "dense", "lazy"

@@ -17,18 +17,21 @@ from tf_bandmf.keras.compat.keras_objects import NOTHING_TO_BUILD, BuildHook, bu
 from tf_bandmf.keras.model import cautions, preparation
 from tf_bandmf.keras.model import tables as tables_lib
 from tf_bandmf.keras.model.augmentation import of_adapted
-from tf_bandmf.keras.model.batch_contents import contents
+from tf_bandmf.keras.model.batch_contents import Contents
+from tf_bandmf.keras.model.callbacks import refuse_shared_folder, restore_backup
 from tf_bandmf.keras.model.evaluating import NoisyMetrics, evaluate_privately
-from tf_bandmf.keras.model.fit_data import check_inputs, check_passes, checked_data
+from tf_bandmf.keras.model.fit_data import (
+    check_inputs,
+    check_passes,
+    checked_data,
+    scheduled,
+)
 from tf_bandmf.keras.model.guards import refuse_plain_outer_training
-from tf_bandmf.keras.model.monitors import restore_backup
 from tf_bandmf.keras.model.outputs import refuse_outputs
-from tf_bandmf.keras.model.preprocessing import refuse_preprocessor
 from tf_bandmf.keras.model.progress import warn_of_counts
-from tf_bandmf.keras.model.scheduled import scheduled
 from tf_bandmf.keras.model.step import PrivateStep
 from tf_bandmf.keras.optimizer.private import PrivateOptimizer
-from tf_bandmf.keras.resume.private_file import PrivateRun, refuse_shared_folder
+from tf_bandmf.keras.resume.private_file import PrivateRun
 from tf_bandmf.keras.run.counts import PrivateCounts
 from tf_bandmf.planning.statement import PrivacyStatement
 from tf_bandmf.sampling.batches import BatchSchedule
@@ -97,40 +100,37 @@ class PrivateTraining(BuildHook, PrivateStep):
             inner optimizer between two steps.
         """
         optimizer = self._private_optimizer()
-        refuse_preprocessor(self)
+        preparation.refuse_preprocessor(self)
         class_weight = kwargs.get("class_weight")
         x, kwargs = checked_data(optimizer.plan, x, y, kwargs)
         optimizer.run.weighs_classes |= kwargs.get("class_weight") is not None
         self._training.is_quiet = kwargs.get("verbose") == 0
-        ranges = getattr(x, "ranges", {})
-        if private_state is not None or self._is_distributed:
-            self._prepare(optimizer, x)
+        ranges, callbacks = getattr(x, "ranges", {}), kwargs.get("callbacks")
+        # A stream is not read before its first step, unless it must be.
+        is_schedule = isinstance(x, BatchSchedule)
+        is_needed = self._is_distributed or self._tables != tables_lib.DENSE
+        if is_schedule or self.built or is_needed:
+            self._prepare(x)
         if private_state is not None:
-            refuse_shared_folder(private_state, kwargs.get("callbacks"))
-            restore_backup(self, kwargs.get("callbacks"))
+            refuse_shared_folder(private_state, callbacks)
+            restore_backup(self, callbacks)
             x = self.begin_run(x, private_state)
             kwargs = self._from_where_it_was(x, kwargs)
         # Before gradients are compared, which would stop with words of TensorFlow.
         if self.built:
             refuse_outputs(self, class_weight, ranges)
-        if isinstance(x, BatchSchedule):
-            x, kwargs = scheduled(self, optimizer, x, kwargs)
+        if is_schedule:
+            x, kwargs = scheduled(self, x, kwargs)
         else:
-            kwargs = {**kwargs, "shuffle": False}
+            kwargs["shuffle"] = False
             check_passes(x, optimizer.plan.participation, kwargs)
-        if self._tables != tables_lib.DENSE:
-            if not self._private_optimizer().built:
-                self._prepare(self._private_optimizer(), x)
-            if self._training.lazy_layers:
-                every = self._release_every
-                found = tables_lib.with_releases(kwargs.get("callbacks"), every)
-                kwargs = {**kwargs, "callbacks": found}
+        if self._training.lazy_layers:
+            kwargs["callbacks"] = tables_lib.with_releases(
+                callbacks, self._release_every
+            )
         check_inputs(self, kwargs.get("validation_data"))
-        if self.built and not optimizer.steps_taken:
-            refuse_outputs(self, class_weight, ranges)
-        is_kept = self._training.run_file is not None
-        cautions.warn(self, x, kwargs.get("callbacks"), is_kept)
-        if self.built and optimizer.built:
+        cautions.warn(self, x, callbacks, self._training.run_file is not None)
+        if optimizer.built:
             optimizer.run.check(self.weights)
         try:
             history = super().fit(x, **kwargs)
@@ -176,7 +176,7 @@ class PrivateTraining(BuildHook, PrivateStep):
                 f"nothing says that steps which are taken again would see the same ones: "
                 f"such runs cannot be resumed."
             )
-        self._prepare(self._private_optimizer(), batches)
+        self._prepare(batches)
         if private_state is None:
             return self._private_optimizer().run.batches(batches)
         kept = self._training.run_file
@@ -362,12 +362,14 @@ class PrivateTraining(BuildHook, PrivateStep):
     def _recorded(self, filepath: Any, args: Any, kwargs: Any) -> Iterator[Any]:
         """Where to write a checkpoint that is announced to the run."""
         self._before_use()
-        if isinstance(getattr(self, "optimizer", None), PrivateOptimizer):
-            self.optimizer.run.note_weights(self.weights)
-        if self._private_run is None:
+        optimizer, kept = getattr(self, "optimizer", None), self._training.run_file
+        run = optimizer.run if isinstance(optimizer, PrivateOptimizer) else None
+        if run is not None:
+            run.note_weights(self.weights)
+        if kept is None or kept.run is not run:
             yield filepath
             return
-        self._private_run.record()
+        kept.record()
         options = {**kwargs}
         may_replace = not args and options.pop("overwrite", True) is True
         options.pop("include_optimizer", None)
@@ -382,24 +384,22 @@ class PrivateTraining(BuildHook, PrivateStep):
         self, schedule: BatchSchedule, kwargs: dict[str, Any]
     ) -> dict[str, Any]:
         """Arguments of `fit` for a run, which has finished epochs if it is resumed."""
-        assert self._private_run is not None
-        if not self._private_run.resumed:
+        assert self._training.run_file is not None
+        if not self._training.run_file.resumed:
             return kwargs
         per_epoch = kwargs.get("steps_per_epoch") or schedule.steps_per_epoch
         done = self._private_optimizer().steps_taken // per_epoch
         return {**kwargs, "initial_epoch": max(done, kwargs.get("initial_epoch", 0))}
 
-    def _prepare(self, optimizer: PrivateOptimizer, data: Any) -> None:
+    def _prepare(self, data: Any) -> None:
         """Builds model, optimizer, loss and metrics."""
+        batch = None
         if not self.built or self._is_distributed:
-            is_schedule = isinstance(data, BatchSchedule)
-            batches = data.dataset() if is_schedule else data
-            batch = next(iter(batches))
-            preparation.build_model(self, batch)
-        preparation.begin_run(self, optimizer)
+            batch = next(iter(data))
+        preparation.build(self, self._private_optimizer(), batch)
         if self._is_distributed:
             with self.distribute_strategy.scope():
-                build_from(self, contents(batch))
+                build_from(self, Contents.of(batch).by_row())
 
     def built_from(self, data_batch: Any) -> Any:
         """See the base class. Keras averages batches of replicas as if of one size."""
@@ -407,7 +407,7 @@ class PrivateTraining(BuildHook, PrivateStep):
             return data_batch
         if self.optimizer.built:
             return NOTHING_TO_BUILD
-        return None if data_batch is None else contents(data_batch)
+        return None if data_batch is None else Contents.of(data_batch).by_row()
 
     def train_on_batch(self, x: Any, y: Any = None, **kwargs: Any) -> Any:
         """As `keras.Model.train_on_batch`; `x` is a batch of `plan.batches`.
@@ -421,7 +421,7 @@ class PrivateTraining(BuildHook, PrivateStep):
                 "Keras gives the whole batch of train_on_batch to every replica: each "
                 "example would count several times. Use model.fit."
             )
-        refuse_preprocessor(self)
+        preparation.refuse_preprocessor(self)
         try:
             return super().train_on_batch(x, y, **kwargs)
         finally:
@@ -475,4 +475,4 @@ class PrivateTraining(BuildHook, PrivateStep):
             return
         self.compile(**keras.saving.deserialize_keras_object(config))
         if self.built:
-            preparation.begin_run(self, self.optimizer)
+            preparation.build(self, self.optimizer)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import keras
 import tensorflow as tf
@@ -16,18 +16,16 @@ from tf_bandmf.keras.compat.keras_objects import (
     variables_of_optimizer,
 )
 from tf_bandmf.keras.compat.replicas import keep_gradients_apart
-from tf_bandmf.keras.optimizer import inner_optimizers
 from tf_bandmf.keras.optimizer.noisy_gradients import NoisyGradients
-from tf_bandmf.keras.optimizer.wrapper import WrappedOptimizer
-from tf_bandmf.keras.run.run import Run
+from tf_bandmf.keras.run.programs import Update
+from tf_bandmf.keras.run.run import HOW_TO_TRAIN, Run
 from tf_bandmf.keras.run.scaling import Scaling
-from tf_bandmf.keras.run.update import Update
 from tf_bandmf.planning.plan import Plan
 from tf_bandmf.planning.statement import PrivacyStatement
 
 
 @keras.saving.register_keras_serializable(package="tf_bandmf")
-class PrivateOptimizer(WrappedOptimizer):
+class PrivateOptimizer(keras.optimizers.Optimizer):
     """Adds a plan's correlated noise to the sum of clipped gradients.
 
         noisy = (clipped_sum + noise_stddev * (C^-1 Z)[step]) / expected_batch_size
@@ -75,6 +73,7 @@ class PrivateOptimizer(WrappedOptimizer):
         `Clipping`, which has more options. The guarantee is the same.
 
     Attributes:
+      inner_optimizer: the optimizer of Keras that applies the noisy gradients.
       run: the run, with its key, clock and seal.
 
     Raises:
@@ -85,6 +84,9 @@ class PrivateOptimizer(WrappedOptimizer):
         of two >= 1, the inner optimizer scales losses or accumulates gradients itself,
         or the plan has no expected batch size.
     """
+
+    # Keras' base class asks for it before there is one.
+    _loss_scale_factor: float | None = None
 
     def __init__(
         self,
@@ -110,7 +112,7 @@ class PrivateOptimizer(WrappedOptimizer):
         if not isinstance(clipping, Clipping):
             clipping = Clipping(clipping)
         _refuse_parameter_servers()
-        inner = inner_optimizers.checked(inner_optimizer)
+        inner = _checked(inner_optimizer)
         check_loss_scale(loss_scale_factor)
         run = Run(
             plan,
@@ -119,9 +121,9 @@ class PrivateOptimizer(WrappedOptimizer):
             keep_normals=bool(keep_normals),
             is_additional=bool(additional_run),
         )
-        super().__init__(inner, run, loss_scale_factor, name or "private")
-        self._clipping = clipping
-        self._keep_normals = bool(keep_normals)
+        super().__init__(learning_rate=0.0, name=name or "private")
+        self.inner_optimizer, self.run, self._clipping = inner, run, clipping
+        self._loss_scale_factor = loss_scale_factor
         self._update: tuple[Any, Update] | None = None
 
     @property
@@ -315,12 +317,75 @@ class PrivateOptimizer(WrappedOptimizer):
             self._update = key, Update(lambda noisy: self.run.apply(noisy, variables))
         self._update[1](gradients)
 
+    # What Keras asks of an optimizer. Every path on which unclipped gradients could come in
+    # is refused; the inner optimizer answers the rest.
+
+    def apply(self, grads: Any, trainable_variables: Any = None) -> NoReturn:
+        """Refused: these gradients were not clipped per example."""
+        raise RuntimeError(
+            f"PrivateOptimizer got gradients that were not clipped per example: noise "
+            f"would not protect anybody. {HOW_TO_TRAIN}"
+        )
+
+    def apply_gradients(self, grads_and_vars: Any) -> NoReturn:
+        """Refused, see `apply`."""
+        self.apply(None)
+
+    def stateless_apply(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Refused, see `apply`."""
+        self.apply(None)
+
+    def scale_loss(self, loss: Any) -> NoReturn:
+        """Refused: only an ordinary training step calls it."""
+        self.apply(None)
+
+    @property
+    def loss_scale_factor(self) -> float | None:
+        """The static scale of losses in the backward pass."""
+        return self._loss_scale_factor
+
+    @loss_scale_factor.setter
+    def loss_scale_factor(self, value: float | None) -> None:
+        # Keras sets None: the base class, and LossScaleOptimizer in what it wraps.
+        if value is not None:
+            raise AttributeError(
+                "loss_scale_factor is that of the whole run: give it to PrivateOptimizer."
+            )
+
+    @property
+    def variables(self) -> list[Any]:
+        return self._variables + self.inner_optimizer.variables
+
+    @property
+    def iterations(self) -> Any:
+        return self.inner_optimizer.iterations
+
+    @property
+    def learning_rate(self) -> Any:
+        return self.inner_optimizer.learning_rate
+
+    @learning_rate.setter
+    def learning_rate(self, learning_rate: Any) -> None:
+        self.inner_optimizer.learning_rate = learning_rate
+
+    def load_own_variables(self, store: Any) -> None:
+        # Keras only warns when the numbers differ, and would go on at step 0.
+        if len(store.keys()) != len(self.variables):
+            raise ValueError(
+                f"The saved optimizer has {len(store.keys())} variables, this one "
+                f"{len(self.variables)}: it belongs to another inner optimizer or model."
+            )
+        super().load_own_variables(store)
+
+    def finalize_variable_values(self, trainable_variables: Any) -> None:
+        self.inner_optimizer.finalize_variable_values(trainable_variables)
+
     def get_config(self) -> dict[str, Any]:
         return {
             "name": self.name,
             "inner_optimizer": keras.optimizers.serialize(self.inner_optimizer),
             "plan": storage.dumps(self.plan.to_config()),
-            "keep_normals": self._keep_normals,
+            "keep_normals": self.run.keep_normals,
             "loss_scale_factor": self.loss_scale_factor,
             "clipping": self._clipping.to_config(),
         }
@@ -338,6 +403,61 @@ class PrivateOptimizer(WrappedOptimizer):
             loss_scale_factor=config["loss_scale_factor"],
             clipping=Clipping.from_config(config["clipping"]),
         )
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "A PrivateOptimizer is not copied or pickled: its noise key is secret, and two "
+            "with one key would use the same noise for different gradients. Make another "
+            "PrivateOptimizer, which is a run of its own (additional_run=True), or resume "
+            "this run from its private state file."
+        )
+
+
+def _checked(inner_optimizer: Any) -> keras.optimizers.Optimizer:
+    """The inner optimizer of a `PrivateOptimizer`.
+
+    Args:
+      inner_optimizer: a Keras optimizer (instance, name or config).
+
+    Raises:
+      ValueError: if it is not an optimizer, is private itself, scales losses or
+        accumulates gradients.
+    """
+    try:
+        inner = keras.optimizers.get(inner_optimizer)
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise _unknown(inner_optimizer) from error
+    if not isinstance(inner, keras.optimizers.Optimizer):
+        raise _unknown(inner_optimizer)
+    if isinstance(inner, (PrivateOptimizer, keras.optimizers.LossScaleOptimizer)):
+        raise ValueError(
+            f"inner_optimizer cannot be a {type(inner).__name__}: give the "
+            f"optimizer inside of it."
+        )
+    check_accumulation(inner)
+    if getattr(inner, "loss_scale_factor", None):
+        raise ValueError(
+            "inner_optimizer must not set loss_scale_factor, which has to be undone "
+            "before gradients are clipped: give it to PrivateOptimizer."
+        )
+    return inner
+
+
+def check_accumulation(inner: keras.optimizers.Optimizer) -> None:
+    """Raises ValueError if an optimizer accumulates gradients; it may be set late."""
+    if getattr(inner, "gradient_accumulation_steps", None):
+        raise ValueError(
+            "inner_optimizer must not set gradient_accumulation_steps: noise is "
+            "drawn once for each step of the plan. For large batches give "
+            "microbatch_size to make_private."
+        )
+
+
+def _unknown(inner_optimizer: Any) -> ValueError:
+    return ValueError(
+        f"inner_optimizer must be a Keras optimizer, its name or its config, found "
+        f"{inner_optimizer!r}."
+    )
 
 
 def private_optimizer_of(model: Any) -> PrivateOptimizer:

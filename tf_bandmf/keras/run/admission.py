@@ -1,23 +1,34 @@
-"""The conditions of a step: its batch is the one that the accountant analysed for it."""
+"""The conditions of a step, and what a step is told that breaks one.
+
+Its batch must be the one that the accountant analysed for it; the run is where its key
+and its weights are, and has budget left; and it is no second run that nobody announced.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-from tf_bandmf.planning.plan import Plan
+from tf_bandmf.keras.run.known_runs import NO_SCHEDULE
 from tf_bandmf.sampling import batches as batches_lib
 from tf_bandmf.sampling.identity import FINGERPRINT, content_digest
 
-_IDS = (
-    batches_lib.STEP,
-    batches_lib.PLAN_ID,
-    batches_lib.SCHEDULE_ID,
+if TYPE_CHECKING:
+    from tf_bandmf.keras.run.run import Run
+
+RESTORED = (
+    "The optimizer and its noise are at different steps: it was restored from a file, and "
+    "files hold no noise key, or a step was interrupted. Training on would add noise that "
+    "the plan did not account for. Resume with the run's private state file, "
+    "model.fit(batches, private_state=path), or start a new run with a new "
+    "PrivateOptimizer and its own budget."
 )
+UNCLIPPED = "The sum of gradients is not clipped, or not finite."
+_IDS = batches_lib.STEP, batches_lib.PLAN_ID, batches_lib.SCHEDULE_ID
 
 
 class Admitted(NamedTuple):
@@ -54,66 +65,75 @@ def facts(batch: Any) -> tf.Tensor:
         return tf.concat([tf.stack(words), part], axis=0)
 
 
-def check_batch(
-    plan: Plan,
-    found: Sequence[np.ndarray],
-    step: int,
-    pinned: int,
-    first_part: int,
-    num_parts: int,
-) -> int | None:
-    """Checks that a batch is the one of a step.
+def checked(
+    run: Run, found: Sequence[np.ndarray], step: int, weights: Sequence[Any]
+) -> int:
+    """Checks all conditions of a step; at its first one, the run reserves its budget.
 
     Args:
-      plan: plan of the run.
-      found: `facts` of its parts that this process has.
-      step: the coming step.
-      pinned: the schedule that the run uses; -1 before its first step.
-      first_part: of this process.
-      num_parts: the number of replicas.
+      run: that has begun.
+      found: `facts` of the parts of its batch that this process has.
+      step: the coming one.
+      weights: all of the model's.
 
     Returns:
-      The id of its schedule; None if the caller made the batch.
+      The id of the batch's schedule; `NO_SCHEDULE` if the caller made the batch.
 
     Raises:
       TypeError: if the plan has a schedule, but the batch does not come from one.
-      InvalidArgumentError: if it is another one.
+      InvalidArgumentError: if the budget is spent, or the batch is not that of the step.
+      RuntimeError: if it would be an unannounced second run.
+      LedgerError: if the ledger that the plan is bound to has no budget for the run.
     """
-    if len(found[0]) == 1:
-        if plan.participation.has_schedule:
-            raise TypeError(
-                "The plan's accountant assumes the batches of its own sampler: the "
-                "training step takes only those of plan.batches(x, y)."
-            )
-        return None
-    for number, row in enumerate(found, first_part):
-        digest, fingerprint, of_step, of_plan, schedule_id, *part = map(int, row)
-        conditions = (
-            (
-                of_step == step,
-                "This batch is not the one that the plan has for this step: the "
-                "accountant's assumption would be broken. Iterate over plan.batches(x, y) "
-                "from the optimizer's step on, or use model.fit(plan.batches(x, y)).",
-            ),
-            (
-                part == [number, num_parts],
-                "This is not the part of the batch that this replica has to take: "
-                "examples would be used several times. Use model.fit.",
-            ),
-            (
-                of_plan == plan.plan_id,
-                "The batch belongs to another plan than the optimizer.",
-            ),
-            (
-                pinned in (-1, schedule_id),
-                "The run began with other data, or the same data in other places, or "
-                "another sample. Use the data that began it, with model.fit(batches), or "
-                "in a custom loop the batches of model.begin_run(plan.batches(x, y)).",
-            ),
-            # Ids that are wrong have messages of their own.
-            (fingerprint == digest, batches_lib.EDITED),
+    plan, replicas = run.plan, run.strategy.num_replicas_in_sync
+    conditions: list[tuple[bool, str]] = []
+    schedule_id = NO_SCHEDULE
+    if len(found[0]) > 1:
+        resolver = run.strategy.cluster_resolver
+        first_part = len(found) * (getattr(resolver, "task_id", None) or 0)
+        for number, row in enumerate(found, first_part):
+            digest, fingerprint, of_step, of_plan, schedule_id, *part = map(int, row)
+            conditions += [
+                (
+                    of_step == step,
+                    "This batch is not the one that the plan has for this step: the "
+                    "accountant's assumption would be broken. Iterate over "
+                    "plan.batches(x, y) from the optimizer's step on, or use "
+                    "model.fit(plan.batches(x, y)).",
+                ),
+                (
+                    part == [number, replicas],
+                    "This is not the part of the batch that this replica has to take: "
+                    "examples would be used several times. Use model.fit.",
+                ),
+                (
+                    of_plan == plan.plan_id,
+                    "The batch belongs to another plan than the optimizer.",
+                ),
+                (
+                    run.secrets.schedule_id in (NO_SCHEDULE, schedule_id),
+                    "The run began with other data, or the same data in other places, or "
+                    "another sample. Use the data that began it, with model.fit(batches), "
+                    "or in a custom loop the batches of "
+                    "model.begin_run(plan.batches(x, y)).",
+                ),
+                # Ids that are wrong have messages of their own.
+                (fingerprint == digest, batches_lib.EDITED),
+            ]
+    elif plan.participation.has_schedule:
+        raise TypeError(
+            "The plan's accountant assumes the batches of its own sampler: the "
+            "training step takes only those of plan.batches(x, y)."
         )
-        refuse(next((text for holds, text in conditions if not holds), None))
+    conditions += [
+        (run.tables is None or run.tables.is_at(step), RESTORED),
+        (step < plan.num_steps, run.generator.past_the_end),
+    ]
+    refuse(next((text for holds, text in conditions if not holds), None))
+    if not step:
+        run.membership.refuse_second(weights, schedule_id)
+        run.reservation.ensure()
+        run.membership.note(schedule_id)
     return schedule_id
 
 

@@ -14,19 +14,18 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import threading
 import weakref
 from collections.abc import Sequence
 from typing import Any
 
 from tf_bandmf.noise.keys import NoiseKey
+from tf_bandmf.planning.composition import compose
 from tf_bandmf.planning.plan import Plan
+from tf_bandmf.planning.statement import PrivacyStatement
 from tf_bandmf.sampling import identity
-from tf_bandmf.sampling.identity import Records
 
 # Stands for data whose batches the caller makes.
 NO_SCHEDULE = -1
-# In a graph, where the other run cannot be named.
 SECOND_RUN = (
     "This is a second run: a run of this process trained on the same weights or examples "
     "with another noise key, and both together spend more than either. If it is meant, "
@@ -34,8 +33,6 @@ SECOND_RUN = (
     "joint guarantee, model.privacy_statement(). To go on with the first run, compile "
     "with its optimizer, or resume it from its private state file."
 )
-
-
 SAME_SAMPLE = (
     "Another run was trained on these batches. Their sample is secret and drawn for one "
     "run: the guarantee of two assumes that each has a sample of its own. Draw this run's: "
@@ -58,22 +55,19 @@ class KnownRun:
     trained: tuple[weakref.ref[Any], ...]
     schedule_id: int
 
-    def shares(self, weights: Sequence[Any], data: Records) -> str | None:
-        """What another run on these weights and data has in common with this one."""
-        own = {id(weight) for weight in (ref() for ref in self.trained)}
-        found = []
-        if any(id(weight) in own for weight in weights):
-            found.append("weights")
-        own_data = identity.records_of(self.schedule_id)
-        if identity.share_examples(own_data, data):
+    def shares(self, weights: Sequence[Any], schedule_id: int) -> str:
+        """What a run on these weights and data has in common with this one, if anything."""
+        own = {id(reference()) for reference in self.trained}
+        found = ["weights"] if any(id(weight) in own for weight in weights) else []
+        data = identity.records_of(schedule_id)
+        if identity.share_examples(identity.records_of(self.schedule_id), data):
             found.append("examples")
-        return " and ".join(found) or None
+        return " and ".join(found)
 
 
 _RUNS: dict[str, KnownRun] = {}
 # The private evaluations that each run has spent.
 _EVALUATIONS: dict[str, set[str]] = {}
-_LOCK = threading.RLock()
 
 
 def name_of(key: NoiseKey) -> str:
@@ -83,68 +77,99 @@ def name_of(key: NoiseKey) -> str:
 
 def evaluations_of(key: NoiseKey) -> set[str]:
     """Names of the evaluations that a run has spent; one set for all its models."""
-    with _LOCK:
-        return _EVALUATIONS.setdefault(name_of(key), set())
-
-
-def is_known(name: str | None) -> bool:
-    """Whether the run has taken a step in this process."""
-    return name in _RUNS
-
-
-def name_of_schedule(schedule_id: int) -> str | None:
-    """The name of the run that is trained on the batches of a schedule, if any."""
-    with _LOCK:
-        items = list(_RUNS.items())
-    return next((n for n, run in items if run.schedule_id == schedule_id), None)
-
-
-def others(
-    name: str | None, weights: Sequence[Any], schedule_id: int
-) -> list[tuple[str, KnownRun]]:
-    """Other runs on the same weights or examples, and what they have in common.
-
-    Args:
-      name: of the run that asks; None if it has no key yet.
-      weights: all of its model's.
-      schedule_id: of its data, or `NO_SCHEDULE`.
-    """
-    data = identity.records_of(schedule_id)
-    with _LOCK:
-        pairs = [
-            (run.shares(weights, data), run)
-            for other, run in _RUNS.items()
-            if other != name
-        ]
-    return [(common, run) for common, run in pairs if common is not None]
-
-
-def refusal(name: str | None, weights: Sequence[Any], schedule_id: int) -> str | None:
-    """Why a run may not begin unless it was announced as an additional one, or None."""
-    found = others(name, weights, schedule_id)
-    if not found:
-        return None
-    common, run = found[-1]
-    return (
-        f"{SECOND_RUN} (In common: {common}. The other run: epsilon = "
-        f"{run.plan.epsilon:g}, delta = {run.plan.delta:g}, plan "
-        f"{run.plan.fingerprint[:12]}.)"
-    )
+    return _EVALUATIONS.setdefault(name_of(key), set())
 
 
 def note(name: str, plan: Plan, trained: Sequence[Any], schedule_id: int) -> None:
     """Counts a run that takes a step."""
-    run = KnownRun(
-        plan,
-        tuple(weakref.ref(weight) for weight in trained),
-        schedule_id,
-    )
-    with _LOCK:
-        _RUNS[name] = run
+    _RUNS[name] = KnownRun(plan, tuple(map(weakref.ref, trained)), schedule_id)
 
 
 def forget() -> None:
     """Forgets all runs; for tests, each of which starts without runs."""
-    with _LOCK:
-        _RUNS.clear()
-        _EVALUATIONS.clear()
+    _RUNS.clear()
+    _EVALUATIONS.clear()
+
+
+class Membership:
+    """A run among the others of its process: a second one is announced, or refused.
+
+    Args:
+      plan: plan of the run.
+      is_additional: whether the user announced that there may be another run.
+    """
+
+    def __init__(self, plan: Plan, is_additional: bool) -> None:
+        # A run with a test seed protects nobody: it neither counts nor is refused.
+        self._counts = plan.test_seed is None
+        self._may_be_second = is_additional or not self._counts
+        self._plan = plan
+        self._name: str | None = None
+        self._variables: Sequence[Any] = ()
+
+    def join(self, key: NoiseKey, variables: Sequence[Any]) -> None:
+        """Gives the run its name, and its trainable weights."""
+        self._name, self._variables = name_of(key), variables
+
+    def note(self, schedule_id: int) -> None:
+        """Counts the run, which takes a step, or took one in another process."""
+        if self._counts and self._name is not None:
+            note(self._name, self._plan, self._variables, schedule_id)
+
+    def refuse_second(self, weights: Sequence[Any], schedule_id: int) -> None:
+        """Raises RuntimeError if this is a second run that was not announced.
+
+        Or if another run had its secret sample, announced or not.
+
+        Args:
+          weights: all of the model's.
+          schedule_id: of the data, or `NO_SCHEDULE`.
+        """
+        is_new = not self._may_be_second and self._name not in _RUNS
+        found = self._others(weights, schedule_id) if is_new else []
+        if found:
+            common, run = found[-1]
+            raise RuntimeError(
+                f"{SECOND_RUN} (In common: {common}. The other run: epsilon = "
+                f"{run.plan.epsilon:g}, delta = {run.plan.delta:g}, plan "
+                f"{run.plan.fingerprint[:12]}.)"
+            )
+        if self._counts and self._plan.participation.has_secret_sampler:
+            others = [run for name, run in list(_RUNS.items()) if name != self._name]
+            if any(run.schedule_id == schedule_id for run in others):
+                raise RuntimeError(SAME_SAMPLE)
+
+    def _others(
+        self, weights: Sequence[Any], schedule_id: int
+    ) -> list[tuple[str, KnownRun]]:
+        """Other runs on the same weights or examples, and what they have in common."""
+        others = [run for name, run in list(_RUNS.items()) if name != self._name]
+        found = [(run.shares(weights, schedule_id), run) for run in others]
+        return [(common, run) for common, run in found if common]
+
+    def statement(
+        self, unit: str | None, weights: Sequence[Any], schedule_id: int
+    ) -> PrivacyStatement:
+        """The plan's statement; if there are other runs, that of all of them together.
+
+        Args:
+          unit: see `Plan.statement`.
+          weights: all of the model's, as far as they are at hand.
+          schedule_id: of the data, or `NO_SCHEDULE`.
+
+        Raises:
+          ValueError: see `JointGuarantee.statement`.
+        """
+        plan = self._plan
+        found = self._others([*self._variables, *weights], schedule_id)
+        if not found:
+            return plan.statement(unit)
+        names = ", ".join(run.plan.fingerprint[:12] for _, run in found)
+        joint = compose([plan, *(run.plan for _, run in found)]).statement(unit=unit)
+        remark = (
+            f"{len(found)} other run(s) of the same process trained on the same weights "
+            f"or examples (plans {names}), trials of which the best was kept included: "
+            f"the numbers are for all of them together. This run alone has epsilon = "
+            f"{plan.epsilon:.6g} at delta = {plan.delta:.3g}."
+        )
+        return dataclasses.replace(joint, remarks=(remark,))

@@ -7,7 +7,6 @@ reserves nothing, and no noisy gradient leaves a run that has not reserved.
 
 from __future__ import annotations
 
-import threading
 import warnings
 from typing import Any
 
@@ -31,26 +30,13 @@ class Reservation:
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
-        self._run: str | None = None
+        self._run = ""
         self._entry: Any = None
         self._noted_steps = 0
         self._has_ended = False
-        self._lock = threading.Lock()
-
-    @property
-    def is_needed(self) -> bool:
-        """Whether the plan is bound to a ledger."""
-        return self._plan.account is not None
-
-    @property
-    def entry(self) -> Any:
-        """The ledger's entry, once the run has reserved; else None."""
-        return self._entry
 
     def join(self, key: NoiseKey) -> None:
         """Names the run."""
-        if not self.is_needed:
-            return
         name = hooks.name_of(key)
         if name != self._run:
             self._run, self._entry = name, None
@@ -59,26 +45,22 @@ class Reservation:
         """Reserves, or finds what the run has reserved.
 
         Raises:
-          LedgerError: if the ledger refuses, cannot be written, or is not open.
+          LedgerError: if the ledger refuses, cannot be written, or is not open; or the run
+            has ended.
         """
-        with self._lock:
-            if not hooks.is_needed(self._plan) or self._entry is not None:
-                return
-            self._entry = hooks.begin(self._plan, self._run or "")
+        if self._has_ended:
+            raise LedgerError(ENDED)
+        self._entry = hooks.begin(self._plan, self._run)
 
     def refuse_ended(self) -> None:
         """Raises LedgerError if the run has meanwhile been ended in the ledger."""
-        if self._has_ended:
-            raise LedgerError(ENDED)
-        if self._entry is not None:
-            assert self._run is not None
-            hooks.begin(self._plan, self._run)
+        if self._has_ended or self._entry is not None:
+            self.ensure()
 
     def note(self, steps: int) -> None:
         """Records how many steps were taken, if the run has taken more since."""
         if self._entry is None or steps <= self._noted_steps:
             return
-        assert self._run is not None
         try:
             hooks.note_steps(self._plan, self._run, steps)
             self._noted_steps = steps
@@ -95,7 +77,7 @@ class Reservation:
         Raises:
           ValueError: if the plan is bound to no ledger, or the run has not begun.
         """
-        if not self.is_needed or self._run is None:
+        if self._plan.account is None or not self._run:
             raise ValueError(
                 "Only a run whose plan is bound to a ledger, and that has begun, ends "
                 "there: see ledger.bind(plan, dataset)."

@@ -32,9 +32,7 @@ from tf_bandmf.keras.compat.keras_objects import given_learning_rate
 from tf_bandmf.keras.run import admission
 from tf_bandmf.keras.run.counts import Counts
 from tf_bandmf.keras.run.evaluations import Evaluations
-from tf_bandmf.keras.run.known_runs import NO_SCHEDULE
-from tf_bandmf.keras.run.membership import Membership
-from tf_bandmf.keras.run.replicas import shared_key, task_of
+from tf_bandmf.keras.run.known_runs import NO_SCHEDULE, Membership
 from tf_bandmf.keras.run.reservation import Reservation
 from tf_bandmf.keras.run.scaling import Scaling
 from tf_bandmf.keras.run.secrets import Drawn, SecretState
@@ -50,13 +48,6 @@ from tf_bandmf.sampling.batches import BatchSchedule
 from tf_bandmf.sampling.identity import remarks_of
 from tf_bandmf.sampling.sources import OF_CLASS_WEIGHTS
 
-RESTORED = (
-    "The optimizer and its noise are at different steps: it was restored from a file, and "
-    "files hold no noise key, or a step was interrupted. Training on would add noise that "
-    "the plan did not account for. Resume with the run's private state file, "
-    "model.fit(batches, private_state=path), or start a new run with a new "
-    "PrivateOptimizer and its own budget."
-)
 HOW_TO_TRAIN = (
     "Make the model private with tf_bandmf.keras.make_private(model), compile it with "
     "this optimizer and train with model.fit(plan.batches(x, y))."
@@ -64,7 +55,6 @@ HOW_TO_TRAIN = (
 
 
 _MOST_UNREAD = 100
-_UNCLIPPED = "The sum of gradients is not clipped, or not finite."
 
 
 class StepSums(NamedTuple):
@@ -117,11 +107,17 @@ class Run:
       plan: plan of the run.
       inner_optimizer: the optimizer of Keras.
       scaling: scaling of coordinates, or None.
+      keep_normals: see `PrivateOptimizer`.
       membership: the run among the runs of this process.
       reservation: its reservation in the ledger that the plan is bound to.
       strategy: distribution strategy in whose scope it was made.
       evaluations: private evaluations that the plan has reserved.
       counts: private counts of examples that the plan has reserved.
+      tables: the tables whose noise is drawn when their rows are read, if any.
+      seal: by which changes of the weights between steps are noticed.
+      has_begun: whether it has a key.
+      generator: the noise generator.
+      secrets: key, clock and buffer.
       turn: held while a step is taken.
       vouched: the caller's reasons for changes of the weights, in order.
       weighs_classes: whether batches of the caller's were weighed by class.
@@ -131,6 +127,11 @@ class Run:
       was_loaded_without_weights: whether Keras loaded the optimizer from an .h5 file,
         which leaves its variables behind.
     """
+
+    # From `begin` on. Key, clock and buffer are for the private state file alone.
+    has_begun = False
+    generator: noise.NoiseGenerator
+    secrets: SecretState
 
     def __init__(
         self,
@@ -152,23 +153,21 @@ class Run:
         self.initial_weights: str | None = None
         self.resumed: tuple[int, ...] = ()
         self.was_loaded_without_weights = False
-        self._keep_normals = keep_normals
+        self.keep_normals = keep_normals
         self.membership = Membership(plan, is_additional)
         self.reservation = Reservation(plan)
+        self.evaluations = Evaluations(plan)
+        self.counts = Counts(plan)
+        self.tables: RunTables | None = None
+        self.seal = WeightsSeal()
         self._variables: list[Any] = []
         self._lazy: list[Any] = []
-        self._tables: RunTables | None = None
-        self._generator: noise.NoiseGenerator | None = None
         # The coming step, as far as `start` and steps since know.
         self._next = 0
         # Of the latest steps, whether their sums were clipped; read after so many steps.
         self._were_clipped: list[tf.Tensor] = []
         self._most_unread = 1
         self._fresh_key: NoiseKey | None = None
-        self._secrets: SecretState | None = None
-        self._seal: WeightsSeal | None = None
-        self.evaluations = Evaluations(plan)
-        self.counts = Counts(plan)
 
     # Its beginning.
 
@@ -202,17 +201,16 @@ class Run:
         # One that nobody sees, if there are none.
         num_parameters = sum(math.prod(variable.shape) for variable in eager) or 1
         num_parameters += self.counts.size
-        needed = self.plan.memory(num_parameters, replicas, self._keep_normals)
+        needed = self.plan.memory(num_parameters, replicas, self.keep_normals)
         if not tf.config.get_visible_devices("GPU"):
             here = 1 if replicas == 1 else len(strategy.extended.worker_devices)
             refuse_too_large(needed, machine.memory_bytes(), here)
-        generator = noise.NoiseGenerator(
+        self.generator = noise.NoiseGenerator(
             self.plan.strategy,
             num_parameters,
-            keep_normals=self._keep_normals,
+            keep_normals=self.keep_normals,
             generator=self.plan.generator,
         )
-        self._generator = generator
         try:
             self.adopt(self.secrets_of(self.key))
         except tf.errors.ResourceExhaustedError as error:
@@ -221,8 +219,8 @@ class Run:
     @property
     def key(self) -> NoiseKey:
         """The secret of the run, from which noise and sample follow."""
-        if self._secrets is not None:
-            return self._secrets.key
+        if self.has_begun:
+            return self.secrets.key
         if self._fresh_key is None:
             seed = self.plan.test_seed
             with self.strategy.scope():
@@ -239,7 +237,7 @@ class Run:
         Only where a custom loop began with batches that no run had drawn, the run has
         those to the end.
         """
-        if self.has_begun and self.schedule_id == schedule.schedule_id:
+        if self.has_begun and self.secrets.schedule_id == schedule.schedule_id:
             return schedule
         return schedule.join(self.key.sampler_seed())
 
@@ -250,9 +248,8 @@ class Run:
           key: key of the run.
           **state: the state of the run, as for `SecretState`; by default its beginning.
         """
-        assert self._generator is not None
         return SecretState(
-            self._generator,
+            self.generator,
             key,
             self.plan.fingerprint,
             is_bound=self.plan.test_seed is None,
@@ -268,12 +265,12 @@ class Run:
           secrets: state of the run.
           memory: memory of its tables, whose variables hold a release: see `RunTables`.
         """
-        self._secrets = secrets
+        self.secrets, self.has_begun = secrets, True
         if device_kind() != "CPU" and not self._lazy:
             # It is not waited for: of a sum that was not clipped it releases NaN.
             self._most_unread = _MOST_UNREAD
         if self._lazy:
-            self._tables = RunTables(
+            self.tables = RunTables(
                 self._lazy,
                 self.plan,
                 self.inner_optimizer,
@@ -286,7 +283,7 @@ class Run:
         self.evaluations.join(secrets.key)
         self.membership.join(secrets.key, self._variables)
         self.reservation.join(secrets.key)
-        self._seal = WeightsSeal()
+        self.seal = WeightsSeal()
 
     def _state_of_steps(self) -> list[Any]:
         """Variables of the inner optimizer that its steps alone change."""
@@ -297,34 +294,28 @@ class Run:
     # What it is, and where.
 
     @property
-    def has_begun(self) -> bool:
-        """Whether it has a key."""
-        return self._secrets is not None
+    def iterations(self) -> int:
+        """Steps of the inner optimizer."""
+        return int(tf.convert_to_tensor(self.inner_optimizer.iterations.value))
 
-    @property
-    def secrets(self) -> SecretState:
-        """Key, clock and buffer; only for the private state file."""
-        if self._secrets is None:
-            raise ValueError("The run has not begun: the optimizer is not built.")
-        return self._secrets
+    def is_restored(self) -> bool:
+        """Whether it may take no step, because a file set the optimizer's step."""
+        if not self.has_begun or self.was_loaded_without_weights:
+            return self.was_loaded_without_weights
+        step = self.secrets.step
+        is_whole = self.tables is None or self.tables.is_at(step)
+        return not is_whole or self.iterations != step
 
-    @property
-    def seal(self) -> WeightsSeal:
-        """The seal by which changes of the weights between steps are noticed."""
-        if self._seal is None:
-            raise ValueError("The run has not begun: the optimizer is not built.")
-        return self._seal
+    def refuse_restored(self) -> None:
+        """Raises InvalidArgumentError before a step does, if none may be taken."""
+        admission.refuse(admission.RESTORED if self.is_restored() else None)
 
-    @property
-    def tables(self) -> RunTables | None:
-        """The tables whose noise is drawn when their rows are read, if any."""
-        return self._tables
+    # Its weights, between steps.
 
     def close_seal(self, weights: Sequence[Any]) -> None:
         """Seals the weights that steps left; those of tables are sealed at releases."""
         self.note_weights(weights)
-        if self.has_begun:
-            self.seal.is_open = False
+        self.seal.is_open = False
         self._refuse_unclipped()
 
     def note_weights(self, weights: Sequence[Any]) -> None:
@@ -333,38 +324,10 @@ class Run:
         if is_own and self.secrets.step and not self.is_restored():
             self.seal.note(self.eager(weights), self._state_of_steps())
 
-    @property
-    def generator(self) -> noise.NoiseGenerator:
-        """The noise generator."""
-        assert self._generator is not None
-        return self._generator
-
-    @property
-    def schedule_id(self) -> int:
-        """The id of the schedule in use; -1 before the first step."""
-        return self.secrets.schedule_id
-
-    @property
-    def iterations(self) -> tf.Tensor:
-        """Steps of the inner optimizer, int64."""
-        return tf.cast(self.inner_optimizer.iterations.value, tf.int64)
-
-    def is_restored(self) -> bool:
-        """Whether it may take no step, because a file set the optimizer's step."""
-        if self.was_loaded_without_weights:
-            return True
-        if not self.has_begun:
-            return False
-        if self._tables is not None and not bool(
-            self._tables.is_at(tf.constant(self.secrets.step, tf.int64))
-        ):
-            return True
-        return int(self.iterations) != self.secrets.step
-
-    def refuse_restored(self) -> None:
-        """Raises InvalidArgumentError before a step does, if none may be taken."""
-        if self.is_restored():
-            raise tf.errors.InvalidArgumentError(None, None, RESTORED)
+    def _refuse_changed(self, weights: Sequence[Any]) -> None:
+        self.seal.refuse_changed(self.eager(weights), self._state_of_steps())
+        if self.tables is not None:
+            admission.refuse(CHANGED if self.tables.was_changed() else None)
 
     # Its steps.
 
@@ -390,50 +353,22 @@ class Run:
         if self.has_begun and self.secrets.step:
             self._refuse_changed(weights)
 
-    def _refuse_changed(self, weights: Sequence[Any]) -> None:
-        self.seal.refuse_changed(self.eager(weights), self._state_of_steps())
-        if self._tables is not None and self._tables.was_changed():
-            raise tf.errors.InvalidArgumentError(None, None, CHANGED)
-
     def admit(
         self, facts: Sequence[np.ndarray], weights: Sequence[Any]
     ) -> admission.Admitted:
-        """The coming step, after all conditions of a step; the run has `start`ed.
+        """The coming step, after all of its conditions; the run has `start`ed.
 
         Args:
           facts: `admission.facts` of the batch's parts that this process has.
           weights: all weights of the model, in the same order each time.
 
         Raises:
-          TypeError: if the plan has a schedule, but the batch does not come from one.
-          InvalidArgumentError: if the budget is spent, the batch is not that of the
-            step, or there are no scales.
-          RuntimeError: if the run would be an unannounced second run.
-          LedgerError: if the ledger that the plan is bound to has no budget for the run.
+          TypeError, InvalidArgumentError, RuntimeError, LedgerError: see
+            `admission.checked`.
         """
-        step, replicas = self._next, self.strategy.num_replicas_in_sync
-        schedule_id = admission.check_batch(
-            self.plan,
-            facts,
-            step,
-            self.schedule_id,
-            len(facts) * task_of(self.strategy),
-            replicas,
-        )
-        if self._tables is not None:
-            is_next = bool(self._tables.is_at(tf.constant(step, tf.int64)))
-            admission.refuse(None if is_next else RESTORED)
-        is_planned = step < self.plan.num_steps
-        admission.refuse(None if is_planned else self.generator.past_the_end)
-        if not step:
-            data = NO_SCHEDULE if schedule_id is None else schedule_id
-            self.membership.refuse_second(weights, data)
-            self.membership.refuse_same_sample(data)
-            self.reservation.ensure()
-            self.membership.note(data)
-        if schedule_id is not None:
-            # From its first step on the run has one schedule.
-            self.secrets.schedule_id = schedule_id
+        step = self._next
+        # From its first step on the run has one schedule.
+        self.secrets.schedule_id = admission.checked(self, facts, step, weights)
         return admission.Admitted(
             tf.constant(step, tf.int64),
             tf.constant(self.secrets.step_keys(step)),
@@ -490,11 +425,11 @@ class Run:
         by_id = {id(v): s for v, s in zip(variables, sums.sums, strict=True)}
         row_sums: list[RowSums] = []
         inputs = tf.bitcast(digest, tf.int32)
-        if self._tables is not None:
-            of_tables = [by_id[id(v)] for v in self._tables.variables]
+        if self.tables is not None:
+            of_tables = [by_id[id(v)] for v in self.tables.variables]
             rate = tf.convert_to_tensor(self.inner_optimizer.learning_rate)
-            row_sums = self._tables.row_sums(of_tables, rate, looked_up)
-            inputs = tf.concat([inputs, self._tables.digest(row_sums, step)], axis=0)
+            row_sums = self.tables.row_sums(of_tables, rate, looked_up)
+            inputs = tf.concat([inputs, self.tables.digest(row_sums, step)], axis=0)
         eager = self.eager(variables)
         parts = [tf.reshape(by_id[id(v)], [-1]) for v in eager] or [tf.zeros([1])]
         parts += sums.counts
@@ -518,8 +453,8 @@ class Run:
             id(variable): tf.cast(gradient, variable.dtype)
             for gradient, variable in zip(gradients, eager)
         }
-        if self._tables is not None:
-            found |= {id(v): own for v, own in zip(self._tables.variables, row_sums)}
+        if self.tables is not None:
+            found |= {id(v): own for v, own in zip(self.tables.variables, row_sums)}
         gradients = [found[id(v)] for v in variables]
         return Noisy(gradients, drawn, apart[-1], is_clipped)
 
@@ -561,7 +496,7 @@ class Run:
 
     def _refuse_unclipped(self) -> None:
         flags, self._were_clipped = self._were_clipped, []
-        admission.refuse(None if all(map(bool, flags)) else _UNCLIPPED)
+        admission.refuse(None if all(map(bool, flags)) else admission.UNCLIPPED)
 
     def take(self, drawn: Drawn) -> list[tf.Operation]:
         """Operations that go on to the next step; whatever is released comes after."""
@@ -581,10 +516,10 @@ class Run:
         by_id = {id(v): gradient for v, gradient in zip(variables, noisy, strict=True)}
         eager = self.eager(variables)
         with tf.control_dependencies(tf.nest.flatten(list(noisy))):
-            if self._tables is not None:
-                row_sums = [by_id[id(v)] for v in self._tables.variables]
+            if self.tables is not None:
+                row_sums = [by_id[id(v)] for v in self.tables.variables]
                 step = tf.identity(self.inner_optimizer.iterations.value)
-                self._tables.apply(row_sums, step)
+                self.tables.apply(row_sums, step)
             if eager:
                 self.inner_optimizer.apply([by_id[id(v)] for v in eager], eager)
             else:
@@ -597,8 +532,8 @@ class Run:
           step: that the gradients are of.
           weights: all of the model's.
         """
-        late = int(self.iterations) != step or self.secrets.step != step + 1
-        admission.refuse(RESTORED if late else None)
+        is_late = self.iterations != step or self.secrets.step != step + 1
+        admission.refuse(admission.RESTORED if is_late else None)
         self._refuse_changed(weights)
         self.seal.is_open = True
 
@@ -609,12 +544,11 @@ class Run:
           InvalidArgumentError: if something else changed the variables, or a step was
             interrupted.
         """
-        if self._tables is None:
+        if self.tables is None:
             return
         with self.turn:
             self.refuse_restored()
-            if not self._tables.release():
-                raise tf.errors.InvalidArgumentError(None, None, CHANGED)
+            admission.refuse(None if self.tables.release() else CHANGED)
 
     def evaluate(
         self, sums: np.ndarray, what: str, weights: Sequence[Any]
@@ -644,7 +578,6 @@ class Run:
                 )
             self._refuse_changed(weights)
             self.reservation.ensure()
-            self.reservation.refuse_ended()
             what = f"{what}\n{int(digest_of(weights))}"
             return self.evaluations.release(sums, what, self.secrets.step)
 
@@ -660,8 +593,8 @@ class Run:
             return
         with self.turn:
             self.seal.forget()
-            if self._tables is not None:
-                self._tables.accept()
+            if self.tables is not None:
+                self.tables.accept()
             if self.secrets.step:
                 self.vouched = tuple(dict.fromkeys((*self.vouched, reason.strip())))
 
@@ -694,7 +627,7 @@ class Run:
           remarks: on the optimizer and the model.
           weights: all of the model's, as far as they are at hand.
         """
-        data = self.schedule_id if self.has_begun else NO_SCHEDULE
+        data = self.secrets.schedule_id if self.has_begun else NO_SCHEDULE
         found = self.membership.statement(unit, weights, data)
         said = [*found.remarks, *remarks, *self._remarks(data)]
         return dataclasses.replace(
@@ -726,8 +659,8 @@ class Run:
         if self.weighs_classes:
             remarks.append(OF_CLASS_WEIGHTS)
         remarks += self.reservation.remarks()
-        if self._tables is not None:
-            remarks += self._tables.remarks()
+        if self.tables is not None:
+            remarks += self.tables.remarks()
         remarks += [
             f"Weights were changed between steps, for which whoever trained vouches that "
             f"no private data had a part in it: {sentence(reason)}"
@@ -770,3 +703,21 @@ def noisy_mean(
     grid = grid_of(stddev / batch_size)  # float32 divides by a power of two exactly
     mean = tf.round((total + stddev * noise) / batch_size / grid) * grid
     return tf.where(is_clipped, mean, np.nan)
+
+
+def shared_key(strategy: tf.distribute.Strategy, key: NoiseKey) -> NoiseKey:
+    """The key of the first process, in all processes of the strategy."""
+    resolver = strategy.cluster_resolver
+    if resolver is None or not resolver.task_type:
+        return key
+
+    def first(values: tf.Tensor) -> tf.Tensor:
+        replicas = tf.distribute.get_replica_context()
+        is_first = tf.equal(replicas.replica_id_in_sync_group, 0)
+        mine = tf.where(is_first, values, tf.zeros_like(values))
+        return replicas.all_reduce(tf.distribute.ReduceOp.SUM, mine)
+
+    values = tf.constant(list(key.secret_bytes()), tf.int32)
+    everywhere = tf.function(lambda: strategy.run(first, (values,)), autograph=False)
+    shared = strategy.experimental_local_results(everywhere())[0]
+    return NoiseKey(bytes(shared.numpy().tolist()))

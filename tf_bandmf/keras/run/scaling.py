@@ -22,8 +22,6 @@ adds to the weights is again multiplied by about s_t, so that there it cancels.
 
 from __future__ import annotations
 
-from typing import Any
-
 import keras
 import tensorflow as tf
 
@@ -54,8 +52,6 @@ class Scaling:
     Raises:
       ValueError: if it keeps no second moments.
     """
-
-    __slots__ = ("_inner",)
 
     def __init__(self, inner: keras.optimizers.Optimizer) -> None:
         if not isinstance(inner, _OPTIMIZERS):
@@ -102,15 +98,9 @@ class Scaling:
         signs = [tf.reduce_all(moment >= 0.0) for moment in moments]
         return tf.reduce_all(tf.stack([tf.math.is_finite(_root(moments)), *signs]))
 
-    def state(self) -> list[Any]:
-        """The variables that hold the moments."""
-        return list(second_moments(self._inner))
-
     def _moments(self) -> list[tf.Tensor]:
-        return [
-            tf.cast(tf.convert_to_tensor(moment.value), tf.float32)
-            for moment in self.state()
-        ]
+        values = [moment.value for moment in second_moments(self._inner)]
+        return [tf.cast(tf.convert_to_tensor(value), tf.float32) for value in values]
 
 
 def _root(moments: list[tf.Tensor]) -> tf.Tensor:

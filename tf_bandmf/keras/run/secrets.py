@@ -82,24 +82,6 @@ class SecretState:
       ValueError: if points of steps before `step` are missing.
     """
 
-    __slots__ = (
-        "_buffer",
-        "_chain_key",
-        "_clock",
-        "_compiles",
-        "_digest_key",
-        "_generator",
-        "_is_bound",
-        "_known",
-        "_note",
-        "_points",
-        "_recent",
-        "_step_keys",
-        "_unread",
-        "key",
-        "schedule_id",
-    )
-
     def __init__(
         self,
         generator: NoiseGenerator,
@@ -112,17 +94,16 @@ class SecretState:
         is_bound: bool = True,
         compiles: bool = False,
     ) -> None:
-        known = _hidden(np.zeros([generator.num_steps], np.int64))
         given = 0 if points is None else len(points)
         if given < step:
             raise ValueError(f"Points of {step} steps are needed, found {given}.")
-        if points is not None:
-            known[:given] = points
         self._generator, self._is_bound, self._compiles = generator, is_bound, compiles
         self._note: Callable[[bytes], None] | None = None
-        self._known, self.key, self.schedule_id = known, key, schedule_id
-        # Points of this process' steps; those that are on the device alone, by step.
-        self._points = _hidden(np.where(np.arange(len(known)) < step, known, 0))
+        self.key, self.schedule_id = key, schedule_id
+        # Of all steps that are known; those that are on the device alone, by step.
+        self._points = _hidden(np.zeros([generator.num_steps], np.int64))
+        if points is not None:
+            self._points[:given] = points
         self._unread: dict[int, tf.Tensor] = {}
         secret = key.secret_bytes()
         if buffer is None:
@@ -135,7 +116,9 @@ class SecretState:
         chain_key = digest_key(secret, f"{plan} chain")[:2]
         self._chain_key = _variable(chain_key.view(np.int64))
         self._clock = _variable(np.int64(step))
-        self._recent = _variable(self._points[self._recent_steps(max(step - 1, 0))])
+        is_taken = np.arange(generator.num_steps) < step
+        taken = _hidden(np.where(is_taken, self._points, 0))
+        self._recent = _variable(taken[self._recent_steps(max(step - 1, 0))])
         self._buffer = _variable(_hidden(buffer))
 
     @property
@@ -167,11 +150,8 @@ class SecretState:
         for step, point in self._unread.items():
             self._points[step] = point.numpy()
         self._unread.clear()
-        taken = self.step
-        whole = self._known.copy()
-        whole[:taken] = self._points[:taken]
-        last = np.max(np.nonzero(whole)[0] + 1, initial=taken)
-        return _hidden(whole[: int(last)])
+        last = np.max(np.nonzero(self._points)[0] + 1, initial=self.step)
+        return _hidden(self._points[: int(last)].copy())
 
     def _recent_steps(self, step: int) -> np.ndarray:
         """The latest steps up to one: that of place i has the remainder i."""
@@ -260,7 +240,7 @@ class SecretState:
           InvalidArgumentError: if the step was taken before the run was resumed, and
             differs now.
         """
-        known = self._known[step]
+        known = self._points[step]
         self._unread[step] = drawn.point
         if len(self._unread) == _MOST_UNREAD:
             self.points()
@@ -293,7 +273,7 @@ class SecretState:
             self.take(self._row(step, keys, point)[1])
 
         for step in steps:
-            point = tf.constant(self._known[step])
+            point = tf.constant(self._points[step])
             again(tf.constant(step, tf.int64), self.step_keys(step), point)
 
     def __repr__(self) -> str:

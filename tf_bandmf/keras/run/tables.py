@@ -265,10 +265,9 @@ class RunTables:
         """The layers' variables: they have the last release."""
         return self._variables
 
-    def is_at(self, step: tf.Tensor) -> tf.Tensor:
-        """Whether this step is next and the previous one is complete, bool scalar."""
-        is_next = tf.equal(tf.cast(self._now.value(), step.dtype), step)
-        return is_next & ~self._is_writing.value()
+    def is_at(self, step: int) -> bool:
+        """Whether this step is next and the previous one is complete."""
+        return int(self._now) == step and not bool(self._is_writing)
 
     def _write(self, change: Callable[[], list[Any]]) -> None:
         """Makes a change that must not be made in part: an interruption ends the run.

@@ -43,8 +43,6 @@ _FACTORS = tuple(
     int(np.uint64(value).astype(np.int64))
     for value in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 )
-# Elements of weights on the host that are copied side by side, if they have one shape.
-_SMALL = 16_384
 _INTEGERS = {1: tf.uint8, 2: tf.uint16, 4: tf.int32, 8: tf.int64}
 
 
@@ -54,13 +52,13 @@ class WeightsSeal:
     Nothing tracks it, and no file holds it: a resumed run takes the digest of weights
     that its private state file knows. Weights of the run's own past are among them, so
     that an earlier checkpoint of the run may be put back.
-    """
 
-    __slots__ = ("_digests", "is_open")
+    Attributes:
+      is_open: while steps are taken, which change the weights.
+    """
 
     def __init__(self) -> None:
         self._digests: set[int] = set()
-        # While steps are taken, which change the weights.
         self.is_open = False
 
     def refuse_changed(self, weights: Sequence[Any], state: Sequence[Any]) -> None:
@@ -70,12 +68,11 @@ class WeightsSeal:
           weights: Keras variables, in the same order each time.
           state: variables of the inner optimizer that its steps alone change.
         """
+        if self.is_open or not self._digests:
+            return
         for variables, text in ((weights, CHANGED), (state, STATE_CHANGED)):
-            if not self.is_open and not self._knows(variables):
+            if int(digest_of(variables)) not in self._digests:
                 raise tf.errors.InvalidArgumentError(None, None, text)
-
-    def _knows(self, variables: Sequence[Any]) -> bool:
-        return not self._digests or int(digest_of(variables)) in self._digests
 
     def note(self, weights: Sequence[Any], state: Sequence[Any]) -> None:
         """Knows weights and state from now on."""
@@ -91,37 +88,19 @@ def digest_of(weights: Sequence[Any]) -> tf.Tensor:
     if not weights:
         return tf.constant(0, tf.int64)
     values = [tf.convert_to_tensor(weight.value) for weight in weights]
-    # In a graph the device of a value is not known yet.
     if device_kind() != "CPU":
         return _device_digest(values)
-    # A step has four of these, and tracing takes its time for each operation.
     with tf.device("/CPU:0"):
-        constants = tf.constant([1, -1]), tf.constant("farmhash64")
-    digests = []
-    alike: dict[Any, list[tf.Tensor]] = {}
-    for value in values:
-        if _is_small(value):
-            alike.setdefault((tuple(value.shape), value.dtype), []).append(value)
-        else:
-            digests.append(_host_digest(value, *constants))
-    with tf.device("/CPU:0"):
-        for same in alike.values():
-            together = tf.stack(same) if len(same) > 1 else same[0]
-            digests.append(_host_digest(together, *constants))
-        digest = _host_digest(tf.concat(digests, axis=0), *constants)
-        return tf.reshape(tf.bitcast(digest, tf.int64), [])
+        # Made once: each would be one more operation for each variable.
+        row, method = tf.constant([1, -1]), tf.constant("farmhash64")
 
+        def digest(value: tf.Tensor) -> tf.Tensor:
+            """Eight bytes, uint8, shape [1, 8]."""
+            flat = tf.raw_ops.Reshape(tensor=value, shape=row)
+            return tf.raw_ops.Fingerprint(data=flat, method=method)
 
-def _is_small(value: tf.Tensor) -> bool:
-    size = value.shape.num_elements()
-    return value.dtype.is_floating and size is not None and size <= _SMALL
-
-
-def _host_digest(value: tf.Tensor, row: tf.Tensor, method: tf.Tensor) -> tf.Tensor:
-    """Eight bytes, uint8, shape [1, 8]; `row` is the shape [1, -1]."""
-    with tf.device("/CPU:0"):
-        data = tf.raw_ops.Reshape(tensor=value, shape=row)
-        return tf.raw_ops.Fingerprint(data=data, method=method)
+        together = digest(tf.concat([digest(value) for value in values], axis=0))
+        return tf.reshape(tf.bitcast(together, tf.int64), [])
 
 
 @shared_function(jit_compile=True, reduce_retracing=False)

@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 from tf_bandmf.keras.clipping import UnsupportedModelError, regularization_gradients
-from tf_bandmf.keras.run.update import Update
+from tf_bandmf.keras.run.programs import Update
 
 
 def regularized(regularizer):

@@ -1,4 +1,4 @@
-"""The update that the inner optimizer makes, a program of noisy gradients; and metrics.
+"""Programs that Python calls in a step; what updates and metrics may use.
 
 Schedules, constraints, regularizers and inner optimizers are the user's code. They are
 traced as a function of noisy gradients. So they cannot reach what another program has
@@ -16,11 +16,55 @@ from tf_bandmf.keras.clipping import UnsupportedModelError
 from tf_bandmf.keras.clipping.independence.state import may_write
 from tf_bandmf.keras.compat.graphs import captured
 from tf_bandmf.keras.compat.keras_objects import handles, metric_handles
-from tf_bandmf.keras.run.program import Program
 
 # As TensorFlow and Keras say of tensors of another graph, and of symbolic ones.
 _OF_OTHER_GRAPHS = ("out of scope", "A KerasTensor cannot be used")
 _HOST = ("PyFunc", "PyFuncStateless", "EagerPyFunc")
+
+
+class Program:
+    """A compiled function of nested tensors, traced again for other shapes and dtypes.
+
+    `tf.function` looks its arguments up among all that it was traced for, which takes as
+    long as a small program does. Steps have arguments of the same shapes: these alone are
+    compared here.
+
+    Args:
+      function: of nested tensors and None.
+      jit_compile: whether XLA compiles it.
+
+    Attributes:
+      function: the `tf.function`.
+      jit_compile: whether XLA compiles it.
+    """
+
+    def __init__(self, function: Callable[..., Any], jit_compile: bool = False) -> None:
+        self.function = tf.function(
+            function, autograph=False, reduce_retracing=True, jit_compile=jit_compile
+        )
+        self.jit_compile = jit_compile
+        self._concrete: Any = None
+        self._specs: list[Any] = []
+        self._is_of_replicas = False
+
+    def __call__(self, *args: Any) -> Any:
+        """Runs it."""
+        leaves = tf.nest.flatten(args, expand_composites=True)
+        specs = [None if leaf is None else (leaf.dtype, leaf.shape) for leaf in leaves]
+        if specs != self._specs or self._concrete is None:
+            self._concrete = self.traced(*args)
+            self._specs = specs
+            kinds = map(type, tf.nest.flatten(args))
+            self._is_of_replicas = any(
+                issubclass(kind, tf.distribute.DistributedValues) for kind in kinds
+            )
+        # A concrete function does not take what replicas of other processes have.
+        run = self.function if self._is_of_replicas else self._concrete
+        return run(*args)
+
+    def traced(self, *args: Any) -> Any:
+        """The concrete function for such arguments, or for their specs."""
+        return self.function.get_concrete_function(*args)
 
 
 class Update(Program):

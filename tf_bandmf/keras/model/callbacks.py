@@ -1,0 +1,108 @@
+"""The callbacks that `fit` was given: where they write, what they act on."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+# How names of metrics begin that show nothing of the training data but noisy numbers.
+_PUBLIC = ("val_", "private_")
+
+
+def each_callback(callbacks: Any) -> list[Any]:
+    """The callbacks that `fit` was given: one, several, a `CallbackList`, or none."""
+    if isinstance(callbacks, keras.callbacks.CallbackList):
+        callbacks = callbacks.callbacks
+    return [] if callbacks is None else tf.nest.flatten(callbacks)
+
+
+def cautions_of(callbacks: Any, is_kept: bool) -> Iterator[str]:
+    """What `fit` warns of: callbacks that act on private data, or that resume no run.
+
+    Args:
+      callbacks: of `fit`.
+      is_kept: whether the run has a private file.
+    """
+    for callback in each_callback(callbacks):
+        monitor = getattr(callback, "monitor", None)
+        if isinstance(callback, keras.callbacks.BackupAndRestore) and not is_kept:
+            yield (
+                "BackupAndRestore without private_state: a run is resumed with its key, "
+                "which no backup holds. Give fit private_state='run.private', the path of "
+                "a file that you never share."
+            )
+        if isinstance(callback, keras.callbacks.TerminateOnNaN):
+            monitor = "loss"
+        is_private = isinstance(monitor, str) and not monitor.startswith(_PUBLIC)
+        if is_private and getattr(callback, "save_best_only", True):
+            yield (
+                f"{type(callback).__name__} acts on {monitor!r}, an exact function of the "
+                f"training data, which is not covered by the guarantee. Monitor a metric "
+                f"of public validation data (val_...), or a private one "
+                f"(tf_bandmf.keras.PrivateEvaluation, private_...)."
+            )
+
+
+def restore_backup(model: keras.Model, callbacks: Any) -> None:
+    """Lets `BackupAndRestore` restore before the data are asked for from its step on.
+
+    The epoch that the callback recorded is ignored: the optimizer's step, which belongs
+    to the weights, says where the run is.
+
+    Raises:
+      ValueError: if the backup cannot be read.
+    """
+    for callback in each_callback(callbacks):
+        if isinstance(callback, keras.callbacks.BackupAndRestore):
+            for name in ("training_metadata.json", "training_metadata.json.bkp"):
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(os.path.join(callback.backup_dir, name))
+            callback.set_model(model)
+            try:
+                callback.on_train_begin()
+            except Exception as error:  # h5py raises what it will
+                raise ValueError(
+                    f"The backup in {os.fspath(callback.backup_dir)} is damaged, or "
+                    f"belongs to another model or optimizer "
+                    f"({type(error).__name__}: {error}). Put back a whole copy of it; or "
+                    f"delete that folder, and the run begins again at its first step, "
+                    f"with the same batches and noise."
+                ) from error
+
+
+def refuse_shared_folder(path: str | os.PathLike[str], callbacks: Any) -> None:
+    """Raises ValueError if the file would be where a callback writes what is shared.
+
+    Besides, `BackupAndRestore` deletes its folder when training has ended.
+    """
+    file = os.path.realpath(path)
+    for callback in each_callback(callbacks):
+        for folder, below in _folders_of(callback):
+            inside = os.path.commonpath([file, folder]) == folder
+            if os.path.dirname(file) == folder or (below and inside):
+                raise ValueError(
+                    f"private_state={os.fspath(path)!r} is in the folder of "
+                    f"{type(callback).__name__}, which is shared or deleted: whoever "
+                    f"reads it can remove the noise. Put it elsewhere."
+                )
+
+
+def _folders_of(callback: Any) -> list[tuple[str, bool]]:
+    """Where a callback writes, and whether the folders below are its, too."""
+    found = []
+    for attribute in ("backup_dir", "log_dir"):
+        folder = getattr(callback, attribute, None)
+        if isinstance(folder, (str, os.PathLike)):
+            found.append((os.path.realpath(folder), True))
+    file = getattr(callback, "filepath", None)
+    if isinstance(file, (str, os.PathLike)):
+        # The part before the first placeholder, as in "models/{epoch}/weights.h5".
+        fixed = os.path.dirname(os.fspath(file).split("{", maxsplit=1)[0])
+        folder, here = os.path.realpath(fixed), os.path.realpath("")
+        found.append((folder, os.path.commonpath([folder, here]) != folder))
+    return found
