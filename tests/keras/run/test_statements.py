@@ -256,3 +256,18 @@ def test_a_resumed_run_says_what_its_beginning_was(
     resumed.fit(plan.batches(*data), epochs=2, private_state=path, verbose=0)
     for model in (first, resumed):
         assert ("were loaded" in headline(model)) == loaded
+
+
+def test_weights_alone_are_loaded_and_another_optimizer_is_refused(
+    make_plain_model, make_plan, make_private_model, tmp_path
+):
+    plain, private = make_plain_model(), make_private_model(make_plan())
+    plain.save_weights(tmp_path / "a.weights.h5")
+    private.load_weights(tmp_path / "a.weights.h5")
+    np.testing.assert_array_equal(private.get_weights()[0], plain.get_weights()[0])
+    assert "weights were loaded" in headline(private)
+    plain.compile("adam", "mse")
+    plain.optimizer.build(plain.trainable_variables)
+    plain.save_weights(tmp_path / "a.weights.h5")
+    with pytest.raises(ValueError, match="into the plain model, before make_private"):
+        private.load_weights(tmp_path / "a.weights.h5")

@@ -369,11 +369,13 @@ class PrivateOptimizer(keras.optimizers.Optimizer):
         self.inner_optimizer.learning_rate = learning_rate
 
     def load_own_variables(self, store: Any) -> None:
-        # Keras only warns when the numbers differ, and would go on at step 0.
-        if len(store.keys()) != len(self.variables):
+        # Keras only warns when the numbers differ, and would go on at step 0. The file of
+        # a model without an optimizer holds weights alone.
+        if store.keys() and len(store.keys()) != len(self.variables):
             raise ValueError(
                 f"The saved optimizer has {len(store.keys())} variables, this one "
-                f"{len(self.variables)}: it belongs to another inner optimizer or model."
+                f"{len(self.variables)}: it belongs to another inner optimizer or model. "
+                f"Load public weights into the plain model, before make_private."
             )
         super().load_own_variables(store)
 
