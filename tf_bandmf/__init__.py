@@ -39,12 +39,11 @@ if TYPE_CHECKING:
         Shuffled,
     )
     from tf_bandmf.planning.advice import advise
-    from tf_bandmf.planning.build import plan
+    from tf_bandmf.planning.build import plan, split
     from tf_bandmf.planning.compare import compare
     from tf_bandmf.planning.composition import Release, compose
     from tf_bandmf.planning.memory import bands_that_fit
     from tf_bandmf.planning.plan import Plan
-    from tf_bandmf.planning.split import split
     from tf_bandmf.planning.statement import PrivacyStatement
     from tf_bandmf.planning.tuning import tuning_cost
     from tf_bandmf.strategies import Strategy
@@ -101,7 +100,7 @@ _HOMES = {
     "compare": "planning.compare",
     "compose": "planning.composition",
     "plan": "planning.build",
-    "split": "planning.split",
+    "split": "planning.build",
     "tuning_cost": "planning.tuning",
 }
 

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from typing import Any
 
 import dp_accounting
 
-from tf_bandmf import matrices
 from tf_bandmf.accounting.guarantee import Guarantee
-from tf_bandmf.analysis.sensitivity import sensitivity
 from tf_bandmf.planning.composition import ADJACENCIES, JointGuarantee, Release, compose
 from tf_bandmf.planning.plan import Plan
 from tf_bandmf.planning.tuning import TuningCost
@@ -67,11 +64,9 @@ def of_plan(plan: Plan, dataset: Dataset, steps: int | None = None) -> Release:
         return dataclasses.replace(whole, epsilon=epsilon, event=None)
     if plan.participation.is_simulated:
         return whole
-    block = matrices.leading_block(plan.strategy.matrix, steps)
-    value = sensitivity(block, plan.participation, steps).value
-    mu = math.hypot(value / plan.unit_noise_stddev, plan.measurements.mu)
-    mu = min(mu, 1.0 / plan.unamplified_noise)
-    return recorded(Release.gaussian(1.0 / mu, plan.delta), dataset)
+    noise = plan.accounting(steps=steps).multiplier(plan.unit_noise_stddev)
+    noise = max(noise, plan.unamplified_noise)
+    return recorded(Release.gaussian(noise, plan.delta), dataset)
 
 
 def described(what: Any, dataset: Dataset) -> tuple[Release, ...]:

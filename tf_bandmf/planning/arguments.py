@@ -60,24 +60,22 @@ def resolve_data(
         num_steps = positive_int("num_steps", num_steps)
     given = {"num_examples": num_examples, "batch_size": batch_size, "epochs": epochs}
     if isinstance(sampling, Participation):
-        if epochs is not None:
-            raise ValueError(
-                "epochs must be left out: a participation says how often an example "
-                "takes part."
-            )
+        missing, extra = [], "epochs" if epochs is not None else ""
+    else:
+        missing = [name for name, value in given.items() if value is None]
+        extra = "num_steps" if None not in (sampling, num_steps) else ""
+    if missing or extra:
+        wrong = (
+            f"{extra} must be left out" if extra else f"{', '.join(missing)} missing"
+        )
+        raise ValueError(
+            f"{wrong}: give num_examples, batch_size and epochs with the name of a "
+            f"sampling, or num_steps with a participation, such as MinSep(342), which says "
+            f"how often an example takes part."
+        )
+    if isinstance(sampling, Participation):
         made, is_cyclic = sampling, False
     else:
-        if sampling is not None and num_steps is not None:
-            raise ValueError(
-                "Give num_steps with a participation as sampling, such as MinSep(342), "
-                "and epochs with the name of a sampling."
-            )
-        missing = [name for name, value in given.items() if value is None]
-        if missing:
-            raise ValueError(
-                f"{', '.join(missing)} missing: give num_examples, batch_size and "
-                f"epochs, or num_steps and a participation as sampling."
-            )
         name = DEFAULT_SAMPLING if sampling is None else sampling
         if name not in samplings():
             raise ValueError(

@@ -203,17 +203,10 @@ class Comparison:
         }
 
     @classmethod
-    def of_strategy(cls, strategy: Strategy) -> Comparison | None:
-        """The table that a strategy was chosen from; None if it was named."""
-        record = strategy.diagnostics.get("choice")
-        if record is None:
-            return None
-        return cls(
-            record["title"],
-            tuple(Row(**row) for row in record["rows"]),
-            record["excluded"],
-            record["objective"],
-        )
+    def from_record(cls, record: Mapping[str, Any]) -> Comparison:
+        """Reads `to_record`."""
+        rows = tuple(Row(**row) for row in record["rows"])
+        return cls(record["title"], rows, record["excluded"], record["objective"])
 
     def __str__(self) -> str:
         cells = [_texts(row) for row in self.rows]
@@ -402,15 +395,13 @@ class Search:
         if mechanisms is None:
             is_simulated = self.data.sampling.is_simulated
             mechanisms = registry.auto_names(is_simulated and not self.data.is_cyclic)
-        if not isinstance(mechanisms, (list, tuple)) or not all(
-            isinstance(name, (str, Strategy)) for name in mechanisms
-        ):
-            raise ValueError(
-                f"mechanisms must be a list of names or strategies, found {mechanisms!r}."
-            )
-        if not mechanisms:
+        is_list = isinstance(mechanisms, (list, tuple)) and len(mechanisms) > 0
+        if not is_list or not all(isinstance(n, (str, Strategy)) for n in mechanisms):
             known = ", ".join(registry.names())
-            raise ValueError(f"mechanisms must be at least one of {known}.")
+            raise ValueError(
+                f"mechanisms must be a list of names or strategies, at least one of "
+                f"{known}, found {mechanisms!r}."
+            )
         for name in mechanisms:
             # All names are checked before the first one is built.
             if isinstance(name, str):
@@ -419,7 +410,7 @@ class Search:
             # What refines another family comes after it.
             families = registry.FAMILIES
             mechanisms = sorted(
-                mechanisms, key=lambda name: bool(families[name].refinement)
+                mechanisms, key=lambda name: bool(families[str(name)].refinement)
             )
         _, excluded = _each("mechanism", mechanisms, self._add)
         rows, column = tuple(row for row, _ in self._found), _COLUMNS[self.objective]

@@ -282,21 +282,16 @@ class Release:
         fit = all(q.is_replaced == replaces or q.probability == 1.0 for q in found)  # type: ignore[union-attr]
         return tuple(found) if fit and not self.is_doubled(replaced) else None  # type: ignore[arg-type]
 
-    def losses(self, replaced: bool, interval: float, count: int) -> tuple[Loss, ...]:
-        """Privacy losses that dominate so many of it together."""
-        if self.event is not None and not self.is_doubled(replaced):
-            return self._event_losses(interval, count)
-        loss = self._loss(replaced, interval)
-        if count == 1:
-            return (loss,)
-        # As `event_losses.additive_loss`.
-        rounding = event_losses.rounding_of_transforms(count)
-        return loss.self_compose(count), _pair_loss((0.0, rounding), interval)
-
-    def _loss(self, replaced: bool, interval: float) -> Loss:
-        """That of the worst mechanism with all that is known."""
+    def loss(self, replaced: bool, interval: float) -> Loss:
+        """A privacy loss that dominates it: that of the worst mechanism with all this."""
+        whole = None
+        if self.event is not None:
+            parts = self._event_losses(interval)
+            whole = functools.reduce(lambda a, b: a.compose(b), parts)
+            if not self.is_doubled(replaced):
+                return whole
         noise, pair = self.gaussian_noise(replaced), self.stated(replaced)
-        if pair is not None and (self.event, noise, self.rho) == (None, None, None):
+        if pair is not None and (whole, noise, self.rho) == (None, None, None):
             return _pair_loss(pair, interval)
         bounds = []
         if noise is not None:
@@ -306,26 +301,24 @@ class Release:
         if self.rho is not None:
             times = 4.0 if self.is_doubled(replaced) else 1.0
             bounds.append(profiles.zcdp_profile(times * self.rho))
-        if self.event is not None:
-            parts = self._event_losses(interval, 1)
-            whole = functools.reduce(lambda a, b: a.compose(b), parts)
+        if whole is not None:
             bounds.append(profiles.twice(profiles.of_loss(whole)))
         kinks = () if pair is None else (pair[0],)
         return profiles.dominating_loss(profiles.least(*bounds), interval, kinks)
 
-    def _event_losses(self, interval: float, times: int) -> tuple[Loss, ...]:
+    def _event_losses(self, interval: float) -> list[Loss]:
         losses, others = [], []
         for piece, count in self.pieces:
-            loss = event_losses.additive_loss(piece, times * count, interval)
+            loss = event_losses.additive_loss(piece, count, interval)
             if loss is None:
-                others.append(dp_accounting.SelfComposedDpEvent(piece, times * count))
+                others.append(dp_accounting.SelfComposedDpEvent(piece, count))
             else:
                 losses.append(loss)
         if others:
             rest = dp_accounting.ComposedDpEvent(others)
             profile = _profile_of(rest, self.adjacency != "zero-out")
             losses.append(profiles.dominating_loss(profile, interval))
-        return tuple(losses)
+        return losses
 
     # As an entry of a ledger.
 
@@ -703,15 +696,16 @@ def compose(
         raise ValueError("There is no run to compose: plans must not be empty.")
     parts = tuple(Release.of_plan(p) if isinstance(p, Plan) else p for p in given)
     stated = {part.adjacency for part in parts}
-    replaced = "replace-one" in stated or "zero-out" not in stated
-    allowed = [None, "replace-one"] + ["zero-out"] * ("replace-one" not in stated)
+    is_only = "replace-one" in stated
+    if adjacency is None:
+        is_either = is_only or "zero-out" not in stated
+        adjacency = "replace-one" if is_either else "zero-out"
+    allowed = ["replace-one"] + ["zero-out"] * (not is_only)
     if adjacency not in allowed:
         raise ValueError(
             f"adjacency must be one of {allowed} for what is composed, found {adjacency!r}."
         )
-    if adjacency is not None:
-        replaced = adjacency == "replace-one"
-    return JointGuarantee(parts, replaced)
+    return JointGuarantee(parts, adjacency == "replace-one")
 
 
 def _sum(values: Iterable[float | None]) -> float | None:
@@ -758,4 +752,13 @@ def _composed_loss(parts: tuple[Release, ...], replaced: bool, interval: float) 
 
 
 # Balances that differ in one run have the losses of the others in common.
-_losses_of = functools.lru_cache(maxsize=64)(Release.losses)
+@functools.lru_cache(maxsize=64)
+def _losses_of(
+    part: Release, replaced: bool, interval: float, count: int
+) -> list[Loss]:
+    """Losses that dominate so many of a part together, as `event_losses.additive_loss`."""
+    loss = part.loss(replaced, interval)
+    if count == 1:
+        return [loss]
+    rounding = event_losses.rounding_of_transforms(count)
+    return [loss.self_compose(count), _pair_loss((0.0, rounding), interval)]

@@ -131,9 +131,5 @@ def _part(num_parameters: int, num_devices: int) -> int:
 
 
 def _readable(num_bytes: int) -> str:
-    value = float(num_bytes)
-    for unit in ("B", "kB", "MB", "GB"):
-        if value < 1000.0 or unit == "GB":
-            return f"{value:.3g} {unit}"
-        value /= 1000.0
-    raise AssertionError
+    thousands = min((len(str(num_bytes)) - 1) // 3, 3)
+    return f"{num_bytes / 1000.0**thousands:.3g} {('B', 'kB', 'MB', 'GB')[thousands]}"

@@ -27,7 +27,7 @@ from tf_bandmf.files import configs
 from tf_bandmf.participation import Participation
 from tf_bandmf.planning import learning_rates, statement
 from tf_bandmf.planning.account import Account
-from tf_bandmf.planning.calibration import accountant_for, calibrated, multiplier_of
+from tf_bandmf.planning.calibration import calibrated, multiplier_of
 from tf_bandmf.planning.compare import Comparison
 from tf_bandmf.planning.measurements import Measurements
 from tf_bandmf.planning.memory import NoiseMemory, noise_memory
@@ -156,7 +156,7 @@ class Plan:
                 f"The plan states {self.sensitivity}, but found {computed}: it was "
                 f"damaged. Make the plan again."
             )
-        self._accountant().validate(self.unit_noise_stddev, self.guarantee)
+        self.accounting().validate(self.unit_noise_stddev, self.guarantee)
 
     @property
     def num_steps(self) -> int:
@@ -266,7 +266,7 @@ class Plan:
         if not evaluations:
             kept = Measurements(float(counts))
             return dataclasses.replace(self, measurements=kept)
-        base = self._accountant()
+        base = self.accounting()
         # A share of `1 / sigma^2` of the Gaussian mechanism that would spend all of it.
         unit = gaussian.calibrate_noise_stddev(self.epsilon, self.delta)
         noise = base.moved_by * unit * math.sqrt(evaluations / metrics)
@@ -316,7 +316,7 @@ class Plan:
         Raises:
           ValueError: if delta is not in (0, 1), or so large that epsilon would be 0.
         """
-        accountant = self._accountant(confidence)
+        accountant = self.accounting(confidence)
         return accountant.guarantee(self.unit_noise_stddev, delta)
 
     def epsilon_after(self, steps: int, delta: float | None = None) -> float:
@@ -356,10 +356,7 @@ class Plan:
             steps = min(-(-steps // epoch) * epoch, self.num_steps)
         if steps == self.num_steps:
             return whole
-        block = matrices.leading_block(self.strategy.matrix, int(steps))
-        accountant = self.participation.accountant(block, Simulation(self.confidence))
-        # Private evaluations count in full.
-        accountant = self.measurements.with_evaluations(accountant)
+        accountant = self.accounting(steps=int(steps))
         try:
             found = accountant.guarantee(self.unit_noise_stddev, given)
         except EpsilonIsZero:
@@ -369,7 +366,8 @@ class Plan:
     @property
     def choice(self) -> Comparison | None:
         """The table that the mechanism was chosen from; None if it was named."""
-        return Comparison.of_strategy(self.strategy)
+        record = self.strategy.diagnostics.get("choice")
+        return None if record is None else Comparison.from_record(record)
 
     def epsilon_curve(self, deltas: Sequence[float] | None = None) -> list[Guarantee]:
         """`guarantee_at` for several deltas: the trade-off of the run.
@@ -378,7 +376,7 @@ class Plan:
           deltas: in (0, 1); by default 1e-3 to 1e-10 and the plan's own, of which those
             are left out that say nothing: epsilon would be 0, or nobody can tell.
         """
-        accountant, noise = self._accountant(), self.unit_noise_stddev
+        accountant, noise = self.accounting(), self.unit_noise_stddev
         if deltas is not None:
             return [accountant.guarantee(noise, float(delta)) for delta in deltas]
         curve = [self.guarantee]
@@ -400,7 +398,7 @@ class Plan:
         Raises:
           ValueError: under `BallsInBins`: dp-accounting has no event for it.
         """
-        return self._accountant().event(self.unit_noise_stddev)
+        return self.accounting().event(self.unit_noise_stddev)
 
     def privacy_loss_distribution(
         self, interval: float = 1e-4
@@ -419,9 +417,18 @@ class Plan:
         checks.check_positive("interval", interval)
         return event_losses.of_run(self.dp_event(), interval)
 
-    def _accountant(self, confidence: float | None = None) -> Accountant:
+    def accounting(
+        self, confidence: float | None = None, steps: int | None = None
+    ) -> Accountant:
+        """The accountant of the run with its evaluations, or of its first steps.
+
+        Private evaluations count in full.
+        """
         confidence = self.confidence if confidence is None else confidence
-        base = accountant_for(self.strategy, self.participation, confidence)
+        matrix = self.strategy.matrix
+        if steps is not None:
+            matrix = matrices.leading_block(matrix, steps)
+        base = self.participation.accountant(matrix, Simulation(confidence))
         return self.measurements.with_evaluations(base)
 
     @property
@@ -540,18 +547,11 @@ class Plan:
                 "num_examples and users per step as batch_size."
             )
         if self.participation.has_schedule:
-            x = Examples(
-                self.participation.num_examples,  # type: ignore[attr-defined]
-                x,
-                y,
-                sample_weight,
-                may_overlap=self.unit != ONE_EXAMPLE,
-                map=map,
-                views=views,
-                users=users,
-                rows_per_user=rows_per_user,
-                ranges=ranges,
-            )
+            options = {"map": map, "views": views, "users": users, "ranges": ranges}
+            options |= {"rows_per_user": rows_per_user}
+            options |= {"may_overlap": self.unit != ONE_EXAMPLE}
+            size = self.participation.num_examples  # type: ignore[attr-defined]
+            x = Examples(size, x, y, sample_weight, **options)
         return BatchSchedule(
             self.participation, self.num_steps, self.plan_id, x, padded=padded
         )
