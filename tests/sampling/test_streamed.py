@@ -346,10 +346,11 @@ def test_lists_of_arrays_are_several_inputs():
     assert isinstance(first["x"], tuple) and len(first["x"]) == len(first["y"]) == 2
 
 
-@pytest.mark.parametrize("one_hot", [False, True])
-def test_a_data_set_that_is_sorted_by_class_is_named(one_hot):
+@pytest.mark.parametrize("kind", ["numbers", "floats", "one-hot"])
+def test_a_data_set_that_is_sorted_by_class_is_named(kind):
     labels = np.repeat(np.arange(3), [8, 6, 8])
-    targets = np.eye(3, dtype=np.float32)[labels] if one_hot else labels
+    targets = np.eye(3, dtype=np.float32)[labels] if kind == "one-hot" else labels
+    targets = targets.astype("int64" if kind == "numbers" else "float32")
     ordered = tf.data.Dataset.from_tensor_slices((X, targets))
     with pytest.warns(UserWarning, match="sorted by its 3 classes"):
         _plan().batches(ordered)
