@@ -68,7 +68,7 @@ CEILINGS = {
     "accounting": (2_334, 2_150),
     "planning": (2_661, 1_900),
     "strategies": (1_544, 1_600),
-    "sampling": (1_525, 1_300),
+    "sampling": (1_526, 1_300),
     "noise": (1_311, 1_050),
     "optimize": (1_057, 1_000),
     "ledger": (635, 650),
@@ -81,7 +81,7 @@ CEILINGS = {
     "files": (229, 190),
     "other": (252, 290),
     "federated": (3_197, 3_200),
-    "tests": (34_238, 22_000),
+    "tests": (34_239, 22_000),
     "benchmarks": (2_086, 2_000),
 }
 ELSEWHERE = {
