@@ -39,7 +39,7 @@ import keras_steps
 import tf_bandmf
 from tf_bandmf import noise, strategies, workloads
 from tf_bandmf.noise.keys import NoiseKey
-from tf_bandmf.noise.word_sources import source_of
+from tf_bandmf.noise.normals import source_of
 
 _SAMPLE = 1_000_000
 NUM_STEPS = 1000

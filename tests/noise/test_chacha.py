@@ -13,7 +13,7 @@ import tf_bandmf
 from tf_bandmf import noise, strategies, workloads
 from tf_bandmf.noise.chacha import chacha20, chacha20_blocks
 from tf_bandmf.noise.keys import KEY_WORDS, NoiseKey
-from tf_bandmf.noise.word_sources import source_of
+from tf_bandmf.noise.normals import source_of
 from tf_bandmf.planning import memory, statement
 
 KEY = NoiseKey.for_testing(0)
@@ -93,7 +93,7 @@ def test_words_are_the_keystream_in_order_across_32_bits_of_counter():
     keystream = np.ravel([reference_keystream(key[:4].tobytes(), n) for n in blocks])
     start = 4 * (first % 4)
     np.testing.assert_array_equal(found.ravel(), keystream[start : start + 80])
-    many = source_of(tf.constant(key)).many(tf.constant(key), counters[0], 20)
+    many = source_of(tf.constant(key)).in_a_row(tf.constant(key), counters[0], 20)
     np.testing.assert_array_equal(many.numpy().view(np.uint32), found)
 
 

@@ -7,19 +7,12 @@ from collections.abc import Sequence
 import numpy as np
 import tensorflow as tf
 
-from tf_bandmf.noise.polynomials import polynomial
-from tf_bandmf.noise.radius import squared_radius
+from tf_bandmf.noise.radius import polynomial, squared_radius
 
 # Polynomials in x**2 for sin(x)/x and cos(x) where |x| <= pi/4, errors below 1e-8:
 # S. Moshier's Cephes library, sinf.c.
 _SINE = (-1.9515295891e-4, 8.3321608736e-3, -1.6666654611e-1, 1.0)
-_COSINE = (
-    2.443315711809948e-5,
-    -1.388731625493765e-3,
-    4.166664568298827e-2,
-    -0.5,
-    1.0,
-)
+_COSINE = (2.443315711809948e-5, -1.388731625493765e-3, 4.166664568298827e-2, -0.5, 1.0)
 
 
 def box_muller(

@@ -38,7 +38,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Union
 
 import numpy as np
 import tensorflow as tf
@@ -65,6 +65,10 @@ _LAST_WORDS = 2 * 2 * (2 * _VALUES + 1)
 KEY_SIZE = LEVELS * _LEVEL_WORDS + _LAST_WORDS
 
 
+# Float32 of static shape [size]; or pieces of it, for another digest.
+Vector = Union[tf.Tensor, Sequence[tf.Tensor]]
+
+
 def digest_key(secret: bytes, context: str) -> np.ndarray:
     """The key of digests, by SHAKE-256 (FIPS 202).
 
@@ -81,9 +85,7 @@ def digest_key(secret: bytes, context: str) -> np.ndarray:
 
 
 def plain_digest(
-    key: tf.Tensor,
-    value: tf.Tensor | Sequence[tf.Tensor],
-    more: tf.Tensor | None = None,
+    key: tf.Tensor, value: Vector, more: tf.Tensor | None = None
 ) -> tf.Tensor:
     """The digest of all bits of a vector, and of a few numbers more, without XLA.
 
@@ -102,7 +104,7 @@ def plain_digest(
 
 def keyed_digest(
     key: tf.Tensor,
-    value: tf.Tensor | Sequence[tf.Tensor],
+    value: Vector,
     more: tf.Tensor | None = None,
     *,
     compiles: bool = False,
@@ -122,9 +124,7 @@ def keyed_digest(
     return digest(_as_words(key), pieces, numbers)
 
 
-def _inputs(
-    value: tf.Tensor | Sequence[tf.Tensor], more: tf.Tensor | None
-) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
+def _inputs(value: Vector, more: tf.Tensor | None) -> tuple[list[Any], list[Any]]:
     """Words of two numbers, by piece, and words of the numbers that are left."""
     given: Any = [value] if tf.is_tensor(value) else value
     pieces, numbers = [], [] if more is None else [_long(more)]
@@ -157,13 +157,13 @@ def _digest(
     key: tf.Tensor, pieces: list[tf.Tensor], numbers: list[tf.Tensor]
 ) -> tf.Tensor:
     """The digest of pieces and of numbers that are words, uint64."""
+    keys = tf.reshape(key[: -_LAST_WORDS // 2], [LEVELS, _VALUES, _BLOCK])
     # As many words of each as fit into a half of the last block.
     most = _BLOCK // (2 * len(pieces))
-    left = tf.concat([*(_hashed(key, p, most) for p in pieces), *numbers], axis=0)
+    left = tf.concat([*(_hashed(keys, p, most) for p in pieces), *numbers], axis=0)
     if left.shape[0] > _BLOCK:
         raise ValueError("There are more numbers than a digest takes.")
-    values = _hashed_blocks(_key_of(key, LEVELS - 1), left)
-    halves = tf.stack(_halves(values), axis=1)
+    halves = tf.stack(_halves(_hashed_blocks(keys[LEVELS - 1], left)), axis=1)
     key = tf.reshape(key[-_LAST_WORDS // 2 :], [2, 2 * _VALUES + 1])
     # The first number of the key is added.
     factors = tf.concat([tf.ones([1], tf.uint64), tf.reshape(halves, [-1])], axis=0)
@@ -178,13 +178,13 @@ _compiled_digest = shared_function(_digest, jit_compile=True)
 _digest_of_padded = shared_function(_digest, jit_compile=True)
 
 
-def _hashed(key: tf.Tensor, words: tf.Tensor, most: int) -> tf.Tensor:
+def _hashed(keys: tf.Tensor, words: tf.Tensor, most: int) -> tf.Tensor:
     """At most so many words; of a number that is not known, two."""
     for level in range(LEVELS - 1):
         size = words.shape[0]
         if size is not None and size <= most:
             return words
-        words = _hashed_blocks(_key_of(key, level), words)
+        words = _hashed_blocks(keys[level], words)
     return tf.ensure_shape(words, [_VALUES])
 
 
@@ -204,32 +204,17 @@ def _hashed_blocks(key: tf.Tensor, words: tf.Tensor) -> tf.Tensor:
         words = tf.pad(words, [[0, highest(_BLOCK - size, 0)]])
     rows = tf.reshape(words[: _BLOCK * blocks], [_BLOCK, 1, blocks])
     keys = tf.transpose(key)[:, :, None]
-    if is_large:
-        # Rows are added up before they are stored.
-        parts = zip(tf.split(rows, _SUMMANDS), tf.split(keys, _SUMMANDS))
-        products = tf.add_n([_product(row + own) for row, own in parts])
-    else:
-        products = _product(rows + keys)
-    values = tf.reduce_sum(products, axis=0)
+    # Rows are added up before they are stored.
+    parts = (tf.split(each, _SUMMANDS if is_large else 1) for each in (rows, keys))
+    halves = [_halves(row + own) for row, own in zip(*parts)]
+    values = tf.reduce_sum(tf.add_n([lower * upper for lower, upper in halves]), axis=0)
     return tf.concat([tf.reshape(values, [-1]), rest], axis=0)
-
-
-def _product(words: tf.Tensor) -> tf.Tensor:
-    """Of the halves of each word."""
-    lower, upper = _halves(words)
-    return lower * upper
 
 
 def _halves(words: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     """The lower and the upper half of each word."""
     upper = tf.bitwise.right_shift(words, tf.constant(32, tf.uint64))
     return words & tf.constant(2**32 - 1, tf.uint64), upper
-
-
-def _key_of(key: tf.Tensor, level: int) -> tf.Tensor:
-    """uint64, shape [2, 512]."""
-    words = _VALUES * _BLOCK
-    return tf.reshape(key[level * words : (level + 1) * words], [_VALUES, _BLOCK])
 
 
 def _as_words(numbers: tf.Tensor) -> tf.Tensor:

@@ -237,43 +237,17 @@ class NoiseGenerator:
         if may_be_longer and not self.memory_vectors:
             size += -size % _ALIGNED
 
-        normals = _Normals(step_keys, size, first_block, self._jit_compile)
+        def normals(steps: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
+            # Signed, for GPUs gather no unsigned numbers.
+            signed = tf.bitcast(step_keys, tf.int64)
+            places = steps % tf.shape(step_keys, tf.int64)[0]
+            keys = tf.bitcast(tf.gather(signed, places), tf.uint64)
+            compiles = self._jit_compile
+            return weighted_normals(
+                keys, weights, size, first_block, jit_compile=compiles
+            )
+
         return self._recurrence.row(normals, buffer, step)
-
-
-class _Normals:
-    """See `recurrences.Normals`; `step_keys` as in `NoiseGenerator.row`."""
-
-    def __init__(
-        self,
-        step_keys: tf.Tensor,
-        size: int,
-        first_block: tf.Tensor | int,
-        jit_compile: bool,
-    ) -> None:
-        self._step_keys = step_keys
-        self._size = size
-        self._first_block = first_block
-        self._jit_compile = jit_compile
-
-    def __call__(self, steps: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
-        return weighted_normals(
-            self._keys(steps),
-            weights,
-            self._size,
-            self._first_block,
-            jit_compile=self._jit_compile,
-        )
-
-    def _keys(self, steps: tf.Tensor) -> tf.Tensor:
-        # Signed, for GPUs gather no unsigned numbers.
-        signed = tf.bitcast(self._step_keys, tf.int64)
-        places = steps % tf.shape(self._step_keys, tf.int64)[0]
-        signed = tf.gather(signed, places)
-        return tf.bitcast(signed, tf.uint64)
-
-    def __repr__(self) -> str:
-        return "_Normals(<secret>)"
 
 
 def updated(buffer: tf.Tensor, updates: Updates) -> tf.Tensor:

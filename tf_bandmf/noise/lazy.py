@@ -36,24 +36,6 @@ from tf_bandmf import matrices
 MOST_ENTRIES = 9
 
 
-class NoiseSystem(NamedTuple):
-    """`y[t] = direct[t] z[t] + past[t] m[t]`, `m[t+1] = carry[t] m[t] + enter[t] z[t]`.
-
-    Float64; the first axis is the step, or has length 1 if all steps are alike. `m[0] = 0`.
-
-    Attributes:
-      direct: shape [n or 1].
-      past: shape [n or 1, k].
-      carry: shape [n or 1, k, k].
-      enter: shape [n or 1, k].
-    """
-
-    direct: np.ndarray
-    past: np.ndarray
-    carry: np.ndarray
-    enter: np.ndarray
-
-
 class LinearUpdate(NamedTuple):
     """What SGD does with a mean gradient `g` at the learning rate `eta`.
 
@@ -68,43 +50,36 @@ class LinearUpdate(NamedTuple):
 
 
 class RowSystem(NamedTuple):
-    """`F = F0 + eta F1`, `G = G0 + eta G1`, `H = eta H1` of the module, by step.
+    """`[F G H] = constant + eta rate` of the module, by step.
 
-    Float64; the first axis is the step, or has length 1. The first entry of a state is
-    the weight.
-
-    Attributes:
-      transition: F0, shape [n or 1, m, m].
-      transition_rate: F1, the same shape.
-      noise: G0, shape [n or 1, m].
-      noise_rate: G1, the same shape.
-      gradient_rate: H1, shape [m].
+    Float64, shape [n or 1, m, m + 2]; the first axis is the step, or has length 1 if all
+    steps are alike. The first entry of a state is the weight.
     """
 
-    transition: np.ndarray
-    transition_rate: np.ndarray
-    noise: np.ndarray
-    noise_rate: np.ndarray
-    gradient_rate: np.ndarray
+    constant: np.ndarray
+    rate: np.ndarray
 
     @property
     def entries(self) -> int:
         """m, of a state."""
-        return int(self.gradient_rate.size)
+        return int(self.rate.shape[1])
 
 
-def noise_system(matrix: matrices.LowerTriangular) -> NoiseSystem:
-    """The rows of `C^-1 Z` as a linear system.
+def noise_system(matrix: matrices.LowerTriangular) -> np.ndarray:
+    """The rows of `C^-1 Z` as a linear system: `(y[t], m[t+1]) = N[t] (m[t], z[t])`.
 
     Args:
       matrix: C.
+
+    Returns:
+      N, float64, shape [n or 1, 1 + k, k + 1]; `m[0] = 0`.
 
     Raises:
       ValueError: if it remembers too much for states to be kept for each row.
     """
     streaming = matrix.streaming()
     if isinstance(streaming, matrices.GeometricSums):
-        memory = int(streaming.decays.size)
+        memory = streaming.memory_vectors
     elif isinstance(streaming, (matrices.Regeneration, matrices.ForwardSubstitution)):
         memory = streaming.terms - 1
     else:
@@ -116,38 +91,34 @@ def noise_system(matrix: matrices.LowerTriangular) -> NoiseSystem:
             f"'bisr:{MOST_ENTRIES}', or 'lambda_cgd'."
         )
     if isinstance(streaming, matrices.GeometricSums):
-        direct, past = np.ones(1), streaming.scales[None]
-        carry, enter = np.diag(streaming.decays)[None], np.ones([1, memory])
+        system = np.ones([1, 1 + memory, memory + 1])
+        system[0, :, :memory] = [streaming.scales, *np.diag(streaming.decays)]
     else:
         rows = np.asarray(streaming.rows(), np.float64)
-        count = len(rows)
-        carry = np.zeros([count, memory, memory])
-        carry[:, range(1, memory), range(memory - 1)] = 1.0
-        enter = np.zeros([count, memory])
+        system = np.zeros([len(rows), 1 + memory, memory + 1])
+        # m = (z[t-1], ..., z[t-p+1]), or (y[t-1], ..., y[t-b+1])
+        system[:, range(2, 1 + memory), range(memory - 1)] = 1.0
         if isinstance(streaming, matrices.Regeneration):
-            # m = (z[t-1], ..., z[t-p+1])
-            direct, past = rows[:, 0], rows[:, 1:]
-            enter[:, :1] = 1.0
+            system[:, 0] = np.roll(rows, -1, axis=1)
+            system[:, 1:2, memory] = 1.0
         else:
-            # m = (y[t-1], ..., y[t-b+1])
-            direct, past = 1.0 / rows[:, 0], -rows[:, 1:] / rows[:, :1]
-            carry[:, :1] = past[:, None]
-            enter[:, :1] = direct[:, None]
+            system[:, 0, :memory] = -rows[:, 1:] / rows[:, :1]
+            system[:, 0, memory] = 1.0 / rows[:, 0]
+            system[:, 1:2] = system[:, :1]
     if streaming.row_scale is not None:
         scale = np.asarray(streaming.row_scale, np.float64)
-        direct, past = scale * direct, scale[:, None] * past
-        carry = np.broadcast_to(carry, [len(scale), memory, memory])
-        enter = np.broadcast_to(enter, [len(scale), memory])
-    return NoiseSystem(direct, past, carry, enter)
+        system = np.repeat(system, len(scale) // len(system), axis=0)
+        system[:, 0] *= scale[:, None]
+    return system
 
 
 def row_system(
-    noise: NoiseSystem, update: LinearUpdate, stddev: float, batch_size: float
+    noise: np.ndarray, update: LinearUpdate, stddev: float, batch_size: float
 ) -> RowSystem:
     """The state of a row under noisy SGD, `g = (s + stddev y) / batch_size`.
 
     Args:
-      noise: of the strategy.
+      noise: of the strategy, `noise_system`.
       update: of the optimizer.
       stddev: of the noise, `Plan.noise_stddev`.
       batch_size: the public constant.
@@ -155,32 +126,22 @@ def row_system(
     Raises:
       ValueError: if a state has too many entries.
     """
-    count, memory = noise.past.shape
-    first = 1 if update.momentum == 0.0 else 2
-    m = first + memory
+    beta = update.momentum
+    # What `-eta g` counts in the weight, and in the velocity if there is one.
+    of_gradient = np.ones([1 if beta == 0.0 else 2])
+    first = of_gradient.size
+    m = first + noise.shape[1] - 1
     if m > MOST_ENTRIES:
         raise ValueError(f"A state has at most {MOST_ENTRIES} entries, found {m}.")
-    transition, transition_rate = np.zeros([2, count, m, m])
-    entering, entering_rate = np.zeros([2, count, m])
-    gradient_rate = np.zeros([m])
-    # What `-eta g` and the old velocity count in weight and velocity.
-    of_gradient = np.ones([first])
-    if update.momentum != 0.0:
-        beta = update.momentum
-        if update.nesterov:
-            of_gradient[0] = 1.0 + beta
-        transition[:, 0, 1] = beta * beta if update.nesterov else beta
-        transition[:, 1, 1] = beta
-    transition[:, 0, 0] = 1.0
-    transition_rate[:, 0, 0] = -update.weight_decay
-    size = stddev / batch_size
-    for entry in range(first):
-        weight = of_gradient[entry]
-        transition_rate[:, entry, first:] = -size * weight * noise.past
-        entering_rate[:, entry] = -size * weight * noise.direct
-        gradient_rate[entry] = -weight / batch_size
-    transition[:, first:, first:] = noise.carry
-    entering[:, first:] = noise.enter
-    return RowSystem(
-        transition, transition_rate, entering, entering_rate, gradient_rate
-    )
+    constant, rate = np.zeros([2, len(noise), m, m + 2])
+    constant[:, 0, 0], rate[:, 0, 0] = 1.0, -update.weight_decay
+    if beta != 0.0:
+        # And what the old velocity counts in both.
+        of_gradient[0] = 1.0 + beta if update.nesterov else 1.0
+        constant[:, 0, 1] = beta * beta if update.nesterov else beta
+        constant[:, 1, 1] = beta
+    of_noise = -(stddev / batch_size) * of_gradient[:, None]
+    rate[:, :first, first : m + 1] = of_noise * noise[:, :1]
+    rate[:, :first, m + 1] = -of_gradient / batch_size
+    constant[:, first:, first : m + 1] = noise[:, 1:]
+    return RowSystem(constant, rate)

@@ -64,12 +64,10 @@ class Jumps:
     def __init__(self, system: RowSystem, num_steps: int, step: int = 0) -> None:
         self.entries = m = system.entries
         # Weight, and velocity under momentum.
-        self._entered = int(np.count_nonzero(system.gradient_rate))
-        self._decays = bool(np.any(system.transition_rate[:, 0, 0]))
+        self._entered = int(np.count_nonzero(system.rate[0, :, m + 1]))
+        self._decays = bool(np.any(system.rate[:, 0, 0]))
         # Variables: a program of updates reads nothing else from outside.
-        self._system = RowSystem(
-            *(tf.Variable(np.asarray(p, np.float64)) for p in system)
-        )
+        self._system = [tf.Variable(part, trainable=False) for part in system]
         identity = tf.eye(m, batch_shape=[num_steps + 1], dtype=tf.float64)
         self._products = tf.Variable(identity, trainable=False)
         self._covariances = tf.Variable(tf.zeros_like(identity), trainable=False)
@@ -87,13 +85,10 @@ class Jumps:
           step: int32 scalar.
           rate: the learning rate of the step, float64 scalar.
         """
-        system = self._system
-        row = step if system.noise.shape[0] > 1 else 0
-        return (
-            system.transition[row] + rate * system.transition_rate[row],
-            system.noise[row] + rate * system.noise_rate[row],
-            rate * system.gradient_rate,
-        )
+        row = step if self._system[0].shape[0] > 1 else 0
+        constant, of_rate = (part[row] for part in self._system)
+        system, m = constant + rate * of_rate, self.entries
+        return system[:, :m], system[:, m], system[:, m + 1]
 
     def entering(self, step: tf.Tensor, rate: tf.Tensor) -> list[tf.Tensor]:
         """What a sum counts in the state *before* its step: `u` with `F u = H`.
@@ -171,7 +166,7 @@ class LazyTable:
     __slots__ = (
         "_clocks",
         "_first_block",
-        "_memory",
+        "_states",
         "_weights",
         "columns",
         "jumps",
@@ -194,12 +189,12 @@ class LazyTable:
         )
         # Apart: a lookup reads weights alone.
         self._weights = tf.Variable(weights.read_value(), trainable=False)
-        self._memory: tf.Variable | None = None
+        # What a row's state is made of, one after the other.
+        self._states = [self._weights]
         if jumps.entries > 1:
-            width = (jumps.entries - 1) * self.columns
             if memory is None:
-                memory = tf.zeros([self.num_rows, width])
-            self._memory = tf.Variable(memory, trainable=False)
+                memory = tf.zeros([self.num_rows, (jumps.entries - 1) * self.columns])
+            self._states.append(tf.Variable(memory, trainable=False))
 
     def weights_of(self, rows: tf.Tensor) -> tf.Tensor:
         """Weights of rows as they are, [..., columns]; rows [...] that exist."""
@@ -211,18 +206,12 @@ class LazyTable:
 
     def memory(self) -> np.ndarray:
         """See the class; for the private state file alone."""
-        if self._memory is None:
-            return np.zeros([self.num_rows, 0], np.float32)
-        return self._memory.numpy()
+        none = np.zeros([self.num_rows, 0], np.float32)
+        return self._states[1].numpy() if self.jumps.entries > 1 else none
 
     def replace_weights(self, weights: tf.Variable) -> None:
         """Takes other weights, at a time at which every row is up to date."""
         self._weights.assign(weights.read_value())
-
-    @property
-    def _states(self) -> list[tf.Variable]:
-        """What a row's state is made of, one after the other."""
-        return [self._weights, *([] if self._memory is None else [self._memory])]
 
     def bring_up_to_date(self, rows: tf.Tensor, jumps: Window, key: tf.Tensor) -> Any:
         """Brings rows to the state before a step.
@@ -294,11 +283,13 @@ class LazyTable:
         # Adding to rows takes TensorFlow longer than copies.
         weights = self._weights.sparse_read(rows) + of_weight * sums
         changes = [self._weights.scatter_update(tf.IndexedSlices(weights, rows))]
-        if of_velocity and self._memory is not None:
-            memory = self._memory.sparse_read(rows)
+        if of_velocity:
+            memory = self._states[1].sparse_read(rows)
             velocity = memory[:, : self.columns] + of_velocity[0] * sums
-            memory = tf.concat([velocity, memory[:, self.columns :]], axis=1)
-            changes.append(self._memory.scatter_update(tf.IndexedSlices(memory, rows)))
+            moved = tf.concat([velocity, memory[:, self.columns :]], axis=1)
+            changes.append(
+                self._states[1].scatter_update(tf.IndexedSlices(moved, rows))
+            )
         return changes
 
     def release(
@@ -390,27 +381,22 @@ def _in_parts(
 
 @shared_function(jit_compile=True)
 def _jumped(
-    entries: int,
-    states: list[tf.Tensor],
-    jump: tf.Tensor,
-    normals: tf.Tensor,
+    entries: int, states: list[Any], jump: tf.Tensor, normals: tf.Tensor
 ) -> list[tf.Tensor]:
     """States after their jump, [U, columns] and [U, (m - 1) columns]; from U m columns."""
     products, factors = tf.unstack(jump, axis=1)
-    if entries == 1:
-        fresh = tf.reshape(normals, tf.shape(states[0]))
-        return [products[:, 0] * states[0] + factors[:, 0] * fresh]
     columns = states[0].shape[1]
     apart = tf.reshape(tf.concat(states, axis=1), [-1, entries, columns])
     fresh = tf.reshape(normals, [-1, entries, columns])
     moved = _applied(products, apart) + _applied(factors, fresh)
-    return [moved[:, 0], tf.reshape(moved[:, 1:], [-1, (entries - 1) * columns])]
+    memory = tf.reshape(moved[:, 1:], [-1, (entries - 1) * columns])
+    return [moved[:, 0], memory][: len(states)]
 
 
 @shared_function(jit_compile=True)
 def _slice_jumped(
     entries: int,
-    tables: list[tf.Variable],
+    tables: list[Any],
     first: tf.Tensor,
     jump: tf.Tensor,
     normals: tf.Tensor,
@@ -423,10 +409,8 @@ def _slice_jumped(
 
 def _applied(matrices: tf.Tensor, states: tf.Tensor) -> tf.Tensor:
     """Small matrices [U, m, m] times [U, m, columns]: a product would call for each row."""
-    terms = [
-        matrices[:, :, j, None] * states[:, j, None] for j in range(states.shape[1])
-    ]
-    return tf.add_n(terms)
+    each = range(states.shape[1])
+    return tf.add_n([matrices[:, :, j, None] * states[:, j, None] for j in each])
 
 
 @shared_function(jit_compile=True)
@@ -434,19 +418,13 @@ def _advanced(
     transition: tf.Tensor, noise: tf.Tensor, products: tf.Tensor, covariances: tf.Tensor
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     """P and Q after a step, float64, shape [steps, m, m]; P and L, float32."""
-    products = _from_left(transition, products)
+    products = _applied(transition[None], products)
     # Covariances are symmetric.
-    grown = _from_left(transition, covariances)
-    grown = _from_left(transition, tf.transpose(grown, [0, 2, 1]))
+    grown = _applied(transition[None], covariances)
+    grown = _applied(transition[None], tf.transpose(grown, [0, 2, 1]))
     grown += noise[:, None] * noise
     jumps = tf.stack([products, _factor(grown)], axis=1)
     return products, grown, tf.cast(jumps, tf.float32)
-
-
-def _from_left(matrix: tf.Tensor, others: tf.Tensor) -> tf.Tensor:
-    """`matrix` times each of the others."""
-    terms = [matrix[:, j, None] * others[:, j, None] for j in range(matrix.shape[0])]
-    return tf.add_n(terms)
 
 
 def _factor(covariances: tf.Tensor) -> tf.Tensor:
@@ -456,20 +434,16 @@ def _factor(covariances: tf.Tensor) -> tf.Tensor:
       covariances: float64, shape [U, m, m] with a static m.
     """
     m = covariances.shape[-1]
-    if m == 1:
-        return tf.sqrt(covariances)
-    rows: list[list[tf.Tensor]] = [[] for _ in range(m)]
+    rows = [[tf.zeros_like(covariances[:, 0, 0])] * m for _ in range(m)]
     for j in range(m):
         variance = covariances[:, j, j]
-        rest = variance - tf.add_n([tf.zeros_like(variance), *(x * x for x in rows[j])])
+        rest = variance - sum(x * x for x in rows[j][:j])
         whole = rest > _SMALLEST_PIVOT * variance
         pivot = tf.sqrt(tf.where(whole, rest, 1.0))
-        for i in range(j):
-            rows[i].append(tf.zeros_like(variance))
-        own = rows[j][:j]
-        rows[j].append(tf.where(whole, pivot, 0.0))
+        rows[j][j] = tf.where(whole, pivot, 0.0)
         for i in range(j + 1, m):
-            products = [a * b for a, b in zip(rows[i], own)]
-            left = covariances[:, i, j] - tf.add_n([tf.zeros_like(variance), *products])
-            rows[i].append(tf.where(whole, left / pivot, 0.0))
+            left = covariances[:, i, j] - sum(
+                a * b for a, b in zip(rows[i][:j], rows[j])
+            )
+            rows[i][j] = tf.where(whole, left / pivot, 0.0)
     return tf.stack([tf.stack(row, axis=-1) for row in rows], axis=-2)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import functools
-from typing import Callable
+from typing import Callable, NamedTuple
 
 import tensorflow as tf
 
 from tf_bandmf.noise.box_muller import box_muller
+from tf_bandmf.noise.chacha import chacha20, chacha20_in_a_row
 from tf_bandmf.noise.devices import traced_under_xla
+from tf_bandmf.noise.philox import philox, philox_in_a_row
 from tf_bandmf.noise.radius import shared_part
 from tf_bandmf.noise.shared import shared_function
-from tf_bandmf.noise.word_sources import source_of
 
 # Normals are made in blocks of this many, so that any block can be made by itself.
 BLOCK = 4096
@@ -72,17 +73,42 @@ def weighted_normals(
       jit_compile: see `standard_normals`.
     """
     num_blocks = -(-num_normals // BLOCK)
-    first_block = tf.cast(first_block, tf.uint64)
-    blocks = compiled_blocks if jit_compile else _plain_blocks
-    pairs = blocks(num_blocks, int(weights.shape[0]), int(step_keys.shape[-1]))(
-        step_keys, weights, first_block
-    )
+    pairs = (compiled_blocks if jit_compile else _blocks_in_chunks)(num_blocks)
+    found = pairs(step_keys, weights, tf.cast(first_block, tf.uint64))
     # Normals 2 i and 2 i + 1 are real and imaginary part of number i.
     if traced_under_xla():  # XLA knows no such bitcast
-        parts = tf.stack([tf.math.real(pairs), tf.math.imag(pairs)], axis=-1)
+        parts = tf.stack([tf.math.real(found), tf.math.imag(found)], axis=-1)
     else:
-        parts = tf.bitcast(pairs, tf.float32)
+        parts = tf.bitcast(found, tf.float32)
     return tf.reshape(parts, [-1])[:num_normals]
+
+
+class WordSource(NamedTuple):
+    """Four random words for each key of a step and each counter.
+
+    Attributes:
+      four: uint32 words of a key, shape [key_words], and counters, uint64, any shape; for
+        XLA.
+      in_a_row: words of a key and so many counters from one on; int32, shape
+        [num_counters, 4]. The same words, faster where XLA is missing.
+      of_many_operations: too many of TensorFlow for a few words: XLA shall make them, too.
+    """
+
+    four: Callable[[tf.Tensor, tf.Tensor], tuple[tf.Tensor, ...]]
+    in_a_row: Callable[[tf.Tensor, tf.Tensor, int], tf.Tensor]
+    of_many_operations: bool
+
+
+# By the uint64 numbers of a step's key: noise of one is not continued with another.
+_SOURCES = {
+    2: WordSource(philox, philox_in_a_row, False),
+    5: WordSource(chacha20, chacha20_in_a_row, True),
+}
+
+
+def source_of(step_keys: tf.Tensor) -> WordSource:
+    """By the length of the keys, of static shape [..., key_words]."""
+    return _SOURCES[step_keys.shape[-1]]
 
 
 # From keys, weights and the first block to normals in pairs, complex64.
@@ -90,36 +116,28 @@ _Blocks = Callable[[tf.Tensor, tf.Tensor, tf.Tensor], tf.Tensor]
 
 
 @functools.cache
-def compiled_blocks(num_blocks: int, num_terms: int, key_words: int) -> _Blocks:
+def compiled_blocks(num_blocks: int) -> _Blocks:
     """Normals in pairs, by programs of XLA; one function for all models' steps."""
+    compiled = compiled_pairs(num_blocks)
 
     def pairs(
         step_keys: tf.Tensor, weights: tf.Tensor, first_block: tf.Tensor
     ) -> tf.Tensor:
-        if source_of(step_keys).of_many_operations:
-            return one_by_one(step_keys, weights, first_block)
-        # Outside, for XLA would compute a block's shared part again for each pair.
-        words = [
-            _shared_words(step_keys[j], first_block, num_blocks)
-            for j in range(num_terms)
-        ]
-        shared = _shared_parts(tf.stack(words))
-        compiled = compiled_pairs(num_blocks, num_terms, key_words)
-        return compiled(step_keys, weights, first_block, shared)
-
-    # XLA needs the better part of an hour for two terms of ChaCha20 in one expression.
-    def one_by_one(
-        step_keys: tf.Tensor, weights: tf.Tensor, first_block: tf.Tensor
-    ) -> tf.Tensor:
-        shared_parts = _compiled_shared_parts(num_blocks)
-        term = compiled_pairs(num_blocks, 1, key_words)
+        terms, shared_parts = range(weights.shape[0]), _compiled_shared(num_blocks)
+        if not source_of(step_keys).of_many_operations:
+            # Outside, for XLA would compute a block's shared part again for each pair.
+            words = [
+                _shared_words(step_keys[j], first_block, num_blocks) for j in terms
+            ]
+            return compiled(step_keys, weights, first_block, _shared_parts(words))
+        # XLA needs the better part of an hour for two terms of ChaCha20 in one expression.
         total: tf.Tensor | None = None
-        for j in range(num_terms):
-            # One after the other, so that two vectors are in memory and not num_terms.
+        for j in terms:
+            # One after the other, so that two vectors are in memory and not all.
             with tf.control_dependencies([] if total is None else [total]):
                 key, weight = step_keys[j : j + 1], weights[j : j + 1]
                 shared = shared_parts(key[0], first_block)
-                added = term(key, weight, first_block, shared[None])
+                added = compiled(key, weight, first_block, shared[None])
             total = added if total is None else total + added
         return total
 
@@ -127,9 +145,7 @@ def compiled_blocks(num_blocks: int, num_terms: int, key_words: int) -> _Blocks:
 
 
 @functools.cache
-def compiled_pairs(
-    num_blocks: int, num_terms: int, key_words: int
-) -> Callable[..., tf.Tensor]:
+def compiled_pairs(num_blocks: int) -> Callable[..., tf.Tensor]:
     """Normals in pairs, from keys, weights, the first block and shared parts."""
 
     def pairs(
@@ -151,31 +167,32 @@ def compiled_pairs(
             signed = [tf.bitcast(word, tf.int32) for word in words]
             return box_muller(signed, shared[:, None])
 
-        def normals(j: int) -> tuple[tf.Tensor, tf.Tensor]:
-            return of_key(step_keys[j], counter, shared[j])
-
-        return _weighted_sum(normals, weights, num_terms)
+        return _weighted_sum(
+            lambda j: of_key(step_keys[j], counter, shared[j]), weights
+        )
 
     return shared_function(pairs, jit_compile=True)
 
 
-def _plain_blocks(num_blocks: int, num_terms: int, key_words: int) -> _Blocks:
+def _blocks_in_chunks(num_blocks: int) -> _Blocks:
+    """Normals in pairs, without XLA."""
     chunk = min(num_blocks, _CHUNK)
     num_chunks = -(-num_blocks // chunk)
 
     def pairs(
         step_keys: tf.Tensor, weights: tf.Tensor, first_block: tf.Tensor
     ) -> tf.Tensor:
-        def normals(j: int, block: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-            many = source_of(step_keys).many
-            words = many(step_keys[j], block * _PAIRS, chunk * _PAIRS)
-            words = tf.reshape(tf.transpose(words), [4, chunk, _PAIRS])
-            shared = _shared_parts(_shared_words(step_keys[j], block, chunk))
-            return box_muller(tf.unstack(words), shared[:, None])
-
         def of_chunk(i: tf.Tensor | int) -> tf.Tensor:
             block = first_block + tf.cast(i, tf.uint64) * chunk
-            return _weighted_sum(lambda j: normals(j, block), weights, num_terms)
+
+            def normals(j: int) -> tuple[tf.Tensor, tf.Tensor]:
+                in_a_row = source_of(step_keys).in_a_row
+                words = in_a_row(step_keys[j], block * _PAIRS, chunk * _PAIRS)
+                words = tf.reshape(tf.transpose(words), [4, chunk, _PAIRS])
+                shared = _shared_parts([_shared_words(step_keys[j], block, chunk)])
+                return box_muller(tf.unstack(words), shared[0, :, None])
+
+            return _weighted_sum(normals, weights)
 
         if num_chunks == 1:
             return of_chunk(0)
@@ -198,19 +215,19 @@ def _shared_words(
 ) -> tf.Tensor:
     """Words that a block's pairs share, int32, shape [num_blocks, 4]."""
     counter = first_block + tf.constant(_SHARED, tf.uint64)
-    return source_of(step_key).many(step_key, counter, num_blocks)
+    return source_of(step_key).in_a_row(step_key, counter, num_blocks)
 
 
-def _shared_parts(words: tf.Tensor) -> tf.Tensor:
-    """`radius.shared_part` of each block, shape [..., num_blocks]."""
-    first, second, *_ = tf.unstack(words, axis=-1)
+def _shared_parts(words: list[tf.Tensor]) -> tf.Tensor:
+    """`radius.shared_part` of each block, shape [terms, num_blocks]."""
+    first, second, *_ = tf.unstack(tf.stack(words), axis=-1)
     return shared_part(first, second)
 
 
 @functools.cache
-def _compiled_shared_parts(
-    num_blocks: int,
-) -> Callable[[tf.Tensor, tf.Tensor], tf.Tensor]:
+def _compiled_shared(num_blocks: int) -> Callable[[tf.Tensor, tf.Tensor], tf.Tensor]:
+    """As `_shared_parts`, of one key, by a program of XLA."""
+
     def parts(step_key: tf.Tensor, first_block: tf.Tensor) -> tf.Tensor:
         counter = first_block + tf.constant(_SHARED, tf.uint64)
         counters = counter + tf.cast(tf.range(num_blocks), tf.uint64)
@@ -221,12 +238,10 @@ def _compiled_shared_parts(
 
 
 def _weighted_sum(
-    normals: Callable[[int], tuple[tf.Tensor, tf.Tensor]],
-    weights: tf.Tensor,
-    num_terms: int,
+    normals: Callable[[int], tuple[tf.Tensor, tf.Tensor]], weights: tf.Tensor
 ) -> tf.Tensor:
     cosines, sines = (weights[0] * part for part in normals(0))
-    for j in range(1, num_terms):
+    for j in range(1, weights.shape[0]):
         cosine, sine = normals(j)
         cosines, sines = cosines + weights[j] * cosine, sines + weights[j] * sine
     return tf.complex(cosines, sines)

@@ -47,8 +47,6 @@ from __future__ import annotations
 import numpy as np
 import tensorflow as tf
 
-from tf_bandmf.noise.polynomials import polynomial
-
 # The largest radius is that of t = 2^-157.
 LARGEST_NORMAL = float(np.sqrt(2.0 * 157.0 * np.log(2.0)))
 
@@ -104,6 +102,14 @@ def distance(
     """`2^32 t`, float32 in [2^-125, 2^31]; the same bits everywhere."""
     low_words = _scaled(second, -31) + (_scaled(third, -62) + shared)
     return _low_bits(first) + low_words
+
+
+def polynomial(coefficients: tuple[float, ...], x: tf.Tensor) -> tf.Tensor:
+    """Horner's rule, in float32; `coefficients` from that of the highest power on."""
+    value = tf.constant(coefficients[0], tf.float32)
+    for coefficient in coefficients[1:]:
+        value = value * x + coefficient
+    return value
 
 
 def _low_bits(word: tf.Tensor) -> tf.Tensor:

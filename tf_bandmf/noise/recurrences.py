@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import abc
-from typing import Callable, Protocol
+from typing import Callable
 
 import numpy as np
 import tensorflow as tf
@@ -12,26 +12,17 @@ from tf_bandmf import matrices
 from tf_bandmf.noise.devices import device_kind
 from tf_bandmf.noise.shared import shared_function
 
-
-class Normals(Protocol):
-    """Normals of steps: `z[step]` are always the same, and independent."""
-
-    def __call__(self, steps: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
-        """`sum_k weights[k] z[steps[k]]`, float32, shape [size].
-
-        Args:
-          steps: int64, shape [terms].
-          weights: float32, shape [terms].
-        """
-
-
+# Of steps, int64, and weights, float32, shape [terms]: `sum_k weights[k] z[steps[k]]`,
+# float32, shape [size]. `z[step]` are always the same, and independent.
+Normals = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
 # So many terms are one program, and others are added in a loop: one by one, on a GPU two
 # at a time. Of more than two XLA makes several kernels there, with words in memory.
 _TERMS, _TERMS_OF_GPU = 4, 2
 _ONE = [1.0]
 
-# Rows of the buffer that change, each once.
+# Rows of the buffer that change, each once; a row of noise and these.
 Updates = tuple[tf.IndexedSlices, ...]
+Row = tuple[tf.Tensor, Updates]
 
 
 class Recurrence(abc.ABC):
@@ -49,9 +40,7 @@ class Recurrence(abc.ABC):
     key_terms = 1
 
     @abc.abstractmethod
-    def row(
-        self, normals: Normals, buffer: tf.Tensor, step: tf.Tensor
-    ) -> tuple[tf.Tensor, Updates]:
+    def row(self, normals: Normals, buffer: tf.Tensor, step: tf.Tensor) -> Row:
         """The row of a step, and the rows of the buffer that change.
 
         Args:
@@ -71,34 +60,28 @@ class Regeneration(Recurrence):
         self._rows = rows
         self.key_terms = rows.terms
 
-    def row(
-        self, normals: Normals, buffer: tf.Tensor, step: tf.Tensor
-    ) -> tuple[tf.Tensor, Updates]:
+    def row(self, normals: Normals, buffer: tf.Tensor, step: tf.Tensor) -> Row:
         weights, terms = self._rows.at(step), self._rows.terms
         # Steps before the first have weight 0.
         steps = tf.maximum(step - tf.range(terms, dtype=tf.int64), 0)
-        on_gpu = device_kind() == "GPU"
-        together = min(terms, _TERMS_OF_GPU if on_gpu else _TERMS)
+        at_once = _TERMS_OF_GPU if device_kind() == "GPU" else 1
+        together = min(terms, at_once if at_once > 1 else _TERMS)
         first = normals(steps[:together], weights[:together])
         if together == terms:
             return first, ()
-        if on_gpu:
-            # The last of them are filled up by one of weight 0.
-            missing = [[0, -terms % together]]
-            steps, weights = tf.pad(steps, missing), tf.pad(weights, missing)
+        # The last of them are filled up by one of weight 0.
+        missing = [[0, -terms % at_once]]
+        steps, weights = tf.pad(steps, missing), tf.pad(weights, missing)
 
-            def add(j: tf.Tensor, total: tf.Tensor) -> tf.Tensor:
-                own = [tf.slice(of, [j], [together]) for of in (steps, weights)]
-                return total + normals(*own)
+        def add(j: tf.Tensor, total: tf.Tensor) -> tf.Tensor:
+            if at_once > 1:
+                return total + normals(
+                    *(tf.slice(t, [j], [at_once]) for t in (steps, weights))
+                )
+            only_row = normals(steps[j, None], tf.constant(_ONE))[None]
+            return _sum(total, weights[j], only_row, tf.constant(0, tf.int64))
 
-            return _plus_terms(first, add, together, terms, step, together), ()
-
-        def add_one(j: tf.Tensor, total: tf.Tensor) -> tf.Tensor:
-            earlier = normals(steps[j, None], tf.constant(_ONE))
-            only_row, slot = tf.expand_dims(earlier, 0), tf.constant(0, tf.int64)
-            return _sum(total, weights[j], only_row, slot)
-
-        return _plus_terms(first, add_one, together, terms, step), ()
+        return _plus_terms(first, add, together, terms, step, at_once), ()
 
 
 class KeptNormals(Recurrence):
@@ -111,9 +94,7 @@ class KeptNormals(Recurrence):
         self._rows = rows
         self.memory_vectors = rows.terms - 1
 
-    def row(
-        self, normals: Normals, buffer: tf.Tensor, step: tf.Tensor
-    ) -> tuple[tf.Tensor, Updates]:
+    def row(self, normals: Normals, buffer: tf.Tensor, step: tf.Tensor) -> Row:
         weights = self._rows.at(step)
         if not self.memory_vectors:
             return normals(step[None], weights), ()
@@ -130,19 +111,6 @@ class KeptNormals(Recurrence):
         first = _first_sum(weights, fresh, buffer, slot(1))
         output = _plus_terms(first, add, 2, self._rows.terms, step)
         return output, (tf.IndexedSlices(fresh[None], tf.reshape(slot(0), [1])),)
-
-
-def _weights_of_slots(weights: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
-    """Of what is in the slots of a buffer: all weights but the first, in another order."""
-    vectors = int(weights.shape[0]) - 1
-    # Slot s was written j = 1 + (step - 1 - s) mod vectors steps ago.
-    slots = tf.range(vectors, dtype=tf.int64)
-    return tf.gather(weights, (step - 1 - slots) % vectors + 1)
-
-
-def _weighted(weights: tf.Tensor, vectors: tf.Tensor) -> tf.Tensor:
-    """Their sum. Not matvec: a product is a kernel of its own, that reads them again."""
-    return tf.reduce_sum(weights[:, None] * vectors, axis=0)
 
 
 def _plus_terms(
@@ -197,14 +165,14 @@ class RingBuffer(Recurrence):
         self.memory_vectors = rows.terms - 1
         self._jit_compile = jit_compile
 
-    def row(
-        self, normals: Normals, buffer: tf.Tensor, step: tf.Tensor
-    ) -> tuple[tf.Tensor, Updates]:
+    def row(self, normals: Normals, buffer: tf.Tensor, step: tf.Tensor) -> Row:
         weights = self._rows.at(step)
         if not self.memory_vectors:
             return normals(step[None], 1.0 / weights), ()
         slot = tf.reshape(step % self.memory_vectors, [1])
-        past = _weights_of_slots(weights, step)
+        # Slot s was written j = 1 + (step - 1 - s) mod vectors steps ago.
+        slots = tf.range(self.memory_vectors, dtype=tf.int64)
+        past = tf.gather(weights, (step - 1 - slots) % self.memory_vectors + 1)
         fresh = normals(step[None], tf.constant(_ONE))
         if self._jit_compile:
             # TensorFlow copies a variable that is written row by row whenever it is
@@ -220,7 +188,8 @@ class RingBuffer(Recurrence):
 def _solution(
     fresh: tf.Tensor, diagonal: tf.Tensor, past: tf.Tensor, buffer: tf.Tensor
 ) -> tf.Tensor:
-    return (fresh - _weighted(past, buffer)) / diagonal
+    # Not matvec: a product is a kernel of its own, that reads the buffer again.
+    return (fresh - tf.reduce_sum(past[:, None] * buffer, axis=0)) / diagonal
 
 
 class GeometricBuffers(Recurrence):
@@ -236,9 +205,7 @@ class GeometricBuffers(Recurrence):
         self._num_steps = sums.num_rows
         self.memory_vectors = sums.memory_vectors
 
-    def row(
-        self, normals: Normals, buffer: tf.Tensor, step: tf.Tensor
-    ) -> tuple[tf.Tensor, Updates]:
+    def row(self, normals: Normals, buffer: tf.Tensor, step: tf.Tensor) -> Row:
         # NaN past the horizon, as in _Rows.at.
         one = tf.where(step < self._num_steps, 1.0, np.nan)
         scales, decays = tf.constant(self._scales), tf.constant(self._decays)
@@ -253,14 +220,10 @@ class ScaledOutput(Recurrence):
     """The rows of another recurrence, each times a number of its own."""
 
     def __init__(self, inner: Recurrence, row_scale: np.ndarray) -> None:
-        self._inner = inner
-        self._row_scale = row_scale.astype(np.float32)
-        self.memory_vectors = inner.memory_vectors
-        self.key_terms = inner.key_terms
+        self._inner, self._row_scale = inner, row_scale.astype(np.float32)
+        self.memory_vectors, self.key_terms = inner.memory_vectors, inner.key_terms
 
-    def row(
-        self, normals: Normals, buffer: tf.Tensor, step: tf.Tensor
-    ) -> tuple[tf.Tensor, Updates]:
+    def row(self, normals: Normals, buffer: tf.Tensor, step: tf.Tensor) -> Row:
         output, updates = self._inner.row(normals, buffer, step)
         return output * tf.gather(tf.constant(self._row_scale), step), updates
 
@@ -311,12 +274,8 @@ class _Rows:
         streaming: matrices.ForwardSubstitution | matrices.Regeneration,
         row_scale: np.ndarray | None = None,
     ) -> None:
-        self._num_steps = streaming.num_rows
-        self.terms = streaming.terms
-        self._rows = streaming.rows().astype(np.float32)
-        self._row_scale = None
-        if row_scale is not None:
-            self._row_scale = row_scale.astype(np.float32)
+        self._num_steps, self.terms = streaming.num_rows, streaming.terms
+        self._rows, self._row_scale = streaming.rows().astype(np.float32), row_scale
 
     def at(self, step: tf.Tensor) -> tf.Tensor:
         """Entries `M[step, step - j]`, shape [terms]; 0 for steps before the first.
@@ -327,6 +286,6 @@ class _Rows:
         rows = tf.constant(self._rows)
         row = rows[0] if len(self._rows) == 1 else tf.gather(rows, step)
         if self._row_scale is not None:
-            row *= tf.gather(tf.constant(self._row_scale), step)
+            row *= tf.gather(tf.constant(self._row_scale, tf.float32), step)
         exists = tf.range(self.terms, dtype=tf.int64) <= step
         return tf.where(step < self._num_steps, tf.where(exists, row, 0.0), np.nan)
