@@ -376,7 +376,7 @@ class Ledger:
             self._take(entry, digest)
         if self.expected[0] == "run":
             self._append({**expected, "secret": draw()})
-            private_files.sync_folder(os.path.dirname(os.path.abspath(self._path)))
+            private_files.sync(os.path.dirname(os.path.abspath(self._path)))
         # Others may hold a row twice, and triggers change what is written.
         tables = "SELECT sql FROM sqlite_master WHERE sql IS NOT NULL ORDER BY sql"
         if self._database.execute(tables).fetchall() != [(sql,) for sql in _TABLES]:

@@ -107,7 +107,7 @@ def test_syncs_take_a_hundredth_of_the_time(path, whole, monkeypatch):
         synced.append(now[0])
         now[0] += 0.01
 
-    monkeypatch.setattr(journal_lib, "_sync", sync)
+    monkeypatch.setattr(journal_lib.os, "fdatasync", sync)
     monkeypatch.setattr(time, "perf_counter", lambda: now[0])
     journal = Journal(path)
     journal.read()

@@ -26,7 +26,6 @@ ENTRY_BYTES = 16
 _PLACE = private.DIGEST_BYTES
 # Syncs take at most this share of the time.
 _SYNC_SHARE = 0.01
-_sync = getattr(os, "fdatasync", os.fsync)
 
 
 class Journal:
@@ -56,9 +55,7 @@ class Journal:
           PermissionError: if others than the owner may read or write it.
           ValueError: if it is damaged, or no such file.
         """
-        private.check_mode(self._path)
-        with open(self._path, "rb") as file:
-            whole = HiddenBytes(file.read())
+        whole = private.whole_of(self._path)
         length = int.from_bytes(whole[:_PLACE], "little")
         end = _PLACE + length + -length % _PLACE
         self._key = hashlib.sha256(whole[:end]).digest()
@@ -87,7 +84,7 @@ class Journal:
                 raise OSError(f"{self._path} could not be written: the disk is full.")
             began = time.perf_counter()
             if began >= self._next_sync:
-                _sync(file.fileno())
+                os.fdatasync(file.fileno())
                 now = time.perf_counter()
                 self._next_sync = now + (now - began) / _SYNC_SHARE
 

@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import threading
 import weakref
 
-try:
-    import fcntl
-except ImportError:  # not on Windows
-    fcntl = None  # type: ignore[assignment]
-
-# By process and name: what a process forks does not hold its locks.
-_HELD: weakref.WeakValueDictionary[tuple[int, str], Lock] = (
-    weakref.WeakValueDictionary()
-)
+# By the path of their file.
+_LOCKS: weakref.WeakValueDictionary[str, Lock] = weakref.WeakValueDictionary()
 _GUARD = threading.Lock()
-_LOCKS: weakref.WeakSet[Lock] = weakref.WeakSet()
 
 
 class Lock:
@@ -40,13 +33,13 @@ class Lock:
             os.close(descriptor)
             raise
         self.close = weakref.finalize(self, os.close, descriptor)
-        _LOCKS.add(self)
+        _LOCKS[path] = self
 
 
-def hold(path: str) -> Lock | None:
+def hold(path: str) -> Lock:
     """Locks what is at `path` for this process, by a file `path`.lock beside it.
 
-    Objects of one process share the lock. There is none on Windows.
+    Objects of one process share the lock.
 
     Returns:
       What holds the lock as long as it is referred to.
@@ -55,21 +48,23 @@ def hold(path: str) -> Lock | None:
       BlockingIOError: if another process holds it.
       OSError: if the file system has no locks.
     """
-    if fcntl is None:
-        return None
     name = os.path.realpath(path) + ".lock"
     with _GUARD:
+        held = _LOCKS.get(name)
         try:
-            held = _HELD.get((os.getpid(), name)) or Lock(name)
+            # What a process forks has closed its locks.
+            return held if held is not None and held.close.alive else Lock(name)
         except BlockingIOError as error:
             raise BlockingIOError(
                 f"Another process uses {path} (its lock is {name}). End that one "
                 f"first, or wait until it has ended."
             ) from error
-        _HELD[os.getpid(), name] = held
-        return held
 
 
-if fcntl is not None:
-    # The descriptors of a fork hold the locks as well.
-    os.register_at_fork(after_in_child=lambda: [lock.close() for lock in list(_LOCKS)])
+def _leave() -> None:
+    for lock in list(_LOCKS.values()):
+        lock.close()
+
+
+# The descriptors of a fork hold the locks as well.
+os.register_at_fork(after_in_child=_leave)

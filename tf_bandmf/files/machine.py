@@ -6,19 +6,14 @@ import contextlib
 import os
 
 # Limits of a container: version 2 of control groups, and version 1.
-_LIMITS = (
-    "/sys/fs/cgroup/memory.max",
-    "/sys/fs/cgroup/memory/memory.limit_in_bytes",
-)
+_LIMITS = [f"/sys/fs/cgroup/memory{name}" for name in (".max", "/memory.limit_in_bytes")]
 
 
-def memory_bytes() -> int | None:
-    """Bytes of memory that a process may use at most; None if that is not known."""
-    sizes = []
-    with contextlib.suppress(AttributeError, ValueError, OSError):  # on Windows
-        sizes.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+def memory_bytes() -> int:
+    """Bytes of memory that a process may use at most."""
+    sizes = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
     for path in _LIMITS:
         # There is no such file, or it says "max".
         with contextlib.suppress(OSError, ValueError), open(path) as file:
             sizes.append(int(file.read()))
-    return min((size for size in sizes if size > 0), default=None)
+    return min(size for size in sizes if size > 0)

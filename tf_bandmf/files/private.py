@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import os
 import stat
@@ -28,22 +29,17 @@ def replaced(path: str | os.PathLike[str]) -> Iterator[str]:
     unfinished = os.path.join(folder, _UNFINISHED + name)
     try:
         yield unfinished
-        _sync(unfinished)
+        sync(unfinished)
         os.replace(unfinished, path)
     except BaseException:
         with contextlib.suppress(OSError):
             os.unlink(unfinished)
         raise
-    sync_folder(folder)
+    sync(folder)
 
 
-def sync_folder(folder: str) -> None:
-    """Fsyncs a folder: a rename in it survives a crash."""
-    if os.name == "posix":
-        _sync(folder)
-
-
-def _sync(path: str) -> None:
+def sync(path: str) -> None:
+    """Fsyncs a file, or a folder: a rename in it survives a crash."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -66,7 +62,8 @@ def remove_unfinished(folder: str, name: str = "") -> None:
 @contextlib.contextmanager
 def written(path: str) -> Iterator[BinaryIO]:
     """As `write`, for large contents: they are written in pieces, one after the other."""
-    with replaced(path) as unfinished, open(unfinished, "w+b", opener=_private) as file:
+    opener = functools.partial(os.open, mode=0o600)
+    with replaced(path) as unfinished, open(unfinished, "w+b", opener=opener) as file:
         yield file
         file.seek(0)
         digest = hashlib.sha256()
@@ -75,15 +72,10 @@ def written(path: str) -> Iterator[BinaryIO]:
         file.write(digest.digest())
 
 
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)
-
-
 def write(path: str, content: bytes) -> None:
     """Writes a private file: its content and the SHA-256 of that, mode 0600."""
-    content = HiddenBytes(content)
     with written(path) as file:
-        file.write(content)
+        file.write(HiddenBytes(content))
 
 
 def read(path: str) -> bytes:
@@ -94,9 +86,7 @@ def read(path: str) -> bytes:
       PermissionError: if others than the owner may read or write it.
       ValueError: if it is damaged, or no such file.
     """
-    check_mode(path)
-    with open(path, "rb") as file:
-        whole = HiddenBytes(file.read())
+    whole = whole_of(path)
     content = HiddenBytes(whole[:-DIGEST_BYTES])
     if hashlib.sha256(content).digest() != whole[-DIGEST_BYTES:]:
         raise ValueError(
@@ -106,10 +96,17 @@ def read(path: str) -> bytes:
     return content
 
 
+def whole_of(path: str) -> HiddenBytes:
+    """All bytes of a private file; see `check_mode`."""
+    check_mode(path)
+    with open(path, "rb") as file:
+        return HiddenBytes(file.read())
+
+
 def check_mode(path: str) -> None:
     """Raises PermissionError if others than the owner may read or write the file."""
     mode = stat.S_IMODE(os.stat(path).st_mode)
-    if os.name == "posix" and mode & 0o077:
+    if mode & 0o077:
         raise PermissionError(
             f"{path} holds the secrets of a run, but others may read it (mode {mode:o}). "
             f"If nobody did: chmod 600 {path}."
