@@ -58,6 +58,17 @@ class NoiseGenerator:
       jit_compile: see `standard_normals`.
       generator: "philox", or "chacha20": a stream cipher, which is slower.
 
+    Attributes:
+      num_steps: n.
+      num_parameters: d.
+      num_shards: R.
+      shard_size: length of what this generator returns: num_parameters if it is the only
+        one. Several shards have whole blocks of normals each; the last ones may reach
+        past the end of the vector.
+      memory_vectors: rows of the buffer.
+      key_terms: so many steps, up to the present one, have normals in a row.
+      key_words: uint64 numbers of a step's key.
+
     Raises:
       ValueError: if num_parameters or num_shards is < 1, or the generator is not known.
     """
@@ -78,42 +89,18 @@ class NoiseGenerator:
             )
         if not isinstance(strategy, Strategy):
             raise TypeError(f"strategy must be a Strategy, found {strategy!r}.")
-        num_parameters = whole_number("num_parameters", num_parameters)
-        num_shards = whole_number("num_shards", num_shards)
         self.num_steps = strategy.num_steps
-        self.num_parameters = num_parameters
-        self.num_shards = num_shards
-        self._generator = generator
+        self.num_parameters = whole_number("num_parameters", num_parameters)
+        self.num_shards = whole_number("num_shards", num_shards)
         self._shard_blocks = -(-self.num_parameters // (BLOCK * self.num_shards))
+        whole = self._shard_blocks * BLOCK
+        self.shard_size = self.num_parameters if self.num_shards == 1 else whole
+        self._generator, self._jit_compile = generator, bool(jit_compile)
         self._recurrence = recurrence_of(strategy.matrix, keep_normals, jit_compile)
-        self._jit_compile = bool(jit_compile)
+        self.memory_vectors = self._recurrence.memory_vectors
+        self.key_terms = self._recurrence.key_terms
+        self.key_words = KEY_WORDS[generator]
         self._next_function = tf.function(self._next, autograph=False)
-
-    @property
-    def memory_vectors(self) -> int:
-        """Rows of the buffer."""
-        return self._recurrence.memory_vectors
-
-    @property
-    def shard_size(self) -> int:
-        """Length of what this generator returns: num_parameters if it is the only one.
-
-        Several shards have whole blocks of normals each; the last ones may reach past
-        the end of the vector.
-        """
-        if self.num_shards == 1:
-            return self.num_parameters
-        return self._shard_blocks * BLOCK
-
-    @property
-    def key_terms(self) -> int:
-        """So many steps, up to the present one, have normals in a row."""
-        return self._recurrence.key_terms
-
-    @property
-    def key_words(self) -> int:
-        """uint64 numbers of a step's key."""
-        return KEY_WORDS[self._generator]
 
     @property
     def past_the_end(self) -> str:

@@ -168,6 +168,7 @@ class LazyTable:
         "_first_block",
         "_states",
         "_weights",
+        "_width",
         "columns",
         "jumps",
         "num_rows",
@@ -182,8 +183,9 @@ class LazyTable:
         memory: np.ndarray | None = None,
     ) -> None:
         self.num_rows, self.columns = weights.shape.as_list()
-        self.jumps = jumps
-        self._first_block = number * _TABLE_BLOCKS
+        self.jumps, self._first_block = jumps, number * _TABLE_BLOCKS
+        # Numbers of a row's state.
+        self._width = jumps.entries * self.columns
         self._clocks = tf.Variable(
             tf.fill([self.num_rows], tf.constant(step, tf.int32)), trainable=False
         )
@@ -193,7 +195,7 @@ class LazyTable:
         self._states = [self._weights]
         if jumps.entries > 1:
             if memory is None:
-                memory = tf.zeros([self.num_rows, (jumps.entries - 1) * self.columns])
+                memory = tf.zeros([self.num_rows, self._width - self.columns])
             self._states.append(tf.Variable(memory, trainable=False))
 
     def weights_of(self, rows: tf.Tensor) -> tf.Tensor:
@@ -228,41 +230,39 @@ class LazyTable:
         count = tf.shape(rows)[0]
 
         # Parts begin with blocks of normals of their own.
-        blocks = -(-together * self.jumps.entries * self.columns // BLOCK)
+        blocks = -(-together * self._width // BLOCK)
 
-        def written(own: tf.Tensor, i: tf.Tensor | int, number: tf.Tensor) -> list[Any]:
+        def made(i: Any, size: int) -> list[Any]:
+            own = rows[i * together : (i + size) * together]
+            number = tf.shape(own)[0]
+            own = tf.pad(own, [[0, size * together - number]])
+            own = tf.reshape(own, [size * together])
             jump = self._jump(own, tf.cast(i, tf.uint64) * blocks, jumps, key)
             states = [part.sparse_read(own) for part in self._states]
             moved = _jumped(self.jumps.entries, states, *jump)
-            rows = own[:number]
-            return self._write(rows, [part[:number] for part in moved], jumps.step)
+            kept = [part[:number] for part in moved]
+            return self._write(own[:number], kept, jumps.step)
 
         # Mostly all rows are in one part or two: no loop, which is tens of operations.
         # Two that have whole blocks of normals are made as one, with the same normals.
-        fills_blocks = self._fills_blocks(together)
+        fills_blocks = together * self._width % BLOCK == 0
         parts = 2 if self.jumps.entries > 1 and fills_blocks else 1
-        room = parts * together
-        number = tf.minimum(count, room)
-        first = tf.pad(rows[:room], [[0, room - number]])
-        first_written = written(tf.reshape(first, [room]), 0, number)
+        first_made = made(0, parts)
 
         @by_itself
         def others() -> tf.Tensor:
-            padded = tf.reshape(tf.pad(rows, [[0, -count % together]]), [-1, together])
-            total, done = tf.shape(padded)[0], tf.constant(parts)
+            total, done = -(-count // together), tf.constant(parts)
             for size in (_TOGETHER, 1) if fills_blocks else (1,):
 
                 def part(i: tf.Tensor, size: int = size) -> tuple[tf.Tensor]:
-                    room = size * together
-                    number = tf.minimum(count - i * together, room)
-                    own = tf.reshape(padded[i : i + size], [room])
-                    with tf.control_dependencies(written(own, i, number)):
+                    with tf.control_dependencies(made(i, size)):
                         return (i + size,)
 
                 done = _in_parts(part, total - size + 1, done)
             return done
 
-        with tf.control_dependencies(first_written):
+        with tf.control_dependencies(first_made):
+            room = parts * together
             return tf.cond(count > room, others, lambda: tf.constant(parts))
 
     def add(
@@ -313,7 +313,7 @@ class LazyTable:
           An operation.
         """
         together = min(self._rows_of(_RELEASE_NUMBERS), self.num_rows)
-        blocks = -(-together * self.jumps.entries * self.columns // BLOCK)
+        blocks = -(-together * self._width // BLOCK)
         shows = tf.convert_to_tensor(shows)
 
         def part(i: tf.Tensor) -> tuple[tf.Tensor]:
@@ -340,17 +340,13 @@ class LazyTable:
 
     def _rows_of(self, numbers: int) -> int:
         """How many rows have so many numbers, about."""
-        return max(1, numbers // (self.jumps.entries * self.columns))
-
-    def _fills_blocks(self, rows: int) -> bool:
-        return rows * self.jumps.entries * self.columns % BLOCK == 0
+        return max(1, numbers // self._width)
 
     def _jump(
         self, rows: tf.Tensor, block: tf.Tensor, jumps: Window, key: tf.Tensor
     ) -> tuple[tf.Tensor, tf.Tensor]:
         """P and L of rows, and normals, of a static number from a block on."""
-        numbers = rows.shape[0] * self.jumps.entries * self.columns
-        block += self._first_block
+        numbers, block = rows.shape[0] * self._width, block + self._first_block
         normals = weighted_normals(key[None], tf.ones([1]), numbers, block)
         return jumps.of_rows(self._clocks.sparse_read(rows)), normals
 

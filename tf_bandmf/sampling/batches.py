@@ -12,17 +12,9 @@ import numpy as np
 import tensorflow as tf
 
 from tf_bandmf.files.hidden import HiddenBytes
+from tf_bandmf.sampling import identity
 from tf_bandmf.sampling.examples import Examples
-from tf_bandmf.sampling.identity import (  # noqa: F401
-    CONTENT,
-    INPUTS,
-    ROWS,
-    SAMPLE_WEIGHT,
-    SHARE,
-    is_as_drawn,
-    remember,
-    with_fingerprint,
-)
+from tf_bandmf.sampling.identity import CONTENT, INPUTS, ROWS, SAMPLE_WEIGHT, SHARE  # noqa: F401
 from tf_bandmf.sampling.samplers import SEED_BYTES, OrderSampler, Sampler, random_words
 
 if TYPE_CHECKING:
@@ -52,12 +44,8 @@ def is_padded(data: Any) -> bool:
     return is_scheduled_batch(data) and NUM_EXAMPLES in data
 
 
-def _size(rows: Any) -> Any:
-    first = tf.nest.flatten(rows)[0]
-    if first.shape.rank and first.shape[0] is not None:
-        return first.shape[0]
-    # A graph takes its time for each operation: this is one, and the other ones are five.
-    return tf.size(first) if first.shape.rank == 1 else tf.shape(first)[0]
+def _size(rows: Any) -> tf.Tensor:
+    return tf.shape(tf.nest.flatten(rows)[0])[0]
 
 
 class IndexBatch(NamedTuple):
@@ -102,11 +90,11 @@ def in_parts(
             is_real = tf.range(_size(batch[INPUTS])) < batch[NUM_EXAMPLES]
             content[NUM_EXAMPLES] = tf.math.count_nonzero(cut(is_real), dtype=tf.int32)
         content[PART] = tf.constant([number, num_parts], tf.int32)
-        return tf.data.Dataset.from_tensors(with_fingerprint(content))
+        return tf.data.Dataset.from_tensors(identity.with_fingerprint(content))
 
     @tf.autograph.experimental.do_not_convert
     def cut_up(batch: dict[str, Any]) -> tf.data.Dataset:
-        tf.debugging.Assert(is_as_drawn(batch), [EDITED])
+        tf.debugging.Assert(identity.is_as_drawn(batch), [EDITED])
         each = [part(batch, number) for number in parts]
         return functools.reduce(tf.data.Dataset.concatenate, each)
 
@@ -257,7 +245,7 @@ class BatchSchedule:
         """
         self._check_start(first_step)
         examples = self._examples
-        remember(self.schedule_id, examples.source.records, examples.remarks)
+        identity.remember(self.schedule_id, examples.source.records, examples.remarks)
         ids = {
             PLAN_ID: tf.constant(self.plan_id, tf.int64),
             SCHEDULE_ID: tf.constant(self.schedule_id, tf.int64),
@@ -272,7 +260,7 @@ class BatchSchedule:
             if self._padded:
                 content = pad(content, self.padded_batch_size)
                 content[NUM_EXAMPLES] = tf.size(indices)
-            return with_fingerprint({**content, **ids, STEP: step})
+            return identity.with_fingerprint({**content, **ids, STEP: step})
 
         # What has an order of its own is read one batch after the other.
         parallel = None if examples.source.in_order else 2

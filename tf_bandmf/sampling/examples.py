@@ -165,27 +165,22 @@ class Examples:
         """
         ids, present = indices[:, None], tf.fill([tf.size(indices), 1], True)
         if self._row_ids is not None:
-            ids, present = tf.numpy_function(
-                lambda chosen, step: self._choose(chosen, int(step), base),
-                [indices, step],
-                [tf.int64, tf.bool],
-            )
+            choose = functools.partial(self._choose, base)
+            kinds = [tf.int64, tf.bool]
+            ids, present = tf.numpy_function(choose, [indices, step], kinds)
         size, views = self._most * self._views, self._views
         content = self._rows(base, step, tf.reshape(ids, [-1]), views)
         if self._row_ids is None and views == 1:
             return content
 
         def by_unit(rows: tf.Tensor) -> tf.Tensor:
-            shape = tf.concat([[tf.size(indices), size], tf.shape(rows)[1:]], axis=0)
-            return tf.ensure_shape(
-                tf.reshape(rows, shape), [None, size, *rows.shape[1:]]
-            )
+            return tf.reshape(rows, [tf.size(indices), size, *rows.shape[1:]])
 
         content = tf.nest.map_structure(by_unit, content)
         return {**content, ROWS: by_unit(tf.repeat(tf.reshape(present, [-1]), views))}
 
     def _choose(
-        self, units: np.ndarray, step: int, base: np.ndarray
+        self, base: np.ndarray, units: np.ndarray, step: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
         """Row ids [N, K] and which of them count; a first row fills what is missing."""
         assert self._row_ids is not None
@@ -195,7 +190,7 @@ class Examples:
             rows = self._row_ids[self._starts[unit] : self._ends[unit]]
             if rows.size > self._most:
                 # Its stream is frozen by NumPy's compatibility policy.
-                seed = np.append(base.view(np.uint32), [step, unit])
+                seed = np.append(base.view(np.uint32), [int(step), unit])
                 order = np.random.RandomState(seed).permutation(rows.size)
                 rows = rows[np.sort(order[: self._most])]
             ids[place], ids[place, : rows.size] = rows[0], rows

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -59,6 +59,12 @@ def hash_rows(tensor: tf.Tensor) -> tf.Tensor:
         return tf.where(tf.size(tensor) > 0, hashes, tf.zeros_like(hashes))
 
 
+def row_hashes(leaves: Sequence[Any]) -> tf.Tensor:
+    """The identity of rows, by all leaves that they have, int64, shape [N]."""
+    hashes = [hash_rows(tf.convert_to_tensor(leaf)) for leaf in leaves]
+    return hash_rows(tf.stack(hashes, axis=1))
+
+
 def record_hashes(inputs: Any) -> tf.Tensor:
     """A hash of the values of each record's inputs, in a graph too.
 
@@ -76,8 +82,7 @@ def record_hashes(inputs: Any) -> tf.Tensor:
         leaves = [_flat(tf.convert_to_tensor(leaf)) for leaf in tf.nest.flatten(inputs)]
         texts = [leaf for leaf in leaves if leaf.dtype == tf.string]
         numbers = [_by_value(leaf) for leaf in leaves if leaf.dtype != tf.string]
-        kinds = [hash_rows(tf.concat(kind, 1)) for kind in (numbers, texts) if kind]
-        return hash_rows(tf.stack(kinds, axis=1))
+        return row_hashes([tf.concat(k, 1) for k in (numbers, texts) if k])
 
 
 def _flat(leaf: tf.Tensor) -> tf.Tensor:

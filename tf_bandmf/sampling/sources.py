@@ -8,7 +8,6 @@ end the run: that it ended would tell about the record (invariants 5 and 18).
 from __future__ import annotations
 
 import abc
-import collections
 import contextlib
 import os
 import statistics
@@ -22,15 +21,8 @@ import scipy.sparse
 import tensorflow as tf
 import tqdm
 
-from tf_bandmf.sampling.identity import (
-    INPUTS,
-    SAMPLE_WEIGHT,
-    TARGETS,
-    Records,
-    bytes_of,
-    hash_rows,
-    record_hashes,
-)
+from tf_bandmf.sampling import identity
+from tf_bandmf.sampling.identity import INPUTS, SAMPLE_WEIGHT, TARGETS, Records
 
 OF_CLASS_WEIGHTS = (
     "Weights of classes are in use: where they were computed from private targets, no "
@@ -103,11 +95,10 @@ class ExampleSource(abc.ABC):
 
     def _note(self, indices: np.ndarray, leaves: list[np.ndarray]) -> None:
         """Keeps the hashes of rows that are new, and refuses others that changed."""
-        hashes = [hash_rows(tf.convert_to_tensor(leaf)) for leaf in leaves]
-        rows, new = hash_rows(tf.stack(hashes, axis=1)).numpy(), ~self._is_seen[indices]
+        rows, new = identity.row_hashes(leaves).numpy(), ~self._is_seen[indices]
         if new.any():
             inputs = tf.nest.pack_sequence_as(self._sample, leaves)[INPUTS]
-            both = np.stack([record_hashes(inputs), rows])
+            both = np.stack([identity.record_hashes(inputs), rows])
             self._hashes[:, indices[new]] = both[:, new]
             self._is_seen[indices[new]] = True
         changed = indices[self._hashes[1, indices] != rows]
@@ -137,10 +128,6 @@ class ExampleSource(abc.ABC):
         for first in tqdm.tqdm(starts, desc="reading the examples once", delay=2.0):
             indices = np.arange(first, min(first + count, self.num_examples))
             yield tf.nest.pack_sequence_as(self._sample, self.rows(indices)[:-1])
-
-    def read_all(self) -> None:
-        """Reads all rows, for their hashes."""
-        collections.deque(self.all_rows(), maxlen=0)
 
     def gather(self, indices: tf.Tensor) -> dict[str, Any]:
         """`rows` in a graph: `x`, and `y` and `sample_weight` if there are any."""
@@ -303,7 +290,8 @@ class TFRecordExamples(ExampleSource):
             raise ValueError(f"There are no records in {self._files}.")
         self._places = np.array(places, np.int64)
         super().__init__(len(places), {INPUTS: np.array([b""], object)})
-        self.read_all()
+        for _ in self.all_rows():
+            pass
 
     def _read(self, indices: np.ndarray) -> list[np.ndarray]:
         records, places = np.empty(len(indices), object), self._places[indices]
@@ -353,7 +341,8 @@ class ArrayExamples(ExampleSource):
         )
         if self._weighs_classes():
             self.remarks = (OF_CLASS_WEIGHTS,)
-        self.read_all()
+        for _ in self.all_rows():
+            pass
 
     def _read(self, indices: np.ndarray) -> list[np.ndarray]:
         return [_dense(array[indices]) for array in tf.nest.flatten(self._arrays)]
@@ -375,7 +364,7 @@ class ArrayExamples(ExampleSource):
             return super().update_digest(update)
         for array in arrays:
             update(f"{array.dtype} {array.shape}".encode())
-            update(bytes_of(array))
+            update(identity.bytes_of(array))
 
 
 def _dense(rows: Any) -> np.ndarray:
