@@ -1,8 +1,9 @@
 """Builds a `Plan` from a budget and a description of how the data are used.
 
-head, whole = tf_bandmf.split(
-4, 1e-6, [0.3, 0.7], [{"epochs": 4}, {"epochs": 8}], num_examples=60_000, batch_size=512
-)
+plan = tf_bandmf.plan(epsilon=4, delta=1e-6, num_examples=60_000, batch_size=512,
+                      epochs=10)
+head, whole = tf_bandmf.split(4, 1e-6, [0.3, 0.7], [{"epochs": 4}, {"epochs": 8}],
+                              num_examples=60_000, batch_size=512)
 """
 
 from __future__ import annotations

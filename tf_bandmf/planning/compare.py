@@ -275,7 +275,7 @@ def compare(
 
     Raises:
       ValueError: on invalid arguments, or if no mechanism has a row.
-      ArithmeticError: if the first of the mechanisms fails so, and none has a row.
+      ArithmeticError: if the only mechanism fails so.
     """
 
     def one(sampling: str | Participation | None) -> Comparison:
@@ -325,12 +325,13 @@ def _each(
         try:
             made.append(make(one))
         except (ValueError, ArithmeticError) as reason:
-            failed[one if isinstance(one, str) else one.family] = reason
-    if not made and len(failed) == 1:
-        raise failed.popitem()[1]
+            failed[getattr(one, "family", str(one))] = reason
     if not made:
+        first, *others = failed.values()
+        if not others:
+            raise first
         reasons = " ".join(f"{name}: {why}" for name, why in failed.items())
-        raise ValueError(f"No {what} can be used. {reasons}")
+        raise ValueError(f"No {what} can be used. {reasons}") from first
     return made, {name: str(why) for name, why in failed.items()}
 
 

@@ -547,11 +547,18 @@ class Plan:
                 "num_examples and users per step as batch_size."
             )
         if self.participation.has_schedule:
-            options = {"map": map, "views": views, "users": users, "ranges": ranges}
-            options |= {"rows_per_user": rows_per_user}
-            options |= {"may_overlap": self.unit != ONE_EXAMPLE}
-            size = self.participation.num_examples  # type: ignore[attr-defined]
-            x = Examples(size, x, y, sample_weight, **options)
+            x = Examples(
+                self.participation.num_examples,  # type: ignore[attr-defined]
+                x,
+                y,
+                sample_weight,
+                may_overlap=self.unit != ONE_EXAMPLE,
+                map=map,
+                views=views,
+                users=users,
+                rows_per_user=rows_per_user,
+                ranges=ranges,
+            )
         return BatchSchedule(
             self.participation, self.num_steps, self.plan_id, x, padded=padded
         )
