@@ -193,14 +193,9 @@ class Comparison:
 
     def to_record(self) -> dict[str, Any]:
         """All of it in plain finite values, ready for JSON."""
-        return {
-            "mechanism": self.mechanism,
-            "reason": self.reason,
-            "excluded": dict(self.excluded),
-            "objective": self.objective,
-            "title": self.title,
-            "rows": self.to_records(),
-        }
+        chosen = {"mechanism": self.mechanism, "reason": self.reason}
+        plain = {"excluded": dict(self.excluded), "rows": self.to_records()}
+        return {**vars(self), **plain, **chosen}
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> Comparison:
@@ -395,7 +390,10 @@ class Search:
         """
         if mechanisms is None:
             is_simulated = self.data.sampling.is_simulated
-            mechanisms = registry.auto_names(is_simulated and not self.data.is_cyclic)
+            names = registry.auto_names(is_simulated and not self.data.is_cyclic)
+            # What refines another family comes after it.
+            refines = lambda name: bool(registry.FAMILIES[name].refinement)  # noqa: E731
+            mechanisms = sorted(names, key=refines)
         is_list = isinstance(mechanisms, (list, tuple)) and len(mechanisms) > 0
         if not is_list or not all(isinstance(n, (str, Strategy)) for n in mechanisms):
             known = ", ".join(registry.names())
@@ -407,12 +405,6 @@ class Search:
             # All names are checked before the first one is built.
             if isinstance(name, str):
                 registry.parse(name)
-        if self.is_auto:
-            # What refines another family comes after it.
-            families = registry.FAMILIES
-            mechanisms = sorted(
-                mechanisms, key=lambda name: bool(families[str(name)].refinement)
-            )
         _, excluded = _each("mechanism", mechanisms, self._add)
         rows, column = tuple(row for row, _ in self._found), _COLUMNS[self.objective]
         table = Comparison("", rows, excluded, column)
