@@ -84,7 +84,8 @@ class Journal:
                 raise OSError(f"{self._path} could not be written: the disk is full.")
             began = time.perf_counter()
             if began >= self._next_sync:
-                os.fdatasync(file.fileno())
+                # macOS has no fdatasync.
+                getattr(os, "fdatasync", os.fsync)(file.fileno())
                 now = time.perf_counter()
                 self._next_sync = now + (now - began) / _SYNC_SHARE
 
