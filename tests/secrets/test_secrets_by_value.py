@@ -349,7 +349,7 @@ def test_no_error_shows_a_secret_even_with_local_variables(
         "copy of the run": lambda: copy.copy(model._training.run_file),
         "pickle of the schedule": lambda: pickle.dumps(schedule),
         "a seed that is too long": lambda: random_words(
-            model.optimizer.run.key.sampler_seed() + b"1", 0, 1
+            model.optimizer.run.secrets.key.sampler_seed() + b"1", 0, 1
         ),
         "a key that is too long": lambda: NoiseKey(
             model.optimizer.run.secrets.key.secret_bytes() + b"1"

@@ -35,8 +35,7 @@ from tf_bandmf.keras.model.progress import PrivacyProgress, PrivateCounts
 from tf_bandmf.keras.model.replacing import replace_batch_norm
 from tf_bandmf.keras.model.splitting import split_preprocessing
 from tf_bandmf.keras.model.training import PrivateTraining
-from tf_bandmf.keras.optimizer.noisy_gradients import NoisyGradients
-from tf_bandmf.keras.optimizer.private import PrivateOptimizer
+from tf_bandmf.keras.optimizer.private import NoisyGradients, PrivateOptimizer
 
 __all__ = [
     "Clipping",

@@ -7,17 +7,17 @@ import numpy as np
 import pytest
 
 from tf_bandmf.keras.clipping.sums import clipped_sums
-from tf_bandmf.keras.model import guards
+from tf_bandmf.keras.model import preparation
 from tf_bandmf.keras.model.programs import Programs
 
 
 @pytest.mark.parametrize("quiet", [False, True])
 @pytest.mark.parametrize("patience", [0.05, 600.0])
 def test_only_what_takes_long_is_announced(quiet, patience, monkeypatch, capsys):
-    monkeypatch.setattr(guards, "PATIENCE", patience)
+    monkeypatch.setattr(preparation, "PATIENCE", patience)
     expected = "tf_bandmf: counting.\n" if patience < 1.0 and not quiet else ""
     printed = ""
-    with guards.announced("counting.", quiet):
+    with preparation.announced("counting.", quiet):
         time.sleep(0.1)
         give_up = time.monotonic() + 60.0
         while expected and not printed and time.monotonic() < give_up:
@@ -29,7 +29,7 @@ def test_only_what_takes_long_is_announced(quiet, patience, monkeypatch, capsys)
 def test_training_announces_its_trace_once(
     data, plan_and_model, make_private_model, monkeypatch, capsys
 ):
-    monkeypatch.setattr(guards, "PATIENCE", 0.0)
+    monkeypatch.setattr(preparation, "PATIENCE", 0.0)
     plan, model = plan_and_model(epochs=1, hidden=False)
     model.fit(plan.batches(*data), verbose=2)
     assert capsys.readouterr().err.count("tracing") == 1

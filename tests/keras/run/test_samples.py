@@ -88,7 +88,7 @@ def test_a_run_resumes_its_sample_with_nothing_but_the_key(
     model._training.run_file = None
     kept = PrivateRun(str(path), model)
     kept._read()
-    seed = model.optimizer.run.key.sampler_seed()
+    seed = model.optimizer.run.secrets.key.sampler_seed()
     assert seed.hex() not in json.dumps(kept._header)
     assert not [name for name in kept._header if "sampler" in name]
     assert plan.batches(*data).join(seed).schedule_id == begun.schedule_id

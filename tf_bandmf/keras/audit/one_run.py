@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from typing import Any
 
 import numpy as np
@@ -37,7 +38,7 @@ class RunAudit:
         return any(result.contradicts for result in found if result is not None)
 
     def __str__(self) -> str:
-        """For people."""
+        """Human-readable summary."""
         white = "none: the plan counts on steps that nobody knows."
         if self.white_box is not None:
             white = str(self.white_box)
@@ -106,21 +107,19 @@ def audit_run(
     data = tf.nest.map_structure(np.asarray, (x, y))
     size = len(tf.nest.flatten(data)[0])
     chosen = np.asarray(canaries)
-    if (
-        chosen.ndim != 1
-        or not np.issubdtype(chosen.dtype, np.integer)
-        or len(np.unique(chosen)) != chosen.size
-        or chosen.size < 2
-        or chosen.min() < 0
-        or chosen.max() >= size
-    ):
+    are_examples = (
+        np.issubdtype(chosen.dtype, np.integer)
+        and chosen.ndim == 1
+        and len(np.intersect1d(chosen, np.arange(size))) == chosen.size >= 2
+    )
+    if not are_examples:
         raise ValueError(
             f"canaries must be at least two distinct indices of the {size} examples, found "
             f"{canaries!r}."
         )
     rng = np.random.default_rng(seed)
     included = np.zeros(chosen.size, bool)
-    # As if by coins, but not all alike: which says nothing about any one of many.
+    # Fair coins, conditioned on not being all alike.
     while included.all() or not included.any():
         included = rng.random(chosen.size) < 0.5
     observer = _Observer(model, plan, data, chosen, included)
@@ -142,10 +141,11 @@ class _Observer:
     ) -> None:
         self._model, self._plan, self._data = model, plan, data
         self._canaries, self._included = canaries, included
-        self._number = {int(example): j for j, example in enumerate(canaries)}
-        # Noisy sums without the known ones; and (step, canary, gradient).
+        # Noisy sums without the known ones; and by canary (step, gradient).
         self._released: list[np.ndarray] = []
-        self._gradients: list[tuple[int, int, np.ndarray]] = []
+        self._gradients: dict[int, list[tuple[int, np.ndarray]]] = {
+            int(example): [] for example in canaries
+        }
         self._clipped = tf.function(self._clip, autograph=False, reduce_retracing=True)
 
     def train(self) -> None:
@@ -188,8 +188,7 @@ class _Observer:
             known = self._sum(indices, weights)
         for example in indices[is_canary]:
             gradient = self._sum(np.array([example]), np.ones(1, np.float32))
-            number = self._number[int(example)]
-            self._gradients.append((step, number, gradient.astype(np.float32)))
+            self._gradients[int(example)].append((step, gradient.astype(np.float32)))
         if any(v.regularizer is not None for v in self._model.trainable_variables):
             penalties = regularization_gradients(self._model)
             total = self._plan.expected_batch_size * _flat(penalties)
@@ -216,14 +215,14 @@ class _Observer:
         dense = self._plan.strategy.matrix.to_dense()
         gram = dense.T @ dense / self._plan.noise_stddev**2
         released = np.stack(self._released)
-        of_canary: dict[int, list[tuple[int, np.ndarray]]] = {}
-        for step, number, gradient in self._gradients:
+        for step, gradient in itertools.chain(*self._gradients.values()):
             released[step] -= 0.5 * gradient
-            of_canary.setdefault(number, []).append((step, gradient))
         filtered = gram @ released
         scores = np.zeros(len(self._canaries))
         squares = np.zeros(len(self._canaries))
-        for number, found in of_canary.items():
+        for number, found in enumerate(self._gradients.values()):
+            if not found:
+                continue
             steps = [step for step, _ in found]
             own = np.stack([gradient for _, gradient in found]).astype(np.float64)
             scores[number] = np.sum(own * filtered[steps])

@@ -102,7 +102,9 @@ def private_class(plain_class: type) -> type:
             "__module__": __name__,
             "__doc__": f"A `{plain_class.__name__}` that trains privately.",
             "get_config": _get_config(plain_class),
-            "from_config": classmethod(lambda cls, config: _load(config)),
+            "from_config": classmethod(
+                lambda cls, config: PrivateModel.from_config(config)
+            ),
         },
     )
     register_class(made, _REGISTERED_NAME)
@@ -126,10 +128,6 @@ def plain_config(model: keras.Model) -> dict[str, Any]:
     if set(config) == {_PLAIN, _CONFIG}:
         return dict(config[_CONFIG])
     return dict(config)
-
-
-def _load(config: dict[str, Any]) -> keras.Model:
-    return PrivateModel.from_config(config)
 
 
 def _get_config(plain_class: type) -> Any:

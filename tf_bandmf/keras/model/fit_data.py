@@ -16,13 +16,12 @@ import keras
 import tensorflow as tf
 
 from tf_bandmf.keras.compat.keras_objects import is_distributed
-from tf_bandmf.keras.model.preparation import num_replicas
+from tf_bandmf.keras.model import preparation
 from tf_bandmf.participation import MinSep, Participation
 from tf_bandmf.planning.plan import Plan
 from tf_bandmf.sampling import batches as batches_lib
 from tf_bandmf.sampling.batches import BatchSchedule
 
-_BATCHES = "Train with model.fit(plan.batches(x, y), ...)"
 _OWN_ORDER = (
     "model.fit(plan.batches({what})), which reads it in its own order, if that is the same "
     "in each pass and the plan has sampling='fixed-order'"
@@ -54,11 +53,14 @@ def checked_data(
       ValueError: if an argument would change what the plan's batches hold.
     """
     if isinstance(x, BatchSchedule):
-        given = [] if y is None else ["y"]
-        for name, default in _UNCHANGED.items():
-            value = kwargs.get(name)
-            if value is not None and not (default is not None and value == default):
-                given.append(name)
+        # Of each, what changes the batches; a split of nothing does not.
+        changes = {
+            "y": y,
+            "sample_weight": kwargs.get("sample_weight"),
+            "validation_split": kwargs.get("validation_split") or None,
+            "batch_size": kwargs.get("batch_size"),
+        }
+        given = [name for name, value in changes.items() if value is not None]
         if given:
             raise ValueError(
                 f"plan.batches holds the training data: {', '.join(given)} cannot "
@@ -121,14 +123,6 @@ def check_inputs(model: keras.Model, data: Any, name: str = "validation_data") -
         )
 
 
-# Arguments that would change the batches, and the values that change nothing.
-_UNCHANGED: dict[str, Any] = {
-    "sample_weight": None,
-    "validation_split": 0.0,
-    "batch_size": None,
-}
-
-
 def _ways_of(x: Any) -> tuple[str, str]:
     """What such data are, and how they become the plan's batches."""
     is_dataset = isinstance(x, tf.data.Dataset)
@@ -146,8 +140,10 @@ def _ways_of(x: Any) -> tuple[str, str]:
             f"tf.data.Dataset (tf.data.Dataset.from_generator) and use {_ON_DISK}; or use "
             f"{_BY_INDEX}."
         )
-    way = f"{_BATCHES}; x and y are arrays of all training examples."
-    return f"data of type {type(x).__name__}", way
+    return f"data of type {type(x).__name__}", (
+        "Train with model.fit(plan.batches(x, y), ...); x and y are arrays of all training "
+        "examples."
+    )
 
 
 def check_passes(
@@ -228,13 +224,15 @@ def scheduled(
     _end_executions_with_epochs(model, per_epoch)
     schedule = run.batches(schedule)
     dataset = schedule.dataset(taken)
-    if run.secrets.schedule_id not in (-1, schedule.schedule_id):
+    if run.has_begun and run.secrets.schedule_id not in (-1, schedule.schedule_id):
         raise ValueError(
             "The run began with other data, or the same data in other places, or in a "
             "custom loop with batches that no run had drawn: the accountant's assumption "
             "would be broken. Use the data, or the schedule object, that began it."
         )
     run.membership.refuse_second(model.weights, schedule.schedule_id)
+    if not model.built:
+        preparation.build(model, model.optimizer, next(iter(dataset)))
     if is_distributed(model):
         dataset = _distributed(model, schedule, taken)
     return dataset, {**kwargs, "steps_per_epoch": per_epoch, "shuffle": False}
@@ -263,7 +261,7 @@ def _end_executions_with_epochs(model: Any, per_epoch: int) -> None:
 
 def _distributed(model: Any, schedule: BatchSchedule, first_step: int) -> Any:
     """Each replica's part of each batch."""
-    replicas = num_replicas(model)
+    replicas = preparation.num_replicas(model)
 
     def parts(context: tf.distribute.InputContext) -> tf.data.Dataset:
         here = replicas // context.num_input_pipelines

@@ -42,8 +42,7 @@ from tf_bandmf.keras.compat.keras_objects import (
     loss_tracker,
 )
 from tf_bandmf.keras.model.batch_contents import Contents, given
-from tf_bandmf.keras.model.guards import announced
-from tf_bandmf.keras.model.preparation import check_examples
+from tf_bandmf.keras.model.preparation import announced, check_examples
 from tf_bandmf.keras.run import admission
 from tf_bandmf.keras.run.programs import Measure, Program, Update
 from tf_bandmf.keras.run.run import Noisy
@@ -74,25 +73,27 @@ class Programs:
     """
 
     def __init__(self, model: Any) -> None:
-        self._model = model
-        self._run = model._private_optimizer().run
+        self._model, self._run = model, model._private_optimizer().run
+        scaling, tables = self._run.scaling, self._run.tables
         strategy = model.distribute_strategy
         is_one = strategy.num_replicas_in_sync == 1
         self._strategy: Any = _ONE_REPLICA if is_one else strategy
         # Where there is an accelerator, each program is one start by the host. On a CPU, a
         # program of XLA for the noise of one model would take long to compile.
         by_xla = is_one and bool(model.jit_compile) and device_kind() != "CPU"
-        self._facts = self._compiled(admission.facts)
-        self._scales = Update(self._scales_and_soundness, model)
-        self._refresh = self._compiled(self._refreshed)
-        self._clip = self._compiled(self._clipped, by_xla)
+        self._facts = Program(self._everywhere(admission.facts))
+        self._scales = scaling and Update(
+            lambda: (scaling.scales(), scaling.is_sound()), model
+        )
+        self._refresh = tables and Program(tables.bring_up_to_date)
+        self._clip = Program(self._everywhere(self._clipped), by_xla)
         self._clip_here = Program(self._clipped)
         self._noise = Program(self._noised, by_xla)
         self._update = Update(self._updated, model, by_xla)
         self._take = Update(self._taken, model, by_xla)
         self._measure = Measure(self._everywhere(self._measured), model, by_xla)
         # One example that contributes nothing, after the first attempt.
-        self._nothing: ClippedGradients | None = None
+        self._nothing: Any = None
 
     # A step.
 
@@ -145,14 +146,16 @@ class Programs:
         is_one = self._strategy is _ONE_REPLICA
         if not is_one or not any(map(_may_vary, tf.nest.flatten(spec))):
             return
-        batch, tables = given(spec), self._run.tables
+        batch = given(spec)
         contents = Contents.of(batch)
         number, seed = tf.TensorSpec([], tf.int64), tf.TensorSpec([2], tf.int32)
         _traced(self._facts, batch)
-        clipped = _traced(self._clip, contents, self._scale_specs(), seed)
+        scales = self._scales and _traced(self._scales)[0]
+        clipped = _traced(self._clip, contents, scales, seed)
         looked_up: Any = []
-        if tables is not None:
-            ids = [tf.TensorSpec([None], tf.int64) for _ in tables.variables]
+        if self._refresh:
+            every_table = self._run.tables.variables
+            ids = [tf.TensorSpec([None], tf.int64) for _ in every_table]
             looked_up = _traced(self._refresh, ids, number)
         ours = clipped._replace(outputs=())
         keys = tf.type_spec_from_value(tf.constant(self._run.secrets.step_keys(0)))
@@ -162,26 +165,17 @@ class Programs:
 
     # What is compiled.
 
-    def _scales_and_soundness(self) -> tuple[list[tf.Tensor], tf.Tensor]:
-        scaling = self._run.scaling
-        return scaling.scales(), scaling.is_sound()
-
     def _checked_scales(self) -> list[tf.Tensor] | None:
         """The scales of the coordinates, if there are any.
 
         Raises:
           InvalidArgumentError: if the optimizer's moments are not sound.
         """
-        if self._run.scaling is None:
+        if self._scales is None:
             return None
         scales, is_sound = self._scales()
         admission.refuse(None if bool(is_sound) else UNSOUND)
         return list(scales)
-
-    def _scale_specs(self) -> Any:
-        if self._run.scaling is None:
-            return None
-        return _traced(self._scales)[0]
 
     def _reseed(self, seed: tf.Tensor) -> None:
         """Random layers begin a step at states that follow from its seed alone."""
@@ -193,9 +187,6 @@ class Programs:
             states = tf.random.stateless_uniform(shape, seed, 0, most, tf.int32)
             for variable, state in zip(variables, tf.unstack(states)):
                 variable.assign(tf.cast(state, variable.dtype))
-
-    def _refreshed(self, ids: list[tf.Tensor], step: tf.Tensor) -> list[LookedUpRows]:
-        return self._run.tables.bring_up_to_date(ids, step)
 
     def _clipped(
         self, contents: Contents, scales: Any, seed: tf.Tensor
@@ -321,18 +312,16 @@ class Programs:
 
         return everywhere
 
-    def _compiled(self, function: Callable[..., Any], by_xla: bool = False) -> Program:
-        """A function of each replica, as one program."""
-        return Program(self._everywhere(function), by_xla)
-
     def _try_on_made_up(self, contents: Contents) -> None:
         """Clips made-up examples.
 
         Shapes and dtypes alone decide what happens here. Nothing is kept but the form of
         a result.
         """
-        examples = self._made_up(contents._replace(count=None))
-        scales = None if self._run.scaling is None else self._scales()[0]
+        parts = self._local(contents._replace(count=None))
+        parts = [made_up(part, _size(part)) for part in parts]
+        examples = _map(self._distributed, *parts)
+        scales = self._scales and self._scales()[0]
         clipped = self._clip(examples, scales, tf.zeros([2], tf.int32))
         clipped = self._local(clipped)[0]
         scale = self._model._private_optimizer().loss_scale_factor
@@ -351,18 +340,11 @@ class Programs:
             outcomes=tf.fill([1], _BAD),
         )
 
-    def _made_up(self, contents: Contents) -> Contents:
-        parts = [made_up(part, _size(part)) for part in self._local(contents)]
-        return _map(self._distributed, *parts)
-
     def _clip_all(self, contents: Contents, scales: Any, seed: Any) -> Any:
         """Clips a batch; if it raises, each example by itself."""
-        try:
-            return self._clip(contents, scales, seed)
-        except OF_THE_MACHINE:
-            raise
-        except tf.errors.OpError:
-            pass
+        clipped = _unless_it_raises(self._clip, contents, scales, seed)
+        if clipped is not None:
+            return clipped
         parts = self._local((contents, scales, seed))
         return _map(self._distributed, *[self._each_alone(*part) for part in parts])
 
@@ -370,16 +352,11 @@ class Programs:
         """The examples of one replica, one after the other; those that raise add zero."""
         size = _size(contents)
         count = size if contents.count is None else int(contents.count)
-        found: list[ClippedGradients] = []
-        for place in range(size):
-            one = _row(contents._replace(count=None), place)
-            try:
-                found.append(self._clip_here(one, scales, seed))
-            except OF_THE_MACHINE:
-                raise
-            except tf.errors.OpError:
-                assert self._nothing is not None
-                found.append(self._nothing)
+        rows = (_row(contents._replace(count=None), place) for place in range(size))
+        found = [
+            _unless_it_raises(self._clip_here, row, scales, seed) or self._nothing
+            for row in rows
+        ]
         is_there = tf.range(size) < count
         outcomes = tf.where(is_there, tf.concat([c.outcomes for c in found], 0), 0)
         norms, losses, outputs = _map(
@@ -391,18 +368,16 @@ class Programs:
 
     def _look_up(self, contents: Contents, step: tf.Tensor) -> list[LookedUpRows]:
         """The rows of lazy tables that a batch reads, with their noise up to a step."""
-        if self._run.tables is None:
+        if self._refresh is None:
             return []
         ids = self._model._training.looked_up(contents.x, contents.rows)
         return list(self._refresh(ids, step))
 
     def _logs(self, contents: Contents, clipped: ClippedGradients) -> Any:
-        try:
-            return self._measure(contents, clipped.losses, clipped.outputs)
-        except OF_THE_MACHINE:
-            raise
-        except tf.errors.OpError:
-            pass
+        given_to = contents, clipped.losses, clipped.outputs
+        logs = _unless_it_raises(self._measure, *given_to)
+        if logs is not None:
+            return logs
         if not self._measure.jit_compile:
             return self._without_metrics()
         # XLA compiles fewer metrics than there are: from now on without it.
@@ -444,6 +419,16 @@ def _no_records_fault(model: Any) -> Iterator[None]:
             f"raise for: {error.message.splitlines()[0]}. Let it take such examples, or do "
             f"what raises in plan.batches(..., map=...)."
         ) from error
+
+
+def _unless_it_raises(program: Program, *args: Any) -> Any:
+    """What it returns; None if a record makes it raise."""
+    try:
+        return program(*args)
+    except OF_THE_MACHINE:
+        raise
+    except tf.errors.OpError:
+        return None
 
 
 def _traced(program: Program, *specs: Any) -> Any:

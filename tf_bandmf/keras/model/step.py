@@ -20,8 +20,7 @@ from tf_bandmf.keras.compat.optimizing import optimized_once
 from tf_bandmf.keras.model import preparation
 from tf_bandmf.keras.model.batch_contents import given
 from tf_bandmf.keras.model.programs import Programs
-from tf_bandmf.keras.optimizer.noisy_gradients import NoisyGradients
-from tf_bandmf.keras.optimizer.private import PrivateOptimizer
+from tf_bandmf.keras.optimizer.private import NoisyGradients, PrivateOptimizer
 
 if TYPE_CHECKING:
     from tf_bandmf.keras.resume.private_file import PrivateRun

@@ -26,8 +26,6 @@ from tf_bandmf.keras.model.fit_data import (
     checked_data,
     scheduled,
 )
-from tf_bandmf.keras.model.guards import refuse_plain_outer_training
-from tf_bandmf.keras.model.outputs import refuse_outputs
 from tf_bandmf.keras.model.progress import warn_of_counts
 from tf_bandmf.keras.model.step import PrivateStep
 from tf_bandmf.keras.optimizer.private import PrivateOptimizer
@@ -106,24 +104,27 @@ class PrivateTraining(BuildHook, PrivateStep):
         optimizer.run.weighs_classes |= kwargs.get("class_weight") is not None
         self._training.is_quiet = kwargs.get("verbose") == 0
         ranges, callbacks = getattr(x, "ranges", {}), kwargs.get("callbacks")
-        # A stream is not read before its first step, unless it must be.
-        is_schedule = isinstance(x, BatchSchedule)
-        is_needed = self._is_distributed or self._tables != tables_lib.DENSE
-        if is_schedule or self.built or is_needed:
+        # What needs no data yet; a stream is not read before its first step.
+        is_needed = private_state is not None or self._is_distributed
+        if self.built or is_needed or self._tables != tables_lib.DENSE:
             self._prepare(x)
         if private_state is not None:
             refuse_shared_folder(private_state, callbacks)
             restore_backup(self, callbacks)
             x = self.begin_run(x, private_state)
-            kwargs = self._from_where_it_was(x, kwargs)
-        # Before gradients are compared, which would stop with words of TensorFlow.
-        if self.built:
-            refuse_outputs(self, class_weight, ranges)
-        if is_schedule:
+            kept = self._training.run_file
+            if kept is not None and kept.resumed:
+                per_epoch = kwargs.get("steps_per_epoch") or x.steps_per_epoch
+                done = optimizer.steps_taken // per_epoch
+                kwargs["initial_epoch"] = max(done, kwargs.get("initial_epoch", 0))
+        if isinstance(x, BatchSchedule):
             x, kwargs = scheduled(self, x, kwargs)
         else:
             kwargs["shuffle"] = False
             check_passes(x, optimizer.plan.participation, kwargs)
+        # Before gradients are compared, which would stop with words of TensorFlow.
+        if self.built:
+            cautions.refuse_outputs(self, class_weight, ranges)
         if self._training.lazy_layers:
             kwargs["callbacks"] = tables_lib.with_releases(
                 callbacks, self._release_every
@@ -218,10 +219,15 @@ class PrivateTraining(BuildHook, PrivateStep):
         if not optimizer.run.is_restored():
             optimizer.run.release()
 
-    def evaluate(self, *args: Any, **kwargs: Any) -> Any:
-        """As `keras.Model.evaluate`, after a release of tables."""
+    def make_test_function(self, force: bool = False) -> Any:
+        """As in Keras, for `evaluate` and `test_on_batch`, after a release of tables."""
         self._before_use()
-        return super().evaluate(*args, **kwargs)
+        return super().make_test_function(force)
+
+    def make_predict_function(self, force: bool = False) -> Any:
+        """As in Keras, for `predict` and `predict_on_batch`, after a release of tables."""
+        self._before_use()
+        return super().make_predict_function(force)
 
     def evaluate_privately(
         self,
@@ -275,21 +281,6 @@ class PrivateTraining(BuildHook, PrivateStep):
         optimizer = self._private_optimizer()
         return optimizer.run.counts.value(optimizer.steps_taken)
 
-    def predict(self, *args: Any, **kwargs: Any) -> Any:
-        """As `keras.Model.predict`, after a release of tables."""
-        self._before_use()
-        return super().predict(*args, **kwargs)
-
-    def test_on_batch(self, *args: Any, **kwargs: Any) -> Any:
-        """As `keras.Model.test_on_batch`, after a release of tables."""
-        self._before_use()
-        return super().test_on_batch(*args, **kwargs)
-
-    def predict_on_batch(self, *args: Any, **kwargs: Any) -> Any:
-        """As `keras.Model.predict_on_batch`, after a release of tables."""
-        self._before_use()
-        return super().predict_on_batch(*args, **kwargs)
-
     def privacy_statement(self) -> PrivacyStatement:
         """The statement of the run, with what concerns the layers of this model.
 
@@ -336,7 +327,9 @@ class PrivateTraining(BuildHook, PrivateStep):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """As in `keras.Model`; raises RuntimeError if a plain model is training it."""
-        refuse_plain_outer_training(self, PrivateTraining, kwargs.get("training"))
+        preparation.refuse_plain_outer_training(
+            self, PrivateTraining, kwargs.get("training")
+        )
         return super().__call__(*args, **kwargs)
 
     def save(self, filepath: Any, *args: Any, **kwargs: Any) -> Any:
@@ -379,17 +372,6 @@ class PrivateTraining(BuildHook, PrivateStep):
             return
         with private_files.replaced(filepath) as path:
             yield path
-
-    def _from_where_it_was(
-        self, schedule: BatchSchedule, kwargs: dict[str, Any]
-    ) -> dict[str, Any]:
-        """Arguments of `fit` for a run, which has finished epochs if it is resumed."""
-        assert self._training.run_file is not None
-        if not self._training.run_file.resumed:
-            return kwargs
-        per_epoch = kwargs.get("steps_per_epoch") or schedule.steps_per_epoch
-        done = self._private_optimizer().steps_taken // per_epoch
-        return {**kwargs, "initial_epoch": max(done, kwargs.get("initial_epoch", 0))}
 
     def _prepare(self, data: Any) -> None:
         """Builds model, optimizer, loss and metrics."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NoReturn
 
@@ -16,12 +17,74 @@ from tf_bandmf.keras.compat.keras_objects import (
     variables_of_optimizer,
 )
 from tf_bandmf.keras.compat.replicas import keep_gradients_apart
-from tf_bandmf.keras.optimizer.noisy_gradients import NoisyGradients
 from tf_bandmf.keras.run.programs import Update
 from tf_bandmf.keras.run.run import HOW_TO_TRAIN, Run
 from tf_bandmf.keras.run.scaling import Scaling
 from tf_bandmf.planning.plan import Plan
 from tf_bandmf.planning.statement import PrivacyStatement
+
+
+class NoisyGradients:
+    """The noisy mean gradient of one step; `private_gradients` makes it.
+
+    Everything that is computed from it is post-processing and costs no privacy.
+
+    Attributes:
+      gradients: float tensors, aligned with the model's trainable variables.
+      step: the plan's step that they belong to, int64 scalar.
+    """
+
+    def __init__(
+        self,
+        gradients: Sequence[tf.Tensor],
+        step: tf.Tensor,
+        owner: Any,
+        weights: Sequence[Any],
+    ) -> None:
+        self.gradients, self.step = tuple(gradients), step
+        self._owner, self._weights, self._used = weakref.ref(owner), weights, False
+
+    def map(self, function: Callable[[tf.Tensor], tf.Tensor]) -> NoisyGradients:
+        """The same step with other gradients: scaled, clipped again, masked.
+
+        Args:
+          function: function of each gradient. It must see nothing private but the
+            gradient.
+
+        Raises:
+          ValueError: if a result has another shape.
+        """
+        changed = [tf.convert_to_tensor(function(g)) for g in self.gradients]
+        for new, old in zip(changed, self.gradients):
+            if new.shape != old.shape:
+                raise ValueError(
+                    f"A gradient must keep its shape {old.shape}, found {new.shape}."
+                )
+        owner = self._owner()
+        self.take(owner)
+        return NoisyGradients(changed, self.step, owner, self._weights)
+
+    def take(self, owner: Any) -> Sequence[Any]:
+        """Hands the gradients out once, to the optimizer of their run.
+
+        Returns:
+          The model's weights.
+
+        Raises:
+          ValueError: if they belong to another run, or were used.
+        """
+        if owner is None or self._owner() is not owner:
+            raise ValueError(
+                "These gradients are of another run. Apply them with the optimizer of the "
+                "model whose private_gradients made them."
+            )
+        if self._used:
+            raise ValueError(
+                "These gradients were used before: a step is applied once. Take those of "
+                "the next batch with model.private_gradients(batch)."
+            )
+        self._used = True
+        return self._weights
 
 
 @keras.saving.register_keras_serializable(package="tf_bandmf")
@@ -255,16 +318,7 @@ class PrivateOptimizer(keras.optimizers.Optimizer):
             )
         self.inner_optimizer.build(self.run.eager(variables))
         super().build(variables)
-        if self.plan.measurements.counts:
-            # Noisy numbers, which may be in files.
-            self.run.counts.keep_in(
-                self.add_variable(
-                    [self.run.counts.size],
-                    dtype="float32",
-                    aggregation="only_first_replica",
-                    name="private_counts",
-                )
-            )
+        self.run.counts.keep_in(self)
         self.run.begin(variables)
         # Every replica gives it the same noisy gradients: Keras shall not add them up.
         keep_gradients_apart(self.inner_optimizer)
@@ -320,24 +374,15 @@ class PrivateOptimizer(keras.optimizers.Optimizer):
     # What Keras asks of an optimizer. Every path on which unclipped gradients could come in
     # is refused; the inner optimizer answers the rest.
 
-    def apply(self, grads: Any, trainable_variables: Any = None) -> NoReturn:
+    def apply(self, *args: Any, **kwargs: Any) -> NoReturn:
         """Refused: these gradients were not clipped per example."""
         raise RuntimeError(
             f"PrivateOptimizer got gradients that were not clipped per example: noise "
             f"would not protect anybody. {HOW_TO_TRAIN}"
         )
 
-    def apply_gradients(self, grads_and_vars: Any) -> NoReturn:
-        """Refused, see `apply`."""
-        self.apply(None)
-
-    def stateless_apply(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Refused, see `apply`."""
-        self.apply(None)
-
-    def scale_loss(self, loss: Any) -> NoReturn:
-        """Refused: only an ordinary training step calls it."""
-        self.apply(None)
+    # Likewise; only an ordinary training step scales losses.
+    apply_gradients = stateless_apply = scale_loss = apply
 
     @property
     def loss_scale_factor(self) -> float | None:
@@ -427,10 +472,13 @@ def _checked(inner_optimizer: Any) -> keras.optimizers.Optimizer:
     """
     try:
         inner = keras.optimizers.get(inner_optimizer)
+        if not isinstance(inner, keras.optimizers.Optimizer):
+            raise TypeError(f"{type(inner).__name__} is no optimizer.")
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise _unknown(inner_optimizer) from error
-    if not isinstance(inner, keras.optimizers.Optimizer):
-        raise _unknown(inner_optimizer)
+        raise ValueError(
+            f"inner_optimizer must be a Keras optimizer, its name or its config, found "
+            f"{inner_optimizer!r}."
+        ) from error
     if isinstance(inner, (PrivateOptimizer, keras.optimizers.LossScaleOptimizer)):
         raise ValueError(
             f"inner_optimizer cannot be a {type(inner).__name__}: give the "
@@ -453,13 +501,6 @@ def check_accumulation(inner: keras.optimizers.Optimizer) -> None:
             "drawn once for each step of the plan. For large batches give "
             "microbatch_size to make_private."
         )
-
-
-def _unknown(inner_optimizer: Any) -> ValueError:
-    return ValueError(
-        f"inner_optimizer must be a Keras optimizer, its name or its config, found "
-        f"{inner_optimizer!r}."
-    )
 
 
 def private_optimizer_of(model: Any) -> PrivateOptimizer:

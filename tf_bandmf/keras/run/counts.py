@@ -88,9 +88,18 @@ class Counts:
             # Never more than what the noise is for.
             self._weight = float(np.nextafter(weight, np.float32(0.0)))
 
-    def keep_in(self, variable: Any) -> None:
-        """Adds up noisy shares of steps in a Keras variable, float32, shape [size]."""
-        self._variable = variable
+    def keep_in(self, optimizer: Any) -> None:
+        """Adds up noisy shares of steps in a variable of an optimizer of Keras.
+
+        These are noisy numbers, which may be in files.
+        """
+        if self.size:
+            self._variable = optimizer.add_variable(
+                [self.size],
+                dtype="float32",
+                aggregation="only_first_replica",
+                name="private_counts",
+            )
 
     def coordinates(self, clipped: ClippedGradients) -> list[tf.Tensor]:
         """What is added to the sum of a step: nothing, or float32 of shape [size].
