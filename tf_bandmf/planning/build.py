@@ -117,7 +117,12 @@ def plan(
         strategy = mechanism
     elif _is_open(name, options, data, epsilon):
         if epsilon is None:
-            raise ValueError(_OF_PARTS if data.is_cyclic else _OF_MECHANISMS)
+            raise ValueError(
+                "What a name leaves open, and the number of parts that examples are split "
+                "into, is chosen for a budget: give epsilon instead of noise_multiplier, "
+                "or the mechanism with its parameters and a participation as sampling "
+                "(such as CyclicPoisson, with num_parts, and num_steps)."
+            )
         budget, is_auto = (float(epsilon), delta), name == "auto"
         objective = options.get("objective", "mean")
         search = Search(workload, data, budget, objective, is_auto=is_auto)
@@ -155,17 +160,6 @@ def plan(
         unit=unit,
         **stated(guarantee),
     )
-
-
-_OF_PARTS = (
-    "The number of parts that examples are split into is chosen for a budget: give epsilon "
-    "instead of noise_multiplier, or num_steps and a participation as sampling (such as "
-    "CyclicPoisson, with num_parts)."
-)
-_OF_MECHANISMS = (
-    "A mechanism is chosen for a budget: give epsilon instead of noise_multiplier, or the "
-    "mechanism with its parameters."
-)
 
 
 def _parsed(text: str) -> tuple[str, dict[str, Any]]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 from typing import TYPE_CHECKING
 
-from tf_bandmf.accounting.checks import check_delta, check_positive
 from tf_bandmf.accounting.guarantee import Calibration, Simulation
 from tf_bandmf.files import configs
 from tf_bandmf.participation import Participation
@@ -69,8 +68,6 @@ def calibrated(
     Raises:
       ValueError: if the budget is invalid or the participation contradicts the strategy.
     """
-    check_positive("epsilon", epsilon)
-    check_delta(delta)
     accountant = accountant_for(strategy, participation, confidence)
     if not participation.is_simulated:
         return accountant.calibrate(epsilon, delta)

@@ -721,9 +721,8 @@ def _noise_of(parts: Iterable[Release], replaced: bool) -> float | None:
     return 1.0 / math.sqrt(precision) if precision else None
 
 
-def _certainty(parts: Iterable[Release]) -> tuple[str, float | None]:
+def _certainty(parts: tuple[Release, ...]) -> tuple[str, float | None]:
     """Kind and confidence of what rests on the numbers of all these parts."""
-    parts = tuple(parts)
     risk = math.fsum(part.risk for part in parts)
     if any(part.kind == "estimate" for part in parts) or risk > 0.5:
         return "estimate", None
