@@ -223,6 +223,11 @@ class BatchSchedule:
         return int.from_bytes(digest.digest(), "little") >> 1
 
     @property
+    def labels(self) -> np.ndarray:
+        """Targets of examples that were looked at, if they are single numbers."""
+        return self._examples.labels
+
+    @property
     def ranges(self) -> Mapping[str, Any]:
         """Declared ranges of inputs and targets; see `sampling.changes.Ranges`."""
         return self._examples.ranges

@@ -80,13 +80,14 @@ class Examples:
     ) -> None:
         num_rows = num_examples if users is None else np.shape(users)[0]
         self.source = source = _source_of(x, y, sample_weight, num_rows)
+        self.labels = np.zeros(0)
         self.num_examples = source.num_examples
         if not may_overlap:
             _refuse_overlap(source)
         if users is None:
             _warn_of_repetitions(source)
         if map is None and source.parse is None and not (ranges or source.in_order):
-            _warn_of_missing_values(source)
+            self.labels = _look_at(source)
         self.remarks, self.ranges = source.remarks, {}
         self._changes: list[Any] = []
         if source.parse is not None:
@@ -289,9 +290,14 @@ def _are_windows(rows: np.ndarray) -> bool:
     return False
 
 
-def _warn_of_missing_values(source: ExampleSource) -> None:
-    """Warns if rows that are looked at have NaN: their gradients are, too."""
-    *leaves, works = source.probed_rows()
+def _look_at(source: ExampleSource) -> np.ndarray:
+    """Looks at some rows: warns of NaN, for gradients are, too; returns their labels.
+
+    Returns:
+      The targets, if each is one number, shape [rows]; else none.
+    """
+    content, works = source.probed_content()
+    leaves = tf.nest.flatten(content)
     missing = np.zeros(len(works), bool)
     for leaf in leaves:
         if leaf.dtype.kind == "f":
@@ -303,6 +309,11 @@ def _warn_of_missing_values(source: ExampleSource) -> None:
             f"values before plan.batches, and add a column that says where they were.",
             stacklevel=4,
         )
+    targets = content.get(TARGETS)
+    kind = targets.dtype.kind if isinstance(targets, np.ndarray) else "O"
+    if kind not in "iuf" or targets.size != len(works):
+        return np.zeros(0)
+    return targets[works].reshape(-1)
 
 
 def _warn_of_repetitions(source: ExampleSource) -> None:

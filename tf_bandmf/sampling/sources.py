@@ -116,9 +116,10 @@ class ExampleSource(abc.ABC):
             self._counted = count
         return self._records
 
-    def probed_rows(self) -> list[np.ndarray]:
-        """`rows` that are spread over the data set, a few hundred at most."""
-        return self.rows(self._probed[:: -(-len(self._probed) // _PROBED)])
+    def probed_content(self) -> tuple[dict[str, Any], np.ndarray]:
+        """A few hundred rows, spread over the data set, and which of them could be read."""
+        *leaves, works = self.rows(self._probed[:: -(-len(self._probed) // _PROBED)])
+        return tf.nest.pack_sequence_as(self._sample, leaves), works
 
     def all_rows(self) -> Iterator[dict[str, Any]]:
         """Reads all rows, so that all hashes are there; their contents, part by part."""

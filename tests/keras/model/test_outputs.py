@@ -1,6 +1,9 @@
-"""What cannot learn is refused before the first step, without a look at the data."""
+"""What cannot learn is refused before the first step, or named, from a look at the data."""
+
+import warnings
 
 import keras
+import numpy as np
 import pytest
 
 import tf_bandmf
@@ -67,3 +70,22 @@ def test_what_learns_nothing_is_refused(data, make_plan, last, loss, options, me
         # Before the self-check, where TensorFlow would refuse labels in words of its own.
         fit(data, make_plan, last, loss, **options)
     assert "Nothing was trained" in str(refusal.value)
+
+
+@pytest.mark.parametrize("classes", [3, 4])
+def test_labels_without_an_output_are_named(data, make_plan, classes):
+    x, _ = data
+    labels = np.arange(len(x)) % 4
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        fit(
+            (x, labels),
+            make_plan,
+            layers.Dense(classes, "softmax"),
+            "sparse_categorical_crossentropy",
+        )
+    named = [str(one.message) for one in caught if "none of the classes" in str(one)]
+    assert len(named) == (classes == 3)
+    if named:
+        share = 100 * np.mean(labels == 3)
+        assert named[0].startswith(f"{share:.2g}% of {len(x)} examples")

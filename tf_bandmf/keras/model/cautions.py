@@ -193,14 +193,16 @@ def _rates(inner: Any, n: int) -> np.ndarray:
 def refuse_outputs(
     model: keras.Model,
     class_weight: Mapping[int, float] | None,
-    ranges: Mapping[str, Any],
+    batches: Any,
 ) -> None:
     """Refuses settings that would spend a budget and learn nothing.
+
+    Warns of labels that have no output, of examples that were looked at.
 
     Args:
       model: private, built, compiled.
       class_weight: of `fit`, or None.
-      ranges: that were declared; see `Plan.batches`.
+      batches: of `fit`: of the plan, or a caller's own, of whose labels nothing is known.
 
     Raises:
       ValueError: if the gradients of all examples are zero, a class has a weight and no
@@ -238,12 +240,21 @@ def refuse_outputs(
             f"class_weight has a weight for class {beyond[0]}, and {where[0].lower()}"
             f"{where[1:]} has outputs for the classes 0 to {size - 1}. Nothing was trained."
         )
-    labels = tf.nest.flatten(ranges.get(TARGETS, ()))
+    labels = tf.nest.flatten(getattr(batches, "ranges", {}).get(TARGETS, ()))
     if kind is _CLASSES[0] and labels and (min(labels) < 0 or max(labels) > size - 1):
         raise ValueError(
             f"Labels are declared to be from {min(labels)} to {max(labels)}, and "
             f"{where[0].lower()}{where[1:]} has outputs for the classes 0 to {size - 1}: "
             f"examples of other classes would teach nothing. Nothing was trained."
+        )
+    seen = getattr(batches, "labels", np.zeros(0))
+    others = (seen < 0) | (seen > size - 1)
+    if kind is _CLASSES[0] and others.any():
+        warnings.warn(
+            f"{100.0 * others.mean():.2g}% of {others.size} examples that were looked at "
+            f"have a label that is none of the classes 0 to {size - 1}: they teach "
+            f"nothing, and the loss is NaN. Count classes from 0, one output each.",
+            stacklevel=3,
         )
 
 

@@ -103,7 +103,7 @@ class PrivateTraining(BuildHook, PrivateStep):
         x, kwargs = checked_data(optimizer.plan, x, y, kwargs)
         optimizer.run.weighs_classes |= kwargs.get("class_weight") is not None
         self._training.is_quiet = kwargs.get("verbose") == 0
-        ranges, callbacks = getattr(x, "ranges", {}), kwargs.get("callbacks")
+        batches, callbacks = x, kwargs.get("callbacks")
         # What needs no data yet; a stream is not read before its first step.
         is_needed = private_state is not None or self._is_distributed
         if self.built or is_needed or self._tables != tables_lib.DENSE:
@@ -124,7 +124,7 @@ class PrivateTraining(BuildHook, PrivateStep):
             check_passes(x, optimizer.plan.participation, kwargs)
         # Before gradients are compared, which would stop with words of TensorFlow.
         if self.built:
-            cautions.refuse_outputs(self, class_weight, ranges)
+            cautions.refuse_outputs(self, class_weight, batches)
         if self._training.lazy_layers:
             kwargs["callbacks"] = tables_lib.with_releases(
                 callbacks, self._release_every
