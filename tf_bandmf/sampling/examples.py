@@ -309,7 +309,7 @@ def _look_at(source: ExampleSource) -> np.ndarray:
             f"values before plan.batches, and add a column that says where they were.",
             stacklevel=4,
         )
-    targets = content.get(TARGETS)
+    targets: Any = content.get(TARGETS)
     kind = targets.dtype.kind if isinstance(targets, np.ndarray) else "O"
     if kind not in "iuf" or targets.size != len(works):
         return np.zeros(0)
