@@ -63,7 +63,8 @@ def resolve_data(
         missing, extra = [], "epochs" if epochs is not None else ""
     else:
         missing = [name for name, value in given.items() if value is None]
-        extra = "num_steps" if None not in (sampling, num_steps) else ""
+        both = sampling is not None and num_steps is not None
+        extra = "num_steps" if both else ""
     if missing or extra:
         wrong = (
             f"{extra} must be left out" if extra else f"{', '.join(missing)} missing"
@@ -77,7 +78,7 @@ def resolve_data(
         made, is_cyclic = sampling, False
     else:
         name = DEFAULT_SAMPLING if sampling is None else sampling
-        if name not in samplings():
+        if not isinstance(name, str) or name not in samplings():
             raise ValueError(
                 f"sampling must be one of {', '.join(samplings())}, found {name!r}."
             )
