@@ -39,11 +39,6 @@ _OVERFLOW = 1e-12
 PART = "part"
 
 
-def is_padded(data: Any) -> bool:
-    """Whether a batch is one of a `BatchSchedule` that may be padded."""
-    return is_scheduled_batch(data) and NUM_EXAMPLES in data
-
-
 def _size(rows: Any) -> tf.Tensor:
     return tf.shape(tf.nest.flatten(rows)[0])[0]
 
@@ -224,7 +219,7 @@ class BatchSchedule:
 
     @property
     def labels(self) -> np.ndarray:
-        """Targets of examples that were looked at, if they are single numbers."""
+        """The classes of the examples that were looked at; 0 where targets are none."""
         return self._examples.labels
 
     @property

@@ -26,6 +26,7 @@ from tf_bandmf.sampling.sources import (
     ArrayExamples,
     ExampleSource,
     IndexedExamples,
+    classes_of,
 )
 from tf_bandmf.sampling.streamed import StreamedExamples, is_stream
 
@@ -80,14 +81,16 @@ class Examples:
     ) -> None:
         num_rows = num_examples if users is None else np.shape(users)[0]
         self.source = source = _source_of(x, y, sample_weight, num_rows)
-        self.labels = np.zeros(0)
+        self.labels = np.zeros(0, np.int64)
         self.num_examples = source.num_examples
         if not may_overlap:
             _refuse_overlap(source)
         if users is None:
             _warn_of_repetitions(source)
         if map is None and source.parse is None and not (ranges or source.in_order):
-            self.labels = _look_at(source)
+            content, works = source.probed_content()
+            _warn_of_missing_values(content)
+            self.labels = classes_of(content)[works]
         self.remarks, self.ranges = source.remarks, {}
         self._changes: list[Any] = []
         if source.parse is not None:
@@ -290,15 +293,10 @@ def _are_windows(rows: np.ndarray) -> bool:
     return False
 
 
-def _look_at(source: ExampleSource) -> np.ndarray:
-    """Looks at some rows: warns of NaN, for gradients are, too; returns their labels.
-
-    Returns:
-      The targets, if each is one number, shape [rows]; else none.
-    """
-    content, works = source.probed_content()
+def _warn_of_missing_values(content: Any) -> None:
+    """Warns if rows that are looked at have NaN: their gradients are, too."""
     leaves = tf.nest.flatten(content)
-    missing = np.zeros(len(works), bool)
+    missing = np.zeros(len(leaves[0]), bool)
     for leaf in leaves:
         if leaf.dtype.kind == "f":
             missing |= np.isnan(leaf).reshape(len(leaf), -1).any(axis=1)
@@ -309,11 +307,6 @@ def _look_at(source: ExampleSource) -> np.ndarray:
             f"values before plan.batches, and add a column that says where they were.",
             stacklevel=4,
         )
-    targets: Any = content.get(TARGETS)
-    kind = targets.dtype.kind if isinstance(targets, np.ndarray) else "O"
-    if kind not in "iuf" or targets.size != len(works):
-        return np.zeros(0)
-    return targets[works].reshape(-1)
 
 
 def _warn_of_repetitions(source: ExampleSource) -> None:

@@ -476,6 +476,21 @@ def said_of(error: BaseException) -> str:
     return "".join([type(error).__name__, *where[-1:]])
 
 
+def classes_of(content: dict[str, Any]) -> np.ndarray:
+    """The classes of examples whose targets are their numbers or one-hot; 0 for others."""
+    targets: Any = content.get(TARGETS)
+    count = len(tf.nest.flatten(content)[0])
+    kind = targets.dtype.kind if isinstance(targets, np.ndarray) else ""
+    if kind and kind in "iubf" and targets.size == count:
+        # Two classes are often 0.0 and 1.0.
+        is_whole = np.mod(targets, 1) == 0
+        return np.where(is_whole, targets, 0).reshape(-1).astype(np.int64)
+    if kind and kind in "iubf" and targets.ndim == 2 and targets.size:
+        is_one_hot = (targets.sum(axis=1) == 1.0) & (targets.max(axis=1) == 1.0)
+        return np.where(is_one_hot, targets.argmax(axis=1), 0)
+    return np.zeros(count, np.int64)
+
+
 def with_weights(content: dict[str, Any], works: tf.Tensor) -> dict[str, Any]:
     """Rows with the weight 0 where they are none, as float32."""
     weights = content.get(SAMPLE_WEIGHT, tf.ones_like(works, tf.float32))

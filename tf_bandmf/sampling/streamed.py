@@ -18,9 +18,14 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tf_bandmf.sampling.identity import TARGETS
 from tf_bandmf.sampling.mapped import remarks_on
-from tf_bandmf.sampling.sources import ExampleSource, as_array, named_parts, said_of
+from tf_bandmf.sampling.sources import (
+    ExampleSource,
+    as_array,
+    classes_of,
+    named_parts,
+    said_of,
+)
 
 _AT_ONCE = 256
 VOUCHED_ROWS = (
@@ -81,7 +86,7 @@ class StreamedExamples(ExampleSource):
         for _ in range(2):  # in the same order
             self._next = -1
             self.rows(np.arange(min(_AT_ONCE, num_examples)))
-        labels = [_classes_of(content) for content in self.all_rows()]
+        labels = [classes_of(content) for content in self.all_rows()]
         if next(self._pass, None) is not None:
             raise ValueError(
                 f"The plan is for {num_examples} examples, and the data set has more. Make "
@@ -127,21 +132,6 @@ class StreamedExamples(ExampleSource):
             )
         self._next = end
         return list(map(np.concatenate, zip(*map(self._checked, contents))))
-
-
-def _classes_of(content: dict[str, Any]) -> np.ndarray:
-    """The classes of examples whose targets are their numbers or one-hot; 0 for others."""
-    targets: Any = content.get(TARGETS)
-    count = len(tf.nest.flatten(content)[0])
-    kind = targets.dtype.kind if isinstance(targets, np.ndarray) else ""
-    if kind and kind in "iubf" and targets.size == count:
-        # Two classes are often 0.0 and 1.0.
-        is_whole = np.mod(targets, 1) == 0
-        return np.where(is_whole, targets, 0).reshape(-1).astype(np.int64)
-    if kind and kind in "iubf" and targets.ndim == 2 and targets.size:
-        is_one_hot = (targets.sum(axis=1) == 1.0) & (targets.max(axis=1) == 1.0)
-        return np.where(is_one_hot, targets.argmax(axis=1), 0)
-    return np.zeros(count, np.int64)
 
 
 def _warn_of_order(labels: np.ndarray) -> None:

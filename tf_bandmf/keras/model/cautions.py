@@ -2,7 +2,8 @@
 
 They concern what wastes a budget, or acts on private data.
 
-They follow from the plan, the model's settings and shapes: no value of a record is used.
+They follow from the plan, the model's settings and shapes. No value of a record is used,
+but for the labels that `plan.batches` looked at.
 """
 
 from __future__ import annotations
@@ -50,12 +51,13 @@ _FUNCTIONS = {
 }
 
 
-def warn(model: Any, data: Any, callbacks: Any, is_kept: bool) -> None:
+def warn(model: Any, data: Any, labels: Any, callbacks: Any, is_kept: bool) -> None:
     """Warns, from `fit`, of what is seen before its first step.
 
     Args:
       model: private and compiled.
       data: of `fit`; the types of its inputs matter, where it has `element_spec`.
+      labels: class numbers of some examples, if they are known.
       callbacks: of `fit`.
       is_kept: whether the run has a private file.
     """
@@ -63,7 +65,7 @@ def warn(model: Any, data: Any, callbacks: Any, is_kept: bool) -> None:
     if model.built and not model.optimizer.steps_taken:
         messages += [
             *_of_inputs(model, data),
-            *_of_outputs(model),
+            *_of_outputs(model, np.asarray(labels)),
             *_of_counts(model),
             *_of_sgd(model),
         ]
@@ -85,8 +87,8 @@ def _of_inputs(model: keras.Model, data: Any) -> Iterator[str]:
         )
 
 
-def _of_outputs(model: keras.Model) -> Iterator[str]:
-    layer, _ = _last_layer(model)
+def _of_outputs(model: keras.Model, labels: np.ndarray) -> Iterator[str]:
+    layer, size = _last_layer(model)
     if layer is None:
         return
     where, activation = _described(layer)
@@ -96,6 +98,13 @@ def _of_outputs(model: keras.Model) -> Iterator[str]:
             f"{where} has no softmax or sigmoid, and {kind.__name__} expects "
             f"probabilities: what is outside of 0 and 1 has no gradient. Give the loss "
             f"from_logits=True."
+        )
+    others = (labels < 0) | (labels >= size)
+    if kind is _CLASSES[0] and others.any():
+        yield (
+            f"{100.0 * others.mean():.2g}% of {others.size} examples that were looked at "
+            f"have a label that is none of the classes 0 to {size - 1}: they teach "
+            f"nothing, and the loss is NaN. Count classes from 0, one output each."
         )
 
 
@@ -193,16 +202,14 @@ def _rates(inner: Any, n: int) -> np.ndarray:
 def refuse_outputs(
     model: keras.Model,
     class_weight: Mapping[int, float] | None,
-    batches: Any,
+    ranges: Mapping[str, Any],
 ) -> None:
     """Refuses settings that would spend a budget and learn nothing.
-
-    Warns of labels that have no output, of examples that were looked at.
 
     Args:
       model: private, built, compiled.
       class_weight: of `fit`, or None.
-      batches: of `fit`: of the plan, or a caller's own, of whose labels nothing is known.
+      ranges: that were declared; see `Plan.batches`.
 
     Raises:
       ValueError: if the gradients of all examples are zero, a class has a weight and no
@@ -240,21 +247,12 @@ def refuse_outputs(
             f"class_weight has a weight for class {beyond[0]}, and {where[0].lower()}"
             f"{where[1:]} has outputs for the classes 0 to {size - 1}. Nothing was trained."
         )
-    labels = tf.nest.flatten(getattr(batches, "ranges", {}).get(TARGETS, ()))
+    labels = tf.nest.flatten(ranges.get(TARGETS, ()))
     if kind is _CLASSES[0] and labels and (min(labels) < 0 or max(labels) > size - 1):
         raise ValueError(
             f"Labels are declared to be from {min(labels)} to {max(labels)}, and "
             f"{where[0].lower()}{where[1:]} has outputs for the classes 0 to {size - 1}: "
             f"examples of other classes would teach nothing. Nothing was trained."
-        )
-    seen = getattr(batches, "labels", np.zeros(0))
-    others = (seen < 0) | (seen > size - 1)
-    if kind is _CLASSES[0] and others.any():
-        warnings.warn(
-            f"{100.0 * others.mean():.2g}% of {others.size} examples that were looked at "
-            f"have a label that is none of the classes 0 to {size - 1}: they teach "
-            f"nothing, and the loss is NaN. Count classes from 0, one output each.",
-            stacklevel=3,
         )
 
 

@@ -124,13 +124,14 @@ class PrivateTraining(BuildHook, PrivateStep):
             check_passes(x, optimizer.plan.participation, kwargs)
         # Before gradients are compared, which would stop with words of TensorFlow.
         if self.built:
-            cautions.refuse_outputs(self, class_weight, batches)
+            cautions.refuse_outputs(self, class_weight, getattr(batches, "ranges", {}))
         if self._training.lazy_layers:
             kwargs["callbacks"] = tables_lib.with_releases(
                 callbacks, self._release_every
             )
         check_inputs(self, kwargs.get("validation_data"))
-        cautions.warn(self, x, callbacks, self._training.run_file is not None)
+        labels = getattr(batches, "labels", ())
+        cautions.warn(self, x, labels, callbacks, self._training.run_file is not None)
         if optimizer.built:
             optimizer.run.check(self.weights)
         try:
