@@ -64,8 +64,8 @@ FOLDERS = {
 # today only ever goes down: a change that takes lines away runs `--lower`, and one that
 # needs more in a folder takes them from another. "other" is what lies beside folders.
 CEILINGS = {
-    "keras": (10_863, 7_000),
-    "accounting": (2_334, 2_150),
+    "keras": (10_862, 7_000),
+    "accounting": (2_332, 2_150),
     "planning": (2_654, 1_900),
     "strategies": (1_544, 1_600),
     "sampling": (1_514, 1_300),

@@ -89,7 +89,10 @@ class Simulator(abc.ABC):
       releases: as of `Run`.
     """
 
-    noise, add, releases = 1.0, False, math.inf
+    # Of what `at` returns; before, there is none to draw for.
+    noise: float
+    add: bool
+    releases = math.inf
 
     def __init__(
         self, entries: int, num_draws: int, pilot_draws: tuple[int, int], seed: int
@@ -142,9 +145,7 @@ class Simulator(abc.ABC):
 
     def simulate(self, proposal: Proposal, stage: Stage, count: int = 0) -> Run:
         """At least `count` draws from a proposal."""
-        count = max(count, self.num_draws)
-        losses, densities = self._collected(proposal, stage, count, rows=1)
-        return self._run(losses, densities)
+        return self._collected(proposal, stage, max(count, self.num_draws), rows=1)[0]
 
     def largest_value(self, proposal: Proposal, epsilon: float) -> float:
         """An upper bound on each of `Run.values`, for certain."""
@@ -155,9 +156,6 @@ class Simulator(abc.ABC):
                 slopes.append(density[0])
                 offsets.append(math.log(share) + density[1])
         return largest_value(slopes, offsets, epsilon, self.releases)
-
-    def _run(self, losses: np.ndarray, densities: np.ndarray) -> Run:
-        return Run(-losses if self.add else losses, densities[0], self.releases)
 
     def propose(self, epsilon: float) -> Proposal:
         """The mixture with the smallest variance in a pilot run."""
@@ -244,15 +242,15 @@ class Simulator(abc.ABC):
         tilts = (*self.pilot_tilts(is_rough), *more)
         even = Proposal(tilts, np.full(len(tilts), 1.0 / len(tilts)))
         count = self._pilot_draws[is_rough] * len(tilts)
-        losses, ratios = self._collected(even, PILOT, count, rows=len(tilts))
-        return tilts, self._run(losses, ratios), np.exp(ratios)
+        run, ratios = self._collected(even, PILOT, count, rows=len(tilts))
+        return tilts, run, np.exp(ratios)
 
     def _collected(
         self, proposal: Proposal, stage: Stage, count: int, rows: int
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Losses [count] and log densities relative to the proposal.
+    ) -> tuple[Run, np.ndarray]:
+        """So many draws, and log densities relative to the proposal, [rows, count].
 
-        Of so many components, the first of which is the target, shape [rows, count].
+        Of so many components, the first of which is the target.
         """
         log_shares = np.log(np.asarray(proposal.shares))[:, None]
         losses, ratios = np.empty(count), np.empty((rows, count))
@@ -264,4 +262,4 @@ class Simulator(abc.ABC):
             mixed = np.logaddexp.reduce(densities + log_shares, axis=0)
             losses[part], ratios[:, part] = drawn, densities[:rows] - mixed
             start += drawn.size
-        return losses, ratios
+        return Run(-losses if self.add else losses, ratios[0], self.releases), ratios

@@ -61,10 +61,7 @@ def hold(path: str) -> Lock:
             ) from error
 
 
-def _leave() -> None:
-    for lock in list(_LOCKS.values()):
-        lock.close()
-
-
 # The descriptors of a fork hold the locks as well.
-os.register_at_fork(after_in_child=_leave)
+os.register_at_fork(
+    after_in_child=lambda: [lock.close() for lock in list(_LOCKS.values())]
+)

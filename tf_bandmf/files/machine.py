@@ -6,9 +6,10 @@ import contextlib
 import os
 
 # Limits of a container: version 2 of control groups, and version 1.
-_LIMITS = [
-    f"/sys/fs/cgroup/memory{name}" for name in (".max", "/memory.limit_in_bytes")
-]
+_LIMITS = (
+    "/sys/fs/cgroup/memory.max",
+    "/sys/fs/cgroup/memory/memory.limit_in_bytes",
+)
 
 
 def memory_bytes() -> int:

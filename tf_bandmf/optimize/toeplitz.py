@@ -7,7 +7,7 @@ Toeplitz structure, and objectives of a caller's own. Errors come from the recur
 
 from __future__ import annotations
 
-from typing import Callable
+from typing import Any, Callable
 
 import numpy as np
 import tensorflow as tf
@@ -122,10 +122,10 @@ def optimize(
     smooth = maximum.SmoothMaximum(workload.num_steps) if is_max else None
     loss = log_loss(workload, smooth or objective.reduction, sensitivity, inverse)
     minimizer = lbfgs.Minimizer(loss, start.size - 1, options)
-    position, errors_of = start[1:] / start[0], per_step_errors(workload, inverse)
+    position = start[1:] / start[0]
 
-    def errors(at: np.ndarray) -> np.ndarray:
-        return np.asarray(errors_of(tf.constant(np.append(1.0, at))))
+    def errors(at: np.ndarray) -> Any:
+        return per_step_errors(workload, inverse)(tf.constant(np.r_[1.0, at])).numpy()
 
     if smooth is None:
         result = minimizer.minimize(position, 1.0, first_step=_FIRST_STEP)

@@ -13,5 +13,5 @@ trees of all files for that. Each file says what it is for and what tells that i
     vectorizing.py     `tf.vectorized_map` under XLA, and with products that are right
     optimizing.py      how often TensorFlow optimizes a step's graph
     replicas.py        what Keras divides and adds up over replicas
-    averages.py        the callback that swaps weights for their averages
+    recurrent.py       recurrent layers without cuDNN
 """

@@ -53,7 +53,7 @@ HOW_TO_TRAIN = (
     "this optimizer and train with model.fit(plan.batches(x, y))."
 )
 
-
+# On accelerators, the steps after which it is read whether their sums were clipped.
 _MOST_UNREAD = 100
 
 

@@ -26,7 +26,8 @@ REPEATED = (
     "give PrivateOptimizer(..., additional_run=True) and another private state file, and "
     "publish tf_bandmf.compose([plan, plan]).statement()."
 )
-_PHILOX = 1
+_PHILOX = 1  # of TensorFlow's random operations
+# Points that stay on the device before they are read together.
 _MOST_UNREAD = 1000
 
 
