@@ -16,7 +16,7 @@ import pathlib
 
 from tf_bandmf import Plan, __version__
 from tf_bandmf.accounting.guarantee import Guarantee
-from tf_bandmf.planning.statement import GENERATORS, mechanism_of
+from tf_bandmf.planning.statement import GENERATORS
 from tf_bandmf_federated.accounting import (
     MeasuredGuarantee,
     MeasuredParticipation,
@@ -138,7 +138,7 @@ def _values(
         planned=planned,
         version=__version__,
         code=_said("Code", operator.verifiability),
-        mechanism=mechanism_of(plan.strategy),
+        mechanism=plan.mechanism,
         of="its inverse" if plan.strategy.is_inverse_banded else "the strategy",
         generator=GENERATORS[plan.generator],
         num_skipped=len(measured.skipped_rounds),

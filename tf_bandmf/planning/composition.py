@@ -40,8 +40,9 @@ from dp_accounting.pld import common, pld_privacy_accountant, privacy_loss_distr
 from tf_bandmf.accounting import checks, event_losses, gaussian, profiles, tilted
 from tf_bandmf.accounting.cyclic_poisson import ComposedQueries
 from tf_bandmf.accounting.guarantee import KINDS, REPLACE_ONE, ZERO_OUT, Guarantee
+from tf_bandmf.planning import statement
 from tf_bandmf.planning.plan import Plan
-from tf_bandmf.planning.statement import PrivacyStatement, check_line, mechanism_of
+from tf_bandmf.planning.statement import PrivacyStatement
 
 Loss: TypeAlias = privacy_loss_distribution.PrivacyLossDistribution
 
@@ -110,7 +111,7 @@ class Release:
     plan: Plan | None = None
 
     def __post_init__(self) -> None:
-        check_line("about", self.about)
+        statement.check_line("about", self.about)
         if self.adjacency not in ADJACENCIES:
             raise ValueError(
                 f"adjacency must be one of {', '.join(ADJACENCIES)}, found "
@@ -195,13 +196,7 @@ class Release:
     def describe(self) -> str:
         """For the statement: what it is, and what it guarantees alone."""
         if self.plan is not None:
-            plan = self.plan
-            return (
-                f"{mechanism_of(plan.strategy)}, {plan.num_steps} steps, noise multiplier "
-                f"{plan.noise_multiplier:.6g} per unit of sensitivity, alone (epsilon = "
-                f"{plan.epsilon:.6g}, delta = {plan.delta:.3g}); plan fingerprint "
-                f"{plan.fingerprint}. {plan.measurements.describe()}"
-            ).strip()
+            return statement.phrase("parts", "run", plan=self.plan)
         said = []
         if self.epsilon is not None:
             said.append(f"(epsilon = {self.epsilon:.6g}, delta = {self.delta:.3g})-DP")
@@ -555,16 +550,7 @@ class JointGuarantee:
                 f"releases hide."
             )
         plans, others = self.plans, len(self.parts) - len(self.plans)
-        covered, output = (
-            f"{len(plans)} training run(s)",
-            "all noisy gradients of all runs",
-        )
-        if others:
-            covered += f" and {others} release(s) made elsewhere,"
-            output += " and the outputs of the other releases"
-        covered += " on the same data"
-        if others:
-            covered += "; what is said of the latter is their makers' to show"
+        about = "runs and releases" if others else "several runs"
         runs = enumerate((part.describe() for part in self.parts), start=1)
         uses = dict.fromkeys(plan.participation.describe() for plan in plans)
         noise = self.gaussian_noise
@@ -576,12 +562,11 @@ class JointGuarantee:
             plans=plans,
             sampling="",
             participation=" ".join(uses),
-            covered=covered,
-            scope=" for all runs together",
-            output=output,
-            mechanism=("Runs", " ".join(f"({i}) {text}" for i, text in runs)),
+            mechanism="",
+            runs=" ".join(f"({i}) {text}" for i, text in runs),
             remarks=(),
             proviso="",
+            **statement.phrases(about, runs=len(plans), others=others),
         )
 
     @functools.cached_property

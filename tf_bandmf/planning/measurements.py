@@ -7,6 +7,7 @@ import math
 from typing import TYPE_CHECKING
 
 from tf_bandmf.accounting.checks import check_positive, whole_number
+from tf_bandmf.planning.statement import phrase
 
 if TYPE_CHECKING:
     from tf_bandmf.accounting.base import Accountant
@@ -68,19 +69,9 @@ class Measurements:
         """The accountant of a run with its evaluations, from that of the steps alone."""
         return base if self.noise_multiplier is None else base.beside(1.0 / self.mu)
 
-    def describe(self) -> str:
-        """One or two sentences for the statement."""
-        said = []
-        if self.counts:
-            said.append(
-                "The guarantee covers noisy counts of clipped, zero and bad examples of "
-                "each step: they are coordinates of what the step releases."
-            )
+    def __str__(self) -> str:
+        # One or two sentences for the statement.
+        said = [phrase("parts", "counts")] if self.counts else []
         if self.evaluations:
-            said.append(
-                f"The guarantee covers {self.evaluations} private evaluation(s) of "
-                f"metrics, on training or held-out data, each a Gaussian mechanism with "
-                f"noise multiplier {self.noise_multiplier:.6g}, and whatever is chosen by "
-                f"them: a record that is in both data sets, too."
-            )
+            said.append(phrase("parts", "evaluations", kept=self))
         return " ".join(said)

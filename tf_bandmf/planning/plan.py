@@ -31,8 +31,8 @@ from tf_bandmf.planning.calibration import calibrated, multiplier_of
 from tf_bandmf.planning.compare import Comparison
 from tf_bandmf.planning.measurements import Measurements
 from tf_bandmf.planning.memory import NoiseMemory, noise_memory
-from tf_bandmf.planning.statement import GENERATORS, ONE_EXAMPLE, PrivacyStatement
-from tf_bandmf.strategies import Strategy
+from tf_bandmf.planning.statement import ONE_EXAMPLE, PrivacyStatement
+from tf_bandmf.strategies import Strategy, registry
 from tf_bandmf.workloads import Workload
 
 if TYPE_CHECKING:
@@ -134,8 +134,8 @@ class Plan:
         if self.expected_batch_size is not None:
             checks.check_positive("expected_batch_size", self.expected_batch_size)
         statement.check_unit(self.unit)
-        if self.generator not in tuple(GENERATORS):
-            known = ", ".join(GENERATORS)
+        if self.generator not in tuple(statement.GENERATORS):
+            known = ", ".join(statement.GENERATORS)
             raise ValueError(
                 f"generator must be one of {known}, found {self.generator!r}."
             )
@@ -162,6 +162,14 @@ class Plan:
     def num_steps(self) -> int:
         """n, the horizon: a step past it raises."""
         return self.strategy.num_steps
+
+    @property
+    def mechanism(self) -> str:
+        """The strategy's name in tables, and its parameters in words."""
+        name = registry.specification(self.strategy)
+        described = self.strategy.describe()
+        parameters = described.removeprefix(self.strategy.family)
+        return name if name == described else f"{name} {parameters}".strip()
 
     @property
     def noise_stddev(self) -> float:
@@ -593,17 +601,9 @@ class Plan:
             guarantee = dataclasses.replace(guarantee, confidence=None)
             sampling = "No amplification by sampling is claimed."
         if self.unit != ONE_EXAMPLE:
-            participation += (
-                f" What is called an example here is {self.unit}: all of its data that a "
-                f"step uses are clipped together."
-            )
-        mechanism = (
-            f"{statement.mechanism_of(self.strategy)}; {self.sensitivity}; noise "
-            f"multiplier {self.noise_multiplier:.6g} per unit of sensitivity, which is "
-            f"{self.noise_stddev / self.l2_norm_clip:.6g} clip norms; l2 norm clip "
-            f"{self.l2_norm_clip:g}."
-        )
-        measured = self.measurements.describe()
+            participation += f" {statement.phrase('parts', 'unit', plan=self)}"
+        measured = str(self.measurements)
+        clips = self.noise_stddev / self.l2_norm_clip
         return PrivacyStatement(
             guarantee=guarantee,
             mu=math.sqrt(2.0 * self.zcdp_rho),
@@ -611,12 +611,10 @@ class Plan:
             plans=(self,),
             sampling=sampling,
             participation=participation,
-            covered=f"one training run of {self.num_steps} steps",
-            scope="",
-            output="all noisy gradients",
-            mechanism=("Mechanism", mechanism),
+            runs="",
             remarks=(*filter(None, [measured]), *remarks),
             proviso="",
+            **statement.phrases("one run", plan=self, clips=clips),
         )
 
     def to_config(self) -> dict[str, Any]:

@@ -22,84 +22,43 @@ Theorem 2.7), which every run is, also without the amplification that its sampli
 
 from __future__ import annotations
 
+import configparser
 import dataclasses
 import json
 import math
+import pathlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from tf_bandmf._version import __version__
 from tf_bandmf.accounting.guarantee import ZERO_OUT, Guarantee
-from tf_bandmf.strategies import Strategy, registry
 
 if TYPE_CHECKING:
     from tf_bandmf.planning.plan import Plan
 
 ONE_EXAMPLE = "one training example"
-# What the statement says of the generators of noise.
-GENERATORS = {
-    "philox": "The noise generator (Philox, keyed for each step from a secret 256-bit key) "
-    "is not proven to be cryptographically secure.",
-    "chacha20": "The noise is that of the stream cipher ChaCha20, keyed for each step from "
-    "a secret 256-bit key: the guarantee is against observers who cannot tell its "
-    "keystream from random bits.",
-}
-_SETTING = (
-    "Central DP: the party that trains is trusted with the data, the noise keys and the "
-    "correct implementation."
-)
-_NOT_COVERED = (
-    "Training metrics (loss, accuracy and norms on training data) are exact functions of "
-    "the data: do not publish them. Choosing hyper-parameters, models or checkpoints by "
-    "looking at private data. Further runs on the same data: each spends its own budget. "
-    "Floating-point effects: the guarantee is for ideal real arithmetic."
-)
-# The same in plain words.
-_NOTHING = (
-    "NOTHING. The noise comes from a seed that is known, for tests: anyone can remove it. "
-    "Do not publish this model."
-)
-_FROM_WHOM = (
-    "From everyone who sees the model, or all of its versions during training, whatever "
-    "else they know, now or later. Not from those who trained it: they have the data, and "
-    "the secret key of the noise."
-)
-_ESTIMATED = (
-    "They rest on an ESTIMATE by simulation: the true epsilon may be larger, and no bound "
-    "on the error is given."
-)
-_PROVEN = (
-    "They are proven upper bounds, for the method as it is described below. That it was "
-    "followed, nobody can see from the model: it is the word of those who trained."
-)
-_NOT_PROMISED = (
-    "That nothing can be learned about a person: what is true of people in general can "
-    "be, also of those who were never in the data. Whose data are more than {unit} is "
-    "protected less. Other models or statistics from the same data add to what is known. "
-    "Numbers that were measured on the training data, such as its accuracy, are not "
-    "covered."
-)
-# Of a person's data, and what an attacker asks: zeroed out, or replaced.
-_PROTECTED = (
-    "Whether the data of {unit} were used at all, and so everything that they say: had "
-    "they been left out, the model would look much the same.",
-    "What the data of {unit} say: had they been other data, the model would look much the "
-    "same.",
-)
-_QUESTION = (
-    "whether one person's data were used",
-    "which of two possible records one person's data are",
-)
-# Largest epsilons: Ponomareva et al., 2023, arXiv:2303.00654, section 5.
-_TIERS = {
-    1.0: "a strong guarantee (epsilon of at most 1)",
-    10.0: "a reasonable guarantee (epsilon from 1 to 10)",
-    math.inf: "little formal protection (epsilon above 10)",
-}
 # The share of people who are accused though they were not in the data.
 _ACCUSED = 0.05
 _TAGS = ("differential-privacy", "tf-bandmf")
+# All that statement and card say, with places for the facts.
+_TEXTS = configparser.RawConfigParser(delimiters="=")
+_TEXTS.optionxform = str  # type: ignore[assignment, method-assign]  # titles have capitals
+_TEXTS.read(pathlib.Path(__file__).with_suffix(".ini"), encoding="utf-8")
+
+
+def phrase(section: str, name: str, /, **facts: Any) -> str:
+    """A text of statement.ini, filled with facts, on one line."""
+    return " ".join(_TEXTS[section][name].format(**facts).split())
+
+
+def phrases(section: str, /, **facts: Any) -> dict[str, str]:
+    """All texts of a section, by their names."""
+    return {name: phrase(section, name, **facts) for name in _TEXTS[section]}
+
+
 _Points = list[tuple[str, str]]
+# What the statement says of the generators of noise.
+GENERATORS = phrases("generators")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,9 +77,10 @@ class PrivacyStatement:
       sampling: what is claimed from the randomness of the sampling.
       participation: how the data are used; empty without runs.
       covered: the runs and releases, such as "one training run of 20 steps".
-      scope: what follows the numbers: " for all runs together", or nothing.
+      scope: what follows the numbers: "for all runs together", or nothing.
       output: what the mechanism outputs, such as "all noisy gradients".
-      mechanism: title and text of the point that describes strategies and their noise.
+      mechanism: strategy and noise of a single run; or
+      runs: what several runs and releases are.
       remarks: what else a reader must know about this run: other runs on the same data,
         weights that were changed by hand. Empty but for measurements in a plan's own
         statement.
@@ -140,7 +100,8 @@ class PrivacyStatement:
     covered: str
     scope: str
     output: str
-    mechanism: tuple[str, str]
+    mechanism: str
+    runs: str
     remarks: tuple[str, ...]
     proviso: str
 
@@ -208,47 +169,35 @@ class PrivacyStatement:
         """
         return PrivacyCard(self, model_name)
 
+    def facts(self) -> dict[str, Any]:
+        """All that the texts of statement and card are filled with."""
+        made, plans = self.guarantee, self.plans
+        is_sampled = any(
+            plan.participation.is_amplified and not plan.guarantee.is_unamplified
+            for plan in plans
+        )
+        rho = "" if made.zcdp_rho is None else f"{made.zcdp_rho:.6g}-zCDP"
+        prints = ", ".join(dict.fromkeys(plan.fingerprint for plan in plans))
+        generators = dict.fromkeys(GENERATORS[plan.generator] for plan in plans)
+        return {
+            **vars(self),
+            "none": phrase("test seed", "none") if self.test_only else "",
+            "whose": self.scope and f" {self.scope}",
+            # What holds without the sampling says nothing of the guarantee.
+            "rho": f"; {rho}" if rho and not is_sampled else "",
+            "unamplified": f"{rho}." if rho and is_sampled else "",
+            "accesses": sentence(self.covered),
+            "whom": sentence(self.unit),
+            "kind": made.describe_kind(),
+            "remarked": " ".join(self.remarks),
+            "generators": " ".join(generators),
+            "verifiability": prints and f"tf-bandmf, plan fingerprint {prints}.",
+        }
+
     def points(self) -> _Points:
         """The points of the statement: (title, text)."""
-        made = self.guarantee
-        formal = (
-            f"(epsilon = {made.epsilon:.6g}, delta = {made.delta:.3g})-DP{self.scope}"
-        )
-        # What holds without the sampling says nothing of the guarantee.
-        rho = "" if made.zcdp_rho is None else f"{made.zcdp_rho:.6g}-zCDP."
-        is_amplified = any(
-            plan.participation.is_amplified and not plan.guarantee.is_unamplified
-            for plan in self.plans
-        )
-        formal += f"; {rho}" if rho and not is_amplified else "."
-        if self.test_only:
-            formal = (
-                "NONE. The noise comes from a known test seed: anyone can remove it. "
-                f"With a secret key it would be {formal}"
-            )
-        accounting = (f"{made.accountant}.", made.describe_kind(), self.sampling)
-        generators = dict.fromkeys(GENERATORS[plan.generator] for plan in self.plans)
-        plans = ", ".join(dict.fromkeys(plan.fingerprint for plan in self.plans))
-        points = [
-            ("Formal statement", sentences(self.proviso, formal)),
-            ("DP setting", _SETTING),
-            ("Data accesses covered", sentence(self.covered)),
-            (
-                "Mechanism output",
-                f"The sequence of {self.output}, hence every intermediate model and the "
-                f"final one.",
-            ),
-            ("Unit of privacy", sentence(self.unit)),
-            ("Adjacency", made.adjacency),
-            ("Type of accounting", sentences(*accounting)),
-            ("Accounting assumptions", self.participation),
-            ("If nothing is counted on the sampling", rho if is_amplified else ""),
-            self.mechanism,
-            ("This run", sentences(*self.remarks)),
-            ("Not covered", sentences(_NOT_COVERED, *generators)),
-            ("Verifiability", plans and f"tf-bandmf, plan fingerprint {plans}."),
-        ]
-        return [(title, text) for title, text in points if text]
+        filled = phrases("statement", **self.facts())
+        return [(title, text) for title, text in filled.items() if text]
 
     def __str__(self) -> str:
         return _listed("Privacy statement", "{}. {}: {}", self.points())
@@ -280,52 +229,27 @@ class PrivacyCard:
 
     def points(self) -> _Points:
         """The statement in plain words: (title, text)."""
-        said = self.statement
+        said, title = self.statement, "What is protected"
         if said.test_only:
-            return [("What is protected", _NOTHING)]
-        right, found = _percent(said.right()), _percent(said.found(_ACCUSED))
-        protected = _PROTECTED[said.replaces].format(unit=said.unit)
-        sure = _ESTIMATED if said.guarantee.kind == "estimate" else _PROVEN
-        if said.guarantee.confidence is not None:
-            sure = (
-                f"They are upper bounds, wrong with a probability of at most "
-                f"{1.0 - said.guarantee.confidence:.2g} over the simulation that found "
-                f"them."
-            )
-        tier = next(text for most, text in _TIERS.items() if said.epsilon <= most)
-        example = (
-            f"Somebody knows everything about the data but {_QUESTION[said.replaces]}, "
-            f"thinks that both answers are equally likely, and then sees the model. "
-            f"Without it, guesses are right 50 times of 100; with it at most {right} times."
-        )
-        if not said.replaces:
-            example += (
-                f" Whoever may accuse {_percent(_ACCUSED)} of 100 people wrongly of being "
-                f"in the data finds at most {found} of 100 who are."
-            )
-        return [
-            (
-                "What is protected",
-                sentences(
-                    protected, said.proviso, f"Covered: {said.covered}.", *said.remarks
-                ),
+            return [(title, phrase("test seed", title))]
+        made = said.guarantee
+        sure = "estimate" if made.kind == "estimate" else "proven"
+        sure = sure if made.confidence is None else "simulated"
+        facts = {
+            **said.facts(),
+            "accused": _percent(_ACCUSED),
+            "found": _percent(said.found(_ACCUSED)),
+            "right": _percent(said.right()),
+            "sure": phrase("sure", sure, risk=1.0 - (made.confidence or 1.0)),
+            "tier": next(
+                text
+                for most, text in phrases("tiers").items()
+                if said.epsilon <= float(most)
             ),
-            ("From whom", _FROM_WHOM),
-            (
-                "How strongly",
-                f"Epsilon is {said.epsilon:.3g}, delta {said.delta:.2g}. In the usual "
-                f"scale that is {tier}. Smaller numbers are better; at 0 the model has "
-                f"learned nothing. Delta is about the probability that the promise of "
-                f"epsilon fails.",
-            ),
-            (
-                "What that means for one person",
-                f"{example} This holds for a person whose data are {said.unit}, and no "
-                f"more.",
-            ),
-            ("How sure the numbers are", sure),
-            ("What is not promised", _NOT_PROMISED.format(unit=said.unit)),
-        ]
+        }
+        neighbors = "replace-one" if said.replaces else "zero-out"
+        facts |= phrases(neighbors, **facts)
+        return list(phrases("card", **facts).items())
 
     def __str__(self) -> str:
         plain = _listed("Privacy in plain words", "{1}: {2}", self.points())
@@ -426,22 +350,10 @@ def _markdown(text: str) -> str:
     return "".join(f"\\{c}" if c in "\\`*_{}[]<>#|" else c for c in text)
 
 
-def sentences(*texts: str) -> str:
-    """Those that are not empty, as one text."""
-    return " ".join(filter(None, texts))
-
-
 def sentence(text: str) -> str:
     """With a capital and a full stop."""
     text = text.strip()
     return f"{text[0].upper()}{text[1:].rstrip('.')}."
-
-
-def mechanism_of(strategy: Strategy) -> str:
-    """The name that tables have, and its parameters in words."""
-    name, described = registry.specification(strategy), strategy.describe()
-    parameters = described.removeprefix(strategy.family)
-    return name if name == described else f"{name} {parameters}".strip()
 
 
 def check_line(name: str, text: str, must: str = "be text of one line") -> None:

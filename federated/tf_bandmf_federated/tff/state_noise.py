@@ -18,7 +18,6 @@ from tf_bandmf.noise import NoiseGenerator, NoiseState, digests
 from tf_bandmf.noise.generator import updated
 from tf_bandmf.noise.keys import NoiseKey
 from tf_bandmf.noise.philox import halves
-from tf_bandmf.planning.statement import mechanism_of
 from tf_bandmf_federated.tff.secret_words import fresh_words
 
 MAX_STATE_FLOATS = 5_000_000  # of the ring buffer
@@ -32,7 +31,7 @@ def check_fits(plan: Plan, num_parameters: int) -> None:
     vectors = plan.strategy.memory_vectors
     if vectors * num_parameters > MAX_STATE_FLOATS:
         raise ValueError(
-            f"The noise of {mechanism_of(plan.strategy)} keeps {vectors} vectors of "
+            f"The noise of {plan.mechanism} keeps {vectors} vectors of "
             f"{num_parameters:,} numbers; TFF's state, which travels to its worker and "
             f"back in every round, holds {MAX_STATE_FLOATS:,} numbers. Make the plan with "
             f'a mechanism that keeps none: BISR ("bisr"), BandInvMF ("bandinv") or '
