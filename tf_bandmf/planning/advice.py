@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from tf_bandmf.accounting.checks import whole_number
 from tf_bandmf.participation import NAMED, samplings
 from tf_bandmf.planning import build, learning_rates
-from tf_bandmf.planning.arguments import check_budget
+from tf_bandmf.planning.arguments import check_budget, check_word
 from tf_bandmf.planning.compare import compare
 from tf_bandmf.planning.learning_rates import MOMENTUM
 from tf_bandmf.planning.plan import Plan
@@ -188,8 +188,7 @@ def advise(
       ValueError: if an argument is contradictory or out of range.
     """
     check_budget(epsilon, delta, None, None)
-    if optimizer not in ("sgd", "adam"):
-        raise ValueError(f'optimizer must be "sgd" or "adam", found {optimizer!r}.')
+    check_word("optimizer", optimizer, ("sgd", "adam"))
     is_adam = optimizer == "adam"
     if is_adam and mechanism == "auto":
         mechanism = "identity"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
+from collections.abc import Iterable
 
 from tf_bandmf.accounting.checks import (
     LARGEST_EPSILON,
@@ -78,10 +79,7 @@ def resolve_data(
         made, is_cyclic = sampling, False
     else:
         name = DEFAULT_SAMPLING if sampling is None else sampling
-        if not isinstance(name, str) or name not in samplings():
-            raise ValueError(
-                f"sampling must be one of {', '.join(samplings())}, found {name!r}."
-            )
+        check_word("sampling", name, samplings())
         # Has the same limits and as many steps as all others, and checks them.
         order = FixedEpochOrder(**given)  # type: ignore[arg-type]
         num_steps = order.num_steps if num_steps is None else num_steps
@@ -113,6 +111,12 @@ def resolve_data(
     if num_examples is None:
         num_examples = getattr(made, "num_examples", None)
     return DataUse(made, steps, num_examples, expected, is_cyclic)
+
+
+def check_word(name: str, word: object, words: Iterable[str]) -> None:
+    """Raises ValueError unless this is one of the words."""
+    if word not in tuple(words):
+        raise ValueError(f"{name} must be one of {', '.join(words)}, found {word!r}.")
 
 
 def check_budget(

@@ -6,9 +6,10 @@ All noise is its standard deviation on the raw strategy `C`.
 
 from __future__ import annotations
 
-import hashlib
+import functools
 from typing import TYPE_CHECKING
 
+from tf_bandmf import matrices
 from tf_bandmf.accounting.guarantee import Calibration, Simulation
 from tf_bandmf.files import configs
 from tf_bandmf.participation import Participation
@@ -17,9 +18,6 @@ from tf_bandmf.strategies import Strategy
 if TYPE_CHECKING:
     from tf_bandmf.accounting.base import Accountant
 
-# Calibrations by simulation, the last ones: by a digest of all that determines them.
-_SIMULATED: dict[bytes, Calibration] = {}
-_MOST_SIMULATED = 8
 # Relative rounding of a noise multiplier.
 _ROUNDING = 5e-10
 
@@ -68,21 +66,21 @@ def calibrated(
     Raises:
       ValueError: if the budget is invalid or the participation contradicts the strategy.
     """
-    accountant = accountant_for(strategy, participation, confidence)
     if not participation.is_simulated:
-        return accountant.calibrate(epsilon, delta)
-    content = [
-        strategy.matrix.to_config(),
-        participation.to_config(),
-        f"{type(participation).__module__}.{type(participation).__qualname__}",
-        *map(repr, (float(epsilon), float(delta), confidence)),
-    ]
-    key = hashlib.sha256(configs.canonical_bytes(content)).digest()
-    if key not in _SIMULATED:
-        _SIMULATED[key] = accountant.calibrate(epsilon, delta)
-    if len(_SIMULATED) > _MOST_SIMULATED:
-        _SIMULATED.pop(next(iter(_SIMULATED)))
-    return _SIMULATED[key]
+        return accountant_for(strategy, participation).calibrate(epsilon, delta)
+    participation.validate_num_steps(strategy.num_steps)
+    matrix = configs.dumps(strategy.matrix.to_config())
+    how = Simulation(confidence)
+    return _simulated(matrix, participation, how, (float(epsilon), float(delta)))
+
+
+@functools.lru_cache(maxsize=8)
+def _simulated(
+    matrix: str, use: Participation, how: Simulation, budget: tuple[float, float]
+) -> Calibration:
+    """The noise for a budget by simulation, of a matrix as its configuration."""
+    made = matrices.from_config(configs.loads(matrix))
+    return use.accountant(made, how).calibrate(*budget)
 
 
 def multiplier_of(noise_stddev: float, sensitivity: float) -> float:

@@ -31,7 +31,7 @@ from tf_bandmf.accounting.guarantee import ZERO_OUT
 from tf_bandmf.analysis import error
 from tf_bandmf.participation import Participation
 from tf_bandmf.planning import parameter_search
-from tf_bandmf.planning.arguments import DataUse, check_budget, resolve_data
+from tf_bandmf.planning.arguments import DataUse, check_budget, check_word, resolve_data
 from tf_bandmf.planning.calibration import accountant_for
 from tf_bandmf.strategies import Family, Strategy, registry
 from tf_bandmf.workloads import Workload
@@ -359,10 +359,7 @@ class Search:
     _found: list[_Found] = dataclasses.field(default_factory=list)
 
     def __post_init__(self) -> None:
-        if self.objective not in _COLUMNS:
-            raise ValueError(
-                f'objective must be "mean" or "max", found {self.objective!r}.'
-            )
+        check_word("objective", self.objective, _COLUMNS)
         self.data.sampling.validate_num_steps(self.workload.num_steps)
         if self.max_memory_vectors is not None:
             whole_number("max_memory_vectors", self.max_memory_vectors, least=0)
@@ -449,15 +446,37 @@ class Search:
             )
         if self.is_auto and family.refinement is not None:
             options.update(self._refined(family.name, family.refinement.of))
+        self._found.append(self._best(family, options))
+
+    def _best(
+        self, family: Family, options: Mapping[str, Any], near: float | None = None
+    ) -> _Found:
+        """The best of the numbers that are left open, the first of them outermost.
+
+        A second one is searched for only where the accountant has a say: else the family
+        knows its best. Where more bands are never worse, the most are taken.
+
+        Args:
+          family: of the mechanism.
+          options: what is given.
+          near: the second number that was best beside the last first one.
+        """
         opened = [one for one in family.numbers if one.name not in options]
-        is_all = len(opened) == len(family.numbers)
-        if opened and opened[0].grid and (is_all or self._is_searched):
-            best = self._over_grid(family, opened[0], options)
-        elif opened and is_all:
-            best = self._over_sizes(family, options)
-        else:
-            best = self._candidate(family, options)
-        self._found.append(best)
+        is_whole = len(opened) == len(family.numbers)
+        if not opened or not (is_whole or (opened[0].grid and self._is_searched)):
+            return self._candidate(family, options)
+        if opened[0].grid:
+            return self._over_grid(family, opened[0], options, near)
+        made: list[_Found] = []
+        for size in self._sizes(family):
+            made.append(self._best(family, {**options, opened[0].name: size}, near))
+            if len(opened) > 1:
+                near = made[-1][1].parameters.get(opened[1].name.rstrip("_"))
+            # The error falls with the number of bands, then it rises.
+            is_worse = len(made) > 1 and self._value(made[-1]) > self._value(made[-2])
+            if self._is_searched and is_worse:
+                break
+        return min(made, key=self._value)
 
     def _refined(self, name: str, of: str) -> dict[str, Any]:
         """The numbers of a family that improves on another, which is near the best."""
@@ -490,40 +509,21 @@ class Search:
             most = min(most, int(math.sqrt(family.refinement.largest_work / n)))
         return max(most, 1)
 
-    def _over_sizes(self, family: Family, options: Mapping[str, Any]) -> _Found:
-        """The best power of two of bands, or the default number of what is kept.
-
-        Where more bands are never worse, that is the most.
-        """
-        number = family.numbers[0]
+    def _sizes(self, family: Family) -> list[int]:
+        """Numbers of bands to try, or the default number of what is kept."""
         most = self._most_bands(family) if family.has_bands else 1
         if most < 2 and self._limit < 1:
             raise ValueError("it keeps at least one vector.")
         if not family.has_bands:
-            size = min(number.default or 1, self._limit)
-            return self._candidate(family, {**options, number.name: size})
+            return [min(family.numbers[0].default or 1, self._limit)]
         if most < 2:
             raise ValueError("only one band fits: that is identity.")
+        if self._is_searched and family.needs_budget:
+            return [min(most, _BANDS_OF_BUDGET)]
         sizes = registry.powers_of_two(most)
         if self._is_searched:
-            sizes = [min(most, _BANDS_OF_BUDGET)] if family.needs_budget else sizes[1:]
-        elif family.is_optimized:
-            sizes = [most]
-        made: list[_Found] = []
-        near: float | None = None
-        for size in sizes:
-            given = {**options, "bands": size}
-            if self._is_searched and len(family.numbers) > 1:
-                second = family.numbers[1]
-                made.append(self._over_grid(family, second, given, near))
-                near = made[-1][1].parameters[second.name.rstrip("_")]
-            else:
-                made.append(self._candidate(family, given))
-            # The error falls with the number of bands, then it rises.
-            is_worse = len(made) > 1 and self._value(made[-1]) > self._value(made[-2])
-            if self._is_searched and is_worse:
-                break
-        return min(made, key=self._value)
+            return sizes[1:]
+        return [most] if family.is_optimized else sizes
 
     def _over_grid(
         self,

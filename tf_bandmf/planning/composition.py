@@ -41,6 +41,7 @@ from tf_bandmf.accounting import checks, event_losses, gaussian, profiles, tilte
 from tf_bandmf.accounting.cyclic_poisson import ComposedQueries
 from tf_bandmf.accounting.guarantee import KINDS, REPLACE_ONE, ZERO_OUT, Guarantee
 from tf_bandmf.planning import statement
+from tf_bandmf.planning.arguments import check_word
 from tf_bandmf.planning.plan import Plan
 from tf_bandmf.planning.statement import PrivacyStatement
 
@@ -112,11 +113,7 @@ class Release:
 
     def __post_init__(self) -> None:
         statement.check_line("about", self.about)
-        if self.adjacency not in ADJACENCIES:
-            raise ValueError(
-                f"adjacency must be one of {', '.join(ADJACENCIES)}, found "
-                f"{self.adjacency!r}."
-            )
+        check_word("adjacency", self.adjacency, ADJACENCIES)
         given = self.epsilon, self.rho, self.event, self.noise_multiplier
         if all(one is None for one in given):
             raise ValueError(
@@ -686,10 +683,7 @@ def compose(
         is_either = is_only or "zero-out" not in stated
         adjacency = "replace-one" if is_either else "zero-out"
     allowed = ["replace-one"] + ["zero-out"] * (not is_only)
-    if adjacency not in allowed:
-        raise ValueError(
-            f"adjacency must be one of {allowed} for what is composed, found {adjacency!r}."
-        )
+    check_word("adjacency", adjacency, allowed)
     return JointGuarantee(parts, adjacency == "replace-one")
 
 
