@@ -54,7 +54,7 @@ def test_the_rate_is_that_of_the_rule_and_the_plans_own_noise(advice):
 def test_a_plan_gives_the_arguments_of_the_advice(advice):
     plan = tf_bandmf.plan(**advice.arguments)
     assert plan.optimizer_arguments(2410) == advice.optimizer_arguments
-    with pytest.raises(ValueError, match='one of sgd, adam, found \'lion\''):
+    with pytest.raises(ValueError, match="one of sgd, adam, found 'lion'"):
         plan.optimizer_arguments(2410, "lion")
     apart = {"num_steps": 6, "sampling": tf_bandmf.MinSep(3)}
     minimum = tf_bandmf.plan("identity", epsilon=4.0, delta=1e-5, **apart)
@@ -234,7 +234,7 @@ def test_advice_is_json_and_text(advice):
         ({"mechanism": 4}, "mechanism"),
         ({"epsilon": -1.0}, "epsilon must be finite and > 0"),
         ({"delta": 2.0}, r"delta must be in \(0, 1\)"),
-        ({"optimizer": "adamw"}, 'optimizer must be one of sgd, adam'),
+        ({"optimizer": "adamw"}, "optimizer must be one of sgd, adam"),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
 )
