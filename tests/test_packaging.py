@@ -58,8 +58,7 @@ def test_the_wheel_has_the_package_and_its_metadata(built):
     assert "tf_bandmf/plots/__init__.py" in names
     assert {name.split("/")[0].split("-")[0] for name in names} == {"tf_bandmf"}
     assert set(EXTRAS.split()) == set(metadata.get_all("Provides-Extra"))
-    needed = metadata.get_all("Requires-Dist")
-    assert any(name.startswith("click") for name in needed)
+    assert any(name.startswith("click") for name in metadata.get_all("Requires-Dist"))
     assert "Typing :: Typed" in metadata.get_all("Classifier")
 
 
