@@ -37,32 +37,30 @@ def tagged_client_work(
     def examples_of(dataset):
         return dataset.map(lambda element: element["example"])
 
-    @tff.tensorflow.computation(data_type)
-    def tags_of(dataset):
+    # One computation for each client: a further one costs as much as a small model's step.
+    @tff.tensorflow.computation(data_type, np.float32)
+    def tags_of(dataset, weight):
         absent = tuple(tf.constant(NEVER, tf.int32) for _ in carried)
 
         def read(_, element):
             return tuple(element[name] for name in carried), tf.constant(True)
 
         first = dataset.take(1)
-        found, present = first.reduce((absent, tf.constant(False)), read)
-        return collections.OrderedDict(zip(carried, found), present=present)
-
-    @tff.tensorflow.computation(tags_of.type_signature.result, np.float32)
-    def with_finite(found, weight):
-        return collections.OrderedDict(found, finite=weight > 0.0)
+        tags, present = first.reduce((absent, tf.constant(False)), read)
+        return collections.OrderedDict(
+            zip(carried, tags), present=present, finite=weight > 0.0
+        )
 
     @tff.federated_computation(
         state_type, weights_type, tff.FederatedType(data_type, tff.CLIENTS)
     )
     def next_fn(state, weights, data):
         output = inner.next(state, weights, tff.federated_map(examples_of, data))
-        found = tff.federated_map(tags_of, data)
         result = tff.federated_zip(
             tff.learning.templates.ClientResult(
                 update=output.result.update,
                 update_weight=tff.federated_map(
-                    with_finite, (found, output.result.update_weight)
+                    tags_of, (data, output.result.update_weight)
                 ),
             )
         )

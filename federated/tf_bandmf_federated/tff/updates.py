@@ -73,7 +73,7 @@ def bounded_record(
       admitted: bool scalar, or None: every client is.
     """
     true = tf.constant(True)
-    # In float64: rounding neither makes the norm too small, nor the record too large.
+    # In float64: rounding does not make the norm too small.
     norm = tf.linalg.global_norm(
         [tf.cast(leaf, tf.float64) for leaf in tf.nest.flatten(update)]
     )
@@ -82,13 +82,13 @@ def bounded_record(
     finite = tf.math.is_finite(norm) & (true if finite is None else finite)
     contributes = admitted & finite
     is_clipped = norm > l2_norm_clip
-
-    def bounded(x: tf.Tensor) -> tf.Tensor:
-        scaled = tf.cast(x, tf.float64) * (l2_norm_clip * ROOM / norm)
-        found = tf.where(is_clipped, tf.cast(scaled, tf.float32), x)
-        return tf.where(contributes, found, tf.zeros_like(x))
-
-    record = tf.nest.map_structure(bounded, update)
+    # ROOM is more than what rounding of factor and products adds.
+    factor = tf.where(is_clipped, l2_norm_clip * ROOM / norm, 1.0)
+    factor = tf.cast(tf.where(contributes, factor, 0.0), tf.float32)
+    # Zero times NaN is zero here.
+    record = tf.nest.map_structure(
+        lambda leaf: tf.math.multiply_no_nan(leaf, factor), update
+    )
     flags = collections.OrderedDict(
         contributing_clients=contributes,
         non_finite_clients=admitted & ~finite,
