@@ -21,7 +21,6 @@ _PAIRS = BLOCK // 2  # of a block; each has one counter of the generator: four w
 _SHARED = 1 << 63
 # Without XLA so many blocks at a time, whose intermediate results fit into a cache.
 _CHUNK = 32
-_PARALLEL = 8  # chunks that threads make at the same time
 
 
 def standard_normals(
@@ -204,7 +203,7 @@ def _blocks_in_chunks(num_blocks: int) -> _Blocks:
             lambda i, _: i < num_chunks,
             lambda i, written: (i + 1, written.write(i, of_chunk(i))),
             (tf.constant(0), results),
-            parallel_iterations=_PARALLEL,
+            parallel_iterations=8,  # by threads
         )
         return results.concat()
 
