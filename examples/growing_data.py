@@ -2,7 +2,7 @@
 
     python examples/growing_data.py
 
-Prints the table of docs/growing-data.md: the noise in the models that are released, per
+Prints the table of docs/several-runs.md: the noise in the models that are released, per
 coordinate and unit of clip norm, as its root mean square over the year's releases and in
 the last one; in units of the mean gradient. Nothing is trained.
 """

@@ -7,7 +7,7 @@ user among random ones. All rows of a user are clipped together.
     python examples/recommender.py                        # generated users, minutes
     python examples/recommender.py --movielens ml-25m     # a folder of MovieLens
 
-Prints the table of docs/recommenders.md: how often the item that was hidden from the
+Prints the table of docs/large-tables.md: how often the item that was hidden from the
 history of a held-out user is among the first ten, of all that are not in the history.
 """
 

@@ -15,7 +15,7 @@ MARKS = ROOT / "tests" / "reporting"
 
 
 def listed_numbers():
-    text = (ROOT / "docs" / "invariants.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "guarantee.md").read_text(encoding="utf-8")
     return [int(number) for number in re.findall(r"^\| (\d+) \|", text, re.MULTILINE)]
 
 

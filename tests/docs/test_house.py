@@ -1,7 +1,9 @@
 """The rooms of the house are as few as promised, and the page names each folder."""
 
+import re
+
 import pytest
-from modules import module_at
+from modules import ROOT, module_at
 
 
 def counter():
@@ -31,6 +33,21 @@ def test_the_page_names_every_folder():
     assert folders == set(count.FOLDERS)
     text = count.PAGE.read_text(encoding="utf-8")
     assert all(f"| `{name}` |" in text for name in count.FOLDERS)
+
+
+def test_the_walk_through_a_step_names_what_exists():
+    count = counter()
+    text = count.PAGE.read_text(encoding="utf-8")
+    keras = count.PACKAGE / "keras"
+    roots = (ROOT, keras, keras / "clipping" / "independence")
+    for path in re.findall(r"`([\w/]+\.py)`", text.partition("## Lines")[0]):
+        assert any((root / path).exists() for root in roots), path
+    rows = re.findall(r"^\| \d \| `(\S+)` \| (.*?) \|", text, re.M)
+    assert len(rows) == 6
+    for path, names in rows:
+        source = (keras / path).read_text(encoding="utf-8")
+        for name in re.findall(r"`(\w+)`", names):
+            assert f"def {name}(" in source, f"{path}: {name}"
 
 
 def test_a_folder_above_its_ceiling_is_refused(tmp_path):

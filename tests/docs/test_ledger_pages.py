@@ -12,7 +12,7 @@ from modules import ROOT, module_at
 def test_the_table_of_growing_data_is_what_the_example_prints(capsys):
     rows = module_at("examples/growing_data.py").main()
     printed = [x for x in capsys.readouterr().out.splitlines() if x.startswith("|")]
-    page = (ROOT / "docs" / "growing-data.md").read_text("utf-8")
+    page = (ROOT / "docs" / "several-runs.md").read_text("utf-8")
     table = page.partition("<!-- growing-data -->")[2].partition("<!-- end -->")[0]
     assert table.strip().splitlines()[2:] == printed
     # What the page says in words.

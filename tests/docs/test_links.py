@@ -8,7 +8,7 @@ import pytest
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 HEADING = re.compile(r"^#+ (.*)$", re.M)
-FOLDERS = (".", "docs", "docs/api", "docs/mechanisms", "docs/notebooks", "federated")
+FOLDERS = (".", "docs", "docs/api", "docs/notebooks", "federated")
 PAGES = sorted(
     str(path.relative_to(ROOT))
     for folder in (*FOLDERS, "benchmarks", "benchmarks/utility")

@@ -30,21 +30,18 @@ BLOCK = re.compile(
 SMALLER = {
     "README.md": {"epochs=20": "epochs=1"},
     "docs/start.md": {"epochs=20": "epochs=1"},
-    "docs/choosing-mechanism.md": {
+    "docs/mechanisms.md": {
         "num_examples=60_000": "num_examples=600",
         "batch_size=512": "batch_size=60",
     },
 }
 # Their code optimizes strategies.
 SLOW = {
-    "docs/choosing-mechanism.md",
-    "docs/mechanisms/amplified.md",
-    "docs/mechanisms/banded.md",
-    "docs/mechanisms/bandinv.md",
+    "docs/mechanisms.md",
     "docs/private-metrics.md",
+    "docs/recipes.md",
     "docs/sampling.md",
-    "docs/time-series.md",
-    "docs/tuning.md",
+    "docs/several-runs.md",
 }
 
 
@@ -124,13 +121,13 @@ def same_registries():
 @pytest.mark.slow_cases(
     "docs/extending.md",
     "docs/start.md",
-    "docs/mechanisms/identity.md",
     "README.md",
     "docs/budgets.md",
     "docs/keras.md",
     "docs/coming-from.md",
-    "docs/your-model.md",
-    "docs/lazy-noise.md",
+    "docs/loss.md",
+    "docs/models.md",
+    "docs/large-tables.md",
     "docs/choosing-budget.md",
 )
 @pytest.mark.parametrize("page", list(runnable()))

@@ -22,13 +22,13 @@ def pytest_addoption(parser):
         action="append",
         default=[],
         metavar="NUMBER",
-        help="run the tests of this invariant of docs/invariants.md alone",
+        help="run the tests of this invariant of docs/guarantee.md alone",
     )
 
 
 def pytest_configure(config):
     config.addinivalue_line(
-        "markers", "invariant(*numbers): holds these invariants of docs/invariants.md"
+        "markers", "invariant(*numbers): holds these invariants of docs/guarantee.md"
     )
 
 

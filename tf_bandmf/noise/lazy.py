@@ -15,8 +15,8 @@ with fresh standard normals `z[t]` and the row's sum `s[t]` of clipped gradients
 with `g` fresh standard normals, as many as `x` has entries. That is the exact law: `x` is
 a Markov process, so that drawing it at the times at which it is looked at, each time from
 its law given the time before, is the same as having drawn all of it. The times may depend
-on everything that was drawn before. `docs/lazy-noise.md` has the proof, and what follows
-for what is released.
+on everything that was drawn before. `docs/proofs.md` has the proof, and what follows for
+what is released.
 
 `P` and `Q` are the same for all rows. `Jumps` (in `lazy_tables`) keeps them for each `l`
 since the last release, and takes them from `t` to `t+1` by

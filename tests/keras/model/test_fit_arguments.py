@@ -227,7 +227,7 @@ def test_class_weights_multiply_what_examples_contribute(
 def test_where_the_weight_of_an_example_acts(
     reduction, clipping, clip_norm, acts, data, make_plain_model
 ):
-    # As docs/training.md says: on gradients that are shorter than the clip norm alone.
+    # As docs/loss.md says: on gradients that are shorter than the clip norm alone.
     x, y = data
     model = make_plain_model(hidden=False)
     loss = keras.losses.SparseCategoricalCrossentropy(True, reduction=reduction)

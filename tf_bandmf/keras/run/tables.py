@@ -2,7 +2,7 @@
 
 Between two releases, the current rows are kept here, where nothing shows them: they are
 as secret as the key, because a row whose noise is missing shows that nobody touched it.
-The layers' variables hold the last release. `docs/lazy-noise.md` says what is promised,
+The layers' variables hold the last release. `docs/large-tables.md` says what is promised,
 and why.
 
 The noise that a row gets when it is read is bound to all that the run has summed
