@@ -1,7 +1,7 @@
 """Accounting for what happened: the guarantee of the participations that were measured.
 
     measured = measure_participation({round: names of who took part})
-    found = measured_guarantee(plan, measured)
+    guarantee = measured_guarantee(plan, measured)
 
 After a run, the smallest separation b and the most participations k that were recorded of
 any device give the guarantee of the plan's strategy and noise under MinSep(b, k), as
@@ -37,7 +37,7 @@ from tf_bandmf_federated.plan_checks import check_plan
 
 @dataclasses.dataclass(frozen=True)
 class MeasuredParticipation:
-    """What the record of a run says.
+    """Participations of a run, measured from its record.
 
     Attributes:
       num_rounds: that were run, from round 0, with or without clients.
@@ -125,7 +125,7 @@ class MeasuredGuarantee:
 
     @property
     def is_within_plan(self) -> bool:
-        """Whether the record keeps the plan's participation.
+        """Returns whether the record keeps the plan's participation.
 
         If not, the plan's guarantee does not hold for the record, but this one does.
         """
@@ -176,7 +176,7 @@ def measure_participation(
 def measured_guarantee(
     plan: Plan, measured: MeasuredParticipation, delta: float | None = None
 ) -> MeasuredGuarantee:
-    """What the plan's strategy and noise guarantee for the actual participation.
+    """The guarantee of a plan's strategy and noise for the actual participation.
 
     Args:
       plan: that the run followed in all but the participation.

@@ -26,7 +26,7 @@ from tf_bandmf_federated.server_optimizers import ServerOptimizer, ServerSGD
 
 @dataclasses.dataclass(frozen=True)
 class Replies:
-    """What came back in a round besides the updates.
+    """Counts of a round's replies that are no updates.
 
     Attributes:
       refused: devices that did not take part because of their own record.
@@ -41,7 +41,7 @@ class Replies:
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-    """What a round asks of devices.
+    """A round's request to its devices.
 
     Attributes:
       run: name of the run; public.
@@ -176,7 +176,7 @@ class FederatedAveraging:
             counts["non_finite"] += not bounded.is_finite
             counts["clipped_again"] += bounded.was_clipped
 
-        found = self._exchange(request, add)
+        replies = self._exchange(request, add)
         noise, kept = self._noise.bound_to(state["noise"], total.units, point)
         mean = total.mean_with(noise, self.plan.noise_stddev, self._denominator)
         parts = np.split(mean, self._ends[:-1])
@@ -188,9 +188,9 @@ class FederatedAveraging:
             eligible=selected.eligible,
             selected=len(selected.names),
             reported=len(selected.names) - len(left),
-            refused=found.refused,
-            late=found.late,
-            failed=found.failed + counts.pop("misshapen"),
+            refused=replies.refused,
+            late=replies.late,
+            failed=replies.failed + counts.pop("misshapen"),
             **counts,
             skipped=0,
         )

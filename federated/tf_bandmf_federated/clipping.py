@@ -44,7 +44,7 @@ class Bounded(NamedTuple):
 
 
 def bound_update(update: Sequence[np.ndarray], l2_norm_clip: float) -> Bounded:
-    """What `clip_update` does, without doing it: for sums that are made in parts.
+    """Finds the factor of `clip_update` without applying it: for sums made in parts.
 
     Args:
       update: arrays of floats, which are taken as float32.

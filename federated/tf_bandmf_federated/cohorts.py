@@ -20,7 +20,7 @@ _LOOKED_UP = 2_000  # devices at a time
 
 @dataclasses.dataclass(frozen=True)
 class Selected:
-    """Who is asked in a round.
+    """The devices that are asked in a round.
 
     Attributes:
       names: of the devices.
@@ -85,7 +85,7 @@ class Cohorts:
         while True:
             present = self.present(round_number)
             target = max(asked, self.enough)
-            free, looked_at = self._found(present, round_number, target)
+            free, looked_at = self._draw_free(present, round_number, target)
             available = len(present)
             eligible = len(free)
             if looked_at < available:
@@ -115,7 +115,7 @@ class Cohorts:
         last_rounds, counts = past.T
         return may_take_part(last_rounds, counts, round_number, b, k)
 
-    def _found(
+    def _draw_free(
         self, present: Sequence[str], round_number: int, target: int
     ) -> tuple[list[str], int]:
         """At least so many who may take part, or all; and how many were looked at.

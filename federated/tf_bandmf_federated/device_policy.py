@@ -1,4 +1,4 @@
-"""What a device must know about a plan: enough to refuse, and no more.
+"""The part of a plan that a device needs to refuse, and no more.
 
 It is a small file and needs no TensorFlow. Call
 `DevicePolicy.from_plan(plan).save("policy.json")` once on the server's side; the
@@ -69,7 +69,7 @@ class DevicePolicy:
     def refusal(
         self, round_number: int, last_round: int, participations: int
     ) -> str | None:
-        """Why a device with this record must not contribute now; None if it may.
+        """The reason why a device with this record must not contribute now, or None.
 
         Args:
           round_number: the round, as the server says.

@@ -67,7 +67,7 @@ class DeviceStore:
 
     @property
     def record(self) -> dict[str, Any]:
-        """What it tells a server: `device`, `last_round`, `receipt`, `participations`.
+        """Facts for a server: `device`, `last_round`, `receipt` and `participations`.
 
         The name is random, and the same as long as the folder exists. The receipt is the
         server's own for the last round, which is -1 before the first one.

@@ -14,7 +14,7 @@ def may_take_part(
     min_separation: int,
     max_participations: int | None,
 ) -> Any:
-    """Whether devices may contribute in a round (arXiv:2306.08153, section 3).
+    """Returns whether devices may contribute in a round (arXiv:2306.08153, section 3).
 
     Two participations i < j of one device have j - i >= b, and there are at most k.
 
@@ -37,7 +37,7 @@ def may_take_part(
 
 
 def contradicts_itself(last_round: Any, participations: Any) -> Any:
-    """Whether no device has this record: it took part exactly if there is a last time."""
+    """Returns whether a record is impossible: a last round without participations, say."""
     # Not `==`, which compares identities of tensors in TFF's graphs.
     is_unknown = (last_round < NEVER) | (participations < 0)
     return is_unknown | ((last_round > NEVER) ^ (participations > 0))

@@ -105,7 +105,7 @@ class ExactSum:
           denominator: a public constant.
         """
         # float32 numbers are written where whole ones were read before.
-        found = self.units.view(np.float32)[: self.units.size]
+        noisy = self.units.view(np.float32)[: self.units.size]
         start, grid = 0, grid_of(stddev / denominator)
         for part in noise:
             for block in blocks(0, part.size):
@@ -113,12 +113,12 @@ class ExactSum:
                 mean = np.multiply(self.units[place], self.unit)
                 mean += stddev * part[block].astype(np.float64)
                 mean /= denominator * grid
-                found[place] = np.rint(mean, mean) * grid
+                noisy[place] = np.rint(mean, mean) * grid
             start += part.size
-        if start != found.size:
-            raise ValueError(f"Noise for {start} of {found.size} numbers came.")
+        if start != noisy.size:
+            raise ValueError(f"Noise for {start} of {noisy.size} numbers came.")
         self.units = np.zeros(0, self.units.dtype)
-        return found
+        return noisy
 
 
 def _fold(scale: np.float32, sums: np.ndarray, vector: np.ndarray) -> None:

@@ -20,17 +20,17 @@ class Health:
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
-        self._known: dict[tuple[int | None, int], float] = {}
+        self._epsilons: dict[tuple[int | None, int], float] = {}
 
     def epsilon(self, measured: MeasuredParticipation) -> float:
         """Epsilon of what was done so far, at the plan's delta: an upper bound."""
         if measured.max_participations == 0:
             return 0.0
         worst = (measured.min_separation, measured.max_participations)
-        if worst not in self._known:
-            found = measured_guarantee(self._plan, measured)
-            self._known[worst] = found.guarantee.epsilon
-        return self._known[worst]
+        if worst not in self._epsilons:
+            measured_now = measured_guarantee(self._plan, measured)
+            self._epsilons[worst] = measured_now.guarantee.epsilon
+        return self._epsilons[worst]
 
     def line(
         self,

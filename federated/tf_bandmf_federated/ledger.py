@@ -99,7 +99,7 @@ FROM entries CROSS JOIN json_each(names) CROSS JOIN participations
 
 @dataclasses.dataclass(frozen=True)
 class RoundRecord:
-    """What the ledger says about one round.
+    """The ledger's record of one round.
 
     Attributes:
       round_number: from 0.
@@ -191,7 +191,7 @@ class Ledger:
         return tuple(name for (name,) in rows)
 
     def history(self, names: Sequence[str], round_number: int) -> np.ndarray:
-        """What devices did in the rounds before one.
+        """Participations of devices before a round.
 
         Returns:
           int64, shape [names, 2]: last round, `NEVER` for none, and participations.
@@ -205,8 +205,8 @@ class Ledger:
         """The point of a round in which this device took part; None if it did not."""
         query = "SELECT 1 FROM participations WHERE device = ? AND round = ?"
         with self._transaction() as database:
-            found = database.execute(query, [device, round_number]).fetchone()
-        return self._rounds[round_number].point if found else None
+            took_part = database.execute(query, [device, round_number]).fetchone()
+        return self._rounds[round_number].point if took_part else None
 
     def seal(self, text: str) -> str:
         """A digest of a text that only this ledger can make."""
@@ -363,12 +363,12 @@ class Ledger:
             self._database.executescript(f"BEGIN; {'; '.join(_TABLES)}; COMMIT;")
         self._lock.watch(self._database)
         query = "SELECT number, entry, names, sha256 FROM entries ORDER BY number"
-        for number, (found, text, names, stated) in enumerate(
+        for number, (position, text, names, stated) in enumerate(
             self._database.execute(query), start=1
         ):
             digest = _chained(self._digest, text, names)
-            if (found, stated) != (number, digest):
-                raise ValueError(self._damaged(f"Its entry {found}"))
+            if (position, stated) != (number, digest):
+                raise ValueError(self._damaged(f"Its entry {position}"))
             entry = json.loads(text)
             if number == 1 and {**entry, "secret": ""} != {**expected, "secret": ""}:
                 raise ValueError(self._of_another_run(entry, expected))
@@ -384,11 +384,11 @@ class Ledger:
         if self._database.execute(_IS_WHOLE).fetchone() != (1,):
             raise ValueError(self._damaged("Its table of participations"))
 
-    def _of_another_run(self, found: dict[str, Any], expected: dict[str, Any]) -> str:
+    def _of_another_run(self, entry: dict[str, Any], expected: dict[str, Any]) -> str:
         differences = "; ".join(
-            f"{name} was {found.get(name)!r} and is {expected.get(name)!r}"
-            for name in {**expected, **found}
-            if found.get(name) != expected.get(name) and name != "secret"
+            f"{name} was {entry.get(name)!r} and is {expected.get(name)!r}"
+            for name in {**expected, **entry}
+            if entry.get(name) != expected.get(name) and name != "secret"
         )
         return (
             f"{self._path} is of another run: {differences}. Go on with the version, the "

@@ -43,12 +43,12 @@ class LedgerLock:
 
     def watch(self, database: sqlite3.Connection) -> None:
         """From now on the ledger and its journal are these files, of this connection."""
-        self._database, self._numbers = database, self._found()
+        self._database, self._numbers = database, self._file_numbers()
 
     def check(self) -> None:
         """Raises OSError unless the files of the connection are where they were."""
         try:
-            is_same = self._found() == self._numbers
+            is_same = self._file_numbers() == self._numbers
         except FileNotFoundError:
             is_same = False
         if not is_same:
@@ -70,7 +70,7 @@ class LedgerLock:
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._database))
         self._database = None
 
-    def _found(self) -> list[int]:
+    def _file_numbers(self) -> list[int]:
         # A file that is open keeps its number.
         return [os.stat(path).st_ino for path in self._paths]
 

@@ -1,4 +1,4 @@
-"""What a plan must be for federated learning, and what the caller adds to it."""
+"""Checks of a plan for federated learning, and of what the caller adds to it."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def clients_per_round_of(plan: Plan, clients_per_round: float | None) -> float:
 
 
 def cohort_size(plan: Plan, clients_per_round: float | None) -> int:
-    """How many devices a round shall have.
+    """Number of devices that a round shall have.
 
     Raises:
       ValueError: as `clients_per_round_of`, or if it is not whole.

@@ -29,7 +29,7 @@ _TEXT = pathlib.Path(__file__).with_name("report.txt")
 
 @dataclasses.dataclass(frozen=True)
 class OperatorStatements:
-    """What plan and measurement cannot know: sentences from who ran the training.
+    """Facts that neither plan nor measurement has: sentences of whoever ran the training.
 
     Each is printed as a statement of the operator; one that is None is marked as not
     stated.
@@ -73,29 +73,29 @@ def write_report(
     Raises:
       TypeError, ValueError: as `measured_guarantee`; nothing is written then.
     """
-    found = measured_guarantee(plan, measured, delta)
-    text = _markdown(found, operator)
+    actual = measured_guarantee(plan, measured, delta)
+    text = _markdown(actual, operator)
     with open(path, "w", encoding="utf-8") as file:
         file.write(text)
-    return found
+    return actual
 
 
-def _markdown(found: MeasuredGuarantee, operator: OperatorStatements) -> str:
+def _markdown(actual: MeasuredGuarantee, operator: OperatorStatements) -> str:
     lines = ["# Privacy report", ""]
-    if found.plan.test_seed is not None:
+    if actual.plan.test_seed is not None:
         lines += [
             "**NO PRIVACY.** The noise comes from a known test seed: anyone can remove "
             "it. The numbers below would hold with a secret key.",
             "",
         ]
-    if not found.is_within_plan:
+    if not actual.is_within_plan:
         lines += [
             "**The record does not keep the plan's participation**: the plan's guarantee "
             "does not hold for it, the measured one does.",
             "",
         ]
     *points, table = _TEXT.read_text("utf-8").split("\n\n")
-    values = _values(found, operator)
+    values = _values(actual, operator)
     for number, point in enumerate(points, start=1):
         title, _, text = " ".join(point.split()).partition(". ")
         lines.append(f"{number}. **{title}.** {text.format(**values)}")
@@ -104,15 +104,15 @@ def _markdown(found: MeasuredGuarantee, operator: OperatorStatements) -> str:
 
 
 def _values(
-    found: MeasuredGuarantee, operator: OperatorStatements
+    actual: MeasuredGuarantee, operator: OperatorStatements
 ) -> dict[str, object]:
-    """What the text is filled with."""
-    plan, measured = found.plan, found.measured
+    """The values of the text's placeholders."""
+    plan, measured = actual.plan, actual.measured
     planned = "The plan's guarantee does not hold."
-    if found.is_within_plan:
+    if actual.is_within_plan:
         planned = (
             f"As planned, for any record that keeps the plan's participation: "
-            f"{_numbers(found.planned)}."
+            f"{_numbers(actual.planned)}."
         )
     assumptions = "No device took part twice."
     if measured.min_separation is not None:
@@ -123,7 +123,7 @@ def _values(
         )
     none = measured.min_separation is None
     return dict(
-        found=found,
+        actual=actual,
         plan=plan,
         measured=measured,
         skipped=_skipped(measured),
@@ -131,10 +131,10 @@ def _values(
         public_data=_said("Public data", operator.public_data),
         released=_said("Released", operator.released),
         devices=_said("Devices and users", operator.devices),
-        kind=_kind(found),
+        kind=_kind(actual),
         assumptions=assumptions,
         enforcement=_said("Enforcement and record", operator.enforcement),
-        as_measured=_numbers(found.guarantee),
+        as_measured=_numbers(actual.guarantee),
         planned=planned,
         version=__version__,
         code=_said("Code", operator.verifiability),
@@ -145,10 +145,10 @@ def _values(
         separation="none twice" if none else measured.min_separation,
         planned_separation=plan.participation.separation(),
         planned_most=plan.participation.participations(plan.num_steps),
-        rho=_rho(found.guarantee),
-        planned_rho=_rho(found.planned),
-        epsilon=_rounded_up(found.guarantee.epsilon),
-        planned_epsilon=_rounded_up(found.planned.epsilon),
+        rho=_rho(actual.guarantee),
+        planned_rho=_rho(actual.planned),
+        epsilon=_rounded_up(actual.guarantee.epsilon),
+        planned_epsilon=_rounded_up(actual.planned.epsilon),
     )
 
 
@@ -164,14 +164,14 @@ def _skipped(measured: MeasuredParticipation) -> str:
     )
 
 
-def _kind(found: MeasuredGuarantee) -> str:
-    if not found.sensitivity.is_exact:
+def _kind(actual: MeasuredGuarantee) -> str:
+    if not actual.sensitivity.is_exact:
         return (
             "The values are proven upper bounds: the sensitivity is one "
-            f"({found.sensitivity.method})."
+            f"({actual.sensitivity.method})."
         )
-    reason = f"Sensitivity by: {found.sensitivity.method}."
-    if found.guarantee.kind == "bound":
+    reason = f"Sensitivity by: {actual.sensitivity.method}."
+    if actual.guarantee.kind == "bound":
         return f"The values are upper bounds: not all rounds were run. {reason}"
     return (
         f"The values are exact for the worst record of this separation and number of "

@@ -90,15 +90,15 @@ class RoundNoise:
         """
         if self._plan.test_seed is not None:
             return 0
-        found = hashlib.blake2b(
+        digest = hashlib.blake2b(
             number.to_bytes(8, "little"),
             key=self._secret,
             digest_size=8,
             person=b"tf-bandmf sum",
         )
-        found.update(np.ascontiguousarray(total).reshape(-1).view(np.uint8).data)
-        found.update(point.encode())
-        return int.from_bytes(found.digest(), "little", signed=True)
+        digest.update(np.ascontiguousarray(total).reshape(-1).view(np.uint8).data)
+        digest.update(point.encode())
+        return int.from_bytes(digest.digest(), "little", signed=True)
 
     def bound_to(
         self, state: Mapping[str, np.ndarray], total: np.ndarray, point: str

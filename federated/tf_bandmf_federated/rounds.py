@@ -25,7 +25,7 @@ _RESTARTS = ("replay", "skip")
 
 
 class Engine(Protocol):
-    """What runs a round. States are nested structures of arrays and numbers.
+    """Runs a round. States are nested structures of arrays and numbers.
 
     Attributes:
       plan: what the run does.
@@ -62,14 +62,14 @@ class Engine(Protocol):
 
 
 class Releasing(Protocol):
-    """Where something leaves to, such as a `tff.program.ReleaseManager`."""
+    """A destination of releases, such as a `tff.program.ReleaseManager`."""
 
     async def release(self, value: Any, key: Any) -> None:
         """Replaces what left under the same key before."""
 
 
 class ProgramState(NamedTuple):
-    """What is saved after each round.
+    """The state that is saved after each round.
 
     Attributes:
       state: of the engine.
@@ -82,7 +82,7 @@ class ProgramState(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """What a run is made of. It goes on where an interrupted one ended.
+    """A run, with its parts. It goes on where an interrupted one ended.
 
     Attributes:
       engine: runs its rounds.

@@ -42,11 +42,11 @@ def rows_of(state: Any) -> Iterator[Row]:
 
 def digest_of_rows(rows: Iterable[Row]) -> str:
     """SHA-256 of rows."""
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for *about, content in rows:
-        found.update(repr((about, len(content))).encode())
-        found.update(content)
-    return found.hexdigest()
+        digest.update(repr((about, len(content))).encode())
+        digest.update(content)
+    return digest.hexdigest()
 
 
 def state_of(rows: Iterable[Row], structure: Any) -> Any:

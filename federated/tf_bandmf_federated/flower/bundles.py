@@ -1,4 +1,4 @@
-"""What must not come into the bundle that Flower sends to every node."""
+"""Keeps secrets out of the bundle that Flower sends to every node."""
 
 from __future__ import annotations
 

@@ -69,8 +69,8 @@ class ParticipationMod:
     def answer(self, message: Message, context: Context) -> Message:
         """The device's name and record, for the server's selection."""
         record = self._open(context).record
-        found = ConfigRecord({"plan": self._policy.plan, **record})
-        return Message(RecordDict({messages.REPLY: found}), reply_to=message)
+        about = ConfigRecord({"plan": self._policy.plan, **record})
+        return Message(RecordDict({messages.REPLY: about}), reply_to=message)
 
     def _open(self, context: Context) -> DeviceStore:
         where = self._store(context) if callable(self._store) else self._store
@@ -126,7 +126,7 @@ class ParticipationMod:
         before: dict[str, np.ndarray],
         trained: list[str],
     ) -> list[np.ndarray]:
-        """What the app learned, clipped: of the arrays that are trained."""
+        """The app's update of the arrays that are trained, clipped."""
         reply = call_next(message, context)
         if reply.has_error():
             raise RuntimeError(reply.error.reason)
@@ -136,8 +136,8 @@ class ParticipationMod:
                 f"The app's reply must have one ArrayRecord, the weights after its "
                 f"training; found {len(records)}."
             )
-        (found,) = records.values()
-        after = {name: array.numpy() for name, array in found.items()}
+        (weights,) = records.values()
+        after = {name: array.numpy() for name, array in weights.items()}
         if _kinds(after) != _kinds(before):
             raise ValueError(
                 "The app's weights must have the names, shapes and dtypes of those "
@@ -190,7 +190,7 @@ def _kinds(arrays: dict[str, np.ndarray]) -> list[tuple[Any, ...]]:
 
 def _digest(about: tuple[Any, ...], arrays: dict[str, np.ndarray]) -> str:
     """A digest of what an update is computed from, as far as the server says it."""
-    found = hashlib.sha256(repr((about, _kinds(arrays))).encode())
+    digest = hashlib.sha256(repr((about, _kinds(arrays))).encode())
     for array in arrays.values():
-        found.update(np.ascontiguousarray(array).tobytes())
-    return found.hexdigest()
+        digest.update(np.ascontiguousarray(array).tobytes())
+    return digest.hexdigest()

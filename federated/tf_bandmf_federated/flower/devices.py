@@ -1,4 +1,4 @@
-"""Which devices are behind Flower's nodes.
+"""The devices behind Flower's nodes.
 
 A node's number lasts as long as its connection; a device's name, from its store, as long
 as the device's memory of what it took part in. So nodes are asked for their names: as many
@@ -75,7 +75,7 @@ class Devices:
         return list(self._names.values())
 
     def problems(self) -> dict[str, int]:
-        """How many connected nodes cannot take part, by reason."""
+        """Numbers of connected nodes that cannot take part, by reason."""
         return dict(collections.Counter(self._problems.values()))
 
     def ask(self, count: int) -> bool:
@@ -119,9 +119,9 @@ class Devices:
     def _look(self) -> None:
         self.nodes = list(self._grid.get_node_ids())
         now = time.monotonic()
-        known = {*self._names, *self._problems}
-        known.update(node for node, _ in self._asked.values())
-        gone = known.difference(self.nodes)
+        seen = {*self._names, *self._problems}
+        seen.update(node for node, _ in self._asked.values())
+        gone = seen.difference(self.nodes)
         self._asked = {
             message: (node, when)
             for message, (node, when) in self._asked.items()
@@ -159,7 +159,7 @@ class Devices:
                 self._problems[node] = problem
 
     def _is_of_this_run(self, name: str, about: ConfigRecord) -> bool:
-        """Whether a device took part only in rounds that were begun here, as it says.
+        """Returns whether a device says that it took part only in rounds that began here.
 
         Anybody can say otherwise: so it ends the run only with a receipt.
         """

@@ -1,4 +1,4 @@
-"""What server and devices say to each other: names of records and entries.
+"""Names of records and entries in the messages of server and devices.
 
 | message | record | entries |
 |---|---|---|

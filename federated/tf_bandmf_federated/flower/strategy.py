@@ -210,7 +210,7 @@ class PrivateFedAvg(Strategy):
             optimizer=self._optimizer,
         )
         rows = {name: rows_of(array.numpy()) for name, array in self._fixed.items()}
-        fixed = {name: digest_of_rows(found) for name, found in rows.items()}
+        fixed = {name: digest_of_rows(parts) for name, parts in rows.items()}
         engine.settings.update(engine="flower", names=names, not_trained=fixed)
         result = Result()
 
@@ -243,10 +243,10 @@ class PrivateFedAvg(Strategy):
             )
             if evaluate_fn is not None:
                 arrays = self._record([np.asarray(w) for w in state.state["weights"]])
-                found = evaluate_fn(done, arrays)
-                if found is not None:
-                    log(INFO, "round %d evaluated: %s", done - 1, found)
-                    result.evaluate_metrics_serverapp[done] = found
+                evaluation = evaluate_fn(done, arrays)
+                if evaluation is not None:
+                    log(INFO, "round %d evaluated: %s", done - 1, evaluation)
+                    result.evaluate_metrics_serverapp[done] = evaluation
 
         run = Run(
             engine=engine,
@@ -276,8 +276,8 @@ class PrivateFedAvg(Strategy):
     def _record(self, weights: list[np.ndarray]) -> ArrayRecord:
         """The whole model: what is trained, and what is not."""
         pairs = zip(self._names, weights, strict=True)
-        found = {name: Array(weight) for name, weight in pairs} | self._fixed
-        return ArrayRecord({name: found[name] for name in self._order})
+        arrays = {name: Array(weight) for name, weight in pairs} | self._fixed
+        return ArrayRecord({name: arrays[name] for name in self._order})
 
     def _wait(self, available: int, eligible: int) -> bool:
         """Asks nodes for their names, and waits for devices that may take part.
@@ -336,7 +336,7 @@ class PrivateFedAvg(Strategy):
             )
 
     def _why_nobody(self) -> str:
-        """What the nodes lack, and what to do about it."""
+        """Names what the nodes lack, and what to do about it."""
         b, wanted = self._participation.min_separation, self._wanted
         k = self._participation.participations(self.plan.num_steps)
         names = self._devices.present()
@@ -364,10 +364,10 @@ class PrivateFedAvg(Strategy):
             - len(names)
             - sum(problems.values()),
         }
-        found = " ".join(f"{n} {text}." for text, n in reasons.items() if n > 0)
+        counted = " ".join(f"{n} {text}." for text, n in reasons.items() if n > 0)
         return (
             f"No device may take part in the next round, which spends nothing. Of "
-            f"{len(self._devices.nodes)} connected nodes: {found or 'there are none.'}"
+            f"{len(self._devices.nodes)} connected nodes: {counted or 'there are none.'}"
         )
 
     def _exchange(self, request: Request, add: Add) -> Replies:
@@ -383,15 +383,15 @@ class PrivateFedAvg(Strategy):
                 name = asked.pop(reply.metadata.reply_to_message_id, None)
                 if name is None:
                     continue
-                found = self._update_of(reply, request, name)
-                if isinstance(found, list):
-                    add(name, found)
-                elif found.startswith(messages.REFUSED):
+                answer = self._update_of(reply, request, name)
+                if isinstance(answer, list):
+                    add(name, answer)
+                elif answer.startswith(messages.REFUSED):
                     refused += 1
                 else:
                     failed += 1
                     # A device writes no lines of its own into the log.
-                    log(INFO, "device %s: %r", name[:8], found[:_SHOWN])
+                    log(INFO, "device %s: %r", name[:8], answer[:_SHOWN])
             if time.monotonic() > look:
                 look = time.monotonic() + _GONE
                 gone = self._devices.gone(nodes.values())
@@ -404,7 +404,7 @@ class PrivateFedAvg(Strategy):
         return Replies(refused=refused, late=late, failed=failed)
 
     def _pulled(self, asked: list[str], request: Request) -> Iterator[Message]:
-        """What has come, a few at a time: each has a model of memory."""
+        """Yields what has come, a few at a time: each has a model of memory."""
         model = max(1, sum(weight.nbytes for weight in request.weights))
         for part in blocks(0, len(asked), max(1, _PULLED_BYTES // model)):
             yield from self._grid.pull_messages(asked[part])
@@ -456,8 +456,8 @@ class PrivateFedAvg(Strategy):
         if about.get("problem"):
             return str(about["problem"])
         expected = (self._fingerprint, request.run, request.round_number, name)
-        found = tuple(about.get(key) for key in ("plan", "run", "round", "device"))
-        if found != expected:
+        stated = tuple(about.get(key) for key in ("plan", "run", "round", "device"))
+        if stated != expected:
             return "it answers another request, or is another device by now"
         arrays = reply.content.get(messages.ARRAYS)
         if not isinstance(arrays, ArrayRecord) or list(arrays.keys()) != self._names:
@@ -469,7 +469,7 @@ class PrivateFedAvg(Strategy):
 
 
 def _numbers(array: Array, sent: Array) -> np.ndarray:
-    """What `array.numpy()` returns, without its copy if it has the header of what was sent.
+    """The value of `array.numpy()`, without its copy if it has the header that was sent.
 
     Reading a header takes as long as all else that is done with a small array.
     """
@@ -477,6 +477,6 @@ def _numbers(array: Array, sent: Array) -> np.ndarray:
     header = sent.data[:start]
     is_known = array.data.startswith(header) and len(array.data) == len(sent.data)
     if is_known and array.stype == sent.stype and b"'fortran_order': False" in header:
-        found = np.frombuffer(array.data, np.float32, offset=start)
-        return found.reshape(sent.shape)
+        values = np.frombuffer(array.data, np.float32, offset=start)
+        return values.reshape(sent.shape)
     return array.numpy()

@@ -1,4 +1,4 @@
-"""Which devices are available in a round, for simulation.
+"""Availability of devices in a round, for simulation.
 
 Devices come when they are charged, idle and on an unmetered network
 (arXiv:2306.08153, section 3 and App. K): fewer at some hours than at others. An
@@ -52,7 +52,7 @@ def diurnal(
 def present(
     availability: Availability, round_number: int, names: Sequence[str], seed: bytes
 ) -> list[str]:
-    """Who is there in a round, drawn independently: the same for one seed of 32 bytes.
+    """Draws independently who is there in a round: the same for one seed of 32 bytes.
 
     Raises:
       ValueError: if the availability gives anything but probabilities.

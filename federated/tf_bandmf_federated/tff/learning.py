@@ -226,7 +226,7 @@ def _aggregator(state: Any) -> Any:
 
 
 def _secret(state: Any) -> bytes:
-    """What is secret, and the same in all states of a run."""
+    """A secret that all states of a run share."""
     return np.asarray(_aggregator(state)["noise"]["digest_key"]).tobytes()
 
 
@@ -307,7 +307,7 @@ def build_fed_avg(
 
 
 def _initial_weights(model_fn: Model) -> tff.Computation:
-    """As TFF's own `build_weighted_fed_avg`."""
+    """Builds the first weights in the way of TFF's `build_weighted_fed_avg`."""
     if isinstance(model_fn, tff.learning.models.FunctionalModel):
         trainable, non_trainable = model_fn.initial_weights
 

@@ -91,7 +91,7 @@ class SimulatedClients:
         return present(self.availability, round_number, self.names, self._seed)
 
     def cohorts(self, ledger: Ledger, wanted: int, num_rounds: int) -> Cohorts:
-        """What selects clients for a run with this ledger.
+        """Returns a selector of clients for a run with this ledger.
 
         Args:
           ledger: of the run.
@@ -148,14 +148,14 @@ class SimulatedClients:
 
         Clients of a round that was begun before, who have left since, have none.
         """
-        names, found = set(self.names), []
+        names, datasets = set(self.names), []
         for name, (last_round, count) in zip(selected.names, selected.past.tolist()):
             if name in names:
                 dataset = self._make_dataset(name)
                 if self._preprocess is not None:
                     dataset = self._preprocess(dataset)
-                found.append(tag_dataset(dataset, last_round, count, round_number))
-        return found
+                datasets.append(tag_dataset(dataset, last_round, count, round_number))
+        return datasets
 
 
 def _clients(

@@ -131,9 +131,9 @@ class NoiseInState:
 
 
 def number_of_inputs(inputs: str) -> np.int64:
-    """What a text is in a state that holds its noise, with at least 63 bits; never 0."""
-    found = hashlib.blake2b(inputs.encode(), digest_size=8).digest()
-    return np.frombuffer(found, np.int64)[0] | np.int64(1)
+    """A text as a number of a state that holds its noise: 63 bits or more, never 0."""
+    digest = hashlib.blake2b(inputs.encode(), digest_size=8).digest()
+    return np.frombuffer(digest, np.int64)[0] | np.int64(1)
 
 
 def _said_or_drawn(inputs: tf.Tensor) -> tf.Tensor:

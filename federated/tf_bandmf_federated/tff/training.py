@@ -46,7 +46,7 @@ from tf_bandmf_federated.tff.simulation import SimulatedClients
 
 @dataclasses.dataclass(frozen=True)
 class TrainingOutcome:
-    """What a training program did.
+    """The result of a training program.
 
     Attributes:
       model_weights: the weights after the last round; private as the plan states.

@@ -1,4 +1,4 @@
-"""What a client does to its update before the sum: gate, zero, clip."""
+"""Gates, zeroes and clips a client's update before the sum."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tf_bandmf_federated.eligibility import contradicts_itself, may_take_part
 def is_early(
     tags: collections.OrderedDict, round_number: tf.Tensor, participation: MinSep
 ) -> tf.Tensor:
-    """Whether the plan's participation forbids a device to contribute now.
+    """Returns whether the plan's participation forbids a device to contribute now.
 
     Args:
       tags: `last_round` and `participations`, int32 scalars.
