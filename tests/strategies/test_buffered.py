@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from tf_bandmf import matrices, strategies, workloads
+from tf_bandmf.matrices import power_series
 from tf_bandmf.participation import MinSep
 from tf_bandmf.strategies import buffered
 
@@ -101,13 +102,44 @@ def test_a_decay_next_to_one_stays_below_one_in_float32():
     assert np.array_equal(matrix.in_float32().decays, matrix.decays)
 
 
-def test_a_long_run_has_the_optimum_that_a_search_finds(monkeypatch):
-    n, once = 3000, MinSep(3000, 1)
-    workload = workloads.prefix_sum(n)
-    searched = strategies.blt(workload, once, 3)
-    monkeypatch.setattr(buffered, "_MOST_SEARCHED", 500)
-    found = strategies.blt(workload, once, 3)
-    assert found.rmse(workload, once) == pytest.approx(
-        searched.rmse(workload, once), rel=1e-9
-    )
-    assert found.diagnostics["iterations"] != searched.diagnostics["iterations"]
+WORKLOADS = {
+    "prefix": workloads.prefix_sum,
+    "momentum": lambda n: workloads.momentum_sgd(n, 0.9, 0.999),
+    "identity": workloads.identity,
+    "oscillating": lambda n: workloads.from_inverse(n, [1.0, -1.2, 0.72]),
+}
+
+
+@pytest.mark.parametrize("objective", ["mean", "max"])
+@pytest.mark.parametrize("participation", [MinSep(90, 1), MinSep(7, 9), MinSep(11)])
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_the_search_minimizes_the_error_of_the_matrix(name, participation, objective):
+    n = 90
+    workload = WORKLOADS[name](n)
+    problem = buffered._Problem(workload, participation, objective)
+
+    def log_error(variables):
+        strategy = strategies.Strategy(
+            "blt", matrices.BufferedToeplitz(*buffered.decays_of(variables), n)
+        )
+        kind = strategy.rmse if objective == "mean" else strategy.max_se
+        return 2.0 * np.log(kind(workload, participation))
+
+    variables = np.array([6.0, 1.0, 0.5, 0.5])
+    value, gradient = problem.loss(variables)
+    assert value == pytest.approx(log_error(variables), abs=1e-10)
+    steps = 1e-5 * np.eye(4)
+    differences = [log_error(variables + h) - log_error(variables - h) for h in steps]
+    np.testing.assert_allclose(gradient, np.array(differences) / 2e-5, atol=1e-7)
+
+
+def test_a_run_of_a_million_steps_comes_close_to_the_best_toeplitz_strategy():
+    n = 10**6
+    workload, once = workloads.prefix_sum(n), MinSep(n, 1)
+    found = strategies.blt(workload, once, 5, "max")
+    assert found.diagnostics["converged"]
+    column = found.matrix.toeplitz_column()
+    loss = np.linalg.norm(column) * np.linalg.norm(found.matrix.solve(np.ones(n)))
+    # For the MaxSE the square root of the workload is the best Toeplitz factorization.
+    root = power_series.inverse_square_root_of_linear(1.0, n)
+    assert 1.0 < loss / (root @ root) < 1.005

@@ -8,7 +8,6 @@ arXiv:2408.08868, for many under min-separation.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from typing import Any
 
@@ -27,8 +26,6 @@ DEFAULT_BUFFERS = 4
 _LEAST_GAIN = 1e-4
 # Iterations after which the best starting points are chosen.
 _SCREENING_ITERATIONS = 12
-# Runs of more steps begin with the optimum of so many times fewer ones.
-_MOST_SEARCHED, _FEWER = 2**14, 16
 # Bounds of the logits, far outside of what float64 resolves as interlaced decays.
 _LARGEST_LOGIT = 34.0
 
@@ -47,7 +44,7 @@ def blt(
     error, not convex in the decays, is minimized by L-BFGS with exact gradients, for 1,
     2, ... buffers in turn, each from the previous optimum with a new buffer added at
     several places. It ends early when another buffer gains nothing, as happens for many
-    participations. Every evaluation costs O(n d).
+    participations. Every evaluation costs O(d^3 log n).
 
     Args:
       workload: A. Only the Toeplitz part matters; a learning-rate schedule does not
@@ -71,11 +68,10 @@ def blt(
         raise ValueError(f'objective must be "mean" or "max", found {objective!r}.')
     num_buffers = whole_number("num_buffers", num_buffers, most=_MAX_BUFFERS)
     n = workload.num_steps
-    rates = participation.separation(), participation.participations(n)
-    problem = _Problem(workload, *rates, objective)
+    problem = _Problem(workload, participation, objective)
     best, iterations = _optimum(problem, num_buffers, max_iterations)
     decays, inverse_decays = decays_of(best.x)
-    matrix = matrices.BufferedToeplitz(decays, inverse_decays, workload.num_steps)
+    matrix = matrices.BufferedToeplitz(decays, inverse_decays, n)
     return Strategy(
         "blt",
         matrix,
@@ -84,7 +80,7 @@ def blt(
             "objective": objective,
             "converged": bool(best.success),
             "optimality_gap": None,
-            "gradient_norm": float(np.max(np.abs(problem.loss(best.x)[1]))),
+            "gradient_norm": float(np.max(np.abs(best.jac))),
             "iterations": iterations,
         },
     )
@@ -93,65 +89,39 @@ def blt(
 def _optimum(
     problem: _Problem, num_buffers: int, max_iterations: int
 ) -> tuple[Any, int]:
-    """Where the best minimization ended, and the iterations of all.
-
-    With one participation a run of many steps has decays like those of a shorter one, on a
-    longer logarithmic scale: from there one minimization finds the optimum (measured:
-    within 1e-12). With more of them it may end in another minimum.
-    """
-    n = problem.workload.num_steps
-    if n > _MOST_SEARCHED and problem.is_single and problem.workload.is_toeplitz:
-        shorter = problem.of_fewer_steps(-(-n // _FEWER))
-        best, iterations = _optimum(shorter, num_buffers, max_iterations)
-        longer = math.log(n) / math.log(shorter.workload.num_steps)
-        start = variables_of(*(1.0 - (1.0 - x) ** longer for x in decays_of(best.x)))
-        best = problem.minimize(start, max_iterations)
-        return best, iterations + int(best.nit)
+    """Where the best minimization ended, and the iterations of all."""
     decays, inverse_decays = np.zeros(0), np.zeros(0)
     best, iterations = None, 0
     for _ in range(num_buffers):
-        starts = _starts(problem, decays, inverse_decays, n)
+        starts = _starts(problem, decays, inverse_decays)
         screened = [problem.minimize(start, _SCREENING_ITERATIONS) for start in starts]
         screened.sort(key=lambda run: run.fun)
         runs = [problem.minimize(run.x, max_iterations) for run in screened[:2]]
         iterations += sum(int(run.nit) for run in [*screened, *runs])
-        found = min(runs, key=lambda run: run.fun)
-        if best is not None and found.fun > best.fun - _LEAST_GAIN:
+        better = min(runs, key=lambda run: run.fun)
+        if best is not None and better.fun > best.fun - _LEAST_GAIN:
             break
-        best = found
+        best = better
         decays, inverse_decays = decays_of(best.x)
     return best, iterations
 
 
 class _Problem:
-    """log(error^2 sens^2) of a BLT and its gradient."""
+    """log(error^2 sens^2) of a BLT and its gradient, in time O(d^3 log n).
+
+    The first columns of `C` and `A C^-1`, and what their derivatives multiply them by,
+    are states of linear recurrences `s[t + 1] = F s[t]`; `_sum` adds up the products of
+    two states over all steps.
+    """
 
     def __init__(
-        self,
-        workload: Workload,
-        separation: int,
-        participations: int,
-        objective: str,
+        self, workload: Workload, participation: Participation, objective: str
     ) -> None:
-        n = workload.num_steps
-        self.workload, self._objective = workload, objective
-        self.column = workload.first_column()
-        self.pattern = np.zeros(n)
-        self.pattern[::separation][:participations] = 1.0
-        # Entry t of B's first column is in n - t rows; the last row has the largest.
-        self.weights = np.ones(n)
-        if objective == "mean":
-            self.weights = (n - np.arange(n)) / n
-
-    @property
-    def is_single(self) -> bool:
-        """Whether an example takes part once."""
-        return bool(self.pattern.sum() == 1.0)
-
-    def of_fewer_steps(self, num_steps: int) -> _Problem:
-        """With one participation."""
-        workload = dataclasses.replace(self.workload, num_steps=num_steps)
-        return _Problem(workload, num_steps, 1, self._objective)
+        self.num_steps, self._is_mean = workload.num_steps, objective == "mean"
+        self._separation = participation.separation()
+        self._participations = participation.participations(self.num_steps)
+        # 1 - p of the factors 1 - p x that A divides by.
+        self._poles = 1.0 - np.sort(np.roots(workload.inverse_coefficients))[::-1]
 
     def minimize(self, start: np.ndarray, max_iterations: int) -> Any:
         import scipy.optimize  # slow to import
@@ -166,68 +136,130 @@ class _Problem:
         )
 
     def loss(self, variables: np.ndarray) -> tuple[float, np.ndarray]:
-        theta, theta_inverse = decays_of(variables)
-        if np.min(-np.diff(_interlaced(theta, theta_inverse)), initial=1.0) <= 0.0:
-            return np.inf, np.zeros_like(variables)
-        matrix = matrices.BufferedToeplitz(theta, theta_inverse, self.column.size)
-        error = matrix.solve(self.column)
-        response = matrix.matmul(self.pattern)
-        squared_error = float(self.weights @ error**2)
-        squared_response = float(response @ response)
+        """At logits of the ratios of interlaced decays, shape [2 d]."""
+        # 1 - decay, to full precision for decays close to 1.
+        rests = -np.expm1(-np.log1p(np.exp(-variables)).cumsum())
+        response = self._response(*_recurrence(rests[0::2], rests[1::2], rests))
+        poles = np.concatenate([self._poles, rests[1::2]])
+        change, start = _recurrence(poles, rests[0::2], rests)
+        # Entry t of the first column is in n - t rows; the last row has the largest error.
+        powers = _powers(change, self.num_steps)[0]
+        error = _of_output(_sum(powers, np.outer(start, start), self._is_mean), start)
         # d log C / d theta = x / (1 - theta x), and the negative for the inverse decays.
-        gradient = []
-        for decay, sign in _interlaced_signs(theta, theta_inverse):
-            by_response = 2.0 * (response @ _delayed(response, decay))
-            by_error = 2.0 * ((self.weights * error) @ _delayed(error, decay))
-            gradient.append(
-                sign * (by_response / squared_response - by_error / squared_error)
-            )
-        value = np.log(squared_error) + np.log(squared_response)
-        return value, _chain(variables, np.array(gradient))
+        by_decay = 2.0 * (response[1:] / response[0] - error[1:] / error[0])
+        by_decay[1::2] *= -1.0
+        # Each decay is a product of ratios; d log(sigmoid(v)) / dv = 1 - sigmoid(v).
+        tails = (by_decay * (1.0 - rests))[::-1].cumsum()[::-1]
+        return math.log(error[0] * response[0]), tails / (1.0 + np.exp(variables))
+
+    def _response(self, change: np.ndarray, start: np.ndarray) -> np.ndarray:
+        """Of the sum of the columns in which one example takes part: see `_of_output`."""
+        others, size = self._participations - 1, start.size
+        # From one participation to the next: the old state after b steps, and a new start.
+        powers, last = _powers(change, self._separation)
+        following = np.zeros((size + 1, size + 1))
+        following[:size, :size], following[:size, size] = last, start
+        state = np.append(start, 1.0)
+        repeated, last = _powers(following, others)
+        begun = _sum(repeated, np.outer(state, state))[:size, :size]
+        state = (state + last.dot(state))[:size]
+        left = _powers(change, self.num_steps - others * self._separation)[0]
+        products = _sum(powers, begun) + _sum(left, np.outer(state, state))
+        return _of_output(products, start)
 
 
-def _sigmoid(x: np.ndarray) -> np.ndarray:
-    import scipy.special  # slow to import
+def _recurrence(
+    poles: np.ndarray, zeros: np.ndarray, decays: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """`F - 1` and `s[0]` for the series `prod (1 - z x) / prod (1 - p x)`.
 
-    return scipy.special.expit(x)
+    Factors are applied one after another, each to what came from the one before: with
+    poles and zeros that interlace nothing cancels.
+
+    Args:
+      poles: `1 - p`.
+      zeros: `1 - z`, at most as many.
+      decays: `1 - theta`: the last states are the series times `x / (1 - theta x)`.
+
+    Returns:
+      Shapes [m, m] and [m]; the states that are 1 at first are those of the factors, the
+      last of them the series itself.
+    """
+    size = len(poles) + 1  # with one more pole, at 0
+    zeros = np.append(zeros, np.ones(poles.size - zeros.size))
+    change = np.zeros((size + decays.size, size + decays.size), poles.dtype)
+    change[:size, : size - 1] = np.tri(size, size - 1, -1) * (zeros - poles)
+    np.fill_diagonal(change, -np.concatenate([poles, [1.0], decays]))
+    change[size:, size - 1] = 1.0
+    return change, np.append(np.ones(size), np.zeros(decays.size))
 
 
-def _delayed(x: np.ndarray, decay: float) -> np.ndarray:
-    """The series `x` times `x / (1 - decay x)`."""
-    import scipy.signal  # slow to import
+def _powers(
+    change: np.ndarray, num_steps: int
+) -> tuple[list[tuple[np.ndarray, np.ndarray | None]], np.ndarray]:
+    """Powers of a recurrence, by the binary digits of a number of steps.
 
-    return scipy.signal.lfilter([0.0, 1.0], [1.0, -decay], x)
+    Less 1 they keep what decays close to 1 would lose.
+
+    Args:
+      change: `F - 1`, [m, m].
+      num_steps: n >= 0.
+
+    Returns:
+      For each digit the power by the digits before, and by twice as many steps where the
+      digit is 1; and `F^n - 1`.
+    """
+    one, power, powers = np.eye(len(change)), np.zeros_like(change), []
+    for digit in f"{num_steps:b}":
+        half, whole = one + power, None
+        power = power + power + power.dot(power)
+        if digit == "1":
+            whole = one + power
+            power = power + whole.dot(change)
+        powers.append((half, whole))
+    return powers, power
 
 
-def _interlaced(theta: np.ndarray, theta_inverse: np.ndarray) -> np.ndarray:
-    return np.stack([theta, theta_inverse], axis=1).ravel()
+def _sum(
+    powers: list[tuple[np.ndarray, np.ndarray | None]],
+    first: np.ndarray,
+    is_mean: bool = False,
+) -> np.ndarray:
+    """The sum of `s[t] s[t]^H` over t < n, or the mean of these sums for 1, 2, ..., n.
+
+    Args:
+      powers: of `_powers`.
+      first: `s[0] s[0]^H`, or a sum of such products, [m, m].
+      is_mean: whether the mean is wanted.
+    """
+    products = running = np.zeros_like(first)
+    steps = 0
+    for half, whole in powers:
+        if is_mean:
+            running = running + steps * products + half.dot(running).dot(half.conj().T)
+        products = products + half.dot(products).dot(half.conj().T)
+        steps *= 2
+        if whole is not None:
+            products = products + whole.dot(first).dot(whole.conj().T)
+            running, steps = running + products, steps + 1
+    return running / steps if is_mean else products
 
 
-def _interlaced_signs(
-    theta: np.ndarray, theta_inverse: np.ndarray
-) -> list[tuple[float, float]]:
-    decays = _interlaced(theta, theta_inverse)
-    return [(float(d), 1.0 if m % 2 == 0 else -1.0) for m, d in enumerate(decays)]
+def _of_output(products: np.ndarray, start: np.ndarray) -> np.ndarray:
+    """The squared series of `_recurrence`, and its products with it delayed, [1 + 2 d]."""
+    output = int(start.sum()) - 1
+    return products[output, output:].real
 
 
 def decays_of(variables: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """theta[0] > theta_inverse[0] > theta[1] > ...: each the last times a sigmoid."""
-    ratios = _sigmoid(variables)
-    decays = np.cumprod(ratios)
+    decays = np.cumprod(1.0 / (1.0 + np.exp(-variables)))
     return decays[0::2], decays[1::2]
-
-
-def _chain(variables: np.ndarray, by_decay: np.ndarray) -> np.ndarray:
-    """The gradient by the variables from that by the interlaced decays."""
-    decays = np.cumprod(_sigmoid(variables))
-    tails = np.cumsum((by_decay * decays)[::-1])[::-1]
-    # d log(sigmoid(v)) / dv = 1 - sigmoid(v).
-    return tails * _sigmoid(-variables)
 
 
 def variables_of(theta: np.ndarray, theta_inverse: np.ndarray) -> np.ndarray:
     """Logits of the ratios of interlaced decays, [2 d]; the inverse of `decays_of`."""
-    decays = np.concatenate([[1.0], _interlaced(theta, theta_inverse)])
+    decays = np.append(1.0, np.stack([theta, theta_inverse], axis=1))
     ratios = decays[1:] / decays[:-1]
     with np.errstate(divide="ignore"):  # of 1, where the difference is below rounding
         logits = np.log(ratios) - np.log1p(-ratios)
@@ -235,13 +267,14 @@ def variables_of(theta: np.ndarray, theta_inverse: np.ndarray) -> np.ndarray:
 
 
 def _starts(
-    problem: _Problem, theta: np.ndarray, theta_inverse: np.ndarray, num_steps: int
+    problem: _Problem, theta: np.ndarray, theta_inverse: np.ndarray
 ) -> list[np.ndarray]:
     """Starting points for one more buffer than theta has.
 
     The new pair of decays goes to the places of a grid, close together (almost no
     weight) or far apart; of each kind the three best are tried.
     """
+    num_steps = problem.num_steps
     slow = 1.0 - np.geomspace(min(0.5, 1e-2 / num_steps), 0.5, 12)
     places = np.concatenate([slow, [0.35, 0.2, 0.1, 0.03]])
     starts: list[np.ndarray] = []
@@ -254,14 +287,8 @@ def _starts(
             # The pair lies between this place and the next smaller decay, or 0.
             below = np.max(theta[~larger], initial=0.0)
             paired = place - fraction * min(place - below, 1.0 - place)
-            candidates.append(
-                variables_of(
-                    np.concatenate([theta[larger], [place], theta[~larger]]),
-                    np.concatenate(
-                        [theta_inverse[larger], [paired], theta_inverse[~larger]]
-                    ),
-                )
-            )
+            pairs = np.append(theta, place), np.append(theta_inverse, paired)
+            candidates.append(variables_of(*(np.sort(x)[::-1] for x in pairs)))
         candidates.sort(key=lambda start: problem.loss(start)[0])
         starts.extend(candidates[:3])
     # Decays spread evenly on a logarithmic scale, as a start from nothing.
