@@ -202,13 +202,13 @@ def exact_deltas(rows, separation, rate, noise, epsilon):
 def test_estimates_and_bounds_against_enumeration(separation, rate, noise, epsilon):
     exact = exact_deltas(SMALL, separation, rate, noise, epsilon)
     passes = Passes(SMALL, separation, rate)
-    estimates = BMinSepAccountant(passes, 20_000, 0)
+    estimates = BMinSepAccountant(passes, Simulation(num_draws=20_000))
     for value, run in zip(exact, estimates._simulator.runs(epsilon, noise)):
         found = run.estimate(epsilon)
         assert abs(found - value) < ERRORS * found.standard_error + 1e-3 * value + 1e-9
         assert found.standard_error < 0.05 * value + 1e-9
     estimate = estimates.delta(epsilon, noise)
-    certain = BMinSepAccountant(passes, 20_000, 0, confidence=1 - 1e-6)
+    certain = BMinSepAccountant(passes, Simulation(1 - 1e-6, num_draws=20_000))
     bound = certain.delta(epsilon, noise)
     assert bound.kind == "bound" and bound.confidence == 1 - 1e-6
     assert max(exact) <= bound <= 1.35 * max(exact)

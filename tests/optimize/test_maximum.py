@@ -25,12 +25,13 @@ def traced():
 
 
 def minimized(bound, **options):
+    smooth, minimizer = traced()
     return maximum.minimize(
-        *traced(),
+        smooth,
+        functools.partial(minimizer.minimize, scale=1.0),
         lambda position: errors_of(tf.constant(position)).numpy(),
         bound,
         np.array([0.9, 0.7]),
-        1.0,
         lbfgs.Options(**options),
     )
 

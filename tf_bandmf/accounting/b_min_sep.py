@@ -42,22 +42,16 @@ class BMinSepAccountant(SimulatedAccountant):
 
     Args:
       passes: of the strategy.
-      num_draws: for each direction.
-      seed: of the simulation, >= 0; equal seeds give equal results.
-      confidence: None for estimates, or 1 - beta, for example `1 - 1e-6`.
+      simulation: how it is simulated.
     """
 
-    def __init__(
-        self,
-        passes: Passes,
-        num_draws: int,
-        seed: int,
-        confidence: float | None = None,
-    ) -> None:
+    def __init__(self, passes: Passes, simulation: Simulation) -> None:
         self._passes = passes
+        fewer = max(_LEAST_DRAWS, _ENTRIES // passes.num_steps)
+        draws = simulation.num_draws or min(NUM_DRAWS, fewer)
+        simulator = BMinSepSimulator(passes, draws, simulation.seed)
         norm = math.sqrt(passes.largest_squared_norm())
-        simulator = BMinSepSimulator(passes, num_draws, seed)
-        super().__init__(NAME, simulator, norm, confidence)
+        super().__init__(NAME, simulator, norm, simulation.confidence)
 
     @classmethod
     def of_strategy(
@@ -85,23 +79,13 @@ class BMinSepAccountant(SimulatedAccountant):
                 "The accounting of b-min-sep sampling needs a strategy C without "
                 "negative entries, found one with some. Use CyclicPoisson."
             )
-        draws = simulation.num_draws
-        if draws is None:
-            fewer = max(_LEAST_DRAWS, _ENTRIES // matrix.num_rows)
-            draws = min(NUM_DRAWS, fewer)
-        passes = Passes(matrix.as_rows(), separation, rate)
-        return cls(passes, draws, simulation.seed, simulation.confidence)
+        return cls(Passes(matrix.as_rows(), separation, rate), simulation)
 
     def first_noise(self, epsilon: float, delta: float, largest: float) -> float:
         # Between that of steps without a rest and that of parts that take turns.
-        passes, b = self._passes, self._passes.separation
+        passes, n, b = self._passes, self._passes.num_steps, self._passes.separation
         norm = math.sqrt(passes.squares.max())
-        rates = passes.rate, min(passes.rate * b, 1.0)
-        counts = passes.num_steps, -(-passes.num_steps // b)
-        neighbors = [
-            CyclicPoissonAccountant(count, rate, norm).rough_noise_stddev(
-                epsilon, delta
-            )
-            for count, rate in zip(counts, rates)
-        ]
-        return math.sqrt(neighbors[0] * neighbors[1])
+        alone = CyclicPoissonAccountant(n, passes.rate, norm)
+        turns = CyclicPoissonAccountant(-(-n // b), min(passes.rate * b, 1.0), norm)
+        noises = (one.rough_noise_stddev(epsilon, delta) for one in (alone, turns))
+        return math.sqrt(math.prod(noises))

@@ -13,18 +13,19 @@ Ganesh, arXiv:2602.09338):
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
+import scipy.sparse
 
 from tf_bandmf import matrices
 from tf_bandmf.accounting.threads import one_thread
 
-# Sums are rescaled before those who rest at no step fall below exp(_LEAST_LOG), after
-# _RESCALED steps at most, and where sums may have grown by a factor of so large a
-# logarithm; larger exponents are added by logarithms.
-_RESCALED, _LEAST_LOG = (25, 100), -100.0
-_LARGEST_GROWTH, _LARGEST_EXPONENT = 600.0, 250.0
+# Sums are rescaled, which costs as much as b steps, after this many steps; and before those
+# who rest at no step fall below exp(-_LARGEST_DECAY), or sums may grow by
+# exp(_LARGEST_GROWTH). Larger exponents are added by logarithms.
+_LEAST_PERIOD, _LARGEST_PERIOD = 25, 100
+_LARGEST_DECAY, _LARGEST_GROWTH, _LARGEST_EXPONENT = 100.0, 600.0, 250.0
 # Columns of C that are multiplied at once, at least.
 _BLOCK = 24
 
@@ -42,51 +43,43 @@ class Passes:
     """
 
     def __init__(self, rows: np.ndarray, separation: int, rate: float) -> None:
-        self.separation, self.rate = separation, rate
+        self.num_steps, self.separation, self.rate = len(rows), separation, rate
         self.probability = min(rate / (1.0 - rate * (separation - 1)), 1.0)
-        self.columns = matrices.columns_from_rows(rows)
-        self._blocks = list(self._column_blocks())
-        self.squares = (self.columns**2).sum(axis=0)
-        self.mean = self._outputs(np.full((1, len(rows)), rate))[0]
-
-    @property
-    def num_steps(self) -> int:
-        return self.squares.size
+        (n, bands), size = rows.shape, max(_BLOCK, rows.shape[1])
+        diagonals = matrices.columns_from_rows(rows), -np.arange(bands)
+        strategy = scipy.sparse.dia_array(diagonals, shape=(n, n)).tocsc()
+        # Columns of C, the rows that they reach, and what is there.
+        places = [
+            (slice(start, start + size), slice(start, start + size + bands - 1))
+            for start in range(0, n, size)
+        ]
+        self._blocks = [(c, r, strategy[r, c].toarray()) for c, r in places]
+        self.squares = (diagonals[0] ** 2).sum(axis=0)
+        self.mean = self._outputs(np.full((1, n), rate))[0]
 
     def largest_squared_norm(self) -> float:
         """The largest squared norm of the sum of one example's columns."""
-        found = np.zeros(self.num_steps + self.separation)
+        largest = np.zeros(self.num_steps + self.separation)
         for t in range(self.num_steps - 1, -1, -1):
-            found[t] = max(found[t + 1], self.squares[t] + found[t + self.separation])
-        return float(found[0])
+            taken = self.squares[t] + largest[t + self.separation]
+            largest[t] = max(largest[t + 1], taken)
+        return float(largest[0])
 
     def _outputs(self, x: np.ndarray) -> np.ndarray:
         """C times rows of x, shape [N, n]."""
         result = np.zeros(x.shape[::-1])
         with one_thread():
-            for start, stop, block in self._blocks:
-                result[start : start + len(block)] += block @ x.T[start:stop]
+            for columns, rows, block in self._blocks:
+                result[rows] += block @ x.T[columns]
         return result.T
 
     def inner_products(self, y: np.ndarray) -> np.ndarray:
         """`<c_t, y>` for rows of y, shape [N, n]."""
         result = np.empty(y.shape[::-1])
         with one_thread():
-            for start, stop, block in self._blocks:
-                rows = y.T[start : start + len(block)]
-                np.matmul(block.T, rows, out=result[start:stop])
+            for columns, rows, block in self._blocks:
+                np.matmul(block.T, y.T[rows], out=result[columns])
         return result.T
-
-    def _column_blocks(self) -> Iterator[tuple[int, int, np.ndarray]]:
-        """Columns of C from `start` to `stop`, their rows from `start` on."""
-        (bands, n), size = self.columns.shape, max(_BLOCK, self.columns.shape[0])
-        for start in range(0, n, size):
-            stop = min(start + size, n)
-            steps = np.arange(stop - start)
-            block = np.zeros((stop - start + bands - 1, stop - start))
-            for j, column in enumerate(self.columns):
-                block[steps + j, steps] = column[start:stop]
-            yield start, stop, block[: n - start]
 
     def draw(
         self, generator: np.random.Generator, probability: np.ndarray
@@ -97,8 +90,7 @@ class Passes:
         # At first a rest of 1 .. b - 1 steps with probability q each.
         free = np.where(uniform < self.rate * (b - 1), 1 + uniform // self.rate, 0)
         free = free.astype(np.int64)
-        taken = np.zeros((self.num_steps, count))
-        rows = np.arange(count)
+        taken, rows = np.zeros((self.num_steps, count)), np.arange(count)
         # From one participation to the next: a rest, then a geometric number of steps.
         while rows.size:
             now = free + generator.geometric(probability[rows]) - 1
@@ -116,109 +108,91 @@ class Passes:
         `Z` is the exponential of `log_ratio` at the log weights.
         """
         n, b = self.num_steps, self.separation
-        p = self.probability
         # Log of the expected weight from step t on, of whoever is free then.
         ahead = np.zeros(n + b)
         with np.errstate(divide="ignore"):
-            take, leave = math.log(p), np.log1p(-p)
+            take, leave = math.log(self.probability), np.log1p(-self.probability)
             first = np.log(np.append(1.0 - self.rate * (b - 1), [self.rate] * (b - 1)))
         for t in range(n - 1, -1, -1):
             taken = take + log_weights[t] + ahead[t + b]
             ahead[t] = np.logaddexp(leave + ahead[t + 1], taken)
         first = first + ahead[:b]
         start = np.exp(first - np.logaddexp.reduce(first))
-        free = np.searchsorted(np.cumsum(start), generator.random(count), side="right")
-        free = np.minimum(free, b - 1)
+        free = generator.choice(b, count, p=start)
         now = np.exp(take + log_weights + ahead[b:] - ahead[:n])
-        found = np.zeros((n, count))
+        participations = np.zeros((n, count))
         for t in range(n):
             takes = (free <= t) & (generator.random(count) < now[t])
-            found[t] = takes
+            participations[t] = takes
             free[takes] = t + b
-        return self._outputs(found.T)
+        return self._outputs(participations.T)
 
     def log_ratio(self, exponents: np.ndarray, probability: float) -> np.ndarray:
         """`log sum_S P(S) prod_{t in S} exp(exponents[:, t])`, shape [N, n] -> [N]."""
-        return self.log_ratios(exponents, [probability])[0]
+        return self.log_ratios(np.array(exponents, order="F"), [probability])[0]
 
     def log_ratios(
-        self,
-        exponents: np.ndarray,
-        probabilities: Sequence[float],
-        overwrite: bool = False,
+        self, exponents: np.ndarray, probabilities: Sequence[float]
     ) -> np.ndarray:
-        """`log_ratio` with each of the probabilities > 0, shape [len, N].
+        """`log_ratio` with each of the probabilities > 0 of a participation, [len, N].
 
-        Args:
-          exponents: shape [N, n].
-          probabilities: of a participation.
-          overwrite: the exponents may be changed.
+        The exponents, [N, n], are overwritten.
         """
-        least, most = exponents.min(initial=0.0), exponents.max(initial=0.0)
+        least, most = exponents.min(initial=0.0), float(exponents.max(initial=0.0))
         if not -_LARGEST_EXPONENT <= least <= most <= _LARGEST_EXPONENT:
-            return np.stack(
-                [self._log_ratio_by_logs(exponents, p) for p in probabilities]
-            )
-        largest = exponents.T.max(axis=1, initial=0.0)
-        in_place = overwrite and exponents.flags.f_contiguous
-        factors = np.exp(exponents.T, out=exponents.T if in_place else None, order="C")
-        found = np.empty((len(probabilities), len(exponents)))
-        before = 1.0
-        for row, probability in zip(found, probabilities):
+            ratios = [self._log_ratio_by_logs(exponents, p) for p in probabilities]
+            return np.stack(ratios)
+        factors, before, ratios = np.exp(exponents.T, out=exponents.T), 1.0, []
+        for probability in probabilities:
             factors *= probability / before
             before = probability
-            row[:] = self._log_total_of(factors, probability, largest)
-        return found
+            ratios.append(self._log_total_of(factors, probability, most))
+        return np.stack(ratios)
 
     def _log_total_of(
-        self, factors: np.ndarray, probability: float, largest: np.ndarray
+        self, factors: np.ndarray, probability: float, largest: float
     ) -> np.ndarray:
         """`log_ratio` of the exponentials times the probability, shape [n, N] -> [N].
 
         Args:
-          factors: at most `probability * exp(largest)` at each step.
+          factors: at most `probability * exp(largest)`.
           probability: of a participation.
-          largest: shape [n], >= 0.
+          largest: >= 0.
         """
-        n, count = factors.shape
-        b, rate = self.separation, self.rate
-        free = np.full(count, max(1.0 - rate * (b - 1), 0.0))
-        # Whoever took part at the last b steps, at step t in row t mod b.
-        taken = np.zeros((min(b, n), count))
-        logs = np.zeros(count)
-        # What a rest at the beginning adds, in units that change with the scale.
-        begin = np.full(count, rate)
+        (n, count), b = factors.shape, self.separation
+        decay = -math.log1p(-probability) if probability < 1.0 else 0.0
         # A step multiplies the largest of the sums by at most 2 exp(largest).
-        growth = np.cumsum(largest + math.log(2.0))
-        rescaled, period = 0.0, _rescaled_after(b, probability)
+        limit = min(
+            _LARGEST_DECAY / max(decay, 1.0),
+            _LARGEST_GROWTH / (largest + math.log(2.0)),
+        )
+        period = int(min(max(_LEAST_PERIOD, min(b // 4, _LARGEST_PERIOD)), limit))
+        free = np.full(count, max(1.0 - self.rate * (b - 1), 0.0))
+        # Whoever took part at the last b steps, at step t in row t mod b.
+        taken, logs = np.zeros((min(b, n), count)), np.zeros(count)
         for t in range(n):
             if t:
                 free *= 1.0 - probability
-                free += taken[t % b] if t >= b else begin
+                # A rest at the beginning ends.
+                free += taken[t % b] if t >= b else self.rate * np.exp(-logs)
             np.multiply(free, factors[t], out=taken[t % b])
-            ahead = growth[min(t + 1, n - 1)] - rescaled
-            if t % period == period - 1 or ahead > _LARGEST_GROWTH:
-                rescaled = growth[t]
+            if t % period == period - 1:
                 scale = np.maximum(free, taken.max(axis=0))
                 free /= scale
                 taken /= scale
-                if t < b:
-                    begin /= scale
                 logs += np.log(scale)
         total = free * (1.0 - probability) + taken.sum(axis=0)
         if b > n:  # rests that last beyond the end
-            total += (b - n) * begin
+            total += (b - n) * self.rate * np.exp(-logs)
         return np.log(total) + logs
 
     def _log_ratio_by_logs(
         self, exponents: np.ndarray, probability: float
     ) -> np.ndarray:
-        count, n = exponents.shape
-        b = self.separation
+        (count, n), b = exponents.shape, self.separation
         with np.errstate(divide="ignore"):
             take, leave = np.log(probability), np.log1p(-probability)
-            first = np.log(max(1.0 - self.rate * (b - 1), 0.0))
-        free = np.full(count, first)
+            free = np.full(count, np.log(max(1.0 - self.rate * (b - 1), 0.0)))
         taken = np.empty((n, count))
         for t in range(n):
             if t:
@@ -229,12 +203,3 @@ class Passes:
         if b > n:
             ends.append(np.full(count, math.log(self.rate * (b - n))))
         return np.logaddexp.reduce(np.stack(ends), axis=0)
-
-
-def _rescaled_after(separation: int, probability: float) -> int:
-    """Steps between rescalings, which cost as much as b steps."""
-    least, most = _RESCALED
-    if probability >= 1.0:  # nobody who is free stays so
-        return least
-    by_decay = int(_LEAST_LOG / math.log1p(-probability))
-    return max(1, min(by_decay, max(least, min(separation // 4, most))))

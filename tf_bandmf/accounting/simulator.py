@@ -58,10 +58,9 @@ class Proposal:
     shares: np.ndarray
 
     def choose(self, generator: np.random.Generator, count: int) -> np.ndarray:
-        """Which tilt each of so many draws is from, shape [count]."""
-        cumulative = np.cumsum(self.shares) / np.sum(self.shares)
-        choice = np.searchsorted(cumulative, generator.random(count), side="right")
-        return np.minimum(choice, len(self.tilts) - 1)
+        """The index of the tilt that each of so many draws is from, shape [count]."""
+        shares = self.shares / self.shares.sum()
+        return generator.choice(len(self.tilts), count, p=shares)
 
     @classmethod
     def of_shares(cls, tilts: Sequence[Any], shares: np.ndarray) -> Proposal:

@@ -7,19 +7,15 @@ times as long as one thread does. Results do not depend on it but in their last 
 
 from __future__ import annotations
 
-import contextlib
 import functools
 from typing import Any
 
 import threadpoolctl
 
 
-def one_thread() -> contextlib.AbstractContextManager[Any]:
-    """Within it BLAS has one thread, in the whole process."""
-    limiter: contextlib.AbstractContextManager[Any] = _controller().limit(
-        limits=1, user_api="blas"
-    )
-    return limiter
+def one_thread() -> Any:
+    """A context in which BLAS has one thread, in the whole process."""
+    return _controller().limit(limits=1, user_api="blas")
 
 
 # To find the libraries takes milliseconds.

@@ -1,6 +1,6 @@
 """Numerical optimization of strategies, by L-BFGS with certificates.
 
-The modules below this one import TensorFlow, but for `series_problem`, `descent`,
+The modules below this one import TensorFlow, but for `toeplitz`, `descent`,
 `toeplitz_sensitivity`, `options` and `result`; this one does not.
 """
 

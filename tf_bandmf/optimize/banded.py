@@ -251,11 +251,10 @@ def _minimize(
 
         return maximum.minimize(
             traced.maximum,
-            traced.minimizer,
+            functools.partial(traced.minimizer.minimize, scale=scale),
             errors,
             weighted if is_certified else None,
             position,
-            scale,
             options,
         )
     # No strategy is below a bound that was found once: the best counts.

@@ -202,7 +202,6 @@ class Minimizer:
         start: np.ndarray,
         scale: float,
         gap: Callable[[np.ndarray], float] | None = None,
-        first_step: float = math.inf,
         options: Options | None = None,
     ) -> OptimizationResult:
         """Minimizes `log_loss` from a start.
@@ -211,8 +210,6 @@ class Minimizer:
           start: initial variables, shape [m].
           scale: the factor that makes second derivatives of `log_loss` of order one.
           gap: certified relative optimality gap at given variables, if there is one.
-          first_step: the most that the first trial step may change any variable: keeps
-            it inside of a region where the objective is finite.
           options: others than those of the minimizer.
 
         Returns:
@@ -233,17 +230,13 @@ class Minimizer:
                 f"its gradient; found exp({float(offset)})."
             )
 
-        steepest = scale * float(np.max(np.abs(gradient.numpy()), initial=0.0))
-        reduction = min(1.0, first_step / steepest) if steepest > 0.0 else 1.0
-        factor = reduction * scale
-        tolerance = reduction * options.gradient_tolerance
         scaling = (
-            tf.constant(factor, tf.float64),
+            tf.constant(scale, tf.float64),
             offset,
-            tf.constant(tolerance, tf.float64),
+            tf.constant(options.gradient_tolerance, tf.float64),
         )
         state = self._steps(initial, tf.constant(0), *scaling)
-        del initial, gradient
+        del initial
         # Iterations and evaluations before the last restart, and the value at it.
         earlier, evaluations, restart_value = 0, 1, math.inf
         certificate = _Certificate(gap, options.gap_tolerance)
@@ -252,17 +245,17 @@ class Minimizer:
         while True:
             value = float(state.objective_value)
             done = earlier + int(state.num_iterations)
-            norm = np.max(np.abs(state.objective_gradient.numpy()), initial=0.0)
-            norm = float(norm) / reduction
+            gradient = state.objective_gradient.numpy()
+            norm = float(np.max(np.abs(gradient), initial=0.0))
             certificate.look(state.position, norm)
-            objective = math.exp(float(offset) + value / factor)
+            objective = math.exp(float(offset) + value / scale)
             if certificate.is_met:
                 break
             if norm <= options.gradient_tolerance * (1.0 + 1e-9):
                 converged = True
                 message = f"gradient norm <= {options.gradient_tolerance:g}"
                 break
-            decrease = (last_value - value) / factor
+            decrease = (last_value - value) / scale
             if done == last_done + _SEGMENT and decrease <= options.decrease_tolerance:
                 converged = True
                 message = (

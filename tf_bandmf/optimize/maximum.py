@@ -14,13 +14,12 @@ of the last optimum are therefore minimized once more, with order 1, for the bou
 from __future__ import annotations
 
 import dataclasses
-import math
 from typing import Callable
 
 import numpy as np
 import tensorflow as tf
 
-from tf_bandmf.optimize import lbfgs
+from tf_bandmf.optimize.options import Options
 from tf_bandmf.optimize.result import OptimizationResult
 
 # Orders of the norms, each stage started at the optimum of the one before.
@@ -34,6 +33,8 @@ _ALIKE = 3e-4
 # than this.
 _MORE_ITERATIONS, _LESS_DECREASE, _BOUND_GAP = 4, 1e-4, 1e-4
 
+# Takes variables, perhaps also a certified gap of them and options.
+Minimize = Callable[..., OptimizationResult]
 # Takes variables and the weights of the steps; gives a lower bound on the weighted mean,
 # and the errors.
 Bound = Callable[[np.ndarray, np.ndarray], "tuple[float, np.ndarray]"]
@@ -60,26 +61,22 @@ class SmoothMaximum:
 
 def minimize(
     smooth: SmoothMaximum,
-    minimizer: lbfgs.Minimizer,
+    minimize_smooth: Minimize,
     errors: Callable[[np.ndarray], np.ndarray],
     bound: Bound | None,
     start: np.ndarray,
-    scale: float,
-    options: lbfgs.Options,
-    first_step: float = math.inf,
+    options: Options,
 ) -> OptimizationResult:
     """Minimizes the maximum of the errors.
 
     Args:
-      smooth: what `minimizer` minimizes the logarithm of.
-      minimizer: of the variables.
+      smooth: what is minimized in each stage.
+      minimize_smooth: minimizes it, from given variables.
       errors: of variables, shape [n].
       bound: a lower bound on the weighted mean of errors, from variables near its
         optimum, and the errors there; None for no certificate.
       start: initial variables.
-      scale: as for `lbfgs.Minimizer.minimize`.
       options: of each stage.
-      first_step: as for `lbfgs.Minimizer.minimize`.
 
     Returns:
       The result of the last stage, its value the maximum, its iterations those of all.
@@ -88,24 +85,22 @@ def minimize(
     results = []
     for order in _ORDERS:
         smooth.assign(order, weights)
-        result = minimizer.minimize(
-            position, scale, first_step=first_step, options=options
-        )
+        result = minimize_smooth(position, options=options)
         results.append(result)
         position = result.position
-        found = errors(position)
-        logs = np.log(weights) + order * np.log(found)
+        reached = errors(position)
+        logs = np.log(weights) + order * np.log(reached)
         exact = np.exp(logs - logs.max())
         weights = np.maximum(exact / exact.mean(), _LEAST_WEIGHT)
         weights /= weights.mean()
-    value, message = float(found.max()), result.message
+    value, message = float(reached.max()), result.message
     converged, gap = result.converged, None
     if bound is not None:
-        multipliers = exact / found
+        multipliers = exact / reached
         multipliers /= multipliers.mean()
         multipliers = (1.0 - _ALIKE) * multipliers + _ALIKE
         least, certifying = _least_mean(
-            smooth, minimizer, bound, multipliers, position, scale, options
+            smooth, minimize_smooth, bound, multipliers, position, options
         )
         results.append(certifying)
         gap = max(0.0, 1.0 - least / value)
@@ -125,12 +120,11 @@ def minimize(
 
 def _least_mean(
     smooth: SmoothMaximum,
-    minimizer: lbfgs.Minimizer,
+    minimize_smooth: Minimize,
     bound: Bound,
     weights: np.ndarray,
     start: np.ndarray,
-    scale: float,
-    options: lbfgs.Options,
+    options: Options,
 ) -> tuple[float, OptimizationResult]:
     """A lower bound on the mean of errors with these weights, of mean 1."""
     smooth.assign(1.0, weights)
@@ -139,8 +133,8 @@ def _least_mean(
 
     def gap(position: np.ndarray) -> float:
         nonlocal best
-        found, errors = bound(position, shares)
-        best = max(best, found)
+        least, errors = bound(position, shares)
+        best = max(best, least)
         return max(0.0, 1.0 - best / float(shares @ errors))
 
     longer = dataclasses.replace(
@@ -149,5 +143,5 @@ def _least_mean(
         decrease_tolerance=_LESS_DECREASE * options.decrease_tolerance,
         gap_tolerance=max(options.gap_tolerance, _BOUND_GAP),
     )
-    result = minimizer.minimize(start, scale, gap, options=longer)
+    result = minimize_smooth(start, gap=gap, options=longer)
     return best, result

@@ -1,104 +1,46 @@
-"""Optimal Toeplitz strategies, `C` banded or `C^-1` banded, in TensorFlow.
+"""Optimal Toeplitz strategies, `C` banded or `C^-1` banded: a descent in NumPy.
 
-For what `series_problem` does not do: learning-rate schedules, by which `A C^-1` loses its
-Toeplitz structure, and objectives of a caller's own. Errors come from the recursion of
-`tf_bandmf.analysis.gram_recursion`, in O(n w^2).
+Where `A C^-1` is Toeplitz and the objective is the mean or the last per-step error, value
+and gradient are a few recurrences of `n` terms, O(n p) an evaluation, without TensorFlow.
+Other errors are those of `traced_toeplitz`.
 """
 
 from __future__ import annotations
 
-from typing import Any, Callable
+import dataclasses
+import math
+from typing import TYPE_CHECKING, Any, Callable
 
 import numpy as np
-import tensorflow as tf
 
-from tf_bandmf.analysis import gram_recursion
-from tf_bandmf.optimize import (
-    banded_matrices,
-    lbfgs,
-    maximum,
-    objectives,
-    toeplitz_sensitivity,
-)
-from tf_bandmf.optimize.objectives import Objective
+from tf_bandmf.optimize import descent
+from tf_bandmf.optimize.options import Options
 from tf_bandmf.optimize.result import OptimizationResult
+from tf_bandmf.optimize.toeplitz_sensitivity import SquaredSensitivity, correlate
 from tf_bandmf.workloads import Workload
 
+if TYPE_CHECKING:
+    from tf_bandmf.optimize.objectives import ObjectiveLike
+
+# Named objectives of errors that grow from step to step: "mean" or "last".
+_OBJECTIVES = {"mean": "mean", "last": "last", "max": "last"}
 # From the square root, longer first steps leave the region of stable inverses.
 _FIRST_STEP = 0.05
+# Decrease of the log squared error in 20 iterations.
+_LEAST_DECREASE = 1e-12
 
-
-def squared_sensitivity(
-    function: toeplitz_sensitivity.SquaredSensitivity, inverse: bool
-) -> Callable[[tf.Tensor], tf.Tensor]:
-    """`SquaredSensitivity.of_coefficients`, differentiable."""
-
-    def on_host(coefficients: np.ndarray) -> tuple[np.float64, np.ndarray]:
-        value, gradient = function.of_coefficients(coefficients, inverse)
-        return np.float64(value), gradient
-
-    @tf.custom_gradient
-    def squared(
-        coefficients: tf.Tensor,
-    ) -> tuple[tf.Tensor, Callable[..., tf.Tensor]]:
-        value, gradient = tf.numpy_function(
-            on_host, [coefficients], [tf.float64, tf.float64], stateful=False
-        )
-        value.set_shape([])
-        gradient.set_shape(coefficients.shape)
-        return value, lambda upstream: upstream * gradient
-
-    return squared
-
-
-def per_step_errors(
-    workload: Workload, inverse: bool
-) -> Callable[[tf.Tensor], tf.Tensor]:
-    """Those of the strategy with given coefficients [bands], of `C` or of `C^-1`."""
-    n = workload.num_steps
-    regression = tf.constant(workload.inverse().as_rows())
-
-    def errors(coefficients: tf.Tensor) -> tf.Tensor:
-        columns = banded_matrices.toeplitz_columns(coefficients, n)
-        if inverse:
-            average = banded_matrices.rows_from_columns(columns)
-            return gram_recursion.filtered_row_norms(regression, average)
-        rows = banded_matrices.times_inverse_workload(columns, workload)
-        return gram_recursion.inverse_row_norms(rows)
-
-    return errors
-
-
-def log_loss(
-    workload: Workload,
-    reduction: Callable[[tf.Tensor], tf.Tensor],
-    sensitivity: toeplitz_sensitivity.SquaredSensitivity,
-    inverse: bool = False,
-) -> Callable[[tf.Tensor], tf.Tensor]:
-    """The function that `optimize` minimizes, of the coefficients after the leading 1.
-
-    The logarithm of the reduced per-step errors times the squared sensitivity.
-    """
-    errors = per_step_errors(workload, inverse)
-    squared = squared_sensitivity(sensitivity, inverse)
-    one = tf.ones([1], tf.float64)
-
-    def loss(position: tf.Tensor) -> tf.Tensor:
-        coefficients = tf.concat([one, position], axis=0)
-        error = reduction(errors(coefficients))
-        return tf.math.log(error) + tf.math.log(squared(coefficients))
-
-    return loss
+# Takes coefficients [p]; gives a reduced squared error and its gradient.
+Error = Callable[[np.ndarray], "tuple[float, np.ndarray]"]
 
 
 def optimize(
     workload: Workload,
-    objective: Objective,
+    objective: ObjectiveLike,
     start: np.ndarray,
-    sensitivity: toeplitz_sensitivity.SquaredSensitivity,
-    options: lbfgs.Options,
+    sensitivity: SquaredSensitivity,
+    options: Options,
     inverse: bool = False,
-) -> tuple[np.ndarray, OptimizationResult]:
+) -> tuple[np.ndarray, OptimizationResult, str, Callable[..., Any]]:
     """The Toeplitz coefficients with the smallest error at unit sensitivity.
 
     Minimized is the objective of the per-step errors times the squared sensitivity: for
@@ -108,29 +50,122 @@ def optimize(
 
     Args:
       workload: A.
-      objective: of the per-step squared errors.
+      objective: a name, or a function of the per-step squared errors.
       start: coefficients to start from, shape [bands], the first one not zero.
       sensitivity: under the participation.
-      options: when to stop.
+      options: when to stop; the decrease has a tolerance of its own.
       inverse: whether the coefficients are those of `C^-1` (BandInvMF,
         arXiv:2505.12128, section 5) and not those of `C`.
 
     Returns:
-      The coefficients, shape [bands], leading 1, and the result.
+      The coefficients, shape [bands], leading 1, the result, the objective's name, and
+      itself, as a function of the errors.
+
+    Raises:
+      ValueError: for an unknown name, or if the objective is not finite at the start.
     """
-    is_max = objective == objectives.MAX
-    smooth = maximum.SmoothMaximum(workload.num_steps) if is_max else None
-    loss = log_loss(workload, smooth or objective.reduction, sensitivity, inverse)
-    minimizer = lbfgs.Minimizer(loss, start.size - 1, options)
-    position = start[1:] / start[0]
-
-    def errors(at: np.ndarray) -> Any:
-        return per_step_errors(workload, inverse)(tf.constant(np.r_[1.0, at])).numpy()
-
-    if smooth is None:
-        result = minimizer.minimize(position, 1.0, first_step=_FIRST_STEP)
+    start = start / start[0]
+    name = named_objective(workload, objective)
+    if name is not None:
+        error = SeriesError(workload, name, inverse)
+        problem = ToeplitzProblem(error, sensitivity, inverse)
+        result = problem.minimize(start[1:], options)
+        reduction: Callable[..., Any] = np.mean if name == "mean" else np.max
     else:
-        result = maximum.minimize(
-            smooth, minimizer, errors, None, position, 1.0, options, _FIRST_STEP
+        from tf_bandmf.optimize import objectives, traced_toeplitz
+
+        goal = objectives.resolve(objective, errors_increase=workload.is_toeplitz)
+        name, reduction = goal.name, goal.reduction
+        result = traced_toeplitz.minimize(
+            workload, goal, start, sensitivity, options, inverse
         )
-    return np.append(1.0, result.position), result
+    return np.append(1.0, result.position), result, name, reduction
+
+
+def named_objective(workload: Workload, objective: object) -> str | None:
+    """The name "mean" or "last"; None where `traced_toeplitz` is needed."""
+    if not workload.is_toeplitz or not isinstance(objective, str):
+        return None
+    return _OBJECTIVES.get(objective)
+
+
+class ToeplitzProblem:
+    """log(squared error) + log(squared sensitivity), and gradient.
+
+    Variables are the coefficients after the leading 1.
+
+    Args:
+      error: the squared error, and gradient.
+      sensitivity: under the participation.
+      inverse: whether the coefficients are those of `C^-1` and not those of `C`.
+    """
+
+    def __init__(
+        self, error: Error, sensitivity: SquaredSensitivity, inverse: bool
+    ) -> None:
+        self._error, self._sensitivity, self._inverse = error, sensitivity, inverse
+
+    def value_and_gradient(self, position: np.ndarray) -> tuple[float, np.ndarray]:
+        """At the coefficients [p - 1]; infinite where the recurrences overflow."""
+        c = np.append(1.0, position)
+        with np.errstate(all="ignore"):
+            error, by_error = self._error(c)
+            squared, by_squared = self._sensitivity.of_coefficients(c, self._inverse)
+            value = np.log(error) + np.log(squared)
+            gradient = by_error / error + by_squared / squared
+        if not (np.isfinite(value) and np.all(np.isfinite(gradient))):
+            return np.inf, np.zeros(position.size)
+        return float(value), gradient[1:]
+
+    def minimize(self, start: np.ndarray, options: Options) -> OptimizationResult:
+        """L-BFGS from variables [p - 1].
+
+        Raises:
+          ValueError: if the objective is not finite at the start.
+        """
+        if not np.isfinite(self.value_and_gradient(start)[0]):
+            raise ValueError("The objective must be finite and > 0 at the start.")
+        result = descent.minimize(
+            self.value_and_gradient,
+            start,
+            options.max_iterations,
+            options.gradient_tolerance,
+            _FIRST_STEP,
+            _LEAST_DECREASE,
+        )
+        return dataclasses.replace(result, value=math.exp(result.value))
+
+
+class SeriesError:
+    """The mean or the last squared error of Toeplitz `A C^-1`, and its gradient.
+
+    Args:
+      workload: A, Toeplitz.
+      objective: "mean" or "last".
+      inverse: whether coefficients are those of `C^-1` and not those of `C`.
+    """
+
+    def __init__(self, workload: Workload, objective: str, inverse: bool) -> None:
+        n = workload.num_steps
+        self._inverse, self._factor = inverse, workload.inverse_coefficients
+        self._column = workload.first_column()
+        # Term t of the first column of B is in n - t rows.
+        is_mean = objective == "mean"
+        self._weights = (n - np.arange(n)) / n if is_mean else np.ones(n)
+        self._first = np.eye(1, n)[0]
+
+    def __call__(self, c: np.ndarray) -> tuple[float, np.ndarray]:
+        """At coefficients [p]."""
+        from scipy.signal import lfilter  # slow to import
+
+        if self._inverse:
+            response, derivative = lfilter(c, [1.0], self._column), self._column
+            sign = 2.0
+        else:
+            product = np.convolve(c, self._factor)[: self._first.size]
+            response = lfilter([1.0], product, self._first)
+            derivative, sign = lfilter(self._factor, product, response), -2.0
+        weighted = self._weights * response
+        return float(weighted @ response), sign * correlate(
+            weighted, derivative, c.size
+        )

@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tf_bandmf import matrices
+from tf_bandmf.optimize import toeplitz
 from tf_bandmf.optimize.options import Options
+from tf_bandmf.optimize.toeplitz_sensitivity import SquaredSensitivity
 from tf_bandmf.participation import Participation
 from tf_bandmf.strategies import optimized
 from tf_bandmf.strategies.base import Strategy
@@ -99,14 +101,16 @@ class _Search:
     def from_start(self, initial: np.ndarray) -> Strategy:
         """The optimum that descent from here leads to; or the start, if that is better."""
         use, n = self._participation, self._workload.num_steps
-        coefficients, result, name, self._reduction = optimized.toeplitz_optimum(
+        sensitivity = SquaredSensitivity(
+            n, use.separation(), use.participations(n), use.has_fixed_positions
+        )
+        coefficients, result, name, self._reduction = toeplitz.optimize(
             self._workload,
             self._objective,
             initial,
-            (use.separation(), use.participations(n)),
+            sensitivity,
             self._options,
             inverse=True,
-            fixed_order=use.has_fixed_positions,
         )
         found = self._strategy(coefficients, result, name)
         unchanged = dataclasses.replace(

@@ -7,16 +7,12 @@ from typing import TYPE_CHECKING, Any, Callable
 import numpy as np
 
 from tf_bandmf.accounting.checks import whole_number
-from tf_bandmf.optimize import series_problem
-from tf_bandmf.optimize.options import Options
-from tf_bandmf.optimize.toeplitz_sensitivity import SquaredSensitivity
 from tf_bandmf.participation import Participation
 from tf_bandmf.strategies.base import Strategy
 from tf_bandmf.strategies.registry import default_bands
 from tf_bandmf.workloads import Workload
 
 if TYPE_CHECKING:
-    from tf_bandmf.optimize.objectives import ObjectiveLike
     from tf_bandmf.optimize.result import OptimizationResult
 
 
@@ -33,45 +29,6 @@ def fit_bands(x: np.ndarray, bands: int) -> np.ndarray:
     """The first `bands` entries along axis 0, zeros where there are fewer."""
     kept = x[:bands]
     return np.pad(kept, [(0, bands - len(kept))] + [(0, 0)] * (x.ndim - 1))
-
-
-def toeplitz_optimum(
-    workload: Workload,
-    objective: ObjectiveLike,
-    start: np.ndarray,
-    rates: tuple[int, int],
-    options: Options,
-    inverse: bool = False,
-    fixed_order: bool = False,
-) -> tuple[np.ndarray, OptimizationResult, str, Callable[..., Any]]:
-    """The Toeplitz coefficients with the smallest error, by the quickest way.
-
-    A learning-rate schedule, or a function as the objective, takes TensorFlow.
-
-    Args:
-      workload: A.
-      objective: a name, or a function of the per-step errors.
-      start: coefficients to start from, shape [bands].
-      rates: b and k.
-      options: when to stop.
-      inverse: whether the coefficients are those of `C^-1`.
-      fixed_order: whether an example takes part at `i, i + b, ...` alone.
-
-    Returns:
-      The coefficients, leading 1, the result, the objective's name, and itself, as a
-      function of the errors.
-    """
-    name = series_problem.named_objective(workload, objective)
-    sensitivity = SquaredSensitivity(workload.num_steps, *rates, fixed_order)
-    if name is not None:
-        series = series_problem.SeriesProblem(workload, name, sensitivity, inverse)
-        found = series.optimize(start, options)
-        return *found, name, np.mean if name == "mean" else np.max
-    from tf_bandmf.optimize import objectives, toeplitz
-
-    goal = objectives.resolve(objective, errors_increase=workload.is_toeplitz)
-    found = toeplitz.optimize(workload, goal, start, sensitivity, options, inverse)
-    return *found, goal.name, goal.reduction
 
 
 def diagnostics(objective_name: str, result: OptimizationResult) -> dict[str, Any]:

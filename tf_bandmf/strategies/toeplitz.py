@@ -9,7 +9,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tf_bandmf import matrices
+from tf_bandmf.optimize import toeplitz
 from tf_bandmf.optimize.options import Options
+from tf_bandmf.optimize.toeplitz_sensitivity import SquaredSensitivity
 from tf_bandmf.participation import Participation
 from tf_bandmf.strategies import optimized
 from tf_bandmf.strategies.base import Strategy
@@ -64,20 +66,20 @@ def optimized_toeplitz(
     participation.validate_num_steps(n)
     separation = max(participation.separation(), bands)
     participations = min(participation.participations(n), -(-n // separation))
-    coefficients, result, name, _ = optimized.toeplitz_optimum(
+    coefficients, result, name, _ = toeplitz.optimize(
         workload,
         objective,
         square_root_coefficients(workload, bands),
-        (separation, participations),
+        SquaredSensitivity(n, separation, participations, fixed_order=False),
         Options(max_iterations, gradient_tolerance),
     )
-    found = Strategy(
+    strategy = Strategy(
         "toeplitz",
         matrices.ToeplitzBanded(coefficients, n),
         {"bands": bands},
         optimized.diagnostics(name, result),
     )
-    return found.normalize_columns() if column_normalized else found
+    return strategy.normalize_columns() if column_normalized else strategy
 
 
 register(
