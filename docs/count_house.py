@@ -65,12 +65,12 @@ FOLDERS = {
 # needs more in a folder takes them from another. "other" is what lies beside folders.
 CEILINGS = {
     "keras": (10_862, 7_000),
-    "accounting": (2_332, 2_150),
+    "accounting": (2_242, 2_150),
     "planning": (2_513, 1_900),
-    "strategies": (1_544, 1_600),
+    "strategies": (1_525, 1_600),
     "sampling": (1_514, 1_300),
     "noise": (1_158, 1_050),
-    "optimize": (1_057, 1_000),
+    "optimize": (1_027, 1_000),
     "ledger": (635, 650),
     "matrices": (856, 850),
     "analysis": (587, 700),
@@ -81,7 +81,7 @@ CEILINGS = {
     "files": (214, 190),
     "other": (252, 290),
     "federated": (3_194, 3_200),
-    "tests": (34_265, 22_000),
+    "tests": (34_285, 22_000),
     "benchmarks": (2_086, 2_000),
 }
 ELSEWHERE = {
