@@ -11,7 +11,12 @@ HEADING = re.compile(r"^#+ (.*)$", re.M)
 FOLDERS = (".", "docs", "docs/api", "docs/notebooks", "federated")
 PAGES = sorted(
     str(path.relative_to(ROOT))
-    for folder in (*FOLDERS, "benchmarks", "benchmarks/utility", "benchmarks/accelerators")
+    for folder in (
+        *FOLDERS,
+        "benchmarks",
+        "benchmarks/utility",
+        "benchmarks/accelerators",
+    )
     for path in (ROOT / folder).glob("*.md")
 )
 
