@@ -22,12 +22,13 @@ INNER = {
     "rmsprop": lambda: keras.optimizers.RMSprop(0.01, clipvalue=0.5),
     "adagrad": lambda: keras.optimizers.Adagrad(0.1),
     "lion": lambda: keras.optimizers.Lion(0.01),
+    "muon": lambda: keras.optimizers.Muon(0.01),
     "ftrl": lambda: keras.optimizers.Ftrl(0.1),
 }
 
 
 @pytest.mark.parametrize("name", INNER)
-@pytest.mark.slow_cases(but=["sgd_clipnorm"])
+@pytest.mark.slow_cases(but=["sgd_clipnorm", "muon"])
 def test_any_inner_optimizer_gets_the_noisy_gradients_and_nothing_else(
     name, data, make_plan, make_plain_model, make_private_model
 ):
