@@ -5,12 +5,15 @@
 Links within the site must lead to a file and, if they name one, to an anchor there.
 Links to the outside must be well-formed `https` URLs, and those to arXiv must have an
 identifier. Whether the outside answers is `make linkcheck`'s question, with a network.
+
+The search must find the page of each of `SUBJECTS`.
 """
 
 from __future__ import annotations
 
 import argparse
 import html.parser
+import json
 import pathlib
 import re
 import sys
@@ -18,6 +21,21 @@ import urllib.parse
 
 _HOST = re.compile(r"([a-z0-9]([a-z0-9-]*[a-z0-9])?\.)+[a-z]{2,}")
 _ARXIV = re.compile(r"/(abs|pdf)/(\d{2}(0[1-9]|1[0-2])\.\d{4,5}(v\d+)?|[a-z-]+/\d{7})")
+# Subjects, as stems of the search index, with the page that must be found for each.
+SUBJECTS = {
+    "earli stop": "private-metrics",
+    "batchnorm": "models",
+    "lora": "models",
+    "kerastun": "recipes",
+    "onnx": "recipes",
+    "tflite": "recipes",
+    "raggedtensor": "recipes",
+    "pack": "recipes",
+    "calibr": "recipes",
+    "unfreez": "recipes",
+    "steps_per_execut": "keras",
+    "multi task": "loss",
+}
 # Links for a browser, not for a reader.
 _WITHOUT_FILE = ("data", "javascript", "mailto")
 
@@ -52,13 +70,13 @@ def wrong_links(site: pathlib.Path) -> list[str]:
         for path in site.rglob("*.html")
         if "_static" not in path.parts  # templates of the theme
     }
-    found = []
+    problems = []
     for path, page in sorted(pages.items()):
         for link in dict.fromkeys(page.links):
             wrong = _what_is_wrong(link, path, pages)
             if wrong is not None:
-                found.append(f"{path.relative_to(site.resolve())}: {link}: {wrong}")
-    return found
+                problems.append(f"{path.relative_to(site.resolve())}: {link}: {wrong}")
+    return problems
 
 
 def _what_is_wrong(
@@ -99,14 +117,31 @@ def _what_is_wrong_outside(
     return None
 
 
+def lost_subjects(index: str) -> list[str]:
+    """A line for each subject whose page the search does not find, from the index."""
+    search = json.loads(index[index.index("(") + 1 : index.rindex(")")])
+    lost = []
+    for subject, page in SUBJECTS.items():
+        for stem in subject.split():
+            hits = [search[key].get(stem, []) for key in ("terms", "titleterms")]
+            places = [
+                p for hit in hits for p in (hit if isinstance(hit, list) else [hit])
+            ]
+            if page not in {search["docnames"][place] for place in places}:
+                lost.append(f"{page}: the search does not find it by {stem!r}")
+    return lost
+
+
 def main() -> None:
-    """Exits with 1 if a link is wrong."""
+    """Exits with 1 if a link is wrong, or a subject is not found."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("site", type=pathlib.Path, help="folder of the built site")
-    found = wrong_links(parser.parse_args().site)
-    for line in found:
+    site = parser.parse_args().site
+    index = (site / "searchindex.js").read_text("utf-8")
+    problems = wrong_links(site) + lost_subjects(index)
+    for line in problems:
         print(line, file=sys.stderr)
-    sys.exit(1 if found else 0)
+    sys.exit(1 if problems else 0)
 
 
 if __name__ == "__main__":

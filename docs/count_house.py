@@ -128,7 +128,7 @@ def counts_of(root: pathlib.Path) -> dict[str, int]:
 
 
 def above_ceilings(counts: dict[str, int]) -> list[str]:
-    """What to say of each folder that has more code lines than its ceiling."""
+    """A line for each folder that has more code lines than its ceiling."""
     return [
         f"{name}: {count:,} code lines, {count - CEILINGS[name][0]:,} above the ceiling "
         f"of {CEILINGS[name][0]:,}."
@@ -177,19 +177,19 @@ def arrows_of(folder: pathlib.Path) -> dict[str, set[str]]:
                 target = _file_of(name)
                 if target is not None and folder in target.parents:
                     arrows[room_of(path)].add(room_of(target))
-    return {room: found - {room} for room, found in arrows.items()}
+    return {room: targets - {room} for room, targets in arrows.items()}
 
 
 def _run_time(tree: ast.AST) -> list[ast.AST]:
     """Import statements, but for those of types."""
-    found: list[ast.AST] = []
+    nodes: list[ast.AST] = []
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
             continue
         if isinstance(node, (ast.Import, ast.ImportFrom)):
-            found.append(node)
-        found += _run_time(node)
-    return found
+            nodes.append(node)
+        nodes += _run_time(node)
+    return nodes
 
 
 def _imported(node: ast.AST) -> list[str]:

@@ -127,9 +127,11 @@ def picture(tasks: dict[str, list[dict[str, str]]]) -> None:
         rows = collections.defaultdict(list)
         for run in tasks.get(task, []):
             rows[run["row"]].append(run)
-        found = {name: results_of(mine)[1] for name, mine in rows.items()}
-        if any(found.values()):
-            tested[task] = {name: values for name, values in found.items() if values}
+        accuracies = {name: results_of(mine)[1] for name, mine in rows.items()}
+        if any(accuracies.values()):
+            tested[task] = {
+                name: values for name, values in accuracies.items() if values
+            }
     counts = [len(rows) for rows in tested.values()]
     figure, panels = plt.subplots(
         len(tested),
@@ -250,12 +252,12 @@ def by_setting(
     runs: list[dict[str, str]], phase: str
 ) -> dict[tuple[str, str], list[float]]:
     """Accuracies of the seeds, by learning rate and readout."""
-    found = collections.defaultdict(list)
+    accuracies = collections.defaultdict(list)
     for run in runs:
         if run["phase"] == phase:
             setting = (run["learning_rate"], run["readout"])
-            found[setting].append(float(run["accuracy"]))
-    return dict(found)
+            accuracies[setting].append(float(run["accuracy"]))
+    return dict(accuracies)
 
 
 def text(values: list[float], with_error: bool) -> str:

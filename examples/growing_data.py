@@ -43,7 +43,7 @@ def best(num_steps: int, uses: int, separation: int, shares: int) -> tuple:
       separation: least number of steps between two uses.
       shares: of how many such mechanisms the year's budget is.
     """
-    found = []
+    candidates = []
     for name in CANDIDATES:
         family, _, bands = name.partition(":")
         if bands and int(bands) > separation and family != "bisr":
@@ -57,8 +57,8 @@ def best(num_steps: int, uses: int, separation: int, shares: int) -> tuple:
             batch_size=BATCH,
         )
         released = errors(plan)[STEPS - 1 :: STEPS]
-        found.append((math.sqrt(np.mean(released**2)), name, released, plan))
-    return min(found, key=lambda each: each[0])
+        candidates.append((math.sqrt(np.mean(released**2)), name, released, plan))
+    return min(candidates, key=lambda each: each[0])
 
 
 def weekly(shares: int, batches: np.ndarray, continued: bool) -> tuple:

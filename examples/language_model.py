@@ -70,9 +70,9 @@ def docstrings(characters: int) -> str:
     root = pathlib.Path(sysconfig.get_path("stdlib"))
     skipped = {"site-packages", "test", "tests", "idlelib", "pydoc_data"}
     documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-    found: list[str] = []
+    long_ones: list[str] = []
     for path in sorted(root.rglob("*.py")):
-        if sum(map(len, found)) > characters:
+        if sum(map(len, long_ones)) > characters:
             break
         if skipped & set(path.relative_to(root).parts):
             continue
@@ -82,8 +82,8 @@ def docstrings(characters: int) -> str:
             continue
         nodes = (node for node in ast.walk(tree) if isinstance(node, documented))
         texts = (ast.get_docstring(node) or "" for node in nodes)
-        found += [text for text in texts if len(text) > 40]
-    return "\n\n".join(found)
+        long_ones += [text for text in texts if len(text) > 40]
+    return "\n\n".join(long_ones)
 
 
 def windows(text: str) -> np.ndarray:
@@ -96,13 +96,13 @@ def windows(text: str) -> np.ndarray:
 
 def split(text: str) -> Text:
     """Nine tenths to train on; half of the rest to choose learning rates by."""
-    found = windows(text)
-    first, second = len(found) * 18 // 20, len(found) * 19 // 20
-    return Text(found[:first], found[first:second], found[second:])
+    rows = windows(text)
+    first, second = len(rows) * 18 // 20, len(rows) * 19 // 20
+    return Text(rows[:first], rows[first:second], rows[second:])
 
 
 def inputs_of(tokens: np.ndarray) -> dict[str, np.ndarray]:
-    """What KerasHub's language models take."""
+    """Inputs of KerasHub's language models."""
     return {"token_ids": tokens, "padding_mask": np.ones_like(tokens)}
 
 
@@ -207,18 +207,18 @@ def compare(
             epochs=arguments.epochs,
             workload=f"sgd:momentum={MOMENTUM}",
         )
-        found = []
+        trials = []
         for rate in arguments.learning_rates:
             began = time.process_time()
             model = train_privately(public, text.training, plan, rate)
-            found.append((perplexity(model, text.validation), rate, model))
+            trials.append((perplexity(model, text.validation), rate, model))
             seconds = time.process_time() - began
             print(
-                f"  {title}, learning rate {rate:g}: {found[-1][0]:.3f} in validation, "
+                f"  {title}, learning rate {rate:g}: {trials[-1][0]:.3f} in validation, "
                 f"{plan.num_steps} steps, {seconds:.0f} s of processor time",
                 flush=True,
             )
-        _, rate, model = min(found, key=lambda entry: entry[0])
+        _, rate, model = min(trials, key=lambda entry: entry[0])
         chosen.append(model)
         print(
             f"{title:28s} perplexity {perplexity(model, text.test):.3f}, learning rate "

@@ -36,14 +36,14 @@ def plan_for(ledger: tf_bandmf.Ledger, epsilon: float) -> tf_bandmf.Plan:
 
 def say(name: str, text: str) -> None:
     """One line of a shell."""
-    found = textwrap.fill(
+    lines = textwrap.fill(
         f"{name + ':':8}{text}", 90, subsequent_indent=" " * 8, break_on_hyphens=False
     )
-    print(found, flush=True)
+    print(lines, flush=True)
 
 
 def run_of(name: str) -> str:
-    """What tells runs apart; of a real run, a digest of its noise key."""
+    """Identifies a run; for a real run, this is a digest of its noise key."""
     return hashlib.sha256(name.encode()).hexdigest()
 
 

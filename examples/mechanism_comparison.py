@@ -142,7 +142,7 @@ def print_table(title: str, runs: dict[str, list[Run]]) -> None:
 
 
 def print_joint_guarantee(runs: dict[str, list[Run]]) -> None:
-    """What all runs spend together: a comparison is not one run."""
+    """Joint guarantee of all runs: a comparison is not one run."""
     plans = [run.plan for group in runs.values() for run in group]
     joint = tf_bandmf.compose(plans)
     delta = plans[0].delta

@@ -107,11 +107,11 @@ def main() -> None:
             plan = plain.reserve(metrics=share, evaluations=arguments.epochs)
         of_metric = plan.measurements.noise_multiplier or float("nan")
         for factor in arguments.factors:
-            found = [
+            accuracies = [
                 train(plan, data, factor, arguments.epochs, seed)
                 for seed in range(arguments.seeds)
             ]
-            last, best, epoch = np.mean(found, axis=0)
+            last, best, epoch = np.mean(accuracies, axis=0)
             print(
                 f"{share:5.2f}  {plan.rmse() / plain.rmse():14.3f}  "
                 f"{0.5 * of_metric / 360:11.3f}  {factor:6.2g}  {last:10.3f}  {best:10.3f}"

@@ -44,7 +44,7 @@ SELECTION_SHARE, MOST_COUNTED = 0.05, 10
 
 
 class Way(NamedTuple):
-    """How a model is trained: what a plan is made of, and whether items are selected."""
+    """A way to train: the arguments of a plan, and whether items are selected."""
 
     mechanism: str | None
     sampling: str | None
@@ -84,8 +84,10 @@ def generated(num_users: int, num_items: int, seed: int) -> Users:
     rng = np.random.default_rng(seed)
     tastes = rng.normal(size=(12, 8))
     tastes /= np.linalg.norm(tastes, axis=1, keepdims=True)
-    own = tastes[rng.integers(0, 12, num_items)] + 0.3 * rng.normal(size=(num_items, 8))
-    own /= np.linalg.norm(own, axis=1, keepdims=True)
+    styles = tastes[rng.integers(0, 12, num_items)] + 0.3 * rng.normal(
+        size=(num_items, 8)
+    )
+    styles /= np.linalg.norm(styles, axis=1, keepdims=True)
     popularity = -np.log(rng.permutation(num_items) + 10.0)
     counts = rng.integers(6, HISTORY + 2, num_users)
     items = np.zeros([num_users, HISTORY + 1], np.int32)
@@ -94,7 +96,7 @@ def generated(num_users: int, num_items: int, seed: int) -> Users:
         size = part.stop - part.start
         taste = tastes[rng.integers(0, 12, (2, size))].sum(axis=0)
         taste /= np.linalg.norm(taste, axis=1, keepdims=True)
-        score = popularity + 6.0 * np.float32(taste) @ np.float32(own).T
+        score = popularity + 6.0 * np.float32(taste) @ np.float32(styles).T
         score += rng.gumbel(size=score.shape)
         best = np.argpartition(-score, HISTORY + 1, axis=1)[:, : HISTORY + 1]
         order = np.argsort(-np.take_along_axis(score, best, axis=1), axis=1)
@@ -105,7 +107,7 @@ def generated(num_users: int, num_items: int, seed: int) -> Users:
 
 
 def from_movielens(folder: pathlib.Path, seed: int) -> Users:
-    """Who rated what with 4 or more, the newest; of the folder of ml-latest or ml-25m.
+    """Users and items of the newest ratings of at least 4, from a folder of MovieLens.
 
     Ids are places in `movies.csv`: the catalogue is public.
 
@@ -222,9 +224,9 @@ def with_negatives(num_items: int):
 def scores_of(model: keras.Model, ids: np.ndarray, history: np.ndarray) -> np.ndarray:
     """Scores of all items for histories, [users, num_items + 1]; -inf without a row."""
     table = model.get_layer("items").embeddings.numpy()
-    known = ids[history]
-    is_there = (known > 0)[..., None]
-    bags = (table[known] * is_there).sum(axis=1) / np.maximum(is_there.sum(axis=1), 1)
+    items = ids[history]
+    is_there = (items > 0)[..., None]
+    bags = (table[items] * is_there).sum(axis=1) / np.maximum(is_there.sum(axis=1), 1)
     kernel, bias = model.get_layer("user").get_weights()
     scores = (bags @ kernel + bias) @ table[ids].T
     scores[:, ids == 0] = -np.inf
@@ -251,9 +253,9 @@ def hit_rate(scores_for: Callable[[np.ndarray], np.ndarray], held_out: Users) ->
     scores = scores_for(history[:, :HISTORY])
     np.put_along_axis(scores, history, -np.inf, axis=1)
     scores[:, 0] = -np.inf
-    own = scores[every, hidden]
-    rank = (scores > own[:, None]).sum(axis=1)
-    return float(np.mean(np.isfinite(own) & (rank < 10)))
+    targets = scores[every, hidden]
+    rank = (scores > targets[:, None]).sum(axis=1)
+    return float(np.mean(np.isfinite(targets) & (rank < 10)))
 
 
 def plans(way: Way, num_users: int) -> tuple[tf_bandmf.Plan, list[Any]]:
@@ -277,8 +279,8 @@ def plans(way: Way, num_users: int) -> tuple[tf_bandmf.Plan, list[Any]]:
         )
 
     if not way.selects:
-        found = plan(EPSILON)
-        return found, [found]
+        result = plan(EPSILON)
+        return result, [result]
     stddev = calibrate_noise_stddev(EPSILON, DELTA) / math.sqrt(SELECTION_SHARE)
     selection = tf_bandmf.Release(
         "noisy counts of items", event=dp_accounting.GaussianDpEvent(stddev)
@@ -288,8 +290,8 @@ def plans(way: Way, num_users: int) -> tuple[tf_bandmf.Plan, list[Any]]:
         middle = (low + high) / 2
         joint = tf_bandmf.compose([selection, plan(middle)]).epsilon(DELTA)
         low, high = (middle, high) if joint <= EPSILON else (low, middle)
-    found = plan(low)
-    return found, [selection, found]
+    result = plan(low)
+    return result, [selection, result]
 
 
 def trained(
@@ -363,7 +365,7 @@ def main(
     for heading in ("way", "hit rate at 10", "seconds"):
         table.add_column(heading)
     chosen = {name: WAYS[name] for name in only or WAYS}
-    found: dict[str, list[tuple[float, float]]] = {"by frequency alone": []}
+    rates: dict[str, list[tuple[float, float]]] = {"by frequency alone": []}
     statement = ""
     for seed in range(seeds):
         if movielens is None:
@@ -379,15 +381,15 @@ def main(
             training.items.reshape(-1), minlength=training.num_items + 1
         ).astype(np.float32)
         hits = hit_rate(functools.partial(by_frequency, counts), held_out)
-        found["by frequency alone"].append((hits, 0.0))
+        rates["by frequency alone"].append((hits, 0.0))
         for name, way in chosen.items():
             start = time.perf_counter()
             model, ids, said = trained(way, training, seed, kept)
             hits = hit_rate(functools.partial(scores_of, model, ids), held_out)
-            found.setdefault(name, []).append((hits, time.perf_counter() - start))
+            rates.setdefault(name, []).append((hits, time.perf_counter() - start))
             statement = said or statement
             print(f"seed {seed}, {name}: {hits:.3f}", flush=True)
-    for name, results in found.items():
+    for name, results in rates.items():
         hits, seconds = np.transpose(results)
         error = np.std(hits, ddof=1) / np.sqrt(seeds) if seeds > 1 else np.nan
         table.add_row(name, f"{hits.mean():.3f} ± {error:.3f}", f"{seconds.mean():.0f}")

@@ -37,7 +37,7 @@ SETTING = {
 
 
 def noise() -> None:
-    """What README shows: one coordinate of the model, and the error of each step."""
+    """The picture of README: one coordinate of the model, and the error of each step."""
     plans = {
         "DP-SGD": tf_bandmf.plan("identity", **SETTING),
         "BISR, 32 bands": tf_bandmf.plan("bisr:32", **SETTING),
@@ -65,9 +65,9 @@ def noising_matrices() -> None:
 
 
 def regions() -> None:
-    """Where correlated noise has less error than DP-SGD, and where it has not."""
-    found = json.loads(REGIONS.read_text(encoding="utf-8"))
-    cells, n = found["cells"], found["steps"]
+    """Regions in which correlated noise has less error than DP-SGD, or more."""
+    results = json.loads(REGIONS.read_text(encoding="utf-8"))
+    cells, n = results["cells"], results["steps"]
     figure, (left, right) = plt.subplots(
         1, 2, figsize=(10, 4.2), layout="constrained", width_ratios=[1.5, 1]
     )
@@ -84,7 +84,7 @@ def regions() -> None:
     figure.colorbar(image, ax=left, extend="min", label="ratio of RMSE")
     # Of the last epsilon: without amplification the ratio is the same for every one.
     last = max(cell["epsilon"] for cell in cells)
-    noise = gaussian.calibrate_noise_stddev(last, found["delta"])
+    noise = gaussian.calibrate_noise_stddev(last, results["delta"])
     independent = strategies.identity(n)
     fixed = []
     for cell in (cell for cell in cells if cell["epsilon"] == last):

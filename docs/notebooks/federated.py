@@ -91,7 +91,7 @@ axes.set_xlabel("round")
 
 # %%
 measured = outcomes["BLT"][0]
-found = measured_guarantee(plans["BLT"], measured)
+actual = measured_guarantee(plans["BLT"], measured)
 print(measured)
-print(f"planned epsilon {found.planned.epsilon:.3f}")
-print(f"measured epsilon {found.guarantee.epsilon:.3f} ({found.guarantee.kind})")
+print(f"planned epsilon {actual.planned.epsilon:.3f}")
+print(f"measured epsilon {actual.guarantee.epsilon:.3f} ({actual.guarantee.kind})")

@@ -46,20 +46,20 @@ SLOW = {
 
 
 def pages():
-    found = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    files = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
     return [
         str(path.relative_to(ROOT))
-        for path in found
+        for path in files
         if "_build" not in path.parts and "```python" in path.read_text("utf-8")
     ]
 
 
 def blocks(page):
     text = (ROOT / page).read_text("utf-8")
-    for found in BLOCK.finditer(text):
-        if not found["excerpt"]:
-            line = text[: found.start("code")].count("\n")
-            yield line, found["code"]
+    for match in BLOCK.finditer(text):
+        if not match["excerpt"]:
+            line = text[: match.start("code")].count("\n")
+            yield line, match["code"]
 
 
 def runnable():
@@ -111,11 +111,11 @@ def same_precision():
 def same_registries():
     """A page registers a family and a participation: other tests do not see them."""
     registries = (registry.FAMILIES, participation.PARTICIPATIONS, participation.NAMED)
-    before = [dict(known) for known in registries]
+    before = [dict(entries) for entries in registries]
     yield
-    for known, entries in zip(registries, before):
-        known.clear()
-        known.update(entries)
+    for entries, earlier in zip(registries, before):
+        entries.clear()
+        entries.update(earlier)
 
 
 @pytest.mark.slow_cases(

@@ -1,4 +1,6 @@
-"""The check of the built site finds what leads nowhere."""
+"""The check of the built site finds links and subjects that lead nowhere."""
+
+import json
 
 import pytest
 from modules import module_at
@@ -59,3 +61,14 @@ def test_links_that_lead_nowhere(wrong, link, message):
 def test_pictures_are_links(wrong):
     assert wrong("../picture.png", '<img src="{}">') == []
     assert len(wrong("../none.png", '<img src="{}">')) == 1
+
+
+def test_a_subject_that_the_search_does_not_find():
+    pages = sorted(set(check_site.SUBJECTS.values()))
+    stems = " ".join(check_site.SUBJECTS).split()
+    everywhere = {stem: list(range(len(pages))) for stem in stems}
+    index = {"docnames": pages, "terms": everywhere, "titleterms": {}}
+    assert check_site.lost_subjects(f"Search.setIndex({json.dumps(index)})") == []
+    index["terms"] = {**everywhere, "onnx": pages.index("models")}
+    (line,) = check_site.lost_subjects(f"Search.setIndex({json.dumps(index)})")
+    assert line == "recipes: the search does not find it by 'onnx'"
