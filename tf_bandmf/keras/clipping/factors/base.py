@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -32,7 +31,7 @@ _MIN_INNER_PRODUCT_SIZE = 40_000
 
 
 def prefers_forming(terms: int | None, size: int) -> bool:
-    """Whether to form gradients of T outer products rather than use inner products.
+    """Says if T outer products are formed to gradients, or their inner products are taken.
 
     Args:
       terms: T, or None if it is not known.
@@ -155,7 +154,7 @@ class Formed(Instantiated):
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """How a matrix [G, I, O] becomes a kernel: reshape, transpose, reshape.
+    """The way from a matrix [G, I, O] to a kernel: reshape, transpose, reshape.
 
     Attributes:
       split: the matrix is reshaped to this.
@@ -173,19 +172,15 @@ class Layout:
         shape = tuple(shape)
         return cls(shape, tuple(range(len(shape))), shape)
 
-    def to_kernel(self, matrix: tf.Tensor) -> tf.Tensor:
-        """Maps [G, I, O] (or [I, O]) to the kernel's shape."""
-        if self.order == tuple(range(len(self.order))):
-            return tf.reshape(matrix, self.shape)
-        return tf.reshape(
-            tf.transpose(tf.reshape(matrix, self.split), self.order), self.shape
-        )
-
-    def to_kernels(self, matrices: tf.Tensor) -> tf.Tensor:
-        """Maps [B, G, I, O] (or [B, I, O]) to `[B, *kernel shape]`."""
-        matrices = tf.reshape(matrices, (-1, *self.split))
-        order = (0, *(axis + 1 for axis in self.order))
-        return tf.reshape(tf.transpose(matrices, order), (-1, *self.shape))
+    def to_kernels(
+        self, matrices: tf.Tensor, batch: Sequence[int] = (-1,)
+    ) -> tf.Tensor:
+        """Maps [*batch, G, I, O] (or [*batch, I, O]) to [*batch, *kernel shape]."""
+        axes = len(batch)
+        if self.order != tuple(range(len(self.order))):
+            order = [*range(axes), *(axes + axis for axis in self.order)]
+            matrices = tf.transpose(tf.reshape(matrices, [*batch, *self.split]), order)
+        return tf.reshape(matrices, [*batch, *self.shape])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -206,7 +201,7 @@ class Product(Factor):
     layout: Layout
     copied: tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]] | None = None
 
-    def add(self, other: Factor) -> Factor | None:
+    def add(self, other: Factor) -> Product | None:
         if (
             not isinstance(other, Product)
             or self.layout != other.layout
@@ -219,33 +214,24 @@ class Product(Factor):
             self.layout,
         )
 
-    def of_units(self, rows: int) -> Factor:
+    def of_units(self, rows: int) -> Product:
         """See the base class: the rows' terms are the terms of the unit."""
         left, right = join_terms(self.left, rows), join_terms(self.right, rows)
         return Product(left, right, self.layout)
 
     def instantiate(self) -> tf.Tensor:
-        left, right = tf.cast(self.left, tf.float32), tf.cast(self.right, tf.float32)
-        return self.layout.to_kernels(tf.matmul(left, right, transpose_a=True))
+        left, right = norms.kept(self.left), norms.kept(self.right)
+        return self.layout.to_kernels(norms.formed(left, right))
 
     def measure(self) -> Measured:
-        left, right = norms.kept(self.left), norms.kept(self.right)
-        terms = left.shape[-2]
-        size = math.prod(self.layout.shape)
+        terms, size = self.left.shape[-2], math.prod(self.layout.shape)
         if terms != 1 and terms is not None and prefers_forming(terms, size):
-            (matrices,) = norms.pinned(norms.formed(left, right))
-            return Measured(
-                norms.of_examples(matrices),
-                (matrices,),
-                lambda weights, tensors: self.layout.to_kernel(
-                    _tensordot(weights, tensors)
-                ),
-            )
-        kept, make = left, None
-        if self.copied is not None and norms.accelerator():
-            kept, make = norms.kept(self.copied[0]), self.copied[1]
-        kept, right = norms.pinned(kept, right)
-        left = kept if make is None else make(kept)
+            return Instantiated(self.instantiate()).measure()
+        source, make = self.copied or (self.left, _unchanged)
+        if not norms.accelerator():
+            source, make = self.left, _unchanged
+        source, right = norms.pinned(norms.kept(source), norms.kept(self.right))
+        left = make(source)
         if terms == 1:
             # One outer product in each group: nothing cancels.
             measured = norms.of_outer_products(left, right)
@@ -260,28 +246,28 @@ class Product(Factor):
             )
         return Measured(
             measured,
-            (kept, right),
-            functools.partial(self.summed, make),
+            (source, right),
+            lambda weights, tensors: self.summed(weights, make(tensors[0]), tensors[1]),
         )
 
     def summed(
-        self,
-        make: Callable[[tf.Tensor], tf.Tensor] | None,
-        weights: tf.Tensor,
-        tensors: Sequence[tf.Tensor],
+        self, weights: tf.Tensor, left: tf.Tensor, right: tf.Tensor
     ) -> tf.Tensor:
-        """The sum over examples with weights [B]; `make` makes left of the first."""
-        left, right = tensors
-        left = left if make is None else make(left)
+        """The sum over examples with weights [B], of these left and right sides."""
         left, right = tf.cast(left, tf.float32), tf.cast(right, tf.float32)
-        shape = [-1] + [1] * (right.shape.rank - 1)
-        right = right * tf.reshape(weights, shape)
+        right = right * batches.expand_example(weights, right)
         if left.shape.rank == 3:
             # One large matrix product over examples and terms together.
             left = tf.reshape(left, [-1, left.shape[-1]])
             right = tf.reshape(right, [-1, right.shape[-1]])
-            return self.layout.to_kernel(tf.matmul(left, right, transpose_a=True))
-        return self.layout.to_kernel(tf.einsum("bgti,bgto->gio", left, right))
+            total = tf.matmul(left, right, transpose_a=True)
+        else:
+            total = tf.einsum("bgti,bgto->gio", left, right)
+        return self.layout.to_kernels(total, batch=())
+
+
+def _unchanged(tensor: tf.Tensor) -> tf.Tensor:
+    return tensor
 
 
 def join_terms(tensor: tf.Tensor, rows: int) -> tf.Tensor:
@@ -294,18 +280,17 @@ def join_terms(tensor: tf.Tensor, rows: int) -> tf.Tensor:
     Returns:
       [U, K * T, n], [U, G, K * T, n] or [U, K * T].
     """
-    axis = 2 if tensor.shape.rank == 4 else 1
-    terms = tensor.shape[axis]
+    if tensor.shape.rank == 4:
+        order = [0, 2, 1, 3]
+        return tf.transpose(_joined(tf.transpose(tensor, order), rows), order)
+    return _joined(tensor, rows)
+
+
+def _joined(tensor: tf.Tensor, rows: int) -> tf.Tensor:
+    terms = tensor.shape[1]
     if terms is None:
-        terms = tf.shape(tensor)[axis]
-    if tensor.shape.rank != 4:
-        return tf.reshape(tensor, [-1, rows * terms, *tensor.shape[2:]])
-    groups, width = tensor.shape[1], tensor.shape[3]
-    # The batch is named: one dimension may be -1, and the terms may be unknown.
-    units = tf.shape(tensor)[0] // rows
-    split = tf.reshape(tensor, [units, rows, groups, terms, width])
-    joined = tf.transpose(split, [0, 2, 1, 3, 4])
-    return tf.reshape(joined, [units, groups, rows * terms, width])
+        terms = tf.shape(tensor)[1]
+    return tf.reshape(tensor, [-1, rows * terms, *tensor.shape[2:]])
 
 
 def _tensordot(weights: tf.Tensor, tensors: Sequence[tf.Tensor]) -> tf.Tensor:

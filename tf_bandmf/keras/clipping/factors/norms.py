@@ -54,19 +54,14 @@ class Norms(NamedTuple):
     squared: tf.Tensor
     bounds: tf.Tensor
 
-    def summed(self) -> Norms:
-        """Squared norms [B] of vectors that are put together, [B, ...]."""
-        axes = list(range(1, self.squared.shape.rank))
-        return Norms(*(tf.reduce_sum(part, axes) for part in self))
-
 
 def in_xla() -> bool:
-    """Whether XLA compiles what is traced now."""
+    """Says if XLA compiles what is traced now."""
     return GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph())
 
 
 def accelerator() -> bool:
-    """Whether XLA compiles this for a GPU.
+    """Says if XLA compiles this for a GPU.
 
     There kernels exchange large tensors through memory, and a few more operations cost
     less than to keep some; on a CPU it is the other way round.
@@ -200,7 +195,7 @@ def of_outer_products(left: tf.Tensor, right: tf.Tensor) -> Norms:
       Norms [B].
     """
     pairs = zip(of_last_axis(left), of_last_axis(right), strict=True)
-    return Norms(*(one * other for one, other in pairs)).summed()
+    return Norms(*(_together(one * other) for one, other in pairs))
 
 
 def of_sums(measured: tf.Tensor, absolute: tf.Tensor) -> Norms:
@@ -245,10 +240,7 @@ def of_gram(lefts: tf.Tensor, rights: tf.Tensor) -> Norms:
         for part in (lefts, rights)
     ]
     squares = tf.square(tf.reduce_sum(lengths[0] * lengths[1], -1))
-    if total.shape.rank == 2:
-        # Groups are parts of one kernel.
-        total, squares = tf.reduce_sum(total, 1), tf.reduce_sum(squares, 1)
-    return of_sums(total, squares)
+    return of_sums(_together(total), _together(squares))
 
 
 def of_products(left: tf.Tensor, right: tf.Tensor) -> Norms:
@@ -257,6 +249,10 @@ def of_products(left: tf.Tensor, right: tf.Tensor) -> Norms:
     measured = of_examples(tf.matmul(left, right, transpose_a=True)).squared
     lengths = of_last_axis(left).bounds * of_last_axis(right).bounds
     squares = tf.square(tf.reduce_sum(tf.sqrt(lengths), -1))
-    return of_sums(
-        measured, squares if left.shape.rank == 3 else tf.reduce_sum(squares, 1)
-    )
+    return of_sums(measured, _together(squares))
+
+
+def _together(squares: tf.Tensor) -> tf.Tensor:
+    """Squared norms [B] of parts [B, ...] of one vector, such as groups of a kernel."""
+    axes = list(range(1, squares.shape.rank))
+    return tf.reduce_sum(squares, axes) if axes else squares

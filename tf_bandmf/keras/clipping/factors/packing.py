@@ -76,8 +76,8 @@ def measured_parts(
     """
     parts = []
     for group in sorted({groups[position] for position in factors}):
-        own = [position for position in factors if groups[position] == group]
-        for members in _rooms(own, factors):
+        positions = [position for position in factors if groups[position] == group]
+        for members in _rooms(positions, factors):
             shapes = tuple(tuple(variables[member].shape) for member in members)
             factor = factors[members[0]]
             if len(members) > 1:

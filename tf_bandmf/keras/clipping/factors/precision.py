@@ -97,7 +97,7 @@ def _some_gpu_rounds() -> bool:
 
 
 def _has_tensor_float_32(device: tf.config.PhysicalDevice) -> bool:
-    """Whether a GPU rounds; one that does not say so is taken for one that does."""
+    """Says if a GPU rounds; one that does not tell is taken for one that does."""
     details = tf.config.experimental.get_device_details(device)
     capability = details.get("compute_capability")
     return capability is None or tuple(capability) >= _TENSOR_FLOAT_32_SINCE

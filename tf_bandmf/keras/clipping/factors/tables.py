@@ -32,27 +32,44 @@ class Rows(Factor):
       num_rows: rows of the table.
       stays_sparse: whether the weighted sum is made of (ids, values) as `tf.IndexedSlices`,
         in which rows stand several times and rows that do not exist have negative ids.
+      product: None; or the gradients of a projection with the same table, which are added:
+        left [B, T, num_rows], right [B, T, O].
     """
 
     ids: tf.Tensor
     values: tf.Tensor
     num_rows: int
     stays_sparse: bool = False
+    product: Product | None = None
 
     def add(self, other: Factor) -> Factor | None:
-        if isinstance(other, Product) and not self.stays_sparse:
-            return RowsAndProduct.of(self, other)
+        if isinstance(other, Product):
+            return self._with_product(other)
         if not isinstance(other, Rows) or self.num_rows != other.num_rows:
             return None
-        return dataclasses.replace(
+        total = dataclasses.replace(
             self,
             ids=tf.concat([self.ids, tf.cast(other.ids, self.ids.dtype)], axis=1),
             values=tf.concat([self.values, other.values], axis=1),
         )
+        return total if other.product is None else total.add(other.product)
+
+    def _with_product(self, other: Product) -> Factor | None:
+        """The sum with a product of a whole table in its own order."""
+        shape = (self.num_rows, self.values.shape[-1])
+        is_table = other.left.shape.rank == 3 and other.layout == Layout.plain(shape)
+        if self.stays_sparse or not is_table:
+            return None
+        product = other if self.product is None else self.product.add(other)
+        return product and dataclasses.replace(self, product=product)
 
     def of_units(self, rows: int) -> Factor:
-        ids, values = join_terms(self.ids, rows), join_terms(self.values, rows)
-        return dataclasses.replace(self, ids=ids, values=values)
+        return dataclasses.replace(
+            self,
+            ids=join_terms(self.ids, rows),
+            values=join_terms(self.values, rows),
+            product=self.product and self.product.of_units(rows),
+        )
 
     def instantiate(self) -> tf.Tensor:
         if self.stays_sparse:
@@ -71,16 +88,21 @@ class Rows(Factor):
         table = tf.math.unsorted_segment_sum(
             values, segments, tf.cast(batch, tf.int64) * self.num_rows
         )
-        return tf.reshape(table, [batch, self.num_rows, values.shape[-1]])
+        table = tf.reshape(table, [batch, self.num_rows, values.shape[-1]])
+        return table if self.product is None else table + self.product.instantiate()
 
     def scaled(self, scale: tf.Tensor) -> Factor:
         """See the base class: every value is multiplied by the scales of its row."""
+        if self.product is not None:
+            return super().scaled(scale)
         exists = (self.ids >= 0) & (self.ids < self.num_rows)
         scales = tf.gather(scale, tf.where(exists, self.ids, 0))
         scaled = tf.cast(self.values, tf.float32) * scales
         return dataclasses.replace(self, values=scaled)
 
     def measure(self) -> Measured:
+        if self.product is not None:
+            return self._measured_with(self.product)
         (values,) = norms.pinned(tf.cast(self.values, tf.float32))
         terms = self.ids.shape[1]
         measured = norms.of_examples(values) if terms == 1 else self._norms(values)
@@ -123,60 +145,17 @@ class Rows(Factor):
             tf.reduce_sum(squared, 1), tf.reduce_sum(tf.square(lengths), 1)
         )
 
-
-@dataclasses.dataclass(frozen=True)
-class RowsAndProduct(Factor):
-    """Gradients of a table that is looked up, and that outputs are projected with.
-
-    Attributes:
-      rows: what lookups give.
-      product: what the projection gives: left [B, T, rows], right [B, T, O].
-    """
-
-    rows: Rows
-    product: Product
-
-    @classmethod
-    def of(cls, rows: Rows, product: Product) -> RowsAndProduct | None:
-        """Both together, if the product is of a whole table in its own order."""
-        shape = (rows.num_rows, rows.values.shape[-1])
-        if product.left.shape.rank != 3 or product.layout != Layout.plain(shape):
-            return None
-        return cls(rows, product)
-
-    def add(self, other: Factor) -> Factor | None:
-        if isinstance(other, RowsAndProduct):
-            first = self.add(other.rows)
-            return None if first is None else first.add(other.product)
-        if isinstance(other, Rows):
-            rows = self.rows.add(other)
-            return (
-                RowsAndProduct(rows, self.product) if isinstance(rows, Rows) else None
-            )
-        product = self.product.add(other)
-        if isinstance(product, Product):
-            return RowsAndProduct(self.rows, product)
-        return None
-
-    def of_units(self, rows: int) -> Factor:
-        lookups, products = self.rows.of_units(rows), self.product.of_units(rows)
-        assert isinstance(lookups, Rows) and isinstance(products, Product)
-        return RowsAndProduct(lookups, products)
-
-    def instantiate(self) -> tf.Tensor:
-        return self.rows.instantiate() + self.product.instantiate()
-
-    def measure(self) -> Measured:
-        ids, num_rows = self.rows.ids, self.rows.num_rows
-        lookups, terms = ids.shape[1], self.product.left.shape[-2]
+    def _measured_with(self, product: Product) -> Measured:
+        ids, num_rows = self.ids, self.num_rows
+        lookups, terms = ids.shape[1], product.left.shape[-2]
         total = None if lookups is None or terms is None else lookups + terms
-        size = num_rows * int(self.rows.values.shape[-1])
+        size = num_rows * int(self.values.shape[-1])
         if prefers_forming(total, size):
             return Instantiated(self.instantiate()).measure()
         values, left, right = norms.pinned(
-            tf.cast(self.rows.values, tf.float32),
-            tf.cast(self.product.left, tf.float32),
-            tf.cast(self.product.right, tf.float32),
+            tf.cast(self.values, tf.float32),
+            tf.cast(product.left, tf.float32),
+            tf.cast(product.right, tf.float32),
         )
         # Inner products of the rows [e_id; l_t] and [v_t; r_t], e_k the k-th unit vector:
         # those with unit vectors are entries, and nothing of the size of the table is made.
@@ -189,8 +168,8 @@ class RowsAndProduct(Factor):
         measured = norms.of_gram(lefts, norms.gram(tf.concat([values, right], axis=1)))
 
         def weighted_sum(weights: tf.Tensor, tensors: Sequence[tf.Tensor]) -> tf.Tensor:
-            values, *pair = tensors
-            product = self.product.summed(None, weights, pair)
-            return self.rows.summed(weights, values) + product
+            values, left, right = tensors
+            projected = product.summed(weights, left, right)
+            return self.summed(weights, values) + projected
 
         return Measured(measured, (values, left, right), weighted_sum)
