@@ -161,13 +161,13 @@ def test_every_way_forms_the_same_gradients_of_a_convolution(strides):
     layer.build((None, 9, 8, 5))
     x = rng.normal(size=(U * K, 9, 8, 5)).astype("f4")
     gradient = rng.normal(size=layer(x).shape).astype("f4")
-    ways = convolution._from_patches, convolution._one_by_one
     for rows in (1, K):
-        patches, other = (way(layer, x, gradient, [3, 2], rows) for way in ways)
+        convolved = convolution.Convolved(layer, x, gradient, rows)
+        patches, other = convolved.from_patches(), convolved.one_by_one()
         assert patches.shape == (U * K // rows, 3, 2, 5, 7)
         np.testing.assert_allclose(other, patches, rtol=1e-4, atol=1e-4)
-        if rows == 1 and convolution._groups_have_gradients():
-            groups = convolution._in_groups(layer, x, gradient, [3, 2])
+        if rows == 1 and convolution.groups_have_gradients():
+            groups = convolved.in_groups()
             np.testing.assert_allclose(groups, patches, rtol=1e-4, atol=1e-4)
 
 

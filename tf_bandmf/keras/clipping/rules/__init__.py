@@ -11,7 +11,6 @@ from tf_bandmf.keras.clipping.rules.convolution import (
 from tf_bandmf.keras.clipping.rules.dense import DenseRule
 from tf_bandmf.keras.clipping.rules.embedding import EmbeddingRule
 from tf_bandmf.keras.clipping.rules.hub import (
-    HubNormalizationRule,
     MaskedLMHeadRule,
     PositionEmbeddingRule,
 )
@@ -33,12 +32,10 @@ _RULES: list[Rule] = [
     RecurrentRule(),
     KernelFunctionRule(),
     PositionEmbeddingRule(),
-    HubNormalizationRule(),
+    MaskedLMHeadRule(),
     PerExampleRule(),
 ]
 _registered: list[Rule] = []
-# For layers that own variables and have layers inside.
-_OPENING_RULES: list[Rule] = [MaskedLMHeadRule()]
 
 
 def rule_for(layer: Any, variables: Sequence[Any]) -> Rule:
@@ -54,22 +51,23 @@ def rule_for(layer: Any, variables: Sequence[Any]) -> Rule:
     return next(rule for rule in _RULES if rule.supports(layer, variables))
 
 
-def opening_rule_for(layer: Any, own: Sequence[Any]) -> Rule | None:
+def opening_rule_for(layer: Any, variables: Sequence[Any]) -> Rule | None:
     """Returns a rule for a layer's own variables that leaves its inner layers to theirs.
 
     Args:
       layer: a built layer.
-      own: the trainable variables that the layer itself owns.
+      variables: the trainable ones that the layer itself owns.
 
     Returns:
       The rule, or None: the layer is one unit with all that is inside.
     """
-    return next((r for r in _OPENING_RULES if r.supports(layer, own)), None)
+    opening = (rule for rule in _RULES if rule.opens)
+    return next((rule for rule in opening if rule.supports(layer, variables)), None)
 
 
-def has_registered_rule(layer: Any, variables: Sequence[Any]) -> bool:
-    """Whether the rule for a layer is one of the user's."""
-    return rule_for(layer, variables) in _registered
+def is_registered(rule: Rule) -> bool:
+    """Says if a rule is one of the user's."""
+    return rule in _registered
 
 
 def register_rule(rule: Rule) -> Rule:
@@ -99,7 +97,7 @@ __all__ = [
     "LayerCall",
     "PerExampleRule",
     "Rule",
-    "has_registered_rule",
+    "is_registered",
     "opening_rule_for",
     "register_rule",
     "rule_for",

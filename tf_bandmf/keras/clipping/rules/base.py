@@ -92,7 +92,7 @@ class Rule(abc.ABC):
 
     @abc.abstractmethod
     def supports(self, layer: Any, variables: Sequence[Any]) -> bool:
-        """Whether the rule is exact for this layer and this trainable set."""
+        """Says if the rule is exact for this layer and this trainable set."""
 
     @abc.abstractmethod
     def forward(self, call: LayerCall) -> Any:
@@ -111,42 +111,31 @@ class Rule(abc.ABC):
         """
 
 
-def owns_only(variables: Sequence[Any], *covered: Any) -> bool:
-    """Whether the trainable set lies within what a rule covers."""
-    allowed = {id(variable) for variable in covered if variable is not None}
-    return all(id(variable) in allowed for variable in variables)
-
-
-def is_plain(layer: Any, *classes: type, adapted: bool = False) -> bool:
-    """Whether a layer is exactly of one of these classes, `call` untouched.
+def is_plain(layer: Any, *kinds: type | str, adapted: bool = False) -> bool:
+    """Says if a layer is exactly of one of these kinds, `call` untouched.
 
     A subclass may compute anything: it is left to the rule of single examples.
 
     Args:
       layer: a built layer.
-      classes: the classes.
+      kinds: classes, or where they are, for those of packages that need not be installed.
       adapted: whether it may have an adapter (LoRA).
     """
+    cls = type(layer)
     return (
-        type(layer) in classes
+        (cls in kinds or f"{cls.__module__}.{cls.__qualname__}" in kinds)
         and "call" not in vars(layer)
         and (adapted or not getattr(layer, "lora_enabled", False))
         and getattr(layer, "quantization_mode", None) is None
     )
 
 
-def inherits_unchanged(layer: Any, cls: type) -> bool:
-    """Whether a layer is of a class, or of a subclass that changes nothing."""
-    is_one = isinstance(layer, cls) and "call" not in vars(layer)
-    return is_one and not overridden(layer, cls)
-
-
 def overridden(layer: Any, cls: type) -> set[str]:
     """Names that the class of a layer overrides from a class that it derives from."""
-    own = type(layer).__mro__[: type(layer).__mro__.index(cls)]
+    ancestors = type(layer).__mro__
     return {
         name
-        for subclass in own
+        for subclass in ancestors[: ancestors.index(cls)]
         for name in vars(subclass)
         if not name.startswith("__") and hasattr(cls, name)
     }
@@ -174,7 +163,38 @@ class OneTapRule(Rule):
         """
 
 
-class PreActivationRule(OneTapRule):
+class LayerRule(OneTapRule):
+    """Base of the rules of layers of Keras: exact classes, whose variables are named.
+
+    Attributes:
+      kinds: of layers, for `is_plain`.
+      takes_adapters: whether layers may have adapters (LoRA).
+    """
+
+    kinds: tuple[type | str, ...] = ()
+    takes_adapters = False
+
+    def supports(self, layer: Any, variables: Sequence[Any]) -> bool:
+        """See the base class: layers that fit and train nothing but `weights`."""
+        if not self.fits(layer):
+            return False
+        weights = {id(variable) for variable in self.weights(layer)}
+        return all(id(variable) in weights for variable in variables)
+
+    def fits(self, layer: Any) -> bool:
+        """Says if the layer computes what the rule takes it to; see `is_plain`."""
+        return is_plain(layer, *self.kinds, adapted=self.takes_adapters)
+
+    @abc.abstractmethod
+    def weights(self, layer: Any) -> Sequence[Any]:
+        """The variables that the rule gives factors of; None for one that is not there.
+
+        Args:
+          layer: one that fits.
+        """
+
+
+class PreActivationRule(LayerRule):
     """Base of the rules that tap a layer just before its activation.
 
     Attributes:
@@ -193,38 +213,36 @@ class PreActivationRule(OneTapRule):
             (outputs,) = norms.pinned(outputs)
         return activation(call.tap(outputs))
 
-    def of_bias(self, layer: Any, gradient: tf.Tensor) -> dict[int, Factor]:
-        """The factor of the bias that is added before the activation, if there is one."""
-        if layer.bias is None:
-            return {}
-        shape = kernel_shape(layer.bias)
-        return {id(layer.bias): Instantiated(reduce_to_shape(gradient, shape))}
 
-
-def reduce_to_shape(gradients: tf.Tensor, shape: Sequence[int]) -> tf.Tensor:
-    """Sums per-example gradients over the dimensions along which a variable is spread.
+def of_spread(
+    variable: Any, gradient: tf.Tensor, spread: Sequence[int] | None = None
+) -> dict[int, Factor]:
+    """The factor of a variable that was spread over a tensor, such as a bias; by its `id`.
 
     Args:
-      gradients: [B, ...], gradients for something that a variable was added to.
-      shape: shape of the variable, aligned to the last dimensions.
-
-    Returns:
-      Per-example gradients of the variable, [B, *shape], float32.
+      variable: the Keras variable, or None: there is none.
+      gradient: [B, ...], gradients for what the variable was added to.
+      spread: the shape in which it was added, aligned to the last dimensions; that of the
+        variable itself if not given.
 
     Raises:
       ValueError: if the variable is spread along the batch in another way.
     """
-    gradients = tf.cast(gradients, tf.float32)
-    padded = [1] * (gradients.shape.rank - len(shape)) + list(shape)
-    if len(padded) != gradients.shape.rank or padded[0] != 1:
+    if variable is None:
+        return {}
+    shape = kernel_shape(variable)
+    spread = shape if spread is None else spread
+    gradient = tf.cast(gradient, tf.float32)
+    padded = [1] * (gradient.shape.rank - len(spread)) + list(spread)
+    if len(padded) != gradient.shape.rank or padded[0] != 1:
         raise ValueError(
-            f"A variable of shape {tuple(shape)} cannot be shared by all examples of "
-            f"a tensor of shape {gradients.shape}."
+            f"A variable of shape {tuple(spread)} cannot be shared by all examples of "
+            f"a tensor of shape {gradient.shape}."
         )
     axes = [axis for axis in range(1, len(padded)) if padded[axis] == 1]
     if axes:
-        gradients = tf.reduce_sum(gradients, axis=axes)
-    return batches.reshape_examples(gradients, *shape)
+        gradient = tf.reduce_sum(gradient, axis=axes)
+    return {id(variable): Instantiated(batches.reshape_examples(gradient, *shape))}
 
 
 def kernel_shape(variable: Any) -> tuple[int, ...]:

@@ -26,66 +26,60 @@ from tf_bandmf.keras.clipping.independence.map_examples import map_examples
 from tf_bandmf.keras.clipping.rules.base import (
     LayerCall,
     PreActivationRule,
+    is_plain,
     overridden,
-    owns_only,
 )
 from tf_bandmf.keras.clipping.rules.convolution import ConvolutionRule
 from tf_bandmf.keras.clipping.rules.dense import DenseRule
 from tf_bandmf.keras.compat.keras_objects import kernel_of, tensorflow_value
 
-_CONVOLUTIONS = (keras.layers.Conv1D, keras.layers.Conv2D, keras.layers.Conv3D)
+_RULES = (ConvolutionRule(), DenseRule())
 
 
 class KernelFunctionRule(PreActivationRule):
     """Subclasses of `Dense` and convolutions that override `kernel` alone."""
 
-    def supports(self, layer: Any, variables: Sequence[Any]) -> bool:
-        base = _base_of(layer)
-        return (
-            base is not None
-            and "call" not in vars(layer)
-            and not layer.lora_enabled
-            and getattr(layer, "quantization_mode", None) is None
-            and owns_only(variables, kernel_of(layer), layer.bias)
-        )
+    def fits(self, layer: Any) -> bool:
+        return _rule_below(layer) is not None and is_plain(layer, type(layer))
+
+    def weights(self, layer: Any) -> Sequence[Any]:
+        return kernel_of(layer), layer.bias
 
     def factors_of(self, call: LayerCall, gradient: tf.Tensor) -> Mapping[int, Factor]:
-        layer = call.layer
-        rule = (
-            DenseRule() if _base_of(layer) is keras.layers.Dense else ConvolutionRule()
-        )
-        result = dict(rule.factors_of(call, gradient))
-        of_kernel = result.get(id(kernel_of(layer)))
+        layer, rule = call.layer, _rule_below(call.layer)
+        assert rule is not None
+        factors = dict(rule.factors_of(call, gradient))
+        of_kernel = factors.get(id(kernel_of(layer)))
         if of_kernel is None:
-            return result
+            return factors
         weight = tensorflow_value(kernel_of(layer))
         with tf.GradientTape(persistent=True, watch_accessed_variables=False) as tape:
             tape.watch(weight)
             kernel = tf.convert_to_tensor(layer.kernel)
 
         def pulled_back(of_unit: tf.Tensor) -> list[tf.Tensor]:
-            found = tape.gradient(
+            pulled = tape.gradient(
                 kernel,
                 weight,
                 output_gradients=tf.cast(of_unit, kernel.dtype),
                 unconnected_gradients=tf.UnconnectedGradients.ZERO,
             )
-            return [tf.convert_to_tensor(found)]
+            return [tf.convert_to_tensor(pulled)]
 
         # The pull-back is linear: the gradients of a unit's rows are added before.
         if call.rows > 1:
             of_kernel = of_kernel.of_units(call.rows)
         name = f"The kernel of layer {layer.name!r} ({type(layer).__name__})"
-        given = of_kernel.instantiate()
-        found = map_examples(pulled_back, given, name)
-        result[id(kernel_of(layer))] = Formed(found[0])
-        return result
+        (of_weight,) = map_examples(pulled_back, of_kernel.instantiate(), name)
+        factors[id(kernel_of(layer))] = Formed(of_weight)
+        return factors
 
 
-def _base_of(layer: Any) -> type | None:
-    """The class of Keras that a layer's class derives from, changing `kernel` alone."""
-    for base in (keras.layers.Dense, *_CONVOLUTIONS):
-        if isinstance(layer, base):
-            changed = overridden(layer, base) - {"get_config", "from_config"}
-            return base if changed == {"kernel"} else None
+def _rule_below(layer: Any) -> PreActivationRule | None:
+    """The rule of the class of Keras of which a layer's class changes `kernel` alone."""
+    for rule in _RULES:
+        for kind in rule.kinds:
+            if isinstance(layer, kind) and kind is not keras.layers.EinsumDense:
+                changed = overridden(layer, kind) - {"get_config", "from_config"}
+                return rule if changed == {"kernel"} else None
     return None

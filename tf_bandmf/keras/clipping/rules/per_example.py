@@ -59,7 +59,8 @@ class PerExampleRule(Rule):
         return True
 
     def forward(self, call: LayerCall) -> Any:
-        call.notes["scope"] = _Scope()
+        # The layer goes on to change its own.
+        call.notes["ambient"] = {k: copy.copy(v) for k, v in _ambient().items()}
         call.notes["seeds"] = []
         inputs = _batched(call)
         try:
@@ -84,10 +85,10 @@ class PerExampleRule(Rule):
         if not call.variables or all(gradient is None for gradient in gradients):
             return {}
         variables = [tensorflow_value(variable) for variable in call.variables]
-        found = _pulled_back(call, gradients, lambda inputs: variables)
+        of_examples = _pulled_back(call, gradients, lambda inputs: variables)
         return {
             id(variable): Instantiated(gradient)
-            for variable, gradient in zip(call.variables, found, strict=True)
+            for variable, gradient in zip(call.variables, of_examples, strict=True)
         }
 
 
@@ -110,9 +111,10 @@ def _run(call: LayerCall, inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         def backward(*upstream: tf.Tensor, variables: Any = None) -> Any:
             # The gradient of something that gathers, as of a loss alone, is sparse.
             dense = [tf.convert_to_tensor(gradient) for gradient in upstream]
-            found = iter(_pulled_back(call, dense, _floats))
+            of_floats = iter(_pulled_back(call, dense, _floats))
             gradients = [
-                next(found) if tensor.dtype.is_floating else None for tensor in tensors
+                next(of_floats) if tensor.dtype.is_floating else None
+                for tensor in tensors
             ]
             # Weights get their gradients from `factors`.
             return (gradients, [None] * len(variables)) if variables else gradients
@@ -143,13 +145,13 @@ def _pulled_back(
             tape.watch(wanted)
             outputs = _run_one(call, inputs, seeds)
             leaves = _floats(_leaves(call, outputs))
-        found = tape.gradient(
+        pulled = tape.gradient(
             [leaves[i] for i in used],
             wanted,
             output_gradients=[gradient[None] for gradient in gradients],
             unconnected_gradients=tf.UnconnectedGradients.ZERO,
         )
-        return [tf.convert_to_tensor(gradient) for gradient in found]
+        return [tf.convert_to_tensor(gradient) for gradient in pulled]
 
     inputs = _batched(call)
     if not sources(inputs):
@@ -158,27 +160,22 @@ def _pulled_back(
     return _mapped(call, one_example, elements)
 
 
-class _Scope:
-    """Keras' ambient state of a call: `training`, mixed precision."""
+def _ambient() -> dict[str, Any]:
+    """Keras' state around a call: `training`, mixed precision."""
+    names = CALL_CONTEXT, AUTOCAST_SCOPE
+    return {name: global_state.get_global_attribute(name) for name in names}
 
-    def __init__(self) -> None:
-        context = global_state.get_global_attribute(CALL_CONTEXT)
-        self._context = copy.copy(context)
-        self._autocast = global_state.get_global_attribute(AUTOCAST_SCOPE)
 
-    @contextlib.contextmanager
-    def restored(self) -> Iterator[None]:
-        previous = {
-            name: global_state.get_global_attribute(name)
-            for name in (CALL_CONTEXT, AUTOCAST_SCOPE)
-        }
-        global_state.set_global_attribute(CALL_CONTEXT, copy.copy(self._context))
-        global_state.set_global_attribute(AUTOCAST_SCOPE, self._autocast)
-        try:
-            yield
-        finally:
-            for name, value in previous.items():
-                global_state.set_global_attribute(name, value)
+@contextlib.contextmanager
+def _within(ambient: dict[str, Any]) -> Iterator[None]:
+    previous = _ambient()
+    for name, value in ambient.items():
+        global_state.set_global_attribute(name, copy.copy(value))
+    try:
+        yield
+    finally:
+        for name, value in previous.items():
+            global_state.set_global_attribute(name, value)
 
 
 def _batched(call: LayerCall) -> list[tf.Tensor]:
@@ -215,31 +212,31 @@ def _run_one(
 
     args, kwargs = keras.tree.map_structure(replace, (call.args, call.kwargs))
     replay = contextlib.nullcontext() if seeds is None else replayed_draws(list(seeds))
-    with call.notes["scope"].restored(), replay:
+    with _within(call.notes["ambient"]), replay:
         return call.original(*args, **kwargs)
 
 
 def _seeds_of_one(call: LayerCall, inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    """A seed for each draw of a call, found out in a graph that never runs."""
+    """A seed for each draw of a call, which a graph that never runs counts."""
     if not inputs:
         raise UnsupportedModelError(
             f"{_name(call)} is called on no tensor with a batch dimension, so it cannot "
             f"run for each example by itself. Give it one."
         )
     specs = [tf.TensorSpec(tensor.shape[1:], tensor.dtype) for tensor in inputs]
-    found: list[keras.random.SeedGenerator] = []
+    drawn_from: list[keras.random.SeedGenerator] = []
 
     @tf.function(autograph=False)
     def probe(tensors: list[tf.Tensor]) -> tf.Tensor:
         with used_generators() as generators, recorded_draws():
             _rows(call, _run_one(call, tensors, None))
-        found.extend(generators)
+        drawn_from.extend(generators)
         return tf.zeros([])
 
     for op in probe.get_concrete_function(specs).graph.get_operations():
         if op.type in _RAGGED:
             raise _refusal(call, f"{op.type} has a result of a size that varies")
-    return [generator.next() for generator in found]
+    return [generator.next() for generator in drawn_from]
 
 
 def _mapped(

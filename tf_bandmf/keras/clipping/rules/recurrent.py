@@ -12,7 +12,7 @@ for each example before the loop: one for all gates, or one for each, whose grad
 are terms of their own.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -22,12 +22,15 @@ from keras import ops
 from tf_bandmf.keras.clipping.factors.base import Factor, Instantiated, Layout, Product
 from tf_bandmf.keras.clipping.rules.base import (
     LayerCall,
-    OneTapRule,
+    LayerRule,
     is_plain,
     kernel_shape,
-    owns_only,
 )
+from tf_bandmf.keras.clipping.tensors.batches import reshape_examples
 from tf_bandmf.keras.compat.keras_objects import rnn, tensorflow_value
+
+# From what is projected of the inputs and the states before a step to output and states.
+_Step = Callable[[Any, Sequence[Any]], tuple[Any, list[Any]]]
 
 _CELLS = {
     keras.layers.LSTM: keras.layers.LSTMCell,
@@ -36,18 +39,20 @@ _CELLS = {
 }
 
 
-class RecurrentRule(OneTapRule):
+class RecurrentRule(LayerRule):
     """Recurrent layers with cells of Keras."""
 
-    def supports(self, layer: Any, variables: Sequence[Any]) -> bool:
-        if not is_plain(layer, *_CELLS) or layer.stateful:
+    kinds = tuple(_CELLS)
+
+    def fits(self, layer: Any) -> bool:
+        if not super().fits(layer) or layer.stateful:
             return False
         cell = layer.cell
-        return (
-            is_plain(cell, _CELLS[type(layer)])
-            and max(cell.dropout, cell.recurrent_dropout) < 1.0
-            and owns_only(variables, cell.kernel, cell.recurrent_kernel, cell.bias)
-        )
+        drops_all = max(cell.dropout, cell.recurrent_dropout) >= 1.0
+        return is_plain(cell, _CELLS[type(layer)]) and not drops_all
+
+    def weights(self, layer: Any) -> Sequence[Any]:
+        return layer.cell.kernel, layer.cell.recurrent_kernel, layer.cell.bias
 
     def forward(self, call: LayerCall) -> Any:
         layer, cell = call.layer, call.layer.cell
@@ -61,18 +66,20 @@ class RecurrentRule(OneTapRule):
                 drops[1] = _list_of(cell.get_recurrent_dropout_mask(initial_state))
             in_time = [drop and [mask[:, None] for mask in drop] for drop in drops]
             projected = _product(sequences, cell.kernel, in_time[0])
-            bias = _input_bias(cell)
-            if bias is not None:
-                projected = ops.add(projected, bias)
+            if cell.bias is not None:
+                # A GRU may have a second bias, which is recurrent.
+                of_inputs = cell.bias[0] if len(cell.bias.shape) == 2 else cell.bias
+                projected = ops.add(projected, of_inputs)
             mask = next(iter(keras.tree.flatten(mask)), None)
             first = list(keras.tree.flatten(initial_state))
             # A masked step has the output of the step before it, or zeros at first.
-            known = mask is None or (
+            is_output = mask is None or (
                 not layer.zero_output_for_mask and _begins_with_zeros(call)
             )
             tapped = call.tap(projected)
+            step = _STEPS[type(layer)](cell, drops[1])
             last, outputs, states = rnn(
-                _STEPS[type(layer)](cell, drops[1], with_state=not known),
+                step if is_output else _with_state(step),
                 tapped,
                 first,
                 go_backwards=layer.go_backwards,
@@ -83,7 +90,7 @@ class RecurrentRule(OneTapRule):
                 return_all_outputs=True,
             )
             units = layer.units
-            if known:
+            if is_output:
                 before = tf.concat([first[0][:, None], outputs[:, :-1]], axis=1)
             else:
                 before = outputs[..., units:]
@@ -114,31 +121,21 @@ class RecurrentRule(OneTapRule):
                 *others, last = states if len(states) > 1 else states * 3
                 states = [*others, reset * last]
         inputs = _dropped(tf.cast(call.notes["sequences"], tf.float32), of_inputs)
-        result: dict[int, Factor] = {
+        factors: dict[int, Factor] = {
             id(cell.kernel): _terms(inputs, gradient, cell.kernel),
             id(cell.recurrent_kernel): _terms(states, recurrent, cell.recurrent_kernel),
         }
         if cell.bias is not None:
-            sums = [tf.reduce_sum(gradient, axis=1)]
-            if len(kernel_shape(cell.bias)) == 2:
-                sums.append(tf.reduce_sum(recurrent, axis=1))
-                result[id(cell.bias)] = Instantiated(tf.stack(sums, axis=1))
-            else:
-                result[id(cell.bias)] = Instantiated(sums[0])
-        return result
-
-
-def _input_bias(cell: Any) -> Any:
-    """What is added to the projected inputs; a GRU may have a second, recurrent one."""
-    if cell.bias is None:
-        return None
-    return cell.bias[0] if len(cell.bias.shape) == 2 else cell.bias
+            shape = kernel_shape(cell.bias)
+            received = [gradient, recurrent][: len(shape)]
+            sums = tf.stack([tf.reduce_sum(part, axis=1) for part in received], axis=1)
+            factors[id(cell.bias)] = Instantiated(reshape_examples(sums, *shape))
+        return factors
 
 
 def _begins_with_zeros(call: LayerCall) -> bool:
-    if len(call.args) > 1 and call.args[1] is not None:
-        return False
-    return call.kwargs.get("initial_state") is None
+    given = call.args[1] if len(call.args) > 1 else call.kwargs.get("initial_state")
+    return given is None
 
 
 def _list_of(masks: Any) -> list[Any] | None:
@@ -147,7 +144,7 @@ def _list_of(masks: Any) -> list[Any] | None:
 
 
 def _dropped(values: Any, masks: Sequence[Any] | None) -> list[Any]:
-    """What is left of values: for all gates, or for each."""
+    """The rest of values that masks leave: for all gates, or for each."""
     if masks is None:
         return [values]
     return [values * tf.cast(mask, values.dtype) for mask in masks]
@@ -172,11 +169,8 @@ def _terms(lefts: Sequence[tf.Tensor], gradient: tf.Tensor, kernel: Any) -> Fact
             tf.where(gates == gate, gradient, tf.zeros_like(gradient))
             for gate in range(len(lefts))
         ]
-    return Product(
-        tf.concat(lefts, axis=1),
-        tf.concat(rights, axis=1),
-        Layout.plain(kernel_shape(kernel)),
-    )
+    left, right = tf.concat(lefts, axis=1), tf.concat(rights, axis=1)
+    return Product(left, right, Layout.plain(kernel_shape(kernel)))
 
 
 def _reset_gate(call: LayerCall) -> tf.Tensor:
@@ -193,11 +187,17 @@ def _reset_gate(call: LayerCall) -> tf.Tensor:
     return cell.recurrent_activation(call.notes["projected"][..., part] + inner)
 
 
-def _noted(output: Any, state: Any, with_state: bool) -> Any:
-    return ops.concatenate([output, state], axis=-1) if with_state else output
+def _with_state(step: _Step) -> _Step:
+    """A step whose output has the state that it began with behind it."""
+
+    def noting(projected: Any, states: Sequence[Any]) -> tuple[Any, list[Any]]:
+        output, new_states = step(projected, states)
+        return ops.concatenate([output, states[0]], axis=-1), new_states
+
+    return noting
 
 
-def _lstm_step(cell: Any, masks: Sequence[Any] | None, with_state: bool) -> Any:
+def _lstm_step(cell: Any, masks: Sequence[Any] | None) -> _Step:
     def step(projected: Any, states: Sequence[Any]) -> tuple[Any, list[Any]]:
         state, carry = states
         sums = ops.add(projected, _product(state, cell.recurrent_kernel, masks))
@@ -205,12 +205,12 @@ def _lstm_step(cell: Any, masks: Sequence[Any] | None, with_state: bool) -> Any:
         new_carry = cell.recurrent_activation(gates[1]) * carry
         new_carry += cell.recurrent_activation(gates[0]) * cell.activation(gates[2])
         output = cell.recurrent_activation(gates[3]) * cell.activation(new_carry)
-        return _noted(output, state, with_state), [output, new_carry]
+        return output, [output, new_carry]
 
     return step
 
 
-def _gru_step(cell: Any, masks: Sequence[Any] | None, with_state: bool) -> Any:
+def _gru_step(cell: Any, masks: Sequence[Any] | None) -> _Step:
     units = cell.units
 
     def step(projected: Any, states: Sequence[Any]) -> tuple[Any, list[Any]]:
@@ -234,18 +234,17 @@ def _gru_step(cell: Any, masks: Sequence[Any] | None, with_state: bool) -> Any:
             )
         candidate = cell.activation(of_candidate + recalled)
         output = update * state + (1 - update) * candidate
-        return _noted(output, state, with_state), [output]
+        return output, [output]
 
     return step
 
 
-def _simple_step(cell: Any, masks: Sequence[Any] | None, with_state: bool) -> Any:
+def _simple_step(cell: Any, masks: Sequence[Any] | None) -> _Step:
     def step(projected: Any, states: Sequence[Any]) -> tuple[Any, list[Any]]:
-        (state,) = states
-        output = projected + _product(state, cell.recurrent_kernel, masks)
+        output = projected + _product(states[0], cell.recurrent_kernel, masks)
         if cell.activation is not None:
             output = cell.activation(output)
-        return _noted(output, state, with_state), [output]
+        return output, [output]
 
     return step
 
