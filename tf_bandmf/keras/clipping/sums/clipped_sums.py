@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -131,32 +130,25 @@ def clipped_gradient_sums(
     """
     check_matmul_precision()
     check_functions_are_traced()
-    if not (math.isfinite(l2_norm_clip) and l2_norm_clip > 0):
-        raise ValueError(
-            f"`l2_norm_clip` must be positive and finite, found {l2_norm_clip}."
-        )
     if microbatch_size is not None and microbatch_size < 1:
         raise ValueError(
             f"`microbatch_size` must be at least 1, found {microbatch_size}."
         )
     check_supported(model)
     clip = how_to_clip(model, l2_norm_clip, clipping, loss_scale_factor, scales)
-    data = _with_shares(batches.to_tensors((x, y, sample_weight, rows)), shares)
+    data = batches.to_tensors((x, y, sample_weight, rows))
+    static, size = batches.batch_size(data)
+    if shares is None:
+        shares = tf.ones([static if static else size])
+    else:
+        shares = tf.cast(tf.convert_to_tensor(shares), tf.float32)
+        # NaN is in no order: it becomes 0.
+        shares = tf.where(shares > 0.0, tf.minimum(shares, 1.0), 0.0)
     if rows is not None and microbatch_size is not None:
         microbatch_size = max(1, microbatch_size // UnitRows(data[3]).rows)
     with read_by(readers):
-        clipped = _clipped(model, data, microbatch_size, clip)
+        clipped = _clipped(model, (*data, shares), microbatch_size, clip)
     return clipped._replace(scales=clip.scales)
-
-
-def _with_shares(data: Any, shares: tf.Tensor | None) -> Any:
-    """The data with a share of the clip norm for each example, within [0, 1]."""
-    static, size = batches.batch_size(data)
-    if shares is None:
-        return (*data, tf.ones([static if static else size]))
-    shares = tf.cast(tf.convert_to_tensor(shares), tf.float32)
-    # NaN is in no order: it becomes 0.
-    return (*data, tf.where(shares > 0.0, tf.minimum(shares, 1.0), 0.0))
 
 
 def _clipped(
@@ -164,28 +156,21 @@ def _clipped(
 ) -> ClippedGradients:
     """`clipped_gradient_sums` of all tensors of a batch, without `scales`."""
     static, size = batches.batch_size(data)
+
+    def one_pass(part: Any, valid: tf.Tensor) -> ClippedGradients:
+        return _one_pass(model, part, valid, clip)
+
     if microbatch_size is not None and not (static and static <= microbatch_size):
-
-        def group(part: Any, valid: tf.Tensor) -> tuple[list[tf.Tensor], Any]:
-            clipped = _one_pass(model, part, valid, clip)
-            return clipped.sums, tuple(clipped[1:])
-
-        sums, results = in_groups(group, data, size, microbatch_size)
-        return ClippedGradients(sums, *results)
+        return ClippedGradients(*in_groups(one_pass, data, size, microbatch_size))
     if static:
-        return _one_pass(model, data, tf.fill([static], True), clip)
+        return one_pass(data, tf.fill([static], True))
     # Not every layer takes a batch of zero examples; one that does not count does.
     count = tf.maximum(size, 1)
     data = batches.pad_batch(data, count - size)
-    clipped = _one_pass(model, data, tf.range(count) < size, clip)
-
+    clipped = one_pass(data, tf.range(count) < size)
     # With one constant for all, as a graph takes its time for each operation.
-    begin, end, step = tf.constant([0]), tf.reshape(size, [1]), tf.constant([1])
-
-    def drop(tensor: tf.Tensor) -> tf.Tensor:
-        return tf.strided_slice(tensor, begin, end, step)
-
-    results = (batches.map_tensors(drop, part) for part in clipped[1:])
+    part = tf.constant([0]), tf.reshape(size, [1]), tf.constant([1])
+    results = batches.map_tensors(lambda t: tf.strided_slice(t, *part), clipped[1:])
     return ClippedGradients(clipped.sums, *results)
 
 
@@ -218,26 +203,23 @@ def _one_pass(
     # constraints and metrics. It does not know the size of the batch.
     def traced(
         leaves: list[tf.Tensor],
-        clips: tf.Tensor,
         valid: tf.Tensor,
+        norms: tf.Tensor,
         scales: list[tf.Tensor],
     ) -> ClippedGradients:
         parts = batches.with_leaves(data, leaves)
-        given = clip.parts._replace(clips=tuple(tf.unstack(clips)))
-        own = clip._replace(parts=given, scales=tuple(scales))
-        return _pass_in_graph(model, parts, valid, own)
+        given = clip._replace(norms=norms, scales=tuple(scales))
+        return _pass_in_graph(model, parts, valid, given)
 
     signature = [
         list(batches.specs_of(data)),
-        tf.TensorSpec([len(clip.parts.clips)], tf.float64),
         tf.TensorSpec([None], tf.bool),
+        tf.TensorSpec(clip.norms.shape, tf.float64),
         [tf.TensorSpec(scale.shape, tf.float32) for scale in clip.scales],
     ]
     compiled = tf.function(traced, autograph=False, input_signature=signature)
-    clips = tf.constant(clip.parts.clips, tf.float64)
-    clipped: ClippedGradients = compiled(
-        batches.tensor_leaves(data), clips, valid, list(clip.scales)
-    )
+    leaves = batches.tensor_leaves(data)
+    clipped: ClippedGradients = compiled(leaves, valid, clip.norms, list(clip.scales))
     return clipped
 
 
@@ -246,86 +228,63 @@ def _pass_in_graph(
 ) -> ClippedGradients:
     variables = model.trainable_variables
     *data, rows, shares = data
-    data = tuple(data)
     units = None if rows is None else UnitRows(rows)
-    if units is not None:
-        data = units.flat(data)
+    data = tuple(data) if units is None else units.flat(tuple(data))
     with proved_forward(model, variables, data) as forward:
-        measured = _measure(variables, forward, clip, units)
-    norms = tf.add_n([part.measured.norms.squared for part in measured])
-    norms = tf.sqrt(norms) / clip.scale
+        parts = _measured(variables, forward, clip, units)
     losses = tf.stop_gradient(tf.cast(forward.losses, tf.float32))
     outputs = batches.map_tensors(tf.stop_gradient, forward.y_pred)
     if units is not None:
         losses, outputs = units.losses(losses), units.unflat(outputs)
-    bounds = _bounds(measured, clip)
-    counts = tf.math.is_finite(losses) & valid & (shares > 0.0)
-    for of_group in bounds.values():
-        counts &= tf.math.is_finite(of_group)
-    weights = {
-        group: tf.where(counts, clip.weights(of_group, group, shares), 0.0) / clip.scale
-        for group, of_group in bounds.items()
-    }
-    sums = _weighted_sums(variables, measured, weights, counts)
-    outcomes = _outcomes(norms, losses, bounds, valid, shares, clip)
+    norms = tf.sqrt(tf.add_n([part.measured.norms.squared for part in parts]))
+    norms = norms / clip.scale
+    bounds = _bounds(parts, clip)
+    is_finite = tf.math.is_finite(losses) & _all(tf.math.is_finite(bounds))
+    counts = is_finite & valid & (shares > 0.0)
+    weights = tf.where(counts, clip.weights(bounds, shares), 0.0) / clip.scale
+    sums = _weighted_sums(variables, parts, tf.unstack(weights), counts)
+    is_zero = tf.equal(norms, 0.0) | ~(shares > 0.0)
+    is_short = _all(bounds <= tf.square(clip.allowed(shares)))
+    outcomes = tf.where(is_zero, 2, tf.where(is_short, 0, 1))
+    outcomes = tf.where(valid, tf.where(is_finite, outcomes, 3), 0)
     norms = tf.cast(norms, tf.float32)
     return ClippedGradients(sums, norms, losses, outputs, (), outcomes)
 
 
-def _outcomes(
-    norms: tf.Tensor,
-    losses: tf.Tensor,
-    bounds: Mapping[int, tf.Tensor],
-    valid: tf.Tensor,
-    shares: tf.Tensor,
-    clip: Clip,
-) -> tf.Tensor:
-    """What became of each example, [B] int32; see `ClippedGradients`."""
-    is_finite = tf.math.is_finite(losses)
-    is_long = tf.zeros_like(valid)
-    for group, of_group in bounds.items():
-        is_finite &= tf.math.is_finite(of_group)
-        allowed = clip.parts.clips[group] * tf.cast(shares, tf.float64)
-        is_long |= of_group > tf.square(allowed)
-    is_zero = tf.equal(norms, 0.0) | ~(shares > 0.0)
-    found = tf.where(is_zero, 2, tf.where(is_long, 1, 0))
-    return tf.where(valid, tf.where(is_finite, found, 3), 0)
+def _bounds(parts: Sequence[Part], clip: Clip) -> tf.Tensor:
+    """Bounds of the squared norms of all groups, [G, B] float64; 0 of one without parts."""
+    members: list[list[tf.Tensor]] = [[] for _ in range(clip.norms.shape[0])]
+    for part in parts:
+        members[part.group].append(part.measured.norms.bounds)
+    nothing = tf.zeros_like(parts[0].measured.norms.bounds)
+    sums = [tf.add_n(bounds) if bounds else nothing for bounds in members]
+    return tf.stack(sums) / clip.scale**2
 
 
-def _bounds(measured: list[Part], clip: Clip) -> dict[int, tf.Tensor]:
-    """Bounds of squared norms, [B] float64, of each group that has gradients."""
-    members: dict[int, list[tf.Tensor]] = {}
-    for part in measured:
-        members.setdefault(part.group, []).append(part.measured.norms.bounds)
-    return {
-        group: tf.add_n(bounds) / clip.scale**2 for group, bounds in members.items()
-    }
+def _all(of_groups: tf.Tensor) -> tf.Tensor:
+    """Says of each example, [B], if it is so in all groups, [G, B]."""
+    return tf.reduce_all(of_groups, axis=0)
 
 
-def _measure(
+def _measured(
     variables: list[Any], forward: Forward, clip: Clip, units: UnitRows | None
 ) -> list[Part]:
-    """Returns measured per-example gradients of all variables that have any.
+    """Measures the per-example gradients of all variables that have any.
 
     They are those of the losses times the scale; of units, if there are units.
     """
-    calls = forward.calls
     upstream = tf.fill(
         tf.shape(forward.losses), tf.cast(clip.scale, forward.losses.dtype)
     )
     if units is not None:
         upstream *= tf.cast(units.weights(), upstream.dtype)
     # Not by a tape, which would have to record the whole pass.
-    taps = [tap for _, call in calls for tap in call.taps]
-    found = iter(tf.gradients(forward.losses, taps, grad_ys=upstream))
-    gradients = [[next(found) for _ in call.taps] for _, call in calls]
+    taps = [tap for _, call in forward.calls for tap in call.taps]
+    gradients = iter(tf.gradients(forward.losses, taps, grad_ys=upstream))
     factors: dict[int, list[Factor]] = {}
-    for (unit, call), received in zip(calls, gradients, strict=True):
-        received = _dense(received)
-        if accelerator():
-            received = [g if g is None else pinned(g)[0] for g in received]
-        if units is not None:
-            call.rows = units.rows
+    for unit, call in forward.calls:
+        received = [_dense(next(gradients)) for _ in call.taps]
+        call.rows = 1 if units is None else units.rows
         for key, factor in unit.rule.factors(call, received).items():
             if units is not None:
                 factor = factor.of_units(units.rows)
@@ -351,33 +310,38 @@ def _measure(
             f"set trainable=False for their layers before the model is compiled.",
             stacklevel=2,
         )
-    return measured_parts(totals, variables, clip.parts.members)
+    return measured_parts(totals, variables, clip.groups)
 
 
-def _dense(gradients: list[Any]) -> list[tf.Tensor | None]:
-    """Makes sparse gradients dense; None stays None.
+def _dense(gradient: Any) -> tf.Tensor | None:
+    """A gradient for a tap as a tensor; None stays None.
 
-    The gradient of something that gathers from its input (a loss with sparse labels,
-    in a batch of unknown size) is sparse.
+    That of something that gathers from its input (a loss with sparse labels, in a batch
+    of unknown size) is sparse.
     """
-    return [None if g is None else tf.convert_to_tensor(g) for g in gradients]
+    if gradient is None:
+        return None
+    gradient = tf.convert_to_tensor(gradient)
+    return pinned(gradient)[0] if accelerator() else gradient
 
 
 def _weighted_sums(
     variables: list[Any],
-    measured: list[Part],
-    weights: Mapping[int, tf.Tensor],
+    parts: Sequence[Part],
+    weights: Sequence[tf.Tensor],
     counts: tf.Tensor,
-) -> list[tf.Tensor]:
+) -> list[Any]:
     """Sums per-example gradients with weights of groups, of examples that count."""
-    if accelerator():
-        sums = _sums_in_turns(measured, weights, counts)
-    else:
-        sums = _sums_at_once(measured, weights, counts)
-    for position, total in sums.items():
-        variable = variables[position]
-        is_table = reader_of(variable) is not None
-        if is_table and not isinstance(total, tf.IndexedSlices):
+    sum_up = _sums_in_turns if accelerator() else _sums_at_once
+    sums = sum_up(parts, weights, counts)
+    for position, variable in enumerate(variables):
+        shape, is_table = tuple(variable.shape), reader_of(variable) is not None
+        if position not in sums:
+            sums[position] = tf.zeros(shape, tf.float32)
+            if is_table:
+                nothing = tf.zeros([0, *shape[1:]]), tf.zeros([0], tf.int64)
+                sums[position] = tf.IndexedSlices(*nothing)
+        if is_table and not isinstance(sums[position], tf.IndexedSlices):
             raise UnsupportedModelError(
                 f"The rows of table {variable.path!r} get their noise when they are read, "
                 f"and are read in another layer's call, or in one that is executed for "
@@ -385,50 +349,40 @@ def _weighted_sums(
                 f"layer itself, which takes ids of any shape, build TimeDistributed for a "
                 f"known number of steps, or give make_private tables='dense'."
             )
-    return [
-        sums[position] if position in sums else _nothing(variable)
-        for position, variable in enumerate(variables)
-    ]
+    return [sums[position] for position in range(len(variables))]
 
 
 def _sums_at_once(
-    measured: list[Part], weights: Mapping[int, tf.Tensor], counts: tf.Tensor
-) -> dict[int, tf.Tensor]:
-    tensors = [list(part.measured.tensors) for part in measured]
+    parts: Sequence[Part], weights: Sequence[tf.Tensor], counts: tf.Tensor
+) -> dict[int, Any]:
+    tensors = [list(part.measured.tensors) for part in parts]
 
     # Zero times infinity is not zero: what does not count is replaced by zeros. That
     # is rare, so the copy is made only if needed.
     def without_others() -> list[list[tf.Tensor]]:
-        flat = iter(cleaned(counts, tf.nest.flatten(tensors)))
-        return [[next(flat) for _ in own] for own in tensors]
+        flat = cleaned(counts, tf.nest.flatten(tensors))
+        zeroed: list[list[tf.Tensor]] = tf.nest.pack_sequence_as(tensors, flat)
+        return zeroed
 
     tensors = tf.cond(tf.reduce_all(counts), lambda: tensors, without_others)
-    sums: dict[int, tf.Tensor] = {}
-    for part, own in zip(measured, tensors, strict=True):
-        sums.update(part.sums(weights[part.group], own))
+    sums: dict[int, Any] = {}
+    for part, of_part in zip(parts, tensors, strict=True):
+        sums.update(part.sums(weights[part.group], of_part))
     return sums
 
 
 def _sums_in_turns(
-    measured: list[Part], weights: Mapping[int, tf.Tensor], counts: tf.Tensor
-) -> dict[int, tf.Tensor]:
+    parts: Sequence[Part], weights: Sequence[tf.Tensor], counts: tf.Tensor
+) -> dict[int, Any]:
     """Sums one after the other: a GPU would zero and weight several layers at once.
 
     The last layer comes first: its gradients have waited the longest.
     """
-    sums: dict[int, tf.Tensor] = {}
+    sums: dict[int, Any] = {}
     before: list[tf.Tensor] = []
-    for part in reversed(measured):
-        weight, own_counts, *_ = pinned(weights[part.group], counts, *before)
-        own = part.sums(weight, cleaned(own_counts, part.measured.tensors))
-        before = tf.nest.flatten(own, expand_composites=True)
-        sums.update(own)
+    for part in reversed(parts):
+        weight, now, *_ = pinned(weights[part.group], counts, *before)
+        of_part = part.sums(weight, cleaned(now, part.measured.tensors))
+        before = tf.nest.flatten(of_part, expand_composites=True)
+        sums.update(of_part)
     return sums
-
-
-def _nothing(variable: Any) -> tf.Tensor | tf.IndexedSlices:
-    """The sum of gradients that no example has."""
-    shape = tuple(variable.shape)
-    if reader_of(variable) is None:
-        return tf.zeros(shape, tf.float32)
-    return tf.IndexedSlices(tf.zeros([0, *shape[1:]]), tf.zeros([0], tf.int64))

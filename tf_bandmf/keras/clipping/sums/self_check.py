@@ -22,7 +22,7 @@ import tensorflow as tf
 from tf_bandmf.keras.clipping.forward.tapped_layers import find_units
 from tf_bandmf.keras.clipping.independence.registration import vouched_classes
 from tf_bandmf.keras.clipping.losses.compiled import compiled_loss
-from tf_bandmf.keras.clipping.rules import has_registered_rule
+from tf_bandmf.keras.clipping.rules import is_registered
 from tf_bandmf.keras.clipping.sums.clipped_sums import clipped_gradient_sums
 from tf_bandmf.keras.clipping.tensors import batches
 from tf_bandmf.keras.clipping.tensors.errors import ClippingMismatchError
@@ -43,11 +43,11 @@ _OTHERS = (1.0, math.nan, 0.0, 1e3, 1.0, 1.0)
 
 
 def needs_self_check(model: keras.Model) -> bool:
-    """Whether somebody vouches for one of a model's layers, or wrote its rule."""
+    """Says if somebody vouches for one of a model's layers, or wrote its rule."""
     if vouched_classes(model):
         return True
     units = find_units(model, model.trainable_variables)
-    return any(has_registered_rule(unit.layer, unit.variables) for unit in units)
+    return any(is_registered(unit.rule) for unit in units)
 
 
 def self_check(
@@ -103,7 +103,7 @@ def self_check(
             draw(has_both_signs)
             each = [alone(example) for example in _examples(data)]
             _compare(model, step(data), each, clip, rtol)
-            is_compared |= any(0.0 < _norm(gradients) < math.inf for gradients in each)
+            is_compared |= any(0.0 < _norm(one) < math.inf for one in each)
     if not is_compared:
         warnings.warn(
             f"The gradients of model {model.name!r} were not compared with those of "
@@ -114,41 +114,34 @@ def self_check(
 
 
 def _compare(
-    model: keras.Model,
-    clipped: Any,
-    each: list[list[Any]],
-    clip: float,
-    rtol: float,
+    model: keras.Model, clipped: Any, each: Sequence[Any], clip: float, rtol: float
 ) -> None:
     """Compares norms and the sum of a batch with the gradients of each example.
 
     Raises:
       ClippingMismatchError: if they differ.
     """
-    sums = _arrays(clipped.sums)
-    expected: list[Any] = [np.zeros_like(total) for total in sums]
+    expected = np.zeros_like(each[0])
     # Not of the sum, in which examples may cancel but for rounding.
     size = 0.0
-    for gradients, found in zip(each, clipped.norms.numpy(), strict=True):
-        norm = _norm(gradients)
+    for gradient, measured in zip(each, clipped.norms.numpy(), strict=True):
+        norm = _norm(gradient)
         if not math.isfinite(norm):
             continue
-        if not abs(found - norm) <= rtol * norm + 1e-6:
+        if not abs(measured - norm) <= rtol * norm + 1e-6:
             raise ClippingMismatchError(
                 f"The gradient norm of an example is {norm:.6g} when it is alone, but "
-                f"{found:.6g} in a batch. {_CAUSES}"
+                f"{measured:.6g} in a batch. {_CAUSES}"
             )
         weight = min(1.0, clip / norm) if norm else 1.0
         size = math.hypot(size, weight * norm)
-        expected = [
-            total + weight * gradient
-            for total, gradient in zip(expected, gradients, strict=True)
-        ]
-    errors = [
-        _norm([total - of_each]) for total, of_each in zip(sums, expected, strict=True)
-    ]
-    if not math.hypot(*errors) <= rtol * size + 1e-6:
-        worst = model.trainable_variables[int(np.argmax(errors))]
+        expected += weight * gradient
+    differences = _flat(clipped.sums).numpy() - expected
+    if not _norm(differences) <= rtol * size + 1e-6:
+        variables = model.trainable_variables
+        ends = np.cumsum([math.prod(variable.shape) for variable in variables])
+        errors = [_norm(part) for part in np.split(differences, ends[:-1])]
+        worst = variables[int(np.argmax(errors))]
         raise ClippingMismatchError(
             f"The clipped gradient sum of a batch differs from that of examples taken "
             f"alone, most for weight {worst.path!r} (by {max(errors):.3g} of {size:.3g}). "
@@ -179,16 +172,16 @@ def _with_others(tensor: tf.Tensor) -> tf.Tensor:
     return tf.concat([first, *others], axis=0)
 
 
-def _gradients_alone(model: keras.Model, scale: float) -> Callable[[Any], list[Any]]:
-    """Returns a function that gives a plain tape's gradients of a batch of one.
+def _gradients_alone(model: keras.Model, scale: float) -> Callable[[Any], Any]:
+    """Returns a function that gives a plain tape's gradient of a batch of one, flat.
 
-    They are NaN where the loss is not finite, as then an example adds nothing.
+    It is NaN where the loss is not finite, as then an example adds nothing.
     """
     variables = [tensorflow_value(v) for v in model.trainable_variables]
     loss = compiled_loss(model)
 
     @functools.partial(tf.function, autograph=False)
-    def alone(x: Any, y: Any, weight: Any) -> list[Any]:
+    def alone(x: Any, y: Any, weight: Any) -> tf.Tensor:
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(variables)
             y_pred = run_model(model, x)
@@ -200,20 +193,20 @@ def _gradients_alone(model: keras.Model, scale: float) -> Callable[[Any], list[A
             output_gradients=tf.cast(scale, value.dtype),
             unconnected_gradients=tf.UnconnectedGradients.ZERO,
         )
-        unscaled = tf.where(tf.math.is_finite(value), 1.0 / scale, math.nan)
-        return [
-            tf.cast(tf.convert_to_tensor(g), tf.float32) * unscaled for g in gradients
-        ]
+        factor = tf.where(tf.math.is_finite(value), 1.0 / scale, math.nan)
+        return _flat(gradients) * tf.cast(factor, tf.float64)
 
-    return lambda example: _arrays(alone(*example))
+    return lambda example: alone(*example).numpy()
 
 
-def _arrays(gradients: Sequence[tf.Tensor]) -> list[Any]:
-    return [gradient.numpy().astype(np.float64) for gradient in gradients]
+def _norm(gradient: Any) -> float:
+    return float(np.linalg.norm(gradient))
 
 
-def _norm(gradients: list[Any]) -> float:
-    return math.sqrt(sum(float(np.vdot(g, g)) for g in gradients))
+def _flat(gradients: Sequence[Any]) -> tf.Tensor:
+    """Gradients of all variables behind one another, float64."""
+    dense = map(tf.convert_to_tensor, gradients)
+    return tf.concat([tf.cast(tf.reshape(g, [-1]), tf.float64) for g in dense], axis=0)
 
 
 @contextlib.contextmanager

@@ -31,18 +31,6 @@ _LEAST = 1e-6
 _LEAST_GAMMA = 1e-12
 
 
-class Grouping(NamedTuple):
-    """The groups of a model's weights.
-
-    Attributes:
-      members: for each trainable variable, in their order, the number of its group.
-      clips: the clip norm of each group; their squares add up to at most C^2.
-    """
-
-    members: tuple[int, ...]
-    clips: tuple[Any, ...]
-
-
 def check_groups(groups: Any) -> str | dict[str, float] | None:
     """Returns a checked copy of `groups` of `Clipping`.
 
@@ -89,7 +77,7 @@ def _first_match(groups: Mapping[str, float], path: str) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Clipping:
-    """How each example's gradient is clipped to the plan's norm C.
+    """The way in which each example's gradient is clipped to the plan's norm C.
 
     Whatever you choose, a contribution's norm is at most C, so the guarantee is the
     same with every mechanism. Choose it without looking at the data.
@@ -148,18 +136,24 @@ class Clipping:
         """Gamma of automatic clipping; None if gradients are clipped flat."""
         return self.gamma if self.kind == "automatic" else None
 
-    def grouping(self, variables: Sequence[Any], l2_norm_clip: float) -> Grouping:
+    def grouping(
+        self, variables: Sequence[Any], l2_norm_clip: float
+    ) -> tuple[tuple[int, ...], tuple[float, ...]]:
         """Assigns trainable variables to groups, and divides the clip norm C among these.
 
         Group g has C share_g / sqrt(sum of squared shares), over groups that have
         variables.
+
+        Returns:
+          For each variable the number of its group, and the clip norm of each group; their
+          squares add up to at most C^2.
 
         Raises:
           ValueError: if a variable is in no group.
         """
         groups = self.groups
         if groups is None:
-            return Grouping((0,) * len(variables), (l2_norm_clip,))
+            return (0,) * len(variables), (l2_norm_clip,)
         if groups == LAYERS:
             names = [variable.path.rpartition("/")[0] for variable in variables]
             shares = dict.fromkeys(names, 1.0)
@@ -171,10 +165,10 @@ class Clipping:
         # Rounding shall not make the squares add up to more.
         scale = l2_norm_clip / math.hypot(*shares.values()) * (1.0 - 2.0**-48)
         clips = tuple(scale * share for share in shares.values())
-        return Grouping(tuple(numbers[name] for name in names), clips)
+        return tuple(numbers[name] for name in names), clips
 
     def remarks(self) -> list[str]:
-        """What the statement of a run that clips this way must say."""
+        """Sentences of the statement of a run that clips this way."""
         remarks = []
         if self.groups is not None:
             remarks.append(
@@ -197,7 +191,7 @@ class Clipping:
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Clipping:
-        """What `to_config` wrote."""
+        """Reads what `to_config` wrote."""
         groups = config["groups"]
         groups = dict(groups) if isinstance(groups, (list, tuple)) else groups
         return cls(**{**config, "groups": groups})
@@ -209,33 +203,38 @@ _LARGEST_SCALE = 2**127
 
 
 class Clip(NamedTuple):
-    """How gradients are clipped.
+    """A pass' way to clip gradients.
 
     Attributes:
-      parts: groups of variables and their clip norms, numbers or float64 tensors.
+      groups: for each trainable variable, the number of its group.
+      norms: clip norms of the groups, [G] float64; their squares add up to at most C^2.
       automatic: Gamma of automatic clipping, or None.
       scale: of the losses in the backward pass, a power of two.
       scales: of the coordinates of gradients, before they are clipped; or empty.
     """
 
-    parts: Grouping
+    groups: tuple[int, ...]
+    norms: tf.Tensor
     automatic: float | None
     scale: float
     scales: tuple[tf.Tensor, ...] = ()
 
-    def weights(self, bounds: tf.Tensor, group: int, shares: tf.Tensor) -> tf.Tensor:
-        """What gradients are multiplied by, [B] float32.
+    def allowed(self, shares: tf.Tensor) -> tf.Tensor:
+        """Clip norms of the groups, [G, B] float64, of examples with shares [B]."""
+        return self.norms[:, None] * tf.cast(shares, tf.float64)
+
+    def weights(self, bounds: tf.Tensor, shares: tf.Tensor) -> tf.Tensor:
+        """Weights of the gradients of each group in the sum, [G, B] float32.
 
         Args:
-          bounds: of squared norms, [B] float64.
-          group: of weights.
-          shares: of the clip norm, [B] float32 in (0, 1] where it is used.
+          bounds: of squared norms, [G, B] float64.
+          shares: of the clip norm, [B] float32 in (0, 1] where they are used.
         """
-        part = tf.cast(shares, tf.float64)
-        clip = self.parts.clips[group] * part
+        allowed = self.allowed(shares)
         if self.automatic is None:
-            return clip_weights(bounds, clip)
-        return automatic_weights(bounds, clip, self.automatic * part)
+            return clip_weights(bounds, allowed)
+        gamma = self.automatic * tf.cast(shares, tf.float64)
+        return automatic_weights(bounds, allowed, gamma)
 
 
 def how_to_clip(
@@ -245,18 +244,23 @@ def how_to_clip(
     loss_scale_factor: float | None,
     scales: Sequence[tf.Tensor] | None,
 ) -> Clip:
-    """How `clipped_gradient_sums` clips, from its checked arguments."""
+    """Makes the `Clip` of `clipped_gradient_sums` from its arguments, and checks them."""
+    if not (math.isfinite(l2_norm_clip) and l2_norm_clip > 0):
+        raise ValueError(
+            f"`l2_norm_clip` must be positive and finite, found {l2_norm_clip}."
+        )
     scale = _checked_scale(model, loss_scale_factor)
     variables = model.trainable_variables
-    parts = clipping.grouping(variables, l2_norm_clip)
-    if scales is not None:
-        scales = [tf.convert_to_tensor(s, tf.float32) for s in scales]
-        if [tuple(s.shape) for s in scales] != [tuple(v.shape) for v in variables]:
-            raise ValueError(
-                f"`scales` must have the shapes of the {len(variables)} trainable "
-                f"weights, found {[tuple(s.shape) for s in scales]}."
-            )
-    return Clip(parts, clipping.automatic, scale, tuple(scales or ()))
+    groups, norms = clipping.grouping(variables, l2_norm_clip)
+    given = [tf.convert_to_tensor(s, tf.float32) for s in scales or ()]
+    shapes = [tuple(s.shape) for s in given]
+    if scales is not None and shapes != [tuple(v.shape) for v in variables]:
+        raise ValueError(
+            f"`scales` must have the shapes of the {len(variables)} trainable "
+            f"weights, found {shapes}."
+        )
+    clips = tf.constant(norms, tf.float64)
+    return Clip(groups, clips, clipping.automatic, scale, tuple(given))
 
 
 def check_loss_scale(value: Any) -> None:

@@ -112,18 +112,33 @@ def reshape_examples(tensor: tf.Tensor, *shape: int) -> tf.Tensor:
     B is never what follows from the rest: a layer may set a static shape that is not so,
     and parts of an example would become examples, each of which is clipped by itself.
     """
-    own = tuple(tensor.shape[1:])
-    if own == shape:
+    static = tuple(tensor.shape[1:])
+    if static == shape:
         return tf.ensure_shape(tensor, [None, *shape])
-    if (1, *own) == shape:  # a third of the operations of a reshape that names B
-        return tf.expand_dims(tf.ensure_shape(tensor, [None, *own]), 1)
+    if (1, *static) == shape:  # a third of the operations of a reshape that names B
+        return tf.expand_dims(tf.ensure_shape(tensor, [None, *static]), 1)
     return tf.reshape(tensor, [tf.shape(tensor)[0], *shape])
+
+
+def split_first(tensor: tf.Tensor, *sizes: Any) -> tf.Tensor:
+    """Splits the first dimension into two: [N * K, ...] as [N, K, ...], one may be -1."""
+    shape = tf.concat([sizes, tf.shape(tensor)[1:]], axis=0)
+    static = [size if isinstance(size, int) and size >= 0 else None for size in sizes]
+    return tf.ensure_shape(tf.reshape(tensor, shape), [*static, *tensor.shape[1:]])
+
+
+def join_first(tensor: tf.Tensor) -> tf.Tensor:
+    """Joins the first two dimensions: [N, K, ...] as [N * K, ...]."""
+    rows, columns, *others = tensor.shape
+    shape = tf.concat([[-1], tf.shape(tensor)[2:]], axis=0)
+    static = rows * columns if rows and columns else None
+    return tf.ensure_shape(tf.reshape(tensor, shape), [static, *others])
 
 
 def elements(dimensions: Sequence[int | None]) -> int:
     """The product of dimensions, or -1 (for `tf.reshape`) if one is unknown."""
-    known = [n for n in dimensions if n is not None]
-    return math.prod(known) if len(known) == len(dimensions) else -1
+    sizes = [n for n in dimensions if n is not None]
+    return math.prod(sizes) if len(sizes) == len(dimensions) else -1
 
 
 def expand_example(tensor: tf.Tensor, like: tf.Tensor) -> tf.Tensor:

@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from tf_bandmf.keras.clipping.tensors import batches
 
-# Maps a group's data and [m] validity to sums over examples and per-example results.
-GroupFunction = Callable[[Any, tf.Tensor], tuple[list[tf.Tensor], Any]]
+# Maps a group's data and [m] validity to sums over its examples and to results [m, ...].
+GroupFunction = Callable[[Any, tf.Tensor], Sequence[Any]]
 
 
 def in_groups(
     function: GroupFunction, data: Any, size: tf.Tensor, group_size: int
-) -> tuple[list[tf.Tensor], Any]:
+) -> tuple[Any, ...]:
     """Applies a function to groups of examples in turn.
 
     Only one group's intermediate results exist at a time: the groups are iterations
     of a loop that may not overlap.
 
     Args:
-      function: returns a list of sums over the group and nested results [m, ...].
+      function: returns a list of sums over the group, and nested results [m, ...].
       data: nested tensors [B, ...].
       size: B, scalar int32.
       group_size: examples per group, m. The last group is padded with zeros.
@@ -32,39 +32,32 @@ def in_groups(
     """
     groups = tf.maximum((size + group_size - 1) // group_size, 1)
     total = groups * group_size
-    data = batches.pad_batch(data, total - size)
     valid = tf.reshape(tf.range(total) < size, [groups, group_size])
 
-    def split(tensor: tf.Tensor) -> tf.Tensor:
-        shape = tf.concat([[groups, group_size], tf.shape(tensor)[1:]], axis=0)
-        grouped = tf.reshape(tensor, shape)
-        return tf.ensure_shape(grouped, [None, group_size, *tensor.shape[1:]])
-
-    data = batches.map_tensors(split, data)
-    leaves = batches.tensor_leaves(data)
+    data = batches.pad_batch(data, total - size)
+    leaves = [
+        batches.split_first(leaf, groups, group_size)
+        for leaf in batches.tensor_leaves(data)
+    ]
 
     # A function of its own tells the loop the dtypes of its results before it starts.
     @tf.function(autograph=False)
     def traced(tensors: list[tf.Tensor], counts: tf.Tensor) -> Any:
-        return function(batches.with_leaves(data, tensors), counts)
+        return tuple(function(batches.with_leaves(data, tensors), counts))
 
     specs = [tf.TensorSpec(leaf.shape[1:], leaf.dtype) for leaf in leaves]
     concrete = traced.get_concrete_function(specs, tf.TensorSpec([group_size], tf.bool))
-    sum_specs, result_specs = concrete.structured_outputs
+    sum_specs, *result_specs = concrete.structured_outputs
     arrays = [
         tf.TensorArray(spec.dtype, size=groups, element_shape=spec.shape)
         for spec in tf.nest.flatten(result_specs)
     ]
 
     def body(index: tf.Tensor, sums: Any, arrays: Any) -> Any:
-        tensors = [leaf[index] for leaf in leaves]
-        part, results = traced(tensors, valid[index])
+        part, *results = traced([leaf[index] for leaf in leaves], valid[index])
         sums = [old + new for old, new in zip(sums, part, strict=True)]
-        arrays = [
-            array.write(index, value)
-            for array, value in zip(arrays, tf.nest.flatten(results), strict=True)
-        ]
-        return index + 1, sums, arrays
+        values = zip(arrays, tf.nest.flatten(results), strict=True)
+        return index + 1, sums, [array.write(index, value) for array, value in values]
 
     zeros = [tf.zeros(spec.shape, spec.dtype) for spec in sum_specs]
     _, sums, arrays = tf.while_loop(
@@ -73,12 +66,5 @@ def in_groups(
         (tf.constant(0), zeros, arrays),
         parallel_iterations=1,
     )
-    results = [_join(array.stack(), size) for array in arrays]
-    return list(sums), tf.nest.pack_sequence_as(result_specs, results)
-
-
-def _join(stacked: tf.Tensor, size: tf.Tensor) -> tf.Tensor:
-    """Maps [groups, m, ...] to [B, ...], padding dropped."""
-    shape = tf.concat([[-1], tf.shape(stacked)[2:]], axis=0)
-    joined = tf.reshape(stacked, shape)
-    return tf.ensure_shape(joined[:size], [None, *stacked.shape[2:]])
+    joined = [batches.join_first(array.stack())[:size] for array in arrays]
+    return list(sums), *tf.nest.pack_sequence_as(result_specs, joined)

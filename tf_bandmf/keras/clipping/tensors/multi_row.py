@@ -15,7 +15,7 @@ from tf_bandmf.keras.clipping.tensors import batches
 
 
 class UnitRows:
-    """Which rows a batch of U units of K rows has.
+    """The rows that a batch of U units of K rows has.
 
     Args:
       present: [U, K], bool. A unit without any row has no gradient.
@@ -42,26 +42,18 @@ class UnitRows:
                     f"Contents of units of {self.rows} rows must have the shape "
                     f"[U, {self.rows}, ...], found {tensor.shape}."
                 )
-            shape = tf.concat([[-1], tf.shape(tensor)[2:]], axis=0)
-            static = tensor.shape[0] and tensor.shape[0] * self.rows
-            return tf.ensure_shape(
-                tf.reshape(tensor, shape), [static, *tensor.shape[2:]]
-            )
+            return batches.join_first(tensor)
 
         return batches.map_tensors(flatten, structure)
 
     def unflat(self, structure: Any) -> Any:
         """Rows [U * K, ...] as tensors [U, K, ...]."""
-
-        def unflatten(tensor: tf.Tensor) -> tf.Tensor:
-            shape = tf.concat([[-1, self.rows], tf.shape(tensor)[1:]], axis=0)
-            units = tf.reshape(tensor, shape)
-            return tf.ensure_shape(units, [None, self.rows, *tensor.shape[1:]])
-
-        return batches.map_tensors(unflatten, structure)
+        return batches.map_tensors(
+            lambda tensor: batches.split_first(tensor, -1, self.rows), structure
+        )
 
     def weights(self) -> tf.Tensor:
-        """What each row's loss counts in the loss of its unit, [U * K] float32."""
+        """Weights of the rows' losses in the loss of their unit, [U * K] float32."""
         present = tf.cast(self.present, tf.float32)
         counts = tf.reduce_sum(present, axis=1, keepdims=True)
         return tf.reshape(tf.math.divide_no_nan(present, counts), [-1])

@@ -1,4 +1,4 @@
-"""What is equal only to itself."""
+"""An equality that is identity."""
 
 from typing import Any
 
