@@ -1,9 +1,10 @@
-"""Finds the table rows that a batch looks up, before the pass that looks them up."""
+"""The table rows that a batch looks up, before the pass that looks them up."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -60,18 +61,13 @@ class LookedUp:
             x, rows = batches.with_leaves(data, leaves)
             if rows is not None:
                 x = UnitRows(rows).flat(x)
-            with _calls_of(self._layers) as found:
+            read = [[tf.zeros([0], tf.int64)] for _ in self._layers]
+            with contextlib.ExitStack() as stack:
+                for layer, its_rows in zip(self._layers, read, strict=True):
+                    noting = functools.partial(_noted_call, layer, its_rows)
+                    stack.enter_context(patched(layer, "call", noting))
                 run_model(self._model, x)
-            return [
-                tf.concat(
-                    [
-                        tf.zeros([0], tf.int64),
-                        *(_flat_rows(layer, ids) for ids in found[id(layer)]),
-                    ],
-                    axis=0,
-                )
-                for layer in self._layers
-            ]
+            return [tf.concat(its_rows, axis=0) for its_rows in read]
 
         whole = tf.compat.v1.wrap_function(forward, list(specs))
         feeds = whole.graph.inputs[: len(specs)]
@@ -91,31 +87,21 @@ class LookedUp:
                 )
 
 
-def _flat_rows(layer: Any, ids: tf.Tensor) -> tf.Tensor:
-    return tf.cast(tf.reshape(rows_of_ids(layer, ids), [-1]), tf.int64)
-
-
-@contextlib.contextmanager
-def _calls_of(layers: Sequence[Any]) -> Iterator[dict[int, list[tf.Tensor]]]:
-    """Collects the inputs of layers' calls, by `id` of the layer."""
-    found: dict[int, list[tf.Tensor]] = {id(layer): [] for layer in layers}
-
-    def noting(layer: Any) -> Callable[..., Any]:
-        def call(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-            if is_reverse(args, kwargs):
-                raise UnsupportedModelError(
-                    f"Layer {layer.name!r} multiplies with its table (a tied output "
-                    f"projection): every step touches all rows, so that their noise cannot "
-                    f"be drawn when rows are read. Give make_private tables='dense', or "
-                    f"name the other tables in tables=[...]."
-                )
-            ids = args[0] if args else next(iter(kwargs.values()))
-            found[id(layer)].append(tf.convert_to_tensor(ids))
-            return original(*args, **kwargs)
-
-        return call
-
-    with contextlib.ExitStack() as stack:
-        for layer in layers:
-            stack.enter_context(patched(layer, "call", noting(layer)))
-        yield found
+def _noted_call(
+    layer: Any,
+    read: list[tf.Tensor],
+    original: Callable[..., Any],
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    """Calls a layer, and notes the rows that it looks up."""
+    if is_reverse(args, kwargs):
+        raise UnsupportedModelError(
+            f"Layer {layer.name!r} multiplies with its table (a tied output "
+            f"projection): every step touches all rows, so that their noise cannot "
+            f"be drawn when rows are read. Give make_private tables='dense', or "
+            f"name the other tables in tables=[...]."
+        )
+    ids = tf.convert_to_tensor(args[0] if args else next(iter(kwargs.values())))
+    read.append(tf.cast(tf.reshape(rows_of_ids(layer, ids), [-1]), tf.int64))
+    return original(*args, **kwargs)

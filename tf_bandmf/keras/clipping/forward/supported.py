@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -10,10 +11,58 @@ from tf_bandmf.keras.clipping.forward.tapped_layers import find_units
 from tf_bandmf.keras.clipping.tensors.errors import UnsupportedModelError
 from tf_bandmf.keras.compat.keras_objects import all_layers, remat_mode
 
-_PER_EXAMPLE_NORMALIZATIONS = (
-    "`LayerNormalization`, `GroupNormalization` or `RMSNormalization`"
+
+def _is_quantized(layer: Any) -> bool:
+    return getattr(layer, "quantization_mode", None) is not None or isinstance(
+        layer.dtype_policy, keras.dtype_policies.QuantizedDTypePolicy
+    )
+
+
+# Which layers are refused, and why.
+_PROBLEMS: tuple[tuple[Callable[[Any], bool], str], ...] = (
+    (
+        lambda layer: (
+            isinstance(layer, keras.layers.BatchNormalization) and layer.trainable
+        ),
+        "makes each example's output depend on the whole batch, so there are no "
+        "per-example gradients. Use `LayerNormalization`, `GroupNormalization` or "
+        "`RMSNormalization`: `model = tf_bandmf.keras.replace_batch_norm(model)` makes a "
+        "model with group normalization; a pretrained one can be frozen with "
+        "`layer.trainable = False`.",
+    ),
+    (
+        lambda layer: isinstance(layer, (keras.layers.MixUp, keras.layers.CutMix)),
+        "combines several examples of a batch into one, so that there are no "
+        "per-example gradients. Remove it or augment examples one by one.",
+    ),
+    (
+        lambda layer: isinstance(layer, keras.layers.SpectralNormalization),
+        "rewrites the weight of the layer inside it in every step, so that the "
+        "weight is not what training updates. Remove the wrapper.",
+    ),
+    (
+        lambda layer: isinstance(layer, keras.layers.RNN) and layer.stateful,
+        "is stateful: it carries states of one batch's examples over to the "
+        "next, outside any privacy guarantee. Use `stateful=False`.",
+    ),
+    (
+        _is_quantized,
+        "is quantized: its gradient is written by hand, and nothing shows that it "
+        "keeps examples apart. Train the model before it is quantized, with LoRA "
+        "(`enable_lora`) if it is large, and quantize the trained model.",
+    ),
+    (
+        lambda layer: layer.activity_regularizer is not None,
+        "has an activity regularizer, a loss that is not per example. Remove it, "
+        "or make it an output of the model with a loss of its own.",
+    ),
+    (
+        lambda layer: remat_mode(layer) is not None,
+        "is in a `RematScope`: activations that are thrown away cannot be used "
+        "for per-example gradients. Build the model outside of the scope and "
+        "bound memory with `microbatch_size`.",
+    ),
 )
-_MIXES_EXAMPLES = (keras.layers.MixUp, keras.layers.CutMix)
 
 
 def check_supported(model: keras.Model) -> None:
@@ -35,10 +84,10 @@ def check_supported(model: keras.Model) -> None:
         )
     _check_model(model)
     for layer in all_layers(model):
-        problem = _problem(layer)
-        if problem is not None:
-            kind = type(layer).__name__
-            raise UnsupportedModelError(f"Layer {layer.name!r} ({kind}) {problem}")
+        for has_it, problem in _PROBLEMS:
+            if has_it(layer):
+                kind = type(layer).__name__
+                raise UnsupportedModelError(f"Layer {layer.name!r} ({kind}) {problem}")
     variables = model.trainable_variables
     if not variables:
         raise UnsupportedModelError(
@@ -67,71 +116,11 @@ def _check_model(model: keras.Model) -> None:
             f"Model {model.name!r} overrides `compute_loss`, which need not be a sum "
             "of losses of single examples. Give the loss to `model.compile(loss=...)`."
         )
-    step = type(model).train_step
-    known = step.__module__.startswith(("keras.", "tf_bandmf."))
-    if not known or "train_step" in vars(model) or "compute_loss" in vars(model):
+    module = type(model).train_step.__module__
+    is_replaced = {"train_step", "compute_loss"} & set(vars(model))
+    if is_replaced or not module.startswith(("keras.", "tf_bandmf.")):
         raise UnsupportedModelError(
             f"Model {model.name!r} overrides `train_step` or `compute_loss`, which could "
             "mix examples before they are clipped. Remove it; augment data in "
             "plan.batches(..., map=function) or in a layer."
         )
-
-
-def _problem(layer: Any) -> str | None:
-    """Returns why a layer is refused and what to do, or None."""
-    problem = _mixing_problem(layer) or _state_problem(layer)
-    if problem is not None:
-        return problem
-    policy = layer.dtype_policy
-    if getattr(layer, "quantization_mode", None) is not None or isinstance(
-        policy, keras.dtype_policies.QuantizedDTypePolicy
-    ):
-        return (
-            "is quantized: its gradient is written by hand, and nothing shows that it "
-            "keeps examples apart. Train the model before it is quantized, with LoRA "
-            "(`enable_lora`) if it is large, and quantize the trained model."
-        )
-    if layer.activity_regularizer is not None:
-        return (
-            "has an activity regularizer, a loss that is not per example. Remove it, "
-            "or make it an output of the model with a loss of its own."
-        )
-    if remat_mode(layer) is not None:
-        return (
-            "is in a `RematScope`: activations that are thrown away cannot be used "
-            "for per-example gradients. Build the model outside of the scope and "
-            "bound memory with `microbatch_size`."
-        )
-    return None
-
-
-def _mixing_problem(layer: Any) -> str | None:
-    """Returns why a layer mixes examples of a batch, or None."""
-    if isinstance(layer, keras.layers.BatchNormalization) and layer.trainable:
-        return (
-            "makes each example's output depend on the whole batch, so there are no "
-            f"per-example gradients. Use {_PER_EXAMPLE_NORMALIZATIONS}: "
-            "`model = tf_bandmf.keras.replace_batch_norm(model)` makes a model with group "
-            "normalization; a pretrained one can be frozen with `layer.trainable = False`."
-        )
-    if isinstance(layer, _MIXES_EXAMPLES):
-        return (
-            "combines several examples of a batch into one, so that there are no "
-            "per-example gradients. Remove it or augment examples one by one."
-        )
-    return None
-
-
-def _state_problem(layer: Any) -> str | None:
-    """Returns why a layer's state would depend on data without noise, or None."""
-    if isinstance(layer, keras.layers.SpectralNormalization):
-        return (
-            "rewrites the weight of the layer inside it in every step, so that the "
-            "weight is not what training updates. Remove the wrapper."
-        )
-    if isinstance(layer, keras.layers.RNN) and layer.stateful:
-        return (
-            "is stateful: it carries states of one batch's examples over to the "
-            "next, outside any privacy guarantee. Use `stateful=False`."
-        )
-    return None

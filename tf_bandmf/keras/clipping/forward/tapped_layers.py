@@ -1,4 +1,4 @@
-"""Which layers are tapped.
+"""The layers that are tapped.
 
 A unit is the smallest layer whose call accounts for all uses of its weights.
 Containers are opened; a layer that owns weights is a unit, with all that is inside,
@@ -27,7 +27,7 @@ _CLOSED = (keras.layers.RNN, keras.layers.TimeDistributed)
 
 
 def _is_closed(layer: Any) -> bool:
-    """Whether a layer is tapped as one with the layers inside.
+    """Says if a layer is tapped as one with the layers inside.
 
     Built for a known number of steps, `TimeDistributed` calls its layer once for each
     of them. It is opened for a table inside, of which a tap of the whole would make all
@@ -90,17 +90,17 @@ def find_units(
             return
         if not inside and not alone:
             return
-        own = [v for v in own_trainable_variables(layer) if id(v) in wanted]
+        weights = [v for v in own_trainable_variables(layer) if id(v) in wanted]
         if layer is model:
-            if own:
+            if weights:
                 raise UnsupportedModelError(
-                    f"Model {model.name!r} owns the weight {own[0].path!r} itself, "
+                    f"Model {model.name!r} owns the weight {weights[0].path!r} itself, "
                     "so that no layer's call accounts for its gradient. Move the "
                     "weight into a layer of its own."
                 )
-        elif own and (opening := opening_rule_for(layer, own)) is not None:
-            units.append(Unit(layer, tuple(own), opening))
-        elif inside and (own or _is_closed(layer)):
+        elif weights and (opening := opening_rule_for(layer, weights)) is not None:
+            units.append(Unit(layer, tuple(weights), opening))
+        elif inside and (weights or _is_closed(layer)):
             units.append(Unit(layer, inside, rule_for(layer, inside)))
             return
         for child in all_layers(layer, include_self=False, recursive=False):

@@ -106,16 +106,17 @@ class Recorder:
             self._current = around
 
     def position(self) -> int:
-        """How many operations the graph has."""
+        """The number of operations that the graph has."""
         return len(self._graph.get_operations())
 
     def windows(self) -> list[Window | None]:
         """For each operation of the graph, the innermost call that it was made in."""
-        found: list[Window | None] = [None] * self.position()
+        innermost: list[Window | None] = [None] * self.position()
         # A call inside of another one ends before it.
         for window in reversed(self._windows):
-            found[window.start : window.stop] = [window] * (window.stop - window.start)
-        return found
+            count = window.stop - window.start
+            innermost[window.start : window.stop] = [window] * count
+        return innermost
 
     def _described(
         self,
