@@ -34,7 +34,6 @@ from tf_bandmf.keras.clipping.sums.clipped_sums import (
 )
 from tf_bandmf.keras.clipping.sums.self_check import needs_self_check, self_check
 from tf_bandmf.keras.clipping.sums.settings import Clipping, check_loss_scale
-from tf_bandmf.keras.clipping.tensors.batches import to_tensors
 from tf_bandmf.keras.clipping.tensors.errors import (
     OF_THE_MACHINE,
     ClippingMismatchError,
@@ -81,7 +80,6 @@ __all__ = [
     "register_rule",
     "regularization_gradients",
     "self_check",
-    "to_tensors",
     "turn_tensor_float_32_off",
     "vouched_classes",
 ]
