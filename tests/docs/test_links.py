@@ -29,8 +29,12 @@ def anchors(text):
     }
 
 
-def test_pages_were_found():
+def test_pages_are_few_and_short():
     assert {"README.md", "docs/index.md", "federated/README.md"} <= set(PAGES)
+    lengths = [
+        len(x.read_text("utf-8").split("\n")) for x in (ROOT / "docs").glob("*.md")
+    ]
+    assert 20 < len(lengths) <= 26 and max(lengths) <= 301
 
 
 @pytest.mark.parametrize("page", PAGES)
