@@ -146,7 +146,7 @@ def check_what_left(folder, num_rounds, separation, participations):
         number, content = line.split()
         contents[int(number)].add(content)
     assert set(contents) == set(range(num_rounds + 1))
-    assert all(len(found) == 1 for found in contents.values())
+    assert all(len(models) == 1 for models in contents.values())
     for line in (folder / "took part").read_text().splitlines():
         device, number = line.split()
         came[device].add(int(number))

@@ -75,9 +75,9 @@ def test_measures_separation_and_participations():
 
 
 def test_nobody_twice_has_no_separation():
-    found = measure_participation({0: "ab", 1: "cd"})
-    assert found.min_separation is None
-    assert (found.max_participations, found.num_clients) == (1, 4)
+    actual = measure_participation({0: "ab", 1: "cd"})
+    assert actual.min_separation is None
+    assert (actual.max_participations, actual.num_clients) == (1, 4)
     nobody = measure_participation({}, 5)
     assert (nobody.num_rounds, nobody.max_participations) == (5, 0)
 
@@ -132,14 +132,14 @@ def test_measurement_that_contradicts_itself_is_refused(fields, message):
 @pytest.mark.parametrize("mechanism", ["banded", "bsr", "bisr", "lambda_cgd", "blt"])
 def test_measured_as_planned_is_the_planned_guarantee(mechanism):
     plan = make_plan(mechanism, noise_multiplier=None, epsilon=2.0)
-    found = measured_guarantee(plan, measured(B, K))
-    assert found.is_within_plan
-    assert found.guarantee.epsilon == found.planned.epsilon
-    assert found.guarantee.zcdp_rho == pytest.approx(plan.zcdp_rho, rel=1e-12)
-    assert found.guarantee.epsilon == pytest.approx(plan.epsilon, rel=1e-9)
-    assert found.guarantee.epsilon <= plan.epsilon
-    assert found.sensitivity.value == pytest.approx(plan.sensitivity.value, rel=1e-12)
-    assert found.noise_multiplier == pytest.approx(plan.noise_multiplier, rel=1e-12)
+    actual = measured_guarantee(plan, measured(B, K))
+    assert actual.is_within_plan
+    assert actual.guarantee.epsilon == actual.planned.epsilon
+    assert actual.guarantee.zcdp_rho == pytest.approx(plan.zcdp_rho, rel=1e-12)
+    assert actual.guarantee.epsilon == pytest.approx(plan.epsilon, rel=1e-9)
+    assert actual.guarantee.epsilon <= plan.epsilon
+    assert actual.sensitivity.value == pytest.approx(plan.sensitivity.value, rel=1e-12)
+    assert actual.noise_multiplier == pytest.approx(plan.noise_multiplier, rel=1e-12)
     other = measured_guarantee(plan, measured(B, K), delta=1e-7)
     assert other.guarantee.epsilon == plan.guarantee_at(1e-7).epsilon > plan.epsilon
 
@@ -156,18 +156,18 @@ def test_is_that_of_the_worst_pattern_also_below_the_bands(plan, b, k):
     worst = max(
         np.linalg.norm(matrix[:, rounds].sum(axis=1)) for rounds in patterns(N, b, k)
     )
-    found = measured_guarantee(plan, measured(b, k))
-    assert found.participation == tf_bandmf.MinSep(b, k)
+    actual = measured_guarantee(plan, measured(b, k))
+    assert actual.participation == tf_bandmf.MinSep(b, k)
     stddev = plan.noise_stddev / plan.l2_norm_clip
-    if found.guarantee.kind == "exact":
-        assert found.sensitivity.value == pytest.approx(worst, rel=1e-6)
-        delta = delta_by_formula(worst, stddev, found.guarantee.epsilon)
+    if actual.guarantee.kind == "exact":
+        assert actual.sensitivity.value == pytest.approx(worst, rel=1e-6)
+        delta = delta_by_formula(worst, stddev, actual.guarantee.epsilon)
         assert delta == pytest.approx(1e-5, rel=1e-4)
         rho = worst**2 / (2 * stddev**2)
-        assert found.guarantee.zcdp_rho == pytest.approx(rho, rel=1e-6)
+        assert actual.guarantee.zcdp_rho == pytest.approx(rho, rel=1e-6)
     else:
-        assert found.guarantee.kind == "bound" and not found.sensitivity.is_exact
-        assert worst <= found.sensitivity.value * (1 + 1e-9) < 1.5 * worst
+        assert actual.guarantee.kind == "bound" and not actual.sensitivity.is_exact
+        assert worst <= actual.sensitivity.value * (1 + 1e-9) < 1.5 * worst
 
 
 def test_only_what_keeps_the_participation_is_within_the_plan():
@@ -188,21 +188,21 @@ def test_run_that_was_stopped_has_a_bound():
 
 
 def test_bound_of_the_sensitivity_is_typed_as_a_bound():
-    found = measured_guarantee(PLAN, measured(1, 9))
-    assert not found.sensitivity.is_exact
-    assert found.guarantee.kind == "bound"
-    assert found.planned.kind == "exact"
+    actual = measured_guarantee(PLAN, measured(1, 9))
+    assert not actual.sensitivity.is_exact
+    assert actual.guarantee.kind == "bound"
+    assert actual.planned.kind == "exact"
     crowded = make_plan("bsr:3:normalized", b=1, k=9)
-    found = measured_guarantee(crowded, measured(4, 2))
-    assert (found.planned.kind, found.guarantee.kind) == ("bound", "exact")
+    actual = measured_guarantee(crowded, measured(4, 2))
+    assert (actual.planned.kind, actual.guarantee.kind) == ("bound", "exact")
 
 
 def test_production_shape_with_a_separation_below_the_bands():
     # arXiv:2306.08153, section 6: 2000 rounds, 400 bands, b came out as 385.
     plan = make_plan("bsr:400:normalized", b=400, k=5, n=2000)
-    found = measured_guarantee(plan, MeasuredParticipation(2000, 9, 385, 5, 40))
-    assert not found.is_within_plan
-    assert plan.zcdp_rho < found.guarantee.zcdp_rho < 1.3 * plan.zcdp_rho
+    actual = measured_guarantee(plan, MeasuredParticipation(2000, 9, 385, 5, 40))
+    assert not actual.is_within_plan
+    assert plan.zcdp_rho < actual.guarantee.zcdp_rho < 1.3 * plan.zcdp_rho
 
 
 def test_what_cannot_be_accounted_for_is_refused():

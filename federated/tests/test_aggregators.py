@@ -171,8 +171,8 @@ def test_types():
             ),
         )
     )
-    found = process.initialize.type_signature.result
-    found.check_equivalent_to(tff.FederatedType(state_type, tff.SERVER))
+    actual = process.initialize.type_signature.result
+    actual.check_equivalent_to(tff.FederatedType(state_type, tff.SERVER))
     result = process.next.type_signature.result.result
     result.check_equivalent_to(tff.FederatedType(VALUE_TYPE, tff.SERVER))
     for wrong in (tff.TensorType(np.float64, [3]), tff.TensorType(np.float32, [None])):
@@ -215,10 +215,10 @@ def drop_in(mechanism):
 
 
 def test_drop_in_of_build_unweighted_fed_avg():
-    found, reference = drop_in("bsr"), drop_in("identity")
-    assert np.abs(found).max() > 0.01
+    actual, reference = drop_in("bsr"), drop_in("identity")
+    assert np.abs(actual).max() > 0.01
     # Little noise: both are the mean of the clipped updates.
-    np.testing.assert_allclose(found, reference, atol=0.2)
+    np.testing.assert_allclose(actual, reference, atol=0.2)
 
 
 @pytest.mark.parametrize(("rounds", "expected"), [(60, 35), (64, 67)])

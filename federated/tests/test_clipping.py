@@ -22,30 +22,30 @@ VALUES = st.floats(width=32, allow_nan=False, allow_infinity=False)
 )
 @pytest.mark.invariant(17)
 def test_the_norm_is_at_most_the_clip_norm(array, clip):
-    found = clip_update([array], clip)
-    exact = np.linalg.norm(found.update[0].astype(np.longdouble).ravel())
+    actual = clip_update([array], clip)
+    exact = np.linalg.norm(actual.update[0].astype(np.longdouble).ravel())
     assert exact <= clip
-    assert found.is_finite
+    assert actual.is_finite
     before = np.linalg.norm(array.astype(np.longdouble).ravel())
     if abs(before / clip - 1.0) > 2.0**-35:  # below is what a norm is rounded up by
-        assert found.was_clipped == (before > clip)
+        assert actual.was_clipped == (before > clip)
     if before > clip * 1.001 and clip >= 0.3:
         assert exact >= clip * 0.999
 
 
 def test_what_is_below_the_norm_stays_bit_for_bit():
     update = [np.array([0.3, -0.4], np.float32), np.zeros([0], np.float32)]
-    found = clip_update(update, 0.6)
-    assert found.update[0].tobytes() == update[0].tobytes()
-    assert not found.was_clipped
+    actual = clip_update(update, 0.6)
+    assert actual.update[0].tobytes() == update[0].tobytes()
+    assert not actual.was_clipped
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 @pytest.mark.invariant(5)
 def test_a_value_that_is_not_finite_makes_zeros(bad):
-    found = clip_update([np.array([1.0, bad], np.float32), np.ones(3)], 1.0)
-    assert all(not np.any(array) for array in found.update)
-    assert not found.is_finite
+    actual = clip_update([np.array([1.0, bad], np.float32), np.ones(3)], 1.0)
+    assert all(not np.any(array) for array in actual.update)
+    assert not actual.is_finite
 
 
 def test_a_float64_that_float32_lacks_is_not_finite():
@@ -53,8 +53,8 @@ def test_a_float64_that_float32_lacks_is_not_finite():
 
 
 def test_huge_values_are_clipped_and_do_not_overflow():
-    found = clip_update([np.full(1000, 3e38, np.float32)], 0.5)
-    assert 0.499 < norm_of(found.update) <= 0.5
+    actual = clip_update([np.full(1000, 3e38, np.float32)], 0.5)
+    assert 0.499 < norm_of(actual.update) <= 0.5
 
 
 @pytest.mark.parametrize("size", [1, 63, 1000, 100_000])
@@ -108,9 +108,9 @@ def test_a_norm_is_rounded_up():
     # Its exact value, in whole numbers: float32 numbers are multiples of 2^-149.
     values = np.random.default_rng(3).normal(size=70_000).astype(np.float32)
     exact = sum(fractions.Fraction(float(v)) ** 2 for v in values)
-    found = fractions.Fraction(norm_of([values, values[:1]]))
+    actual = fractions.Fraction(norm_of([values, values[:1]]))
     exact += fractions.Fraction(float(values[0])) ** 2
-    assert exact <= found**2 <= exact * fractions.Fraction(1.0 + 2.0**-34)
+    assert exact <= actual**2 <= exact * fractions.Fraction(1.0 + 2.0**-34)
 
 
 @pytest.mark.parametrize("size", [1, 1_000, 100_000])

@@ -16,8 +16,8 @@ HERE = ["a", "b", "c", "d", "e", "f"]
 
 @pytest.fixture
 def ledger(tmp_path):
-    with Ledger(str(tmp_path / "ledger"), {}) as found:
-        yield found
+    with Ledger(str(tmp_path / "ledger"), {}) as actual:
+        yield actual
 
 
 def make(ledger, here=HERE, b=2, k=2, **options):
@@ -27,9 +27,9 @@ def make(ledger, here=HERE, b=2, k=2, **options):
 def begin(cohorts, ledger, k):
     """A round that begins."""
     number = len(ledger.rounds)
-    found = cohorts.select(number, k)
-    begin_round(ledger, number, found.names)
-    return found
+    actual = cohorts.select(number, k)
+    begin_round(ledger, number, actual.names)
+    return actual
 
 
 def test_nobody_comes_too_early_or_too_often(ledger):
@@ -48,8 +48,8 @@ def test_nobody_comes_too_early_or_too_often(ledger):
 
 
 def test_a_name_that_comes_twice_is_one_device(ledger):
-    found = make(ledger, ["a", "a", "b"]).select(0, 3)
-    assert found.names == ("a", "b") and found.eligible == 2
+    actual = make(ledger, ["a", "a", "b"]).select(0, 3)
+    assert actual.names == ("a", "b") and actual.eligible == 2
 
 
 def test_a_round_is_selected_again_as_it_was_begun(ledger):
@@ -72,8 +72,8 @@ def test_devices_of_an_interrupted_round_are_searched_for(ledger):
         here.append("ca"[len(here) - 1])
         return True
 
-    found = make(ledger, here, search=search).select_again(0, ["a"])
-    assert found.names == ("a",) and looks == [1, 2]
+    actual = make(ledger, here, search=search).select_again(0, ["a"])
+    assert actual.names == ("a",) and looks == [1, 2]
     never = make(ledger, ["b"]).select_again(0, ["a"])
     assert never.names == ("a",)
 
@@ -86,8 +86,8 @@ def test_it_waits_until_it_is_told_not_to(ledger):
         here.append(f"new {len(here)}")
         return eligible < 3
 
-    found = make(ledger, here, enough=3, wait=wait).select(0, 1)
-    assert seen == [(1, 1), (2, 2), (3, 3)] and len(found.names) == 1
+    actual = make(ledger, here, enough=3, wait=wait).select(0, 1)
+    assert seen == [(1, 1), (2, 2), (3, 3)] and len(actual.names) == 1
 
 
 def test_selection_is_uniform_among_the_eligible(ledger, monkeypatch):
@@ -111,8 +111,8 @@ def test_of_many_devices_the_eligible_are_estimated(ledger, monkeypatch):
     names = [str(i) for i in range(1000)]
     cohorts = make(ledger, names, b=5, k=9)
     begin(cohorts, ledger, 500)
-    found = cohorts.select(1, 10)
-    assert found.available == 1000 and 200 < found.eligible < 800
+    actual = cohorts.select(1, 10)
+    assert actual.available == 1000 and 200 < actual.eligible < 800
 
 
 def test_what_cannot_be_is_refused(ledger):

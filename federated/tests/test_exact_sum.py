@@ -30,8 +30,8 @@ def units_of(added, size, clip=CLIP):
 
 def test_the_order_makes_no_difference_to_a_single_bit():
     added = updates(5, 40)
-    found = {units_of(order, 40).tobytes() for order in itertools.permutations(added)}
-    assert len(found) == 1
+    actual = {units_of(order, 40).tobytes() for order in itertools.permutations(added)}
+    assert len(actual) == 1
     # The control: floats that are added up do depend on it.
     orders = itertools.permutations([clip_update([u], CLIP).update[0] for u in added])
     assert len({sum(order).tobytes() for order in orders}) > 1
@@ -114,8 +114,8 @@ def test_more_updates_than_there_is_room_for_are_refused():
 @pytest.mark.invariant(5)
 def test_a_value_that_is_not_finite_adds_nothing(bad):
     total = ExactSum(3, 1.0, 1)
-    found = total.add([np.array([1.0, bad, 0.0], np.float32)])
-    assert not found.is_finite and not np.any(total.units)
+    actual = total.add([np.array([1.0, bad, 0.0], np.float32)])
+    assert not actual.is_finite and not np.any(total.units)
 
 
 @pytest.mark.parametrize("most", MANY)
@@ -126,10 +126,10 @@ def test_the_mean_with_noise_is_that_of_float64(most):
         total.add([update])
     noise = np.random.default_rng(1).normal(size=size).astype(np.float32)
     sums = total.units * total.unit
-    found = total.mean_with([noise[:70_001], noise[70_001:]], 0.3, 5.0)
+    actual = total.mean_with([noise[:70_001], noise[70_001:]], 0.3, 5.0)
     # Of 0.06, a 1024th is above 2^-15.
     rounded = np.rint((sums + 0.3 * noise.astype(np.float64)) / 5.0 * 2**15) / 2**15
-    np.testing.assert_array_equal(found, rounded.astype(np.float32))
+    np.testing.assert_array_equal(actual, rounded.astype(np.float32))
 
 
 def impossible(weights, released, stddev, denominator):
@@ -167,9 +167,9 @@ def test_no_bits_of_a_release_exclude_an_update(noise_multiplier, figure):
         total = ExactSum(size, CLIP, 1)
         total.add([np.full(size, scale / np.sqrt(size), np.float32)])
         released = weights + total.mean_with([noise], stddev, 3.0)
-        found = impossible(weights, released, stddev, 3.0)
-        figure(f"an update of norm {scale:g}: {found} of {size:,} are impossible")
-        assert found == 0
+        actual = impossible(weights, released, stddev, 3.0)
+        figure(f"an update of norm {scale:g}: {actual} of {size:,} are impossible")
+        assert actual == 0
 
 
 @pytest.mark.invariant(4)

@@ -117,14 +117,14 @@ def report(name, folder):
     """What the written report's table says of epsilon, and the exact numbers."""
     plan, measured, delta = CASES[name](folder)
     path = pathlib.Path(folder) / "report.md"
-    found = write_report(path, plan, measured, delta=delta)
+    actual = write_report(path, plan, measured, delta=delta)
     (row,) = re.findall(r"^\| epsilon at .*$", path.read_text("utf-8"), re.MULTILINE)
-    assert found == measured_guarantee(plan, measured, delta)
+    assert actual == measured_guarantee(plan, measured, delta)
     return {
-        "measured": found.guarantee.epsilon,
-        "planned": found.planned.epsilon,
-        "kind": found.guarantee.kind,
-        "within": found.is_within_plan,
+        "measured": actual.guarantee.epsilon,
+        "planned": actual.planned.epsilon,
+        "kind": actual.guarantee.kind,
+        "within": actual.is_within_plan,
         "skipped": list(measured.skipped_rounds),
         "row": row,
     }

@@ -31,9 +31,9 @@ def test_every_number_comes_once_and_in_order(threads, chunk, monkeypatch):
         out[:] = -part
         return part.tolist()
 
-    found = in_chunks(work, numbers, results)
-    assert len(found) == sum(-(-size // chunk) for size in sizes)
-    assert list(itertools.chain(*found)) == np.concatenate(numbers).tolist()
+    actual = in_chunks(work, numbers, results)
+    assert len(actual) == sum(-(-size // chunk) for size in sizes)
+    assert list(itertools.chain(*actual)) == np.concatenate(numbers).tolist()
     for array, result in zip(numbers, results):
         np.testing.assert_array_equal(result[:, 0], -array)
 

@@ -118,8 +118,8 @@ def test_rounds_are_counted_and_skipped():
     # The noise of round 2 is what it would have been.
     state = process.next(state, []).state
     expected = noise_of_round(2)
-    found = before - weights_of(process, state)
-    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=2e-3)
+    actual = before - weights_of(process, state)
+    np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=2e-3)
 
 
 def noise_of_round(round_number):
@@ -175,9 +175,9 @@ def test_functional_models():
         input_spec=INPUT_SPEC,
     )
     process = build_fed_avg(model, make_plan(), OPTIMIZER, clients_per_round=3)
-    found, _ = run(process, [first_time(0, 1)])
+    actual, _ = run(process, [first_time(0, 1)])
     expected, _ = run(in_state(), [first_time(0, 1)])
-    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=2e-3)
+    np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=2e-3)
 
 
 def test_wrong_arguments():

@@ -107,8 +107,8 @@ def test_cohorts_and_history_are_read_again(path):
         run_round(ledger, 1, ("c", "b"))
     with Ledger(path, RUN) as ledger:
         assert ledger.cohort(0) == ("a", "b") and ledger.cohort(1) == ("b", "c")
-        found = ledger.history(["b", "new", "a"], 2).tolist()
-        assert found == [[1, 2], [-1, 0], [0, 1]]
+        actual = ledger.history(["b", "new", "a"], 2).tolist()
+        assert actual == [[1, 2], [-1, 0], [0, 1]]
         assert ledger.history(["b"], 1).tolist() == [[0, 1]]  # as it was before round 1
         assert ledger.point_with("a", 0) == ledger.rounds[0].point
         assert ledger.point_with("a", 1) is None
@@ -234,7 +234,7 @@ def test_another_process_neither_reads_nor_writes_an_open_file(path):
         "except sqlite3.OperationalError as error: print(error)"
     )
 
-    def found(statement):
+    def actual(statement):
         command = [sys.executable, "-c", program, path, statement]
         return subprocess.run(command, capture_output=True, text=True).stdout.strip()
 
@@ -243,8 +243,8 @@ def test_another_process_neither_reads_nor_writes_an_open_file(path):
         with Ledger(path, RUN):
             with pytest.raises(BlockingIOError):
                 Ledger(path, RUN)  # which does not end the lock of the first
-            assert [found(one) for one in statements] == 2 * ["database is locked"]
-    assert found(statements[0]) == ""  # the control
+            assert [actual(one) for one in statements] == 2 * ["database is locked"]
+    assert actual(statements[0]) == ""  # the control
 
 
 def connecting(statement):
@@ -312,10 +312,10 @@ def test_states_of_every_layout_come_back_and_other_structures_are_refused(path)
     }
     with Ledger(path, RUN) as ledger:
         ledger.finished(-1, saved)
-        found = ledger.state({**saved, "round": 0})
+        actual = ledger.state({**saved, "round": 0})
         for name, value in saved.items():
-            assert np.asarray(found[name]).dtype == np.asarray(value).dtype
-            np.testing.assert_array_equal(found[name], value)
+            assert np.asarray(actual[name]).dtype == np.asarray(value).dtype
+            np.testing.assert_array_equal(actual[name], value)
         for wrong in (np.zeros([1], np.float64), np.zeros([1, 1], np.uint64)):
             with pytest.raises(ValueError, match=r"another process: it has \d keys of"):
                 ledger.state({**saved, "keys": wrong})

@@ -9,8 +9,8 @@ README = pathlib.Path(__file__).parents[1] / "README.md"
 def the_loop():
     text = README.read_text(encoding="utf-8")
     programs = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-    (found,) = [program for program in programs if "process.next(" in program]
-    return found
+    (actual,) = [program for program in programs if "process.next(" in program]
+    return actual
 
 
 def test_the_loop_keeps_the_separation(capfd):

@@ -57,20 +57,20 @@ def report(tmp_path):
 
 
 def points(text):
-    found = re.findall(r"^(\d+)\. \*\*(.+?)\.\*\* (.+)$", text, re.MULTILINE)
-    assert [int(number) for number, _, _ in found] == list(range(1, len(found) + 1))
-    return {title: content for _, title, content in found}
+    actual = re.findall(r"^(\d+)\. \*\*(.+?)\.\*\* (.+)$", text, re.MULTILINE)
+    assert [int(number) for number, _, _ in actual] == list(range(1, len(actual) + 1))
+    return {title: content for _, title, content in actual}
 
 
 def table(text):
     rows = re.findall(r"^\| (.+?) \| (.+?) \| (.+?) \|$", text, re.MULTILINE)
-    return {name: (planned, found) for name, planned, found in rows}
+    return {name: (planned, actual) for name, planned, actual in rows}
 
 
 def numbers(text):
     """(rho, epsilon, delta) of each statement."""
     pattern = r"([\d.e-]+)-zCDP and \(epsilon = ([\d.e-]+), delta = ([\d.e-]+)\)-DP"
-    return [tuple(map(float, found)) for found in re.findall(pattern, text)]
+    return [tuple(map(float, actual)) for actual in re.findall(pattern, text)]
 
 
 def test_has_the_eleven_points_in_order(report):
@@ -97,13 +97,13 @@ def test_numbers_are_those_of_the_accounting_and_never_less(report):
 
 
 def test_mechanism_is_that_of_the_plan(report):
-    found = points(report(PLAN, AS_PLANNED))
-    assert "banded:4 (bands=4" in found["Mechanism"]
-    assert "l2 norm 0.5" in found["Mechanism"]
-    assert f"deviation {PLAN.noise_stddev:.6g}" in found["Mechanism"]
-    assert PLAN.fingerprint in found["Transparency and verifiability"]
-    assert "30 devices took part" in found["Data accesses covered"]
-    assert "4 bands of the strategy" in found["Mechanism"]
+    actual = points(report(PLAN, AS_PLANNED))
+    assert "banded:4 (bands=4" in actual["Mechanism"]
+    assert "l2 norm 0.5" in actual["Mechanism"]
+    assert f"deviation {PLAN.noise_stddev:.6g}" in actual["Mechanism"]
+    assert PLAN.fingerprint in actual["Transparency and verifiability"]
+    assert "30 devices took part" in actual["Data accesses covered"]
+    assert "4 bands of the strategy" in actual["Mechanism"]
     inverse = tf_bandmf.plan(
         "lambda_cgd",
         noise_multiplier=1.0,
@@ -138,8 +138,8 @@ def test_exact_values_and_bounds_are_told_apart(report):
 
 @pytest.mark.invariant(15)
 def test_says_what_is_outside_the_guarantee(report):
-    found = points(report(PLAN, AS_PLANNED))
-    outside = found["Not covered"]
+    actual = points(report(PLAN, AS_PLANNED))
+    outside = actual["Not covered"]
     for what in (
         "measured separation",
         "metrics",
@@ -147,7 +147,7 @@ def test_says_what_is_outside_the_guarantee(report):
         "Floating-point",
     ):
         assert what in outside
-    assumptions = found["Accounting assumptions"]
+    assumptions = actual["Accounting assumptions"]
     assert "at least 4 rounds apart" in assumptions and "more than 3" in assumptions
     assert "measured in the run" in assumptions
     once = MeasuredParticipation(N, 30, None, 1, 30)
@@ -171,7 +171,7 @@ def test_what_only_the_operator_knows_is_marked(report):
         enforcement="A timer on the device.",
         verifiability="At example.org.",
     )
-    found = points(report(PLAN, AS_PLANNED, operator=operator))
+    actual = points(report(PLAN, AS_PLANNED, operator=operator))
     said = {
         "Mechanism output": "Released, as the operator states: The final model alone.",
         "Data accesses covered": "Public data, as the operator states: C4.",
@@ -180,13 +180,13 @@ def test_what_only_the_operator_knows_is_marked(report):
         "Transparency and verifiability": "as the operator states: At example.org.",
     }
     for title, text in said.items():
-        assert found[title].endswith(text)
+        assert actual[title].endswith(text)
 
 
 def test_writes_the_report(tmp_path):
     path = tmp_path / "report.md"
-    found = write_report(path, PLAN, BELOW, delta=1e-8)
-    assert found.guarantee == measured_guarantee(PLAN, BELOW, 1e-8).guarantee
+    actual = write_report(path, PLAN, BELOW, delta=1e-8)
+    assert actual.guarantee == measured_guarantee(PLAN, BELOW, 1e-8).guarantee
     assert "delta = 1e-08" in path.read_text("utf-8")
     with pytest.raises(ValueError, match="no participation"):
         write_report(

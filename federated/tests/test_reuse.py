@@ -86,14 +86,14 @@ def noise_left(plan, rounds, *histories):
 def two_histories(plan, folder, devices):
     """What rounds 5 to 7 release and sum, from two copies of the folder of round 5."""
     before, _ = run(plan, folder / "first", 5, devices)
-    found = []
+    actual = []
     for name in "ab":
         shutil.copytree(folder / "first", folder / name)
         left, sums = run(plan, folder / name, 8, devices)
         left[5] = before[5]
         steps = [PER_ROUND * (left[t + 1] - left[t]) for t in (5, 6, 7)]
-        found.append((np.array(steps), np.array([sums[t] for t in (5, 6, 7)])))
-    return found
+        actual.append((np.array(steps), np.array([sums[t] for t in (5, 6, 7)])))
+    return actual
 
 
 @pytest.mark.slow_cases("banded")
@@ -144,16 +144,16 @@ def test_equal_sums_do_not_show(is_bound, tmp_path, figure, monkeypatch):
     plan = make_plan("lambda_cgd")
     devices = SimulatedDevices(str(tmp_path / "devices"), plan, 40)
     run(plan, tmp_path / "first", 2, devices)
-    found = []
+    actual = []
     for name in "ab":
         shutil.copytree(tmp_path / "first", tmp_path / name)
         left, sums = run(plan, tmp_path / name, 3, devices, scale=0.0)
         assert not np.any(sums[2])
-        found.append(left[3])
+        actual.append(left[3])
     if not is_bound:
-        np.testing.assert_array_equal(*found)
+        np.testing.assert_array_equal(*actual)
         return
-    deviation = PER_ROUND * np.std(found[0] - found[1]) / plan.noise_stddev
+    deviation = PER_ROUND * np.std(actual[0] - actual[1]) / plan.noise_stddev
     figure(f"{deviation:.2f} times the noise is left")
     assert deviation > 1.25
 
@@ -224,8 +224,8 @@ def test_a_round_that_goes_on_otherwise(tmp_path, figure, monkeypatch):
     np.testing.assert_array_equal(again[4], left[4])
     other, other_sums = run(plan, tmp_path / "data", 4, devices, data=100)
     assert np.abs(other_sums[3] - sums[3]).max() > 0.01
-    found = PER_ROUND * (other[4] - left[4]) - (other_sums[3] - sums[3])
-    deviation = found.std() / plan.noise_stddev
+    actual = PER_ROUND * (other[4] - left[4]) - (other_sums[3] - sums[3])
+    deviation = actual.std() / plan.noise_stddev
     figure(f"other data: {deviation:.1f} times the noise is left")
     assert deviation > 1.25
 
@@ -247,12 +247,12 @@ def test_a_fork(is_bound, tmp_path, figure, monkeypatch):
     names, sums = list(devices.stores), {}
     engine = make_engine(plan, devices, sums)
     state = asyncio.run(engine.initial_state())
-    found = []
+    actual = []
     for cohort in (names[:3], names[3:]):
         selected = Selected(tuple(cohort), np.zeros([3, 2]), 6, 6)
         after, _ = asyncio.run(engine.run(state, selected, "a point"))
-        found.append(({0: state["weights"][0], 1: after["weights"][0]}, dict(sums)))
-    (deviation,) = noise_left(plan, [0], *found)
+        actual.append(({0: state["weights"][0], 1: after["weights"][0]}, dict(sums)))
+    (deviation,) = noise_left(plan, [0], *actual)
     figure(f"{deviation:.1f} times the noise is left" if is_bound else "control: none")
     assert deviation > 1.25 if is_bound else deviation < 2e-3
 
@@ -296,7 +296,7 @@ def test_histories_that_skip_a_round_share_no_normals(tmp_path, figure):
     for name in "ab":
         shutil.copytree(tmp_path / "first", tmp_path / name)
         rows.append(noise_after_a_skipped_round(plan, tmp_path / name, devices))
-    found = np.corrcoef(*rows)[0, 1]
-    figure(f"correlation {found:.3f}")
+    actual = np.corrcoef(*rows)[0, 1]
+    figure(f"correlation {actual:.3f}")
     # Shared normals: 0.81 / 1.81 = 0.45. Independent ones: more in 1 of 100,000 runs.
-    assert abs(found) < 4.4 / np.sqrt(SIZE)
+    assert abs(actual) < 4.4 / np.sqrt(SIZE)

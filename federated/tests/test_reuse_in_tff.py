@@ -31,13 +31,13 @@ def two_results(plan):
     state = process.initialize()
     for _ in range(2):
         state = process.next(state, []).state
-    found = []
+    actual = []
     for seed in (1, 2):
         update = np.random.default_rng(seed).normal(size=SIZE)
         update = (update / np.linalg.norm(update) * 0.9).astype(np.float32)
         result = process.next(state, [update]).result
-        found.append((result - update) / plan.noise_stddev)
-    return found
+        actual.append((result - update) / plan.noise_stddev)
+    return actual
 
 
 @pytest.mark.attack(
@@ -121,6 +121,6 @@ def test_states_that_skip_a_round_share_no_normals():
         skipped = process.skip_round(state)
         before = np.ravel(process.get_model_weights(skipped).trainable[0])
         rounds.append(model_after(process, skipped, "") - before)
-    found = np.corrcoef(*rounds)[0, 1]
+    actual = np.corrcoef(*rounds)[0, 1]
     # Shared normals: 0.2. Independent ones: more in 1 of 100,000 runs.
-    assert abs(found) < 4.4 / np.sqrt(SIZE)
+    assert abs(actual) < 4.4 / np.sqrt(SIZE)

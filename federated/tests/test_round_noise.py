@@ -68,9 +68,9 @@ def test_any_round_is_the_core_s_bit_for_bit(name):
     digests = np.arange(N) + 3
     # In order, left out, backward, the same again.
     for number in (0, 1, 4, 4, 2, 7, 0):
-        found, after = made.row(digests[:number], point=f"{number}")
-        np.testing.assert_array_equal(found, made.straight(after)[number])
-        assert not np.any(found == other.row(digests[:number])[0])
+        actual, after = made.row(digests[:number], point=f"{number}")
+        np.testing.assert_array_equal(actual, made.straight(after)[number])
+        assert not np.any(actual == other.row(digests[:number])[0])
 
 
 @pytest.mark.invariant(8)
@@ -82,17 +82,17 @@ def test_every_bit_of_a_large_sum_is_in_its_digest():
         state = of.after(np.zeros(number))
         return of.noise.after(state, values, "")["digests"][-1]
 
-    found = {digest()}
-    assert found == {digest(total.copy())}
+    actual = {digest()}
+    assert actual == {digest(total.copy())}
     words = total.view(np.int64)
     for position in (0, 77, (1 << 17) - 1, 1 << 17, total.size - 1):
         for bit in (0, 31, 32, 62):
             words[position] ^= 1 << bit
-            found.add(digest())
+            actual.add(digest())
             words[position] ^= 1 << bit
-    found |= {digest(np.roll(total, 1 << 16)), digest(number=1)}
-    found.add(digest(of=Made(PLANS["regenerated"])))
-    assert len(found) == 1 + 20 + 3
+    actual |= {digest(np.roll(total, 1 << 16)), digest(number=1)}
+    actual.add(digest(of=Made(PLANS["regenerated"])))
+    assert len(actual) == 1 + 20 + 3
 
 
 @pytest.mark.invariant(11)
@@ -104,8 +104,8 @@ def test_a_state_brings_its_key(tmp_path):
     other = Made(PLANS["ring buffer"])
     assert not np.any(other.row(digests, point="more")[0] == second)
     other.state = made.state
-    found, _ = other.row(digests, point="more")
-    np.testing.assert_array_equal(found, second)
+    actual, _ = other.row(digests, point="more")
+    np.testing.assert_array_equal(actual, second)
     name = made.noise.name_of(made.state)
     assert other.noise.name_of(made.state) == name
     assert other.noise.name_of(Made(PLANS["ring buffer"]).state) != name
@@ -144,16 +144,16 @@ def test_an_interrupted_row_does_not_spoil_the_next_one():
         made.row(digests[:3])
     made.noise._row = working
     for number in (3, 4):
-        found, after = made.row(digests[:number])
-        np.testing.assert_array_equal(found, made.straight(after)[number])
+        actual, after = made.row(digests[:number])
+        np.testing.assert_array_equal(actual, made.straight(after)[number])
 
 
 def test_test_seeds():
     made, other = (
         Made(dataclasses.replace(make_plan(), test_seed=4)) for _ in range(2)
     )
-    found, digests = made.row(np.zeros(2))
-    np.testing.assert_array_equal(found, other.row(np.zeros(2))[0])
+    actual, digests = made.row(np.zeros(2))
+    np.testing.assert_array_equal(actual, other.row(np.zeros(2))[0])
     assert made.noise._key.secret_bytes() == NoiseKey.for_testing(4).secret_bytes()
     assert not np.any(digests)
 
@@ -166,11 +166,11 @@ def test_parts_of_a_row_are_the_row_bit_for_bit(name, monkeypatch):
     made = Made(PLANS[name], size)
     state = made.after([3, 4])
     parts, after = made.noise.bound_to(state, np.arange(size), "")
-    found = [next(parts)]
+    actual = [next(parts)]
     # Another sum's noise is asked for before this one is done.
     others, other = made.noise.bound_to(state, np.arange(size) + 1, "")
-    found.extend(parts)
-    for values, bound in ((found, after), (list(others), other)):
+    actual.extend(parts)
+    for values, bound in ((actual, after), (list(others), other)):
         whole = made.straight(bound["digests"])[2]
         np.testing.assert_array_equal(np.concatenate(values), whole)
-    assert len(found) == (3 if name == "regenerated" else 1)
+    assert len(actual) == (3 if name == "regenerated" else 1)

@@ -68,7 +68,7 @@ def check_one_content(devices, models):
         contents.setdefault(number, set()).add(content)
     for key, content in models:
         contents.setdefault(key, set()).add(content)
-    assert all(len(found) == 1 for found in contents.values())
+    assert all(len(actual) == 1 for actual in contents.values())
 
 
 def test_the_model_is_the_sum_of_updates_and_of_the_cores_noise(tmp_path):
@@ -243,15 +243,15 @@ def test_a_replay_asks_the_same_devices_and_they_give_the_same_answer(tmp_path):
     answers = []
 
     def dies_once(request, add):
-        found = {}
+        actual = {}
 
         def keep(name, update):
-            found[name] = update[0].tobytes()
+            actual[name] = update[0].tobytes()
             add(name, update)
 
         replies = devices.exchange(request, keep)
         if request.round_number == 1:
-            answers.append(found)
+            answers.append(actual)
             if len(answers) == 1:
                 raise Crash
         return replies

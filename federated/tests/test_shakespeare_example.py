@@ -32,11 +32,11 @@ def text(tmp_path):
 
 
 def test_speakers(text):
-    found = speakers.load(text)
-    assert sorted(found.train) == [f"SPEAKER {i}" for i in range(6)]
-    said = "".join(speakers.ALPHABET[n] for n in found.train["SPEAKER 5"][0])
+    actual = speakers.load(text)
+    assert sorted(actual.train) == [f"SPEAKER {i}" for i in range(6)]
+    said = "".join(speakers.ALPHABET[n] for n in actual.train["SPEAKER 5"][0])
     assert said == WORDS[: speakers.LENGTH + 1]
-    inputs, targets = next(iter(found.datasets(limit=3)["SPEAKER 0"]()))
+    inputs, targets = next(iter(actual.datasets(limit=3)["SPEAKER 0"]()))
     np.testing.assert_array_equal(inputs[:, 1:], targets[:, :-1])
     unknown = speakers._sequences("é" * 41)
     assert np.all(unknown == speakers.NUM_SYMBOLS - 1)
@@ -81,8 +81,8 @@ def test_the_example(text, tmp_path, capfd):
     assert "(epsilon = 50" in report and "2 of 2 planned" in report
     printed = capfd.readouterr().out
     assert "NO meaningful protection" in printed and "6 speakers" in printed
-    found = {path.name for path in out.iterdir()} - {"curves.png"}
-    assert found == {"curves.csv", "table.md", "privacy-banded.md"}
+    actual = {path.name for path in out.iterdir()} - {"curves.png"}
+    assert actual == {"curves.csv", "table.md", "privacy-banded.md"}
 
 
 def test_wrong_arguments(text, tmp_path, capfd):

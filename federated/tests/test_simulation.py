@@ -52,8 +52,8 @@ def source_of(plan=PLAN, clients=None, **options):
 
 @pytest.fixture
 def ledger(tmp_path):
-    with Ledger(str(tmp_path / "ledger"), {}) as found:
-        yield found
+    with Ledger(str(tmp_path / "ledger"), {}) as actual:
+        yield actual
 
 
 def select(source, ledger, size):
@@ -176,9 +176,9 @@ def test_clients_are_there_as_often_as_they_should_be(availability):
     counts = collections.Counter()
     for t in range(rounds):
         counts.update(source.available(t))
-    found = np.array([counts[name] for name in source.names])
+    actual = np.array([counts[name] for name in source.names])
     deviation = np.sqrt((expected * (1 - expected)).sum(axis=0))
-    assert np.all(np.abs(found - expected.sum(axis=0)) <= 6 * deviation + 1e-9)
+    assert np.all(np.abs(actual - expected.sum(axis=0)) <= 6 * deviation + 1e-9)
 
 
 def test_diurnal_clients_peak_at_hours_of_their_own():

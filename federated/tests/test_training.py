@@ -141,8 +141,8 @@ def test_a_run_releases_every_model_and_measures_participation(tmp_path, process
     assert outcome.measured.num_rounds == N
     assert outcome.measured.num_participations == N * CLIENTS_PER_ROUND
     assert outcome.measured.min_separation >= B
-    found = measured_guarantee(PLAN, outcome.measured)
-    assert found.is_within_plan
+    actual = measured_guarantee(PLAN, outcome.measured)
+    assert actual.is_within_plan
     # Done: once more does nothing, and releases nothing.
     again = Models()
     train(tmp_path, process, again)
@@ -263,14 +263,14 @@ def test_metrics_of_every_structure_are_kept(tmp_path):
     )
     with pytest.raises(Crash):
         train(tmp_path, process, dies=("after", 1))
-    found = []
+    actual = []
 
     class Recorded(tff.program.ReleaseManager):
         async def release(self, value, key):
-            found.append((key, value["client_work"]["train"]["num_examples"]))
+            actual.append((key, value["client_work"]["train"]["num_examples"]))
 
     train(tmp_path, process, metrics=Recorded(), total_rounds=2)
-    assert found == [(2, 16)]
+    assert actual == [(2, 16)]
 
 
 def test_devices_join_and_leave_between_two_calls(tmp_path, process):

@@ -25,7 +25,7 @@ def test_killed_at_random_moments(tmp_path):
         key, content = line.split()
         sums[key].add(content)
     # A round that was repeated has another key, or the same model after it.
-    assert len(sums) >= N and all(len(found) == 1 for found in sums.values())
+    assert len(sums) >= N and all(len(actual) == 1 for actual in sums.values())
 
 
 def main(folder, kills):

@@ -13,10 +13,10 @@ from tf_bandmf.audit.evaluation import best_number_of_guesses
 @pytest.mark.parametrize("right", [30, 60, 90, 100])
 def test_guesses_without_delta_are_a_binomial_test(right):
     # With delta near 0 Theorem 5.2 is P[Bin(r, e^eps / (1 + e^eps)) >= v].
-    found = audit.epsilon_from_guesses(1000, 100, right, 1e-300, 0.95)
-    p_value = stats.binom.sf(right - 1, 100, special.expit(found))
+    actual = audit.epsilon_from_guesses(1000, 100, right, 1e-300, 0.95)
+    p_value = stats.binom.sf(right - 1, 100, special.expit(actual))
     if right <= 50:
-        assert found == 0.0
+        assert actual == 0.0
     else:
         assert p_value == pytest.approx(0.05, rel=1e-6)
 
@@ -37,8 +37,8 @@ def test_guesses_with_delta_follow_the_theorem_term_by_term():
 def test_rates_are_those_of_clopper_and_pearson():
     low = stats.beta.ppf(0.025, 90, 11)
     high = stats.beta.ppf(0.975, 11, 90)
-    found = audit.epsilon_from_rates(90, 100, 10, 100, 1e-5, 0.95)
-    assert found == pytest.approx(math.log((low - 1e-5) / high), rel=1e-9)
+    actual = audit.epsilon_from_rates(90, 100, 10, 100, 1e-5, 0.95)
+    assert actual == pytest.approx(math.log((low - 1e-5) / high), rel=1e-9)
     mu = audit.mu_from_rates(90, 100, 10, 100, 0.95)
     assert mu == pytest.approx(stats.norm.ppf(low) - stats.norm.ppf(high), rel=1e-9)
     # Nothing right, or nothing wrong: still numbers.
@@ -58,9 +58,9 @@ def test_more_right_guesses_never_bound_less():
         lambda v: audit.epsilon_from_guesses(400, 100, v, 1e-5),
         lambda v: audit.mu_from_guesses(400, 100, v),
     ):
-        found = [function(v) for v in range(0, 101, 5)]
-        assert found == sorted(found)
-        assert found[0] == 0.0 < found[-1]
+        actual = [function(v) for v in range(0, 101, 5)]
+        assert actual == sorted(actual)
+        assert actual[0] == 0.0 < actual[-1]
 
 
 @pytest.mark.slow_cases("0.5")

@@ -151,12 +151,12 @@ def test_sampled_canaries_take_part_as_often_as_the_sampler_says():
 
 
 def contradictions(plan, runs, canaries=512):
-    found = []
+    actual = []
     for run in range(runs):
         trial = audit.GradientCanaries.for_plan(plan, canaries, seed=2 * run)
         result = trial.audit(trial.simulated(2 * run + 1), confidence=CONFIDENCE)
-        found.append(result.contradicts)
-    return sum(found)
+        actual.append(result.contradicts)
+    return sum(actual)
 
 
 @pytest.mark.slow

@@ -22,9 +22,9 @@ def noise(z):
 def test_false_alarms_are_as_rare_as_stated():
     # p-values below 0.05 in at most 5% of 100 samples, up to chance.
     samples = (noise(normals(seed))[:, :512] for seed in range(100))
-    found = [whiteness(STRATEGY, sample).p_value for sample in samples]
-    assert np.mean(np.array(found) < 0.05) <= 0.05 + 3 * np.sqrt(0.05 * 0.95 / 100)
-    assert min(found) > 1e-6
+    actual = [whiteness(STRATEGY, sample).p_value for sample in samples]
+    assert np.mean(np.array(actual) < 0.05) <= 0.05 + 3 * np.sqrt(0.05 * 0.95 / 100)
+    assert min(actual) > 1e-6
 
 
 def repeated_part():
@@ -45,9 +45,9 @@ BROKEN = {
 @pytest.mark.parametrize("name", BROKEN)
 def test_other_noise_is_noticed(name):
     make, test = BROKEN[name]
-    found = whiteness(STRATEGY, make())
-    assert found.p_value < 1e-6
-    assert found.p_values[test] < 1e-6 and test in str(found)
+    actual = whiteness(STRATEGY, make())
+    assert actual.p_value < 1e-6
+    assert actual.p_values[test] < 1e-6 and test in str(actual)
 
 
 def test_distances_of_ones_own_are_looked_at():
@@ -57,8 +57,8 @@ def test_distances_of_ones_own_are_looked_at():
     z[:, 700:] += 0.5 * normals(1)[:, 700:]
     z[:, 700:] /= z[:, 700:].std()
     assert whiteness(STRATEGY, noise(z)).p_values["coordinates"] > 1e-6
-    found = whiteness(STRATEGY, noise(z), lags=(700,))
-    assert found.p_values["coordinates"] < 1e-9
+    actual = whiteness(STRATEGY, noise(z), lags=(700,))
+    assert actual.p_values["coordinates"] < 1e-9
 
 
 def test_too_small_samples_are_refused():

@@ -54,16 +54,16 @@ def test_no_certain_epsilon_is_below_its_floor(kind, name, noises):
         before = 0.0
         for delta in DELTAS:
             try:
-                found = accountant.guarantee(noise, float(delta))
+                actual = accountant.guarantee(noise, float(delta))
             except ValueError as error:
                 # Privacy that means nothing in either direction, said so.
                 assert "epsilon" in str(error) or "delta must be" in str(error), error
                 continue
-            assert found.kind in ("exact", "bound")
+            assert actual.kind in ("exact", "bound")
             # The least column of C is 1 or more: one step's release is not less private.
-            assert floor_of(participation, noise, found.epsilon) <= delta * (1 + 1e-9)
-            assert found.epsilon >= before
-            before = found.epsilon
+            assert floor_of(participation, noise, actual.epsilon) <= delta * (1 + 1e-9)
+            assert actual.epsilon >= before
+            before = actual.epsilon
             tried += 1
     assert tried >= 6
 
@@ -79,6 +79,6 @@ def test_what_simulates_is_not_below_its_floor(kind, confidence):
         STRATEGIES["identity"], participation, confidence=confidence
     )
     for noise, delta in ((1.0, 1e-2), (1.0, 1e-3), (2.0, 1e-2)):
-        found = accountant.guarantee(noise, delta)
-        assert found.kind == ("estimate" if confidence is None else "bound")
-        assert floor_of(participation, noise, found.epsilon) <= delta
+        actual = accountant.guarantee(noise, delta)
+        assert actual.kind == ("estimate" if confidence is None else "bound")
+        assert floor_of(participation, noise, actual.epsilon) <= delta

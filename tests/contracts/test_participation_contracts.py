@@ -105,15 +105,15 @@ def test_the_sampler_takes_examples_only_as_the_participation_says(
 def test_calibrated_noise_gives_the_budget_and_less_noise_does_not(participation):
     strategy = tf_bandmf.strategies.identity(N)
     accountant = accountant_for(strategy, participation)
-    found = accountant.calibrate(2.0, 1e-4)
-    claim = found.guarantee
+    actual = accountant.calibrate(2.0, 1e-4)
+    claim = actual.guarantee
     assert (claim.accountant, claim.kind, claim.adjacency) in accountant.claims
-    accountant.validate(found.noise_stddev, claim)
-    again = accountant.guarantee(found.noise_stddev, 1e-4)
+    accountant.validate(actual.noise_stddev, claim)
+    again = accountant.guarantee(actual.noise_stddev, 1e-4)
     assert again.epsilon == pytest.approx(2.0, rel=0.03)
-    assert accountant.guarantee(0.7 * found.noise_stddev, 1e-4).epsilon > 2.0
+    assert accountant.guarantee(0.7 * actual.noise_stddev, 1e-4).epsilon > 2.0
     with pytest.raises(ValueError, match="more than the plan's"):
-        accountant.validate(0.7 * found.noise_stddev, claim)
+        accountant.validate(0.7 * actual.noise_stddev, claim)
 
 
 def test_noise_is_in_units_of_the_raw_strategy(participation):

@@ -52,13 +52,13 @@ def test_what_its_record_says_of_its_structure_is_so(built):
 @pytest.mark.parametrize("kind", sorted(PARTICIPATIONS))
 def test_the_sensitivity_is_at_least_that_of_every_pattern(built, kind):
     participation = PARTICIPATIONS[kind]
-    found = built.sensitivity(participation)
+    actual = built.sensitivity(participation)
     fixed = kind == "fixed_order"
     patterns = fixed_patterns(N, B) if fixed else min_sep_patterns(N, B, K)
     largest = brute_force(built.matrix.to_dense(), patterns)
-    assert found.value >= largest * (1.0 - 1e-12)
-    if found.is_exact:
-        assert found.value == pytest.approx(largest, rel=1e-9)
+    assert actual.value >= largest * (1.0 - 1e-12)
+    if actual.is_exact:
+        assert actual.value == pytest.approx(largest, rel=1e-9)
 
 
 def streamed(strategy):

@@ -166,12 +166,12 @@ def check_uses(uses):
     """One key; for each of its steps one sum of gradients and one noisy mean."""
     keys = {use[0] for use in uses}
     assert len(keys) == 1, f"{len(keys)} keys"
-    found = collections.defaultdict(set)
+    sums = collections.defaultdict(set)
     for _, step, clipped, noisy in uses:
-        found[int(step)].add((clipped, noisy))
-    twice = {step: contents for step, contents in found.items() if len(contents) > 1}
+        sums[int(step)].add((clipped, noisy))
+    twice = {step: contents for step, contents in sums.items() if len(contents) > 1}
     assert not twice, f"noise that met different data: {twice}"
-    assert set(found) == set(range(NUM_STEPS))
+    assert set(sums) == set(range(NUM_STEPS))
 
 
 def check_ledger(folder, runs):

@@ -112,14 +112,14 @@ def test_a_damaged_file_is_refused_or_does_not_matter(count, interrupted, tmp_pa
             shutil.copytree(whole, folder)
             (folder / name).write_bytes(damaged)
             try:
-                found = resumed(plan, folder)
+                actual = resumed(plan, folder)
             except ValueError as error:
                 known = ("is damaged", "does not know these weights")
                 assert any(text in str(error) for text in known), (what, error)
                 assert str(folder) in str(error)
                 refused += 1
             else:
-                assert found == expected, f"{name}: {what}"
+                assert actual == expected, f"{name}: {what}"
             shutil.rmtree(folder)
         endings[name] = (refused, len(tried))
     # Every bit of the secrets is checked, and of the backup what holds weights.
@@ -168,9 +168,9 @@ def test_without_its_backup_the_run_begins_again_with_its_own_noise(
 ):
     plan, whole = interrupted
     shutil.copy2(whole / "run.private", tmp_path)
-    found, expected = resumed(plan, tmp_path), resumed(plan, whole)
-    assert found[0] == 0
-    assert found[3] == expected[3]
+    actual, expected = resumed(plan, tmp_path), resumed(plan, whole)
+    assert actual[0] == 0
+    assert actual[3] == expected[3]
 
 
 @pytest.mark.invariant(11)

@@ -146,8 +146,8 @@ NAMES = {
 def test_a_wrong_argument_gets_an_error_that_names_it(name):
     function, arguments = FUNCTIONS[name]
     accepts = lambda name, kind: kind == "None" or kind in RIGHT.get(name, ())  # noqa: E731
-    found = complaints(function, arguments, accepts, NAMES)
-    assert not found, found
+    wrong = complaints(function, arguments, accepts, NAMES)
+    assert not wrong, wrong
 
 
 BUDGET = st.fixed_dictionaries(
@@ -188,8 +188,8 @@ def test_a_plan_of_any_numbers_is_right_or_refused(arguments):
             )
             return
     assert 0.0 < plan.noise_stddev < np.inf
-    found = gaussian.gaussian_epsilon(plan.noise_multiplier, plan.delta)
-    assert found <= plan.epsilon * (1 + 1e-9)
+    actual = gaussian.gaussian_epsilon(plan.noise_multiplier, plan.delta)
+    assert actual <= plan.epsilon * (1 + 1e-9)
     if arguments["epsilon"] is not None:
         assert plan.epsilon <= arguments["epsilon"] * (1 + 1e-9)
 

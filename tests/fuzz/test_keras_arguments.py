@@ -59,5 +59,5 @@ def test_a_wrong_argument_gets_an_error_that_names_it(function, plan):
         "make_private": {"model": model(), "microbatch_size": None},
         "to_plain": {"model": tf_bandmf.keras.make_private(model())},
     }[function.__name__]
-    found = complaints(function, usual, lambda name, kind: kind in RIGHT[name], {})
-    assert not found, found
+    wrong = complaints(function, usual, lambda name, kind: kind in RIGHT[name], {})
+    assert not wrong, wrong

@@ -21,8 +21,8 @@ BACKENDS = ("sqlite", "postgresql")
 
 def server_programs():
     """The folder of `initdb` and `pg_ctl`, or None."""
-    found = shutil.which("pg_ctl")
-    folders = [pathlib.Path(found).resolve().parent] if found else []
+    program = shutil.which("pg_ctl")
+    folders = [pathlib.Path(program).resolve().parent] if program else []
     folders += sorted(pathlib.Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)
     for folder in folders:
         if (folder / "initdb").exists() and (folder / "pg_ctl").exists():

@@ -44,9 +44,11 @@ def test_a_run_that_does_not_fit_is_refused_with_what_would(
     ledger.add_dataset("patients", epsilon=1.4, delta=1e-6)
     first = make_plan(ledger=ledger, dataset="patients")
     ledger.begin(first, run_name(1))
-    with pytest.raises(BudgetExceededError, match=r"1\.4.*1 of 1\.4 is spent") as found:
+    with pytest.raises(
+        BudgetExceededError, match=r"1\.4.*1 of 1\.4 is spent"
+    ) as actual:
         make_plan(ledger=ledger, dataset="patients")
-    fitting = found.value.fitting_epsilon
+    fitting = actual.value.fitting_epsilon
     assert fitting == ledger.fits("patients") > 0.5
     # It fits, and not much more does.
     last = make_plan(ledger=ledger, dataset="patients", epsilon=fitting)
@@ -231,8 +233,8 @@ def test_replace_one_counts_twice_the_sensitivity(file_ledger, make_plan, run_na
     )
     plan = make_plan(ledger=file_ledger, dataset="patients")
     file_ledger.begin(plan, run_name(1))
-    found = gaussian.gaussian_epsilon(plan.noise_multiplier / 2.0, 1e-6)
-    assert file_ledger.balance("patients").spent == pytest.approx(found, rel=1e-6)
+    actual = gaussian.gaussian_epsilon(plan.noise_multiplier / 2.0, 1e-6)
+    assert file_ledger.balance("patients").spent == pytest.approx(actual, rel=1e-6)
     rest = file_ledger.fits("patients")
     last = make_plan(ledger=file_ledger, dataset="patients", epsilon=rest)
     file_ledger.begin(last, run_name(2))

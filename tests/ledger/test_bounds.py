@@ -130,17 +130,17 @@ def test_many_pure_releases_are_never_below_their_binomial(delta):
     Losses are (2 k - n) epsilon; beyond the epsilon found, the mass must be <= delta.
     """
     count, epsilon = 1000, 0.01
-    found = total(*[pair(epsilon, 0.0)] * count, delta=delta).spent
+    actual = total(*[pair(epsilon, 0.0)] * count, delta=delta).spent
     log_p, log_q = -math.log1p(math.exp(-epsilon)), -math.log1p(math.exp(epsilon))
     exact = 0.0
     for k in range(count + 1):
         loss = (2 * k - count) * epsilon
-        if loss > found:
+        if loss > actual:
             log_mass = math.lgamma(count + 1) - math.lgamma(k + 1)
             log_mass += k * log_p + (count - k) * log_q - math.lgamma(count - k + 1)
-            exact += math.exp(log_mass) * -math.expm1(found - loss)
+            exact += math.exp(log_mass) * -math.expm1(actual - loss)
     assert exact <= delta
-    assert found <= count * epsilon * (1 + 1e-9)
+    assert actual <= count * epsilon * (1 + 1e-9)
 
 
 def test_several_kinds_are_never_below_the_best_that_one_can_do():
@@ -152,7 +152,7 @@ def test_several_kinds_are_never_below_the_best_that_one_can_do():
     p = 1.0 / (1.0 + math.exp(-response))
     for delta in (1e-5, 1e-8, 1e-11, 1e-13):
         releases = Release.gaussian(1.0 / mu, 1e-15), pair(response, 0.0)
-        found = total(*releases, delta=delta).spent
-        exact = p * gaussian.gaussian_delta(1.0 / mu, found - response)
-        exact += (1.0 - p) * gaussian.gaussian_delta(1.0 / mu, found + response)
+        actual = total(*releases, delta=delta).spent
+        exact = p * gaussian.gaussian_delta(1.0 / mu, actual - response)
+        exact += (1.0 - p) * gaussian.gaussian_delta(1.0 / mu, actual + response)
         assert exact <= delta

@@ -22,13 +22,13 @@ def filled(ledger, make_plan, run_name):
 
 def change(ledger, *statements, guarded=False):
     """As whoever has the database's password."""
-    with ledger._store.transaction(writes=True) as found:
+    with ledger._store.transaction(writes=True) as actual:
         if not guarded:
-            on = "" if found.connection.dialect.name == "sqlite" else " ON runs"
+            on = "" if actual.connection.dialect.name == "sqlite" else " ON runs"
             for what in ("update", "delete"):
-                found.connection.exec_driver_sql(f"DROP TRIGGER no_{what}_of_runs{on}")
+                actual.connection.exec_driver_sql(f"DROP TRIGGER no_{what}_of_runs{on}")
         for statement in statements:
-            found.connection.exec_driver_sql(statement)
+            actual.connection.exec_driver_sql(statement)
 
 
 ATTACKS = {

@@ -74,12 +74,12 @@ def test_noise_does_not_drift(name, num_steps, figure):
     buffer = tf.zeros([generator.memory_vectors, d])
     independent = noise.NoiseGenerator(strategies.identity(num_steps), d)
     streamed = tf.function(all_rows, reduce_retracing=True)
-    (_, found), (_, z) = (
+    (_, actual), (_, z) = (
         streamed(g, keys, b, tf.constant(0, tf.int64), num_steps)
         for g, b in ((generator, buffer), (independent, tf.zeros([0, d])))
     )
     expected = strategy.matrix.solve(z.numpy().astype(np.float64))
-    largest = np.abs(found - expected).max() / np.abs(expected).max()
+    largest = np.abs(actual - expected).max() / np.abs(expected).max()
     assert largest < 1e-5
     figure(f"{name}: below 1e-5 of the largest entry after {num_steps:,} steps")
 

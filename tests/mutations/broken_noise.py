@@ -98,8 +98,8 @@ def bands_in_wrong_order(patch):
     at = recurrences._Rows.at
 
     def reversed_bands(rows, step):
-        found = at(rows, step)
-        return tf.concat([found[:1], found[1:][::-1]], axis=0)
+        row = at(rows, step)
+        return tf.concat([row[:1], row[1:][::-1]], axis=0)
 
     patch.setattr(recurrences._Rows, "at", reversed_bands)
 

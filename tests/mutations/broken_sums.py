@@ -151,9 +151,9 @@ def _without_noise_if(patch, condition):
     noised = Programs._noised
 
     def without(self, clipped, *more):
-        found, skip = noised(self, clipped, *more), condition(clipped)
-        gradients = [tf.where(skip, tf.zeros_like(g), g) for g in found.gradients]
-        return found._replace(gradients=gradients)
+        noisy, skip = noised(self, clipped, *more), condition(clipped)
+        gradients = [tf.where(skip, tf.zeros_like(g), g) for g in noisy.gradients]
+        return noisy._replace(gradients=gradients)
 
     patch.setattr(Programs, "_noised", without)
 

@@ -60,15 +60,15 @@ def linear_model(plan, width=WIDTH):
 
 def released_sums(model, batches, restart_at=None):
     """Noisy sums of all steps, shape [n, d]; restarted before a step, as from a file."""
-    plan, found = model.optimizer.plan, []
+    plan, actual = model.optimizer.plan, []
     for step, batch in enumerate(batches):
         if step == restart_at:
             resume(model.optimizer)
         noisy = model.private_gradients(batch)
         flat = [np.ravel(gradient) for gradient in noisy.gradients]
-        found.append(np.concatenate(flat) * plan.expected_batch_size)
+        actual.append(np.concatenate(flat) * plan.expected_batch_size)
         model.optimizer.apply_noisy(noisy)
-    return np.array(found, np.float64)
+    return np.array(actual, np.float64)
 
 
 def resume(optimizer):
@@ -122,8 +122,8 @@ def white(mechanism, restart_at=None, **changes):
     cell *= plan.expected_batch_size
     within = np.random.default_rng(6).uniform(-0.5, 0.5, released.shape) * cell
     left = (released + within - canaries.sums()) / plan.noise_stddev
-    found = whiteness(plan.strategy, left, lags=(WIDTH // 2,))
-    assert found.p_value >= ALPHA, f"whiteness: {found}"
+    actual = whiteness(plan.strategy, left, lags=(WIDTH // 2,))
+    assert actual.p_value >= ALPHA, f"whiteness: {actual}"
 
 
 def white_generator(mechanism, num_shards=1, **changes):
@@ -144,8 +144,8 @@ def white_generator(mechanism, num_shards=1, **changes):
             rows.append(row.numpy())
         parts.append(np.array(rows))
     whole = np.concatenate(parts, axis=1)
-    found = whiteness(plan.strategy, whole, lags=(size // 2, 4096))
-    assert found.p_value >= ALPHA, f"whiteness: {found}"
+    actual = whiteness(plan.strategy, whole, lags=(size // 2, 4096))
+    assert actual.p_value >= ALPHA, f"whiteness: {actual}"
 
 
 def private(model):
@@ -217,13 +217,13 @@ def mixing_is_isolated():
     x = rng.normal(size=(6, 5)).astype(np.float32)
     others = x.copy()
     others[0] *= 50.0
-    found = [
+    actual = [
         clipped_gradient_sums(
             private(model), part, np.ones((6, 1), "f4"), l2_norm_clip=1.0
         ).sums
         for part in (x, others)
     ]
-    moved = np.sqrt(sum(np.sum((a - b) ** 2) for a, b in zip(*found)))
+    moved = np.sqrt(sum(np.sum((a - b) ** 2) for a, b in zip(*actual)))
     assert moved <= 2.0 + 2e-3, f"one record moves the sum by {moved:.4g} clip norms"
 
 

@@ -116,9 +116,9 @@ def test_epsilon_of_delta_falls_through_the_planned_point(plans):
     axes = plots.epsilon_of_delta({"bisr": plans["bisr"]}, deltas)
     curve, point = axes.lines
     assert list(curve.get_xdata()) == [1e-3, 1e-4, 1e-5, 1e-6]
-    found = dict(zip(curve.get_xdata(), curve.get_ydata()))
+    actual = dict(zip(curve.get_xdata(), curve.get_ydata()))
     for delta in deltas:
-        assert found[delta] == plans["bisr"].guarantee_at(delta).epsilon
+        assert actual[delta] == plans["bisr"].guarantee_at(delta).epsilon
     assert (point.get_xdata()[0], point.get_ydata()[0]) == (1e-5, 4.0)
     assert axes.get_xscale() == "log"
     assert (axes.get_xlabel(), axes.get_ylabel()) == ("δ", "ε")

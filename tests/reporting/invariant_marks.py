@@ -34,9 +34,9 @@ def pytest_configure(config):
 
 def numbers_of(item):
     """The invariants that a collected test holds."""
-    found = {n for marker in item.iter_markers("invariant") for n in marker.args}
+    numbers = {n for marker in item.iter_markers("invariant") for n in marker.args}
     named = _NAME.match(item.name)
-    return found | ({int(named[1])} if named else set())
+    return numbers | ({int(named[1])} if named else set())
 
 
 @pytest.hookimpl(tryfirst=True)

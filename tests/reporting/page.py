@@ -16,10 +16,10 @@ MARK = "<!-- Below this line: written by `make audit`. -->"
 
 def rows(cases):
     """One row for each title: tests and parameters together."""
-    found = {}
+    groups = {}
     for case in cases:
-        found.setdefault((case["area"], case["title"]), []).append(case)
-    return found
+        groups.setdefault((case["area"], case["title"]), []).append(case)
+    return groups
 
 
 def cell(texts):

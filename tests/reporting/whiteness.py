@@ -94,22 +94,22 @@ def _between_steps(rows: np.ndarray) -> np.ndarray:
     n, d = rows.shape
     if n < 2:
         return np.ones(1)
-    found = np.corrcoef(rows)[np.triu_indices(n, 1)]
-    return _of_correlations(found, d)
+    correlations = np.corrcoef(rows)[np.triu_indices(n, 1)]
+    return _of_correlations(correlations, d)
 
 
 def _between_coordinates(white: np.ndarray, distances: list[int]) -> np.ndarray:
     """P-values of the correlations of each row with itself, moved by a distance."""
-    found = []
+    p_values = []
     for distance in distances:
         a, b = white[:, distance:], white[:, :-distance]
         correlation = np.corrcoef(a.ravel(), b.ravel())[0, 1]
-        found.append(_of_correlations(np.array(correlation), a.size))
-    return np.array(found)
+        p_values.append(_of_correlations(np.array(correlation), a.size))
+    return np.array(p_values)
 
 
-def _of_correlations(found: np.ndarray, size: int) -> np.ndarray:
-    clipped = np.clip(found, -1.0 + 1e-15, 1.0 - 1e-15)
+def _of_correlations(correlations: np.ndarray, size: int) -> np.ndarray:
+    clipped = np.clip(correlations, -1.0 + 1e-15, 1.0 - 1e-15)
     return _two_sided(np.arctanh(clipped) * np.sqrt(size - 3))
 
 

@@ -15,39 +15,39 @@ _SHORTEST = 7
 def forms_of_bytes(secret):
     """Byte strings: raw, reversed, as text of several kinds, as numbers."""
     words = np.frombuffer(secret[: len(secret) // 8 * 8], "<u8")
-    found = {secret, secret[::-1], secret[:8], secret[8:16][::-1]}
+    forms = {secret, secret[::-1], secret[:8], secret[8:16][::-1]}
     half = secret[: max(8, len(secret) // 2)]
-    found |= {half.hex().encode(), half.hex().upper().encode()}
+    forms |= {half.hex().encode(), half.hex().upper().encode()}
     for shift in range(3):
         # What stands before it in a longer text decides which of three texts it is.
         text = base64.b64encode(secret[shift:])[: 4 * ((len(secret) - shift) // 3)]
-        found |= {text, text.replace(b"+", b"-").replace(b"/", b"_")}
-    found.add(repr(half)[2:-1].encode())
+        forms |= {text, text.replace(b"+", b"-").replace(b"/", b"_")}
+    forms.add(repr(half)[2:-1].encode())
     for separator in (", ", ",", " "):
-        found.add(separator.join(map(str, half)).encode())
+        forms.add(separator.join(map(str, half)).encode())
     for word in words:
         for number in (int(word), int(word.view("<i8")), int(word.byteswap())):
-            found.add(str(number).encode())
-        found.add(f"{int(word):x}".encode())
+            forms.add(str(number).encode())
+        forms.add(f"{int(word):x}".encode())
         for number in (word.view("<f8"), *word.reshape(1).view("<f4")):
             if np.isfinite(number) and number != 0:
-                found |= {repr(float(number)).encode(), str(number).encode()}
-    found |= {
+                forms |= {repr(float(number)).encode(), str(number).encode()}
+    forms |= {
         str(int.from_bytes(secret, order)).encode() for order in ("little", "big")
     }
-    return {form for form in found if len(form) >= _SHORTEST}
+    return {form for form in forms if len(form) >= _SHORTEST}
 
 
 def forms_of_floats(row):
     """Byte strings of a vector's first entries: raw, and as text in usual formats."""
     row = np.asarray(row, np.float32)
-    found = {row[:4].tobytes(), row[:4].astype("<f8").tobytes(), row[4:8].tobytes()}
+    forms = {row[:4].tobytes(), row[:4].astype("<f8").tobytes(), row[4:8].tobytes()}
     for pattern in ("{!r}", "{:.8g}", "{:.8e}", "{:.17g}", "{:.7f}"):
         for value in (float(row[0]), float(row[1]), float(row[2])):
-            found.add(pattern.format(value).encode())
-    found |= {str(value).encode() for value in row[:3]}
+            forms.add(pattern.format(value).encode())
+    forms |= {str(value).encode() for value in row[:3]}
     # Numbers with few digits are there by chance.
-    return {form for form in found if len(re.sub(rb"[-0.e+]", b"", form)) >= _SHORTEST}
+    return {form for form in forms if len(re.sub(rb"[-0.e+]", b"", form)) >= _SHORTEST}
 
 
 def forms_of_run(model):
@@ -72,14 +72,14 @@ def contents_of(content):
             for name in archive.namelist():
                 contents += contents_of(archive.read(name))
     for start in [
-        found.start() for found in re.finditer(rb"\x78[\x01\x9c\xda]", content)
+        match.start() for match in re.finditer(rb"\x78[\x01\x9c\xda]", content)
     ]:
         try:
             contents.append(zlib.decompressobj().decompress(content[start:], 1 << 24))
         except zlib.error:
             continue
-    for found in re.finditer(rb"[A-Za-z0-9+/]{40,}={0,2}", content):
-        text = found.group()
+    for match in re.finditer(rb"[A-Za-z0-9+/]{40,}={0,2}", content):
+        text = match.group()
         try:
             decoded = base64.b64decode(text[: len(text) // 4 * 4])
         except ValueError:

@@ -51,11 +51,11 @@ def _as_bytes(content):
     """The contents, and the bytes that hexadecimal text and lists of numbers stand for."""
     contents = contents_of(content)
     for part in list(contents):
-        for found in re.finditer(rb"[0-9a-fA-F]{32,}", part):
-            text = found.group()
+        for match in re.finditer(rb"[0-9a-fA-F]{32,}", part):
+            text = match.group()
             contents.append(bytes.fromhex(text[: len(text) // 2 * 2].decode()))
-        for found in re.finditer(rb"\d{15,20}(?:[,\s\[\]]+\d{15,20})+", part):
-            numbers = [int(n) % 2**64 for n in re.findall(rb"\d+", found.group())]
+        for match in re.finditer(rb"\d{15,20}(?:[,\s\[\]]+\d{15,20})+", part):
+            numbers = [int(n) % 2**64 for n in re.findall(rb"\d+", match.group())]
             contents.append(np.array(numbers, "<u8").tobytes())
         numbers = re.findall(rb"-?\d+\.\d{4,}(?:e[+-]?\d+)?", part)
         if len(numbers) >= ENTRIES:
@@ -113,8 +113,8 @@ def _explained(guesses, noisy):
         return None
     squares = np.sum(guesses**2, axis=1)[:, None] - 2.0 * guesses @ noisy.T
     left = squares / np.sum(noisy**2, axis=1) + 1.0
-    found = np.argwhere(left < LEFT**2)
-    return int(found[0][1]) if len(found) else None
+    places = np.argwhere(left < LEFT**2)
+    return int(places[0][1]) if len(places) else None
 
 
 if __name__ == "__main__":

@@ -187,12 +187,12 @@ def dump_graphs(model, schedule, folder):
 
 
 def assert_no_secret(folder, forms):
-    found = {
+    actual = {
         str(file.relative_to(folder)): names
         for file in files_below(folder)
         if (names := found_in(file.read_bytes(), forms))
     }
-    assert not found
+    assert not actual
 
 
 @pytest.mark.attack(
@@ -216,8 +216,8 @@ def test_no_secret_by_value_in_what_a_run_writes(finished, capfd, tmp_path):
     assert len(files_below(tmp_path)) > 15
     assert_no_secret(tmp_path, forms)
     # What the search must find: it is in the private file, as text and as numbers.
-    found = set(found_in(private.read_bytes(), forms))
-    assert found == {"key", "kept vector 0", "kept vector 1"}
+    actual = set(found_in(private.read_bytes(), forms))
+    assert actual == {"key", "kept vector 0", "kept vector 1"}
 
 
 @pytest.mark.parametrize(
@@ -394,8 +394,8 @@ def test_the_noise_cannot_be_rebuilt_from_what_was_shared(finished, tmp_path):
     for name, (kind, content, step) in leaks.items():
         for text in (content, content.hex().encode()):
             (tmp_path / name).write_bytes(b"xyz " + text + b" xyz")
-            found = rebuild([tmp_path / name], noisy)
-            assert found == (str(tmp_path / name), kind, step), name
+            actual = rebuild([tmp_path / name], noisy)
+            assert actual == (str(tmp_path / name), kind, step), name
 
 
 def test_the_attack_succeeds_on_an_optimizer_that_saves_its_key(finished, tmp_path):
@@ -413,8 +413,8 @@ def test_the_attack_succeeds_on_an_optimizer_that_saves_its_key(finished, tmp_pa
     plain.compile(Careless(1.0), "mse")
     plain.optimizer.build(plain.trainable_variables)
     plain.save(tmp_path / "shared.keras")
-    found = rebuild([tmp_path / "shared.keras"], kept.noisy_gradients())
-    assert found is not None and found[1:] == ("key of a step", 0)
+    actual = rebuild([tmp_path / "shared.keras"], kept.noisy_gradients())
+    assert actual is not None and actual[1:] == ("key of a step", 0)
 
 
 @pytest.mark.invariant(10)

@@ -151,8 +151,8 @@ def test_no_row_of_now_in_what_is_written_in_mid_epoch(tmp_path, figure, name):
 
     files = files_below(shared)
     assert len(files) > 20
-    found = {str(path): rows for path in files if (rows := rows_in(hidden, path))}
-    assert not found
+    actual = {str(path): rows for path in files if (rows := rows_in(hidden, path))}
+    assert not actual
     # The search sees a row that is there: of the last release, and of now.
     assert rows_in(watch.public[:3], shared / "model.weights.h5") == [0, 1, 2]
     np.save(tmp_path / "breach.npy", hidden)

@@ -133,8 +133,8 @@ def _gamma(mean, shape):
             middle = mpmath.sqrt(lower * upper)
             odds = 1 / middle - 1
             if shape == 0:
-                found = odds / -mpmath.log(middle)
+                middle_mean = odds / -mpmath.log(middle)
             else:
-                found = shape * odds / (1 - middle**shape)
-            lower, upper = (middle, upper) if found > mean else (lower, middle)
+                middle_mean = shape * odds / (1 - middle**shape)
+            lower, upper = (middle, upper) if middle_mean > mean else (lower, middle)
         return upper

@@ -22,8 +22,8 @@ def _two_sided(p_low):
 
 def monobit(words):
     """As many ones as zeros (2.1)."""
-    found = bits(words)
-    z = (2.0 * found.sum() - found.size) / np.sqrt(found.size)
+    drawn = bits(words)
+    z = (2.0 * drawn.sum() - drawn.size) / np.sqrt(drawn.size)
     return float(2.0 * special.ndtr(-abs(z)))
 
 
@@ -35,9 +35,9 @@ def block_frequency(words):
 
 def runs(words):
     """The number of runs of equal bits (2.3)."""
-    found = bits(words)
-    changes = int(np.sum(found[1:] != found[:-1]))
-    z = (changes - 0.5 * (found.size - 1)) / np.sqrt(0.25 * (found.size - 1))
+    drawn = bits(words)
+    changes = int(np.sum(drawn[1:] != drawn[:-1]))
+    z = (changes - 0.5 * (drawn.size - 1)) / np.sqrt(0.25 * (drawn.size - 1))
     return float(2.0 * special.ndtr(-abs(z)))
 
 

@@ -77,7 +77,7 @@ def complaints(function, usual, right, names):
       right: kinds of values that may be accepted, by argument and kind: a function.
       names: other words for an argument, by argument.
     """
-    found = []
+    complaints = []
     for argument, own in usual.items():
         for kind, value in VALUES.items():
             if value is own:
@@ -88,8 +88,8 @@ def complaints(function, usual, right, names):
                 lambda _, argument=argument, kind=kind: right(argument, kind),
             )
             if wrong is not None:
-                found.append(f"{argument} = {kind}: {wrong}")
-    return "\n".join(found)
+                complaints.append(f"{argument} = {kind}: {wrong}")
+    return "\n".join(complaints)
 
 
 def complaint(call, names, is_right):

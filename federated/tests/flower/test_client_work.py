@@ -74,13 +74,13 @@ def test_a_metric_as_one_more_weight_is_clipped_and_noised_with_the_update(tmp_p
         value = np.float32(np.clip(number / 6.0, 0.0, 1.0))  # bounded by the device
         return {"w": before["w"], "metric": before["metric"] + scale * value}
 
-    found, left = run(tmp_path, plan, first, work)
+    actual, left = run(tmp_path, plan, first, work)
     nobody, _ = run(tmp_path / "2", plan, first, work, silent=True)
     exact = sum(float(update[1][0]) for _, _, update in left) / PER_ROUND
-    moved = float(found["metric"][0] - nobody["metric"][0])
+    moved = float(actual["metric"][0] - nobody["metric"][0])
     np.testing.assert_allclose(moved, exact, atol=1e-3)
     assert float(nobody["metric"][0]) != 0.0  # the noise is on it, too
-    np.testing.assert_array_equal(found["w"], nobody["w"])
+    np.testing.assert_array_equal(actual["w"], nobody["w"])
 
     def huge(number, before):
         return {"w": before["w"] + 5.0, "metric": before["metric"] + 1e6}

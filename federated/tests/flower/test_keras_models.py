@@ -67,18 +67,18 @@ def test_a_model_with_batch_normalization(tmp_path):
         )
         return result.arrays.to_numpy_ndarrays()
 
-    found = run(tmp_path / "run", silent=False)
+    actual = run(tmp_path / "run", silent=False)
     noise = run(tmp_path / "silent", silent=True)
     assert len(fixed) == 2 and len(after) == len(left) == 2
     for i in fixed:  # the moving averages, which training changed
         assert not np.array_equal(after[0][i], first[i])
-        np.testing.assert_array_equal(found[i], first[i])
+        np.testing.assert_array_equal(actual[i], first[i])
     trained = [i for i in range(len(first)) if i not in fixed]
     assert all(list(one) == [str(i) for i in trained] for one in left)
     moved = np.concatenate([np.ravel(after[0][i] - first[i]) for i in trained])
     norm = np.linalg.norm(moved)
     assert norm > 2 * PLAN.l2_norm_clip  # both devices have the same data
-    mean = np.concatenate([np.ravel(found[i] - noise[i]) for i in trained])
+    mean = np.concatenate([np.ravel(actual[i] - noise[i]) for i in trained])
     grid_of_noise = 2.0**-10 * PLAN.noise_stddev
     np.testing.assert_allclose(
         mean, moved * PLAN.l2_norm_clip / norm, atol=grid_of_noise

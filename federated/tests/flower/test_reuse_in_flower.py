@@ -61,14 +61,14 @@ def train(folder, rounds, sign):
 def two_containers(folder):
     """The rounds 3 and 4 from two copies of server and devices, with other data."""
     before, _ = train(folder / "first", 2, 1.0)
-    found = []
+    actual = []
     for name, sign in (("a", 1.0), ("b", -1.0)):
         shutil.copytree(folder / "first", folder / name)
         left, sums = train(folder / name, 4, sign)
         left[2] = before[2]
         steps = [PER_ROUND * (left[t] - left[t - 1]) - sums[t] for t in (3, 4)]
-        found.append(np.array(steps) / PLAN.noise_stddev)
-    return found[0] - found[1]
+        actual.append(np.array(steps) / PLAN.noise_stddev)
+    return actual[0] - actual[1]
 
 
 @pytest.mark.attack(

@@ -71,9 +71,9 @@ def test_a_run_keeps_the_plan_and_reports_it(tmp_path):
     for rounds in came(grid).values():
         assert len(rounds) <= K
         assert all(late - early >= B for early, late in zip(rounds, rounds[1:]))
-    found = write_report(str(tmp_path / "privacy.md"), PLAN, strategy.measured)
-    assert found.is_within_plan
-    assert found.guarantee.epsilon <= PLAN.epsilon * 1.0001
+    actual = write_report(str(tmp_path / "privacy.md"), PLAN, strategy.measured)
+    assert actual.is_within_plan
+    assert actual.guarantee.epsilon <= PLAN.epsilon * 1.0001
     # Flower's counter is the plan's plus 1, on the devices too.
     rounds = [c["config"]["server-round"] for _, c in grid.asked]
     assert rounds == sorted(rounds) and set(rounds) == set(range(1, N + 1))
@@ -123,11 +123,11 @@ def test_a_crash_and_another_flower_run_give_no_second_content(tmp_path, moment)
         return real_push(messages)
 
     def pull(ids):
-        found = real_pull(ids)
-        is_train = found and found[0].metadata.message_type == "train"
+        actual = real_pull(ids)
+        is_train = actual and actual[0].metadata.message_type == "train"
         if moment == "answers" and is_train and asked[-1][0] == 2:
             raise Crash
-        return found
+        return actual
 
     grid.push_messages, grid.pull_messages = push, pull
     with pytest.raises(Crash):
@@ -144,7 +144,7 @@ def test_a_crash_and_another_flower_run_give_no_second_content(tmp_path, moment)
         contents.setdefault(key, set()).add(content)
     for number, arrays in asked:
         contents.setdefault(number, set()).add(flat(arrays).tobytes())
-    assert all(len(found) == 1 for found in contents.values())
+    assert all(len(actual) == 1 for actual in contents.values())
     assert set(contents) >= set(range(1, N + 1))
     assert measured_guarantee(PLAN, strategy.measured).is_within_plan
     for rounds in came(grid).values():
@@ -560,8 +560,8 @@ def test_arrays_that_are_not_trained_are_sent_and_never_come_back(tmp_path):
     counts = result.train_metrics_clientapp
     assert all(c["contributing"] == PER_ROUND for c in counts.values())
     assert left == [{"w0", "w1"}] * (N * PER_ROUND)
-    found = {name: array.numpy() for name, array in result.arrays.items()}
-    for one in (found, seen[0], seen[-1]):
+    actual = {name: array.numpy() for name, array in result.arrays.items()}
+    for one in (actual, seen[0], seen[-1]):
         assert list(one) == list(first)
         for name in ("batches", "average"):
             np.testing.assert_array_equal(one[name], first[name])
@@ -569,7 +569,7 @@ def test_arrays_that_are_not_trained_are_sent_and_never_come_back(tmp_path):
     plain = make_grid(tmp_path / "plain", TEST_PLAN)
     plain.silent = set(plain.nodes)
     nobody = start(make_strategy(tmp_path / "plain", TEST_PLAN), plain, timeout=0.0)
-    moved = np.concatenate([found["w0"].ravel(), found["w1"]]) - flat(nobody.arrays)
+    moved = np.concatenate([actual["w0"].ravel(), actual["w1"]]) - flat(nobody.arrays)
     np.testing.assert_allclose(moved, N * 0.5, rtol=1e-3)
     # They belong to the run.
     with pytest.raises(ValueError, match="of another run: not_trained"):
@@ -731,8 +731,8 @@ def test_what_an_array_holds_is_read_as_flower_reads_it():
     ):
         for before in (sent, Array(np.asfortranarray(sent.numpy()))):
             array = Array(other)
-            found = strategy_module._numbers(array, before)
-            np.testing.assert_array_equal(found, array.numpy())
-            assert found.dtype == other.dtype
+            actual = strategy_module._numbers(array, before)
+            np.testing.assert_array_equal(actual, array.numpy())
+            assert actual.dtype == other.dtype
     with pytest.raises(ValueError):
         strategy_module._numbers(cut, sent)
