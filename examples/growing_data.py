@@ -1,4 +1,4 @@
-"""A model each week on data that grow: what each way costs at the same yearly epsilon.
+"""A model each week on growing data: the cost of each way at the same yearly epsilon.
 
     python examples/growing_data.py
 
@@ -71,7 +71,7 @@ def weekly(shares: int, batches: np.ndarray, continued: bool) -> tuple:
 
 
 def whole_year(uses: int, separation: int, batch: int) -> tuple:
-    """One mechanism over all weeks, whose model goes on."""
+    """One mechanism for a model that continues over all weeks."""
     _, name, released, plan = best(WEEKS * STEPS, uses, separation, 1)
     return released / batch, name, plan.epsilon
 

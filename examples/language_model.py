@@ -10,7 +10,7 @@ adapter is saved and loaded into an ordinary KerasHub model, which generates.
     python examples/language_model.py              # private: docstrings of Python
     python examples/language_model.py --text FILE  # private: a text file of your own
 
-Needs `pip install "tf-bandmf[keras,hub]"`. Nothing is downloaded. Takes some minutes on
+Needs `pip install ".[keras,hub]"` in a clone. Nothing is downloaded. Takes some minutes on
 two cores.
 """
 
@@ -66,7 +66,7 @@ MECHANISMS = (
 
 
 def docstrings(characters: int) -> str:
-    """Docstrings of Python's standard library, at least so many characters if there are."""
+    """Docstrings of the standard library, `characters` in all if there are as many."""
     root = pathlib.Path(sysconfig.get_path("stdlib"))
     skipped = {"site-packages", "test", "tests", "idlelib", "pydoc_data"}
     documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
@@ -138,7 +138,7 @@ def adapted(public: list[np.ndarray]) -> keras.Model:
 
 
 def perplexity(model: keras.Model, held_out: np.ndarray) -> float:
-    """Per byte."""
+    """Perplexity per byte of windows."""
     x, y = inputs_of(held_out[:, :-1]), held_out[:, 1:]
     if not isinstance(model, tf_bandmf.keras.PrivateTraining):
         compiled(model, "sgd")
@@ -182,7 +182,7 @@ def train_privately(
 
 
 def generated(model: keras.Model, prompt: np.ndarray) -> str:
-    """A prompt [T] of bytes, and what the model goes on with."""
+    """A prompt [T] of bytes with the model's continuation."""
     codes = np.zeros((1, 2 * LENGTH), np.int32)
     codes[0, : len(prompt)] = prompt
     mask = (np.arange(2 * LENGTH) < len(prompt)).astype(np.int32)[None]

@@ -1,4 +1,4 @@
-"""Two processes want the last of a budget: one begins, the other one is refused.
+"""Two processes want the rest of a budget: one begins, the other one is refused.
 
     python examples/ledger_two_shells.py privacy.db
 

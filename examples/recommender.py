@@ -142,7 +142,7 @@ def from_movielens(folder: pathlib.Path, seed: int) -> Users:
 
 
 class Rows(NamedTuple):
-    """Rows of users: a history, [rows, HISTORY], an item that is not in it, and whose.
+    """Rows of users: a history [rows, HISTORY], an item outside it, and the user.
 
     A user without any has one that counts nothing, so that their number stays public.
     """
