@@ -6,7 +6,7 @@ import tensorflow as tf
 from mutation import broken
 
 from tf_bandmf.keras.run.secrets import SecretState
-from tf_bandmf.noise import box_muller, generator, normals, radius, recurrences
+from tf_bandmf.noise import box_muller, generator, normals, recurrences
 from tf_bandmf.noise.keys import NoiseKey
 
 # Which noise.
@@ -180,7 +180,7 @@ def anothers_part(patch):
 def shared_radius(patch):
     def pairs(words, shared):
         first, second, third, angle = words
-        length = tf.sqrt(radius.squared_radius(first, second, third, shared))
+        length = tf.sqrt(box_muller.squared_radius(first, second, third, shared))
         cosine, _ = box_muller.cosine_and_sine(angle)
         return length * cosine, -length * cosine
 

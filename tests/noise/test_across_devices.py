@@ -7,10 +7,9 @@ import pytest
 import tensorflow as tf
 
 from tf_bandmf import noise
-from tf_bandmf.noise.box_muller import box_muller
+from tf_bandmf.noise.box_muller import box_muller, shared_part
 from tf_bandmf.noise.keys import NoiseKey
 from tf_bandmf.noise.normals import weighted_normals
-from tf_bandmf.noise.radius import shared_part
 
 # Rounded as IEEE 754 says, or exact; a product and a sum may become one operation.
 ROUNDED = {"add", "multiply", "subtract", "sqrt", "convert"}

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 # The least delta of a plan: what the noise leaves out of a normal distribution is below
-# a thousandth of it (`noise.radius`), and so is the chance to guess a key of 128 bits.
+# a thousandth of it (`noise.box_muller`), and so is the chance to guess a key of 128 bits.
 SMALLEST_DELTA = 1e-20
 # Larger epsilons of a plan mean nothing. At another delta a plan may have a larger one.
 LARGEST_EPSILON, LARGEST_STATED_EPSILON = 1e4, 1e5

@@ -1,4 +1,46 @@
-"""Box-Muller: from four words to two independent normals."""
+"""Box-Muller: from four words to two independent normals, with both ends of the radius.
+
+`|z|^2 = -2 log(u)` of a pair `z` of normals and a uniform `u`. A word's sign bit says
+which half of the unit interval `u` is in, other words its distance `t` from the nearer
+end: `u = t` or `u = 1 - t`. A sum of multiples of powers of two,
+
+    2^32 t = a + 2^-31 b + 2^-62 c + s,    s = 2^-93 g + 2^-124 (h + 1/2),
+
+of 31-bit integers: `a`, `b`, `c` from three words of the pair's own, `g` and `h` from two
+words that the 2048 pairs of a block share. Products with powers of two are exact and
+nothing underflows (`2^32 t >= 2^-125`), hence float32 rounds `t` in the same way with and
+without fused multiply-add, XLA and flushing of subnormals to zero.
+
+**What is missing from the normal distribution.** A record moves `m` rows of `Z` by
+shifts whose norm, over all, is at most `1 / noise_multiplier` (m is at most the number of
+steps; under DP-SGD the number of participations): `m d / 2` pairs. Three things could
+tell this noise from independent pairs of normals with `t` rounded to float32:
+
+1. *The edge.* `|z| <= R = sqrt(2 * 157 log 2) = 14.75`. To first order in the shift `v` of
+   a pair, that moves it over the edge with probability `R exp(-R^2 / 2) |v| / pi`, the
+   density at the edge times the mean of the shift's outward part. By Cauchy and Schwarz
+   `sum |v| <= sqrt(m d / 2) / noise_multiplier`, so that outputs that are impossible
+   without the record have probability at most
+
+       R 2^-157 / pi sqrt(m d / 2) / noise_multiplier.
+
+2. *Too few bits.* The words' spacing of t, `2^-156`, exceeds that of float32 where
+   `t < 2^-133`: for one of the pairs with probability at most `m d 2^-133`.
+3. *Shared words.* Where `t >= 2^-70` they decide about the last rounding at most. Two
+   pairs of a block are below, and not independent, with probability `2^21 2^-138`; over
+   all blocks `m d 2^-129`.
+
+For `m d <= 10^15` (a thousand million parameters, a million steps) and noise multipliers
+above `10^-12` the sum is below `2 * 10^-24`: less than a thousandth of the smallest delta
+that a plan accepts, `checks.SMALLEST_DELTA = 10^-20`.
+
+**What remains of floating point.** The noise is a float32 number, rounded normals and not
+a discrete Gaussian. Radius and angle have relative errors of about 2^-23; the `2^32`
+angles lie `1.5e-9` apart, so that entries below 0.02 are coarser than float32 could be;
+and sums with gradients round again. The exact bits of such a sum exclude gradients, hence
+means are rounded to a grid (`accounting.gaussian.grid_of`): (epsilon, delta) is for ideal
+real arithmetic.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +49,23 @@ from collections.abc import Sequence
 import numpy as np
 import tensorflow as tf
 
-from tf_bandmf.noise.radius import polynomial, squared_radius
+# The largest radius is that of t = 2^-157.
+LARGEST_NORMAL = float(np.sqrt(2.0 * 157.0 * np.log(2.0)))
 
+# -2 log(1 - x) / x where 0 <= x <= 1/2: a minimax polynomial, relative error 5e-8.
+_LOGARITHM = (
+    2.882216,
+    -3.3916235,
+    2.5153387,
+    -0.4070771,
+    0.5392252,
+    0.48561022,
+    0.6674012,
+    0.9999857,
+    2.0,
+)
+_MANTISSA, _HALF = 0x7FFFFF, 0x3F000000  # bits of float32
+_SCALE = 32  # t is kept as 2^32 t: the smallest one is no subnormal number
 # Polynomials in x**2 for sin(x)/x and cos(x) where |x| <= pi/4, errors below 1e-8:
 # S. Moshier's Cephes library, sinf.c.
 _SINE = (-1.9515295891e-4, 8.3321608736e-3, -1.6666654611e-1, 1.0)
@@ -46,3 +103,58 @@ def _negated(x: tf.Tensor, turns: tf.Tensor) -> tf.Tensor:
     """`-x` where the second bit of `turns` is set."""
     sign = tf.bitwise.left_shift(tf.bitwise.bitwise_and(turns, 2), tf.constant(30))
     return tf.bitcast(tf.bitwise.bitwise_xor(tf.bitcast(x, tf.int32), sign), tf.float32)
+
+
+def shared_part(first: tf.Tensor, second: tf.Tensor) -> tf.Tensor:
+    """`s`, float32, in [2^-125, 2^-62], from two int32 words; same shape."""
+    return _scaled(first, -93) + (_low_bits(second) + 0.5) * np.float32(2.0**-124)
+
+
+def squared_radius(
+    first: tf.Tensor, second: tf.Tensor, third: tf.Tensor, shared: tf.Tensor
+) -> tf.Tensor:
+    """`-2 log(u)`, float32: exponential with mean 2; relative error about 2^-22.
+
+    Args:
+      first: int32 words.
+      second: int32 words, same shape.
+      third: int32 words, same shape.
+      shared: `shared_part`, of a shape that broadcasts to theirs.
+    """
+    t = distance(first, second, third, shared)
+    # u = t = 2^-k (1 - x), or u = 1 - t: x = t, however small, and k = 0. Both terms of
+    # -log(u) = k log(2) - log(1 - x) have the same sign.
+    bits = tf.bitcast(t, tf.int32)
+    k = 126 + _SCALE - tf.bitwise.right_shift(bits, tf.constant(23, tf.int32))
+    mantissa = tf.bitwise.bitwise_or(tf.bitwise.bitwise_and(bits, _MANTISSA), _HALF)
+    is_upper = first < 0
+    x = tf.where(
+        is_upper, t * np.float32(2.0**-_SCALE), 1.0 - tf.bitcast(mantissa, tf.float32)
+    )
+    k_or_0 = tf.where(is_upper, 0.0, tf.cast(k, tf.float32))
+    return x * polynomial(_LOGARITHM, x) + k_or_0 * np.float32(2.0 * np.log(2.0))
+
+
+def distance(
+    first: tf.Tensor, second: tf.Tensor, third: tf.Tensor, shared: tf.Tensor
+) -> tf.Tensor:
+    """`2^32 t`, float32 in [2^-125, 2^31]; the same bits everywhere."""
+    low_words = _scaled(second, -31) + (_scaled(third, -62) + shared)
+    return _low_bits(first) + low_words
+
+
+def polynomial(coefficients: tuple[float, ...], x: tf.Tensor) -> tf.Tensor:
+    """Horner's rule, in float32; `coefficients` from that of the highest power on."""
+    value = tf.constant(coefficients[0], tf.float32)
+    for coefficient in coefficients[1:]:
+        value = value * x + coefficient
+    return value
+
+
+def _low_bits(word: tf.Tensor) -> tf.Tensor:
+    """The lower 31 bits; conversion from signed integers is one vector instruction."""
+    return tf.cast(tf.bitwise.bitwise_and(word, 0x7FFFFFFF), tf.float32)
+
+
+def _scaled(word: tf.Tensor, exponent: int) -> tf.Tensor:
+    return _low_bits(word) * np.float32(2.0**exponent)

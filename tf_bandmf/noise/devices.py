@@ -19,7 +19,7 @@ def device_kind() -> str:
 
 
 def traced_under_xla() -> bool:
-    """Whether this is traced into a function that XLA compiles."""
+    """Tells whether this is traced into a function that XLA compiles."""
     from tensorflow.python.framework import ops
     from tensorflow.python.ops import control_flow_util
 

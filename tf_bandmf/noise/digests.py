@@ -206,7 +206,7 @@ def _hashed_blocks(key: tf.Tensor, words: tf.Tensor) -> tf.Tensor:
     keys = tf.transpose(key)[:, :, None]
     # Rows are added up before they are stored.
     parts = (tf.split(each, _SUMMANDS if is_large else 1) for each in (rows, keys))
-    halves = [_halves(row + own) for row, own in zip(*parts)]
+    halves = [_halves(row + added) for row, added in zip(*parts)]
     values = tf.reduce_sum(tf.add_n([lower * upper for lower, upper in halves]), axis=0)
     return tf.concat([tf.reshape(values, [-1]), rest], axis=0)
 

@@ -19,7 +19,7 @@ _ALIGNED = 16
 
 
 class NoiseState(NamedTuple):
-    """What the generator carries from step to step. Secret.
+    """The state that the generator carries from step to step. Secret.
 
     Attributes:
       step_keys: uint64, shape [num_steps, key_words].
@@ -104,7 +104,7 @@ class NoiseGenerator:
 
     @property
     def past_the_end(self) -> str:
-        """What a step that the plan does not have is told."""
+        """The message for a step that the plan does not have."""
         return (
             f"The plan has {self.num_steps} steps: this step is past its end (or "
             f"negative). Its privacy budget is spent; more steps need a new plan."

@@ -94,6 +94,28 @@ class NoiseKey:
         keys[:, :words] = np.frombuffer(b"".join(parts), "<u8").reshape(-1, words)
         return keys.view(HiddenArray)
 
+    def bound_normals(self, message: bytes, size: int) -> np.ndarray:
+        """A few standard normals that are a function of the key and of a message.
+
+        Of SHAKE-256 (FIPS 202), 53 bits for each uniform number, by Box and Muller. As far
+        as the hash is a pseudo-random function, other messages have independent normals.
+
+        Args:
+          message: all that the normals are bound to.
+          size: number of normals.
+
+        Returns:
+          float64, shape [size]. Secret: whoever knows them can subtract them.
+        """
+        pairs = -(-size // 2)
+        stream = hashlib.shake_256(b"tf-bandmf bound normals" + self._secret + message)
+        words = np.frombuffer(stream.digest(16 * pairs), "<u8")
+        uniform = ((words >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
+        radius = np.sqrt(-2.0 * np.log(uniform[:pairs]))
+        angle = 2.0 * np.pi * uniform[pairs:]
+        both = np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])
+        return both[:size].view(HiddenArray)
+
     def __repr__(self) -> str:
         return "NoiseKey(<secret>)"
 

@@ -37,7 +37,7 @@ MOST_ENTRIES = 9
 
 
 class LinearUpdate(NamedTuple):
-    """What SGD does with a mean gradient `g` at the learning rate `eta`.
+    """The update of SGD by a mean gradient `g` at the learning rate `eta`.
 
     `theta -= eta weight_decay theta`; without momentum `theta -= eta g`; with it
     `v = momentum v - eta g`, then `theta += v`, or with Nesterov's look-ahead

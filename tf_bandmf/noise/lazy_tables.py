@@ -91,7 +91,7 @@ class Jumps:
         return system[:, :m], system[:, m], system[:, m + 1]
 
     def entering(self, step: tf.Tensor, rate: tf.Tensor) -> list[tf.Tensor]:
-        """What a sum counts in the state *before* its step: `u` with `F u = H`.
+        """The factors of a sum in the state *before* its step: `u` with `F u = H`.
 
         So the state remains one before the step, to which all of its noise is to come.
 
@@ -115,7 +115,7 @@ class Jumps:
             return [tf.cast(gradient[0] / remains, tf.float32)]
         of_velocity = gradient[1] / transition[1, 1]
         of_weight = (gradient[0] - transition[0, 1] * of_velocity) / remains
-        return [tf.cast(own, tf.float32) for own in (of_weight, of_velocity)]
+        return [tf.cast(factor, tf.float32) for factor in (of_weight, of_velocity)]
 
     def advance(self, step: tf.Tensor, rate: tf.Tensor) -> list[Any]:
         """From `t = step` to the next step; see `of_step`.
@@ -162,17 +162,6 @@ class LazyTable:
       memory: what the rows' states have beside the weights, at `step`: float32, shape
         [rows, (m - 1) columns]; None for zeros.
     """
-
-    __slots__ = (
-        "_clocks",
-        "_first_block",
-        "_states",
-        "_weights",
-        "_width",
-        "columns",
-        "jumps",
-        "num_rows",
-    )
 
     def __init__(
         self,
@@ -233,15 +222,15 @@ class LazyTable:
         blocks = -(-together * self._width // BLOCK)
 
         def made(i: Any, size: int) -> list[Any]:
-            own = rows[i * together : (i + size) * together]
-            number = tf.shape(own)[0]
-            own = tf.pad(own, [[0, size * together - number]])
-            own = tf.reshape(own, [size * together])
-            jump = self._jump(own, tf.cast(i, tf.uint64) * blocks, jumps, key)
-            states = [part.sparse_read(own) for part in self._states]
+            some = rows[i * together : (i + size) * together]
+            number = tf.shape(some)[0]
+            padded = tf.pad(some, [[0, size * together - number]])
+            padded = tf.reshape(padded, [size * together])
+            jump = self._jump(padded, tf.cast(i, tf.uint64) * blocks, jumps, key)
+            states = [part.sparse_read(padded) for part in self._states]
             moved = _jumped(self.jumps.entries, states, *jump)
             kept = [part[:number] for part in moved]
-            return self._write(own[:number], kept, jumps.step)
+            return self._write(some, kept, jumps.step)
 
         # Mostly all rows are in one part or two: no loop, which is tens of operations.
         # Two that have whole blocks of normals are made as one, with the same normals.
@@ -322,7 +311,7 @@ class LazyTable:
             first = tf.minimum(i * together, self.num_rows - together)
             rows = first + tf.range(together)
             jump = self._jump(rows, tf.cast(i, tf.uint64) * blocks, jumps, key)
-            states = _slice_jumped(self.jumps.entries, self._states, first, *jump)
+            states = _jumped(self.jumps.entries, self._states, *jump, first)
             written = self._write(rows, states, jumps.step)
 
             def show() -> tf.Tensor:
@@ -339,7 +328,7 @@ class LazyTable:
         return done
 
     def _rows_of(self, numbers: int) -> int:
-        """How many rows have so many numbers, about."""
+        """The number of rows that have so many numbers, about."""
         return max(1, numbers // self._width)
 
     def _jump(
@@ -356,7 +345,7 @@ class LazyTable:
         # One clock for all of them takes TensorFlow longer than copies.
         clocks = tf.fill([tf.shape(rows)[0]], clock)
         pairs = [*zip(self._states, states, strict=True), (self._clocks, clocks)]
-        return [part.scatter_update(tf.IndexedSlices(own, rows)) for part, own in pairs]
+        return [part.scatter_update(tf.IndexedSlices(new, rows)) for part, new in pairs]
 
     def __repr__(self) -> str:
         return "LazyTable(<secret>)"
@@ -377,9 +366,25 @@ def _in_parts(
 
 @shared_function(jit_compile=True)
 def _jumped(
-    entries: int, states: list[Any], jump: tf.Tensor, normals: tf.Tensor
+    entries: int,
+    states: list[Any],
+    jump: tf.Tensor,
+    normals: tf.Tensor,
+    first: tf.Tensor | None = None,
 ) -> list[tf.Tensor]:
-    """States after their jump, [U, columns] and [U, (m - 1) columns]; from U m columns."""
+    """States after their jump, [U, columns] and [U, (m - 1) columns].
+
+    Args:
+      entries: m.
+      states: of the rows; or of a table, whose rows from `first` on XLA reads where they
+        are.
+      jump: P and L of U rows.
+      normals: U m columns.
+      first: None, or a row.
+    """
+    if first is not None:
+        count = jump.shape[0]
+        states = [tf.slice(part, [first, 0], [count, part.shape[1]]) for part in states]
     products, factors = tf.unstack(jump, axis=1)
     columns = states[0].shape[1]
     apart = tf.reshape(tf.concat(states, axis=1), [-1, entries, columns])
@@ -387,20 +392,6 @@ def _jumped(
     moved = _applied(products, apart) + _applied(factors, fresh)
     memory = tf.reshape(moved[:, 1:], [-1, (entries - 1) * columns])
     return [moved[:, 0], memory][: len(states)]
-
-
-@shared_function(jit_compile=True)
-def _slice_jumped(
-    entries: int,
-    tables: list[Any],
-    first: tf.Tensor,
-    jump: tf.Tensor,
-    normals: tf.Tensor,
-) -> list[tf.Tensor]:
-    """As `_jumped`, of rows one after the other, which XLA reads where they are."""
-    count = jump.shape[0]
-    states = [tf.slice(table, [first, 0], [count, table.shape[1]]) for table in tables]
-    return _jumped(entries, states, jump, normals)
 
 
 def _applied(matrices: tf.Tensor, states: tf.Tensor) -> tf.Tensor:

@@ -7,11 +7,10 @@ from typing import Callable, NamedTuple
 
 import tensorflow as tf
 
-from tf_bandmf.noise.box_muller import box_muller
+from tf_bandmf.noise.box_muller import box_muller, shared_part
 from tf_bandmf.noise.chacha import chacha20, chacha20_in_a_row
 from tf_bandmf.noise.devices import traced_under_xla
 from tf_bandmf.noise.philox import philox, philox_in_a_row
-from tf_bandmf.noise.radius import shared_part
 from tf_bandmf.noise.shared import shared_function
 
 # Normals are made in blocks of this many, so that any block can be made by itself.
@@ -35,8 +34,8 @@ def standard_normals(
     Box-Muller on the bits of Philox or ChaCha20: the bits are the same with and without
     XLA and on every device, and the normals agree to float precision. (The generator
     `tf.random.stateless_normal` gives other numbers under XLA.) The largest magnitude
-    is 14.75; see `radius` for what that means for delta, and what remains of floating
-    point.
+    is 14.75; see `box_muller` for what that means for delta, and what remains of
+    floating point.
 
     Args:
       step_key: uint64, shape [2]: Philox key, and upper half of its counter; or shape
@@ -74,12 +73,12 @@ def weighted_normals(
     """
     num_blocks = -(-num_normals // BLOCK)
     pairs = (compiled_blocks if jit_compile else _blocks_in_chunks)(num_blocks)
-    found = pairs(step_keys, weights, tf.cast(first_block, tf.uint64))
+    made = pairs(step_keys, weights, tf.cast(first_block, tf.uint64))
     # Normals 2 i and 2 i + 1 are real and imaginary part of number i.
     if traced_under_xla():  # XLA knows no such bitcast
-        parts = tf.stack([tf.math.real(found), tf.math.imag(found)], axis=-1)
+        parts = tf.stack([tf.math.real(made), tf.math.imag(made)], axis=-1)
     else:
-        parts = tf.bitcast(found, tf.float32)
+        parts = tf.bitcast(made, tf.float32)
     return tf.reshape(parts, [-1])[:num_normals]
 
 
@@ -123,16 +122,14 @@ def compiled_blocks(num_blocks: int) -> _Blocks:
     def pairs(
         step_keys: tf.Tensor, weights: tf.Tensor, first_block: tf.Tensor
     ) -> tf.Tensor:
-        terms, shared_parts = range(weights.shape[0]), _compiled_shared(num_blocks)
+        shared_parts = _compiled_shared(num_blocks)
         if not source_of(step_keys).of_many_operations:
             # Outside, for XLA would compute a block's shared part again for each pair.
-            words = [
-                _shared_words(step_keys[j], first_block, num_blocks) for j in terms
-            ]
-            return compiled(step_keys, weights, first_block, _shared_parts(words))
+            shared = _shared_parts(step_keys, first_block, num_blocks)
+            return compiled(step_keys, weights, first_block, shared)
         # XLA needs the better part of an hour for two terms of ChaCha20 in one expression.
         total: tf.Tensor | None = None
-        for j in terms:
+        for j in range(weights.shape[0]):
             # One after the other, so that two vectors are in memory and not all.
             with tf.control_dependencies([] if total is None else [total]):
                 key, weight = step_keys[j : j + 1], weights[j : j + 1]
@@ -189,37 +186,31 @@ def _blocks_in_chunks(num_blocks: int) -> _Blocks:
                 in_a_row = source_of(step_keys).in_a_row
                 words = in_a_row(step_keys[j], block * _PAIRS, chunk * _PAIRS)
                 words = tf.reshape(tf.transpose(words), [4, chunk, _PAIRS])
-                shared = _shared_parts([_shared_words(step_keys[j], block, chunk)])
+                shared = _shared_parts(step_keys[j : j + 1], block, chunk)
                 return box_muller(tf.unstack(words), shared[0, :, None])
 
             return _weighted_sum(normals, weights)
 
         if num_chunks == 1:
             return of_chunk(0)
-        results = tf.TensorArray(
-            tf.complex64, num_chunks, element_shape=[chunk, _PAIRS]
-        )
-        _, results = tf.while_loop(
-            lambda i, _: i < num_chunks,
-            lambda i, written: (i + 1, written.write(i, of_chunk(i))),
-            (tf.constant(0), results),
+        return tf.map_fn(
+            of_chunk,
+            tf.range(num_chunks),
             parallel_iterations=8,  # by threads
+            fn_output_signature=tf.complex64,
         )
-        return results.concat()
 
     return pairs
 
 
-def _shared_words(
-    step_key: tf.Tensor, first_block: tf.Tensor, num_blocks: int
+def _shared_parts(
+    step_keys: tf.Tensor, first_block: tf.Tensor, num_blocks: int
 ) -> tf.Tensor:
-    """Words that a block's pairs share, int32, shape [num_blocks, 4]."""
+    """`shared_part` of each key's blocks, shape [terms, num_blocks]."""
     counter = first_block + tf.constant(_SHARED, tf.uint64)
-    return source_of(step_key).in_a_row(step_key, counter, num_blocks)
-
-
-def _shared_parts(words: list[tf.Tensor]) -> tf.Tensor:
-    """`radius.shared_part` of each block, shape [terms, num_blocks]."""
+    in_a_row = source_of(step_keys).in_a_row
+    terms = range(step_keys.shape[0])
+    words = [in_a_row(step_keys[j], counter, num_blocks) for j in terms]
     first, second, *_ = tf.unstack(tf.stack(words), axis=-1)
     return shared_part(first, second)
 

@@ -96,8 +96,6 @@ class KeptNormals(Recurrence):
 
     def row(self, normals: Normals, buffer: tf.Tensor, step: tf.Tensor) -> Row:
         weights = self._rows.at(step)
-        if not self.memory_vectors:
-            return normals(step[None], weights), ()
 
         def slot(j: tf.Tensor | int) -> tf.Tensor:
             # Slots of steps before the first hold zeros.
@@ -246,9 +244,10 @@ def recurrence_of(
     streaming = matrix.streaming()
     if isinstance(streaming, matrices.Regeneration):
         # The factors of the rows are part of the weights.
-        keep = keep_normals and matrix.core.banded_inverse() is not None
+        keeps = keep_normals and streaming.terms > 1
+        keeps = keeps and matrix.core.banded_inverse() is not None
         rows = _Rows(streaming, streaming.row_scale)
-        return (KeptNormals if keep else Regeneration)(rows)
+        return (KeptNormals if keeps else Regeneration)(rows)
     inner: Recurrence
     if isinstance(streaming, matrices.GeometricSums):
         inner = GeometricBuffers(streaming)

@@ -44,7 +44,7 @@ def _size(rows: Any) -> tf.Tensor:
 
 
 class IndexBatch(NamedTuple):
-    """Which examples a step uses.
+    """The examples that a step uses.
 
     Attributes:
       step: of the run.
@@ -97,7 +97,7 @@ def in_parts(
 
 
 def is_scheduled_batch(data: Any) -> bool:
-    """Whether `data` is a batch of a `BatchSchedule`."""
+    """Tells whether `data` is a batch of a `BatchSchedule`."""
     return isinstance(data, dict) and {STEP, PLAN_ID, SCHEDULE_ID} <= set(data)
 
 
@@ -134,6 +134,8 @@ class BatchSchedule:
 
     Attributes:
       steps_per_epoch: steps of one pass over the data, exactly or on average.
+      labels: classes of the examples that were looked at; 0 where targets are none.
+      ranges: declared ones of inputs and targets; see `sampling.changes.Ranges`.
 
     Raises:
       ValueError: if the number of examples is not that of the participation.
@@ -177,6 +179,7 @@ class BatchSchedule:
                 f"tf_bandmf.sampling.TFRecordExamples, are read by index."
             )
         self._examples: Examples = x
+        self.labels, self.ranges = x.labels, x.ranges
 
     def __repr__(self) -> str:
         # Keras quotes it where anything else gets it.
@@ -217,19 +220,9 @@ class BatchSchedule:
         digest = hashlib.blake2b(HiddenBytes(b"".join(parts)), digest_size=8)
         return int.from_bytes(digest.digest(), "little") >> 1
 
-    @property
-    def labels(self) -> np.ndarray:
-        """The classes of the examples that were looked at; 0 where targets are none."""
-        return self._examples.labels
-
-    @property
-    def ranges(self) -> Mapping[str, Any]:
-        """Declared ranges of inputs and targets; see `sampling.changes.Ranges`."""
-        return self._examples.ranges
-
     @functools.cached_property
     def _draw_base(self) -> np.ndarray:
-        """What the random numbers of examples follow from, int64, shape [2]."""
+        """The seed of the examples' random numbers, int64, shape [2]."""
         plan, person = str(self.plan_id).encode(), b"tf-bandmf draws"
         digest = hashlib.blake2b(plan, digest_size=16, key=self._seed, person=person)
         return np.frombuffer(digest.digest(), np.int64)
@@ -277,7 +270,7 @@ class BatchSchedule:
         )
 
     def indices(self, first_step: int = 0) -> Iterator[IndexBatch]:
-        """Which examples each step uses, for training loops that fetch them themselves.
+        """The examples that each step uses, for loops that fetch them themselves.
 
         Raises:
           ValueError: if the run cannot begin there.
@@ -338,7 +331,7 @@ class BatchSchedule:
     def _changed(self, **changes: Any) -> BatchSchedule:
         """This schedule with other attributes."""
         stale = {"schedule_id", "_draw_base", "_sampler"}
-        kept = {name: own for name, own in vars(self).items() if name not in stale}
+        kept = {name: part for name, part in vars(self).items() if name not in stale}
         other = object.__new__(type(self))
         vars(other).update(kept, **changes)
         return other

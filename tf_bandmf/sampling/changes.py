@@ -1,4 +1,4 @@
-"""What changes rows besides `map`: ranges that a caller declares, and weights of classes.
+"""Changes of rows besides `map`: ranges that a caller declares, and weights of classes.
 
 A declared range is public. So `fit` may hold it against the model before the first step,
 and what a record outside of it does to a run is known: nothing. The weight of a class is
@@ -95,7 +95,7 @@ def _values(content: dict[str, Any], key: str, name: Any) -> tf.Tensor:
 
 
 def warn_of_example_weights(sample_weight: Any) -> None:
-    """Of one weight for each example, which clipping undoes."""
+    """Warns of one weight for each example, which clipping undoes."""
     if getattr(sample_weight, "ndim", None) == 1:
         warnings.warn(
             "sample_weight has one weight for each example. It multiplies losses before "
@@ -155,14 +155,14 @@ class ClassWeights:
     def __call__(self, content: dict[str, Any], seeds: Any) -> dict[str, Any]:
         """The rows, with their weights and shares."""
         targets: Any = content.get(TARGETS)
-        own: Any = content.get(SAMPLE_WEIGHT)
+        given: Any = content.get(SAMPLE_WEIGHT)
         rank = targets.shape.rank if tf.is_tensor(targets) else None
         if rank not in (1, 2):
             raise ValueError(
                 "class_weight needs class numbers or one-hot targets, one tensor y of "
                 "shape [N] or [N, classes]. Give sample_weight to plan.batches instead."
             )
-        if own is not None and not (tf.is_tensor(own) and own.shape.rank == 1):
+        if given is not None and not (tf.is_tensor(given) and given.shape.rank == 1):
             raise ValueError(
                 "class_weight goes with sample weights of shape [N] only. Multiply "
                 "them yourself, and give the product as sample_weight."
@@ -175,11 +175,8 @@ class ClassWeights:
                 classes = tf.round(classes)
             classes = tf.cast(classes, tf.int64)
         # The first place that fits; the last one fits all.
-        fits = tf.pad(
-            tf.cast(classes[:, None] == self._classes, tf.int32),
-            [[0, 0], [0, 1]],
-            constant_values=1,
-        )
+        fits = tf.cast(classes[:, None] == self._classes, tf.int32)
+        fits = tf.pad(fits, [[0, 0], [0, 1]], constant_values=1)
         share = tf.gather(self._weights, tf.argmax(fits, axis=1))
-        weight = share if own is None else tf.cast(own, tf.float32) * share
+        weight = share if given is None else tf.cast(given, tf.float32) * share
         return {**content, SAMPLE_WEIGHT: weight, SHARE: share}

@@ -1,4 +1,4 @@
-"""What `Plan.batches` was given: rows, what changes them, and which make one example.
+"""The data of `Plan.batches`: rows, what changes them, and which make one example.
 
 An example is what the sampler draws, what is clipped, and whose presence is hidden. It is
 a row; or a unit of several, the views of one row or the records of one user. The loss of a

@@ -1,4 +1,4 @@
-"""What a row, a record and a batch are: hashes, of which equal ones are equal contents.
+"""The identity of a row, a record and a batch: hashes, equal ones of equal contents.
 
 A row is its bytes, with targets and weights. A record is the values of a row's inputs,
 whatever holds them: the same records in arrays, on disk, behind an index or in a stream
@@ -100,7 +100,7 @@ def _by_value(leaf: tf.Tensor) -> tf.Tensor:
 
 
 class Records(NamedTuple):
-    """Which records there are.
+    """The records of a data set.
 
     Attributes:
       hashes: sorted, uint64, shape [K]; of many records, the smallest ones.
@@ -123,7 +123,7 @@ class Records(NamedTuple):
 
 
 def share_examples(first: Records, second: Records) -> bool:
-    """Whether two data sets have examples in common, as far as they show it.
+    """Tells whether two data sets have examples in common, as far as they show it.
 
     Where examples have few values, different people have equal ones: those count that
     come once in both data sets, and only more of them than chance explains. Of n of the
@@ -156,12 +156,12 @@ def remember(
 ) -> None:
     """Keeps what is known of a schedule's data."""
     # The same examples may also have come from elsewhere.
-    known, said = _KNOWN.get(schedule_id, (records, ()))
-    _KNOWN[schedule_id] = known, tuple(dict.fromkeys((*said, *remarks)))
+    first, said = _KNOWN.get(schedule_id, (records, ()))
+    _KNOWN[schedule_id] = first, tuple(dict.fromkeys((*said, *remarks)))
 
 
 def remarks_of(schedule_id: int) -> tuple[str, ...]:
-    """What a statement must say of the data; empty for a schedule of another process."""
+    """Sentences for a statement; none for a schedule of another process."""
     return _KNOWN.get(schedule_id, _OF_ANOTHER_PROCESS)[1]
 
 
@@ -176,11 +176,11 @@ def with_fingerprint(batch: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def is_as_drawn(batch: Mapping[str, Any]) -> tf.Tensor:
-    """Whether the batch has the fingerprint of its contents and ids, bool scalar."""
+    """Tells whether the batch has the fingerprint of its contents and ids, bool scalar."""
     if FINGERPRINT not in batch:
         return tf.constant(False)
-    found = tf.cast(batch[FINGERPRINT], tf.int64)
-    return tf.reduce_all(found == content_digest(batch))
+    stated = tf.cast(batch[FINGERPRINT], tf.int64)
+    return tf.reduce_all(stated == content_digest(batch))
 
 
 def content_digest(batch: Mapping[str, Any]) -> tf.Tensor:
@@ -223,5 +223,5 @@ def _leaves(path: str, value: Any) -> list[tuple[str, Any]]:
         value = dict(enumerate(value))
     if not isinstance(value, Mapping):
         return [(path, value)]
-    found = (_leaves(f"{path}/{key}", value[key]) for key in sorted(value))
-    return [leaf for leaves in found for leaf in leaves]
+    parts = (_leaves(f"{path}/{key}", value[key]) for key in sorted(value))
+    return [leaf for leaves in parts for leaf in leaves]

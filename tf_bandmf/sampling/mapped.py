@@ -44,7 +44,7 @@ def register_dialect(dialect: Any) -> None:
 
 
 def remarks_on(functions: Iterable[Any]) -> tuple[str, ...]:
-    """What a statement must say of functions that change or make examples."""
+    """Sentences for a statement, of functions that change or make examples."""
     said = [d.remarks(function) for function in functions for d in _DIALECTS]
     return tuple(dict.fromkeys(itertools.chain.from_iterable(said)))
 
@@ -93,8 +93,7 @@ class Mapped:
         self._spec = self._tried(rows, seeds)
         self._traced = self._trace(rows)
         # What it makes of these tells two functions apart, for a resumed run.
-        applied = tf.function(lambda r, s: self(r, lambda: s), autograph=False)
-        made = [leaf.numpy() for leaf in tf.nest.flatten(applied(rows, seeds))]
+        made = [leaf.numpy() for leaf in tf.nest.flatten(self(rows, lambda: seeds))]
         self.digest = b"mapped" + b"".join(map(bytes_of, made))
 
     def _arguments(self) -> list[str]:
@@ -247,8 +246,8 @@ def _impure_operation(graph: Any) -> str | None:
     for function in definition.library.function:
         nodes += function.node_def
     for node in nodes:
-        known = op_def_registry.get(node.op)
-        has_state = known is not None and known.is_stateful and node.op not in _READING
+        operation = op_def_registry.get(node.op)
+        has_state = getattr(operation, "is_stateful", False) and node.op not in _READING
         if has_state or "PyFunc" in node.op or "File" in node.op:
             return str(node.op)
     return None

@@ -1,4 +1,4 @@
-"""Which examples a step uses, as a pure function of a secret seed and the step.
+"""The examples that a step uses, as a pure function of a secret seed and the step.
 
 Formal guarantees, if the words are independent and uniform:
 
@@ -115,7 +115,7 @@ class Trials:
         self._within = np.array(within, np.uint64)
 
     def successes(self, words: Words, step: int, size: int) -> np.ndarray:
-        """Which of `size` trials succeed at a step, ascending, int64."""
+        """Those of `size` trials that succeed at a step, ascending, int64."""
         if self._limit >= 1 << 64:
             return np.arange(size)
         if 2 * self._limit > 1 << 64:
@@ -138,7 +138,7 @@ def _cuts_above(cuts: np.ndarray, words: np.ndarray) -> np.ndarray:
 
 
 class Sampler(abc.ABC):
-    """Which examples the steps of a run use: what the accountant analyses, in code.
+    """The examples that the steps of a run use: what the accountant analyses, in code.
 
     A run continues after an interruption exactly as it would have gone on.
 

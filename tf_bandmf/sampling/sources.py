@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import abc
 import contextlib
+import functools
 import os
 import statistics
 import threading
@@ -56,7 +57,7 @@ class ExampleSource(abc.ABC):
     """
 
     in_order: ClassVar[bool] = False
-    may_fail: ClassVar[bool] = True
+    may_fail: ClassVar[bool] = False
     # Of rows that are not what they were; the first one is at `{place}`.
     _changed: ClassVar[str]
     parse: Callable[[tf.Tensor], Any] | None = None
@@ -180,6 +181,7 @@ class IndexedExamples(ExampleSource):
         tried first cannot be read.
     """
 
+    may_fail = True
     _changed = (
         "The data set gives something else for example {place} than before. An index must "
         "mean one example: augment in plan.batches(..., map=function)."
@@ -258,7 +260,6 @@ class TFRecordExamples(ExampleSource):
       FileNotFoundError: if a file is missing.
     """
 
-    may_fail = False
     _changed = (
         "A TFRecord file was changed while it was in use: record {place} is not what it "
         "was. Restore the file."
@@ -321,7 +322,6 @@ class ArrayExamples(ExampleSource):
       ValueError: if an array has another number of examples.
     """
 
-    may_fail = False
     _changed = (
         "The arrays that plan.batches was given are not what they were, at place {place}: "
         "something wrote into them (shuffled, scaled or filled them in place, or changed "
@@ -333,8 +333,8 @@ class ArrayExamples(ExampleSource):
         given = {INPUTS: x, TARGETS: y, SAMPLE_WEIGHT: sample_weight}
 
         def columns(key: str, value: Any) -> Any:
-            own = lambda leaf: _column(key, num_examples, leaf)  # noqa: E731
-            return tf.nest.map_structure(own, without_lists(value))
+            column = functools.partial(_column, key, num_examples)
+            return tf.nest.map_structure(column, without_lists(value))
 
         self._arrays = {k: columns(k, v) for k, v in given.items() if v is not None}
         super().__init__(
@@ -349,7 +349,7 @@ class ArrayExamples(ExampleSource):
         return [_dense(array[indices]) for array in tf.nest.flatten(self._arrays)]
 
     def _weighs_classes(self) -> bool:
-        """Whether sample weights are those of the classes of the targets."""
+        """Tells whether sample weights are those of the classes of the targets."""
         y, weight = map(self._arrays.get, (TARGETS, SAMPLE_WEIGHT))
         if not all(getattr(a, "size", 0) == self.num_examples for a in (y, weight)):
             return False

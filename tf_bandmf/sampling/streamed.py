@@ -60,7 +60,6 @@ class StreamedExamples(ExampleSource):
     """
 
     in_order = True
-    may_fail = False
     _changed = (
         "The data set gave another example at place {place} than in its first pass: it "
         "shuffles itself, augments at random, or was changed. A pass must have the order "
@@ -77,15 +76,15 @@ class StreamedExamples(ExampleSource):
         from_python = (_module_of(f).endswith("from_generator_op") for f in functions)
         if not isinstance(data, tf.data.Dataset) or any(from_python):
             self.remarks += (VOUCHED_ROWS,)
-        self._begin, self._next = _blocks_of(data, num_examples), 0
+        self._begin, self._next = _blocks_of(data, num_examples), -1
         self._pass = self._new_pass()
         first = next(self._pass, None)
         if first is None:
             raise ValueError("The data set has no examples.")
         super().__init__(num_examples, first)
-        for _ in range(2):  # in the same order
-            self._next = -1
-            self.rows(np.arange(min(_AT_ONCE, num_examples)))
+        self.rows(np.arange(min(_AT_ONCE, num_examples)))
+        # Another pass, in the same order.
+        self._next = -1
         labels = [classes_of(content) for content in self.all_rows()]
         if next(self._pass, None) is not None:
             raise ValueError(
@@ -121,12 +120,12 @@ class StreamedExamples(ExampleSource):
             self._pass = itertools.islice(self._new_pass(), first, None)
         self._next = -1
         contents = list(itertools.islice(self._pass, end - first))
-        if (found := first + len(contents)) < end:
-            if self._is_seen[found]:
-                raise ValueError(self._changed.format(place=found))
+        if (count := first + len(contents)) < end:
+            if self._is_seen[count]:
+                raise ValueError(self._changed.format(place=count))
             raise ValueError(
                 f"The plan is for {self.num_examples} examples, and the data set has "
-                f"{found}, of {self._kind}. Make a plan for this data set. If these are "
+                f"{count}, of {self._kind}. Make a plan for this data set. If these are "
                 f"batches, give single examples: dataset.unbatch(), or a function that "
                 f"yields each row of a batch by itself."
             )
@@ -149,13 +148,13 @@ def _warn_of_order(labels: np.ndarray) -> None:
 
 
 def is_stream(data: Any) -> bool:
-    """Whether data come in an order of their own, and not by index."""
+    """Tells whether data come in an order of their own, and not by index."""
     is_py_dataset = hasattr(data, "__getitem__") and hasattr(data, "on_epoch_end")
     return isinstance(data, tf.data.Dataset) or is_py_dataset or callable(data)
 
 
 def _blocks_of(data: Any, num_examples: int) -> Callable[[], Iterator[dict[str, Any]]]:
-    """What begins to read blocks of examples, from the first one."""
+    """The function that begins to read blocks of examples, from the first one."""
     if isinstance(data, tf.data.Dataset):
         return _blocks_of_dataset(data, num_examples)
     if hasattr(data, "on_epoch_end"):
@@ -180,10 +179,8 @@ def _blocks_of_dataset(
             "The examples must be dense tensors of one shape, found ragged ones. Pad "
             "them, as with dataset.map and RaggedTensor.to_tensor(shape=...)."
         )
-    is_batched, (depth, functions) = (
-        _is_batched(dataset, num_examples),
-        _made_by(dataset),
-    )
+    is_batched = _is_batched(dataset, num_examples)
+    depth, functions = _made_by(dataset)
     for function, name, seen in functions:
         # tf.data calls functions too, as where it takes sparse batches apart.
         is_theirs = _module_of(function).startswith("tensorflow.python.data.")
@@ -211,7 +208,7 @@ def _blocks_of_dataset(
 
 
 def _is_batched(dataset: tf.data.Dataset, num_examples: int) -> bool:
-    """Whether a data set yields batches, as far as shapes and its length say it.
+    """Tells whether a data set yields batches, as far as shapes and its length say it.
 
     Raises:
       ValueError: if they do not.
@@ -233,7 +230,7 @@ def _is_batched(dataset: tf.data.Dataset, num_examples: int) -> bool:
 
 
 def _made_by(dataset: Any) -> tuple[int, list[tuple[Any, str, float]]]:
-    """By what the elements of a data set are made.
+    """The functions that make the elements of a data set.
 
     What a function makes of an example may depend on others that it sees: in a batch that
     is standardized, mixed up, or sorted.
@@ -249,7 +246,7 @@ def _made_by(dataset: Any) -> tuple[int, list[tuple[Any, str, float]]]:
     below = [_made_by(one) for one in inputs]
     depth = max((depth for depth, _ in below), default=0)
     seen = math.inf if name == "ScanDataset" else depth
-    functions = [function for _, own in below for function in own]
+    functions = [function for _, earlier in below for function in earlier]
     functions += [(f._func, name, seen) for f in dataset._functions()]
     if "Unbatch" in name:
         return max(depth - 1, 0), functions

@@ -18,7 +18,6 @@ from collections.abc import Callable, Iterable
 import numpy as np
 
 from tf_bandmf.keras.run import known_runs
-from tf_bandmf.noise.bound_normals import bound_normals
 from tf_bandmf.noise.keys import NoiseKey
 from tf_bandmf.planning.plan import Plan
 
@@ -110,7 +109,7 @@ class Evaluations:
         self._at_step[step] = place + 1
         noise = self._plan.measurements.noise_multiplier
         assert noise is not None
-        return np.asarray(sums + noise * bound_normals(secret, message, len(sums)))
+        return np.asarray(sums + noise * self._key.bound_normals(message, len(sums)))
 
     def __repr__(self) -> str:
         return f"Evaluations(left={self.left})"

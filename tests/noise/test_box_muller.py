@@ -10,7 +10,7 @@ from scipy import stats
 
 from tf_bandmf import noise
 from tf_bandmf.accounting import checks
-from tf_bandmf.noise import box_muller, radius
+from tf_bandmf.noise import box_muller
 from tf_bandmf.noise.keys import NoiseKey
 from tf_bandmf.noise.philox import philox
 
@@ -171,12 +171,12 @@ def test_radius_is_accurate_at_both_ends(jit_compile):
 
     @tf.function(jit_compile=jit_compile)
     def squares(a, b, c, g, h):
-        return radius.squared_radius(a, b, c, radius.shared_part(g, h))
+        return box_muller.squared_radius(a, b, c, box_muller.shared_part(g, h))
 
     found = squares(*tensors).numpy().astype(np.float64)
     expected = reference_squared_radius(columns)
     assert np.all(np.isfinite(found))
-    assert math.sqrt(found.max()) == pytest.approx(radius.LARGEST_NORMAL, rel=1e-6)
+    assert math.sqrt(found.max()) == pytest.approx(box_muller.LARGEST_NORMAL, rel=1e-6)
     # Where the distance from u = 1 is below the least float32 number it may be flushed.
     normal = expected > 2.0**-124
     np.testing.assert_allclose(found[normal], expected[normal], rtol=2.0**-22)
@@ -187,7 +187,7 @@ def test_uniform_numbers_have_the_same_bits_with_and_without_xla():
     a, b, c, g, h = (words(*column) for column in extreme_words())
 
     def distances(a, b, c, g, h):
-        return radius.distance(a, b, c, radius.shared_part(g, h))
+        return box_muller.distance(a, b, c, box_muller.shared_part(g, h))
 
     eager = distances(a, b, c, g, h).numpy()
     for jit_compile in (False, True):
@@ -211,7 +211,7 @@ def test_tail_probabilities_are_those_of_the_normal_distribution(k):
     edge = 2.0 * k * math.log(2.0)
     zeros = [min(max(k - first, 0), 31) for first in FIRST_BITS]
     inside = [words(LOW >> zero) for zero in zeros]
-    found = radius.squared_radius(*inside[:3], radius.shared_part(*inside[3:]))
+    found = box_muller.squared_radius(*inside[:3], box_muller.shared_part(*inside[3:]))
     rest = 2.0 ** (k - 157)  # half a unit is always added
     np.testing.assert_allclose(found, edge - 2.0 * math.log1p(-rest), rtol=2.0**-22)
     if k == 1:
@@ -220,7 +220,9 @@ def test_tail_probabilities_are_those_of_the_normal_distribution(k):
     word = max(i for i, first in enumerate(FIRST_BITS) if first < k)
     outside = [words(0)] * 5
     outside[word] = words(1 << (31 - (k - FIRST_BITS[word])))
-    found = radius.squared_radius(*outside[:3], radius.shared_part(*outside[3:]))
+    found = box_muller.squared_radius(
+        *outside[:3], box_muller.shared_part(*outside[3:])
+    )
     np.testing.assert_allclose(found, edge - 2.0 * math.log1p(rest), rtol=2.0**-22)
 
 
@@ -245,7 +247,7 @@ def test_moments():
 @pytest.mark.parametrize("noise_multiplier", [1e-12, 1.0])
 def test_the_bound_is_below_a_thousandth_of_the_smallest_delta(noise_multiplier):
     pairs_of_rows = 1e15
-    edge = radius.LARGEST_NORMAL * 2.0**-157 / math.pi
+    edge = box_muller.LARGEST_NORMAL * 2.0**-157 / math.pi
     edge *= math.sqrt(pairs_of_rows / 2.0) / noise_multiplier
     total = edge + pairs_of_rows * (2.0**-133 + 2.0**-129)
     assert total < 2e-24 < 1e-3 * checks.SMALLEST_DELTA
@@ -253,11 +255,11 @@ def test_the_bound_is_below_a_thousandth_of_the_smallest_delta(noise_multiplier)
 
 @pytest.mark.invariant(15)
 def test_what_the_documents_say_of_the_normals_is_so():
-    # The page has the bounds that `radius` derives and the tests above hold.
+    # The page has the bounds that `box_muller` derives and the tests above hold.
     page = pathlib.Path(__file__).parents[2] / "docs" / "guarantee.md"
     text = " ".join(page.read_text(encoding="utf-8").split())
-    assert f"largest generated normal is {radius.LARGEST_NORMAL:.2f}" in text
-    assert 2.0 * stats.norm.sf(radius.LARGEST_NORMAL) < 1e-47
+    assert f"largest generated normal is {box_muller.LARGEST_NORMAL:.2f}" in text
+    assert 2.0 * stats.norm.sf(box_muller.LARGEST_NORMAL) < 1e-47
     assert "below 10⁻⁴⁷" in text
     assert checks.SMALLEST_DELTA == 1e-20
     assert "10⁻²⁰, for up to 10¹⁵ entries" in text
