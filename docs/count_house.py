@@ -64,12 +64,12 @@ FOLDERS = {
 # today only ever goes down: a change that takes lines away runs `--lower`, and one that
 # needs more in a folder takes them from another. "other" is what lies beside folders.
 CEILINGS = {
-    "keras": (10_680, 7_000),
+    "keras": (10_679, 7_000),
     "accounting": (2_242, 2_150),
     "planning": (2_513, 1_900),
     "strategies": (1_525, 1_600),
-    "sampling": (1_514, 1_300),
-    "noise": (1_158, 1_050),
+    "sampling": (1_501, 1_300),
+    "noise": (1_129, 1_050),
     "optimize": (1_027, 1_000),
     "ledger": (635, 650),
     "matrices": (856, 850),
