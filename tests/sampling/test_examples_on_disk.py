@@ -3,6 +3,8 @@
 import numpy as np
 import pytest
 import tensorflow as tf
+from rows import record_file
+from small_plans import small_plan
 
 import tf_bandmf
 from tf_bandmf.noise.keys import NoiseKey
@@ -30,23 +32,22 @@ def write(directory, names=("a", "b", "c"), x=None):
     """Records of different lengths, spread unevenly over files."""
     x, y = (data()[0] if x is None else x), data()[1]
     cuts = np.array_split(np.arange(M), [5, 6][: len(names) - 1])
-    files = []
-    for name, part in zip(names, cuts):
-        files.append(str(directory / name))
-        with tf.io.TFRecordWriter(files[-1]) as writer:
-            for i in part:
-                feature = {
-                    "x": tf.train.Feature(
-                        float_list=tf.train.FloatList(value=x[i].ravel())
-                    ),
-                    "y": tf.train.Feature(int64_list=tf.train.Int64List(value=[y[i]])),
-                    "filler": tf.train.Feature(
-                        bytes_list=tf.train.BytesList(value=[b"#" * (7 * int(i))])
-                    ),
-                }
-                example = tf.train.Example(features=tf.train.Features(feature=feature))
-                writer.write(example.SerializeToString())
-    return files
+
+    def record(i):
+        values = {
+            "x": tf.train.Feature(float_list=tf.train.FloatList(value=x[i].ravel())),
+            "y": tf.train.Feature(int64_list=tf.train.Int64List(value=[y[i]])),
+            "filler": tf.train.Feature(
+                bytes_list=tf.train.BytesList(value=[b"#" * (7 * int(i))])
+            ),
+        }
+        example = tf.train.Example(features=tf.train.Features(feature=values))
+        return example.SerializeToString()
+
+    return [
+        record_file(directory / name, map(record, part))
+        for name, part in zip(names, cuts)
+    ]
 
 
 FEATURES = {
@@ -201,10 +202,8 @@ def ragged(record):
 
 
 def compressed(directory):
-    path = str(directory / "z")
-    with tf.io.TFRecordWriter(path, "GZIP") as writer:
-        writer.write(b"1" * 100)
-    return TFRecordExamples([path], parse)
+    file = record_file(directory / "z", [b"1" * 100], "GZIP")
+    return TFRecordExamples([file], parse)
 
 
 @pytest.mark.parametrize(
@@ -245,17 +244,13 @@ def _repeated(kind, tmp_path):
     of = np.arange(1_000) // 50 if kind == "by index, beside" else np.arange(1_000) % 20
     if kind.startswith("by index"):
         return Rows([(np.array([value + 0.5]), value) for value in of])
-    path = str(tmp_path / "repeated")
-    with tf.io.TFRecordWriter(path) as writer:
-        for value in of:
-            writer.write(np.float32(value).tobytes())
+    path = record_file(tmp_path / "a", (np.float32(value).tobytes() for value in of))
     parse = lambda record: tf.reshape(tf.io.decode_raw(record, tf.float32), [1])  # noqa: E731
     return TFRecordExamples([path], parse)
 
 
 def _plan(num_examples):
-    batches = {"num_examples": num_examples, "batch_size": 4, "epochs": 1}
-    return tf_bandmf.plan("identity", noise_multiplier=1.0, delta=1e-5, **batches)
+    return small_plan("identity", num_examples, 4, 1, noise_multiplier=1.0)
 
 
 @pytest.mark.invariant(2)

@@ -5,7 +5,7 @@ import traceback
 import numpy as np
 import pytest
 import tensorflow as tf
-from rows import ByIndex
+from rows import ByIndex, record_file
 from small_plans import small_plan
 
 from tf_bandmf.sampling import TFRecordExamples
@@ -30,14 +30,6 @@ def rows(schedule):
         key: np.concatenate([batch[key] for batch in found])
         for key in ("x", "sample_weight")
     }
-
-
-def files(tmp_path, records):
-    path = str(tmp_path / "a.tfrecord")
-    with tf.io.TFRecordWriter(path) as writer:
-        for record in records:
-            writer.write(record)
-    return [path]
 
 
 def images():
@@ -68,7 +60,7 @@ def test_a_record_that_map_fails_for_has_weight_zero():
 @pytest.mark.parametrize("batch_size", [1, 3, 6])
 @pytest.mark.invariant(18)
 def test_a_damaged_image_has_weight_zero(tmp_path, batch_size):
-    source = TFRecordExamples(files(tmp_path, images()), decoded)
+    source = TFRecordExamples([record_file(tmp_path / "a", images())], decoded)
     found = rows(plan(batch_size).batches(source))
     assert found["x"].sum() == 3 * 4 * 7
     assert found["sample_weight"].sum() == 3

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 import tensorflow as tf
-from small_plans import planned
+from rows import record_file
+from small_plans import small_plan
 
 from tf_bandmf.noise.keys import NoiseKey
 from tf_bandmf.sampling import TFRecordExamples
@@ -11,17 +12,8 @@ from tf_bandmf.sampling import TFRecordExamples
 M = 12
 
 
-def make_plan(sampling=None, **changes):
-    options = {
-        "epsilon": 4.0,
-        "delta": 1e-5,
-        "num_examples": M,
-        "batch_size": 4,
-        "epochs": 2,
-        "test_seed": 0,
-        **changes,
-    }
-    return planned("identity", sampling=sampling, **options)
+def make_plan(sampling=None):
+    return small_plan("identity", M, 4, 2, test_seed=0, sampling=sampling)
 
 
 def data():
@@ -87,10 +79,9 @@ def test_what_an_example_becomes_does_not_depend_on_others():
 @pytest.mark.slow
 def test_files_are_augmented_as_arrays_are(tmp_path):
     x, y = data()
-    file = str(tmp_path / "records")
-    with tf.io.TFRecordWriter(file) as writer:
-        for row, label in zip(x, y, strict=True):
-            writer.write(tf.io.serialize_tensor(np.append(row, label)).numpy())
+    rows = (np.append(row, label) for row, label in zip(x, y, strict=True))
+    records = (tf.io.serialize_tensor(row).numpy() for row in rows)
+    file = record_file(tmp_path / "records", records)
 
     def parse(record):
         row = tf.ensure_shape(tf.io.parse_tensor(record, tf.float64), [17])

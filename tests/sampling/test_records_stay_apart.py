@@ -3,31 +3,23 @@
 import numpy as np
 import pytest
 import tensorflow as tf
+from rows import record_file
+from small_plans import small_plan
 
-import tf_bandmf
 from tf_bandmf.sampling import TFRecordExamples
 
 M, WIDTH = 12, 3
 X = np.arange(M * WIDTH, dtype="f4").reshape(M, WIDTH)
 
 
-def make_plan(**settings):
-    settings = {"num_examples": M, "batch_size": 4, "epochs": 2, **settings}
-    return tf_bandmf.plan("identity", epsilon=4, delta=1e-3, **settings)
-
-
 @pytest.fixture
 def plan():
-    return make_plan()
+    return small_plan("identity", M, 4, 2, delta=1e-3)
 
 
 @pytest.fixture
 def records(tmp_path):
-    path = str(tmp_path / "a.tfrecord")
-    with tf.io.TFRecordWriter(path) as writer:
-        for row in X:
-            writer.write(row.tobytes())
-    return [path]
+    return [record_file(tmp_path / "a.tfrecord", (row.tobytes() for row in X))]
 
 
 def memory_mapped(tmp_path):

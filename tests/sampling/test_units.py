@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small_plans import planned
+from small_plans import small_plan
 
 import tf_bandmf
 
@@ -12,17 +12,8 @@ USERS = np.array(list("dacabbbbbbcda"))
 
 
 def make_plan(num_users=4, sampling=None, **changes):
-    options = {
-        "epsilon": 4.0,
-        "delta": 1e-5,
-        "num_examples": num_users,
-        "batch_size": 2,
-        "epochs": 8,
-        "test_seed": 0,
-        "unit": "one user",
-        **changes,
-    }
-    return planned("identity", sampling=sampling, **options)
+    options = {"epochs": 8, "test_seed": 0, "unit": "one user", **changes}
+    return small_plan("identity", num_users, 2, sampling=sampling, **options)
 
 
 def batches(most=2, plan=None, **changes):

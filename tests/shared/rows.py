@@ -1,4 +1,14 @@
-"""Examples that are read by index."""
+"""Examples that are read by index, and files of records."""
+
+import tensorflow as tf
+
+
+def record_file(path, records, compression=""):
+    """The path of a TFRecord file, as text, once it has these records."""
+    with tf.io.TFRecordWriter(str(path), compression) as writer:
+        for record in records:
+            writer.write(record)
+    return str(path)
 
 
 class ByIndex:
