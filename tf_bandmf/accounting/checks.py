@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import math
+import sys
 from typing import Any
 
 import numpy as np
 
+_LARGEST_NUMBER = sys.float_info.max
 # The least delta of a plan: what the noise leaves out of a normal distribution is below
 # a thousandth of it (`noise.box_muller`), and so is the chance to guess a key of 128 bits.
 SMALLEST_DELTA = 1e-20
@@ -16,13 +17,13 @@ LARGEST_EPSILON, LARGEST_STATED_EPSILON = 1e4, 1e5
 
 def check_positive(name: str, value: Any) -> None:
     """Raises ValueError unless the value is a finite number > 0."""
-    if not is_number(value) or not (_is_finite(value) and value > 0.0):
+    if not (is_number(value) and 0.0 < value <= _LARGEST_NUMBER):
         raise ValueError(f"{name} must be finite and > 0, found {value!r}.")
 
 
 def check_nonnegative(name: str, value: Any) -> None:
     """Raises ValueError unless the value is a finite number >= 0."""
-    if not is_number(value) or not (_is_finite(value) and value >= 0.0):
+    if not (is_number(value) and 0.0 <= value <= _LARGEST_NUMBER):
         raise ValueError(f"{name} must be finite and >= 0, found {value!r}.")
 
 
@@ -46,8 +47,9 @@ def whole_number(
     Raises:
       ValueError: unless the value is a whole number from `least` to `most`.
     """
-    is_whole = is_number(value) and _is_finite(value) and float(value).is_integer()
-    if not is_whole or value < least or (most is not None and value > most):
+    largest = _LARGEST_NUMBER if most is None else most
+    is_inside = is_number(value) and least <= value <= largest
+    if not (is_inside and float(value).is_integer()):
         limit = f"{most_is} = {most}" if most_is else most
         limits = f">= {least}" if most is None else f"from {least} to {limit}"
         raise ValueError(f"{name} must be a whole number {limits}, found {value!r}.")
@@ -88,14 +90,7 @@ def no_privacy(noise_stddev: float, delta: float, limit: float) -> ValueError:
     )
 
 
-def _is_finite(value: Any) -> bool:
-    try:
-        return math.isfinite(value)
-    except OverflowError:  # of an int
-        return False
-
-
 def is_number(value: Any) -> bool:
-    """Whether this is a number, also one of NumPy's, and no bool."""
+    """True for a number, also one of NumPy's, but no bool."""
     number = isinstance(value, (int, float, np.integer, np.floating))
     return number and not isinstance(value, bool)

@@ -5,8 +5,8 @@ A correlated-noise run of any length is one Gaussian mechanism: the release of
 Theorem 2.1; cited in arXiv:2505.12128, Theorem 1). The functions are for a mechanism of
 sensitivity 1; `base.GaussianAccountant` is for a strategy.
 
-The privacy loss is that of dp-accounting; every result is rounded to the safe side and
-checked with it again.
+The privacy loss, and the roots, are those of dp-accounting; every result is rounded to the
+safe side and checked with it again.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from __future__ import annotations
 import functools
 import math
 
+import dp_accounting
 import numpy as np
-import scipy.optimize
 from dp_accounting.pld import privacy_loss_mechanism
 
 from tf_bandmf.accounting import tails
@@ -27,14 +27,13 @@ from tf_bandmf.accounting.checks import (
     check_positive,
     no_privacy,
 )
-from tf_bandmf.accounting.root_finding import log, to_safe_side
+from tf_bandmf.accounting.root_finding import to_safe_side
 
 NAME = "exact Gaussian mechanism (dp-accounting)"
 
 # Far outside of what a useful or even a meaningful run has.
-_LARGEST_NOISE = 1e9
+_LEAST_NOISE, _LARGEST_NOISE = 0.25 / LARGEST_EPSILON, 1e9
 _LARGEST_SQUARED = 1e100
-_TOLERANCE = 1e-12
 # Relative error of float64; beyond so many standard deviations tails are 0.
 _EPSILON, _LARGEST_PLACE = 2.0**-52, 40.0
 
@@ -105,19 +104,11 @@ def gaussian_epsilon(noise_stddev: float, delta: float) -> float:
     check_delta(delta)
     if gaussian_delta(noise_stddev, 0.0) <= delta:
         return 0.0
-
-    def excess(epsilon: float) -> float:
-        return log(gaussian_delta(noise_stddev, epsilon)) - log(delta)
-
-    upper = 1.0
-    while excess(upper) > 0.0:
-        if upper >= LARGEST_STATED_EPSILON:
-            raise no_privacy(noise_stddev, delta, LARGEST_STATED_EPSILON)
-        upper = min(2.0 * upper, LARGEST_STATED_EPSILON)
-    epsilon = scipy.optimize.brentq(excess, 0.0, upper, xtol=_TOLERANCE)
-    return to_safe_side(
-        float(epsilon), lambda value: gaussian_delta(noise_stddev, value) <= delta
-    )
+    if gaussian_delta(noise_stddev, LARGEST_STATED_EPSILON) > delta:
+        raise no_privacy(noise_stddev, delta, LARGEST_STATED_EPSILON)
+    with np.errstate(divide="ignore"):  # where two tails are equal, by rounding
+        epsilon = float(dp_accounting.get_epsilon_gaussian(noise_stddev, delta))
+    return to_safe_side(epsilon, lambda e: gaussian_delta(noise_stddev, e) <= delta)
 
 
 def calibrate_noise_stddev(epsilon: float, delta: float) -> float:
@@ -143,28 +134,20 @@ def calibrate_noise_stddev(epsilon: float, delta: float) -> float:
 # All that is compared for a budget is scaled by the same noise.
 @functools.lru_cache(maxsize=1024)
 def _calibrated(epsilon: float, delta: float) -> float:
-    def excess(log_noise_stddev: float) -> float:
-        found = gaussian_delta(math.exp(log_noise_stddev), epsilon)
-        return log(found) - log(delta)
-
     if gaussian_delta(_LARGEST_NOISE, epsilon) > delta:
         raise ValueError(
             f"No useful noise gives epsilon = {epsilon}, delta = {delta}: more "
             f"than {_LARGEST_NOISE:g} times the sensitivity would be needed. Use a "
             f"larger budget."
         )
-    lower = -math.log(4.0 * LARGEST_EPSILON)
-    if excess(lower) <= 0.0:
+    if gaussian_delta(_LEAST_NOISE, epsilon) <= delta:
         raise ValueError(
             f"epsilon = {epsilon} gives no meaningful privacy: found noise below "
-            f"{math.exp(lower):g} times the sensitivity. Choose a smaller epsilon."
+            f"{_LEAST_NOISE:g} times the sensitivity. Choose a smaller epsilon."
         )
-    log_noise = scipy.optimize.brentq(
-        excess, lower, math.log(_LARGEST_NOISE), xtol=_TOLERANCE
-    )
-    return to_safe_side(
-        math.exp(log_noise), lambda value: gaussian_delta(value, epsilon) <= delta
-    )
+    with np.errstate(divide="ignore"):
+        noise = float(dp_accounting.get_sigma_gaussian(epsilon, delta))
+    return to_safe_side(noise, lambda value: gaussian_delta(value, epsilon) <= delta)
 
 
 def zcdp_rho(noise_stddev: float) -> float:

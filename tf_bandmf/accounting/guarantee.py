@@ -1,11 +1,15 @@
-"""What accountants are given and give: a simulation, a guarantee, the noise for it."""
+"""Arguments and results of accountants: a simulation, a guarantee, the noise for it."""
 
 from __future__ import annotations
 
 import dataclasses
-import math
 
-from tf_bandmf.accounting.checks import check_confidence, check_nonnegative
+from tf_bandmf.accounting.checks import (
+    check_confidence,
+    check_delta,
+    check_nonnegative,
+    check_positive,
+)
 
 KINDS = ("exact", "bound", "estimate")
 # What the name of an accountant ends with that claims nothing from a secret sample.
@@ -47,10 +51,8 @@ class Guarantee:
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
             raise ValueError(f"kind must be one of {KINDS}, found {self.kind!r}.")
-        if not (math.isfinite(self.epsilon) and self.epsilon > 0.0):
-            raise ValueError(f"epsilon must be finite and > 0, found {self.epsilon}.")
-        if not 0.0 < self.delta < 1.0:
-            raise ValueError(f"delta must be in (0, 1), found {self.delta}.")
+        check_positive("epsilon", self.epsilon)
+        check_delta(self.delta)
         if self.zcdp_rho is not None:
             check_nonnegative("zcdp_rho", self.zcdp_rho)
         check_confidence(self.confidence)
@@ -61,7 +63,7 @@ class Guarantee:
 
     @property
     def is_unamplified(self) -> bool:
-        """Whether it claims nothing from a secret sample, whatever the sampler is."""
+        """True where nothing is claimed from a secret sample, whatever the sampler is."""
         return UNAMPLIFIED in self.accountant
 
     def describe_kind(self) -> str:

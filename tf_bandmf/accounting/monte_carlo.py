@@ -1,15 +1,22 @@
-"""Values found by simulation: an estimate, or a bound at a stated confidence.
+"""Draws of a privacy loss, and the values of delta that they give.
 
-A Monte Carlo value is never passed on as a plain number: it says what it is worth.
+A Monte Carlo value is never passed on as a plain number: it says whether it is an estimate,
+or a bound at a stated confidence.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import numpy as np
 import scipy.optimize
 
+from tf_bandmf.accounting import gaussian
+
+# Rounding of losses and log weights in single precision, whose sums have up to 300 units
+# of the logarithm: 300 2^-24, several times.
+_ROUNDING = 1e-4
 # Values are rounded up to powers of exp(_GRID) before a bound is computed.
 _GRID = 5e-4
 # Bets tried, as fractions of the largest admissible one, and what is staked on each.
@@ -48,6 +55,57 @@ class MonteCarloValue(float):
     @property
     def kind(self) -> str:
         return "estimate" if self.confidence is None else "bound"
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """Draws of the privacy loss of one direction.
+
+    Attributes:
+      losses: shape [N].
+      log_weights: shape [N].
+      releases: noise multiplier of the Gaussian releases beside the run, whose losses are
+        integrated out.
+    """
+
+    losses: np.ndarray
+    log_weights: np.ndarray
+    releases: float = math.inf
+
+    def values(self, epsilon: float) -> np.ndarray:
+        """Weight times what exceeds epsilon, `(1 - exp(epsilon - loss))_+`.
+
+        Their mean is delta.
+        """
+        short = epsilon - self.losses
+        reached = short < (0.0 if self.releases == math.inf else math.inf)
+        values = np.zeros(short.size)
+        excess = gaussian.gaussian_excess(self.releases, short[reached])
+        values[reached] = excess * np.exp(self.log_weights[reached])
+        return values
+
+    def estimate(self, epsilon: float) -> MonteCarloValue:
+        values = self.values(epsilon)
+        error = float(values.std()) / math.sqrt(values.size)
+        return MonteCarloValue(min(float(values.mean()), 1.0), values.size, error)
+
+    def bound(
+        self, epsilon: float, largest: float, beta: float, resolution: float
+    ) -> float:
+        """An upper bound on delta at confidence `1 - beta`.
+
+        Losses and weights are those of single precision: each value is computed as if
+        both erred by `_ROUNDING` to the unsafe side. The value itself is `largest` at
+        most, so that more is not needed.
+        """
+        most = float(self.values(epsilon).max(initial=0.0))
+        if not most <= largest * (1.0 + _ROUNDING):
+            raise ArithmeticError(
+                f"A simulated value must be at most {largest}, found {most}."
+            )
+        values = self.values(epsilon - _ROUNDING) * math.exp(_ROUNDING)
+        values = np.minimum(values, largest)
+        return betting_upper_bound(values, largest, beta, resolution)
 
 
 def betting_upper_bound(

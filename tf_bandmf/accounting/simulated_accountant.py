@@ -25,8 +25,7 @@ from tf_bandmf.accounting.guarantee import (
     Calibration,
     Guarantee,
 )
-from tf_bandmf.accounting.importance import Run
-from tf_bandmf.accounting.monte_carlo import MonteCarloValue
+from tf_bandmf.accounting.monte_carlo import MonteCarloValue, Run
 from tf_bandmf.accounting.root_finding import log, near_root
 from tf_bandmf.accounting.simulator import (
     BOUND_SLACK,

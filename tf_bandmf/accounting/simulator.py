@@ -1,4 +1,4 @@
-"""What the simulators of a privacy loss have in common: pilot run, proposal, main run.
+"""Simulators of a privacy loss: pilot run, proposal, main run.
 
 Draws come from a mixture of tilted versions of the distribution that is simulated; a pilot
 run chooses the mixture. For an estimate it has the least variance. For a bound the weights
@@ -10,20 +10,17 @@ from __future__ import annotations
 import abc
 import copy
 import dataclasses
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
 
-from tf_bandmf.accounting.importance import (
-    Run,
-    cheapest_shares,
-    largest_value,
-    least_variance,
-)
+from tf_bandmf.accounting import gaussian
+from tf_bandmf.accounting.monte_carlo import Run
 
-# Which random numbers a stage uses; (CHECK, i) for the i-th check.
+# The random numbers of a stage; (CHECK, i) for the i-th check.
 PILOT, MAIN, CHECK = (0, 0), (1, 0), 2
 Stage = tuple[int, int]
 
@@ -36,7 +33,15 @@ _LARGEST_BOUND_DRAWS, _LARGEST_BOUND_ENTRIES = 5e7, 2e10
 # itself have a larger one, against a bad pilot run.
 _LEAST_SHARE, _DEFENSIVE = 0.02, 0.1
 _ALMOST_CERTAIN = np.array([0.01, 0.99])
-
+# Candidates for a bound: the target's share, and that of the certain tilt in the rest; the
+# least share of the target, and of the draws that is kept.
+_TARGET_SHARES = (0.01, 0.05, 0.2, 0.5, 0.9)
+_CERTAIN_PARTS = (0.0, 0.2, 0.4, 0.6, 0.75, 0.85, 0.95, 1.0)
+_LEAST_TARGET = _LEAST_KEPT = 0.01
+# Updates of shares.
+_UPDATES = 100
+# Losses above epsilon at which the largest weight is looked for.
+_BEYOND = np.geomspace(1e-4, 60.0, 4000)
 
 Self = TypeVar("Self", bound="Simulator")
 
@@ -59,7 +64,7 @@ class Proposal:
 
     def choose(self, generator: np.random.Generator, count: int) -> np.ndarray:
         """The index of the tilt that each of so many draws is from, shape [count]."""
-        shares = self.shares / self.shares.sum()
+        shares = np.asarray(self.shares) / np.sum(self.shares)
         return generator.choice(len(self.tilts), count, p=shares)
 
     @classmethod
@@ -147,23 +152,31 @@ class Simulator(abc.ABC):
         return self._collected(proposal, stage, max(count, self.num_draws), rows=1)[0]
 
     def largest_value(self, proposal: Proposal, epsilon: float) -> float:
-        """An upper bound on each of `Run.values`, for certain."""
+        """An upper bound on each of `Run.values`, for certain.
+
+        Where the proposal's density over the target's is at least `sum_i exp(slope_i l +
+        offset_i)` at every loss `l`: the supremum over `l`. It falls in `epsilon`.
+        """
         slopes, offsets = [0.0], [math.log(proposal.shares[0])]
         for tilt, share in zip(proposal.tilts[1:], proposal.shares[1:]):
             density = self.certain_density(tilt)
             if density is not None:
                 slopes.append(density[0])
                 offsets.append(math.log(share) + density[1])
-        return largest_value(slopes, offsets, epsilon, self.releases)
+        beyond = np.append(0.0, _BEYOND)
+        if self.releases < math.inf:
+            beyond = np.append(-_BEYOND[::-1], beyond)
+        terms = np.outer(slopes, epsilon + beyond) + np.array(offsets)[:, None]
+        # Within a cell, also the first and the last, the weight is largest at the left, the
+        # excess at the right end.
+        log_weights = np.append(-offsets[0], -np.logaddexp.reduce(terms, axis=0))
+        excess = np.append(gaussian.gaussian_excess(self.releases, -beyond), 1.0)
+        return float(np.max(excess * np.exp(log_weights))) * (1.0 + 1e-9)
 
     def propose(self, epsilon: float) -> Proposal:
         """The mixture with the smallest variance in a pilot run."""
         tilts, run, ratios = self._pilot()
-        values = run.values(epsilon)
-        shares = np.full(len(tilts), 1.0 / len(tilts))
-        if np.any(values > 0.0):
-            squares = (values / values.max()) ** 2
-            shares = least_variance(ratios, squares, shares, _DEFENSIVE, 100)
+        shares = _least_variance(ratios, run.values(epsilon) ** 2, _DEFENSIVE)
         kept = shares >= _LEAST_SHARE
         kept[0] = True
         shares = np.where(kept, np.maximum(shares, _LEAST_SHARE), 0.0)
@@ -172,7 +185,11 @@ class Simulator(abc.ABC):
     def propose_for_bound(
         self, epsilon: float, log_odds: float, slack: float
     ) -> tuple[Proposal, float, int]:
-        """The cheapest mixture for a confidence bound: `importance.cheapest_shares`.
+        """The cheapest mixture for a confidence bound, by a pilot run.
+
+        A bound exceeds the mean by about `S L / N + sqrt(2 V L / N)`: `S` the largest value
+        that is possible, `V` the second moment, `L` the `log_odds`, `N` draws. A tilt whose
+        weights are bounded for certain keeps S small, others keep V small.
 
         Args:
           epsilon: where delta is wanted, or the least epsilon of interest.
@@ -190,16 +207,25 @@ class Simulator(abc.ABC):
 
         certain = min(self.certain_tilts(), key=alone)
         tilts, run, ratios = self._pilot(more=(certain,))
-        shares, largest, count = cheapest_shares(
-            ratios,
-            run.values(epsilon),
-            lambda shares: self.largest_value(
-                Proposal.of_shares(tilts, shares), epsilon
-            ),
-            log_odds,
-            slack,
-        )
-        return Proposal.of_shares(tilts, shares), largest, count
+        squares = run.values(epsilon) ** 2
+        steady = _least_variance(ratios, squares, _LEAST_TARGET)
+        first, last = np.eye(len(tilts))[[0, -1]]
+
+        def candidate(share: float, part: float) -> tuple[Proposal, float, int]:
+            shares = share * first
+            shares = shares + (1.0 - share) * (part * last + (1.0 - part) * steady)
+            kept = shares >= _LEAST_KEPT
+            kept[0] = True
+            shares = np.where(kept, shares, 0.0) / shares[kept].sum()
+            proposal = Proposal.of_shares(tilts, shares)
+            largest = self.largest_value(proposal, epsilon)
+            moment = float((squares / (shares @ ratios)).mean())
+            root = math.sqrt(2.0 * moment * log_odds)
+            reached = root + math.sqrt(root**2 + 4.0 * largest * log_odds * slack)
+            return proposal, largest, math.ceil((reached / (2.0 * slack)) ** 2)
+
+        pairs = itertools.product(_TARGET_SHARES, _CERTAIN_PARTS)
+        return min((candidate(*pair) for pair in pairs), key=lambda c: c[2])
 
     def bound_runs(
         self, epsilon: float, noise: float, beta: float, aim: float, stage: Stage
@@ -262,3 +288,29 @@ class Simulator(abc.ABC):
             losses[part], ratios[:, part] = drawn, densities[:rows] - mixed
             start += drawn.size
         return Run(-losses if self.add else losses, ratios[0], self.releases), ratios
+
+
+def _least_variance(
+    ratios: np.ndarray, squares: np.ndarray, defensive: float
+) -> np.ndarray:
+    """Shares [T] that minimize the second moment `mean(squares / (shares @ ratios))`.
+
+    Multiplicative updates of a convex problem; the first share stays >= `defensive`.
+
+    Args:
+      ratios: density of each component over that of the pilot run, shape [T, N].
+      squares: of values of the pilot run, shape [N]; equal shares if all are 0.
+      defensive: in (0, 1).
+    """
+    shares = np.full(len(ratios), 1.0 / len(ratios))
+    if not np.any(squares > 0.0):
+        return shares
+    squares = squares / squares.max()
+    for _ in range(_UPDATES):
+        gradient = (ratios * (squares / (shares @ ratios) ** 2)).mean(axis=1)
+        shares = shares * np.sqrt(gradient)
+        shares = shares / shares.sum()
+        if shares[0] < defensive and shares.sum() > shares[0]:
+            shares[1:] *= (1.0 - defensive) / shares[1:].sum()
+            shares[0] = defensive
+    return shares
