@@ -20,14 +20,14 @@ def bowl(x):
 @pytest.fixture(scope="module")
 def in_bowl():
     """A minimizer of `bowl`: tracing one takes seconds."""
-    return lbfgs.Minimizer(bowl, 3, lbfgs.Options()).minimize
+    return lbfgs.Minimizer(bowl, 3).minimize
 
 
 @pytest.mark.slow
 def test_finds_the_minimum_twice_the_same(in_bowl):
     options = lbfgs.Options(gradient_tolerance=1e-8)
     results = [
-        lbfgs.Minimizer(bowl, 3, options).minimize(np.zeros(3), 1.0),
+        lbfgs.Minimizer(bowl, 3).minimize(np.zeros(3), 1.0, options),
         in_bowl(np.zeros(3), 1.0, options=options),
     ]
     assert results[0].converged and "gradient norm" in results[0].message
@@ -51,7 +51,7 @@ def test_a_failed_line_search_is_reported():
     def wrong_way(x):
         return tf.reduce_sum(x), lambda upstream: -upstream * tf.ones_like(x)
 
-    result = lbfgs.Minimizer(wrong_way, 2, lbfgs.Options()).minimize(np.ones(2), 1.0)
+    result = lbfgs.Minimizer(wrong_way, 2).minimize(np.ones(2), 1.0, lbfgs.Options())
     assert not result.converged
     assert "line search failed" in result.message
     assert result.gradient_norm == pytest.approx(1.0)
@@ -77,7 +77,7 @@ def test_a_certificate_that_is_far_from_met_is_looked_at_twice():
 
     looks = []
     options = lbfgs.Options(gradient_tolerance=1e-6, gap_tolerance=1e-15)
-    result = lbfgs.Minimizer(rosenbrock, 6, options).minimize(np.zeros(6), 1.0, gap)
+    result = lbfgs.Minimizer(rosenbrock, 6).minimize(np.zeros(6), 1.0, options, gap)
     assert result.num_iterations > 20  # a third look, if there were one every time
     np.testing.assert_array_equal(looks, [np.zeros(6), result.position])
     assert result.optimality_gap == 0.5
@@ -106,9 +106,9 @@ def test_xla_finds_the_same_value_and_gradient():
 
 def test_a_start_without_a_finite_objective_is_refused():
     with pytest.raises(ValueError, match="must be finite and > 0 at the start"):
-        lbfgs.Minimizer(
-            lambda x: tf.math.log(tf.reduce_sum(x)), 2, lbfgs.Options()
-        ).minimize(-np.ones(2), 1.0)
+        lbfgs.Minimizer(lambda x: tf.math.log(tf.reduce_sum(x)), 2).minimize(
+            -np.ones(2), 1.0, lbfgs.Options()
+        )
 
 
 @pytest.mark.parametrize(

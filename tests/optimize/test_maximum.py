@@ -20,7 +20,7 @@ def errors_of(position):
 def traced():
     smooth = maximum.SmoothMaximum(3)
     return smooth, lbfgs.Minimizer(
-        lambda position: tf.math.log(smooth(errors_of(position))), 2, lbfgs.Options()
+        lambda position: tf.math.log(smooth(errors_of(position))), 2
     )
 
 

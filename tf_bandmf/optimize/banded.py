@@ -38,9 +38,6 @@ BoundFunction = Callable[
 # Entries of C for which compiling by XLA pays, and the most bands.
 _XLA_ENTRIES, _MOST_XLA_BANDS = range(2**15, 2**21), 64
 
-# The last problem that was traced, with what determines it.
-_LAST: list[tuple[tuple[object, ...], _Traced]] = []
-
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Problem:
@@ -91,7 +88,7 @@ class Problem:
 
 
 def _column_scale(num_steps: int, objective: Objective) -> np.ndarray:
-    """Where derivatives of second order are alike in all columns, about.
+    """Factors of the columns that make derivatives of second order alike, about.
 
     Those of the mean error fall like the square root of the number of steps that a column
     is still part of: measured, for prefix sums and momentum. Shape [n].
@@ -102,7 +99,7 @@ def _column_scale(num_steps: int, objective: Objective) -> np.ndarray:
 
 
 def _bound_function(problem: Problem) -> BoundFunction:
-    """What no strategy with so many bands is below, by the variables of a good one."""
+    """A function that bounds the error of every strategy with so many bands from below."""
 
     def evaluate(position: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         columns = problem.columns(position)
@@ -173,10 +170,36 @@ def optimize(
       if the objective is convex and that is wanted. The result's value is the objective
       at sensitivity 1 per column, or per group of columns.
     """
-    traced = _traced(workload, objective, len(start), separation, options)
-    problem = traced.problem
+    config = configs.dumps(workload.to_config())
+    traced = _traced(config, objective, len(start), separation)
+    problem, is_certified = traced.problem, is_certified and objective.is_convex
     position = problem.position(start)
-    result = _minimize(traced, objective, position, options, is_certified)
+    minimize = functools.partial(
+        traced.minimizer.minimize, scale=float(workload.num_steps), options=options
+    )
+    # No strategy is below a bound that was found once: the best counts.
+    best = -math.inf
+
+    def errors_of(at: np.ndarray) -> np.ndarray:
+        return np.asarray(problem.errors(problem.columns(tf.constant(at))))
+
+    def gap(at: np.ndarray) -> float:
+        nonlocal best
+        bound, errors = traced.bound(at, objective.support)
+        best = max(best, bound)
+        # Rounding may push the bound above the value at a perfect optimum.
+        return max(0.0, 1.0 - best / float(objective.reduction(tf.constant(errors))))
+
+    def weighted(at: np.ndarray, weights: np.ndarray) -> tuple[float, np.ndarray]:
+        return traced.bound(at, lambda errors: (weights, 0.0))
+
+    if traced.maximum is None:
+        result = minimize(position, gap=gap if is_certified else None)
+    else:
+        bound = weighted if is_certified else None
+        result = maximum.minimize(
+            traced.maximum, minimize, errors_of, bound, position, options
+        )
     columns = problem.columns(tf.constant(result.position))
     value = float(objective.reduction(problem.errors(columns)))
     return columns.numpy(), dataclasses.replace(result, value=value)
@@ -199,20 +222,14 @@ class _Traced:
     maximum: maximum.SmoothMaximum | None
 
 
+# The last problem is kept: a draft precedes a plan.
+@functools.lru_cache(maxsize=1)
 def _traced(
-    workload: Workload,
-    objective: Objective,
-    bands: int,
-    separation: int | None,
-    options: lbfgs.Options,
+    config: str, objective: Objective, bands: int, separation: int | None
 ) -> _Traced:
-    """What `optimize` evaluates. The last problem is kept: a draft precedes a plan."""
-    config = configs.canonical_bytes(workload.to_config())
+    """The functions that `optimize` evaluates, for a workload's configuration."""
+    workload = Workload.from_config(configs.loads(config))
     n = workload.num_steps
-    key = config, objective, bands, separation
-    if _LAST and _LAST[0][0] == key:
-        return _LAST[0][1]
-    _LAST.clear()
     scale = _column_scale(n, objective)
     problem = Problem(workload, bands, separation, scale)
     smooth = maximum.SmoothMaximum(n) if objective == objectives.MAX else None
@@ -222,54 +239,9 @@ def _traced(
         return tf.math.log(reduction(problem.errors(problem.columns(position))))
 
     minimizer = lbfgs.Minimizer(
-        log_loss, _num_variables(problem), options, _suits_xla(problem, objective)
+        log_loss, _num_variables(problem), _suits_xla(problem, objective)
     )
-    found = _Traced(problem, _bound_function(problem), minimizer, smooth)
-    if objective in (objectives.MEAN, objectives.MAX):
-        _LAST.append((key, found))
-    return found
-
-
-def _minimize(
-    traced: _Traced,
-    objective: Objective,
-    position: np.ndarray,
-    options: lbfgs.Options,
-    is_certified: bool,
-) -> OptimizationResult:
-    """The optimum, with the certified gap if that is wanted."""
-    problem = traced.problem
-    scale = float(problem.workload.num_steps)
-    is_certified = is_certified and objective.is_convex
-    if traced.maximum is not None:
-
-        def errors(at: np.ndarray) -> np.ndarray:
-            return np.asarray(problem.errors(problem.columns(tf.constant(at))))
-
-        def weighted(at: np.ndarray, weights: np.ndarray) -> tuple[float, np.ndarray]:
-            return traced.bound(at, lambda errors: (weights, 0.0))
-
-        return maximum.minimize(
-            traced.maximum,
-            functools.partial(traced.minimizer.minimize, scale=scale),
-            errors,
-            weighted if is_certified else None,
-            position,
-            options,
-        )
-    # No strategy is below a bound that was found once: the best counts.
-    best = -math.inf
-
-    def gap(at: np.ndarray) -> float:
-        nonlocal best
-        bound, errors = traced.bound(at, objective.support)
-        best = max(best, bound)
-        # Rounding may push the bound above the value at a perfect optimum.
-        return max(0.0, 1.0 - best / float(objective.reduction(tf.constant(errors))))
-
-    return traced.minimizer.minimize(
-        position, scale, gap if is_certified else None, options=options
-    )
+    return _Traced(problem, _bound_function(problem), minimizer, smooth)
 
 
 def _suits_xla(problem: Problem, objective: Objective) -> bool:

@@ -1,4 +1,4 @@
-"""How far a banded strategy is from the best one: a certified bound.
+"""Certified bounds on how far a banded strategy is from the best one.
 
 The weighted error `f(X) = tr(Omega A X^-1 A^T)` is convex in `X = C^T C` with gradient
 `-H`, `H = X^-1 A^T Omega A X^-1`, and `<H, X> = f(X)`. Take any feasible `X'` with the
@@ -74,7 +74,7 @@ def dual_bound(gram_band: np.ndarray, norms: np.ndarray, separation: int) -> flo
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Tangent:
-    """What the bounds need of one strategy and the weights of the steps.
+    """One strategy and weights of the steps, for the bounds.
 
     Attributes:
       weighted_error: f(X).

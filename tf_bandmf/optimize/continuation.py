@@ -35,18 +35,18 @@ def continued(columns: np.ndarray, num_steps: int) -> np.ndarray:
     Returns:
       Shape [bands, n], columns of norm 1.
     """
-    bands, known = columns.shape
+    bands, fewer = columns.shape
     left = num_steps - np.arange(num_steps, dtype=np.float64)
-    last = _NODES[0] * known
+    last = _NODES[0] * fewer
     result = np.empty((bands, num_steps))
     result[:, left > last] = _smooth(columns, left[left > last])
     same = int(np.sum(left <= last))
-    result[:, num_steps - same :] = columns[:, known - same :]
+    result[:, num_steps - same :] = columns[:, fewer - same :]
 
-    begins = int(_BEGINNING * known)
-    smooth = _smooth(columns, known - np.arange(begins, dtype=np.float64))
+    begins = int(_BEGINNING * fewer)
+    smooth = _smooth(columns, fewer - np.arange(begins, dtype=np.float64))
     ratio = np.pad(columns[:, :begins] / smooth, [(0, 0), (0, bands)], mode="edge")
-    stretch = (num_steps / known) ** _EXPONENT
+    stretch = (num_steps / fewer) ** _EXPONENT
     wide = min(int(begins * stretch), num_steps)
     # Between two periods, at the same place of each.
     period, place = np.divmod(np.arange(wide), bands)
@@ -62,12 +62,12 @@ def continued(columns: np.ndarray, num_steps: int) -> np.ndarray:
 
 def _smooth(columns: np.ndarray, left: np.ndarray) -> np.ndarray:
     """Columns with so many steps left, by Lagrange's polynomial; shape [bands, left]."""
-    known = columns.shape[1]
-    nodes = np.round(_NODES * known).astype(np.int64)
+    fewer = columns.shape[1]
+    nodes = np.round(_NODES * fewer).astype(np.int64)
     at, t = nodes**-_EXPONENT, left**-_EXPONENT
     result = np.zeros((len(columns), left.size))
     for k, node in enumerate(nodes):
         others = np.delete(at, k)
         factor = np.prod((t[:, None] - others) / (at[k] - others), axis=1)
-        result += columns[:, known - node, None] * factor
+        result += columns[:, fewer - node, None] * factor
     return result

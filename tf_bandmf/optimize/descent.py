@@ -71,16 +71,16 @@ def minimize(
             converged, message = True, "no decrease that float64 resolves"
             break
         step = 1.0 if pairs else min(1.0, first_step / norm)
-        found = _line_search(function, x, value, gradient, direction, step)
-        evaluations += found[0]
-        if found[1] is None:
+        trials, point = _line_search(function, x, value, gradient, direction, step)
+        evaluations += trials
+        if point is None:
             if pairs:
                 # Once more without memory.
                 pairs.clear()
                 continue
             converged, message = False, "line search failed: no further decrease"
             break
-        position, new_value, new_gradient = found[1]
+        position, new_value, new_gradient = point
         difference, change = position - x, new_gradient - gradient
         if difference @ change > 1e-12 * (change @ change):
             pairs.append((difference, change))
@@ -127,14 +127,14 @@ def _line_search(
     best: tuple[np.ndarray, float, np.ndarray] | None = None
     for trial in range(1, _MOST_TRIALS + 1):
         position = x + step * direction
-        found, derivative = function(position)
-        if not found <= value + _ARMIJO * step * slope:
+        reached, derivative = function(position)
+        if not reached <= value + _ARMIJO * step * slope:
             high = step
         else:
-            if best is None or found < best[1]:
-                best = position, found, derivative
+            if best is None or reached < best[1]:
+                best = position, reached, derivative
             if derivative @ direction >= _WOLFE * slope:
-                return trial, (position, found, derivative)
+                return trial, (position, reached, derivative)
             low = step
         step = 0.5 * (low + high) if math.isfinite(high) else 2.0 * low
         if high - low < 1e-14 * max(high, 1e-300):

@@ -55,7 +55,7 @@ def tfp_optimizer() -> Any:
 
 
 class _Certificate:
-    """The certified gap, found again when it may have met its tolerance.
+    """The certified gap, computed again when it may have met its tolerance.
 
     That takes as long as several iterations, and the gap falls about like the square
     of the gradient.
@@ -65,7 +65,7 @@ class _Certificate:
       tolerance: of the gap.
 
     Attributes:
-      found: at the last look.
+      value: at the last look.
     """
 
     def __init__(
@@ -73,21 +73,21 @@ class _Certificate:
     ) -> None:
         self._gap, self._tolerance = gap, tolerance
         self._norm = math.inf
-        self.found: float | None = None
+        self.value: float | None = None
 
     @property
     def is_met(self) -> bool:
-        return self.found is not None and self.found <= self._tolerance
+        return self.value is not None and self.value <= self._tolerance
 
     def look(self, position: tf.Tensor, norm: float, is_last: bool = False) -> None:
-        """Finds the gap at a position with this gradient norm, if that is worth it."""
+        """Computes the gap at a position with this gradient norm, if that is worth it."""
         if self._gap is None or norm == self._norm:
             return
-        if self.found is not None and not is_last:
-            expected = self.found * (norm / self._norm) ** 2
+        if self.value is not None and not is_last:
+            expected = self.value * (norm / self._norm) ** 2
             if expected > _NEAR * self._tolerance:
                 return
-        self.found, self._norm = self._gap(position.numpy()), norm
+        self.value, self._norm = self._gap(position.numpy()), norm
 
 
 def value_and_gradient(
@@ -153,7 +153,6 @@ class Minimizer:
       log_loss: maps variables, shape [m], float64, to a scalar; differentiable. It may
         read variables that change between runs.
       size: m.
-      options: when to stop.
       by_xla: compile `log_loss` for the processor: for hundreds of evaluations of
         milliseconds each.
     """
@@ -162,11 +161,9 @@ class Minimizer:
         self,
         log_loss: Callable[[tf.Tensor], tf.Tensor],
         size: int,
-        options: Options,
         by_xla: bool = False,
     ) -> None:
         self._optimizer = tfp_optimizer()
-        self._options = options
         # TFP holds several copies of both queues while it updates them.
         self._pairs = int(np.clip(50_000_000 // max(size, 1), 3, 10))
         self._evaluate = value_and_gradient(log_loss, size, by_xla)
@@ -201,16 +198,16 @@ class Minimizer:
         self,
         start: np.ndarray,
         scale: float,
+        options: Options,
         gap: Callable[[np.ndarray], float] | None = None,
-        options: Options | None = None,
     ) -> OptimizationResult:
         """Minimizes `log_loss` from a start.
 
         Args:
           start: initial variables, shape [m].
           scale: the factor that makes second derivatives of `log_loss` of order one.
+          options: when to stop.
           gap: certified relative optimality gap at given variables, if there is one.
-          options: others than those of the minimizer.
 
         Returns:
           The result; `value` is `exp(log_loss)`. No exception is raised for a lack of
@@ -220,7 +217,6 @@ class Minimizer:
           ValueError: if the objective is not finite and positive at the start.
         """
         began = time.perf_counter()
-        options = options or self._options
         initial = tf.constant(start, tf.float64)
         del start
         offset, gradient = self._evaluate(initial)
@@ -298,5 +294,5 @@ class Minimizer:
             num_iterations=done,
             num_evaluations=evaluations + int(state.num_objective_evaluations),
             seconds=time.perf_counter() - began,
-            optimality_gap=certificate.found,
+            optimality_gap=certificate.value,
         )

@@ -99,10 +99,22 @@ def minimize(
         multipliers = exact / reached
         multipliers /= multipliers.mean()
         multipliers = (1.0 - _ALIKE) * multipliers + _ALIKE
-        least, certifying = _least_mean(
-            smooth, minimize_smooth, bound, multipliers, position, options
+        smooth.assign(1.0, multipliers)
+        shares, least = multipliers / multipliers.size, 0.0
+
+        def gap_of_mean(position: np.ndarray) -> float:
+            nonlocal least
+            below, errors = bound(position, shares)
+            least = max(least, below)
+            return max(0.0, 1.0 - least / float(shares @ errors))
+
+        longer = dataclasses.replace(
+            options,
+            max_iterations=_MORE_ITERATIONS * options.max_iterations,
+            decrease_tolerance=_LESS_DECREASE * options.decrease_tolerance,
+            gap_tolerance=max(options.gap_tolerance, _BOUND_GAP),
         )
-        results.append(certifying)
+        results.append(minimize_smooth(position, options=longer, gap=gap_of_mean))
         gap = max(0.0, 1.0 - least / value)
         if gap <= options.gap_tolerance:
             converged, message = True, f"certified gap <= {options.gap_tolerance:g}"
@@ -116,32 +128,3 @@ def minimize(
         num_evaluations=sum(each.num_evaluations for each in results),
         seconds=sum(each.seconds for each in results),
     )
-
-
-def _least_mean(
-    smooth: SmoothMaximum,
-    minimize_smooth: Minimize,
-    bound: Bound,
-    weights: np.ndarray,
-    start: np.ndarray,
-    options: Options,
-) -> tuple[float, OptimizationResult]:
-    """A lower bound on the mean of errors with these weights, of mean 1."""
-    smooth.assign(1.0, weights)
-    shares = weights / weights.size
-    best = 0.0
-
-    def gap(position: np.ndarray) -> float:
-        nonlocal best
-        least, errors = bound(position, shares)
-        best = max(best, least)
-        return max(0.0, 1.0 - best / float(shares @ errors))
-
-    longer = dataclasses.replace(
-        options,
-        max_iterations=_MORE_ITERATIONS * options.max_iterations,
-        decrease_tolerance=_LESS_DECREASE * options.decrease_tolerance,
-        gap_tolerance=max(options.gap_tolerance, _BOUND_GAP),
-    )
-    result = minimize_smooth(start, gap=gap, options=longer)
-    return best, result

@@ -1,4 +1,4 @@
-"""What is minimized: a reduction of the per-step squared errors to one number."""
+"""Objectives: reductions of the per-step squared errors to one number."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ ObjectiveLike = Union[str, Objective, Callable[[tf.Tensor], tf.Tensor]]
 
 
 def resolve(objective: ObjectiveLike, errors_increase: bool = False) -> Objective:
-    """The `Objective` that a user's argument means.
+    """Resolves the `objective` argument to an `Objective`.
 
     Args:
       objective: "mean" (the square of the RMSE), "max" (of the MaxSE), "last" (of the
@@ -67,13 +67,13 @@ def resolve(objective: ObjectiveLike, errors_increase: bool = False) -> Objectiv
     if isinstance(objective, Objective):
         return objective
     if isinstance(objective, str):
-        known = {"mean": MEAN, "last": LAST, "max": LAST if errors_increase else MAX}
-        if objective not in known:
+        named = {"mean": MEAN, "last": LAST, "max": LAST if errors_increase else MAX}
+        if objective not in named:
             raise ValueError(
                 f'objective must be "mean", "max", "last" or a function, found '
                 f"{objective!r}."
             )
-        return known[objective]
+        return named[objective]
     if callable(objective):
         return Objective(getattr(objective, "__name__", "custom"), objective)
     raise TypeError(f"objective must be a name or a function, found {objective!r}.")

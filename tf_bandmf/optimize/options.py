@@ -1,14 +1,15 @@
-"""How long and how precisely to optimize."""
+"""Stopping rules of an optimization."""
 
 from __future__ import annotations
 
 import dataclasses
-import math
+
+from tf_bandmf.accounting.checks import check_nonnegative
 
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """How long and how precisely to optimize.
+    """Stopping rules of an optimization.
 
     Attributes:
       max_iterations: of L-BFGS, over all stages.
@@ -29,11 +30,5 @@ class Options:
     decrease_tolerance: float = 1e-9
 
     def __post_init__(self) -> None:
-        if self.max_iterations < 0:
-            raise ValueError(
-                f"max_iterations must be >= 0, found {self.max_iterations}."
-            )
-        for name in ("gradient_tolerance", "gap_tolerance", "decrease_tolerance"):
-            value = getattr(self, name)
-            if not (math.isfinite(value) and value >= 0.0):
-                raise ValueError(f"{name} must be finite and >= 0, found {value}.")
+        for field in dataclasses.fields(self):
+            check_nonnegative(field.name, getattr(self, field.name))

@@ -1,4 +1,4 @@
-"""What an optimization found, and whether it may be trusted."""
+"""The outcome of an optimization, and whether it may be trusted."""
 
 from __future__ import annotations
 

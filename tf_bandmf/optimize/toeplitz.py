@@ -76,9 +76,9 @@ def optimize(
 
         goal = objectives.resolve(objective, errors_increase=workload.is_toeplitz)
         name, reduction = goal.name, goal.reduction
-        result = traced_toeplitz.minimize(
-            workload, goal, start, sensitivity, options, inverse
-        )
+        traced = traced_toeplitz.TracedError(workload, goal, start.size, inverse)
+        descend = ToeplitzProblem(traced, sensitivity, inverse).minimize
+        result = traced.minimize(descend, start[1:], options)
     return np.append(1.0, result.position), result, name, reduction
 
 

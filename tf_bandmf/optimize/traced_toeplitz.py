@@ -14,8 +14,6 @@ from tf_bandmf.analysis import gram_recursion
 from tf_bandmf.optimize import banded_matrices, lbfgs, maximum, objectives
 from tf_bandmf.optimize.options import Options
 from tf_bandmf.optimize.result import OptimizationResult
-from tf_bandmf.optimize.toeplitz import ToeplitzProblem
-from tf_bandmf.optimize.toeplitz_sensitivity import SquaredSensitivity
 from tf_bandmf.workloads import Workload
 
 
@@ -32,40 +30,51 @@ def per_step_errors(
     return gram_recursion.inverse_row_norms(rows)
 
 
-def minimize(
-    workload: Workload,
-    objective: objectives.Objective,
-    start: np.ndarray,
-    sensitivity: SquaredSensitivity,
-    options: Options,
-    inverse: bool,
-) -> OptimizationResult:
-    """The variables of `ToeplitzProblem` with the smallest error at unit sensitivity.
+class TracedError:
+    """A reduced squared error of Toeplitz strategies, and its gradient.
 
     Args:
       workload: A.
       objective: of the per-step squared errors.
-      start: coefficients to start from, shape [bands], leading 1.
-      sensitivity: under the participation.
-      options: when to stop.
+      bands: number of coefficients.
       inverse: whether the coefficients are those of `C^-1`.
     """
-    is_max = objective == objectives.MAX
-    smooth = maximum.SmoothMaximum(workload.num_steps) if is_max else None
-    reduction = smooth or objective.reduction
-    traced = lbfgs.value_and_gradient(
-        lambda c: reduction(per_step_errors(c, workload, inverse)), start.size
-    )
 
-    def error(coefficients: np.ndarray) -> tuple[float, np.ndarray]:
-        value, gradient = traced(tf.constant(coefficients))
+    def __init__(
+        self,
+        workload: Workload,
+        objective: objectives.Objective,
+        bands: int,
+        inverse: bool,
+    ) -> None:
+        self._workload, self._inverse = workload, inverse
+        is_max = objective == objectives.MAX
+        self._smooth = maximum.SmoothMaximum(workload.num_steps) if is_max else None
+        reduction = self._smooth or objective.reduction
+        self._traced = lbfgs.value_and_gradient(
+            lambda c: reduction(per_step_errors(c, workload, inverse)), bands
+        )
+
+    def __call__(self, c: np.ndarray) -> tuple[float, np.ndarray]:
+        """At coefficients [p]; of the maximum, at its present order and weights."""
+        value, gradient = self._traced(tf.constant(c))
         return float(value), gradient.numpy()
 
-    def errors(position: np.ndarray) -> np.ndarray:
-        coefficients = tf.constant(np.append(1.0, position))
-        return np.asarray(per_step_errors(coefficients, workload, inverse))
+    def minimize(
+        self, descend: maximum.Minimize, start: np.ndarray, options: Options
+    ) -> OptimizationResult:
+        """The minimum over the coefficients after the leading 1.
 
-    problem = ToeplitzProblem(error, sensitivity, inverse)
-    if smooth is None:
-        return problem.minimize(start[1:], options)
-    return maximum.minimize(smooth, problem.minimize, errors, None, start[1:], options)
+        Args:
+          descend: minimizes this error times the squared sensitivity.
+          start: variables [p - 1].
+          options: when to stop.
+        """
+        if self._smooth is None:
+            return descend(start, options=options)
+
+        def errors(position: np.ndarray) -> np.ndarray:
+            c = tf.constant(np.append(1.0, position))
+            return np.asarray(per_step_errors(c, self._workload, self._inverse))
+
+        return maximum.minimize(self._smooth, descend, errors, None, start, options)
