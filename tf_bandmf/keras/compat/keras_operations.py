@@ -12,8 +12,10 @@ from keras.src.backend import KerasTensor
 from keras.src.layers import layer
 from keras.src.ops import core, image, linalg, math, nn, numpy
 from keras.src.ops import operation as operations
+from tensorflow.python.ops import cond, control_flow_switch_case, while_loop
 
 __all__ = [
+    "BRANCHES",
     "MODULES",
     "KerasTensor",
     "backend",
@@ -28,6 +30,14 @@ __all__ = [
 
 # Those that define operations.
 MODULES = (numpy, nn, core, math, linalg, image, activations)
+# Functions that run one branch of several, or a loop, at once where numbers are known.
+BRANCHES = (
+    (cond, "cond"),
+    (while_loop, "while_loop"),
+    (control_flow_switch_case, "_indexed_case_helper"),
+    (backend.core, "cond"),
+    (backend.core, "switch"),
+)
 
 
 def _names(function: Any) -> tuple[str, ...]:

@@ -15,7 +15,6 @@ loops `tests/keras/clipping/rules/test_draws_in_loops.py`.
 """
 
 import contextlib
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -25,36 +24,9 @@ import tensorflow as tf
 from tf_bandmf.keras.compat.graphs import BRANCH_GRAPHS, LOOP_GRAPHS
 from tf_bandmf.keras.compat.patching import patched
 
-_STATE = threading.local()
-
 
 class DrawsInFunction(RuntimeError):
     """A draw that cannot be repeated: a `tf.function` keeps it as it was first traced."""
-
-
-def _next(
-    original: Callable[..., Any],
-    generator: keras.random.SeedGenerator,
-    *args: Any,
-    **kwargs: Any,
-) -> Any:
-    """In the place of `SeedGenerator.next`, of a thread that asks for it."""
-    replay = getattr(_STATE, "replay", None)
-    if replay is not None:
-        return _of_this_round(replay(), getattr(_STATE, "replays_in", None))
-    generators = getattr(_STATE, "generators", None)
-    if generators is not None:
-        generators.append(generator)
-    recording = getattr(_STATE, "recording", None)
-    if recording is None:
-        return original(generator, *args, **kwargs)
-    seeds, graph = recording
-    # In a loop's own graph, what is drawn could not be used outside of it.
-    outside = graph.as_default() if _inner_graphs(graph) else contextlib.nullcontext()
-    with outside:
-        seed = original(generator, *args, **kwargs)
-    seeds.append(seed)
-    return _of_this_round(seed, graph)
 
 
 def _inner_graphs(outer: Any) -> list[Any]:
@@ -66,9 +38,9 @@ def _inner_graphs(outer: Any) -> list[Any]:
     Raises:
       DrawsInFunction: if a function is being traced within `outer`.
     """
-    found: list[Any] = []
+    inside: list[Any] = []
     if tf.executing_eagerly():
-        return found
+        return inside
     graph = tf.compat.v1.get_default_graph()
     while graph is not None and graph is not outer:
         if outer is not None and not isinstance(graph, LOOP_GRAPHS + BRANCH_GRAPHS):
@@ -76,9 +48,9 @@ def _inner_graphs(outer: Any) -> list[Any]:
                 "It draws random numbers within a `tf.function`, which is traced once. "
                 "Call the Python function itself, not a `tf.function` of it."
             )
-        found.append(graph)
+        inside.append(graph)
         graph = getattr(graph, "outer_graph", None)
-    return found
+    return inside
 
 
 def _of_this_round(seed: tf.Tensor, outer: Any) -> tf.Tensor:
@@ -92,21 +64,23 @@ def _of_this_round(seed: tf.Tensor, outer: Any) -> tf.Tensor:
     return seed
 
 
-def _patched() -> contextlib.AbstractContextManager[Any]:
-    return patched(keras.random.SeedGenerator, "next", _next)
+def _patched(
+    replacement: Callable[..., Any],
+) -> contextlib.AbstractContextManager[Any]:
+    return patched(keras.random.SeedGenerator, "next", replacement, on_top=True)
 
 
 @contextlib.contextmanager
 def used_generators() -> Iterator[list[keras.random.SeedGenerator]]:
     """Collects the seed generators that are drawn from."""
     generators: list[keras.random.SeedGenerator] = []
-    previous = getattr(_STATE, "generators", None)
-    with _patched():
-        _STATE.generators = generators
-        try:
-            yield generators
-        finally:
-            _STATE.generators = previous
+
+    def noted(draw: Any, generator: Any, *args: Any, **kwargs: Any) -> Any:
+        generators.append(generator)
+        return draw(generator, *args, **kwargs)
+
+    with _patched(noted):
+        yield generators
 
 
 @contextlib.contextmanager
@@ -121,14 +95,18 @@ def recorded_draws() -> Iterator[list[tf.Tensor]]:
     Raises:
       DrawsInFunction: at a draw within a function that is traced meanwhile.
     """
-    draws: list[tf.Tensor] = []
-    previous = getattr(_STATE, "recording", None)
-    with _patched():
-        _STATE.recording = (draws, tf.compat.v1.get_default_graph())
-        try:
-            yield draws
-        finally:
-            _STATE.recording = previous
+    seeds: list[tf.Tensor] = []
+    graph = tf.compat.v1.get_default_graph()
+
+    def recorded(draw: Any, *args: Any, **kwargs: Any) -> Any:
+        # In a loop's own graph, what is drawn could not be used outside of it.
+        inside = _inner_graphs(graph)
+        with graph.as_default() if inside else contextlib.nullcontext():
+            seeds.append(draw(*args, **kwargs))
+        return _of_this_round(seeds[-1], graph)
+
+    with _patched(recorded):
+        yield seeds
 
 
 @contextlib.contextmanager
@@ -173,13 +151,8 @@ def seeds_from(draw: Callable[[], tf.Tensor], graph: Any = None) -> Iterator[Non
     Raises:
       DrawsInFunction: if one is.
     """
-    previous = getattr(_STATE, "replay", None), getattr(_STATE, "replays_in", None)
-    with _patched():
-        _STATE.replay, _STATE.replays_in = draw, graph
-        try:
-            yield
-        finally:
-            _STATE.replay, _STATE.replays_in = previous
+    with _patched(lambda *_, **__: _of_this_round(draw(), graph)):
+        yield
 
 
 def _narrow(seed: tf.Tensor) -> tf.Tensor:

@@ -11,6 +11,7 @@ from tf_bandmf.keras.clipping.independence.layers import LAYERS, knows
 
 rng = np.random.default_rng(0)
 IMAGES = rng.uniform(0, 255, (5, 6, 6, 3)).astype("f4")
+VOLUMES = rng.normal(size=(5, 3, 3, 3, 2)).astype("f4")
 NUMBERS = rng.uniform(-2, 2, (5, 3)).astype("f4")
 WHOLE = rng.integers(0, 6, (5, 3))
 WORDS = np.array([["a b"], ["c"], ["b"], ["a a c"], ["d"]])
@@ -47,6 +48,16 @@ KNOWN = {
         name: (lambda n=name, a=arguments: getattr(L, n)(**a), IMAGES, [0 * IMAGES[2], IMAGES[2] / 9])
         for name, arguments in IMAGE_LAYERS.items()
         if hasattr(L, name)
+    },
+    **{
+        f"Adaptive{kind}Pooling{rank}D": (
+            lambda n=f"Adaptive{kind}Pooling{rank}D": getattr(L, n)(2),
+            VOLUMES[:, 0, 0] if rank == 1 else VOLUMES[:, 0] if rank == 2 else VOLUMES,
+            [0 * VOLUMES[2, 0, 0, 0, 0], 9.0],
+        )
+        for kind in ("Average", "Max")
+        for rank in (1, 2, 3)
+        if hasattr(L, f"Adaptive{kind}Pooling{rank}D")
     },
     "CategoryEncoding": (lambda: L.CategoryEncoding(6), WHOLE, [0, 5]),
     "CategoryEncoding counts": (lambda: L.CategoryEncoding(6, "count"), WHOLE, [0, 5]),

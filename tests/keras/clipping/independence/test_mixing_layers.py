@@ -179,17 +179,21 @@ def test_mixing_node_of_a_functional_model_is_refused(name):
 class Gate(keras.layers.Layer):
     """Mixes examples as soon as a weight is not zero."""
 
+    def __init__(self, cond):
+        super().__init__()
+        self.cond = cond
+
     def build(self, shape):
         self.gate = self.add_weight(shape=(), initializer="zeros", trainable=False)
 
     def call(self, x):
-        mean = ops.mean(x, axis=0, keepdims=True)
-        return tf.cond(self.gate > 0, lambda: x - mean, lambda: x)
+        return self.cond(self.gate > 0, lambda: x - ops.mean(x, axis=0), lambda: x)
 
 
+@pytest.mark.parametrize("cond", [tf.cond, ops.cond], ids=["tensorflow", "keras"])
 @pytest.mark.invariant(16)
-def test_gate_that_opens_later_is_isolated():
-    gate = Gate()
+def test_gate_that_opens_later_is_isolated(cond):
+    gate = Gate(cond)
     model = cases.model_with(gate)
     assert cases.executed_alone(model) == (gate,)
     gate.gate.assign(1.0)

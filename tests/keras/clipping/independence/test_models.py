@@ -18,8 +18,13 @@ from tf_bandmf.keras.clipping import (
 from tf_bandmf.keras.clipping.proof.judge import structure_of
 
 # What runs alone: in raw TensorFlow; and layers in which examples meet, which training
-# refuses by name unless it is told otherwise.
-ALONE = {"raw tf ops": ["Fn"], "subclassed, auxiliary head if training": ["Sub"]}
+# refuses by name unless it is told otherwise. (And one that training always refuses, which
+# chooses a branch by a weight.)
+ALONE = {
+    "raw tf ops": ["Fn"],
+    "subclassed, auxiliary head if training": ["Sub"],
+    "SpectralNormalization": ["SpectralNormalization"],
+}
 
 
 def inputs_of(model):

@@ -6,7 +6,6 @@ import pytest
 import tensorflow as tf
 
 from tf_bandmf.keras.clipping.independence import map_examples as mapping
-from tf_bandmf.keras.clipping.independence.vectorizable import VECTORIZABLE
 
 R = tf.raw_ops
 KERNEL = tf.constant(np.random.default_rng(1).normal(size=(2, 2, 1, 2)), tf.float32)
@@ -193,7 +192,7 @@ def test_each_operation_of_the_list_was_tried():
             spec = tf.TensorSpec([None, size, size and 4])
             _, graph = mapping._of_one(lambda row, n=name: [CASES[n](row)], spec)
             seen |= {op.type for op in graph.get_operations()}
-    assert sorted(VECTORIZABLE - seen) == UNTRIED
+    assert sorted(mapping.VECTORIZABLE - seen) == UNTRIED
 
 
 UNTRIED = ["NoOp", "PlaceholderWithDefault", "_EagerConst"]

@@ -8,10 +8,10 @@ random numbers. Before the training step is traced,
   whose classes the user may vouch for (`registration`);
 * what that cannot show is executed for each example by itself (`rules.per_example`,
   `map_examples`), where no other example is there to be seen: in a loop, or vectorized
-  where each operation is known to be converted well (`vectorizable`); so are losses, but
-  for those of a closed list, whose rows are those of the examples (`row_losses`);
+  where each operation is known to be converted well; so are losses, but
+  for those of a closed list, whose rows are those of the examples (`losses.rows`);
 * what remains is refused.
 
 The graph that is traced afterwards changes no variables (`state`), and what runs alone
-reads nothing of the batch (`trace`).
+reads nothing of the batch.
 """

@@ -61,6 +61,11 @@ _NAMES: dict[str, Condition] = {
         "StringLookup".split(),
         _encoded,
     ),
+    **dict.fromkeys(
+        "AdaptiveAveragePooling1D AdaptiveAveragePooling2D AdaptiveAveragePooling3D "
+        "AdaptiveMaxPooling1D AdaptiveMaxPooling2D AdaptiveMaxPooling3D".split(),
+        _vectors,
+    ),
     "Rescaling": _rescaling,
     "TextVectorization": _text,
 }

@@ -8,11 +8,53 @@ from typing import Any
 import tensorflow as tf
 
 from tf_bandmf.keras.clipping.independence.state import NotIndependent
-from tf_bandmf.keras.clipping.independence.vectorizable import may_vectorize
-from tf_bandmf.keras.compat.graphs import FuncGraph, depends_on_arguments
+from tf_bandmf.keras.compat.graphs import FuncGraph, depends_on_arguments, nodes_of
 from tf_bandmf.keras.compat.vectorizing import (
     vectorized_map,
     without_broadcasting_products,
+)
+
+# Operations that TensorFlow converts to many examples at once, each by itself. Its
+# conversion of others is not believed: it numbers the places of all examples through for
+# some, and an index past the end is one of the next.
+VECTORIZABLE = frozenset(
+    (
+        # Arguments, constants and weights.
+        "Const Placeholder ReadVariableOp Identity IdentityN StopGradient PreventGradient "
+        "NoOp Shape ShapeN Size ZerosLike OnesLike Fill Range "
+        "_EagerConst PlaceholderWithDefault "
+        # Entry by entry.
+        "Abs Add AddN AddV2 Atan Atan2 BiasAdd BitwiseAnd BitwiseOr BitwiseXor "
+        "BroadcastArgs "
+        "BroadcastTo Cast Ceil ClipByValue Cos Cosh Digamma Div DivNoNan Elu EluGrad Equal "
+        "Erf Erfc Erfinv Exp Expm1 Floor FloorDiv FloorMod Greater GreaterEqual Inv "
+        "IsFinite "
+        "IsInf IsNan LeakyRelu LeakyReluGrad LeftShift Less LessEqual Lgamma Log Log1p "
+        "LogicalAnd LogicalNot LogicalOr Maximum Minimum Mod Mul MulNoNan Neg NotEqual Pow "
+        "RealDiv Reciprocal ReciprocalGrad Relu Relu6 Relu6Grad ReluGrad RightShift Round "
+        "Rsqrt RsqrtGrad Select SelectV2 Selu SeluGrad Sigmoid SigmoidGrad Sign Sin Sinh "
+        "Softplus Softsign SoftsignGrad Sqrt SqrtGrad Square "
+        "SquaredDifference "
+        "Sub Tan Tanh TanhGrad TruncateDiv Xdivy Xlogy "
+        # Along axes of one example.
+        "All Any ArgMax ArgMin BroadcastGradientArgs Cumprod Cumsum LogSoftmax Max Mean "
+        "Min "
+        "Prod Softmax Sum "
+        # Shapes.
+        "ConcatV2 ExpandDims Pack Pad Reshape ReverseV2 Slice Split SplitV Squeeze "
+        "StridedSlice StridedSliceGrad Tile Transpose Unpack "
+        # Products and images.
+        "AvgPool AvgPoolGrad BatchMatMulV2 BatchMatMulV3 BatchMatMul BiasAddGrad Conv2D "
+        "Conv2DBackpropFilter Conv2DBackpropInput DepthwiseConv2dNative "
+        "DepthwiseConv2dNativeBackpropFilter DepthwiseConv2dNativeBackpropInput Einsum "
+        "L2Loss "
+        "MatMul MaxPool MaxPoolGrad MatrixBandPart "
+        # Draws with seeds of each example's own.
+        "StatelessRandomGetKeyCounter StatelessRandomGetAlg StatelessRandomUniformV2 "
+        "StatelessRandomNormalV2 StatelessTruncatedNormalV2 StatelessRandomUniformIntV2 "
+        # Classes.
+        "OneHot SoftmaxCrossEntropyWithLogits SparseSoftmaxCrossEntropyWithLogits"
+    ).split()
 )
 
 
@@ -77,7 +119,8 @@ def map_examples(
                 f"{name} is executed for each example by itself, but reads a tensor of "
                 f"the whole batch that it was not given"
             )
-        if may_vectorize(graph.get_operations()):
+        nodes = (node for op in graph.get_operations() for node in nodes_of(op))
+        if all(node.op in VECTORIZABLE for node in nodes):
             outputs = _vectorized(function, elements)
             if outputs is not None:
                 return outputs
@@ -87,7 +130,7 @@ def map_examples(
 def _of_one(
     function: Callable[[Any], list[tf.Tensor]], elements: Any
 ) -> tuple[list[tf.TensorSpec], Any]:
-    """What the function returns for one example, and the graph that computes it."""
+    """Specs of the function's results for one example, and the graph of them."""
     beside = FuncGraph("one_example")
     with beside.as_default():
         placeholders = tf.nest.map_structure(
@@ -105,22 +148,22 @@ def _vectorized(
 
     What the function itself raises is passed on.
     """
-    is_converting = False
+    raised: list[Exception] = []
 
     def noted(element: Any) -> list[tf.Tensor]:
-        nonlocal is_converting
-        is_converting = False
-        results = function(element)
-        is_converting = True
-        return results
+        try:
+            return function(element)
+        except Exception as error:
+            raised.append(error)
+            raise
 
     try:
         with _silent():
             return list(vectorized_map(noted, elements))
     except Exception:
-        if is_converting:
-            return None
-        raise
+        if raised:
+            raise
+        return None
 
 
 @contextlib.contextmanager

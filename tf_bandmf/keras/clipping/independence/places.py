@@ -1,27 +1,24 @@
-"""Where the examples of a batch are in a tensor, and how operations move them."""
+"""Places of the examples of a batch in tensors."""
 
 from __future__ import annotations
 
 import dataclasses
 import enum
-import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 
 class Place(NamedTuple):
-    """The axis of examples: of length `outer` times the batch size times `inner`.
+    """The axis of examples: of length batch size times `inner`.
 
     Attributes:
       axis: counted from the front.
-      outer: how often the whole batch stands one after the other.
       inner: how many rows each example has, one after the other.
     """
 
     axis: int
-    outer: int = 1
     inner: int = 1
 
 
@@ -29,7 +26,7 @@ ROWS = Place(0)
 
 
 class Spread(enum.Enum):
-    """How an output without a batch dimension is repeated for every example."""
+    """Ways to repeat an output without a batch dimension for every example."""
 
     NONE = "none"
     NEW_AXIS = "new axis"
@@ -38,7 +35,7 @@ class Spread(enum.Enum):
 
 @dataclasses.dataclass
 class CallShape:
-    """What is known about one call of a layer that is tapped.
+    """One call of a layer that is tapped, as a walk saw it.
 
     Attributes:
       layer: the layer called.
@@ -95,60 +92,46 @@ def axes_of(axis: Any, rank: int) -> set[int]:
     return {int(one) % rank if rank else 0 for one in chosen}
 
 
-def reshaped(
-    place: Place, shape: Sequence[int], new: Sequence[int], size: int
-) -> Place:
-    """Where a reshape puts examples.
-
-    Raises:
-      Mixes: if it puts parts of several examples side by side.
-    """
-    before = math.prod(shape[: place.axis]) * place.outer
-    after = math.prod(shape[place.axis + 1 :]) * place.inner
-    front = 1
-    for axis, length in enumerate(new):
-        behind = math.prod(new[axis + 1 :])
-        if front and behind and length % size == 0:
-            outer, left = divmod(before, front)
-            inner, over = divmod(after, behind)
-            if left == over == 0 and outer * size * inner == length:
-                return Place(axis, outer, inner)
-        front *= length
-    raise Mixes(f"reshapes {_shape(shape)} into {_shape(new)}, across examples")
-
-
-def viewed(place: Place, shape: Sequence[int], size: int, view: Any) -> tuple[Any, Any]:
-    """Where indexing or moving axes puts examples, and the shape of its result.
+def arranged(
+    place: Place, shape: Sequence[int], size: int, arrange: Callable[[Any], Any]
+) -> tuple[Place, tuple[int, ...]]:
+    """Where indexing or a reshape puts examples, and the shape of its result.
 
     Args:
       place: of the examples in the tensor.
       shape: of the tensor.
       size: of the batch.
-      view: function of an array that returns a view of it.
+      arrange: function of an array, which is done to one of numbers of examples.
 
     Raises:
-      Mixes: if it picks examples.
+      Mixes: if examples are picked, or parts of several stand side by side.
     """
-    length = shape[place.axis]
-    along = [length if axis == place.axis else 1 for axis in range(len(shape))]
-    rows = np.arange(length).reshape(along)
-    result = view(np.broadcast_to(rows, shape))
-    axes = [axis for axis, stride in enumerate(result.strides) if stride]
-    axes = [axis for axis in axes if result.shape[axis] > 1]
-    unit = size * place.inner
-    if len(axes) == 1 and result.size:
-        (axis,) = axes
-        picked = np.moveaxis(result, axis, 0).reshape(result.shape[axis], -1)[:, 0]
-        outer, left = divmod(len(picked), unit)
-        if not left and not picked[0] % unit and np.all(np.diff(picked) == 1):
-            return Place(axis, outer, place.inner), result.shape
-    elif not result.size:
+    numbers = _numbers(place.axis, len(shape), size, place.inner)
+    result = arrange(np.broadcast_to(numbers, shape))
+    if not result.size:
         raise CannotOpen("an empty result")
-    raise Mixes(f"picks examples out of a tensor of shape {_shape(shape)}")
+    # Of a view, one entry along the axes along which all are alike.
+    entries = result[tuple(slice(None if step else 1) for step in result.strides)]
+    for axis, length in enumerate(entries.shape):
+        inner, rest = divmod(length, size)
+        if inner and not rest:
+            expected = _numbers(axis, entries.ndim, size, inner)
+            if np.all(entries == expected):
+                return Place(axis, inner), result.shape
+    raise Mixes(
+        f"picks examples of a tensor of shape {list(shape)}, or does not keep them in "
+        f"rows of their own: its result has the shape {list(result.shape)}"
+    )
+
+
+def _numbers(axis: int, rank: int, size: int, inner: int) -> Any:
+    """The numbers of examples along an axis, each as often as it has rows."""
+    numbers = np.repeat(np.arange(size, dtype=np.uint8), inner)
+    return numbers.reshape([-1 if each == axis else 1 for each in range(rank)])
 
 
 def constant_place(value: Any, size: int) -> tuple[Place, Any] | None:
-    """Where a constant has as many rows as there are examples, and one of its rows.
+    """Finds the axis along which a constant has rows for examples, and one of the rows.
 
     Raises:
       Mixes: if the rows differ: then they say where in the batch an example is.
@@ -158,18 +141,9 @@ def constant_place(value: Any, size: int) -> tuple[Place, Any] | None:
         return None
     value = np.asarray(value)
     for axis in axes:
-        count = value.shape[axis] // size
-        for outer in range(1, count + 1):
-            if count % outer:
-                continue
-            inner = count // outer
-            parts = (outer, size, inner)
-            split = value.reshape(value.shape[:axis] + parts + value.shape[axis + 1 :])
-            rows = np.moveaxis(split, axis + 1, 0)
-            if np.array_equal(rows, np.broadcast_to(rows[:1], rows.shape)):
-                return Place(axis, outer, inner), rows[0]
+        parts = (size, value.shape[axis] // size)
+        split = value.reshape(value.shape[:axis] + parts + value.shape[axis + 1 :])
+        rows = np.moveaxis(split, axis, 0)
+        if np.array_equal(rows, np.broadcast_to(rows[:1], rows.shape)):
+            return Place(axis, parts[1]), rows[0]
     raise Mixes("uses numbers that say which place in the batch an example has")
-
-
-def _shape(shape: Sequence[int]) -> str:
-    return f"[{', '.join(str(length) for length in shape)}]"

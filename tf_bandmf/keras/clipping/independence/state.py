@@ -64,38 +64,35 @@ class NotIndependent(Exception):
 
 
 class Effect(enum.Enum):
-    """What an operation does beside computing its outputs."""
+    """Something that an operation does beside computing its outputs."""
 
-    NONE = "none, or it reads what nothing in a step changes"
+    NONE = "none, or it reads what nothing in a step changes, or prints to the terminal"
     DRAWS = "draws from a generator of TensorFlow"
-    PRINTS = "prints to the terminal"
     ASSIGNS = "assigns a variable: allowed for counters of generators"
     UNKNOWN = "may write, keep state, or run code outside of the graph"
 
 
 def effect(node: Any) -> Effect:
-    """What an operation does beside computing its outputs, by its `NodeDef`."""
-    if node.op in _READS:
-        return Effect.NONE
+    """The effect of an operation, by its `NodeDef`."""
     if node.op in _DRAWS:
         return Effect.DRAWS
     if node.op in _ASSIGNS:
         return Effect.ASSIGNS
     if node.op == "PrintV2":
-        stream = node.attr["output_stream"].s.decode()
-        return Effect.PRINTS if stream in _TERMINAL else Effect.UNKNOWN
-    if (
-        node.op == "Empty" and node.attr["init"].b
-    ):  # else it is what memory was left with
-        return Effect.NONE
-    definition = op_def_registry.get(node.op)
-    is_known = definition is not None and not definition.is_stateful
-    is_pure = is_known and not _NOT_STATELESS.match(node.op)
+        is_pure = node.attr["output_stream"].s.decode() in _TERMINAL
+    elif node.op == "Empty":  # else it is what memory was left with
+        is_pure = node.attr["init"].b
+    else:
+        definition = op_def_registry.get(node.op)
+        is_stateless = definition is not None and not definition.is_stateful
+        is_pure = node.op in _READS or (
+            is_stateless and not _NOT_STATELESS.match(node.op)
+        )
     return Effect.NONE if is_pure else Effect.UNKNOWN
 
 
 def effects(op: Any) -> dict[Effect, str]:
-    """What an operation, and all functions that it calls, do beside their outputs.
+    """The effects of an operation and of all functions that it calls.
 
     Returns:
       For each effect the type of an operation that has it.
@@ -104,7 +101,7 @@ def effects(op: Any) -> dict[Effect, str]:
 
 
 def may_write(op: Any) -> bool:
-    """Whether an operation that takes the handle of a variable may write it."""
+    """Returns True if an operation may write a variable whose handle it takes."""
     return bool(effects(op).keys() & {Effect.ASSIGNS, Effect.UNKNOWN})
 
 
@@ -130,14 +127,14 @@ def refuse_effects(
         read = [id(origin(t)) for t in op.inputs if t.dtype == tf.resource]
         if any(handle in metrics for handle in read):
             raise NotIndependent("reads the state of a metric", op)
-        found = effects(op)
-        if Effect.UNKNOWN in found:
+        of_op = effects(op)
+        if Effect.UNKNOWN in of_op:
             raise NotIndependent(
-                f"is of type {found[Effect.UNKNOWN]}, or calls it, which is not among the "
+                f"is of type {of_op[Effect.UNKNOWN]}, or calls it, which is not among the "
                 f"operations that are known to compute their outputs from their inputs "
                 f"and to do nothing else: it may keep state or run code outside of the "
                 f"graph",
                 op,
             )
-        if Effect.ASSIGNS in found and not (op.type in _ASSIGNS and read[0] in seeds):
+        if Effect.ASSIGNS in of_op and not (op.type in _ASSIGNS and read[0] in seeds):
             raise NotIndependent("changes a variable", op)

@@ -1,4 +1,4 @@
-"""Whether a model keeps the examples of a batch apart, and what runs alone for that."""
+"""Judges how a model keeps the examples of a batch apart, and what runs alone for that."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _OURS = frozenset({"builtins", "keras", "keras_hub", "tensorflow", "tf_bandmf"})
 # Batch sizes that occur nowhere else in a model.
 _SIZES = (101, 103, 107, 109, 113, 127, 131, 137, 139, 149, 151, 157, 163, 167, 173)
 _OF_SHAPES = (ValueError, tf.errors.OpError)
-_KNOWN: weakref.WeakKeyDictionary[Any, dict[Any, Structure]] = (
+_JUDGED: weakref.WeakKeyDictionary[Any, dict[Any, Structure]] = (
     weakref.WeakKeyDictionary()
 )
 ADVICE = (
@@ -52,7 +52,7 @@ ADVICE = (
 
 
 class Structure(NamedTuple):
-    """How a model keeps the examples of a batch apart.
+    """The way in which a model keeps the examples of a batch apart.
 
     Attributes:
       alone: layers that must run for each example by itself: they cannot be opened, or
@@ -89,11 +89,11 @@ def structure_of(
     # A layer without weights may have been added since.
     ids = tuple(map(id, (*variables, *all_layers(model))))
     key = (ids, batches.specs_of(x), training)
-    known = _KNOWN.setdefault(model, {})
+    structures = _JUDGED.setdefault(model, {})
     # What was noted of it may have values of weights.
-    if key not in known or _has_code_of_the_user(model):
-        known[key] = _judged(model, x, variables, training)
-    return known[key]
+    if key not in structures or _has_code_of_the_user(model):
+        structures[key] = _judged(model, x, variables, training)
+    return structures[key]
 
 
 def refuse_another(
@@ -123,7 +123,7 @@ def refuse_another(
 
 
 def _has_code_of_the_user(model: keras.Model) -> bool:
-    """Whether a model has code that is not Keras' or this package's."""
+    """Returns True if a model has code that is not Keras' or this package's."""
     kinds = {kind for layer in all_layers(model) for kind in type(layer).__mro__}
     modules = {kind.__module__.partition(".")[0] for kind in kinds}
     return keras.layers.Lambda in kinds or bool(modules - _OURS)
@@ -131,41 +131,47 @@ def _has_code_of_the_user(model: keras.Model) -> bool:
 
 def layers_executed_alone(model: keras.Model) -> tuple[Any, ...]:
     """Layers that a model executes for each example by itself, each once."""
-    known = _KNOWN.get(model, {}).values()
-    layers = {id(layer): layer for found in known for layer in found.alone}
+    structures = _JUDGED.get(model, {}).values()
+    layers = {id(layer): layer for each in structures for layer in each.alone}
     return tuple(layers.values())
 
 
 def _judged(
+    model: keras.Model, x: Any, variables: Sequence[Any], training: bool
+) -> Structure:
+    first, second, *others = _unused_sizes(model, x)
+    try:
+        return _tried(model, x, variables, training, (first, second))
+    except Mixes:
+        # Unless a size occurs in the model after all.
+        try:
+            return _tried(model, x, variables, training, others[:2])
+        except Mixes as error:
+            raise _refusal(model, error) from error
+
+
+def _tried(
     model: keras.Model,
     x: Any,
     variables: Sequence[Any],
     training: bool,
+    sizes: Sequence[int],
 ) -> Structure:
-    sizes, tried = _unused_sizes(model, x), False
+    """The structure, by walks of two batch sizes.
+
+    Raises:
+      Mixes: if examples meet outside of a layer.
+    """
     alone: tuple[Any, ...] = ()
     while all(layer is not model for layer in alone):
         units = find_units(model, variables, alone) if variables else []
-        first, second = sizes[2:4] if tried else sizes[:2]
-        try:
-            walks = [
-                _walk(model, x, alone, n, training, units) for n in (first, second)
-            ]
-            layer = _counts(*walks)
-        except Mixes as error:
-            # Unless a size occurs in the model after all.
-            if tried:
-                raise _refusal(model, error) from error
-            tried = True
-            continue
-        if any(walk.failed for walk in walks):
-            alone = (*alone, model)
-        elif layer is not None:
-            alone = (*alone, layer)
-        elif len(walks[-1].alone) > len(alone):
-            alone = tuple(walks[-1].alone)
-        else:
-            return Structure(alone, tuple(walks[0].calls), first, tuple(walks[0].log))
+        walks = [_walk(model, x, alone, size, training, units) for size in sizes]
+        layer = _counts(*walks)
+        closed = max((walk.alone for walk in walks), key=len)
+        if layer is None and len(closed) == len(alone):
+            log = tuple(walks[0].log)
+            return Structure(alone, tuple(walks[0].calls), sizes[0], log)
+        alone = tuple(closed) if layer is None else (*alone, layer)
     of_inputs = tuple(map(tf.is_tensor, keras.tree.flatten(x)))
     return Structure(alone, (CallShape(model, of_inputs),))
 
@@ -216,8 +222,7 @@ def _walk(
                 "layer; in a reshape use ops.shape(x)[0].",
             ) from error
         # What the model does not take; its trace in TensorFlow says why.
-        walk.failed = True
-        return walk
+        walk.alone = [*alone, model]
     if any(layer is model for layer in walk.alone):
         return walk
     if any(place != ROWS for place in places):
@@ -253,7 +258,7 @@ def _refusal(model: keras.Model, error: Mixes) -> UnsupportedModelError:
 
 
 def advice_on_preprocessing(model: keras.Model) -> str:
-    """What to do where a layer of preprocessing may have lost the batch; or nothing."""
+    """Advice where a layer of preprocessing may have lost the batch; or nothing."""
     for layer in all_layers(model):
         if isinstance(layer, PREPROCESSING):
             return f" Layer {layer.name!r} may have lost it. {CUT_ADVICE}"
