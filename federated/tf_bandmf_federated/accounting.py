@@ -27,9 +27,9 @@ import dataclasses
 from collections.abc import Hashable, Iterable, Mapping
 
 from tf_bandmf import MinSep, Plan
+from tf_bandmf.accounting.checks import whole_number
 from tf_bandmf.accounting.guarantee import Guarantee
 from tf_bandmf.analysis.sensitivity import Sensitivity
-from tf_bandmf.participation.checks import positive_int
 from tf_bandmf.planning.calibration import accountant_for
 from tf_bandmf_federated.eligibility import NEVER
 from tf_bandmf_federated.plan_checks import check_plan
@@ -188,7 +188,7 @@ def measured_guarantee(
         were run than it has; if nobody took part, which needs no guarantee; if delta is
         so large, or the noise so small, that epsilon is not a positive number.
     """
-    check_plan(plan, positive_int("num_rounds", measured.num_rounds))
+    check_plan(plan, whole_number("num_rounds", measured.num_rounds))
     if measured.max_participations == 0:
         raise ValueError(
             "The record has no participation: there is nothing to protect."

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 from tf_bandmf import MinSep
-from tf_bandmf.participation.checks import positive_int
+from tf_bandmf.accounting.checks import whole_number
 from tf_bandmf_federated.eligibility import may_take_part
 from tf_bandmf_federated.ledger import Ledger
 
@@ -81,7 +81,7 @@ class Cohorts:
           round_number: from 0.
           wanted: `over_selection` times as many are asked.
         """
-        asked = math.ceil(positive_int("wanted", wanted) * self.over_selection)
+        asked = math.ceil(whole_number("wanted", wanted) * self.over_selection)
         while True:
             present = self.present(round_number)
             target = max(asked, self.enough)

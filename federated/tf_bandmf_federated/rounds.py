@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 from tf_bandmf import Plan
-from tf_bandmf.participation.checks import positive_int
+from tf_bandmf.accounting.checks import whole_number
 from tf_bandmf_federated.accounting import MeasuredParticipation
 from tf_bandmf_federated.cohorts import Cohorts, Selected
 from tf_bandmf_federated.ledger import Ledger
@@ -110,7 +110,7 @@ class Run:
     after_round: Callable[[ProgramState], None] | None = None
 
     def __post_init__(self) -> None:
-        positive_int("release_every", self.release_every)
+        whole_number("release_every", self.release_every)
         if self.interrupted_round not in _RESTARTS:
             raise ValueError(
                 f"interrupted_round must be one of {_RESTARTS}, found "
@@ -118,7 +118,7 @@ class Run:
             )
         if self.total_rounds is not None:
             check_plan(
-                self.engine.plan, positive_int("total_rounds", self.total_rounds)
+                self.engine.plan, whole_number("total_rounds", self.total_rounds)
             )
 
     @property

@@ -95,7 +95,7 @@ class GradientCanaries:
         return cls(plan, num_parameters, patterns, included, directions)
 
     def sums(self) -> np.ndarray:
-        """What the participating canaries add to the clipped sums, shape [n, d]."""
+        """The sums that the participating canaries add, shape [n, d]."""
         amounts = self.plan.l2_norm_clip * self.patterns * self.included[:, None]
         if self.directions is not None:
             return amounts.T @ self.directions
@@ -240,7 +240,7 @@ class GradientCanaries:
 
 
 def worst_pattern(matrix: LowerTriangular, participation: Participation) -> np.ndarray:
-    """What one example may add at each step to move `C x` most: signs and zeros.
+    """The signs and zeros of what one example adds at each step to move `C x` most.
 
     Among all patterns `i, i + b, i + 2b, ...` of at most k steps, with signs that add
     up. For the strategies and participations of this library, the norm of `C x` is the
@@ -257,7 +257,7 @@ def worst_pattern(matrix: LowerTriangular, participation: Participation) -> np.n
     n = matrix.num_rows
     b, k = participation.separation(), participation.participations(n)
     last = min(b, n) if participation.has_fixed_positions else n
-    best, found = -1.0, np.zeros(n)
+    largest, worst = -1.0, np.zeros(n)
     chunk = max(1, _CHUNK // n)
     for start in range(0, last, chunk):
         starts = np.arange(start, min(start + chunk, last))
@@ -275,9 +275,9 @@ def worst_pattern(matrix: LowerTriangular, participation: Participation) -> np.n
             patterns += signs * one
             moved += signs * column
         norms = np.sum(moved**2, axis=0)
-        if norms.max() > best:
-            best, found = float(norms.max()), patterns[:, int(norms.argmax())]
-    return found
+        if norms.max() > largest:
+            largest, worst = float(norms.max()), patterns[:, int(norms.argmax())]
+    return worst
 
 
 def sampled_patterns(
@@ -286,7 +286,7 @@ def sampled_patterns(
     num_canaries: int,
     rng: np.random.Generator,
 ) -> np.ndarray:
-    """When the sampler of a participation takes each canary: 0 and 1.
+    """The steps at which the sampler of a participation takes each canary: 0 and 1.
 
     The canaries are the first examples of the data set; if there are more of them than
     examples, of several data sets.

@@ -70,9 +70,9 @@ class AuditResult:
 
     @property
     def contradicts(self) -> bool:
-        """Whether the run cannot have had the claimed epsilon.
+        """True if the run cannot have had the claimed epsilon.
 
-        True for a correct mechanism with probability at most `1 - confidence`.
+        It is so for a correct mechanism with probability at most `1 - confidence`.
         """
         return self.claimed_epsilon is not None and self.epsilon > self.claimed_epsilon
 
@@ -193,7 +193,7 @@ def evaluate(
 def best_number_of_guesses(
     num_canaries: int, signal: float, delta: float, confidence: float
 ) -> int:
-    """How many guesses promise the best bound on epsilon if scores are normal.
+    """The number of guesses that promises the best bound if scores are normal.
 
     Args:
       num_canaries: m.
@@ -217,11 +217,11 @@ def best_number_of_guesses(
         tails = special.ndtr(np.array([0.5, -0.5]) * signal - low)
         # As many right guesses as there would be on a day that is neither good nor bad.
         right = int(np.floor(guesses * tails[0] / max(tails.sum(), 1e-300)))
-        found = epsilon_from_guesses(
+        epsilon = epsilon_from_guesses(
             num_canaries, guesses, min(right, guesses), delta, confidence
         )
-        if found > best:
-            best, chosen = found, guesses
+        if epsilon > best:
+            best, chosen = epsilon, guesses
     return chosen
 
 
@@ -243,9 +243,9 @@ def best_threshold(
     best, chosen = -1.0, 0.0
     for threshold in np.quantile(scores, levels):
         counts = _counts(scores, included, threshold)
-        found = epsilon_from_rates(*counts, delta, confidence)
-        if found > best:
-            best, chosen = found, float(threshold)
+        epsilon = epsilon_from_rates(*counts, delta, confidence)
+        if epsilon > best:
+            best, chosen = epsilon, float(threshold)
     return chosen
 
 

@@ -1,4 +1,4 @@
-"""What a data set's budget is, what was spent of it, and what would still fit.
+"""The budget of a data set, what was spent of it, and what would still fit.
 
 What was spent is `tf_bandmf.compose` of all releases. A budget in rho is spent by sums of
 rho, which hold however releases are chosen.
@@ -25,7 +25,7 @@ _LEAST_EPSILON = 1e-4
 
 @dataclasses.dataclass(frozen=True)
 class Budget:
-    """What all releases from one data set may spend together.
+    """The most that all releases from one data set may spend together.
 
     Attributes:
       epsilon, delta: the budget; or
@@ -56,7 +56,7 @@ class Budget:
 
 @dataclasses.dataclass(frozen=True)
 class Balance:
-    """What was spent of the budget of a data set.
+    """The budget of a data set, and what was spent of it.
 
     Attributes:
       dataset: whose.
@@ -70,7 +70,7 @@ class Balance:
 
     @property
     def runs(self) -> int:
-        """How many runs and releases there are."""
+        """The number of runs and releases."""
         return len(self.costs)
 
     @property
@@ -107,7 +107,7 @@ class Balance:
 
     @property
     def is_over(self) -> bool:
-        """Whether more is spent than the budget."""
+        """True if more is spent than the budget."""
         return self.part > _ROUNDING
 
     def fits(self, delta: float | None = None) -> float:

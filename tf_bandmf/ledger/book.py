@@ -100,13 +100,13 @@ class Ledger:
             raise ValueError("adjacency must be zero-out or replace-one.")
         name, budget = _one_line("name", name), vars(Budget(epsilon, delta, rho))
         body = {"unit": unit, "adjacency": adjacency, "budget": budget}
-        with self._store.transaction(writes=True) as found:
-            if name not in found.ids():
+        with self._store.transaction(writes=True) as tables:
+            if name not in tables.ids():
                 # Data sets that are made alike have other ids.
                 body["nonce"] = secrets.token_hex(16)
-                found.append(Chain(name), self._who, "dataset", body)
+                tables.append(Chain(name), self._who, "dataset", body)
             else:
-                chain = found.chain(name)
+                chain = tables.chain(name)
                 there = {key: chain.entries[0].body[key] for key in body}
                 there["budget"] = vars(chain.budget)
                 if there != body:
@@ -140,10 +140,10 @@ class Ledger:
           LedgerError: if there is no such data set.
         """
         budget = Budget(epsilon, delta, rho)
-        with self._store.transaction(writes=True) as found:
-            chain = found.chain(dataset)
+        with self._store.transaction(writes=True) as tables:
+            chain = tables.chain(dataset)
             if chain.budget != budget:
-                found.append(chain, self._who, "budget", {"budget": vars(budget)})
+                tables.append(chain, self._who, "budget", {"budget": vars(budget)})
         return self.balance(dataset)
 
     # Plans and runs.
@@ -186,10 +186,10 @@ class Ledger:
         if not isinstance(run, str) or not re.fullmatch("[0-9a-f]{64}", run):
             raise ValueError(f"run must have 64 hexadecimal digits, found {run!r}.")
         account = plan.account
-        with self._store.transaction(writes=True) as found:
-            if account is None or found.ids().get(account.dataset) != account.id:
+        with self._store.transaction(writes=True) as tables:
+            if account is None or tables.ids().get(account.dataset) != account.id:
                 raise LedgerError("The plan is not bound to this ledger: bind it.")
-            chain = found.chain(account.dataset)
+            chain = tables.chain(account.dataset)
             for first in chain.of_run(run, "begun"):
                 _check_same(first, plan)
                 if chain.of_run(run, "ended"):
@@ -200,13 +200,13 @@ class Ledger:
             told = ("fingerprint", "num_steps", "epsilon", "delta")
             body = {"mechanism": registry.specification(plan.strategy), "costs": [cost]}
             body |= {name: getattr(plan, name) for name in told}
-            return found.append(chain, self._who, "begun", body, run)
+            return tables.append(chain, self._who, "begun", body, run)
 
     def note_steps(self, run: str, steps: int) -> Entry:
         """Records how many steps a run has taken so far; spends nothing."""
-        with self._store.transaction(writes=True) as found:
-            chain = found.chain(found.dataset_of(run))
-            return found.append(chain, self._who, "steps", {"steps": int(steps)}, run)
+        with self._store.transaction(writes=True) as tables:
+            chain = tables.chain(tables.dataset_of(run))
+            return tables.append(chain, self._who, "steps", {"steps": int(steps)}, run)
 
     def end(self, run: str, *, plan: Plan, steps: int, reason: str) -> Entry:
         """Ends a run, which then cannot continue, and gives back what was not used.
@@ -229,8 +229,8 @@ class Ledger:
           ValueError: if the ledger knows that it took more steps.
         """
         reason = _one_line("reason", reason)
-        with self._store.transaction(writes=True) as found:
-            chain = found.chain(found.dataset_of(run))
+        with self._store.transaction(writes=True) as tables:
+            chain = tables.chain(tables.dataset_of(run))
             for last in chain.of_run(run, "ended"):
                 return last
             _check_same(chain.of_run(run, "begun")[0], plan)
@@ -239,7 +239,7 @@ class Ledger:
                 raise ValueError(f"steps must be >= {max(noted)}, found {steps}.")
             cost = of_plan(plan, chain.dataset, steps)
             body = {"steps": steps, "reason": reason, "costs": [cost]}
-            return found.append(chain, self._who, "ended", body, run)
+            return tables.append(chain, self._who, "ended", body, run)
 
     def spend(self, dataset: str, what: Any, *, about: str) -> Entry:
         """Records a release that is not a run of a bound plan, if it fits.
@@ -259,29 +259,29 @@ class Ledger:
           TypeError: if `what` is none of these.
         """
         about = _one_line("about", about)
-        with self._store.transaction(writes=True) as found:
-            chain = found.chain(dataset)
+        with self._store.transaction(writes=True) as tables:
+            chain = tables.chain(dataset)
             cost = described(what, chain.dataset)
             _refuse_more(chain.balance(), *cost, what=repr(about))
             total = sum(release.epsilon or 0.0 for release in cost)
             body = {"about": about, "epsilon": total, "costs": cost}
-            return found.append(chain, self._who, "spent", body)
+            return tables.append(chain, self._who, "spent", body)
 
     # What is there.
 
     def balance(self, dataset: str) -> Balance:
-        """What was spent of the budget of a data set.
+        """The balance of a data set: what was spent of its budget.
 
         Args:
           dataset: its name.
         """
-        with self._store.transaction(writes=False) as found:
-            return found.chain(dataset).balance()
+        with self._store.transaction(writes=False) as tables:
+            return tables.chain(dataset).balance()
 
     def balances(self) -> list[Balance]:
-        """What was spent of each budget."""
-        with self._store.transaction(writes=False) as found:
-            return [found.chain(name).balance() for name in found.ids()]
+        """The balances of all data sets."""
+        with self._store.transaction(writes=False) as tables:
+            return [tables.chain(name).balance() for name in tables.ids()]
 
     def fits(self, dataset: str, *, delta: float | None = None) -> float:
         """The largest epsilon of a run without amplification that fits now; 0 if none.
@@ -301,22 +301,22 @@ class Ledger:
           dataset: None for all.
           run: a run's digest, or its first digits; None for all.
         """
-        with self._store.transaction(writes=False) as found:
-            names = found.ids() if dataset is None else [dataset]
-            entries = [e for name in names for e in found.chain(name, True).entries]
+        with self._store.transaction(writes=False) as tables:
+            names = tables.ids() if dataset is None else [dataset]
+            entries = [e for name in names for e in tables.chain(name, True).entries]
         return [e for e in entries if run is None or (e.run or "").startswith(run)]
 
-    def verify(self, *known: str) -> list[str]:
-        """What is wrong in the ledger, one sentence each; nothing if all is as written.
+    def verify(self, *cited: str) -> list[str]:
+        """Sentences that say what is wrong in the ledger; none if all is as written.
 
         Args:
-          *known: names of entries that must be there, from statements or exports.
+          *cited: names of entries that must be there, from statements or exports.
         """
         problems, entries = [], list[Entry]()
-        with self._store.transaction(writes=True) as found:
-            for name in found.ids():
+        with self._store.transaction(writes=True) as tables:
+            for name in tables.ids():
                 try:
-                    entries += found.chain(name, anew=True).entries
+                    entries += tables.chain(name, anew=True).entries
                 except LedgerError as error:
                     problems.append(str(error))
         settled = {e.run: e.body["steps"] for e in entries if e.kind == "ended"}
@@ -325,7 +325,7 @@ class Ledger:
             for e in entries
             if e.kind == "steps" and e.body["steps"] > settled.get(e.run, math.inf)
         ]
-        missing = set(known) - {entry.name for entry in entries}
+        missing = set(cited) - {entry.name for entry in entries}
         return problems + [f"There is no entry {name}." for name in sorted(missing)]
 
 
@@ -338,8 +338,8 @@ def opened(account: accounts.Account) -> Ledger:
     refusal = None
     for ledger in reversed(_OPEN.values()):
         try:
-            with ledger._store.transaction(writes=False) as found:
-                if account.id in found.ids().values():
+            with ledger._store.transaction(writes=False) as tables:
+                if account.id in tables.ids().values():
                     return ledger
         except LedgerError as error:
             refusal = error

@@ -48,7 +48,7 @@ class Entry:
 
     @functools.cached_property
     def body(self) -> dict[str, Any]:
-        """What it says."""
+        """The content of the text."""
         return json.loads(self.text)
 
     def sealed(self) -> Entry:
@@ -82,7 +82,7 @@ class Chain:
 
     @property
     def digest(self) -> str:
-        """That of the newest entry."""
+        """The digest of the newest entry."""
         return self.entries[-1].digest if self.entries else ""
 
     def extend(self, entries: Iterable[Entry]) -> None:
@@ -114,7 +114,7 @@ class Chain:
         return [e for e in self.entries if e.run == run and e.kind == kind]
 
     def balance(self) -> Balance:
-        """What was spent, and of what."""
+        """The budget, and what was spent of it."""
         return Balance(self.dataset, self.budget, tuple(self._costs.values()))
 
 

@@ -1,4 +1,4 @@
-"""What a ledger refuses."""
+"""The errors of a ledger that refuses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What code that draws the noise of a run calls.
+"""The calls to a ledger of code that draws the noise of a run.
 
 It knows no engine, and needs no SQLAlchemy for plans that are bound to no ledger.
 """
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 
 def is_needed(plan: Plan) -> bool:
-    """Whether a run of the plan must call `begin` before its first noise."""
+    """Tells whether a run of the plan must call `begin` before its first noise."""
     return plan.account is not None or is_left_unbound(plan)
 
 
 def name_of(key: NoiseKey) -> str:
-    """What a ledger knows a run by: a digest that reveals nothing of its key."""
+    """The name of a run in a ledger: a digest that reveals nothing of its key."""
     content = b"tf-bandmf run in a ledger" + key.secret_bytes()
     return hashlib.sha256(content).hexdigest()
 

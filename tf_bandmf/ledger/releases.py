@@ -1,4 +1,4 @@
-"""What one run or release costs the data set that it uses."""
+"""The cost of one run or release, for the data set that it uses."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Dataset:
 
     @property
     def replaces(self) -> bool:
-        """Whether neighbors are data sets in which one unit is replaced."""
+        """True if neighbors are data sets in which one unit is replaced."""
         return self.adjacency == "replace-one"
 
     def check(self, unit: str, test_seed: int | None = None) -> None:
@@ -70,7 +70,7 @@ def of_plan(plan: Plan, dataset: Dataset, steps: int | None = None) -> Release:
 
 
 def described(what: Any, dataset: Dataset) -> tuple[Release, ...]:
-    """What a release that is not a run of a bound plan costs; see `Ledger.spend`.
+    """The cost of a release that is not a run of a bound plan; see `Ledger.spend`.
 
     Raises:
       TypeError: if it is nothing that has a cost.
@@ -104,7 +104,7 @@ def described(what: Any, dataset: Dataset) -> tuple[Release, ...]:
 
 
 def recorded(release: Release, dataset: Dataset) -> Release:
-    """What is proven of a release, as numbers that an entry can hold.
+    """The proven part of a release, as numbers that an entry can hold.
 
     Raises:
       ValueError: if it is an estimate, says nothing for the data set's adjacency, or has

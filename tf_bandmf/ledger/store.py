@@ -58,7 +58,7 @@ _RAISE = "BEGIN SELECT RAISE(ABORT, 'the ledger only grows'); END"
 
 
 class Store:
-    """Where a ledger is kept.
+    """The database of a ledger.
 
     Args:
       url: "sqlite:///file.db" (a path, relative; four slashes for an absolute one), or
@@ -87,8 +87,8 @@ class Store:
             if create and not os.path.exists(self._path):
                 # Only the owner reads it, unless he says otherwise.
                 os.close(os.open(self._path, os.O_CREAT | os.O_RDWR, 0o600))
-        with self.transaction(writes=create) as found:
-            found.refuse_others(create)
+        with self.transaction(writes=create) as tables:
+            tables.refuse_others(create)
 
     @contextlib.contextmanager
     def transaction(self, writes: bool) -> Iterator[Transaction]:
@@ -117,7 +117,7 @@ class Store:
 
 @dataclasses.dataclass(frozen=True)
 class Transaction:
-    """What is read and written together.
+    """Reads and writes that are made together, or not at all.
 
     Attributes:
       connection: within a transaction.
@@ -220,15 +220,15 @@ class Transaction:
 def _checked(url: str) -> sa.engine.URL:
     """A URL that names a file of SQLite or a database of PostgreSQL."""
     try:
-        found = sa.engine.make_url(url)
+        parsed = sa.engine.make_url(url)
     except sa.exc.ArgumentError:
-        found = sa.engine.URL.create("something else")  # it may have a password
-    name = found.get_backend_name()
-    if name == "postgresql" and found.database:
-        return found.set(drivername="postgresql+psycopg")
+        parsed = sa.engine.URL.create("something else")  # it may have a password
+    name = parsed.get_backend_name()
+    if name == "postgresql" and parsed.database:
+        return parsed.set(drivername="postgresql+psycopg")
     # What is in memory is lost with the process.
-    if name == "sqlite" and found.database not in (None, "", ":memory:"):
-        return found.set(drivername="sqlite", query={})
+    if name == "sqlite" and parsed.database not in (None, "", ":memory:"):
+        return parsed.set(drivername="sqlite", query={})
     raise ValueError(
         f'A ledger\'s URL must be "sqlite:///privacy.db" (a file) or '
         f'"postgresql://user@host/database", found {name}.'

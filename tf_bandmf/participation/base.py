@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Participation(abc.ABC):
-    """Which steps one example may take part in, who samples, and who accounts for it.
+    """The steps that one example may take part in, their sampler, and their accountant.
 
     A participation is one class in one file: plans, tables, "auto", the command line and
     the contract tests take what they need from here. `register` makes it known.
@@ -93,9 +93,9 @@ class Participation(abc.ABC):
         # dp-accounting takes a second to import.
         from tf_bandmf.accounting.base import GaussianAccountant
 
-        found = sensitivity(matrix, self, matrix.num_rows)
-        is_exact = found.is_exact and self.bound_name is None
-        return GaussianAccountant(found.value, is_exact, self.bound_name)
+        bound = sensitivity(matrix, self, matrix.num_rows)
+        is_exact = bound.is_exact and self.bound_name is None
+        return GaussianAccountant(bound.value, is_exact, self.bound_name)
 
     @classmethod
     @abc.abstractmethod
@@ -119,11 +119,11 @@ class Participation(abc.ABC):
         raise TypeError(self.no_schedule())
 
     def amplification(self) -> str:
-        """What is claimed from the randomness of the sampling, one sentence."""
+        """The claim from the randomness of the sampling, one sentence."""
         return "No amplification by sampling is claimed."
 
     def run_steps(self) -> int | None:
-        """How many steps a run has, if the participation says so itself."""
+        """The number of steps of a run, if the participation says so itself."""
         return None
 
     def expected_batch_size(self) -> float | None:

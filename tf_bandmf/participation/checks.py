@@ -7,11 +7,6 @@ from typing import Any
 from tf_bandmf.accounting.checks import whole_number
 
 
-def positive_int(name: str, value: Any) -> int:
-    """The value as an int; raises ValueError unless it is a whole number >= 1."""
-    return whole_number(name, value)
-
-
 def check_sizes(participation: Any, *names: str) -> None:
     """Makes fields ints >= 1 and checks that a batch is no larger than the data set.
 
@@ -23,7 +18,7 @@ def check_sizes(participation: Any, *names: str) -> None:
       ValueError: if a field is no whole number >= 1, or `batch_size > num_examples`.
     """
     for name in names:
-        value = positive_int(name, getattr(participation, name))
+        value = whole_number(name, getattr(participation, name))
         object.__setattr__(participation, name, value)
     if participation.batch_size > participation.num_examples:
         raise ValueError(
@@ -33,7 +28,7 @@ def check_sizes(participation: Any, *names: str) -> None:
 
 
 def largest_binomial(trials: int, probability: float, overflow: float) -> int:
-    """What a binomial number exceeds with probability `overflow` at most."""
+    """The number that a binomial one exceeds with probability `overflow` at most."""
     import scipy.stats
 
     if probability >= 1.0:

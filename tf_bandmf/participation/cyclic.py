@@ -1,4 +1,4 @@
-"""What the participations with parts in turn share."""
+"""The base class of participations with parts that take turns."""
 
 from __future__ import annotations
 

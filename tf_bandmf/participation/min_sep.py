@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import ClassVar
 
+from tf_bandmf.accounting.checks import whole_number
 from tf_bandmf.participation.base import Participation, register
-from tf_bandmf.participation.checks import positive_int
 
 
 @register
@@ -30,10 +30,10 @@ class MinSep(Participation):
     has_secret_sampler: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        b = positive_int("min_separation", self.min_separation)
+        b = whole_number("min_separation", self.min_separation)
         object.__setattr__(self, "min_separation", b)
         if self.max_participations is not None:
-            k = positive_int("max_participations", self.max_participations)
+            k = whole_number("max_participations", self.max_participations)
             object.__setattr__(self, "max_participations", k)
 
     def separation(self) -> int:

@@ -1,4 +1,4 @@
-"""What participations of whole epochs share: once per epoch, at one position."""
+"""The base class of participations of whole epochs: once in each, at one position."""
 
 from __future__ import annotations
 

@@ -10,11 +10,11 @@ from tf_bandmf.accounting.checks import (
     LARGEST_EPSILON,
     check_planned_delta,
     check_positive,
+    whole_number,
 )
 from tf_bandmf.matrices import LARGEST_NUM_STEPS
 from tf_bandmf.participation import NAMED, FixedEpochOrder, Participation, samplings
 from tf_bandmf.participation.base import DEFAULT_SAMPLING
-from tf_bandmf.participation.checks import positive_int
 
 # A test of power 1/2 has false alarms of at most exp(-epsilon) / 2.
 _PROMISES_NOTHING = 100.0
@@ -58,7 +58,7 @@ def resolve_data(
       ValueError: if a number is missing or invalid, or something contradicts it.
     """
     if num_steps is not None:
-        num_steps = positive_int("num_steps", num_steps)
+        num_steps = whole_number("num_steps", num_steps)
     given = {"num_examples": num_examples, "batch_size": batch_size, "epochs": epochs}
     if isinstance(sampling, Participation):
         missing, extra = [], "epochs" if epochs is not None else ""
