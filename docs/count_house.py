@@ -75,7 +75,7 @@ CEILINGS = {
     "matrices": (856, 850),
     "analysis": (587, 700),
     "cli": (357, 350),
-    "participation": (562, 600),
+    "participation": (560, 600),
     "audit": (478, 480),
     "plots": (189, 190),
     "files": (214, 190),
