@@ -175,7 +175,7 @@ class Layout:
     def to_kernels(
         self, matrices: tf.Tensor, batch: Sequence[int] = (-1,)
     ) -> tf.Tensor:
-        """Maps [*batch, G, I, O] (or [*batch, I, O]) to [*batch, *kernel shape]."""
+        """Maps `[*batch, G, I, O]` (or `[*batch, I, O]`) to `[*batch, *kernel shape]`."""
         axes = len(batch)
         if self.order != tuple(range(len(self.order))):
             order = [*range(axes), *(axes + axis for axis in self.order)]
