@@ -54,7 +54,7 @@ def test_the_wheel_has_the_package_and_its_metadata(built):
         names = archive.namelist()
         (path,) = [name for name in names if name.endswith(".dist-info/METADATA")]
         metadata = email.message_from_bytes(archive.read(path))
-    assert {"tf_bandmf/py.typed", "tf_bandmf/planning/statement.ini"} < set(names)
+    assert {"tf_bandmf/py.typed", "tf_bandmf/planning/texts.ini"} < set(names)
     assert "tf_bandmf/plots/__init__.py" in names
     assert {name.split("/")[0].split("-")[0] for name in names} == {"tf_bandmf"}
     assert set(EXTRAS.split()) == set(metadata.get_all("Provides-Extra"))

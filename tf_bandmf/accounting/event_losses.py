@@ -65,7 +65,7 @@ def additive_loss(
     """
     query = query_of(event, count)
     if query is not None and query.is_replaced:
-        return _repeated(_loss_of(query, interval), count, interval)
+        return repeated(_loss_of(query, interval), count, interval)
     probability = 1.0
     if isinstance(event, dp_accounting.PoissonSampledDpEvent):
         event, probability = event.event, event.sampling_probability
@@ -82,7 +82,7 @@ def additive_loss(
         value_discretization_interval=interval,
         sampling_prob=probability,
     )
-    return _repeated(loss, count, interval)
+    return repeated(loss, count, interval)
 
 
 def query_of(event: dp_accounting.DpEvent, count: int) -> tilted.Query | None:
@@ -110,8 +110,8 @@ def _loss_of(query: tilted.Query, interval: float) -> Loss:
     return privacy_loss_distribution.PrivacyLossDistribution(pmf)
 
 
-def _repeated(loss: Loss, count: int, interval: float) -> Loss:
-    """So many alike."""
+def repeated(loss: Loss, count: int, interval: float) -> Loss:
+    """The loss of `count` alike, with what rounding may take away."""
     if count == 1:
         return loss
     # What rounding may take away, as another release of which all is known with that

@@ -22,14 +22,14 @@ _FORMULAS = [*"=+-@\t\r"]
 @click.option("--ledger", envvar=VARIABLE, help=f"by default what {VARIABLE} says")
 @click.pass_context
 def command(context: click.Context, ledger: str | None) -> None:
-    """What was spent of the budgets of data sets, by which runs, and what would fit.
+    """Shows and changes the budgets of data sets: what was spent, by whom, what would fit.
 
     LEDGER is a file such as privacy.db, or postgresql://user@host/database.
     """
     context.obj = ledger
 
 
-def _call(method: str, known: tuple[str, ...] = (), **given: Any) -> Any:
+def _call(method: str, cited: tuple[str, ...] = (), **given: Any) -> Any:
     url = click.get_current_context().obj
     if not url:
         raise ValueError(f"--ledger is missing, and {VARIABLE} is not set.")
@@ -37,15 +37,15 @@ def _call(method: str, known: tuple[str, ...] = (), **given: Any) -> Any:
 
     url = url if "://" in url else f"sqlite:///{url}"
     ledger = Ledger(url, create=method == "add_dataset")
-    return getattr(ledger, method)(*known, **given)
+    return getattr(ledger, method)(*cited, **given)
 
 
 def _record(balance: Any) -> dict[str, Any]:
     """Plain finite values."""
     names = ("spent", "method", "runs", "risk")
-    found = {name: getattr(balance, name) for name in names}
-    found |= {"dataset": vars(balance.dataset), "budget": vars(balance.budget)}
-    return {**found, "spent": balance.spent if math.isfinite(balance.spent) else None}
+    record = {name: getattr(balance, name) for name in names}
+    record |= {"dataset": vars(balance.dataset), "budget": vars(balance.budget)}
+    return {**record, "spent": balance.spent if math.isfinite(balance.spent) else None}
 
 
 def _table(balances: list[Any]) -> str:
@@ -92,9 +92,9 @@ _FILE = (click.Argument(["file"], type=click.File("w", encoding="utf-8")),)
 for _name, _method, _show, _plain in (
     ("add", "add_dataset", lambda one: _table([one]), _record),
     ("set", "set_budget", lambda one: _table([one]), _record),
-    ("show", "balances", _table, lambda found: [*map(_record, found)]),
+    ("show", "balances", _table, lambda all: [*map(_record, all)]),
     ("fits", "fits", "A run fits up to epsilon = {:g}.".format, float),
-    ("history", "history", _lines, lambda found: [*map(dataclasses.asdict, found)]),
+    ("history", "history", _lines, lambda all: [*map(dataclasses.asdict, all)]),
     ("verify", "verify", _verified, None),
 ):
     _function = functools.partial(_call, _method)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
 import pathlib
 import sys
@@ -114,20 +115,14 @@ def _record(plan: Any) -> dict[str, Any]:
     }
 
 
-def _compare(plot: str | None = None, **given: Any) -> Any:
+def _call(name: str, plot: str | None = None, **given: Any) -> Any:
+    """Calls a function of the library: by its name, for accountants take seconds."""
     given = _asserted(given)
-    from tf_bandmf.planning.compare import compare
+    import tf_bandmf
 
-    found = compare(**given)
-    _draw(plot, "comparison_bars", (found,))
-    return found
-
-
-def _advise(**given: Any) -> Any:
-    given = _asserted(given)
-    from tf_bandmf.planning.advice import advise
-
-    return advise(**given)
+    made = getattr(tf_bandmf, name)(**given)
+    _draw(plot, "comparison_bars", (made,))
+    return made
 
 
 def _show(path: str, card: Any = None, plot: Any = None, **of_card: Any) -> Any:
@@ -152,17 +147,16 @@ def _shown(plan: Any) -> str:
     return "\n".join([_text(plan), "", *map(line, plan.epsilon_curve())])
 
 
-_PLAN = "planning.plan:Plan"
+_compare, _advise = (functools.partial(_call, of) for of in ("compare", "advise"))
+_PLAN, _COMPARE = "planning.plan:Plan", "planning.compare:compare"
 _PLANS = ("planning.build:plan", f"{_PLAN}.bounded", f"{_PLAN}.reserve")
-_many, _one = lambda found: found.to_records(), lambda found: found.to_record()
+_many, _one = lambda table: table.to_records(), lambda one: one.to_record()
 _COMPARED = (_SEPARATION, _MOST, _PLOT)
 _shows: Any = {"more": (_SEPARATION, _MOST, _GENERATOR, _OUT, _PLOT), "show": _text}
 _reads: Any = {"more": (_CARD, _MODEL, _UNIT, _PLOT), "show": _shown}
 COMMANDS = (
     command("plan", _plan, *_PLANS, record=_record, **_shows),
-    command(
-        "compare", _compare, "planning.compare:compare", more=_COMPARED, record=_many
-    ),
+    command("compare", _compare, _COMPARE, more=_COMPARED, record=_many),
     command("advise", _advise, "planning.advice:advise", record=_one),
     command("show", _show, f"{_PLAN}.load", record=_record, **_reads),
 )

@@ -7,7 +7,6 @@ Both are read from the source, so that help and completion import nothing.
 from __future__ import annotations
 
 import ast
-import contextlib
 import inspect
 import json
 import pathlib
@@ -16,6 +15,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import click
+
+from tf_bandmf.ledger.errors import DamagedLedgerError, LedgerError
 
 _KINDS = {"str": str, "Any": str, "float": float, "int": int, "bool": bool}
 _JSON = click.Option(["--json", "as_json"], is_flag=True, help="as JSON")
@@ -58,30 +59,22 @@ def command(
 
     def call(as_json: bool = False, **given: Any) -> None:
         given = {k: v for k, v in given.items() if v is not None and v is not False}
-        with refusals({str(option.name): option.opts[0] for option in options}):
-            found = function(**given)
-            plain = record(found) if as_json and record is not None else None
-            text = show(found) if plain is None else json.dumps(plain, indent=2)
+        try:
+            made = function(**given)
+            plain = record(made) if as_json and record is not None else None
+            text = show(made) if plain is None else json.dumps(plain, indent=2)
+        except DamagedLedgerError:
+            raise
+        except (*_REFUSED, LedgerError) as error:
+            # Arguments are named as the options that they are.
+            words = {str(option.name): option.opts[0] for option in options}
+            named = lambda word: words.get(word[0], word[0])  # noqa: E731
+            raise click.UsageError(re.sub(r"\b\w+_\w+\b", named, str(error))) from error
         if text is not None:
             click.echo(text)
 
     summary = _text(nodes[0]).split("\n\n")[0].replace("`", "")
     return click.Command(name, params=options, callback=call, help=summary)
-
-
-@contextlib.contextmanager
-def refusals(options: dict[str, str]) -> Iterator[None]:
-    """Turns refusals of arguments into `click.UsageError`, which names the options."""
-    from tf_bandmf.ledger.errors import DamagedLedgerError, LedgerError
-
-    try:
-        yield
-    except DamagedLedgerError:
-        raise
-    except (*_REFUSED, LedgerError) as error:
-        named = lambda word: options.get(word[0], word[0])  # noqa: E731
-        text = re.sub(r"\b\w+_\w+\b", named, str(error))
-        raise click.UsageError(text) from error
 
 
 def _source(where: str) -> Any:

@@ -1,4 +1,4 @@
-"""Which budget a plan spends from: the data set of a ledger that it is bound to."""
+"""The budget that a plan spends from: the data set of a ledger that it is bound to."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ import dataclasses
 import weakref
 from typing import TYPE_CHECKING
 
+from tf_bandmf.planning.statement import check_line
+
 if TYPE_CHECKING:
     from tf_bandmf.planning.plan import Plan
 
-# Plans of which bound ones were made, and which themselves reserve nothing; by their ids.
-_LEFT_UNBOUND: weakref.WeakValueDictionary[int, Plan] = weakref.WeakValueDictionary()
+# Plans of which bound ones were made, and which themselves reserve nothing.
+_LEFT_UNBOUND: weakref.WeakSet[Plan] = weakref.WeakSet()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,12 +31,9 @@ class Account:
     id: str
 
     def __post_init__(self) -> None:
-        names = (self.dataset, self.id)
-        if not all(isinstance(name, str) and name for name in names):
-            raise ValueError(
-                f"An account must be named by texts, found {names!r}: the plan was "
-                f"damaged. Make it again."
-            )
+        must = "be text: the plan was damaged, make it again"
+        for name in ("dataset", "id"):
+            check_line(f"{name} of an account", getattr(self, name), must)
 
     def __str__(self) -> str:
         return f"data set {self.dataset!r} ({self.id[:12]})"
@@ -43,10 +42,10 @@ class Account:
 def bind(plan: Plan, account: Account) -> Plan:
     """A plan whose runs reserve in an account; those of the one given are refused."""
     bound = dataclasses.replace(plan, account=account)
-    _LEFT_UNBOUND[id(plan)] = plan
+    _LEFT_UNBOUND.add(plan)
     return bound
 
 
 def is_left_unbound(plan: Plan) -> bool:
-    """Whether a bound plan was made of this very object."""
-    return _LEFT_UNBOUND.get(id(plan)) is plan
+    """Returns whether a bound plan was made of this very object."""
+    return plan in _LEFT_UNBOUND

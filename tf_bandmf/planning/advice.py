@@ -26,6 +26,7 @@ from tf_bandmf.planning.arguments import check_budget, check_word
 from tf_bandmf.planning.compare import compare
 from tf_bandmf.planning.learning_rates import MOMENTUM
 from tf_bandmf.planning.plan import Plan
+from tf_bandmf.planning.texts import phrase, phrases
 from tf_bandmf.strategies import registry
 
 if TYPE_CHECKING:
@@ -118,21 +119,10 @@ class Advice:
         }
 
     def __str__(self) -> str:
-        one, inner = self.setting, self.optimizer_arguments
-        values = {
-            "batch size": f"{one.batch_size}",
-            "epochs": f"{one.epochs}",
-            "steps": f"{one.num_steps}",
-            "sampling": one.sampling,
-            "mechanism": one.mechanism,
-            "clip norm": f"{self.plan.l2_norm_clip:.3g}",
-            "optimizer": {"sgd": "SGD", "adam": "Adam"}[self.optimizer],
-            "learning rate": f"{inner['learning_rate']:.3g}",
-            "momentum": f"{inner.get('momentum', 0.0):g}",
-            "EMA momentum": f"{inner['ema_momentum']:.3g}",
-            "noise": f"{self.plan.noise_stddev / self.plan.l2_norm_clip:.4g} clip norms",
-            "expected share": f"{self.expected_share:.2f}",
-        }
+        names = {"sgd": "SGD", "adam": "Adam"}
+        facts = {"momentum": 0.0, **self.optimizer_arguments}
+        facts |= {"advice": self, "optimizer": names[self.optimizer]}
+        values = phrases("advised", **facts)
         width = max(map(len, values))
         lines = [f"{name.ljust(width)}  {value}" for name, value in values.items()]
         lines += ["", *(f"{name}: {text}" for name, text in self.reasons)]
@@ -242,7 +232,7 @@ def advise(
         )
     chosen, of_sampling = _choose(best)
     if sampling is DEFAULT_SAMPLINGS:
-        of_sampling += ' "balls-in-bins" is compared if it is named.'
+        of_sampling += f" {phrase('advice', 'others')}"
     use = {name: getattr(chosen, name) for name in ("sampling", "batch_size", "epochs")}
     arguments: dict[str, Any] = {
         **{"mechanism": mechanism, **given, **use, "l2_norm_clip": clip},
@@ -256,7 +246,11 @@ def advise(
     share = learning_rates.expected_share(
         planned.noise, num_parameters, plan.num_steps, clip
     )
-    reasons = {"batch size": _OF_BATCH, "sampling": of_sampling, "clip norm": of_clip}
+    reasons = {
+        "batch size": phrase("advice", "batch size"),
+        "sampling": of_sampling,
+        "clip norm": of_clip,
+    }
     reasons |= {} if choice is None else {"mechanism": choice.reason}
     reasons |= {"expected share": _verdict(share)}
     return Advice(
@@ -269,11 +263,6 @@ def advise(
         reasons=tuple(reasons.items()),
         arguments=arguments,
     )
-
-
-_OF_BATCH = (
-    "Weights move farthest; smaller batches have more noise, larger fewer steps."
-)
 
 
 def _batch_sizes(largest: int, num_examples: int, epochs: int) -> list[int]:
@@ -338,12 +327,11 @@ def _choose(best: dict[str, RunSetting]) -> tuple[RunSetting, str]:
 
 
 def _verdict(share: float) -> str:
-    """What to expect of the run, in words."""
-    text = (
-        f"About {share:.2f} of what the model gains without privacy (standard deviation "
-        f"on tasks that were measured: {learning_rates.SPREAD:g})."
-    )
-    if share >= _LITTLE:
-        return text
-    begin = "Expect nothing" if share < _NOTHING else "Expect little"
-    return f"{begin}. {text} Fewer weights, more examples, a larger epsilon would help."
+    """The expected share in words."""
+    facts: dict[str, Any] = {"share": share, "spread": learning_rates.SPREAD}
+    facts |= {
+        "enough": phrase("advice", "enough", **facts),
+        "help": phrase("advice", "help"),
+    }
+    kind = "nothing" if share < _NOTHING else "little" if share < _LITTLE else "enough"
+    return phrase("advice", kind, **facts)

@@ -1,4 +1,4 @@
-"""What the arguments of `plan` say of the data and the budget, checked."""
+"""The arguments of `plan` that are about the data and the budget, checked."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _PROMISES_NOTHING = 100.0
 
 @dataclasses.dataclass(frozen=True)
 class DataUse:
-    """How a run uses its data.
+    """The use of the data by a run.
 
     Attributes:
       sampling: the participation; of one part, where their number is open.
@@ -52,7 +52,7 @@ def resolve_data(
     num_steps: int | None,
     sampling: str | Participation | None,
 ) -> DataUse:
-    """How the run uses its data, as the arguments of `plan` say it in one of two ways.
+    """The use of the data that the arguments of `plan` name in one of two ways.
 
     Raises:
       ValueError: if a number is missing or invalid, or something contradicts it.
@@ -60,16 +60,15 @@ def resolve_data(
     if num_steps is not None:
         num_steps = whole_number("num_steps", num_steps)
     given = {"num_examples": num_examples, "batch_size": batch_size, "epochs": epochs}
-    if isinstance(sampling, Participation):
-        missing, extra = [], "epochs" if epochs is not None else ""
-    else:
-        missing = [name for name, value in given.items() if value is None]
-        both = sampling is not None and num_steps is not None
-        extra = "num_steps" if both else ""
-    if missing or extra:
-        wrong = (
-            f"{extra} must be left out" if extra else f"{', '.join(missing)} missing"
-        )
+    wrong = ""
+    if not isinstance(sampling, Participation):
+        missing = ", ".join(name for name, value in given.items() if value is None)
+        wrong = f"{missing} missing" if missing else ""
+        if sampling is not None and num_steps is not None:
+            wrong = "num_steps must be left out"
+    elif epochs is not None:
+        wrong = "epochs must be left out"
+    if wrong:
         raise ValueError(
             f"{wrong}: give num_examples, batch_size and epochs with the name of a "
             f"sampling, or num_steps with a participation, such as MinSep(342), which says "

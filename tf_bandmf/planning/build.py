@@ -182,7 +182,7 @@ def _parsed(text: str) -> tuple[str, dict[str, Any]]:
 def _is_open(
     name: str, options: dict[str, Any], data: DataUse, epsilon: float | None
 ) -> bool:
-    """Whether parameters depend on the accountant, not on the sensitivity alone."""
+    """Returns whether parameters depend on the accountant, not the sensitivity alone."""
     if name == "auto" or data.is_cyclic:
         return True
     family = registry.family_of(name)
@@ -236,11 +236,11 @@ def split(
             f"Each run has one share, found {len(shares)} shares and {len(runs)} runs."
         )
     for given in (common, *runs):
-        own = {"epsilon", "delta", "noise_multiplier"}.intersection(given)
-        if own:
+        budget = {"epsilon", "delta", "noise_multiplier"}.intersection(given)
+        if budget:
             raise ValueError(
                 f"The runs share one budget: give epsilon and delta to split alone, found "
-                f"{', '.join(sorted(own))} of a run."
+                f"{', '.join(sorted(budget))} of a run."
             )
     noise = gaussian.calibrate_noise_stddev(epsilon, delta)
     parts = [share / math.fsum(shares) for share in shares]

@@ -1,4 +1,4 @@
-"""How much noise for this budget: the one place that answers.
+"""Noise for a budget: the one place that answers.
 
 `accountant_for` gives the accountant of a participation.
 All noise is its standard deviation on the raw strategy `C`.

@@ -21,18 +21,19 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 
 from tf_bandmf import workloads
-from tf_bandmf.accounting.checks import whole_number
+from tf_bandmf.accounting.checks import check_positive, whole_number
 from tf_bandmf.accounting.guarantee import ZERO_OUT
 from tf_bandmf.analysis import error
 from tf_bandmf.participation import Participation
 from tf_bandmf.planning import parameter_search
 from tf_bandmf.planning.arguments import DataUse, check_budget, check_word, resolve_data
 from tf_bandmf.planning.calibration import accountant_for
+from tf_bandmf.planning.texts import phrase, phrases
 from tf_bandmf.strategies import Family, Strategy, registry
 from tf_bandmf.workloads import Workload
 
@@ -85,6 +86,7 @@ class Row:
       memory_vectors: vectors of the model's size kept between steps.
       regenerations_per_step: the most earlier noise vectors that a step draws again.
       seconds: time that it took to find the strategy.
+      strategy: itself, at the precision that a choice needs; None in a row from a file.
     """
 
     mechanism: str
@@ -108,6 +110,9 @@ class Row:
     memory_vectors: int
     regenerations_per_step: int
     seconds: float
+    strategy: Strategy | None = dataclasses.field(
+        default=None, repr=False, compare=False
+    )
 
     @property
     def cost(self) -> float:
@@ -141,8 +146,8 @@ class Comparison:
         for row in self.rows:
             if row.mechanism == mechanism:
                 return row
-        known = ", ".join(row.mechanism for row in self.rows)
-        raise KeyError(f"mechanism must be one of {known}, found {mechanism!r}.")
+        names = ", ".join(row.mechanism for row in self.rows)
+        raise KeyError(f"mechanism must be one of {names}, found {mechanism!r}.")
 
     def value(self, row: Row) -> float:
         """The error of a row that is compared."""
@@ -161,26 +166,19 @@ class Comparison:
 
     @property
     def reason(self) -> str:
-        """Why the best row is the best, in a sentence."""
-        chosen, least = self.best(), min(self.rows, key=self.value)
-        name = f"{self._label(chosen)}, {_SHORT[self.objective]}"
-        text = f"Chosen: {name} {self.value(chosen):.4g}, "
-        if chosen is least:
-            text += "the smallest"
-        else:
-            more = 100.0 * (self.value(chosen) / self.value(least) - 1.0)
-            text += (
-                f"{more:.1f}% above the smallest ({self._label(least)}, "
-                f"{self.value(least):.4g}), which keeps {least.memory_vectors} vectors "
-                f"and draws {least.regenerations_per_step} again where this one keeps "
-                f"{chosen.memory_vectors} and draws {chosen.regenerations_per_step}"
-            )
-        others = [row for row in self.rows if row not in (chosen, least)]
+        """The reason for the best row, in a sentence."""
+        row, least = self.best(), min(self.rows, key=self.value)
+        facts = {"row": least, "chosen": row, "best": self._label(row), "second": ""}
+        facts |= {"error": _SHORT[self.objective], "value": self.value(row)}
+        facts |= {"other": self._label(least), "least": self.value(least)}
+        others = [other for other in self.rows if other not in (row, least)]
         if others:
             second = min(others, key=self.value)
-            more = 100.0 * (self.value(second) / self.value(chosen) - 1.0)
-            text += f"; {self._label(second)} has {more:.2g}% more"
-        return text + "."
+            more = 100.0 * (self.value(second) / self.value(row) - 1.0)
+            facts["second"] = f"; {self._label(second)} has {more:.2g}% more"
+        more = 100.0 * (self.value(row) / self.value(least) - 1.0)
+        kind = "least" if row is least else "cheap"
+        return phrase("best row", kind, more=more, **facts)
 
     def _label(self, row: Row) -> str:
         """The mechanism, and the sampling where there are several."""
@@ -189,7 +187,8 @@ class Comparison:
 
     def to_records(self) -> list[dict[str, Any]]:
         """One dictionary of plain finite values per row, ready for JSON."""
-        return [dataclasses.asdict(row) for row in self.rows]
+        plain = ({**vars(row)} for row in self.rows)
+        return [{k: v for k, v in row.items() if k != "strategy"} for row in plain]
 
     def to_record(self) -> dict[str, Any]:
         """All of it in plain finite values, ready for JSON."""
@@ -303,13 +302,10 @@ def compare(
     return dataclasses.replace(whole, title=best.title)
 
 
-_Found: TypeAlias = "tuple[Row, Strategy]"
-
-
 def _each(
     what: str, given: Iterable[Any], make: Callable[[Any], Any]
 ) -> tuple[list[Any], dict[str, str]]:
-    """What is made of each that can be used, and why of the others nothing is.
+    """Makes something of each that can be used, and says why of the others nothing is.
 
     Raises:
       ValueError: if none can be used.
@@ -356,7 +352,7 @@ class Search:
     is_auto: bool = False
     # The logarithm of noise per sensitivity so far, by the logarithm of bands.
     _noise_so_far: dict[float, float] = dataclasses.field(default_factory=dict)
-    _found: list[_Found] = dataclasses.field(default_factory=list)
+    _rows: list[Row] = dataclasses.field(default_factory=list)
 
     def __post_init__(self) -> None:
         check_word("objective", self.objective, _COLUMNS)
@@ -374,7 +370,7 @@ class Search:
 
     @property
     def _is_searched(self) -> bool:
-        """Whether noise depends on the strategy by more than its sensitivity."""
+        """Is true where noise depends on the strategy by more than its sensitivity."""
         is_noisy = self.data.is_cyclic or self.data.sampling.is_simulated
         return self.budget is not None and is_noisy
 
@@ -393,47 +389,44 @@ class Search:
             mechanisms = sorted(names, key=refines)
         is_list = isinstance(mechanisms, (list, tuple)) and len(mechanisms) > 0
         if not is_list or not all(isinstance(n, (str, Strategy)) for n in mechanisms):
-            known = ", ".join(registry.names())
             raise ValueError(
                 f"mechanisms must be a list of names or strategies, at least one of "
-                f"{known}, found {mechanisms!r}."
+                f"{', '.join(registry.names())}, found {mechanisms!r}."
             )
         for name in mechanisms:
             # All names are checked before the first one is built.
             if isinstance(name, str):
                 registry.parse(name)
         _, excluded = _each("mechanism", mechanisms, self._add)
-        rows, column = tuple(row for row, _ in self._found), _COLUMNS[self.objective]
-        table = Comparison("", rows, excluded, column)
+        column = _COLUMNS[self.objective]
+        table = Comparison("", tuple(self._rows), excluded, column)
         budget = "noise multiplier 1"
         if self.budget is not None:
             budget = "epsilon {:g}, delta {:g}".format(*self.budget)
         name, steps = self.workload.name, self.workload.num_steps
-        bands = self._of(table.best()).matrix.bands
+        bands = table.best().strategy.matrix.bands  # type: ignore[union-attr]
         use = self.data.participation(bands).describe()
         title = f"{name} workload, {steps} steps, {budget}. {use}"
         return dataclasses.replace(table, title=title)
 
     def in_full(self, row: Row) -> Strategy:
-        """What a row of the table is about, optimized in full."""
-        strategy = self._of(row)
+        """The strategy of a row of the table, optimized in full."""
+        strategy = row.strategy
+        assert strategy is not None  # the table's own
         family = registry.family_of(strategy.family)
         if not self.is_auto or family.refinement is None:
             return strategy
         _, options = registry.parse(row.mechanism)
         return self._strategy(family, options, is_draft=False)
 
-    def _of(self, row: Row) -> Strategy:
-        return next(strategy for one, strategy in self._found if one is row)
-
-    def _value(self, found: _Found) -> float:
-        return float(getattr(found[0], _COLUMNS[self.objective]))
+    def _value(self, row: Row) -> float:
+        return float(getattr(row, _COLUMNS[self.objective]))
 
     def _add(self, mechanism: str | Strategy) -> None:
         """Adds the row of a mechanism, with the best numbers that its name leaves open."""
         _LOG.info("comparing %s", getattr(mechanism, "family", mechanism))
         if isinstance(mechanism, Strategy):
-            self._found.append(self._accounted(mechanism, 0.0))
+            self._rows.append(self._row(mechanism, 0.0))
             return
         name, options = registry.parse(mechanism)
         family = registry.family_of(name)
@@ -446,11 +439,11 @@ class Search:
             )
         if self.is_auto and family.refinement is not None:
             options.update(self._refined(family.name, family.refinement.of))
-        self._found.append(self._best(family, options))
+        self._rows.append(self._best(family, options))
 
     def _best(
         self, family: Family, options: Mapping[str, Any], near: float | None = None
-    ) -> _Found:
+    ) -> Row:
         """The best of the numbers that are left open, the first of them outermost.
 
         A second one is searched for only where the accountant has a say: else the family
@@ -467,11 +460,11 @@ class Search:
             return self._candidate(family, options)
         if opened[0].grid:
             return self._over_grid(family, opened[0], options, near)
-        made: list[_Found] = []
+        made: list[Row] = []
         for size in self._sizes(family):
             made.append(self._best(family, {**options, opened[0].name: size}, near))
             if len(opened) > 1:
-                near = made[-1][1].parameters.get(opened[1].name.rstrip("_"))
+                near = registry.parse(made[-1].mechanism)[1].get(opened[1].name)
             # The error falls with the number of bands, then it rises.
             is_worse = len(made) > 1 and self._value(made[-1]) > self._value(made[-2])
             if self._is_searched and is_worse:
@@ -480,18 +473,18 @@ class Search:
 
     def _refined(self, name: str, of: str) -> dict[str, Any]:
         """The numbers of a family that improves on another, which is near the best."""
-        coarse = [found for found in self._found if found[1].family == of]
+        coarse = [row for row in self._rows if row.mechanism.split(":")[0] == of]
         if not coarse or not self.workload.is_toeplitz:
             return {}
-        excess = self._value(coarse[0]) / min(map(self._value, self._found))
+        excess = self._value(coarse[0]) / min(map(self._value, self._rows))
         if excess > _REFINEMENT:
             raise ValueError(
-                f"{coarse[0][0].mechanism} has {100.0 * (excess - 1.0):.3g}% more than "
+                f"{coarse[0].mechanism} has {100.0 * (excess - 1.0):.3g}% more than "
                 f"the best, and general columns gain a few percent at most. Name "
                 f"{name} to plan it."
             )
         if self.data.is_cyclic:
-            return {"bands": coarse[0][1].parameters["bands"]}
+            return {"bands": coarse[0].bands}
         return {}
 
     def _most_bands(self, family: Family) -> int:
@@ -531,7 +524,7 @@ class Search:
         number: registry.Option,
         options: Mapping[str, Any],
         near: float | None = None,
-    ) -> _Found:
+    ) -> Row:
         """The best fraction: the family's, or under amplification that of a search.
 
         arXiv:2601.22334, section 5.1: coarse on a grid, then between its neighbors. From
@@ -539,11 +532,11 @@ class Search:
         every value costs a simulation.
         """
         if not self._is_searched:
-            strategy = self._strategy(family, options, is_draft=False)
-            value = strategy.parameters[number.name.rstrip("_")]
+            best = self._strategy(family, options, is_draft=False)
+            value = best.parameters[number.name.rstrip("_")]
             options = {**options, number.name: _three_digits(value)}
             return self._candidate(family, options)
-        tried: dict[float, _Found | None] = {}
+        tried: dict[float, Row | None] = {}
 
         def log_error(log_rest: float) -> float:
             value = _three_digits(1.0 - math.exp(log_rest))
@@ -567,18 +560,18 @@ class Search:
         parameter_search.search(log_error, grid, start)
         return min((one for one in tried.values() if one is not None), key=self._value)
 
-    def _candidate(self, family: Family, options: Mapping[str, Any]) -> _Found:
+    def _candidate(self, family: Family, options: Mapping[str, Any]) -> Row:
         """Builds a mechanism with all its numbers, and accounts for it."""
         began = time.perf_counter()
         strategy = self._strategy(family, options, self.is_auto)
-        made = self._accounted(strategy, time.perf_counter() - began)
+        row = self._row(strategy, time.perf_counter() - began)
         kept, most = strategy.memory_vectors, self.max_memory_vectors
         if most is not None and kept > most:
             raise ValueError(
                 f"The strategy keeps {kept} vectors, found max_memory_vectors = {most}. "
                 f"Use fewer bands or buffers, or a strategy with a banded inverse."
             )
-        return made
+        return row
 
     def _strategy(
         self, family: Family, options: Mapping[str, Any], is_draft: bool
@@ -596,7 +589,7 @@ class Search:
             family.name, self.workload, participation, is_draft, **given
         )
 
-    def _accounted(self, strategy: Strategy, seconds: float) -> _Found:
+    def _row(self, strategy: Strategy, seconds: float) -> Row:
         """The row of a strategy.
 
         Raises:
@@ -610,8 +603,8 @@ class Search:
         if is_amplified:
             unit = float(strategy.matrix.column_norms().max())
         per_step = strategy.per_step_squared_error(self.workload)
-        found = strategy.diagnostics
-        gap = found.get("optimality_gap")
+        search = strategy.diagnostics
+        gap = search.get("optimality_gap")
         certified = float(gap) if gap is not None and math.isfinite(gap) else None
         row = Row(
             mechanism=registry.specification(strategy),
@@ -630,20 +623,17 @@ class Search:
             normalization="column_norm" if is_amplified else "sensitivity",
             noise_stddev=noise,
             is_rough=is_amplified,
-            converged=bool(found.get("converged", True)),
+            converged=bool(search.get("converged", True)),
             optimality_gap=certified,
-            optimal_among=None if certified is None else found.get("optimal_among"),
+            optimal_among=None if certified is None else search.get("optimal_among"),
             memory_vectors=strategy.memory_vectors,
             regenerations_per_step=strategy.regenerations_per_step,
             seconds=seconds,
+            strategy=strategy,
         )
         for name in ("rmse", "max_se", "sensitivity", "noise_multiplier"):
-            value = getattr(row, name)
-            if not (math.isfinite(value) and value > 0.0):
-                raise ValueError(
-                    f"{name} of {row.mechanism} must be finite and > 0, found {value}."
-                )
-        return row, strategy
+            check_positive(f"{name} of {row.mechanism}", getattr(row, name))
+        return row
 
     def _noise(
         self, strategy: Strategy, participation: Participation, unit: float
@@ -683,19 +673,8 @@ def _three_digits(value: float) -> float:
 
 def _texts(row: Row) -> dict[str, str]:
     """Headings and texts of a row; sensitivities that are bounds have a <=."""
-    relation = "" if row.sensitivity_is_exact else "<= "
+    failed = "" if row.converged else "not converged"
     gap = "" if row.optimality_gap is None else f"{row.optimality_gap:.1e}"
-    return {
-        "mechanism": row.mechanism,
-        "sampling": row.sampling or "",
-        "bands": "" if row.bands is None else str(row.bands),
-        "RMSE": f"{row.rmse:.4f}",
-        "max SE": f"{row.max_se:.4f}",
-        "sensitivity": f"{relation}{row.sensitivity:.4f}",
-        "noise stddev": f"{row.noise_stddev:.4f}",
-        "optimality gap": gap if row.converged else f"{gap} not converged".strip(),
-        "optimal among": row.optimal_among or "",
-        "memory vectors": str(row.memory_vectors),
-        "regenerations per step": str(row.regenerations_per_step),
-        "seconds": f"{row.seconds:.2f}",
-    }
+    bound = "" if row.sensitivity_is_exact else "<="
+    texts = phrases("row", row=row, failed=failed, gap=gap, bound=bound)
+    return {name: "" if text == "None" else text for name, text in texts.items()}

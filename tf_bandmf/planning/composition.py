@@ -1,4 +1,4 @@
-"""What runs and releases made elsewhere guarantee together, on the same data.
+"""The joint guarantee of runs and of releases made elsewhere, on the same data.
 
     joint = tf_bandmf.compose([
         first_plan,
@@ -44,6 +44,7 @@ from tf_bandmf.planning import statement
 from tf_bandmf.planning.arguments import check_word
 from tf_bandmf.planning.plan import Plan
 from tf_bandmf.planning.statement import PrivacyStatement
+from tf_bandmf.planning.texts import phrase, phrases
 
 Loss: TypeAlias = privacy_loss_distribution.PrivacyLossDistribution
 
@@ -193,7 +194,7 @@ class Release:
     def describe(self) -> str:
         """For the statement: what it is, and what it guarantees alone."""
         if self.plan is not None:
-            return statement.phrase("parts", "run", plan=self.plan)
+            return phrase("parts", "run", plan=self.plan)
         said = []
         if self.epsilon is not None:
             said.append(f"(epsilon = {self.epsilon:.6g}, delta = {self.delta:.3g})-DP")
@@ -207,12 +208,12 @@ class Release:
 
     @functools.cached_property
     def pieces(self) -> tuple[tuple[dp_accounting.DpEvent, int], ...]:
-        """What its event consists of, and how often each happens."""
+        """The events that its event consists of, and how often each happens."""
         return () if self.event is None else tuple(event_losses.pieces(self.event))
 
     @functools.cached_property
     def is_gaussian(self) -> bool:
-        """Whether its Gaussian noise is all that there is to know of it."""
+        """Is true if its Gaussian noise is all that there is to know of it."""
         return bool(self.pieces) and all(
             isinstance(piece, dp_accounting.GaussianDpEvent) for piece, _ in self.pieces
         )
@@ -259,20 +260,20 @@ class Release:
 
     @property
     def is_zcdp(self) -> bool:
-        """Whether its rho is all that there is to know of it."""
+        """Is true if its rho is all that there is to know of it."""
         return (self.epsilon, self.event, self.noise_multiplier) == (None, None, None)
 
     def queries(self, replaced: bool) -> tuple[tilted.Query, ...] | None:
         """Gaussian queries on samples, or on all, that it consists of; None for others."""
-        found = [event_losses.query_of(piece, count) for piece, count in self.pieces]
-        if not found or None in found:
+        queries = [event_losses.query_of(piece, count) for piece, count in self.pieces]
+        if not queries or None in queries:
             return None
         if self.is_gaussian:
             return (tilted.Query(1.0, self.gaussian_noise(replaced)),)  # type: ignore[arg-type]
         # Under replacements dp-accounting knows no Poisson sampling, else no other.
         replaces = self.adjacency != "zero-out"
-        fit = all(q.is_replaced == replaces or q.probability == 1.0 for q in found)  # type: ignore[union-attr]
-        return tuple(found) if fit and not self.is_doubled(replaced) else None  # type: ignore[arg-type]
+        fit = all(q.is_replaced == replaces or q.probability == 1.0 for q in queries)  # type: ignore[union-attr]
+        return tuple(queries) if fit and not self.is_doubled(replaced) else None  # type: ignore[arg-type]
 
     def loss(self, replaced: bool, interval: float) -> Loss:
         """A privacy loss that dominates it: that of the worst mechanism with all this."""
@@ -318,15 +319,13 @@ class Release:
     def numbers(self) -> list[float] | None:
         """Of sampled Gaussian noise: count, noise, and q, or source and sample."""
         query, count = self.pieces[0]
-        single = getattr(query, "event", query)
-        if len(self.pieces) > 1 or not isinstance(
-            single, dp_accounting.GaussianDpEvent
-        ):
+        if len(self.pieces) > 1 or event_losses.query_of(query, count) is None:
             return None
+        single = getattr(query, "event", query)
         numbers = [count, float(single.noise_multiplier)]
         if isinstance(query, dp_accounting.PoissonSampledDpEvent):
             numbers.append(float(query.sampling_probability))
-        elif isinstance(query, dp_accounting.SampledWithoutReplacementDpEvent):
+        elif single is not query:
             numbers += [int(query.source_dataset_size), int(query.sample_size)]
         return numbers
 
@@ -437,7 +436,7 @@ class JointGuarantee:
 
     @property
     def adjacency(self) -> str:
-        """Which data sets count as neighbors; see `compose`."""
+        """The data sets that count as neighbors; see `compose`."""
         if not self.replaced:
             return ZERO_OUT
         is_only = any(part.adjacency == "replace-one" for part in self.parts)
@@ -563,7 +562,7 @@ class JointGuarantee:
             runs=" ".join(f"({i}) {text}" for i, text in runs),
             remarks=(),
             proviso="",
-            **statement.phrases(about, runs=len(plans), others=others),
+            **phrases(about, runs=len(plans), others=others),
         )
 
     @functools.cached_property
@@ -714,29 +713,20 @@ def _composed_loss(parts: tuple[Release, ...], replaced: bool, interval: float) 
     noise = _noise_of((part for part in parts if part.is_gaussian), replaced)
     losses: list[Loss] = [privacy_loss_distribution.identity(interval)]
     if noise:
-        losses.append(
-            privacy_loss_distribution.from_gaussian_mechanism(
-                noise, value_discretization_interval=interval
-            )
-        )
+        event = dp_accounting.GaussianDpEvent(noise)
+        losses.append(event_losses.of_run(event, interval))
     rho = _sum(part.zcdp(replaced) for part in parts if part.is_zcdp)
     if rho:
         profile = profiles.zcdp_profile(rho)
         losses.append(profiles.dominating_loss(profile, interval))
     for part, count in Counter(parts).items():
         if not (part.is_gaussian or part.is_zcdp):
-            losses += _losses_of(part, replaced, interval, count)
+            losses.append(_loss_of(part, replaced, interval, count))
     return functools.reduce(lambda total, loss: total.compose(loss), losses)
 
 
 # Balances that differ in one run have the losses of the others in common.
 @functools.lru_cache(maxsize=64)
-def _losses_of(
-    part: Release, replaced: bool, interval: float, count: int
-) -> list[Loss]:
-    """Losses that dominate so many of a part together, as `event_losses.additive_loss`."""
-    loss = part.loss(replaced, interval)
-    if count == 1:
-        return [loss]
-    rounding = event_losses.rounding_of_transforms(count)
-    return [loss.self_compose(count), _pair_loss((0.0, rounding), interval)]
+def _loss_of(part: Release, replaced: bool, interval: float, count: int) -> Loss:
+    """A loss that dominates so many of a part together."""
+    return event_losses.repeated(part.loss(replaced, interval), count, interval)

@@ -25,6 +25,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
+from tf_bandmf.planning.texts import phrase
+
 if TYPE_CHECKING:
     from tf_bandmf.planning.plan import Plan
 
@@ -47,8 +49,13 @@ SPREAD = 0.14
 _REMEMBERED = 0.1
 # A Poisson loss predicts too few at clip norm 1: the clipped gradient of a skewed residual
 # is zero near the median. Labels are divided by their usual size. `benchmarks/advice`.
-_CLIP_OF_COUNTS = 10.0
 _SQUARES = ("squarederror", "mse")
+# Clip norms that are not the usual one, and the names of losses.
+_CLIPS: dict[str, tuple[Any, ...]] = {
+    "counts": (10.0, "poisson"),
+    "two classes": (3.0, "binarycrossentropy"),
+    "squares": (1.0, *_SQUARES),
+}
 
 
 def noise_in_models(rmse: float, batch_size: float, momentum: float) -> float:
@@ -93,7 +100,7 @@ def per_clip_unit(
 
 
 def progress(rate: float, num_steps: int) -> float:
-    """How far weights move in one direction, at a rate, in units of it.
+    """The way that weights can move in one direction, at a rate, in units of it.
 
     SGD with momentum beta is at its full rate after some 1 / (1 - beta) steps: a run of
     few steps is worth less than rate times steps.
@@ -162,7 +169,7 @@ def ema_momentum(num_steps: int) -> float:
 
 
 def is_named(loss: Any, *parts: str) -> bool:
-    """Whether the name of a Keras loss has a part, in small letters without "_"."""
+    """Returns whether the name of a Keras loss has a part, in small letters without "_"."""
     text = f"{loss} {getattr(loss, 'name', '')} {type(loss).__name__}".lower()
     return any(part in text.replace("_", "") for part in parts)
 
@@ -173,20 +180,7 @@ def clip_norm(loss: Any) -> tuple[float, str]:
     For two classes, from clip norm 1 to 3 the AUC of six tables changes by -0.005 to
     0.025, by 0.007 on average.
     """
-    if is_named(loss, "poisson"):
-        return _CLIP_OF_COUNTS, (
-            "For a Poisson loss, with labels divided by their usual size, if that is "
-            "above 1: smaller clip norms, or rare counts made larger, predict too few."
-        )
-    if is_named(loss, "binarycrossentropy"):
-        return 3.0, "For two classes: a rare one has larger gradients than usual ones."
-    if is_named(loss, *_SQUARES):
-        return 1.0, (
-            "The usual value. Targets with a long tail, as incomes and costs, are "
-            "predicted near their median at any epsilon: train on logarithms, or use clip "
-            "norm 10."
-        )
-    return (
-        1.0,
-        "The usual value: below most gradients only rate times clip norm matters.",
-    )
+    for kind, (clip, *names) in _CLIPS.items():
+        if is_named(loss, *names):
+            return clip, phrase("clip norm", kind)
+    return 1.0, phrase("clip norm", "usual")

@@ -1,4 +1,4 @@
-"""What a run may release of the data beside its noisy gradients, and what that costs."""
+"""Counts and metrics that a run may release beside its noisy gradients, and their cost."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import math
 from typing import TYPE_CHECKING
 
 from tf_bandmf.accounting.checks import check_positive, whole_number
-from tf_bandmf.planning.statement import phrase
+from tf_bandmf.planning.texts import phrase
 
 if TYPE_CHECKING:
     from tf_bandmf.accounting.base import Accountant

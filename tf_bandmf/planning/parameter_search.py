@@ -41,10 +41,10 @@ def search(function: Callable[[float], float], grid: Sequence[float], at: int) -
         x = min(points, key=function)
         left = max((point for point in points if point < x), default=None)
         right = min((point for point in points if point > x), default=None)
-        found = _between(function, left, x, right)
-        if found is None:
+        point = _between(function, left, x, right)
+        if point is None:
             return
-        points.add(found)
+        points.add(point)
 
 
 def _between(
@@ -53,7 +53,7 @@ def _between(
     x: float,
     right: float | None,
 ) -> float | None:
-    """Where the minimum is, beside the best of three points; None where x will do.
+    """The place of the minimum, beside the best of three points; None where x will do.
 
     The vertex of a parabola, or half way to an infinite value or inward from an end.
     """

@@ -33,10 +33,12 @@ from tf_bandmf.planning.compare import Comparison
 from tf_bandmf.planning.measurements import Measurements
 from tf_bandmf.planning.memory import NoiseMemory, noise_memory
 from tf_bandmf.planning.statement import ONE_EXAMPLE, PrivacyStatement
+from tf_bandmf.planning.texts import phrase, phrases
 from tf_bandmf.strategies import Strategy, registry
 from tf_bandmf.workloads import Workload
 
 if TYPE_CHECKING:
+    from tf_bandmf.accounting.guarantee import Calibration
     from tf_bandmf.sampling import BatchSchedule
 
 _FORMAT = 1
@@ -211,8 +213,8 @@ class Plan:
     @property
     def guarantee(self) -> Guarantee:
         """(epsilon, delta)-DP, and what the numbers are worth."""
-        stated = {name: getattr(self, name) for name in ("delta", *_STATED)}
-        return Guarantee(**stated, zcdp_rho=self.zcdp_rho)
+        fields = {name: getattr(self, name) for name in ("delta", *_STATED)}
+        return Guarantee(**fields, zcdp_rho=self.zcdp_rho)
 
     @property
     def unamplified_noise(self) -> float:
@@ -269,15 +271,14 @@ class Plan:
         if not 0.0 <= metrics < 1.0:
             raise ValueError(f"metrics must be in [0, 1), found {metrics!r}.")
         if not evaluations:
-            kept = Measurements(float(counts))
-            return dataclasses.replace(self, measurements=kept)
-        base = self.accounting()
+            return dataclasses.replace(self, measurements=Measurements(float(counts)))
+        base, budget = self.accounting(), (self.epsilon, self.delta)
         # A share of `1 / sigma^2` of the Gaussian mechanism that would spend all of it.
-        unit = gaussian.calibrate_noise_stddev(self.epsilon, self.delta)
-        noise = base.moved_by * unit * math.sqrt(evaluations / metrics)
+        unit = base.moved_by * gaussian.calibrate_noise_stddev(*budget)
+        noise = unit * math.sqrt(evaluations / metrics)
         kept = Measurements(float(counts), evaluations, noise)
-        found = kept.with_evaluations(base).calibrate(self.epsilon, self.delta)
-        return self._with_noise(found.noise_stddev, found.guarantee, measurements=kept)
+        made = kept.with_evaluations(base).calibrate(*budget)
+        return self._with_noise(made, measurements=kept)
 
     def bounded(self, *, confidence: float = 0.999999) -> Plan:
         """The plan with noise for its budget by a bound, where accounting simulates.
@@ -301,14 +302,13 @@ class Plan:
         if self.measurements != Measurements():
             raise ValueError("The plan has a reservation: bound it before.")
         use, budget = self.participation, (self.epsilon, self.delta)
-        found = calibrated(self.strategy, use, *budget, confidence)
-        return self._with_noise(found.noise_stddev, found.guarantee)
+        return self._with_noise(calibrated(self.strategy, use, *budget, confidence))
 
-    def _with_noise(self, stddev: float, made: Guarantee, **changes: Any) -> Plan:
+    def _with_noise(self, made: Calibration, **changes: Any) -> Plan:
         """The plan with a calibrated noise, and the guarantee that it has."""
         assert self.sensitivity is not None
-        noise = multiplier_of(stddev, self.sensitivity.value)
-        changes |= stated(made)
+        noise = multiplier_of(made.noise_stddev, self.sensitivity.value)
+        changes |= stated(made.guarantee)
         return dataclasses.replace(self, noise_multiplier=noise, **changes)
 
     def guarantee_at(self, delta: float, confidence: float | None = None) -> Guarantee:
@@ -342,7 +342,7 @@ class Plan:
         Raises:
           ValueError: if the plan has fewer than `steps` steps, or delta is not in (0, 1).
         """
-        given = delta if delta is not None else self.delta
+        given = self.delta if delta is None else delta
         checks.check_delta(given)
         if isinstance(steps, bool) or not 0 <= steps <= self.num_steps:
             raise ValueError(
@@ -352,9 +352,8 @@ class Plan:
             return 0.0
         # The first steps are a part of what the whole run does: its epsilon holds, also
         # where the bound for the leading block of C is larger.
-        whole = self.epsilon
-        if given != self.delta:
-            whole = self.guarantee_at(given).epsilon
+        is_planned = given == self.delta
+        whole = self.epsilon if is_planned else self.guarantee_at(given).epsilon
         if self.participation.is_simulated:
             # Whole epochs, which is what is simulated: more steps spend more.
             epoch = self.participation.separation()
@@ -363,10 +362,10 @@ class Plan:
             return whole
         accountant = self.accounting(steps=int(steps))
         try:
-            found = accountant.guarantee(self.unit_noise_stddev, given)
+            first = accountant.guarantee(self.unit_noise_stddev, given)
         except EpsilonIsZero:
             return 0.0
-        return min(found.epsilon, whole)
+        return min(first.epsilon, whole)
 
     @property
     def choice(self) -> Comparison | None:
@@ -570,7 +569,7 @@ class Plan:
     def memory(
         self, num_parameters: int, num_devices: int = 1, keep_normals: bool = False
     ) -> NoiseMemory:
-        """What the noise keeps in memory for a model; see `memory.noise_memory`."""
+        """The memory of the noise for a model; see `memory.noise_memory`."""
         return noise_memory(
             self.strategy, num_parameters, num_devices, keep_normals, self.generator
         )
@@ -597,7 +596,7 @@ class Plan:
             guarantee = dataclasses.replace(guarantee, confidence=None)
             sampling = "No amplification by sampling is claimed."
         if self.unit != ONE_EXAMPLE:
-            participation += f" {statement.phrase('parts', 'unit', plan=self)}"
+            participation += f" {phrase('parts', 'unit', plan=self)}"
         measured = str(self.measurements)
         clips = self.noise_stddev / self.l2_norm_clip
         return PrivacyStatement(
@@ -610,7 +609,7 @@ class Plan:
             runs="",
             remarks=(*filter(None, [measured]), *remarks),
             proviso="",
-            **statement.phrases("one run", plan=self, clips=clips),
+            **phrases("one run", plan=self, clips=clips),
         )
 
     def to_config(self) -> dict[str, Any]:
@@ -633,10 +632,10 @@ class Plan:
           ValueError: if the format is not known or the numbers do not fit together.
         """
         fields = dict(config)
-        found = fields.pop("format", None)
-        if found != _FORMAT:
+        written = fields.pop("format", None)
+        if written != _FORMAT:
             raise ValueError(
-                f"The plan has format {found!r}; this version of tf-bandmf reads format "
+                f"The plan has format {written!r}; this version of tf-bandmf reads format "
                 f"{_FORMAT}."
             )
         for name, made_from in _PARTS.items():
@@ -667,7 +666,7 @@ class Plan:
             with open(path, encoding="utf-8") as file:
                 content = configs.loads(file.read())
             plan = cls.from_config(content["plan"])
-            found, stated = plan.fingerprint, content["fingerprint"]
+            stated = content["fingerprint"]
         except (FileNotFoundError, IsADirectoryError, PermissionError):
             raise
         except Exception as error:  # anything may be in a file
@@ -676,7 +675,7 @@ class Plan:
                 f"{path} is damaged or is not a plan ({type(error).__name__}: {detail}). "
                 f"Make the plan again."
             ) from error
-        if found != stated:
+        if plan.fingerprint != stated:
             raise ValueError(
                 f"{path} does not have the fingerprint that it states: it was changed "
                 f"or damaged after it was saved. Make the plan again."

@@ -22,16 +22,15 @@ Theorem 2.7), which every run is, also without the amplification that its sampli
 
 from __future__ import annotations
 
-import configparser
 import dataclasses
 import json
 import math
-import pathlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from tf_bandmf._version import __version__
 from tf_bandmf.accounting.guarantee import ZERO_OUT, Guarantee
+from tf_bandmf.planning.texts import phrase, phrases
 
 if TYPE_CHECKING:
     from tf_bandmf.planning.plan import Plan
@@ -40,22 +39,6 @@ ONE_EXAMPLE = "one training example"
 # The share of people who are accused though they were not in the data.
 _ACCUSED = 0.05
 _TAGS = ("differential-privacy", "tf-bandmf")
-# All that statement and card say, with places for the facts.
-_TEXTS = configparser.RawConfigParser(delimiters="=")
-_TEXTS.optionxform = str  # type: ignore[assignment, method-assign]  # titles have capitals
-_TEXTS.read(pathlib.Path(__file__).with_suffix(".ini"), encoding="utf-8")
-
-
-def phrase(section: str, name: str, /, **facts: Any) -> str:
-    """A text of statement.ini, filled with facts, on one line."""
-    return " ".join(_TEXTS[section][name].format(**facts).split())
-
-
-def phrases(section: str, /, **facts: Any) -> dict[str, str]:
-    """All texts of a section, by their names."""
-    return {name: phrase(section, name, **facts) for name in _TEXTS[section]}
-
-
 _Points = list[tuple[str, str]]
 # What the statement says of the generators of noise.
 GENERATORS = phrases("generators")
@@ -125,12 +108,12 @@ class PrivacyStatement:
 
     @property
     def test_only(self) -> bool:
-        """Whether noise comes from a known seed: then there is no guarantee at all."""
+        """Is true if noise comes from a known seed: then there is no guarantee at all."""
         return any(plan.test_seed is not None for plan in self.plans)
 
     @property
     def replaces(self) -> bool:
-        """Whether neighbors replace one unit by another."""
+        """Is true if neighbors replace one unit by another."""
         return self.guarantee.adjacency != ZERO_OUT
 
     def found(self, accused: float) -> float:

@@ -26,6 +26,7 @@ from tf_bandmf.accounting.checks import check_planned_delta
 from tf_bandmf.accounting.guarantee import REPLACE_ONE, ZERO_OUT
 from tf_bandmf.planning.plan import Plan
 from tf_bandmf.planning.statement import ONE_EXAMPLE
+from tf_bandmf.planning.texts import phrase
 
 _RENYI = "Renyi DP of repeated selection (dp-accounting; arXiv:2110.03620)"
 _PROFILE = "privacy profile of repeated selection (arXiv:2402.06701)"
@@ -82,18 +83,10 @@ class TuningCost:
         return selection.draw_number(self.expected_trials, self.shape, rng)
 
     def __str__(self) -> str:
-        text = (
-            f"Choosing the best of about {self.expected_trials:g} private trials "
-            f"({self.distribution} number of trials) costs epsilon = {self.epsilon:.4g} "
-            f"at delta = {self.delta:.3g} in all, where one trial costs "
-            f"{self.trial_epsilon:.4g}. By the {self.method}."
-        )
+        sure = ""
         if self.confidence is not None:
-            text += (
-                f" It holds except with probability {1.0 - self.confidence:.2g} over the "
-                f"accountant's simulation."
-            )
-        return f"{text} {self.remark}".strip()
+            sure = phrase("tuning", "sure", risk=1.0 - self.confidence)
+        return phrase("tuning", "cost", cost=self, sure=sure)
 
 
 def tuning_cost(
@@ -154,7 +147,8 @@ def tuning_cost(
     epsilon, method, confidence = min(costs, key=lambda one: one[0])
     remark = ""
     if plan.participation.is_simulated and confidence is None:
-        remark = _OF_ESTIMATES if plan.confidence is None else told
+        is_estimate = plan.confidence is None
+        remark = phrase("tuning", "estimate") if is_estimate else told
     trial = plan.epsilon
     if delta != plan.delta:
         trial = _at_least_zero(plan)(float(delta))
@@ -175,18 +169,13 @@ def tuning_cost(
     )
 
 
-_OF_ESTIMATES = (
-    "The epsilon of a trial is an estimate by simulation, which the theorems do not "
-    "cover: amplification by sampling is left out. `Plan.bounded` makes it a bound, which "
-    "counts."
-)
 _EpsilonAt = Callable[[float], float]
 
 
 def _bounds(
     plan: Plan, mean: float, shape: float, delta: float
 ) -> Iterator[tuple[str, float | None, Callable[[], float]]]:
-    """What an epsilon rests on, with which confidence, and a function that computes it."""
+    """Bounds on epsilon: method, confidence, and a function that computes each."""
     use, replaced = plan.participation, plan.adjacency == REPLACE_ONE
     relations = dp_accounting.NeighboringRelation
     relation = relations.REPLACE_ONE if replaced else relations.ADD_OR_REMOVE_ONE
