@@ -328,10 +328,6 @@ def _choose(best: dict[str, RunSetting]) -> tuple[RunSetting, str]:
 
 def _verdict(share: float) -> str:
     """The expected share in words."""
-    facts: dict[str, Any] = {"share": share, "spread": learning_rates.SPREAD}
-    facts |= {
-        "enough": phrase("advice", "enough", **facts),
-        "help": phrase("advice", "help"),
-    }
+    about = phrase("advice", "about", share=share, spread=learning_rates.SPREAD)
     kind = "nothing" if share < _NOTHING else "little" if share < _LITTLE else "enough"
-    return phrase("advice", kind, **facts)
+    return phrase("advice", kind, about=about)

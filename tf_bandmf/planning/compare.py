@@ -187,8 +187,8 @@ class Comparison:
 
     def to_records(self) -> list[dict[str, Any]]:
         """One dictionary of plain finite values per row, ready for JSON."""
-        plain = ({**vars(row)} for row in self.rows)
-        return [{k: v for k, v in row.items() if k != "strategy"} for row in plain]
+        names = [field.name for field in dataclasses.fields(Row) if field.repr]
+        return [{name: getattr(row, name) for name in names} for row in self.rows]
 
     def to_record(self) -> dict[str, Any]:
         """All of it in plain finite values, ready for JSON."""
@@ -217,15 +217,10 @@ def plain_table(
 ) -> str:
     """A title and columns of equal width, the first one to the left."""
     lines = [headings, *body]
-    widths = [max(len(line[i]) for line in lines) for i in range(len(headings))]
-    texts = [
-        "  ".join(
-            text.ljust(width) if i == 0 else text.rjust(width)
-            for i, (text, width) in enumerate(zip(line, widths))
-        ).rstrip()
-        for line in lines
-    ]
-    return "\n".join([title, *texts])
+    widths = [max(map(len, column)) for column in zip(*lines)]
+    first, *others = widths
+    form = "  ".join([f"{{:<{first}}}", *(f"{{:>{width}}}" for width in others)])
+    return "\n".join([title, *(form.format(*line).rstrip() for line in lines)])
 
 
 def compare(

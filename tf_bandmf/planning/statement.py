@@ -112,9 +112,9 @@ class PrivacyStatement:
         return any(plan.test_seed is not None for plan in self.plans)
 
     @property
-    def replaces(self) -> bool:
-        """Is true if neighbors replace one unit by another."""
-        return self.guarantee.adjacency != ZERO_OUT
+    def neighbors(self) -> str:
+        """The change of one unit between neighbors: "zero-out" or "replace-one"."""
+        return "zero-out" if self.guarantee.adjacency == ZERO_OUT else "replace-one"
 
     def found(self, accused: float) -> float:
         """The largest share of those in the data that an attacker can find.
@@ -230,8 +230,7 @@ class PrivacyCard:
                 if said.epsilon <= float(most)
             ),
         }
-        neighbors = "replace-one" if said.replaces else "zero-out"
-        facts |= phrases(neighbors, **facts)
+        facts |= phrases(said.neighbors, **facts)
         return list(phrases("card", **facts).items())
 
     def __str__(self) -> str:
@@ -249,13 +248,11 @@ class PrivacyCard:
         """Plain finite values, ready for JSON."""
         said, guarantee = self.statement, None
         if not said.test_only:
+            names = ("epsilon", "delta", "kind", "confidence")
             guarantee = {
-                "epsilon": said.epsilon,
-                "delta": said.delta,
-                "kind": said.guarantee.kind,
-                "confidence": said.guarantee.confidence,
+                **{name: getattr(said.guarantee, name) for name in names},
                 "unit": said.unit,
-                "neighbors": "replace-one" if said.replaces else "zero-out",
+                "neighbors": said.neighbors,
                 "right_guesses_at_most": said.right(),
                 "found_at_most": said.found(_ACCUSED),
                 "wrongly_accused": _ACCUSED,
