@@ -17,6 +17,7 @@ from tf_bandmf.accounting.bins_simulator import (
     factorize,
     gram_matrix,
 )
+from tf_bandmf.accounting.guarantee import Simulation
 from tf_bandmf.accounting.simulator import Proposal
 
 ERRORS = 4.0
@@ -82,7 +83,7 @@ def test_two_bins_agree_with_quadrature_in_both_directions(lam, noise, epsilon):
         assert abs(found - delta) < ERRORS * found.standard_error + 1e-9
         if delta > 1e-12:
             assert found.standard_error < 0.05 * delta
-    found = BallsInBinsAccountant(gram, seed=1).delta(epsilon, noise)
+    found = BallsInBinsAccountant(gram, Simulation(seed=1)).delta(epsilon, noise)
     assert abs(found - max(exact)) < ERRORS * found.standard_error
 
 
@@ -124,11 +125,9 @@ def test_gram_route_is_the_full_simulation(name):
 
 def test_standard_errors_are_honest():
     gram = gram_matrix(strategies.lambda_cgd(80, 0.7).matrix, 20)
-    found = [
-        BallsInBinsAccountant(gram, num_draws=4000, seed=seed).delta(1.0, 4.0)
-        for seed in range(20)
-    ]
-    values = np.array([f for f in found])
+    simulations = [Simulation(num_draws=4000, seed=seed) for seed in range(20)]
+    found = [BallsInBinsAccountant(gram, s).delta(1.0, 4.0) for s in simulations]
+    values = np.array(found)
     errors = np.array([f.standard_error for f in found])
     scores = (values - values.mean()) / errors
     chi_squared = float(np.sum(scores**2))
@@ -138,7 +137,7 @@ def test_standard_errors_are_honest():
 
 def test_epsilon_inverts_delta_and_falls_with_noise_and_delta():
     gram = gram_matrix(strategies.lambda_cgd(200, 0.7).matrix, 40)
-    accountant = BallsInBinsAccountant(gram, num_draws=20_000)
+    accountant = BallsInBinsAccountant(gram, Simulation(num_draws=20_000))
     epsilon = accountant.epsilon(1e-6, 5.0)
     delta = accountant.delta(epsilon, 5.0)
     assert delta == pytest.approx(1e-6, rel=0.15)
@@ -152,10 +151,10 @@ def test_epsilon_inverts_delta_and_falls_with_noise_and_delta():
 @pytest.mark.invariant(12)
 def test_calibration_is_safe_and_amplification_helps():
     gram = gram_matrix(strategies.lambda_cgd(200, 0.7).matrix, 40)
-    accountant = BallsInBinsAccountant(gram, num_draws=20_000)
+    accountant = BallsInBinsAccountant(gram, Simulation(num_draws=20_000))
     found = accountant.calibrate(1.0, 1e-5)
     assert found.guarantee.kind == "estimate"
-    other = BallsInBinsAccountant(gram, num_draws=100_000, seed=99)
+    other = BallsInBinsAccountant(gram, Simulation(num_draws=100_000, seed=99))
     delta = other.delta(1.0, found.noise_stddev)
     assert delta < 1e-5 + 2.0 * delta.standard_error
     assert delta > 0.8e-5
@@ -167,9 +166,9 @@ def test_a_bound_lies_above_the_exact_value_and_near_it():
     gram = gram_matrix(strategies.lambda_cgd(4, 0.9).matrix, 2)
     noise, epsilon = 3.0, 1.0
     exact = max(two_bins_by_quadrature(gram, noise, epsilon))
-    accountant = BallsInBinsAccountant(gram, confidence=1 - 1e-6)
+    accountant = BallsInBinsAccountant(gram, Simulation(1 - 1e-6))
     found = accountant.delta(epsilon, noise)
-    assert found.kind == "bound" and found.confidence == 1 - 1e-6
+    assert found.confidence == 1 - 1e-6
     assert exact < found < 1.5 * exact
     by_epsilon = accountant.epsilon(exact, noise)
     assert epsilon < by_epsilon < 1.2 * epsilon
@@ -210,7 +209,7 @@ def test_a_bound_that_would_take_for_ever_is_that_without_amplification():
     """With a single bin they are the same."""
     gram = gram_matrix(strategies.lambda_cgd(40, 0.7).matrix, 10)
     norm = np.sqrt(gram.max())
-    accountant = BallsInBinsAccountant(gram, confidence=1 - 1e-6)
+    accountant = BallsInBinsAccountant(gram, Simulation(1 - 1e-6))
     with pytest.warns(UserWarning, match="larger delta or an estimate"):
         assert accountant.epsilon(1e-14, norm) == gaussian.gaussian_epsilon(1.0, 1e-14)
     with pytest.warns(UserWarning, match="draws.*No amplification is claimed instead"):
@@ -239,8 +238,9 @@ def test_shipped_example_of_jax_privacy():
 def test_releases_beside_a_run_are_one_more_coordinate_of_every_bin(confidence):
     gram = gram_matrix(strategies.lambda_cgd(40, 0.7).matrix, 10)
     noise, releases, epsilon = 4.0, 1.5, 2.0
-    both = BallsInBinsAccountant(gram, confidence).beside(releases)
-    longer = BallsInBinsAccountant(gram + (noise / releases) ** 2, confidence)
+    alone = BallsInBinsAccountant(gram, Simulation(confidence))
+    both, more = alone.beside(releases), gram + (noise / releases) ** 2
+    longer = BallsInBinsAccountant(more, Simulation(confidence))
     found, expected = (a.delta(epsilon, noise) for a in (both, longer))
     if confidence is None:
         error = np.hypot(found.standard_error, expected.standard_error)
@@ -248,8 +248,8 @@ def test_releases_beside_a_run_are_one_more_coordinate_of_every_bin(confidence):
     else:
         assert found == pytest.approx(expected, rel=0.2)
     calibrated = both.calibrate(2.0, 1e-3)
-    alone = BallsInBinsAccountant(gram, confidence).calibrate(2.0, 1e-3)
-    assert calibrated.noise_stddev > 1.02 * alone.noise_stddev
+    without = alone.calibrate(2.0, 1e-3)
+    assert calibrated.noise_stddev > 1.02 * without.noise_stddev
     both.validate(calibrated.noise_stddev, calibrated.guarantee)
     with pytest.raises(ValueError, match="leave nothing of"):
         both.calibrate(0.5, 1e-6)
@@ -269,9 +269,9 @@ def test_dp_lambda_cgd_setting(noise, epsilon, tolerance):
 def test_a_bound_is_within_three_percent_of_the_estimate():
     matrix = strategies.lambda_cgd(3910, 0.9).matrix
     estimate = BallsInBinsAccountant.of_strategy(matrix, 391).epsilon(1e-5, 7.427)
-    accountant = BallsInBinsAccountant.of_strategy(matrix, 391, confidence=1 - 1e-6)
+    accountant = BallsInBinsAccountant.of_strategy(matrix, 391, Simulation(1 - 1e-6))
     bound = accountant.epsilon(1e-5, 7.427)
-    assert bound.kind == "bound"
+    assert bound.confidence == 1 - 1e-6
     assert estimate < bound < 1.03 * estimate
     assert estimate.standard_error < 0.01 * estimate
 
@@ -300,7 +300,7 @@ def test_impossible_grams_are_refused(column, num_steps, num_bins, message):
 )
 def test_impossible_accountants_are_refused(gram, confidence, message):
     with pytest.raises(ValueError, match=message):
-        BallsInBinsAccountant(gram, confidence=confidence)
+        BallsInBinsAccountant(gram, Simulation(confidence))
 
 
 def test_impossible_budgets_are_refused():
@@ -315,13 +315,11 @@ def test_impossible_budgets_are_refused():
 
 @pytest.mark.parametrize("near", [None, 0.5, 40.0])
 def test_rough_noise_is_that_of_a_calibration_up_to_its_draws(near):
-    accountant = BallsInBinsAccountant.of_strategy(
-        strategies.lambda_cgd(80, 0.8).matrix, 20, num_draws=20_000
-    )
+    gram = gram_matrix(strategies.lambda_cgd(80, 0.8).matrix, 20)
+    accountant = BallsInBinsAccountant(gram, Simulation(num_draws=20_000))
     rough = accountant.rough_noise_stddev(2.0, 1e-5, near)
-    assert rough == pytest.approx(
-        accountant.calibrate(2.0, 1e-5).noise_stddev, rel=0.02
-    )
+    calibrated = accountant.calibrate(2.0, 1e-5).noise_stddev
+    assert rough == pytest.approx(calibrated, rel=0.02)
 
 
 @pytest.mark.parametrize("lam", [0.0, 0.8])

@@ -9,6 +9,7 @@ import pytest
 
 from tf_bandmf import strategies
 from tf_bandmf.accounting.balls_in_bins import BallsInBinsAccountant
+from tf_bandmf.accounting.guarantee import Simulation
 
 # Bins, noise multiplier, the package's lower and upper bound.
 PUBLISHED = [
@@ -23,6 +24,6 @@ PUBLISHED = [
 @pytest.mark.parametrize("bins, noise, lower, upper", PUBLISHED)
 def test_estimates_are_between_the_bounds(bins, noise, lower, upper):
     matrix = strategies.identity(bins).matrix
-    accountant = BallsInBinsAccountant.of_strategy(matrix, bins, num_draws=20_000)
-    found = accountant.epsilon(1e-5, noise)
+    draws = Simulation(num_draws=20_000)
+    found = BallsInBinsAccountant.of_strategy(matrix, bins, draws).epsilon(1e-5, noise)
     assert lower - 4.0 * found.standard_error <= found <= upper

@@ -9,6 +9,7 @@ from small_plans import planned
 import tf_bandmf
 from tf_bandmf.accounting import gaussian, selection
 from tf_bandmf.accounting.balls_in_bins import BallsInBinsAccountant
+from tf_bandmf.accounting.guarantee import Simulation
 
 DATA = {"num_examples": 2000, "batch_size": 200, "epochs": 4}
 
@@ -115,7 +116,7 @@ def test_a_simulated_bound_counts_and_its_confidence_too():
     # Another simulation, by estimates, and no amplification at all.
     estimated = of_one(
         lambda delta: BallsInBinsAccountant.of_strategy(
-            plan.strategy.matrix, 4, num_draws=5000, seed=7
+            plan.strategy.matrix, 4, Simulation(num_draws=5000, seed=7)
         ).epsilon(delta, plan.unit_noise_stddev)
     )
     whole = of_one(lambda d: gaussian.gaussian_epsilon(plan.noise_multiplier, d))

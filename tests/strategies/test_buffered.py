@@ -114,23 +114,21 @@ WORKLOADS = {
 @pytest.mark.parametrize("participation", [MinSep(90, 1), MinSep(7, 9), MinSep(11)])
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_the_search_minimizes_the_error_of_the_matrix(name, participation, objective):
-    n = 90
-    workload = WORKLOADS[name](n)
+    workload = WORKLOADS[name](90)
     problem = buffered._Problem(workload, participation, objective)
 
     def log_error(variables):
-        strategy = strategies.Strategy(
-            "blt", matrices.BufferedToeplitz(*buffered.decays_of(variables), n)
-        )
+        matrix = matrices.BufferedToeplitz(*buffered.decays_of(variables), 90)
+        strategy = strategies.Strategy("blt", matrix)
         kind = strategy.rmse if objective == "mean" else strategy.max_se
         return 2.0 * np.log(kind(workload, participation))
 
     variables = np.array([6.0, 1.0, 0.5, 0.5])
     value, gradient = problem.loss(variables)
     assert value == pytest.approx(log_error(variables), abs=1e-10)
-    steps = 1e-5 * np.eye(4)
-    differences = [log_error(variables + h) - log_error(variables - h) for h in steps]
-    np.testing.assert_allclose(gradient, np.array(differences) / 2e-5, atol=1e-7)
+    for h, derivative in zip(1e-5 * np.eye(4), gradient):
+        difference = log_error(variables + h) - log_error(variables - h)
+        assert derivative == pytest.approx(difference / 2e-5, abs=1e-7)
 
 
 def test_a_run_of_a_million_steps_comes_close_to_the_best_toeplitz_strategy():

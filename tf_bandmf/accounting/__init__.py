@@ -15,19 +15,13 @@ if TYPE_CHECKING:
 
 __all__ = ["Accountant", "Calibration", "Guarantee"]
 
-# dp-accounting takes a second to import: only where it is used.
-_HOMES = {
-    "Accountant": "base",
-    "Calibration": "guarantee",
-    "Guarantee": "guarantee",
-}
-
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    # dp-accounting takes a second to import: only where it is used.
+    if name not in __all__:
         raise AttributeError(f"module 'tf_bandmf.accounting' has no attribute {name!r}")
-    module = importlib.import_module(f"tf_bandmf.accounting.{_HOMES[name]}")
-    return getattr(module, name)
+    home = "base" if name == "Accountant" else "guarantee"
+    return getattr(importlib.import_module(f"tf_bandmf.accounting.{home}"), name)
 
 
 def __dir__() -> list[str]:

@@ -13,6 +13,7 @@ import numpy as np
 from tf_bandmf import matrices
 from tf_bandmf.accounting.bins_simulator import BinsSimulator, check_bins, gram_matrix
 from tf_bandmf.accounting.checks import whole_number
+from tf_bandmf.accounting.guarantee import Simulation
 from tf_bandmf.accounting.simulated_accountant import SimulatedAccountant
 
 NAME = "balls in bins, Monte Carlo with importance sampling"
@@ -26,22 +27,14 @@ class BallsInBinsAccountant(SimulatedAccountant):
 
     Args:
       gram: G of `bins_simulator.gram_matrix`, shape [b, b].
-      confidence: None for estimates, or 1 - beta, for example `1 - 1e-6`.
-      num_draws: of an estimate, for each direction.
-      seed: of the simulation, >= 0; equal seeds give equal results.
+      simulation: how it is simulated; None for an estimate.
 
     Raises:
       ValueError: on invalid arguments.
     """
 
-    def __init__(
-        self,
-        gram: np.ndarray,
-        confidence: float | None = None,
-        num_draws: int = NUM_DRAWS,
-        seed: int = 0,
-    ) -> None:
-        gram = np.array(gram, dtype=np.float64)
+    def __init__(self, gram: np.ndarray, simulation: Simulation | None = None) -> None:
+        gram, simulation = np.array(gram, np.float64), simulation or Simulation()
         if gram.ndim != 2 or gram.shape[0] != gram.shape[1] or not gram.size:
             raise ValueError(f"gram must have shape [b, b], found {gram.shape}.")
         check_bins(len(gram))
@@ -49,21 +42,19 @@ class BallsInBinsAccountant(SimulatedAccountant):
             raise ValueError("gram must be finite and non-negative.")
         if np.any(np.diagonal(gram) <= 0.0):
             raise ValueError("gram must have a positive diagonal.")
-        num_draws = whole_number("num_draws", num_draws, least=1000)
-        seed = whole_number("seed", seed, least=0)
-        simulator = BinsSimulator(gram, num_draws, seed)
+        draws = NUM_DRAWS if simulation.num_draws is None else simulation.num_draws
+        draws = whole_number("num_draws", draws, least=1000)
+        seed = whole_number("seed", simulation.seed, least=0)
         norm = math.sqrt(float(gram.diagonal().max()))
-        super().__init__(NAME, simulator, norm, confidence)
+        simulator = BinsSimulator(gram, draws, seed)
+        super().__init__(NAME, simulator, norm, simulation.confidence)
 
     @classmethod
     def of_strategy(
         cls,
         matrix: matrices.LowerTriangular,
         num_bins: int,
-        confidence: float | None = None,
-        num_draws: int = NUM_DRAWS,
-        seed: int = 0,
+        simulation: Simulation | None = None,
     ) -> BallsInBinsAccountant:
         """The accountant of a strategy matrix `C`; see `gram_matrix` for errors."""
-        gram = gram_matrix(matrix, num_bins)
-        return cls(gram, confidence, num_draws, seed)
+        return cls(gram_matrix(matrix, num_bins), simulation)

@@ -1,4 +1,4 @@
-"""What every accountant is: from noise to a guarantee, and back.
+"""The base class of accountants: from noise to a guarantee, and back.
 
 There is one unit: `noise_stddev`, the standard deviation of the noise on the **raw**
 strategy `C` for l2_norm_clip = 1. A run releases `C x + noise_stddev * z`. Only
@@ -173,8 +173,7 @@ class Accountant(abc.ABC):
         largest = self.largest_noise(epsilon, delta)
         if self.sampling_probability == 1.0:
             return largest
-        if near is None:
-            near = self.first_noise(epsilon, delta, largest)
+        near = near or self.first_noise(epsilon, delta, largest)
 
         def excess(log_noise: float) -> float:
             reached = self.delta(epsilon, math.exp(log_noise), rough=True)
@@ -185,7 +184,7 @@ class Accountant(abc.ABC):
         )
 
     def first_noise(self, epsilon: float, delta: float, largest: float) -> float:
-        """Where a search for the noise begins: up to `largest`."""
+        """The noise at which a search begins: up to `largest`."""
         # Where noise is large it is that of all steps times the probability.
         return min(1.5 * self.sampling_probability, 1.0) * largest
 
@@ -209,7 +208,7 @@ class Accountant(abc.ABC):
         return Calibration(noise, self.stated(epsilon, delta, noise))
 
     def guarantee(self, noise_stddev: float, delta: float) -> Guarantee:
-        """What a run with this noise guarantees at delta.
+        """The guarantee of a run with this noise at delta.
 
         Raises:
           ValueError: if delta is so large that epsilon would be 0.
@@ -224,7 +223,7 @@ class Accountant(abc.ABC):
         return Guarantee(epsilon, delta, kind, name, adjacency)
 
     def confirms(self, noise_stddev: float, guarantee: Guarantee) -> bool:
-        """Whether the noise gives the guarantee, as far as a quick check can tell."""
+        """True if the noise gives the guarantee, as far as a quick check can tell."""
         reached = self.delta(guarantee.epsilon, noise_stddev)
         return reached <= guarantee.delta * (1.0 + 1e-6)
 

@@ -109,12 +109,12 @@ class Tilt:
     """One component of a proposal.
 
     Attributes:
-      own: the mean moves by this many times the draw's own bin column, past what the
+      single: the mean moves by this many times the draw's own bin column, past what the
         target distribution has.
       common: the mean moves by this many times the average of all bin columns.
     """
 
-    own: float = 0.0
+    single: float = 0.0
     common: float = 0.0
 
 
@@ -154,16 +154,14 @@ class BinsSimulator(Simulator):
 
     def _grid(self, strengths: Sequence[float]) -> list[Tilt]:
         """Tilts by the given numbers of standard deviations, the target first."""
-        own = 1.0 / math.sqrt(2.0 * float(self.half.max()))
+        unit = 1.0 / math.sqrt(2.0 * float(self.half.max()))
         common = 1.0 / math.sqrt(self.common_squared)
         if self.add:
             return [Tilt()] + [Tilt(common=-s * common) for s in strengths]
-        tilts = [Tilt()] + [Tilt(own=s * own) for s in strengths]
+        tilts = [Tilt()] + [Tilt(s * unit) for s in strengths]
         if len(self.gram) > 1:
             tilts += [Tilt(common=s * common) for s in strengths]
-            tilts += [
-                Tilt(own=0.5 * s * own, common=0.5 * s * common) for s in strengths
-            ]
+            tilts += [Tilt(0.5 * s * unit, 0.5 * s * common) for s in strengths]
         return tilts
 
     def certain_tilts(self) -> list[Tilt]:
@@ -188,9 +186,9 @@ class BinsSimulator(Simulator):
             return along
         if tilt == Tilt():
             return losses
-        scale = 1.0 + tilt.own
+        scale = 1.0 + tilt.single
         offset = scale**2 * self.half + scale * tilt.common * self.common
-        if tilt.own == 0.0 and np.ptp(self.common) <= 1e-12 * self.common[0]:
+        if tilt.single == 0.0 and np.ptp(self.common) <= 1e-12 * self.common[0]:
             return losses + (along - tilt.common * self.common[0])
         exponents = u if scale == 1.0 else u * u.dtype.type(scale)
         return _log_mean_exp(exponents - offset.astype(u.dtype)) + along
@@ -202,7 +200,7 @@ class BinsSimulator(Simulator):
         t)`: `exp(t l - t (1 + t) max_j |m_j|^2 / 2)`; for "add" by `log mean_j v_j >=
         mean_j log v_j`.
         """
-        t = -tilt.common if self.add else tilt.own
+        t = -tilt.common if self.add else tilt.single
         if t <= 0.0 or not (self.add or tilt.common == 0.0):
             return None
         if not self.add:
@@ -212,7 +210,7 @@ class BinsSimulator(Simulator):
     def chunks(
         self, proposal: Proposal, stage: Stage, count: int
     ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        pairs = np.array([[tilt.own, tilt.common] for tilt in proposal.tilts])
+        pairs = np.array([[tilt.single, tilt.common] for tilt in proposal.tilts])
         strongest = (1.0 + pairs[:, 0].max()) ** 2 * float(self.half.max())
         dtype: Any = np.float32 if strongest < _SINGLE_PRECISION_LIMIT else np.float64
         gram, common = self.gram.astype(dtype), self.common.astype(dtype)

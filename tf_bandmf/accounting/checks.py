@@ -27,11 +27,6 @@ def check_nonnegative(name: str, value: Any) -> None:
         raise ValueError(f"{name} must be finite and >= 0, found {value!r}.")
 
 
-def check_epsilon(epsilon: Any) -> None:
-    """Raises ValueError unless epsilon is a finite number >= 0."""
-    check_nonnegative("epsilon", epsilon)
-
-
 def whole_number(
     name: str, value: Any, least: int = 1, most: int | None = None, most_is: str = ""
 ) -> int:

@@ -113,10 +113,10 @@ class SampledQueries(ComposedQueries):
     def queries(self, noise_stddev: float) -> list[tilted.Query]:
         unit, probability = noise_stddev / self.column_norm, self.sampling_probability
         unit, is_replaced = unit / self.moved_by, self.moved_by == 2.0
-        found = [tilted.Query(probability, unit, self.num_queries, is_replaced)]
+        queries = [tilted.Query(probability, unit, self.num_queries, is_replaced)]
         if self.releases < math.inf:
-            found.append(tilted.Query(1.0, self.releases / self.moved_by))
-        return found
+            queries.append(tilted.Query(1.0, self.releases / self.moved_by))
+        return queries
 
     @abc.abstractmethod
     def sampled(self, query: dp_accounting.DpEvent) -> dp_accounting.DpEvent:

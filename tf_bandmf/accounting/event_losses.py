@@ -104,7 +104,7 @@ def query_of(event: dp_accounting.DpEvent, count: int) -> tilted.Query | None:
 
 
 def _loss_of(query: tilted.Query, interval: float) -> Loss:
-    """That of one query on a sample of fixed size, alike in both directions."""
+    """The loss of one query on a sample of fixed size, alike in both directions."""
     first, masses, infinite = tilted.Law(query, add=False).discretized(interval)
     pmf = pld_pmf.DensePLDPmf(interval, first, masses, infinite, True)
     return privacy_loss_distribution.PrivacyLossDistribution(pmf)

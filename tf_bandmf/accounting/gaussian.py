@@ -23,7 +23,7 @@ from tf_bandmf.accounting.checks import (
     LARGEST_EPSILON,
     LARGEST_STATED_EPSILON,
     check_delta,
-    check_epsilon,
+    check_nonnegative,
     check_positive,
     no_privacy,
 )
@@ -48,7 +48,7 @@ def gaussian_delta(noise_stddev: float, epsilon: float) -> float:
       ValueError: if noise_stddev is not positive and finite, or epsilon negative.
       ArithmeticError: if dp-accounting returns no probability.
     """
-    check_epsilon(epsilon)
+    check_nonnegative("epsilon", epsilon)
     return float(gaussian_deltas(noise_stddev, np.array([epsilon], np.float64))[0])
 
 

@@ -4,12 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from tf_bandmf.accounting.checks import (
-    check_confidence,
-    check_delta,
-    check_nonnegative,
-    check_positive,
-)
+from tf_bandmf.accounting import checks
 
 KINDS = ("exact", "bound", "estimate")
 # What the name of an accountant ends with that claims nothing from a secret sample.
@@ -51,11 +46,11 @@ class Guarantee:
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
             raise ValueError(f"kind must be one of {KINDS}, found {self.kind!r}.")
-        check_positive("epsilon", self.epsilon)
-        check_delta(self.delta)
+        checks.check_positive("epsilon", self.epsilon)
+        checks.check_delta(self.delta)
         if self.zcdp_rho is not None:
-            check_nonnegative("zcdp_rho", self.zcdp_rho)
-        check_confidence(self.confidence)
+            checks.check_nonnegative("zcdp_rho", self.zcdp_rho)
+        checks.check_confidence(self.confidence)
         if self.confidence is not None and self.kind != "bound":
             raise ValueError(
                 f"Only a bound has a confidence, found kind {self.kind!r}."
@@ -85,7 +80,7 @@ class Guarantee:
 
 @dataclasses.dataclass(frozen=True)
 class Calibration:
-    """How much noise a strategy gets, and the guarantee that it gives.
+    """The noise of a strategy, and the guarantee that it gives.
 
     Attributes:
       noise_stddev: sigma on the **raw** `C`, for l2_norm_clip = 1: `C x` is released
@@ -99,7 +94,7 @@ class Calibration:
 
 @dataclasses.dataclass(frozen=True)
 class Simulation:
-    """How an accountant that simulates works; the others need none of it.
+    """Settings of an accountant that simulates; the others need none of it.
 
     Attributes:
       confidence: None for an estimate, or `1 - beta` for a bound.

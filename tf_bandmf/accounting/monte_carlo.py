@@ -25,36 +25,28 @@ _STAKES = np.concatenate([[0.5], np.full(11, 0.5 / 11)])
 
 
 class MonteCarloValue(float):
-    """A value found by simulation, and what it is worth.
+    """A simulated value, and its uncertainty.
 
     Formal guarantee of a bound: over the randomness of the simulation, the true value
     exceeds it with probability at most `1 - confidence`. An estimate may be too small.
 
     Attributes:
-      num_draws: how many independent draws it rests on.
       standard_error: of an estimate, from the same draws; 0 for a bound.
       confidence: None for an estimate, `1 - beta` for a bound.
     """
 
-    num_draws: int
     standard_error: float
     confidence: float | None
 
     def __new__(
         cls,
         value: float,
-        num_draws: int,
         standard_error: float = 0.0,
         confidence: float | None = None,
     ) -> MonteCarloValue:
         made = super().__new__(cls, value)
-        made.num_draws, made.standard_error = num_draws, standard_error
-        made.confidence = confidence
+        made.standard_error, made.confidence = standard_error, confidence
         return made
-
-    @property
-    def kind(self) -> str:
-        return "estimate" if self.confidence is None else "bound"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,7 +79,7 @@ class Run:
     def estimate(self, epsilon: float) -> MonteCarloValue:
         values = self.values(epsilon)
         error = float(values.std()) / math.sqrt(values.size)
-        return MonteCarloValue(min(float(values.mean()), 1.0), values.size, error)
+        return MonteCarloValue(min(float(values.mean()), 1.0), error)
 
     def bound(
         self, epsilon: float, largest: float, beta: float, resolution: float

@@ -45,7 +45,7 @@ def near_root(
     tolerance: float,
     slope: float = _FIRST_SLOPE,
 ) -> float:
-    """Where a falling function of the log noise is 0, by secants: few values near a root.
+    """The root of a falling function of the log noise, by secants: few values near it.
 
     Args:
       excess: log of delta over the one that is wanted, smooth and falling.

@@ -97,9 +97,9 @@ def gamma_of_mean(mean: float, shape: float) -> float:
             f"No truncated negative binomial distribution with shape {shape:g} has the "
             f"mean {mean:g} and gamma >= {_SMALLEST_GAMMA:g}. Use fewer runs."
         )
-    found = scipy.optimize.brentq(excess, lower, -1e-15, xtol=1e-13)
+    log_gamma = scipy.optimize.brentq(excess, lower, -1e-15, xtol=1e-13)
     # A smaller gamma is on the safe side: it has a larger mean.
-    return math.exp(found - 1e-12)
+    return math.exp(log_gamma - 1e-12)
 
 
 def _mean(log_gamma: float, shape: float) -> float:
@@ -119,9 +119,9 @@ def draw_number(mean: float, shape: float, rng: np.random.Generator) -> int:
     if shape == 0.0:
         return int(rng.logseries(1.0 - gamma))
     while True:
-        found = int(rng.negative_binomial(shape, gamma))
-        if found > 0:
-            return found
+        number = int(rng.negative_binomial(shape, gamma))
+        if number > 0:
+            return number
 
 
 def renyi_epsilon(
@@ -223,5 +223,5 @@ def profile_epsilon(
     epsilons = np.array([epsilon_at(float(other)) for other in tried])
     with np.errstate(divide="ignore"):
         factors = np.logaddexp(epsilons, np.log(odds * tried))
-    found = float(epsilons[0] + (shape + 1.0) * factors.min())
-    return found * (1.0 + _RELATIVE_MARGIN)
+    epsilon = float(epsilons[0] + (shape + 1.0) * factors.min())
+    return epsilon * (1.0 + _RELATIVE_MARGIN)

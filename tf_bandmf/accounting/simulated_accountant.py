@@ -1,4 +1,4 @@
-"""What the accountants that simulate the privacy loss have in common."""
+"""The common part of the accountants that simulate the privacy loss."""
 
 from __future__ import annotations
 
@@ -11,14 +11,8 @@ from typing import Callable
 
 import scipy.optimize
 
-from tf_bandmf.accounting import gaussian
+from tf_bandmf.accounting import checks, gaussian
 from tf_bandmf.accounting.base import Accountant, meaningful
-from tf_bandmf.accounting.checks import (
-    check_confidence,
-    check_delta,
-    check_epsilon,
-    check_positive,
-)
 from tf_bandmf.accounting.guarantee import (
     UNAMPLIFIED,
     ZERO_OUT,
@@ -79,7 +73,7 @@ class SimulatedAccountant(Accountant):
     def __init__(
         self, name: str, simulator: Simulator, norm: float, confidence: float | None
     ) -> None:
-        check_confidence(confidence)
+        checks.check_confidence(confidence)
         self._simulator, self.whole_sensitivity = simulator, norm
         self._confidence = confidence
         kind = "estimate" if confidence is None else "bound"
@@ -105,16 +99,15 @@ class SimulatedAccountant(Accountant):
         Raises:
           ValueError: on invalid input, or if a bound would take too many draws.
         """
-        check_epsilon(epsilon)
-        check_positive("noise_stddev", noise_stddev)
+        checks.check_nonnegative("epsilon", epsilon)
+        checks.check_positive("noise_stddev", noise_stddev)
         if rough:
             return worst(self._simulator.rough_runs(noise_stddev), epsilon)
         if self._confidence is None:
             return worst(self._simulator.runs(epsilon, noise_stddev), epsilon)
         aim = max(self.delta(epsilon, noise_stddev, rough=True), _LEAST_BOUNDED)
-        return self._delta_bound(
-            epsilon, noise_stddev, 1.0 - self._confidence, aim, MAIN
-        )
+        beta = 1.0 - self._confidence
+        return self._delta_bound(epsilon, noise_stddev, beta, aim, MAIN)
 
     def first_noise(self, epsilon: float, delta: float, largest: float) -> float:
         return largest * math.exp(-_ROUGH_START)
@@ -126,22 +119,20 @@ class SimulatedAccountant(Accountant):
           ValueError: on invalid input, or if epsilon would exceed that of the run without
             amplification by rounding, or 10**5.
         """
-        check_delta(delta)
-        check_positive("noise_stddev", noise_stddev)
+        checks.check_delta(delta)
+        checks.check_positive("noise_stddev", noise_stddev)
         # Without amplification epsilon is never smaller: the pair is a mixture.
         upper = gaussian.gaussian_epsilon(self.multiplier(noise_stddev), delta)
         rough_runs = self._simulator.rough_runs(noise_stddev)
         rough = _falling_root(lambda e: worst(rough_runs, e), delta, upper)
-        if self._confidence is not None:
-            return self._epsilon_bound(
-                delta, noise_stddev, rough, upper, self._confidence
-            )
+        if (confidence := self._confidence) is not None:
+            return self._epsilon_bound(delta, noise_stddev, rough, upper, confidence)
         runs = self._simulator.runs(rough, noise_stddev)
         value = _falling_root(lambda e: worst(runs, e), delta, upper)
         here = worst(runs, value)
         slope = (here - worst(runs, value + _WIDTH)) / _WIDTH
         error = here.standard_error / slope if slope > 0.0 else 0.0
-        return MonteCarloValue(value, self._simulator.num_draws, error)
+        return MonteCarloValue(value, error)
 
     def calibrate(self, epsilon: float, delta: float) -> Calibration:
         """The smallest noise for the budget, on the safe side.
@@ -159,13 +150,11 @@ class SimulatedAccountant(Accountant):
         is_estimate = self._confidence is None
         aim = delta if is_estimate else delta / (1.0 + 1.1 * BOUND_SLACK)
         near = min(self.rough_noise_stddev(epsilon, aim), largest)
-        noise = self.noise_by(
+        proposals, safety = (
             self.proposals(epsilon, near),
-            epsilon,
-            aim,
-            near,
             SAFETY if is_estimate else 1.0,
         )
+        noise = self.noise_by(proposals, epsilon, aim, near, safety)
         noise = self._confirmed(epsilon, delta, noise * math.exp(_PRECISION), largest)
         return Calibration(noise, self.stated(epsilon, delta, noise))
 
@@ -188,7 +177,7 @@ class SimulatedAccountant(Accountant):
         return least <= guarantee.delta * CHECK_FACTOR
 
     def proposals(self, epsilon: float, noise_stddev: float) -> list[Proposal]:
-        """What to draw from where delta at epsilon is wanted, for both directions."""
+        """Proposals that suit delta at epsilon, for both directions."""
         both = (self._simulator.at(noise_stddev, add) for add in (False, True))
         return [one.propose(epsilon) for one in both]
 
@@ -264,7 +253,7 @@ class SimulatedAccountant(Accountant):
         value = max(
             run.bound(epsilon, largest, part, 1e-12) for run, largest, part in runs
         )
-        return MonteCarloValue(min(value, 1.0), _count(runs), confidence=1.0 - beta)
+        return MonteCarloValue(min(value, 1.0), confidence=1.0 - beta)
 
     def _epsilon_bound(
         self, delta: float, noise: float, rough: float, upper: float, confidence: float
@@ -276,7 +265,7 @@ class SimulatedAccountant(Accountant):
             runs = self._simulator.bound_runs(least, noise, beta, delta, MAIN)
         except TooManyDraws as error:
             _warn(error)
-            return MonteCarloValue(upper, 0, confidence=confidence)
+            return MonteCarloValue(upper, confidence=confidence)
 
         def bound(epsilon: float) -> float:
             return max(
@@ -287,7 +276,7 @@ class SimulatedAccountant(Accountant):
         value = _falling_root(bound, delta, upper, least)
         if least < value < upper:
             value = min(value * (1.0 + 1e-6), upper)
-        return MonteCarloValue(value, _count(runs), confidence=confidence)
+        return MonteCarloValue(value, confidence=confidence)
 
 
 def _warn(error: TooManyDraws) -> None:
@@ -302,7 +291,7 @@ def worst(runs: Sequence[Run], epsilon: float) -> MonteCarloValue:
 def _falling_root(
     function: Callable[[float], float], delta: float, upper: float, lower: float = 0.0
 ) -> float:
-    """Where a falling function of epsilon equals delta, within [lower, upper]."""
+    """The root, within [lower, upper], of a falling function of epsilon less delta."""
 
     def excess(epsilon: float) -> float:
         return log(function(epsilon)) - math.log(delta)
@@ -312,8 +301,3 @@ def _falling_root(
     if excess(upper) >= 0.0:
         return upper
     return float(scipy.optimize.brentq(excess, lower, upper, xtol=1e-9, rtol=1e-8))
-
-
-def _count(runs: Sequence[tuple[Run, float, float]]) -> int:
-    """Draws of all runs."""
-    return sum(run.losses.size for run, _, _ in runs)

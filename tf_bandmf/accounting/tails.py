@@ -37,8 +37,8 @@ def lower_tail(z: float | np.ndarray) -> np.ndarray:
     from scipy.special import ndtr  # slow to import
 
     z = np.asarray(z, np.float64)
-    found = ndtr(z) * (1.0 + RELATIVE_ERROR) + np.where(z == -np.inf, 0.0, LEAST)
-    return np.minimum(found, 1.0)
+    tail = ndtr(z) * (1.0 + RELATIVE_ERROR) + np.where(z == -np.inf, 0.0, LEAST)
+    return np.minimum(tail, 1.0)
 
 
 def cells(z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

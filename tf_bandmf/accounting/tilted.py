@@ -100,7 +100,7 @@ class Law:
 
     @property
     def is_bounded(self) -> bool:
-        """Whether a loss falls (if `add`, rises) by `-log(1 - q)` at most."""
+        """True if a loss falls (if `add`, rises) by `-log(1 - q)` at most."""
         return self.query.probability < 1.0 and not self.query.is_replaced
 
     @property
@@ -129,7 +129,7 @@ class Law:
 
     @property
     def rounding(self) -> float:
-        """What the loss at the computed place of a cell's end may err by.
+        """Bound on the error of the loss at the computed place of a cell's end.
 
         Where `exp(l) - 1 + q` cancels, the sum errs by rounding of q, and l by that over
         `exp(l) >= 1 - q`.
@@ -167,21 +167,20 @@ class Law:
 
     def nodes(self) -> tuple[np.ndarray, np.ndarray]:
         """Losses, and logs of what they weigh, of a quadrature that only chooses."""
-        s = self.query.noise
+        s, is_replaced = self.query.noise, self.query.is_replaced
         # As far as the discretization goes: large powers weigh the last losses most.
-        x = np.linspace(-_REACH * s, (0.0 if self.add else 1.0) + _REACH * s, _NODES)
-        if self.query.is_replaced:
-            x = np.linspace(0.5, 1.0 + _REACH * s, _NODES)
+        last = (1.0 if is_replaced or not self.add else 0.0) + _REACH * s
+        x = np.linspace(0.5 if is_replaced else -_REACH * s, last, _NODES)
         weights, losses = -0.5 * (x / s) ** 2, self.losses(x)
-        if not self.query.is_replaced:
-            losses, weights = (
-                (-losses, weights) if self.add else (losses, weights + losses)
-            )
-        else:
+        if is_replaced:
             weights += math.log((x[1] - x[0]) / s / math.sqrt(2.0 * math.pi))
             centre = math.log(self.centre + tails.LEAST)
             weights = np.concatenate([weights, [centre], weights + losses])
             losses = np.concatenate([-losses, [0.0], losses])
+        elif self.add:
+            losses = -losses
+        else:
+            weights += losses
         return losses, weights - np.logaddexp.reduce(weights)
 
     def discretized(self, step: float) -> tuple[int, np.ndarray, float]:

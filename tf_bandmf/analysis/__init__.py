@@ -1,1 +1,1 @@
-"""What is known of a strategy: its sensitivity, and its error on a workload."""
+"""Analysis of a strategy: its sensitivity, and its error on a workload."""

@@ -36,7 +36,7 @@ _MIN_BLOCK = 16
 
 @dataclasses.dataclass(frozen=True)
 class _Layout:
-    """How `n` rows of `w` diagonals are cut into `N` blocks of `T` rows."""
+    """The cut of `n` rows of `w` diagonals into `N` blocks of `T` rows."""
 
     num_rows: int
     bands: int
@@ -237,7 +237,7 @@ class Engine:
 
 
 def engine_of(num_rows: int, bands: int, block_size: int | None = None) -> Engine:
-    """What `inverse_row_norms` computes with; see there."""
+    """The engine of `inverse_row_norms`; see there."""
     return Engine(_Layout.of(num_rows, bands, block_size), bands)
 
 

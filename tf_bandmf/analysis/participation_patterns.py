@@ -247,7 +247,7 @@ def fixed_order_maximum(
 
 
 def vectors_are_affordable(num_steps: int, participations: int) -> bool:
-    """Whether patterns of so many participations are worth the best vectors."""
+    """True if patterns of so many participations are worth the best vectors."""
     return float(num_steps) * participations**2 <= _MOST_FOR_VECTORS
 
 

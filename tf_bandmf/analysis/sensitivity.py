@@ -35,7 +35,7 @@ _NORMS_LIMIT = 20_000
 
 
 class Separated(Protocol):
-    """What the sensitivity needs to know about a participation."""
+    """The part of a participation that determines the sensitivity."""
 
     has_fixed_positions: ClassVar[bool]
 
@@ -97,12 +97,12 @@ def sensitivity(
             f"The strategy is for {matrix.num_rows} steps, the run has {num_steps}."
         )
     b, k = participation.separation(), participation.participations(num_steps)
-    found = _exact(matrix, b, k, participation.has_fixed_positions)
-    if found is None:
-        found = upper_bound(matrix, b, k)
-    if not (np.isfinite(found.value) and found.value > 0.0):
-        raise ValueError(f"The sensitivity must be finite and > 0, found {found}.")
-    return found
+    result = _exact(matrix, b, k, participation.has_fixed_positions)
+    if result is None:
+        result = upper_bound(matrix, b, k)
+    if not (np.isfinite(result.value) and result.value > 0.0):
+        raise ValueError(f"The sensitivity must be finite and > 0, found {result}.")
+    return result
 
 
 def upper_bound(
@@ -125,10 +125,10 @@ def upper_bound(
     """
     b, n = min_separation, matrix.num_rows
     k = min(max_participations, -(-n // b))
-    known: list[Sensitivity] = []
+    bounds: list[Sensitivity] = []
 
     def add(squared: float, method: str) -> None:
-        known.append(Sensitivity(float(np.sqrt(squared)), False, f"bound, {method}"))
+        bounds.append(Sensitivity(float(np.sqrt(squared)), False, f"bound, {method}"))
 
     column = matrix.toeplitz_column()
     if column is not None:
@@ -149,9 +149,9 @@ def upper_bound(
             add(patterns.banded_gram_bound(matrix, b, k), "Alg. 4 on the bands")
     elif n <= (_DENSE_LIMIT if core is None else _TOEPLITZ_DENSE_LIMIT):
         add(patterns.dense_gram_bound(matrix.to_dense(), b, k), "Alg. 4")
-    if not known:
+    if not bounds:
         add(float(vec_sens(_column_norms(matrix), b, k)) ** 2, "triangle inequality")
-    return min(known, key=lambda sensitivity_: sensitivity_.value)
+    return min(bounds, key=lambda sensitivity_: sensitivity_.value)
 
 
 def _exact(
@@ -192,8 +192,8 @@ def _exact_fixed_order(matrix: matrices.LowerTriangular, b: int) -> Sensitivity 
         if matrix.num_rows > _DENSE_LIMIT:
             return None
         matrix = matrices.Dense(matrix.to_dense())
-    squared, found = patterns.fixed_order_maximum(matrix, b)
-    return Sensitivity(float(np.sqrt(squared)), found != "bound", _FIXED_ORDER[found])
+    squared, kind = patterns.fixed_order_maximum(matrix, b)
+    return Sensitivity(float(np.sqrt(squared)), kind != "bound", _FIXED_ORDER[kind])
 
 
 def _exact_path(matrix: matrices.LowerTriangular, b: int, k: int) -> Sensitivity | None:
@@ -237,7 +237,7 @@ def _leftmost_columns(matrix: matrices.LowerTriangular, b: int, k: int) -> float
 
 
 def _is_normalized_lambda_cgd(matrix: matrices.LowerTriangular) -> bool:
-    """Whether Lemma 8 applies: `C_lambda D^-1` with its own column norms D."""
+    """True if Lemma 8 applies: `C_lambda D^-1` with its own column norms D."""
     banded = matrix.core.banded_inverse()
     if matrix.column_scale is None or banded is None or banded.bands != 2:
         return False

@@ -25,16 +25,16 @@ _BARRIER = 1e-9
 _MOST_NEWTON_STEPS, _NEAR, _CENTERED = 100, 0.5, 1e-8
 
 
-def largest(grams: np.ndarray, known: float = 0.0) -> tuple[float, float]:
+def largest(grams: np.ndarray, lower: float = 0.0) -> tuple[float, float]:
     """Bounds on the largest squared sensitivity of some patterns; they nearly agree.
 
     Args:
       grams: X of each pattern, [patterns, k, k], symmetric and positive semidefinite.
-      known: a lower bound on the maximum, from other patterns.
+      lower: a lower bound on the maximum, from other patterns.
 
     Returns:
-      The larger of `known` and of what some vectors attain, and what no vectors exceed
-      (or `known`).
+      The larger of `lower` and of what some vectors attain, and what no vectors exceed
+      (or `lower`).
     """
     k = grams.shape[-1]
     y, vectors = centered(grams, _BARRIER / k)
@@ -43,7 +43,7 @@ def largest(grams: np.ndarray, known: float = 0.0) -> tuple[float, float]:
     # Rounding of eigenvalues, on the safe side.
     error = 1e-14 * k * y.max(axis=1)
     upper = y.sum(axis=1) + k * np.maximum(error - least, 0.0)
-    return max(known, float(attained.max())), max(known, float(upper.max()))
+    return max(lower, float(attained.max())), max(lower, float(upper.max()))
 
 
 def centered(grams: np.ndarray, barrier: float) -> tuple[np.ndarray, np.ndarray]:

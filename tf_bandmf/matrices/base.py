@@ -1,4 +1,4 @@
-"""What every kind of matrix is, and the registry of kinds."""
+"""The base class of matrices, and the registry of their kinds."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class LowerTriangular(abc.ABC):
 
     @abc.abstractmethod
     def streaming(self) -> Streaming:
-        """How the rows of `M^-1 Z` are computed one after another."""
+        """The way in which rows of `M^-1 Z` are computed one after another."""
 
     @classmethod
     @abc.abstractmethod
@@ -56,7 +56,7 @@ class LowerTriangular(abc.ABC):
         return np.sqrt(np.cumsum(column**2))[::-1].copy()
 
     def is_nonnegative(self) -> bool:
-        """Whether every entry of `M` is >= 0, checked on the actual entries."""
+        """True if every entry of `M` is >= 0, checked on the actual entries."""
         column = self.toeplitz_column()
         return bool(np.all((self.to_dense() if column is None else column) >= 0.0))
 

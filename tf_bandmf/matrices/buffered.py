@@ -21,14 +21,14 @@ from tf_bandmf.matrices.streaming import GeometricSums
 @register
 @dataclasses.dataclass(frozen=True, eq=False)
 class BufferedToeplitz(LowerTriangular):
-    """Buffered linear Toeplitz (BLT) matrix: `num_buffers` vectors stream its inverse.
+    """Buffered linear Toeplitz (BLT) matrix: d vectors stream its inverse.
 
     The first column is `1, c[1], c[2], ...` with
     `c[t] = sum_m output_scales[m] decays[m]^(t - 1)`. As a power series it is
     `prod_m (1 - inverse_decays[m] x) / (1 - decays[m] x)`, so its inverse has the same
     form with the two sequences of decays exchanged (arXiv:2404.16706; this
-    parameterization: arXiv:2408.08868). Noise streams with `num_buffers` vectors of
-    state `s`, zero at first: `y = z + sum_m inverse_output_scales[m] s[m]`, then
+    parameterization: arXiv:2408.08868). Noise streams with d vectors of state `s`, zero at
+    first: `y = z + sum_m inverse_output_scales[m] s[m]`, then
     `s[m] = inverse_decays[m] s[m] + z`.
 
     Args:
@@ -67,10 +67,6 @@ class BufferedToeplitz(LowerTriangular):
             )
 
     @property
-    def num_buffers(self) -> int:
-        return self.decays.size
-
-    @property
     def bands(self) -> int:  # type: ignore[override]
         return self.num_rows
 
@@ -94,8 +90,7 @@ class BufferedToeplitz(LowerTriangular):
 
     def toeplitz_column(self) -> np.ndarray:
         powers = np.arange(self.num_rows - 1)
-        column = np.ones(self.num_rows)
-        column[1:] = 0.0
+        column = np.eye(1, self.num_rows)[0]
         for scale, decay in zip(self.output_scales, self.decays):
             column[1:] += scale * decay**powers
         return column

@@ -43,8 +43,8 @@ class DyadicTree(Dense):
     def exact_squared_sensitivity(
         self, min_separation: int, max_participations: int
     ) -> float | None:
-        found = max_squared_counts(self.num_rows, min_separation, max_participations)
-        return None if found is None else float(found)
+        most = max_squared_counts(self.num_rows, min_separation, max_participations)
+        return None if most is None else float(most)
 
     def to_config(self) -> dict[str, Any]:
         return {"kind": self.kind, "num_rows": self.num_rows}
@@ -119,8 +119,8 @@ def max_squared_counts(
     size, nodes = 1, 1
     while size <= min(b, num_steps):
         levels[size] = {
-            0: _choices(-size, [0], [2 * num_steps], [0]),
-            1: _choices(b - size, [b - size], [size - 1], [nodes]),
+            0: _Choices(-size, *np.array([[0], [2 * num_steps], [0]])),
+            1: _Choices(b - size, *np.array([[b - size], [size - 1], [nodes]])),
         }
         size, nodes = 2 * size, nodes + 1
     while size <= num_steps:
@@ -130,7 +130,7 @@ def max_squared_counts(
         levels[size] = joined
         size *= 2
     # The steps are a row of complete trees, the largest first: the digits of n.
-    total = {0: _choices(0, [0], [2 * num_steps], [0])}
+    total = {0: _Choices(0, *np.array([[0], [2 * num_steps], [0]]))}
     for exponent in reversed(range(num_steps.bit_length())):
         if num_steps >> exponent & 1:
             joined = _join(total, levels[2**exponent], k, with_parent=False)
@@ -138,12 +138,6 @@ def max_squared_counts(
                 return None
             total = joined
     return max(int(choices.value.max()) for choices in total.values())
-
-
-def _choices(
-    shift: int, earliest: list[int], latest: list[int], value: list[int]
-) -> _Choices:
-    return _Choices(shift, np.array(earliest), np.array(latest), np.array(value))
 
 
 def _join(

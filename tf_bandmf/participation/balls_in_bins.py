@@ -61,16 +61,10 @@ class BallsInBins(WholeEpochs):
     def accountant(
         self, matrix: LowerTriangular, simulation: Simulation | None = None
     ) -> Accountant:
-        from tf_bandmf.accounting import balls_in_bins
+        from tf_bandmf.accounting.balls_in_bins import BallsInBinsAccountant
 
-        simulation = simulation or Simulation()
-        draws = simulation.num_draws
-        return balls_in_bins.BallsInBinsAccountant.of_strategy(
-            matrix,
-            self.num_bins,
-            simulation.confidence,
-            balls_in_bins.NUM_DRAWS if draws is None else draws,
-            simulation.seed,
+        return BallsInBinsAccountant.of_strategy(
+            matrix, self.num_bins, simulation or Simulation()
         )
 
     def amplification(self) -> str:

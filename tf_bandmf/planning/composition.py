@@ -121,7 +121,7 @@ class Release:
                 "Give the epsilon and delta of a release, a rho or an event."
             )
         if self.epsilon is not None:
-            checks.check_epsilon(self.epsilon)
+            checks.check_nonnegative("epsilon", self.epsilon)
         if not (checks.is_number(self.delta) and 0.0 <= self.delta < 1.0):
             raise ValueError(f"delta must be in [0, 1), found {self.delta!r}.")
         for name in ("rho", "noise_multiplier"):

@@ -17,6 +17,7 @@ import numpy as np
 
 from tf_bandmf import matrices
 from tf_bandmf.accounting.checks import check_delta, check_positive
+from tf_bandmf.accounting.guarantee import Simulation
 from tf_bandmf.analysis import error
 from tf_bandmf.participation import BallsInBins, Participation
 from tf_bandmf.strategies import buffered
@@ -104,10 +105,8 @@ def optimized_amplified(
         return matrices.BufferedToeplitz(*decays, workload.num_steps)
 
     def accountant(variables: np.ndarray, seed: int) -> BallsInBinsAccountant:
-        strategy = matrix(variables)
-        return BallsInBinsAccountant.of_strategy(
-            strategy, bins, num_draws=_DRAWS, seed=seed
-        )
+        simulation = Simulation(num_draws=_DRAWS, seed=seed)
+        return BallsInBinsAccountant.of_strategy(matrix(variables), bins, simulation)
 
     assert isinstance(plain.matrix, matrices.BufferedToeplitz)
     best = buffered.variables_of(plain.matrix.decays, plain.matrix.inverse_decays)
@@ -130,15 +129,15 @@ def optimized_amplified(
             return math.log(reduced(errors) * needed)
 
         reach = np.clip([best - _REACH, best + _REACH], -_LARGEST_LOGIT, _LARGEST_LOGIT)
-        found = scipy.optimize.minimize(
+        result = scipy.optimize.minimize(
             loss,
             best,
             method="L-BFGS-B",
             bounds=reach.T,
             options={"maxiter": _ITERATIONS, "eps": _DIFFERENCE, "ftol": _PRECISION},
         )
-        converged = loss(best) - found.fun <= _LEAST_DECREASE
-        best, iterations = found.x, iterations + int(found.nit)
+        converged = loss(best) - result.fun <= _LEAST_DECREASE
+        best, iterations = result.x, iterations + int(result.nit)
         if converged:
             break
     return Strategy(

@@ -207,8 +207,10 @@ def _default_columns(
             decrease_tolerance=max(options.decrease_tolerance, _START_DECREASE),
         )
         shorter = dataclasses.replace(workload, num_steps=fewer)
-        found = _optimized(shorter, bands, objective, None, None, options, is_certified)
-        return continuation.continued(_start_columns(shorter, found, bands), n)
+        strategy = _optimized(
+            shorter, bands, objective, None, None, options, is_certified
+        )
+        return continuation.continued(_start_columns(shorter, strategy, bands), n)
     plain = dataclasses.replace(workload, learning_rates=None)
     once = MinSep(n, 1)
     start = optimized_toeplitz(plain, once, bands, gradient_tolerance=1e-5)

@@ -69,8 +69,8 @@ def optimized_banded_inverse(
     participation.validate_num_steps(n)
     options = Options(max_iterations, gradient_tolerance)
     search = _Search(workload, participation, objective, options)
-    found = search.with_continuation(bands)
-    return found.normalize_columns() if column_normalized else found
+    strategy = search.with_continuation(bands)
+    return strategy.normalize_columns() if column_normalized else strategy
 
 
 class _Search:
@@ -112,12 +112,12 @@ class _Search:
             self._options,
             inverse=True,
         )
-        found = self._strategy(coefficients, result, name)
+        optimum = self._strategy(coefficients, result, name)
         unchanged = dataclasses.replace(
             result, converged=False, message="no error below that of the start"
         )
         start = self._strategy(initial / initial[0], unchanged, name)
-        return min(found, start, key=self._error)
+        return min(optimum, start, key=self._error)
 
     def _strategy(
         self, coefficients: np.ndarray, result: OptimizationResult, name: str
@@ -131,15 +131,15 @@ class _Search:
             optimized.diagnostics(name, result),
         )
 
-    def _is_sound(self, found: Strategy) -> bool:
-        return self._sensitivity(found).is_exact and bool(
-            found.diagnostics["converged"]
+    def _is_sound(self, strategy: Strategy) -> bool:
+        return self._sensitivity(strategy).is_exact and bool(
+            strategy.diagnostics["converged"]
         )
 
-    def _error(self, found: Strategy) -> float:
+    def _error(self, strategy: Strategy) -> float:
         """The objective at the sensitivity, or the bound on it, that will be paid."""
-        errors = found.per_step_squared_error(self._workload)
-        value = float(self._reduction(errors)) * self._sensitivity(found).value ** 2
+        errors = strategy.per_step_squared_error(self._workload)
+        value = float(self._reduction(errors)) * self._sensitivity(strategy).value ** 2
         return value if math.isfinite(value) else math.inf
 
 

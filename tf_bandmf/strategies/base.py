@@ -45,7 +45,7 @@ class Strategy:
 
     @property
     def is_inverse_banded(self) -> bool:
-        """Whether `C^-1` is banded: noise is regenerated and nothing is kept."""
+        """True if `C^-1` is banded: noise is regenerated and nothing is kept."""
         return self.core.banded_inverse() is not None
 
     @property

@@ -67,15 +67,13 @@ def blt(
     if objective not in ("mean", "max"):
         raise ValueError(f'objective must be "mean" or "max", found {objective!r}.')
     num_buffers = whole_number("num_buffers", num_buffers, most=_MAX_BUFFERS)
-    n = workload.num_steps
     problem = _Problem(workload, participation, objective)
     best, iterations = _optimum(problem, num_buffers, max_iterations)
-    decays, inverse_decays = decays_of(best.x)
-    matrix = matrices.BufferedToeplitz(decays, inverse_decays, n)
+    matrix = matrices.BufferedToeplitz(*decays_of(best.x), workload.num_steps)
     return Strategy(
         "blt",
         matrix,
-        {"num_buffers": decays.size},
+        {"num_buffers": matrix.decays.size},
         {
             "objective": objective,
             "converged": bool(best.success),
@@ -89,7 +87,7 @@ def blt(
 def _optimum(
     problem: _Problem, num_buffers: int, max_iterations: int
 ) -> tuple[Any, int]:
-    """Where the best minimization ended, and the iterations of all."""
+    """The best minimum, and the iterations of all minimizations."""
     decays, inverse_decays = np.zeros(0), np.zeros(0)
     best, iterations = None, 0
     for _ in range(num_buffers):

@@ -29,7 +29,7 @@ _DIGEST = 64
 
 
 def directory() -> str | None:
-    """Where entries are kept; None if the cache is off or no directory is known."""
+    """The directory of the entries; None if the cache is off or none is known."""
     wanted = os.environ.get(VARIABLE)
     if wanted is not None:
         return None if wanted.strip().lower() in ("", "off", "0") else wanted

@@ -105,9 +105,9 @@ def optimized_bifr(
                 return math.inf
         return math.log(value) if 0.0 < value < math.inf else math.inf
 
-    found, converged = one_parameter.best_fraction(log_error, workload.num_steps)
+    best, converged = one_parameter.best_fraction(log_error, workload.num_steps)
     # Four digits: names stay short, and errors at their minimum do not change.
-    gamma = min(round(found, 4), 0.9999)
+    gamma = min(round(best, 4), 0.9999)
     strategy = bifr(workload, bands, gamma, column_normalized)
     diagnostics = {"objective": objective, "converged": converged}
     return Strategy(strategy.family, strategy.matrix, strategy.parameters, diagnostics)

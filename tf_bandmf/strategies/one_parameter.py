@@ -31,8 +31,8 @@ def best_fraction(
     values = [at(x) for x in grid]
     best = int(np.argmin(values))
     low, high = grid[max(best - 1, 0)], grid[min(best + 1, len(grid) - 1)]
-    found = scipy.optimize.minimize_scalar(
+    result = scipy.optimize.minimize_scalar(
         at, bounds=(low, high), method="bounded", options={"xatol": _TOLERANCE}
     )
-    log_rest = found.x if found.fun < values[best] else grid[best]
-    return float(-np.expm1(log_rest)), bool(found.success)
+    log_rest = result.x if result.fun < values[best] else grid[best]
+    return float(-np.expm1(log_rest)), bool(result.success)

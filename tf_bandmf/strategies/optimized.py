@@ -1,4 +1,4 @@
-"""What the numerically optimized families share."""
+"""The common parts of the numerically optimized families."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ class Option:
 
 @dataclasses.dataclass(frozen=True)
 class Refinement:
-    """That a family improves on another one, by a few percent at most, and slowly.
+    """A family that improves on another one, by a few percent at most, and slowly.
 
     Attributes:
       of: the other family: where it is far from the best, on workloads without a
@@ -70,7 +70,7 @@ class Refinement:
 
 @dataclasses.dataclass(frozen=True)
 class Family:
-    """What the library knows about a family of strategies.
+    """A family of strategies: how it is built, named and compared.
 
     Attributes:
       name: by which it is requested, and `Strategy.family` of what it builds.
@@ -106,7 +106,7 @@ class Family:
 
     @property
     def needs_budget(self) -> bool:
-        """Whether the strategy depends on the budget: `build` then takes it.
+        """True if the strategy depends on the budget: `build` then takes it.
 
         "auto" compares such families only where amplification is simulated: elsewhere
         noise is proportional to a norm, whatever the budget.
@@ -115,7 +115,7 @@ class Family:
 
     @property
     def has_bands(self) -> bool:
-        """Whether its first number is one of bands."""
+        """True if its first number is one of bands."""
         return bool(self.numbers) and self.numbers[0].name == "bands"
 
     @property
@@ -172,7 +172,7 @@ def family_of(name: str) -> Family:
 
 
 def auto_names(is_simulated: bool = False) -> tuple[str, ...]:
-    """What "auto" compares, under sampling whose amplification is simulated or not."""
+    """The settings that "auto" compares, if amplification is simulated or not."""
     return tuple(
         family.name for family in _ranked() if is_simulated or not family.needs_budget
     )
@@ -217,11 +217,11 @@ def build_strategy(
     if not family.is_optimized:
         return build(workload, participation, **given)
     key = cache.fingerprint(family.name, workload, participation, given, is_draft)
-    found = cache.load(key, workload)
-    if found is None:
-        found = build(workload, participation, **given)
-        cache.store(key, found)
-    return found
+    strategy = cache.load(key, workload)
+    if strategy is None:
+        strategy = build(workload, participation, **given)
+        cache.store(key, strategy)
+    return strategy
 
 
 def parse(specification: str) -> tuple[str, dict[str, Any]]:
@@ -278,16 +278,16 @@ def specification(strategy: Strategy) -> str:
     family = FAMILIES.get(strategy.family)
     if family is None:
         return strategy.describe()
-    found, name = dict(strategy.parameters), family.name
+    parameters, name = dict(strategy.parameters), family.name
     for option in family.numbers:
         key = option.name.rstrip("_")
-        value = found.get(key, found.get(f"num_{key}"))
+        value = parameters.get(key, parameters.get(f"num_{key}"))
         if value is None:
             break
         name += f":{value:.8g}" if isinstance(value, float) else f":{value}"
     # A family that always normalizes its columns has no such variant.
     has_variant = "column_normalized" in family.options
-    is_normalized = has_variant and found.get("column_normalized")
+    is_normalized = has_variant and parameters.get("column_normalized")
     return name + (":normalized" if is_normalized else "")
 
 
