@@ -100,7 +100,13 @@ def _repeated(op: Any, rank: int) -> Collection[int]:
 
 
 def _padded(op: Any, rank: int) -> Collection[int]:
-    return {axis for axis, widths in enumerate(op.pad_width) if any(widths)}
+    """The axes that `Pad` makes longer: of one pair of widths, all."""
+    return {axis for axis, pair in enumerate([*op.pad_width] * rank) if any(pair)}
+
+
+def _images(op: Any, rank: int) -> Collection[int]:
+    """All axes but that of a batch of images; of rank 3, a tensor is one image."""
+    return range(1 if rank == 4 else 0, rank)
 
 
 def _first(call: Call, name: str | None = None) -> tuple[Place, int]:
@@ -249,9 +255,8 @@ _TABLE: list[tuple[Rule, str]] = [
         "MaxPool AveragePool Conv DepthwiseConv SeparableConv ConvTranspose DepthToSpace "
         "SpaceToDepth Unfold BatchNorm RGBToHSV HSVToRGB",
     ),
-    # A tensor of rank 3 is one image.
     (
-        _apart(_last(3)),
+        _apart(_images),
         "RGBToGrayscale Resize ExtractPatches PadImages CropImages GaussianBlur "
         "SobelEdges AffineTransform",
     ),
