@@ -3,7 +3,7 @@
 There TensorFlow puts the vectorized loop into a function of its own. Its gradient gets
 shapes from that function, XLA must know shapes when it compiles, and takes all inputs of
 the function for constants then: it would compile for every batch anew. So the loop is made
-in the graph itself, as outside of XLA.
+in the graph itself.
 
 What tells that it broke: `tests/keras/clipping/tensors` and the cases under XLA of
 `tests/keras/model/test_training.py`.
@@ -12,7 +12,7 @@ What tells that it broke: `tests/keras/clipping/tensors` and the cases under XLA
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
@@ -23,7 +23,7 @@ from tf_bandmf.keras.compat.patching import patched
 
 
 def vectorized_map(function: Callable[[Any], Any], elements: Any) -> Any:
-    """As `tf.vectorized_map`, of elements that all have as many rows; see the module.
+    """As `tf.vectorized_map` in a graph, of elements that all have as many rows.
 
     Args:
       function: of one example.
@@ -36,24 +36,16 @@ def vectorized_map(function: Callable[[Any], Any], elements: Any) -> Any:
         rows = [tf.raw_ops.GatherV2(params=t, indices=place, axis=0) for t in flat]
         return function(tf.nest.pack_sequence_as(elements, rows))
 
-    with _in_place():
-        return control_flow_ops.pfor(
-            of_one, tf.shape(flat[0])[0] if count is None else count, warn=False
-        )
-
-
-@contextlib.contextmanager
-def _in_place() -> Iterator[None]:
-    if tf.executing_eagerly():
-        yield
-        return
     with contextlib.ExitStack() as stack:
-        stack.enter_context(
-            patched(control_flow_ops, "_is_under_xla_context", lambda original: False)
-        )
         converters = pfor._pfor_converter_registry
         stack.enter_context(patched(converters, "Squeeze", _squeeze))
-        yield
+        for name in ("batch_mat_mul", "batch_mat_mul_v2", "batch_mat_mul_v3"):
+            stack.enter_context(patched(gen_math_ops, name, _repeated))
+        return control_flow_ops._pfor_impl(
+            of_one,
+            tf.shape(flat[0])[0] if count is None else count,
+            fallback_to_while_loop=True,
+        )
 
 
 def _squeeze(original: Callable[[Any], Any], pfor_input: Any) -> Any:
@@ -66,20 +58,6 @@ def _squeeze(original: Callable[[Any], Any], pfor_input: Any) -> Any:
     return pfor.wrap(tf.squeeze(given, axes) if axes else given, True)
 
 
-@contextlib.contextmanager
-def without_broadcasting_products() -> Iterator[None]:
-    """Repeats operands of batched matrix products instead of broadcasting them.
-
-    On CPUs TensorFlow 2.21 (oneDNN) writes out of bounds in the product of [B, 1, M, K]
-    with a broadcast [1, 1, K, N], which is what vectorizing makes of an example's
-    activations times a kernel: it crashes, or returns wrong numbers.
-    """
-    with contextlib.ExitStack() as stack:
-        for name in ("batch_mat_mul", "batch_mat_mul_v2", "batch_mat_mul_v3"):
-            stack.enter_context(patched(gen_math_ops, name, _repeated))
-        yield
-
-
 def _repeated(
     product: Callable[..., tf.Tensor],
     x: tf.Tensor,
@@ -87,6 +65,12 @@ def _repeated(
     *args: Any,
     **kwargs: Any,
 ) -> tf.Tensor:
+    """Repeats operands of batched matrix products instead of broadcasting them.
+
+    On CPUs TensorFlow 2.21 (oneDNN) writes out of bounds in the product of [B, 1, M, K]
+    with a broadcast [1, 1, K, N], which is what vectorizing makes of an example's
+    activations times a kernel: it crashes, or returns wrong numbers.
+    """
     first, second = x.shape[:-2], y.shape[:-2]
     if not (first.is_fully_defined() and first == second):
         batch = tf.broadcast_dynamic_shape(tf.shape(x)[:-2], tf.shape(y)[:-2])

@@ -9,10 +9,7 @@ import tensorflow as tf
 
 from tf_bandmf.keras.clipping.independence.state import NotIndependent
 from tf_bandmf.keras.compat.graphs import FuncGraph, depends_on_arguments, nodes_of
-from tf_bandmf.keras.compat.vectorizing import (
-    vectorized_map,
-    without_broadcasting_products,
-)
+from tf_bandmf.keras.compat.vectorizing import vectorized_map
 
 # Operations that TensorFlow converts to many examples at once, each by itself. Its
 # conversion of others is not believed: it numbers the places of all examples through for
@@ -112,19 +109,18 @@ def map_examples(
       NotIndependent: if the function reads another tensor that may be of examples.
       Exception: what the function itself raises, whenever it is called.
     """
-    with without_broadcasting_products():
-        signature, graph = _of_one(function, elements)
-        if any(depends_on_arguments(outside) for outside, _ in graph.captures):
-            raise NotIndependent(
-                f"{name} is executed for each example by itself, but reads a tensor of "
-                f"the whole batch that it was not given"
-            )
-        nodes = (node for op in graph.get_operations() for node in nodes_of(op))
-        if all(node.op in VECTORIZABLE for node in nodes):
-            outputs = _vectorized(function, elements)
-            if outputs is not None:
-                return outputs
-        return list(map_each(function, elements, signature, parallel_iterations=1))
+    signature, graph = _of_one(function, elements)
+    if any(depends_on_arguments(outside) for outside, _ in graph.captures):
+        raise NotIndependent(
+            f"{name} is executed for each example by itself, but reads a tensor of the "
+            f"whole batch that it was not given"
+        )
+    nodes = (node for op in graph.get_operations() for node in nodes_of(op))
+    if all(node.op in VECTORIZABLE for node in nodes):
+        outputs = _vectorized(function, elements)
+        if outputs is not None:
+            return outputs
+    return list(map_each(function, elements, signature, parallel_iterations=1))
 
 
 def _of_one(
