@@ -104,7 +104,7 @@ def origin(handle: Any) -> Any:
 
 
 def captured(tensor: Any) -> Any | None:
-    """What the graph of a function captured as this input; None if it is an argument."""
+    """The tensor that a graph captured as this input; None if it is an argument."""
     for external, internal in getattr(tensor.graph, "captures", ()):
         if internal is tensor:
             return external
@@ -112,7 +112,7 @@ def captured(tensor: Any) -> Any | None:
 
 
 def depends_on_arguments(tensor: Any) -> bool:
-    """Whether a tensor may depend on anything but variables and constants."""
+    """Returns True if a tensor may depend on more than variables and constants."""
     seen: set[int] = set()
     pending = [tensor]
     while pending:

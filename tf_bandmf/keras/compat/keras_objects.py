@@ -48,8 +48,7 @@ def all_layers(
     layer: keras.Layer, include_self: bool = True, recursive: bool = True
 ) -> list[Any]:
     """A layer or model and the layers in it."""
-    found = layer._flatten_layers(include_self=include_self, recursive=recursive)
-    return list(found)
+    return list(layer._flatten_layers(include_self=include_self, recursive=recursive))
 
 
 def adapted_layers(layer: keras.Layer) -> list[Any]:
@@ -79,17 +78,17 @@ def own_trainable_variables(layer: keras.Layer) -> list[Any]:
 
 
 def added_losses(layer: keras.Layer) -> list[Any]:
-    """What `add_loss` and activity regularizers added in a call."""
+    """The losses that `add_loss` and activity regularizers added in a call."""
     return layer._losses
 
 
 def takes_training(layer: Any) -> bool:
-    """Whether `call` has the argument `training`; True for what is no layer."""
+    """Returns True if `call` has the argument `training`, and for what is no layer."""
     return getattr(layer, "_call_has_training_arg", True)
 
 
 def remat_mode(layer: keras.Layer) -> Any:
-    """How the layer's activations are computed again, or None."""
+    """The way in which a layer's activations are computed again, or None."""
     return getattr(layer, "_remat_mode", None)
 
 
@@ -162,7 +161,7 @@ def compile_metrics(model: keras.Model) -> Any:
 
 
 def given_metrics(model: keras.Model) -> tuple[Any, Any]:
-    """What `compile` was given as metrics and as weighted metrics."""
+    """The metrics and weighted metrics that `compile` was given."""
     compiled = compile_metrics(model)
     return (
         getattr(compiled, "_user_metrics", None),
@@ -176,7 +175,7 @@ def compiled_arguments(model: keras.Model) -> dict[str, Any]:
 
 
 def is_distributed(model: keras.Model) -> bool:
-    """Whether the model was made within a distribution strategy."""
+    """Returns True if the model was made within a distribution strategy."""
     return model._distribute_strategy is not None
 
 
@@ -198,9 +197,9 @@ class BuildHook:
     def _maybe_symbolic_build(
         self, iterator: Any = None, data_batch: Any = None
     ) -> None:
-        found = self.built_from(data_batch)
-        if found is not NOTHING_TO_BUILD:
-            super()._maybe_symbolic_build(iterator, found)  # type: ignore[misc]
+        batch = self.built_from(data_batch)
+        if batch is not NOTHING_TO_BUILD:
+            super()._maybe_symbolic_build(iterator, batch)  # type: ignore[misc]
 
 
 def given_learning_rate(optimizer: keras.optimizers.Optimizer) -> Any:
@@ -209,12 +208,12 @@ def given_learning_rate(optimizer: keras.optimizers.Optimizer) -> Any:
 
 
 def uses_weight_decay(optimizer: keras.optimizers.Optimizer, variable: Any) -> bool:
-    """Whether an optimizer's weight decay, if it has one, is for a variable."""
+    """Returns True if an optimizer's weight decay, if it has one, is for a variable."""
     return bool(optimizer._use_weight_decay(variable))
 
 
 def variables_of_optimizer(optimizer: keras.optimizers.Optimizer) -> list[Any]:
-    """What the optimizer was built for."""
+    """The variables that an optimizer was built for."""
     return optimizer._trainable_variables
 
 
@@ -228,9 +227,9 @@ def register_class(made: type, name: str) -> None:
     object_registration.GLOBAL_CUSTOM_NAMES[made] = name
 
 
-def registered_name(known: type) -> str:
+def registered_name(kind: type) -> str:
     """The name under which Keras saves objects of a class."""
-    return object_registration.get_registered_name(known)
+    return object_registration.get_registered_name(kind)
 
 
 def copy_config_mark(source: Any, target: Any) -> None:
@@ -252,7 +251,7 @@ def calls_of(model: Any) -> Iterator[tuple[Any, list[Any], list[Any]]]:
 
 
 def output_shape_of_lambda(layer: keras.layers.Lambda) -> Any:
-    """What a `Lambda` was given for its output shape."""
+    """The output shape that a `Lambda` was given."""
     return layer._output_shape
 
 

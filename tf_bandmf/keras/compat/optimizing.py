@@ -1,4 +1,4 @@
-"""How TensorFlow optimizes the graph of a training step before it runs it first.
+"""Optimizations of the graph of a training step before TensorFlow runs it first.
 
 By default it goes through all its optimizations twice. The second time finds next to
 nothing in a step's graph, and some find nothing there at all: those of functions, which

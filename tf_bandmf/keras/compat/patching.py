@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 _LOCK = threading.Lock()
-_STATE = threading.local()
 _ABSENT = object()
 
 
@@ -39,6 +38,16 @@ class _Installed:
 
 
 _INSTALLED: dict[tuple[int, str], _Installed] = {}
+
+
+class _Replacements(threading.local):
+    """The replacements that a thread asked for, by function, the innermost last."""
+
+    def __init__(self) -> None:
+        self.stacks: dict[tuple[int, str], list[Callable[..., Any]]] = {}
+
+
+_HERE = _Replacements()
 
 
 @contextlib.contextmanager
@@ -65,7 +74,7 @@ def patched(
         if installed is None:
             installed = _install(owner, name, key)
         installed.users += 1
-    stack = _replacements().setdefault(key, [])
+    stack = _HERE.stacks.setdefault(key, [])
     inner = stack[-1] if on_top and stack else installed.original
     stack.append(functools.partial(replacement, inner))
     try:
@@ -73,20 +82,12 @@ def patched(
     finally:
         stack.pop()
         if not stack:
-            del _replacements()[key]
+            del _HERE.stacks[key]
         with _LOCK:
             installed.users -= 1
             if not installed.users:
                 del _INSTALLED[key]
                 _set(owner, name, installed.before)
-
-
-def _replacements() -> dict[tuple[int, str], list[Callable[..., Any]]]:
-    """What this thread asked for, the innermost last."""
-    found = getattr(_STATE, "replacements", None)
-    if found is None:
-        found = _STATE.replacements = {}
-    return found
 
 
 def _install(owner: Any, name: str, key: tuple[int, str]) -> _Installed:
@@ -99,7 +100,7 @@ def _install(owner: Any, name: str, key: tuple[int, str]) -> _Installed:
 
     @functools.wraps(original)
     def dispatch(*args: Any, **kwargs: Any) -> Any:
-        stack = _replacements().get(key)
+        stack = _HERE.stacks.get(key)
         if stack:
             return stack[-1](*args, **kwargs)
         return original(*args, **kwargs)

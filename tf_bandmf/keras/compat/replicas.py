@@ -1,4 +1,4 @@
-"""What Keras divides by the number of replicas, and adds up over them.
+"""Stops Keras from dividing by the number of replicas, and from adding up over them.
 
 Clipping must see the gradient of the loss itself, and each replica has the whole noisy
 gradient already.

@@ -85,7 +85,7 @@ HUB = frozenset(
 
 
 def knows(layer: Any, shapes: Shapes) -> bool:
-    """Whether each row of what a layer returns is known to be of its own example.
+    """Returns True if each row that a layer returns is known to be of its own example.
 
     Args:
       layer: a built layer.

@@ -95,7 +95,7 @@ def axes_of(axis: Any, rank: int) -> set[int]:
 def arranged(
     place: Place, shape: Sequence[int], size: int, arrange: Callable[[Any], Any]
 ) -> tuple[Place, tuple[int, ...]]:
-    """Where indexing or a reshape puts examples, and the shape of its result.
+    """The place after indexing or a reshape, and the shape of its result.
 
     Args:
       place: of the examples in the tensor.

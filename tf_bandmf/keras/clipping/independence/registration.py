@@ -48,7 +48,7 @@ def register_per_example_layer(layer_class: _Class) -> _Class:
 
 
 def is_vouched(layer: Any) -> bool:
-    """Whether the user vouched for a layer's class."""
+    """Returns True if the user vouched for a layer's class."""
     return type(layer) in _vouched
 
 

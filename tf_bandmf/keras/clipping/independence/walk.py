@@ -137,7 +137,7 @@ class Walk:
             yield
 
     def _sizes(self, original: Any, x: Any) -> Any:
-        """What `ops.shape` returns, which knows the batch size where `x.shape` does not."""
+        """The sizes of `ops.shape`, which knows the batch where `x.shape` does not."""
         return self.shape(x) if isinstance(x, KerasTensor) else original(x)
 
     def _note(self, *entry: Any) -> None:
@@ -344,7 +344,7 @@ class Walk:
         return call
 
     def _share(self, outputs: Any, layer: Any) -> Any:
-        """What a unit returned for all examples alike, or what is made of that alone.
+        """A result of a unit for all examples alike, or one that is made of it alone.
 
         The step repeats it for every example, so that each has a gradient of its own. No
         value changes if it is only combined, entry by entry, with rows of examples.

@@ -62,10 +62,10 @@ def check_loss(model: keras.Model, y: Any, y_pred: Any, sample_weight: Any) -> N
     with tf.init_scope(), unscaled_losses():
         loss = compiled_loss(model)
         cosines = _cosines(model, loss, specs)
-    for place, found in enumerate(cosines):
-        if found and max(found) == 0.0:
+    for place, of_output in enumerate(cosines):
+        if of_output and max(of_output) == 0.0:
             raise _refusal(model, loss, "has no gradient", place)
-    named = [place for place, found in enumerate(cosines) if min(found, default=1) < 1]
+    named = [place for place, each in enumerate(cosines) if min(each, default=1) < 1]
     if named:
         cosine = min(min(cosines[place]) for place in named)
         warnings.warn(
@@ -91,9 +91,9 @@ def _cosines(model: keras.Model, loss: CompileLoss, specs: Any) -> list[list[flo
     count = min(_EXAMPLES, max(3, _ELEMENTS // max(1, *sizes)))
     rng = np.random.default_rng(0)
     gradients = _gradients_of(loss)
-    found: list[list[float]] = []
+    cosines: list[list[float]] = []
     for targets in (_values, _classes):
-        found = [[] for _ in keras.tree.flatten(p)]
+        cosines = [[] for _ in keras.tree.flatten(p)]
         for outputs in _OUTPUTS:
             made = _made_up(rng, specs, count, targets, outputs)
             try:
@@ -118,11 +118,11 @@ def _cosines(model: keras.Model, loss: CompileLoss, specs: Any) -> list[list[flo
             is_other = any(one is not None and one < 1 for one in compared)
             if is_other and any(map(_differ, together, gradients(made))):
                 return []  # It draws random numbers.
-            for of_output, cosine in zip(found, compared, strict=True):
+            for of_output, cosine in zip(cosines, compared, strict=True):
                 of_output += [] if cosine is None else [cosine]
-        if any(found):
+        if any(cosines):
             break
-    return found
+    return cosines
 
 
 def _cosine(together: Any, alone: Any) -> float | None:
@@ -154,10 +154,10 @@ def _gradients_of(loss: CompileLoss) -> Callable[[Any], list[Any]]:
         leaves = keras.tree.flatten(p)
         value = tf.reduce_sum(tf.convert_to_tensor(loss(y, p, weight)))
         # Not by a tape: none records where a graph is left.
-        found = tf.gradients(
+        gradients = tf.gradients(
             value, leaves, unconnected_gradients=tf.UnconnectedGradients.ZERO
         )
-        return [tf.convert_to_tensor(gradient) for gradient in found]
+        return [tf.convert_to_tensor(gradient) for gradient in gradients]
 
     function = tf.function(traced, autograph=False)
     return lambda made: [g.numpy().astype(np.float64) for g in function(*made)]

@@ -10,7 +10,6 @@ wrote them, and by their arguments: the axis is the last one, and no class is ig
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import keras
@@ -74,29 +73,23 @@ def row_losses(
     if y.shape.rank not in _ranks_of_targets(part.loss, y_pred.shape.rank):
         return None
 
-    logits = getattr(y_pred, LOGITS, None)
-    elements = given if logits is None else [*given, logits]
-    # Nothing else has seen the copies: what reads them reads them here.
-    copies = [tf.identity(tensor) for tensor in elements]
-    if logits is not None:
-        setattr(copies[1], LOGITS, copies[-1])
     target, prediction = (
-        keras.ops.convert_to_tensor(copy, dtype=part.loss.dtype) for copy in copies[:2]
+        keras.ops.convert_to_tensor(each, dtype=part.loss.dtype) for each in (y, y_pred)
     )
     # One row would be broadcast to all examples.
-    size, *sizes = [tf.shape(copy)[0] for copy in copies]
-    equal = [tf.equal(size, other) for other in sizes]
-    same = functools.reduce(tf.logical_and, equal)
+    logits = getattr(y_pred, LOGITS, None)
+    tensors = given if logits is None else [*given, logits]
+    sizes = tf.stack([tf.shape(each)[0] for each in tensors])
     message = "There must be a target, and a weight if there are weights, per example."
-    with tf.control_dependencies([tf.debugging.Assert(same, [message])]):
+    is_same = tf.reduce_all(tf.equal(sizes, sizes[0]))
+    with tf.control_dependencies([tf.debugging.Assert(is_same, [message])]):
         rows = part.loss.call(target, prediction)
     if rows.shape.rank != y_pred.shape.rank - 1:
         return None
     rows = _reduced(rows, part.loss.reduction)
     if sample_weight is not None:
-        rows *= keras.ops.cast(copies[2], rows.dtype)
-    rows = keras.ops.cast(rows, loss.dtype)
-    return rows
+        rows *= keras.ops.cast(sample_weight, rows.dtype)
+    return keras.ops.cast(rows, loss.dtype)
 
 
 def _ranks_of_targets(loss: Any, rank: int) -> tuple[int, ...]:
@@ -118,7 +111,7 @@ def _reduced(values: tf.Tensor, reduction: str | None) -> tf.Tensor:
 
 
 def has_rows(loss: Any) -> bool:
-    """Whether a loss of one output is in the closed list."""
+    """Returns True for a loss of one output that is in the closed list."""
     kind = type(loss)
     if kind not in _CLASSES or loss.reduction not in _REDUCTIONS:
         return False

@@ -1,4 +1,4 @@
-"""Whether a model, as it is evaluated, keeps records apart: the analysis of the step."""
+"""Evaluation of a model that keeps records apart, shown as for a step."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def measured_rows(
         return per_example_losses(compiled_loss(model), y, y_pred, None)
 
     if alone:
-        found = measure(y, y_pred, losses)
+        rows = measure(y, y_pred, losses)
     else:
         given = None if compile_loss(model) is None else losses()
 
@@ -57,6 +57,6 @@ def measured_rows(
             return [measure(y, y_pred, lambda: loss[0] if loss else losses())[0]]
 
         elements = (y, y_pred, *([] if given is None else [given]))
-        (found,) = map_examples(of_one, elements, "A metric")
+        (rows,) = map_examples(of_one, elements, "A metric")
     refuse_effects(graph.get_operations()[start:])
-    return found
+    return rows

@@ -173,7 +173,7 @@ def _check_reads(
                 continue
             if unit is None:
                 raise _escapes(model, variable, "outside the call of its own layer")
-            if not any(variable is own for own in unit.variables):
+            if not any(variable is each for each in unit.variables):
                 name = unit.layer.name
                 where = f"in the call of layer {name!r}, which does not own it"
                 raise _escapes(model, variable, where)
