@@ -50,14 +50,8 @@ KNOWN = {
         if hasattr(L, name)
     },
     **{
-        f"Adaptive{kind}Pooling{rank}D": (
-            lambda n=f"Adaptive{kind}Pooling{rank}D": getattr(L, n)(2),
-            VOLUMES[:, 0, 0] if rank == 1 else VOLUMES[:, 0] if rank == 2 else VOLUMES,
-            [0 * VOLUMES[2, 0, 0, 0, 0], 9.0],
-        )
-        for kind in ("Average", "Max")
-        for rank in (1, 2, 3)
-        if hasattr(L, f"Adaptive{kind}Pooling{rank}D")
+        name: (lambda n=name: getattr(L, n)(2), VOLUMES[(slice(None), *[0] * (3 - int(name[-2])))], [0.0, 9.0])
+        for name in dir(L) if name.startswith("Adaptive")
     },
     "CategoryEncoding": (lambda: L.CategoryEncoding(6), WHOLE, [0, 5]),
     "CategoryEncoding counts": (lambda: L.CategoryEncoding(6, "count"), WHOLE, [0, 5]),
