@@ -4,8 +4,8 @@ The inputs are projected for all time steps at once, outside of the loop, and th
 projection is what is tapped: its gradient is that of the gates' sums at every step. The
 gradients of the kernels are then sums over steps of outer products, of inputs and states
 with these. The loop is Keras' own (`keras.src.backend.rnn`: masks, order of time,
-unrolling). The states are the outputs of the step before, or are given by steps of their
-own where that is not certain (masks and a state to begin with).
+unrolling). The states are the outputs of the step before, or are put behind the outputs
+where that is not certain (masks and a state to begin with), like the reset gates of a GRU.
 
 Dropout multiplies the inputs, or the states, of all steps with one mask, which Keras draws
 for each example before the loop: one for all gates, or one for each, whose gradients then
@@ -27,10 +27,11 @@ from tf_bandmf.keras.clipping.rules.base import (
     kernel_shape,
 )
 from tf_bandmf.keras.clipping.tensors.batches import reshape_examples
-from tf_bandmf.keras.compat.keras_objects import rnn, tensorflow_value
+from tf_bandmf.keras.compat.keras_objects import rnn
 
-# From what is projected of the inputs and the states before a step to output and states.
-_Step = Callable[[Any, Sequence[Any]], tuple[Any, list[Any]]]
+# From what is projected of the inputs and the states before a step to output, states after
+# it and reset gate, if there is one.
+_Step = Callable[[Any, Sequence[Any]], tuple[Any, ...]]
 
 _CELLS = {
     keras.layers.LSTM: keras.layers.LSTMCell,
@@ -78,8 +79,14 @@ class RecurrentRule(LayerRule):
             )
             tapped = call.tap(projected)
             step = _STEPS[type(layer)](cell, drops[1])
+
+            def noting(projected: Any, states: Sequence[Any]) -> tuple[Any, Any]:
+                output, after, *noted = step(projected, states)
+                noted += [] if is_output else [states[0]]
+                return _side_by_side([output, *noted]), after
+
             last, outputs, states = rnn(
-                step if is_output else _with_state(step),
+                noting,
                 tapped,
                 first,
                 go_backwards=layer.go_backwards,
@@ -89,19 +96,23 @@ class RecurrentRule(LayerRule):
                 zero_output_for_mask=layer.zero_output_for_mask,
                 return_all_outputs=True,
             )
-            units = layer.units
+            has_reset = isinstance(cell, keras.layers.GRUCell)
+            count = 1 + has_reset + (not is_output)
+            last = _split(last, count)[0]
+            outputs, *noted = _split(outputs, count)
             if is_output:
-                before = tf.concat([first[0][:, None], outputs[:, :-1]], axis=1)
-            else:
-                before = outputs[..., units:]
-                last, outputs = last[..., :units], outputs[..., :units]
+                before = [first[0][:, None], outputs[:, :-1]]
+                noted.append(tf.concat(before, axis=1))
             # A loop forgets how many steps there are: how to measure is then chosen when
             # the graph runs, of which both ways are part.
-            before = tf.ensure_shape(before, [None, sequences.shape[1], None])
+            noted = [
+                tf.ensure_shape(part, [None, sequences.shape[1], None])
+                for part in noted
+            ]
             # In the order of the inputs again.
-            before = tf.reverse(before, [1]) if layer.go_backwards else before
-            call.notes.update(states=before, sequences=sequences, projected=tapped)
-            call.notes["drops"] = in_time
+            if layer.go_backwards:
+                noted = [tf.reverse(part, [1]) for part in noted]
+            call.notes.update(noted=noted, sequences=sequences, drops=in_time)
             return last, outputs, states
 
         return call.run_with(inner_loop=inner_loop)
@@ -110,11 +121,11 @@ class RecurrentRule(LayerRule):
         cell, units = call.layer.cell, call.layer.units
         gradient = tf.cast(gradient, tf.float32)
         of_inputs, of_states = call.notes["drops"]
-        states = _dropped(tf.cast(call.notes["states"], tf.float32), of_states)
+        *resets, before = (tf.cast(part, tf.float32) for part in call.notes["noted"])
+        states = _dropped(before, of_states)
         recurrent = gradient
-        if isinstance(cell, keras.layers.GRUCell):
+        for reset in resets:
             gates, candidate = gradient[..., : 2 * units], gradient[..., 2 * units :]
-            reset = tf.cast(_reset_gate(call), tf.float32)
             if cell.reset_after:
                 recurrent = tf.concat([gates, reset * candidate], axis=-1)
             else:
@@ -156,8 +167,9 @@ def _product(values: Any, kernel: Any, masks: Sequence[Any] | None) -> Any:
     if len(lefts) == 1:
         return ops.matmul(lefts[0], kernel)
     parts = ops.split(ops.convert_to_tensor(kernel), len(lefts), axis=-1)
-    products = [ops.matmul(left, part) for left, part in zip(lefts, parts, strict=True)]
-    return ops.concatenate(products, axis=-1)
+    return _side_by_side(
+        [ops.matmul(left, part) for left, part in zip(lefts, parts, strict=True)]
+    )
 
 
 def _terms(lefts: Sequence[tf.Tensor], gradient: tf.Tensor, kernel: Any) -> Factor:
@@ -173,32 +185,16 @@ def _terms(lefts: Sequence[tf.Tensor], gradient: tf.Tensor, kernel: Any) -> Fact
     return Product(left, right, Layout.plain(kernel_shape(kernel)))
 
 
-def _reset_gate(call: LayerCall) -> tf.Tensor:
-    """The reset gate of all steps at once, from the states that they began with."""
-    cell, units = call.layer.cell, call.layer.units
-    part = slice(units, 2 * units)
-    kernel = tf.convert_to_tensor(tensorflow_value(cell.recurrent_kernel))
-    states = _dropped(call.notes["states"], call.notes["drops"][1])
-    states = states[1] if len(states) > 1 else states[0]
-    inner = tf.matmul(states, tf.cast(kernel[:, part], states.dtype))
-    if cell.reset_after and cell.bias is not None:
-        bias = tf.convert_to_tensor(tensorflow_value(cell.bias))
-        inner += tf.cast(bias[1, part], states.dtype)
-    return cell.recurrent_activation(call.notes["projected"][..., part] + inner)
+def _side_by_side(parts: Sequence[Any]) -> Any:
+    return ops.concatenate(parts, axis=-1) if len(parts) > 1 else parts[0]
 
 
-def _with_state(step: _Step) -> _Step:
-    """A step whose output has the state that it began with behind it."""
-
-    def noting(projected: Any, states: Sequence[Any]) -> tuple[Any, list[Any]]:
-        output, new_states = step(projected, states)
-        return ops.concatenate([output, states[0]], axis=-1), new_states
-
-    return noting
+def _split(tensor: Any, count: int) -> list[Any]:
+    return list(ops.split(tensor, count, axis=-1)) if count > 1 else [tensor]
 
 
 def _lstm_step(cell: Any, masks: Sequence[Any] | None) -> _Step:
-    def step(projected: Any, states: Sequence[Any]) -> tuple[Any, list[Any]]:
+    def step(projected: Any, states: Sequence[Any]) -> tuple[Any, ...]:
         state, carry = states
         sums = ops.add(projected, _product(state, cell.recurrent_kernel, masks))
         gates = ops.split(sums, 4, axis=-1)
@@ -213,7 +209,7 @@ def _lstm_step(cell: Any, masks: Sequence[Any] | None) -> _Step:
 def _gru_step(cell: Any, masks: Sequence[Any] | None) -> _Step:
     units = cell.units
 
-    def step(projected: Any, states: Sequence[Any]) -> tuple[Any, list[Any]]:
+    def step(projected: Any, states: Sequence[Any]) -> tuple[Any, ...]:
         (state,) = states
         kernel = ops.convert_to_tensor(cell.recurrent_kernel)
         of_update, of_reset, of_candidate = ops.split(projected, 3, axis=-1)
@@ -234,13 +230,13 @@ def _gru_step(cell: Any, masks: Sequence[Any] | None) -> _Step:
             )
         candidate = cell.activation(of_candidate + recalled)
         output = update * state + (1 - update) * candidate
-        return output, [output]
+        return output, [output], reset
 
     return step
 
 
 def _simple_step(cell: Any, masks: Sequence[Any] | None) -> _Step:
-    def step(projected: Any, states: Sequence[Any]) -> tuple[Any, list[Any]]:
+    def step(projected: Any, states: Sequence[Any]) -> tuple[Any, ...]:
         output = projected + _product(states[0], cell.recurrent_kernel, masks)
         if cell.activation is not None:
             output = cell.activation(output)
