@@ -16,7 +16,6 @@ from tf_bandmf.keras.clipping.rules.hub import (
 )
 from tf_bandmf.keras.clipping.rules.kernel_functions import KernelFunctionRule
 from tf_bandmf.keras.clipping.rules.normalization import (
-    GroupNormalizationRule,
     NormalizationRule,
 )
 from tf_bandmf.keras.clipping.rules.per_example import PerExampleRule
@@ -28,7 +27,6 @@ _RULES: list[Rule] = [
     DepthwiseConvolutionRule(),
     EmbeddingRule(),
     NormalizationRule(),
-    GroupNormalizationRule(),
     RecurrentRule(),
     KernelFunctionRule(),
     PositionEmbeddingRule(),
