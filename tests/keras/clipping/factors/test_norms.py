@@ -197,6 +197,24 @@ def test_ordinary_gradients_lose_less_than_a_thousandth(name):
     assert np.linalg.norm(total) >= CLIP * (1 - 1e-3)
 
 
+@pytest.mark.parametrize(
+    "forms", [("unrelated",) * 2, ("alike",) * 2, ("ties", "alike")]
+)
+@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.invariant(17)
+def test_bounds_of_terms_that_do_not_cancel_are_close_at_all_scales(name, forms):
+    for exponents, nearness in [
+        ((0.0, 0.0), -7.0),
+        ((6.0, -3.0), -2.0),
+        ((-4.0, 8.0), 0.0),
+    ]:
+        left, right = factor_inputs(name, (7, forms, exponents, nearness))
+        factor = KINDS[name][0](left, right)
+        exact = np.linalg.norm(np.asarray(factor.instantiate(), "f8"))
+        bound = np.sqrt(factor.measure().norms.bounds[0])
+        assert (1 - 1e-6) * exact <= bound <= 1.01 * exact
+
+
 @pytest.mark.invariant(17)
 def test_terms_that_cancel_exactly_leave_rounding_within_the_bound():
     # The sum of l rᵀ over all terms is zero; in float32 it is not.
