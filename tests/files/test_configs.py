@@ -8,11 +8,11 @@ from tf_bandmf.files import configs
 CONFIG = {"a": 1, "b": [1.5, None, {"c": np.arange(3.0)}], "d": np.eye(2)}
 
 
-def assert_same(found):
-    assert found["a"] == 1
-    assert found["b"][:2] == [1.5, None]
-    np.testing.assert_array_equal(found["b"][2]["c"], np.arange(3.0))
-    np.testing.assert_array_equal(found["d"], np.eye(2))
+def assert_same(config):
+    assert config["a"] == 1
+    assert config["b"][:2] == [1.5, None]
+    np.testing.assert_array_equal(config["b"][2]["c"], np.arange(3.0))
+    np.testing.assert_array_equal(config["d"], np.eye(2))
 
 
 def test_round_trip_through_a_string():

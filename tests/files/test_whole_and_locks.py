@@ -31,7 +31,7 @@ HELD, NOT_LOCKED, REFUSED = 0, 1, 3
 
 
 def in_a_child(path, hold_on=False):
-    """How a process ended that tried to lock the path; its number if it holds on."""
+    """The end of a process that tried to lock the path; its number if it holds on."""
     ready, begun = os.pipe()
     child = os.fork()
     if child == 0:

@@ -1,4 +1,4 @@
-"""What a balance says was spent: the best of several theorems, never below the truth."""
+"""The spent part of a balance: the best of several theorems, never below the truth."""
 
 import math
 
@@ -29,9 +29,9 @@ def poisson_run(epsilon=0.8, queries=100):
 
 
 def sampled(epsilon, delta, mu, query, count, **more):
-    known = {"epsilon": epsilon, "delta": delta, "noise_multiplier": 1.0 / mu}
+    fields = {"epsilon": epsilon, "delta": delta, "noise_multiplier": 1.0 / mu}
     event = dp_accounting.SelfComposedDpEvent(query, count)
-    return Release(**known, event=event, **more)
+    return Release(**fields, event=event, **more)
 
 
 def fixed_size_run():

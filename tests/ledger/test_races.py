@@ -15,7 +15,7 @@ PROGRAM = pathlib.Path(__file__).with_name("racing_runs.py")
 
 
 def told(url, plan, what, count):
-    """What the processes were told, one line each."""
+    """The answers that the processes got, one line each."""
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "-1"}
     done = subprocess.run(
         [sys.executable, str(PROGRAM), url, str(plan), what, str(count)],
@@ -58,7 +58,7 @@ def test_processes_race_for_the_last_of_a_budget(count, ledger, make_plan, tmp_p
 
 
 def check_told(ledger, lines):
-    """What a process was told, the ledger knows."""
+    """The ledger knows what a process was told."""
     for line in lines:
         word, _, run = line.strip().partition(" ")
         if word in ("begun", "ended"):

@@ -21,7 +21,7 @@ def filled(ledger, make_plan, run_name):
 
 
 def change(ledger, *statements, guarded=False):
-    """As whoever has the database's password."""
+    """Writes as whoever has the database's password."""
     with ledger._store.transaction(writes=True) as actual:
         if not guarded:
             on = "" if actual.connection.dialect.name == "sqlite" else " ON runs"

@@ -1,4 +1,4 @@
-"""What of the noise is the same on every device, as far as compiled code shows it."""
+"""The part of the noise that is the same on every device, by the compiled code."""
 
 import re
 
@@ -34,16 +34,16 @@ def float_operations(function, *arguments):
 @pytest.mark.slow_cases("chacha20*")
 def test_no_device_has_a_function_of_its_own_in_the_noise(generator):
     keys = tf.constant(NoiseKey.for_testing(0).step_keys(2, generator))
-    found = float_operations(
+    operations = float_operations(
         lambda keys, weights: weighted_normals(keys, weights, 5000), keys, tf.ones([2])
     )
-    assert {"multiply", "sqrt"} <= found <= ROUNDED | MOVED
+    assert {"multiply", "sqrt"} <= operations <= ROUNDED | MOVED
 
 
 def test_a_device_has_functions_of_its_own_in_the_normals_of_tensorflow():
     # The control: the test above sees logarithms, of which each device has its own.
-    found = float_operations(lambda: tf.random.stateless_normal([100], [1, 2]))
-    assert not found <= ROUNDED | MOVED
+    operations = float_operations(lambda: tf.random.stateless_normal([100], [1, 2]))
+    assert not operations <= ROUNDED | MOVED
 
 
 def contracted_or_not():

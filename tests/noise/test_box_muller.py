@@ -97,14 +97,14 @@ def test_known_answers_of_philox(key, counter, expected, jit_compile):
 @pytest.mark.parametrize("block", [0, 2**21 - 1, 2**40])
 def test_normals_are_those_of_float64(block, jit_compile):
     step_key = NoiseKey.for_testing(0).step_keys(1)[0]
-    found = noise.standard_normals(
+    normals = noise.standard_normals(
         tf.constant(step_key),
         2 * PAIRS,
         tf.constant(block, tf.int64),
         jit_compile=jit_compile,
     )
     np.testing.assert_allclose(
-        found, reference_normals(step_key, block), rtol=3e-7, atol=2e-7
+        normals, reference_normals(step_key, block), rtol=3e-7, atol=2e-7
     )
 
 
@@ -129,8 +129,8 @@ def test_many_blocks_are_the_same_as_one_by_one(jit_compile):
     )
     for i in (0, 31, 32, 64, blocks - 1):
         part = noise.standard_normals(key, 4096, i, jit_compile=jit_compile)
-        found = whole[i * 4096 : (i + 1) * 4096]
-        np.testing.assert_array_equal(found, part[: len(found)])
+        same = whole[i * 4096 : (i + 1) * 4096]
+        np.testing.assert_array_equal(same, part[: len(same)])
 
 
 def words(*values):
@@ -173,14 +173,14 @@ def test_radius_is_accurate_at_both_ends(jit_compile):
     def squares(a, b, c, g, h):
         return box_muller.squared_radius(a, b, c, box_muller.shared_part(g, h))
 
-    found = squares(*tensors).numpy().astype(np.float64)
+    radii = squares(*tensors).numpy().astype(np.float64)
     expected = reference_squared_radius(columns)
-    assert np.all(np.isfinite(found))
-    assert math.sqrt(found.max()) == pytest.approx(box_muller.LARGEST_NORMAL, rel=1e-6)
+    assert np.all(np.isfinite(radii))
+    assert math.sqrt(radii.max()) == pytest.approx(box_muller.LARGEST_NORMAL, rel=1e-6)
     # Where the distance from u = 1 is below the least float32 number it may be flushed.
     normal = expected > 2.0**-124
-    np.testing.assert_allclose(found[normal], expected[normal], rtol=2.0**-22)
-    assert np.all(found[~normal] <= 2.0**-123)
+    np.testing.assert_allclose(radii[normal], expected[normal], rtol=2.0**-22)
+    assert np.all(radii[~normal] <= 2.0**-123)
 
 
 def test_uniform_numbers_have_the_same_bits_with_and_without_xla():
@@ -191,9 +191,9 @@ def test_uniform_numbers_have_the_same_bits_with_and_without_xla():
 
     eager = distances(a, b, c, g, h).numpy()
     for jit_compile in (False, True):
-        found = tf.function(distances, jit_compile=jit_compile)(a, b, c, g, h)
+        traced = tf.function(distances, jit_compile=jit_compile)(a, b, c, g, h)
         np.testing.assert_array_equal(
-            found.numpy().view(np.int32), eager.view(np.int32)
+            traced.numpy().view(np.int32), eager.view(np.int32)
         )
     assert eager.min() == 2.0**-125 and eager.max() == 2.0**31
 
@@ -211,19 +211,19 @@ def test_tail_probabilities_are_those_of_the_normal_distribution(k):
     edge = 2.0 * k * math.log(2.0)
     zeros = [min(max(k - first, 0), 31) for first in FIRST_BITS]
     inside = [words(LOW >> zero) for zero in zeros]
-    found = box_muller.squared_radius(*inside[:3], box_muller.shared_part(*inside[3:]))
+    square = box_muller.squared_radius(*inside[:3], box_muller.shared_part(*inside[3:]))
     rest = 2.0 ** (k - 157)  # half a unit is always added
-    np.testing.assert_allclose(found, edge - 2.0 * math.log1p(-rest), rtol=2.0**-22)
+    np.testing.assert_allclose(square, edge - 2.0 * math.log1p(-rest), rtol=2.0**-22)
     if k == 1:
         return  # The others have u > 1/2.
     # The last of the k bits is one, and all after it are zero.
     word = max(i for i, first in enumerate(FIRST_BITS) if first < k)
     outside = [words(0)] * 5
     outside[word] = words(1 << (31 - (k - FIRST_BITS[word])))
-    found = box_muller.squared_radius(
+    square = box_muller.squared_radius(
         *outside[:3], box_muller.shared_part(*outside[3:])
     )
-    np.testing.assert_allclose(found, edge - 2.0 * math.log1p(rest), rtol=2.0**-22)
+    np.testing.assert_allclose(square, edge - 2.0 * math.log1p(rest), rtol=2.0**-22)
 
 
 def test_moments():

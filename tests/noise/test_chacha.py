@@ -55,8 +55,8 @@ def words_of(key):
 @pytest.mark.parametrize(("key", "number", "keystream"), VECTORS)
 def test_published_keystreams(key, number, keystream):
     expected = np.frombuffer(bytes.fromhex(keystream), "<u4")
-    found = tf.stack(chacha20_blocks(words_of(key), tf.constant(number, tf.uint64)))
-    np.testing.assert_array_equal(found, expected)
+    words = tf.stack(chacha20_blocks(words_of(key), tf.constant(number, tf.uint64)))
+    np.testing.assert_array_equal(words, expected)
 
 
 def reference_keystream(key, number):
@@ -88,13 +88,13 @@ def test_words_are_the_keystream_in_order_across_32_bits_of_counter():
     first = 4 * 2**32 - 7
     counters = np.arange(first, first + 20, dtype=np.uint64)
     function = tf.function(chacha20, jit_compile=True)
-    found = np.stack(function(tf.constant(key), tf.constant(counters)), 1)
+    words = np.stack(function(tf.constant(key), tf.constant(counters)), 1)
     blocks = range(first // 4, (first + 19) // 4 + 1)
     keystream = np.ravel([reference_keystream(key[:4].tobytes(), n) for n in blocks])
     start = 4 * (first % 4)
-    np.testing.assert_array_equal(found.ravel(), keystream[start : start + 80])
+    np.testing.assert_array_equal(words.ravel(), keystream[start : start + 80])
     many = source_of(tf.constant(key)).in_a_row(tf.constant(key), counters[0], 20)
-    np.testing.assert_array_equal(many.numpy().view(np.uint32), found)
+    np.testing.assert_array_equal(many.numpy().view(np.uint32), words)
 
 
 @pytest.mark.slow
@@ -134,8 +134,8 @@ KNOWN = (-0.003835, 0.022722, -0.573735, -0.617352, -0.089892)
 
 def test_known_normals():
     key = tf.constant(KEY.step_keys(1, "chacha20")[0])
-    found = noise.standard_normals(key, 5, jit_compile=False)
-    np.testing.assert_allclose(found, KNOWN, atol=1e-6)
+    normals = noise.standard_normals(key, 5, jit_compile=False)
+    np.testing.assert_allclose(normals, KNOWN, atol=1e-6)
 
 
 @pytest.mark.slow
@@ -145,11 +145,11 @@ def test_a_generator_of_noise_takes_its_normals_from_its_own_keys():
     )
     state = generator.initial_state(KEY)
     assert state.step_keys.shape == [2, 5]
-    found, _ = generator.next(state, tf.constant(1))
+    row, _ = generator.next(state, tf.constant(1))
     expected = noise.standard_normals(
         tf.constant(KEY.step_keys(2, "chacha20")[1]), 300, jit_compile=False
     )
-    np.testing.assert_allclose(found, expected, atol=1e-6)
+    np.testing.assert_allclose(row, expected, atol=1e-6)
 
 
 def test_keys_of_one_generator_are_refused_by_the_other():

@@ -19,15 +19,15 @@ KEY = NoiseKey.for_testing(0)
 
 def hashed(key, words, level):
     """Words of 64 bits after a level, by Python's integers."""
-    own = long(key[2048 * level : 2048 * (level + 1)])
+    keys = long(key[2048 * level : 2048 * (level + 1)])
     words = words + [0] * (512 - len(words))
     blocks = len(words) // 512
-    found = []
-    for k in (own[:512], own[512:]):
+    values = []
+    for k in (keys[:512], keys[512:]):
         for column in range(blocks):
             sums = [(words[i * blocks + column] + k[i]) % 2**64 for i in range(512)]
-            found.append(sum((s % 2**32) * (s >> 32) for s in sums) % 2**64)
-    return found + words[512 * blocks :]
+            values.append(sum((s % 2**32) * (s >> 32) for s in sums) % 2**64)
+    return values + words[512 * blocks :]
 
 
 def last(key, words):
@@ -69,9 +69,9 @@ def test_pieces_are_hashed_apart_and_then_together(sizes):
     rng = np.random.default_rng(1)
     cut = [rng.normal(size=size).astype("f4") for size in sizes]
     key, more = digest_key(bytes(32), "plan"), np.array([1, 2, 3], "i4")
-    found = keyed_digest(tf.constant(key), [tf.constant(p) for p in cut], more)
+    digest = keyed_digest(tf.constant(key), [tf.constant(p) for p in cut], more)
     # What is left of a piece of odd size comes after the numbers.
-    np.testing.assert_array_equal(found, reference(key, cut, more))
+    np.testing.assert_array_equal(digest, reference(key, cut, more))
 
 
 def test_it_does_not_depend_on_what_was_digested_before():
@@ -84,8 +84,8 @@ def test_it_does_not_depend_on_what_was_digested_before():
 
     of_any_length(words)
     value = np.arange(7, dtype="f4")
-    found = keyed_digest(key, tf.constant(value), compiles=True)
-    np.testing.assert_array_equal(found, reference(key, [value]))
+    digest = keyed_digest(key, tf.constant(value), compiles=True)
+    np.testing.assert_array_equal(digest, reference(key, [value]))
 
 
 @pytest.mark.slow_cases("2047", "70001", "1025")
@@ -99,8 +99,8 @@ def test_it_is_what_its_formula_says(size):
         functools.partial(keyed_digest, compiles=True),
         digests.plain_digest,
     ):
-        found = digest(tf.constant(key), tf.constant(value))
-        np.testing.assert_array_equal(found, expected)
+        words = digest(tf.constant(key), tf.constant(value))
+        np.testing.assert_array_equal(words, expected)
 
 
 @pytest.mark.parametrize("half_bits", [1, 2, 3])
@@ -129,24 +129,24 @@ def test_words_of_any_number_are_digested_with_it(size):
     spec = tf.TensorSpec([None], tf.int32)
     function = tf.function(digests.digest_of_any_length, autograph=False)
     traced = function.get_concrete_function(tf.constant(key), spec)
-    found = traced(tf.constant(key), tf.constant(words))
+    digest = traced(tf.constant(key), tf.constant(words))
     length = int(near_length(tf.constant(size + 1)))
     padded = np.pad(np.append([size], words), (0, length - size - 1)).astype("i4")
     numbers, piece = integers(key), long(integers(padded))
     for level in range(digests.LEVELS - 1):
         piece = hashed(numbers, piece, level)
     expected = hashed(numbers, [*piece, length], digests.LEVELS - 1)
-    np.testing.assert_array_equal(found, last(numbers, expected))
+    np.testing.assert_array_equal(digest, last(numbers, expected))
 
 
 @pytest.mark.invariant(8)
 def test_zeros_at_the_end_are_no_padding():
     key = tf.constant(digest_key(bytes(32), "rows"))
-    found = {
+    different = {
         tuple(digests.digest_of_any_length(key, tf.zeros([size], tf.int32)).numpy())
         for size in (0, 1, 5, 6, 7, 300)
     }
-    assert len(found) == 6
+    assert len(different) == 6
 
 
 @hypothesis.settings(max_examples=200, deadline=None, derandomize=True)
@@ -164,8 +164,8 @@ def test_another_plan_or_secret_has_other_digests():
     value = tf.ones([3000])
     keys = [digest_key(bytes(32), "a"), digest_key(bytes(32), "b")]
     keys.append(digest_key(bytes(31) + b"1", "a"))
-    found = {tuple(keyed_digest(tf.constant(key), value).numpy()) for key in keys}
-    assert len(found) == 3
+    different = {tuple(keyed_digest(tf.constant(key), value).numpy()) for key in keys}
+    assert len(different) == 3
 
 
 @pytest.mark.slow_cases("chacha20")
@@ -186,8 +186,8 @@ def test_normals_of_two_digests_are_independent(generator):
     correlations = np.corrcoef(np.stack(normals))[np.triu_indices(3, 1)]
     assert np.abs(correlations).max() < 5 / 200
     for tensor in (tf.constant(key), tf.constant(key.view("i8"))):
-        found = of.bound_key(tensor, tf.constant(-(2**62), tf.int64)).numpy()
-        np.testing.assert_array_equal(found.view("u8"), bound[2])
+        words = of.bound_key(tensor, tf.constant(-(2**62), tf.int64)).numpy()
+        np.testing.assert_array_equal(words.view("u8"), bound[2])
 
 
 def test_a_few_recent_keys_suffice():
@@ -199,9 +199,9 @@ def test_a_few_recent_keys_suffice():
         recent = np.zeros([4, 2], np.uint64)
         for earlier in range(max(0, step - 3), step + 1):
             recent[earlier % 4] = keys[earlier]
-        found, _ = of.row(tf.constant(recent), buffer, tf.constant(step, tf.int64))
+        row, _ = of.row(tf.constant(recent), buffer, tf.constant(step, tf.int64))
         whole, _ = of.row(tf.constant(keys), buffer, tf.constant(step, tf.int64))
-        np.testing.assert_array_equal(found, whole)
+        np.testing.assert_array_equal(row, whole)
 
 
 # Digests of the numbers 0, 1, ... by version: a new line for a new one, none is changed.
@@ -216,8 +216,8 @@ OF_VERSIONS = {
 
 def test_another_digest_has_another_version():
     key = tf.constant(digest_key(bytes(range(32)), ""))
-    found = {}
+    of_sizes = {}
     for size in (5, 1000, 100_001):
         value = tf.constant(np.arange(size, dtype=np.int32).view(np.float32))
-        found[size] = tuple(keyed_digest(key, value).numpy().tolist())
-    assert found == OF_VERSIONS[digests.VERSION], "raise digests.VERSION"
+        of_sizes[size] = tuple(keyed_digest(key, value).numpy().tolist())
+    assert of_sizes == OF_VERSIONS[digests.VERSION], "raise digests.VERSION"

@@ -42,7 +42,7 @@ def far_counters():
 
 
 def of_normals():
-    """What normals of float32 keep of the bits: their quantiles."""
+    """The bits that normals of float32 keep: their quantiles."""
     z = noise.standard_normals(
         tf.constant(KEYS[2]), 2 * battery.SIZE, jit_compile=False
     )
@@ -75,8 +75,8 @@ ALPHA = 1e-6 / (len(STREAMS) * len(battery.ALL))
 def test_what_is_drawn_passes_the_battery(stream):
     words = STREAMS[stream]().astype(np.uint32)
     assert words.shape == (battery.SIZE,)
-    found = {name: test(words) for name, test in battery.ALL.items()}
-    assert min(found.values()) >= ALPHA, found
+    p_values = {name: test(words) for name, test in battery.ALL.items()}
+    assert min(p_values.values()) >= ALPHA, p_values
 
 
 def generators():
@@ -117,5 +117,5 @@ def test_p_values_of_random_bits_are_no_alarm():
     rng = np.random.default_rng(3)
     for _ in range(5):
         words = rng.integers(0, 2**32, battery.SIZE, dtype=np.uint32)
-        found = {name: test(words) for name, test in battery.ALL.items()}
-        assert min(found.values()) > 1e-4, found
+        p_values = {name: test(words) for name, test in battery.ALL.items()}
+        assert min(p_values.values()) > 1e-4, p_values

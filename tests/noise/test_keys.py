@@ -24,8 +24,8 @@ def test_step_keys_are_distinct_across_steps_and_runs():
 def test_step_keys_are_the_same_on_every_machine():
     # Fixed once: another value here would break replay of saved runs.
     expected = [[4384573516408593201, 13888297300822307851]]
-    found = NoiseKey(bytes(range(32))).step_keys(1)
-    assert found.tolist() == expected
+    words = NoiseKey(bytes(range(32))).step_keys(1)
+    assert words.tolist() == expected
 
 
 def test_a_key_hides_and_does_not_travel():

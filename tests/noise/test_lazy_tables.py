@@ -106,9 +106,9 @@ def _run(kind, update, touched, sums, releases, stddev, rows, columns=3):
     shown = []
     for t in range(_STEPS):
         rate = tf.constant(_RATES[t], tf.float64)
-        own = tf.constant(touched[t], tf.int32)
-        added = np.broadcast_to(np.float32(sums[t])[..., None], [len(own), columns])
-        step(tf.constant(t), rate, own, tf.constant(added, tf.float32))
+        ids = tf.constant(touched[t], tf.int32)
+        added = np.broadcast_to(np.float32(sums[t])[..., None], [len(ids), columns])
+        step(tf.constant(t), rate, ids, tf.constant(added, tf.float32))
         if t + 1 in releases:
             release(tf.constant(t + 1))
             shown.append([table.numpy() for table in weights])
@@ -122,15 +122,15 @@ def _run(kind, update, touched, sums, releases, stddev, rows, columns=3):
 )
 def test_sums_arrive_as_in_an_eager_run(kind, update):
     touched = [[0, 2], [1], [], [2], [0, 1, 2], [1], [0], [], [1]]
-    sums = [np.arange(len(own)) + 0.5 * t + 1 for t, own in enumerate(touched)]
+    sums = [np.arange(len(ids)) + 0.5 * t + 1 for t, ids in enumerate(touched)]
     update = _UPDATES[update]
     shown, _ = _run(kind, update, touched, sums, [4, 9], 1e-9, 4)
     for row in range(4):
-        own = [
+        of_row = [
             float(np.sum(sums[t][[r == row for r in touched[t]]]))
             for t in range(_STEPS)
         ]
-        expected = _eager(kind, update, own)[1]
+        expected = _eager(kind, update, of_row)[1]
         np.testing.assert_allclose(
             shown[:, row, 0], expected[[4, 9]], rtol=1e-5, atol=1e-6
         )
@@ -144,12 +144,12 @@ def test_what_is_shown_has_the_law_of_the_eager_noise(kind):
     touched = [rng.permutation(rows)[: rows // 3] for _ in range(_STEPS)]
     sums = [np.zeros(rows // 3)] * _STEPS
     shown, other = _run(kind, update, touched, sums, [3, 4, 9], 0.7, rows, columns)
-    found = np.einsum("arc,brc->ab", shown, shown) / (rows * columns)
+    drawn = np.einsum("arc,brc->ab", shown, shown) / (rows * columns)
     expected = _eager(kind, update)[0][[3, 4, 9]]
     expected = expected @ expected.T
     scale = np.sqrt(np.outer(np.diag(expected), np.diag(expected)))
     # Five standard errors of a mean of 72,000 products.
-    np.testing.assert_array_less(np.abs(found - expected) / scale, 5 * 2**0.5 / 268)
+    np.testing.assert_array_less(np.abs(drawn - expected) / scale, 5 * 2**0.5 / 268)
     # Rows, columns and tables are independent of each other.
     across = np.mean(shown * other, axis=(1, 2)) / np.diag(expected)
     np.testing.assert_array_less(np.abs(across), 5 / 268)
@@ -207,12 +207,12 @@ def test_rows_of_a_step_get_the_normals_of_their_part(monkeypatch, count, traces
     step(tf.constant(rows))
     expected = np.zeros([30, columns])
     for part, first in enumerate(range(0, count, together)):
-        own = rows[first : first + together]
+        some = rows[first : first + together]
         normals = weighted_normals(key[None], tf.ones([1]), block * (part + 1))
         normals = np.reshape(normals[block * part :][:numbers], [together, columns])
-        expected[own] = 0.7 / 4 * 0.1 * normals[: own.size]
-    found = table.weights_of(tf.range(30))
-    np.testing.assert_allclose(found, expected, rtol=1e-6)
+        expected[some] = 0.7 / 4 * 0.1 * normals[: some.size]
+    drawn = table.weights_of(tf.range(30))
+    np.testing.assert_allclose(drawn, expected, rtol=1e-6)
     is_behind = np.isin(np.arange(30), rows, invert=True)
     clocks = table.clocks_of(tf.range(30))
     np.testing.assert_array_equal(clocks, np.where(is_behind, 0, 1))
@@ -223,7 +223,7 @@ def test_many_parts_that_are_made_as_one_have_the_same_normals(monkeypatch):
     monkeypatch.setattr("tf_bandmf.noise.lazy_tables._STEP_NUMBERS", 12288)
     rows = np.random.default_rng(0).permutation(5000)[:4500].astype("i4")
 
-    def found(together):
+    def states(together):
         monkeypatch.setattr("tf_bandmf.noise.lazy_tables._TOGETHER", together)
         jumps = Jumps(_system("inverse", lazy.LinearUpdate()), _STEPS)
         table = LazyTable(tf.Variable(tf.zeros([5000, 4])), jumps)
@@ -232,8 +232,8 @@ def test_many_parts_that_are_made_as_one_have_the_same_normals(monkeypatch):
         table.bring_up_to_date(tf.constant(rows), now, tf.constant(_KEYS[0]))
         return np.hstack([table.weights_of(tf.range(5000)).numpy(), table.memory()])
 
-    together = found(2)
-    np.testing.assert_array_equal(together, found(8))
+    together = states(2)
+    np.testing.assert_array_equal(together, states(8))
     assert np.count_nonzero(together[:, :4]) == 4 * 4500
 
 

@@ -60,9 +60,9 @@ def test_streamed_noise_is_the_dense_product(name):
     strategy = all_strategies()[name]
     z = independent_normals(257)
     expected = np.linalg.solve(strategy.matrix.to_dense(), z)
-    found = run(noise.NoiseGenerator(strategy, 257))
+    streamed = run(noise.NoiseGenerator(strategy, 257))
     scale = np.abs(expected).max()
-    np.testing.assert_allclose(found, expected, atol=2e-6 * scale)
+    np.testing.assert_allclose(streamed, expected, atol=2e-6 * scale)
 
 
 @pytest.mark.parametrize("name", ["bisr_many_bands", "dense"])
@@ -70,8 +70,8 @@ def test_terms_that_a_gpu_adds_by_twos_are_the_same(name, monkeypatch):
     strategy = all_strategies()[name]
     expected = run(noise.NoiseGenerator(strategy, 100, jit_compile=False))
     monkeypatch.setattr(recurrences, "device_kind", lambda: "GPU")
-    found = run(noise.NoiseGenerator(strategy, 100, jit_compile=False))
-    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
+    by_twos = run(noise.NoiseGenerator(strategy, 100, jit_compile=False))
+    np.testing.assert_allclose(by_twos, expected, rtol=0, atol=1e-5)
 
 
 def test_replay_is_bit_identical():
@@ -79,11 +79,11 @@ def test_replay_is_bit_identical():
     generator = noise.NoiseGenerator(all_strategies()["lambda_cgd"], 300)
     keys = generator.initial_state(KEY).step_keys
     z = [noise.standard_normals(keys[i], 300).numpy() for i in range(N)]
-    found = run(generator)
+    streamed = run(generator)
     for i in range(1, N):
         # Rounded once: XLA multiplies and adds in one instruction.
         exact = z[i].astype(np.float64) + np.float32(-0.7) * z[i - 1].astype(np.float64)
-        np.testing.assert_allclose(found[i], exact, rtol=2.0**-23, atol=1e-7)
+        np.testing.assert_allclose(streamed[i], exact, rtol=2.0**-23, atol=1e-7)
 
 
 # One for each way to compute a row; normals are kept only where the inverse is banded.
@@ -111,8 +111,8 @@ def test_shards_are_the_parts_of_the_vector_of_one_device(name, keep_normals):
         run(generator, lambda state, step, r=r: generator.next(state, step, r))
         for r in range(3)
     ]
-    found = np.concatenate(parts, axis=1)[:, :size]
-    np.testing.assert_allclose(found, whole, rtol=0, atol=1e-6 * np.abs(whole).max())
+    joined = np.concatenate(parts, axis=1)[:, :size]
+    np.testing.assert_allclose(joined, whole, rtol=0, atol=1e-6 * np.abs(whole).max())
 
 
 @pytest.mark.parametrize("name", ["lambda_cgd_normalized", "bisr", "bisr_many_bands"])
@@ -136,8 +136,8 @@ def test_kept_normals_give_the_noise_of_regenerated_ones(name):
                 buffer.scatter_update(update)
         return row, state
 
-    found = run(kept, tf.function(from_variable))
-    np.testing.assert_allclose(found, expected, rtol=0, atol=2e-6)
+    from_buffer = run(kept, tf.function(from_variable))
+    np.testing.assert_allclose(from_buffer, expected, rtol=0, atol=2e-6)
 
 
 @pytest.mark.invariant(1)

@@ -39,11 +39,11 @@ def rows(strategy, mode, seed=5):
     parts = []
     for shard in range(SHARDS):
         state = generator.initial_state(NoiseKey.for_testing(seed))
-        found = []
+        rows = []
         for step in range(N):
             row, state = generator.next(state, tf.constant(step), shard)
-            found.append(row.numpy())
-        parts.append(found)
+            rows.append(row.numpy())
+        parts.append(rows)
     return np.concatenate(parts, axis=1)
 
 
@@ -72,8 +72,8 @@ def test_the_noise_is_that_of_the_strategy(strategy, mode):
     finally:
         tf.config.run_functions_eagerly(False)
     # Variables begin anywhere: distances that are no powers of two, and the replicas'.
-    found = whiteness(strategy, noise, lags=(3, 100, 1000, D))
-    assert found.p_value >= ALPHA, str(found)
+    verdict = whiteness(strategy, noise, lags=(3, 100, 1000, D))
+    assert verdict.p_value >= ALPHA, str(verdict)
 
 
 def test_the_same_test_sees_noise_of_another_strategy(strategy):

@@ -57,12 +57,12 @@ FEATURES = {
 
 
 def parse(record):
-    found = tf.io.parse_single_example(record, FEATURES)
-    return found["x"], found["y"]
+    parsed = tf.io.parse_single_example(record, FEATURES)
+    return parsed["x"], parsed["y"]
 
 
 class Rows:
-    """As data sets of Grain and PyTorch."""
+    """Data sets such as those of Grain and PyTorch."""
 
     def __init__(self, rows):
         self.rows = rows
@@ -76,7 +76,7 @@ class Rows:
 
 
 class AtOnce(Rows):
-    """As data sets of Hugging Face."""
+    """Data sets such as those of Hugging Face."""
 
     shape = (M, 2)
 
@@ -85,7 +85,7 @@ class AtOnce(Rows):
 
 
 def on_disk(kind, tmp_path):
-    """What plan.batches takes, besides arrays."""
+    """The arguments of plan.batches, for examples on disk."""
     x, y = data()
     if kind == "tfrecord":
         return (TFRecordExamples(write(tmp_path), parse),)
@@ -114,10 +114,10 @@ def test_parse_may_branch_on_tensors(tmp_path):
 
     x, y = data()
     examples = TFRecordExamples(write(tmp_path), larger)
-    found = BatchSchedule(PARTICIPATIONS[0], 18, 0, examples)
+    schedule = BatchSchedule(PARTICIPATIONS[0], 18, 0, examples)
     doubled = np.where(y[:, None, None] > 10, 2.0 * x, x)
     expected = BatchSchedule(PARTICIPATIONS[0], 18, 0, doubled, y)
-    for batch, other in zip(found, expected, strict=True):
+    for batch, other in zip(schedule, expected, strict=True):
         np.testing.assert_array_equal(batch["x"], other["x"])
 
 
@@ -133,7 +133,7 @@ def test_parse_may_branch_on_tensors(tmp_path):
     "tfrecord-poisson",
 )
 def test_batches_from_disk_are_those_from_memory(kind, participation, tmp_path):
-    steps = getattr(participation, "num_steps", 30)
+    steps = participation.num_steps or 30
     x, y = data()
     inside = BatchSchedule(participation, steps, 7, x, y).join(SEED)
     outside = BatchSchedule(participation, steps, 7, *on_disk(kind, tmp_path)).join(
@@ -144,14 +144,14 @@ def test_batches_from_disk_are_those_from_memory(kind, participation, tmp_path):
     for first_step in (0, 11):
         pairs = zip(inside.dataset(first_step), outside.dataset(first_step))
         count = 0
-        for count, (wanted, found) in enumerate(pairs, start=1):  # noqa: B007
-            np.testing.assert_array_equal(found["x"], wanted["x"])
-            np.testing.assert_array_equal(found["y"], wanted["y"])
-            assert int(found["step"]) == int(wanted["step"])
+        for count, (wanted, batch) in enumerate(pairs, start=1):  # noqa: B007
+            np.testing.assert_array_equal(batch["x"], wanted["x"])
+            np.testing.assert_array_equal(batch["y"], wanted["y"])
+            assert int(batch["step"]) == int(wanted["step"])
         assert count == steps - first_step
     resumed = outside.join(SEED)
-    for wanted, found in zip(outside.dataset(7), resumed.dataset(7)):
-        np.testing.assert_array_equal(found["y"], wanted["y"])
+    for wanted, batch in zip(outside.dataset(7), resumed.dataset(7)):
+        np.testing.assert_array_equal(batch["y"], wanted["y"])
     assert resumed.schedule_id == outside.schedule_id
 
 
@@ -235,8 +235,8 @@ def test_texts_that_are_fetched_are_the_texts(kind):
     texts = np.array(["a b", "ü", ""])
     given = np.char.encode(texts, "utf-8") if kind == "S" else texts.astype(kind)
     source = IndexedExamples(Rows(list(given)))
-    found = source.gather(tf.constant([2, 0, 1], tf.int64))["x"].numpy()
-    assert found.tolist() == [b"", b"a b", "ü".encode()]
+    fetched = source.gather(tf.constant([2, 0, 1], tf.int64))["x"].numpy()
+    assert fetched.tolist() == [b"", b"a b", "ü".encode()]
 
 
 def _repeated(kind, tmp_path):

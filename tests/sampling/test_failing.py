@@ -25,9 +25,9 @@ def number(text):
 
 
 def rows(schedule):
-    found = list(schedule.dataset(0).as_numpy_iterator())
+    batches = list(schedule.dataset(0).as_numpy_iterator())
     return {
-        key: np.concatenate([batch[key] for batch in found])
+        key: np.concatenate([batch[key] for batch in batches])
         for key in ("x", "sample_weight")
     }
 
@@ -51,9 +51,9 @@ def decoded(record):
 )
 @pytest.mark.invariant(18)
 def test_a_record_that_map_fails_for_has_weight_zero():
-    found = rows(plan().batches(TEXTS, map=number))
-    np.testing.assert_array_equal(np.sort(found["x"].ravel()), [0, 0, 1.5, 2, 4, 6])
-    np.testing.assert_array_equal(found["sample_weight"] == 0, found["x"].ravel() == 0)
+    made = rows(plan().batches(TEXTS, map=number))
+    np.testing.assert_array_equal(np.sort(made["x"].ravel()), [0, 0, 1.5, 2, 4, 6])
+    np.testing.assert_array_equal(made["sample_weight"] == 0, made["x"].ravel() == 0)
 
 
 @pytest.mark.slow_cases("1")
@@ -61,9 +61,9 @@ def test_a_record_that_map_fails_for_has_weight_zero():
 @pytest.mark.invariant(18)
 def test_a_damaged_image_has_weight_zero(tmp_path, batch_size):
     source = TFRecordExamples([record_file(tmp_path / "a", images())], decoded)
-    found = rows(plan(batch_size).batches(source))
-    assert found["x"].sum() == 3 * 4 * 7
-    assert found["sample_weight"].sum() == 3
+    made = rows(plan(batch_size).batches(source))
+    assert made["x"].sum() == 3 * 4 * 7
+    assert made["sample_weight"].sum() == 3
 
 
 @pytest.mark.invariant(16)
@@ -120,11 +120,11 @@ def test_an_example_that_cannot_be_fetched_ends_no_run(dtype, shape, figure):
         return x[index]
 
     batches = list(plan().batches(ByIndex(row, M)).dataset(0).as_numpy_iterator())
-    found = np.concatenate([batch["x"] for batch in batches])
+    read = np.concatenate([batch["x"] for batch in batches])
     weights = np.concatenate([batch["sample_weight"] for batch in batches])
     assert sorted(weights) == [0, 0, 1, 1, 1, 1]
     works = np.isin(np.arange(M), list(bad), invert=True)
-    kept = found[weights > 0]
+    kept = read[weights > 0]
     np.testing.assert_array_equal(kept[np.argsort(kept[:, 0])], x[works])
     figure("2 of 6")
 
@@ -143,7 +143,7 @@ def until_it_raises():
 
 
 class Batches:
-    """As a `keras.utils.PyDataset`."""
+    """A data set such as `keras.utils.PyDataset`."""
 
     def __len__(self):
         return 2

@@ -90,7 +90,7 @@ def test_trials_succeed_with_no_more_than_the_probability(q):
 @pytest.mark.invariant(2)
 @pytest.mark.parametrize("q", ["9/20", "512/10000000", "1/1000000", "2/10000000000"])
 def test_rare_trials_succeed_with_no_more_than_the_probability(q):
-    """As above, of some gaps: those of the table's edges, and others."""
+    """The test above for some gaps: those of the table's edges, and others."""
     q = Fraction(q)
     trials = Trials(q.numerator, q.denominator)
     blocks, within, length = trials._blocks, trials._within, trials._length

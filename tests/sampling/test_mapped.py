@@ -90,8 +90,8 @@ def test_files_are_augmented_as_arrays_are(tmp_path):
 
     plan = make_plan()
     expected = contents(plan.batches(x, y, map=jitter))
-    found = contents(plan.batches(TFRecordExamples(file, parse), map=jitter))
-    for a, b in zip(found, expected, strict=True):
+    batches = contents(plan.batches(TFRecordExamples(file, parse), map=jitter))
+    for a, b in zip(batches, expected, strict=True):
         np.testing.assert_array_equal(a["x"], b["x"])
         np.testing.assert_array_equal(a["y"], b["y"])
 

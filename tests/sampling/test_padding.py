@@ -23,7 +23,7 @@ PARTICIPATIONS = [
 
 
 def make(participation, padded, **arguments):
-    steps = getattr(participation, "num_steps", 21)
+    steps = participation.num_steps or 21
     x = {"a": np.arange(1.0, M + 1.0), "b": np.array([b"t"] * M)}
     arguments = {"y": np.arange(M), **arguments}
     return BatchSchedule(participation, steps, 7, x, padded=padded, **arguments).join(
@@ -38,13 +38,13 @@ def test_padded_batches_are_the_batches_and_zeros_of_weight_zero(participation):
     assert padded.schedule_id == plain.schedule_id
     spec = padded.dataset().element_spec
     assert spec["x"]["a"].shape == [size] and spec["sample_weight"].shape == [size]
-    for wanted, found in zip(plain.dataset(), padded.dataset()):
+    for wanted, batch in zip(plain.dataset(), padded.dataset()):
         count = wanted["y"].shape[0]
-        np.testing.assert_array_equal(found["y"][:count], wanted["y"])
-        np.testing.assert_array_equal(found["x"]["a"][:count], wanted["x"]["a"])
-        assert not np.any(found["x"]["a"][count:])
-        assert set(found["x"]["b"][count:].numpy()) <= {b""}
-        np.testing.assert_array_equal(found["sample_weight"], np.arange(size) < count)
+        np.testing.assert_array_equal(batch["y"][:count], wanted["y"])
+        np.testing.assert_array_equal(batch["x"]["a"][:count], wanted["x"]["a"])
+        assert not np.any(batch["x"]["a"][count:])
+        assert set(batch["x"]["b"][count:].numpy()) <= {b""}
+        np.testing.assert_array_equal(batch["sample_weight"], np.arange(size) < count)
 
 
 def test_weights_of_the_caller_are_kept():
@@ -89,9 +89,9 @@ def test_parts_of_padded_batches_count_their_own_examples():
     schedule = make(tf_bandmf.Poisson(M, 4), True)
     parts = list(batches_lib.in_parts(schedule.dataset(), range(3), 3))
     for step, batch in enumerate(schedule.dataset()):
-        found = parts[3 * step : 3 * step + 3]
-        counts = [int(part["num_examples"]) for part in found]
-        weights = [int(np.sum(part["sample_weight"])) for part in found]
+        of_step = parts[3 * step : 3 * step + 3]
+        counts = [int(part["num_examples"]) for part in of_step]
+        weights = [int(np.sum(part["sample_weight"])) for part in of_step]
         assert counts == weights and sum(counts) == int(batch["num_examples"])
 
 

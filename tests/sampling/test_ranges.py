@@ -29,27 +29,27 @@ def held(ranges, x=X, y=Y, weights=None):
 )
 @pytest.mark.invariant(18)
 def test_what_is_outside_has_weight_zero(ranges, weights):
-    found = held(ranges)
-    np.testing.assert_array_equal(found["sample_weight"], weights)
+    content = held(ranges)
+    np.testing.assert_array_equal(content["sample_weight"], weights)
     outside = np.array(weights) == 0
-    assert not np.any(found["x"].numpy()[outside])
-    np.testing.assert_array_equal(found["x"].numpy()[~outside], X[~outside])
-    np.testing.assert_array_equal(found["y"].numpy()[~outside], Y[~outside])
+    assert not np.any(content["x"].numpy()[outside])
+    np.testing.assert_array_equal(content["x"].numpy()[~outside], X[~outside])
+    np.testing.assert_array_equal(content["y"].numpy()[~outside], Y[~outside])
 
 
 def test_weights_of_ones_own_are_kept():
-    own = np.array([0.5, 0.5, 0.5, 0.25], np.float32)
-    found = held({"x": (0, 1)}, weights=own)
-    np.testing.assert_array_equal(found["sample_weight"], [0.5, 0, 0, 0.25])
+    given = np.array([0.5, 0.5, 0.5, 0.25], np.float32)
+    content = held({"x": (0, 1)}, weights=given)
+    np.testing.assert_array_equal(content["sample_weight"], [0.5, 0, 0, 0.25])
 
 
 def test_parts_have_ranges_of_their_own():
     x = {"age": np.array([30, 200, 40, -1]), "name": np.array(["a", "b", "c", "d"])}
-    found = held({"x": {"age": (0, 120)}}, x)
-    np.testing.assert_array_equal(found["sample_weight"], [1, 0, 1, 0])
-    assert found["x"]["name"].numpy().tolist() == [b"a", b"", b"c", b""]
-    found = held({"x": [(0, 1), (-1, 0)]}, (np.arange(4), -np.arange(4)))
-    np.testing.assert_array_equal(found["sample_weight"], [1, 1, 0, 0])
+    content = held({"x": {"age": (0, 120)}}, x)
+    np.testing.assert_array_equal(content["sample_weight"], [1, 0, 1, 0])
+    assert content["x"]["name"].numpy().tolist() == [b"a", b"", b"c", b""]
+    content = held({"x": [(0, 1), (-1, 0)]}, (np.arange(4), -np.arange(4)))
+    np.testing.assert_array_equal(content["sample_weight"], [1, 1, 0, 0])
     with pytest.raises(TypeError, match="texts"):
         held({"x": {"name": (0, 1)}}, x)
     with pytest.raises(ValueError, match="no part 'weight'"):
@@ -73,8 +73,8 @@ def test_what_is_no_range_is_refused(ranges, message):
 
 def test_integers_of_64_bits_beside_a_bound_are_compared_as_doubles():
     x = np.array([[2**53], [2**53 + 2], [0], [-1]])
-    found = held({"x": (0, 2.0**53)}, x)
-    np.testing.assert_array_equal(found["sample_weight"], [1, 0, 1, 0])
+    content = held({"x": (0, 2.0**53)}, x)
+    np.testing.assert_array_equal(content["sample_weight"], [1, 0, 1, 0])
 
 
 def test_a_schedule_has_them_before_map_and_tells_runs_apart():

@@ -55,17 +55,17 @@ def sketch(batches):
 @pytest.mark.invariant(19)
 def test_a_record_is_recognized_in_every_container(tmp_path, figure):
     x, y = data()
-    found = {
+    sketches = {
         name: sketch(plan().batches(*arguments))
         for name, arguments in containers(x, y, tmp_path).items()
     }
-    for name, first in found.items():
-        for other, second in found.items():
+    for name, first in sketches.items():
+        for other, second in sketches.items():
             assert identity.share_examples(first, second), (name, other)
-    figure(f"{len(found)} containers, each pair recognized")
+    figure(f"{len(sketches)} containers, each pair recognized")
     # The control: other records are others.
     others = sketch(plan().batches(x + 1.0, y))
-    for name, first in found.items():
+    for name, first in sketches.items():
         assert not identity.share_examples(first, others), name
 
 
@@ -124,16 +124,16 @@ def test_a_record_is_recognized_in_every_structure(most, figure):
     rng = np.random.default_rng(5)
     values, y = rng.normal(size=(M, 4)), np.arange(M) % 3
     numbers = rng.integers(most, size=M).astype(np.int32 if most == 50 else np.int64)
-    found = {
+    sketches = {
         name: sketch(plan().batches(*arguments))
         for name, arguments in structures(values, numbers, y).items()
     }
-    for name, first in found.items():
-        assert identity.share_examples(first, found["names"]), name
-    figure(f"{len(found)} structures, each pair recognized")
+    for name, first in sketches.items():
+        assert identity.share_examples(first, sketches["names"]), name
+    figure(f"{len(sketches)} structures, each pair recognized")
     # The control: other numbers beside the same values are other records.
     others = sketch(plan().batches((values, numbers + 1), y))
-    for name, first in found.items():
+    for name, first in sketches.items():
         assert not identity.share_examples(first, others), name
 
 
@@ -163,10 +163,10 @@ def test_what_is_read_later_is_recognized_too():
     m = 2_000
     x = np.random.default_rng(0).normal(size=(m, 2)).astype(np.float32)
     source = IndexedExamples(ByIndex(lambda i: x[i], m))
-    known = source.records
-    before = len(known().hashes)
+    records = source.records
+    before = len(records().hashes)
     source.gather(tf.range(m, dtype=tf.int64))
-    assert before < 300 and len(known().hashes) == m
+    assert before < 300 and len(records().hashes) == m
 
 
 @pytest.mark.invariant(19)

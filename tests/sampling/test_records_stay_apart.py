@@ -66,8 +66,8 @@ def impure():
         return parsed(record) - mean
 
     def on_the_host(record):
-        found = tf.numpy_function(np.copy, [parsed(record)], tf.float32)
-        return tf.ensure_shape(found, [WIDTH])
+        copied = tf.numpy_function(np.copy, [parsed(record)], tf.float32)
+        return tf.ensure_shape(copied, [WIDTH])
 
     return {
         "AssignVariableOp": centered,

@@ -73,9 +73,9 @@ def test_a_run_goes_on_where_it_was():
     schedule = _plan().batches(_dataset())
     whole = list(schedule)
     for first in (0, 3, 6, 17):
-        for found, expected in zip(schedule.dataset(first), whole[first:], strict=True):
-            np.testing.assert_array_equal(found["x"], expected["x"])
-            assert int(found["step"]) == int(expected["step"])
+        for batch, expected in zip(schedule.dataset(first), whole[first:], strict=True):
+            np.testing.assert_array_equal(batch["x"], expected["x"])
+            assert int(batch["step"]) == int(expected["step"])
     assert _plan().batches(_dataset()).schedule_id == schedule.schedule_id
     swapped = _dataset().take(1).concatenate(_dataset().skip(1))
     assert _plan().batches(swapped).schedule_id == schedule.schedule_id
@@ -241,8 +241,8 @@ def test_another_sampling_needs_random_access(sampling):
 
 def test_maps_and_views_apply():
     batches = _plan().batches(_dataset(), map=lambda x: x + 1.0, views=2)
-    found = next(iter(batches))["x"]
-    np.testing.assert_array_equal(found, np.stack([X[:3] + 1, X[:3] + 1], axis=1))
+    rows = next(iter(batches))["x"]
+    np.testing.assert_array_equal(rows, np.stack([X[:3] + 1, X[:3] + 1], axis=1))
 
 
 PRIVATE = "1234"
@@ -292,8 +292,8 @@ def test_sparse_examples_become_dense():
     order = np.concatenate(
         [batches.example_indices(step) for step in range(batches.steps_per_epoch)]
     )
-    found = np.concatenate([b["x"] for b in batches.dataset(12)])
-    np.testing.assert_array_equal(found, sparse.toarray()[order])
+    rows = np.concatenate([b["x"] for b in batches.dataset(12)])
+    np.testing.assert_array_equal(rows, sparse.toarray()[order])
     tensor = tf.sparse.from_dense(X)
     streamed = _plan().batches(tf.data.Dataset.from_tensor_slices((tensor, Y)))
     np.testing.assert_array_equal(next(iter(streamed))["x"], X[:3])

@@ -34,11 +34,11 @@ def test_steps_draw_users_and_cap_their_rows(sampling):
         drawn = np.unique(USERS)[schedule.example_indices(step)]
         assert batch["x"].shape == (len(drawn), 2)
         for user, rows, present in zip(drawn, batch["x"], batch["rows"], strict=True):
-            own = np.flatnonzero(USERS == user)
+            of_user = np.flatnonzero(USERS == user)
             chosen = rows[present]
-            assert set(chosen) <= set(own)
-            assert len(set(chosen)) == len(chosen) == min(2, len(own))
-            assert set(rows) <= set(own)
+            assert set(chosen) <= set(of_user)
+            assert len(set(chosen)) == len(chosen) == min(2, len(of_user))
+            assert set(rows) <= set(of_user)
 
 
 def test_rows_beyond_the_cap_take_turns_at_random():

@@ -122,7 +122,8 @@ class Participation(abc.ABC):
         """The claim from the randomness of the sampling, one sentence."""
         return "No amplification by sampling is claimed."
 
-    def run_steps(self) -> int | None:
+    @property
+    def num_steps(self) -> int | None:
         """The number of steps of a run, if the participation says so itself."""
         return None
 

@@ -50,9 +50,6 @@ class WholeEpochs(Participation):
                 f"out, or change epochs or batch_size."
             )
 
-    def run_steps(self) -> int:
-        return self.num_steps
-
     def expected_batch_size(self) -> float:
         return self.num_examples / self.steps_per_epoch
 

@@ -90,7 +90,7 @@ def resolve_data(
             raise ValueError(
                 f"The participation has {field} = {stated}, found {value}."
             )
-    steps = made.run_steps() if num_steps is None else num_steps
+    steps = made.num_steps if num_steps is None else num_steps
     if steps is None:
         raise ValueError("num_steps is missing: it is never inferred.")
     made.validate_num_steps(steps)

@@ -406,12 +406,9 @@ def as_array(given: Any) -> np.ndarray:
         if array.dtype.kind not in "USO":
             tf.as_dtype(array.dtype)
             return array
-        items = array.ravel()
-        others = [type(i) for i in items if not isinstance(i, (str, bytes))]
+        others = [type(i) for i in array.ravel() if not isinstance(i, (str, bytes))]
         if not others:
-            texts = np.empty(items.shape, object)
-            texts[:] = [i if isinstance(i, bytes) else str(i).encode() for i in items]
-            return texts.reshape(array.shape)
+            return np.array(tf.constant(array).numpy(), object)
         kind = others[0]
     raise TypeError(
         f"Examples must be arrays of numbers or of texts in rows of one shape, found "
