@@ -5,8 +5,8 @@ A correlated-noise run of any length is one Gaussian mechanism: the release of
 Theorem 2.1; cited in arXiv:2505.12128, Theorem 1). The functions are for a mechanism of
 sensitivity 1; `base.GaussianAccountant` is for a strategy.
 
-The privacy loss, and the roots, are those of dp-accounting; every result is rounded to the
-safe side and checked with it again.
+The privacy loss is that of dp-accounting; every result is rounded to the safe side and
+checked with it again.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from __future__ import annotations
 import functools
 import math
 
-import dp_accounting
 import numpy as np
+import scipy.optimize
 from dp_accounting.pld import privacy_loss_mechanism
 
 from tf_bandmf.accounting import tails
@@ -27,13 +27,14 @@ from tf_bandmf.accounting.checks import (
     check_positive,
     no_privacy,
 )
-from tf_bandmf.accounting.root_finding import to_safe_side
+from tf_bandmf.accounting.root_finding import log, to_safe_side
 
 NAME = "exact Gaussian mechanism (dp-accounting)"
 
 # Far outside of what a useful or even a meaningful run has.
 _LEAST_NOISE, _LARGEST_NOISE = 0.25 / LARGEST_EPSILON, 1e9
 _LARGEST_SQUARED = 1e100
+_TOLERANCE = 1e-12
 # Relative error of float64; beyond so many standard deviations tails are 0.
 _EPSILON, _LARGEST_PLACE = 2.0**-52, 40.0
 
@@ -106,9 +107,13 @@ def gaussian_epsilon(noise_stddev: float, delta: float) -> float:
         return 0.0
     if gaussian_delta(noise_stddev, LARGEST_STATED_EPSILON) > delta:
         raise no_privacy(noise_stddev, delta, LARGEST_STATED_EPSILON)
-    with np.errstate(divide="ignore"):  # where two tails are equal, by rounding
-        epsilon = float(dp_accounting.get_epsilon_gaussian(noise_stddev, delta))
-    return to_safe_side(epsilon, lambda e: gaussian_delta(noise_stddev, e) <= delta)
+
+    def excess(epsilon: float) -> float:
+        return log(gaussian_delta(noise_stddev, epsilon)) - log(delta)
+
+    # dp-accounting has these roots, too, but not yet in the version of TFF's stack.
+    root = scipy.optimize.brentq(excess, 0.0, LARGEST_STATED_EPSILON, xtol=_TOLERANCE)
+    return to_safe_side(float(root), lambda e: gaussian_delta(noise_stddev, e) <= delta)
 
 
 def calibrate_noise_stddev(epsilon: float, delta: float) -> float:
@@ -145,8 +150,12 @@ def _calibrated(epsilon: float, delta: float) -> float:
             f"epsilon = {epsilon} gives no meaningful privacy: found noise below "
             f"{_LEAST_NOISE:g} times the sensitivity. Choose a smaller epsilon."
         )
-    with np.errstate(divide="ignore"):
-        noise = float(dp_accounting.get_sigma_gaussian(epsilon, delta))
+
+    def excess(log_noise: float) -> float:
+        return log(gaussian_delta(math.exp(log_noise), epsilon)) - log(delta)
+
+    between = math.log(_LEAST_NOISE), math.log(_LARGEST_NOISE)
+    noise = math.exp(scipy.optimize.brentq(excess, *between, xtol=_TOLERANCE))
     return to_safe_side(noise, lambda value: gaussian_delta(value, epsilon) <= delta)
 
 
