@@ -170,13 +170,13 @@ def _parsed(text: str) -> tuple[str, dict[str, Any]]:
     """
     if not isinstance(text, str) or text.strip().partition(":")[0] != "auto":
         return registry.parse(text)
-    _, colon, goal = text.strip().partition(":")
-    if colon and goal != "max":
+    goal = text.strip().split(":")[1:]
+    if goal not in ([], ["max"]):
         raise ValueError(
             f"auto chooses all parameters itself and takes only max, as in "
             f'"auto:max", found {text!r}. Name a mechanism to set its parameters.'
         )
-    return "auto", {"objective": goal} if goal else {}
+    return "auto", {"objective": "max"} if goal else {}
 
 
 def _is_open(

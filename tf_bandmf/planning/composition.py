@@ -279,8 +279,7 @@ class Release:
         """A privacy loss that dominates it: that of the worst mechanism with all this."""
         whole = None
         if self.event is not None:
-            parts = self._event_losses(interval)
-            whole = functools.reduce(lambda a, b: a.compose(b), parts)
+            whole = self._event_loss(interval)
             if not self.is_doubled(replaced):
                 return whole
         noise, pair = self.gaussian_noise(replaced), self.stated(replaced)
@@ -299,7 +298,7 @@ class Release:
         kinks = () if pair is None else (pair[0],)
         return profiles.dominating_loss(profiles.least(*bounds), interval, kinks)
 
-    def _event_losses(self, interval: float) -> list[Loss]:
+    def _event_loss(self, interval: float) -> Loss:
         losses, others = [], []
         for piece, count in self.pieces:
             loss = event_losses.additive_loss(piece, count, interval)
@@ -311,7 +310,7 @@ class Release:
             rest = dp_accounting.ComposedDpEvent(others)
             profile = _profile_of(rest, self.adjacency != "zero-out")
             losses.append(profiles.dominating_loss(profile, interval))
-        return losses
+        return functools.reduce(lambda a, b: a.compose(b), losses)
 
     # As an entry of a ledger.
 

@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import hashlib
 import math
+import pathlib
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Callable
 
@@ -650,32 +651,29 @@ class Plan:
         """
         content = {"plan": self.to_config(), "fingerprint": self.fingerprint}
         text = configs.dumps(content, indent=2)
-        with open(path, "w", encoding="utf-8") as file:
-            file.write(text + "\n")
+        pathlib.Path(path).write_text(text + "\n", encoding="utf-8")
 
     @classmethod
     def load(cls, path: str) -> Plan:
         """Reads a saved plan; recomputes sensitivity and budget.
 
         Raises:
-          FileNotFoundError: if there is no file.
+          OSError: if there is no file, or it cannot be read.
           ValueError: if it is not a plan, or was changed: its fingerprint does not
             match.
         """
+        written = pathlib.Path(path).read_bytes()
         try:
-            with open(path, encoding="utf-8") as file:
-                content = configs.loads(file.read())
+            content = configs.loads(written.decode("utf-8"))
             plan = cls.from_config(content["plan"])
-            stated = content["fingerprint"]
-        except (FileNotFoundError, IsADirectoryError, PermissionError):
-            raise
+            actual, stated = plan.fingerprint, content["fingerprint"]
         except Exception as error:  # anything may be in a file
             detail = str(error).removeprefix(f"{path} ").rstrip(".")
             raise ValueError(
                 f"{path} is damaged or is not a plan ({type(error).__name__}: {detail}). "
                 f"Make the plan again."
             ) from error
-        if plan.fingerprint != stated:
+        if actual != stated:
             raise ValueError(
                 f"{path} does not have the fingerprint that it states: it was changed "
                 f"or damaged after it was saved. Make the plan again."
