@@ -9,7 +9,7 @@ WARNING: the keys and the buffers are secret. Whoever knows `y[i]`, the noise of
 `i`, computes that step's exact gradient.
 """
 
-from tf_bandmf.noise.generator import NoiseGenerator, NoiseState, refuse_xla
+from tf_bandmf.noise.generator import NoiseGenerator, NoiseState
 from tf_bandmf.noise.normals import standard_normals
 
-__all__ = ["NoiseGenerator", "NoiseState", "refuse_xla", "standard_normals"]
+__all__ = ["NoiseGenerator", "NoiseState", "standard_normals"]

@@ -164,7 +164,11 @@ class NoiseGenerator:
           InvalidArgumentError: if step is not in [0, num_steps), in graphs too.
           ValueError: if traced under XLA, which drops the assertion: call it outside.
         """
-        refuse_xla()
+        if traced_under_xla():
+            raise ValueError(
+                "XLA drops assertions, so that a step past the horizon could not raise. "
+                "Call the noise generator outside of jit_compile=True."
+            )
         return self._next_function(
             state, tf.cast(step, tf.int64), tf.cast(shard, tf.int32)
         )
@@ -244,12 +248,3 @@ def updated(buffer: tf.Tensor, updates: Updates) -> tf.Tensor:
             buffer, update.indices[:, None], update.values
         )
     return buffer
-
-
-def refuse_xla() -> None:
-    """Raises ValueError if this is traced into a function that XLA compiles."""
-    if traced_under_xla():
-        raise ValueError(
-            "XLA drops assertions, so that a step past the horizon could not raise. "
-            "Call the noise generator outside of jit_compile=True."
-        )
