@@ -69,7 +69,7 @@ CEILINGS = {
     "planning": (2_439, 1_900),
     "strategies": (1_524, 1_600),
     "sampling": (1_498, 1_300),
-    "noise": (1_129, 1_050),
+    "noise": (1_127, 1_050),
     "optimize": (982, 1_000),
     "ledger": (635, 650),
     "matrices": (848, 850),
