@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tf_bandmf.keras.clipping import layers_executed_alone
+
 layers = keras.layers
 
 
@@ -82,8 +84,9 @@ def test_attention(kind):
 class Positions(layers.Layer):
     """Looks up positions once for all examples."""
 
-    def __init__(self, leading_one):
+    def __init__(self, leading_one, then=lambda positions: positions):
         super().__init__()
+        self.then = then
         self.tokens = layers.Embedding(5, 4)
         self.positions = layers.Embedding(7, 4)
         self.leading_one = leading_one
@@ -96,7 +99,7 @@ class Positions(layers.Layer):
         ids = keras.ops.arange(7)
         if self.leading_one:
             ids = ids[None]
-        return self.tokens(x) + self.positions(ids)
+        return self.tokens(x) + self.then(self.positions(ids))
 
 
 @pytest.mark.slow_cases("5-False", "7-False", "7-True")
@@ -108,6 +111,24 @@ def test_position_embedding(leading_one, batch):
     reference.assert_exact(
         model, reference.tokens(batch=batch), reference.labels(batch=batch)
     )
+
+
+# Entry by entry, positions may be repeated for each example; along them, they may not.
+THEN = {
+    "scaled": (lambda positions: 0.5 * positions, False),
+    "normalized": (lambda positions: keras.ops.softmax(positions, axis=0), True),
+    "times rows": (lambda positions: (positions * np.ones((5, 7, 4), "f4"))[0], True),
+}
+
+
+@pytest.mark.parametrize("name", THEN)
+def test_what_is_made_of_positions(name):
+    then, is_alone = THEN[name]
+    layer = Positions(False, then)
+    model = reference.classifier(layer, inputs=(7,), dtype="int32")
+    x, y = reference.tokens(batch=5), reference.labels(batch=5)
+    reference.assert_exact(model, x, y)
+    assert (layer in layers_executed_alone(model)) == is_alone
 
 
 def test_reversible_embedding_is_tied_exactly():

@@ -149,14 +149,15 @@ class Walk:
 
     def _operation(self, original: Any, op: Any, *args: Any, **kwargs: Any) -> Any:
         kind, rule = type(op), table.OPERATIONS.get(type(op))
-        shared = [self._shared[id(t)] for t in _leaves(args, kwargs, self._shared)]
+        tensors = tensors_of((args, kwargs))
+        shared = [self._shared[id(t)] for t in tensors if id(t) in self._shared]
         if shared:
-            if rule is not table.ENTRY_BY_ENTRY:
+            others = [t for t in tensors if id(t) not in self._shared]
+            is_one = not others and len({tuple(t.shape) for t in tensors}) == 1
+            is_combined = any(map(self.place, others))
+            if rule is not table.ENTRY_BY_ENTRY or not (is_one or is_combined):
                 raise _not_told_apart(shared[0][2])
-            others = [
-                t for t in tensors_of((args, kwargs)) if id(t) not in self._shared
-            ]
-            if not any(map(self.place, others)):
+            if is_one:
                 outputs = op.compute_output_spec(*args, **kwargs)
                 return self._share(outputs, shared[0][2])
             args, kwargs = keras.tree.map_structure(
@@ -479,10 +480,6 @@ def _settings(op: Any) -> str:
             and isinstance(value, _SETTINGS)
         ]
     )
-
-
-def _leaves(args: Any, kwargs: Any, ids: Any) -> list[Any]:
-    return [leaf for leaf in keras.tree.flatten((args, kwargs)) if id(leaf) in ids]
 
 
 def _many(tensor: Any, count: int | None, axis: int = 0) -> Any:
