@@ -245,14 +245,10 @@ MODELS = {
     "VAE, normal of shape(x)": (A, vae),
     "Attention (dot), AdditiveAttention": (
         A,
-        lambda: (
-            F((6, 4), Fn(lambda x: x), L.LayerNormalization())
-            if False
-            else two(
-                (6, 4),
-                (6, 4),
-                lambda a, b: L.AdditiveAttention()([L.Attention()([a, b]), b]),
-            )
+        lambda: two(
+            (6, 4),
+            (6, 4),
+            lambda a, b: L.AdditiveAttention()([L.Attention()([a, b]), b]),
         ),
     ),
     "SpectralNormalization": (
