@@ -69,22 +69,19 @@ class EmbeddingRule(LayerRule):
         return soft_cap * keras.ops.tanh(outputs / soft_cap)
 
     def factors_of(self, call: LayerCall, gradient: tf.Tensor) -> Mapping[int, Factor]:
-        layer, table = call.layer, embeddings_of(call.layer)
+        layer, inputs = call.layer, call.inputs
         if not is_reverse(call.args, call.kwargs):
-            factors = _of_lookup(layer, call.spread(call.inputs), gradient)
+            return _of_lookup(layer, call.spread(inputs), gradient)
+        if layer.tie_weights:
+            # The transposed table: inputs and output gradients change places.
+            equation, pair = "...o,oi->...i", (gradient, inputs)
+            kernel, adapter = embeddings_of(layer), _adapter_of(layer)
         else:
-            rank = call.inputs.shape.rank
-            if layer.tie_weights:
-                # The transposed table: inputs and output gradients change places.
-                equation, pair = parsed("...o,oi->...i", rank), (gradient, call.inputs)
-                kernel, adapter = table, _adapter_of(layer)
-            else:
-                equation, pair = parsed("...i,io->...o", rank), (call.inputs, gradient)
-                kernel, adapter = layer.reverse_embeddings, None
-            assert equation is not None
-            factors = of_kernel(equation, *pair, kernel, adapter)
-        wanted = {id(variable) for variable in call.variables}
-        return {key: factor for key, factor in factors.items() if key in wanted}
+            equation, pair = "...i,io->...o", (inputs, gradient)
+            kernel, adapter = layer.reverse_embeddings, None
+        letters = parsed(equation, inputs.shape.rank)
+        assert letters is not None
+        return of_kernel(letters, *pair, kernel, adapter)
 
 
 def _adapter_of(layer: Any) -> Adapter | None:
