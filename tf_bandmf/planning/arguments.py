@@ -114,7 +114,7 @@ def resolve_data(
 
 def check_word(name: str, word: object, words: Iterable[str]) -> None:
     """Raises ValueError unless this is one of the words."""
-    if word not in tuple(words):
+    if not isinstance(word, str) or word not in tuple(words):
         raise ValueError(f"{name} must be one of {', '.join(words)}, found {word!r}.")
 
 
