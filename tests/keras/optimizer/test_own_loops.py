@@ -160,6 +160,22 @@ def test_weights_that_changed_between_gradient_and_update_are_noticed(
         model.optimizer.apply_noisy(noisy)
 
 
+@pytest.mark.invariant(8)
+def test_a_step_of_the_inner_optimizer_between_gradient_and_update_is_noticed(
+    data, plan_and_model
+):
+    """It leaves weights and moments as they were: its step counter alone tells."""
+    plan, model = plan_and_model()
+    noisy = model.private_gradients(next(iter(plan.batches(*data))))
+    before, variables = model.get_weights(), model.trainable_variables
+    nothing = [tf.zeros(variable.shape) for variable in variables]
+    model.optimizer.inner_optimizer.apply(nothing, variables)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="at different steps"):
+        model.optimizer.apply_noisy(noisy)
+    for a, b in zip(model.get_weights(), before, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
 def test_callers_batches_have_private_gradients_too(
     data, make_min_sep_plan, make_private_model
 ):
