@@ -63,7 +63,7 @@ def resumed(plan, folder):
         len(state.points()),
         state.schedule_id,
         state.key.secret_bytes(),
-        *(tensor.tobytes() for tensor in state.secret_tensors().values()),
+        *(array.tobytes() for array in (state.points(), state.buffer)),
         *(
             keras.ops.convert_to_numpy(variable).tobytes()
             for variable in [*model.variables, *model.optimizer.variables]

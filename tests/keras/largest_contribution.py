@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tf_bandmf.keras.model.batch_contents import Contents
+from tf_bandmf.keras.model.preparation import Contents
 from tf_bandmf.keras.optimizer.private import private_optimizer_of
 
 # By what records are multiplied.

@@ -74,14 +74,13 @@ def released_sums(model, batches, restart_at=None):
 def resume(optimizer):
     """The secret state of a run, as another process makes it from what was kept."""
     state, run = optimizer.run.secrets, optimizer.run
-    secrets = state.secret_tensors()
     run.adopt(
         run.secrets_of(
             NoiseKey(state.key.secret_bytes()),
             step=state.step,
             schedule_id=state.schedule_id,
-            buffer=secrets["buffer"],
-            points=secrets["points"],
+            buffer=state.buffer,
+            points=state.points(),
         )
     )
 

@@ -50,14 +50,20 @@ def forms_of_floats(row):
     return {form for form in forms if len(re.sub(rb"[-0.e+]", b"", form)) >= _SHORTEST}
 
 
+def step_keys_of(state):
+    """Keys of the noise of the steps taken, bound to their points."""
+    taken = state.step
+    keys = state._step_keys[:taken].view(np.uint64)
+    return np.asarray(state._bound(keys, state.points()[:taken]))
+
+
 def forms_of_run(model):
     """Forms of all secrets of a run, by the name of the secret."""
     state = model.optimizer.run.secrets
-    tensors = state.secret_tensors()
     forms = {"key": forms_of_bytes(state.key.secret_bytes())}
-    for step, key in enumerate(tensors["step_keys"]):
+    for step, key in enumerate(step_keys_of(state)):
         forms[f"key of step {step}"] = forms_of_bytes(key.tobytes())
-    for slot, row in enumerate(tensors["buffer"]):
+    for slot, row in enumerate(state.buffer):
         assert np.abs(row[:8]).min() > 0
         forms[f"kept vector {slot}"] = forms_of_floats(row)
     forms["seed of the sampler"] = forms_of_bytes(state.key.sampler_seed())

@@ -11,7 +11,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from forms import files_below, forms_of_bytes, forms_of_run, found_in
+from forms import files_below, forms_of_bytes, forms_of_run, found_in, step_keys_of
 from rebuild_noise import rebuild
 from written import write_model
 
@@ -389,7 +389,7 @@ def test_the_noise_cannot_be_rebuilt_from_what_was_shared(finished, tmp_path):
     kinds = [("key", 0), ("noise", len(noisy) - 1), ("noise", len(noisy) - 2)]
     assert rebuild([private], noisy)[1:] in kinds
     leaks = {
-        "step": ("key of a step", state.secret_tensors()["step_keys"][0].tobytes(), 0),
+        "step": ("key of a step", step_keys_of(state)[0].tobytes(), 0),
     }
     for name, (kind, content, step) in leaks.items():
         for text in (content, content.hex().encode()):
@@ -405,7 +405,7 @@ def test_the_attack_succeeds_on_an_optimizer_that_saves_its_key(finished, tmp_pa
     class Careless(keras.optimizers.SGD):
         def build(self, variables):
             super().build(variables)
-            words = model.optimizer.run.secrets.secret_tensors()["step_keys"][0]
+            words = step_keys_of(model.optimizer.run.secrets)[0]
             self.key = self.add_variable((4,), dtype="uint32", name="key")
             self.key.assign(words.view(np.uint32))
 

@@ -27,15 +27,18 @@ from tf_bandmf.keras.clipping import (
     register_per_example_layer,
     register_rule,
 )
-from tf_bandmf.keras.model import augmentation  # noqa: F401  (raises first)
+from tf_bandmf.keras.model.cloning import replace_batch_norm
 from tf_bandmf.keras.model.conversion import make_private, to_plain
-from tf_bandmf.keras.model.evaluating import NoisyMetrics, PrivateEvaluation
+from tf_bandmf.keras.model.preprocessing import split_preprocessing
 from tf_bandmf.keras.model.privately import PrivateFit, fit_privately
-from tf_bandmf.keras.model.progress import PrivacyProgress, PrivateCounts
-from tf_bandmf.keras.model.replacing import replace_batch_norm
-from tf_bandmf.keras.model.splitting import split_preprocessing
+from tf_bandmf.keras.model.reporting import (
+    NoisyMetrics,
+    PrivacyProgress,
+    PrivateEvaluation,
+)
 from tf_bandmf.keras.model.training import PrivateTraining
 from tf_bandmf.keras.optimizer.private import NoisyGradients, PrivateOptimizer
+from tf_bandmf.keras.run.counts import PrivateCounts
 
 __all__ = [
     "Clipping",

@@ -122,10 +122,8 @@ def halfway(request, data, make_plan, make_private_model):
 
 def note_run(model):
     """As if the model had been trained in this test: others forgot its run."""
-    optimizer = model.optimizer
-    name = known_runs.name_of(optimizer.run.secrets.key)
-    schedule = int(optimizer.run.secrets.schedule_id)
-    known_runs.note(name, optimizer.plan, model.trainable_weights, schedule)
+    run = model.optimizer.run
+    run.membership.note(int(run.secrets.schedule_id))
 
 
 @pytest.mark.parametrize("reload", RELOADS)
@@ -217,7 +215,7 @@ def make_reader(make_plan, compile_model):
 
 
 def settings_of(model):
-    return model._microbatch_size, model._tables, model._release_every
+    return model._settings
 
 
 @pytest.mark.parametrize("settings", SETTINGS, ids=["groups", "lazy", "names"])

@@ -130,7 +130,7 @@ def test_any_inner_optimizer_on_two_replicas(inner, together, alone):
 def test_replicas_have_one_buffer(together, alone):
     # The buffer is of the noise, whatever the inner optimizer.
     one, two = alone("bsr", "clipped"), together("bsr", "clipped")
-    buffers = [m.optimizer.run.secrets.secret_tensors()["buffer"] for m in (one, two)]
+    buffers = [m.optimizer.run.secrets.buffer for m in (one, two)]
     np.testing.assert_array_equal(*buffers)
     assert np.abs(buffers[0]).max() > 0.0
 

@@ -8,7 +8,7 @@ import tensorflow as tf
 import tf_bandmf
 import tf_bandmf.keras
 from tf_bandmf.keras.clipping import UnsupportedModelError, clipped_gradient_sums
-from tf_bandmf.keras.model.batch_contents import Contents
+from tf_bandmf.keras.model.preparation import Contents
 from tf_bandmf.keras.run.scaling import Scaling
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -39,7 +39,7 @@ def sums_of(
     users: Any = None,
     batch_size: int = 256,
     digest: Any = None,
-    function: Any = None,
+    trace: Callable[..., Any] | None = None,
 ) -> tuple[np.ndarray, int]:
     """The sum over records of their vectors, of all metrics side by side.
 
@@ -52,7 +52,7 @@ def sums_of(
         add up to 1.
       batch_size: of arrays.
       digest: of `hashlib`, which takes in the records and whose they are; or None.
-      function: of `function_of`; by default made from the first batch.
+      trace: like `function_of`, which is the default; called for the first batch.
 
     Returns:
       Sums, float64 [M], and the number of units: records, or users.
@@ -64,15 +64,15 @@ def sums_of(
     total = np.zeros([sum(metric.size for metric in metrics)], np.int64)
     count = 0
     weights, units = _weights(x, users)
+    function = None
     for batch in _batches(x, y, batch_size):
-        if function is None:
-            function = function_of(model, batch, metrics)
+        function = function or (trace or function_of)(model, batch, metrics)
         size = int(tf.shape(tf.nest.flatten(batch)[0])[0])
-        own = np.ones([size]) if weights is None else weights[count : count + size]
+        shares = np.ones([size]) if weights is None else weights[count : count + size]
         if digest is not None:
-            for part in (*tf.nest.flatten(batch), own):
+            for part in (*tf.nest.flatten(batch), shares):
                 digest.update(hash_rows(part).numpy().tobytes())
-        total += _sum(function, batch, own, metrics)
+        total += _sum(function, batch, shares, metrics)
         count += size
         if count > _MOST_RECORDS:
             raise ValueError(f"At most {_MOST_RECORDS} records are evaluated at once.")
@@ -86,8 +86,8 @@ def _sum(
 ) -> np.ndarray:
     """The sum of a batch; a record of which the model or a metric raises is bad."""
     try:
-        found: np.ndarray = function(*batch, tf.constant(weights, tf.float64)).numpy()
-        return found
+        sums: np.ndarray = function(*batch, tf.constant(weights, tf.float64)).numpy()
+        return sums
     except OF_THE_MACHINE:
         raise
     except tf.errors.OpError:
@@ -226,8 +226,8 @@ def _measured(
 
     def measure(y: Any, y_pred: Any, losses: Any) -> tf.Tensor:
         rows = Rows(y, y_pred, losses)
-        found = [_bounded(metric, rows, len(metrics)) for metric in metrics]
-        return tf.concat(found, axis=1)
+        bounded = [_bounded(metric, rows, len(metrics)) for metric in metrics]
+        return tf.concat(bounded, axis=1)
 
     return measured_rows(model, x, y, measure, alone)
 

@@ -20,7 +20,7 @@ _MOST_STEPS = 4096
 
 @dataclasses.dataclass(frozen=True)
 class RunAudit:
-    """What an audited run revealed about its canaries.
+    """Results of an audited run: what it revealed about its canaries.
 
     Attributes:
       black_box: result from the losses of the final model only.
@@ -33,9 +33,9 @@ class RunAudit:
 
     @property
     def contradicts(self) -> bool:
-        """Whether one of the audits contradicts the plan's epsilon."""
-        found = (self.black_box, self.white_box)
-        return any(result.contradicts for result in found if result is not None)
+        """Tells if one of the audits contradicts the plan's epsilon."""
+        results = (self.black_box, self.white_box)
+        return any(result.contradicts for result in results if result is not None)
 
     def __str__(self) -> str:
         """Human-readable summary."""
@@ -161,39 +161,39 @@ class _Observer:
         # Before the clipping is traced, which reads scales from it.
         model.optimizer.build(model.trainable_variables)
         for step, batch in enumerate(schedule.dataset()):
-            known = None
+            others = None
             scales = self._scales()
             if not plan.participation.is_amplified:
-                known = self._note(step, schedule.example_indices(step), scales)
+                others = self._note(step, schedule.example_indices(step), scales)
             noisy = model.private_gradients(batch)
-            if known is not None:
+            if others is not None:
                 # In the coordinates in which noise was added.
                 flat = _flat(noisy.gradients) * plan.expected_batch_size
-                self._released.append(scales * flat - known)
+                self._released.append(scales * flat - others)
             model.optimizer.apply_noisy(noisy)
 
     def _scales(self) -> np.ndarray | float:
-        """What the coming step multiplies coordinates by before clipping."""
+        """Factors of the coordinates in the coming step, before clipping."""
         scales = self._model.optimizer.scales()
         return 1.0 if scales is None else _flat(scales)
 
     def _note(
         self, step: int, indices: np.ndarray, scales: np.ndarray | float
     ) -> np.ndarray | float:
-        """Notes the gradients of the step's canaries; the sum of what is known."""
+        """Notes the gradients of the step's canaries; gives the sum of the others."""
         is_canary = np.isin(indices, self._canaries)
         weights = (~is_canary).astype(np.float32)
-        known: np.ndarray | float = 0.0
+        others: np.ndarray | float = 0.0
         if weights.any():
-            known = self._sum(indices, weights)
+            others = self._sum(indices, weights)
         for example in indices[is_canary]:
             gradient = self._sum(np.array([example]), np.ones(1, np.float32))
             self._gradients[int(example)].append((step, gradient.astype(np.float32)))
         if any(v.regularizer is not None for v in self._model.trainable_variables):
             penalties = regularization_gradients(self._model)
             total = self._plan.expected_batch_size * _flat(penalties)
-            known = known + scales * total
-        return known
+            others = others + scales * total
+        return others
 
     def _sum(self, indices: np.ndarray, weights: np.ndarray) -> np.ndarray:
         rows = tf.nest.map_structure(lambda part: part[indices], self._data)
@@ -220,13 +220,13 @@ class _Observer:
         filtered = gram @ released
         scores = np.zeros(len(self._canaries))
         squares = np.zeros(len(self._canaries))
-        for number, found in enumerate(self._gradients.values()):
-            if not found:
+        for number, noted in enumerate(self._gradients.values()):
+            if not noted:
                 continue
-            steps = [step for step, _ in found]
-            own = np.stack([gradient for _, gradient in found]).astype(np.float64)
-            scores[number] = np.sum(own * filtered[steps])
-            squares[number] = np.sum(gram[np.ix_(steps, steps)] * (own @ own.T))
+            steps = [step for step, _ in noted]
+            added = np.stack([gradient for _, gradient in noted]).astype(np.float64)
+            scores[number] = np.sum(added * filtered[steps])
+            squares[number] = np.sum(gram[np.ix_(steps, steps)] * (added @ added.T))
         return self._evaluated(scores, confidence, float(np.sqrt(squares.mean())))
 
     def black_box(self, confidence: float) -> AuditResult:

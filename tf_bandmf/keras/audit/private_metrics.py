@@ -49,7 +49,7 @@ class PrivateMetric(abc.ABC):
 
     @abc.abstractmethod
     def vectors(self, rows: Rows) -> tf.Tensor:
-        """What each record adds, float [B, size]; the caller bounds its norm by 1.
+        """Vectors that the records add, float [B, size]; the caller bounds norms by 1.
 
         Row i must be a function of record i alone. If this cannot be shown, each record
         is a batch of one. NaN stands for `bad`.
@@ -123,8 +123,8 @@ class PrivateAccuracy(_Mean):
         if y_pred.shape.rank > 1 and y_pred.shape[-1] != 1:
             is_one_hot = y.shape.rank == y_pred.shape.rank and y.shape[-1] != 1
             y = tf.argmax(y, -1) if is_one_hot else _flat(y, y_pred.shape.rank - 1)
-            found = tf.argmax(y_pred, -1)
-            is_right = tf.equal(tf.cast(y, tf.float64), tf.cast(found, tf.float64))
+            chosen = tf.argmax(y_pred, -1)
+            is_right = tf.equal(tf.cast(y, tf.float64), tf.cast(chosen, tf.float64))
             is_right &= tf.reduce_all(tf.math.is_finite(y_pred), axis=-1)
         else:
             rank = max(y_pred.shape.rank - 1, 1)
@@ -257,6 +257,10 @@ class PrivateAUC(PrivateMetric):
         return float(min(max(area, 0.0), 1.0)), float(spread)
 
 
+# One object, for which an evaluation is traced once.
+_ACCURACY = PrivateAccuracy()
+
+
 def checked(metrics: Any) -> list[PrivateMetric]:
     """The metrics of an evaluation.
 
@@ -264,18 +268,18 @@ def checked(metrics: Any) -> list[PrivateMetric]:
       TypeError: if one is no private metric.
       ValueError: if there are none, or two have one name.
     """
-    found = list(metrics) if isinstance(metrics, (list, tuple)) else [metrics]
-    found = [PrivateAccuracy() if metric == "accuracy" else metric for metric in found]
-    for metric in found:
+    several = list(metrics) if isinstance(metrics, (list, tuple)) else [metrics]
+    several = [_ACCURACY if metric == "accuracy" else metric for metric in several]
+    for metric in several:
         if not isinstance(metric, PrivateMetric):
             raise TypeError(
                 f"A private evaluation takes private metrics, such as "
                 f"tf_bandmf.keras.PrivateAccuracy(), found {metric!r}."
             )
-    names = [metric.name for metric in found]
+    names = [metric.name for metric in several]
     if not names or len(set(names)) < len(names):
         raise ValueError(f"Metrics must have different names, found {names}.")
-    return found
+    return several
 
 
 def _only(value: Any, what: str) -> tf.Tensor:

@@ -22,7 +22,7 @@ def each_callback(callbacks: Any) -> list[Any]:
 
 
 def cautions_of(callbacks: Any, is_kept: bool) -> Iterator[str]:
-    """What `fit` warns of: callbacks that act on private data, or that resume no run.
+    """Warnings of `fit`: callbacks that act on private data, or that resume no run.
 
     Args:
       callbacks: of `fit`.
@@ -93,16 +93,16 @@ def refuse_shared_folder(path: str | os.PathLike[str], callbacks: Any) -> None:
 
 
 def _folders_of(callback: Any) -> list[tuple[str, bool]]:
-    """Where a callback writes, and whether the folders below are its, too."""
-    found = []
+    """Folders where a callback writes, and whether those below are its, too."""
+    folders = []
     for attribute in ("backup_dir", "log_dir"):
         folder = getattr(callback, attribute, None)
         if isinstance(folder, (str, os.PathLike)):
-            found.append((os.path.realpath(folder), True))
+            folders.append((os.path.realpath(folder), True))
     file = getattr(callback, "filepath", None)
     if isinstance(file, (str, os.PathLike)):
         # The part before the first placeholder, as in "models/{epoch}/weights.h5".
         fixed = os.path.dirname(os.fspath(file).split("{", maxsplit=1)[0])
         folder, here = os.path.realpath(fixed), os.path.realpath("")
-        found.append((folder, os.path.commonpath([folder, here]) != folder))
-    return found
+        folders.append((folder, os.path.commonpath([folder, here]) != folder))
+    return folders

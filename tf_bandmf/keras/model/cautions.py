@@ -1,4 +1,4 @@
-"""What `fit` says before a budget is spent: warnings, and settings that it refuses.
+"""Warnings of `fit` before a budget is spent, and settings that it refuses.
 
 They concern what wastes a budget, or acts on private data.
 
@@ -257,7 +257,7 @@ def refuse_outputs(
 
 
 def _described(layer: Any) -> tuple[str, str]:
-    """How a message names the last layer, and the name of its activation."""
+    """Words for the last layer in a message, and the name of its activation."""
     activation = getattr(getattr(layer, "activation", None), "__name__", "")
     return f"The model's last layer, {layer.name!r},", activation
 
@@ -277,7 +277,7 @@ def _last_layer(model: keras.Model) -> tuple[Any, int]:
 
 
 def _given_loss(model: keras.Model) -> Any:
-    """What a model is compiled with; of a name what it stands for."""
+    """The loss that a model is compiled with; of a name, what it stands for."""
     loss = model.loss
     return keras.losses.get(loss) if isinstance(loss, str) else loss
 
@@ -286,9 +286,7 @@ def _loss_of(model: keras.Model) -> tuple[Any, bool]:
     """The class of a known loss of one output, and whether it is of logits."""
     loss = _given_loss(model)
     for function, kind in _FUNCTIONS.items():
-        if loss is function:
-            return kind, False
-    for kind in _FUNCTIONS.values():
-        if type(loss) is kind:
-            return kind, bool(loss.get_config().get("from_logits", False))
+        if loss is function or type(loss) is kind:
+            config = {} if loss is function else loss.get_config()
+            return kind, bool(config.get("from_logits", False))
     return None, False

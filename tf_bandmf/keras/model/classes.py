@@ -80,9 +80,8 @@ def private_class(plain_class: type) -> type:
       TypeError: if it is no class of models, or brings a training step of its own, which
         the private one would replace.
     """
-    known = _PRIVATE_CLASSES.get(plain_class)
-    if known is not None:
-        return known
+    if plain_class in _PRIVATE_CLASSES:
+        return _PRIVATE_CLASSES[plain_class]
     if not issubclass(plain_class, keras.Model):
         raise TypeError(
             f"model: make_private takes a keras.Model, found {plain_class.__name__}."

@@ -1,4 +1,4 @@
-"""Clones a Sequential or functional model, with new layers."""
+"""Clones a Sequential or functional model, with new layers, or others in their place."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 import keras
 
+from tf_bandmf.accounting.checks import whole_number
 from tf_bandmf.keras.compat.keras_objects import output_shape_of_lambda
 
 
@@ -45,22 +46,22 @@ def _cloned(
         shape = tuple(model.input_shape)
         first = keras.Input(batch_shape=shape, dtype=model.inputs[0].dtype)
         same = keras.Sequential([first, *model.layers], name=model.name)
-        found = keras.models.clone_model(same, clone_function=again)
+        clone = keras.models.clone_model(same, clone_function=again)
     else:
         same = keras.Model(model.input, model.output, name=model.name)
-        found = keras.models.clone_model(
+        clone = keras.models.clone_model(
             same, clone_function=again, call_function=_called
         )
-    found.trainable = model.trainable
-    for layer, other in zip(same.layers, found.layers):
+    clone.trainable = model.trainable
+    for layer, other in zip(same.layers, clone.layers):
         other.trainable = layer.trainable
-    return found
+    return clone
 
 
 def _one(layer: Any, replace: Callable[[Any], Any | None], made: dict[int, Any]) -> Any:
-    found = replace(layer)
-    if found is not None:
-        return found
+    replacement = replace(layer)
+    if replacement is not None:
+        return replacement
     kind = type(layer)
     # keras.Model(inputs, outputs) is of a class of its own.
     functional = kind.__name__ == "Functional" and issubclass(kind, keras.Model)
@@ -79,7 +80,7 @@ def _one(layer: Any, replace: Callable[[Any], Any | None], made: dict[int, Any])
 
 
 def _called(layer: Any, *args: Any, **kwargs: Any) -> Any:
-    """As the layer was called; one in another's place may know no masks."""
+    """Calls a layer as another was called; it may know no masks."""
     if kwargs.get("mask", 0) is None:
         del kwargs["mask"]
     return layer(*args, **kwargs)
@@ -95,3 +96,70 @@ def _same_lambda(layer: keras.layers.Lambda) -> keras.layers.Lambda:
         arguments=layer.arguments,
         **config,
     )
+
+
+def replace_batch_norm(model: keras.Model, groups: int = 8) -> keras.Model:
+    """Replaces batch normalization by group normalization (arXiv:1803.08494).
+
+    Batch normalization makes an example's output depend on the whole batch, so there
+    are no per-example gradients. The new model has all other weights of the model, and
+    the scale and offset of the replaced layers; their moving means and variances are
+    dropped. A pretrained model needs some further training.
+
+    Args:
+      model: Sequential or functional, built, not private.
+      groups: number of groups of channels; if it does not divide a layer's channels,
+        the largest smaller divisor is used. One group is layer normalization over an
+        image.
+
+    Returns:
+      A new model, not compiled.
+
+    Raises:
+      TypeError: if the model is neither Sequential nor functional.
+      ValueError: if it is not built, or groups is less than 1.
+    """
+    if not isinstance(model, keras.Sequential) and not hasattr(model, "operations"):
+        raise TypeError(
+            f"Layers of a Sequential or functional model can be replaced, found "
+            f"{type(model).__name__}. Use keras.layers.GroupNormalization in its code."
+        )
+    if not model.built:
+        raise ValueError("The model must be built: begin it with keras.Input.")
+    groups = whole_number("groups", groups)
+
+    def replaced(layer: Any) -> Any | None:
+        if not isinstance(layer, keras.layers.BatchNormalization):
+            return None
+        channels = int(layer.moving_mean.shape[0])
+        most = max(g for g in range(1, min(groups, channels) + 1) if channels % g == 0)
+        return keras.layers.GroupNormalization(
+            most,
+            axis=layer.axis,
+            epsilon=layer.epsilon,
+            center=layer.center,
+            scale=layer.scale,
+            name=layer.name,
+            dtype=layer.dtype_policy,
+        )
+
+    made = cloned(model, replaced)
+    for layer, other in _pairs(model, made):
+        if isinstance(layer, keras.layers.BatchNormalization):
+            for name in ("gamma", "beta"):
+                if getattr(layer, name) is not None:
+                    getattr(other, name).assign(getattr(layer, name))
+        else:
+            other.set_weights(layer.get_weights())
+    return made
+
+
+def _pairs(model: keras.Model, other: keras.Model) -> list[tuple[Any, Any]]:
+    """Layers that are no models, in both, each once."""
+    pairs = []
+    for layer, same in zip(model.layers, other.layers, strict=True):
+        if isinstance(layer, keras.Model):
+            pairs.extend(_pairs(layer, same))
+        else:
+            pairs.append((layer, same))
+    return pairs

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import pathlib
 import tempfile
@@ -13,10 +14,9 @@ import keras
 from tf_bandmf.accounting.checks import whole_number
 from tf_bandmf.keras.clipping import check_supported, turn_tensor_float_32_off
 from tf_bandmf.keras.compat.keras_objects import all_layers
-from tf_bandmf.keras.model.alone import checked_names
 from tf_bandmf.keras.model.classes import plain_class_of, plain_config, private_class
 from tf_bandmf.keras.model.cloning import cloned
-from tf_bandmf.keras.model.preparation import without_dynamic_scale
+from tf_bandmf.keras.model.preparation import checked_names, without_dynamic_scale
 from tf_bandmf.keras.model.tables import DENSE, checked
 from tf_bandmf.keras.model.training import PrivateTraining
 from tf_bandmf.keras.optimizer.private import PrivateOptimizer
@@ -92,33 +92,34 @@ def make_private(
     turn_tensor_float_32_off()
     optimizer = getattr(model, "optimizer", None)
     is_lazy = tables != DENSE or release_every is not None
-    if not isinstance(model, PrivateTraining):
-        chosen = private_class(type(model))
-        if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
-            inner = optimizer.inner_optimizer
-            model.optimizer = without_dynamic_scale(optimizer, inner)
-        if model.built:
-            check_supported(model)
-        names = checked_names(model, alone)
-        model.__class__ = chosen
-        if optimizer is not None and not isinstance(optimizer, PrivateOptimizer):
-            model._training.plain_steps = int(
-                keras.ops.convert_to_numpy(optimizer.iterations)
-            )
-    elif is_lazy and optimizer is not None and optimizer.built:
+    is_private = isinstance(model, PrivateTraining)
+    if is_private and is_lazy and optimizer is not None and optimizer.built:
         raise ValueError(
             "tables must be chosen before the run begins: this model has an optimizer that "
             "is built. Compile it with a new PrivateOptimizer after "
             "make_private(model, tables=...)."
         )
-    else:
-        names = checked_names(model, alone)
+    chosen = type(model) if is_private else private_class(type(model))
+    if not is_private:
+        if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+            inner = optimizer.inner_optimizer
+            model.optimizer = without_dynamic_scale(optimizer, inner)
+        if model.built:
+            check_supported(model)
+    names = checked_names(model, alone)
+    model.__class__ = chosen
+    is_plain = not isinstance(optimizer, PrivateOptimizer)
+    if optimizer is not None and is_plain and not is_private:
+        steps = keras.ops.convert_to_numpy(optimizer.iterations)
+        model._training.plain_steps = int(steps)
     model.train_function = None
     model._training.may_run_alone |= names
+    settings: dict[str, Any] = {}
     if is_lazy:
-        model._tables, model._release_every = tables, release_every
+        settings = {"tables": tables, "release_every": release_every}
     if microbatch_size is not None:
-        model._microbatch_size = microbatch_size
+        settings["microbatch_size"] = microbatch_size
+    model._settings = dataclasses.replace(model._settings, **settings)
     return model
 
 
@@ -225,15 +226,15 @@ def _pairs(
 
 def _layers(model: keras.Model) -> list[Any]:
     """Each layer once; with the preprocessor of a task, which Keras 3.12 leaves out."""
-    found = list(all_layers(model, include_self=False))
+    layers = list(all_layers(model, include_self=False))
     preprocessor = getattr(model, "preprocessor", None)
     if isinstance(preprocessor, keras.layers.Layer):
-        found.extend(all_layers(preprocessor))
-    return list({id(layer): layer for layer in found}.values())
+        layers.extend(all_layers(preprocessor))
+    return list({id(layer): layer for layer in layers}.values())
 
 
 def _loads_its_own(layer: keras.layers.Layer) -> bool:
-    """Whether a layer does more than to take its weights when these are loaded."""
+    """Tells if a layer does more than to take its weights when these are loaded."""
     usual = (
         keras.layers.Layer.load_own_variables,
         PrivateTraining.load_own_variables,

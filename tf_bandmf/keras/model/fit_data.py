@@ -124,7 +124,7 @@ def check_inputs(model: keras.Model, data: Any, name: str = "validation_data") -
 
 
 def _ways_of(x: Any) -> tuple[str, str]:
-    """What such data are, and how they become the plan's batches."""
+    """Names such data, and says how they become the plan's batches."""
     is_dataset = isinstance(x, tf.data.Dataset)
     if is_dataset or isinstance(x, keras.utils.PyDataset):
         what = "tf.data.Dataset" if is_dataset else f"PyDataset ({type(x).__name__})"
@@ -224,15 +224,7 @@ def scheduled(
     _end_executions_with_epochs(model, per_epoch)
     schedule = run.batches(schedule)
     dataset = schedule.dataset(taken)
-    if run.has_begun and run.secrets.schedule_id not in (-1, schedule.schedule_id):
-        raise ValueError(
-            "The run began with other data, or the same data in other places, or in a "
-            "custom loop with batches that no run had drawn: the accountant's assumption "
-            "would be broken. Use the data, or the schedule object, that began it."
-        )
     run.membership.refuse_second(model.weights, schedule.schedule_id)
-    if not model.built:
-        preparation.build(model, model.optimizer, next(iter(dataset)))
     if is_distributed(model):
         dataset = _distributed(model, schedule, taken)
     return dataset, {**kwargs, "steps_per_epoch": per_epoch, "shuffle": False}

@@ -5,64 +5,94 @@ from __future__ import annotations
 import contextlib
 import sys
 import threading
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Collection, Iterator
+from typing import Any, NamedTuple
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from tf_bandmf.keras.clipping import (
     LookedUp,
-    check_functions_are_traced,
-    check_matmul_precision,
+    UnsupportedModelError,
     check_supported,
     find_layers_alone,
+    layers_executed_alone,
     made_up,
     needs_self_check,
+    present_rows,
     self_check,
 )
-from tf_bandmf.keras.compat.keras_objects import CALL_CONTEXT, global_state
-from tf_bandmf.keras.compat.optimizing import optimized_once
-from tf_bandmf.keras.model.alone import EXAMPLES, check_layers_alone
-from tf_bandmf.keras.model.batch_contents import Contents
-from tf_bandmf.keras.model.tables import lazy_layers
-from tf_bandmf.keras.optimizer.private import (
-    PrivateOptimizer,
-    check_accumulation,
-    private_optimizer_of,
+from tf_bandmf.keras.compat.keras_objects import (
+    CALL_CONTEXT,
+    all_layers,
+    global_state,
 )
+from tf_bandmf.keras.compat.optimizing import optimized_once
+from tf_bandmf.keras.compat.patching import patched
+from tf_bandmf.keras.model.tables import lazy_layers
+from tf_bandmf.keras.optimizer.private import PrivateOptimizer
+from tf_bandmf.sampling import batches as batches_lib
 
 # Seconds after which work is announced.
 PATIENCE = 2.0
+# How many made-up examples show what layers do.
+EXAMPLES = 3
+# Relative and absolute differences that rounding makes, also in bfloat16.
+_CLOSE = {"rtol": 3e-2, "atol": 1e-4}
 
 
-def optimizer_of(model: Any) -> PrivateOptimizer:
-    """The private optimizer that a model is compiled with.
+class Contents(NamedTuple):
+    """The parts of a batch that the clipping sees: tensors [B, ...], or None.
 
-    Raises:
-      TypeError: if it is compiled with another one.
-      ValueError: if it belongs to another distribution strategy,
-        or its inner optimizer accumulates gradients.
-      RuntimeError: if the process rounds float32 products, or runs functions or the
-        model's steps eagerly.
+    Attributes:
+      x: inputs.
+      y: targets.
+      sample_weight: weights.
+      rows: which rows each unit has.
+      shares: which part of the clip norm each example may contribute.
+      count: how many examples there are, int32 scalar, if rows pad the batch.
     """
-    optimizer = private_optimizer_of(model)
-    check_matmul_precision()
-    check_functions_are_traced()
-    if model.run_eagerly:
-        raise RuntimeError(
-            "A private step runs as a graph: debug the plain model, before make_private, "
-            "and train the private one by fit, train_on_batch or private_gradients, "
-            "compiled without run_eagerly=True."
-        )
-    check_accumulation(optimizer.inner_optimizer)
-    strategy = model.distribute_strategy
-    if num_replicas(model) > 1 and optimizer.run.strategy is not strategy:
-        raise ValueError(
-            "Model and PrivateOptimizer belong to different distribution strategies: "
-            "make both within strategy.scope()."
-        )
-    return optimizer
+
+    x: Any
+    y: Any = None
+    sample_weight: Any = None
+    rows: Any = None
+    shares: Any = None
+    count: Any = None
+
+    @classmethod
+    def of(cls, batch: Any) -> Contents:
+        """Those of a batch of any kind, or of its specs."""
+        batch = given(batch)
+        if not batches_lib.is_scheduled_batch(batch):
+            return cls(*keras.utils.unpack_x_y_sample_weight(batch))
+        x, y, weight, rows, shares = (batch.get(key) for key in batches_lib.CONTENT)
+        shares = None if rows is not None else shares
+        return cls(x, y, weight, rows, shares, batch.get(batches_lib.NUM_EXAMPLES))
+
+    def by_row(self) -> tuple[Any, Any, Any]:
+        """Inputs, targets and sample weights, row by row."""
+        content = self[:3]
+        return content if self.rows is None else present_rows(content, self.rows)
+
+
+def given(data: Any) -> Any:
+    """A batch of an iterator or of `train_on_batch`, or its specs, as it was made.
+
+    None stands for what has no value.
+    """
+
+    def value(leaf: Any) -> Any:
+        none = (tf.experimental.Optional, tf.OptionalSpec)
+        return None if isinstance(leaf, none) else leaf
+
+    data = keras.tree.map_structure(value, data)
+    if isinstance(data, tuple) and batches_lib.is_scheduled_batch(data[0]):
+        if any(item is not None for item in data[1:]):
+            raise ValueError("A scheduled batch holds its targets and weights itself.")
+        return data[0]
+    return data
 
 
 def num_replicas(model: Any) -> int:
@@ -70,14 +100,14 @@ def num_replicas(model: Any) -> int:
     return int(model.distribute_strategy.num_replicas_in_sync)
 
 
-def build(model: Any, optimizer: PrivateOptimizer, data: Any = None) -> None:
+def build(model: Any, data: Any = None) -> None:
     """Makes the variables of model and optimizer, if they are not built: the run begins.
 
     Args:
       model: private and compiled.
-      optimizer: of the model.
       data: a batch, of which shapes and dtypes matter; None if the model is built.
     """
+    optimizer = model.optimizer
     if not optimizer.built:
         build_model(model, data)
         state = model._training
@@ -93,11 +123,11 @@ def build_model(model: Any, data: Any = None) -> None:
     """Makes the weights; refuses models whose examples cannot be told apart."""
     if not model.built and data is not None:
         # Made up: `call` is code of the user, which could keep what it is given.
-        found = Contents.of(data).by_row()
-        _refuse_text(found[1])
-        is_there = all(not tf.is_symbolic_tensor(t) for t in tf.nest.flatten(found[0]))
-        found = made_up(found, EXAMPLES) if is_there else found
-        model(found[0], training=False)
+        rows = Contents.of(data).by_row()
+        _refuse_text(rows[1])
+        is_there = all(not tf.is_symbolic_tensor(t) for t in tf.nest.flatten(rows[0]))
+        rows = made_up(rows, EXAMPLES) if is_there else rows
+        model(rows[0], training=False)
     check_supported(model)
 
 
@@ -111,7 +141,7 @@ def _refuse_text(targets: Any) -> None:
             )
 
 
-def check_examples(model: Any, optimizer: PrivateOptimizer, data: Any) -> None:
+def check_examples(model: Any, data: Any) -> None:
     """Refuses layers that would not do what they say; compares gradients, where due.
 
     Layers are checked first, because a loss may not accept what a layer that mixes
@@ -120,10 +150,10 @@ def check_examples(model: Any, optimizer: PrivateOptimizer, data: Any) -> None:
 
     Args:
       model: private, compiled and built.
-      optimizer: of the model.
       data: a batch that is not empty; only its shapes and dtypes matter.
     """
     contents, state = Contents.of(data).by_row(), model._training
+    optimizer = model.optimizer
     _refuse_text(contents[1])
     inputs = made_up(contents, EXAMPLES)[0]
     if optimizer.run.tables is not None:
@@ -160,9 +190,10 @@ def refuse_preprocessor(model: Any) -> None:
 
 
 def without_dynamic_scale(new: Any, old: Any) -> Any:
-    """What Keras' `compile` wraps into a LossScaleOptimizer under mixed_float16.
+    """Unwraps what Keras' `compile` puts into a LossScaleOptimizer under mixed_float16.
 
-    Only what it wraps by itself: it has set the optimizer without the wrapper just before.
+    Nothing but what it wraps by itself: it has set the optimizer without the wrapper just
+    before.
     """
     if (
         isinstance(new, keras.optimizers.LossScaleOptimizer)
@@ -220,3 +251,119 @@ def announced(what: str, quiet: bool = False) -> Iterator[None]:
         yield
     finally:
         timer.cancel()
+
+
+def checked_names(model: keras.Model, alone: Collection[str]) -> frozenset[str]:
+    """The names of layers that may run on batches of one, whatever that changes.
+
+    Raises:
+      ValueError: if it is no collection of names, or the model is built and has no layer of
+        such a name.
+    """
+    if isinstance(alone, str) or not all(isinstance(name, str) for name in alone):
+        raise ValueError(
+            f"alone must be a list of names of layers, found {alone!r}. Give "
+            f"alone=[layer.name]."
+        )
+    unknown = sorted(set(alone) - {layer.name for layer in all_layers(model)})
+    if unknown and model.built:
+        raise ValueError(
+            f"alone names {', '.join(unknown)}, and the model has no such layer."
+        )
+    return frozenset(alone)
+
+
+def check_layers_alone(
+    model: keras.Model, inputs: Any, accepted: Collection[str], quiet: bool
+) -> None:
+    """Names the layers that run alone; refuses those whose results depend on others.
+
+    Args:
+      model: private, built, and traced for such inputs.
+      inputs: made-up ones of several examples.
+      accepted: names of layers that are not refused.
+      quiet: prints nothing.
+
+    Raises:
+      UnsupportedModelError: if a layer that is not accepted gives an example another
+        result in a batch than by itself.
+    """
+    layers = layers_executed_alone(model)
+    if not layers:
+        return
+    for layer in _dependent(model, layers, inputs):
+        if layer.name not in accepted:
+            raise UnsupportedModelError(
+                f"Layer {layer.name!r} ({type(layer).__name__}) gives an example another "
+                f"result beside other examples than by itself: it mixes the examples of "
+                f"a batch. In private training it would get batches of one, and learn "
+                f"something else than you mean. Take statistics of each example by "
+                f"itself, or constants of public data; or make what is compared one "
+                f"example (a pair, a row with its negatives); or, if batches of one are "
+                f"what you want, make_private(model, alone=[{layer.name!r}])."
+            )
+    if not quiet:
+        names = ", ".join(f"{each.name} ({type(each).__name__})" for each in layers)
+        print(
+            f"tf_bandmf: these layers run on each example by itself, as it could not be "
+            f"shown that they keep examples apart: {names}. That takes longer. Write "
+            f"them with keras.ops instead of tf functions; or, if a class acts on each "
+            f"example alone, vouch for it: tf_bandmf.keras.register_per_example_layer.",
+            file=sys.stderr,
+            flush=True,
+        )
+
+
+def _dependent(model: keras.Model, layers: Collection[Any], inputs: Any) -> list[Any]:
+    """The layers that give an example another result without the others."""
+    calls: list[tuple[Any, Any, Any, Any]] = []
+
+    def recorded(layer: Any) -> Callable[..., Any]:
+        def call(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            result = original(*args, **kwargs)
+            calls.append((layer, args, kwargs, result))
+            return result
+
+        return call
+
+    with contextlib.ExitStack() as stack:
+        for layer in layers:
+            stack.enter_context(patched(layer, "call", recorded(layer)))
+        model(inputs, training=False)
+    dependent: list[Any] = []
+    for layer, args, kwargs, together in calls:
+        if any(layer is other for other in dependent):
+            continue
+        if not _same(together, layer.call(*args, **kwargs)):
+            continue
+        # The first alone does not show sums over those before, nor copies of the first.
+        for place in (0, EXAMPLES - 1):
+            alone = layer.call(*_row(args, place), **_row(kwargs, place))
+            if not _same(_row(together, place), alone):
+                dependent.append(layer)
+                break
+    return dependent
+
+
+def _row(structure: Any, place: int) -> Any:
+    """One example of what has several; the rest as it is."""
+
+    def row(leaf: Any) -> Any:
+        is_batch = tf.is_tensor(leaf) and leaf.shape.rank and leaf.shape[0] == EXAMPLES
+        return leaf[place : place + 1] if is_batch else leaf
+
+    return tf.nest.map_structure(row, structure)
+
+
+def _same(one: Any, other: Any) -> bool:
+    pairs = zip(tf.nest.flatten(one), tf.nest.flatten(other))
+    return all(_close(a, b) for a, b in pairs if tf.is_tensor(a) and tf.is_tensor(b))
+
+
+def _close(a: tf.Tensor, b: tf.Tensor) -> bool:
+    if a.shape != b.shape:
+        return False
+    if not (a.dtype.is_floating or a.dtype.is_complex):
+        return bool(tf.reduce_all(a == b))
+    a, b = (tf.cast(value, tf.complex128).numpy() for value in (a, b))
+    return bool(np.allclose(a, b, equal_nan=True, **_CLOSE))

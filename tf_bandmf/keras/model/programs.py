@@ -41,8 +41,7 @@ from tf_bandmf.keras.compat.keras_objects import (
     keras_backend,
     loss_tracker,
 )
-from tf_bandmf.keras.model.batch_contents import Contents, given
-from tf_bandmf.keras.model.preparation import announced, check_examples
+from tf_bandmf.keras.model.preparation import Contents, announced, check_examples, given
 from tf_bandmf.keras.run import admission
 from tf_bandmf.keras.run.programs import Measure, Program, Update
 from tf_bandmf.keras.run.run import Noisy
@@ -126,7 +125,7 @@ class Programs:
         if self._nothing is None and _size(self._local(contents.x)[0]):
             here = self._local(batch)[0]
             with _no_records_fault(self._model):
-                check_examples(self._model, self._model._private_optimizer(), here)
+                check_examples(self._model, here)
                 with announced(_TRACING, self._model._training.is_quiet):
                     self._prepare(spec)
                     self._try_on_made_up(contents)
@@ -216,7 +215,7 @@ class Programs:
                 contents.y,
                 contents.sample_weight,
                 l2_norm_clip=optimizer.plan.l2_norm_clip,
-                microbatch_size=model._microbatch_size,
+                microbatch_size=model._settings.microbatch_size,
                 loss_scale_factor=optimizer.loss_scale_factor,
                 rows=contents.rows,
                 shares=contents.shares,
@@ -256,13 +255,13 @@ class Programs:
             return list(gradients)
         penalties = regularization_gradients(model)
         return [
-            own if isinstance(own, RowSums) else own + tf.cast(penalty, own.dtype)
-            for own, penalty in zip(gradients, penalties)
+            g if isinstance(g, RowSums) else g + tf.cast(penalty, g.dtype)
+            for g, penalty in zip(gradients, penalties)
         ]
 
     def _updated(self, noisy: Noisy) -> None:
         run, variables = self._run, self._model.trainable_variables
-        with tf.control_dependencies(run.take(noisy.drawn)):
+        with tf.control_dependencies(run.secrets.take(noisy.drawn)):
             released = tf.nest.map_structure(
                 tf.identity, (noisy.gradients, noisy.counts)
             )
@@ -275,7 +274,7 @@ class Programs:
 
     def _taken(self, noisy: Noisy) -> list[Any]:
         """As `_updated`, for gradients that are applied later."""
-        with tf.control_dependencies(self._run.take(noisy.drawn)):
+        with tf.control_dependencies(self._run.secrets.take(noisy.drawn)):
             self._run.counts.add(tf.identity(noisy.counts))
             return self._penalized([tf.identity(g) for g in noisy.gradients])
 
@@ -353,16 +352,16 @@ class Programs:
         size = _size(contents)
         count = size if contents.count is None else int(contents.count)
         rows = (_row(contents._replace(count=None), place) for place in range(size))
-        found = [
+        each = [
             _unless_it_raises(self._clip_here, row, scales, seed) or self._nothing
             for row in rows
         ]
         is_there = tf.range(size) < count
-        outcomes = tf.where(is_there, tf.concat([c.outcomes for c in found], 0), 0)
+        outcomes = tf.where(is_there, tf.concat([c.outcomes for c in each], 0), 0)
         norms, losses, outputs = _map(
-            lambda *leaves: tf.concat(leaves, 0), *[c[1:4] for c in found]
+            lambda *leaves: tf.concat(leaves, 0), *[c[1:4] for c in each]
         )
-        sums = [_added(parts) for parts in zip(*[c.sums for c in found])]
+        sums = [_added(parts) for parts in zip(*[c.sums for c in each])]
         scales = () if scales is None else scales
         return ClippedGradients(sums, norms, losses, outputs, scales, outcomes)
 
@@ -422,7 +421,7 @@ def _no_records_fault(model: Any) -> Iterator[None]:
 
 
 def _unless_it_raises(program: Program, *args: Any) -> Any:
-    """What it returns; None if a record makes it raise."""
+    """Runs a program; None if a record makes it raise."""
     try:
         return program(*args)
     except OF_THE_MACHINE:

@@ -10,7 +10,12 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 import tensorflow as tf
 
-from tf_bandmf.keras.clipping import Same, UnsupportedModelError
+from tf_bandmf.keras.clipping import (
+    Same,
+    UnsupportedModelError,
+    check_functions_are_traced,
+    check_matmul_precision,
+)
 from tf_bandmf.keras.compat.keras_objects import (
     all_layers,
     compile_loss,
@@ -18,9 +23,15 @@ from tf_bandmf.keras.compat.keras_objects import (
 )
 from tf_bandmf.keras.compat.optimizing import optimized_once
 from tf_bandmf.keras.model import preparation
-from tf_bandmf.keras.model.batch_contents import given
+from tf_bandmf.keras.model.preparation import given
 from tf_bandmf.keras.model.programs import Programs
-from tf_bandmf.keras.optimizer.private import NoisyGradients, PrivateOptimizer
+from tf_bandmf.keras.model.tables import DENSE, StepSettings
+from tf_bandmf.keras.optimizer.private import (
+    NoisyGradients,
+    PrivateOptimizer,
+    check_accumulation,
+    private_optimizer_of,
+)
 
 if TYPE_CHECKING:
     from tf_bandmf.keras.resume.private_file import PrivateRun
@@ -45,9 +56,9 @@ class TrainingState:
       is_quiet: whether nothing is printed: `fit(verbose=0)`.
       run_file: private file of `begin_run`; checkpoints are announced to it.
       may_run_alone: names of layers that may run on batches of one whatever that changes.
-      train_function: what `make_train_function` made.
       programs: of the steps, with what they depend on.
       ready: those of the present `fit`, since its first step.
+      evaluation: the graph of the last private evaluation, with what it depends on.
       lazy_layers: those whose tables get their noise when rows are read.
       plain_steps: steps of the plain optimizer that the model had before it was private.
       were_loaded: whether its weights were loaded or set.
@@ -57,9 +68,9 @@ class TrainingState:
     is_quiet: bool = False
     run_file: PrivateRun | None = None
     may_run_alone: frozenset[str] = frozenset()
-    train_function: Any = None
     programs: tuple[Any, Any] | None = None
     ready: Any = None
+    evaluation: tuple[Any, Any] | None = None
     lazy_layers: list[Any] = dataclasses.field(default_factory=list)
     plain_steps: int = 0
     were_loaded: bool = False
@@ -79,11 +90,7 @@ class PrivateStep(_Model):
     jit_compile: Any
     train_function: Any
 
-    # Examples whose gradients are held in memory together; None for the whole batch.
-    _microbatch_size: int | None = None
-    # Which tables get their noise when their rows are read, and when they are released.
-    _tables: str | tuple[str, ...] = "dense"
-    _release_every: int | None = None
+    _settings = StepSettings()
 
     def train_step(self, data: Any) -> NoReturn:
         """Refused: a private step is several programs, which Python calls."""
@@ -94,10 +101,10 @@ class PrivateStep(_Model):
 
     def _ready_for(self, batch: Any) -> None:
         """Builds model and optimizer for such data, if they are not built."""
-        optimizer = self._private_optimizer()
-        preparation.build(self, optimizer, batch)
-        optimizer.run.refuse_trained(self._training.plain_steps)
-        if optimizer.run.tables is None and self._tables != "dense":
+        run = self._private_optimizer().run
+        preparation.build(self, batch)
+        run.refuse_trained(self._training.plain_steps)
+        if run.tables is None and self._settings.tables != DENSE:
             raise RuntimeError(
                 "The optimizer was built without the model, so that its run has no "
                 "tables='lazy'. Compile the model with a new PrivateOptimizer, and let "
@@ -110,7 +117,7 @@ class PrivateStep(_Model):
         parts += [*self.trainable_variables, *all_layers(self)]
         key = (
             bool(self.jit_compile),
-            self._microbatch_size,
+            self._settings,
             [Same(part) for part in parts],
         )
         traced = self._training.programs
@@ -149,7 +156,7 @@ class PrivateStep(_Model):
             raise NotImplementedError(
                 "private_gradients works on one replica. Use model.fit."
             )
-        if optimizer.run.tables is not None or self._tables != "dense":
+        if optimizer.run.tables is not None or self._settings.tables != DENSE:
             raise NotImplementedError(
                 "private_gradients makes gradients of whole tables: give make_private "
                 "tables='dense', or use model.fit or model.train_on_batch."
@@ -172,6 +179,16 @@ class PrivateStep(_Model):
         return NoisyGradients(noisy, step, optimizer, self.weights)
 
     def _private_optimizer(self) -> PrivateOptimizer:
+        """The private optimizer that the model is compiled with, ready for a step.
+
+        Raises:
+          TypeError: if it is compiled with another one.
+          ValueError: if the optimizer belongs to another distribution strategy, or its
+            inner optimizer accumulates gradients.
+          UnsupportedModelError: if the class of the model brings a step of its own.
+          RuntimeError: if the process rounds float32 products, or runs functions or the
+            model's steps eagerly.
+        """
         # Not those of a mixin before it, nor assigned ones.
         for method in ("make_train_function", "train_step"):
             if getattr(type(self), method) is not getattr(PrivateStep, method):
@@ -179,16 +196,32 @@ class PrivateStep(_Model):
                 raise UnsupportedModelError(
                     _OTHER_LOOP.format(name=name, method=method)
                 )
-        return preparation.optimizer_of(self)
+        optimizer = private_optimizer_of(self)
+        check_matmul_precision()
+        check_functions_are_traced()
+        if self.run_eagerly:
+            raise RuntimeError(
+                "A private step runs as a graph: debug the plain model, before "
+                "make_private, and train the private one by fit, train_on_batch or "
+                "private_gradients, compiled without run_eagerly=True."
+            )
+        check_accumulation(optimizer.inner_optimizer)
+        is_other = optimizer.run.strategy is not self.distribute_strategy
+        if is_other and preparation.num_replicas(self) > 1:
+            raise ValueError(
+                "Model and PrivateOptimizer belong to different distribution strategies: "
+                "make both within strategy.scope()."
+            )
+        return optimizer
 
     @property
     def _is_distributed(self) -> bool:
-        """Whether the model was made within the scope of a distribution strategy."""
+        """Tells if the model was made within the scope of a distribution strategy."""
         return is_distributed(self)
 
     @property
     def _training(self) -> TrainingState:
-        """What belongs to the training of this model, and to no file."""
+        """State of the training of this model that belongs to no file."""
         state: TrainingState = self.__dict__.setdefault(_STATE, TrainingState())
         return state
 
@@ -210,14 +243,11 @@ class PrivateStep(_Model):
         super().__setattr__(name, value)
 
     def make_train_function(self, force: bool = False) -> Any:
-        """As Keras'; but Python calls the programs of each step."""
+        """Sets Keras' train function to one that calls the programs of each step."""
         self._private_optimizer()
         self._training.ready = None
         # One that somebody else set would take steps of its own.
-        if force or self.train_function is not self._training.train_function:
-            self.train_function = None
-        if self.train_function is None:
-            self.train_function = self._training.train_function = self._in_turn
+        self.train_function = self._in_turn
         return self.train_function
 
     def _in_turn(self, iterator: Any) -> dict[str, Any]:

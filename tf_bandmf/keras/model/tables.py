@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,7 +16,24 @@ from tf_bandmf.keras.run.tables import refusal
 DENSE, LAZY = "dense", "lazy"
 
 
-def checked(tables: Any) -> str | tuple[str, ...]:
+@dataclasses.dataclass(frozen=True)
+class StepSettings:
+    """The settings of a model's private step, as `make_private` takes them.
+
+    Attributes:
+      microbatch_size: examples whose gradients are held in memory together; None for the
+        whole batch.
+      tables: those that get their noise when their rows are read: "dense" for none,
+        "lazy" for all, or names of layers.
+      release_every: steps after which these are released; None for ends of epochs.
+    """
+
+    microbatch_size: int | None = None
+    tables: str | list[str] = DENSE
+    release_every: int | None = None
+
+
+def checked(tables: Any) -> str | list[str]:
     """The argument of `make_private`.
 
     Raises:
@@ -26,7 +44,7 @@ def checked(tables: Any) -> str | tuple[str, ...]:
             return tables
     elif isinstance(tables, Sequence) and tables:
         if all(isinstance(name, str) for name in tables):
-            return tuple(tables)
+            return list(tables)
     raise ValueError(
         f"tables must be 'dense', 'lazy' or names of Embedding layers, found "
         f"{tables!r}."
@@ -43,7 +61,7 @@ def lazy_layers(model: Any, optimizer: Any) -> list[Any]:
     Raises:
       UnsupportedModelError: if a requested table does not support this.
     """
-    setting = model._tables
+    setting = model._settings.tables
     if setting == DENSE:
         return []
     layers = [layer for layer in all_layers(model) if _is_table(layer)]
@@ -83,8 +101,8 @@ def _is_table(layer: Any) -> bool:
 
 
 def _reason(model: Any, optimizer: Any) -> str | None:
-    """Why no table of the model supports lazy noise."""
-    if model._microbatch_size is not None:
+    """Gives the reason why no table of the model supports lazy noise, or None."""
+    if model._settings.microbatch_size is not None:
         return "microbatch_size takes a batch in groups"
     if model.jit_compile:
         return (
@@ -99,7 +117,7 @@ def _reason(model: Any, optimizer: Any) -> str | None:
 
 
 def _reason_of(model: Any, layer: Any) -> str | None:
-    """Why the table of a layer does not support lazy noise."""
+    """Gives the reason why the table of a layer does not support it, or None."""
     variables = layer.trainable_variables
     if not is_lookup_table(layer, variables):
         return (
@@ -117,7 +135,7 @@ def _reason_of(model: Any, layer: Any) -> str | None:
     owners = [
         other
         for other in all_layers(model)
-        if any(table is own for own in own_trainable_variables(other))
+        if any(table is variable for variable in own_trainable_variables(other))
     ]
     if owners != [layer]:
         return "other layers have the same variable (call one layer several times)"
@@ -149,9 +167,9 @@ class Releases(keras.callbacks.Callback):
 
 def with_releases(callbacks: Any, every: int | None) -> Any:
     """Callbacks of `fit`, with `Releases` before all others."""
-    own = Releases(every)
+    releases = Releases(every)
     if isinstance(callbacks, keras.callbacks.CallbackList):
-        callbacks.callbacks.insert(0, own)
-        own.set_model(callbacks.model)
+        callbacks.callbacks.insert(0, releases)
+        releases.set_model(callbacks.model)
         return callbacks
-    return [own, *each_callback(callbacks)]
+    return [releases, *each_callback(callbacks)]

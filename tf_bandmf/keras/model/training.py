@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import dataclasses
 import inspect
 import os
 from collections.abc import Iterator
@@ -15,19 +16,22 @@ from tf_bandmf.files import private as private_files
 from tf_bandmf.keras.clipping import vouched_classes
 from tf_bandmf.keras.compat.keras_objects import NOTHING_TO_BUILD, BuildHook, build_from
 from tf_bandmf.keras.model import cautions, preparation
-from tf_bandmf.keras.model import tables as tables_lib
-from tf_bandmf.keras.model.augmentation import of_adapted
-from tf_bandmf.keras.model.batch_contents import Contents
 from tf_bandmf.keras.model.callbacks import refuse_shared_folder, restore_backup
-from tf_bandmf.keras.model.evaluating import NoisyMetrics, evaluate_privately
 from tf_bandmf.keras.model.fit_data import (
     check_inputs,
     check_passes,
     checked_data,
     scheduled,
 )
-from tf_bandmf.keras.model.progress import warn_of_counts
+from tf_bandmf.keras.model.preparation import Contents
+from tf_bandmf.keras.model.preprocessing import of_adapted
+from tf_bandmf.keras.model.reporting import (
+    NoisyMetrics,
+    evaluate_privately,
+    warn_of_counts,
+)
 from tf_bandmf.keras.model.step import PrivateStep
+from tf_bandmf.keras.model.tables import DENSE, StepSettings, checked, with_releases
 from tf_bandmf.keras.optimizer.private import PrivateOptimizer
 from tf_bandmf.keras.resume.private_file import PrivateRun
 from tf_bandmf.keras.run.counts import PrivateCounts
@@ -59,7 +63,7 @@ class PrivateTraining(BuildHook, PrivateStep):
         private_state: str | os.PathLike[str] | None = None,
         **kwargs: Any,
     ) -> Any:
-        """As `keras.Model.fit`, on the batches of the plan.
+        """Trains as `keras.Model.fit` does, on the batches of the plan.
 
             model.fit(
                 plan.batches(x, y),
@@ -104,9 +108,9 @@ class PrivateTraining(BuildHook, PrivateStep):
         optimizer.run.weighs_classes |= kwargs.get("class_weight") is not None
         self._training.is_quiet = kwargs.get("verbose") == 0
         batches, callbacks = x, kwargs.get("callbacks")
-        # What needs no data yet; a stream is not read before its first step.
-        is_needed = private_state is not None or self._is_distributed
-        if self.built or is_needed or self._tables != tables_lib.DENSE:
+        # A stream is not read before its first step, if nothing needs that.
+        is_needed = self._is_distributed or self._settings.tables != DENSE
+        if self.built or is_needed or isinstance(x, BatchSchedule):
             self._prepare(x)
         if private_state is not None:
             refuse_shared_folder(private_state, callbacks)
@@ -126,9 +130,8 @@ class PrivateTraining(BuildHook, PrivateStep):
         if self.built:
             cautions.refuse_outputs(self, class_weight, getattr(batches, "ranges", {}))
         if self._training.lazy_layers:
-            kwargs["callbacks"] = tables_lib.with_releases(
-                callbacks, self._release_every
-            )
+            every = self._settings.release_every
+            kwargs["callbacks"] = with_releases(callbacks, every)
         check_inputs(self, kwargs.get("validation_data"))
         labels = getattr(batches, "labels", ())
         cautions.warn(self, x, labels, callbacks, self._training.run_file is not None)
@@ -221,12 +224,12 @@ class PrivateTraining(BuildHook, PrivateStep):
             optimizer.run.release()
 
     def make_test_function(self, force: bool = False) -> Any:
-        """As in Keras, for `evaluate` and `test_on_batch`, after a release of tables."""
+        """Makes what `evaluate` and `test_on_batch` call, after a release of tables."""
         self._before_use()
         return super().make_test_function(force)
 
     def make_predict_function(self, force: bool = False) -> Any:
-        """As in Keras, for `predict` and `predict_on_batch`, after a release of tables."""
+        """Makes what `predict` and `predict_on_batch` call, after a release of tables."""
         self._before_use()
         return super().make_predict_function(force)
 
@@ -311,7 +314,7 @@ class PrivateTraining(BuildHook, PrivateStep):
         self._note_loaded()
 
     def load_own_variables(self, store: Any) -> None:
-        """As in Keras, which calls it for models that it loads."""
+        """Loads weights as Keras does, which calls it for models that it loads."""
         super().load_own_variables(store)
         self._note_loaded()
 
@@ -327,7 +330,7 @@ class PrivateTraining(BuildHook, PrivateStep):
             optimizer.run.were_loaded = True
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """As in `keras.Model`; raises RuntimeError if a plain model is training it."""
+        """Calls the model; raises RuntimeError if a plain model is training it."""
         preparation.refuse_plain_outer_training(
             self, PrivateTraining, kwargs.get("training")
         )
@@ -354,7 +357,7 @@ class PrivateTraining(BuildHook, PrivateStep):
 
     @contextlib.contextmanager
     def _recorded(self, filepath: Any, args: Any, kwargs: Any) -> Iterator[Any]:
-        """Where to write a checkpoint that is announced to the run."""
+        """Announces a checkpoint to the run; gives the path to write it to."""
         self._before_use()
         optimizer, kept = getattr(self, "optimizer", None), self._training.run_file
         run = optimizer.run if isinstance(optimizer, PrivateOptimizer) else None
@@ -379,7 +382,7 @@ class PrivateTraining(BuildHook, PrivateStep):
         batch = None
         if not self.built or self._is_distributed:
             batch = next(iter(data))
-        preparation.build(self, self._private_optimizer(), batch)
+        preparation.build(self, batch)
         if self._is_distributed:
             with self.distribute_strategy.scope():
                 build_from(self, Contents.of(batch).by_row())
@@ -420,27 +423,22 @@ class PrivateTraining(BuildHook, PrivateStep):
         config = copy.deepcopy(super().get_compile_config())
         optimizer = getattr(self, "optimizer", None)
         if config and optimizer is not None:
-            tables = self._tables
             config["optimizer"] = {
                 **keras.saving.serialize_keras_object(optimizer),
-                _STEP: {
-                    "microbatch_size": self._microbatch_size,
-                    "tables": tables if isinstance(tables, str) else list(tables),
-                    "release_every": self._release_every,
-                },
+                _STEP: dataclasses.asdict(self._settings),
             }
         return config
 
     def _resolve_auto_jit_compile(self) -> bool:
-        """What `jit_compile="auto"` means: as for Keras, but False for lazy tables.
+        """Resolves `jit_compile="auto"`: as Keras does, but to False for lazy tables.
 
         For Keras, it means True on a GPU. XLA cannot handle a number of rows that is
         not known in advance.
         """
-        return self._tables == tables_lib.DENSE and super()._resolve_auto_jit_compile()
+        return self._settings.tables == DENSE and super()._resolve_auto_jit_compile()
 
     def compile_from_config(self, config: dict[str, Any]) -> None:
-        """As in Keras, and with the settings of the saved model's step.
+        """Compiles as Keras does, and with the settings of the saved model's step.
 
         Models that override `compile`, such as those of KerasHub, keep the optimizer
         that they are created with. If their `compile` accepts what was saved, it is
@@ -448,9 +446,9 @@ class PrivateTraining(BuildHook, PrivateStep):
         """
         optimizer = config.get("optimizer")
         step = optimizer.get(_STEP, {}) if isinstance(optimizer, dict) else {}
-        self._microbatch_size = step.get("microbatch_size")
-        self._tables = tables_lib.checked(step.get("tables", tables_lib.DENSE))
-        self._release_every = step.get("release_every")
+        settings = StepSettings(**step)
+        tables = checked(settings.tables)
+        self._settings = dataclasses.replace(settings, tables=tables)
         try:
             inspect.signature(self.compile).bind(**config)
         except TypeError:
@@ -458,4 +456,4 @@ class PrivateTraining(BuildHook, PrivateStep):
             return
         self.compile(**keras.saving.deserialize_keras_object(config))
         if self.built:
-            preparation.build(self, self.optimizer)
+            preparation.build(self)

@@ -196,7 +196,7 @@ class PrivateOptimizer(keras.optimizers.Optimizer):
 
     @property
     def clipping(self) -> Clipping:
-        """How each example's gradient is clipped."""
+        """The way in which each example's gradient is clipped."""
         return self._clipping
 
     def scales(self) -> list[tf.Tensor] | None:
@@ -272,14 +272,10 @@ class PrivateOptimizer(keras.optimizers.Optimizer):
         """
         run = self.run
         with run.turn:
-            known = len(run.secrets.points()) if run.has_begun else 0
-            taken = (
-                known
-                if steps is None
-                else whole_number(
-                    "steps", steps, known, self.plan.num_steps, "num_steps"
-                )
-            )
+            taken = len(run.secrets.points()) if run.has_begun else 0
+            if steps is not None:
+                most = self.plan.num_steps
+                taken = whole_number("steps", steps, taken, most, "num_steps")
             run.reservation.end(taken, reason)
 
     def build(self, variables: Sequence[Any]) -> None:

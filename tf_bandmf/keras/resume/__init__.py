@@ -1,1 +1,1 @@
-"""What a resumed run needs: its private file, and what must be equal."""
+"""Resuming a run: its private file, and what must be equal."""

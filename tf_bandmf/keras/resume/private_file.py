@@ -37,6 +37,8 @@ from tf_bandmf.files import locks
 from tf_bandmf.files import private as private_files
 from tf_bandmf.files.hidden import HiddenArray, HiddenBytes, HiddenDict
 from tf_bandmf.files.journal import Journal
+from tf_bandmf.keras.run.admission import OTHER_DATA
+from tf_bandmf.keras.run.known_runs import NO_SCHEDULE
 from tf_bandmf.noise.keys import NoiseKey
 from tf_bandmf.sampling.batches import BatchSchedule
 
@@ -99,7 +101,7 @@ class PrivateRun:
         return schedule
 
     def is_elsewhere(self, path: str | os.PathLike[str]) -> bool:
-        """Whether the model's run is kept here, and `path` is another file."""
+        """Tells if the model's run is kept here, and `path` is another file."""
         is_same_run = self._model.optimizer.run is self.run
         return is_same_run and os.path.realpath(path) != os.path.realpath(self.path)
 
@@ -119,7 +121,7 @@ class PrivateRun:
         header["weights"][str(run.secrets.step)] = _weights_digest(self._model)
         header["evaluations"] = sorted(run.evaluations.spent)
         header |= {name: getattr(run, name) for name in _OF_RUN}
-        self._buffer = run.secrets.secret_tensors()["buffer"]
+        self._buffer = run.secrets.buffer
         self._memory = [] if run.tables is None else run.tables.memory()
         self._write()
 
@@ -142,13 +144,8 @@ class PrivateRun:
                 f"run's file, or start a new run from new weights."
             )
         schedule = schedule.join(run.key.sampler_seed())
-        if run.secrets.schedule_id not in (-1, schedule.schedule_id):
-            raise ValueError(
-                "The run began with other data, or in a custom loop with batches that no "
-                "run had drawn, whose sample does not follow from the run's key: it could "
-                "not be resumed. Begin a custom loop with batches = "
-                "model.begin_run(plan.batches(x, y), private_state)."
-            )
+        if run.secrets.schedule_id not in (NO_SCHEDULE, schedule.schedule_id):
+            raise ValueError(OTHER_DATA)
         self._header = HiddenDict(
             format=_FORMAT,
             plan=run.plan.fingerprint,
@@ -164,11 +161,11 @@ class PrivateRun:
     def _resumed(self, schedule: BatchSchedule) -> BatchSchedule:
         points = self._read()
         header, run = self._header, self.run
-        for name, found, what in (
+        for name, value, what in (
             ("plan", run.plan.fingerprint, "plan"),
             ("num_parameters", run.generator.num_parameters, "model"),
         ):
-            if header[name] != found:
+            if header[name] != value:
                 raise ValueError(
                     f"{self.path} is of a run with another {what}. A run is resumed "
                     f"with everything as it was; a new one needs a file of its own."
@@ -184,8 +181,7 @@ class PrivateRun:
         if state.step == step and state.key.secret_bytes() == key.secret_bytes():
             # The run goes on in the process that began it, and is noted here from now on.
             return schedule
-        known = header["weights"].get(str(step))
-        if known is None or known != _weights_digest(self._model):
+        if header["weights"].get(str(step)) != _weights_digest(self._model):
             steps = ", ".join(header["weights"])
             raise ValueError(
                 f"{self.path} does not know these weights at step {step}: noise must "
@@ -194,23 +190,22 @@ class PrivateRun:
                 f"ModelCheckpoint saved them, with the optimizer. A program that starts "
                 f"again makes the same weights after keras.utils.set_random_seed(seed)."
             )
-        start = header["buffer_step"] if step >= header["buffer_step"] else 0
-        if self._memory and step != header["buffer_step"]:
+        kept = header["buffer_step"]
+        if self._memory and step != kept:
             raise ValueError(
                 f"{self.path} has what rows of tables remember of their noise at step "
-                f"{header['buffer_step']} alone, and these weights are of step {step}. "
-                f"Resume from the newest checkpoint."
+                f"{kept} alone, and these weights are of step {step}. Resume from the "
+                f"newest checkpoint."
             )
-        buffer = self._buffer if start else None
-        state = run.secrets_of(key, step=start, buffer=buffer, points=points)
-        # Noise of steps between is generated again, to have the vectors it keeps.
-        if run.generator.memory_vectors:
-            state.replay(range(start, step))
-        buffer = state.secret_tensors()["buffer"]
-        pinned = schedule.schedule_id if step else -1
+        # Noise of steps between is generated again, to have the vectors that it keeps.
+        start, buffer = (kept, self._buffer) if kept <= step else (0, None)
+        if not run.generator.memory_vectors:
+            start = step
+        pinned = schedule.schedule_id if step else NO_SCHEDULE
         state = run.secrets_of(
-            key, step=step, schedule_id=pinned, buffer=buffer, points=points
+            key, step=start, schedule_id=pinned, buffer=buffer, points=points
         )
+        state.replay(step)
         run.adopt(state, self._memory or None)
         # The file knows these weights as the run's own.
         run.seal.is_open = True
@@ -231,12 +226,12 @@ class PrivateRun:
             self._buffer, points = hidden["buffer"], hidden["points"]
             names = sorted(name for name in hidden if name.startswith("memory"))
             self._memory = [hidden[name] for name in names]
-            found = self._header["format"]
+            version = self._header["format"]
         except PermissionError:
             raise
         except (ValueError, KeyError, OSError, EOFError, zipfile.BadZipFile):
-            found = None  # The error itself may have the content.
-        if found != _FORMAT:
+            version = None  # The error itself may have the content.
+        if version != _FORMAT:
             raise ValueError(
                 f"{self.path} is no private state file of this version (format {_FORMAT}), "
                 f"or is damaged: resume the run with the version that began it, or start a "
@@ -245,17 +240,17 @@ class PrivateRun:
         noted = np.frombuffer(HiddenBytes(b"".join(entries)), "<i8").view(HiddenArray)
         steps, their_points = noted[::2], noted[1::2]
         size = max(len(points), steps.max(initial=-1) + 1)
-        known = np.zeros([size], np.int64).view(HiddenArray)
-        known[steps] = their_points
-        np.copyto(known[: len(points)], points, where=points != 0)
-        if (known[steps] != their_points).any():
+        together = np.zeros([size], np.int64).view(HiddenArray)
+        together[steps] = their_points
+        np.copyto(together[: len(points)], points, where=points != 0)
+        if (together[steps] != their_points).any():
             raise ValueError(
                 f"{self.path} has a step twice, with different sums: two processes went on "
                 f"with one run (a fork, a copied machine), each with noise of its own. "
                 f"Their releases are those of two runs. Start a new one, with its own "
                 f"budget."
             )
-        return known
+        return together
 
     def _write(self) -> None:
         stream = io.BytesIO()

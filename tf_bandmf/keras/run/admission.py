@@ -27,6 +27,13 @@ RESTORED = (
     "model.fit(batches, private_state=path), or start a new run with a new "
     "PrivateOptimizer and its own budget."
 )
+OTHER_DATA = (
+    "The run began with other data, or the same data in other places, or in a custom loop "
+    "with batches that no run had drawn, whose sample does not follow from the run's key: "
+    "the accountant's assumption would be broken. Use the data, or the schedule object, "
+    "that began it. Begin a custom loop with batches = "
+    "model.begin_run(plan.batches(x, y), private_state)."
+)
 UNCLIPPED = "The sum of gradients is not clipped, or not finite."
 _IDS = batches_lib.STEP, batches_lib.PLAN_ID, batches_lib.SCHEDULE_ID
 
@@ -48,7 +55,7 @@ class Admitted(NamedTuple):
 
 
 def facts(batch: Any) -> tf.Tensor:
-    """What a batch says of itself, in a graph, int64.
+    """Reads what a batch says of itself, in a graph, int64.
 
     Its digest; of a batch of a schedule also its fingerprint, step, plan, schedule, part
     and number of parts.
@@ -66,13 +73,13 @@ def facts(batch: Any) -> tf.Tensor:
 
 
 def checked(
-    run: Run, found: Sequence[np.ndarray], step: int, weights: Sequence[Any]
+    run: Run, parts: Sequence[np.ndarray], step: int, weights: Sequence[Any]
 ) -> int:
     """Checks all conditions of a step; at its first one, the run reserves its budget.
 
     Args:
       run: that has begun.
-      found: `facts` of the parts of its batch that this process has.
+      parts: `facts` of the parts of its batch that this process has.
       step: the coming one.
       weights: all of the model's.
 
@@ -88,10 +95,10 @@ def checked(
     plan, replicas = run.plan, run.strategy.num_replicas_in_sync
     conditions: list[tuple[bool, str]] = []
     schedule_id = NO_SCHEDULE
-    if len(found[0]) > 1:
+    if len(parts[0]) > 1:
         resolver = run.strategy.cluster_resolver
-        first_part = len(found) * (getattr(resolver, "task_id", None) or 0)
-        for number, row in enumerate(found, first_part):
+        first_part = len(parts) * (getattr(resolver, "task_id", None) or 0)
+        for number, row in enumerate(parts, first_part):
             digest, fingerprint, of_step, of_plan, schedule_id, *part = map(int, row)
             conditions += [
                 (
@@ -110,13 +117,7 @@ def checked(
                     of_plan == plan.plan_id,
                     "The batch belongs to another plan than the optimizer.",
                 ),
-                (
-                    run.secrets.schedule_id in (NO_SCHEDULE, schedule_id),
-                    "The run began with other data, or the same data in other places, or "
-                    "another sample. Use the data that began it, with model.fit(batches), "
-                    "or in a custom loop the batches of "
-                    "model.begin_run(plan.batches(x, y)).",
-                ),
+                (run.secrets.schedule_id in (NO_SCHEDULE, schedule_id), OTHER_DATA),
                 # Ids that are wrong have messages of their own.
                 (fingerprint == digest, batches_lib.EDITED),
             ]

@@ -102,17 +102,11 @@ class Counts:
             )
 
     def coordinates(self, clipped: ClippedGradients) -> list[tf.Tensor]:
-        """What is added to the sum of a step: nothing, or float32 of shape [size].
-
-        Raises:
-          TypeError: if the gradients do not say what became of their examples.
-        """
+        """Coordinates to add to the sum of a step: none, or float32 of shape [size]."""
         if not self.size:
             return []
-        if not tf.is_tensor(clipped.outcomes):
-            raise TypeError("Clipped gradients must have outcomes to be counted.")
-        found = tf.one_hot(clipped.outcomes - 1, self.size, self._weight, 0.0)
-        return [tf.reduce_sum(found, axis=0)]
+        each = tf.one_hot(clipped.outcomes - 1, self.size, self._weight, 0.0)
+        return [tf.reduce_sum(each, axis=0)]
 
     def add(self, noisy: tf.Tensor) -> None:
         """Adds the noisy counts of a step to the running sums."""

@@ -32,19 +32,22 @@ class Evaluations:
 
     Args:
       plan: of the run.
+      key: of the run; None before it has begun.
     """
 
-    def __init__(self, plan: Plan) -> None:
-        self._plan = plan
-        self._key: NoiseKey | None = None
+    def __init__(self, plan: Plan, key: NoiseKey | None = None) -> None:
+        self._plan, self._key = plan, key
         self._spent: set[str] = set()
+        # All runs with one test seed have one key.
+        if key is not None and plan.test_seed is None:
+            self._spent = known_runs.evaluations_of(key)
         # How many followed each step, since the run began or was resumed.
         self._at_step: dict[int, int] = {}
         self._note: Callable[[str], None] | None = None
 
     @property
     def left(self) -> int:
-        """How many there may still be."""
+        """Number of those that there may still be."""
         return max(self._plan.measurements.evaluations - len(self._spent), 0)
 
     @property
@@ -56,17 +59,6 @@ class Evaluations:
         """Raises ValueError if the plan has none."""
         if not self._plan.measurements.evaluations:
             raise ValueError(HOW_TO_RESERVE)
-
-    def join(self, key: NoiseKey) -> None:
-        """Continues the evaluations of the run with this key, from one of its steps."""
-        self._key = key
-        # All runs with one test seed have one key.
-        self._spent = (
-            set()
-            if self._plan.test_seed is not None
-            else known_runs.evaluations_of(key)
-        )
-        self._at_step = {}
 
     def watch(self, note: Callable[[str], None], spent: Iterable[str]) -> None:
         """Lets a function record what is spent, before it is released.

@@ -40,32 +40,7 @@ SAME_SAMPLE = (
     "y)), which does it by itself."
 )
 
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class KnownRun:
-    """A run that took a step.
-
-    Attributes:
-      plan: plan of the run.
-      trained: weak references to its trainable weights.
-      schedule_id: id of its schedule, or `NO_SCHEDULE` if the caller made its batches.
-    """
-
-    plan: Plan
-    trained: tuple[weakref.ref[Any], ...]
-    schedule_id: int
-
-    def shares(self, weights: Sequence[Any], schedule_id: int) -> str:
-        """What a run on these weights and data has in common with this one, if anything."""
-        own = {id(reference()) for reference in self.trained}
-        found = ["weights"] if any(id(weight) in own for weight in weights) else []
-        data = identity.records_of(schedule_id)
-        if identity.share_examples(identity.records_of(self.schedule_id), data):
-            found.append("examples")
-        return " and ".join(found)
-
-
-_RUNS: dict[str, KnownRun] = {}
+_RUNS: dict[str, Membership] = {}
 # The private evaluations that each run has spent.
 _EVALUATIONS: dict[str, set[str]] = {}
 
@@ -80,11 +55,6 @@ def evaluations_of(key: NoiseKey) -> set[str]:
     return _EVALUATIONS.setdefault(name_of(key), set())
 
 
-def note(name: str, plan: Plan, trained: Sequence[Any], schedule_id: int) -> None:
-    """Counts a run that takes a step."""
-    _RUNS[name] = KnownRun(plan, tuple(map(weakref.ref, trained)), schedule_id)
-
-
 def forget() -> None:
     """Forgets all runs; for tests, each of which starts without runs."""
     _RUNS.clear()
@@ -97,24 +67,34 @@ class Membership:
     Args:
       plan: plan of the run.
       is_additional: whether the user announced that there may be another run.
+      key: of the run; None before it has begun.
+      trained: its trainable weights.
     """
 
-    def __init__(self, plan: Plan, is_additional: bool) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        is_additional: bool,
+        key: NoiseKey | None = None,
+        trained: Sequence[Any] = (),
+    ) -> None:
         # A run with a test seed protects nobody: it neither counts nor is refused.
         self._counts = plan.test_seed is None
         self._may_be_second = is_additional or not self._counts
         self._plan = plan
-        self._name: str | None = None
-        self._variables: Sequence[Any] = ()
-
-    def join(self, key: NoiseKey, variables: Sequence[Any]) -> None:
-        """Gives the run its name, and its trainable weights."""
-        self._name, self._variables = name_of(key), variables
+        self._name = None if key is None else name_of(key)
+        self._trained = [weakref.ref(variable) for variable in trained]
+        self._schedule_id = NO_SCHEDULE
 
     def note(self, schedule_id: int) -> None:
-        """Counts the run, which takes a step, or took one in another process."""
+        """Counts the run, which takes a step, or took one in another process.
+
+        Args:
+          schedule_id: of its schedule, or `NO_SCHEDULE` if the caller made its batches.
+        """
+        self._schedule_id = schedule_id
         if self._counts and self._name is not None:
-            note(self._name, self._plan, self._variables, schedule_id)
+            _RUNS[self._name] = self
 
     def refuse_second(self, weights: Sequence[Any], schedule_id: int) -> None:
         """Raises RuntimeError if this is a second run that was not announced.
@@ -126,26 +106,39 @@ class Membership:
           schedule_id: of the data, or `NO_SCHEDULE`.
         """
         is_new = not self._may_be_second and self._name not in _RUNS
-        found = self._others(weights, schedule_id) if is_new else []
-        if found:
-            common, run = found[-1]
+        related = self._related(weights, schedule_id) if is_new else []
+        if related:
+            common, plan = related[-1]
             raise RuntimeError(
                 f"{SECOND_RUN} (In common: {common}. The other run: epsilon = "
-                f"{run.plan.epsilon:g}, delta = {run.plan.delta:g}, plan "
-                f"{run.plan.fingerprint[:12]}.)"
+                f"{plan.epsilon:g}, delta = {plan.delta:g}, plan "
+                f"{plan.fingerprint[:12]}.)"
             )
         if self._counts and self._plan.participation.has_secret_sampler:
-            others = [run for name, run in list(_RUNS.items()) if name != self._name]
-            if any(run.schedule_id == schedule_id for run in others):
+            if any(run._schedule_id == schedule_id for run in self._others()):
                 raise RuntimeError(SAME_SAMPLE)
 
-    def _others(
+    def _variables(self) -> list[Any]:
+        variables = [reference() for reference in self._trained]
+        return [variable for variable in variables if variable is not None]
+
+    def _others(self) -> list[Membership]:
+        return [run for name, run in list(_RUNS.items()) if name != self._name]
+
+    def _related(
         self, weights: Sequence[Any], schedule_id: int
-    ) -> list[tuple[str, KnownRun]]:
-        """Other runs on the same weights or examples, and what they have in common."""
-        others = [run for name, run in list(_RUNS.items()) if name != self._name]
-        found = [(run.shares(weights, schedule_id), run) for run in others]
-        return [(common, run) for common, run in found if common]
+    ) -> list[tuple[str, Plan]]:
+        """Plans of other runs on the same weights or examples, and what is the same."""
+        related = []
+        for run in self._others():
+            trained = {id(variable) for variable in run._variables()}
+            common = ["weights"] if any(id(w) in trained for w in weights) else []
+            theirs, ours = map(identity.records_of, (run._schedule_id, schedule_id))
+            if identity.share_examples(theirs, ours):
+                common.append("examples")
+            if common:
+                related.append((" and ".join(common), run._plan))
+        return related
 
     def statement(
         self, unit: str | None, weights: Sequence[Any], schedule_id: int
@@ -161,13 +154,14 @@ class Membership:
           ValueError: see `JointGuarantee.statement`.
         """
         plan = self._plan
-        found = self._others([*self._variables, *weights], schedule_id)
-        if not found:
+        related = self._related([*self._variables(), *weights], schedule_id)
+        if not related:
             return plan.statement(unit)
-        names = ", ".join(run.plan.fingerprint[:12] for _, run in found)
-        joint = compose([plan, *(run.plan for _, run in found)]).statement(unit=unit)
+        plans = [other for _, other in related]
+        names = ", ".join(other.fingerprint[:12] for other in plans)
+        joint = compose([plan, *plans]).statement(unit=unit)
         remark = (
-            f"{len(found)} other run(s) of the same process trained on the same weights "
+            f"{len(plans)} other run(s) of the same process trained on the same weights "
             f"or examples (plans {names}), trials of which the best was kept included: "
             f"the numbers are for all of them together. This run alone has epsilon = "
             f"{plan.epsilon:.6g} at delta = {plan.delta:.3g}."

@@ -1,4 +1,4 @@
-"""What a run has reserved in the ledger that its plan is bound to.
+"""The budget that a run has reserved in the ledger that its plan is bound to.
 
 A run reserves at its first step: after all checks that the step may be taken, before
 anything of it is computed with noise. So a model that is only loaded or compiled again
@@ -26,20 +26,15 @@ class Reservation:
 
     Args:
       plan: plan of the run.
+      key: of the run; None before it has begun.
     """
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, key: NoiseKey | None = None) -> None:
         self._plan = plan
-        self._run = ""
+        self._run = "" if key is None else hooks.name_of(key)
         self._entry: Any = None
         self._noted_steps = 0
         self._has_ended = False
-
-    def join(self, key: NoiseKey) -> None:
-        """Names the run."""
-        name = hooks.name_of(key)
-        if name != self._run:
-            self._run, self._entry = name, None
 
     def ensure(self) -> None:
         """Reserves, or finds what the run has reserved.
@@ -88,7 +83,7 @@ class Reservation:
         return hooks.end(self._plan, self._run, steps, reason)
 
     def remarks(self) -> list[str]:
-        """What the statement says about the reservation."""
+        """Remarks of the statement on the reservation."""
         account = self._plan.account
         if account is None:
             return []

@@ -7,7 +7,8 @@ A step of a run is five calls:
     ...                                       # gradients are formed and clipped
     noisy = run.privatize(sums, ...)          # a program: noise
     run.confirm(noisy)                        # in Python: the step is written down
-    run.take(noisy.drawn); run.apply(...)     # a program: clock, buffer, optimizer
+    run.secrets.take(noisy.drawn)             # a program: clock and buffer go on,
+    run.apply(noisy.gradients, ...)           #   and the optimizer applies gradients
 
 A run begins when the optimizer is built. From then on it has a noise key, a clock, and
 a seal of the weights; none of these is in a file that Keras writes.
@@ -58,7 +59,7 @@ _MOST_UNREAD = 100
 
 
 class StepSums(NamedTuple):
-    """What a step adds up, over replicas too.
+    """The sums of a step, over replicas too.
 
     Attributes:
       sums: clipped gradients, summed.
@@ -74,12 +75,12 @@ class StepSums(NamedTuple):
 
 
 class Noisy(NamedTuple):
-    """What a step releases, and what it takes to release it.
+    """The noisy gradients of a step, and what releasing them takes.
 
     Attributes:
       gradients: in the variables' shapes and dtypes; for tables whose noise is drawn when
         rows are read, `RowSums`, which have no noise yet.
-      drawn: for `Run.take`.
+      drawn: for `SecretState.take`.
       counts: noisy; none if the plan has none.
       is_clipped: whether the sum was, for `Run.confirm`; bool scalar.
     """
@@ -154,13 +155,12 @@ class Run:
         self.resumed: tuple[int, ...] = ()
         self.was_loaded_without_weights = False
         self.keep_normals = keep_normals
-        self.membership = Membership(plan, is_additional)
-        self.reservation = Reservation(plan)
-        self.evaluations = Evaluations(plan)
+        self._is_additional = is_additional
+        self._variables: list[Any] = []
+        self._register(None)
         self.counts = Counts(plan)
         self.tables: RunTables | None = None
         self.seal = WeightsSeal()
-        self._variables: list[Any] = []
         self._lazy: list[Any] = []
         # The coming step, as far as `start` and steps since know.
         self._next = 0
@@ -170,6 +170,13 @@ class Run:
         self._fresh_key: NoiseKey | None = None
 
     # Its beginning.
+
+    def _register(self, key: NoiseKey | None) -> None:
+        """Joins the records of the process and of the ledger; without a key, nothing."""
+        plan = self.plan
+        self.membership = Membership(plan, self._is_additional, key, self._variables)
+        self.reservation = Reservation(plan, key)
+        self.evaluations = Evaluations(plan, key)
 
     def keep_lazily(self, tables: Sequence[Any]) -> None:
         """Draws the noise of these tables when their rows are read; before `begin`.
@@ -236,10 +243,17 @@ class Run:
 
         Only where a custom loop began with batches that no run had drawn, the run has
         those to the end.
+
+        Raises:
+          ValueError: if the run began with other data.
         """
-        if self.has_begun and self.secrets.schedule_id == schedule.schedule_id:
+        pinned = self.secrets.schedule_id if self.has_begun else NO_SCHEDULE
+        if pinned == schedule.schedule_id:
             return schedule
-        return schedule.join(self.key.sampler_seed())
+        schedule = schedule.join(self.key.sampler_seed())
+        if pinned not in (NO_SCHEDULE, schedule.schedule_id):
+            raise ValueError(admission.OTHER_DATA)
+        return schedule
 
     def secrets_of(self, key: NoiseKey, **state: Any) -> SecretState:
         """Secrets of this run's plan and model.
@@ -280,9 +294,7 @@ class Run:
                 secrets.step,
                 memory,
             )
-        self.evaluations.join(secrets.key)
-        self.membership.join(secrets.key, self._variables)
-        self.reservation.join(secrets.key)
+        self._register(secrets.key)
         self.seal = WeightsSeal()
 
     def _state_of_steps(self) -> list[Any]:
@@ -299,7 +311,7 @@ class Run:
         return int(tf.convert_to_tensor(self.inner_optimizer.iterations.value))
 
     def is_restored(self) -> bool:
-        """Whether it may take no step, because a file set the optimizer's step."""
+        """Tells if no step may be taken, because a file set the optimizer's step."""
         if not self.has_begun or self.was_loaded_without_weights:
             return self.was_loaded_without_weights
         step = self.secrets.step
@@ -320,8 +332,8 @@ class Run:
 
     def note_weights(self, weights: Sequence[Any]) -> None:
         """Knows the weights, which a checkpoint gets, as the run's own, if they are."""
-        is_own = self.has_begun and self.seal.is_open
-        if is_own and self.secrets.step and not self.is_restored():
+        are_of_steps = self.has_begun and self.seal.is_open
+        if are_of_steps and self.secrets.step and not self.is_restored():
             self.seal.note(self.eager(weights), self._state_of_steps())
 
     def _refuse_changed(self, weights: Sequence[Any]) -> None:
@@ -377,7 +389,7 @@ class Run:
         )
 
     def sums(self, clipped: ClippedGradients) -> StepSums:
-        """What a replica adds to a step.
+        """One replica's part of the sums of a step.
 
         Raises:
           TypeError: if `clipped` did not come from the clipping of this library.
@@ -437,7 +449,7 @@ class Run:
         count = self.generator.num_parameters
         parts += [tf.zeros([1])] * (count % 2)
         total = parts[0] if len(parts) == 1 else tf.concat(parts, axis=0)
-        vectors = [total, *(own.sums for own in row_sums)]
+        vectors = [total, *(of_table.sums for of_table in row_sums)]
         is_clipped = self._is_clipped(vectors, sums.examples)
         noise, drawn = self.secrets.draw(step, keys, total, inputs)
         plan = self.plan
@@ -449,19 +461,18 @@ class Run:
         gradients = [tf.reshape(g, v.shape) for g, v in zip(apart, eager)]
         if sums.scales:
             gradients = [g / s for g, s in zip(gradients, sums.scales, strict=True)]
-        found: dict[int, Any] = {
+        noisy: dict[int, Any] = {
             id(variable): tf.cast(gradient, variable.dtype)
             for gradient, variable in zip(gradients, eager)
         }
         if self.tables is not None:
-            found |= {id(v): own for v, own in zip(self.tables.variables, row_sums)}
-        gradients = [found[id(v)] for v in variables]
-        return Noisy(gradients, drawn, apart[-1], is_clipped)
+            noisy |= {id(v): rows for v, rows in zip(self.tables.variables, row_sums)}
+        return Noisy([noisy[id(v)] for v in variables], drawn, apart[-1], is_clipped)
 
     def _is_clipped(
         self, vectors: Sequence[tf.Tensor], examples: tf.Tensor
     ) -> tf.Tensor:
-        """Whether a sum is finite, and no larger than clipped gradients can add up to.
+        """Tells if a sum is finite, and no larger than clipped gradients can add up to.
 
         `clipped_gradient_sums` returns no other for any data: only a mistake in a program
         can.
@@ -497,10 +508,6 @@ class Run:
     def _refuse_unclipped(self) -> None:
         flags, self._were_clipped = self._were_clipped, []
         admission.refuse(None if all(map(bool, flags)) else admission.UNCLIPPED)
-
-    def take(self, drawn: Drawn) -> list[tf.Operation]:
-        """Operations that go on to the next step; whatever is released comes after."""
-        return self.secrets.take(drawn)
 
     def advance(self) -> None:
         """The step was taken."""
@@ -628,14 +635,14 @@ class Run:
           weights: all of the model's, as far as they are at hand.
         """
         data = self.secrets.schedule_id if self.has_begun else NO_SCHEDULE
-        found = self.membership.statement(unit, weights, data)
-        said = [*found.remarks, *remarks, *self._remarks(data)]
+        statement = self.membership.statement(unit, weights, data)
+        remarks = [*statement.remarks, *remarks, *self._remarks(data)]
         return dataclasses.replace(
-            found, remarks=tuple(dict.fromkeys(said)), proviso=self._proviso()
+            statement, remarks=tuple(dict.fromkeys(remarks)), proviso=self._proviso()
         )
 
     def _proviso(self) -> str:
-        """What the statement says before its numbers."""
+        """Words of the statement before its numbers."""
         loaded = self.were_loaded and self.initial_weights is None
         taken = self.secrets.step if self.has_begun else 0
         if not taken and not loaded:
@@ -654,7 +661,7 @@ class Run:
         return ""
 
     def _remarks(self, schedule_id: int) -> list[str]:
-        """What the statement must say in addition to the guarantee."""
+        """Remarks of the statement in addition to the guarantee."""
         remarks = list(remarks_of(schedule_id))
         if self.weighs_classes:
             remarks.append(OF_CLASS_WEIGHTS)

@@ -89,7 +89,7 @@ class Scaling:
         ]
 
     def is_sound(self) -> tf.Tensor:
-        """Whether scales follow from the moments: none is negative, infinite or NaN.
+        """Tells if scales follow from the moments: none is negative, infinite or NaN.
 
         Returns:
           Bool scalar. It is a function of noisy gradients, and may decide about a step.

@@ -136,15 +136,10 @@ class SecretState:
         """
         self._note = note
 
-    def secret_tensors(self) -> dict[str, np.ndarray]:
-        """The keys of the steps taken, their points and those of lost ones, the buffer."""
-        taken, points = self.step, self.points()
-        keys = self._step_keys[:taken].view(np.uint64)
-        return {
-            "points": points,
-            "step_keys": _hidden(self._bound(keys, points[:taken])),
-            "buffer": _hidden(self._buffer.numpy()),
-        }
+    @property
+    def buffer(self) -> np.ndarray:
+        """Kept vectors, float32, shape [memory_vectors, num_parameters]. Secret."""
+        return _hidden(self._buffer.numpy())
 
     def points(self) -> np.ndarray:
         """Points of all steps that the run is known to have taken; 0 if not known."""
@@ -241,15 +236,15 @@ class SecretState:
           InvalidArgumentError: if the step was taken before the run was resumed, and
             differs now.
         """
-        known = self._points[step]
+        earlier = self._points[step]
         self._unread[step] = drawn.point
         if len(self._unread) == _MOST_UNREAD:
             self.points()
-        if self._note is None and not known:
+        if self._note is None and not earlier:
             return
         point = int(drawn.point.numpy())
         # One point in 2^64 is not checked.
-        if known not in (0, point):
+        if earlier not in (0, point):
             raise tf.errors.InvalidArgumentError(None, None, REPEATED)
         if self._note is not None:
             self._note(HiddenBytes(np.array([step, point], "<i8").tobytes()))
@@ -266,14 +261,14 @@ class SecretState:
             rows = [self._buffer.scatter_update(row) for row in drawn.rows]
         return [done for done in (clock, recent, *rows) if done is not None]
 
-    def replay(self, steps: range) -> None:
-        """Draws the noise of known steps again, for the vectors that it leaves."""
+    def replay(self, last: int) -> None:
+        """Goes on to a later step, by drawing the noise of steps whose points it has."""
 
         @tf.function(autograph=False)
         def again(step: tf.Tensor, keys: tf.Tensor, point: tf.Tensor) -> None:
             self.take(self._row(step, keys, point)[1])
 
-        for step in steps:
+        for step in range(self.step, last):
             point = tf.constant(self._points[step])
             again(tf.constant(step, tf.int64), self.step_keys(step), point)
 

@@ -71,11 +71,14 @@ class RowSums(NamedTuple):
 
 
 def refusal(inner: Any, plan: Plan) -> str | None:
-    """Why no table of a run can have lazy noise, or None: what is not linear, or too long.
+    """Gives the reason why no table can have lazy noise: not linear, or too long.
 
     Args:
       inner: optimizer of Keras.
       plan: plan of the run.
+
+    Returns:
+      The reason; None if there is none.
     """
     if type(inner) is not keras.optimizers.SGD:
         return (
@@ -103,7 +106,7 @@ def update_of(inner: Any, decays: bool) -> LinearUpdate:
 
 
 def environment() -> str:
-    """What decides how sums are rounded: another environment has independent noise."""
+    """Names what decides how sums are rounded: elsewhere noise is independent."""
     threads = tf.config.threading.get_intra_op_parallelism_threads() or os.cpu_count()
     devices = sorted(
         str(tf.config.experimental.get_device_details(gpu).get("device_name"))
@@ -152,10 +155,10 @@ class RunTables:
         self._first_step = step
         # Whether no step was taken yet, as far as Python knows: reading it takes time.
         self._is_at_first = True
-        own = hashlib.blake2b(
+        derived = hashlib.blake2b(
             key.secret_bytes(), digest_size=32, person=b"tf-bandmf tables"
         )
-        secret = NoiseKey(own.digest())
+        secret = NoiseKey(derived.digest())
         count = 2 * (plan.num_steps + 1)
         keys = secret.step_keys(count, plan.generator)
         context = f"{plan.fingerprint} {environment()}"
@@ -195,15 +198,15 @@ class RunTables:
     def _update(self, variable: Any) -> LinearUpdate:
         return update_of(self._inner, uses_weight_decay(self._inner, variable))
 
-    def watch_releases(self, note: Callable[[int], None], known: Sequence[int]) -> None:
+    def watch_releases(self, note: Callable[[int], None], made: Sequence[int]) -> None:
         """Records releases before they are made, and repeats those of a resumed run.
 
         Args:
           note: function that is called with the step.
-          known: steps at which the run released before it was resumed.
+          made: steps at which the run released before it was resumed.
         """
         self._note_release = note
-        self._due = sorted(step for step in known if step > int(self._now))
+        self._due = sorted(step for step in made if step > int(self._now))
 
     def begin(self) -> None:
         """Prepares a step: before the first one it takes the rows of the variables.
@@ -214,9 +217,9 @@ class RunTables:
         """
         if self._tables and not self._is_at_first and not self._due:
             return
-        at_first = self._is_at_first = int(self._now) == self._first_step
-        if at_first and self._first_step and self.was_changed():
-            raise tf.errors.InvalidArgumentError(None, None, CHANGED)
+        self._is_at_first = int(self._now) == self._first_step
+        if self._is_at_first:
+            self._take_rows()
         while self._due and self._due[0] <= int(self._now):
             step = self._due.pop(0)
             if step != int(self._now) or not self.release():
@@ -225,27 +228,37 @@ class RunTables:
                     f"It must release them there again: take the steps as before "
                     f"(steps_per_execution), or resume from the newest checkpoint."
                 )
-        if self._tables:
-            if at_first and not self._first_step and self.was_changed():
-                # Weights that were loaded before the first step.
-                for table, variable in zip(self._tables, self._variables):
-                    table.replace_weights(tensorflow_value(variable))
-                self._take_seal()
+
+    def _take_rows(self) -> None:
+        """Takes the rows of the variables, where they are not those that it has."""
+        step, was_changed = self._first_step, self.was_changed()
+        if step and was_changed:
+            raise tf.errors.InvalidArgumentError(None, None, CHANGED)
+        if self._tables and not was_changed:
             return
-        plan, step = self._plan, self._first_step
+        if self._tables:  # weights were loaded before the first step
+            self._replace_rows()
+        else:
+            self._make_tables(step)
+        self._take_seal()
+
+    def _replace_rows(self) -> None:
+        for table, variable in zip(self._tables, self._variables):
+            table.replace_weights(tensorflow_value(variable))
+
+    def _make_tables(self, step: int) -> None:
         for number, variable in enumerate(self._variables):
             update = self._update(variable)
             if update not in self._jumps:
                 system = self._system(update)
-                self._jumps[update] = Jumps(system, plan.num_steps, step)
+                self._jumps[update] = Jumps(system, self._plan.num_steps, step)
             memory = None if self._memory is None else self._memory[number]
             jumps = self._jumps[update]
             table = LazyTable(tensorflow_value(variable), jumps, number, step, memory)
             self._tables.append(table)
-            is_known = functools.partial(self._is_up_to_date, table)
-            self._readers[id(variable)] = _reader(table.weights_of, is_known)
+            is_up_to_date = functools.partial(self._is_up_to_date, table)
+            self._readers[id(variable)] = _reader(table.weights_of, is_up_to_date)
         self._memory = None
-        self._take_seal()
 
     def _is_up_to_date(self, table: LazyTable, rows: tf.Tensor) -> tf.Tensor:
         return tf.equal(table.clocks_of(rows), self._now.value())
@@ -266,7 +279,7 @@ class RunTables:
         return self._variables
 
     def is_at(self, step: int) -> bool:
-        """Whether this step is next and the previous one is complete."""
+        """Tells if this step is next and the previous one is complete."""
         return int(self._now) == step and not bool(self._is_writing)
 
     def _write(self, change: Callable[[], list[Any]]) -> None:
@@ -294,22 +307,24 @@ class RunTables:
           The rows, by variable: for `row_sums` of the same step.
         """
         step = tf.cast(step, tf.int32)
-        found = [_each_once(ids) for ids in looked_up]
-        unique = [own.rows for own in found]
+        read = [_each_once(ids) for ids in looked_up]
+        unique = [once.rows for once in read]
         key = self._key(step, _READ, unique)
         jumps = self._since_release(step)
 
         def change() -> list[Any]:
             together = zip(self._tables, unique, jumps)
-            return [t.bring_up_to_date(rows, own, key) for t, rows, own in together]
+            return [
+                t.bring_up_to_date(rows, window, key) for t, rows, window in together
+            ]
 
         self._write(change)
-        return found
+        return read
 
     def _since_release(self, step: tf.Tensor) -> list[Window]:
         """Jumps to a step, by table."""
-        found = {id(j): j.since_release(step) for j in self._jumps.values()}
-        return [found[id(table.jumps)] for table in self._tables]
+        windows = {id(j): j.since_release(step) for j in self._jumps.values()}
+        return [windows[id(table.jumps)] for table in self._tables]
 
     def row_sums(
         self,
@@ -331,18 +346,18 @@ class RunTables:
         rate = tf.cast(rate, tf.float64)
         now = self._now.value()
         return [
-            RowSums(*_added_up(table, slices, own, now), rate)
-            for table, slices, own in zip(self._tables, sums, looked_up, strict=True)
+            RowSums(*_added_up(table, slices, rows, now), rate)
+            for table, slices, rows in zip(self._tables, sums, looked_up, strict=True)
         ]
 
     def digest(self, sums: Sequence[RowSums], step: tf.Tensor) -> tf.Tensor:
         """The digest of a step's sums and rate, chained; int32, shape [2]."""
         before = [self._digest_before(step)[None], self._basis.value()]
-        before += [tf.bitcast(own.rate, tf.int64)[None] for own in sums]
+        before += [tf.bitcast(of_table.rate, tf.int64)[None] for of_table in sums]
         parts = [tf.reshape(tf.bitcast(tf.concat(before, axis=0), tf.int32), [-1])]
-        for own in sums:
-            flat = tf.bitcast(tf.reshape(own.sums, [-1]), tf.int32)
-            parts += [tf.shape(own.rows), own.rows, flat]
+        for of_table in sums:
+            flat = tf.bitcast(tf.reshape(of_table.sums, [-1]), tf.int32)
+            parts += [tf.shape(of_table.rows), of_table.rows, flat]
         return digest_of_any_length(self._digest_key.value(), tf.concat(parts, axis=0))
 
     def apply(self, sums: Sequence[RowSums], step: tf.Tensor) -> None:
@@ -351,8 +366,8 @@ class RunTables:
 
         def change() -> list[Any]:
             changes = [
-                table.add(own.rows, own.sums, step, own.rate)
-                for table, own in zip(self._tables, sums)
+                table.add(of_table.rows, of_table.sums, step, of_table.rate)
+                for table, of_table in zip(self._tables, sums)
             ]
             rate = sums[0].rate
             changes += [jumps.advance(step, rate) for jumps in self._jumps.values()]
@@ -366,8 +381,8 @@ class RunTables:
         if self._is_bound:
             before = self._digest_before(tf.cast(step, tf.int64))
             parts = [tf.bitcast(before, tf.int32), tf.constant([use])]
-            for own in rows:
-                parts += [tf.shape(own), own]
+            for read in rows:
+                parts += [tf.shape(read), read]
             words = tf.concat(parts, axis=0)
             digest = digest_of_any_length(self._digest_key.value(), words)
             key = self._generator.bound_key(key, tf.bitcast(digest, tf.int64))
@@ -381,7 +396,7 @@ class RunTables:
         return int(self._now) - self._released
 
     def was_changed(self) -> bool:
-        """Whether the layers' variables are not those of the last release."""
+        """Tells if the layers' variables are not those of the last release."""
         return self._digests() != self._seal
 
     def release(self) -> bool:
@@ -409,8 +424,7 @@ class RunTables:
         if self._tables:
             self._release_function(tf.constant(False))
             self._released = int(self._now)
-            for table, variable in zip(self._tables, self._variables):
-                table.replace_weights(tensorflow_value(variable))
+            self._replace_rows()
         self._take_seal()
 
     def _release(self, shows: tf.Tensor) -> None:
@@ -421,15 +435,15 @@ class RunTables:
         def change() -> list[Any]:
             together = zip(self._tables, self._variables, jumps)
             changes = [
-                table.release(tensorflow_value(variable), own, key, shows)
-                for table, variable, own in together
+                table.release(tensorflow_value(variable), window, key, shows)
+                for table, variable, window in together
             ]
             return [*changes, *(j.released(step) for j in self._jumps.values())]
 
         self._write(change)
 
     def remarks(self) -> list[str]:
-        """What the statement must say."""
+        """Remarks of the statement."""
         names = ", ".join(str(variable.path) for variable in self._variables)
         return [
             f"The noise of tables ({names}) was drawn when their rows were read. The "
@@ -463,16 +477,16 @@ class RunTables:
         raise TypeError("Tables between releases are secret: they are not pickled.")
 
 
-def _reader(read: Reader, is_known: Reader = lambda rows: True) -> Reader:
-    """Reads rows; NaN for negative ids, which mean none, and for unknown rows."""
+def _reader(read: Reader, is_up_to_date: Reader) -> Reader:
+    """Reads rows; NaN for negative ids, which mean none, and for other rows."""
 
-    def read_known(rows: tf.Tensor) -> tf.Tensor:
+    def checked(rows: tf.Tensor) -> tf.Tensor:
         places = tf.maximum(rows, 0)
-        found, known = read(places), is_known(places) & (rows >= 0)
+        is_there = is_up_to_date(places) & (rows >= 0)
         # A product: choosing rows would copy the choice for each column.
-        return found * tf.where(known, 1.0, np.nan)[..., None]
+        return read(places) * tf.where(is_there, 1.0, np.nan)[..., None]
 
-    return read_known
+    return checked
 
 
 def _each_once(ids: tf.Tensor) -> LookedUpRows:
@@ -497,11 +511,10 @@ def _added_up(
 
     @by_itself
     def in_another_order() -> tuple[tf.Tensor, tf.Tensor]:
-        found = _each_once(slices.indices)
-        added = _sums_at(slices.values, found.places, found.rows)
-        is_up_to_date = tf.equal(table.clocks_of(found.rows), now)
-        kept = tf.where(is_up_to_date)[:, 0]
-        return tf.gather(found.rows, kept), tf.gather(added, kept)
+        once = _each_once(slices.indices)
+        added = _sums_at(slices.values, once.places, once.rows)
+        kept = tf.where(tf.equal(table.clocks_of(once.rows), now))[:, 0]
+        return tf.gather(once.rows, kept), tf.gather(added, kept)
 
     ids, others = looked_up.ids, slices.indices
     if ids.shape.is_compatible_with(others.shape):

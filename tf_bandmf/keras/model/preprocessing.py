@@ -1,4 +1,4 @@
-"""Cuts a model in two where its weights begin: preprocessing, and the rest.
+"""Keras' preprocessing layers: in `plan.batches(..., map=...)`, and cut off a model.
 
 Preprocessing layers (vocabularies, encodings, a `FeatureSpace`) have no trained
 weights. Their output for an example is a function of that example alone and belongs in
@@ -8,15 +8,74 @@ stop training.
 
 from __future__ import annotations
 
+import contextlib
+import inspect
+import itertools
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import keras
+import tensorflow as tf
 
 from tf_bandmf.keras.clipping import PREPROCESSING
-from tf_bandmf.keras.compat.keras_objects import calls_of
+from tf_bandmf.keras.compat.keras_objects import (
+    adapted_layers,
+    calls_of,
+    takes_training,
+)
+from tf_bandmf.keras.compat.seeds import seeds_from
+from tf_bandmf.sampling.mapped import register_dialect
 
 # What puts encoded features together, example by example.
 _JOINING = (keras.layers.Concatenate, keras.layers.Flatten, keras.layers.Reshape)
+
+
+def of_adapted(used: Iterable[Any]) -> tuple[str, ...]:
+    """Remarks of the statement on adapted layers in what is used, if there are any."""
+    layers = [one for one in used if isinstance(one, keras.layers.Layer)]
+    adapted = [inner for layer in layers for inner in adapted_layers(layer)]
+    if not adapted:
+        return ()
+    names = sorted({f"{type(layer).__name__} {layer.name!r}" for layer in adapted})
+    return (
+        f"Statistics or vocabularies of {', '.join(names)} were computed before the run: "
+        f"where that was done on private data, no noise covers it.",
+    )
+
+
+class KerasDialect:
+    """Calls layers on batches of one, and lets generators of seeds follow the example's."""
+
+    def adapt(self, function: Any) -> Callable[..., Any] | None:
+        """A layer as a function of one example, or None."""
+        if not isinstance(function, keras.layers.Layer):
+            return None
+
+        def call(x: Any) -> Any:
+            one = tf.nest.map_structure(lambda t: t[None], x)
+            training = {"training": True} if takes_training(function) else {}
+            result = function(one, **training)
+            return tf.nest.map_structure(lambda t: tf.convert_to_tensor(t)[0], result)
+
+        return call
+
+    def remarks(self, function: Any) -> tuple[str, ...]:
+        """Names the layers that were adapted, of a layer or those that a function uses."""
+        used = [function]
+        if inspect.isfunction(function):
+            try:
+                names = inspect.getclosurevars(function)
+            except ValueError:  # of a name that has no value yet
+                return ()
+            used = [*names.nonlocals.values(), *names.globals.values()]
+        return of_adapted(used)
+
+    def seeded(self, seed: tf.Tensor) -> contextlib.AbstractContextManager[None]:
+        """The n-th seed that is drawn is the example's, with n folded in."""
+        numbers = itertools.count()
+        return seeds_from(
+            lambda: tf.random.experimental.stateless_fold_in(seed, next(numbers))
+        )
 
 
 def split_preprocessing(model: keras.Model) -> tuple[keras.Model, keras.Model]:
@@ -55,17 +114,17 @@ def split_preprocessing(model: keras.Model) -> tuple[keras.Model, keras.Model]:
     encoded = {id(tensor) for tensor in keras.tree.flatten(model.inputs)}
     frontier: dict[int, Any] = {}
     last = {id(tensor) for tensor in keras.tree.flatten(model.outputs)}
-    found = False
+    has_preprocessing = False
     for operation, inputs, outputs in calls_of(model):
         before = all(id(tensor) in encoded for tensor in inputs)
         if before and isinstance(operation, (*PREPROCESSING, *_JOINING)):
-            found |= isinstance(operation, PREPROCESSING)
+            has_preprocessing |= isinstance(operation, PREPROCESSING)
             encoded |= {id(tensor) for tensor in outputs}
             continue
         for tensor in inputs:
             if id(tensor) in encoded:
                 frontier.setdefault(id(tensor), tensor)
-    if not found:
+    if not has_preprocessing:
         raise ValueError(
             f"Model {model.name!r} does not begin with preprocessing layers: there is "
             f"nothing to cut off."
@@ -80,3 +139,6 @@ def split_preprocessing(model: keras.Model) -> tuple[keras.Model, keras.Model]:
     encode = keras.Model(model.input, tensors, name=f"{model.name}_preprocessing")
     core = keras.Model(tensors, model.output, name=f"{model.name}_core")
     return encode, core
+
+
+register_dialect(KerasDialect())

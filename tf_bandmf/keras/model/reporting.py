@@ -1,9 +1,11 @@
-"""`model.evaluate_privately`, and the callback that calls it while a model trains."""
+"""Noisy numbers of a run: evaluations, the budget spent, counts; and their callbacks."""
 
 from __future__ import annotations
 
 import hashlib
 import math
+import warnings
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -11,8 +13,11 @@ import tensorflow as tf
 
 from tf_bandmf.accounting.checks import whole_number
 from tf_bandmf.keras.audit.metric_sums import first_record, function_of, sums_of
-from tf_bandmf.keras.audit.private_metrics import checked
+from tf_bandmf.keras.audit.private_metrics import PrivateMetric, checked
+from tf_bandmf.keras.clipping import Same
+from tf_bandmf.keras.compat.keras_objects import all_layers, compile_loss
 from tf_bandmf.keras.model import preparation
+from tf_bandmf.keras.optimizer.private import private_optimizer_of
 from tf_bandmf.planning.statement import ONE_EXAMPLE
 
 
@@ -35,16 +40,15 @@ def evaluate_privately(
     metrics: Any,
     users: Any,
     batch_size: int,
-    function: Any = None,
 ) -> NoisyMetrics:
-    """See `PrivateTraining.evaluate_privately`; `function` is `metric_sums.function_of`."""
+    """See `PrivateTraining.evaluate_privately`."""
     if not tf.executing_eagerly():
         raise RuntimeError(
             "evaluate_privately cannot be part of a graph, which could run it again: call "
             "it between steps, outside of tf.function."
         )
     model._before_use()
-    optimizer = preparation.optimizer_of(model)
+    optimizer = model._private_optimizer()
     run, plan = optimizer.run, optimizer.plan
     run.evaluations.refuse_unreserved()
     if preparation.num_replicas(model) > 1:
@@ -58,22 +62,34 @@ def evaluate_privately(
             f"records of one count as one."
         )
     preparation.refuse_preprocessor(model)
-    found = checked(metrics)
+    asked = checked(metrics)
     records = hashlib.blake2b(digest_size=32)
-    sums, count = sums_of(model, x, y, found, users, batch_size, records, function)
-    about = [str(count), records.hexdigest(), *(metric.describe() for metric in found)]
+    sums, count = sums_of(model, x, y, asked, users, batch_size, records, _traced)
+    about = [str(count), records.hexdigest(), *(metric.describe() for metric in asked)]
     what = "\n".join(about)
     noisy = run.evaluate(sums, what, model.weights)
     assert plan.measurements.noise_multiplier is not None
     # Each metric has its part of the norm.
-    unit = math.sqrt(len(found))
+    unit = math.sqrt(len(asked))
     noise = unit * plan.measurements.noise_multiplier
     values, spreads, start = {}, {}, 0
-    for metric in found:
+    for metric in asked:
         part = unit * noisy[start : start + metric.size]
         values[metric.name], spreads[metric.name] = metric.result(part, count, noise)
         start += metric.size
     return NoisyMetrics(values, spreads)
+
+
+def _traced(model: Any, batch: Any, metrics: Sequence[PrivateMetric]) -> Any:
+    """`function_of`, kept until what it depends on changes."""
+    state = model._training
+    specs = tf.nest.map_structure(lambda t: (t.shape[1:], t.dtype), batch)
+    parts = [*metrics, compile_loss(model), *model.weights, *all_layers(model)]
+    described = [metric.describe() for metric in metrics]
+    key = (str(specs), described, [Same(part) for part in parts])
+    if state.evaluation is None or state.evaluation[0] != key:
+        state.evaluation = (key, function_of(model, batch, metrics))
+    return state.evaluation[1]
 
 
 class PrivateEvaluation(keras.callbacks.Callback):
@@ -109,13 +125,12 @@ class PrivateEvaluation(keras.callbacks.Callback):
         super().__init__()
         self._data, self._metrics = (x, y), checked(metrics)
         self._every = whole_number("every", every)
-        self._options = {"users": users, "batch_size": batch_size}
+        self._options: Any = {"users": users, "batch_size": batch_size}
         self.noise: dict[str, float] = {}
-        self._function: Any = None
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Refuses to begin if evaluations will be missing, or fail."""
-        optimizer = preparation.optimizer_of(self.model)
+        optimizer = private_optimizer_of(self.model)
         evaluations = optimizer.run.evaluations
         evaluations.refuse_unreserved()
         steps, epochs = self.params.get("steps"), self.params.get("epochs", 1)
@@ -130,8 +145,8 @@ class PrivateEvaluation(keras.callbacks.Callback):
             )
         try:
             record = first_record(*self._data)
-            self._function = function_of(self.model, record, self._metrics)
-            self._function(*record, tf.ones([1], tf.float64))
+            function = _traced(self.model, record, self._metrics)
+            function(*record, tf.ones([1], tf.float64))
         except (ValueError, TypeError, tf.errors.OpError) as error:
             raise ValueError(
                 f"PrivateEvaluation fails at its first record: {error}\nGive it x and y "
@@ -142,15 +157,66 @@ class PrivateEvaluation(keras.callbacks.Callback):
         """Adds the metrics to the logs."""
         if (epoch + 1) % self._every:
             return
-        found = evaluate_privately(
-            self.model,
-            *self._data,
-            self._metrics,
-            **self._options,
-            function=self._function,
+        noisy = evaluate_privately(
+            self.model, *self._data, self._metrics, **self._options
         )
-        self.noise = {f"private_{name}": value for name, value in found.noise.items()}
+        self.noise = {f"private_{name}": value for name, value in noisy.noise.items()}
         if logs is not None:
-            logs.update({f"private_{name}": value for name, value in found.items()})
+            logs.update({f"private_{name}": value for name, value in noisy.items()})
             # Error bars: what an `EarlyStopping` takes as its min_delta.
             logs.update({f"{name}_noise": value for name, value in self.noise.items()})
+
+
+class PrivacyProgress(keras.callbacks.Callback):
+    """Adds `epsilon` (spent) and `steps_left` to the logs of each epoch.
+
+    If the plan has reserved private counts, it also adds `private_clipped`,
+    `private_zero` and `private_bad`: noisy shares of the examples of all steps so far.
+
+    The progress bar, the history, `CSVLogger` and `TensorBoard` show what is in the
+    logs; put this callback before them in the list of callbacks:
+
+        model.fit(batches, callbacks=[tf_bandmf.keras.PrivacyProgress(), TensorBoard(...)])
+
+    WARNING: `epsilon` is `plan.epsilon_after(steps)`, which holds for a number of steps
+    that was fixed in advance. A run that is stopped because of its models has the
+    epsilon of the whole plan.
+
+    Args:
+      delta: the delta at which epsilon is shown; by default the plan's.
+
+    Raises:
+      TypeError: when training begins, if the model is not compiled with a
+        PrivateOptimizer.
+    """
+
+    def __init__(self, delta: float | None = None) -> None:
+        super().__init__()
+        self._delta = delta
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Checks that there is a budget to show."""
+        private_optimizer_of(self.model)
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Adds the entries."""
+        if logs is None:
+            return
+        optimizer = self.model.optimizer
+        plan, taken = optimizer.plan, optimizer.steps_taken
+        logs["epsilon"] = plan.epsilon_after(taken, self._delta)
+        logs["steps_left"] = plan.num_steps - taken
+        counts = optimizer.run.counts.value(taken)
+        if counts is not None:
+            logs["private_clipped"] = counts.clipped
+            logs["private_zero"] = counts.zero
+            logs["private_bad"] = counts.bad
+
+
+def warn_of_counts(model: Any) -> None:
+    """Says how many examples contributed nothing, if private counts show some."""
+    optimizer = model.optimizer
+    counts = optimizer.run.counts.value(optimizer.steps_taken)
+    said = "" if counts is None else counts.sentence()
+    if said:
+        warnings.warn(said, stacklevel=3)
