@@ -52,9 +52,8 @@ def forms_of_floats(row):
 
 def step_keys_of(state):
     """Keys of the noise of the steps taken, bound to their points."""
-    taken = state.step
-    keys = state._step_keys[:taken].view(np.uint64)
-    return np.asarray(state._bound(keys, state.points()[:taken]))
+    keys = state._step_keys[: state.step].view(np.uint64)
+    return np.asarray(state._bound(keys, state.points()[: state.step]))
 
 
 def forms_of_run(model):

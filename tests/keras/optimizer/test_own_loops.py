@@ -161,9 +161,7 @@ def test_weights_that_changed_between_gradient_and_update_are_noticed(
 
 
 @pytest.mark.invariant(8)
-def test_a_step_of_the_inner_optimizer_between_gradient_and_update_is_noticed(
-    data, plan_and_model
-):
+def test_a_step_of_the_inner_optimizer_is_noticed(data, plan_and_model):
     """It leaves weights and moments as they were: its step counter alone tells."""
     plan, model = plan_and_model()
     noisy = model.private_gradients(next(iter(plan.batches(*data))))
