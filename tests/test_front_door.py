@@ -76,14 +76,14 @@ def test_the_public_names_exist():
 
 def test_no_name_is_both_a_module_and_a_function():
     packages = [tf_bandmf.__name__] + [
-        found.name
-        for found in pkgutil.walk_packages(tf_bandmf.__path__, "tf_bandmf.")
-        if found.ispkg and ".keras" not in found.name
+        actual.name
+        for actual in pkgutil.walk_packages(tf_bandmf.__path__, "tf_bandmf.")
+        if actual.ispkg and ".keras" not in actual.name
     ]
     for name in packages:
         package = importlib.import_module(name)
-        for found in pkgutil.iter_modules(package.__path__):
-            attribute = getattr(package, found.name, None)
+        for actual in pkgutil.iter_modules(package.__path__):
+            attribute = getattr(package, actual.name, None)
             assert attribute is None or inspect.ismodule(attribute), (
-                f"{name}.{found.name} is a module and {attribute}"
+                f"{name}.{actual.name} is a module and {attribute}"
             )

@@ -38,12 +38,12 @@ def numbers_of(function):
 
 def numbers_in_tests():
     folders = [ROOT / "tests", ROOT / "federated" / "tests"]
-    found = set()
+    actual = set()
     for path in (path for folder in folders for path in folder.rglob("test_*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
-                found.update(numbers_of(node))
-    return found
+                actual.update(numbers_of(node))
+    return actual
 
 
 def test_numbers_are_consecutive():
@@ -77,12 +77,12 @@ def test_a_number_selects_its_own_tests_and_no_others(number, names, tmp_path):
     )
     command = [sys.executable, "-m", "pytest", "-q", "--collect-only", "-p"]
     command += ["invariant_marks", "--strict-markers", f"--invariant={number}"]
-    found = subprocess.run(
+    actual = subprocess.run(
         command,
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(MARKS), _NO_OTHERS: "1"},
         capture_output=True,
         text=True,
     )
-    lines = [line.partition("::")[2] for line in found.stdout.splitlines()]
-    assert sorted(filter(None, lines)) == sorted(names), found.stdout + found.stderr
+    lines = [line.partition("::")[2] for line in actual.stdout.splitlines()]
+    assert sorted(filter(None, lines)) == sorted(names), actual.stdout + actual.stderr

@@ -114,7 +114,7 @@ class Workload:
 
 
 def is_real(value: Any) -> bool:
-    """Whether this is a number, also one of NumPy's, and no bool."""
+    """Returns whether this is a number, also one of NumPy's, and no bool."""
     number = isinstance(value, (int, float, np.integer, np.floating))
     return number and not isinstance(value, bool)
 

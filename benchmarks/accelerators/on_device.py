@@ -158,7 +158,7 @@ def noise_ratios(num_parameters: int, repetitions: int, bands: int) -> dict[str,
 
 def against_the_cpu(device: str) -> dict[str, Any]:
     """Words and normals of the device and of the CPU, from the same keys."""
-    found: dict[str, Any] = {"numbers": _SAMPLE}
+    actual: dict[str, Any] = {"numbers": _SAMPLE}
     counters = tf.range(_SAMPLE // 4, dtype=tf.int64)
     for generator in ("philox", "chacha20"):
         keys = NoiseKey.for_testing(0).step_keys(1, generator)
@@ -171,12 +171,12 @@ def against_the_cpu(device: str) -> dict[str, Any]:
                 words.append(np.stack([word.numpy() for word in made]))
                 normals.append(noise.standard_normals(key, _SAMPLE).numpy())
         distance = np.abs(normals[0].astype(np.float64) - normals[1])
-        found[generator] = {
+        actual[generator] = {
             "different_words": int(np.sum(words[0] != words[1])),
             "different_normals": int(np.sum(normals[0] != normals[1])),
             "largest_difference": float(distance.max()),
         }
-    return found
+    return actual
 
 
 def many(step: Callable[[], Any], repeats: int) -> Callable[[], None]:
@@ -256,7 +256,7 @@ def main() -> None:
     device = f"/device:{kind}:0"
     physical = tf.config.list_physical_devices(kind)
     names = [tf.config.experimental.get_device_details(p) for p in physical]
-    found: dict[str, Any] = {
+    actual: dict[str, Any] = {
         "device": kind,
         "devices": [str(details.get("device_name", "")) for details in names],
         "host": platform.processor() or platform.machine(),
@@ -268,7 +268,7 @@ def main() -> None:
     set_tensor_float_32(False)
 
     def keep(text: str) -> None:
-        options.results.write_text(json.dumps(found, indent=1) + "\n")
+        options.results.write_text(json.dumps(actual, indent=1) + "\n")
         print(text, flush=True)
 
     parts = listed(options.parts)
@@ -276,11 +276,11 @@ def main() -> None:
     with tf.device(device):
         for size in map(int, sizes):
             ratios = noise_ratios(size, options.rounds, options.bands)
-            found["noise"].append(ratios)
+            actual["noise"].append(ratios)
             keep(f"noise, {size:,} parameters: {ratios['ratio_to_independent']}")
     if "normals" in parts:
-        found["normals"] = against_the_cpu(device)
-        keep(f"normals: {found['normals']}")
+        actual["normals"] = against_the_cpu(device)
+        keep(f"normals: {actual['normals']}")
     usual = dict(keras_steps.BATCH_SIZES)
     for policy, name, scale in itertools.product(
         listed(options.policies), listed(options.models), listed(options.scales)
@@ -290,11 +290,11 @@ def main() -> None:
         what = f"of {name} x {scale}, {policy}"
         if "epochs" in parts:
             epochs = epoch_ratios(name, options.rounds)
-            found["epochs"].append(epochs)
+            actual["epochs"].append(epochs)
             keep(f"epochs {what}: {epochs['ratio_to_ordinary']}")
         if "steps" in parts:
             ratios = step_ratios(name, options.rounds, device)
-            found["steps"].append(ratios)
+            actual["steps"].append(ratios)
             keep(f"steps {what}: {ratios['ratio_to_ordinary']}")
 
 

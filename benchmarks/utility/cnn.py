@@ -124,15 +124,15 @@ class Experiment:
         keras.utils.set_random_seed(seed)
         plain = task.build_model()
         released = fit(task, row, plan, plain, x, y, rate, seed)
-        found = []
+        actual = []
         for readout in row.readouts:
             plain.set_weights(released[readout])
             accuracy = accuracy_of(plain, self.x[test], self.y[test])
             run = {"phase": phase, "seed": seed, "learning_rate": rate}
-            found.append(
+            actual.append(
                 record(task, row, plan, accuracy, start, readout=readout, **run)
             )
-        return found
+        return actual
 
 
 def main() -> None:
@@ -154,8 +154,8 @@ def main() -> None:
             for tried in row.learning_rates:
                 done = {"phase": "validation", "learning_rate": tried}
                 if not results.of(row=row.name, **done):
-                    found = experiment.train(row, "validation", tried, TUNING_SEED)
-                    results.append(found)
+                    actual = experiment.train(row, "validation", tried, TUNING_SEED)
+                    results.append(actual)
             rate, readout = best(results.of(row=row.name, phase="validation"))
         for seed in range(arguments.seeds):
             done = {"phase": "test", "seed": seed, "learning_rate": rate}

@@ -97,15 +97,15 @@ class LinearModels:
 
     def accuracy(self, x: Features, y: np.ndarray) -> dict[str, np.ndarray]:
         """For each readout, [models]."""
-        found = {}
+        actual = {}
         for name in READOUTS:
             weights = self.sums[name] / self.counts[name]
             right = np.zeros(self.shape[1])
             for part in x.parts():
                 logits = self._logits(x.values[part], x.centre, weights)
                 right += (logits.argmax(axis=2) == y[part, None]).sum(axis=0)
-            found[name] = right / len(y)
-        return found
+            actual[name] = right / len(y)
+        return actual
 
     def _logits(
         self, rows: np.ndarray, centre: np.ndarray, weights: np.ndarray

@@ -34,11 +34,11 @@ def record(
       start: `time.process_time()` when it began.
       run: `phase`, `seed`, `learning_rate` and `readout`.
     """
-    found = {name: getattr(row, name) for name in ("mechanism", "sampling")}
+    actual = {name: getattr(row, name) for name in ("mechanism", "sampling")}
     for name in ("batch_size", "epochs", "epsilon", "delta"):
-        found[name] = getattr(task, name)
+        actual[name] = getattr(task, name)
     return {
-        **{"task": task.name, "row": row.name, **found, **run},
+        **{"task": task.name, "row": row.name, **actual, **run},
         "steps": plan.num_steps,
         "kind": plan.kind,
         "noise_stddev": f"{plan.noise_stddev / plan.l2_norm_clip:.4f}",
@@ -82,12 +82,12 @@ def best(tuning: list[dict[str, str]]) -> tuple[float, str]:
     settings = sorted({(row["learning_rate"], row["readout"]) for row in tuning})
 
     def mean(setting: tuple[str, str]) -> float:
-        found = [
+        actual = [
             float(row["accuracy"])
             for row in tuning
             if (row["learning_rate"], row["readout"]) == setting
         ]
-        return float(np.mean(found))
+        return float(np.mean(actual))
 
     rate, readout = max(settings, key=mean)
     return float(rate), readout

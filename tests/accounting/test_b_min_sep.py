@@ -31,7 +31,7 @@ BANDED = matrices.ToeplitzBanded([1.0, 0.5, 0.25], 24)
 def law(num_steps, separation, rate):
     """Probability of every set of steps, from the definition."""
     p = rate / (1 - rate * (separation - 1))
-    found = {}
+    actual = {}
     for taken in itertools.product([0, 1], repeat=num_steps):
         for first in range(separation):
             weight = rate if first else 1 - rate * (separation - 1)
@@ -42,8 +42,8 @@ def law(num_steps, separation, rate):
                 else:
                     weight *= p if now else 1 - p
                     free = t + separation if now else free
-            found[taken] = found.get(taken, 0.0) + weight
-    return {taken: weight for taken, weight in found.items() if weight > 0.0}
+            actual[taken] = actual.get(taken, 0.0) + weight
+    return {taken: weight for taken, weight in actual.items() if weight > 0.0}
 
 
 @pytest.mark.parametrize(
@@ -71,12 +71,12 @@ def test_forward_pass_is_the_sum_over_all_participations(separation, rate):
         expected = expected + weight * np.exp(
             y @ mean / noise**2 - mean @ mean / (2 * noise**2)
         )
-    found = passes.log_ratio(u - 0.5 * passes.squares / noise**2, passes.probability)
-    np.testing.assert_allclose(found, np.log(expected), rtol=1e-10)
+    actual = passes.log_ratio(u - 0.5 * passes.squares / noise**2, passes.probability)
+    np.testing.assert_allclose(actual, np.log(expected), rtol=1e-10)
     by_logs = passes._log_ratio_by_logs(
         u - 0.5 * passes.squares / noise**2, passes.probability
     )
-    np.testing.assert_allclose(found, by_logs, rtol=1e-10)
+    np.testing.assert_allclose(actual, by_logs, rtol=1e-10)
     largest = max(np.sum((dense @ np.array(taken)) ** 2) for taken in exact)
     assert passes.largest_squared_norm() == pytest.approx(largest)
     np.testing.assert_allclose(
@@ -118,14 +118,14 @@ def estimate(matrix, separation, rate, num_draws=8000):
 def test_without_a_rest_it_is_poisson_sampling():
     """Its accountant simulates nothing, at any size; a simulation agrees."""
     large = strategies.identity(50_000).matrix
-    found = BMinSepSampling(10**7, 1000, 1).accountant(large)
-    assert isinstance(found, CyclicPoissonAccountant)
-    assert dataclasses.astuple(found) == (50_000, 1e-4, 1.0)
+    actual = BMinSepSampling(10**7, 1000, 1).accountant(large)
+    assert isinstance(actual, CyclicPoissonAccountant)
+    assert dataclasses.astuple(actual) == (50_000, 1e-4, 1.0)
     matrix = strategies.identity(12).matrix
     exact = CyclicPoissonAccountant.of_strategy(matrix, 1, 0.2)
-    found = estimate(matrix, 1, 0.2)
+    actual = estimate(matrix, 1, 0.2)
     for noise, epsilon in ((1.5, 1.0), (0.8, 4.0)):
-        delta = found.delta(epsilon, noise)
+        delta = actual.delta(epsilon, noise)
         assert delta.standard_error < 0.1 * delta
         difference = delta - exact.delta(epsilon, noise)
         assert abs(difference) < ERRORS * delta.standard_error + 1e-3 * delta
@@ -134,21 +134,21 @@ def test_without_a_rest_it_is_poisson_sampling():
 @pytest.mark.parametrize("noise, epsilon", [(1.5, 2.0), (3.0, 0.7)])
 def test_with_every_rest_at_its_least_it_is_balls_in_bins(noise, epsilon):
     """q b = 1: whoever may take part does, in a random phase."""
-    found = estimate(BANDED, 4, 0.25).delta(epsilon, noise)
+    actual = estimate(BANDED, 4, 0.25).delta(epsilon, noise)
     bins = BallsInBinsAccountant.of_strategy(BANDED, 4, Simulation(num_draws=20_000))
     other = bins.delta(epsilon, noise)
-    error = np.hypot(found.standard_error, other.standard_error)
-    assert abs(found - other) < ERRORS * error
-    assert error < 0.1 * found
+    error = np.hypot(actual.standard_error, other.standard_error)
+    assert abs(actual - other) < ERRORS * error
+    assert error < 0.1 * actual
 
 
 def test_forward_passes_neither_overflow_nor_underflow():
     passes = Passes(np.ones((400, 1)), 1, 0.9)
     for shift in (-200.0, 0.0, 200.0, 400.0):
         exponents = np.full((2, 400), shift)
-        found = passes.log_ratio(exponents, passes.probability)
+        actual = passes.log_ratio(exponents, passes.probability)
         expected = 400 * np.logaddexp(np.log(0.1), np.log(0.9) + shift)
-        np.testing.assert_allclose(found, expected, rtol=1e-10, atol=1e-10)
+        np.testing.assert_allclose(actual, expected, rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.parametrize(
@@ -165,8 +165,8 @@ def test_weighted_participations_have_the_law_of_enumeration(separation, rate):
         for taken, weight in exact.items()
     }
     total = sum(weighted.values())
-    found = passes.log_ratio(log_weights[None], passes.probability)
-    np.testing.assert_allclose(found, np.log(total))
+    actual = passes.log_ratio(log_weights[None], passes.probability)
+    np.testing.assert_allclose(actual, np.log(total))
     drawn = passes.draw_weighted(np.random.default_rng(3), count, log_weights)
     counts = {key: 0 for key in weighted}
     for row in drawn.astype(int):
@@ -204,9 +204,11 @@ def test_estimates_and_bounds_against_enumeration(separation, rate, noise, epsil
     passes = Passes(SMALL, separation, rate)
     estimates = BMinSepAccountant(passes, Simulation(num_draws=20_000))
     for value, run in zip(exact, estimates._simulator.runs(epsilon, noise)):
-        found = run.estimate(epsilon)
-        assert abs(found - value) < ERRORS * found.standard_error + 1e-3 * value + 1e-9
-        assert found.standard_error < 0.05 * value + 1e-9
+        actual = run.estimate(epsilon)
+        assert (
+            abs(actual - value) < ERRORS * actual.standard_error + 1e-3 * value + 1e-9
+        )
+        assert actual.standard_error < 0.05 * value + 1e-9
     estimate = estimates.delta(epsilon, noise)
     certain = BMinSepAccountant(passes, Simulation(1 - 1e-6, num_draws=20_000))
     bound = certain.delta(epsilon, noise)
@@ -266,9 +268,9 @@ def test_less_noise_than_cyclic_poisson_where_privacy_is_weak():
     """arXiv:2602.09338: equal at high noise, better at low noise."""
     q, b = 0.1, 4
     cyclic = CyclicPoissonAccountant.of_strategy(BANDED, b, q * b)
-    found = estimate(BANDED, b, q).calibrate(8.0, 1e-5)
-    assert found.noise_stddev < 0.97 * cyclic.calibrate(8.0, 1e-5).noise_stddev
-    assert found.guarantee.kind == "estimate"
+    actual = estimate(BANDED, b, q).calibrate(8.0, 1e-5)
+    assert actual.noise_stddev < 0.97 * cyclic.calibrate(8.0, 1e-5).noise_stddev
+    assert actual.guarantee.kind == "estimate"
 
 
 def test_what_it_cannot_account_for_is_refused():
@@ -328,6 +330,6 @@ def test_importance_sampling_knows_rare_losses_of_long_runs():
     accountant = BMinSepAccountant.of_strategy(
         matrix, 8, 3e-3, Simulation(num_draws=1000)
     )
-    found = accountant.delta(2.0, 1.45)
-    assert 1e-9 < found < 1e-4
-    assert found.standard_error < 0.25 * found
+    actual = accountant.delta(2.0, 1.45)
+    assert 1e-9 < actual < 1e-4
+    assert actual.standard_error < 0.25 * actual

@@ -48,8 +48,10 @@ def some_matrices(n):
 def test_gram_matrix_is_that_of_the_bin_columns(n, b):
     for name, matrix in some_matrices(n).items():
         m = columns_of_bins(matrix, b)
-        found = gram_matrix(matrix, b)
-        np.testing.assert_allclose(found, m.T @ m, rtol=1e-12, atol=1e-12, err_msg=name)
+        actual = gram_matrix(matrix, b)
+        np.testing.assert_allclose(
+            actual, m.T @ m, rtol=1e-12, atol=1e-12, err_msg=name
+        )
 
 
 def hockey_stick(p, q, epsilon, cell):
@@ -79,12 +81,12 @@ def test_two_bins_agree_with_quadrature_in_both_directions(lam, noise, epsilon):
     exact = two_bins_by_quadrature(gram, noise, epsilon)
     runs = BinsSimulator(gram, 50_000, 1).runs(epsilon, noise)
     for run, delta in zip(runs, exact):
-        found = run.estimate(epsilon)
-        assert abs(found - delta) < ERRORS * found.standard_error + 1e-9
+        actual = run.estimate(epsilon)
+        assert abs(actual - delta) < ERRORS * actual.standard_error + 1e-9
         if delta > 1e-12:
-            assert found.standard_error < 0.05 * delta
-    found = BallsInBinsAccountant(gram, Simulation(seed=1)).delta(epsilon, noise)
-    assert abs(found - max(exact)) < ERRORS * found.standard_error
+            assert actual.standard_error < 0.05 * delta
+    actual = BallsInBinsAccountant(gram, Simulation(seed=1)).delta(epsilon, noise)
+    assert abs(actual - max(exact)) < ERRORS * actual.standard_error
 
 
 @pytest.mark.parametrize("delta", [1e-3, 1e-6, 1e-9])
@@ -93,9 +95,9 @@ def test_a_single_bin_is_the_gaussian_mechanism(delta):
     noise = 2.0 * np.sqrt(gram[0, 0])
     accountant = BallsInBinsAccountant(gram)
     exact = gaussian.gaussian_epsilon(2.0, delta)
-    found = accountant.epsilon(delta, noise)
-    assert abs(found - exact) < ERRORS * found.standard_error + 1e-9
-    assert found.standard_error < 0.02 * exact
+    actual = accountant.epsilon(delta, noise)
+    assert abs(actual - exact) < ERRORS * actual.standard_error + 1e-9
+    assert actual.standard_error < 0.02 * exact
     calibrated = accountant.calibrate(exact, delta)
     assert calibrated.noise_stddev == pytest.approx(noise, rel=0.02)
 
@@ -117,18 +119,18 @@ def test_gram_route_is_the_full_simulation(name):
         losses = scipy.special.logsumexp(exponents, axis=1) - np.log(b)
         losses = -losses if add else losses
         plain = np.maximum(-np.expm1(np.minimum(epsilon - losses, 0.0)), 0.0)
-        found = run.estimate(epsilon)
-        error = np.hypot(plain.std() / np.sqrt(count), found.standard_error)
-        assert abs(plain.mean() - found) < ERRORS * error
-        assert error < 0.1 * found
+        actual = run.estimate(epsilon)
+        error = np.hypot(plain.std() / np.sqrt(count), actual.standard_error)
+        assert abs(plain.mean() - actual) < ERRORS * error
+        assert error < 0.1 * actual
 
 
 def test_standard_errors_are_honest():
     gram = gram_matrix(strategies.lambda_cgd(80, 0.7).matrix, 20)
     simulations = [Simulation(num_draws=4000, seed=seed) for seed in range(20)]
-    found = [BallsInBinsAccountant(gram, s).delta(1.0, 4.0) for s in simulations]
-    values = np.array(found)
-    errors = np.array([f.standard_error for f in found])
+    actual = [BallsInBinsAccountant(gram, s).delta(1.0, 4.0) for s in simulations]
+    values = np.array(actual)
+    errors = np.array([f.standard_error for f in actual])
     scores = (values - values.mean()) / errors
     chi_squared = float(np.sum(scores**2))
     assert scipy.stats.chi2.sf(chi_squared, 19) > 1e-4
@@ -152,14 +154,14 @@ def test_epsilon_inverts_delta_and_falls_with_noise_and_delta():
 def test_calibration_is_safe_and_amplification_helps():
     gram = gram_matrix(strategies.lambda_cgd(200, 0.7).matrix, 40)
     accountant = BallsInBinsAccountant(gram, Simulation(num_draws=20_000))
-    found = accountant.calibrate(1.0, 1e-5)
-    assert found.guarantee.kind == "estimate"
+    actual = accountant.calibrate(1.0, 1e-5)
+    assert actual.guarantee.kind == "estimate"
     other = BallsInBinsAccountant(gram, Simulation(num_draws=100_000, seed=99))
-    delta = other.delta(1.0, found.noise_stddev)
+    delta = other.delta(1.0, actual.noise_stddev)
     assert delta < 1e-5 + 2.0 * delta.standard_error
     assert delta > 0.8e-5
     unamplified = gaussian.calibrate_noise_stddev(1.0, 1e-5)
-    assert found.noise_stddev < 0.8 * unamplified * np.sqrt(gram.max())
+    assert actual.noise_stddev < 0.8 * unamplified * np.sqrt(gram.max())
 
 
 def test_a_bound_lies_above_the_exact_value_and_near_it():
@@ -167,9 +169,9 @@ def test_a_bound_lies_above_the_exact_value_and_near_it():
     noise, epsilon = 3.0, 1.0
     exact = max(two_bins_by_quadrature(gram, noise, epsilon))
     accountant = BallsInBinsAccountant(gram, Simulation(1 - 1e-6))
-    found = accountant.delta(epsilon, noise)
-    assert found.confidence == 1 - 1e-6
-    assert exact < found < 1.5 * exact
+    actual = accountant.delta(epsilon, noise)
+    assert actual.confidence == 1 - 1e-6
+    assert exact < actual < 1.5 * exact
     by_epsilon = accountant.epsilon(exact, noise)
     assert epsilon < by_epsilon < 1.2 * epsilon
     calibrated = accountant.calibrate(epsilon, exact)
@@ -192,8 +194,8 @@ def test_no_value_of_a_bound_exceeds_what_is_certain(add, noise, epsilon):
             # Draws from elsewhere reach losses that the proposal's seldom have.
             strong = Tilt(common=-4.0 * tilts[0].common) if add else Tilt(4.0, 4.0)
             wide = Proposal((Tilt(), tilt, strong), (0.2, 0.3, 0.5))
-            found = [*simulator.chunks(wide, (1, 0), 20_000)]
-            losses, densities = (np.concatenate(part, axis=-1) for part in zip(*found))
+            actual = [*simulator.chunks(wide, (1, 0), 20_000)]
+            losses, densities = (np.concatenate(part, axis=-1) for part in zip(*actual))
             mixed = np.logaddexp(
                 densities[0] + np.log(shares[0]), densities[1] + np.log(shares[1])
             )
@@ -213,14 +215,14 @@ def test_a_bound_that_would_take_for_ever_is_that_without_amplification():
     with pytest.warns(UserWarning, match="larger delta or an estimate"):
         assert accountant.epsilon(1e-14, norm) == gaussian.gaussian_epsilon(1.0, 1e-14)
     with pytest.warns(UserWarning, match="draws.*No amplification is claimed instead"):
-        found = accountant.calibrate(1.0, 1e-14)
+        actual = accountant.calibrate(1.0, 1e-14)
     unamplified = gaussian.calibrate_noise_stddev(1.0, 1e-14)
-    assert found.noise_stddev == unamplified * norm and found.guarantee.is_unamplified
-    accountant.validate(found.noise_stddev, found.guarantee)
+    assert actual.noise_stddev == unamplified * norm and actual.guarantee.is_unamplified
+    accountant.validate(actual.noise_stddev, actual.guarantee)
     with pytest.raises(ValueError, match="it was damaged"):
-        accountant.validate(0.99 * found.noise_stddev, found.guarantee)
+        accountant.validate(0.99 * actual.noise_stddev, actual.guarantee)
     with pytest.warns(UserWarning, match="No amplification"):
-        stated = accountant.guarantee(found.noise_stddev, 1e-14)
+        stated = accountant.guarantee(actual.noise_stddev, 1e-14)
     assert stated.is_unamplified and stated.epsilon == pytest.approx(1.0, rel=1e-6)
     assert "proven upper bound" in stated.describe_kind()
 
@@ -228,8 +230,8 @@ def test_a_bound_that_would_take_for_ever_is_that_without_amplification():
 def test_shipped_example_of_jax_privacy():
     """n = 100, 10 bins: 3.74 there, on a grid of factors 1.1 and with a margin."""
     matrix = matrices.ToeplitzBanded([1.0, 0.5, 0.25, 0.125], 100)
-    found = BallsInBinsAccountant.of_strategy(matrix, 10).calibrate(1, 1e-2)
-    per_column_norm = found.noise_stddev / matrix.column_norms().max()
+    actual = BallsInBinsAccountant.of_strategy(matrix, 10).calibrate(1, 1e-2)
+    per_column_norm = actual.noise_stddev / matrix.column_norms().max()
     assert 3.74 / 1.1**2 < per_column_norm < 3.75
 
 
@@ -241,12 +243,12 @@ def test_releases_beside_a_run_are_one_more_coordinate_of_every_bin(confidence):
     alone = BallsInBinsAccountant(gram, Simulation(confidence))
     both, more = alone.beside(releases), gram + (noise / releases) ** 2
     longer = BallsInBinsAccountant(more, Simulation(confidence))
-    found, expected = (a.delta(epsilon, noise) for a in (both, longer))
+    actual, expected = (a.delta(epsilon, noise) for a in (both, longer))
     if confidence is None:
-        error = np.hypot(found.standard_error, expected.standard_error)
-        assert abs(found - expected) < ERRORS * error and error < 0.05 * expected
+        error = np.hypot(actual.standard_error, expected.standard_error)
+        assert abs(actual - expected) < ERRORS * error and error < 0.05 * expected
     else:
-        assert found == pytest.approx(expected, rel=0.2)
+        assert actual == pytest.approx(expected, rel=0.2)
     calibrated = both.calibrate(2.0, 1e-3)
     without = alone.calibrate(2.0, 1e-3)
     assert calibrated.noise_stddev > 1.02 * without.noise_stddev

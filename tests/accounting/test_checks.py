@@ -10,8 +10,8 @@ from tf_bandmf.accounting.checks import whole_number
 
 @pytest.mark.parametrize("value", [1, 10, 3.0, np.int64(7), np.float32(2.0)])
 def test_whole_numbers_within_the_limits_are_returned_as_ints(value):
-    found = whole_number("bands", value, most=10)
-    assert found == value and type(found) is int
+    actual = whole_number("bands", value, most=10)
+    assert actual == value and type(actual) is int
 
 
 @pytest.mark.parametrize(

@@ -24,10 +24,10 @@ from tf_bandmf.accounting.cyclic_poisson import CyclicPoissonAccountant
 )
 def test_values_of_jax_privacy(queries, probability, epsilon, delta, noise):
     accountant = CyclicPoissonAccountant(queries, probability)
-    found = accountant.calibrate(epsilon, delta).noise_stddev
-    assert found == pytest.approx(noise, rel=1e-4)
-    assert accountant.delta(epsilon, found) <= delta
-    assert accountant.epsilon(delta, found) == pytest.approx(epsilon, rel=1e-3)
+    actual = accountant.calibrate(epsilon, delta).noise_stddev
+    assert actual == pytest.approx(noise, rel=1e-4)
+    assert accountant.delta(epsilon, actual) <= delta
+    assert accountant.epsilon(delta, actual) == pytest.approx(epsilon, rel=1e-3)
 
 
 def test_epsilon_falls_with_noise_and_rises_with_queries_and_probability():
@@ -85,16 +85,16 @@ class TestFixedSize:
     def test_noise_is_that_of_dp_accountings_losses(self, queries, part, batch, delta):
         """Above Poisson sampling with half of the noise, far below no amplification."""
         fixed = CyclicFixedSizeAccountant(queries, part, batch)
-        found = fixed.calibrate(1.0, delta)
-        noise = found.noise_stddev
+        actual = fixed.calibrate(1.0, delta)
+        noise = actual.noise_stddev
         poisson = CyclicPoissonAccountant(queries, batch / part)
         assert noise > 2.0 * poisson.calibrate(1.0, delta).noise_stddev
-        assert found.guarantee.kind == "bound" and not found.guarantee.is_unamplified
-        assert "Replace-one" in found.guarantee.adjacency
+        assert actual.guarantee.kind == "bound" and not actual.guarantee.is_unamplified
+        assert "Replace-one" in actual.guarantee.adjacency
         exact = replaced_loss(batch / part, noise, 1e-4).self_compose(queries)
         assert delta * 0.998 < exact.get_delta_for_epsilon(1.0) < delta * 1.0001
         assert fixed.epsilon(delta, noise) == pytest.approx(1.0, rel=1e-3)
-        fixed.validate(noise, found.guarantee)
+        fixed.validate(noise, actual.guarantee)
 
     def test_replacing_counts_twice(self):
         fixed = CyclicFixedSizeAccountant(7, 1000, 20)
@@ -106,10 +106,10 @@ class TestFixedSize:
     def test_where_sampling_does_not_help_the_gaussian_mechanism_counts(self):
         for batch in (9, 10):
             fixed = CyclicFixedSizeAccountant(2, 10, batch)
-            found = fixed.calibrate(1.0, 1e-5)
+            actual = fixed.calibrate(1.0, 1e-5)
             unamplified = gaussian.calibrate_noise_stddev(1.0, 1e-5)
-            assert found.noise_stddev == np.sqrt(2) * unamplified
-            assert found.guarantee.is_unamplified
+            assert actual.noise_stddev == np.sqrt(2) * unamplified
+            assert actual.guarantee.is_unamplified
 
     @pytest.mark.parametrize("noise", [0.05, 0.3, 1.0, 20.0, 1e4])
     @pytest.mark.parametrize("queries, part, batch", [(1, 10, 1), (100, 1000, 900)])
@@ -119,11 +119,11 @@ class TestFixedSize:
         fixed = CyclicFixedSizeAccountant(queries, part, batch)
         q = batch / part
         for epsilon in (0.01, 1.0, 10.0, 50.0):
-            found = fixed.sampled_delta(epsilon, noise)
-            assert 0.0 <= found <= 1.0
+            actual = fixed.sampled_delta(epsilon, noise)
+            assert 0.0 <= actual <= 1.0
             floor = floors.replaced_step(q, noise, epsilon)
             assert floor >= floors.one_step(q, noise, epsilon)
-            assert found >= floor or floor < 1e-290
+            assert actual >= floor or floor < 1e-290
 
     def test_impossible_batches_and_strategies_without_bands_are_refused(self):
         with pytest.raises(ValueError, match="batch_size must be <="):
@@ -175,8 +175,8 @@ def test_releases_beside_a_run_compose_with_it(epsilon, releases):
     # Replacing moves a release twice as far.
     moved = privacy_loss_distribution.from_gaussian_mechanism(0.5 * releases, **make)
     exact = exact.compose(moved).get_delta_for_epsilon(3.0 * epsilon)
-    found = fixed.beside(releases).sampled_delta(3.0 * epsilon, noise)
-    assert exact * (1.0 - 1e-4) <= found <= 1.002 * exact
+    actual = fixed.beside(releases).sampled_delta(3.0 * epsilon, noise)
+    assert exact * (1.0 - 1e-4) <= actual <= 1.002 * exact
 
 
 @pytest.mark.slow_cases("1000-0.01-0.05-1e-05", "2000-0.002-0.05-1e-05")
@@ -190,9 +190,9 @@ def test_epsilon_of_calibrated_noise_is_within_the_budget(
 ):
     accountant = CyclicPoissonAccountant(queries, probability)
     noise = accountant.calibrate(epsilon, delta).noise_stddev
-    found = accountant.epsilon(delta, noise)
-    assert 0.999 * epsilon < found <= epsilon
-    assert accountant.delta(found, noise) <= delta
+    actual = accountant.epsilon(delta, noise)
+    assert 0.999 * epsilon < actual <= epsilon
+    assert accountant.delta(actual, noise) <= delta
 
 
 @pytest.mark.slow

@@ -21,20 +21,20 @@ def test_calibration_is_safe_and_tight(epsilon, log10_delta):
     sigma = gaussian.calibrate_noise_stddev(epsilon, delta)
     assert gaussian.gaussian_delta(sigma, epsilon) <= delta
     assert gaussian.gaussian_delta(sigma * (1 - 1e-6), epsilon) > delta
-    found = gaussian.gaussian_epsilon(sigma, delta)
-    np.testing.assert_allclose(found, epsilon, rtol=1e-5)
-    assert gaussian.gaussian_delta(sigma, found) <= delta
+    actual = gaussian.gaussian_epsilon(sigma, delta)
+    np.testing.assert_allclose(actual, epsilon, rtol=1e-5)
+    assert gaussian.gaussian_delta(sigma, actual) <= delta
 
 
 @pytest.mark.parametrize("noise", [0.008, 0.007])
 def test_an_epsilon_near_the_largest_of_a_budget_is_stated(noise):
     """Above 8,192 it was refused; guarantees at other deltas were above 10,000."""
-    found = gaussian.gaussian_epsilon(noise, 1e-5)
+    actual = gaussian.gaussian_epsilon(noise, 1e-5)
     with mpmath.workdps(50):
         s = mpmath.mpf(noise)
-        places = [sign / (2 * s) - found * s for sign in (1, -1)]
-        exact = mpmath.ncdf(places[0]) - mpmath.exp(found) * mpmath.ncdf(places[1])
-    assert 8_000 < found < 11_000
+        places = [sign / (2 * s) - actual * s for sign in (1, -1)]
+        exact = mpmath.ncdf(places[0]) - mpmath.exp(actual) * mpmath.ncdf(places[1])
+    assert 8_000 < actual < 11_000
     assert float(exact) == pytest.approx(1e-5, rel=1e-4) and exact <= 1e-5
 
 
@@ -83,6 +83,6 @@ def test_invariant_12_no_delta_is_below_60_digits():
     for noise, epsilon in [*zip(noises.tolist(), epsilons.tolist()), *known]:
         if not 0.0 <= epsilon <= 1e4:
             continue
-        found = gaussian.gaussian_delta(noise, epsilon)
+        actual = gaussian.gaussian_delta(noise, epsilon)
         floor = floors.gaussian(1.0, noise, epsilon)
-        assert floor <= found <= floor * (1 + 1e-6) + 1e-280, (noise, epsilon)
+        assert floor <= actual <= floor * (1 + 1e-6) + 1e-280, (noise, epsilon)

@@ -21,19 +21,19 @@ def calls(node):
 
 
 def forbidden(tree):
-    found = []
+    actual = []
     for node in ast.walk(tree):
         name = ""
         if isinstance(node, ast.Call):
             name = getattr(node.func, "attr", getattr(node.func, "id", ""))
         if name in {"ndtr", "erf", "erfc"}:
-            found.append((node.lineno, name))
+            actual.append((node.lineno, name))
         if name == "diff" and any(calls(argument) for argument in node.args):
-            found.append((node.lineno, "diff of a distribution function"))
+            actual.append((node.lineno, "diff of a distribution function"))
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Sub):
             if calls(node.right):
-                found.append((node.lineno, "difference of a distribution function"))
-    return found
+                actual.append((node.lineno, "difference of a distribution function"))
+    return actual
 
 
 def test_no_home_in_the_rest_of_the_package():

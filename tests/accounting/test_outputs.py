@@ -100,8 +100,8 @@ def test_fixed_size_has_an_event_for_replacing_one_only():
     made = plan_under("fixed_size")
     relation = dp_accounting.NeighboringRelation.REPLACE_ONE
     event = made.dp_event()
-    found = epsilon_by(rdp.RdpAccountant(neighboring_relation=relation), event)
-    assert made.epsilon < found
+    actual = epsilon_by(rdp.RdpAccountant(neighboring_relation=relation), event)
+    assert made.epsilon < actual
     with pytest.raises(dp_accounting.UnsupportedEventError):
         epsilon_by(rdp.RdpAccountant(), event)
     loss = made.privacy_loss_distribution(1e-3)

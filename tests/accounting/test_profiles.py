@@ -16,10 +16,10 @@ EPSILONS = np.array([0.0, 0.01, 0.5, 1.0, 3.0, 8.0])
 @pytest.mark.parametrize("count", [1, 4])
 def test_a_gaussian_mechanism_by_its_profile_is_itself(noise, count):
     loss = profiles.dominating_loss(profiles.gaussian_profile(noise), INTERVAL)
-    found = loss.self_compose(count)
+    actual = loss.self_compose(count)
     for epsilon in EPSILONS:
         expected = gaussian.gaussian_delta(noise / math.sqrt(count), epsilon)
-        delta = found.get_delta_for_epsilon(float(epsilon))
+        delta = actual.get_delta_for_epsilon(float(epsilon))
         assert expected <= delta <= expected * 1.01 + 1e-12
 
 
@@ -34,10 +34,10 @@ def test_a_pair_composes_as_the_worst_mechanism_that_has_it(epsilon, delta):
     for count in (1, 3):
         for tried in EPSILONS:
             expected = worst.self_compose(count).get_delta_for_epsilon(float(tried))
-            found = loss.self_compose(count).get_delta_for_epsilon(float(tried))
+            actual = loss.self_compose(count).get_delta_for_epsilon(float(tried))
             assert (
                 expected - 1e-12
-                <= found
+                <= actual
                 <= expected + 2e-3 * (delta + (tried < 8)) + 1e-14
             )
 
@@ -52,8 +52,8 @@ def test_zcdp_is_above_the_gaussian_mechanism_and_below_its_closed_form(rho):
         assert least <= delta
         # Bun and Steinke, 2016, arXiv:1605.02065, Proposition 1.3.
         assert delta <= math.exp(-((epsilon - rho) ** 2) / (4.0 * rho))
-        found = loss.get_delta_for_epsilon(float(epsilon))
-        assert least <= found <= delta * (1.0 + 1e-3) + 1e-12
+        actual = loss.get_delta_for_epsilon(float(epsilon))
+        assert least <= actual <= delta * (1.0 + 1e-3) + 1e-12
 
 
 @pytest.mark.parametrize("rho", [0.1, 2.0])
@@ -66,8 +66,8 @@ def test_no_order_converts_better(rho):
             - np.log(orders - 1.0)
         )
         expected = min(1.0, math.exp(exponents.min()))
-        found = profiles.zcdp_profile(rho)(np.array([epsilon]))[0]
-        assert found == pytest.approx(expected, rel=1e-6)
+        actual = profiles.zcdp_profile(rho)(np.array([epsilon]))[0]
+        assert actual == pytest.approx(expected, rel=1e-6)
 
 
 def test_neighbors_of_neighbors_of_a_gaussian_mechanism_are_bounded():

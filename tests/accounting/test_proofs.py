@@ -90,7 +90,7 @@ def test_no_choice_by_what_was_released_is_worse_than_the_dominating_pair(
     ]
     choices += [np.cos(first / noise), -np.ones_like(first), np.zeros_like(first)]
     for choice in choices:
-        for found, most in zip(deltas(choice), largest):
-            assert found <= most * (1.0 + 1e-6)
+        for actual, most in zip(deltas(choice), largest):
+            assert actual <= most * (1.0 + 1e-6)
     accountant = BallsInBinsAccountant.of_strategy(matrix, 2, Simulation(1.0 - 1e-6))
     assert max(largest) <= accountant.delta(epsilon, noise)

@@ -20,13 +20,13 @@ def test_theorem_1_cifar_10_example():
     """arXiv:2306.08153, section 1: 200 queries with p = 0.1, DP-SGD 2,000 with 0.01."""
     participation = tf_bandmf.CyclicPoisson(50_000, 500, 10)
     strategy = strategies.bsr(tf_bandmf.workloads.prefix_sum(2000), 10)
-    found = CyclicPoissonAccountant.of_strategy(
+    actual = CyclicPoissonAccountant.of_strategy(
         strategy.matrix,
         participation.num_parts,
         participation.sampling_probability,
     )
     norm = float(strategy.matrix.column_norms().max())
-    assert dataclasses.astuple(found) == (200, 0.1, norm)
+    assert dataclasses.astuple(actual) == (200, 0.1, norm)
     assert participation.participations(2000) == 200
     # "In rounds 1, 11, 21 ... we sample from D_1", a subset of 5,000 examples.
     schedule = tf_bandmf.plan(
@@ -49,15 +49,15 @@ def test_appendix_f5():
     """b = 2: parts of 25,000, q = 2%, 1,000 events; b = 100: no amplification."""
     two = tf_bandmf.CyclicPoisson(50_000, 500, 2)
     matrix = strategies.bsr(tf_bandmf.workloads.prefix_sum(2000), 2).matrix
-    found = CyclicPoissonAccountant.of_strategy(matrix, 2, two.sampling_probability)
-    assert (found.num_queries, found.sampling_probability) == (1000, 0.02)
+    actual = CyclicPoissonAccountant.of_strategy(matrix, 2, two.sampling_probability)
+    assert (actual.num_queries, actual.sampling_probability) == (1000, 0.02)
     hundred = tf_bandmf.CyclicPoisson(50_000, 500, 100)
     assert hundred.sampling_probability == 1.0
     matrix = strategies.bsr(tf_bandmf.workloads.prefix_sum(2000), 100).matrix
-    found = CyclicPoissonAccountant.of_strategy(matrix, 100, 1.0)
+    actual = CyclicPoissonAccountant.of_strategy(matrix, 100, 1.0)
     unamplified = gaussian.calibrate_noise_stddev(1.0, 1e-6) * math.sqrt(20)
-    noise = found.calibrate(1.0, 1e-6).noise_stddev
-    assert noise == pytest.approx(unamplified * found.column_norm, rel=1e-14)
+    noise = actual.calibrate(1.0, 1e-6).noise_stddev
+    assert noise == pytest.approx(unamplified * actual.column_norm, rel=1e-14)
 
 
 def test_example_f1_with_m_and_n_put_right():
@@ -91,8 +91,8 @@ def test_table_5_of_amplified_banded_mf(epsilon, bands, queries, published):
     """Amplified rows; sigma there is for sensitivity 1 under (k=6, b=342): times sqrt 6."""
     sampler = tf_bandmf.CyclicPoisson(USERS, 1000, bands)
     assert sampler.participations(2052) == queries
-    found = CyclicPoissonAccountant(queries, sampler.sampling_probability)
-    noise = found.calibrate(epsilon, 1e-6).noise_stddev
+    actual = CyclicPoissonAccountant(queries, sampler.sampling_probability)
+    noise = actual.calibrate(epsilon, 1e-6).noise_stddev
     assert noise == pytest.approx(published * math.sqrt(6), rel=1e-3)
 
 

@@ -25,5 +25,5 @@ PUBLISHED = [
 def test_estimates_are_between_the_bounds(bins, noise, lower, upper):
     matrix = strategies.identity(bins).matrix
     draws = Simulation(num_draws=20_000)
-    found = BallsInBinsAccountant.of_strategy(matrix, bins, draws).epsilon(1e-5, noise)
-    assert lower - 4.0 * found.standard_error <= found <= upper
+    actual = BallsInBinsAccountant.of_strategy(matrix, bins, draws).epsilon(1e-5, noise)
+    assert lower - 4.0 * actual.standard_error <= actual <= upper

@@ -17,13 +17,13 @@ def test_the_noise_of_the_gaussian_mechanism_is_found_by_few_values(
 
     def excess(log_noise):
         tried.append(log_noise)
-        found = gaussian.gaussian_delta(math.exp(log_noise), epsilon)
-        return math.log(max(found, 1e-300)) - math.log(delta)
+        actual = gaussian.gaussian_delta(math.exp(log_noise), epsilon)
+        return math.log(max(actual, 1e-300)) - math.log(delta)
 
-    found = near_root(excess, start, 5.0, 1e-5)
+    actual = near_root(excess, start, 5.0, 1e-5)
     exact = gaussian.calibrate_noise_stddev(epsilon, delta)
-    assert math.exp(found) == pytest.approx(exact, rel=2e-5)
-    assert len(tried) <= 6 + 2 * abs(start - found) + 3
+    assert math.exp(actual) == pytest.approx(exact, rel=2e-5)
+    assert len(tried) <= 6 + 2 * abs(start - actual) + 3
 
 
 def test_where_delta_is_zero_by_rounding_steps_are_longer():

@@ -32,9 +32,9 @@ def probabilities(mean, shape, count=4000):
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("mean", [1.5, 10.0, 40.0])
 def test_gamma_gives_the_mean(mean, shape):
-    found = probabilities(mean, shape)
-    assert found.sum() == pytest.approx(1.0, abs=1e-9)
-    assert found @ np.arange(1, found.size + 1) == pytest.approx(mean, rel=1e-6)
+    actual = probabilities(mean, shape)
+    assert actual.sum() == pytest.approx(1.0, abs=1e-9)
+    assert actual @ np.arange(1, actual.size + 1) == pytest.approx(mean, rel=1e-6)
     if shape == 1.0:
         assert selection.gamma_of_mean(mean, shape) == pytest.approx(1.0 / mean)
 
@@ -81,12 +81,12 @@ def paper_epsilon(noise, mean, shape, delta, num_orders=4000):
             (1.0 - 1.0 / orders) * curve + math.log(1.0 / gamma) / orders
         )
         selected = curve + constant + np.log(mean) / (orders - 1.0)
-    found = (
+    actual = (
         selected
         + np.log1p(-1.0 / orders)
         - (np.log(delta) + np.log(orders)) / (orders - 1.0)
     )
-    return found.min()
+    return actual.min()
 
 
 @pytest.mark.parametrize(
@@ -95,25 +95,25 @@ def paper_epsilon(noise, mean, shape, delta, num_orders=4000):
 )
 def test_renyi_epsilon_is_that_of_the_paper(noise, mean, shape):
     event = dp_accounting.GaussianDpEvent(noise)
-    found = selection.renyi_epsilon(event, mean, shape, DELTA)
+    actual = selection.renyi_epsilon(event, mean, shape, DELTA)
     wanted = paper_epsilon(noise, mean, shape, DELTA)
     # dp-accounting has fewer orders: its minimum is not smaller.
-    assert wanted * (1.0 - 1e-9) <= found <= 1.005 * wanted
+    assert wanted * (1.0 - 1e-9) <= actual <= 1.005 * wanted
 
 
 def test_renyi_epsilon_of_poisson_is_that_of_the_paper():
     event = dp_accounting.GaussianDpEvent(4.0)
-    found = selection.renyi_epsilon(event, 10.0, math.inf, DELTA)
+    actual = selection.renyi_epsilon(event, 10.0, math.inf, DELTA)
     wanted = paper_epsilon(4.0, 10.0, math.inf, DELTA, 300)
     # The library takes its delta' from Renyi DP, the formula above from the exact profile.
-    assert wanted <= found <= 1.6 * wanted
+    assert wanted <= actual <= 1.6 * wanted
 
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_pure_mechanism_pays_2_plus_eta_times_epsilon(shape):
     """arXiv:2110.03620, after Theorem 2: (2 + eta) epsilon, whatever the mean."""
-    found = selection.profile_epsilon(lambda delta: 0.7, 20.0, shape, 1e-12)
-    assert found == pytest.approx((2.0 + shape) * 0.7, rel=1e-6)
+    actual = selection.profile_epsilon(lambda delta: 0.7, 20.0, shape, 1e-12)
+    assert actual == pytest.approx((2.0 + shape) * 0.7, rel=1e-6)
 
 
 def generating(x, mean, shape):
@@ -136,12 +136,12 @@ def selected_delta(noise, mean, shape, epsilon, order):
     edges = np.linspace(-12.0 * noise, 12.0 * noise + 1.0, 6001)
     centres = 0.5 * (edges[1:] + edges[:-1])
     ranks = np.argsort(order(centres), kind="stable")
-    found = []
+    actual = []
     for shift in (0.0, 1.0):
         mass = np.diff(scipy.stats.norm(shift, noise).cdf(edges))[ranks]
         below = np.concatenate([[0.0], np.cumsum(mass)])
-        found.append(np.diff(generating(np.minimum(below, 1.0), mean, shape)))
-    p, q = found
+        actual.append(np.diff(generating(np.minimum(below, 1.0), mean, shape)))
+    p, q = actual
     return max(
         np.maximum(a - math.exp(epsilon) * b, 0.0).sum() for a, b in ((p, q), (q, p))
     )
@@ -217,19 +217,19 @@ def test_no_epsilon_is_below_its_floor(mean, shape, noise):
     """The largest of K Gaussian answers, in 60 digits."""
     event = dp_accounting.GaussianDpEvent(noise)
     for delta in (1e-3, 1e-15):
-        found = []
+        actual = []
         with contextlib.suppress(ValueError):
-            found.append(selection.renyi_epsilon(event, mean, shape, delta))
+            actual.append(selection.renyi_epsilon(event, mean, shape, delta))
         if math.isfinite(shape):
             at = functools.partial(gaussian.gaussian_epsilon, noise)
-            found.append(selection.profile_epsilon(at, mean, shape, delta))
-        for epsilon in found:
+            actual.append(selection.profile_epsilon(at, mean, shape, delta))
+        for epsilon in actual:
             assert floors.best_of_runs(noise, mean, shape, epsilon) <= delta
 
 
 def test_epsilons_whose_exponential_overflows_are_numbers():
-    found = selection.profile_epsilon(lambda delta: 2000.0, 3.0, 1.0, 1e-5)
-    assert 2000.0 < found < 6001.0
+    actual = selection.profile_epsilon(lambda delta: 2000.0, 3.0, 1.0, 1e-5)
+    assert 2000.0 < actual < 6001.0
 
 
 def test_a_renyi_dp_that_rounding_made_negative_is_not_an_epsilon_of_zero():

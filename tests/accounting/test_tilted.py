@@ -32,11 +32,11 @@ def test_one_query_is_not_below_its_closed_form(noise, figure):
     count, near = 0, 0
     for probability in (1e-6, 1e-3, 0.1, 0.9):
         for epsilon in EPSILONS:
-            found = tilted.delta([tilted.Query(probability, noise)], epsilon)
+            actual = tilted.delta([tilted.Query(probability, noise)], epsilon)
             exact = floors.one_step(probability, noise, epsilon)
-            assert found >= exact, (probability, epsilon)
+            assert actual >= exact, (probability, epsilon)
             count += 1
-            near += bool(found <= 1.1 * exact or found < 1e-25)
+            near += bool(actual <= 1.1 * exact or actual < 1e-25)
     assert count == 24 and near >= 12
     figure(f"{count} points, none below")
 
@@ -72,8 +72,8 @@ def two_queries(q, noise, epsilon):
 )
 def test_two_queries_are_those_of_quadrature(probability, noise, epsilon):
     exact = two_queries(probability, noise, epsilon)
-    found = tilted.delta([tilted.Query(probability, noise, 2)], epsilon)
-    assert exact <= found <= 1.02 * exact
+    actual = tilted.delta([tilted.Query(probability, noise, 2)], epsilon)
+    assert exact <= actual <= 1.02 * exact
     rough = tilted.delta([tilted.Query(probability, noise, 2)], epsilon, tilted.ROUGH)
     assert exact <= rough <= 4.0 * exact
 
@@ -89,11 +89,11 @@ def simulated(query, add, epsilon, num_draws, seed):
     def log_density(x):
         none = -0.5 * (x / s) ** 2
         if add:
-            found = none
+            actual = none
         else:
             moved = -0.5 * ((x - 1.0) / s) ** 2
-            found = np.logaddexp(math.log1p(-q) + none, math.log(q) + moved)
-        return found - math.log(s * math.sqrt(2.0 * math.pi))
+            actual = np.logaddexp(math.log1p(-q) + none, math.log(q) + moved)
+        return actual - math.log(s * math.sqrt(2.0 * math.pi))
 
     def loss(x):
         return (-1.0 if add else 1.0) * law.losses(x)
@@ -118,25 +118,25 @@ def test_many_queries_are_those_of_simulation(probability, noise, count, epsilon
     """Deltas down to 1e-20, where a transform that is not tilted has nothing left."""
     query = tilted.Query(probability, noise, count)
     value, error = simulated(query, add, epsilon, 10_000, 3)
-    found = tilted._delta((query,), add, epsilon, tilted.FINE)
+    actual = tilted._delta((query,), add, epsilon, tilted.FINE)
     if value < 1e-200:
-        assert found < 1e-25
+        assert actual < 1e-25
         return
     assert error < 0.1 * value
-    assert value - 4.0 * error <= found <= 1.01 * value + 4.0 * error
+    assert value - 4.0 * error <= actual <= 1.01 * value + 4.0 * error
 
 
 @pytest.mark.slow_cases("1e-20", "1e-15")
 @pytest.mark.parametrize("delta", [1e-13, 1e-15, 1e-20])
 def test_small_deltas_have_noise(delta):
     queries = CyclicPoissonAccountant(2_000, 0.01)
-    found = queries.calibrate(2.0, delta)
-    epsilon = queries.epsilon(delta, found.noise_stddev)
+    actual = queries.calibrate(2.0, delta)
+    epsilon = queries.epsilon(delta, actual.noise_stddev)
     assert 0.999 * 2.0 <= epsilon <= 2.0
-    assert floors.one_step(0.01, found.noise_stddev, epsilon) <= delta
-    queries.validate(found.noise_stddev, found.guarantee)
+    assert floors.one_step(0.01, actual.noise_stddev, epsilon) <= delta
+    queries.validate(actual.noise_stddev, actual.guarantee)
     with pytest.raises(ValueError, match="damaged"):
-        queries.validate(0.99 * found.noise_stddev, found.guarantee)
+        queries.validate(0.99 * actual.noise_stddev, actual.guarantee)
 
 
 @pytest.mark.parametrize(
@@ -160,8 +160,8 @@ def test_delta_is_that_of_dp_accounting_and_not_below(
     for epsilon in epsilons:
         deltas = [loss.get_delta_for_epsilon(epsilon) for loss in (coarse, fine)]
         exact = (100.0 * deltas[1] - deltas[0]) / 99.0
-        found = tilted.delta([tilted.Query(probability, noise, count)], epsilon)
-        assert exact * (1.0 - 1e-7) <= found <= 1.001 * exact, epsilon
+        actual = tilted.delta([tilted.Query(probability, noise, count)], epsilon)
+        assert exact * (1.0 - 1e-7) <= actual <= 1.001 * exact, epsilon
 
 
 @pytest.mark.parametrize("noise", [0.001, 0.003])
@@ -193,8 +193,8 @@ def test_gaussian_queries_are_one_gaussian_mechanism(noise, epsilon):
         [tilted.Query(1.0, longer, 2)],
         [tilted.Query(1.0, longer), tilted.Query(1.0, longer)],
     ):
-        found = tilted.delta(queries, epsilon)
-        assert exact <= found <= 1.002 * exact
+        actual = tilted.delta(queries, epsilon)
+        assert exact <= actual <= 1.002 * exact
 
 
 @pytest.mark.parametrize(

@@ -33,8 +33,8 @@ def test_by_recursion_the_error_is_the_row_norm_of_the_factor(n, monkeypatch):
         for strategy in all_strategies(n):
             factor = workload.to_dense() @ np.linalg.inv(strategy.matrix.to_dense())
             expected = np.sum(factor**2, axis=1)
-            found = strategy.per_step_squared_error(workload)
-            np.testing.assert_allclose(found, expected, rtol=1e-9)
+            actual = strategy.per_step_squared_error(workload)
+            np.testing.assert_allclose(actual, expected, rtol=1e-9)
 
 
 @pytest.mark.parametrize("lambda_", [0.0, 0.4, 0.9])

@@ -27,10 +27,10 @@ def dense(rows):
 
 def band(matrix, w):
     n = len(matrix)
-    found = np.zeros((n, w))
+    actual = np.zeros((n, w))
     for j in range(min(w, n)):
-        found[j:, j] = np.diag(matrix, -j)
-    return found
+        actual[j:, j] = np.diag(matrix, -j)
+    return actual
 
 
 @hypothesis.settings(derandomize=True, deadline=None, max_examples=15)
@@ -63,9 +63,9 @@ def test_many_blocks_fill_several_levels_of_lanes():
     n, w, block = 1301, 4, 4
     rows = random_rows(np.random.default_rng(1), n, w)
     function = tf.function(gram_recursion.inverse_row_norms)
-    found = function(tf.constant(rows), block_size=block)
+    actual = function(tf.constant(rows), block_size=block)
     expected = np.sum(np.linalg.inv(dense(rows)) ** 2, axis=1)
-    np.testing.assert_allclose(found, expected, rtol=1e-10)
+    np.testing.assert_allclose(actual, expected, rtol=1e-10)
 
 
 @pytest.mark.parametrize("num", [1, 16, 17, 300])
@@ -77,11 +77,11 @@ def test_affine_scan_is_the_sequential_recursion(num, congruence):
     shift = rng.normal(size=(num, 3, 3))
     operand = tf.constant(left)
     other = operand if congruence else tf.constant(right)
-    found = affine_scan(operand, other, tf.constant(shift)).numpy()
+    actual = affine_scan(operand, other, tf.constant(shift)).numpy()
     z = np.zeros((3, 3))
     for t in range(num):
         z = left[t] @ z @ right[t].T + shift[t]
-        np.testing.assert_allclose(found[t], z, atol=1e-12)
+        np.testing.assert_allclose(actual[t], z, atol=1e-12)
 
 
 @pytest.mark.parametrize("w, p", [(1, 1), (1, 4), (3, 1), (3, 5), (6, 2)])
@@ -90,8 +90,8 @@ def test_filtered_row_norms_are_those_of_the_dense_product(w, p):
     rng = np.random.default_rng(w + 10 * p)
     rows, average = random_rows(rng, n, w), random_rows(rng, n, p)
     product = np.linalg.solve(dense(rows), dense(average))
-    found = gram_recursion.filtered_row_norms(tf.constant(rows), tf.constant(average))
-    np.testing.assert_allclose(found, np.sum(product**2, axis=1), rtol=1e-10)
+    actual = gram_recursion.filtered_row_norms(tf.constant(rows), tf.constant(average))
+    np.testing.assert_allclose(actual, np.sum(product**2, axis=1), rtol=1e-10)
 
 
 def test_the_gradient_of_filtered_norms_is_the_finite_difference():
@@ -107,7 +107,7 @@ def test_the_gradient_of_filtered_norms_is_the_finite_difference():
     with tf.GradientTape() as tape:
         tape.watch([x, y])
         value = loss(x, y)
-    found = sum(
+    actual = sum(
         float(tf.reduce_sum(g * d))
         for g, d in zip(tape.gradient(value, [x, y]), directions)
     )
@@ -116,7 +116,7 @@ def test_the_gradient_of_filtered_norms_is_the_finite_difference():
     behind = loss(x - step * directions[0], y - step * directions[1])
     expected = float(ahead - behind) / (2 * step)
     assert abs(expected) > 1e-3
-    np.testing.assert_allclose(found, expected, rtol=1e-6)
+    np.testing.assert_allclose(actual, expected, rtol=1e-6)
 
 
 @pytest.mark.slow_cases("7-3-1", "1-1-0", "333-17-1")
@@ -129,8 +129,8 @@ def test_doubly_filtered_band_is_that_of_the_dense_matrix(n, b, q):
     c, m = np.linalg.inv(dense(strategy)), np.linalg.inv(dense(rows))
     expected = band(c @ m.T @ np.diag(weights) @ m @ c.T, b)
     function = tf.function(gram_recursion.doubly_filtered_band)
-    found = function(tf.constant(strategy), tf.constant(rows), tf.constant(weights))
-    np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-11)
+    actual = function(tf.constant(strategy), tf.constant(rows), tf.constant(weights))
+    np.testing.assert_allclose(actual, expected, rtol=1e-9, atol=1e-11)
 
 
 @hypothesis.settings(derandomize=True, deadline=None, max_examples=12)
@@ -154,8 +154,8 @@ def test_error_of_random_strategies_is_that_of_the_dense_factor(
     matrix = matrices.Inverse(matrix) if inverse else matrix
     matrix = matrix.normalize_columns() if scaled else matrix
     factor = workload.to_dense() @ np.linalg.inv(matrix.to_dense())
-    found = error.per_step_squared_error(matrix, workload)
-    np.testing.assert_allclose(found, np.sum(factor**2, axis=1), rtol=1e-10)
+    actual = error.per_step_squared_error(matrix, workload)
+    np.testing.assert_allclose(actual, np.sum(factor**2, axis=1), rtol=1e-10)
 
 
 def test_too_small_a_block_is_refused():

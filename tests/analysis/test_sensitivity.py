@@ -37,12 +37,12 @@ def test_min_sep_sensitivity_is_that_of_the_worst_pattern(b, k):
     exact = 0
     for strategy in closed_form_strategies(n):
         expected = brute_force(strategy.matrix.to_dense(), min_sep_patterns(n, b, k))
-        found = strategy.sensitivity(MinSep(b, k))
-        if found.is_exact:
+        actual = strategy.sensitivity(MinSep(b, k))
+        if actual.is_exact:
             exact += 1
-            np.testing.assert_allclose(found.value, expected, rtol=1e-10)
+            np.testing.assert_allclose(actual.value, expected, rtol=1e-10)
         else:
-            assert found.value >= expected * (1 - 1e-10)
+            assert actual.value >= expected * (1 - 1e-10)
     assert exact >= 10
 
 
@@ -52,10 +52,10 @@ def test_fixed_epoch_order_sensitivity_is_that_of_the_worst_pattern(b, k):
     participation = FixedEpochOrder(num_examples=b, batch_size=1, epochs=k)
     for strategy in closed_form_strategies(n):
         expected = brute_force(strategy.matrix.to_dense(), fixed_patterns(n, b))
-        found = strategy.sensitivity(participation)
+        actual = strategy.sensitivity(participation)
         # All of these are non-negative: every fixed order is exact.
-        assert found.is_exact, (strategy, found)
-        np.testing.assert_allclose(found.value, expected, rtol=1e-10)
+        assert actual.is_exact, (strategy, actual)
+        np.testing.assert_allclose(actual.value, expected, rtol=1e-10)
 
 
 @SETTINGS
@@ -74,11 +74,11 @@ def test_vec_sens_is_the_best_selection(v, b, k):
 def test_shorter_ways_of_long_runs_select_the_same(shape, b, k, monkeypatch):
     v = np.random.default_rng(0).random(shape)
     for values in (v, np.full(shape, 0.3)):
-        found = sensitivity_lib.vec_sens(values, b, k)
+        actual = sensitivity_lib.vec_sens(values, b, k)
         with monkeypatch.context() as patch:
             patch.setattr(participation_patterns, "_LONG", 0)
             short = sensitivity_lib.vec_sens(values, b, k)
-        np.testing.assert_allclose(short, found, rtol=1e-13)
+        np.testing.assert_allclose(short, actual, rtol=1e-13)
 
 
 def test_a_million_participations_take_no_dynamic_program():
@@ -96,9 +96,9 @@ def test_lambda_cgd_sensitivity_in_closed_form(lambda_, b, k):
         / ((1 - lambda_**2) * (1 - lambda_**b) ** 2)
         * sum((1 - lambda_ ** (b * j)) ** 2 for j in range(1, k + 1))
     )
-    found = families.lambda_cgd(b * k, lambda_).sensitivity(MinSep(b, k))
-    assert found.is_exact
-    np.testing.assert_allclose(found.value, expected, rtol=1e-12)
+    actual = families.lambda_cgd(b * k, lambda_).sensitivity(MinSep(b, k))
+    assert actual.is_exact
+    np.testing.assert_allclose(actual.value, expected, rtol=1e-12)
 
 
 @SETTINGS
@@ -112,17 +112,17 @@ def test_the_order_of_the_first_b_entries_does_not_matter(head, b):
     tail = np.linspace(min(head[:b]), 0.0, n - b) if b < 4 else np.full(5, 0.01)
     column = np.concatenate([[1.0], head[: b - 1], tail])[:n]
     matrix = matrices.ToeplitzBanded(column, n)
-    found = sensitivity_lib.sensitivity(matrix, MinSep(b, k), n)
-    assert found.is_exact
+    actual = sensitivity_lib.sensitivity(matrix, MinSep(b, k), n)
+    assert actual.is_exact
     expected = brute_force(matrix.to_dense(), min_sep_patterns(n, b, k))
-    np.testing.assert_allclose(found.value, expected, rtol=1e-9)
+    np.testing.assert_allclose(actual.value, expected, rtol=1e-9)
 
 
 def test_the_result_says_whether_it_is_a_bound():
     matrix = matrices.ToeplitzBanded([1.0, -0.9, 0.5, -0.3, 0.4, 0.2, -0.7], 9)
-    found = sensitivity_lib.sensitivity(matrix, MinSep(2, 4), 9)
-    assert not found.is_exact
-    assert "<=" in str(found)
+    actual = sensitivity_lib.sensitivity(matrix, MinSep(2, 4), 9)
+    assert not actual.is_exact
+    assert "<=" in str(actual)
 
 
 def test_a_strategy_for_another_number_of_steps_is_refused():

@@ -59,12 +59,12 @@ def test_no_kind_of_matrix_is_underestimated(kind, seed, n, b, width, lowest):
         (FixedEpochOrder(b, 1, most), fixed_patterns(n, b)),
     ):
         expected = brute_force(dense, all_patterns)
-        found = sensitivity_lib.sensitivity(matrix, participation, n)
-        if found.is_exact and "vectors" not in found.method:
-            np.testing.assert_allclose(found.value, expected, rtol=1e-9)
+        actual = sensitivity_lib.sensitivity(matrix, participation, n)
+        if actual.is_exact and "vectors" not in actual.method:
+            np.testing.assert_allclose(actual.value, expected, rtol=1e-9)
         else:
             # Vectors can do more than signs: tests/analysis/test_vector_contributions.py.
-            assert found.value >= expected * (1 - 1e-9)
+            assert actual.value >= expected * (1 - 1e-9)
     # The bound holds whether or not an exact value is known, and says what it is.
     bound = sensitivity_lib.upper_bound(matrix, b, k)
     assert not bound.is_exact
@@ -79,14 +79,14 @@ def test_more_bands_than_separation_are_never_taken_as_orthogonal(b):
         matrix = random_matrix("rows", n, width, lowest, rng)
         most = -(-n // b)
         expected = brute_force(matrix.to_dense(), min_sep_patterns(n, b, most))
-        found = sensitivity_lib.sensitivity(matrix, MinSep(b), n)
+        actual = sensitivity_lib.sensitivity(matrix, MinSep(b), n)
         orthogonal = np.sqrt(
             sensitivity_lib.vec_sens(matrix.column_norms() ** 2, b, most)
         )
         # Up to twice as many bands as steps of separation are exact for all signs.
-        assert found.is_exact
-        np.testing.assert_allclose(found.value, expected, rtol=1e-12)
-        assert found.value > orthogonal * 1.001
+        assert actual.is_exact
+        np.testing.assert_allclose(actual.value, expected, rtol=1e-12)
+        assert actual.value > orthogonal * 1.001
 
 
 def test_the_production_case_400_bands_at_separation_385():
@@ -95,15 +95,15 @@ def test_the_production_case_400_bands_at_separation_385():
     workload = workloads.prefix_sum(n)
     normalized = families.bsr(workload, 400, column_normalized=True)
     matrix = matrices.RowBanded(normalized.matrix.as_rows())
-    found = sensitivity_lib.sensitivity(matrix, MinSep(b), n)
+    actual = sensitivity_lib.sensitivity(matrix, MinSep(b), n)
     bound = sensitivity_lib.upper_bound(matrix, b, -(-n // b))
-    assert found.is_exact
+    assert actual.is_exact
     # More than orthogonal columns would have, and at most what Alg. 4 says.
-    assert np.sqrt(6) * 1.001 < found.value <= bound.value * (1 + 1e-12)
+    assert np.sqrt(6) * 1.001 < actual.value <= bound.value * (1 + 1e-12)
     # It is attained: no pattern of these has a larger norm, and one comes close.
     pattern = np.zeros(n)
     pattern[::b] = 1.0
-    assert found.value >= np.linalg.norm(matrix.matmul(pattern)) > 0.99 * found.value
+    assert actual.value >= np.linalg.norm(matrix.matmul(pattern)) > 0.99 * actual.value
     # At the separation that it was made for the columns are orthogonal.
     at_400 = sensitivity_lib.sensitivity(matrix, MinSep(400, 5), n)
     np.testing.assert_allclose(at_400.value, np.sqrt(5), rtol=1e-12)
@@ -131,19 +131,19 @@ def test_gram_diagonals_are_those_of_the_gram_matrix(kind, seed, offset):
     matrix = random_matrix(kind, 9, int(rng.integers(1, 10)), -1.0, rng)
     dense = matrix.to_dense()
     expected = np.diagonal(dense.T @ dense, offset)
-    found = matrix.gram_diagonal(offset)
-    np.testing.assert_allclose(found, expected, atol=1e-9 * np.abs(dense).max() ** 2)
+    actual = matrix.gram_diagonal(offset)
+    np.testing.assert_allclose(actual, expected, atol=1e-9 * np.abs(dense).max() ** 2)
 
 
 @pytest.mark.parametrize("width", [2, 4, 16])
 @pytest.mark.parametrize(("n", "b"), [(40_000, 4_000), (100_000, 1_000)])
 def test_column_normalized_inverse_strategies_have_a_bound_at_any_size(width, n, b):
     strategy = families.bisr(workloads.prefix_sum(n), width, column_normalized=True)
-    found = strategy.sensitivity(MinSep(b))
+    actual = strategy.sensitivity(MinSep(b))
     pattern = np.zeros(n)
     pattern[::b] = 1.0
     attained = np.linalg.norm(strategy.matrix.matmul(pattern))
-    assert attained * (1 - 1e-12) <= found.value <= attained * 1.01
+    assert attained * (1 - 1e-12) <= actual.value <= attained * 1.01
 
 
 def test_the_bound_for_scaled_toeplitz_columns_holds_for_overlapping_columns():
@@ -154,18 +154,18 @@ def test_the_bound_for_scaled_toeplitz_columns_holds_for_overlapping_columns():
         scale = rng.uniform(0.1, 2.0, n)
         dense = matrices.ToeplitzBanded(np.r_[1.0, column[1:]], n).to_dense() * scale
         column[0] = 1.0
-        found = patterns.scaled_toeplitz_bound(column, scale, b, k)
+        actual = patterns.scaled_toeplitz_bound(column, scale, b, k)
         expected = brute_force(dense, min_sep_patterns(n, b, k))
-        assert np.sqrt(found) >= expected * (1 - 1e-12)
+        assert np.sqrt(actual) >= expected * (1 - 1e-12)
 
 
 def test_a_toeplitz_matrix_that_is_not_monotone_gets_a_bound_that_says_so():
     matrix = matrices.ToeplitzBanded([1.0, 0.2, 0.9, 0.1, 0.8], 10)
-    found = sensitivity_lib.sensitivity(matrix, MinSep(1), 10)
-    assert not found.is_exact
-    assert found.method.startswith("bound")
+    actual = sensitivity_lib.sensitivity(matrix, MinSep(1), 10)
+    assert not actual.is_exact
+    assert actual.method.startswith("bound")
     expected = brute_force(matrix.to_dense(), min_sep_patterns(10, 1, 10))
-    assert found.value >= expected
+    assert actual.value >= expected
 
 
 def test_lemma_8_needs_the_columns_own_norms():
@@ -174,11 +174,11 @@ def test_lemma_8_needs_the_columns_own_norms():
     normalized = families.lambda_cgd(n, 0.9, column_normalized=True)
     assert normalized.sensitivity(MinSep(3)).method.endswith("Lemma 8")
     growing = matrices.ColumnScaled(normalized.core, np.linspace(0.1, 1.0, n))
-    found = sensitivity_lib.sensitivity(growing, MinSep(3), n)
-    assert "Lemma 8" not in found.method
-    assert found.value >= brute_force(growing.to_dense(), min_sep_patterns(n, 3, 3)) * (
-        1 - 1e-12
-    )
+    actual = sensitivity_lib.sensitivity(growing, MinSep(3), n)
+    assert "Lemma 8" not in actual.method
+    assert actual.value >= brute_force(
+        growing.to_dense(), min_sep_patterns(n, 3, 3)
+    ) * (1 - 1e-12)
 
 
 @pytest.mark.parametrize(("n", "b"), [(10, 2), (12, 3), (11, 1), (16, 4), (13, 5)])
@@ -189,8 +189,8 @@ def test_the_tree_is_exact_under_min_separation(n, b):
             np.linalg.norm(dense[:, pattern].sum(axis=1))
             for pattern in min_sep_patterns(n, b, k)
         )
-        found = dyadic_tree.max_squared_counts(n, b, k)
-        np.testing.assert_allclose(np.sqrt(found), expected, rtol=1e-12)
+        actual = dyadic_tree.max_squared_counts(n, b, k)
+        np.testing.assert_allclose(np.sqrt(actual), expected, rtol=1e-12)
 
 
 def test_a_general_inverse_of_too_many_steps_is_refused_with_a_fix():

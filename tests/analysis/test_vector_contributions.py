@@ -22,8 +22,8 @@ def test_vectors_are_between_signs_and_absolute_values_and_certified(k):
     rng = np.random.default_rng(k)
     columns = rng.normal(size=(50, k + 2, k))
     grams = columns.transpose(0, 2, 1) @ columns
-    found = [vector_contributions.largest(gram[None]) for gram in grams]
-    lower, upper = np.array(found).T
+    actual = [vector_contributions.largest(gram[None]) for gram in grams]
+    lower, upper = np.array(actual).T
     assert np.all(lower <= upper) and np.all(upper <= lower * (1.0 + 2e-9))
     together = vector_contributions.largest(grams)
     assert together[0] == pytest.approx(lower.max(), rel=1e-8)
@@ -49,30 +49,30 @@ def test_three_vectors_that_repel_one_another_have_a_closed_form():
 def test_fixed_orders_are_exact_for_entries_of_any_sign(n, b):
     rng = np.random.default_rng(n)
     dense = np.tril(rng.normal(size=(n, n)), -1) + np.eye(n)
-    found, how = participation_patterns.fixed_order_maximum(matrices.Dense(dense), b)
+    actual, how = participation_patterns.fixed_order_maximum(matrices.Dense(dense), b)
     assert how == "vectors"
     values = []
     for start in range(b):
         columns = dense[:, start::b]
         _, upper = vector_contributions.largest((columns.T @ columns)[None])
         values.append(upper)
-    assert found == pytest.approx(max(values), rel=1e-8)
+    assert actual == pytest.approx(max(values), rel=1e-8)
     # Contributions that attain it: as many vectors as are drawn never exceed it.
     best = max(
         best_signs(dense[:, start::b].T @ dense[:, start::b]) for start in range(b)
     )
-    assert best <= found * (1.0 + 1e-12)
+    assert best <= actual * (1.0 + 1e-12)
 
 
 def test_a_strategy_with_mixed_signs_is_exact_under_a_fixed_order():
     column = np.array([1.0, -0.6, 0.5, 0.4, -0.5, 0.3, 0.2, -0.4, 0.3])
     matrix = matrices.ToeplitzBanded(column, 12)
     order = FixedEpochOrder(num_examples=2, batch_size=1, epochs=6)
-    found = sensitivity.sensitivity(matrix, order, 12)
-    assert found.is_exact and "vectors" in found.method
+    actual = sensitivity.sensitivity(matrix, order, 12)
+    assert actual.is_exact and "vectors" in actual.method
     dense = matrix.to_dense()
     absolute = max(np.abs(dense[:, i::2].T @ dense[:, i::2]).sum() for i in range(2))
-    assert found.value < 0.99 * np.sqrt(absolute)
+    assert actual.value < 0.99 * np.sqrt(absolute)
 
 
 def test_what_is_too_large_stays_a_bound(monkeypatch):
@@ -80,5 +80,5 @@ def test_what_is_too_large_stays_a_bound(monkeypatch):
     column = np.array([1.0, -0.6, 0.5, 0.4, -0.5])
     matrix = matrices.ToeplitzBanded(column, 12)
     order = FixedEpochOrder(num_examples=2, batch_size=1, epochs=6)
-    found = sensitivity.sensitivity(matrix, order, 12)
-    assert not found.is_exact and found.method.startswith("bound")
+    actual = sensitivity.sensitivity(matrix, order, 12)
+    assert not actual.is_exact and actual.method.startswith("bound")

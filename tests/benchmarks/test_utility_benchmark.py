@@ -24,18 +24,18 @@ def test_scattering_has_kymatios_values():
     from scattering import scattering
 
     image = np.random.RandomState(0).random_sample((1, 28, 28)).astype(np.float32)
-    found = scattering(image)[0, [0, 1, 9, 17, 80], 3, 3]
-    np.testing.assert_allclose(found, KYMATIO, rtol=2e-4)
+    actual = scattering(image)[0, [0, 1, 9, 17, 80], 3, 3]
+    np.testing.assert_allclose(actual, KYMATIO, rtol=2e-4)
 
 
 def test_group_normalized_examples_have_bounded_norm():
     from features import group_normalized
 
-    found = group_normalized(np.random.default_rng(0).random((5, 6, 4, 4)), 3)
+    actual = group_normalized(np.random.default_rng(0).random((5, 6, 4, 4)), 3)
     np.testing.assert_allclose(
-        np.linalg.norm(found.reshape(5, -1), axis=1), 96**0.5, rtol=1e-3
+        np.linalg.norm(actual.reshape(5, -1), axis=1), 96**0.5, rtol=1e-3
     )
-    np.testing.assert_allclose(found.reshape(5, 3, -1).mean(axis=2), 0.0, atol=1e-12)
+    np.testing.assert_allclose(actual.reshape(5, 3, -1).mean(axis=2), 0.0, atol=1e-12)
 
 
 @pytest.mark.slow

@@ -24,9 +24,9 @@ def path(tmp_path, monkeypatch):
 @pytest.fixture
 def run(capsys, path):
     def go(*arguments, code=0):
-        found = cli.main(["budget", "--ledger", path, *arguments])
+        actual = cli.main(["budget", "--ledger", path, *arguments])
         captured = capsys.readouterr()
-        assert found == code, captured.err
+        assert actual == code, captured.err
         return captured.out if code == 0 else captured.err
 
     return go
@@ -52,9 +52,9 @@ def test_show_and_fits_agree_with_the_library(filled, run):
     assert record["spent"] == balance.spent and record["runs"] == 2
     assert record["budget"]["epsilon"] == 2.0
     assert f"{balance.spent:.4g}" in run("show")
-    found = json.loads(run("fits", "patients", "--json"))
-    assert found == filled.fits("patients") > 0.5
-    assert f"{found:g}" in run("fits", "patients")
+    actual = json.loads(run("fits", "patients", "--json"))
+    assert actual == filled.fits("patients") > 0.5
+    assert f"{actual:g}" in run("fits", "patients")
 
 
 def test_a_budget_is_changed_by_those_who_say_so(filled, run):
@@ -92,9 +92,9 @@ def test_verification_says_what_it_found(filled, run):
     newest = filled.history()[-1].name
     assert "as it was written" in run("verify", newest)
     assert "no entry 3-01" in run("verify", "3-0123456789abcdef", code=1)
-    with filled._store.transaction(writes=True) as found:
-        found.connection.exec_driver_sql("DROP TRIGGER no_delete_of_runs")
-        found.connection.exec_driver_sql("DELETE FROM runs WHERE number = 1")
+    with filled._store.transaction(writes=True) as actual:
+        actual.connection.exec_driver_sql("DROP TRIGGER no_delete_of_runs")
+        actual.connection.exec_driver_sql("DELETE FROM runs WHERE number = 1")
     assert "changed or damaged" in run("verify", code=1)
     assert "Entry 1" in run("show", code=1)
 

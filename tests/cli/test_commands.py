@@ -43,9 +43,9 @@ def test_options_are_the_arguments_of_python(json_of):
         "bisr:4", 2000, 100, 4, l2_norm_clip=0.5, workload="sgd:momentum=0.9"
     )
     more = ["--l2-norm-clip", "0.5", "--workload", "sgd:momentum=0.9"]
-    found = json_of(*PLAN, "--mechanism", "bisr:4", *more)
-    assert found["fingerprint"] == plan.fingerprint
-    assert found["noise_stddev"] == plan.noise_stddev
+    actual = json_of(*PLAN, "--mechanism", "bisr:4", *more)
+    assert actual["fingerprint"] == plan.fingerprint
+    assert actual["noise_stddev"] == plan.noise_stddev
     # 0 is a value.
     table = json_of(*COMPARE, "--max-memory-vectors", "0")
     assert {row["memory_vectors"] for row in table} == {0}
@@ -59,8 +59,8 @@ def test_options_are_the_arguments_of_python(json_of):
 
 def test_a_part_is_reserved(json_of, run):
     kept = ["--counts", "0.02", "--metrics", "0.1", "--evaluations", "4"]
-    found = json_of(*PLAN, "--mechanism", "bisr:4", *kept)
-    assert found["measurements"]["evaluations"] == 4 and found["epsilon"] == 4.0
+    actual = json_of(*PLAN, "--mechanism", "bisr:4", *kept)
+    assert actual["measurements"]["evaluations"] == 4 and actual["epsilon"] == 4.0
     assert "evaluations" in run(
         *PLAN, "--mechanism", "bisr:4", "--metrics", "0.1", code=2
     )

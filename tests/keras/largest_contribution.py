@@ -98,20 +98,20 @@ def largest_contribution(
             total(*single, np.ones(1, np.float32)),
             total(*group, with_it) - total(*group, without),
         ]
-        found = max(float(tf.linalg.norm(vector)) for vector in moved)
-        return found / clip if np.isfinite(found) else np.inf
+        actual = max(float(tf.linalg.norm(vector)) for vector in moved)
+        return actual / clip if np.isfinite(actual) else np.inf
 
     rng = np.random.default_rng(seed)
     best, kind, worst, tried = -1.0, "", None, 0
     for name, record in _extremes(records, rng):
-        found, tried = ratio(record), tried + 1
-        if found > best:
-            best, kind, worst = found, name, record
+        actual, tried = ratio(record), tried + 1
+        if actual > best:
+            best, kind, worst = actual, name, record
     for _ in range(rounds):
         record = _map_floats(worst, lambda part: _moved(part, rng))
-        found, tried = ratio(record), tried + 1
-        if found > best:
-            best, kind, worst = found, f"{kind.removesuffix(', moved')}, moved", record
+        actual, tried = ratio(record), tried + 1
+        if actual > best:
+            best, kind, worst = actual, f"{kind.removesuffix(', moved')}, moved", record
     return Contribution(best, worst, tried, kind)
 
 

@@ -141,20 +141,20 @@ CASES = {
 def test_what_runs_on_the_host_beside_a_gpu_is_known(name, as_on_a_gpu):
     model, batches = private_model(**CASES[name])
     graphs = graphs_of(model, batches)
-    found = [node for graph in graphs for node in without_kernel(graph)]
-    assert {node.op for node in found} <= set(ON_THE_HOST)
+    actual = [node for graph in graphs for node in without_kernel(graph)]
+    assert {node.op for node in actual} <= set(ON_THE_HOST)
     # No weight: batches have these numbers of entries alone.
-    count = collections.Counter(node.op for node in found)
+    count = collections.Counter(node.op for node in actual)
     assert (
         sum(n.op == "Fingerprint" for graph in graphs for n in executed_nodes(graph))
         == (count["Fingerprint"])
     )
-    of_batch = [node for node in found if node.op == "Fingerprint"]
+    of_batch = [node for node in actual if node.op == "Fingerprint"]
     # Inputs, targets, and the two that put them and the ids together.
     assert len(of_batch) <= 5
     assert all("CPU" in node.device for node in of_batch)
     text = tf.string.as_datatype_enum
-    assert all(n.attr["dtype"].type == text for n in found if n.op == "Const")
+    assert all(n.attr["dtype"].type == text for n in actual if n.op == "Const")
 
 
 def integers_on_the_host(create, **arguments):

@@ -61,9 +61,9 @@ def problems(draw):
     c = banded(draw(st.sampled_from([0.05, 0.3, 1.0])))
     others = [banded(0.5) for _ in range(20)]
     others += [c + 0.1 * (banded(0.5) - c) for _ in range(20)]
-    found = feasible(c, separation)
+    actual = feasible(c, separation)
     return (
-        found,
+        actual,
         a,
         weights,
         bands,
@@ -96,10 +96,10 @@ def test_dual_bound_is_reached_by_columns_that_are_nearly_parallel():
 def optimum(n, bands):
     workload = workloads.prefix_sum(n)
     start = strategies.bsr(workload, bands, column_normalized=True)
-    found = strategies.optimized_banded(
+    actual = strategies.optimized_banded(
         workload, bands, start=start, gap_tolerance=0.0, gradient_tolerance=1e-10
     )
-    return found.matrix.to_dense(), workload.to_dense()
+    return actual.matrix.to_dense(), workload.to_dense()
 
 
 @pytest.mark.slow

@@ -23,10 +23,10 @@ def long_runs():
 # A problem stays traced until the next one: this is the one that long runs begin with.
 @pytest.fixture(scope="module")
 def columns(long_runs):
-    found = strategies.optimized_banded(
+    actual = strategies.optimized_banded(
         workloads.prefix_sum(FEW), BANDS, gap_tolerance=1e-6
     )
-    return matrices.columns_from_rows(found.matrix.as_rows())
+    return matrices.columns_from_rows(actual.matrix.as_rows())
 
 
 def rmse(columns):
@@ -39,13 +39,13 @@ def rmse(columns):
 @pytest.mark.slow_cases("512")
 @pytest.mark.parametrize("num_steps", [FEW, FEW + 1, 1500, 2048])
 def test_columns_have_norm_1_and_end_as_those_that_are_known(columns, num_steps):
-    found = continuation.continued(columns, num_steps)
-    assert found.shape == (BANDS, num_steps)
-    np.testing.assert_allclose(np.linalg.norm(found, axis=0), 1.0, rtol=1e-12)
+    actual = continuation.continued(columns, num_steps)
+    assert actual.shape == (BANDS, num_steps)
+    np.testing.assert_allclose(np.linalg.norm(actual, axis=0), 1.0, rtol=1e-12)
     same = FEW // 2
-    np.testing.assert_allclose(found[:, -same:], columns[:, -same:], rtol=1e-12)
+    np.testing.assert_allclose(actual[:, -same:], columns[:, -same:], rtol=1e-12)
     # Nothing below the last row.
-    assert not np.any(found[1:, -1])
+    assert not np.any(actual[1:, -1])
 
 
 def test_continued_columns_are_near_the_optimum(columns, long_runs):
@@ -53,9 +53,9 @@ def test_continued_columns_are_near_the_optimum(columns, long_runs):
     toeplitz, _, best = long_runs
     start = toeplitz.rmse(workloads.prefix_sum(n), MinSep(n, 1))
     least = best.rmse(workloads.prefix_sum(n), MinSep(n, 1))
-    found = rmse(continuation.continued(columns, n))
-    assert found - least < 0.3 * (start - least)
-    assert found < least * (1.0 + 3e-4)
+    actual = rmse(continuation.continued(columns, n))
+    assert actual - least < 0.3 * (start - least)
+    assert actual < least * (1.0 + 3e-4)
 
 
 @pytest.mark.slow
@@ -63,9 +63,9 @@ def test_long_runs_start_from_shorter_ones(columns, long_runs, monkeypatch):
     workload, once = workloads.prefix_sum(2048), MinSep(2048, 1)
     _, plain, _ = long_runs
     monkeypatch.setattr(banded, "_MOST_AT_ONCE", 1024)
-    found = strategies.optimized_banded(workload, BANDS, max_iterations=5)
-    assert found.rmse(workload, once) < plain.rmse(workload, once)
-    assert found.diagnostics["optimality_gap"] < plain.diagnostics["optimality_gap"]
+    actual = strategies.optimized_banded(workload, BANDS, max_iterations=5)
+    assert actual.rmse(workload, once) < plain.rmse(workload, once)
+    assert actual.diagnostics["optimality_gap"] < plain.diagnostics["optimality_gap"]
 
 
 @pytest.mark.slow_cases("schedule")
@@ -80,5 +80,5 @@ def test_long_runs_start_from_shorter_ones(columns, long_runs, monkeypatch):
 def test_other_workloads_start_from_the_toeplitz_optimum(workload, monkeypatch):
     plain = strategies.optimized_banded(workload, 2, max_iterations=0)
     monkeypatch.setattr(banded, "_MOST_AT_ONCE", 256)
-    found = strategies.optimized_banded(workload, 2, max_iterations=0)
-    np.testing.assert_array_equal(found.matrix.as_rows(), plain.matrix.as_rows())
+    actual = strategies.optimized_banded(workload, 2, max_iterations=0)
+    np.testing.assert_array_equal(actual.matrix.as_rows(), plain.matrix.as_rows())

@@ -46,24 +46,24 @@ def least_weighted_mean(position, weights):
 
 @pytest.mark.slow
 def test_the_least_maximum_is_found_with_its_certificate():
-    found = minimized(least_weighted_mean)
-    np.testing.assert_allclose(found.position, [0.5, 0.0], atol=1e-4)
-    assert found.value == pytest.approx(1.25, rel=1e-5)
-    assert found.value == max(errors_of(tf.constant(found.position)).numpy())
+    actual = minimized(least_weighted_mean)
+    np.testing.assert_allclose(actual.position, [0.5, 0.0], atol=1e-4)
+    assert actual.value == pytest.approx(1.25, rel=1e-5)
+    assert actual.value == max(errors_of(tf.constant(actual.position)).numpy())
     # What all steps weigh alike costs 3e-4 of the difference to the mean.
-    assert 0.0 <= found.optimality_gap < 4e-4
+    assert 0.0 <= actual.optimality_gap < 4e-4
 
 
 def test_a_certificate_within_its_tolerance_says_converged():
-    found = minimized(least_weighted_mean, gap_tolerance=1e-3)
-    assert found.converged and found.message == "certified gap <= 0.001"
+    actual = minimized(least_weighted_mean, gap_tolerance=1e-3)
+    assert actual.converged and actual.message == "certified gap <= 0.001"
 
 
 def test_without_a_bound_there_is_no_gap_and_the_same_minimum():
-    found, certified = minimized(None), minimized(least_weighted_mean)
-    assert found.optimality_gap is None
+    actual, certified = minimized(None), minimized(least_weighted_mean)
+    assert actual.optimality_gap is None
     # Last bits of a logarithm may differ between two runs on a busy machine.
-    np.testing.assert_allclose(found.position, certified.position, atol=1e-5)
+    np.testing.assert_allclose(actual.position, certified.position, atol=1e-5)
 
 
 def test_weights_of_the_bound_are_shares():
@@ -81,14 +81,14 @@ def test_weights_of_the_bound_are_shares():
 @pytest.mark.slow
 def test_general_columns_are_certified_to_a_thousandth_by_default():
     workload = workloads.prefix_sum(24)
-    found = strategies.optimized_banded(workload, 4, objective="max")
-    largest = np.max(found.per_step_squared_error(workload))
-    assert found.diagnostics["value"] == pytest.approx(largest)
-    assert found.diagnostics["optimality_gap"] < 1e-3
+    actual = strategies.optimized_banded(workload, 4, objective="max")
+    largest = np.max(actual.per_step_squared_error(workload))
+    assert actual.diagnostics["value"] == pytest.approx(largest)
+    assert actual.diagnostics["optimality_gap"] < 1e-3
     # No strategy of the class is better by more, wherever the search begins.
     start = strategies.bsr(workload, 4).normalize_columns()
     other = strategies.optimized_banded(
         workload, 4, objective="max", start=start, max_iterations=100
     )
     least = np.max(other.per_step_squared_error(workload))
-    assert least > largest * (1.0 - found.diagnostics["optimality_gap"])
+    assert least > largest * (1.0 - actual.diagnostics["optimality_gap"])

@@ -89,15 +89,15 @@ def test_more_inverse_bands_are_never_worse_where_the_theorem_fails():
     """b = 12 with 24 bands: without a penalty the sensitivity is far above the norm."""
     n, participation = 240, MinSep(12, 20)
     workload = workloads.momentum_sgd(n, 0.9)
-    found = {
+    actual = {
         p: strategies.optimized_banded_inverse(workload, participation, p)
         for p in (2, 4, 8, 16, 24)
     }
-    errors = [found[p].rmse(workload, participation) for p in found]
+    errors = [actual[p].rmse(workload, participation) for p in actual]
     assert np.all(np.diff(errors) <= 1e-9 * np.array(errors[1:]))
-    assert found[24].sensitivity(participation).value == pytest.approx(
+    assert actual[24].sensitivity(participation).value == pytest.approx(
         np.linalg.norm(
-            found[24].matrix.matmul((np.arange(n) % 12 == 0).astype(float)[:, None])
+            actual[24].matrix.matmul((np.arange(n) % 12 == 0).astype(float)[:, None])
         ),
         rel=1e-3,
     )
@@ -110,9 +110,9 @@ def bowl(x):
 
 
 def test_descent_finds_the_minimum_and_says_why_it_ended():
-    found = descent.minimize(bowl, np.zeros(3), 50, 1e-9)
-    assert found.converged and found.num_iterations < 50
-    np.testing.assert_allclose(found.position, 2.0, atol=1e-6)
+    actual = descent.minimize(bowl, np.zeros(3), 50, 1e-9)
+    assert actual.converged and actual.num_iterations < 50
+    np.testing.assert_allclose(actual.position, 2.0, atol=1e-6)
     short = descent.minimize(bowl, np.zeros(3), 1, 1e-9)
     assert not short.converged and "max_iterations = 1" in short.message
     assert short.value < bowl(np.zeros(3))[0]
@@ -124,13 +124,13 @@ def test_descent_passes_over_regions_without_a_value():
             return np.inf, np.zeros(1)
         return float(x[0] - 1e-3 * np.log(x[0])), np.array([1.0 - 1e-3 / x[0]])
 
-    found = descent.minimize(log_barrier, np.ones(1), 100, 1e-8)
-    assert found.converged
-    np.testing.assert_allclose(found.position, 1e-3, rtol=1e-4)
+    actual = descent.minimize(log_barrier, np.ones(1), 100, 1e-8)
+    assert actual.converged
+    np.testing.assert_allclose(actual.position, 1e-3, rtol=1e-4)
 
 
 def test_descent_with_a_gradient_that_is_none_is_not_called_converged():
-    found = descent.minimize(
+    actual = descent.minimize(
         lambda x: (float(x.sum()), -np.ones(2)), np.ones(2), 9, 0.1
     )
-    assert not found.converged and found.value == 2.0
+    assert not actual.converged and actual.value == 2.0

@@ -41,22 +41,22 @@ def test_noise_is_that_of_the_accountant_whatever_was_asked_before():
     ]
     expected = [alone(*arguments) for arguments in asked]
     for _ in range(2):
-        for arguments, found in zip(asked, expected, strict=True):
-            assert calibration.calibrated(*arguments) == found
+        for arguments, actual in zip(asked, expected, strict=True):
+            assert calibration.calibrated(*arguments) == actual
 
 
 @pytest.fixture
 def main_runs(monkeypatch):
     """Counts main runs of the simulation."""
-    found = []
+    actual = []
     original = BMinSepSimulator.simulate
 
     def counted(self, *arguments):
-        found.append(arguments)
+        actual.append(arguments)
         return original(self, *arguments)
 
     monkeypatch.setattr(BMinSepSimulator, "simulate", counted)
-    return found
+    return actual
 
 
 def test_a_simulation_is_made_once(main_runs):

@@ -122,11 +122,11 @@ def test_the_metadata_are_those_of_keras_and_hugging_face(plan):
     card = plan.statement().card(HOSTILE)
     text = card.to_model_card(license="mit", datasets=["mnist"], tags=["vision"])
     _, front, body = text.split("---\n", 2)
-    found = yaml.safe_load(front)
-    assert found["library_name"] == "keras" and found["license"] == "mit"
-    assert found["datasets"] == ["mnist"] and found["model_name"] == HOSTILE
-    assert found["tags"] == ["differential-privacy", "tf-bandmf", "vision"]
-    assert found["differential_privacy"]["epsilon"] == plan.epsilon
+    actual = yaml.safe_load(front)
+    assert actual["library_name"] == "keras" and actual["license"] == "mit"
+    assert actual["datasets"] == ["mnist"] and actual["model_name"] == HOSTILE
+    assert actual["tags"] == ["differential-privacy", "tf-bandmf", "vision"]
+    assert actual["differential_privacy"]["epsilon"] == plan.epsilon
     assert body.strip() == card.to_markdown().strip()
 
 

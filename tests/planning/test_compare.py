@@ -40,10 +40,10 @@ def test_errors_are_those_of_the_dense_formula(table):
         np.testing.assert_allclose(
             row.max_se, np.sqrt(per_step.max()) * row.sensitivity
         )
-        found = strategy.sensitivity(PARTICIPATION)
+        actual = strategy.sensitivity(PARTICIPATION)
         assert (row.sensitivity, row.sensitivity_is_exact) == (
-            found.value,
-            found.is_exact,
+            actual.value,
+            actual.is_exact,
         )
 
 
@@ -213,9 +213,9 @@ def test_amplified_lambda_is_smaller_and_better_than_the_unamplified_one():
     participation = BallsInBins(2000, 100, 4)
     plain = strategies.optimized_lambda_cgd(workloads.prefix_sum(80), participation)
     names = ["lambda_cgd", plain]
-    found, other = tf_bandmf.compare(names, sampling=participation, **BUDGET)
-    assert float(found.mechanism.split(":")[1]) < plain.parameters["lambda"]
-    assert found.rmse < other.rmse
+    actual, other = tf_bandmf.compare(names, sampling=participation, **BUDGET)
+    assert float(actual.mechanism.split(":")[1]) < plain.parameters["lambda"]
+    assert actual.rmse < other.rmse
 
 
 def test_a_mechanism_whose_simulation_overflows_for_large_gamma_is_compared():
@@ -354,11 +354,11 @@ def test_rough_noise_begins_where_other_bands_promise(monkeypatch):
     use = DataUse(sampled, 256, None, None)
     together = Search(workload, use, (2.0, 1e-5))
     for bands in (1, 2, 4, 8, 16, 4):
-        found = []
+        actual = []
         for search in (together, Search(workload, use, (2.0, 1e-5))):
             counts.append(0)
-            found.append(search.table([f"bsr:{bands}"]).rows[-1].noise_stddev)
-        assert found[0] == pytest.approx(found[1], rel=5e-3)
+            actual.append(search.table([f"bsr:{bands}"]).rows[-1].noise_stddev)
+        assert actual[0] == pytest.approx(actual[1], rel=5e-3)
     helped, alone = counts[0::2], counts[1::2]
     assert sum(helped[1:]) <= sum(alone[1:]) - 10
     assert helped[-1] == 1  # as many bands as before

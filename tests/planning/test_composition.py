@@ -164,12 +164,12 @@ def test_runs_without_replacement_are_one_longer_run(replaced, delta):
     assert joint.adjacency == REPLACE_ONE
     longer = CyclicFixedSizeAccountant(40, M, 6)
     noise = replaced.unit_noise_stddev
-    found = joint.epsilon(delta)
-    assert found == pytest.approx(longer.epsilon(delta, noise), rel=1e-4)
+    actual = joint.epsilon(delta)
+    assert actual == pytest.approx(longer.epsilon(delta, noise), rel=1e-4)
     by_renyi = dp_accounting.rdp.RdpAccountant(
         neighboring_relation=dp_accounting.NeighboringRelation.REPLACE_ONE
     ).compose(replaced.dp_event(), 2)
-    assert found < by_renyi.get_epsilon(delta)
+    assert actual < by_renyi.get_epsilon(delta)
 
 
 @pytest.mark.slow_cases("3")
@@ -239,9 +239,9 @@ def test_never_more_than_basic_composition(kind):
     participation = lib.PARTICIPATIONS[kind].example(16)
     plan = sampled(participation, num_steps=16)
     together = tf_bandmf.compose([plan, plan])
-    found = together.guarantee_at(2.0 * plan.delta)
-    assert found.epsilon <= 2.0 * plan.epsilon * (1.0 + 1e-6)
-    assert found.kind == ("estimate" if plan.kind == "estimate" else "bound")
+    actual = together.guarantee_at(2.0 * plan.delta)
+    assert actual.epsilon <= 2.0 * plan.epsilon * (1.0 + 1e-6)
+    assert actual.kind == ("estimate" if plan.kind == "estimate" else "bound")
     assert together.delta(2.0 * plan.epsilon) <= 2.0 * plan.delta * (1.0 + 1e-6)
     # Below the sum of the deltas nothing is claimed from it.
     less = together.guarantee_at(1.9 * plan.delta)

@@ -69,11 +69,11 @@ def test_rhos_add_up_and_cost_more_than_the_gaussian_mechanism(plan):
     rho = 0.1
     joint = tf_bandmf.compose([Rho(0.03), Rho(0.07)])
     assert joint.zcdp_rho == pytest.approx(rho)
-    found = joint.epsilon(DELTA)
-    assert joint.delta(found) == pytest.approx(DELTA, rel=1e-3)
+    actual = joint.epsilon(DELTA)
+    assert joint.delta(actual) == pytest.approx(DELTA, rel=1e-3)
     least = gaussian.gaussian_epsilon(1.0 / math.sqrt(2.0 * rho), DELTA)
     # Bun and Steinke, 2016, arXiv:1605.02065, Proposition 1.3.
-    assert least < found < rho + 2.0 * math.sqrt(rho * math.log(1.0 / DELTA))
+    assert least < actual < rho + 2.0 * math.sqrt(rho * math.log(1.0 / DELTA))
     mixed = tf_bandmf.compose([plan, Rho(rho)])
     as_gaussian = tf_bandmf.compose([plan, Event(GAUSS(1.0 / math.sqrt(2.0 * rho)))])
     all_rho = tf_bandmf.compose([Rho(plan.zcdp_rho), Rho(rho)])

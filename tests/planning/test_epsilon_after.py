@@ -67,10 +67,10 @@ def test_fresh_noise_is_a_composition_of_epochs():
 )
 def test_it_grows_to_that_of_the_plan(mechanism, sampling):
     plan = make_plan(mechanism, sampling)
-    found = [plan.epsilon_after(steps) for steps in (0, 1, 4, 8, 16)]
-    assert found[0] == 0.0 and found[-1] == plan.epsilon
-    assert all(a <= b + 1e-9 for a, b in zip(found, found[1:]))
-    assert 0.0 < found[2] < plan.epsilon
+    actual = [plan.epsilon_after(steps) for steps in (0, 1, 4, 8, 16)]
+    assert actual[0] == 0.0 and actual[-1] == plan.epsilon
+    assert all(a <= b + 1e-9 for a, b in zip(actual, actual[1:]))
+    assert 0.0 < actual[2] < plan.epsilon
 
 
 @pytest.mark.parametrize("mechanism", ["lambda_cgd", "bsr:3"])

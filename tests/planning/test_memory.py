@@ -18,9 +18,9 @@ WORKLOAD = workloads.prefix_sum(100)
 def test_scaling_up_examples(parameters, devices, vectors):
     # The paper says "roughly": it takes 1 GB for 64 copies of 16 MB.
     gigabyte = 64 * 16_000_000
-    found = memory.bands_that_fit(gigabyte, parameters, devices)
-    assert found == vectors + 1
-    strategy = strategies.bsr(workloads.prefix_sum(5000), found)
+    actual = memory.bands_that_fit(gigabyte, parameters, devices)
+    assert actual == vectors + 1
+    strategy = strategies.bsr(workloads.prefix_sum(5000), actual)
     needed = memory.noise_memory(strategy, parameters, devices)
     assert needed.buffer_bytes == gigabyte
 

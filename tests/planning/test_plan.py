@@ -119,10 +119,10 @@ def test_fingerprint_changes_with_every_privacy_relevant_field():
 
 
 def test_fingerprint_ignores_how_the_strategy_was_found():
-    found = tf_bandmf.plan("lambda_cgd", **BUDGET, **DATA)
-    lambda_ = found.strategy.parameters["lambda"]
+    actual = tf_bandmf.plan("lambda_cgd", **BUDGET, **DATA)
+    lambda_ = actual.strategy.parameters["lambda"]
     given = tf_bandmf.plan(f"lambda_cgd:{lambda_!r}", **BUDGET, **DATA)
-    assert found.fingerprint == given.fingerprint
+    assert actual.fingerprint == given.fingerprint
 
 
 @pytest.mark.parametrize(
@@ -238,8 +238,8 @@ def test_noise_of_single_precision_is_not_less(noise, clip):
         sampling=tf_bandmf.participation.MinSep(3),
         l2_norm_clip=clip,
     )
-    found = np.float32(plan.noise_stddev)
-    assert float(found) == plan.noise_stddev
+    actual = np.float32(plan.noise_stddev)
+    assert float(actual) == plan.noise_stddev
     in_use = max(clip, float(np.float32(clip)))
     wanted = noise * plan.sensitivity.value * in_use
     assert wanted <= plan.noise_stddev <= wanted * (1.0 + 2.0**-23)

@@ -117,14 +117,14 @@ def test_save_load_epsilon_and_batches(build, tmp_path):
     assert loaded.fingerprint == plan.fingerprint
     assert loaded.noise_stddev == plan.noise_stddev
     assert loaded.guarantee == plan.guarantee
-    found = tf_bandmf.plan(
+    actual = tf_bandmf.plan(
         plan.strategy,
         noise_multiplier=plan.noise_multiplier,
         delta=1e-5,
         sampling=plan.participation,
         num_steps=plan.num_steps,
     )
-    assert found.epsilon == pytest.approx(2.0, rel=0.02)
+    assert actual.epsilon == pytest.approx(2.0, rel=0.02)
     batches = plan.batches(np.arange(M))
     assert batches.num_steps == plan.num_steps and batches.plan_id == plan.plan_id
     with pytest.raises(ValueError, match=f"The plan is for {M} examples"):

@@ -48,10 +48,10 @@ def test_one_expected_trial_costs_one_trial(fixed, distribution):
 
 
 def test_more_trials_cost_more(fixed):
-    found = [tf_bandmf.tuning_cost(fixed, k).epsilon for k in (1, 2, 5, 20, 100)]
-    assert found == sorted(found) and len(set(found)) == 5
+    actual = [tf_bandmf.tuning_cost(fixed, k).epsilon for k in (1, 2, 5, 20, 100)]
+    assert actual == sorted(actual) and len(set(actual)) == 5
     # The price of many is bounded: arXiv:2110.03620, section 3.
-    assert found[-1] < 3.2 * fixed.epsilon
+    assert actual[-1] < 3.2 * fixed.epsilon
 
 
 def test_a_larger_delta_costs_less(fixed):

@@ -42,7 +42,7 @@ def test_delta_and_sensitivity_by_brute_force(amplified_plan):
     means = np.stack([dense[:, j::b].sum(axis=1) for j in range(b)])
     draws = 400_000
     generator = np.random.default_rng(1)
-    found = []
+    actual = []
     for add in (False, True):
         x = noise * generator.normal(size=(draws, n))
         if not add:
@@ -51,17 +51,17 @@ def test_delta_and_sensitivity_by_brute_force(amplified_plan):
         losses = np.log(np.mean(np.exp(exponents), axis=1))
         losses = -losses if add else losses
         values = np.maximum(0.0, -np.expm1(epsilon - losses))
-        found.append((values.mean(), values.std() / np.sqrt(draws)))
-    largest, error = max(found)
+        actual.append((values.mean(), values.std() / np.sqrt(draws)))
+    largest, error = max(actual)
     assert abs(largest - delta) < 4.0 * error + 0.03 * delta
 
 
 def test_without_amplification_it_is_the_optimum_for_the_sensitivity():
     participation = MinSep(16, 6)
-    found = strategies.optimized_amplified(WORKLOAD, participation, 2)
+    actual = strategies.optimized_amplified(WORKLOAD, participation, 2)
     other = strategies.blt(WORKLOAD, participation, 2)
-    assert found.family == "amplified"
-    np.testing.assert_array_equal(found.matrix.to_dense(), other.matrix.to_dense())
+    assert actual.family == "amplified"
+    np.testing.assert_array_equal(actual.matrix.to_dense(), other.matrix.to_dense())
 
 
 def test_without_a_budget_it_is_refused():

@@ -82,35 +82,35 @@ def test_example_b1_of_scaling_up():
 
 
 def test_diagnostics_are_plain_and_complete():
-    found = example().diagnostics
-    assert found["converged"] is True
-    assert found["objective"] == "mean"
-    assert 0.0 <= found["optimality_gap"] < 1e-6
-    assert found["num_iterations"] > 0 and found["seconds"] > 0.0
+    actual = example().diagnostics
+    assert actual["converged"] is True
+    assert actual["objective"] == "mean"
+    assert 0.0 <= actual["optimality_gap"] < 1e-6
+    assert actual["num_iterations"] > 0 and actual["seconds"] > 0.0
     mean = mean_error(example(), workloads.prefix_sum(9))
-    np.testing.assert_allclose(found["value"], mean, rtol=1e-12)
+    np.testing.assert_allclose(actual["value"], mean, rtol=1e-12)
 
 
 def test_columns_have_norm_one():
     np.testing.assert_allclose(example().matrix.column_norms(), 1.0, rtol=1e-14)
-    found = example().sensitivity(MinSep(3, 2))
-    assert found.is_exact
-    assert found.value == pytest.approx(np.sqrt(2.0))
+    actual = example().sensitivity(MinSep(3, 2))
+    assert actual.is_exact
+    assert actual.value == pytest.approx(np.sqrt(2.0))
 
 
 @pytest.mark.slow
 def test_equals_the_convex_solution_with_learning_rates():
     workload = workloads.momentum_sgd(8, 0.5, 0.9, np.linspace(1.0, 0.2, 8))
     start = square_root(workload, 3)
-    found = strategies.optimized_banded(workload, 3, start=start, gap_tolerance=1e-9)
+    actual = strategies.optimized_banded(workload, 3, start=start, gap_tolerance=1e-9)
     expected = convex_optimum(workload, 3, 8)
-    np.testing.assert_allclose(mean_error(found, workload), expected, rtol=1e-6)
+    np.testing.assert_allclose(mean_error(actual, workload), expected, rtol=1e-6)
 
 
 @pytest.mark.slow
 def test_equals_the_convex_solution_without_equal_column_norms():
     workload, order = workloads.prefix_sum(9), FixedEpochOrder(3, 1, 3)
-    found = strategies.optimized_banded(
+    actual = strategies.optimized_banded(
         workload,
         3,
         column_normalized=False,
@@ -118,34 +118,34 @@ def test_equals_the_convex_solution_without_equal_column_norms():
         start=square_root(workload, 3),
         gap_tolerance=1e-9,
     )
-    sensitivity = found.sensitivity(order)
+    sensitivity = actual.sensitivity(order)
     assert sensitivity.is_exact
     assert sensitivity.value == pytest.approx(1.0)
     expected = convex_optimum(workload, 3, 3)
-    np.testing.assert_allclose(mean_error(found, workload), expected, rtol=1e-6)
+    np.testing.assert_allclose(mean_error(actual, workload), expected, rtol=1e-6)
     # Equal norms cost something under this participation.
     equal = mean_error(example(), workload) * 3
-    assert mean_error(found, workload) < 0.999 * equal
+    assert mean_error(actual, workload) < 0.999 * equal
 
 
 def test_the_stated_gap_is_above_the_true_one():
     """Far from the optimum, too; the bounds themselves: tests/optimize."""
     workload = workloads.prefix_sum(9)
     start = square_root(workload, 3)
-    found = strategies.optimized_banded(workload, 3, start=start, max_iterations=0)
-    true_gap = 1.0 - mean_error(example(), workload) / mean_error(found, workload)
-    assert 1e-3 < true_gap <= found.diagnostics["optimality_gap"] + 1e-9
+    actual = strategies.optimized_banded(workload, 3, start=start, max_iterations=0)
+    true_gap = 1.0 - mean_error(example(), workload) / mean_error(actual, workload)
+    assert 1e-3 < true_gap <= actual.diagnostics["optimality_gap"] + 1e-9
 
 
 @pytest.mark.slow
 def test_a_function_of_the_errors_can_be_minimized_but_not_certified():
     workload = workloads.prefix_sum(9)
-    found = strategies.optimized_banded(
+    actual = strategies.optimized_banded(
         workload, 3, objective=lambda v: tf.reduce_sum(tf.sqrt(v)), start=example()
     )
-    assert found.diagnostics["converged"]
-    assert found.diagnostics["optimality_gap"] is None
-    root = np.sqrt(found.per_step_squared_error(workload)).sum()
+    assert actual.diagnostics["converged"]
+    assert actual.diagnostics["optimality_gap"] is None
+    root = np.sqrt(actual.per_step_squared_error(workload)).sum()
     assert root <= np.sqrt(example().per_step_squared_error(workload)).sum()
 
 
@@ -160,39 +160,39 @@ def test_a_function_of_the_errors_need_not_be_what_xla_compiles():
         ), lambda upstream: share * (upstream * tf.ones_like(errors))
 
     workload = workloads.prefix_sum(2048)
-    found = strategies.optimized_banded(
+    actual = strategies.optimized_banded(
         workload, 16, objective=on_the_host, max_iterations=1
     )
-    assert found.diagnostics["num_iterations"] == 1
-    rmse = found.rmse(workload, MinSep(2048, 1))
-    assert found.diagnostics["value"] == pytest.approx(rmse**2, rel=1e-9)
+    assert actual.diagnostics["num_iterations"] == 1
+    rmse = actual.rmse(workload, MinSep(2048, 1))
+    assert actual.diagnostics["value"] == pytest.approx(rmse**2, rel=1e-9)
 
 
 def test_one_band_is_the_identity():
-    found = strategies.optimized_banded(
+    actual = strategies.optimized_banded(
         workloads.prefix_sum(6), 1, start=strategies.identity(6)
     )
-    np.testing.assert_array_equal(found.matrix.to_dense(), np.eye(6))
-    assert found.diagnostics["optimality_gap"] < 1e-12
+    np.testing.assert_array_equal(actual.matrix.to_dense(), np.eye(6))
+    assert actual.diagnostics["optimality_gap"] < 1e-12
 
 
 def test_warm_start_from_the_optimum_stops_at_once():
-    found = strategies.optimized_banded(
+    actual = strategies.optimized_banded(
         workloads.prefix_sum(9), 3, start=example(), gap_tolerance=1e-5
     )
-    assert found.diagnostics["num_iterations"] == 0
+    assert actual.diagnostics["num_iterations"] == 0
 
 
 def test_runs_start_from_the_toeplitz_optimum():
     workload, once = workloads.prefix_sum(30), MinSep(30, 1)
-    found = strategies.optimized_banded(workload, 3, max_iterations=0)
+    actual = strategies.optimized_banded(workload, 3, max_iterations=0)
     toeplitz = strategies.optimized_toeplitz(
         workload, once, 3, column_normalized=True, gradient_tolerance=1e-5
     )
     np.testing.assert_allclose(
-        found.rmse(workload, once), toeplitz.rmse(workload, once), rtol=1e-12
+        actual.rmse(workload, once), toeplitz.rmse(workload, once), rtol=1e-12
     )
-    assert not found.diagnostics["converged"]
+    assert not actual.diagnostics["converged"]
 
 
 def test_invalid_arguments_are_refused():
@@ -220,17 +220,17 @@ def test_invalid_arguments_are_refused():
 
 def test_an_objective_that_claims_convexity_is_certified():
     claimed = objectives.Objective("mean again", tf.reduce_mean, is_convex=True)
-    found = strategies.optimized_banded(
+    actual = strategies.optimized_banded(
         workloads.prefix_sum(9), 3, objective=claimed, start=example()
     )
-    assert found.diagnostics["optimality_gap"] < 1e-6
+    assert actual.diagnostics["optimality_gap"] < 1e-6
 
 
 @pytest.mark.slow
 def test_known_optimum_of_1024_steps():
     workload = workloads.prefix_sum(1024)
-    found = strategies.optimized_banded(workload, 16)
-    assert found.diagnostics["converged"]
-    assert found.diagnostics["optimality_gap"] < 1e-4
-    rmse = found.rmse(workload, MinSep(1024, 1))
+    actual = strategies.optimized_banded(workload, 16)
+    assert actual.diagnostics["converged"]
+    assert actual.diagnostics["optimality_gap"] < 1e-4
+    rmse = actual.rmse(workload, MinSep(1024, 1))
     np.testing.assert_allclose(rmse, 6.298836, rtol=1e-6)

@@ -57,8 +57,8 @@ def test_more_buffers_are_better_for_one_participation_and_near_the_optimum():
     assert optimum < errors[2] < 1.05 * optimum
     # The MaxSE of the square root is that of the best Toeplitz factorization.
     best = strategies.bsr(workload, n).max_se(workload, once)
-    found = strategies.blt(workload, once, 3, "max").max_se(workload, once)
-    assert best <= found < 1.02 * best
+    actual = strategies.blt(workload, once, 3, "max").max_se(workload, once)
+    assert best <= actual < 1.02 * best
 
 
 @pytest.mark.parametrize("k", [1, 4])
@@ -134,10 +134,10 @@ def test_the_search_minimizes_the_error_of_the_matrix(name, participation, objec
 def test_a_run_of_a_million_steps_comes_close_to_the_best_toeplitz_strategy():
     n = 10**6
     workload, once = workloads.prefix_sum(n), MinSep(n, 1)
-    found = strategies.blt(workload, once, 5, "max")
-    assert found.diagnostics["converged"]
-    column = found.matrix.toeplitz_column()
-    loss = np.linalg.norm(column) * np.linalg.norm(found.matrix.solve(np.ones(n)))
+    actual = strategies.blt(workload, once, 5, "max")
+    assert actual.diagnostics["converged"]
+    column = actual.matrix.toeplitz_column()
+    loss = np.linalg.norm(column) * np.linalg.norm(actual.matrix.solve(np.ones(n)))
     # For the MaxSE the square root of the workload is the best Toeplitz factorization.
     root = power_series.inverse_square_root_of_linear(1.0, n)
     assert 1.0 < loss / (root @ root) < 1.005

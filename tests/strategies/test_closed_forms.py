@@ -38,8 +38,8 @@ def test_bisr_coefficients(alpha, beta):
         for i in range(bands)
     ]
     strategy = strategies.bisr(workloads.momentum_sgd(n, beta, alpha), bands)
-    found = strategy.matrix.inner.coefficients
-    np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-16)
+    actual = strategy.matrix.inner.coefficients
+    np.testing.assert_allclose(actual, expected, rtol=1e-12, atol=1e-16)
 
 
 @pytest.mark.parametrize(("alpha", "beta"), [(1.0, 0.0), (0.95, 0.4)])

@@ -68,13 +68,13 @@ def test_an_independent_optimizer_finds_nothing_better(equal):
         return squared_error(matrix, workload)
 
     start = np.zeros(len(free) + (0 if equal else n))
-    found = scipy.optimize.minimize(
+    actual = scipy.optimize.minimize(
         objective, start, method="L-BFGS-B", options={"maxfun": 100_000}
     )
     strategy = dense(workload, MinSep(b), equal_column_norms=equal, tolerance=1e-9)
     ours = strategy.diagnostics["mean_squared_error"] * n
-    assert ours <= found.fun * (1 + 1e-9)
-    np.testing.assert_allclose(ours, found.fun, rtol=1e-4)
+    assert ours <= actual.fun * (1 + 1e-9)
+    np.testing.assert_allclose(ours, actual.fun, rtol=1e-4)
 
 
 def test_the_certificate_bounds_the_true_gap_and_shrinks():
@@ -83,14 +83,14 @@ def test_the_certificate_bounds_the_true_gap_and_shrinks():
     optimum = best.diagnostics["mean_squared_error"]
     gaps = []
     for iterations in (2, 5, 10, 20, 40):
-        found = dense(
+        actual = dense(
             workload, epochs(48, 4), tolerance=1e-12, max_iterations=iterations
         )
-        gap = found.diagnostics["optimality_gap"]
-        true_gap = found.diagnostics["mean_squared_error"] / optimum - 1
+        gap = actual.diagnostics["optimality_gap"]
+        true_gap = actual.diagnostics["mean_squared_error"] / optimum - 1
         assert gap >= true_gap - 1e-9
         gaps.append(gap)
-        assert not found.diagnostics["converged"]
+        assert not actual.diagnostics["converged"]
     assert gaps == sorted(gaps, reverse=True)
     assert gaps[-1] < 1e-3 * gaps[0]
 
@@ -125,8 +125,8 @@ def test_one_participation_is_the_fixed_point_of_denisov_et_al():
         weights = np.diag(square_root).copy()
     expected = square_root / np.sqrt(weights)[:, None] / np.sqrt(weights)
     strategy = dense(workload, MinSep(n, 1), tolerance=1e-12, max_iterations=60)
-    found = strategy.matrix.to_dense()
-    np.testing.assert_allclose(found.T @ found, expected, atol=1e-5)
+    actual = strategy.matrix.to_dense()
+    np.testing.assert_allclose(actual.T @ actual, expected, atol=1e-5)
 
 
 @pytest.mark.slow

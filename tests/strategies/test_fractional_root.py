@@ -80,8 +80,8 @@ def test_plan_takes_gamma_or_finds_it():
     budget = {"epsilon": 2.0, "delta": 1e-5}
     given = tf_bandmf.plan("bifr:4:0.6", **budget, **data)
     assert given.strategy.parameters["gamma"] == 0.6
-    found = tf_bandmf.plan("bifr:4", **budget, **data)
-    assert found.rmse() < given.rmse()
+    actual = tf_bandmf.plan("bifr:4", **budget, **data)
+    assert actual.rmse() < given.rmse()
 
 
 def test_amplified_gamma_is_smaller_and_better_than_the_unamplified_one():

@@ -79,10 +79,10 @@ def test_lemma_8_leftmost_columns_of_the_normalized_matrix(fraction, n, b):
     k = -(-n // b)
     strategy = strategies.lambda_cgd(n, fraction, column_normalized=True)
     dense = strategy.matrix.to_dense()
-    found = strategy.sensitivity(MinSep(b))
-    assert found.is_exact
+    actual = strategy.sensitivity(MinSep(b))
+    assert actual.is_exact
     leftmost = np.linalg.norm(dense[:, ::b].sum(axis=1))
-    np.testing.assert_allclose(found.value, leftmost, rtol=1e-12)
+    np.testing.assert_allclose(actual.value, leftmost, rtol=1e-12)
     # Random admissible patterns are not worse.
     rng = np.random.default_rng(0)
     for _ in range(200):

@@ -27,11 +27,11 @@ def check(strategy, optimum, sensitivities, errors):
     """Compares k = 1 and b-min-sep sensitivity and columns A and B, two digits."""
     scale = strategy.sensitivity(FIXED)
     assert scale.is_exact
-    found = [strategy.sensitivity(p).value / scale.value for p in (ONCE, MIN_SEP)]
-    assert [f"{value:.2f}" for value in found] == sensitivities
+    actual = [strategy.sensitivity(p).value / scale.value for p in (ONCE, MIN_SEP)]
+    assert [f"{value:.2f}" for value in actual] == sensitivities
     base = optimum.rmse(WORKLOAD, FIXED)
-    found = [strategy.rmse(WORKLOAD, p) / base for p in (FIXED, MIN_SEP)]
-    assert [f"{value:.2f}" for value in found] == errors
+    actual = [strategy.rmse(WORKLOAD, p) / base for p in (FIXED, MIN_SEP)]
+    assert [f"{value:.2f}" for value in actual] == errors
 
 
 def test_optimal_tree_aggregation(optimum):

@@ -19,24 +19,24 @@ KNOWN = [
 
 def test_known_optimum_of_1024_steps():
     workload, once = workloads.prefix_sum(1024), MinSep(1024, 1)
-    found = strategies.optimized_toeplitz(workload, once, 16)
-    assert found.diagnostics["converged"]
-    np.testing.assert_allclose(found.rmse(workload, once), 6.342793, rtol=1e-7)
+    actual = strategies.optimized_toeplitz(workload, once, 16)
+    assert actual.diagnostics["converged"]
+    np.testing.assert_allclose(actual.rmse(workload, once), 6.342793, rtol=1e-7)
     # Equal columns cost nothing and do not hurt.
     normalized = strategies.optimized_toeplitz(
         workload, once, 16, column_normalized=True
     )
     assert normalized.is_column_normalized
-    assert normalized.rmse(workload, once) < found.rmse(workload, once)
+    assert normalized.rmse(workload, once) < actual.rmse(workload, once)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("n, num_bands, rmse", KNOWN)
 def test_known_optima(n, num_bands, rmse):
     workload, once = workloads.prefix_sum(n), MinSep(n, 1)
-    found = strategies.optimized_toeplitz(workload, once, num_bands)
-    assert found.diagnostics["converged"]
-    np.testing.assert_allclose(found.rmse(workload, once), rmse, rtol=1e-6)
+    actual = strategies.optimized_toeplitz(workload, once, num_bands)
+    assert actual.diagnostics["converged"]
+    np.testing.assert_allclose(actual.rmse(workload, once), rmse, rtol=1e-6)
 
 
 def brute_force(workload, participation, num_bands):
@@ -48,17 +48,19 @@ def brute_force(workload, participation, num_bands):
 
     start = np.full(num_bands - 1, 0.3)
     options = {"xatol": 1e-9, "fatol": 1e-13, "maxiter": 4000, "maxfev": 4000}
-    found = scipy.optimize.minimize(error, start, method="Nelder-Mead", options=options)
-    return np.exp(found.fun)
+    actual = scipy.optimize.minimize(
+        error, start, method="Nelder-Mead", options=options
+    )
+    return np.exp(actual.fun)
 
 
 @pytest.mark.slow
 def test_momentum_and_learning_rates_are_taken_into_account():
     n, participation = 24, MinSep(7, 3)
     workload = workloads.momentum_sgd(n, 0.6, 0.95, np.linspace(1.0, 0.1, n))
-    found = strategies.optimized_toeplitz(workload, participation, 3)
-    assert found.diagnostics["converged"]
-    rmse = found.rmse(workload, participation)
+    actual = strategies.optimized_toeplitz(workload, participation, 3)
+    assert actual.diagnostics["converged"]
+    rmse = actual.rmse(workload, participation)
     expected = brute_force(workload, participation, 3)
     np.testing.assert_allclose(rmse, expected, rtol=1e-6)
     plain = workloads.momentum_sgd(n, 0.6, 0.95)
@@ -89,16 +91,16 @@ def test_inverse_coefficients_meet_the_peer_s_optimum():
     # jax_privacy finds 13.402731 here, by another bound on the sensitivity.
     n, participation = 1000, MinSep(100, 10)
     workload = workloads.prefix_sum(n)
-    found = strategies.optimized_banded_inverse(workload, participation, 4)
-    assert found.family == "bandinv"  # the name by which `plan` knows it
-    assert found.diagnostics["converged"]
-    rmse = found.rmse(workload, participation)
+    actual = strategies.optimized_banded_inverse(workload, participation, 4)
+    assert actual.family == "bandinv"  # the name by which `plan` knows it
+    assert actual.diagnostics["converged"]
+    rmse = actual.rmse(workload, participation)
     assert rmse < 13.402731
     assert rmse < 0.5 * strategies.bisr(workload, 4).rmse(workload, participation)
     # The reported sensitivity covers what the leftmost columns reach.
-    column = found.core.toeplitz_column()
+    column = actual.core.toeplitz_column()
     response = sum(np.pad(column, (j, 0))[:n] for j in range(0, n, 100))
-    reached = found.sensitivity(participation).value
+    reached = actual.sensitivity(participation).value
     assert reached >= np.linalg.norm(response) * (1 - 1e-12)
 
 
@@ -132,14 +134,14 @@ def test_inverse_coefficients_are_never_worse_than_their_start(
 ):
     workload, k = workloads.resolve(name, n), n // b
     participation = FixedEpochOrder(b, 1, k) if fixed_order else MinSep(b, k)
-    found = strategies.optimized_banded_inverse(workload, participation, bands)
+    actual = strategies.optimized_banded_inverse(workload, participation, bands)
     start = strategies.bisr(workload, bands)
-    rmse = found.rmse(workload, participation)
+    rmse = actual.rmse(workload, participation)
     assert rmse < 0.99 * start.rmse(workload, participation)
     if not fixed_order:
         return
-    assert found.diagnostics["converged"]
-    assert found.sensitivity(participation).is_exact
+    assert actual.diagnostics["converged"]
+    assert actual.sensitivity(participation).is_exact
     if bands > 4 or n > 32:
         return
 
@@ -151,12 +153,12 @@ def test_inverse_coefficients_are_never_worse_than_their_start(
 def test_inverse_with_momentum_and_learning_rates(n, b, beta):
     order = FixedEpochOrder(b, 1, -(-n // b))
     workload = workloads.momentum_sgd(n, beta, 0.9, np.linspace(1.0, 0.2, n))
-    found = strategies.optimized_banded_inverse(workload, order, 3)
-    assert found.is_inverse_banded and found.memory_vectors == 0
-    assert np.log(found.rmse(workload, order)) <= searched(workload, order, 3) + 1e-6
+    actual = strategies.optimized_banded_inverse(workload, order, 3)
+    assert actual.is_inverse_banded and actual.memory_vectors == 0
+    assert np.log(actual.rmse(workload, order)) <= searched(workload, order, 3) + 1e-6
 
 
 def test_one_inverse_band_is_the_identity():
     workload, once = workloads.prefix_sum(8), MinSep(8, 1)
-    found = strategies.optimized_banded_inverse(workload, once, 1)
-    np.testing.assert_array_equal(found.matrix.to_dense(), np.eye(8))
+    actual = strategies.optimized_banded_inverse(workload, once, 1)
+    np.testing.assert_array_equal(actual.matrix.to_dense(), np.eye(8))

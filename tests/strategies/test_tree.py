@@ -56,13 +56,13 @@ def test_optimal_tree_aggregation_of_table_2():
 
 def test_too_many_placements_fall_back_to_a_bound():
     n, b, k = 300, 3, 60
-    found = strategies.binary_tree(n).sensitivity(MinSep(b, k))
+    actual = strategies.binary_tree(n).sensitivity(MinSep(b, k))
     pattern = np.zeros(n)
     pattern[::b][:k] = 1.0
     attained = np.linalg.norm(strategies.binary_tree(n).matrix.matmul(pattern))
-    assert found.value >= attained * (1 - 1e-12)
+    assert actual.value >= attained * (1 - 1e-12)
     exact = dyadic_tree.max_squared_counts(n, b, k)
-    assert found.is_exact == (exact is not None)
+    assert actual.is_exact == (exact is not None)
 
 
 @pytest.mark.parametrize("num_steps", [0, -3, 20_001, True])

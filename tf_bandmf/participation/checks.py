@@ -28,7 +28,7 @@ def check_sizes(participation: Any, *names: str) -> None:
 
 
 def largest_binomial(trials: int, probability: float, overflow: float) -> int:
-    """The number that a binomial one exceeds with probability `overflow` at most."""
+    """Quantile of a binomial, exceeded with probability at most `overflow`."""
     import scipy.stats
 
     if probability >= 1.0:

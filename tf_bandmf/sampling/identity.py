@@ -154,7 +154,7 @@ _OF_ANOTHER_PROCESS = (lambda: Records.of(np.empty(0, np.int64))), ()
 def remember(
     schedule_id: int, records: Callable[[], Records], remarks: tuple[str, ...]
 ) -> None:
-    """Keeps what is known of a schedule's data."""
+    """Records the identity of a schedule's data, and its remarks."""
     # The same examples may also have come from elsewhere.
     first, said = _KNOWN.get(schedule_id, (records, ()))
     _KNOWN[schedule_id] = first, tuple(dict.fromkeys((*said, *remarks)))

@@ -40,9 +40,9 @@ def linear(plan, optimizer=None, **changes):
 def audited(plan, **changes):
     canaries = np.arange(WIDTH)
     model = linear(plan, **changes)
-    found = tf_bandmf.keras.audit_run(model, *problem(), canaries=canaries, seed=0)
+    actual = tf_bandmf.keras.audit_run(model, *problem(), canaries=canaries, seed=0)
     assert model.optimizer.steps_taken == plan.num_steps
-    return found
+    return actual
 
 
 @pytest.mark.attack(
@@ -57,14 +57,16 @@ def audited(plan, **changes):
 def test_a_sound_run_is_believed(mechanism, figure):
     plan = plan_of(mechanism)
     # A penalty on weights is no part of the sum.
-    found = audited(plan, kernel_regularizer="l2")
-    assert not found.contradicts and found.white_box.num_canaries == WIDTH
+    actual = audited(plan, kernel_regularizer="l2")
+    assert not actual.contradicts and actual.white_box.num_canaries == WIDTH
     # The signal is that of canaries that use the clip norm three times.
-    assert 0.8 / plan.noise_multiplier < found.white_box.signal
-    assert found.white_box.signal <= (1 + 1e-5) / plan.noise_multiplier
-    assert 0.1 * plan.epsilon < found.white_box.epsilon <= plan.epsilon
-    assert "White box: Audit with 256" in str(found)
-    figure(f"{mechanism}: epsilon >= {found.white_box.epsilon:.1f} of {plan.epsilon:g}")
+    assert 0.8 / plan.noise_multiplier < actual.white_box.signal
+    assert actual.white_box.signal <= (1 + 1e-5) / plan.noise_multiplier
+    assert 0.1 * plan.epsilon < actual.white_box.epsilon <= plan.epsilon
+    assert "White box: Audit with 256" in str(actual)
+    figure(
+        f"{mechanism}: epsilon >= {actual.white_box.epsilon:.1f} of {plan.epsilon:g}"
+    )
 
 
 def scaled(plan):
@@ -77,12 +79,12 @@ def scaled(plan):
 @pytest.mark.slow
 def test_a_run_in_scaled_coordinates_is_believed():
     plan = plan_of("bsr:4")
-    found = audited(plan, optimizer=scaled(plan), kernel_regularizer="l2")
-    assert not found.contradicts
-    assert 0.8 / plan.noise_multiplier < found.white_box.signal
-    assert found.white_box.signal <= (1 + 1e-5) / plan.noise_multiplier
+    actual = audited(plan, optimizer=scaled(plan), kernel_regularizer="l2")
+    assert not actual.contradicts
+    assert 0.8 / plan.noise_multiplier < actual.white_box.signal
+    assert actual.white_box.signal <= (1 + 1e-5) / plan.noise_multiplier
     # Where coordinates are mistaken, nothing is seen.
-    assert 0.1 * plan.epsilon < found.white_box.epsilon <= plan.epsilon
+    assert 0.1 * plan.epsilon < actual.white_box.epsilon <= plan.epsilon
 
 
 @pytest.mark.slow
@@ -101,17 +103,17 @@ def test_a_run_without_noise_is_seen_in_both_boxes(monkeypatch):
 
     monkeypatch.setattr(run_lib, "noisy_mean", without_noise)
     plan = plan_of("identity", epsilon=1.0)
-    found = audited(plan)
-    assert found.white_box.contradicts and found.black_box.contradicts
+    actual = audited(plan)
+    assert actual.white_box.contradicts and actual.black_box.contradicts
 
 
 @pytest.mark.slow
 def test_an_amplified_run_has_a_black_box_alone():
     # Of an epsilon near 8, without a search for the noise.
     changes = {"epsilon": None, "noise_multiplier": 0.25, "sampling": "poisson"}
-    found = audited(plan_of("identity", **changes))
-    assert found.white_box is None and not found.contradicts
-    assert "nobody knows" in str(found)
+    actual = audited(plan_of("identity", **changes))
+    assert actual.white_box is None and not actual.contradicts
+    assert "nobody knows" in str(actual)
 
 
 def test_what_cannot_be_audited_is_refused(make_min_sep_plan):

@@ -178,8 +178,8 @@ def test_without_noise_they_are_the_metrics_of_keras(records):
     one_hot = np.eye(3, dtype=np.float32)[y]
     for targets in (y, one_hot):
         sums, count = sums_of(classes, x, targets, [PrivateAccuracy()])
-        found, _ = PrivateAccuracy().result(sums, count, 0.0)
-        assert found == pytest.approx(np.mean(predicted == y), abs=1e-6)
+        actual, _ = PrivateAccuracy().result(sums, count, 0.0)
+        assert actual == pytest.approx(np.mean(predicted == y), abs=1e-6)
 
 
 @pytest.mark.parametrize("metric", [PrivateAccuracy(), PrivateLoss(2.0), PrivateAUC(8)])
@@ -189,10 +189,10 @@ def test_the_stated_noise_is_that_of_the_metric(metric):
     sums = 0.4 * np.ones(1) * 1e4 if metric.size == 1 else 600 + 50.0 * np.arange(16)
     noise = 40.0
     noisy = sums + noise * rng.normal(size=(2000, metric.size))
-    found = np.array([metric.result(each, 20_000, noise) for each in noisy])
-    assert np.std(found[:, 0]) == pytest.approx(np.median(found[:, 1]), rel=0.1)
+    actual = np.array([metric.result(each, 20_000, noise) for each in noisy])
+    assert np.std(actual[:, 0]) == pytest.approx(np.median(actual[:, 1]), rel=0.1)
     exact, _ = metric.result(sums, 20_000, 0.0)
-    assert np.mean(found[:, 0]) == pytest.approx(exact, abs=0.1 * np.std(found[:, 0]))
+    assert np.mean(actual[:, 0]) == pytest.approx(exact, abs=0.1 * np.std(actual[:, 0]))
 
 
 def test_a_user_counts_as_one(records):

@@ -28,8 +28,8 @@ def wrong_dense_rule(monkeypatch):
     factors = dense.DenseRule.factors
 
     def without_bias(self, call, gradients):
-        found = dict(factors(self, call, gradients))
-        found.pop(id(call.layer.bias))
-        return found
+        actual = dict(factors(self, call, gradients))
+        actual.pop(id(call.layer.bias))
+        return actual
 
     monkeypatch.setattr(dense.DenseRule, "factors", without_bias)

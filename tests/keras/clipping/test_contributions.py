@@ -213,8 +213,8 @@ def test_ordinary_models_lose_less_than_a_thousandth():
             x, y = data(batch=1), reference.labels(batch=1)
             norm = float(clipped_gradient_sums(model, x, y, l2_norm_clip=1.0).norms[0])
             sums = clipped_gradient_sums(model, x, y, l2_norm_clip=norm / 2).sums
-            found = np.sqrt(sum(np.sum(np.square(s, dtype="f8")) for s in sums))
-            lost[name] = 1 - found / (norm / 2)
+            actual = np.sqrt(sum(np.sum(np.square(s, dtype="f8")) for s in sums))
+            lost[name] = 1 - actual / (norm / 2)
     assert max(lost.values()) < 1e-3, lost
 
 

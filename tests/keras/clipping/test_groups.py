@@ -53,11 +53,11 @@ def test_each_group_is_clipped_to_its_own_norm(groups, kind):
     x, y = data()
     _, gradients = example_gradients(built, x, y)
     clipping = Clipping(kind, groups)
-    found = traced(built, x, y, clip=CLIP, clipping=clipping)
+    actual = traced(built, x, y, clip=CLIP, clipping=clipping)
     members, clips = Clipping(groups=groups).grouping(built.trainable_variables, CLIP)
     assert len(clips) == 3
     assert_sums_close(
-        found.sums, group_sums(gradients, members, clips, clipping.automatic)
+        actual.sums, group_sums(gradients, members, clips, clipping.automatic)
     )
 
 

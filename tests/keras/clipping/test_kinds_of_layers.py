@@ -161,8 +161,8 @@ def test_a_convolution_of_no_examples_and_beside_what_is_not_finite(name):
     for value in (np.nan, np.inf, 3e38):
         x[2] = value
         beside = reference.traced(model, x, y)
-        for found, expected in zip(beside.sums, alone.sums, strict=True):
-            np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+        for actual, expected in zip(beside.sums, alone.sums, strict=True):
+            np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.slow_cases(but=["einsum_ellipsis"])

@@ -112,15 +112,15 @@ def test_small_gradients_survive_by_the_scale_alone():
     full, half = pair(small_cnn)
     x, y, weight = reference.images(), reference.labels(), np.full(5, 1e-7, "f4")
     want = reference.traced(full, x, y, weight)
-    found = {
+    actual = {
         scale: error(
             reference.traced(half, x, y, weight, loss_scale_factor=scale).sums,
             want.sums,
         )
         for scale in (1.0, 2.0**15)
     }
-    assert found[1.0] > 0.1
-    assert found[2.0**15] < 1e-2
+    assert actual[1.0] > 0.1
+    assert actual[2.0**15] < 1e-2
 
 
 @pytest.mark.parametrize("microbatch_size", [None, 2])

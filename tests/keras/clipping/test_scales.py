@@ -76,8 +76,8 @@ def test_norms_and_sums_are_those_of_scaled_gradients(name, options):
     members, clips = clipping.grouping(model.trainable_variables, CLIP)
     expected = group_sums(scaled, members, clips, clipping.automatic)
     reference.assert_sums_close(result.sums, expected)
-    for found, given in zip(result.scales, scales, strict=True):
-        np.testing.assert_array_equal(found, given)
+    for actual, given in zip(result.scales, scales, strict=True):
+        np.testing.assert_array_equal(actual, given)
 
 
 @pytest.mark.slow_cases("images")
@@ -114,7 +114,7 @@ def test_units_are_scaled_after_their_rows_are_added():
         [(a + b) / 2 * s.numpy() for a, b, s in zip(first, second, scales, strict=True)]
         for first, second in zip(gradients[::2], gradients[1::2], strict=True)
     ]
-    found = clipped_gradient_sums(
+    actual = clipped_gradient_sums(
         model,
         x.reshape(3, 2, *x.shape[1:]),
         y.reshape(3, 2),
@@ -122,8 +122,8 @@ def test_units_are_scaled_after_their_rows_are_added():
         rows=tf.ones([3, 2], tf.bool),
         scales=scales,
     )
-    np.testing.assert_allclose(found.norms, reference.norms_of(units), rtol=1e-4)
-    reference.assert_sums_close(found.sums, reference.clipped_sums(units, CLIP))
+    np.testing.assert_allclose(actual.norms, reference.norms_of(units), rtol=1e-4)
+    reference.assert_sums_close(actual.sums, reference.clipped_sums(units, CLIP))
 
 
 def test_scales_have_the_shapes_of_the_weights():

@@ -56,8 +56,8 @@ def stepped(make):
     x[2, 1, 1, 1] = np.inf
 
     def step(x, y):
-        found = clipped_gradient_sums(model, x, y, l2_norm_clip=0.5)
-        return (*found.sums, found.outcomes)
+        actual = clipped_gradient_sums(model, x, y, l2_norm_clip=0.5)
+        return (*actual.sums, actual.outcomes)
 
     return step, (tf.constant(x), tf.constant(reference.labels(batch=BATCH)))
 

@@ -18,16 +18,16 @@ def test_custom_gradients_and_definitions_are_found():
 
 
 def test_code_that_is_traced_for_xla_is_told_from_other_code():
-    found = []
+    actual = []
 
     def ask(x):
         graph = tf.compat.v1.get_default_graph()
-        found.append(bool(graphs.GraphOrParentsInXlaContext(graph)))
+        actual.append(bool(graphs.GraphOrParentsInXlaContext(graph)))
         return x
 
     tf.function(ask)(tf.constant(1.0))
     tf.function(ask, jit_compile=True)(tf.constant(1.0))
-    assert found == [False, True]
+    assert actual == [False, True]
 
 
 def test_a_gradient_passes_what_xla_computes_once():

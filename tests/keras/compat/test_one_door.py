@@ -68,15 +68,15 @@ def used(path):
 
 def others(folder):
     """Files of a folder of the package that are not of the door, by their path."""
-    found = [path for path in folder.rglob("*.py") if DOOR not in path.parents]
-    return {path.relative_to(PACKAGE).as_posix(): path for path in found}
+    actual = [path for path in folder.rglob("*.py") if DOOR not in path.parents]
+    return {path.relative_to(PACKAGE).as_posix(): path for path in actual}
 
 
 def test_no_other_file_imports_private_modules():
     files = others(PACKAGE)
     assert len(files) > 200
     names = {name: sorted(imported(path)) for name, path in files.items()}
-    assert {name for name, found in names.items() if found} == set(CORE)
+    assert {name for name, actual in names.items() if actual} == set(CORE)
 
 
 def test_no_other_file_of_keras_uses_private_names():

@@ -17,16 +17,16 @@ def rounds():
 
 def test_it_is_for_this_thread_and_ends_with_the_body():
     assert rounds() == 0
-    found = []
+    actual = []
     with optimized_once():
-        thread = threading.Thread(target=lambda: found.append(rounds()))
+        thread = threading.Thread(target=lambda: actual.append(rounds()))
         thread.start()
         thread.join()
         assert rounds() == 1
         with pytest.raises(KeyError), optimized_once():
             raise KeyError
         assert rounds() == 1
-    assert rounds() == 0 and found == [0]
+    assert rounds() == 0 and actual == [0]
 
 
 def test_functions_give_the_same_and_other_settings_stay():

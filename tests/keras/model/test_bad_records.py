@@ -144,8 +144,8 @@ class OfTheHost(keras.metrics.Metric):
         return np.float32(np.mean((y - predicted) ** 2))
 
     def update_state(self, y_true, y_pred, sample_weight=None):
-        found = tf.numpy_function(self.score, [y_true, y_pred], tf.float32)
-        self.last.assign(tf.ensure_shape(found, []))
+        actual = tf.numpy_function(self.score, [y_true, y_pred], tf.float32)
+        self.last.assign(tf.ensure_shape(actual, []))
 
     def result(self):
         return self.last
@@ -200,8 +200,8 @@ def test_a_graph_metric_that_raises_is_nan(jit_compile, figure):
     logs = {}
 
     class Keep(keras.callbacks.Callback):
-        def on_epoch_end(self, epoch, found=None):
-            logs.update(found)
+        def on_epoch_end(self, epoch, logs_of_epoch=None):
+            logs.update(logs_of_epoch)
 
     given = {"loss": CROSS_ENTROPY, "callbacks": [Keep()], "jit_compile": jit_compile}
     whole = trained(classifier(), x, y, metrics=[Confusions()], **given)

@@ -201,17 +201,17 @@ def test_class_weights_multiply_what_examples_contribute(
     @tf.function(autograph=False)
     def alone(x, target):
         options = tf_bandmf.keras.Clipping(clipping)
-        found = clipped_gradient_sums(
+        actual = clipped_gradient_sums(
             plain, x[None], target[None], l2_norm_clip=0.01, clipping=options
         )
-        return tf.concat([tf.reshape(part, [-1]) for part in found.sums], 0)
+        return tf.concat([tf.reshape(part, [-1]) for part in actual.sums], 0)
 
     rows = [alone(tf.constant(a), tf.constant(b)) for a, b in zip(x, targets)]
     # SGD with rate 1 on sums over 22.
     expected = -1.0 / 22 * (weights - 1.0) @ np.array(rows)
-    found = learned["weighted"] - learned["none"]
+    actual = learned["weighted"] - learned["none"]
     grid = 2.0**-10 * plan.noise_stddev / 22
-    np.testing.assert_allclose(found, expected, atol=grid)
+    np.testing.assert_allclose(actual, expected, atol=grid)
     assert np.abs(expected).max() > 10 * grid
 
 
@@ -277,11 +277,11 @@ def test_a_backend_that_is_not_there_is_named_as_the_cause():
         "import os, sys; os.environ['KERAS_BACKEND'] = 'jax'; sys.modules['jax'] = None\n"
         "import tf_bandmf.keras"
     )
-    found = subprocess.run(
+    actual = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=False
     )
-    last = found.stderr.strip().splitlines()[-1]
-    assert found.returncode == 1
+    last = actual.stderr.strip().splitlines()[-1]
+    assert actual.returncode == 1
     assert (
         "KERAS_BACKEND" in last and "'jax'" in last and "install tf-bandmf" not in last
     )
@@ -341,8 +341,8 @@ def test_one_step_of_users_is_the_clipped_sum_of_their_mean_gradients(
         factor = min(1.0, 0.3 / norm)
         total = [t + factor * g for t, g in zip(total, gradients, strict=True)]
     grid = 2.0**-10 * plan.noise_stddev / 3
-    for found, expected in zip(moved, total, strict=True):
-        np.testing.assert_allclose(found, -expected / 3.0, atol=grid)
+    for actual, expected in zip(moved, total, strict=True):
+        np.testing.assert_allclose(actual, -expected / 3.0, atol=grid)
     assert max(np.abs(part).max() for part in total) > 100 * grid
 
 

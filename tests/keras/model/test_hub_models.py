@@ -101,8 +101,8 @@ def test_tables_that_are_not_tied_have_lazy_noise(make_plan):
     ]
     before = [table.numpy() for table in tables]
     train_lazily(model, x, y, plan)
-    found = model.optimizer.run.tables.variables
-    assert {id(table) for table in found} == {id(table) for table in tables}
+    actual = model.optimizer.run.tables.variables
+    assert {id(table) for table in actual} == {id(table) for table in tables}
     # Noise of a release is in every row, in those that no example has, too.
     for table, old in zip(tables, before):
         assert np.all(np.any(table.numpy() != old, axis=1))
@@ -203,10 +203,10 @@ def test_texts_train_by_map_and_are_predicted_with_the_preprocessor(train, make_
     for first, second in zip(model.get_weights(), prepared.get_weights()):
         np.testing.assert_allclose(first, second, rtol=1e-3, atol=1e-5)
     model.preprocessor = preprocessor()
-    found = model.predict(TEXTS, verbose=0)
-    np.testing.assert_allclose(found, model(x), rtol=1e-4, atol=1e-5)
+    actual = model.predict(TEXTS, verbose=0)
+    np.testing.assert_allclose(actual, model(x), rtol=1e-4, atol=1e-5)
     plain = tf_bandmf.keras.to_plain(model)
-    np.testing.assert_allclose(plain.predict(TEXTS, verbose=0), found, rtol=1e-5)
+    np.testing.assert_allclose(plain.predict(TEXTS, verbose=0), actual, rtol=1e-5)
 
 
 def test_a_preprocessor_with_a_cache_of_tokens_is_applied_before(make_plan):

@@ -20,10 +20,10 @@ pytestmark = pytest.mark.slow
 
 def digits():
     """Handwritten digits of 8 x 8, in [0, 1], and their classes; in random order."""
-    found = sklearn.datasets.load_digits()
-    order = np.random.default_rng(0).permutation(len(found.target))
-    images = (found.images[order, :, :, None] / 16).astype(np.float32)
-    return images, found.target[order].astype(np.int32)
+    actual = sklearn.datasets.load_digits()
+    order = np.random.default_rng(0).permutation(len(actual.target))
+    images = (actual.images[order, :, :, None] / 16).astype(np.float32)
+    return images, actual.target[order].astype(np.int32)
 
 
 def test_digits_with_a_convolutional_network():
@@ -81,7 +81,7 @@ def test_a_variational_autoencoder_of_digits():
         vae,
         x[:1500],
         {"image": x[:1500], "divergence": np.zeros(1500, np.float32)},
-        {"image": distance, "divergence": lambda nothing, found: found},
+        {"image": distance, "divergence": lambda nothing, actual: actual},
         2.0,
         20,
         75,
@@ -122,8 +122,8 @@ def test_segmentation_with_augmentation_of_image_and_mask():
     x, y = squares(512, 0)
     jobs.trained(unet, x, y, "binary_crossentropy", 1.0, batches={"map": flipped})
     x, y = squares(128, 1)
-    found = unet.predict(x, verbose=0) > 0.5
-    both, either = (found & (y > 0)).sum(), (found | (y > 0)).sum()
+    actual = unet.predict(x, verbose=0) > 0.5
+    both, either = (actual & (y > 0)).sum(), (actual | (y > 0)).sum()
     assert both / either > 0.6  # 0.14 for a mask of everything
 
 
@@ -180,12 +180,12 @@ def test_several_inputs_and_outputs_with_adam_and_what_is_served(tmp_path):
         loss_weights=[1.0, 0.5],
     )
     released = tf_bandmf.keras.to_plain(model)
-    found = released.predict(test[0], verbose=0)
-    assert np.mean(found[0].argmax(1) == test[1][0]) > 0.9
-    assert np.corrcoef(found[1][:, 0], test[1][1][:, 0])[0, 1] > 0.9
+    actual = released.predict(test[0], verbose=0)
+    assert np.mean(actual[0].argmax(1) == test[1][0]) > 0.9
+    assert np.corrcoef(actual[1][:, 0], test[1][1][:, 0])[0, 1] > 0.9
     released.export(str(tmp_path / "served"), verbose=False)
     loaded = tf.saved_model.load(str(tmp_path / "served"))
-    for served, wanted in zip(loaded.serve(test[0]), found):
+    for served, wanted in zip(loaded.serve(test[0]), actual):
         np.testing.assert_allclose(served, wanted, atol=1e-5)
     best = keras.saving.load_model(tmp_path / "best.keras").predict(test[0], verbose=0)
     assert np.mean(best[0].argmax(1) == test[1][0]) > 0.9

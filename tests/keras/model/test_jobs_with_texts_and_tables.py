@@ -46,9 +46,9 @@ def test_a_table_with_texts_and_a_rare_class():
         fit={"class_weight": {0: 1.0, 1: 6.0}},
     )
     test = {name: tf.constant(column[4000:]) for name, column in columns.items()}
-    found, known = model.predict(test, verbose=0)[:, 0], leaves[4000:]
-    assert keras.metrics.AUC()(known, found) > 0.7
-    right = (found > 0.5) == known
+    actual, known = model.predict(test, verbose=0)[:, 0], leaves[4000:]
+    assert keras.metrics.AUC()(known, actual) > 0.7
+    right = (actual > 0.5) == known
     assert right[known == 0].mean() + right[known == 1].mean() > 2 * 0.62
 
 
@@ -79,8 +79,8 @@ def test_texts_with_a_convolution_and_attention():
     told = opinions(2000, 0, 12)
     jobs.trained(core, *told, loss, 1.0, 5, 100, batches={"map": encode})
     texts, y = opinions(500, 1, 12)
-    found = model.predict(tf.constant(texts), verbose=0)[:, 0] > 0.5
-    assert np.mean(found == y) > 0.85
+    actual = model.predict(tf.constant(texts), verbose=0)[:, 0] > 0.5
+    assert np.mean(actual == y) > 0.85
 
 
 def test_adapters_of_a_language_model_on_texts():
@@ -114,8 +114,8 @@ def test_adapters_of_a_language_model_on_texts():
     texts, y = opinions(400, 1, 6)
     released = tf_bandmf.keras.to_plain(task)
     released.preprocessor = preprocessor
-    found = released.predict(texts, verbose=0).argmax(axis=1)
-    assert np.mean(found == y) > 0.85
+    actual = released.predict(texts, verbose=0).argmax(axis=1)
+    assert np.mean(actual == y) > 0.85
 
 
 def test_a_recommender_whose_units_are_users():

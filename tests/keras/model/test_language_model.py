@@ -21,12 +21,12 @@ def example():
 
 def test_the_text_is_split_into_windows_and_their_next_bytes(example):
     text = "abcdefgh" * 200
-    found = example.windows(text)
-    assert found.shape == ((len(text) - 1) // example.LENGTH, example.LENGTH + 1)
-    assert bytes(found[:, :-1].astype(np.uint8).ravel()).decode() in text
-    np.testing.assert_array_equal(found[:-1, -1], found[1:, 0])
+    actual = example.windows(text)
+    assert actual.shape == ((len(text) - 1) // example.LENGTH, example.LENGTH + 1)
+    assert bytes(actual[:, :-1].astype(np.uint8).ravel()).decode() in text
+    np.testing.assert_array_equal(actual[:-1, -1], actual[1:, 0])
     parts = example.split(text)
-    np.testing.assert_array_equal(np.concatenate(parts), found)
+    np.testing.assert_array_equal(np.concatenate(parts), actual)
 
 
 @pytest.mark.slow

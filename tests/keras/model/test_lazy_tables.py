@@ -99,16 +99,16 @@ def schedule():
 def test_without_noise_weights_are_those_of_dense_tables(
     silent, data, mechanism, settings
 ):
-    found = []
+    actual = []
     for tables in ("dense", "lazy"):
         rate = settings.get("learning_rate") or schedule()
         inner = keras.optimizers.SGD(**{**settings, "learning_rate": rate})
         plan = make_plan(mechanism)
         model = prepare(two_towers(), plan, tables, inner)
         model.fit(plan.batches(*data), epochs=2, verbose=0)
-        found.append(model.get_weights())
+        actual.append(model.get_weights())
         assert bool(model.optimizer.run.tables) == (tables == "lazy")
-    for dense, lazy in zip(*found):
+    for dense, lazy in zip(*actual):
         np.testing.assert_allclose(lazy, dense, rtol=1e-5, atol=1e-6)
 
 
@@ -122,12 +122,12 @@ def test_users_of_several_rows_and_padded_batches(silent, data, kind):
     else:
         plan = make_plan(sampling="poisson", batch_size=2)
         options = {"padded": True}
-    found = []
+    actual = []
     for tables in ("dense", "lazy"):
         model = prepare(mean_of_bag(), plan, tables)
         model.fit(plan.batches(*data, **options), epochs=2, verbose=0)
-        found.append(table_of(model))
-    np.testing.assert_allclose(*found, rtol=1e-5, atol=1e-6)
+        actual.append(table_of(model))
+    np.testing.assert_allclose(*actual, rtol=1e-5, atol=1e-6)
 
 
 class Watch(keras.callbacks.Callback):
@@ -283,9 +283,9 @@ def test_what_is_given_away_after_a_custom_loop_is_what_was_trained(data, tmp_pa
     for given_away in (copied, saved, exported):
         model.train_on_batch(next(batches))
         before = table_of(model)
-        found = given_away()
-        assert not np.array_equal(found, before), given_away.__name__
-        np.testing.assert_array_equal(found, table_of(model))
+        actual = given_away()
+        assert not np.array_equal(actual, before), given_away.__name__
+        np.testing.assert_array_equal(actual, table_of(model))
 
 
 def test_an_evaluation_notices_a_table_that_something_else_changed(data):
@@ -335,15 +335,15 @@ def test_after_an_interrupted_step_no_sum_is_seen_without_its_noise(data, monkey
 @pytest.mark.slow
 def test_weights_that_are_loaded_before_the_first_step_are_used(silent, data):
     plan = make_plan()
-    found = []
+    actual = []
     for tables in ("dense", "lazy"):
         model = prepare(mean_of_bag(), plan, tables)
         model.optimizer.run  # noqa: B018
         model._prepare(None)
         model.get_layer("items").embeddings.assign(np.full([ROWS, WIDTH], 0.3))
         model.fit(plan.batches(*data), epochs=1, verbose=0)
-        found.append(table_of(model))
-    np.testing.assert_allclose(*found, rtol=1e-5)
+        actual.append(table_of(model))
+    np.testing.assert_allclose(*actual, rtol=1e-5)
 
 
 def test_an_optimizer_that_was_built_without_the_model_is_refused(data):
@@ -500,9 +500,9 @@ def test_rows_that_were_not_looked_up_before_the_pass_get_no_sum():
     values = tf.reshape(tf.range(15.0), [5, WIDTH])
     others = tf.constant([2, 9, 4, -1, 4], tf.int64)
     slices = tf.IndexedSlices(values, others)
-    (found,) = tables.row_sums([slices], rate, looked_up)
-    np.testing.assert_array_equal(found.rows, [2, 4])
-    np.testing.assert_array_equal(found.sums, [values[0], values[2] + values[4]])
+    (actual,) = tables.row_sums([slices], rate, looked_up)
+    np.testing.assert_array_equal(actual.rows, [2, 4])
+    np.testing.assert_array_equal(actual.sums, [values[0], values[2] + values[4]])
     slices = tf.IndexedSlices(values[:4], looked_up[0].ids)
     (same,) = tables.row_sums([slices], rate, looked_up)
     np.testing.assert_array_equal(same.rows, [4, 2])
@@ -574,7 +574,7 @@ def test_a_vocabulary_in_the_model_looks_up_what_its_ids_do(silent):
     words = np.random.default_rng(3).choice(["a", "b", "c", "d"], (EXAMPLES, 2))
     ids = np.vectorize({"a": 1, "b": 2, "c": 3, "d": 0}.get)(words)
     targets = (ids[:, :1] == 2).astype(np.float32)
-    found = []
+    actual = []
     for x, first in (
         (words.astype(object), keras.layers.StringLookup(vocabulary=["a", "b", "c"])),
         (ids, keras.layers.Identity()),
@@ -587,8 +587,8 @@ def test_a_vocabulary_in_the_model_looks_up_what_its_ids_do(silent):
         plan = make_plan(epochs=1)
         model = prepare(keras.Sequential([inputs, first, table, *rest]), plan)
         model.fit(plan.batches(x, targets), verbose=0)
-        found.append(table_of(model))
-    np.testing.assert_allclose(*found, rtol=1e-5, atol=1e-6)
+        actual.append(table_of(model))
+    np.testing.assert_allclose(*actual, rtol=1e-5, atol=1e-6)
 
 
 def sentences():

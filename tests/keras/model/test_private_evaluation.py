@@ -129,9 +129,9 @@ def test_users_must_be_named(data, make_private_model, make_plan):
     model.fit(plan.batches(*data), epochs=1, verbose=0)
     with pytest.raises(ValueError, match="give users="):
         model.evaluate_privately(*data)
-    found = model.evaluate_privately(*data, users=np.arange(22) // 2)
+    actual = model.evaluate_privately(*data, users=np.arange(22) // 2)
     sigma = plan.measurements.noise_multiplier
-    assert found.noise["accuracy"] == pytest.approx(0.5 * sigma / 11)
+    assert actual.noise["accuracy"] == pytest.approx(0.5 * sigma / 11)
 
 
 def test_evaluations_of_one_kind_are_traced_once(data, make_private_model, make_plan):

@@ -54,8 +54,8 @@ def test_noise_on_the_clipped_sum_then_a_public_constant(
     private = make_private_model(plan)
     private.fit(plan.batches(*data), epochs=2, verbose=0)
     expected = reference_weights(make_plain_model(), plan, *data, 0.1, 0.7)
-    for found, wanted in zip(private.get_weights(), expected):
-        np.testing.assert_allclose(found, wanted, atol=2e-4)
+    for actual, wanted in zip(private.get_weights(), expected):
+        np.testing.assert_allclose(actual, wanted, atol=2e-4)
 
 
 @pytest.mark.slow_cases("steps_per_execution", "xla")

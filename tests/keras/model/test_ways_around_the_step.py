@@ -73,7 +73,7 @@ def test_threads_do_not_share_noise(data, make_min_sep_plan, make_private_model)
         thread.start()
     for thread in threads:
         thread.join()
-    assert sum(isinstance(found, Exception) for found in outcomes) == 1
+    assert sum(isinstance(actual, Exception) for actual in outcomes) == 1
     assert model.optimizer.steps_taken == 1
 
 
@@ -82,8 +82,8 @@ def by_hand(model, iterator):
     with tf.GradientTape() as tape:
         loss = tf.reduce_mean(model(batch["x"]))
     weights = model.trainable_variables
-    found = tape.gradient(loss, [weight.value for weight in weights])
-    for weight, gradient in zip(weights, found, strict=True):
+    actual = tape.gradient(loss, [weight.value for weight in weights])
+    for weight, gradient in zip(weights, actual, strict=True):
         weight.assign_sub(gradient)
     return {"loss": loss}
 

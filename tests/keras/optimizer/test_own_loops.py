@@ -36,9 +36,9 @@ def test_noisy_gradients_are_multiples_of_one_spacing_whatever_was_added(
     batch = next(iter(plan.batches(scale * data[0], data[1])))
     noisy = model.private_gradients(batch)
     grid = 2.0 ** np.floor(np.log2(plan.noise_stddev / plan.expected_batch_size) - 10)
-    found = np.concatenate([np.ravel(g) for g in noisy.gradients]).astype(float) / grid
-    np.testing.assert_array_equal(found, np.rint(found))
-    assert np.std(found) > 500
+    actual = np.concatenate([np.ravel(g) for g in noisy.gradients]).astype(float) / grid
+    np.testing.assert_array_equal(actual, np.rint(actual))
+    assert np.std(actual) > 500
 
 
 @pytest.mark.slow

@@ -307,8 +307,8 @@ def test_a_step_that_was_lost_is_repeated_as_it_was_or_stops(
 ):
     def make_model(factor):
         def graded(y, logits):  # No configuration tells the factor.
-            found = keras.losses.sparse_categorical_crossentropy(y, logits, True)
-            return factor * found
+            actual = keras.losses.sparse_categorical_crossentropy(y, logits, True)
+            return factor * actual
 
         return make_private_model(plan, hidden=False, loss=graded)
 

@@ -45,16 +45,16 @@ def test_it_counts_what_became_of_examples(
     data, make_plan, make_private_model, changes, options
 ):
     model = counted(data, make_plan, make_private_model, changes, **options)
-    found, plan = model.private_counts(), model.optimizer.plan
+    actual, plan = model.private_counts(), model.optimizer.plan
     # 22 examples in epochs of 4 batches of 6.
     per_epoch = plan.expected_batch_size * plan.num_steps / 2
     close = pytest.approx
-    assert found.bad * per_epoch == close(7, abs=5 * found.noise * per_epoch)
-    assert found.zero * per_epoch == close(4, abs=5 * found.noise * per_epoch)
-    clipped = found.clipped * per_epoch
-    assert found.noise * per_epoch < 0.3
+    assert actual.bad * per_epoch == close(7, abs=5 * actual.noise * per_epoch)
+    assert actual.zero * per_epoch == close(4, abs=5 * actual.noise * per_epoch)
+    clipped = actual.clipped * per_epoch
+    assert actual.noise * per_epoch < 0.3
     if "l2_norm_clip" in changes:
-        assert clipped == close(0, abs=5 * found.noise * per_epoch)
+        assert clipped == close(0, abs=5 * actual.noise * per_epoch)
     else:
         assert 2 < clipped < 11.5
 
@@ -68,8 +68,8 @@ def test_microbatches_count_the_same(data, make_plan, make_private_model):
     tf_bandmf.keras.make_private(model, microbatch_size=4)
     with pytest.warns(UserWarning, match="contributed nothing"):
         model.fit(plan.batches(x, data[1]), epochs=2, verbose=0)
-    found = model.private_counts()
-    assert found.bad * 24 == pytest.approx(3, abs=5 * found.noise * 24)
+    actual = model.private_counts()
+    assert actual.bad * 24 == pytest.approx(3, abs=5 * actual.noise * 24)
 
 
 @pytest.mark.invariant(3)
@@ -99,8 +99,8 @@ def test_a_neighbor_moves_the_sum_of_an_epoch_by_one_for_each_participation(
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             model.fit(plan.batches(x, data[1]), epochs=2, verbose=0)
-        found = model.private_counts()
-        shares = np.array([found.clipped, found.zero, found.bad])
+        actual = model.private_counts()
+        shares = np.array([actual.clipped, actual.zero, actual.bad])
         return shares * plan.expected_batch_size * plan.num_steps
 
     ordinary = sums(data[0])
@@ -252,7 +252,7 @@ def test_the_noise_is_the_strategys(data, make_plan, make_private_model):
     model.fit(plan.batches(*data), epochs=12, verbose=0, callbacks=[Watch()])
     # Nothing is bad or without gradient: what is released is noise.
     steps = np.diff(np.array(sums), axis=0, prepend=0.0)[:, 1:]
-    found = model.private_counts()
+    actual = model.private_counts()
     scale = model.optimizer.run.counts._weight * plan.expected_batch_size
     whitened = plan.strategy.matrix.to_dense() @ (steps * scale) / plan.noise_stddev
     assert whitened.shape == (48, 2)
@@ -260,4 +260,4 @@ def test_the_noise_is_the_strategys(data, make_plan, make_private_model):
     # Stated is the noise of the sum over all steps.
     row = np.ones(48) @ np.linalg.inv(plan.strategy.matrix.to_dense())
     noise = plan.noise_stddev * np.linalg.norm(row) / scale / 48
-    assert found.noise == pytest.approx(noise, rel=1e-5)
+    assert actual.noise == pytest.approx(noise, rel=1e-5)

@@ -66,7 +66,7 @@ def releases_of_history(change=None, factors=(0.0, 0.0, 0.0), **compiled):
         factor.assign(now)
         noisy.append(model.private_gradients(batch))
         model.optimizer.apply_noisy(noisy[-1], lambda gradients, variables: None)
-    return np.array([tf.reshape(found.gradients[0], [-1]) for found in noisy])
+    return np.array([tf.reshape(actual.gradients[0], [-1]) for actual in noisy])
 
 
 def other_record(x, y, place):
@@ -101,9 +101,9 @@ def unchanged():
 def test_equal_sums_do_not_show(history, unchanged, figure, monkeypatch):
     first = unchanged("as it is")
     difference = first - releases_of_history(HISTORIES[history])
-    found = difference[0].std() / (np.sqrt(2.0) * STEP)
-    figure(f"{history}: the difference is noise, {found:.1f} times that of two runs")
-    assert 0.9 < found < 1.1
+    actual = difference[0].std() / (np.sqrt(2.0) * STEP)
+    figure(f"{history}: the difference is noise, {actual:.1f} times that of two runs")
+    assert 0.9 < actual < 1.1
     # Bound to the sums alone, the releases are the same.
     privatize = Run.privatize
 
@@ -132,10 +132,10 @@ def test_histories_that_meet_again_share_no_noise(unchanged, figure, monkeypatch
         return np.corrcoef(difference[0], difference[1])[0, 1]
 
     difference = unchanged("as it is") - releases_of_history(factors=(1.0, 0.0, 0.0))
-    found = correlation(difference)
-    figure(f"the differences of two steps are correlated by {found:.2f}")
+    actual = correlation(difference)
+    figure(f"the differences of two steps are correlated by {actual:.2f}")
     # As within one run: by its own C, whose second coefficient is a half.
-    assert -0.6 < found < -0.2
+    assert -0.6 < actual < -0.2
     # All steps after the one that differs have noise of their own.
     assert min(difference.std(axis=1)) > STEP
     monkeypatch.setattr(SecretState, "_point", lambda self, digest, step: digest)
@@ -190,14 +190,14 @@ def releases_of(rates, releases):
     # No row is read twice.
     x = np.arange(2 * EXAMPLES, dtype=np.int32).reshape(EXAMPLES, 2)
     batches = list(plan.batches(x, np.zeros([EXAMPLES, 1], "f4")).dataset(0))
-    found = []
+    actual = []
     for step, rate in enumerate(rates):
         inner.learning_rate.assign(rate)
         model.train_on_batch(batches[step])
         if step in releases:
             model.release()
-            found.append(table.embeddings.numpy()[batches[0]["x"].numpy().ravel()])
-    return found
+            actual.append(table.embeddings.numpy()[batches[0]["x"].numpy().ravel()])
+    return actual
 
 
 def noise_of(*rates):
@@ -229,7 +229,7 @@ def by_one_more_release():
 @pytest.mark.parametrize("solved", [by_two_rates, by_one_more_release])
 @pytest.mark.invariant(8)
 def test_lazy_rows_do_not_give_two_equations(solved, figure, monkeypatch):
-    found = solved()
+    actual = solved()
     digest = RunTables.digest
 
     def of_sums_alone(self, sums, step):
@@ -242,6 +242,6 @@ def test_lazy_rows_do_not_give_two_equations(solved, figure, monkeypatch):
     # Two rows of three numbers, clipped to one, at the rate of the first step.
     exact = 1.0 - 0.5 / BATCH / np.sqrt(6.0)
     np.testing.assert_allclose(solved(), exact, atol=1e-4)
-    error = (found - exact).std() / noise_of(0.5)
+    error = (actual - exact).std() / noise_of(0.5)
     figure(f"{solved.__name__}: the solution has {error:.1f} times the noise of a step")
     assert error > 1.0

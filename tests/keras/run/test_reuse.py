@@ -103,9 +103,9 @@ def test_two_worlds_share_no_noise(mechanism, tmp_path, figure):
     # 1640 coordinates, the standard deviation of sqrt(2) times the noise; S has a norm of
     # at most 8 clip norms in all of them together.
     deviation = plan.noise_stddev / plan.expected_batch_size
-    found = (releases[0] - releases[1]).std() / (np.sqrt(2) * deviation)
-    figure(f"{mechanism}: noise of the difference {found:.2f} times what is promised")
-    assert found > 0.85 and found < 4.0
+    actual = (releases[0] - releases[1]).std() / (np.sqrt(2) * deviation)
+    figure(f"{mechanism}: noise of the difference {actual:.2f} times what is promised")
+    assert actual > 0.85 and actual < 4.0
     mean = (releases[0] + releases[1]).std() / (np.sqrt(2) * deviation)
     assert mean > 0.85
 

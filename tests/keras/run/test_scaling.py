@@ -61,9 +61,9 @@ def test_scales_are_a_function_of_the_second_moments(make_plan, make_scaled, dat
         np.testing.assert_array_equal(scale, np.ones(scale.shape))
     model.fit(plan.batches(*data), verbose=0)
     moments = [np.asarray(m) for m in optimizer.inner_optimizer._velocities]
-    for found, expected in zip(optimizer.scales(), scales_of(moments), strict=True):
-        np.testing.assert_allclose(found, expected, rtol=1e-5)
-        assert np.all(found > 0) and np.all(found <= 11.0 * (1 + 1e-6))
+    for actual, expected in zip(optimizer.scales(), scales_of(moments), strict=True):
+        np.testing.assert_allclose(actual, expected, rtol=1e-5)
+        assert np.all(actual > 0) and np.all(actual <= 11.0 * (1 + 1e-6))
 
 
 BAD_MOMENTS = {

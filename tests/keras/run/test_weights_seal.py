@@ -149,8 +149,8 @@ def variables():
         np.arange(4, dtype=np.int64),
         np.float32(2.0),
     ]
-    found = [keras.Variable(value, dtype=value.dtype.name) for value in values]
-    return [*found, keras.Variable(np.ones(6), dtype="bfloat16")]
+    actual = [keras.Variable(value, dtype=value.dtype.name) for value in values]
+    return [*actual, keras.Variable(np.ones(6), dtype="bfloat16")]
 
 
 @pytest.mark.parametrize("kind", ["host", "device"])
@@ -220,10 +220,10 @@ def test_an_evaluation_within_a_second_fit(data, make_plan, make_private_model):
     plan = make_plan("identity", epochs=3, batch_size=22)
     plan = plan.reserve(metrics=0.2, evaluations=2)
     model = make_private_model(plan)
-    found = []
+    actual = []
     evaluate = keras.callbacks.LambdaCallback(
-        on_epoch_end=lambda epoch, logs: found.append(model.evaluate_privately(*data))
+        on_epoch_end=lambda epoch, logs: actual.append(model.evaluate_privately(*data))
     )
     for _ in range(2):
         model.fit(plan.batches(*data), epochs=1, verbose=0, callbacks=[evaluate])
-    assert len(found) == 2
+    assert len(actual) == 2

@@ -183,9 +183,9 @@ def test_an_adversarial_search(name):
             tuple(np.clip(np.add(exponents, rng.normal(size=2)), -30, 30)),
             float(np.clip(nearness + rng.normal(), -9, 0)),
         )
-        found = norm(moved)
-        if found > largest:
-            best, largest = moved, found
+        actual = norm(moved)
+        if actual > largest:
+            best, largest = moved, actual
     assert largest > 0.0
 
 
@@ -316,10 +316,10 @@ def test_bounds_are_above_the_exact_norm_by_less_than_a_hundredth(name):
         factor = base.Product(tf.constant(left[None]), tf.constant(right[None]), shape)
         exact = left.T.astype(float) @ right
     size = np.linalg.norm(exact)
-    found = [factor.measure().norms]
+    actual = [factor.measure().norms]
     if isinstance(factor, base.Product):  # however many terms there are
-        found.append(norms.of_terms(factor.left, factor.right))
-    for each in found:
+        actual.append(norms.of_terms(factor.left, factor.right))
+    for each in actual:
         assert size <= np.sqrt(each.bounds[0]) <= 1.01 * size
 
 
@@ -350,13 +350,13 @@ def _of_short_operands(kind, dtype, terms, width, monkeypatch):
 def test_what_has_16_bits_waits_so_on_accelerators_and_norms_are_the_same(
     dtype, terms, width, monkeypatch
 ):
-    found = _of_short_operands("GPU", dtype, terms, width, monkeypatch)
+    actual = _of_short_operands("GPU", dtype, terms, width, monkeypatch)
     expected = _of_short_operands("CPU", dtype, terms, width, monkeypatch)
     is_formed = (terms, width) == (4, 5)
-    assert found[2] == {tf.float32 if is_formed else dtype}
+    assert actual[2] == {tf.float32 if is_formed else dtype}
     # The control: the CPU keeps float32.
     assert expected[2] == {tf.float32}
-    for own, other in zip(found[:2], expected[:2], strict=True):
+    for own, other in zip(actual[:2], expected[:2], strict=True):
         np.testing.assert_allclose(own, other, rtol=1e-6, atol=1e-5)
 
 

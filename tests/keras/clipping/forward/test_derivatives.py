@@ -94,5 +94,5 @@ def test_gradients_of_a_penalty_are_those_of_each_example(name):
         share = tf.minimum(1.0, CLIP / tf.linalg.global_norm(gradients))
         for part, gradient in zip(expected, gradients, strict=True):
             part += np.asarray(share * gradient)
-    for found, total in zip(clipped(model), expected, strict=True):
-        np.testing.assert_allclose(found, total, atol=2e-4)
+    for actual, total in zip(clipped(model), expected, strict=True):
+        np.testing.assert_allclose(actual, total, atol=2e-4)

@@ -12,8 +12,8 @@ layers = keras.layers
 
 
 def host(function, x, **options):
-    found = tf.numpy_function(function, [x], tf.float32, **options)
-    return tf.ensure_shape(found, x.shape)
+    actual = tf.numpy_function(function, [x], tf.float32, **options)
+    return tf.ensure_shape(actual, x.shape)
 
 
 def print_and_read(path):

@@ -77,9 +77,9 @@ def test_a_known_layer_moves_no_other_example(name):
     def run(x):
         keras.utils.set_random_seed(1)
         layer = make()
-        found = layer(tf.constant(x), training=True)
+        actual = layer(tf.constant(x), training=True)
         assert knows(layer, [x.shape])
-        return np.asarray(found)
+        return np.asarray(actual)
 
     before = run(batch)
     assert len(before) == len(batch)

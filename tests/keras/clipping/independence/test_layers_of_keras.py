@@ -14,7 +14,7 @@ LINE_OF_IMAGES = (2, 4, 4, 2)
 
 
 def spatial(rank, shape):
-    found = [
+    actual = [
         (f"Conv{rank}D", dict(filters=2, kernel_size=2)),
         (f"Conv{rank}D", dict(filters=2, kernel_size=2, padding="same", strides=2)),
         (
@@ -32,11 +32,11 @@ def spatial(rank, shape):
         (f"GlobalAveragePooling{rank}D", dict(keepdims=True)),
     ]
     if rank < 3:
-        found += [
+        actual += [
             (f"DepthwiseConv{rank}D", dict(kernel_size=2, dilation_rate=2)),
             (f"SeparableConv{rank}D", dict(filters=2, kernel_size=2)),
         ]
-    return [(name, arguments, shape) for name, arguments in found]
+    return [(name, arguments, shape) for name, arguments in actual]
 
 
 def entries():

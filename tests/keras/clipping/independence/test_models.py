@@ -52,11 +52,11 @@ def judged(make):
 @pytest.mark.invariant(16)
 def test_models_of_many_kinds(name):
     truth, make = S.MODELS[name]
-    found = judged(make)
+    actual = judged(make)
     if truth == S.A:
-        assert found == ALONE.get(name, [])
+        assert actual == ALONE.get(name, [])
     else:
-        assert found, "accepted, though examples meet"
+        assert actual, "accepted, though examples meet"
 
 
 @pytest.mark.slow
@@ -64,9 +64,9 @@ def test_models_of_many_kinds(name):
 @pytest.mark.invariant(16)
 def test_backbones_of_keras_hub(name):
     models = pytest.importorskip("keras_hub").models
-    found = judged(lambda: getattr(models, name)(**S.HUB[name]))
+    actual = judged(lambda: getattr(models, name)(**S.HUB[name]))
     norms = name in ("ResNetBackbone", "DenseNetBackbone")
-    assert (set(found) == {"BatchNormalization"}) if norms else found == []
+    assert (set(actual) == {"BatchNormalization"}) if norms else actual == []
 
 
 class Centre(keras.Operation):

@@ -28,11 +28,11 @@ def until(x, **options):
 def in_bounds(x):
     places = tf.math.floormod(own(x), LENGTH)
     clipped = tf.clip_by_value(own(x), 0, LENGTH - 1)
-    found = tf.gather_nd(x, places[:, None]) + tf.raw_ops.GatherV2(
+    actual = tf.gather_nd(x, places[:, None]) + tf.raw_ops.GatherV2(
         params=x, indices=clipped, axis=0
     )
     largest = tf.raw_ops.GatherV2(params=x, indices=tf.argmax(x, 0), axis=0)
-    return x + found + tf.reduce_sum(largest)
+    return x + actual + tf.reduce_sum(largest)
 
 
 @tf.custom_gradient

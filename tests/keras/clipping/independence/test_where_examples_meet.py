@@ -94,8 +94,8 @@ class Pooled(layers.Layer):
     def call(self, x):
         query = ops.mean(x, axis=1, keepdims=True)
         mask = ops.mean(x, axis=-1) > 0  # [B, T], broadcast to [1, 1, B, T].
-        found = self.attention(query, x, attention_mask=mask)
-        return x + ops.mean(found, axis=1, keepdims=True)
+        actual = self.attention(query, x, attention_mask=mask)
+        return x + ops.mean(actual, axis=1, keepdims=True)
 
 
 @pytest.mark.slow
@@ -166,11 +166,11 @@ class KeptInSeed(layers.Layer):
             state = self.seeds.state._value
             kept = tf.cast(state[0], x.dtype)
             self.seeds.next()
-            found = tf.cast(tf.stack([total, total]), state.dtype)
+            actual = tf.cast(tf.stack([total, total]), state.dtype)
             if self.kind == "function":
-                tf.function(state.assign)(found)
+                tf.function(state.assign)(actual)
             else:
-                state.assign(found)
+                state.assign(actual)
         return x * (1.0 + kept / 1e3)
 
 

@@ -36,9 +36,9 @@ def test_it_trains_and_its_sums_are_those_of_tensorflow():
     step = tf.function(
         lambda: clipped_gradient_sums(model, X, Y, l2_norm_clip=1e6), autograph=False
     )
-    found = step().sums
+    actual = step().sums
     with tf.GradientTape() as tape:
         loss = tf.reduce_sum(keras.losses.CTC(reduction=None)(Y, model(X)))
     expected = tape.gradient(loss, [v.value for v in model.trainable_variables])
-    for ours, theirs in zip(found, expected, strict=True):
+    for ours, theirs in zip(actual, expected, strict=True):
         np.testing.assert_allclose(ours, theirs, atol=1e-5)

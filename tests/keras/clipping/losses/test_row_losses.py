@@ -23,12 +23,12 @@ def compiled(loss, **arguments):
 
 def one_by_one(loss, y, y_pred, weights):
     """The compiled loss of batches of one example."""
-    found = []
+    actual = []
     for i in range(BATCH):
         weight = None if weights is None else weights[i : i + 1]
         value = compiled(loss)(y[i : i + 1], y_pred[i : i + 1], weight)
-        found.append(tf.reduce_sum(value))
-    return tf.stack(found)
+        actual.append(tf.reduce_sum(value))
+    return tf.stack(actual)
 
 
 def assert_one_by_one(loss, y, inputs, weights, predict=tf.identity):

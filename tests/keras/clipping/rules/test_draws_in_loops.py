@@ -127,9 +127,9 @@ def test_seeds_that_are_given_differ_between_rounds():
 
     @tf.function(autograph=False)
     def drawn():
-        def body(i, found):
+        def body(i, actual):
             value = keras.random.uniform((), seed=generator)
-            return i + 1, tf.tensor_scatter_nd_update(found, [[i]], [value])
+            return i + 1, tf.tensor_scatter_nd_update(actual, [[i]], [value])
 
         with seeds_from(lambda: tf.constant([3, 4], tf.int64)):
             return rounds(6, body, tf.zeros([6]))

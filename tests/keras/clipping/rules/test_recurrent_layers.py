@@ -40,13 +40,13 @@ def model_of(makers, first=lambda tokens: tokens, others=()):
     keras.utils.set_random_seed(0)
     inputs = keras.Input((7,), dtype="int32")
     embedded = layers.Embedding(5, 3, mask_zero=True)(first(inputs))
-    found = []
+    actual = []
     for make in makers:
         output = make()(embedded)
         if len(output.shape) == 3:
             output = layers.Flatten()(output)
-        found.append(output)
-    joined = layers.Concatenate()(found) if len(found) > 1 else found[0]
+        actual.append(output)
+    joined = layers.Concatenate()(actual) if len(actual) > 1 else actual[0]
     model = keras.Model(
         [inputs, *others] if others else inputs, layers.Dense(3)(joined)
     )
@@ -108,8 +108,8 @@ def give_masks(cell, numbered):
         shape = (5, gates or 1, step_input.shape[-1])
         table = (rng.random(shape) >= rate).astype("f4") / (1 - rate)
         rows = tf.gather(tf.constant(table), numbered.numbers[:, 0])
-        found = tf.unstack(rows, axis=1)
-        return found if gates else found[0]
+        actual = tf.unstack(rows, axis=1)
+        return actual if gates else actual[0]
 
     cell._create_dropout_mask = masks
 

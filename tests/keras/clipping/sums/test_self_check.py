@@ -112,8 +112,8 @@ def test_finds_a_rule_that_is_right_for_the_first_weights_alone(is_right, monkey
     monkeypatch.setattr(rules, "_RULES", [RuleOfGained(is_right), *rules._RULES])
     model = reference.classifier(Gained(), inputs=(6, 4))
     model.layers[0].gain.assign(np.ones(3))
-    found = pytest.raises(ClippingMismatchError, match="when it is alone")
-    with contextlib.nullcontext() if is_right else found:
+    actual = pytest.raises(ClippingMismatchError, match="when it is alone")
+    with contextlib.nullcontext() if is_right else actual:
         self_check(model, reference.sequences(), reference.labels())
     np.testing.assert_array_equal(model.layers[0].gain, np.ones(3))
 

@@ -89,8 +89,8 @@ def unit_gradients(model, x, y, rows, weights=None):
                 for k in places
             ]
             mean = tf.add_n(of_rows) / len(places)
-        found = tape.gradient(mean, variables, unconnected_gradients="zero")
-        gradients.append([np.asarray(tf.convert_to_tensor(g), "f8") for g in found])
+        actual = tape.gradient(mean, variables, unconnected_gradients="zero")
+        gradients.append([np.asarray(tf.convert_to_tensor(g), "f8") for g in actual])
         losses.append(float(mean))
     return np.array(losses), gradients
 
@@ -122,11 +122,11 @@ def test_norms_and_sums_are_those_of_the_mean_loss(make):
     model, shape = compiled(make)
     x, y, rows = batch(shape)
     losses, gradients = unit_gradients(model, x, y, rows)
-    found = clipped(model, x, y, rows)
-    np.testing.assert_allclose(found.losses, losses, rtol=1e-5)
-    np.testing.assert_allclose(found.norms, norms_of(gradients), rtol=5e-6)
-    assert_sums_close(found.sums, clipped_sums(gradients, 0.5), rtol=1e-3)
-    assert found.outputs.shape == (U, K, 3)
+    actual = clipped(model, x, y, rows)
+    np.testing.assert_allclose(actual.losses, losses, rtol=1e-5)
+    np.testing.assert_allclose(actual.norms, norms_of(gradients), rtol=5e-6)
+    assert_sums_close(actual.sums, clipped_sums(gradients, 0.5), rtol=1e-3)
+    assert actual.outputs.shape == (U, K, 3)
 
 
 def many_channels():
@@ -148,10 +148,10 @@ def test_units_of_a_convolution_are_formed_without_patches(monkeypatch):
         raise AssertionError("Patches were made.")
 
     monkeypatch.setattr(convolution, "shifted_inputs", refused)
-    found = clipped(model, x, y, rows)
-    np.testing.assert_allclose(found.losses, losses, rtol=1e-5)
-    np.testing.assert_allclose(found.norms, norms_of(gradients), rtol=5e-6)
-    assert_sums_close(found.sums, clipped_sums(gradients, 0.5), rtol=1e-3)
+    actual = clipped(model, x, y, rows)
+    np.testing.assert_allclose(actual.losses, losses, rtol=1e-5)
+    np.testing.assert_allclose(actual.norms, norms_of(gradients), rtol=5e-6)
+    assert_sums_close(actual.sums, clipped_sums(gradients, 0.5), rtol=1e-3)
 
 
 @pytest.mark.parametrize("strides", [1, 2])
@@ -190,9 +190,9 @@ def test_sample_weights_are_those_of_rows():
     x, y, rows = batch(shape)
     weights = np.random.default_rng(2).random((U, K)).astype(np.float32)
     losses, gradients = unit_gradients(model, x, y, rows, weights)
-    found = clipped(model, x, y, rows, tf.constant(weights))
-    np.testing.assert_allclose(found.losses, losses, rtol=1e-5)
-    np.testing.assert_allclose(found.norms, norms_of(gradients), rtol=5e-6)
+    actual = clipped(model, x, y, rows, tf.constant(weights))
+    np.testing.assert_allclose(actual.losses, losses, rtol=1e-5)
+    np.testing.assert_allclose(actual.norms, norms_of(gradients), rtol=5e-6)
 
 
 @pytest.mark.invariant(16)
@@ -235,8 +235,8 @@ def test_a_units_contribution_is_within_the_clip_norm():
     y = model.predict(x[0], verbose=0)[None]
     y[0, 0] += 1e3
     y[0, 1] -= 1e3
-    found = clipped(model, x, y.astype(np.float32), np.ones((1, 2), bool))
-    norm = np.sqrt(sum(np.sum(np.square(s, dtype="f8")) for s in found.sums))
+    actual = clipped(model, x, y.astype(np.float32), np.ones((1, 2), bool))
+    norm = np.sqrt(sum(np.sum(np.square(s, dtype="f8")) for s in actual.sums))
     assert 0.0 < norm <= 0.5 * 1.001
 
 
@@ -244,11 +244,11 @@ def test_a_unit_without_rows_contributes_nothing():
     model, shape = compiled(dense)
     x, y, rows = batch(shape)
     rows[2] = False
-    found = clipped(model, x, y, rows)
+    actual = clipped(model, x, y, rows)
     others = [0, 1, 3]
     expected = clipped(model, x[others], y[others], rows[others])
-    assert found.norms[2] == 0.0
-    for a, b in zip(found.sums, expected.sums, strict=True):
+    assert actual.norms[2] == 0.0
+    for a, b in zip(actual.sums, expected.sums, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
 
 
@@ -274,13 +274,13 @@ def test_automatic_clipping_is_normalization(scale):
     x, y, rows = batch(shape)
     weights = np.full((U, K), scale, np.float32)
     _, gradients = unit_gradients(model, x, y, rows, weights)
-    found = clipped(
+    actual = clipped(
         model, x, y, rows, tf.constant(weights), clipping=Clipping("automatic")
     )
     expected = [np.zeros_like(g) for g in gradients[0]]
     for norm, grads in zip(norms_of(gradients), gradients, strict=True):
         factor = 0.5 / (norm + 0.01)
         expected = [e + factor * g for e, g in zip(expected, grads, strict=True)]
-    assert_sums_close(found.sums, expected, rtol=1e-3)
-    total = np.sqrt(sum(np.sum(np.square(s)) for s in found.sums))
+    assert_sums_close(actual.sums, expected, rtol=1e-3)
+    total = np.sqrt(sum(np.sum(np.square(s)) for s in actual.sums))
     assert total <= 0.5 * U

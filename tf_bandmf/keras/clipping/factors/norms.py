@@ -177,7 +177,7 @@ def of_examples(gradients: tf.Tensor) -> Norms:
 
 
 def _block(size: int) -> int | None:
-    """The largest divisor of a size that is not too long; None if all are short."""
+    """Largest divisor of a size within the limit, or None if that is below 32."""
     if size <= BLOCK:
         return size
     block = next(n for n in range(BLOCK, 0, -1) if size % n == 0)

@@ -137,7 +137,7 @@ class Walk:
             yield
 
     def _sizes(self, original: Any, x: Any) -> Any:
-        """The sizes of `ops.shape`, which knows the batch where `x.shape` does not."""
+        """Result of `ops.shape`, which has the batch size where `x.shape` does not."""
         return self.shape(x) if isinstance(x, KerasTensor) else original(x)
 
     def _note(self, *entry: Any) -> None:
