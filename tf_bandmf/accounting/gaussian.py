@@ -112,7 +112,10 @@ def gaussian_epsilon(noise_stddev: float, delta: float) -> float:
         return log(gaussian_delta(noise_stddev, epsilon)) - log(delta)
 
     # dp-accounting has these roots, too, but not yet in the version of TFF's stack.
-    root = scipy.optimize.brentq(excess, 0.0, LARGEST_STATED_EPSILON, xtol=_TOLERANCE)
+    upper = 1.0
+    while excess(upper) > 0.0:
+        upper = min(2.0 * upper, LARGEST_STATED_EPSILON)
+    root = scipy.optimize.brentq(excess, 0.0, upper, xtol=_TOLERANCE)
     return to_safe_side(float(root), lambda e: gaussian_delta(noise_stddev, e) <= delta)
 
 
