@@ -27,7 +27,7 @@ MOMENTUM = 0.9
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """What all mechanisms have in common; l2_norm_clip is of a device's update."""
+    """Settings of all mechanisms; l2_norm_clip is of a device's update."""
 
     epsilon: float
     delta: float
@@ -159,12 +159,12 @@ def tree_noise(plan: tf_bandmf.Plan) -> float:
 
     def add(row: np.ndarray, level: int, start: int, weight: float) -> None:
         """Adds a node's estimate: its own noise and its children's, best weighted."""
-        own = 2.0**level / (2.0 ** (level + 1) - 1.0)
-        row[numbers.setdefault((level, start), len(numbers))] += weight * own
+        share = 2.0**level / (2.0 ** (level + 1) - 1.0)
+        row[numbers.setdefault((level, start), len(numbers))] += weight * share
         if level:
             half = 2 ** (level - 1)
             for child in (start, start + half):
-                add(row, level - 1, child, weight * (1.0 - own))
+                add(row, level - 1, child, weight * (1.0 - share))
 
     for prefix in range(1, n + 1):
         start = 0

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 @dataclasses.dataclass(frozen=True)
 class Curve:
-    """How one mechanism did.
+    """The results of one mechanism.
 
     Attributes:
       title: of the mechanism.

@@ -58,7 +58,7 @@ class Test:
     ) -> tuple[float, float]:
         """Accuracy in [0, 1] and loss in nats per character."""
         weights.assign_weights_to(self._model)
-        found = self._model.evaluate(
+        metrics = self._model.evaluate(
             self._inputs, self._targets, batch_size=250, verbose=0, return_dict=True
         )
-        return found["accuracy"], found["loss"]
+        return metrics["accuracy"], metrics["loss"]

@@ -1,4 +1,4 @@
-"""What a round of a large model costs a server that adds up its devices' updates.
+"""Cost of a round of a large model to a server that adds up its devices' updates.
 
     python federated/examples/large_model.py --parameters 10000000 --devices 100
 

@@ -134,9 +134,9 @@ def main(arguments: list[str] | None = None) -> float:
     truth = generator.normal(size=FEATURES)
 
     def data_of(user: int) -> Dataset:
-        own = np.random.default_rng([1, user])
-        x = own.normal(size=(RECORDS, FEATURES))
-        return Dataset((x, (x @ truth + own.logistic(size=RECORDS) > 0).astype(float)))
+        rng = np.random.default_rng([1, user])
+        x = rng.normal(size=(RECORDS, FEATURES))
+        return Dataset((x, (x @ truth + rng.logistic(size=RECORDS) > 0).astype(float)))
 
     users = FederatedDataset(
         data_of, get_user_sampler("minimize_reuse", list(range(USERS)))

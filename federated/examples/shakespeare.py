@@ -73,7 +73,7 @@ def train(
 
 
 def too_few(setting: contenders.Setting) -> str:
-    """What a small epsilon would take, with as much noise in the mean of the updates."""
+    """The cost of a small epsilon, with as much noise in the mean of the updates."""
     now = setting.plan("banded")
     wanted = setting.plan(now.strategy, SMALL_EPSILON)
     ratio = wanted.noise_multiplier / now.noise_multiplier
@@ -170,7 +170,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print(too_few(setting), flush=True)
     os.makedirs(options.out, exist_ok=True)
     test = language_model.Test(options.speakers)
-    found = []
+    results = []
     for name in options.mechanisms:
         contender = contenders.build(name, setting)
         source, rounds = source_of(contender.plan), options.rounds
@@ -179,13 +179,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
             tempfile.TemporaryDirectory() as folder,
             Ledger(os.path.join(folder, "ledger"), {"plan": name}) as ledger,
         ):
-            found.append(
+            results.append(
                 train(contender, source, ledger, rounds, every, test, options.seed)
             )
             measured = ledger.measured(rounds)
         if name == "banded":
             report(os.path.join(options.out, "privacy-banded.md"), contender, measured)
-    write(options.out, found)
+    write(options.out, results)
 
 
 def report(
@@ -210,14 +210,14 @@ def report(
     )
 
 
-def write(folder: str, found: Sequence[curves.Curve]) -> None:
+def write(folder: str, results: Sequence[curves.Curve]) -> None:
     """Curves, table and picture."""
-    curves.write_csv(os.path.join(folder, "curves.csv"), found)
-    table = curves.markdown(found)
+    curves.write_csv(os.path.join(folder, "curves.csv"), results)
+    table = curves.markdown(results)
     with open(os.path.join(folder, "table.md"), "w", encoding="utf-8") as file:
         file.write(table)
     print(f"\n{table}")
-    if not curves.save_picture(os.path.join(folder, "curves.png"), found):
+    if not curves.save_picture(os.path.join(folder, "curves.png"), results):
         print("No curves.png: matplotlib is not installed; curves.csv has the numbers.")
     print(f"Written to {folder}.")
 

@@ -22,7 +22,7 @@ _NUMBERS = {symbol: number for number, symbol in enumerate(ALPHABET)}
 
 @dataclasses.dataclass(frozen=True)
 class Speakers:
-    """What the devices have.
+    """The data of the devices.
 
     Attributes:
       train: sequences of each speaker, int32, shape [sequences, LENGTH + 1].
@@ -33,7 +33,7 @@ class Speakers:
     test: np.ndarray
 
     def datasets(self, limit: int) -> dict[str, Callable[[], tf.data.Dataset]]:
-        """What makes each speaker's batches of (characters, next characters).
+        """Makes each speaker's batches of (characters, next characters).
 
         Args:
           limit: sequences that a device trains on when it takes part.

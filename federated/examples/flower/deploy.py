@@ -223,7 +223,7 @@ def write_plan(
 
 
 def participations(folder: pathlib.Path) -> list[int]:
-    """How often each device took part, as its own store says."""
+    """Participations of each device, as its own store says."""
     stores = (folder / "devices").glob("*/*.device")
     records = [json.loads(private_files.read(str(path))) for path in sorted(stores)]
     return [record["participations"] for record in records]

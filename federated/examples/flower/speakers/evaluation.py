@@ -1,4 +1,4 @@
-"""What the server finds out about a model, and the progress that it writes."""
+"""The server's evaluation of a model, and the progress that it writes."""
 
 import os
 import time

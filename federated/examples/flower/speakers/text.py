@@ -1,4 +1,4 @@
-"""What speakers say: made up, or from a file of speeches such as tiny Shakespeare."""
+"""Speeches: made up, or from a file of speeches such as tiny Shakespeare."""
 
 from __future__ import annotations
 
