@@ -10,6 +10,7 @@ import tensorflow as tf
 from tf_bandmf import strategies, workloads
 from tf_bandmf.analysis import vector_contributions
 from tf_bandmf.optimize import descent, objectives, toeplitz, traced_toeplitz
+from tf_bandmf.optimize.options import Options
 from tf_bandmf.optimize.toeplitz import named_objective
 from tf_bandmf.optimize.toeplitz_sensitivity import SquaredSensitivity
 from tf_bandmf.participation import MinSep
@@ -110,10 +111,10 @@ def bowl(x):
 
 
 def test_descent_finds_the_minimum_and_says_why_it_ended():
-    actual = descent.minimize(bowl, np.zeros(3), 50, 1e-9)
+    actual = descent.minimize(bowl, np.zeros(3), Options(50, 1e-9))
     assert actual.converged and actual.num_iterations < 50
     np.testing.assert_allclose(actual.position, 2.0, atol=1e-6)
-    short = descent.minimize(bowl, np.zeros(3), 1, 1e-9)
+    short = descent.minimize(bowl, np.zeros(3), Options(1, 1e-9))
     assert not short.converged and "max_iterations = 1" in short.message
     assert short.value < bowl(np.zeros(3))[0]
 
@@ -124,13 +125,13 @@ def test_descent_passes_over_regions_without_a_value():
             return np.inf, np.zeros(1)
         return float(x[0] - 1e-3 * np.log(x[0])), np.array([1.0 - 1e-3 / x[0]])
 
-    actual = descent.minimize(log_barrier, np.ones(1), 100, 1e-8)
+    actual = descent.minimize(log_barrier, np.ones(1), Options(100, 1e-8))
     assert actual.converged
     np.testing.assert_allclose(actual.position, 1e-3, rtol=1e-4)
 
 
 def test_descent_with_a_gradient_that_is_none_is_not_called_converged():
     actual = descent.minimize(
-        lambda x: (float(x.sum()), -np.ones(2)), np.ones(2), 9, 0.1
+        lambda x: (float(x.sum()), -np.ones(2)), np.ones(2), Options(9, 0.1)
     )
     assert not actual.converged and actual.value == 2.0

@@ -126,9 +126,6 @@ class Drawn:
     def __getitem__(self, index):
         return X[index] * np.random.default_rng().uniform()
 
-    def row_hashes(self):
-        return np.arange(M)
-
 
 @pytest.mark.attack(
     "A source of one's own",

@@ -226,6 +226,20 @@ def test_an_objective_that_claims_convexity_is_certified():
     assert actual.diagnostics["optimality_gap"] < 1e-6
 
 
+def test_an_objective_that_gives_other_values_is_traced_again():
+    workload, weights = workloads.prefix_sum(9), np.ones(9)
+
+    def weighted(errors):
+        return tf.tensordot(tf.constant(weights), errors, 1)
+
+    last = []
+    for _ in range(2):
+        actual = strategies.optimized_banded(workload, 3, objective=weighted)
+        last.append(actual.per_step_squared_error(workload)[-1])
+        weights[:-1] = 0.0
+    assert last[1] < 0.99 * last[0]
+
+
 @pytest.mark.slow
 def test_known_optimum_of_1024_steps():
     workload = workloads.prefix_sum(1024)

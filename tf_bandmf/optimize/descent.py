@@ -15,6 +15,7 @@ from typing import Callable
 
 import numpy as np
 
+from tf_bandmf.optimize.options import Options
 from tf_bandmf.optimize.result import OptimizationResult
 
 _PAIRS = 30
@@ -31,10 +32,8 @@ Function = Callable[[np.ndarray], "tuple[float, np.ndarray]"]
 def minimize(
     function: Function,
     start: np.ndarray,
-    max_iterations: int,
-    gradient_tolerance: float,
+    options: Options,
     first_step: float = math.inf,
-    decrease_tolerance: float = 0.0,
 ) -> OptimizationResult:
     """Minimizes a smooth function from a point where it is finite.
 
@@ -42,10 +41,8 @@ def minimize(
       function: value and gradient at a position, shape [m]; the value is infinite where
         there is none.
       start: shape [m].
-      max_iterations: of L-BFGS.
-      gradient_tolerance: converged when no derivative exceeds this.
+      options: when to stop; the decrease is that of the value, in 20 iterations.
       first_step: the most that the first trial step may change any variable.
-      decrease_tolerance: converged when 20 iterations lower the value by less.
     """
     began = time.perf_counter()
     x = np.array(start, np.float64)
@@ -55,16 +52,21 @@ def minimize(
     past = deque([value], maxlen=_SEGMENT + 1)
     while True:
         norm = float(np.max(np.abs(gradient), initial=0.0))
-        if norm <= gradient_tolerance:
-            converged, message = True, f"gradient norm <= {gradient_tolerance:g}"
+        if norm <= options.gradient_tolerance:
+            converged, message = (
+                True,
+                f"gradient norm <= {options.gradient_tolerance:g}",
+            )
             break
-        if len(past) > _SEGMENT and past[0] - value < decrease_tolerance:
+        if len(past) > _SEGMENT and past[0] - value < options.decrease_tolerance:
             converged = True
-            message = f"decrease < {decrease_tolerance:g} in {_SEGMENT} iterations"
+            message = (
+                f"decrease < {options.decrease_tolerance:g} in {_SEGMENT} iterations"
+            )
             break
-        if iterations >= max_iterations:
+        if iterations >= options.max_iterations:
             converged = False
-            message = f"stopped after max_iterations = {max_iterations}"
+            message = f"stopped after max_iterations = {options.max_iterations}"
             break
         direction = -_product(pairs, gradient)
         if -(gradient @ direction) <= _ROUNDING * max(1.0, abs(value)) and pairs:

@@ -125,14 +125,8 @@ class ToeplitzProblem:
         """
         if not np.isfinite(self.value_and_gradient(start)[0]):
             raise ValueError("The objective must be finite and > 0 at the start.")
-        result = descent.minimize(
-            self.value_and_gradient,
-            start,
-            options.max_iterations,
-            options.gradient_tolerance,
-            _FIRST_STEP,
-            _LEAST_DECREASE,
-        )
+        longer = dataclasses.replace(options, decrease_tolerance=_LEAST_DECREASE)
+        result = descent.minimize(self.value_and_gradient, start, longer, _FIRST_STEP)
         return dataclasses.replace(result, value=math.exp(result.value))
 
 

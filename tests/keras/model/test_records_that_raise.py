@@ -61,10 +61,6 @@ def asserted(x):
         return tf.identity(x)
 
 
-def inverted(x):
-    return tf.linalg.matvec(tf.linalg.inv(x[:, :, None] * x[:, None] + _EYE), x)
-
-
 def looked_up(x):
     place = tf.cast(x, tf.int32)
     return x + tf.raw_ops.GatherV2(params=tf.ones([5]), indices=place, axis=0)
@@ -85,7 +81,6 @@ def parsed(x):
     return tf.strings.to_number(text)
 
 
-_EYE = tf.eye(FEATURES)
 RAISING = {
     "an assertion": asserted,
     "a position": looked_up,
