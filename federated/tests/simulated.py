@@ -30,6 +30,13 @@ class Models:
             raise Crash
 
 
+class Weights(dict):
+    """Weights that left, by rounds done."""
+
+    async def release(self, value, key):
+        self[key] = value[0].astype(np.float64)
+
+
 def make_run(engine, devices, folder, over_selection=1.0, **options):
     """A run of `FederatedAveraging` with devices in this process."""
 

@@ -6,7 +6,7 @@ import shutil
 
 import numpy as np
 import pytest
-from simulated import Crash, SimulatedDevices, make_run
+from simulated import Crash, SimulatedDevices, Weights, make_run
 
 import tf_bandmf
 from tf_bandmf_federated import large_vectors
@@ -15,14 +15,6 @@ from tf_bandmf_federated.cohorts import Selected
 from tf_bandmf_federated.round_noise import RoundNoise
 
 N, B, K, PER_ROUND, SIZE = 12, 3, 4, 3, 2000
-
-
-class Models:
-    def __init__(self):
-        self.left = {}
-
-    async def release(self, value, key):
-        self.left[key] = value[0].copy()
 
 
 def make_plan(mechanism):
@@ -59,7 +51,7 @@ def make_engine(
 
 def run(plan, folder, total, devices, meanwhile=lambda round_number: None, **options):
     """Releases of the rounds up to `total`, and the sums that were sent."""
-    sums, models = {}, Models()
+    sums, models = {}, Weights()
     engine = make_engine(plan, devices, sums, meanwhile, **options)
     begun = make_run(
         engine,
@@ -70,7 +62,7 @@ def run(plan, folder, total, devices, meanwhile=lambda round_number: None, **opt
         models=models,
     )
     asyncio.run(begun.finish())
-    return models.left, sums
+    return models, sums
 
 
 def noise_left(plan, rounds, *histories):
@@ -266,7 +258,7 @@ def noise_after_a_skipped_round(plan, folder, devices):
 
     with pytest.raises(Crash):
         run(plan, folder, 6, devices, killed)
-    sums, models = {}, Models()
+    sums, models = {}, Weights()
     begun = make_run(
         make_engine(plan, devices, sums),
         devices,
@@ -277,7 +269,7 @@ def noise_after_a_skipped_round(plan, folder, devices):
         interrupted_round="skip",
     )
     asyncio.run(begun.finish())
-    return PER_ROUND * (models.left[7] - models.left[6]) - sums[6]
+    return PER_ROUND * (models[7] - models[6]) - sums[6]
 
 
 @pytest.mark.attack(

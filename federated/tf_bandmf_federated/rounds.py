@@ -199,8 +199,9 @@ class Run:
         _, number = ledger.expected
         done = number + 1
         is_due = done == self.num_rounds or done % self.release_every == 0
-        if done and self.metrics and ledger.rounds[number].skipped_because is None:
+        was_skipped = done and ledger.rounds[number].skipped_because is not None
+        if done and self.metrics is not None and not was_skipped:
             await self.metrics.release(state.metrics, key=done)
-        if done and self.models and is_due:
+        if done and self.models is not None and is_due:
             await self.models.release(await self.engine.weights(state.state), key=done)
         ledger.released(number)

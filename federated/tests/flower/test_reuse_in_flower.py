@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord
 from one_process import Node, OneProcess
+from simulated import Weights
 
 import tf_bandmf
 from tf_bandmf_federated.device_policy import DevicePolicy
@@ -22,14 +23,6 @@ PLAN = tf_bandmf.plan(
 )
 
 
-class Models:
-    def __init__(self):
-        self.left = {0: np.zeros(SIZE)}
-
-    async def release(self, value, key):
-        self.left[key] = value[0].astype(np.float64)
-
-
 def train(folder, rounds, sign):
     """What is left of the rounds' steps beside the sums, in units of the noise.
 
@@ -40,7 +33,7 @@ def train(folder, rounds, sign):
     for number in list(grid.nodes):
         path = str(folder / "nodes" / str(number))
         grid.nodes[number] = Node(path, policy, number, sign)
-    models = Models()
+    models = Weights({0: np.zeros(SIZE)})
     strategy = PrivateFedAvg(
         PLAN,
         str(folder / "run"),
@@ -55,7 +48,7 @@ def train(folder, rounds, sign):
         key: sign * metrics["contributing"] / np.sqrt(SIZE)
         for key, metrics in result.train_metrics_clientapp.items()
     }
-    return models.left, sums
+    return models, sums
 
 
 def two_containers(folder):

@@ -57,8 +57,8 @@ def check_round(tags: collections.OrderedDict, round_number: tf.Tensor) -> tf.Op
 def bounded_record(
     update: Any,
     l2_norm_clip: float,
-    finite: tf.Tensor | None = None,
-    admitted: tf.Tensor | None = None,
+    finite: tf.Tensor | bool = True,
+    admitted: tf.Tensor | bool = True,
 ) -> tuple[Any, collections.OrderedDict]:
     """A record of norm at most `l2_norm_clip`, and what was done, as counts 0 or 1.
 
@@ -70,16 +70,14 @@ def bounded_record(
       l2_norm_clip: zeta.
       finite: bool scalar: False if the client found values that are not finite and took
         them out itself.
-      admitted: bool scalar, or None: every client is.
+      admitted: bool scalar.
     """
-    true = tf.constant(True)
     # In float64: rounding does not make the norm too small.
     norm = tf.linalg.global_norm(
         [tf.cast(leaf, tf.float64) for leaf in tf.nest.flatten(update)]
     )
-    admitted = true if admitted is None else admitted
     # NaN and infinity in any value make the norm NaN or infinite.
-    finite = tf.math.is_finite(norm) & (true if finite is None else finite)
+    finite = tf.math.is_finite(norm) & finite
     contributes = admitted & finite
     is_clipped = norm > l2_norm_clip
     # ROOM is more than what rounding of factor and products adds.
