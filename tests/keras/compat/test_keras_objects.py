@@ -45,9 +45,6 @@ def test_what_a_layer_computes_with(model):
     for layer in (layers.Dense(2, lora_rank=1), layers.EinsumDense("ab,bc->ac", 2)):
         layer.build((None, 3))
         assert tuple(objects.kernel_of(layer).shape) == (3, 2)
-    groups = layers.GroupNormalization(2)
-    groups.build((None, 4))
-    assert objects.split_into_groups(groups, tf.zeros([3, 4])).shape == (3, 2, 2)
 
 
 def test_properties_of_a_layer():

@@ -107,11 +107,6 @@ def bias_of(layer: keras.Layer) -> Any:
     return layer._bias
 
 
-def split_into_groups(layer: keras.layers.GroupNormalization, inputs: Any) -> Any:
-    """The inputs as `GroupNormalization` reshapes them."""
-    return layer._reshape_into_groups(inputs)
-
-
 def tensorflow_value(variable: keras.Variable) -> Any:
     """The `tf.Variable` of a Keras variable."""
     return variable._value

@@ -45,7 +45,7 @@ VECTORIZABLE = frozenset(
         "Conv2DBackpropFilter Conv2DBackpropInput DepthwiseConv2dNative "
         "DepthwiseConv2dNativeBackpropFilter DepthwiseConv2dNativeBackpropInput Einsum "
         "L2Loss "
-        "MatMul MaxPool MaxPoolGrad MatrixBandPart "
+        "MatMul MaxPool MaxPoolGrad MatrixBandPart SpaceToBatchND BatchToSpaceND "
         # Draws with seeds of each example's own.
         "StatelessRandomGetKeyCounter StatelessRandomGetAlg StatelessRandomUniformV2 "
         "StatelessRandomNormalV2 StatelessTruncatedNormalV2 StatelessRandomUniformIntV2 "

@@ -4,32 +4,22 @@ from collections.abc import Sequence
 from typing import Any
 
 from tf_bandmf.keras.clipping.rules.base import LayerCall, Rule
-from tf_bandmf.keras.clipping.rules.convolution import (
-    ConvolutionRule,
-    DepthwiseConvolutionRule,
-)
+from tf_bandmf.keras.clipping.rules.convolution import ConvolutionRule
 from tf_bandmf.keras.clipping.rules.dense import DenseRule
 from tf_bandmf.keras.clipping.rules.embedding import EmbeddingRule
-from tf_bandmf.keras.clipping.rules.hub import (
-    MaskedLMHeadRule,
-    PositionEmbeddingRule,
-)
+from tf_bandmf.keras.clipping.rules.hub import MaskedLMHeadRule
 from tf_bandmf.keras.clipping.rules.kernel_functions import KernelFunctionRule
-from tf_bandmf.keras.clipping.rules.normalization import (
-    NormalizationRule,
-)
+from tf_bandmf.keras.clipping.rules.normalization import NormalizationRule
 from tf_bandmf.keras.clipping.rules.per_example import PerExampleRule
 from tf_bandmf.keras.clipping.rules.recurrent import RecurrentRule
 
 _RULES: list[Rule] = [
     DenseRule(),
     ConvolutionRule(),
-    DepthwiseConvolutionRule(),
     EmbeddingRule(),
     NormalizationRule(),
     RecurrentRule(),
     KernelFunctionRule(),
-    PositionEmbeddingRule(),
     MaskedLMHeadRule(),
     PerExampleRule(),
 ]

@@ -16,7 +16,6 @@ from tf_bandmf.keras.clipping.factors import norms
 from tf_bandmf.keras.clipping.factors.base import (
     Factor,
     Formed,
-    Instantiated,
     Layout,
     Product,
     prefers_forming,
@@ -321,29 +320,3 @@ def groups_have_gradients() -> bool:
         except tf.errors.OpError:
             return False
     return True
-
-
-class DepthwiseConvolutionRule(PreActivationRule):
-    """`DepthwiseConv1D` and `DepthwiseConv2D`: small kernels, kept per example."""
-
-    kinds = (keras.layers.DepthwiseConv1D, keras.layers.DepthwiseConv2D)
-
-    def weights(self, layer: Any) -> Sequence[Any]:
-        return layer.kernel, layer.bias
-
-    def factors_of(self, call: LayerCall, gradient: tf.Tensor) -> Mapping[int, Factor]:
-        layer = call.layer
-        inputs = channels_last(call.inputs, layer.data_format)
-        gradient = tf.cast(channels_last(gradient, layer.data_format), tf.float32)
-        *size, depth, multiplier = shape = kernel_shape(layer.kernel)
-        terms = elements(gradient.shape[1:-1])
-        right = reshape_examples(gradient, terms, depth, multiplier)
-        per_position = []
-        for shifted in shifted_inputs(layer, inputs, gradient, size):
-            left = tf.cast(reshape_examples(shifted, terms, depth, 1), tf.float32)
-            per_position.append(tf.reduce_sum(left * right, axis=1))
-        kernels = tf.reshape(tf.stack(per_position, axis=1), (-1, *shape))
-        return {
-            id(layer.kernel): Instantiated(kernels),
-            **of_spread(layer.bias, gradient),
-        }
