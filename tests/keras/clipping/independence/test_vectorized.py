@@ -123,7 +123,6 @@ CASES = {
         input=image(x), filter_sizes=[2, 2, 1, 1], out_backprop=image(x), strides=[1] * 4, padding="SAME"
     ),
     "depthwise": lambda x: tf.nn.depthwise_conv2d(image(x), KERNEL, [1] * 4, "SAME"),
-    "dilated": lambda x: tf.nn.depthwise_conv2d(image(x), KERNEL, [1] * 4, "SAME", dilations=[2, 2]),
     "dilated, gradient": gradient(
         lambda x: tf.nn.depthwise_conv2d(image(x), KERNEL, [1] * 4, "SAME", dilations=[2, 2])
     ),
