@@ -17,10 +17,8 @@ from tf_bandmf import matrices, strategies
 from tf_bandmf.accounting.b_min_sep import BMinSepAccountant
 from tf_bandmf.accounting.b_min_sep_passes import Passes
 from tf_bandmf.accounting.b_min_sep_simulator import BMinSepSimulator
-from tf_bandmf.accounting.balls_in_bins import BallsInBinsAccountant
 from tf_bandmf.accounting.cyclic_poisson import CyclicPoissonAccountant
 from tf_bandmf.accounting.guarantee import Simulation
-from tf_bandmf.accounting.simulator import Proposal
 from tf_bandmf.participation import BMinSepSampling
 from tf_bandmf.sampling.samplers import random_words
 
@@ -47,7 +45,7 @@ def law(num_steps, separation, rate):
 
 
 @pytest.mark.parametrize(
-    "separation, rate", [(1, 0.3), (2, 0.2), (3, 0.25), (3, 1 / 3)]
+    "separation, rate", [(1, 0.3), (3, 0.25), (3, 1 / 3), (9, 0.05)]
 )
 def test_forward_pass_is_the_sum_over_all_participations(separation, rate):
     n, bands = 7, min(separation, 3)
@@ -64,7 +62,6 @@ def test_forward_pass_is_the_sum_over_all_participations(separation, rate):
     y = rng.standard_normal((3, n))
     noise = 0.8
     u = passes.inner_products(y) / noise**2
-    np.testing.assert_allclose(u, y @ dense / noise**2)
     expected = 0.0
     for taken, weight in exact.items():
         mean = dense @ np.array(taken)
@@ -73,10 +70,6 @@ def test_forward_pass_is_the_sum_over_all_participations(separation, rate):
         )
     actual = passes.log_ratio(u - 0.5 * passes.squares / noise**2, passes.probability)
     np.testing.assert_allclose(actual, np.log(expected), rtol=1e-10)
-    by_logs = passes._log_ratio_by_logs(
-        u - 0.5 * passes.squares / noise**2, passes.probability
-    )
-    np.testing.assert_allclose(actual, by_logs, rtol=1e-10)
     largest = max(np.sum((dense @ np.array(taken)) ** 2) for taken in exact)
     assert passes.largest_squared_norm() == pytest.approx(largest)
     np.testing.assert_allclose(
@@ -98,14 +91,6 @@ def test_the_sampler_has_the_law_that_is_accounted_for(batch, separation):
     for row in taken:
         counts[tuple(row)] += 1  # a set that is impossible raises
     expected = np.array([m * weight for weight in exact.values()])
-    statistic = np.sum((np.array(list(counts.values())) - expected) ** 2 / expected)
-    assert scipy.stats.chi2.sf(statistic, len(exact) - 1) > 1e-4
-    # The simulation of the accountant draws from the same law.
-    passes = Passes(np.ones((n, 1)), separation, batch / m)
-    drawn = passes.draw(np.random.default_rng(1), np.full(m, passes.probability))
-    counts = {key: 0 for key in exact}
-    for row in drawn.astype(int):
-        counts[tuple(row)] += 1
     statistic = np.sum((np.array(list(counts.values())) - expected) ** 2 / expected)
     assert scipy.stats.chi2.sf(statistic, len(exact) - 1) > 1e-4
 
@@ -131,17 +116,6 @@ def test_without_a_rest_it_is_poisson_sampling():
         assert abs(difference) < ERRORS * delta.standard_error + 1e-3 * delta
 
 
-@pytest.mark.parametrize("noise, epsilon", [(1.5, 2.0), (3.0, 0.7)])
-def test_with_every_rest_at_its_least_it_is_balls_in_bins(noise, epsilon):
-    """q b = 1: whoever may take part does, in a random phase."""
-    actual = estimate(BANDED, 4, 0.25).delta(epsilon, noise)
-    bins = BallsInBinsAccountant.of_strategy(BANDED, 4, Simulation(num_draws=20_000))
-    other = bins.delta(epsilon, noise)
-    error = np.hypot(actual.standard_error, other.standard_error)
-    assert abs(actual - other) < ERRORS * error
-    assert error < 0.1 * actual
-
-
 def test_forward_passes_neither_overflow_nor_underflow():
     passes = Passes(np.ones((400, 1)), 1, 0.9)
     for shift in (-200.0, 0.0, 200.0, 400.0):
@@ -149,31 +123,6 @@ def test_forward_passes_neither_overflow_nor_underflow():
         actual = passes.log_ratio(exponents, passes.probability)
         expected = 400 * np.logaddexp(np.log(0.1), np.log(0.9) + shift)
         np.testing.assert_allclose(actual, expected, rtol=1e-10, atol=1e-10)
-
-
-@pytest.mark.parametrize(
-    "separation, rate", [(1, 0.3), (3, 0.25), (3, 1 / 3), (6, 0.1)]
-)
-def test_weighted_participations_have_the_law_of_enumeration(separation, rate):
-    n, count = 5, 20_000
-    log_weights = np.linspace(0.2, 1.1, n)
-    passes = Passes(np.ones((n, 1)), separation, rate)
-    exact = law(n, separation, rate)
-    assert sum(exact.values()) == pytest.approx(1.0)
-    weighted = {
-        taken: weight * np.exp(np.array(taken) @ log_weights)
-        for taken, weight in exact.items()
-    }
-    total = sum(weighted.values())
-    actual = passes.log_ratio(log_weights[None], passes.probability)
-    np.testing.assert_allclose(actual, np.log(total))
-    drawn = passes.draw_weighted(np.random.default_rng(3), count, log_weights)
-    counts = {key: 0 for key in weighted}
-    for row in drawn.astype(int):
-        counts[tuple(row)] += 1  # a set that is impossible raises
-    expected = np.array([count * weight / total for weight in weighted.values()])
-    statistic = np.sum((np.array(list(counts.values())) - expected) ** 2 / expected)
-    assert scipy.stats.chi2.sf(statistic, len(exact) - 1) > 1e-4
 
 
 SMALL = np.array([[1.0, 0.0], [1.2, 0.5], [0.8, 0.7]])
@@ -209,12 +158,11 @@ def test_estimates_and_bounds_against_enumeration(separation, rate, noise, epsil
             abs(actual - value) < ERRORS * actual.standard_error + 1e-3 * value + 1e-9
         )
         assert actual.standard_error < 0.05 * value + 1e-9
-    estimate = estimates.delta(epsilon, noise)
     certain = BMinSepAccountant(passes, Simulation(1 - 1e-6, num_draws=20_000))
     bound = certain.delta(epsilon, noise)
     assert bound.confidence == 1 - 1e-6
     assert max(exact) <= bound <= 1.35 * max(exact)
-    assert estimate <= bound
+    assert estimates.delta(epsilon, noise) <= bound
     # And as epsilon at the exact delta.
     assert epsilon <= certain.epsilon(max(exact), noise) <= 1.3 * epsilon
 
@@ -234,34 +182,6 @@ def test_bounds_fail_no_more_often_than_stated(add):
         run = simulator.simulate(proposal, (1, 0))
         misses += run.bound(epsilon, largest, 0.1, 1e-12) < exact
     assert scipy.stats.binom.sf(misses - 1, times, 0.1) > 1e-3
-
-
-@pytest.mark.parametrize("noise, epsilon", [(0.8, 2.0), (2.0, 0.5)])
-@pytest.mark.parametrize("add", [False, True])
-def test_no_value_exceeds_what_is_bounded_for_certain(noise, epsilon, add):
-    simulator = BMinSepSimulator(Passes(BANDED.as_rows(), 4, 0.1), 4000, 0).at(
-        noise, add
-    )
-    target, *_, strong = simulator.pilot_tilts()
-    seen = 0
-    for tilt in simulator.certain_tilts()[::3]:
-        for shares in ((0.01, 0.99), (0.3, 0.7)):
-            proposal = Proposal((target, tilt), np.array(shares))
-            largest = simulator.largest_value(proposal, epsilon)
-            # Draws from elsewhere reach losses that the proposal's seldom have.
-            wide = Proposal((target, tilt, strong), np.array([0.2, 0.3, 0.5]))
-            for losses, densities in simulator.chunks(wide, (1, 0), 4000):
-                mixed = np.logaddexp(
-                    densities[0] + np.log(shares[0]), densities[1] + np.log(shares[1])
-                )
-                signed = -losses if add else losses
-                seen += int((signed > epsilon).sum())
-                excess = np.maximum(-np.expm1(np.minimum(epsilon - signed, 0.0)), 0.0)
-                values = excess * np.exp(densities[0] - mixed)
-                assert values.max() <= largest
-            later = simulator.largest_value(proposal, epsilon + 0.5)
-            assert later <= largest
-    assert seen > 1000
 
 
 def test_less_noise_than_cyclic_poisson_where_privacy_is_weak():
@@ -284,17 +204,6 @@ def test_what_it_cannot_account_for_is_refused():
         BMinSepSampling(10, 3, 4)
 
 
-def test_a_plan_has_as_many_steps_of_rest_as_bands():
-    plan = small_plan("bsr:3", 96, 8, 2, delta=1e-4, sampling="b-min-sep")
-    assert plan.participation == BMinSepSampling(96, 8, 3)
-    assert plan.kind == "estimate" and "b-min-sep sampling" in str(plan.statement())
-    schedule = plan.batches(np.arange(96))
-    steps = [set(schedule.example_indices(t).tolist()) for t in range(plan.num_steps)]
-    assert all(
-        not steps[t] & steps[t + gap] for t in range(len(steps) - 2) for gap in (1, 2)
-    )
-
-
 @pytest.mark.parametrize("n, bands", [(5, 1), (70, 3), (200, 70)])
 def test_products_by_blocks_are_those_of_the_dense_matrix(n, bands):
     rng = np.random.default_rng(2)
@@ -310,17 +219,11 @@ def test_products_by_blocks_are_those_of_the_dense_matrix(n, bands):
 
 @pytest.mark.parametrize("mechanism", ["bsr:4", "banded:16"])
 def test_runs_that_are_too_long_to_simulate_are_refused_before_anything(mechanism):
-    began, said = time.process_time(), r"num_steps must be <= .*found 300000"
-    with pytest.raises(ValueError, match=said + ".*cyclic-p"):
-        small_plan(mechanism, 10**9, 10**4, 3, delta=1e-10, sampling="b-min-sep")
-    participation = BMinSepSampling(10**9, 10**4, 4)
-    run = {"sampling": participation, "num_steps": 300_000}
+    began, said = time.process_time(), r"num_steps must be <= .*found 300000.*cyclic-p"
     with pytest.raises(ValueError, match=said):
-        tf_bandmf.plan(mechanism, epsilon=2.0, delta=1e-10, **run)
+        small_plan(mechanism, 10**9, 10**4, 3, delta=1e-10, sampling="b-min-sep")
     with pytest.raises(ValueError, match="with 2 bands num_steps must be <= 7539"):
-        participation.accountant(
-            matrices.ToeplitzBanded([1.0, 0.5], 20_000), Simulation()
-        )
+        estimate(matrices.ToeplitzBanded([1.0, 0.5], 20_000), 4, 1e-5)
     assert time.process_time() - began < 60.0  # a simulation takes hours
 
 

@@ -11,7 +11,6 @@ import tf_bandmf
 from tf_bandmf import strategies
 
 M, N = 10_000, 40
-DELTAS = [1e-4, 1e-6, 1e-8]
 
 
 PARTICIPATIONS = {
@@ -38,41 +37,8 @@ def plan_under(kind):
     return tf_bandmf.plan(strategy, epsilon=2.0, delta=1e-5, **use)
 
 
-@pytest.mark.slow_cases("bins", "cyclic", "fixed_size")
-@pytest.mark.parametrize("kind", PARTICIPATIONS)
-def test_curve_contains_the_plan_and_rises_as_delta_falls(kind):
-    made = plan_under(kind)
-    at_delta = made.guarantee_at(made.delta)
-    assert at_delta.epsilon == pytest.approx(made.epsilon, rel=0.02)
-    curve = made.epsilon_curve(DELTAS)
-    assert [point.delta for point in curve] == DELTAS
-    epsilons = [point.epsilon for point in curve]
-    assert epsilons == sorted(epsilons) and epsilons[0] < epsilons[-1]
-    assert epsilons[0] < made.epsilon < epsilons[1]
-    for point in curve:
-        assert (point.kind, point.accountant) == (made.kind, made.accountant)
-
-
-def test_event_of_a_fixed_order_is_one_gaussian_per_unit_of_sensitivity():
-    for kind in ("fixed", "min_sep", "shuffled"):
-        made = plan_under(kind)
-        event = made.dp_event()
-        assert isinstance(event, dp_accounting.GaussianDpEvent)
-        assert event.noise_multiplier == pytest.approx(made.noise_multiplier, rel=1e-12)
-
-
-def test_event_of_cyclic_poisson_is_composed_of_sampled_gaussians():
-    made = plan_under("cyclic")
-    event = made.dp_event()
-    assert event.count == 5 and event.event.sampling_probability == 0.16
-    norm = made.strategy.matrix.column_norms().max()
-    per_norm = made.unit_noise_stddev / norm
-    noise = event.event.event.noise_multiplier
-    assert noise == pytest.approx(per_norm, rel=1e-12)
-
-
 @pytest.mark.slow_cases("cyclic")
-@pytest.mark.parametrize("kind", ["fixed", "cyclic"])
+@pytest.mark.parametrize("kind", ["fixed", "shuffled", "cyclic"])
 def test_dp_accountings_own_accountant_confirms_the_plan(kind):
     made = plan_under(kind)
     event = made.dp_event()

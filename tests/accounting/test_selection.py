@@ -16,97 +16,26 @@ SHAPES = (0.0, 0.5, 1.0, 2.0)
 DELTA = 1e-5
 
 
-def probabilities(mean, shape, count=4000):
-    """P(K = k), k = 1 ...: arXiv:2110.03620, Definition 1, by its recursion."""
-    gamma = selection.gamma_of_mean(mean, shape)
-    k = np.arange(1, count)
-    ratios = (1.0 - gamma) * (k + shape) / (k + 1.0)
-    first = (
-        (1.0 - gamma) / math.log(1.0 / gamma)
-        if shape == 0.0
-        else shape * (1.0 - gamma) / (gamma**-shape - 1.0)
-    )
-    return first * np.concatenate([[1.0], np.cumprod(ratios)])
-
-
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("mean", [1.5, 10.0, 40.0])
-def test_gamma_gives_the_mean(mean, shape):
-    actual = probabilities(mean, shape)
-    assert actual.sum() == pytest.approx(1.0, abs=1e-9)
-    assert actual @ np.arange(1, actual.size + 1) == pytest.approx(mean, rel=1e-6)
-    if shape == 1.0:
-        assert selection.gamma_of_mean(mean, shape) == pytest.approx(1.0 / mean)
-
-
 @pytest.mark.slow_cases("0.5")
 @pytest.mark.parametrize("shape", [*SHAPES, math.inf])
-def test_draws_have_the_distribution(shape):
-    rng = np.random.default_rng(3)
-    draws = np.array([selection.draw_number(6.0, shape, rng) for _ in range(20_000)])
-    least = 0 if math.isinf(shape) else 1
-    assert draws.min() == least
-    expected = (
-        scipy.stats.poisson(6.0).pmf(np.arange(0, 6))
-        if math.isinf(shape)
-        else probabilities(6.0, shape)[:6]
-    )
-    counts = np.array([np.mean(draws == k) for k in range(least, least + 6)])
-    errors = 5.0 * np.sqrt(expected / draws.size)
-    assert np.all(np.abs(counts - expected) < errors)
-
-
-def test_one_expected_run_is_one_run():
-    rng = np.random.default_rng(0)
-    for shape in SHAPES:
-        assert selection.gamma_of_mean(1.0, shape) == 1.0
-        assert selection.draw_number(1.0, shape, rng) == 1
-
-
-def paper_epsilon(noise, mean, shape, delta, num_orders=4000):
-    """Theorem 2 or 6 of arXiv:2110.03620 for a Gaussian mechanism, and conversion.
-
-    Written from the paper, on a fine grid of orders; the conversion to (epsilon, delta) is
-    Proposition 12 of Canonne, Kamath and Steinke, 2020, arXiv:2004.00010.
-    """
-    orders = np.concatenate([1.0 + np.geomspace(1e-3, 500.0, num_orders)])
-    curve = orders / (2.0 * noise**2)
+def test_draws_have_the_distribution_and_the_mean(shape):
+    """arXiv:2110.03620, Definition 1: truncated negative binomial, or Poisson."""
+    rng, mean, count = np.random.default_rng(3), 6.0, 20_000
+    draws = np.array([selection.draw_number(mean, shape, rng) for _ in range(count)])
+    assert abs(draws.mean() - mean) < 5.0 * draws.std() / math.sqrt(count)
+    k = np.arange(0 if math.isinf(shape) else 1, 7)
+    assert draws.min() == k[0]
     if math.isinf(shape):
-        hat = np.log1p(1.0 / (orders - 1.0))
-        deltas = np.array([gaussian.gaussian_delta(noise, float(e)) for e in hat])
-        selected = curve + mean * deltas + np.log(mean) / (orders - 1.0)
+        expected = scipy.stats.poisson(mean).pmf(k)
     else:
         gamma = selection.gamma_of_mean(mean, shape)
-        constant = (1.0 + shape) * np.min(
-            (1.0 - 1.0 / orders) * curve + math.log(1.0 / gamma) / orders
-        )
-        selected = curve + constant + np.log(mean) / (orders - 1.0)
-    actual = (
-        selected
-        + np.log1p(-1.0 / orders)
-        - (np.log(delta) + np.log(orders)) / (orders - 1.0)
-    )
-    return actual.min()
-
-
-@pytest.mark.parametrize(
-    "noise, mean, shape",
-    [(4.0, 10.0, 1.0), (4.0, 10.0, 0.0), (2.0, 30.0, 0.5), (8.0, 3.0, 1.0)],
-)
-def test_renyi_epsilon_is_that_of_the_paper(noise, mean, shape):
-    event = dp_accounting.GaussianDpEvent(noise)
-    actual = selection.renyi_epsilon(event, mean, shape, DELTA)
-    wanted = paper_epsilon(noise, mean, shape, DELTA)
-    # dp-accounting has fewer orders: its minimum is not smaller.
-    assert wanted * (1.0 - 1e-9) <= actual <= 1.005 * wanted
-
-
-def test_renyi_epsilon_of_poisson_is_that_of_the_paper():
-    event = dp_accounting.GaussianDpEvent(4.0)
-    actual = selection.renyi_epsilon(event, 10.0, math.inf, DELTA)
-    wanted = paper_epsilon(4.0, 10.0, math.inf, DELTA, 300)
-    # The library takes its delta' from Renyi DP, the formula above from the exact profile.
-    assert wanted <= actual <= 1.6 * wanted
+        law = scipy.stats.logser(1.0 - gamma)
+        if shape > 0.0:
+            law = scipy.stats.nbinom(shape, gamma)
+        expected = law.pmf(k) / law.sf(0)
+        assert selection.draw_number(1.0, shape, rng) == 1
+    shares = np.mean(draws == k[:, None], axis=1)
+    assert np.all(np.abs(shares - expected) < 5.0 * np.sqrt(expected / count))
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -180,19 +109,10 @@ def test_bounds_hold_by_brute_force_and_are_not_far(shape):
 
 
 def test_errors():
-    with pytest.raises(ValueError, match="distribution must be one of geometric"):
-        selection.shape_of("uniform")
-    with pytest.raises(ValueError, match="distribution must be"):
-        selection.shape_of(-1.0)
-    with pytest.raises(ValueError, match="distribution must be"):
-        selection.shape_of(math.nan)
+    """What `tuning_cost` is given is tried in tests/fuzz."""
     for shape in (1e-9, 1e9, 10**400):
         with pytest.raises(ValueError, match=r"0 or from 0\.001 to 1000"):
             selection.shape_of(shape)
-    assert selection.shape_of(0) == 0.0 and selection.shape_of("poisson") == math.inf
-    for mean in (0.5, math.nan, math.inf, True, "3"):
-        with pytest.raises(ValueError, match="expected_trials must be a number from 1"):
-            selection.check_expected_runs("expected_trials", mean)
     with pytest.raises(ValueError, match="for truncated negative binomial"):
         selection.profile_epsilon(lambda d: 1.0, 3.0, math.inf, DELTA)
     with pytest.raises(ValueError, match="No Renyi DP is known"):

@@ -45,25 +45,6 @@ def test_three_vectors_that_repel_one_another_have_a_closed_form():
         assert best_signs(gram[0]) == pytest.approx(3.0 - 2.0 * c)
 
 
-@pytest.mark.parametrize(("n", "b"), [(12, 3), (11, 3), (13, 2), (9, 1)])
-def test_fixed_orders_are_exact_for_entries_of_any_sign(n, b):
-    rng = np.random.default_rng(n)
-    dense = np.tril(rng.normal(size=(n, n)), -1) + np.eye(n)
-    actual, how = participation_patterns.fixed_order_maximum(matrices.Dense(dense), b)
-    assert how == "vectors"
-    values = []
-    for start in range(b):
-        columns = dense[:, start::b]
-        _, upper = vector_contributions.largest((columns.T @ columns)[None])
-        values.append(upper)
-    assert actual == pytest.approx(max(values), rel=1e-8)
-    # Contributions that attain it: as many vectors as are drawn never exceed it.
-    best = max(
-        best_signs(dense[:, start::b].T @ dense[:, start::b]) for start in range(b)
-    )
-    assert best <= actual * (1.0 + 1e-12)
-
-
 def test_a_strategy_with_mixed_signs_is_exact_under_a_fixed_order():
     column = np.array([1.0, -0.6, 0.5, 0.4, -0.5, 0.3, 0.2, -0.4, 0.3])
     matrix = matrices.ToeplitzBanded(column, 12)

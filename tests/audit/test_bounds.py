@@ -7,7 +7,6 @@ import pytest
 from scipy import special, stats
 
 from tf_bandmf import audit
-from tf_bandmf.audit.evaluation import best_number_of_guesses
 
 
 @pytest.mark.parametrize("right", [30, 60, 90, 100])
@@ -43,24 +42,10 @@ def test_rates_are_those_of_clopper_and_pearson():
     assert mu == pytest.approx(stats.norm.ppf(low) - stats.norm.ppf(high), rel=1e-9)
     # Nothing right, or nothing wrong: still numbers.
     assert audit.epsilon_from_rates(0, 100, 0, 100, 1e-5) == 0.0
-    assert audit.mu_from_rates(100, 100, 0, 100) > 3.0
-    assert audit.mu_from_rates(100, 100, 100, 100) == 0.0
-
-
-def test_coin_flips_bound_nothing():
     assert audit.epsilon_from_guesses(1000, 1000, 500, 1e-5) == 0.0
     assert audit.mu_from_guesses(1000, 1000, 500) == 0.0
-    assert audit.epsilon_from_rates(50, 100, 50, 100, 1e-5) == 0.0
-
-
-def test_more_right_guesses_never_bound_less():
-    for function in (
-        lambda v: audit.epsilon_from_guesses(400, 100, v, 1e-5),
-        lambda v: audit.mu_from_guesses(400, 100, v),
-    ):
-        actual = [function(v) for v in range(0, 101, 5)]
-        assert actual == sorted(actual)
-        assert actual[0] == 0.0 < actual[-1]
+    assert audit.mu_from_rates(100, 100, 0, 100) > 3.0
+    assert audit.mu_from_rates(100, 100, 100, 100) == 0.0
 
 
 @pytest.mark.slow_cases("0.5")
@@ -99,32 +84,26 @@ def test_a_gaussian_mechanism_is_bounded_as_often_as_stated(mu):
     assert np.mean(np.array(rates) > mu) <= 0.1
 
 
-def test_the_number_of_guesses_grows_less_with_a_strong_signal():
-    assert best_number_of_guesses(1000, 0.01, 1e-5, 0.95) % 2 == 0
-    assert best_number_of_guesses(1000, 8.0, 1e-5, 0.95) == 1000
-    assert best_number_of_guesses(4096, 1.0, 1e-5, 0.95) < 2000
+COINS = np.arange(10) % 2 == 0
 
 
-def test_wrong_counts_are_refused():
-    with pytest.raises(ValueError, match="right <= guesses <= canaries"):
-        audit.epsilon_from_guesses(10, 20, 5, 1e-5)
-    with pytest.raises(ValueError, match="right <= guesses <= canaries"):
-        audit.mu_from_guesses(10, 5, 6)
-    with pytest.raises(ValueError, match="confidence"):
-        audit.mu_from_guesses(10, 5, 3, confidence=1.0)
-    with pytest.raises(ValueError, match="delta"):
-        audit.epsilon_from_guesses(10, 5, 3, 0.0)
-    with pytest.raises(ValueError, match="must not be greater"):
-        audit.epsilon_from_rates(3, 2, 1, 2, 1e-5)
-
-
-def test_wrong_scores_are_refused():
-    coins = np.arange(10) % 2 == 0
-    with pytest.raises(ValueError, match="NaN"):
-        audit.evaluate(np.full(10, np.nan), coins, delta=1e-5)
-    with pytest.raises(ValueError, match="shape"):
-        audit.evaluate(np.zeros(9), coins, delta=1e-5)
-    with pytest.raises(ValueError, match="take part"):
-        audit.evaluate(np.zeros(10), np.ones(10, bool), delta=1e-5)
-    with pytest.raises(ValueError, match="even"):
-        audit.evaluate(np.zeros(10), coins, delta=1e-5, num_guesses=3)
+@pytest.mark.parametrize(
+    "call, message",
+    [
+        (lambda: audit.epsilon_from_guesses(10, 20, 5, 1e-5), "guesses <= canaries"),
+        (lambda: audit.mu_from_guesses(10, 5, 6), "right <= guesses"),
+        (lambda: audit.mu_from_guesses(10, 5, 3, confidence=1.0), "confidence"),
+        (lambda: audit.epsilon_from_guesses(10, 5, 3, 0.0), "delta"),
+        (lambda: audit.epsilon_from_rates(3, 2, 1, 2, 1e-5), "must not be greater"),
+        (lambda: audit.evaluate(np.full(10, np.nan), COINS, delta=1e-5), "NaN"),
+        (lambda: audit.evaluate(np.zeros(9), COINS, delta=1e-5), "shape"),
+        (lambda: audit.evaluate(np.zeros(10), COINS | True, delta=1e-5), "take part"),
+        (
+            lambda: audit.evaluate(np.zeros(10), COINS, delta=1e-5, num_guesses=3),
+            "even",
+        ),
+    ],
+)
+def test_wrong_counts_and_scores_are_refused(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()

@@ -95,18 +95,13 @@ def test_a_comparison_is_that_of_python(run, json_of):
         "compare", *RATES, "--max-participations", "2", "--mechanisms", "identity"
     )
     np.testing.assert_allclose(limited["sensitivity"], np.sqrt(2.0))
-    # Under amplification, too, the noise is that of a plan, within a percent.
-    sampled = [*BUDGET, *DATA, "--sampling", "cyclic-poisson"]
-    (row,) = json_of("compare", *sampled, "--mechanisms", "bsr:4")
-    plan = json_of("plan", *sampled, "--mechanism", "bsr:4")
-    assert row["noise_stddev"] == pytest.approx(plan["noise_stddev"], rel=1e-2)
     table = run("compare", *RATES, "--mechanisms", "identity,bsr:4")
     assert "RMSE" in table and "\nbsr:4 " in table
     # Bands are a column of it, and so are samplings.
     use = ["compare", *BUDGET, *DATA, "--sampling", "cyclic-poisson,fixed-order"]
     several = json_of(*use, "--mechanisms", "bsr:4,bsr:2")
     assert [r["mechanism"] for r in several] == ["bsr:4", "bsr:2"] * 2
-    assert several[0]["rmse"] == row["rmse"] and row["is_rough"]
+    assert several[0]["is_rough"]
     assert [r["sampling"] for r in several[1:3]] == ["cyclic-poisson", "fixed-order"]
 
 
@@ -129,11 +124,8 @@ def test_advice_is_that_of_python(run, json_of):
     [
         ([*PLAN, "--mechanism", "magic"], "mechanism must be one of"),
         ([*PLAN, "--batch-size", "2001"], "--batch-size must be <= --num-examples"),
-        ([*PLAN, "--epochs", "0"], "epochs must be a whole number >= 1"),
         ([*PLAN, "--epochs", "2.5"], "not a valid integer"),
-        ([*COMPARE, "--max-memory-vectors", "-1"], "--max-memory-vectors must be"),
         ([*PLAN, "--min-separation", "3", "--sampling", "poisson"], "multiple values"),
-        ([*PLAN, "--sampling", "nothing"], "must be one of fixed-order, b-min-sep"),
         ([*PLAN, "--out", "nowhere/plan.json"], "the folder does not exist"),
         (["compare", "--num-steps", "10"], "missing: give --num-examples"),
         (["compare", *DATA, "--sampling", "poisson"], "amplifies"),
@@ -144,36 +136,6 @@ def test_advice_is_that_of_python(run, json_of):
 def test_bad_arguments_exit_with_2_and_one_line(run, arguments, message):
     error = run(*arguments, code=2).splitlines()[-1]  # what takes long is named before
     assert message in error and error.startswith("tf-bandmf: error: ")
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        [*PLAN, "--mechanism", "bsr:0.5"],
-        [*PLAN, "--epsilon=-1"],
-        ["compare", "--mechanisms", "no"],
-        ["show", "no"],
-    ],
-)
-def test_what_needs_no_accountant_is_refused_before_one_is_imported(wrong):
-    program = "import sys; from tf_bandmf import cli; code = cli.main(sys.argv[1:])\n"
-    program += "assert 'dp_accounting' not in sys.modules; sys.exit(code)"
-    command = [sys.executable, "-c", program, *wrong]
-    assert subprocess.run(command, capture_output=True).returncode == 2
-
-
-@pytest.mark.slow
-def test_pictures_of_all_commands(run, tmp_path):
-    pytest.importorskip("matplotlib")
-    saved = str(tmp_path / "plan.json")
-    for name, arguments in {
-        "compare.png": ["compare", *RATES, "--mechanisms", "identity,bsr:4"],
-        "plan.pdf": [*PLAN, "--mechanism", "bisr:4", "--out", saved],
-        "show.svg": ["show", saved],
-    }.items():
-        run(*arguments, "--plot", str(tmp_path / name))
-        begins = {"png": b"\x89PNG", "svg": b"<?xml", "pdf": b"%PDF"}[name[-3:]]
-        assert (tmp_path / name).read_bytes().startswith(begins)
 
 
 def test_help_says_what_python_says(run):

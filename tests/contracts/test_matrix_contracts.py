@@ -73,6 +73,16 @@ def test_it_is_rebuilt_from_its_configuration(matrix):
     np.testing.assert_array_equal(again.to_dense(), matrix.to_dense())
 
 
+def test_leading_blocks_are_those_of_the_dense_matrix(matrix):
+    dense = matrix.to_dense()
+    for rows in (1, 3, N):
+        block = matrices.leading_block(matrix, rows)
+        np.testing.assert_allclose(block.to_dense(), dense[:rows, :rows], atol=1e-12)
+    for rows in (0, N + 1):
+        with pytest.raises(ValueError, match="num_rows"):
+            matrices.leading_block(matrix, rows)
+
+
 def test_float32_parameters_survive_float32(matrix):
     rounded = matrix.in_float32()
     twice = rounded.in_float32()

@@ -125,6 +125,24 @@ def test_noise_is_in_units_of_the_raw_strategy(participation):
     assert large.noise_stddev == pytest.approx(3.0 * small.noise_stddev, rel=1e-3)
 
 
+def test_its_epsilon_grows_with_the_steps_and_as_delta_falls(plan):
+    actual = [plan.epsilon_after(steps) for steps in (0, 1, N // 2, N)]
+    assert actual[0] == 0.0 < actual[2] and actual[-1] == plan.epsilon
+    assert all(a <= b + 1e-9 for a, b in zip(actual, actual[1:]))
+    curve = plan.epsilon_curve([1e-3, plan.delta, 1e-6])
+    more, same, less = (point.epsilon for point in curve)
+    assert more < same == pytest.approx(plan.epsilon, rel=0.02) and same < less
+    assert {(p.kind, p.accountant) for p in curve} == {(plan.kind, plan.accountant)}
+
+
+@pytest.mark.invariant(12)
+def test_a_plan_of_it_with_too_little_noise_is_refused(plan):
+    config = plan.to_config()
+    config["noise_multiplier"] *= 0.7
+    with pytest.raises(ValueError, match="more than the plan's"):
+        tf_bandmf.Plan.from_config(config)
+
+
 def test_a_plan_of_it_is_saved_and_has_its_batches(participation, plan, tmp_path):
     assert plan.noise_stddev > 0.0 and plan.num_steps == N
     path = str(tmp_path / "plan.json")

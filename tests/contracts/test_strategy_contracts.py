@@ -6,8 +6,6 @@ from patterns import brute_force, fixed_patterns, min_sep_patterns
 
 import tf_bandmf
 from tf_bandmf import workloads
-from tf_bandmf.noise import NoiseGenerator
-from tf_bandmf.noise.keys import NoiseKey
 from tf_bandmf.strategies import FAMILIES, Family, Option, register, registry
 
 N, B, K = 12, 4, 3
@@ -57,34 +55,9 @@ def test_the_sensitivity_is_at_least_that_of_every_pattern(built, kind):
     patterns = fixed_patterns(N, B) if fixed else min_sep_patterns(N, B, K)
     largest = brute_force(built.matrix.to_dense(), patterns)
     assert actual.value >= largest * (1.0 - 1e-12)
+    assert actual.is_exact or not (fixed and built.matrix.is_nonnegative())
     if actual.is_exact:
         assert actual.value == pytest.approx(largest, rel=1e-9)
-
-
-def streamed(strategy):
-    """All rows of a generator's noise, shape [N, 8], and the generator."""
-    generator = NoiseGenerator(strategy, 8, jit_compile=False)
-    state = generator.initial_state(NoiseKey.for_testing(3))
-    rows = []
-    for step in range(N):
-        row, state = generator.next(state, step)
-        rows.append(row.numpy())
-    return np.array(rows), generator
-
-
-@pytest.fixture(scope="module")
-def independent():
-    """Independent noise by the same key."""
-    return streamed(tf_bandmf.strategies.identity(N))[0]
-
-
-def test_streamed_noise_is_that_of_the_dense_inverse(built, independent):
-    strategy = built.in_float32()
-    rows, generator = streamed(strategy)
-    z = independent.astype(np.float64)
-    expected = np.linalg.solve(strategy.matrix.to_dense(), z)
-    np.testing.assert_allclose(rows, expected, rtol=2e-4, atol=5e-5)
-    assert generator.memory_vectors == strategy.memory_vectors
 
 
 def test_a_table_and_a_plan_of_it_agree_and_the_plan_is_saved(
@@ -102,13 +75,6 @@ def test_a_table_and_a_plan_of_it_agree_and_the_plan_is_saved(
     assert again.fingerprint == plan.fingerprint
     np.testing.assert_array_equal(
         again.strategy.matrix.to_dense(), plan.strategy.matrix.to_dense()
-    )
-
-
-def test_errors_in_closed_form_are_the_dense_ones(built):
-    factor = WORKLOAD.to_dense() @ np.linalg.inv(built.matrix.to_dense())
-    np.testing.assert_allclose(
-        built.per_step_squared_error(WORKLOAD), np.sum(factor**2, axis=1), rtol=1e-8
     )
 
 

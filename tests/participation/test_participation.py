@@ -10,8 +10,9 @@ from tf_bandmf.participation import (
     FixedEpochOrder,
     MinSep,
     Poisson,
-    Shuffled,
 )
+
+BINS = BallsInBins(1000, 30, 4)
 
 
 def test_fixed_epoch_order_counts_steps():
@@ -29,16 +30,7 @@ def test_min_sep_allows_at_most_what_the_separation_allows():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: MinSep(0), "min_separation must be a whole number"),
-        (lambda: MinSep(2.5), "min_separation must be a whole number"),
-        (lambda: MinSep(3, 0), "max_participations must be a whole number"),
         (lambda: FixedEpochOrder(10, 11, 1), "batch_size must be <= num_examples"),
-        (lambda: FixedEpochOrder(10, 0, 1), "batch_size must be a whole number"),
-        (lambda: FixedEpochOrder(10, 5, 0), "epochs must be a whole number"),
-        (
-            lambda: FixedEpochOrder(10, 5, 1, order_seed=-1),
-            "order_seed must be a whole number from 0 to 4294967295",
-        ),
         (
             lambda: MinSep(11).validate_num_steps(10),
             "min_separation must be <= num_steps",
@@ -47,6 +39,15 @@ def test_min_sep_allows_at_most_what_the_separation_allows():
             lambda: FixedEpochOrder(10, 5, 2).validate_num_steps(5),
             "are 4 steps, found num_steps = 5",
         ),
+        (lambda: Poisson(10, 11), "batch_size must be <="),
+        (lambda: Poisson(10, 2, num_parts=2), "Use CyclicPoisson"),
+        (lambda: CyclicPoisson(100, 30, 4), "num_parts must be <= .* = 3"),
+        (lambda: CyclicFixedSize(100, 30, 4), "num_parts must be <= .* = 3"),
+        (
+            lambda: CyclicPoisson(1000, 10, 8).validate_num_steps(7),
+            "num_steps must be >= num_parts",
+        ),
+        (lambda: BINS.validate_num_steps(100), "are 136 steps, found"),
         (lambda: participation.from_config({"kind": "daily"}), "Unknown participation"),
     ],
 )
@@ -55,50 +56,11 @@ def test_invalid_participations_are_refused(make, message):
         make()
 
 
-ALL = [
-    Poisson(1000, 10),
-    CyclicPoisson(1000, 10, 8),
-    CyclicFixedSize(1003, 10, 8),
-    BallsInBins(1000, 30, 4),
-    Shuffled(1000, 30, 4),
-]
-
-
 def test_worst_case_participations():
     cyclic = CyclicPoisson(1000, 10, 8)
     assert cyclic.separation() == 8 and cyclic.participations(100) == 13
     assert cyclic.sampling_probability == pytest.approx(0.08)
     assert Poisson(1000, 10).participations(100) == 100
-    bins = BallsInBins(1000, 30, 4)
-    assert bins.num_bins == 34 and bins.num_steps == 136
-    assert bins.separation() == 34 and bins.participations(136) == 4
-
-
-def test_descriptions_say_who_enforces_and_what_is_claimed():
-    for sampled in ALL:
-        assert "batch schedule enforces" in sampled.describe()
-    claims = [p.amplification() for p in ALL]
-    assert "No amplification" in claims.pop()
-    assert all("mplification by" in claim for claim in claims)
-    assert "3 examples are never used" in ALL[2].describe()
-
-
-@pytest.mark.parametrize(
-    ("build", "message"),
-    [
-        (lambda: Poisson(10, 11), "batch_size must be <="),
-        (lambda: Poisson(10, 2, num_parts=2), "Use CyclicPoisson"),
-        (lambda: CyclicPoisson(100, 30, 4), "num_parts must be <= .* = 3"),
-        (lambda: CyclicFixedSize(100, 30, 4), "num_parts must be <= .* = 3"),
-        (lambda: CyclicPoisson(100, 0, 4), "batch_size must be a whole"),
-        (lambda: ALL[1].validate_num_steps(7), "num_steps must be >= num_parts"),
-        (lambda: ALL[3].validate_num_steps(100), "are 136 steps, found"),
-        (
-            lambda: participation.from_config({"kind": "bernoulli"}),
-            "Unknown participation",
-        ),
-    ],
-)
-def test_impossible_batches_parts_and_steps_are_refused(build, message):
-    with pytest.raises(ValueError, match=message):
-        build()
+    assert BINS.num_bins == 34 and BINS.num_steps == 136
+    assert BINS.separation() == 34 and BINS.participations(136) == 4
+    assert "3 examples are never used" in CyclicFixedSize(1003, 10, 8).describe()

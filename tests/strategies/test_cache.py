@@ -34,10 +34,6 @@ def built(monkeypatch):
     return calls
 
 
-def test_tests_have_no_cache():
-    assert cache.directory() is None
-
-
 def test_the_second_time_nothing_is_optimized(place, monkeypatch):
     calls = built(monkeypatch)
     first, second = build(), build()

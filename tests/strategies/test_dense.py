@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-import scipy.optimize
 
 from tf_bandmf import matrices, workloads
 from tf_bandmf.participation import FixedEpochOrder, MinSep
@@ -42,41 +41,6 @@ def test_the_result_meets_its_constraints_and_reaches_its_gap(n, b, equal):
     )
 
 
-@pytest.mark.parametrize("equal", [True, False])
-def test_an_independent_optimizer_finds_nothing_better(equal):
-    """L-BFGS on the free entries of X, from the identity, for a small problem."""
-    n, b = 8, 3
-    workload = workloads.momentum_sgd(n, 0.5, 0.9, np.linspace(1.0, 0.3, n))
-    k = -(-n // b)
-    free = [(i, j) for i in range(n) for j in range(i) if (i - j) % b]
-
-    def gram(x):
-        result = np.eye(n)
-        for value, (i, j) in zip(x, free):
-            result[i, j] = result[j, i] = value
-        scale = np.full(n, 1.0 / k)
-        if not equal:
-            scale = np.exp(x[len(free) :])
-            for first in range(b):
-                scale[first::b] /= scale[first::b].sum()
-        return result * np.sqrt(scale)[:, None] * np.sqrt(scale)
-
-    def objective(x):
-        matrix = gram(x)
-        if np.linalg.eigvalsh(matrix)[0] <= 1e-9:
-            return 1e6
-        return squared_error(matrix, workload)
-
-    start = np.zeros(len(free) + (0 if equal else n))
-    actual = scipy.optimize.minimize(
-        objective, start, method="L-BFGS-B", options={"maxfun": 100_000}
-    )
-    strategy = dense(workload, MinSep(b), equal_column_norms=equal, tolerance=1e-9)
-    ours = strategy.diagnostics["mean_squared_error"] * n
-    assert ours <= actual.fun * (1 + 1e-9)
-    np.testing.assert_allclose(ours, actual.fun, rtol=1e-4)
-
-
 def test_the_certificate_bounds_the_true_gap_and_shrinks():
     workload = workloads.prefix_sum(48)
     best = dense(workload, epochs(48, 4), tolerance=1e-10, max_iterations=300)
@@ -110,23 +74,6 @@ def test_full_batch_optimum_is_the_diagonal_factorization(n):
     diagonal = np.arange(n, 0, -1) ** 0.25
     diagonal /= np.linalg.norm(diagonal)
     np.testing.assert_allclose(strategy.matrix.to_dense(), np.diag(diagonal), atol=1e-4)
-
-
-def test_one_participation_is_the_fixed_point_of_denisov_et_al():
-    """X = L^-1/2 (L^1/2 A^T A L^1/2)^1/2 L^-1/2 with the diagonal L of Theorem 3.2."""
-    n = 32
-    workload = workloads.prefix_sum(n)
-    a = workload.to_dense()
-    weights = np.ones(n)
-    for _ in range(200):
-        root = np.sqrt(weights)
-        values, vectors = np.linalg.eigh(root[:, None] * (a.T @ a) * root)
-        square_root = (vectors * np.sqrt(values)) @ vectors.T
-        weights = np.diag(square_root).copy()
-    expected = square_root / np.sqrt(weights)[:, None] / np.sqrt(weights)
-    strategy = dense(workload, MinSep(n, 1), tolerance=1e-12, max_iterations=60)
-    actual = strategy.matrix.to_dense()
-    np.testing.assert_allclose(actual.T @ actual, expected, atol=1e-5)
 
 
 @pytest.mark.slow

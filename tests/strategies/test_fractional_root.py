@@ -24,36 +24,6 @@ def test_coefficients_are_the_binomial_series(gamma, alpha, beta):
     )
 
 
-@pytest.mark.parametrize("workload", [
-    workloads.prefix_sum(15),
-    workloads.momentum_sgd(15, 0.4, 0.9),
-    workloads.from_inverse(15, [1.0, -0.9, 0.1]),
-])  # fmt: skip
-def test_special_cases(workload):
-    half = strategies.bifr(workload, 6, 0.5).matrix.to_dense()
-    root = strategies.bisr(workload, 6).matrix.to_dense()
-    np.testing.assert_allclose(half, root, atol=1e-12)
-    two = strategies.bifr(workload, 2, 0.6).matrix.to_dense()
-    lambda_ = -0.6 * workload.inverse_coefficients[1]
-    chain = strategies.lambda_cgd(15, lambda_).matrix.to_dense()
-    np.testing.assert_allclose(two, chain, atol=1e-14)
-    identity = strategies.bifr(workload, 6, 0.0).matrix.to_dense()
-    np.testing.assert_array_equal(identity, np.eye(15))
-
-
-@pytest.mark.parametrize("beta", [0.0, 0.9])
-@pytest.mark.parametrize("objective", ["mean", "max"])
-def test_optimized_gamma_beats_its_neighbours(beta, objective):
-    workload, participation = workloads.momentum_sgd(60, beta), MinSep(12, 5)
-    metric = "rmse" if objective == "mean" else "max_se"
-    best = strategies.optimized_bifr(workload, participation, 4, objective)
-    value = getattr(best, metric)(workload, participation)
-    assert best.diagnostics["converged"]
-    for gamma in np.linspace(0.0, 0.99, 100):
-        other = strategies.bifr(workload, 4, gamma)
-        assert value <= getattr(other, metric)(workload, participation) + 1e-6
-
-
 def test_gamma_out_of_range_is_refused():
     workload = workloads.prefix_sum(8)
     for gamma in (-0.1, 1.0, float("nan")):

@@ -7,8 +7,6 @@ from tf_bandmf import strategies, workloads
 from tf_bandmf.participation import MinSep
 from tf_bandmf.strategies import registry
 
-FRACTIONS = [0.1, 0.5, 0.9, 0.99]
-
 
 def powers(limit):
     return [2**i for i in range(limit.bit_length()) if 2**i <= limit]
@@ -61,41 +59,3 @@ def test_theorem_4_full_batch_bounds(n):
     # Corollary 6: no lambda is better than none.
     best = strategies.optimized_lambda_cgd(workload, participation)
     assert best.rmse(workload, participation) >= trivial * (1 - 1e-9)
-
-
-@pytest.mark.parametrize(("n", "k"), [(100, 1), (400, 10), (64, 64), (391, 17)])
-def test_lemma_3_the_max_error_wants_no_smaller_lambda(n, k):
-    workload, participation = workloads.prefix_sum(n), MinSep(n // k, k)
-    mean, largest = (
-        strategies.optimized_lambda_cgd(workload, participation, objective)
-        for objective in ("mean", "max")
-    )
-    assert largest.parameters["lambda"] >= mean.parameters["lambda"] - 1e-3
-
-
-@pytest.mark.parametrize("fraction", FRACTIONS)
-@pytest.mark.parametrize(("n", "b"), [(10, 3), (40, 7), (200, 50)])
-def test_lemma_8_leftmost_columns_of_the_normalized_matrix(fraction, n, b):
-    k = -(-n // b)
-    strategy = strategies.lambda_cgd(n, fraction, column_normalized=True)
-    dense = strategy.matrix.to_dense()
-    actual = strategy.sensitivity(MinSep(b))
-    assert actual.is_exact
-    leftmost = np.linalg.norm(dense[:, ::b].sum(axis=1))
-    np.testing.assert_allclose(actual.value, leftmost, rtol=1e-12)
-    # Random admissible patterns are not worse.
-    rng = np.random.default_rng(0)
-    for _ in range(200):
-        slack = n - 1 - (k - 1) * b
-        extra = np.sort(rng.integers(0, slack + 1, size=k))
-        pattern = extra + b * np.arange(k)
-        assert np.linalg.norm(dense[:, pattern].sum(axis=1)) <= leftmost * (1 + 1e-12)
-
-
-@pytest.mark.parametrize("fraction", FRACTIONS)
-@pytest.mark.parametrize("n", [2, 10, 300])
-def test_lemma_9_normalization_helps_for_one_participation(fraction, n):
-    workload, once = workloads.prefix_sum(n), MinSep(n, 1)
-    plain = strategies.lambda_cgd(n, fraction).rmse(workload, once)
-    normalized = strategies.lambda_cgd(n, fraction, column_normalized=True)
-    assert normalized.rmse(workload, once) < plain

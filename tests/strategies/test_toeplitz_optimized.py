@@ -39,45 +39,6 @@ def test_known_optima(n, num_bands, rmse):
     np.testing.assert_allclose(actual.rmse(workload, once), rmse, rtol=1e-6)
 
 
-def brute_force(workload, participation, num_bands):
-    """Nelder-Mead on errors and sensitivities computed by other code."""
-
-    def error(x):
-        matrix = matrices.ToeplitzBanded(np.r_[1.0, x], workload.num_steps)
-        return np.log(strategies.Strategy("any", matrix).rmse(workload, participation))
-
-    start = np.full(num_bands - 1, 0.3)
-    options = {"xatol": 1e-9, "fatol": 1e-13, "maxiter": 4000, "maxfev": 4000}
-    actual = scipy.optimize.minimize(
-        error, start, method="Nelder-Mead", options=options
-    )
-    return np.exp(actual.fun)
-
-
-@pytest.mark.slow
-def test_momentum_and_learning_rates_are_taken_into_account():
-    n, participation = 24, MinSep(7, 3)
-    workload = workloads.momentum_sgd(n, 0.6, 0.95, np.linspace(1.0, 0.1, n))
-    actual = strategies.optimized_toeplitz(workload, participation, 3)
-    assert actual.diagnostics["converged"]
-    rmse = actual.rmse(workload, participation)
-    expected = brute_force(workload, participation, 3)
-    np.testing.assert_allclose(rmse, expected, rtol=1e-6)
-    plain = workloads.momentum_sgd(n, 0.6, 0.95)
-    without = strategies.optimized_toeplitz(plain, participation, 3)
-    assert rmse < 0.9999 * without.rmse(workload, participation)
-
-
-def test_maximum_error_of_a_toeplitz_strategy_is_the_last():
-    n, once = 60, MinSep(60, 1)
-    workload = workloads.prefix_sum(n)
-    mean = strategies.optimized_toeplitz(workload, once, 4)
-    largest = strategies.optimized_toeplitz(workload, once, 4, objective="max")
-    assert largest.diagnostics["objective"] == "last"
-    assert largest.max_se(workload, once) < 0.9999 * mean.max_se(workload, once)
-    assert largest.rmse(workload, once) > 1.0001 * mean.rmse(workload, once)
-
-
 def test_invalid_arguments_are_refused():
     workload, once = workloads.prefix_sum(8), MinSep(8, 1)
     for wrong in (0, 9, 2.5, True):
@@ -119,10 +80,7 @@ def searched(workload, participation, bands):
 SIGNS = [
     # Where the optimum of entries >= 0 is no optimum: 1.1 to 1.4 times BISR's RMSE.
     ("sgd:momentum=0.9", 16, 8, 3),
-    ("sgd:momentum=0.9", 16, 4, 3),
-    ("sgd:momentum=0.95,decay=0.999", 32, 8, 4),
     ("prefix", 16, 4, 4),
-    ("sgd:momentum=0.5", 64, 8, 4),
     ("sgd:momentum=0.9,decay=0.99", 64, 8, 8),
 ]
 
@@ -146,19 +104,3 @@ def test_inverse_coefficients_are_never_worse_than_their_start(
         return
 
     assert np.log(rmse) <= searched(workload, participation, bands) + 1e-6
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("n", "b", "beta"), [(30, 30, 0.5), (16, 8, 0.8)])
-def test_inverse_with_momentum_and_learning_rates(n, b, beta):
-    order = FixedEpochOrder(b, 1, -(-n // b))
-    workload = workloads.momentum_sgd(n, beta, 0.9, np.linspace(1.0, 0.2, n))
-    actual = strategies.optimized_banded_inverse(workload, order, 3)
-    assert actual.is_inverse_banded and actual.memory_vectors == 0
-    assert np.log(actual.rmse(workload, order)) <= searched(workload, order, 3) + 1e-6
-
-
-def test_one_inverse_band_is_the_identity():
-    workload, once = workloads.prefix_sum(8), MinSep(8, 1)
-    actual = strategies.optimized_banded_inverse(workload, once, 1)
-    np.testing.assert_array_equal(actual.matrix.to_dense(), np.eye(8))

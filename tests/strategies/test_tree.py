@@ -37,23 +37,6 @@ def test_the_square_factor_stands_for_the_rectangular_tree(n):
         )
 
 
-def test_a_power_of_two_has_the_known_column_norms():
-    strategy = strategies.binary_tree(64)
-    np.testing.assert_allclose(strategy.sensitivity(MinSep(64, 1)).value, np.sqrt(7.0))
-
-
-def test_optimal_tree_aggregation_of_table_2():
-    """arXiv:2306.08153, Table 2: sensitivities 0.32, 1.00, 1.00."""
-    n, k, b = 2052, 6, 342
-    one = np.sqrt(dyadic_tree.max_squared_counts(n, n, 1))
-    six = np.sqrt(dyadic_tree.max_squared_counts(n, b, k))
-    tree = rectangular_tree(n)
-    fixed = max(np.linalg.norm(tree[:, i::b].sum(axis=1)) for i in range(b))
-    np.testing.assert_allclose(six, fixed)
-    assert round(one / fixed, 2) == 0.32
-    assert round(six / fixed, 2) == 1.00
-
-
 def test_too_many_placements_fall_back_to_a_bound():
     n, b, k = 300, 3, 60
     actual = strategies.binary_tree(n).sensitivity(MinSep(b, k))
@@ -63,9 +46,3 @@ def test_too_many_placements_fall_back_to_a_bound():
     assert actual.value >= attained * (1 - 1e-12)
     exact = dyadic_tree.max_squared_counts(n, b, k)
     assert actual.is_exact == (exact is not None)
-
-
-@pytest.mark.parametrize("num_steps", [0, -3, 20_001, True])
-def test_invalid_sizes_are_refused(num_steps):
-    with pytest.raises(ValueError, match="num_steps of the binary tree"):
-        strategies.binary_tree(num_steps)
