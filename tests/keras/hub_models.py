@@ -1,23 +1,24 @@
 """Small models of KerasHub with random weights, and data for them."""
 
+import functools
+
 import keras
 import keras_hub
 import numpy as np
 
 VOCABULARY, LENGTH, CLASSES = 20, 6, 3
 SIZES = {"vocabulary_size": VOCABULARY, "num_layers": 1, "hidden_dim": 8}
-ENCODER = {
-    **SIZES,
-    "num_heads": 2,
-    "intermediate_dim": 12,
-    "max_sequence_length": 8,
-    "dropout": 0.0,
-}
-DECODER = {
-    **SIZES,
-    "num_query_heads": 2,
-    "num_key_value_heads": 1,
-    "intermediate_dim": 12,
+SIZES["intermediate_dim"] = 12
+ENCODER = {**SIZES, "num_heads": 2, "max_sequence_length": 8, "dropout": 0.0}
+DECODER = {**SIZES, "num_query_heads": 2, "num_key_value_heads": 1}
+# Of Gemma 2, beside those of Gemma.
+SECOND = {
+    "use_post_ffw_norm": True,
+    "use_post_attention_norm": True,
+    "final_logit_soft_cap": 30.0,
+    "attention_logit_soft_cap": 50.0,
+    "use_sliding_window_attention": True,
+    "sliding_window_size": 4,
 }
 models = keras_hub.models
 
@@ -37,21 +38,8 @@ def gpt2(**sizes):
     return models.GPT2CausalLM(models.GPT2Backbone(**{**ENCODER, **sizes}))
 
 
-def gemma():
-    return models.GemmaCausalLM(models.GemmaBackbone(**DECODER, head_dim=4))
-
-
-def gemma2():
-    backbone = models.GemmaBackbone(
-        **DECODER,
-        head_dim=4,
-        use_post_ffw_norm=True,
-        use_post_attention_norm=True,
-        final_logit_soft_cap=30.0,
-        attention_logit_soft_cap=50.0,
-        use_sliding_window_attention=True,
-        sliding_window_size=4,
-    )
+def gemma(**more):
+    backbone = models.GemmaBackbone(**DECODER, head_dim=4, **more)
     return models.GemmaCausalLM(backbone)
 
 
@@ -59,14 +47,8 @@ def llama():
     return models.LlamaCausalLM(models.LlamaBackbone(**DECODER))
 
 
-MAKERS = {
-    "bert": bert,
-    "distil_bert": distil_bert,
-    "gpt2": gpt2,
-    "gemma": gemma,
-    "gemma2": gemma2,
-    "llama": llama,
-}
+MAKERS = {f.__name__: f for f in (bert, distil_bert, gpt2, gemma, llama)}
+MAKERS["gemma2"] = functools.partial(gemma, **SECOND)
 
 
 def adapted(name):
@@ -90,8 +72,7 @@ def data(name, count=5):
         weights = np.ones((count, 2), "f4")
         weights[::2, 1] = 0.0
         return x, rng.integers(0, VOCABULARY, (count, 2)).astype("i4"), weights
-    targets = np.roll(ids, -1, axis=1)
-    return x, targets, padding.astype("f4")
+    return x, np.roll(ids, -1, axis=1), padding.astype("f4")
 
 
 def compile_for_training(model, optimizer="sgd", **changes):

@@ -1,14 +1,18 @@
 """Slow, obviously right per-example clipping, and tools of the tests."""
 
-import math
-
 import keras
 import numpy as np
+import pytest
 import tensorflow as tf
 
-from tf_bandmf.keras.clipping import clipped_gradient_sums
+import tf_bandmf.keras
+from tf_bandmf.keras.clipping import UnsupportedModelError, clipped_gradient_sums
+from tf_bandmf.keras.clipping.sums.settings import FLAT
 
 CLIP = 0.7
+# Up to which relative error of rounding a contribution is within the clip norm.
+TOLERANCE = 1e-3
+FROM_LOGITS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
 
 class Scale(keras.layers.Layer):
@@ -21,106 +25,212 @@ class Scale(keras.layers.Layer):
         return x * self.scale + self.scale**2
 
 
-def one(structure, index):
-    """Cuts one example out of nested arrays [B, ...], as a batch of one."""
+class Around(Scale):
+    """As `Scale`, of a function of an inner layer and the input."""
+
+    def __init__(self, inner, function=lambda inner, x: inner(x)):
+        super().__init__()
+        self.inner, self.function = inner, function
+
+    def build(self, shape):
+        super().build(shape)
+        # Builds what is inside.
+        self.function(self.inner, keras.KerasTensor(shape, self.compute_dtype))
+
+    def call(self, x):
+        return super().call(self.function(self.inner, x))
+
+
+def chosen(structure, index):
+    """Cuts examples out of nested arrays [B, ...]; None stays None."""
     return keras.tree.map_structure(
-        lambda a: None if a is None else tf.convert_to_tensor(a)[index : index + 1],
+        lambda a: None if a is None else tf.convert_to_tensor(np.asarray(a)[index]),
         structure,
     )
 
 
 def example_gradients(model, x, y, sample_weight=None):
     """Per-example losses and gradients from one tape per example."""
-    count = len(keras.tree.flatten(x)[0])
     losses, gradients = [], []
     variables = [v._value for v in model.trainable_variables]
-    for index in range(count):
+    for index in range(len(keras.tree.flatten(x)[0])):
+        alone, target, weight = chosen((x, y, sample_weight), slice(index, index + 1))
         with tf.GradientTape() as tape:
-            y_pred = model(one(x, index), training=True)
-            weight = None if sample_weight is None else one(sample_weight, index)
-            loss = model.compute_loss(one(x, index), one(y, index), y_pred, weight)
+            y_pred = model(alone, training=True)
+            loss = model.compute_loss(alone, target, y_pred, weight)
         grads = tape.gradient(loss, variables, unconnected_gradients="zero")
         gradients.append([np.asarray(tf.convert_to_tensor(g), "f8") for g in grads])
         losses.append(float(loss))
     return np.array(losses), gradients
 
 
+def unit_gradients(model, rows, *data):
+    """Losses and gradients of units: means over their rows, each taken alone."""
+    flat = keras.tree.map_structure(
+        lambda a: None if a is None else np.reshape(a, (-1, *np.shape(a)[2:])), data
+    )
+    losses, gradients = example_gradients(model, *flat)
+    counts = np.maximum(rows.sum(1), 1)
+
+    def means(of_rows):
+        by_unit = np.reshape(of_rows, (*rows.shape, *np.shape(of_rows)[1:]))
+        return np.array([g[row].sum(0) / n for g, row, n in zip(by_unit, rows, counts)])
+
+    parts = [means(part) for part in zip(*gradients, strict=True)]
+    return means(losses), [list(part) for part in zip(*parts, strict=True)]
+
+
 def norms_of(gradients):
-    return np.array([np.sqrt(sum((g**2).sum() for g in gs)) for gs in gradients])
+    return np.array([norm(gs) for gs in gradients])
 
 
-def clipped_sums(gradients, clip):
-    total = [np.zeros_like(g) for g in gradients[0]]
-    for norm, grads in zip(norms_of(gradients), gradients, strict=True):
-        scale = min(1.0, clip / norm) if norm > 0 else 1.0
-        total = [t + scale * g for t, g in zip(total, grads, strict=True)]
-    return total
+def norm(arrays):
+    return np.sqrt(sum(float(np.sum(np.square(a, dtype="f8"))) for a in arrays))
 
 
-def group_sums(gradients, members, clips, gamma=None):
+def clipped_sums(gradients, clip, clipping=FLAT, variables=()):
     """Brute force: the norm of each group of each example, one after the other."""
     totals = [np.zeros_like(g) for g in gradients[0]]
+    members, clips = [0] * len(totals), [clip]
+    if clipping.groups:
+        members, clips = clipping.grouping(variables, clip)
     for of_example in gradients:
-        for group, clip in enumerate(clips):
+        for group, most in enumerate(clips):
             places = [i for i, member in enumerate(members) if member == group]
-            norm = math.sqrt(sum(float((of_example[i] ** 2).sum()) for i in places))
-            scale = min(1.0, clip / norm) if gamma is None else clip / (norm + gamma)
+            length = norm(of_example[i] for i in places)
+            scale = min(1.0, most / length) if length > 0 else 1.0
+            if clipping.automatic is not None:
+                scale = most / (length + clipping.automatic)
             for i in places:
                 totals[i] = totals[i] + scale * of_example[i]
     return totals
 
 
-def median_clip(gradients):
-    """A clipping norm that clips about half of the examples."""
-    return float(np.median(norms_of(gradients))) or 1.0
-
-
-def dynamic_batch(structure):
-    """Input signature of nested arrays with an unknown batch size."""
-    return keras.tree.map_structure(
-        lambda a: tf.TensorSpec([None, *np.shape(a)[1:]], tf.as_dtype(a.dtype)),
-        structure,
-    )
-
-
-def traced(model, x, y, sample_weight=None, clip=CLIP, **kwargs):
+def step_of(model, data, **options):
     """Clipped sums from a graph with an unknown batch size."""
-    data = (x, y) if sample_weight is None else (x, y, sample_weight)
+    signature = keras.tree.map_structure(
+        lambda a: tf.TensorSpec([None, *np.shape(a)[1:]], tf.as_dtype(a.dtype)), data
+    )
+    inputs = getattr(model, "inputs", None)
+    if "rows" not in data and inputs and not isinstance(data["x"], (dict, list)):
+        # Sizes that the model does not know either are unknown.
+        signature["x"] = tf.TensorSpec(inputs[0].shape, signature["x"].dtype)
 
-    @tf.function(autograph=False, input_signature=[dynamic_batch(data)])
+    @tf.function(autograph=False, input_signature=[signature])
     def step(batch):
-        return clipped_gradient_sums(model, *batch, l2_norm_clip=clip, **kwargs)
+        return clipped_gradient_sums(model, **batch, **options)
 
-    return step(keras.tree.map_structure(tf.convert_to_tensor, data))
+    return lambda batch: step(chosen(batch, slice(None)))
+
+
+def named(**data):
+    return {name: part for name, part in data.items() if part is not None}
+
+
+def traced(model, x, y, sample_weight=None, clip=CLIP, rows=None, **options):
+    """Clipped sums of one batch, from a graph with an unknown batch size."""
+    data = named(x=x, y=y, sample_weight=sample_weight, rows=rows)
+    return step_of(model, data, l2_norm_clip=clip, **options)(data)
 
 
 def assert_sums_close(actual, expected, rtol=1e-4):
-    scale = np.sqrt(sum((e**2).sum() for e in expected))
+    scale = norm(expected)
     for got, want in zip(actual, expected, strict=True):
         assert got.dtype == tf.float32
         assert tuple(got.shape) == want.shape
         np.testing.assert_allclose(got, want, rtol=rtol, atol=rtol * scale + 1e-7)
 
 
-def assert_exact(model, x, y, sample_weight=None, rtol=1e-4, **kwargs):
-    """Compares clipped sums of a batch with gradients of the examples one by one."""
-    losses, gradients = example_gradients(model, x, y, sample_weight)
-    clip = median_clip(gradients)
-    result = traced(model, x, y, sample_weight, clip=clip, **kwargs)
-    np.testing.assert_allclose(result.norms, norms_of(gradients), rtol=rtol, atol=1e-6)
-    np.testing.assert_allclose(result.losses, losses, rtol=1e-4, atol=1e-6)
-    assert_sums_close(result.sums, clipped_sums(gradients, clip), rtol)
+def extremes(x, index):
+    """Inputs with one example that is not a number, huge, tiny or the same everywhere."""
+    for change in (
+        lambda part: np.nan * part,
+        *(lambda part, scale=scale: scale * part for scale in (1e-20, 1e6, 1e18)),
+        # All positions are nearly the same, so that gradients of their differences cancel.
+        *(lambda part, n=n: 1e4 * (part[:1] + n * part) for n in (0.0, 1e-6)),
+    ):
+
+        def changed(leaf, change=change):
+            leaf = leaf.copy()
+            leaf[index] = change(leaf[index])
+            return leaf
+
+        yield keras.tree.map_structure(changed, x)
+
+
+def assert_exact(model, x, y, sample_weight=None, rtol=1e-4, rows=None, **options):
+    """Holds the clipped sums of a batch against gradients of the examples one by one.
+
+    Then, in the same graph: one example contributes the clip norm, and not more, also if
+    it is an extreme one; one that is not finite adds nothing; no examples give zeros.
+    """
+    data = named(x=x, y=y, sample_weight=sample_weight, rows=rows)
+    given = (model, x, y, sample_weight)
+    if rows is None:
+        losses, gradients = example_gradients(*given)
+    else:
+        losses, gradients = unit_gradients(model, rows, x, y, sample_weight)
+    if options.get("scales"):
+        scales = [np.asarray(s) for s in options["scales"]]
+        gradients = [[g * s for g, s in zip(gs, scales)] for gs in gradients]
+    norms, clipping = norms_of(gradients), options.get("clipping", FLAT)
+    # Clips about half of the examples.
+    clip = float(np.median(norms)) or 1.0
+    step = step_of(model, data, l2_norm_clip=clip, **options)
+    result = step(data)
+    np.testing.assert_allclose(result.norms, norms, rtol=rtol, atol=1e-6)
+    np.testing.assert_allclose(result.losses, losses, rtol=rtol, atol=1e-6)
+    expected = clipped_sums(gradients, clip, clipping, model.trainable_variables)
+    assert_sums_close(result.sums, expected, rtol)
+
+    longest = int(np.argmax(norms))
+    contribution = norm(step(chosen(data, slice(longest, longest + 1))).sums)
+    assert contribution <= clip * (1 + 1e-5)
+    if clipping == FLAT:
+        assert contribution >= min(clip, norms[longest]) * (1 - TOLERANCE)
+
+    nothing = step(chosen(data, slice(0)))
+    assert nothing.norms.shape == nothing.losses.shape == (0,)
+    assert not any(np.any(total) for total in nothing.sums)
+    assert [t.shape for t in nothing.sums] == [
+        v.shape for v in model.trainable_variables
+    ]
+
+    leaves = keras.tree.flatten(x)
+    if not all(np.issubdtype(leaf.dtype, np.floating) for leaf in leaves):
+        return result
+    without = step(chosen(data, np.arange(len(norms)) != longest)).sums
+    for extreme in extremes(x, longest):
+        beside = step({**data, "x": extreme})
+        moved = norm([np.subtract(*p, dtype="f8") for p in zip(beside.sums, without)])
+        assert moved <= clip * (1 + TOLERANCE)
+        if any(np.isnan(leaf).any() for leaf in keras.tree.flatten(extreme)):
+            assert not np.isfinite(beside.norms[longest]) and moved <= 1e-4 * clip
     return result
 
 
+def assert_fit_refuses(model, plan, data, message, inner="sgd", **compiled):
+    """`fit` refuses a private model, and leaves its weights."""
+    tf_bandmf.keras.make_private(model)
+    optimizer = tf_bandmf.keras.PrivateOptimizer(inner, plan)
+    model.compile(optimizer, **{"loss": FROM_LOGITS, **compiled})
+    before = model.get_weights()
+    with pytest.raises(UnsupportedModelError, match=message):
+        model.fit(plan.batches(*data), epochs=1, verbose=0)
+    for old, new in zip(before, model.get_weights(), strict=True):
+        np.testing.assert_array_equal(old, new)
+
+
 def images(seed=0, batch=5, size=8, channels=3):
-    rng = np.random.default_rng(seed)
-    return rng.normal(size=(batch, size, size, channels)).astype("f4")
+    return normal(batch, size, size, channels, seed=seed)
 
 
 def sequences(seed=0, batch=5, length=6, width=4):
-    rng = np.random.default_rng(seed)
-    return rng.normal(size=(batch, length, width)).astype("f4")
+    return normal(batch, length, width, seed=seed)
+
+
+def normal(*shape, seed=0):
+    return np.random.default_rng(seed).normal(size=shape).astype("f4")
 
 
 def tokens(seed=0, batch=5, length=7, vocabulary=5):
@@ -133,13 +243,27 @@ def labels(seed=1, batch=5, classes=3):
 
 
 def classifier(*layers, inputs, dtype=None):
-    """A compiled classifier into 3 classes."""
+    """A compiled classifier into 3 classes, by its probabilities."""
     keras.utils.set_random_seed(3)
     model = keras.Sequential(
         [keras.Input(inputs, dtype=dtype), *layers, keras.layers.Flatten()]
     )
     model.add(keras.layers.Dense(3, activation="softmax"))
     model.compile(loss="sparse_categorical_crossentropy")
+    randomize(model)
+    return model
+
+
+def functional(shape, body, *, dtype=None, head=True, loss=FROM_LOGITS):
+    """A compiled model around a function of its input, mostly into 3 classes."""
+    keras.utils.set_random_seed(3)
+    inputs = keras.Input(shape, dtype=dtype)
+    outputs = body(inputs)
+    if head:
+        flat = outputs if len(outputs.shape) == 2 else keras.layers.Flatten()(outputs)
+        outputs = keras.layers.Dense(3)(flat)
+    model = keras.Model(inputs, outputs)
+    model.compile(loss=loss)
     randomize(model)
     return model
 

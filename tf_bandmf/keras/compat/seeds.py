@@ -10,7 +10,7 @@ The body of a loop is traced once and runs many times: there, the number of the 
 into the seed. TensorFlow keeps that number itself, as the first argument of what it makes
 of the body.
 
-What tells that it broke: `tests/keras/clipping/test_clipped_gradient_sums.py`, and for
+What tells that it broke: `tests/keras/clipping/test_options.py`, and for
 loops `tests/keras/clipping/rules/test_draws_in_loops.py`.
 """
 

@@ -4,7 +4,6 @@ import re
 import types
 
 import clipping_reference as reference
-import keras
 import pytest
 import tensorflow as tf
 from keras import layers
@@ -14,18 +13,17 @@ from tf_bandmf.keras.clipping import check_matmul_precision, clipped_gradient_su
 from tf_bandmf.keras.clipping.factors import precision
 
 GPU = types.SimpleNamespace(device_type="GPU", name="/physical_device:GPU:0")
+OPTION = tf.config.experimental
 
 
 @pytest.fixture
 def gpu(monkeypatch):
     """Pretends that there is a GPU of a compute capability."""
 
-    def pretend(details):
-        config = tf.config
-        monkeypatch.setattr(config, "get_visible_devices", lambda kind=None: [GPU])
-        monkeypatch.setattr(
-            config.experimental, "get_device_details", lambda device: details
-        )
+    def pretend(*capability):
+        details = {"compute_capability": capability} if capability else {}
+        monkeypatch.setattr(tf.config, "get_visible_devices", lambda kind=None: [GPU])
+        monkeypatch.setattr(OPTION, "get_device_details", lambda device: details)
 
     return pretend
 
@@ -33,45 +31,32 @@ def gpu(monkeypatch):
 @pytest.fixture
 def set_tensor_float_32():
     """Sets TensorFlow's option; after the test it is what it was."""
-    option = tf.config.experimental
-    before = option.tensor_float_32_execution_enabled()
-    yield option.enable_tensor_float_32_execution
-    option.enable_tensor_float_32_execution(before)
+    before = OPTION.tensor_float_32_execution_enabled()
+    yield OPTION.enable_tensor_float_32_execution
+    OPTION.enable_tensor_float_32_execution(before)
 
 
-def clipped():
+def clip_some():
     model = reference.classifier(inputs=(4,))
-    x = reference.sequences()[:, 0]
-    return reference.traced(model, x, reference.labels())
+    reference.traced(model, reference.normal(5, 4), reference.labels())
 
 
-@pytest.mark.slow_cases("details1")
-@pytest.mark.parametrize("details", [{"compute_capability": (8, 0)}, {}])
 @pytest.mark.invariant(3)
-def test_tensor_float_32_is_refused(gpu, details, set_tensor_float_32):
-    clipped()
-    gpu(details)
+def test_tensor_float_32_is_refused_and_turned_off(gpu, set_tensor_float_32, capsys):
     set_tensor_float_32(True)
-    with pytest.raises(RuntimeError, match="enable_tensor_float_32_execution"):
-        clipped()
-    set_tensor_float_32(False)
-    clipped()
-
-
-def test_make_private_turns_it_off_and_says_so(gpu, set_tensor_float_32, capsys):
-    is_on = tf.config.experimental.tensor_float_32_execution_enabled
-    set_tensor_float_32(True)
-    gpu({"compute_capability": (7, 5)})
+    gpu(7, 5)
+    check_matmul_precision()
     make_private(reference.classifier(inputs=(4,)))
-    assert is_on() and not capsys.readouterr().err
-    gpu({"compute_capability": (9, 0)})
-    make_private(reference.classifier(inputs=(4,)))
-    assert not is_on()
-    assert "TensorFloat-32 is turned off" in capsys.readouterr().err
-    # Whoever turns it on again is refused.
-    set_tensor_float_32(True)
-    with pytest.raises(RuntimeError, match="enable_tensor_float_32_execution"):
-        clipped()
+    assert OPTION.tensor_float_32_execution_enabled() and not capsys.readouterr().err
+    for capability in ((8, 0), ()):
+        set_tensor_float_32(True)
+        gpu(*capability)
+        with pytest.raises(RuntimeError, match="enable_tensor_float_32_execution"):
+            clip_some()
+        make_private(reference.classifier(inputs=(4,)))
+        assert not OPTION.tensor_float_32_execution_enabled()
+        assert "TensorFloat-32 is turned off" in capsys.readouterr().err
+        clip_some()
 
 
 @pytest.mark.slow_cases("False")
@@ -82,48 +67,36 @@ def test_the_setting_reaches_every_product_that_xla_compiles(
     usual, set_tensor_float_32
 ):
     # In the program, where GPUs find it; True is the control.
-    inputs = keras.Input((8, 8, 4))
-    h = layers.Conv2D(8, 3, groups=2)(inputs)
-    h = layers.Reshape((36, 8))(h)
-    h = layers.MultiHeadAttention(2, 4)(h, h)
-    model = keras.Model(inputs, layers.Dense(3)(layers.Flatten()(h)))
-    model.compile(loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    def body(inputs):
+        h = layers.Reshape((36, 8))(layers.Conv2D(8, 3, groups=2)(inputs))
+        return layers.MultiHeadAttention(2, 4)(h, h)
+
+    model = reference.functional((8, 8, 4), body)
 
     @tf.function(autograph=False, jit_compile=True)
     def sums(x, y):
         return clipped_gradient_sums(model, x, y, l2_norm_clip=1.0).sums
 
     set_tensor_float_32(usual)
-    ir = sums.experimental_get_compiler_ir(
-        tf.ones([5, 8, 8, 4]), tf.zeros([5], "int32")
-    )
-    lines = ir(stage="hlo").splitlines()
+    batch = tf.ones([5, 8, 8, 4]), tf.zeros([5], "int32")
+    lines = sums.experimental_get_compiler_ir(*batch)(stage="hlo").splitlines()
     products = [line for line in lines if re.search(r" (dot|convolution)\(", line)]
     exact = ["operand_precision={highest,highest}" in line for line in products]
     assert len(products) > 12
     assert not any(exact) if usual else all(exact)
 
 
-def test_a_gpu_without_tensor_float_32_is_taken(gpu):
-    gpu({"compute_capability": (7, 5)})
-    check_matmul_precision()
-
-
-def test_the_graph_rewrite_to_mixed_precision_is_refused():
-    option = "auto_mixed_precision_onednn_bfloat16"
-    tf.config.optimizer.set_experimental_options({option: True})
+def test_reduced_precision_of_rewrites_and_of_onednn_is_refused(monkeypatch):
+    set_options = tf.config.optimizer.set_experimental_options
+    set_options({"auto_mixed_precision_onednn_bfloat16": True})
     try:
         with pytest.raises(RuntimeError, match="auto_mixed_precision"):
-            clipped()
+            clip_some()
     finally:
-        tf.config.optimizer.set_experimental_options({option: False})
-    clipped()
-
-
-def test_reduced_precision_of_onednn_is_refused(monkeypatch):
+        set_options({"auto_mixed_precision_onednn_bfloat16": False})
     name = precision._FPMATH_MODES[0]
     monkeypatch.setenv(name, "STRICT")
-    clipped()
+    clip_some()
     monkeypatch.setenv(name, "BF16")
     with pytest.raises(RuntimeError, match=name):
-        clipped()
+        clip_some()

@@ -6,37 +6,29 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tf_bandmf.keras.clipping import UnsupportedModelError
-
 layers, ops = keras.layers, keras.ops
 VECTOR, SEQUENCE, IMAGE, VOLUME = (6,), (4, 6), (4, 4, 2), (4, 4, 4, 2)
-LINE_OF_IMAGES = (2, 4, 4, 2)
 
 
 def spatial(rank, shape):
-    actual = [
-        (f"Conv{rank}D", dict(filters=2, kernel_size=2)),
-        (f"Conv{rank}D", dict(filters=2, kernel_size=2, padding="same", strides=2)),
-        (
-            f"Conv{rank}D",
-            dict(filters=2, kernel_size=2, padding="same", dilation_rate=2),
-        ),
-        (f"Conv{rank}DTranspose", dict(filters=2, kernel_size=2)),
-        (f"SpatialDropout{rank}D", dict(rate=0.5)),
-        (f"UpSampling{rank}D", {}),
-        (f"MaxPooling{rank}D", dict(pool_size=2)),
-        (f"AveragePooling{rank}D", dict(pool_size=2, padding="same")),
-        (f"Cropping{rank}D", {}),
-        (f"ZeroPadding{rank}D", {}),
-        (f"GlobalMaxPooling{rank}D", {}),
-        (f"GlobalAveragePooling{rank}D", dict(keepdims=True)),
-    ]
+    for name, arguments in {
+        "Conv": dict(filters=2, kernel_size=2, padding="same", strides=2),
+        "SpatialDropout": dict(rate=0.5),
+        "UpSampling": {},
+        "MaxPooling": dict(pool_size=2),
+        "AveragePooling": dict(pool_size=2, padding="same"),
+        "Cropping": {},
+        "ZeroPadding": {},
+        "GlobalMaxPooling": {},
+        "GlobalAveragePooling": dict(keepdims=True),
+    }.items():
+        yield f"{name}{rank}D", arguments, shape
+    convolved = dict(filters=2, kernel_size=2)
+    yield f"Conv{rank}D", dict(padding="same", dilation_rate=2, **convolved), shape
+    yield f"Conv{rank}DTranspose", convolved, shape
     if rank < 3:
-        actual += [
-            (f"DepthwiseConv{rank}D", dict(kernel_size=2, dilation_rate=2)),
-            (f"SeparableConv{rank}D", dict(filters=2, kernel_size=2)),
-        ]
-    return [(name, arguments, shape) for name, arguments in actual]
+        yield f"DepthwiseConv{rank}D", dict(kernel_size=2, dilation_rate=2), shape
+        yield f"SeparableConv{rank}D", convolved, shape
 
 
 def entries():
@@ -67,27 +59,23 @@ def entries():
 
 def recurrent():
     for name in "LSTM GRU SimpleRNN".split():
-        yield name, dict(units=2, return_sequences=True), SEQUENCE
-        yield name, dict(units=2, go_backwards=True), SEQUENCE
-        yield name, dict(units=2, unroll=True), SEQUENCE
+        yield name, dict(units=2, return_sequences=True, go_backwards=True), SEQUENCE
+        yield name, dict(units=2, unroll=True, recurrent_dropout=0.2), SEQUENCE
         yield name, dict(units=2, trainable=False), SEQUENCE
-        cell = getattr(layers, f"{name}Cell")
-        yield "RNN", dict(cell=cell(2)), SEQUENCE
+        yield "RNN", dict(cell=getattr(layers, f"{name}Cell")(2)), SEQUENCE
         yield "Bidirectional", dict(layer=getattr(layers, name)(2)), SEQUENCE
-    yield "ConvLSTM2D", dict(filters=2, kernel_size=2), LINE_OF_IMAGES
+    yield "ConvLSTM2D", dict(filters=2, kernel_size=2), (2, *IMAGE)
 
 
 def images():
     yield "Rescaling", dict(scale=2.0), IMAGE
     yield "Resizing", dict(height=3, width=5), IMAGE
-    yield "CenterCrop", dict(height=2, width=2), IMAGE
-    yield "RandomCrop", dict(height=2, width=2), IMAGE
+    for name in ("CenterCrop", "RandomCrop"):
+        yield name, dict(height=2, width=2), IMAGE
     yield "RandomFlip", {}, IMAGE
-    yield "RandomRotation", dict(factor=0.1), IMAGE
-    yield "RandomZoom", dict(height_factor=0.1), IMAGE
+    for name in "RandomRotation RandomZoom RandomContrast RandomBrightness".split():
+        yield name, {"height_factor" if "Zoom" in name else "factor": 0.1}, IMAGE
     yield "RandomTranslation", dict(height_factor=0.1, width_factor=0.1), IMAGE
-    yield "RandomContrast", dict(factor=0.1), IMAGE
-    yield "RandomBrightness", dict(factor=0.1), IMAGE
 
 
 def of_one(items):
@@ -95,7 +83,7 @@ def of_one(items):
     for name, arguments, shape in items:
         layer = getattr(layers, name)(**arguments)
         inputs = keras.Input(shape)
-        yield name, inputs, layer(layers.Dense(shape[-1])(inputs))
+        yield inputs, layer(layers.Dense(shape[-1])(inputs))
 
 
 def masked():
@@ -112,26 +100,35 @@ def masked():
         lambda x: layers.Concatenate()([x, x]),
     ):
         inputs = keras.Input(VECTOR, dtype="int32")
-        x = layers.Embedding(9, 2, mask_zero=True)(inputs)
-        yield "mask", inputs, make(x)
+        yield inputs, make(layers.Embedding(9, 2, mask_zero=True)(inputs))
         inputs = keras.Input(SEQUENCE)
-        yield "mask", inputs, make(layers.Masking()(layers.Dense(2)(inputs)))
+        yield inputs, make(layers.Masking()(layers.Dense(2)(inputs)))
 
 
 def of_two():
     for name in "Add Subtract Multiply Average Maximum Minimum Concatenate".split():
         inputs = keras.Input(SEQUENCE)
-        yield name, inputs, getattr(layers, name)()([inputs, layers.Dense(6)(inputs)])
+        yield inputs, getattr(layers, name)()([inputs, layers.Dense(6)(inputs)])
     for axes in (1, 2, (1, 2)):
         inputs = keras.Input((6, 6))
-        yield "Dot", inputs, layers.Dot(axes=axes)([inputs, layers.Dense(6)(inputs)])
+        yield inputs, layers.Dot(axes=axes)([inputs, layers.Dense(6)(inputs)])
     inputs = keras.Input((3, *SEQUENCE))
     x = layers.Dense(6)(inputs)
-    yield (
-        "attention",
-        inputs,
-        layers.MultiHeadAttention(1, 2, attention_axes=(2,))(x, x),
-    )
+    yield inputs, layers.MultiHeadAttention(1, 2, attention_axes=(2,))(x, x)
+
+
+SEEDS = keras.random.SeedGenerator(1)
+
+
+def custom():
+    for function in (
+        lambda x: x + ops.cast(ops.arange(4)[None], "float32")[..., None],  # positions
+        lambda x: x + keras.random.normal(ops.shape(x), seed=SEEDS),
+        # Drop path: a number for each example.
+        lambda x: x * keras.random.uniform((ops.shape(x)[0], 1, 1), seed=SEEDS),
+    ):
+        inputs = keras.Input(SEQUENCE)
+        yield inputs, cases.Custom(function)(layers.Dense(6)(inputs))
 
 
 GROUPS = {
@@ -143,16 +140,17 @@ GROUPS = {
     "images": lambda: of_one(images()),
     "masked": masked,
     "several inputs": of_two,
+    "custom": custom,
 }
 
 
-@pytest.mark.slow_cases(but=["several inputs"])
+@pytest.mark.slow_cases(but=["several inputs", "custom"])
 @pytest.mark.parametrize("group", GROUPS)
 @pytest.mark.invariant(16)
 def test_layers_of_keras_run_for_the_whole_batch(group):
     keras.utils.set_random_seed(1)
     inputs, outputs = [], []
-    for _, given, output in GROUPS[group]():
+    for given, output in GROUPS[group]():
         inputs.append(given)
         outputs.append(layers.Dense(2)(layers.Flatten()(output)))
     model = keras.Model(inputs, layers.Add()(outputs))
@@ -172,15 +170,6 @@ def dilated(function):
 
 
 CUT = {
-    "another number of rows": lambda x: (
-        x
-        + tf.batch_to_space(tf.space_to_batch(x, [4], [[0, 1]]), [2], [[0, 1]])[
-            : tf.shape(x)[0]
-        ]
-    ),
-    "rows that were not cut": lambda x: (
-        x + tf.batch_to_space(tf.repeat(x, 2, axis=0), [2], [[0, 3]])
-    ),
     "sum": dilated(lambda cut: cut - tf.reduce_mean(cut, axis=0)),
     "rows of the batch": dilated(
         lambda cut: tf.reshape(
@@ -200,8 +189,4 @@ CUT = {
 @pytest.mark.parametrize("name", CUT)
 @pytest.mark.invariant(16)
 def test_rows_that_a_dilated_convolution_cuts_do_not_meet(name):
-    model = cases.model_with(cases.Custom(CUT[name]))
-    try:
-        assert cases.executed_alone(model) != ()
-    except (UnsupportedModelError, ValueError):
-        pass
+    cases.assert_harmless(lambda: cases.Custom(CUT[name]))

@@ -1,10 +1,13 @@
-"""Layers that mix examples are executed for each example by itself, or refused."""
+"""Layers and losses that mix examples get single ones, or are refused."""
 
 import independence_cases as cases
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from clipping_reference import Around
+from keras import layers as L
+from keras.src.backend import any_symbolic_tensors
 
 from tf_bandmf.keras.clipping import UnsupportedModelError
 
@@ -29,6 +32,20 @@ def attention_over_batch(x):
     return ops.einsum("bc,ctd->btd", scores, x)
 
 
+def capacity(x):
+    """A mixture of experts, of which each takes two examples."""
+    hot = ops.one_hot(ops.argmax(x[:, 0], -1), cases.WIDTH)
+    place = ops.cumsum(hot, axis=0) * hot  # in the expert's queue
+    kept = ops.cast(ops.max(place, -1, keepdims=True) <= 2, "float32")
+    return x * kept[:, None]
+
+
+def host_code(x):
+    return tf.ensure_shape(
+        tf.numpy_function(lambda a: a - a.mean(0), [x], tf.float32), x.shape
+    )
+
+
 def partitioned(x):
     ids = tf.cast(x[:, 0, 0] > 0, tf.int32)
     return tf.concat(tf.dynamic_partition(x, ids, 2), axis=0)
@@ -43,39 +60,167 @@ def batch_norm(x):
     return (x - ops.mean(x, axis=0)) / ops.sqrt(ops.var(x, axis=0) + 1e-3)
 
 
-def in_inner_function(x):
-    return tf.function(lambda t: t - tf.reduce_mean(t, axis=0))(x)
+def centred(x):
+    return x - ops.mean(x, axis=0, keepdims=True)
 
 
-ISOLATED = {
-    "mean": lambda x: x - ops.mean(x, axis=0, keepdims=True),
+class Centre(keras.Operation):
+    """A custom operation."""
+
+    def call(self, x):
+        return centred(x)
+
+    def compute_output_spec(self, x):
+        return keras.KerasTensor(x.shape, x.dtype)
+
+
+# It is named like one of Keras': the table asks for classes.
+Clip = type("Clip", (Centre,), {})
+
+
+class Subclass(L.Dropout):
+    """A layer of the closed list, changed."""
+
+    def __init__(self):
+        super().__init__(0.1)
+
+    def call(self, x, training=False):
+        return centred(x)
+
+
+class ByContext(L.Layer):
+    """`training` comes from Keras' call context, which `layer.call` does not open."""
+
+    def call(self, x, training=False):
+        return centred(x) if training else x
+
+
+class Symbolic(L.Layer):
+    """The idiom of Keras' own operations: another way for symbolic tensors."""
+
+    def call(self, x):
+        return ops.identity(x) if any_symbolic_tensors((x,)) else centred(x)
+
+
+class Queue(L.Layer):
+    """A memory of the last batch, as MoCo's or an average of activations."""
+
+    def build(self, shape):
+        self.seen = self.add_weight(shape[1:], "zeros", trainable=False)
+
+    def call(self, x):
+        out = x - self.seen
+        if not isinstance(x, keras.KerasTensor):
+            self.seen.assign(0.9 * self.seen + 0.1 * ops.mean(x, axis=0))
+        return out
+
+
+class Penalized(L.Layer):
+    def call(self, x):
+        self.add_loss(ops.mean(ops.square(ops.mean(x, axis=0))))
+        return x
+
+
+def overridden():
+    layer = L.ReLU()
+    layer.__dict__["call"] = centred
+    return layer
+
+
+def penalty(x):
+    return ops.sum(ops.square(ops.mean(x, axis=0)))
+
+
+def by_product(x):
+    return x + ops.mean(ops.matmul(x, ops.swapaxes(x, 1, 2)), axis=0)[:, :1]
+
+
+def tf_centred(x):
+    return x - tf.reduce_mean(x, axis=0)
+
+
+# Functions of layers that run alone.
+ALONE = {
+    "mean": centred,
     "attention": attention_over_batch,
-    "mixup": lambda x: (x + keras.random.shuffle(x, seed=GENERATOR)) / 2,
+    "mixup": lambda x: x + keras.random.shuffle(x, seed=GENERATOR),
     "loop": loop_over_batch,
     "condition": lambda x: tf.cond(tf.reduce_mean(x) > 0, lambda: x, lambda: 2 * x),
-    "custom_gradient": mixed_backward,
-    "batch_norm": batch_norm,
-    "batch_size": lambda x: x / ops.cast(ops.shape(x)[0], "float32"),
-    "inner_function": in_inner_function,
+    "condition of Keras": lambda x: ops.cond(ops.max(x) > 1, lambda: 2 * x, lambda: x),
+    "custom gradient": mixed_backward,
+    "batch norm": batch_norm,
+    "capacity": capacity,
+    "inner function": tf.function(tf_centred),
 }
+# Layers, or nodes of a functional model.
+REFUSED = {
+    "host code": lambda: cases.Custom(host_code),
+    "shuffle without seed": lambda: cases.Custom(lambda x: x + tf.random.shuffle(x)),
+    "shuffle in a loop": lambda: cases.Custom(
+        lambda x: x + tf.map_fn(tf.random.shuffle, centred(x))
+    ),
+    "partition": lambda: cases.Custom(partitioned),
+    "node": lambda: centred,
+    "node of products": lambda: by_product,
+    "memory": Queue,
+    "added loss": Penalized,
+    "activity regularizer": lambda: L.Dense(4, activity_regularizer=penalty),
+    "normalization": L.BatchNormalization,
+}
+EITHER = {
+    # Seen where the batch size is not a constant.
+    "batch size": lambda: cases.Custom(
+        lambda x: x / ops.cast(ops.shape(x)[0], "float32")
+    ),
+    "branch on the batch size": lambda: cases.Custom(
+        lambda x: x if x.shape[0] and x.shape[0] > 512 else centred(x)
+    ),
+    "activation": lambda: L.Dense(4, activation=centred),
+    "activation of a recurrent layer": lambda: L.LSTM(
+        3, activation=lambda x: ops.tanh(centred(x))
+    ),
+    "attention axes": lambda: Around(
+        L.MultiHeadAttention(1, 2, attention_axes=(0,)), lambda inner, x: inner(x, x)
+    ),
+    "call": overridden,
+    "subclass": Subclass,
+    "operation": lambda: cases.Custom(lambda x: Clip()(x)),
+    "training by context": lambda: Around(ByContext()),
+    "symbolic": Symbolic,
+}
+LAYERS = {
+    **{name: lambda f=f: cases.Custom(f) for name, f in ALONE.items()},
+    "Lambda": lambda: L.Lambda(centred),
+    "a layer inside": lambda: Around(cases.Custom(centred)),
+    "TensorFlow inside": lambda: Around(cases.Custom(tf_centred)),
+    **REFUSED,
+    **EITHER,
+}
+FAST = ["mean", "subclass", "operation", "training by context", "symbolic", "memory"]
+FAST += ["added loss", "node", "a layer inside", "TensorFlow inside", "partition"]
+FAST += ["node of products", "host code", "activity regularizer", "normalization"]
 
 
-@pytest.mark.slow_cases(but=["mean"])
-@pytest.mark.parametrize("name", ISOLATED)
+@pytest.mark.slow_cases(but=FAST)
+@pytest.mark.parametrize("name", LAYERS)
 @pytest.mark.invariant(16)
-def test_mixing_layer_is_executed_alone(name):
-    layer = cases.Custom(ISOLATED[name])
-    model = cases.model_with(layer)
-    assert cases.largest_change(model) <= 1 + 1e-3
-    # Seen where the batch size is not a constant, so not by the trace asked here.
-    if name != "batch_size":
+def test_layer_that_mixes_examples(name):
+    layer = LAYERS[name]()
+    try:
+        model = cases.model_with(layer)
+        assert cases.largest_change(model) <= 1 + 1e-3
+    except UnsupportedModelError:
+        assert name in REFUSED or name in EITHER
+        return
+    assert name not in REFUSED
+    if name not in EITHER:
         assert cases.executed_alone(model) == (layer,)
 
 
 @pytest.mark.invariant(16)
 def test_alone_gradients_are_those_of_single_examples():
-    for name in ("batch_norm", "custom_gradient", "attention"):
-        model = cases.model_with(cases.Weighted(ISOLATED[name]))
+    for function in (batch_norm, mixed_backward, attention_over_batch):
+        model = cases.model_with(cases.Weighted(function))
         cases.reference.assert_exact(model, *cases.examples())
 
 
@@ -112,61 +257,17 @@ def test_an_example_may_decide_what_runs_for_it(name):
 @pytest.mark.invariant(16)
 def test_last_layer_is_executed_alone():
     # The gradient that it gets from a loss with sparse labels is sparse.
-    x, _ = cases.examples()
-    model = keras.Sequential(
-        [
-            keras.Input(x.shape[1:]),
-            keras.layers.Flatten(),
-            keras.layers.Dense(3),
-            cases.Custom(lambda t: t - ops.max(t, axis=0) + ops.tanh(t)),
-        ]
+    last = cases.Custom(lambda t: t - ops.max(t, axis=0) + ops.tanh(t))
+    model = cases.reference.functional(
+        (cases.LENGTH, cases.WIDTH),
+        lambda x: last(L.Dense(3)(L.Flatten()(x))),
+        head=False,
     )
-    model.compile(loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    x, _ = cases.examples()
     cases.reference.assert_exact(model, x, np.arange(len(x), dtype=np.int32) % 3)
 
 
-REFUSED = {
-    "host_code": lambda x: tf.ensure_shape(
-        tf.numpy_function(lambda a: a - a.mean(0), [x], tf.float32), x.shape
-    ),
-    "shuffle_without_seed": lambda x: x + tf.random.shuffle(x),
-    "shuffle_in_a_loop": lambda x: (
-        x + tf.map_fn(lambda e: tf.random.shuffle(e), x - tf.reduce_mean(x, 0))
-    ),
-    "partition": partitioned,
-}
-
-
-@pytest.mark.slow_cases("shuffle_in_a_loop")
-@pytest.mark.parametrize("name", REFUSED)
-@pytest.mark.invariant(16)
-def test_mixing_layer_is_refused(name):
-    model = cases.model_with(cases.Custom(REFUSED[name]))
-    with pytest.raises(UnsupportedModelError):
-        cases.largest_change(model)
-
-
-NODES = {
-    "mean": lambda x: x - ops.mean(x, axis=0, keepdims=True),
-    "matmul": lambda x: (
-        x + ops.mean(ops.matmul(x, ops.swapaxes(x, 1, 2)), axis=0)[:, :1]
-    ),
-}
-
-
-@pytest.mark.parametrize("name", NODES)
-@pytest.mark.invariant(16)
-def test_mixing_node_of_a_functional_model_is_refused(name):
-    keras.utils.set_random_seed(0)
-    inputs = keras.Input((cases.LENGTH, cases.WIDTH))
-    x = NODES[name](keras.layers.Dense(cases.WIDTH)(inputs))
-    model = keras.Model(inputs, keras.layers.Dense(2)(keras.layers.Flatten()(x)))
-    model.compile(loss="mse")
-    with pytest.raises(UnsupportedModelError, match="mixes examples"):
-        cases.largest_change(model)
-
-
-class Gate(keras.layers.Layer):
+class Gate(L.Layer):
     """Mixes examples as soon as a weight is not zero."""
 
     def __init__(self, cond):
@@ -177,7 +278,7 @@ class Gate(keras.layers.Layer):
         self.gate = self.add_weight(shape=(), initializer="zeros", trainable=False)
 
     def call(self, x):
-        return self.cond(self.gate > 0, lambda: x - ops.mean(x, axis=0), lambda: x)
+        return self.cond(self.gate > 0, lambda: centred(x), lambda: x)
 
 
 @pytest.mark.parametrize("cond", [tf.cond, ops.cond], ids=["tensorflow", "keras"])
@@ -190,7 +291,7 @@ def test_gate_that_opens_later_is_isolated(cond):
     assert cases.largest_change(model) <= 1 + 1e-3
 
 
-class PythonGate(keras.layers.Layer):
+class PythonGate(L.Layer):
     """Mixes examples after some calls."""
 
     def __init__(self, calls):
@@ -199,123 +300,73 @@ class PythonGate(keras.layers.Layer):
 
     def call(self, x):
         self.calls -= 1
-        return x - ops.mean(x, axis=0) if self.calls < 0 else x
+        return centred(x) if self.calls < 0 else x
 
 
 @pytest.mark.parametrize("calls", range(1, 7))
 @pytest.mark.invariant(16)
 def test_gate_in_python_is_isolated_or_refused(calls):
-    model = cases.model_with(PythonGate(calls))
     try:
+        model = cases.model_with(PythonGate(calls))
         assert cases.largest_change(model) <= 1 + 1e-3
     except UnsupportedModelError as error:
         assert "earlier calls" in str(error)
 
 
-class Keeps(keras.layers.Layer):
+class Keeps(L.Layer):
     """Keeps the whole batch for others to see."""
 
     def call(self, x):
-        self.kept = [x]
+        self.kept = x
         return x
 
 
-class Reads(keras.layers.Layer):
-    """Adds what another layer kept."""
-
-    def __init__(self, source):
-        super().__init__()
-        self.source = lambda: source.kept[0]
-
-    def call(self, x):
-        return x + ops.mean(self.source(), axis=0)
-
-
 @pytest.mark.invariant(16)
-def test_a_batch_kept_by_another_layer_is_refused():
+def test_a_batch_that_a_layer_keeps_is_not_read():
     keeps = Keeps()
+    reads = cases.Custom(lambda x: x + ops.mean(keeps.kept, axis=0))
     with pytest.raises(UnsupportedModelError, match=r"mixes examples|stay apart"):
-        cases.largest_change(cases.model_with(keeps, Reads(keeps)))
-
-
-@pytest.mark.invariant(16)
-def test_a_batch_kept_for_the_loss_is_refused():
-    keeps = Keeps()
+        cases.largest_change(cases.model_with(keeps, reads))
 
     def loss(y, p):
-        return ops.mean((y - p) ** 2) + ops.mean(p) * ops.mean(keeps.kept[0])
+        return ops.mean((y - p) ** 2) + ops.mean(p) * ops.mean(keeps.kept)
 
     with pytest.raises(UnsupportedModelError, match="whole batch"):
         cases.largest_change(cases.model_with(keeps, loss=loss))
 
 
-CONFIGURATIONS = {
-    "activation": lambda: keras.layers.Dense(
-        4, activation=lambda x: x - ops.mean(x, axis=0)
-    ),
-    "attention_axes": lambda: SelfAttention(),
-    "call": lambda: overridden(),
-    "subclass": lambda: Subclass(),
+def of_host(y, p):
+    factor = tf.numpy_function(lambda a: a.mean().astype("f4"), [p], tf.float32)
+    return ops.mean((y - p) ** 2) * tf.ensure_shape(factor, ())
+
+
+@pytest.mark.invariant(16)
+def test_loss_with_host_code_is_refused():
+    with pytest.raises(UnsupportedModelError, match="code outside of the graph"):
+        cases.largest_change(cases.model_with(loss=of_host))
+
+
+def ratio(y, p):
+    """A mean over what a mask leaves of the batch; alone, over what it leaves of one."""
+    mask = ops.cast(ops.abs(y) > 0.1, "float32")
+    return ops.sum(mask * (y - p) ** 2) / (1e-3 + ops.sum(mask))
+
+
+def replaced_function():
+    loss = keras.losses.MeanSquaredError()
+    loss.fn = ratio
+    return loss
+
+
+LOSSES = {
+    "ratio": ratio,
+    "replaced_function": replaced_function(),
+    "custom_gradient": lambda y, p: ops.mean((y - mixed_backward(p)) ** 2, axis=-1),
 }
 
 
-class Subclass(keras.layers.Dropout):
-    """A layer of the closed list, changed."""
-
-    def __init__(self):
-        super().__init__(0.1)
-
-    def call(self, x, training=False):
-        return x - ops.mean(x, axis=0)
-
-
-class SelfAttention(keras.layers.Layer):
-    def __init__(self):
-        super().__init__()
-        self.inner = keras.layers.MultiHeadAttention(1, 2, attention_axes=(0,))
-
-    def build(self, shape):
-        self.inner.build(shape, shape)
-
-    def call(self, x):
-        return self.inner(x, x)
-
-
-def overridden():
-    layer = keras.layers.ReLU()
-    layer.__dict__["call"] = lambda x: x - ops.mean(x, axis=0)
-    return layer
-
-
-@pytest.mark.slow_cases("call", "attention_axes", "activation")
-@pytest.mark.parametrize("name", CONFIGURATIONS)
+@pytest.mark.slow_cases("replaced_function")
+@pytest.mark.parametrize("name", LOSSES)
 @pytest.mark.invariant(16)
-def test_changed_layers_of_keras_are_not_trusted(name):
-    model = cases.model_with(CONFIGURATIONS[name]())
-    try:
-        assert cases.largest_change(model) <= 1 + 1e-3
-    except UnsupportedModelError:
-        pass
-
-
-class Around(keras.layers.Layer):
-    """Has a weight of its own, and a layer inside that may mix examples."""
-
-    def __init__(self, function):
-        super().__init__()
-        self.inner = cases.Custom(function)
-
-    def build(self, shape):
-        self.scale = self.add_weight(shape=(shape[-1],), initializer="ones")
-
-    def call(self, x):
-        return self.inner(x) * self.scale
-
-
-@pytest.mark.parametrize("reduce_mean", [tf.reduce_mean, keras.ops.mean])
-@pytest.mark.invariant(16)
-def test_a_layer_runs_alone_with_what_is_inside(reduce_mean):
-    layer = Around(lambda x: x + 3.0 * reduce_mean(x, axis=0, keepdims=True))
-    model = cases.model_with(layer)
-    assert cases.executed_alone(model) == (layer,)
-    assert cases.largest_change(model) <= 1 + 1e-3
+def test_loss_sees_one_example_alone(name):
+    assert cases.largest_change(cases.model_with(loss=LOSSES[name])) <= 1 + 1e-3

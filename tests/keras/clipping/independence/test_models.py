@@ -1,195 +1,193 @@
-"""Models of many kinds: what is at once, alone, refused; and what would fool a table."""
+"""What keeps examples apart runs for the whole batch, with exact gradients."""
 
+import inspect
+
+import hub_models
 import independence_cases as cases
 import keras
-import models_of_kinds as S
 import numpy as np
 import pytest
 import tensorflow as tf
 from keras import layers as L
-from keras import ops
-from keras.src.backend import any_symbolic_tensors
 
-from tf_bandmf.keras.clipping import (
-    UnsupportedModelError,
-    check_supported,
-    clipped_gradient_sums,
-)
-from tf_bandmf.keras.clipping.proof.judge import structure_of
+from tf_bandmf.keras.clipping import clipped_gradient_sums
 
-# What runs alone: in raw TensorFlow; and layers in which examples meet, which training
-# refuses by name unless it is told otherwise. (And one that training always refuses, which
-# chooses a branch by a weight.)
-ALONE = {
-    "raw tf ops": ["Fn"],
-    "subclassed, auxiliary head if training": ["Sub"],
-    "SpectralNormalization": ["SpectralNormalization"],
+ops = keras.ops
+
+
+def patches(x):
+    """Splits features into patches and back."""
+    shape = ops.shape(x)
+    halves = ops.reshape(x, (shape[0], shape[1], 2, -1))
+    halves = ops.transpose(halves, (0, 2, 1, 3))
+    halves = halves * ops.reshape(ops.array([1.0, 2.0]), (1, 2, 1, 1))
+    return ops.reshape(ops.transpose(halves, (0, 2, 1, 3)), shape)
+
+
+def attention(x):
+    scores = ops.softmax(ops.einsum("btd,bsd->bts", x, x) / 2.0)
+    return ops.einsum("bts,bsd->btd", scores, x)
+
+
+def rows_apart(x):
+    """Each step as a row of its own, as `TimeDistributed` does it."""
+    rows = ops.reshape(x, (-1, cases.WIDTH))
+    return ops.reshape(ops.softmax(rows), (-1, cases.LENGTH, cases.WIDTH))
+
+
+def experts(x):
+    """A mixture, of which each example chooses two."""
+    value, index = ops.top_k(x[:, 0], 2)
+    of_all = ops.stack([x * (1.0 + i) for i in range(cases.WIDTH)], axis=1)
+    chosen = ops.take_along_axis(of_all, index[..., None, None], axis=1)
+    return ops.sum(chosen * ops.softmax(value)[..., None, None], axis=1)
+
+
+def own_rows(x):
+    """Adds to each example its own most active step."""
+    best = tf.argmax(x[:, :, 0], axis=1)
+    return x + tf.gather(x, best, batch_dims=1)[:, None]
+
+
+def scan_over_time(x):
+    steps = tf.transpose(x, [1, 0, 2])
+    return tf.transpose(tf.scan(lambda a, t: tf.tanh(a + t), steps), [1, 0, 2])
+
+
+def while_loop(x):
+    def body(i, state):
+        return i + 1, tf.tanh(state + x)
+
+    return tf.while_loop(lambda i, _: i < 3, body, (0, tf.zeros_like(x)))[1]
+
+
+class Cell(L.Layer):
+    state_size = output_size = 4
+
+    def build(self, shape):
+        self.w = self.add_weight(shape=(shape[-1] + 4, 4))
+
+    def call(self, x, states):
+        h = ops.tanh(ops.concatenate([x, states[0]], -1) @ self.w)
+        return h, [h]
+
+
+# Tracing a model costs more than what is in it: layers share one. Bare functions are
+# nodes of a functional model.
+HONEST = {
+    "nodes": [attention, lambda x: x * ops.sigmoid(x) + 1.0],
+    "layers": [
+        *map(cases.Custom, (patches, attention, rows_apart, experts)),
+        cases.Custom(lambda x: x * ops.stop_gradient(ops.sigmoid(x))),
+        cases.Custom(
+            lambda x: x + ops.conv(x, ops.ones((2, 4, 4)) / 8, padding="same")
+        ),
+        L.RNN(Cell(), return_sequences=True),
+    ],
+    # What is not written with operations of Keras cannot be opened.
+    "TensorFlow": [cases.Custom(f) for f in (own_rows, scan_over_time, while_loop)],
 }
 
 
-def inputs_of(model):
-    specs = getattr(getattr(model, "_functional", model), "_inputs_struct", None)
-    specs = keras.Input((8,)) if specs is None else specs
-    specs = keras.tree.map_structure(
-        lambda t: tf.TensorSpec((None, *[n or 6 for n in t.shape[1:]]), t.dtype), specs
-    )
-    return specs[0] if isinstance(specs, list) and len(specs) == 1 else specs
-
-
-def judged(make):
-    """Names of the classes of layers that run alone; or the refusal."""
-    model = make()
-    if not model.built:
-        model(tf.zeros((4, 8)))
-    try:
-        alone = structure_of(model, inputs_of(model)).alone
-        return [type(one).__name__ for one in alone]
-    except UnsupportedModelError as error:
-        return str(error)
-
-
-@pytest.mark.parametrize("name", S.MODELS)
+@pytest.mark.slow_cases("layers", "TensorFlow")
+@pytest.mark.parametrize("name", HONEST)
 @pytest.mark.invariant(16)
-def test_models_of_many_kinds(name):
-    truth, make = S.MODELS[name]
-    actual = judged(make)
-    if truth == S.A:
-        assert actual == ALONE.get(name, [])
-    else:
-        assert actual, "accepted, though examples meet"
+def test_honest_layers_are_exact(name):
+    model = cases.model_with(*HONEST[name])
+    cases.reference.assert_exact(model, *cases.examples())
+    closed = HONEST[name] if name == "TensorFlow" else []
+    assert set(cases.executed_alone(model)) == set(closed)
+
+
+def each(function):
+    """Of the first example, which is the only one of a layer that is executed alone."""
+    return lambda x: function(x[0])[None] + tf.zeros_like(x)
+
+
+def until(x):
+    return tf.while_loop(
+        lambda v: tf.reduce_max(tf.abs(v)) > 1e-3,
+        lambda v: [v * 0.5],
+        [x],
+        maximum_iterations=12,
+    )[0]
+
+
+def in_bounds(x):
+    own = tf.where(x[0, :1] > 0.5, tf.cast(x[0, :1] * 1e3, tf.int32), 0)
+    places = tf.math.floormod(own, cases.LENGTH)
+    clipped = tf.clip_by_value(own, 0, cases.LENGTH - 1)
+    largest = tf.gather(x, tf.argmax(x, 0))
+    return x + tf.gather_nd(x, places[:, None]) + tf.gather(x, clipped) + largest[0]
+
+
+@tf.custom_gradient
+def straight_through(x):
+    return tf.round(x), lambda upstream: tf.where(tf.abs(x) < 1, upstream, 0.0)
+
+
+ENDING = [straight_through, each(in_bounds), each(until)]
+ENDING += [lambda x: x + ops.take_along_axis(x, ops.argsort(x, 1), 1)]
+
+
+@pytest.mark.slow_cases("0", "1", "2")
+@pytest.mark.parametrize("place", range(len(ENDING)))
+def test_what_ends_for_all_values_is_not_refused(place):
+    x, y = cases.examples()
+    x[1], x[2] = np.nan, np.inf
+    sums = cases.clipping_of(cases.model_with(cases.Custom(ENDING[place])))(x, y)
+    assert all(np.all(np.isfinite(s)) for s in sums)
+
+
+# Whatever the sizes that a backbone of KerasHub has a name for.
+SIZES = dict(
+    **{**hub_models.ENCODER, **hub_models.DECODER},
+    num_experts=2,
+    head_dim=4,
+    mlp_dim=16,
+    max_encoder_sequence_length=8,
+    max_decoder_sequence_length=8,
+    num_mels=8,
+    bucket_size=4,
+    image_size=16,
+    image_shape=(16, 16, 3),
+    patch_size=8,
+    input_conv_filters=[64],
+    input_conv_kernel_sizes=[3],
+    stackwise_num_filters=[64],
+    stackwise_num_blocks=[1],
+    stackwise_num_strides=[1],
+    block_type="basic_block",
+)
+BACKBONES = (
+    "Bert DebertaV3 FNet T5 Bart GPT2 Bloom Llama Gemma Gemma3 Mixtral ViT ResNet"
+)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", S.HUB)
+@pytest.mark.parametrize("name", [*BACKBONES.split(), "Whisper"])
 @pytest.mark.invariant(16)
 def test_backbones_of_keras_hub(name):
-    models = pytest.importorskip("keras_hub").models
-    actual = judged(lambda: getattr(models, name)(**S.HUB[name]))
-    norms = name in ("ResNetBackbone", "DenseNetBackbone")
-    assert (set(actual) == {"BatchNormalization"}) if norms else actual == []
-
-
-class Centre(keras.Operation):
-    """One's own operation; named like one of Keras': the table asks for names."""
-
-    def call(self, x):
-        return x - ops.mean(x, axis=0)
-
-    def compute_output_spec(self, x):
-        return keras.KerasTensor(x.shape, x.dtype)
-
-
-Clip = type("Clip", (Centre,), {})
-
-
-class ByContext(L.Layer):
-    """`training` comes from Keras' call context, which `layer.call` does not open."""
-
-    def call(self, x, training=False):
-        return x - ops.mean(x, axis=0) if training else x
-
-
-class Symbolic(L.Layer):
-    """The idiom of Keras' own ops: another way for symbolic tensors."""
-
-    def call(self, x):
-        if any_symbolic_tensors((x,)):
-            return ops.identity(x)
-        return x - ops.mean(x, axis=0)
-
-
-class Queue(L.Layer):
-    """A memory of the last batch, as MoCo's or an average of activations."""
-
-    def build(self, shape):
-        self.seen = self.add_weight(
-            shape=(shape[-1],), trainable=False, initializer="zeros"
-        )
-
-    def call(self, x):
-        out = x - self.seen
-        if not isinstance(x, keras.KerasTensor):
-            self.seen.assign(0.9 * self.seen + 0.1 * ops.mean(x, axis=0))
-        return out
-
-
-class Penalized(L.Layer):
-    def call(self, x):
-        self.add_loss(ops.mean(ops.square(ops.mean(x, axis=0))))
-        return x
-
-
-class Chunked(L.Layer):
-    def call(self, x):
-        return x if x.shape[0] and x.shape[0] > 512 else x - ops.mean(x, axis=0)
-
-
-FOOLING = {
-    "an Operation of one's own with a name of Keras'": (
-        lambda: S.F((8,), lambda x: Clip()(x), L.Dense(3))
-    ),
-    "training from the call context": (
-        lambda: S.Sub(lambda m, x, t: m.d(m.c(x)), c=ByContext(), d=L.Dense(3))
-    ),
-    "symbolic tensors go another way": (lambda: S.F((8,), Symbolic(), L.Dense(3))),
-    "branch on the batch size": (lambda: S.F((8,), Chunked(), L.Dense(3))),
-    "EinsumDense over the batch": (
-        lambda: keras.Model(
-            *(lambda i: (i, L.EinsumDense("ab,ca->cb", output_shape=(8,))(i)))(
-                keras.Input(batch_shape=(4, 8))
-            )
-        )
-    ),
-    "Activation(softmax over axis 0)": (
-        lambda: S.F((8,), L.Activation(lambda x: ops.softmax(x, axis=0)), L.Dense(3))
-    ),
-    "LSTM with an activation of one's own": (
-        lambda: S.F(
-            (6, 8), L.LSTM(3, activation=lambda x: ops.tanh(x - ops.mean(x, axis=0)))
-        )
-    ),
-    "memory of the last batch": (lambda: S.F((8,), Queue(), L.Dense(3))),
-    "add_loss over the batch": (lambda: S.F((8,), Penalized(), L.Dense(3))),
-    "activity_regularizer of a known layer": (
-        lambda: S.F(
-            (8,),
-            L.Dense(
-                3,
-                activity_regularizer=lambda x: ops.sum(ops.square(ops.mean(x, axis=0))),
-            ),
-        )
-    ),
-}
-
-
-@pytest.mark.parametrize("name", FOOLING)
-@pytest.mark.invariant(16)
-def test_what_honest_authors_do_is_not_accepted(name):
-    model = FOOLING[name]()
-    x = np.ones((4, *[n or 6 for n in inputs_of(model).shape[1:]]), "f4")
-    y = model(x).numpy()
-    model.compile(loss="mse")
-    try:
-        check_supported(model)
-        assert cases.executed_alone(model, x, y)
-    except UnsupportedModelError:
-        pass
+    make = getattr(hub_models.models, f"{name}Backbone")
+    named = inspect.signature(make).parameters
+    model = make(**{name: size for name, size in SIZES.items() if name in named})
+    x = keras.tree.map_structure(
+        lambda t: np.ones((4, *[n or 6 for n in t.shape[1:]]), t.dtype),
+        model._inputs_struct,
+    )
+    alone = cases.executed_alone(model, x)
+    norms = {"BatchNormalization"} if name == "ResNet" else set()
+    assert {type(layer).__name__ for layer in alone} == norms
 
 
 def test_a_model_is_judged_anew_where_training_has_changed_its_weights():
     # The bias of a convolution is a constant of a walk.
-    layers = [
-        keras.Input((6, 6, 1)),
-        L.Conv2D(3, 3),
-        cases.Custom(lambda x: 2.0 * x),
-        L.Flatten(),
-        L.Dense(2),
-    ]
-    model = keras.Sequential(layers)
+    stack = [L.Conv2D(3, 3), cases.Custom(lambda x: 2.0 * x), L.Flatten(), L.Dense(2)]
+    model = keras.Sequential([keras.Input((6, 6, 1)), *stack])
     for variable, size in ((0.0, 4), (1.0, 6)):
         model.layers[0].bias.assign([variable, 2.0, 3.0])
         x, y = tf.ones((size, 6, 6, 1)), tf.zeros((size,), tf.int32)
-        model.compile(loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+        model.compile(loss=cases.reference.FROM_LOGITS)
         for dtype in (tf.float32, tf.float64):
             sums = clipped_gradient_sums(model, tf.cast(x, dtype), y, l2_norm_clip=1.0)
             assert len(sums.norms) == size

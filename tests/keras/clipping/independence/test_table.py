@@ -14,45 +14,10 @@ SEED = random.SeedGenerator(1)
 WEIGHTS = np.random.default_rng(3).normal(size=(4, 2)).astype("f4")
 SQUARE = np.random.default_rng(4).normal(size=(4, 4)).astype("f4")
 KERNEL = np.random.default_rng(5).normal(size=(2, 4, 2)).astype("f4")
-ENTRY = (
-    "abs arccos arccosh arcsin arcsinh arctan arctanh cbrt ceil conj cos cosh deg2rad "
-    "rad2deg exp exp2 expm1 floor imag isfinite isinf isnan isneginf isposinf isreal log "
-    "log10 log1p log2 logical_not nan_to_num real reciprocal round sign signbit sin sinc "
-    "sinh tan tanh trunc negative square sqrt relu relu6 sigmoid sparse_sigmoid softplus "
-    "softsign soft_shrink sparse_plus silu squareplus log_sigmoid leaky_relu hard_sigmoid "
-    "hard_silu elu selu gelu celu tanh_shrink hard_tanh hard_shrink stop_gradient rsqrt "
-    "erf erfc erfinv copy angle fabs i0 array absolute conjugate"
-).split()
-PAIR = (
-    "add subtract multiply divide divide_no_nan true_divide power floor_divide maximum "
-    "minimum mod fmod arctan2 hypot logaddexp logaddexp2 heaviside nextafter fmax fmin "
-    "equal not_equal greater greater_equal less less_equal logical_and logical_or "
-    "logical_xor isclose polar"
-).split()
-REDUCE = (
-    "all any amax amin argmax argmin count_nonzero max mean median min prod ptp std sum "
-    "var logsumexp norm nanmax nanmin nansum nanmean nanstd nanvar nanprod nanmedian "
-    "nanargmax nanargmin"
-).split()
-ALONG = (
-    "cumsum cumprod nancumsum nancumprod flip sort argsort softmax log_softmax sparsemax "
-    "normalize roll glu diff"
-).split()
-INTEGERS = "bitwise_and bitwise_or bitwise_xor left_shift right_shift gcd lcm".split()
 
 
 def whole(x):
     return ops.cast(ops.round(ops.abs(ops.clip(x, -50, 50))) + 1, "int32")
-
-
-def of(name):
-    return getattr(ops, name, None) or getattr(ops.nn, name, None)
-
-
-def along(name, axis):
-    if name == "roll":
-        return lambda x: ops.roll(x, 1, axis=axis)
-    return lambda x: of(name)(x, axis=axis)
 
 
 def square(x):
@@ -63,60 +28,53 @@ def image(x):
     return ops.stack([x] * 3, axis=-1)
 
 
+def called(*arguments, inputs=lambda x: [x], **named):
+    """Makes of a class of operations a function of x, or of several results the last."""
+
+    def of(kind):
+        def function(x):
+            result = kind(*arguments, **named)(*inputs(x))
+            return result[-1] if isinstance(result, (list, tuple)) else result
+
+        return function
+
+    return of
+
+
+# Ways to call operations: some are wrong for one, or mix examples.
+WAYS = [
+    called(axis=1),
+    called(axis=-1),
+    called(),
+    called(inputs=lambda x: [x, x[:, :1] * 2]),
+    called(inputs=lambda x: [whole(x), whole(x) * 0 + 3]),
+    called(inputs=lambda x: [whole(x)]),
+    called(inputs=lambda x: [square(x)]),
+    called(inputs=lambda x: [image(x)]),
+    called(inputs=lambda x: [x, 3.0]),
+    called(inputs=lambda x: [(x, 0 * x)]),
+    called(1),
+    called(2, 1),
+    called(2, axis=-1),
+    called(axes=[1]),
+    called(axis1=1, axis2=2, inputs=lambda x: [square(x)]),
+    called(axis=1, inputs=lambda x: [[x, 2 * x]]),
+    called(axis=1, inputs=lambda x: [x, ops.argsort(x, 1)]),
+    called(axis=1, inputs=lambda x: [x, 0.3]),
+]
+
+
 CASES = {
-    **{n: (lambda x, n=n: of(n)(x)) for n in ENTRY if of(n)},
-    **{n: (lambda x, n=n: of(n)(x, x[:, :1] * 2)) for n in PAIR if of(n)},
-    **{
-        f"{n} of int": (lambda x, n=n: of(n)(whole(x), whole(x) * 0 + 3))
-        for n in INTEGERS
-        if of(n)
-    },
-    **{f"{n} {a}": along(n, a) for n in REDUCE for a in (1, -1) if of(n)},
-    **{f"{n} {a}": along(n, a) for n in ALONG for a in (1, -1) if n != "glu" or a < 0},
-    "bitwise_not": lambda x: ops.bitwise_not(whole(x)),
-    "bitwise_invert": lambda x: ops.bitwise_invert(whole(x)),
-    "moments": lambda x: ops.concatenate(ops.moments(x, axes=[1], keepdims=True), 1),
     "quantile": lambda x: ops.quantile(x, ops.array([0.2, 0.5]), axis=1),
-    "quantile of one": lambda x: ops.quantile(x, 0.5, axis=-1, keepdims=True),
-    "percentile": lambda x: ops.percentile(x, 30.0, axis=1),
-    "nanpercentile": lambda x: ops.nanpercentile(x, 30.0, axis=-1),
-    "nanquantile": lambda x: ops.nanquantile(x, 0.3, axis=1),
-    "sobel_edges": lambda x: ops.image.sobel_edges(image(x)),
-    "average": lambda x: ops.average(x, axis=1),
     "layer_normalization": lambda x: ops.layer_normalization(x, axis=-1),
-    "rms_normalization": lambda x: ops.rms_normalization(x, axis=-1),
-    "clip": lambda x: ops.clip(x, -1, 1),
     "where": lambda x: ops.where(x > 0, x, 1.0),
     "cast": lambda x: ops.cast(x, "float16"),
     "saturate_cast": lambda x: ops.saturate_cast(x, "int8"),
-    "convert": lambda x: ops.convert_to_tensor(x),
-    "threshold": lambda x: ops.threshold(x, 0.1, 0.0),
-    "relu layer": lambda x: __import__("keras").activations.relu(x, max_value=1.0),
-    "mish": lambda x: __import__("keras").activations.mish(x),
-    "zeros_like": lambda x: x + ops.zeros_like(x),
-    "ones_like": lambda x: x + ops.ones_like(x),
-    "full_like": lambda x: x + ops.full_like(x, 3.0),
     "binary_crossentropy": lambda x: ops.binary_crossentropy(
         ops.sigmoid(x), ops.sigmoid(-x)
     ),
-    "argpartition": lambda x: ops.argpartition(x, 1, axis=-1),
-    "trapezoid": lambda x: ops.trapezoid(x, axis=-1),
-    "tril": lambda x: ops.tril(x),
-    "triu": lambda x: ops.triu(x, 1),
-    "cholesky": lambda x: ops.cholesky(square(x)),
-    "inv": lambda x: ops.inv(square(x)),
-    "det": lambda x: ops.det(square(x)),
-    "logdet": lambda x: ops.logdet(square(x)),
-    "qr": lambda x: ops.qr(x)[1],
     "svd": lambda x: ops.svd(x, compute_uv=False),
-    "eigh": lambda x: ops.eigh(square(x))[0],
-    "pinv": lambda x: ops.pinv(square(x)) if hasattr(ops, "pinv") else x,
-    "fft": lambda x: ops.fft((x, 0 * x))[0],
-    "fft2": lambda x: ops.fft2((x, 0 * x))[1],
-    "ifft2": lambda x: ops.ifft2((x, 0 * x))[1],
-    "rfft": lambda x: ops.rfft(x)[0],
     "stft": lambda x: ops.stft(ops.tile(x, (1, 1, 4)), 4, 2, 4)[0],
-    "extract_sequences": lambda x: ops.extract_sequences(x, 2, 1),
     "reshape": lambda x: ops.reshape(x, (-1, 12)),
     "reshape by shape": lambda x: ops.reshape(x, (ops.shape(x)[0], 2, 6)),
     "merge and split": lambda x: ops.reshape(ops.reshape(x, (-1, 4)) * 2, (-1, 3, 4)),
@@ -127,19 +85,11 @@ CASES = {
         ops.transpose(x, (1, 0, 2)), (1, 0, 2)
     ),
     "transpose whole": lambda x: ops.transpose(x),
-    "swapaxes": lambda x: ops.swapaxes(x, 0, 2),
     "moveaxis": lambda x: ops.moveaxis(x, 0, -1),
     "expand_dims": lambda x: ops.expand_dims(x, (0, 2)),
     "squeeze": lambda x: ops.squeeze(ops.expand_dims(x, 0), 0),
     "broadcast_to": lambda x: ops.broadcast_to(x, (2, ops.shape(x)[0], 3, 4)),
-    "tile": lambda x: ops.tile(x, (1, 2, 1)),
-    "repeat": lambda x: ops.repeat(x, 2, axis=1),
-    "concatenate": lambda x: ops.concatenate([x, 2 * x], axis=-1),
-    "stack": lambda x: ops.stack([x, 2 * x], axis=1),
     "stack before": lambda x: ops.stack([x, 2 * x], axis=0),
-    "split": lambda x: ops.split(x, 2, axis=-1)[0],
-    "array_split": lambda x: ops.array_split(x, 2, axis=1)[0],
-    "unstack": lambda x: ops.unstack(x, axis=1)[2],
     "pad": lambda x: ops.pad(x, ((0, 0), (1, 0), (0, 2))),
     "get item": lambda x: x[:, ::-1, 1],
     "get item, new axes": lambda x: x[:, None, ..., None, :2],
@@ -147,13 +97,8 @@ CASES = {
     "take matrix": lambda x: ops.take(x, [[1, 2], [0, 0]], axis=1),
     "take from weights": lambda x: ops.take(WEIGHTS, whole(x) % 4, axis=0),
     "take columns": lambda x: ops.take(WEIGHTS, whole(x) % 2, axis=1),
-    "take_along_axis": lambda x: ops.take_along_axis(x, ops.argsort(x, 1), axis=1),
-    "one_hot": lambda x: ops.one_hot(whole(x), 5),
     "one_hot before": lambda x: ops.one_hot(whole(x), 5, axis=0),
-    "top_k": lambda x: ops.top_k(x, 2)[0],
     "digitize": lambda x: ops.digitize(x, np.array([-0.5, 0.5], "f4")),
-    "diagonal": lambda x: ops.diagonal(square(x), axis1=1, axis2=2),
-    "trace": lambda x: ops.trace(square(x), axis1=1, axis2=2),
     "einsum": lambda x: ops.einsum("btd,de->ebt", x, WEIGHTS),
     "einsum of two": lambda x: ops.einsum("b...d,b...e->b...de", x, x),
     "einsum without arrow": lambda x: ops.einsum("bij,jk", x, SQUARE),
@@ -184,14 +129,10 @@ CASES = {
     ),
     "space_to_depth": lambda x: ops.space_to_depth(image(x)[:, :2], 2),
     "unfold": lambda x: ops.unfold(x[:, None], 2),
-    "rgb_to_grayscale": lambda x: ops.image.rgb_to_grayscale(image(x)),
-    "rgb_to_hsv": lambda x: ops.image.rgb_to_hsv(image(ops.sigmoid(x))),
-    "hsv_to_rgb": lambda x: ops.image.hsv_to_rgb(image(ops.sigmoid(x))),
     "resize": lambda x: ops.image.resize(image(x), (5, 2)),
     "extract_patches": lambda x: ops.image.extract_patches(image(x), (2, 2)),
     "pad_images": lambda x: ops.image.pad_images(image(x), 1, 1, 1, 1),
     "crop_images": lambda x: ops.image.crop_images(image(x), 1, 1, 1, 1),
-    "gaussian_blur": lambda x: ops.image.gaussian_blur(image(x), (3, 3), (1.0, 1.0)),
     "affine_transform": lambda x: ops.image.affine_transform(
         image(x), np.array([1, 0.1, 0, 0, 1, 0, 0, 0], "f4")
     ),
@@ -235,19 +176,15 @@ def numbers():
         yield x, other
 
 
-@pytest.mark.parametrize("name", CASES)
-@pytest.mark.invariant(16)
-def test_an_operation_moves_no_other_example(name):
-    _, place, shape = walked(CASES[name])
+def assert_no_other_moves(function):
+    _, place, shape = walked(function)
     assert place is not None
     for x, other in numbers():
         try:
-            results = [drawn_alike(CASES[name], t) for t in (x, other)]
+            results = [drawn_alike(function, t) for t in (x, other)]
         except (tf.errors.InvalidArgumentError, ValueError):
-            assert np.isnan(other).any(), name
+            assert np.isnan(other).any()
             continue
-        length = BATCH * place.inner
-        assert results[0].shape[place.axis] == length
         sizes = [
             n // SIZE * BATCH if i == place.axis else n for i, n in enumerate(shape)
         ]
@@ -260,9 +197,37 @@ def test_an_operation_moves_no_other_example(name):
         np.testing.assert_array_equal(one[others], two[others])
 
 
-def test_each_entry_of_the_table_was_tried():
-    seen = {kind for name in CASES for _, kind, *_ in walked(CASES[name])[0].log}
-    assert not {kind.__name__ for kind in (*OPERATIONS, *ARRANGED)} - seen
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.invariant(16)
+def test_an_operation_moves_no_other_example(name):
+    assert_no_other_moves(CASES[name])
+
+
+# Entries that were tried with arguments of their own; the others are called in some ways.
+SPECIAL = {kind for name in CASES for _, kind, *_ in walked(CASES[name])[0].log}
+OTHERS = [kind for kind in OPERATIONS if kind.__name__ not in SPECIAL]
+
+
+@pytest.mark.parametrize("kind", OTHERS, ids=lambda kind: kind.__name__)
+@pytest.mark.invariant(16)
+def test_an_entry_of_the_table_moves_no_other_example(kind):
+    tried = 0
+    for way in WAYS:
+        function = way(kind)
+        try:
+            walked(function)
+            function(tf.constant(next(numbers())[0]))
+        except Exception:
+            continue
+        assert_no_other_moves(function)
+        tried += 1
+        if tried == 2:
+            return
+    assert tried
+
+
+def test_what_arranges_entries_anew_was_tried():
+    assert {kind.__name__ for kind in ARRANGED} <= SPECIAL
 
 
 MIXING = {
@@ -303,24 +268,13 @@ MIXING = {
     "top_k": lambda x: ops.top_k(x[:, 0, 0], 2)[0],
     "image": lambda x: ops.image.resize(x, (4, 4)),
     "padded": lambda x: ops.pad(ops.transpose(x, (1, 0, 2)), 1),
-}
-
-
-@pytest.mark.parametrize("name", MIXING)
-@pytest.mark.invariant(16)
-def test_operations_that_mix_examples_are_seen(name):
-    with pytest.raises((Mixes, CannotOpen)):
-        walked(MIXING[name])
-
-
-# They run for each example alone, whether they mix or not.
-CLOSED = {
+    # They run for each example alone, whether they mix or not.
     "segments": lambda x: ops.segment_sum(x, whole(x)[:, 0, 0], 3),
     "classes of a vector": lambda x: ops.multi_hot(whole(x)[:, 0, 0], 5),
     "cross-entropy": lambda x: ops.categorical_crossentropy(x, ops.softmax(x), axis=0),
     "weights of an average": lambda x: ops.average(x, axis=1, weights=x),
     "two batches": lambda x: ops.concatenate([x, x], axis=0),
-    "tensordot": lambda x: ops.tensordot(WEIGHTS, x, axes=[[0], [2]]),
+    "tensordot from the left": lambda x: ops.tensordot(WEIGHTS, x, axes=[[0], [2]]),
     "map over time": lambda x: ops.map(lambda t: t * 2, ops.moveaxis(x, 1, 0)),
     "branch": lambda x: ops.cond(ops.array(True), lambda: x, lambda: 2 * x),
     "branch of TensorFlow's": lambda x: tf.cond(
@@ -338,8 +292,8 @@ CLOSED = {
 }
 
 
-@pytest.mark.parametrize("name", CLOSED)
+@pytest.mark.parametrize("name", MIXING)
 @pytest.mark.invariant(16)
-def test_what_the_table_does_not_know_is_not_opened(name):
+def test_operations_that_mix_examples_or_are_not_known_are_not_opened(name):
     with pytest.raises((Mixes, CannotOpen)):
-        walked(CLOSED[name])
+        walked(MIXING[name])

@@ -3,11 +3,10 @@
 import warnings
 
 import keras
-import numpy as np
 import pytest
 import tensorflow as tf
+from clipping_reference import assert_fit_refuses
 
-import tf_bandmf
 from tf_bandmf.keras.clipping import UnsupportedModelError
 from tf_bandmf.keras.clipping.losses.alone_and_together import check_loss
 
@@ -47,12 +46,6 @@ def in_batch_negatives(y, p):
     )
 
 
-def in_batch_labels(y, p):
-    labels = ops.arange(ops.shape(p)[0])
-    similarity = ops.matmul(p, ops.transpose(p))
-    return ops.sparse_categorical_crossentropy(labels, similarity, from_logits=True)
-
-
 def information(y, p):
     """Negative entropy of the mean, and mean entropy."""
     p = ops.softmax(p)
@@ -70,11 +63,6 @@ def hard(more_than):
     return loss
 
 
-def contrastive(y, p):
-    distances = ops.sum((p[:, None] - p[None]) ** 2, axis=-1)
-    return ops.mean(ops.relu(1.0 - distances), axis=1)
-
-
 def pairs(y, p):
     order = ops.sign(y - ops.transpose(y))
     margins = ops.softplus(-order * (p - ops.transpose(p)))
@@ -89,15 +77,11 @@ REFUSED = {
     "cox": (cox, TWO, ONE),
     "cox_of_integers": (cox, spec(2, dtype="int32"), ONE),
     "concordance": (concordance, ONE, ONE),
-    "covariance": (lambda y, p: ops.mean(y) * ops.mean(p) - ops.mean(y * p), ONE, ONE),
     "moments": (lambda y, p: tf.nn.moments(y - p, [0])[1], TWO, TWO),
-    "deviation": (lambda y, p: ops.std(y - p), ONE, ONE),
     "negatives": (in_batch_negatives, TWO, TWO),
-    "labels": (in_batch_labels, ONE, TWO),
     "information": (information, ONE, SCORES),
     "above_the_mean": (hard(lambda e: e > ops.mean(e)), ONE, ONE),
     "four_hardest": (best(4), ONE, ONE),
-    "contrastive": (contrastive, ONE, TWO),
     "pairs": (pairs, ONE, ONE),
     "neighbors": (lambda y, p: ops.mean((p - ops.roll(p, 1, 0)) ** 2), ONE, TWO),
     "circle": (losses.Circle(), LABEL, SCORES),
@@ -105,8 +89,6 @@ REFUSED = {
 }
 NAMED = {
     "dice": (losses.Dice(), IMAGE, IMAGE),
-    "tversky": (losses.Tversky(), IMAGE, IMAGE),
-    "r2": (lambda y, p: ops.sum((y - p) ** 2) / (ops.sum(y**2) + 1e-7), ONE, ONE),
     "r2_about_the_mean": (
         lambda y, p: ops.sum((y - p) ** 2) / (ops.sum((y - ops.mean(y)) ** 2) + 1e-7),
         ONE,
@@ -142,28 +124,20 @@ def noisy(y, p):
 
 
 HONEST = {
-    "hinge": (losses.Hinge(), ONE, ONE),
-    "divergence": (losses.KLDivergence(), SCORES, SCORES),
     "huber": (losses.Huber(reduction="sum"), TWO, TWO),
     "cosine": (losses.CosineSimilarity(), SCORES, SCORES),
-    "focal": (losses.CategoricalFocalCrossentropy(), SCORES, SCORES),
     "dice_of_each": (losses.Dice(axis=(1, 2, 3)), IMAGE, IMAGE),
     "ignored": (losses.SparseCategoricalCrossentropy(ignore_class=1), WORDS, TEXT),
-    "ignored_label": (
-        losses.SparseCategoricalCrossentropy(ignore_class=2),
-        LABEL,
-        TEXT,
-    ),
     "padded": (masked, WORDS, TEXT),
-    "padded_floats": (masked, spec(TIME), TEXT),
     "any_length": (masked, spec(None, dtype="int32"), spec(None, CLASSES)),
-    "one_number": (lambda y, p: ops.mean((y - p) ** 2), ONE, ONE),
     "far_margin": (lambda y, p: ops.relu(p - 2), ONE, ONE),
     "no_gradient": (lambda y, p: 0 * p, ONE, ONE),
     "positive_only": (positive_only, ONE, ONE),
     "random": (noisy, TWO, TWO),
     "logarithms": (lambda y, p: -ops.sum(y * ops.log(p), -1), SCORES, SCORES),
+    "connectionist": (losses.CTC(), spec(2, dtype="int32"), TEXT),
     "no_targets": (lambda y, p: p, None, ONE),
+    "weights": (losses.Huber(), WORDS, spec(TIME), spec()),
     "one_of_two": (["mae", None], [ONE, ONE], [ONE, ONE]),
 }
 
@@ -194,24 +168,9 @@ def test_loss_of_single_examples_is_neither(name):
         check(*HONEST[name])
 
 
-def test_weights_change_nothing():
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        check(losses.Huber(), WORDS, spec(TIME), spec())
-
-
 @pytest.mark.invariant(16)
-def test_fit_refuses_before_it_trains():
-    keras.utils.set_random_seed(0)
-    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
-    plan = tf_bandmf.plan(
-        "identity", epsilon=8, delta=1e-4, num_examples=8, batch_size=4, epochs=1
-    )
-    tf_bandmf.keras.make_private(model)
-    model.compile(tf_bandmf.keras.PrivateOptimizer("sgd", plan), cox)
-    x = np.random.default_rng(0).uniform(size=(8, 2)).astype("float32")
-    before = model.get_weights()
-    with pytest.raises(UnsupportedModelError, match="would teach nothing"):
-        model.fit(plan.batches(x, x), epochs=1, verbose=0)
-    for old, new in zip(before, model.get_weights(), strict=True):
-        np.testing.assert_array_equal(old, new)
+def test_fit_refuses_before_it_trains(data, make_plan):
+    model = keras.Sequential([keras.Input((5,)), keras.layers.Dense(1)])
+    x, y = data[0], data[1][:, None] * 1.0
+    message = "would teach nothing"
+    assert_fit_refuses(model, make_plan(), (x, y), message, loss=pairs)

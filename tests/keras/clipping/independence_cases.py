@@ -3,10 +3,8 @@
 import clipping_reference as reference
 import keras
 import numpy as np
-import pytest
 import tensorflow as tf
 
-import tf_bandmf.keras
 from tf_bandmf.keras.clipping import UnsupportedModelError, clipped_gradient_sums
 from tf_bandmf.keras.clipping.proof.judge import structure_of
 from tf_bandmf.keras.clipping.tensors.batches import to_tensors
@@ -102,17 +100,12 @@ def largest_change(model):
     return max(changes) / CLIP
 
 
-def assert_fit_refuses(model, plan, data, message, inner="sgd", **compiled):
-    """`fit` refuses a private model, and leaves its weights."""
-    tf_bandmf.keras.make_private(model)
-    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    optimizer = tf_bandmf.keras.PrivateOptimizer(inner, plan)
-    model.compile(optimizer, loss, **compiled)
-    before = model.get_weights()
-    with pytest.raises(UnsupportedModelError, match=message):
-        model.fit(plan.batches(*data), epochs=1, verbose=0)
-    for old, new in zip(before, model.get_weights(), strict=True):
-        np.testing.assert_array_equal(old, new)
+def assert_harmless(make):
+    """A model with a layer is refused, or no record moves its sum by more than the norm."""
+    try:
+        assert largest_change(model_with(make())) <= 1 + 1e-3
+    except (UnsupportedModelError, ValueError):
+        pass
 
 
 def executed_alone(model, x=None, y=None):

@@ -1,6 +1,0 @@
-"""Makes `independence_cases` importable."""
-
-import pathlib
-import sys
-
-sys.path.insert(0, str(pathlib.Path(__file__).parent))

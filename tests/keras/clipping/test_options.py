@@ -1,0 +1,365 @@
+"""What clipped sums are with each option, apart from the kind of layer."""
+
+import clipping_reference as reference
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from clipping_reference import classifier, labels, norm, normal, traced
+from keras import layers as L
+
+from tf_bandmf.keras.clipping import (
+    ClippedGradients,
+    Clipping,
+    UnsupportedModelError,
+    clipped_gradient_sums,
+)
+from tf_bandmf.keras.clipping.rules import convolution
+
+BATCH, ROWS = 6, 3
+
+
+def dense():
+    return classifier(L.Dense(7, "tanh"), inputs=(5,)), normal(BATCH, ROWS, 5)
+
+
+def images():
+    stack = [L.Conv2D(4, 3, activation="relu"), L.GroupNormalization(2), L.PReLU()]
+    # More parameters than are formed: inner products of terms.
+    stack += [L.Flatten(), L.Dense(200), L.Dense(201)]
+    return classifier(*stack, inputs=(8, 8, 3)), normal(BATCH, ROWS, 8, 8, 3)
+
+
+def convolutions():
+    stack = [L.Conv2D(4, 1, activation="tanh"), L.Conv2D(5, 1, strides=2)]
+    stack += [L.DepthwiseConv2D(2), L.Conv2D(4, 2, groups=2)]
+    return classifier(*stack, inputs=(9, 9, 3)), normal(BATCH, ROWS, 9, 9, 3)
+
+
+def texts():
+    stack = [L.Embedding(11, 6), L.EinsumDense("btd,de->bte", (5, 4))]
+    stack += [L.LayerNormalization(), L.GRU(4)]
+    model = classifier(*stack, inputs=(5,), dtype="int32")
+    x = reference.tokens(batch=BATCH * ROWS, length=5, vocabulary=11)
+    return model, x.reshape(BATCH, ROWS, 5)
+
+
+def many_channels():
+    # A row's 64 terms are cheaper as inner products, the 192 of three rows formed.
+    stack = [L.Conv2D(80, 3, padding="same"), L.GlobalAveragePooling2D()]
+    return classifier(*stack, inputs=(8, 8, 64)), normal(BATCH, ROWS, 8, 8, 64)
+
+
+# One unit has no rows at all.
+PRESENT = np.array(
+    [[1, 1, 1], [1, 0, 0], [0, 0, 0], [1, 1, 1], [0, 0, 1], [1, 0, 1]], bool
+)
+LAYERS = Clipping(groups="layers")
+SHARES = {"kernel": 3.0, "embed": 1.0, ".*": 2.0}
+OPTIONS = {
+    "one at a time": {"microbatch_size": 1},
+    "microbatches": {"microbatch_size": 4},
+    "one microbatch": {"microbatch_size": 100},
+    "automatic": {"clipping": Clipping("automatic")},
+    "layers": {"clipping": LAYERS},
+    "shares": {"clipping": Clipping(groups=SHARES)},
+    "automatic shares": {"clipping": Clipping("automatic", SHARES)},
+    "microbatches of groups": {"clipping": LAYERS, "microbatch_size": 2},
+    "loss scale": {"loss_scale_factor": 1024.0},
+    "scales": {"scales": True},
+    "scaled groups": {"scales": True, "clipping": LAYERS, "microbatch_size": 2},
+    "scaled automatic": {"scales": True, "clipping": Clipping("automatic")},
+    "scaled losses": {"scales": True, "loss_scale_factor": 8.0},
+    "units": {"rows": True},
+    "weighted units": {"rows": True, "weights": True},
+    "microbatches of units": {"rows": True, "microbatch_size": 7},
+    "scaled units": {"rows": True, "scales": True},
+    "automatic units": {
+        "rows": True,
+        "weights": True,
+        "clipping": Clipping("automatic"),
+    },
+}
+
+
+def random_scales(model, seed=0):
+    rng = np.random.default_rng(seed)
+    return [
+        tf.constant(10.0 ** rng.uniform(-2, 1, tuple(v.shape)), tf.float32)
+        for v in model.trainable_variables
+    ]
+
+
+FAST = ["dense-*", "images-loss scale", "images-layers"]
+
+
+@pytest.mark.slow_cases(but=FAST)
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("make", [dense, images, convolutions, texts])
+@pytest.mark.invariant(5, 16, 17)
+def test_sums_are_those_of_examples_one_by_one(make, options):
+    options = dict(OPTIONS[options])
+    model, x = make()
+    y = labels(batch=BATCH * ROWS).reshape(BATCH, ROWS)
+    weights = np.random.default_rng(2).random((BATCH, ROWS)).astype("f4")
+    if options.get("scales"):
+        options["scales"] = random_scales(model)
+    if options.get("rows"):
+        options["rows"] = PRESENT
+        # What is in rows that are absent is never seen.
+        x[~options["rows"]] = 9
+    else:
+        x, y, weights = x[:, 0], y[:, 0], weights[:, 0]
+    weights = weights if options.pop("weights", False) else None
+    result = reference.assert_exact(model, x, y, weights, **options)
+    assert isinstance(result, ClippedGradients)
+    assert result.norms.dtype == result.losses.dtype == tf.float32
+    assert result.outputs.shape == (*y.shape, 3)
+    for actual, given in zip(result.scales, options.get("scales", ()), strict=True):
+        np.testing.assert_array_equal(actual, given)
+
+
+@pytest.mark.on_cpu
+def test_units_of_a_convolution_are_formed_without_patches(monkeypatch):
+    def refused(*arguments):
+        raise AssertionError("Patches were made.")
+
+    monkeypatch.setattr(convolution, "shifted_inputs", refused)
+    model, x = many_channels()
+    y = labels(batch=BATCH * ROWS).reshape(BATCH, ROWS)
+    reference.assert_exact(model, x, y, rows=PRESENT)
+
+
+def test_what_is_infinite_contributes_zero_and_nothing_is_nothing():
+    # As a sample weight, a target and an input; and a target whose norm is finite.
+    model, x, y = classifier(inputs=(4,)), normal(BATCH, 4), normal(BATCH, 3)
+    model.compile(loss="mse")
+    x[0, 1], y[1], weights = np.inf, np.inf, np.ones(BATCH, "f4")
+    weights[2] = np.inf
+    actual = traced(model, x, y, weights).sums
+    expected = traced(model, x[3:], y[3:], weights[3:]).sums
+    for a, b in zip(actual, expected, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7)
+    assert not any(
+        np.any(total) for total in traced(model, x[:3], y[:3], weights[:3]).sums
+    )
+    eager = clipped_gradient_sums(model, x[:0], y[:0], l2_norm_clip=1.0)
+    assert eager.outputs.shape == (0, 3) and not any(np.any(s) for s in eager.sums)
+
+
+def scales_and_shifts(count=5, width=300):
+    """Ten variables of 300 elements: three fit beside one another."""
+    model = classifier(*[L.LayerNormalization() for _ in range(count)], inputs=(width,))
+    return model, normal(5, width), labels()
+
+
+@pytest.mark.parametrize("groups", [None, {"gamma": 1.0, ".*": 2.0}])
+@pytest.mark.invariant(17, 18)
+def test_small_variables_that_are_measured_together(groups):
+    clipping = Clipping(groups=groups)
+    model, x, y = scales_and_shifts(5 if groups is None else 2)
+    reference.assert_exact(model, x, y, clipping=clipping)
+
+
+@pytest.mark.slow_cases("nan", "3e+38", "0.0")
+@pytest.mark.parametrize("value", [0.0, np.nan, np.inf, 3e38])
+@pytest.mark.invariant(17)
+def test_no_scale_lifts_a_contribution_above_the_clip_norm(value):
+    model, x = images()
+    scales = random_scales(model)
+    scales[0] = tf.fill(scales[0].shape, tf.constant(value, tf.float32))
+    sums = traced(model, x[:1, 0], labels(batch=1), clip=1e-2, scales=scales).sums
+    assert norm(sums) <= 1e-2
+    # What does not count adds exactly zero; the other weights of a scale of zero count.
+    assert (norm(sums) > 0.99e-2) == (value == 0.0)
+
+
+@pytest.mark.invariant(16)
+def test_rows_of_one_unit_are_kept_apart():
+    inputs = keras.Input((5,))
+    model = keras.Model(inputs, keras.ops.flip(L.Dense(3)(inputs), axis=0))
+    model.compile("sgd", "mse")
+    y, rows = np.zeros((BATCH, ROWS, 3), "f4"), PRESENT
+    with pytest.raises(UnsupportedModelError):
+        traced(model, normal(BATCH, ROWS, 5), y, rows=rows)
+
+
+@pytest.mark.invariant(17)
+def test_a_units_contribution_is_within_the_clip_norm():
+    # Two rows whose terms cancel all but for rounding.
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential([keras.Input((256,)), L.Dense(256)])
+    model.compile("sgd", "mse")
+    x = 1e4 * normal(1, 2, 256)
+    x[0, 1] = x[0, 0] * np.float32(1 + 1e-6)
+    y = model.predict(x[0], verbose=0)[None]
+    y[0] += np.array([[1e3], [-1e3]], "f4")
+    sums = traced(model, x, y, clip=0.5, rows=np.ones((1, 2), bool)).sums
+    assert 0.0 < norm(sums) <= 0.5 * 1.001
+
+
+@pytest.mark.parametrize("strides", [1, 2])
+def test_every_way_forms_the_same_gradients_of_a_convolution(strides):
+    layer = L.Conv2D(7, (3, 2), strides=strides, padding="same")
+    layer.build((None, 9, 8, 5))
+    x = normal(12, 9, 8, 5)
+    gradient = normal(*layer(x).shape, seed=1)
+    for rows in (1, ROWS):
+        convolved = convolution.Convolved(layer, x, gradient, rows)
+        patches, other = convolved.from_patches(), convolved.one_by_one()
+        assert patches.shape == (12 // rows, 3, 2, 5, 7)
+        np.testing.assert_allclose(other, patches, rtol=1e-4, atol=1e-4)
+        if rows == 1 and convolution.groups_have_gradients():
+            groups = convolved.in_groups()
+            np.testing.assert_allclose(groups, patches, rtol=1e-4, atol=1e-4)
+
+
+DROPPING = {
+    "dropout": lambda: L.Dropout(0.5),
+    "lstm": lambda: L.LSTM(2, recurrent_dropout=0.5),
+    "gru": lambda: L.GRU(2, dropout=0.5),
+    "simple": lambda: L.SimpleRNN(2, dropout=0.5),
+}
+
+
+@pytest.mark.slow_cases(but=["dropout-None"])
+@pytest.mark.parametrize("microbatch_size", [None, 3])
+@pytest.mark.parametrize("name", DROPPING)
+def test_dropout_masks_are_fresh(name, microbatch_size):
+    model = classifier(DROPPING[name](), inputs=(6, 4))
+    # The same example over and over: masks differ between examples too.
+    data = {"x": np.repeat(normal(1, 6, 4), 6, axis=0), "y": labels(batch=6)}
+    step = reference.step_of(
+        model, data, l2_norm_clip=1.0, microbatch_size=microbatch_size
+    )
+    first, second = step(data), step(data)
+    assert np.abs(first.outputs - second.outputs).max() > 1e-3
+    assert len(np.unique(np.round(first.outputs[:, 0], 5))) > 2
+    assert np.ptp(np.asarray(first.norms)) > 1e-6
+
+
+def float16():
+    """A model in mixed_float16, and its like in float32."""
+    keras.config.set_dtype_policy("mixed_float16")
+    try:
+        stack = [L.Conv2D(4, 3, activation="relu"), L.GroupNormalization(2), L.PReLU()]
+        half = classifier(*stack, inputs=(8, 8, 3))
+    finally:
+        keras.config.set_dtype_policy("float32")
+    assert half.layers[0].compute_dtype == "float16"
+    stack = [L.Conv2D(4, 3, activation="relu"), L.GroupNormalization(2), L.PReLU()]
+    full = classifier(*stack, inputs=(8, 8, 3))
+    half.set_weights(full.get_weights())
+    # Keras wraps the optimizer, which these tests do not use.
+    half.optimizer = None
+    return half, full
+
+
+def error(got, want):
+    """The distance of lists of arrays, relative to the norm of the second."""
+    return norm([np.asarray(a) - b for a, b in zip(got, want)]) / norm(want)
+
+
+@pytest.mark.parametrize("microbatch_size", [None, 2])
+@pytest.mark.slow_cases("2")
+@pytest.mark.invariant(5, 17)
+def test_float16_gives_the_gradients_of_float32(microbatch_size):
+    half, full = float16()
+    x, y, weights = reference.images(), labels(), np.ones(5, "f4")
+    options = {"microbatch_size": microbatch_size, "loss_scale_factor": 1024.0}
+    step = reference.step_of(
+        half, {"x": x, "y": y, "sample_weight": weights}, l2_norm_clip=0.1, **options
+    )
+    want = traced(full, x, y, clip=0.1)
+    got = step({"x": x, "y": y, "sample_weight": weights})
+    np.testing.assert_allclose(got.norms, want.norms, rtol=1e-2)
+    assert error(got.sums, want.sums) < 1e-2
+    assert all(total.dtype == tf.float32 for total in got.sums)
+    # What is clipped is what is summed.
+    for index in range(5):
+        one = step(
+            {"x": x[index:][:1], "y": y[index:][:1], "sample_weight": weights[:1]}
+        )
+        wanted = min(0.1, float(one.norms[0]))
+        np.testing.assert_allclose(norm(one.sums), wanted, rtol=1e-4)
+        assert norm(one.sums) <= 0.1 * (1 + 1e-5)
+    # An example that overflows contributes zero.
+    weights[1], others = 1e5, np.arange(5) != 1
+    got = step({"x": x, "y": y, "sample_weight": weights})
+    assert np.all(np.isfinite(got.norms) == others)
+    want = step({"x": x[others], "y": y[others], "sample_weight": weights[others]})
+    for a, b in zip(got.sums, want.sums, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.slow
+def test_small_gradients_survive_by_the_scale_alone():
+    half, full = float16()
+    data = reference.images(), labels(), np.full(5, 1e-7, "f4")
+    want = traced(full, *data).sums
+    errors = [
+        error(traced(half, *data, loss_scale_factor=scale).sums, want)
+        for scale in (1.0, 2.0**15)
+    ]
+    assert errors[0] > 0.1 and errors[1] < 1e-2
+
+
+def test_float16_without_a_scale_is_refused():
+    with pytest.raises(UnsupportedModelError, match="loss_scale_factor=1024"):
+        traced(float16()[0], reference.images(), labels())
+
+
+WRONG = [
+    *[({"l2_norm_clip": c}, "l2_norm_clip") for c in (0.0, -1.0, np.nan, np.inf)],
+    *[
+        ({"loss_scale_factor": scale}, "power of two")
+        for scale in (0.5, 3.0, -2.0, np.inf, np.nan, True, "dynamic")
+    ],
+    ({"microbatch_size": 0}, "microbatch_size"),
+    ({"y": labels(batch=5)}, "same batch size"),
+    ({"y": tf.ragged.constant([[1], [1, 2]])}, "dense tensors"),
+    ({"scales": [tf.ones([3])]}, "shapes"),
+    ({"rows": np.ones((BATCH, ROWS), bool)}, r"\[U, 3"),
+]
+
+
+@pytest.mark.parametrize(("changes", "message"), WRONG)
+def test_argument_errors(changes, message):
+    data = {"x": normal(BATCH, 5), "y": labels(batch=BATCH), "l2_norm_clip": 1.0}
+    with pytest.raises(ValueError, match=message):
+        clipped_gradient_sums(dense()[0], **{**data, **changes})
+
+
+class Weight:
+    def __init__(self, path):
+        self.path = path
+
+
+def test_squares_of_the_clip_norms_add_up():
+    weights = [Weight(p) for p in ("a/kernel", "a/bias", "embed/table", "b/kernel")]
+    members, clips = Clipping(groups=SHARES).grouping(weights, 2.0)
+    assert members == (0, 1, 2, 0)
+    np.testing.assert_allclose(clips, 2.0 * np.array([3, 2, 1]) / np.sqrt(14))
+    members, clips = LAYERS.grouping(weights, 1.0)
+    assert members == (0, 0, 1, 2)
+    np.testing.assert_allclose(clips, np.full(3, 1 / np.sqrt(3)))
+    assert Clipping().grouping(weights, 1.0) == ((0, 0, 0, 0), (1.0,))
+    # Groups without weights get nothing.
+    _, clips = Clipping(groups={"nothing": 5, ".*": 1}).grouping(weights, 1.0)
+    np.testing.assert_allclose(clips, [1.0])
+    with pytest.raises(ValueError, match="'a/kernel' is in no group"):
+        Clipping(groups={"embed": 1}).grouping(weights, 1.0)
+
+
+@pytest.mark.parametrize(
+    "groups", ["layer", {}, {"(": 1}, {"a": 0}, {"a": np.nan}, {"a": True}, 3]
+)
+def test_what_is_no_grouping_is_refused(groups):
+    with pytest.raises(ValueError, match="groups"):
+        Clipping(groups=groups)
+
+
+@pytest.mark.parametrize("gamma", [0.0, -1.0, np.inf, True])
+def test_automatic_clipping_needs_a_positive_gamma(gamma):
+    with pytest.raises(ValueError, match="gamma"):
+        Clipping("automatic", gamma=gamma)
