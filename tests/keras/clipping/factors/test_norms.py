@@ -216,19 +216,6 @@ def test_long_sums_of_equal_numbers(size, xla):
     assert_within(run(tf.fill([1, size], 0.1))[0])
 
 
-@pytest.mark.parametrize("bad", [np.nan, np.inf, 3e38])
-@pytest.mark.parametrize("name", KINDS)
-@pytest.mark.invariant(18)
-def test_what_cannot_be_bounded_contributes_zero(name, bad):
-    case = (5, ("unrelated", "unrelated"), (0.0, 0.0), 0.0)
-    left, right = (np.array(part) for part in factor_inputs(name, case))
-    right[0, 0, 0] = bad
-    total, weights = compiled(name, tf.float32, False)(left, right)
-    assert_within(total)
-    if not np.isfinite(bad):
-        assert weights[0] == 0.0 and not np.any(total)
-
-
 def test_a_row_that_an_example_has_twice_is_measured_as_one():
     rng = np.random.default_rng(4)
     ids = np.array([[0, 1, 2], [3, 1, 3], [2, -1, -1], [4, 4, 4], [5, 0, 3]])

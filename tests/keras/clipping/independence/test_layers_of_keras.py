@@ -1,10 +1,9 @@
-"""Layers of Keras run for the whole batch at once; rows that are cut do not meet."""
+"""Layers of Keras run for the whole batch at once."""
 
 import independence_cases as cases
 import keras
 import numpy as np
 import pytest
-import tensorflow as tf
 
 layers, ops = keras.layers, keras.ops
 VECTOR, SEQUENCE, IMAGE, VOLUME = (6,), (4, 6), (4, 4, 2), (4, 4, 4, 2)
@@ -157,36 +156,3 @@ def test_layers_of_keras_run_for_the_whole_batch(group):
     model.compile(loss="mse")
     x = [np.ones((3, *one.shape[1:]), one.dtype) for one in inputs]
     assert cases.executed_alone(model, x, np.ones((3, 2), "f4")) == ()
-
-
-def dilated(function):
-    """A function of the rows that a dilated convolution cuts an image into."""
-
-    def call(x):
-        cut = tf.space_to_batch(x, [2], [[0, 1]])
-        return x + tf.batch_to_space(function(cut), [2], [[0, 1]])
-
-    return call
-
-
-CUT = {
-    "sum": dilated(lambda cut: cut - tf.reduce_mean(cut, axis=0)),
-    "rows of the batch": dilated(
-        lambda cut: tf.reshape(
-            tf.cumsum(tf.reshape(cut, [-1, 2, 2, cases.WIDTH]), axis=1), tf.shape(cut)
-        )
-    ),
-    "a constant of each place": lambda x: tf.batch_to_space(
-        tf.space_to_batch(x, [1], [[0, 0]])
-        + tf.range(cases.BATCH - 1, dtype=x.dtype)[: tf.shape(x)[0], None, None],
-        [1],
-        [[0, 0]],
-    ),
-}
-
-
-@pytest.mark.slow_cases(but=["sum", "a constant of each place"])
-@pytest.mark.parametrize("name", CUT)
-@pytest.mark.invariant(16)
-def test_rows_that_a_dilated_convolution_cuts_do_not_meet(name):
-    cases.assert_harmless(lambda: cases.Custom(CUT[name]))
