@@ -8,6 +8,7 @@ import tensorflow as tf
 from clipping_reference import classifier, labels, norm, normal, traced
 from keras import layers as L
 
+from tf_bandmf.keras import PrivateOptimizer
 from tf_bandmf.keras.clipping import (
     ClippedGradients,
     Clipping,
@@ -347,8 +348,13 @@ def test_squares_of_the_clip_norms_add_up():
     # Groups without weights get nothing.
     _, clips = Clipping(groups={"nothing": 5, ".*": 1}).grouping(weights, 1.0)
     np.testing.assert_allclose(clips, [1.0])
-    with pytest.raises(ValueError, match="'a/kernel' is in no group"):
-        Clipping(groups={"embed": 1}).grouping(weights, 1.0)
+
+
+def test_a_weight_without_a_group_is_refused_when_the_run_begins(make_plan):
+    clipping = Clipping(groups={"embed": 1})
+    optimizer = PrivateOptimizer("sgd", make_plan(), clipping=clipping)
+    with pytest.raises(ValueError, match="kernel' is in no group"):
+        optimizer.build(dense()[0].trainable_variables)
 
 
 @pytest.mark.parametrize(
