@@ -6,6 +6,7 @@ import sys
 
 import clipping_reference as reference
 import keras
+import numpy as np
 import pytest
 from keras import layers as L
 
@@ -45,10 +46,10 @@ class DenseSubclass(L.Dense):
 class Positions(L.Layer):
     """Looks up positions once for all examples."""
 
-    def __init__(self, leading_one):
+    def __init__(self, leading_one=False, then=lambda positions: positions):
         super().__init__()
         self.tokens, self.positions = L.Embedding(5, 4), L.Embedding(7, 4)
-        self.leading_one = leading_one
+        self.leading_one, self.then = leading_one, then
 
     def build(self, shape):
         self.tokens.build(shape)
@@ -56,7 +57,8 @@ class Positions(L.Layer):
 
     def call(self, x):
         ids = keras.ops.arange(7)
-        return self.tokens(x) + self.positions(ids[None] if self.leading_one else ids)
+        ids = ids[None] if self.leading_one else ids
+        return self.tokens(x) + self.then(self.positions(ids))
 
 
 def with_activation():
@@ -107,8 +109,16 @@ LAYERS = {
     },
     TOKENS: {
         "embedding": lambda: L.Embedding(5, 3),
-        "positions": lambda: Positions(False),
+        "positions": lambda: Positions(),
         "positions_of_one": lambda: Positions(True),
+        # Entry by entry, they may be repeated for each example; along them, they may not.
+        "positions_scaled": lambda: Positions(then=lambda p: 0.5 * p),
+        "positions_normalized": lambda: Positions(
+            then=lambda p: keras.ops.softmax(p, axis=0)
+        ),
+        "positions_times_rows": lambda: Positions(
+            then=lambda p: (p * np.ones((5, 7, 4), "f4"))[0]
+        ),
     },
     (300,): {"many_lookups": lambda: L.Embedding(5, 3)},
 }
@@ -120,7 +130,7 @@ FAST = [
     "convolution_3d",
     "many_lookups",
 ]
-FAST += ["positions_of_one"]
+FAST += ["positions_of_one", "positions_normalized"]
 
 
 @pytest.mark.slow_cases(but=FAST)
@@ -137,7 +147,7 @@ def test_layer(name):
 
 
 def test_as_many_examples_as_positions():
-    model = reference.classifier(Positions(False), inputs=(7,), dtype="int32")
+    model = reference.classifier(Positions(), inputs=(7,), dtype="int32")
     x, y = reference.tokens(batch=7), reference.labels(batch=7)
     reference.assert_exact(model, x, y)
 
