@@ -109,9 +109,9 @@ def test_sums_are_equal_and_what_is_not_finite_counts_as_zero(kind, make, traced
 def test_a_gpu_sums_one_layer_after_the_other(traced_for):
     traced_for("GPU")
     program = program_of(wide_convolution)
-    own = rf"\(f32\[{BATCH}\]\S*, pred\[{BATCH}\]\S*"
+    counted = rf"\(f32\[{BATCH}\]\S*, pred\[{BATCH}\]\S*"
     # Weights, and which examples count, that wait for the sum of another variable.
-    waiting = re.findall(rf"= {own}, f32\[([\d,]+)\]\S*\) opt-barrier", program)
+    waiting = re.findall(rf"= {counted}, f32\[([\d,]+)\]\S*\) opt-barrier", program)
     inputs = SIDE * SIDE * FILTERS
     in_order = ["3", "8,3", "8", f"{inputs},8", f"{FILTERS}"]
     assert waiting == in_order

@@ -114,9 +114,9 @@ def until(x):
 
 
 def in_bounds(x):
-    own = tf.where(x[0, :1] > 0.5, tf.cast(x[0, :1] * 1e3, tf.int32), 0)
-    places = tf.math.floormod(own, cases.LENGTH)
-    clipped = tf.clip_by_value(own, 0, cases.LENGTH - 1)
+    step = tf.where(x[0, :1] > 0.5, tf.cast(x[0, :1] * 1e3, tf.int32), 0)
+    places = tf.math.floormod(step, cases.LENGTH)
+    clipped = tf.clip_by_value(step, 0, cases.LENGTH - 1)
     largest = tf.gather(x, tf.argmax(x, 0))
     return x + tf.gather_nd(x, places[:, None]) + tf.gather(x, clipped) + largest[0]
 
