@@ -1,6 +1,7 @@
 """Small models of KerasHub with random weights, and data for them."""
 
 import functools
+import inspect
 
 import keras
 import keras_hub
@@ -20,6 +21,26 @@ SECOND = {
     "use_sliding_window_attention": True,
     "sliding_window_size": 4,
 }
+# All sizes that a backbone has a name for.
+EVERY_SIZE = dict(
+    **{**ENCODER, **DECODER},
+    num_experts=2,
+    head_dim=4,
+    mlp_dim=16,
+    max_encoder_sequence_length=8,
+    max_decoder_sequence_length=8,
+    num_mels=8,
+    bucket_size=4,
+    image_size=16,
+    image_shape=(16, 16, 3),
+    patch_size=8,
+    input_conv_filters=[64],
+    input_conv_kernel_sizes=[3],
+    stackwise_num_filters=[64],
+    stackwise_num_blocks=[1],
+    stackwise_num_strides=[1],
+    block_type="basic_block",
+)
 models = keras_hub.models
 
 
@@ -49,6 +70,12 @@ def llama():
 
 MAKERS = {f.__name__: f for f in (bert, distil_bert, gpt2, gemma, llama)}
 MAKERS["gemma2"] = functools.partial(gemma, **SECOND)
+
+
+def backbone(name):
+    make = getattr(models, f"{name}Backbone")
+    names = inspect.signature(make).parameters
+    return make(**{name: size for name, size in EVERY_SIZE.items() if name in names})
 
 
 def adapted(name):
