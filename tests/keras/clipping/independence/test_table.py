@@ -136,11 +136,6 @@ CASES = {
     "affine_transform": lambda x: ops.image.affine_transform(
         image(x), np.array([1, 0.1, 0, 0, 1, 0, 0, 0], "f4")
     ),
-    "map": lambda x: ops.map(lambda row: row * ops.sum(row), x),
-    "vectorized_map": lambda x: ops.vectorized_map(lambda row: row / ops.max(row), x),
-    "scan": lambda x: ops.scan(
-        lambda c, t: (c + t, c), ops.zeros_like(x[:, 0]), ops.moveaxis(x, 1, 0)
-    )[1],
     "draws": lambda x: x + random.normal(ops.shape(x), seed=SEED),
     "draws of examples": lambda x: (
         x * (random.uniform((ops.shape(x)[0], 1, 1), seed=SEED))

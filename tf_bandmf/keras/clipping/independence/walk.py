@@ -164,8 +164,6 @@ class Walk:
                 lambda t: self._shared[id(t)][1] if id(t) in self._shared else t,
                 (args, kwargs),
             )
-        if kind in _LOOPS:
-            return _LOOPS[kind](self, op, *args, **kwargs)
         arrangement = table.ARRANGED.get(kind)
         if rule is None and arrangement is None:
             if kind.__module__.startswith("keras."):
@@ -390,15 +388,7 @@ class Walk:
             raise CannotOpen("random numbers of a seed that is a tensor")
         return self.put(drawn, place)
 
-    # Loops.
-
-    def _steps(self, step: Callable[[Any], Any], state: Any) -> Any:
-        """One step of a loop, whose state must keep the examples where they are."""
-        after, result = step(state)
-        pairs = zip(keras.tree.flatten(state), keras.tree.flatten(after), strict=True)
-        if any(self.place(one) != self.place(other) for one, other in pairs):
-            raise CannotOpen("a loop whose state moves")
-        return after, result
+    # Time.
 
     def _rnn(self, original: Any, *args: Any, **kwargs: Any) -> Any:
         given = _bound(original, args, kwargs)
@@ -416,44 +406,16 @@ class Walk:
         )
         constants = given["constants"] or []
 
-        def step(state: Any) -> Any:
-            return given["step_function"](first, [*state, *constants])[::-1]
-
-        states, output = self._steps(step, list(given["initial_states"]))
+        before = list(given["initial_states"])
+        output, states = given["step_function"](first, [*before, *constants])
+        pairs = zip(keras.tree.flatten(before), keras.tree.flatten(states), strict=True)
+        if any(self.place(one) != self.place(other) for one, other in pairs):
+            raise CannotOpen("a loop whose state moves")
         count = leaves[0].shape[time] if given["return_all_outputs"] else 1
-        return output, _many(output, count, time), states
-
-    def _scan(self, op: Any, f: Any, init: Any, xs: Any = None) -> Any:
-        first = keras.tree.map_structure(lambda t: None if t is None else t[0], xs)
-        state, result = self._steps(lambda state: f(state, first), init)
-        leaves = keras.tree.flatten(xs)
-        count = op.length if leaves[0] is None else leaves[0].shape[0]
-        return state, keras.tree.map_structure(lambda t: _many(t, count), result)
-
-    def _map(self, op: Any, f: Any, xs: Any) -> Any:
-        """A function of one example: whatever of the batch it meets is that of others."""
-        if any(self.place(leaf) != ROWS for leaf in keras.tree.flatten(xs)):
-            raise CannotOpen("a map of what has no rows of examples")
-        results = f(
-            keras.tree.map_structure(
-                lambda leaf: self.put(KerasTensor(leaf.shape[1:], leaf.dtype), None), xs
-            )
-        )
-        if any(self.place(leaf) is not None for leaf in keras.tree.flatten(results)):
-            raise Mixes("maps over examples with a function that sees all of them")
-        return keras.tree.map_structure(
-            lambda leaf: self.put(KerasTensor((None, *leaf.shape), leaf.dtype), ROWS),
-            results,
-        )
+        outputs = keras.ops.repeat(keras.ops.expand_dims(output, time), count, time)
+        return output, outputs, states
 
 
-_LOOPS: dict[type, Callable[..., Any]] = {
-    keras_operations.core.Map: Walk._map,
-    keras_operations.core.VectorizedMap: lambda walk, op, xs: walk._map(
-        op, op.function, xs
-    ),
-    keras_operations.core.Scan: Walk._scan,
-}
 _SETTINGS = (int, float, str, tuple, list, type(None))
 # Attributes that tell sizes: those of results, but for the axis of examples, are noted.
 _SIZES = frozenset({"newshape", "shape", "name", "repeats", "indices_or_sections"})
@@ -480,11 +442,6 @@ def _settings(op: Any) -> str:
             and isinstance(value, _SETTINGS)
         ]
     )
-
-
-def _many(tensor: Any, count: int | None, axis: int = 0) -> Any:
-    """Results of steps that are all like one, side by side along a new axis."""
-    return keras.ops.repeat(keras.ops.expand_dims(tensor, axis), count, axis)
 
 
 def _bound(function: Callable[..., Any], args: Any, kwargs: Any) -> dict[str, Any]:

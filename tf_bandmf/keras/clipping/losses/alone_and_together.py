@@ -31,11 +31,6 @@ _LENGTH = 6
 # Relative to the gradient of the batch: below, a gradient alone is rounding; above, the
 # gradient of the batch is not in proportion to those alone.
 _ROUNDING, _TOLERANCE = 1e-3, 1e-2
-# Outputs in (0.1, 0.9), which every loss takes; and logits.
-_OUTPUTS: tuple[Callable[[Any, Any], Any], ...] = (
-    lambda rng, shape: rng.uniform(0.1, 0.9, shape),
-    lambda rng, shape: 2 * rng.normal(size=shape),
-)
 _WAY_OUT = (
     "Use a loss of single examples, or make what is compared one example (a pair, a row "
     "with its negatives, all rows of a user)."
@@ -62,14 +57,14 @@ def check_loss(model: keras.Model, y: Any, y_pred: Any, sample_weight: Any) -> N
     with tf.init_scope(), unscaled_losses():
         loss = compiled_loss(model)
         cosines = _cosines(model, loss, specs)
-    for place, of_output in enumerate(cosines):
-        if of_output and max(of_output) == 0.0:
+    others = {place: cosine for place, cosine in cosines.items() if cosine < 1}
+    for place, each in others.items():
+        if each == 0.0:
             raise _refusal(model, loss, "has no gradient", place)
-    named = [place for place, each in enumerate(cosines) if min(each, default=1) < 1]
-    if named:
-        cosine = min(min(cosines[place]) for place in named)
+    if others:
+        cosine = min(others.values())
         warnings.warn(
-            f"The loss {_name(loss, named[0])} of model {model.name!r} combines the "
+            f"The loss {_name(loss, min(others))} of model {model.name!r} combines the "
             f"examples of a batch: on made-up outputs, its gradient is not the mean of "
             f"those of single examples (cosine {cosine:.2f}). Private training takes the "
             f"loss of each example alone, and trains on the mean of these, which is "
@@ -80,8 +75,8 @@ def check_loss(model: keras.Model, y: Any, y_pred: Any, sample_weight: Any) -> N
         )
 
 
-def _cosines(model: keras.Model, loss: CompileLoss, specs: Any) -> list[list[float]]:
-    """For each tensor of the outputs, `_cosine` of those that could be compared.
+def _cosines(model: keras.Model, loss: CompileLoss, specs: Any) -> dict[int, float]:
+    """`_cosine` of those tensors of the outputs, by place, that could be compared.
 
     Raises:
       UnsupportedModelError: if the loss of a single example fails.
@@ -91,38 +86,33 @@ def _cosines(model: keras.Model, loss: CompileLoss, specs: Any) -> list[list[flo
     count = min(_EXAMPLES, max(3, _ELEMENTS // max(1, *sizes)))
     rng = np.random.default_rng(0)
     gradients = _gradients_of(loss)
-    cosines: list[list[float]] = []
     for targets in (_values, _classes):
-        cosines = [[] for _ in keras.tree.flatten(p)]
-        for outputs in _OUTPUTS:
-            made = _made_up(rng, specs, count, targets, outputs)
-            try:
-                if not loss.built:
-                    loss.build(*made[:2])
-            except Exception:
-                return []  # So will the step, and say why.
-            if all(has_rows(part.loss) for part in loss_parts(loss)):
-                return []
-            try:
-                together = gradients(made)
-            except Exception:
-                continue
-            rows = [_row(made, place) for place in range(count)]
-            try:
-                each = [gradients(row) for row in rows]
-            except Exception as error:
-                problem = f"fails ({type(error).__name__})"
-                raise _refusal(model, loss, problem) from error
-            alone = [np.concatenate(parts) for parts in zip(*each, strict=True)]
-            compared = [_cosine(*pair) for pair in zip(together, alone, strict=True)]
-            is_other = any(one is not None and one < 1 for one in compared)
-            if is_other and any(map(_differ, together, gradients(made))):
-                return []  # It draws random numbers.
-            for of_output, cosine in zip(cosines, compared, strict=True):
-                of_output += [] if cosine is None else [cosine]
-        if any(cosines):
-            break
-    return cosines
+        made = _made_up(rng, specs, count, targets)
+        try:
+            if not loss.built:
+                loss.build(*made[:2])
+        except Exception:
+            return {}  # So will the step, and say why.
+        if all(has_rows(part.loss) for part in loss_parts(loss)):
+            return {}
+        try:
+            together = gradients(made)
+        except Exception:
+            continue
+        try:
+            each = [gradients(one) for one in batches.single_examples(made)]
+        except Exception as error:
+            problem = f"fails ({type(error).__name__})"
+            raise _refusal(model, loss, problem) from error
+        alone = [np.concatenate(parts) for parts in zip(*each, strict=True)]
+        compared = enumerate(map(_cosine, together, alone))
+        cosines = {place: cosine for place, cosine in compared if cosine is not None}
+        is_other = any(cosine < 1 for cosine in cosines.values())
+        if is_other and any(map(_differ, together, gradients(made))):
+            return {}  # It draws random numbers.
+        if cosines:
+            return cosines
+    return {}
 
 
 def _cosine(together: Any, alone: Any) -> float | None:
@@ -163,10 +153,6 @@ def _gradients_of(loss: CompileLoss) -> Callable[[Any], list[Any]]:
     return lambda made: [g.numpy().astype(np.float64) for g in function(*made)]
 
 
-def _row(made: Any, place: int) -> Any:
-    return batches.map_tensors(lambda tensor: tensor[place : place + 1], made)
-
-
 def _differ(one: Any, other: Any) -> bool:
     return not np.allclose(one, other, rtol=1e-4, atol=1e-7, equal_nan=True)
 
@@ -177,10 +163,8 @@ def _sizes(spec: Any) -> list[int]:
     return [_LENGTH if size is None else size for size in shape]
 
 
-def _made_up(
-    rng: Any, specs: Any, count: int, targets: Callable[..., Any], outputs: Any
-) -> Any:
-    """Targets, outputs, and weights of 1, by their specs [B, ...]."""
+def _made_up(rng: Any, specs: Any, count: int, targets: Callable[..., Any]) -> Any:
+    """Targets, outputs in (0.1, 0.9), and weights of 1, by their specs [B, ...]."""
     y, p, weight = specs
     of_outputs = keras.tree.flatten(p)
     of_targets = keras.tree.flatten(y)
@@ -194,7 +178,10 @@ def _made_up(
     return (
         keras.tree.pack_sequence_as(y, made),
         keras.tree.map_structure(
-            lambda s: tf.constant(outputs(rng, (count, *_sizes(s))), tf.float32), p
+            lambda s: tf.constant(
+                rng.uniform(0.1, 0.9, (count, *_sizes(s))), tf.float32
+            ),
+            p,
         ),
         keras.tree.map_structure(
             lambda s: None if s is None else tf.ones((count, *_sizes(s)), s.dtype),

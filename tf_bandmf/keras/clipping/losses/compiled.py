@@ -13,9 +13,9 @@ import tensorflow as tf
 
 from tf_bandmf.keras.clipping.independence.map_examples import map_examples
 from tf_bandmf.keras.clipping.losses.rows import row_losses
+from tf_bandmf.keras.clipping.tensors import batches
 from tf_bandmf.keras.clipping.tensors.errors import UnsupportedModelError
 from tf_bandmf.keras.compat.keras_objects import (
-    EXTRAS,
     UNINITIALIZED_VARIABLES,
     CompileLoss,
     compile_loss,
@@ -93,30 +93,12 @@ def per_example_losses(
     if rows is not None:
         return rows
     structure = (y, y_pred, sample_weight)
-    leaves = keras.tree.flatten(structure)
-    # Keras attaches masks and logits to predictions: they belong to the example too.
-    extras = [
-        (index, name, getattr(leaf, name))
-        for index, leaf in enumerate(leaves)
-        for name in EXTRAS
-        if tf.is_tensor(leaf) and getattr(leaf, name, None) is not None
-    ]
-    tensors = [leaf for leaf in leaves if tf.is_tensor(leaf)]
-    elements = (tensors, [value for *_, value in extras])
 
-    def one_example(
-        element: tuple[list[tf.Tensor], list[tf.Tensor]],
-    ) -> list[tf.Tensor]:
-        remaining = iter(element[0])
-        example = [
-            next(remaining)[None] if tf.is_tensor(leaf) else leaf for leaf in leaves
-        ]
-        for (index, name, _), value in zip(extras, element[1], strict=True):
-            setattr(example[index], name, value[None])
-        one_y, one_y_pred, one_weight = keras.tree.pack_sequence_as(structure, example)
-        value = loss(one_y, one_y_pred, one_weight)
-        return [tf.reduce_sum(tf.convert_to_tensor(value))]
+    def one_example(element: list[tf.Tensor]) -> list[tf.Tensor]:
+        example = batches.with_leaves(structure, [tensor[None] for tensor in element])
+        return [tf.reduce_sum(tf.convert_to_tensor(loss(*example)))]
 
+    elements = batches.tensor_leaves(structure)
     with unscaled_losses():
         (losses,) = map_examples(one_example, elements, "The loss")
     return losses

@@ -18,11 +18,11 @@ import tensorflow as tf
 from tf_bandmf.keras.clipping.factors.base import Factor, Instantiated
 from tf_bandmf.keras.clipping.independence.map_examples import map_examples
 from tf_bandmf.keras.clipping.rules.base import LayerCall, Rule
+from tf_bandmf.keras.clipping.tensors import batches
 from tf_bandmf.keras.clipping.tensors.errors import UnsupportedModelError
 from tf_bandmf.keras.compat.keras_objects import (
     AUTOCAST_SCOPE,
     CALL_CONTEXT,
-    EXTRAS,
     global_state,
     tensorflow_value,
 )
@@ -266,27 +266,15 @@ def _name(call: LayerCall) -> str:
 
 
 def _leaves(call: LayerCall, outputs: Any) -> list[tf.Tensor]:
-    """The tensors of a layer's output, each with those that Keras attaches to it.
-
-    Keras' cross-entropies read the logits that an activation attached to its result;
-    they are an output of the layer like any other, and so are masks.
-    """
-    leaves = []
-    for leaf in keras.tree.flatten(outputs):
-        attached = (getattr(leaf, name, None) for name in EXTRAS)
-        for tensor in (leaf, *attached):
-            if tensor is None:
-                continue
-            if not tf.is_tensor(tensor) or isinstance(
-                tensor, (tf.RaggedTensor, tf.SparseTensor)
-            ):
-                raise UnsupportedModelError(
-                    f"{_name(call)} returns a {type(tensor).__name__}, of which no "
-                    f"per-example gradient can be taken. Return dense tensors from its "
-                    f"`call`."
-                )
-            leaves.append(tensor)
-    return leaves
+    """The tensors of a layer's output, each with those that Keras attaches to it."""
+    for leaf in (*keras.tree.flatten(outputs), *batches.tensor_leaves(outputs)):
+        is_ragged = isinstance(leaf, (tf.RaggedTensor, tf.SparseTensor))
+        if leaf is not None and (is_ragged or not tf.is_tensor(leaf)):
+            raise UnsupportedModelError(
+                f"{_name(call)} returns a {type(leaf).__name__}, of which no per-example "
+                f"gradient can be taken. Return dense tensors from its `call`."
+            )
+    return batches.tensor_leaves(outputs)
 
 
 def _rows(call: LayerCall, outputs: Any) -> list[tf.Tensor]:
@@ -308,20 +296,10 @@ def _floats(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
 
 def _packed(call: LayerCall, outputs: Any, leaves: Sequence[tf.Tensor]) -> Any:
     """Puts leaves [B, ...] into the structure of an output, and taps those of floats."""
-    remaining = iter(leaves)
-
-    def tapped() -> tf.Tensor:
-        leaf = next(remaining)
-        return call.tap(leaf) if leaf.dtype.is_floating else tf.identity(leaf)
-
-    def replace(leaf: Any) -> Any:
-        if leaf is None:
-            return None
-        replaced = tapped()
-        for name in EXTRAS:
-            if getattr(leaf, name, None) is not None:
-                with contextlib.suppress(AttributeError):
-                    setattr(replaced, name, tapped())
-        return replaced
-
-    return keras.tree.map_structure(replace, outputs)
+    return batches.with_leaves(
+        outputs,
+        (
+            call.tap(leaf) if leaf.dtype.is_floating else tf.identity(leaf)
+            for leaf in leaves
+        ),
+    )

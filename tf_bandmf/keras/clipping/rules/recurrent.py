@@ -4,15 +4,16 @@ The inputs are projected for all time steps at once, outside of the loop, and th
 projection is what is tapped: its gradient is that of the gates' sums at every step. The
 gradients of the kernels are then sums over steps of outer products, of inputs and states
 with these. The loop is Keras' own (`keras.src.backend.rnn`: masks, order of time,
-unrolling). The states are the outputs of the step before, or are put behind the outputs
-where that is not certain (masks and a state to begin with), like the reset gates of a GRU.
+unrolling). The states before each step are put behind the outputs, like the reset
+gates of a GRU.
 
 Dropout multiplies the inputs, or the states, of all steps with one mask, which Keras draws
 for each example before the loop: one for all gates, or one for each, whose gradients then
 are terms of their own.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+import functools
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
@@ -28,10 +29,6 @@ from tf_bandmf.keras.clipping.rules.base import (
 )
 from tf_bandmf.keras.clipping.tensors.batches import reshape_examples
 from tf_bandmf.keras.compat.keras_objects import rnn
-
-# From what is projected of the inputs and the states before a step to output, states after
-# it and reset gate, if there is one.
-_Step = Callable[[Any, Sequence[Any]], tuple[Any, ...]]
 
 _CELLS = {
     keras.layers.LSTM: keras.layers.LSTMCell,
@@ -72,23 +69,17 @@ class RecurrentRule(LayerRule):
                 of_inputs = cell.bias[0] if len(cell.bias.shape) == 2 else cell.bias
                 projected = ops.add(projected, of_inputs)
             mask = next(iter(keras.tree.flatten(mask)), None)
-            first = list(keras.tree.flatten(initial_state))
-            # A masked step has the output of the step before it, or zeros at first.
-            is_output = mask is None or (
-                not layer.zero_output_for_mask and _begins_with_zeros(call)
-            )
             tapped = call.tap(projected)
-            step = _STEPS[type(layer)](cell, drops[1])
+            step = functools.partial(_STEPS[type(layer)], cell, drops[1])
 
             def noting(projected: Any, states: Sequence[Any]) -> tuple[Any, Any]:
-                output, after, *noted = step(projected, states)
-                noted += [] if is_output else [states[0]]
-                return _side_by_side([output, *noted]), after
+                output, after, *resets = step(projected, states)
+                return ops.concatenate([output, *resets, states[0]], axis=-1), after
 
             last, outputs, states = rnn(
                 noting,
                 tapped,
-                first,
+                list(keras.tree.flatten(initial_state)),
                 go_backwards=layer.go_backwards,
                 mask=mask,
                 unroll=layer.unroll,
@@ -96,13 +87,9 @@ class RecurrentRule(LayerRule):
                 zero_output_for_mask=layer.zero_output_for_mask,
                 return_all_outputs=True,
             )
-            has_reset = isinstance(cell, keras.layers.GRUCell)
-            count = 1 + has_reset + (not is_output)
-            last = _split(last, count)[0]
-            outputs, *noted = _split(outputs, count)
-            if is_output:
-                before = [first[0][:, None], outputs[:, :-1]]
-                noted.append(tf.concat(before, axis=1))
+            count = 2 + isinstance(cell, keras.layers.GRUCell)
+            last = ops.split(last, count, axis=-1)[0]
+            outputs, *noted = ops.split(outputs, count, axis=-1)
             # A loop forgets how many steps there are: how to measure is then chosen when
             # the graph runs, of which both ways are part.
             noted = [
@@ -144,11 +131,6 @@ class RecurrentRule(LayerRule):
         return factors
 
 
-def _begins_with_zeros(call: LayerCall) -> bool:
-    given = call.args[1] if len(call.args) > 1 else call.kwargs.get("initial_state")
-    return given is None
-
-
 def _list_of(masks: Any) -> list[Any] | None:
     """Masks [B, ...] of a cell: one for all gates or one for each, if it drops anything."""
     return masks if masks is None or isinstance(masks, list) else [masks]
@@ -167,9 +149,7 @@ def _product(values: Any, kernel: Any, masks: Sequence[Any] | None) -> Any:
     if len(lefts) == 1:
         return ops.matmul(lefts[0], kernel)
     parts = ops.split(ops.convert_to_tensor(kernel), len(lefts), axis=-1)
-    return _side_by_side(
-        [ops.matmul(left, part) for left, part in zip(lefts, parts, strict=True)]
-    )
+    return ops.concatenate(list(map(ops.matmul, lefts, parts)), axis=-1)
 
 
 def _terms(lefts: Sequence[tf.Tensor], gradient: tf.Tensor, kernel: Any) -> Factor:
@@ -185,64 +165,53 @@ def _terms(lefts: Sequence[tf.Tensor], gradient: tf.Tensor, kernel: Any) -> Fact
     return Product(left, right, Layout.plain(kernel_shape(kernel)))
 
 
-def _side_by_side(parts: Sequence[Any]) -> Any:
-    return ops.concatenate(parts, axis=-1) if len(parts) > 1 else parts[0]
+# Steps of cells: from what is projected of the inputs, and the states before a step, to
+# output, states after it and reset gate, if there is one.
 
 
-def _split(tensor: Any, count: int) -> list[Any]:
-    return list(ops.split(tensor, count, axis=-1)) if count > 1 else [tensor]
+def _lstm_step(
+    cell: Any, masks: Sequence[Any] | None, projected: Any, states: Sequence[Any]
+) -> tuple[Any, ...]:
+    state, carry = states
+    sums = ops.add(projected, _product(state, cell.recurrent_kernel, masks))
+    gates = ops.split(sums, 4, axis=-1)
+    new_carry = cell.recurrent_activation(gates[1]) * carry
+    new_carry += cell.recurrent_activation(gates[0]) * cell.activation(gates[2])
+    output = cell.recurrent_activation(gates[3]) * cell.activation(new_carry)
+    return output, [output, new_carry]
 
 
-def _lstm_step(cell: Any, masks: Sequence[Any] | None) -> _Step:
-    def step(projected: Any, states: Sequence[Any]) -> tuple[Any, ...]:
-        state, carry = states
-        sums = ops.add(projected, _product(state, cell.recurrent_kernel, masks))
-        gates = ops.split(sums, 4, axis=-1)
-        new_carry = cell.recurrent_activation(gates[1]) * carry
-        new_carry += cell.recurrent_activation(gates[0]) * cell.activation(gates[2])
-        output = cell.recurrent_activation(gates[3]) * cell.activation(new_carry)
-        return output, [output, new_carry]
-
-    return step
-
-
-def _gru_step(cell: Any, masks: Sequence[Any] | None) -> _Step:
-    units = cell.units
-
-    def step(projected: Any, states: Sequence[Any]) -> tuple[Any, ...]:
-        (state,) = states
-        kernel = ops.convert_to_tensor(cell.recurrent_kernel)
-        of_update, of_reset, of_candidate = ops.split(projected, 3, axis=-1)
-        if cell.reset_after:
-            inner = _product(state, kernel, masks)
-            if cell.bias is not None:
-                inner = ops.add(inner, cell.bias[1])
-        else:
-            inner = _product(state, kernel[:, : 2 * units], masks and masks[:2])
-        update = cell.recurrent_activation(of_update + inner[..., :units])
-        reset = cell.recurrent_activation(of_reset + inner[..., units : 2 * units])
-        if cell.reset_after:
-            recalled = reset * inner[..., 2 * units :]
-        else:
-            reset_state = reset * state
-            recalled = _product(
-                reset_state, kernel[:, 2 * units :], masks and masks[2:]
-            )
-        candidate = cell.activation(of_candidate + recalled)
-        output = update * state + (1 - update) * candidate
-        return output, [output], reset
-
-    return step
+def _gru_step(
+    cell: Any, masks: Sequence[Any] | None, projected: Any, states: Sequence[Any]
+) -> tuple[Any, ...]:
+    (state,) = states
+    units, kernel = cell.units, ops.convert_to_tensor(cell.recurrent_kernel)
+    of_update, of_reset, of_candidate = ops.split(projected, 3, axis=-1)
+    if cell.reset_after:
+        inner = _product(state, kernel, masks)
+        if cell.bias is not None:
+            inner = ops.add(inner, cell.bias[1])
+    else:
+        inner = _product(state, kernel[:, : 2 * units], masks and masks[:2])
+    update = cell.recurrent_activation(of_update + inner[..., :units])
+    reset = cell.recurrent_activation(of_reset + inner[..., units : 2 * units])
+    if cell.reset_after:
+        recalled = reset * inner[..., 2 * units :]
+    else:
+        reset_state = reset * state
+        recalled = _product(reset_state, kernel[:, 2 * units :], masks and masks[2:])
+    candidate = cell.activation(of_candidate + recalled)
+    output = update * state + (1 - update) * candidate
+    return output, [output], reset
 
 
-def _simple_step(cell: Any, masks: Sequence[Any] | None) -> _Step:
-    def step(projected: Any, states: Sequence[Any]) -> tuple[Any, ...]:
-        output = projected + _product(states[0], cell.recurrent_kernel, masks)
-        if cell.activation is not None:
-            output = cell.activation(output)
-        return output, [output]
-
-    return step
+def _simple_step(
+    cell: Any, masks: Sequence[Any] | None, projected: Any, states: Sequence[Any]
+) -> tuple[Any, ...]:
+    output = projected + _product(states[0], cell.recurrent_kernel, masks)
+    if cell.activation is not None:
+        output = cell.activation(output)
+    return output, [output]
 
 
 _STEPS = {

@@ -10,7 +10,6 @@ import contextlib
 import functools
 import itertools
 import math
-import operator
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -89,7 +88,7 @@ def self_check(
     is_compared = False
     with _drawn_weights(model) as draw, fixed_draws.without_randomness():
         # At least one of the first two examples is clipped, with the weights of now.
-        first = itertools.islice(_examples(data), 2)
+        first = itertools.islice(batches.single_examples(data), 2)
         lengths = [_norm(alone(example)) for example in first]
         clip = max(filter(math.isfinite, lengths), default=0.0) / 2 or 1.0
 
@@ -101,7 +100,7 @@ def self_check(
 
         for has_both_signs in _DRAWS:
             draw(has_both_signs)
-            each = [alone(example) for example in _examples(data)]
+            each = [alone(example) for example in batches.single_examples(data)]
             _compare(model, step(data), each, clip, rtol)
             is_compared |= any(0.0 < _norm(one) < math.inf for one in each)
     if not is_compared:
@@ -155,12 +154,6 @@ _CAUSES = (
     "do not come from `keras.random` (use a `keras.random.SeedGenerator`), or a layer "
     "with a custom gradient. Find it by removing custom layers one by one."
 )
-
-
-def _examples(data: Any) -> Iterator[Any]:
-    """Batches of one."""
-    for place in range(batches.tensor_leaves(data)[0].shape[0]):
-        yield batches.map_tensors(operator.itemgetter(slice(place, place + 1)), data)
 
 
 def _with_others(tensor: tf.Tensor) -> tf.Tensor:

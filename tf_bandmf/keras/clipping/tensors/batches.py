@@ -1,11 +1,15 @@
 """Structures of tensors with a leading batch dimension."""
 
+import contextlib
 import math
-from collections.abc import Callable, Iterable, Sequence
+import operator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
+
+from tf_bandmf.keras.compat.keras_objects import EXTRAS
 
 
 def to_tensors(structure: Any) -> Any:
@@ -49,14 +53,40 @@ def map_tensors(function: Callable[[tf.Tensor], Any], structure: Any) -> Any:
 
 
 def tensor_leaves(structure: Any) -> list[tf.Tensor]:
-    """Returns the tensors of a structure in Keras' flattening order."""
-    return [leaf for leaf in keras.tree.flatten(structure) if tf.is_tensor(leaf)]
+    """Returns the tensors of a structure in Keras' flattening order.
+
+    Each is followed by those that Keras attached to it: cross-entropies read the logits
+    of which an activation made its result, and losses read masks.
+    """
+    leaves = [leaf for leaf in keras.tree.flatten(structure) if tf.is_tensor(leaf)]
+    return [tensor for leaf in leaves for tensor in (leaf, *attached_to(leaf).values())]
+
+
+def attached_to(tensor: tf.Tensor) -> dict[str, tf.Tensor]:
+    """What Keras attached to a tensor, by the name of the attribute."""
+    attached = {name: getattr(tensor, name, None) for name in EXTRAS}
+    return {name: value for name, value in attached.items() if value is not None}
 
 
 def with_leaves(structure: Any, leaves: Iterable[tf.Tensor]) -> Any:
     """A structure with other tensors, in the order of `tensor_leaves`."""
     remaining = iter(leaves)
-    return map_tensors(lambda _: next(remaining), structure)
+
+    def replaced(leaf: tf.Tensor) -> tf.Tensor:
+        tensor = next(remaining)
+        for name in attached_to(leaf):
+            with contextlib.suppress(AttributeError):
+                setattr(tensor, name, next(remaining))
+        return tensor
+
+    return map_tensors(replaced, structure)
+
+
+def single_examples(structure: Any) -> Iterator[Any]:
+    """The examples of a batch of known size, each as a batch of one."""
+    for place in range(tensor_leaves(structure)[0].shape[0]):
+        part = slice(place, place + 1)
+        yield map_tensors(operator.itemgetter(part), structure)
 
 
 def specs_of(structure: Any, size: int | None = None) -> tuple[tf.TensorSpec, ...]:
