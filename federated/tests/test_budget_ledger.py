@@ -1,13 +1,11 @@
 """A federated run of a plan that is bound to a budget reserves before its first noise."""
 
-import numpy as np
 import pytest
 from test_running import B, Crash, K, Models, N, finish, make_devices
 
 import tf_bandmf
 from tf_bandmf_federated.accounting import MeasuredParticipation
 from tf_bandmf_federated.report import write_report
-from tf_bandmf_federated.round_noise import RoundNoise
 
 pytest.importorskip("sqlalchemy")
 
@@ -67,19 +65,6 @@ def test_without_budget_nothing_leaves(tmp_path, ledger, plan):
     ledger.set_budget("keyboards", epsilon=100.0, delta=1e-5)
     finish(tmp_path, devices, plan=plan, models=models)
     assert runs(ledger) == 1 and models.released[-1][0] == N
-
-
-def test_noise_of_a_bound_plan_is_reserved_first(ledger, plan):
-    ledger.set_budget("keyboards", epsilon=1.0, delta=1e-5)
-    noise = RoundNoise(plan, 10)
-    state = noise.initial_state()
-    with pytest.raises(BudgetExceededError):
-        noise.bound_to(state, np.zeros(10), "")
-    assert runs(ledger) == 0
-    ledger.set_budget("keyboards", epsilon=100.0, delta=1e-5)
-    (row,) = noise.bound_to(state, np.zeros(10), "")[0]
-    assert np.isfinite(row).all()
-    assert runs(ledger) == 1
 
 
 def test_the_report_names_the_budget(tmp_path, ledger, plan):

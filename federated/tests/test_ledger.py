@@ -9,7 +9,7 @@ import sys
 
 import numpy as np
 import pytest
-from killing import fork
+from forks import fork
 from ledgers import changed
 
 from tf_bandmf_federated import Ledger

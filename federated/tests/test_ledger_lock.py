@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import pytest
-from killing import fork
+from forks import fork
 
 from tf_bandmf_federated import Ledger
 

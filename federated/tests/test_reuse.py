@@ -11,7 +11,6 @@ from simulated import Crash, SimulatedDevices, Weights, make_run
 import tf_bandmf
 from tf_bandmf_federated import large_vectors
 from tf_bandmf_federated.averaging import FederatedAveraging, Replies
-from tf_bandmf_federated.cohorts import Selected
 from tf_bandmf_federated.round_noise import RoundNoise
 
 N, B, K, PER_ROUND, SIZE = 12, 3, 4, 3, 2000
@@ -220,33 +219,6 @@ def test_a_round_that_goes_on_otherwise(tmp_path, figure, monkeypatch):
     deviation = actual.std() / plan.noise_stddev
     figure(f"other data: {deviation:.1f} times the noise is left")
     assert deviation > 1.25
-
-
-@pytest.mark.attack(
-    "Two servers that share all they know run a round",
-    tried="One engine runs one state with the updates of two cohorts, as two processes do "
-    "after a fork.",
-    area="noise",
-    invariants=[8],
-)
-@pytest.mark.parametrize("is_bound", [True, False], ids=["bound", "control"])
-@pytest.mark.invariant(8)
-def test_a_fork(is_bound, tmp_path, figure, monkeypatch):
-    if not is_bound:
-        monkeypatch.setattr(RoundNoise, "_digest", lambda *arguments: 0)
-    plan = make_plan("banded")
-    devices = SimulatedDevices(str(tmp_path / "devices"), plan, 6)
-    names, sums = list(devices.stores), {}
-    engine = make_engine(plan, devices, sums)
-    state = asyncio.run(engine.initial_state())
-    actual = []
-    for cohort in (names[:3], names[3:]):
-        selected = Selected(tuple(cohort), np.zeros([3, 2]), 6, 6)
-        after, _ = asyncio.run(engine.run(state, selected, "a point"))
-        actual.append(({0: state["weights"][0], 1: after["weights"][0]}, dict(sums)))
-    (deviation,) = noise_left(plan, [0], *actual)
-    figure(f"{deviation:.1f} times the noise is left" if is_bound else "control: none")
-    assert deviation > 1.25 if is_bound else deviation < 2e-3
 
 
 def noise_after_a_skipped_round(plan, folder, devices):

@@ -1,14 +1,11 @@
 """Noise that the server makes itself."""
 
-import dataclasses
-
 import numpy as np
 import pytest
 import tensorflow as tf
 
 import tf_bandmf
 from tf_bandmf import noise
-from tf_bandmf.noise.keys import NoiseKey
 from tf_bandmf_federated import round_noise
 from tf_bandmf_federated.round_noise import RoundNoise
 
@@ -146,16 +143,6 @@ def test_an_interrupted_row_does_not_spoil_the_next_one():
     for number in (3, 4):
         actual, after = made.row(digests[:number])
         np.testing.assert_array_equal(actual, made.straight(after)[number])
-
-
-def test_test_seeds():
-    made, other = (
-        Made(dataclasses.replace(make_plan(), test_seed=4)) for _ in range(2)
-    )
-    actual, digests = made.row(np.zeros(2))
-    np.testing.assert_array_equal(actual, other.row(np.zeros(2))[0])
-    assert made.noise._key.secret_bytes() == NoiseKey.for_testing(4).secret_bytes()
-    assert not np.any(digests)
 
 
 @pytest.mark.parametrize("name", PLANS)

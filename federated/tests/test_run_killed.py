@@ -1,17 +1,23 @@
-"""kill -9 at random moments of a run: no noise on two contents, no device too early."""
+"""kill -9 at random moments of a run: no noise on two contents, no device too early.
+
+This file runs itself as a program that forks a child for each kill: so TensorFlow starts
+in each of them anew.
+"""
 
 import asyncio
-import itertools
-import json
+import collections
+import hashlib
+import os
 import pathlib
 import random
+import signal
+import sqlite3
+import subprocess
 import sys
 
-import killing
 import pytest
 
 N, B, K, PER_ROUND = 15, 3, 5, 2
-EACH, LONG = 150, 120  # moments that are gone through, and rounds
 
 
 @pytest.mark.attack(
@@ -25,66 +31,122 @@ EACH, LONG = 150, 120  # moments that are gone through, and rounds
     "kills", [3, pytest.param(200, marks=pytest.mark.slow)], ids=str
 )
 def test_killed_at_random_moments(tmp_path, kills):
-    killing.run_driver(__file__, tmp_path, kills)
-    assert json.loads((tmp_path / "kills").read_text()) == kills
-    killing.check_what_left(tmp_path, N, B, K)
+    with open(tmp_path / "errors", "w") as errors:
+        done = subprocess.run(
+            [sys.executable, __file__, tmp_path, str(kills)],
+            stdout=errors,
+            stderr=errors,
+            env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"},
+            timeout=max(1500, 60 * kills),
+        )
+    assert done.returncode == 0, (tmp_path / "errors").read_text()[-3000:]
+    contents, came = collections.defaultdict(set), collections.defaultdict(set)
+    for number, content in lines_of(tmp_path / "left"):
+        contents[int(number)].add(content)
+    assert set(contents) == set(range(N + 1))
+    assert all(len(models) == 1 for models in contents.values())
+    for device, number in lines_of(tmp_path / "took part"):
+        came[device].add(int(number))
+    assert came
+    for rounds in map(sorted, came.values()):
+        assert len(rounds) <= K
+        assert all(late - early >= B for early, late in zip(rounds, rounds[1:]))
 
 
-@pytest.mark.slow
-def test_killed_at_each_moment(tmp_path):
-    """Program after program is killed one moment later, of its start and of rounds."""
-    killing.run_driver(__file__, tmp_path, EACH, "each")
-    assert json.loads((tmp_path / "kills").read_text()) == EACH
-    killing.check_what_left(tmp_path, LONG, B, LONG // B)
+def lines_of(path):
+    return [line.split() for line in path.read_text().splitlines()]
 
 
-def main(folder, kills, each=""):
+def main(folder, kills):
+    """`kills` children that are killed, and one that ends the run."""
     random.seed(kills)
     # There are about 60 moments in a round.
     end = max(2, 120 * N // (kills + 20))
-    moments = itertools.count(1).__next__ if each else lambda: random.randrange(1, end)
-    rounds = LONG if each else N
-    killing.kill_and_finish(
-        kills, moments, lambda moment: train(folder, moment, rounds)
+    moments = [random.randrange(1, end) for _ in range(kills)]
+    for moment in [*moments, None]:
+        status = in_a_child(lambda moment=moment: train(folder, moment))
+        if status != (0 if moment is None else signal.SIGKILL):
+            raise SystemExit(f"A child for moment {moment} ended with status {status}.")
+
+
+def die_at(moment):
+    """Kills this process before something of it reaches the disk."""
+    left = [moment]
+
+    def count(real):
+        def counted(*arguments, **options):
+            left[0] -= 1
+            if left[0] == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return real(*arguments, **options)
+
+        return counted
+
+    for name in ("fsync", "fdatasync", "replace"):
+        setattr(os, name, count(getattr(os, name)))
+    connect = sqlite3.connect
+
+    def connected(*arguments, **options):
+        # Before each statement, commits among them, and in the middle of those.
+        database = connect(*arguments, **options)
+        database.set_trace_callback(count(lambda statement: None))
+        database.set_progress_handler(count(lambda: 0), 100)
+        return database
+
+    sqlite3.connect = connected
+
+
+def train(folder, moment):
+    # A closed form: each child makes its plan anew.
+    plan = tf_bandmf.plan(
+        f"bsr:{B}",
+        noise_multiplier=0.5,
+        delta=1e-5,
+        num_steps=N,
+        sampling=tf_bandmf.MinSep(B, K),
     )
-    (folder / "kills").write_text(json.dumps(kills))
-
-
-def train(folder, moment, rounds):
-    plan = killing.make_plan(rounds, B, -(-rounds // B))
     devices = SimulatedDevices(str(folder / "devices"), plan, 9)
-    rng, left = random.Random(), killing.Left(folder)
+    rng = random.Random()
+
+    def left(file, *words):
+        with open(folder / file, "a") as lines:
+            lines.write(" ".join(map(str, words)) + "\n")
+
+    def model(rounds_done, weights):
+        content = hashlib.sha256(b"".join(w.tobytes() for w in weights)).hexdigest()
+        left("left", rounds_done, content)
+
+    class Models:
+        async def release(self, value, key):
+            model(key, value)
 
     def exchange(request, add):
-        left.model(request.round_number, request.weights)
+        model(request.round_number, request.weights)
         devices.gone = {name for name in request.names if rng.random() < 0.2}
 
         def took_part(name, update):
             add(name, update)
-            left.update(name, request.round_number)
+            left("took part", name, request.round_number)
 
         replies = devices.exchange(request, took_part)
         devices.gone = set()
         return replies
 
-    engine = FederatedAveraging(
-        plan,
-        [np.zeros([3, 2], np.float32), np.zeros([2], np.float32)],
-        exchange,
-        clients_per_round=PER_ROUND,
-    )
-
-    options = {"clients_per_round": PER_ROUND, "models": left}
+    weights = [np.zeros([3, 2], np.float32), np.zeros([2], np.float32)]
+    engine = FederatedAveraging(plan, weights, exchange, clients_per_round=PER_ROUND)
+    options = {"clients_per_round": PER_ROUND, "models": Models()}
     run = make_run(engine, devices, folder / "run", **options)
     if moment is not None:
-        killing.die_at(moment)
+        die_at(moment)
     asyncio.run(run.finish())
 
 
 if __name__ == "__main__":
     import numpy as np
+    from forks import in_a_child
     from simulated import SimulatedDevices, make_run
 
+    import tf_bandmf
     from tf_bandmf_federated.averaging import FederatedAveraging
 
-    main(pathlib.Path(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:])
+    main(pathlib.Path(sys.argv[1]), int(sys.argv[2]))

@@ -3,14 +3,11 @@
 import csv
 import pathlib
 import sys
-from unittest import mock
 
 import numpy as np
 import pytest
 import tensorflow as tf
 import tensorflow_privacy as tfp
-
-from tf_bandmf_federated import Ledger, SimulatedClients
 
 EXAMPLES = pathlib.Path(__file__).parent.parent / "examples"
 sys.path.insert(0, str(EXAMPLES))
@@ -42,24 +39,6 @@ def test_speakers(text):
     assert np.all(unknown == speakers.NUM_SYMBOLS - 1)
 
 
-def test_its_rounds_are_begun_in_a_ledger(text, tmp_path):
-    setting = contenders.Setting(50.0, 1e-5, 4, 2, 2, 1.0, 1.0, 1.0)
-    clients = speakers.load(text).datasets(2)
-    source = SimulatedClients(clients, setting.plan("identity"))
-    came = []
-    process = mock.Mock()
-    process.next = lambda state, data: came.append(data) or mock.Mock(state=state)
-    contender = mock.Mock(process=process, plan=source.plan, rmse=1.0)
-    contender.configure_mock(name="banded", data=lambda tagged: tagged)
-    with Ledger(str(tmp_path / "ledger"), {"plan": "banded"}) as ledger:
-        curve = shakespeare.train(
-            contender, source, ledger, 4, 2, lambda weights: (0.5, 1.0), 0
-        )
-        measured = ledger.measured(4)
-    assert curve.rounds == [2, 4] and [len(data) for data in came] == [2] * 4
-    assert measured.min_separation >= 2 and measured.num_rounds == 4
-
-
 @pytest.mark.slow
 def test_the_example(text, tmp_path, capfd):
     out = tmp_path / "out"
@@ -83,20 +62,6 @@ def test_the_example(text, tmp_path, capfd):
     assert "NO meaningful protection" in printed and "6 speakers" in printed
     actual = {path.name for path in out.iterdir()} - {"curves.png"}
     assert actual == {"curves.csv", "table.md", "privacy-banded.md"}
-
-
-def test_wrong_arguments(text, tmp_path, capfd):
-    for wrong, message in (
-        (["--data", text, "--rounds", "0"], "number > 0"),
-        (["--data", text, "--delta", "1"], "--delta must be below 1"),
-        (["--data", text, "--mechanisms", "bst"], "invalid choice"),
-    ):
-        with pytest.raises(SystemExit) as caught:
-            shakespeare.main(wrong)
-        assert caught.value.code == 2
-        assert message in capfd.readouterr().err
-    with pytest.raises(SystemExit, match="at least 96 clients"):
-        shakespeare.main(["--data", text, "--out", str(tmp_path)])
 
 
 class OneHot(tfp.tree_aggregation.ValueGenerator):

@@ -192,18 +192,6 @@ def test_an_interrupted_round_goes_on_with_what_is_there(tmp_path, process, chan
     )
 
 
-def test_too_few_clients_lose_nothing(tmp_path):
-    process = process_of()
-    poor = make_source(PLAN, num_clients=3, availability=lambda t, name: 1.0)
-    models = Models()
-    with pytest.raises(ValueError, match="2 clients need at least 4 clients"):
-        train(tmp_path, process, models, source=poor)
-    assert cohorts_of(tmp_path) == []
-    # Fewer clients will do.
-    train(tmp_path, process, models, source=poor, clients_per_round=1)
-    assert [key for key, _ in models.releases] == list(range(1, N + 1))
-
-
 def test_too_many_rounds_and_wrong_arguments_are_refused(tmp_path):
     process = process_of()
     with pytest.raises(ValueError, match="More rounds need a new plan"):
@@ -251,42 +239,6 @@ def test_it_runs_in_a_federated_context_of_tff_s_programs(tmp_path, monkeypatch)
     # It goes on in another context, as the same run.
     train(tmp_path, process, models)
     assert [key for key, _ in models.releases] == list(range(1, N + 1))
-
-
-def test_metrics_of_every_structure_are_kept(tmp_path):
-    process = build_fed_avg(
-        model_fn,
-        PLAN,
-        OPTIMIZER,
-        clients_per_round=2,
-        metrics_aggregator=tff.learning.metrics.sum_then_finalize,
-    )
-    with pytest.raises(Crash):
-        train(tmp_path, process, dies=("after", 1))
-    actual = []
-
-    class Recorded(tff.program.ReleaseManager):
-        async def release(self, value, key):
-            actual.append((key, value["client_work"]["train"]["num_examples"]))
-
-    train(tmp_path, process, metrics=Recorded(), total_rounds=2)
-    assert actual == [(2, 16)]
-
-
-def test_devices_join_and_leave_between_two_calls(tmp_path, process):
-    models = Models()
-    train(tmp_path, process, models, source=make_source(PLAN), total_rounds=2)
-    gone = {cohort[0] for cohort in cohorts_of(tmp_path)}
-    names = [f"c{i}" for i in range(10) if f"c{i}" not in gone]
-    clients = {name: lambda i=i: examples(i) for i, name in enumerate(names)}
-    source = SimulatedClients(clients, PLAN, seed=3, availability=lambda t, name: 0.9)
-    outcome = train(tmp_path, process, models, source=source)
-    assert outcome.measured.skipped_rounds == ()
-    assert [key for key, _ in models.releases] == list(range(1, N + 1))
-    record = dict(enumerate(cohorts_of(tmp_path)))
-    assert not gone & set().union(*(record[t] for t in range(2, N)))
-    assert outcome.measured == measure_participation(record)
-    assert measured_guarantee(PLAN, outcome.measured).is_within_plan
 
 
 def test_a_changed_process_is_refused(tmp_path):

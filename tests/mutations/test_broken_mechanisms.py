@@ -1,82 +1,316 @@
-"""Mechanisms that are broken on purpose: each is caught by an audit or a named test.
+"""Mechanisms that are broken on purpose: audits and statistics of noise see them.
 
 A mutation changes one function of the package. The same check holds for the code as it
-is, and fails with the mutation, with the message that is named: so the check can fail, and
-does for the reason that it should.
+is, and fails with the mutation: so it can fail, and does for the reason that it should.
+Here are checks that have a power; what fails for certain has tests of its own.
 """
 
-import contextlib
-import pathlib
-import sys
+import functools
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
-pytest.importorskip("keras", minversion="3.12")
-sys.path.append(str(pathlib.Path(__file__).parent))
+keras = pytest.importorskip("keras", minversion="3.12")
 
-import mechanism_checks as checks
-import mutations
+from small_plans import planned, small_plan  # noqa: E402
+from whiteness import whiteness  # noqa: E402
 
-# How broken code is caught: a check fails, or the library refuses to go on.
-CAUGHT = (
-    AssertionError,
-    ValueError,
-    tf.errors.InvalidArgumentError,
-    pytest.fail.Exception,  # of a test that expects an error
-)
+import tf_bandmf  # noqa: E402
+import tf_bandmf.keras  # noqa: E402
+from tf_bandmf import audit, noise  # noqa: E402
+from tf_bandmf.accounting import gaussian  # noqa: E402
+from tf_bandmf.analysis import sensitivity  # noqa: E402
+from tf_bandmf.keras.clipping.sums import settings  # noqa: E402
+from tf_bandmf.keras.run import known_runs  # noqa: E402
+from tf_bandmf.keras.run import run as run_lib  # noqa: E402
+from tf_bandmf.keras.run.secrets import SecretState  # noqa: E402
+from tf_bandmf.noise import box_muller, generator, normals, recurrences  # noqa: E402
+from tf_bandmf.noise.keys import NoiseKey  # noqa: E402
+from tf_bandmf.planning.plan import Plan  # noqa: E402
+from tf_bandmf.sampling import samplers  # noqa: E402
+
+# Coordinates, each with an example of its own as its canary.
+WIDTH = 1024
+STEPS = 12
+# Of the family-wise false-alarm rate of a check.
+ALPHA = 1e-6
 
 
-@contextlib.contextmanager
-def mutated(mutation):
-    with pytest.MonkeyPatch.context() as patch:
-        checks.forget()
-        mutation.apply(patch)
-        yield
-    checks.forget()
+@pytest.fixture(autouse=True)
+def forgets():
+    """What a process keeps from one mechanism to the next."""
+
+    def forget():
+        known_runs.forget()
+        normals.compiled_blocks.cache_clear()
+        normals.compiled_pairs.cache_clear()
+
+    forget()
+    yield
+    forget()
 
 
-def parameters():
-    for mutation in mutations.ALL:
+def restart(run):
+    """The secret state of a run, as another process makes it from what was kept."""
+    state = run.secrets
+    run.adopt(
+        run.secrets_of(
+            NoiseKey(state.key.secret_bytes()),
+            step=state.step,
+            schedule_id=state.schedule_id,
+            buffer=state.buffer,
+            points=state.points(),
+        )
+    )
+
+
+def train(mechanism, restart_at=None):
+    """A whole run on examples that are canaries; its canaries and noisy sums."""
+    plan = planned(
+        mechanism,
+        epsilon=4.0,
+        delta=1e-5,
+        num_examples=WIDTH,
+        batch_size=WIDTH // 4,
+        epochs=3,
+        test_seed=3,
+    )
+    included = np.random.default_rng(5).random(WIDTH) < 0.5
+    # Three times the clip norm along a coordinate of its own, which is the gradient.
+    x = 3.0 * plan.l2_norm_clip * np.eye(WIDTH, dtype=np.float32)
+    y, weights = np.zeros((WIDTH, 1), np.float32), included.astype(np.float32)
+    batches = plan.batches(x, y, weights)
+    patterns = np.zeros((WIDTH, plan.num_steps))
+    for step in range(plan.num_steps):
+        patterns[batches.example_indices(step), step] = 1.0
+    canaries = audit.GradientCanaries(plan, WIDTH, patterns, included)
+    dense = keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")
+    model = keras.Sequential([keras.Input((WIDTH,)), dense])
+    tf_bandmf.keras.make_private(model)
+    optimizer = tf_bandmf.keras.PrivateOptimizer(keras.optimizers.SGD(0.1), plan)
+    model.compile(optimizer, loss=lambda y, score: score[..., 0])
+    released = []
+    for step, batch in enumerate(batches):
+        if step == restart_at:
+            restart(optimizer.run)
+        noisy = model.private_gradients(batch)
+        flat = np.concatenate([np.ravel(gradient) for gradient in noisy.gradients])
+        released.append(np.float64(flat) * plan.expected_batch_size)
+        optimizer.apply_noisy(noisy)
+    return canaries, np.array(released)
+
+
+def audited(mechanism):
+    """The audit of a run of Keras does not contradict its plan."""
+    canaries, released = train(mechanism)
+    # Nor can the signal be more than the sensitivity.
+    most = 1.0 / canaries.plan.noise_multiplier
+    return (
+        canaries.signals.max() <= most * (1 + 1e-5)
+        and not canaries.audit(released, confidence=1 - ALPHA).contradicts
+    )
+
+
+def audited_sampler():
+    """Canaries that the sampler of a plan draws do not contradict its epsilon."""
+    plan = small_plan("identity", 64, 4, 2, epsilon=1.0, sampling="poisson")
+    canaries = audit.GradientCanaries.for_plan(plan, 16_384, seed=0)
+    return not canaries.audit(canaries.simulated(1), confidence=1 - ALPHA).contradicts
+
+
+def white_restart(mechanism):
+    """What a run of Keras releases, restarted once, is its sum and noise of its plan."""
+    canaries, released = train(mechanism, restart_at=5)
+    plan = canaries.plan
+    # Numbers on a grid repeat: what they were rounded from is somewhere in their cell.
+    batch_size = plan.expected_batch_size
+    cell = gaussian.grid_of(plan.noise_stddev / batch_size) * batch_size
+    within = np.random.default_rng(6).uniform(-0.5, 0.5, released.shape) * cell
+    left = (released + within - canaries.sums()) / plan.noise_stddev
+    return whiteness(plan.strategy, left, lags=(WIDTH // 2,)).p_value >= ALPHA
+
+
+def white(mechanism, num_shards=1):
+    """The generator's noise, without Keras, is that of the strategy."""
+    plan = planned(
+        mechanism,
+        epsilon=4.0,
+        delta=1e-5,
+        num_steps=STEPS,
+        sampling=tf_bandmf.MinSep(4, 3),
+    )
+    size = 4096 * num_shards
+    made = noise.NoiseGenerator(
+        plan.strategy, size, num_shards=num_shards, jit_compile=False
+    )
+    parts = []
+    for shard in range(num_shards):
+        state, rows = made.initial_state(NoiseKey.for_testing(3)), []
+        for step in range(STEPS):
+            row, state = made.next(state, tf.constant(step), shard)
+            rows.append(row.numpy())
+        parts.append(np.array(rows))
+    whole = np.concatenate(parts, axis=1)
+    return whiteness(plan.strategy, whole, lags=(size // 2, 4096)).p_value >= ALPHA
+
+
+# In the order of this file.
+MUTATIONS = []
+
+
+def broken(title, invariants, *check):
+    """Registers the function below it, which a check (and its arguments) must notice."""
+
+    def register(change):
         attack = pytest.mark.attack(
-            mutation.title,
+            title,
             tried="Changes the code and runs the check that must notice.",
             area="mutations",
-            invariants=mutation.invariants,
+            invariants=invariants,
         )
-        slow = [] if mutation.is_fast else [pytest.mark.slow]
-        yield pytest.param(mutation, id=mutation.apply.__name__, marks=[attack, *slow])
+        name = change.__name__
+        MUTATIONS.append(pytest.param(check, change, id=name, marks=attack))
+        return change
+
+    return register
 
 
-@pytest.mark.slow_cases("shuffled_for_poisson")
-@pytest.mark.parametrize("mutation", list(parameters()))
-def test_it_is_caught(mutation, figure):
-    with (
-        mutated(mutation),
-        pytest.raises(CAUGHT, match=mutation.message or None) as caught,
-    ):
-        mutation.check()
-    del caught
-    figure(f"caught by {mutation.by}")
+@broken("Noise used again after a restart", [8, 11], white_restart, "bsr:4")
+def restart_reuses_noise(patch):
+    begin = SecretState.__init__
+
+    def earlier(state, generator, key, plan, step=0, **rest):
+        begin(state, generator, key, plan, step, **rest)
+        state._step_keys = np.roll(state._step_keys, step, axis=0)
+
+    patch.setattr(SecretState, "__init__", earlier)
 
 
-def sound():
-    """Each check once; those of fast mutations in the default suite."""
-    fast = {m.check_name for m in mutations.ALL if m.is_fast}
-    for name, check in {m.check_name: m.check for m in mutations.ALL}.items():
-        slow = [] if name in fast else [pytest.mark.slow]
-        yield pytest.param(check, id=name, marks=slow)
+@broken("One key for two variables", [8], white, "identity")
+def one_key_for_variables(patch):
+    weighted = generator.weighted_normals
+
+    def halves(keys, weights, size, *rest, **named):
+        half = weighted(keys, weights, -(-size // 2), *rest, **named)
+        return tf.concat([half, half], axis=0)[:size]
+
+    patch.setattr(generator, "weighted_normals", halves)
 
 
-@pytest.mark.parametrize("check", list(sound()))
-def test_the_code_as_it_is_passes_the_same_check(check):
-    checks.forget()
-    check()
-    checks.forget()
+@broken("One key for all steps", [8], white, "identity")
+def one_key_for_steps(patch):
+    keys = NoiseKey.step_keys
+    repeated = lambda key, count, *more: np.repeat(keys(key, 1, *more), count, 0)  # noqa: E731
+    patch.setattr(NoiseKey, "step_keys", repeated)
 
 
-def test_there_are_at_least_twenty():
-    assert len(mutations.ALL) >= 20
-    assert len({m.title for m in mutations.ALL}) == len(mutations.ALL)
-    assert np.sum([m.is_fast for m in mutations.ALL]) >= 5
+@broken("Lambda times the noise of two steps ago", [9], white, "lambda_cgd")
+def lambda_off_by_one(patch):
+    row = recurrences.Regeneration.row
+
+    def late(recurrence, normals_of, buffer, step):
+        def earlier(steps, weights):
+            moved = tf.where(steps < step, tf.maximum(steps - 1, 0), steps)
+            return normals_of(moved, weights)
+
+        return row(recurrence, earlier, buffer, step)
+
+    patch.setattr(recurrences.Regeneration, "row", late)
+
+
+@broken("Bands in the wrong order", [9], white, "bsr:4")
+def bands_in_wrong_order(patch):
+    at = recurrences._Rows.at
+
+    def reversed_bands(rows, step):
+        row = at(rows, step)
+        return tf.concat([row[:1], row[1:][::-1]], axis=0)
+
+    patch.setattr(recurrences._Rows, "at", reversed_bands)
+
+
+@broken("Column norms forgotten in the noise", [3, 9], white, "bsr:4:normalized")
+def column_norms_forgotten(patch):
+    def unscaled(recurrence, normals_of, buffer, step):
+        return recurrence._inner.row(normals_of, buffer, step)
+
+    patch.setattr(recurrences.ScaledOutput, "row", unscaled)
+
+
+@broken("A replica that takes another's part of the noise", [8], white, "identity", 2)
+def anothers_part(patch):
+    row = generator.NoiseGenerator.row
+    first = lambda self, keys, buffer, step, shard=0: row(self, keys, buffer, step, 0)  # noqa: E731
+    patch.setattr(generator.NoiseGenerator, "row", first)
+
+
+@broken("Two normals that share their radius", [8], white, "identity")
+def shared_radius(patch):
+    def pairs(words, shared):
+        first, second, third, angle = words
+        length = tf.sqrt(box_muller.squared_radius(first, second, third, shared))
+        cosine, _ = box_muller.cosine_and_sine(angle)
+        return length * cosine, -length * cosine
+
+    patch.setattr(normals, "box_muller", pairs)
+
+
+@broken("Noise for the sum on the mean", [4], audited, "identity")
+def noise_on_the_mean(patch):
+    def noisy_mean(total, noise, stddev, batch_size, is_clipped):
+        return (total + stddev * noise / batch_size) / batch_size
+
+    patch.setattr(run_lib, "noisy_mean", noisy_mean)
+
+
+@broken("No clipping", [6, 17], audited, "identity")
+def no_clipping(patch):
+    ones = lambda bounds, clip: tf.ones_like(bounds, dtype=tf.float32)  # noqa: E731
+    patch.setattr(settings, "clip_weights", ones)
+
+
+@broken("Sigma per column norm read as sigma per sensitivity", [3], audited, "bsr:4")
+def sigma_of_columns(patch):
+    def stddev(plan):
+        columns = plan.strategy.matrix.column_norms()
+        return plan.noise_multiplier * float(columns.max()) * plan.l2_norm_clip
+
+    patch.setattr(Plan, "noise_stddev", property(stddev))
+
+
+@broken("Sensitivity of one participation for three", [3], audited, "lambda_cgd")
+def one_participation(patch):
+    exact = sensitivity._exact
+    patch.setattr(sensitivity, "_exact", lambda m, b, k, fixed: exact(m, b, 1, False))
+
+
+@broken(
+    "A canary at every step of its part, accounted for as sampled", [2], audited_sampler
+)
+def always_sampled(patch):
+    def everybody(self, step):
+        return np.arange(step % self._parts, self._total, self._parts)
+
+    patch.setattr(samplers.PoissonSampler, "example_indices", everybody)
+
+
+@pytest.mark.slow_cases(
+    but=["one_key_*", "lambda_off*", "bands_in*", "anothers_part", "no_clipping"]
+)
+@pytest.mark.parametrize("check, change", MUTATIONS)
+def test_it_is_caught(check, change, figure, monkeypatch):
+    assert passes(*check)
+    known_runs.forget()
+    normals.compiled_blocks.cache_clear()
+    change(monkeypatch)
+    holds, *arguments = check
+    assert not holds(*arguments)
+    named = ", ".join(map(str, arguments))
+    figure(f"caught by `{holds.__name__}({named})`")
+
+
+@functools.cache
+def passes(check, *arguments):
+    """Whether the code as it is holds."""
+    return check(*arguments)

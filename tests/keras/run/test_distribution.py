@@ -57,7 +57,6 @@ INNER = {
     None: lambda: keras.optimizers.SGD(0.1),
     # Clipping what the optimizer gets must see the noisy sum of all replicas.
     "clipped": lambda: keras.optimizers.SGD(0.1, momentum=0.9, global_clipnorm=0.5),
-    "adam": lambda: keras.optimizers.Adam(0.01, use_ema=True, weight_decay=0.01),
 }
 
 
@@ -104,27 +103,9 @@ def test_a_strategy_of_one_replica(make_plan, train, alone):
 
 
 @pytest.mark.slow
-@pytest.mark.on_cpu
-def test_train_on_batch_in_the_scope_of_one_replica(make_plan, train, alone, data):
-    one = tf.distribute.MirroredStrategy(["CPU:0"])
-    plan = make_plan("bsr")
-    model = train(plan, one, INNER["clipped"], epochs=None)
-    for batch in plan.batches(*data).dataset(0):
-        model.train_on_batch(batch)
-    assert model.optimizer.steps_taken == plan.num_steps
-    assert_close(model, alone("bsr", "clipped"), 0.0)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("mechanism", ["identity", "lambda_cgd", "bsr"])
 def test_two_replicas_train_like_one(mechanism, together, alone):
     assert_close(together(mechanism), alone(mechanism))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("inner", ["clipped", "adam"])
-def test_any_inner_optimizer_on_two_replicas(inner, together, alone):
-    assert_close(together("bsr", inner), alone("bsr", inner), 2e-5)
 
 
 def test_replicas_have_one_buffer(together, alone):
@@ -133,6 +114,7 @@ def test_replicas_have_one_buffer(together, alone):
     buffers = [m.optimizer.run.secrets.buffer for m in (one, two)]
     np.testing.assert_array_equal(*buffers)
     assert np.abs(buffers[0]).max() > 0.0
+    assert_close(two, one, 2e-5)
 
 
 class Keeping(keras.layers.Layer):

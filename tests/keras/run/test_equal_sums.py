@@ -143,19 +143,6 @@ def test_histories_that_meet_again_share_no_noise(unchanged, figure, monkeypatch
     assert correlation(without) < -0.99
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "compiled",
-    [{}, {"jit_compile": True}, {"microbatch_size": 3}],
-)
-@pytest.mark.invariant(9)
-def test_the_same_history_has_the_same_noise(compiled):
-    first, again = releases_of_history(**compiled), releases_of_history(**compiled)
-    np.testing.assert_array_equal(first, again)
-    other = releases_of_history(other_record, **compiled)
-    assert np.abs(first - other).max() > 0.1
-
-
 ROWS, STDDEV = 60, 3.0
 
 

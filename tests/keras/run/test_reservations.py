@@ -6,7 +6,6 @@ import pytest
 
 import tf_bandmf
 import tf_bandmf.keras
-from tf_bandmf.keras.run import known_runs
 from tf_bandmf.ledger import BudgetExceededError, LedgerError, book
 
 pytest.importorskip("sqlalchemy")
@@ -105,31 +104,13 @@ def test_without_the_ledger_nothing_begins(data, plan, make_private_model, monke
 
 
 @pytest.mark.invariant(19)
-def test_a_resumed_run_reserves_once(data, plan, ledger, make_private_model, tmp_path):
-    def train(epochs):
-        known_runs.forget()  # as in another process
-        model = make_private_model(plan)
-        model.build((None, data[0].shape[1]))
-        backup = keras.callbacks.BackupAndRestore(
-            tmp_path / "backup", save_freq=1, delete_checkpoint=False
-        )
-        model.fit(
-            plan.batches(*data),
-            epochs=epochs,
-            private_state=tmp_path / "run.private",
-            callbacks=[backup],
-            verbose=0,
-        )
-        return model
-
-    train(1)
-    model = train(2)
+def test_a_resumed_run_reserves_once(
+    plan, ledger, make_private_model, train_from_files
+):
+    train_from_files(make_private_model(plan), "run", 1)
+    model = train_from_files(make_private_model(plan), "run", 2)
     assert model.optimizer.steps_taken == 4
     assert runs(ledger) == 1
-    # It ended, and does not go on in a third process.
-    model.optimizer.end_run("all steps were taken")
-    with pytest.raises(LedgerError, match="has ended"):
-        train(2)
 
 
 @pytest.mark.slow

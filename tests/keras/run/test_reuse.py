@@ -120,26 +120,3 @@ def test_the_measure_sees_noise_that_is_reused(tmp_path, monkeypatch):
     second = step_from_a_copy(plan, tmp_path, "b", -1.0)
     deviation = plan.noise_stddev / plan.expected_batch_size
     assert (first - second).std() < 0.6 * np.sqrt(2) * deviation
-
-
-@pytest.mark.invariant(8)
-def test_a_forked_run_shares_no_noise():
-    # Two histories of one process' secrets: states that were copied in memory.
-    plan = plan_of("identity")
-    model = make_model(plan)
-    model.optimizer.build(model.trainable_variables)
-    state = model.optimizer.run.secrets
-    copies = [
-        secrets.SecretState(model.optimizer.run.generator, state.key, plan.fingerprint)
-        for _ in range(3)
-    ]
-    size = model.optimizer.run.generator.num_parameters
-    sums = [tf.zeros([size]), tf.one_hot(3, size), tf.zeros([size])]
-    zero = tf.constant(0, tf.int64)
-    noise = [
-        copy.draw(zero, tf.constant(copy.step_keys(0)), total)[0]
-        for copy, total in zip(copies, sums)
-    ]
-    np.testing.assert_array_equal(noise[0], noise[2])
-    # Six standard deviations: false-alarm rate 2e-9.
-    assert abs(np.corrcoef(noise[0], noise[1])[0, 1]) < 6 / np.sqrt(size)

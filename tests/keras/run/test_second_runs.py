@@ -1,7 +1,6 @@
 """A new noise key on the same model or data is a second run, and never silent."""
 
 import copy
-import threading
 
 import keras
 import numpy as np
@@ -134,32 +133,6 @@ def test_an_optimizer_is_not_copied(make_plan):
     for way in (copy.deepcopy, copy.copy):
         with pytest.raises(TypeError, match="additional_run=True"):
             way(optimizer)
-
-
-@pytest.mark.invariant(19)
-def test_threads_take_turns(data, make_plan, make_private_model):
-    plan = make_plan("identity", **SECRET)
-    model = make_private_model(plan)
-    batches = list(plan.batches(*data))
-    model.train_on_batch(batches[0])
-    outcomes = []
-
-    def step():
-        try:
-            model.train_on_batch(batches[1])
-            outcomes.append("taken")
-        except tf.errors.InvalidArgumentError as error:
-            outcomes.append("refused" if "for this step" in str(error) else str(error))
-
-    threads = [threading.Thread(target=step) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert sorted(outcomes) == ["refused"] * 3 + ["taken"]
-    assert model.optimizer.steps_taken == int(model.optimizer.iterations) == 2
-    for batch in batches[2:]:
-        model.train_on_batch(batch)
 
 
 class Idle(tf_bandmf.keras.PrivateTraining, keras.Model):

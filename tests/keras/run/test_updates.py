@@ -24,12 +24,6 @@ class KeepingOptimizer(SGD):
         )
 
 
-class StoppingOptimizer(SGD):
-    def update_step(self, gradient, variable, learning_rate):
-        tf.debugging.assert_less(kept[-1], 1e3)
-        super().update_step(gradient, variable, learning_rate)
-
-
 class HostSchedule(keras.optimizers.schedules.LearningRateSchedule):
     def __call__(self, step):
         rate = tf.numpy_function(lambda: np.float32(1.0), [], tf.float32)
@@ -83,7 +77,6 @@ def of_the_host():
 REFUSED = {
     "schedule": (of_another_program, lambda: SGD(KeepingSchedule()), None),
     "optimizer": (of_another_program, lambda: KeepingOptimizer(1.0), None),
-    "stops": (of_another_program, lambda: StoppingOptimizer(1.0), None),
     "constraint": (of_another_program, lambda: SGD(1.0), keeping_constraint),
     "function": (of_another_program, lambda: SGD(1.0), in_a_function),
     "batch": (of_the_host, lambda: SGD(KeepingSchedule()), None),

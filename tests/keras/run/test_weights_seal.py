@@ -78,19 +78,6 @@ def test_weights_of_the_runs_own_past(data, plan_and_model, tmp_path):
     assert "vouches that no private" not in str(model.optimizer.statement())
 
 
-def test_a_step_that_is_refused_says_why_and_no_more(data, plan_and_model):
-    plan, model = plan_and_model(batch_size=11)
-    batches = list(plan.batches(*data))
-    model.train_on_batch(batches[0])
-    with pytest.raises(tf.errors.InvalidArgumentError) as refusal:
-        model.train_on_batch(batches[0])
-    assert refusal.value.message.startswith("This batch is not the one")
-    model.layers[-1].bias.assign(tf.ones([3]))
-    with pytest.raises(tf.errors.InvalidArgumentError) as refusal:
-        model.train_on_batch(batches[1])
-    assert refusal.value.message == weights_seal.CHANGED
-
-
 @pytest.mark.invariant(19)
 def test_one_bit_and_frozen_weights(data, plan_and_model):
     plan, model = plan_and_model(batch_size=11)

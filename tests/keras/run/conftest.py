@@ -1,0 +1,28 @@
+"""Runs that go on in what stands for another process."""
+
+import keras
+import pytest
+
+from tf_bandmf.keras.run import known_runs
+
+
+@pytest.fixture
+def train_from_files(data, tmp_path):
+    """Trains a new model up to an epoch, from where the files of this name left off."""
+
+    def train(model, name, epochs):
+        known_runs.forget()
+        model.build((None, data[0].shape[1]))
+        backup = keras.callbacks.BackupAndRestore(
+            tmp_path / f"{name}-backup", delete_checkpoint=False
+        )
+        model.fit(
+            model.optimizer.plan.batches(*data),
+            epochs=epochs,
+            private_state=tmp_path / f"{name}.private",
+            callbacks=[backup],
+            verbose=0,
+        )
+        return model
+
+    return train
