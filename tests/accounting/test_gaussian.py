@@ -71,7 +71,8 @@ def test_invalid_or_infeasible_budgets_are_refused(name, arguments, message):
         getattr(gaussian, name)(*arguments)
 
 
-def test_invariant_12_no_delta_is_below_60_digits():
+@pytest.mark.invariant(12)
+def test_no_delta_is_below_60_digits():
     rng = np.random.default_rng(1)
     noises = 10.0 ** rng.uniform(-2.0, 2.0, 400)
     places = rng.uniform(-2.0, 30.0, 400)

@@ -173,16 +173,6 @@ def test_without_its_backup_the_run_begins_again_with_its_own_noise(
     assert actual[3] == expected[3]
 
 
-@pytest.mark.invariant(11)
-def test_a_folder_without_its_private_file_is_refused(interrupted, tmp_path):
-    plan, whole = interrupted
-    folder = tmp_path / "run"
-    shutil.copytree(whole, folder)
-    (folder / "run.private").unlink()
-    with pytest.raises(ValueError, match="private state file is not at"):
-        resumed(plan, folder)
-
-
 def test_what_a_kill_left_of_the_private_file_is_removed(interrupted, tmp_path):
     plan, whole = interrupted
     folder = tmp_path / "run"

@@ -203,7 +203,3 @@ def test_noise_that_does_not_fit_is_refused_before_training(how, monkeypatch):
         model.fit(plan.batches(x, y), verbose=0)
     assert model.optimizer.steps_taken == 0
     assert all(map(np.array_equal, before, model.get_weights()))
-
-
-def test_the_machine_knows_its_memory():
-    assert 1e8 < machine.memory_bytes() < 1e15

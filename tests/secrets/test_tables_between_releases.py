@@ -158,16 +158,3 @@ def test_no_row_of_now_in_what_is_written_in_mid_epoch(tmp_path, figure, name):
     np.save(tmp_path / "breach.npy", hidden)
     assert rows_in(hidden, tmp_path / "breach.npy") == list(range(len(hidden)))
     figure("no row in any file")
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_the_search_sees_rows_of_a_table_that_keras_saves(tmp_path):
-    """The control: in the files of models that have the row."""
-    rows = np.random.default_rng(0).normal(size=(4, WIDTH)).astype("f4")
-    model = keras.Sequential([keras.Input((1,)), keras.layers.Embedding(4, WIDTH)])
-    model.layers[0].embeddings.assign(rows)
-    model.save(tmp_path / "model.keras")
-    model.save_weights(tmp_path / "model.weights.h5")
-    for path in files_below(tmp_path):
-        forms = {"row": forms_of_bytes(rows[2].tobytes())}
-        assert found_in(path.read_bytes(), forms) == ["row"]
