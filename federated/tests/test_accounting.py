@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import scipy.stats
 from hypothesis import strategies as st
+from plans import min_sep_plan
 
 import tf_bandmf
 from tf_bandmf_federated import (
@@ -20,17 +21,10 @@ from tf_bandmf_federated import (
 N, B, K = 9, 3, 3
 
 
-def make_plan(mechanism="banded", b=B, k=K, n=N, **options):
+def make_plan(mechanism="banded", b=B, k=K, **options):
     if mechanism in ("banded", "bsr", "bisr"):
         mechanism = f"{mechanism}:3"
-    options.setdefault("noise_multiplier", 1.5)
-    return tf_bandmf.plan(
-        mechanism,
-        delta=1e-5,
-        num_steps=n,
-        sampling=tf_bandmf.MinSep(b, k),
-        **options,
-    )
+    return min_sep_plan(mechanism, N, b, k, **{"noise_multiplier": 1.5, **options})
 
 
 PLAN = make_plan(l2_norm_clip=0.25)

@@ -1,12 +1,11 @@
 """The aggregation factories."""
 
-import dataclasses
-
 import numpy as np
 import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
 from linear import examples, model_fn
+from plans import min_sep_plan
 from tensorflow_privacy.privacy.analysis import tree_aggregation_accountant
 
 import tf_bandmf
@@ -31,15 +30,9 @@ FAMILIES = {
 VALUE_TYPE = tff.to_type([(np.float32, [2, 3]), np.float32])
 
 
-def make_plan(mechanism="lambda_cgd", sampling=None, test_seed=SEED, **options):
-    arguments = dict(noise_multiplier=1.0, delta=1e-5, num_steps=N)
-    arguments.update(options)
-    plan = tf_bandmf.plan(
-        FAMILIES.get(mechanism, mechanism),
-        sampling=sampling or tf_bandmf.MinSep(3, 2),
-        **arguments,
-    )
-    return dataclasses.replace(plan, test_seed=test_seed)
+def make_plan(mechanism="lambda_cgd", num_steps=N, test_seed=SEED, **options):
+    mechanism = FAMILIES.get(mechanism, mechanism)
+    return min_sep_plan(mechanism, num_steps, 3, 2, test_seed=test_seed, **options)
 
 
 def value(fill):
@@ -198,7 +191,7 @@ def test_drop_in_of_build_unweighted_fed_avg():
 @pytest.mark.parametrize(("rounds", "expected"), [(60, 35), (64, 67)])
 def test_a_tree_has_the_sensitivity_of_tff_s(rounds, expected):
     """Squared, as the federated guide has it, by TensorFlow Privacy's accountant."""
-    plan = make_plan("tree", tf_bandmf.MinSep(12, 5), num_steps=rounds)
+    plan = make_plan("tree", rounds, sampling=tf_bandmf.MinSep(12, 5))
     rho = tree_aggregation_accountant.compute_zcdp_single_tree(
         noise_multiplier=1.0,
         total_steps=rounds,

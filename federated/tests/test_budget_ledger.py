@@ -1,6 +1,7 @@
 """A federated run of a plan that is bound to a budget reserves before its first noise."""
 
 import pytest
+from plans import min_sep_plan
 from test_running import B, Crash, K, Models, N, finish, make_devices
 
 import tf_bandmf
@@ -21,14 +22,7 @@ def ledger(tmp_path):
 
 @pytest.fixture
 def plan(ledger):
-    plan = tf_bandmf.plan(
-        "banded:2",
-        noise_multiplier=0.5,
-        delta=1e-5,
-        num_steps=N,
-        sampling=tf_bandmf.MinSep(B, K),
-        unit="one device",
-    )
+    plan = min_sep_plan("banded:2", N, B, K, noise_multiplier=0.5, unit="one device")
     return ledger.bind(plan, "keyboards")
 
 

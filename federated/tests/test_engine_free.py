@@ -60,11 +60,6 @@ def test_they_import_without_an_engine():
     assert done.stdout.split() == ["imported"], done.stderr[-2000:]
 
 
-def test_only_files_of_engines_name_one():
-    files = {path.stem for path in ROOT.glob("*.py")}
-    assert files <= set(FREE) and "tff.updates" in FREE and "tff.training" not in FREE
-
-
 def test_what_needs_the_engine_says_so():
     if importlib.util.find_spec("tensorflow_federated"):
         pytest.skip("TensorFlow Federated is here")

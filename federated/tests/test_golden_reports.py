@@ -14,8 +14,8 @@ import tempfile
 import numpy as np
 import pytest
 import simulated
+from plans import min_sep_plan
 
-import tf_bandmf
 from tf_bandmf_federated import measure_participation, measured_guarantee, write_report
 from tf_bandmf_federated.averaging import FederatedAveraging, Replies
 
@@ -25,12 +25,10 @@ N, B, K, PER_ROUND = 9, 3, 3, 2
 TOLERANCES = {"optimized": 1e-5, "closed": 1e-9}
 
 
-def make_plan(mechanism="bsr:3", b=B, k=K, **options):
+def make_plan(mechanism="bsr:3", **options):
     if "epsilon" not in options:
-        options.setdefault("noise_multiplier", 1.5)
-    options = {"delta": 1e-5, "num_steps": N, **options}
-    participation = tf_bandmf.MinSep(b, k)
-    return tf_bandmf.plan(mechanism, sampling=participation, **options)
+        options["noise_multiplier"] = 1.5
+    return min_sep_plan(mechanism, N, B, K, **options)
 
 
 def in_turns(n=N, b=B):

@@ -4,8 +4,8 @@ import dataclasses
 import re
 
 import pytest
+from plans import min_sep_plan
 
-import tf_bandmf
 from tf_bandmf_federated import (
     MeasuredParticipation,
     OperatorStatements,
@@ -32,19 +32,9 @@ TITLES = [
 ]
 
 
-def make_plan(**options):
-    return tf_bandmf.plan(
-        "banded:4",
-        noise_multiplier=1.3,
-        delta=1e-6,
-        num_steps=N,
-        sampling=tf_bandmf.MinSep(4, 3),
-        l2_norm_clip=0.5,
-        **options,
-    )
-
-
-PLAN = make_plan()
+PLAN = min_sep_plan(
+    "banded:4", N, 4, 3, noise_multiplier=1.3, delta=1e-6, l2_norm_clip=0.5
+)
 
 
 @pytest.fixture
@@ -137,7 +127,7 @@ def test_says_what_is_assumed_and_what_is_outside_the_guarantee(report):
 
 
 def test_test_seed_is_no_privacy(report):
-    text = report(dataclasses.replace(make_plan(), test_seed=1), AS_PLANNED)
+    text = report(dataclasses.replace(PLAN, test_seed=1), AS_PLANNED)
     assert text.splitlines()[2].startswith("**NO PRIVACY.**")
     assert "NO PRIVACY" not in report(PLAN, AS_PLANNED)
 

@@ -6,9 +6,9 @@ import shutil
 
 import numpy as np
 import pytest
+from plans import min_sep_plan
 from simulated import Crash, SimulatedDevices, Weights, make_run
 
-import tf_bandmf
 from tf_bandmf_federated import large_vectors
 from tf_bandmf_federated.averaging import FederatedAveraging, Replies
 from tf_bandmf_federated.round_noise import RoundNoise
@@ -17,13 +17,8 @@ N, B, K, PER_ROUND, SIZE = 12, 3, 4, 3, 2000
 
 
 def make_plan(mechanism):
-    return tf_bandmf.plan(
-        mechanism if "lambda_cgd" in mechanism else f"{mechanism}:3",
-        noise_multiplier=20.0,
-        delta=1e-6,
-        num_steps=N,
-        sampling=tf_bandmf.MinSep(B, K),
-    )
+    mechanism = mechanism if "lambda_cgd" in mechanism else f"{mechanism}:3"
+    return min_sep_plan(mechanism, N, B, K, noise_multiplier=20.0, delta=1e-6)
 
 
 def make_engine(

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
+from plans import min_sep_plan
 
-import tf_bandmf
 from tf_bandmf_federated import CorrelatedNoiseFactory, build_fed_avg
 from tf_bandmf_federated.tff import state_noise
 
@@ -13,13 +13,7 @@ SIZE = 2000
 
 
 def make_plan(mechanism):
-    return tf_bandmf.plan(
-        mechanism,
-        noise_multiplier=5.0,
-        delta=1e-6,
-        num_steps=6,
-        sampling=tf_bandmf.MinSep(3, 2),
-    )
+    return min_sep_plan(mechanism, 6, 3, 2, noise_multiplier=5.0, delta=1e-6)
 
 
 def two_results(plan):

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 import tensorflow as tf
+from plans import min_sep_plan
 
-import tf_bandmf
 from tf_bandmf import noise
 from tf_bandmf_federated import round_noise
 from tf_bandmf_federated.round_noise import RoundNoise
@@ -12,21 +12,10 @@ from tf_bandmf_federated.round_noise import RoundNoise
 N, D = 8, 5
 
 
-def make_plan(mechanism="bsr", bands=3, **options):
-    return tf_bandmf.plan(
-        f"{mechanism}:{bands}" if bands else mechanism,
-        noise_multiplier=1.0,
-        delta=1e-5,
-        num_steps=N,
-        sampling=tf_bandmf.MinSep(3, 2),
-        **options,
-    )
-
-
 PLANS = {
-    "ring buffer": make_plan(),
-    "regenerated": make_plan("bisr"),
-    "geometric": make_plan("blt", None),
+    "ring buffer": min_sep_plan("bsr:3", N, 3, 2),
+    "regenerated": min_sep_plan("bisr:3", N, 3, 2),
+    "geometric": min_sep_plan("blt", N, 3, 2),
 }
 
 

@@ -98,13 +98,7 @@ def die_at(moment):
 
 def train(folder, moment):
     # A closed form: each child makes its plan anew.
-    plan = tf_bandmf.plan(
-        f"bsr:{B}",
-        noise_multiplier=0.5,
-        delta=1e-5,
-        num_steps=N,
-        sampling=tf_bandmf.MinSep(B, K),
-    )
+    plan = min_sep_plan(f"bsr:{B}", N, B, K, noise_multiplier=0.5)
     devices = SimulatedDevices(str(folder / "devices"), plan, 9)
     rng = random.Random()
 
@@ -144,9 +138,9 @@ def train(folder, moment):
 if __name__ == "__main__":
     import numpy as np
     from forks import in_a_child
+    from plans import min_sep_plan
     from simulated import SimulatedDevices, make_run
 
-    import tf_bandmf
     from tf_bandmf_federated.averaging import FederatedAveraging
 
     main(pathlib.Path(sys.argv[1]), int(sys.argv[2]))

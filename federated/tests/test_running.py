@@ -2,11 +2,13 @@
 
 import asyncio
 import dataclasses
+import functools
 import re
 
 import numpy as np
 import pytest
 import simulated
+from plans import min_sep_plan
 from simulated import Crash, Models
 
 import tf_bandmf
@@ -23,16 +25,10 @@ N, B, K, PER_ROUND = 7, 2, 3, 2
 SHAPES = ([3, 1], [1])
 
 
-def make_plan(**options):
-    options = {
-        "noise_multiplier": 0.5,
-        "sampling": tf_bandmf.MinSep(B, K),
-        **options,
-    }
-    return tf_bandmf.plan("banded:2", delta=1e-5, num_steps=N, **options)
+make_plan = functools.partial(min_sep_plan, "banded:2", N, B, K)
 
 
-PLAN = make_plan()
+PLAN = make_plan(noise_multiplier=0.5)
 TEST_PLAN = dataclasses.replace(PLAN, test_seed=3)
 
 

@@ -9,6 +9,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 from hypothesis import strategies as st
 from ledgers import begin_round
+from plans import min_sep_plan
 
 import tf_bandmf
 from tf_bandmf_federated import (
@@ -21,17 +22,6 @@ N, B, K = 10, 3, 2
 NUM_CLIENTS = 12
 
 
-def make_plan(n=N, b=B, k=K, **options):
-    return tf_bandmf.plan(
-        "lambda_cgd",
-        noise_multiplier=1.0,
-        delta=1e-5,
-        num_steps=n,
-        sampling=tf_bandmf.MinSep(b, k),
-        **options,
-    )
-
-
 def examples(value):
     x = np.full([4, 3], value, np.float32)
     return tf.data.Dataset.from_tensor_slices((x, x[:, :1])).batch(2)
@@ -41,7 +31,7 @@ def make_clients(count=NUM_CLIENTS):
     return {f"c{i:03d}": (lambda i=i: examples(i)) for i in range(count)}
 
 
-PLAN = make_plan()
+PLAN = min_sep_plan("lambda_cgd", N, B, K)
 CLIENTS = make_clients()
 
 
@@ -92,9 +82,6 @@ def test_delivers_what_each_device_knows_of_its_past(ledger):
     assert max(map(len, history.values())) == 2
     gone = source_of(clients=make_clients(3))
     assert len(gone.tagged(selected, number)) == len({*selected.names} & {*gone.names})
-    again = source.cohorts(ledger, 4, 1).select_again(number, selected.names)
-    expected = [tags(dataset) for dataset in datasets]
-    assert [tags(d) for d in source.tagged(again, number)] == expected
 
 
 @hypothesis.settings(
@@ -181,15 +168,6 @@ def test_clients_are_there_as_often_as_they_should_be(availability):
     assert np.all(np.abs(actual - expected.sum(axis=0)) <= 6 * deviation + 1e-9)
 
 
-def test_diurnal_clients_peak_at_hours_of_their_own():
-    names = [f"client {i}" for i in range(300)]
-    day = np.array([[diurnal(24)(t, name) for name in names] for t in range(24)])
-    assert day[5].min() < 0.05 and day[5].max() > 0.95
-    assert day.max(axis=0).min() > 0.98 and day.min(axis=0).max() < 0.02
-    together = [diurnal(24, 0.8, 0.2, spread=0.0)(6, name) for name in names]
-    np.testing.assert_allclose(together, 0.5)
-
-
 def test_availability_of_another_kind_or_range_is_refused():
     with pytest.raises(ValueError, match=r"probabilities in \[0, 1\]"):
         source_of(availability=lambda t, name: 1.5).available(0)
@@ -218,10 +196,7 @@ def test_too_few_clients_are_an_error_that_begins_nothing(ledger):
     assert len(select(source, ledger, 1)[1].names) == 1
 
 
-@pytest.mark.parametrize(
-    ("size", "rounds", "needed"),
-    [(4, N, 20), (5, N, 25), (5, 3, 15), (12, 1, 12), (7, 2, 14)],
-)
+@pytest.mark.parametrize(("size", "rounds", "needed"), [(4, N, 20), (5, 3, 15)])
 def test_says_beforehand_that_there_are_too_few_clients(ledger, size, rounds, needed):
     # b = 3, k = 2: 3 rounds in a row, and 10 rounds of two participations each.
     for count in (needed, needed - 1):

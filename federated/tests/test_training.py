@@ -15,10 +15,9 @@ import pytest
 import tensorflow_federated as tff
 from ledgers import copy_ledger
 from linear import examples, model_fn
+from plans import min_sep_plan
 from simulated import Crash
 
-import tf_bandmf
-import tf_bandmf.noise.keys
 from tf_bandmf_federated import (
     Ledger,
     SimulatedClients,
@@ -36,11 +35,7 @@ OPTIMIZER = tff.learning.optimizers.build_sgdm(0.1)
 SERVER = tff.learning.optimizers.build_sgdm(1.0, momentum=0.9)
 
 
-def make_plan(**options):
-    arguments = dict(noise_multiplier=0.5, delta=1e-5, num_steps=N)
-    return tf_bandmf.plan(
-        "bsr:2", sampling=tf_bandmf.MinSep(B, 3), **{**arguments, **options}
-    )
+make_plan = functools.partial(min_sep_plan, "bsr:2", N, B, 3)
 
 
 def make_source(plan, num_clients=8, shift=0.0, **options):
@@ -59,7 +54,7 @@ def build(plan):
     )
 
 
-PLAN = make_plan()
+PLAN = make_plan(noise_multiplier=0.5)
 
 
 @functools.cache

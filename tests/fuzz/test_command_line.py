@@ -24,15 +24,6 @@ BASES = {
         "--epochs": "2",
         "--mechanism": "bsr:2",
     },
-    "bands": {
-        "--num-examples": "40",
-        "--batch-size": "10",
-        "--epochs": "4",
-        "--epsilon": "2",
-        "--delta": "1e-5",
-        "--candidates": "1,2",
-        "--mechanism": "bsr",
-    },
 }
 TEXTS = [
     *("", " ", "x", "nan", "inf", "-inf", "-1", "0", "1e400", "1e-400", "0x10", "1_0"),
@@ -65,12 +56,10 @@ def ending(arguments):
 @pytest.mark.attack(
     "Wrong arguments of the command line",
     tried="Each option of each command gets 37 texts; options are left out, repeated and "
-    "made up; plans to show are no plans.",
+    "made up.",
     area="fuzz",
 )
-@pytest.mark.parametrize(
-    "command", ["compare", "plan", pytest.param("bands", marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("command", BASES)
 def test_every_option_with_every_text(command, capfd):
     options = BASES[command]
     assert ending(_line(command, options)) == 0
@@ -101,15 +90,3 @@ def _line(command, options):
 )
 def test_any_words(command, words):
     assert ending([command, *words]) in (0, 1, 2)
-
-
-def test_plans_to_show_that_are_none(tmp_path, capfd):
-    path = tmp_path / "plan.json"
-    contents = [b"", b"{}", b"[]", b"null", b"\xff", b'{"plan": {}, "fingerprint": ""}']
-    for content in contents:
-        path.write_bytes(content)
-        assert ending(["show", str(path)]) == 2
-        errors = capfd.readouterr().err
-        assert errors and "Traceback" not in errors
-    assert ending(["show", str(tmp_path)]) in (1, 2)
-    assert ending(["show", str(tmp_path / "none")]) == 2

@@ -60,7 +60,7 @@ def make_plan(**changes):
     )
 
 
-def make_model(plan, **changes):
+def make_model(plan):
     keras.utils.set_random_seed(0)
     model = keras.Sequential(
         [
@@ -75,7 +75,6 @@ def make_model(plan, **changes):
         keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         metrics=["accuracy"],
         jit_compile=False,
-        **changes,
     )
     model.build((None, FEATURES))
     return model
@@ -241,7 +240,7 @@ def _shown(value):
 
 @pytest.mark.attack(
     "Secrets in errors with their local variables",
-    tried="19 errors, printed as error trackers do it: with every local variable of"
+    tried="15 errors, printed as error trackers do it: with every local variable of"
     " the library.",
     area="secrets",
     invariants=[10],
@@ -263,10 +262,9 @@ def test_no_error_shows_a_secret_even_with_local_variables(
     broken = tmp_path / "broken.private"
     private_files.write(broken, private_files.read(private)[:-200])
     x, y = data()
-    batch = next(iter(schedule.dataset()))
 
-    def fit(plan=plan, x=x, path=private_copy, **changes):
-        fresh = make_model(plan, **changes)
+    def fit(plan=plan, path=private_copy):
+        fresh = make_model(plan)
         fresh.fit(plan.batches(x, y), epochs=1, private_state=path, verbose=0)
 
     def other_weights():
@@ -274,18 +272,13 @@ def test_no_error_shows_a_secret_even_with_local_variables(
         fresh.set_weights([w + 1 for w in fresh.get_weights()])
         fresh.begin_run(plan.batches(x, y), private_copy)
 
-    def past_the_end(**changes):
-        other = make_model(make_plan(test_seed=1), **changes)
+    def past_the_end():
+        other = make_model(make_plan(test_seed=1))
         other.optimizer.build(other.trainable_variables)
         state = other.optimizer.run.secrets
         state.key = model.optimizer.run.secrets.key
         past = other.optimizer.run.generator.checked_step(tf.constant(10**6))
         state.draw(past, tf.zeros([other.count_params()]))
-
-    def generator_past_the_end():
-        generator, state = model.optimizer.run.generator, None
-        state = generator.initial_state(model.optimizer.run.secrets.key)
-        generator.next(state, tf.constant(plan.num_steps))
 
     def no_place_left():
         with monkeypatch.context() as patch:
@@ -300,7 +293,6 @@ def test_no_error_shows_a_secret_even_with_local_variables(
 
     failures = {
         "another plan": lambda: fit(make_plan(l2_norm_clip=2.0)),
-        "other data": lambda: fit(x=x + 1),
         "other weights": other_weights,
         "damaged": lambda: fit(path=damaged),
         "broken": lambda: fit(path=broken),
@@ -308,9 +300,6 @@ def test_no_error_shows_a_secret_even_with_local_variables(
         "step past the end": past_the_end,
         "no place left": no_place_left,
         "no memory left": no_memory_left,
-        "noise past the end": generator_past_the_end,
-        "another batch": lambda: model.train_on_batch(batch),
-        "no folder": lambda: fit(path=tmp_path / "no" / "folder"),
         "pickle of the optimizer": lambda: pickle.dumps(model.optimizer),
         "copy of the state": lambda: copy.deepcopy(model.optimizer.run.secrets),
         "copy of the run": lambda: copy.copy(model._training.run_file),

@@ -6,21 +6,15 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord
 from one_process import Node, OneProcess
+from plans import min_sep_plan
 from simulated import Weights
 
-import tf_bandmf
 from tf_bandmf_federated.device_policy import DevicePolicy
 from tf_bandmf_federated.flower import PrivateFedAvg
 from tf_bandmf_federated.round_noise import RoundNoise
 
 SIZE, PER_ROUND = 2000, 2
-PLAN = tf_bandmf.plan(
-    "bsr:2",
-    noise_multiplier=5.0,
-    delta=1e-5,
-    num_steps=6,
-    sampling=tf_bandmf.MinSep(2, 3),
-)
+PLAN = min_sep_plan("bsr:2", 6, 2, 3, noise_multiplier=5.0)
 
 
 def train(folder, rounds, sign):

@@ -1,6 +1,7 @@
 """PrivateFedAvg and ParticipationMod, on a grid in this process."""
 
 import dataclasses
+import functools
 import shutil
 import time
 
@@ -9,9 +10,9 @@ import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.clientapp import ClientApp
 from one_process import Node, OneProcess, initial_arrays
+from plans import min_sep_plan
 from simulated import Crash, Models
 
-import tf_bandmf
 from tf_bandmf_federated import measured_guarantee, write_report
 from tf_bandmf_federated.device_policy import DevicePolicy
 from tf_bandmf_federated.flower import (
@@ -25,18 +26,10 @@ from tf_bandmf_federated.flower.devices import Devices
 N, B, K, PER_ROUND = 6, 2, 3, 2
 
 
-def make_plan(**options):
-    options = {"noise_multiplier": 0.5, **options}
-    return tf_bandmf.plan(
-        "banded:2",
-        delta=1e-5,
-        num_steps=N,
-        sampling=tf_bandmf.MinSep(B, K),
-        **options,
-    )
+make_plan = functools.partial(min_sep_plan, "banded:2", N, B, K)
 
 
-PLAN = make_plan()
+PLAN = make_plan(noise_multiplier=0.5)
 TEST_PLAN = dataclasses.replace(PLAN, test_seed=3)
 
 
@@ -62,6 +55,7 @@ def came(grid):
     return {number: node.came for number, node in grid.nodes.items()}
 
 
+@pytest.mark.invariant(1)
 def test_a_run_keeps_the_plan_and_reports_it(tmp_path):
     grid, strategy = make_grid(tmp_path), make_strategy(tmp_path)
     result = start(strategy, grid)
@@ -77,6 +71,10 @@ def test_a_run_keeps_the_plan_and_reports_it(tmp_path):
     # Flower's counter is the plan's plus 1, on the devices too.
     rounds = [c["config"]["server-round"] for _, c in grid.asked]
     assert rounds == sorted(rounds) and set(rounds) == set(range(1, N + 1))
+    # All is done.
+    again = start(make_strategy(tmp_path), grid)
+    assert len(grid.asked) == len(rounds)
+    assert flat(result.arrays).tobytes() == flat(again.arrays).tobytes()
 
 
 @pytest.mark.invariant(14)
@@ -92,47 +90,19 @@ def test_the_sum_is_uniform_and_the_denominator_constant(tmp_path):
     np.testing.assert_allclose(moved, contributions * 0.5 / PER_ROUND, rtol=1e-4)
 
 
-@pytest.mark.invariant(1)
-def test_no_round_past_the_plan(tmp_path):
-    grid = make_grid(tmp_path)
-    first = start(make_strategy(tmp_path), grid)
-    asked = len(grid.asked)
-    again = start(make_strategy(tmp_path), grid)  # all is done
-    assert len(grid.asked) == asked
-    assert flat(first.arrays).tobytes() == flat(again.arrays).tobytes()
-    with pytest.raises(ValueError, match="num_rounds must be in"):
-        start(make_strategy(tmp_path), grid, num_rounds=N + 1)
+def test_a_crash_and_another_flower_run_give_no_second_content(tmp_path, monkeypatch):
+    grid, models = make_grid(tmp_path), Models()
+    pull = grid.pull_messages
 
-
-@pytest.mark.parametrize("moment", ["sending", "answers", "release"])
-def test_a_crash_and_another_flower_run_give_no_second_content(tmp_path, moment):
-    grid, models = (
-        make_grid(tmp_path),
-        Models(dies_at=3 if moment == "release" else None),
-    )
-    real_push, real_pull = grid.push_messages, grid.pull_messages
-    asked = []
-
-    def push(messages):
-        messages = list(messages)
-        train = [m for m in messages if m.metadata.message_type == "train"]
-        for m in train:
-            asked.append((m.content["config"]["tf-bandmf.round"], m.content["arrays"]))
-        if moment == "sending" and train and asked[-1][0] == 2:
+    def answers_get_lost(message_ids):
+        replies = pull(message_ids)
+        if grid.asked and grid.asked[-1][1]["config"]["tf-bandmf.round"] == 2:
             raise Crash
-        return real_push(messages)
+        return replies
 
-    def pull(ids):
-        actual = real_pull(ids)
-        is_train = actual and actual[0].metadata.message_type == "train"
-        if moment == "answers" and is_train and asked[-1][0] == 2:
-            raise Crash
-        return actual
-
-    grid.push_messages, grid.pull_messages = push, pull
-    with pytest.raises(Crash):
+    with monkeypatch.context() as patch, pytest.raises(Crash):
+        patch.setattr(grid, "pull_messages", answers_get_lost)
         start(make_strategy(tmp_path, models=models), grid)
-    grid.push_messages, grid.pull_messages = real_push, real_pull
     # Meanwhile the nodes were started again: other numbers, the same stores.
     for number in list(grid.nodes):
         grid.restart(number, number + 100)
@@ -142,7 +112,8 @@ def test_a_crash_and_another_flower_run_give_no_second_content(tmp_path, moment)
     contents = {}
     for key, content in models.released + after.released:
         contents.setdefault(key, set()).add(content)
-    for number, arrays in asked:
+    for _, content in grid.asked:
+        number, arrays = content["config"]["tf-bandmf.round"], content["arrays"]
         contents.setdefault(number, set()).add(flat(arrays).tobytes())
     assert all(len(actual) == 1 for actual in contents.values())
     assert set(contents) >= set(range(1, N + 1))
@@ -612,27 +583,6 @@ def test_a_node_that_does_not_say_its_name_delays_no_round(tmp_path):
     assert time.monotonic() - began < 100.0
     counts = result.train_metrics_clientapp
     assert all(c["contributing"] == PER_ROUND for c in counts.values())
-
-
-def test_of_many_nodes_some_are_asked_for_their_names(tmp_path, monkeypatch):
-    monkeypatch.setattr(strategy_module, "_ASKED", 10)
-    grid, queries = make_grid(tmp_path, number=60), []
-    real = grid.push_messages
-
-    def push(messages):
-        messages = list(messages)
-        kinds = [m.metadata.message_type for m in messages]
-        queries.extend(kind for kind in kinds if kind.startswith("query"))
-        return real(messages)
-
-    grid.push_messages = push
-    with pytest.raises(Crash):
-        start(make_strategy(tmp_path, models=Models(dies_at=2)), grid)
-    assert len(queries) <= 20
-    # After a crash, the devices of its round are searched for.
-    counts = start(make_strategy(tmp_path), grid).train_metrics_clientapp
-    assert all(c["contributing"] == PER_ROUND for c in counts.values())
-    assert len(queries) < 60
 
 
 def test_what_a_device_says_makes_no_lines_in_the_log(tmp_path, monkeypatch):
