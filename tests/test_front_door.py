@@ -39,12 +39,8 @@ def command(arguments):
 CODE = {
     "import": "import tf_bandmf",
     "strategies": "import tf_bandmf; tf_bandmf.MinSep(3); tf_bandmf.strategies.identity(4)",
-    "guarantee": "import tf_bandmf; tf_bandmf.Guarantee",
-    "version": command("--version"),
     "help": command("--help"),
-    "compare": command("compare --help"),
     "plan": command("plan --help"),
-    "advise": command("advise --help"),
     "typo": command("comprae"),
 }
 

@@ -14,7 +14,6 @@ sys.path.insert(0, str(EXAMPLES))
 
 import contenders  # noqa: E402
 import shakespeare  # noqa: E402
-import speakers  # noqa: E402
 
 WORDS = "the quick brown fox jumps over the lazy dog; Shall I? No!\n"
 
@@ -26,17 +25,6 @@ def text(tmp_path):
     path = tmp_path / "text.txt"
     path.write_text("\n\n".join(speeches))
     return str(path)
-
-
-def test_speakers(text):
-    actual = speakers.load(text)
-    assert sorted(actual.train) == [f"SPEAKER {i}" for i in range(6)]
-    said = "".join(speakers.ALPHABET[n] for n in actual.train["SPEAKER 5"][0])
-    assert said == WORDS[: speakers.LENGTH + 1]
-    inputs, targets = next(iter(actual.datasets(limit=3)["SPEAKER 0"]()))
-    np.testing.assert_array_equal(inputs[:, 1:], targets[:, :-1])
-    unknown = speakers._sequences("é" * 41)
-    assert np.all(unknown == speakers.NUM_SYMBOLS - 1)
 
 
 @pytest.mark.slow

@@ -168,18 +168,6 @@ def test_clients_are_there_as_often_as_they_should_be(availability):
     assert np.all(np.abs(actual - expected.sum(axis=0)) <= 6 * deviation + 1e-9)
 
 
-def test_availability_of_another_kind_or_range_is_refused():
-    with pytest.raises(ValueError, match=r"probabilities in \[0, 1\]"):
-        source_of(availability=lambda t, name: 1.5).available(0)
-    with pytest.raises(TypeError, match="availability must be"):
-        source_of(availability=0.5)
-    with pytest.raises(ValueError, match="rounds_per_day"):
-        diurnal(0)
-    for wrong in (dict(peak=0.2, trough=0.3), dict(peak=0), dict(spread=2.0)):
-        with pytest.raises(ValueError, match="trough in"):
-            diurnal(24, **wrong)
-
-
 # --- Too few, too many, wrong.
 
 
@@ -211,22 +199,22 @@ def test_says_beforehand_that_there_are_too_few_clients(ledger, size, rounds, ne
 
 
 def test_wrong_arguments_are_refused():
-    with pytest.raises(TypeError, match="clients must be"):
-        source_of(clients=[examples(0)])
-    with pytest.raises(ValueError, match="clients is empty"):
-        source_of(clients={})
-    with pytest.raises(TypeError, match="must be strings, found 3"):
-        source_of(clients={3: lambda: examples(0)})
-    with pytest.raises(ValueError, match="on_shortage must be one of"):
-        source_of(on_shortage="wait")
-    with pytest.raises(ValueError, match="seed must be"):
-        source_of(seed=-1)
-    amplified = tf_bandmf.plan(
-        "identity",
-        noise_multiplier=1.0,
-        delta=1e-5,
-        num_steps=N,
-        sampling=tf_bandmf.Poisson(100, 10),
-    )
-    with pytest.raises(ValueError, match="needs sampling=MinSep"):
-        source_of(amplified)
+    amplified = min_sep_plan("identity", N, B, K, sampling=tf_bandmf.Poisson(100, 10))
+    for options, message in (
+        (dict(clients=[examples(0)]), "clients must be"),
+        (dict(clients={}), "clients is empty"),
+        (dict(clients={3: lambda: examples(0)}), "must be strings, found 3"),
+        (dict(on_shortage="wait"), "on_shortage must be one of"),
+        (dict(seed=-1), "seed must be"),
+        (dict(availability=0.5), "availability must be"),
+        (dict(plan=amplified), "needs sampling=MinSep"),
+    ):
+        with pytest.raises((TypeError, ValueError), match=message):
+            source_of(**options)
+    with pytest.raises(ValueError, match=r"probabilities in \[0, 1\]"):
+        source_of(availability=lambda t, name: 1.5).available(0)
+    with pytest.raises(ValueError, match="rounds_per_day"):
+        diurnal(0)
+    for wrong in (dict(peak=0.2, trough=0.3), dict(peak=0), dict(spread=2.0)):
+        with pytest.raises(ValueError, match="trough in"):
+            diurnal(24, **wrong)

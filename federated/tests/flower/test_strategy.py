@@ -2,8 +2,10 @@
 
 import dataclasses
 import functools
+import io
 import shutil
 import time
+import zipfile
 
 import numpy as np
 import pytest
@@ -627,13 +629,40 @@ def test_devices_too_few_to_take_turns_are_told_before_the_first_round(
     assert all(c["contributing"] == PER_ROUND for c in counts.values())
 
 
+@pytest.mark.attack(
+    "A run's files in the bundle of a Flower app",
+    tried="Puts the server's folder, or a device's store, below an app's folder; and a "
+    "finished run into an app that Flower's own builder bundles.",
+    area="secrets",
+    invariants=[10],
+)
 @pytest.mark.invariant(10)
-@pytest.mark.parametrize("table", ["[tool.flwr.app]", "[tool.flwr]\napp.x = 1"])
-def test_an_app_s_folder_gets_no_private_files(tmp_path, table):
-    (tmp_path / "pyproject.toml").write_text(f"{table}\n")
-    for folder in (tmp_path, tmp_path / "below"):
+def test_no_file_of_a_run_is_bundled(tmp_path, figure):
+    from flwr.cli.build import build_fab_from_disk
+
+    app, run = tmp_path / "app", tmp_path / "output"
+    app.mkdir()
+    (app / "server.py").write_text("app = None\n")
+    (app / "secret.json").write_text("{}")  # the control: this is bundled
+    (app / "pyproject.toml").write_text(
+        '[project]\nname = "app"\nversion = "1.0.0"\ndescription = ""\n'
+        'license = "Apache-2.0"\n[tool.flwr.app]\npublisher = "x"\n'
+        '[tool.flwr.app.components]\nserverapp = "server:app"\n'
+        'clientapp = "server:app"\n'
+    )
+    for folder in (app, app / "below"):
         with pytest.raises(ValueError, match="outside of a Flower app"):
             PrivateFedAvg(PLAN, str(folder), clients_per_round=2)
+        with pytest.raises(RuntimeError, match="outside of a Flower app"):
+            start(make_strategy(run), make_grid(folder))
+    start(make_strategy(run), make_grid(run), num_rounds=2)
+    shutil.copytree(run, app / "output")
+    with zipfile.ZipFile(io.BytesIO(build_fab_from_disk(app))) as bundle:
+        names = bundle.namelist()
+    assert "secret.json" in names
+    assert len([path for path in (app / "output").rglob("*") if path.is_file()]) > 10
+    assert not [name for name in names if name.startswith("output")]
+    figure("0 files, and 1 of the control")
 
 
 def test_a_query_that_failed_is_asked_again(tmp_path, monkeypatch):
