@@ -12,6 +12,15 @@ from tf_bandmf_federated.flower import private_client_app
 WEIGHTS = [np.zeros([3, 1], np.float32), np.zeros([1], np.float32)]
 
 
+def is_train(message):
+    return message.metadata.message_type == "train"
+
+
+def on_updates(change):
+    """A change of replies to what asks for an update, and of no others."""
+    return lambda reply: change(reply) if is_train(reply) else reply
+
+
 def initial_arrays():
     return ArrayRecord({f"w{i}": Array(w) for i, w in enumerate(WEIGHTS)})
 
@@ -43,6 +52,8 @@ class OneProcess(Grid):
       silent: numbers of nodes that say their names, and send no updates.
       slow: numbers of nodes that answer once, when they are not slow any more.
       asked: (node, content) of each train message.
+      before_train: a function of the messages that ask for updates, before they leave.
+      change: what becomes of a reply: a function of it.
     """
 
     def __init__(self, folder, plan, number):
@@ -53,7 +64,7 @@ class OneProcess(Grid):
             for i in range(1, number + 1)
         }
         self.silent, self.slow, self.asked = set(), set(), []
-        self.change = None  # of a reply, by a function of it
+        self.before_train, self.change = lambda messages: None, lambda reply: reply
         self._messages, self._count = {}, 0
 
     def restart(self, number, new_number):
@@ -77,13 +88,15 @@ class OneProcess(Grid):
         return list(self.nodes)
 
     def push_messages(self, messages):
-        sent = []
+        sent, messages = [], list(messages)
+        if training := [m for m in messages if is_train(m)]:
+            self.before_train(training)
         for message in messages:
             self._count += 1
             key = f"message {self._count}"
             message.metadata.__dict__["_message_id"] = key
             self._messages[key] = message
-            if message.metadata.message_type == "train":
+            if is_train(message):
                 self.asked.append((message.metadata.dst_node_id, message.content))
             sent.append(key)
         return sent
@@ -95,9 +108,9 @@ class OneProcess(Grid):
             number = None if message is None else message.metadata.dst_node_id
             if number is None or number in self.slow:
                 continue
-            if number in self.silent and message.metadata.message_type == "train":
-                continue
-            if number not in self.nodes:
+            if number not in self.nodes or (
+                number in self.silent and is_train(message)
+            ):
                 continue
             node = self.nodes[number]
             del self._messages[key]
@@ -105,9 +118,7 @@ class OneProcess(Grid):
                 reply = node.app(message, node.context)
             except Exception as error:
                 reply = Message(Error(0, str(error)), reply_to=message)
-            if self.change is not None and message.metadata.message_type == "train":
-                reply = self.change(reply)
-            replies.append(reply)
+            replies.append(self.change(reply))
         return replies
 
     def send_and_receive(self, messages, *, timeout=None):

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.clientapp import ClientApp
-from one_process import Node, OneProcess, initial_arrays
+from one_process import Node, OneProcess, initial_arrays, on_updates
 from plans import min_sep_plan
 from simulated import Crash, Models
 
@@ -47,6 +47,14 @@ def make_grid(tmp_path, plan=PLAN, number=6):
 
 def start(strategy, grid, timeout=60.0, **options):
     return strategy.start(grid, initial_arrays(), timeout=timeout, **options)
+
+
+def start_in_full(strategy, grid, **options):
+    """A run in which all who are asked contribute; its result."""
+    result = start(strategy, grid, **options)
+    for counts in result.train_metrics_clientapp.values():
+        assert counts["contributing"] == PER_ROUND
+    return result
 
 
 def flat(arrays):
@@ -92,19 +100,18 @@ def test_the_sum_is_uniform_and_the_denominator_constant(tmp_path):
     np.testing.assert_allclose(moved, contributions * 0.5 / PER_ROUND, rtol=1e-4)
 
 
-def test_a_crash_and_another_flower_run_give_no_second_content(tmp_path, monkeypatch):
+def test_a_crash_and_another_flower_run_give_no_second_content(tmp_path):
     grid, models = make_grid(tmp_path), Models()
-    pull = grid.pull_messages
 
-    def answers_get_lost(message_ids):
-        replies = pull(message_ids)
-        if grid.asked and grid.asked[-1][1]["config"]["tf-bandmf.round"] == 2:
+    def get_lost(reply):
+        if grid.asked[-1][1]["config"]["tf-bandmf.round"] == 2:
             raise Crash
-        return replies
+        return reply
 
-    with monkeypatch.context() as patch, pytest.raises(Crash):
-        patch.setattr(grid, "pull_messages", answers_get_lost)
+    grid.change = on_updates(get_lost)
+    with pytest.raises(Crash):
         start(make_strategy(tmp_path, models=models), grid)
+    grid.change = lambda reply: reply
     # Meanwhile the nodes were started again: other numbers, the same stores.
     for number in list(grid.nodes):
         grid.restart(number, number + 100)
@@ -213,19 +220,10 @@ def says(**entries):
     ],
 )
 @pytest.mark.invariant(18)
-def test_a_device_that_lies_about_itself_is_left_out(tmp_path, monkeypatch, change):
-    grid = make_grid(tmp_path, number=7)
-    pull, liar = grid.pull_messages, 7
-
-    def changed(message_ids):
-        return [
-            change(reply) if reply.metadata.src_node_id == liar else reply
-            for reply in pull(message_ids)
-        ]
-
-    monkeypatch.setattr(grid, "pull_messages", changed)
-    counts = start(make_strategy(tmp_path), grid).train_metrics_clientapp
-    assert all(c["contributing"] == PER_ROUND for c in counts.values())
+def test_a_device_that_lies_about_itself_is_left_out(tmp_path, change):
+    grid, liar = make_grid(tmp_path, number=7), 7
+    grid.change = lambda r: change(r) if r.metadata.src_node_id == liar else r
+    start_in_full(make_strategy(tmp_path), grid)
     assert came(grid)[liar] == []
 
 
@@ -272,7 +270,7 @@ def of_another_round(reply):
 @pytest.mark.invariant(18)
 def test_what_a_device_sends_ends_no_run(tmp_path, change, count):
     grid = make_grid(tmp_path)
-    grid.change = change
+    grid.change = on_updates(change)
     result = start(make_strategy(tmp_path), grid)
     counts = result.train_metrics_clientapp
     assert all(c["contributing"] == 0 for c in counts.values())
@@ -286,7 +284,7 @@ def test_only_the_update_leaves_a_device(tmp_path):
         seen.append({name: set(record) for name, record in reply.content.items()})
         return reply
 
-    grid.change = look
+    grid.change = on_updates(look)
     start(make_strategy(tmp_path), grid, num_rounds=1)
     entries = {"plan", "run", "round", "device", "problem", "last_round", "receipt"}
     assert seen == [{"arrays": {"w0", "w1"}, "tf-bandmf": entries}] * PER_ROUND
@@ -301,7 +299,7 @@ def test_an_app_that_fails_sends_no_text_and_its_round_counts(tmp_path):
         def train(message, context):
             raise ValueError("a secret of the data")
 
-    grid.change = lambda reply: seen.append(reply) or reply
+    grid.change = on_updates(lambda reply: seen.append(reply) or reply)
     result = start(make_strategy(tmp_path), grid, num_rounds=1)
     assert result.train_metrics_clientapp[1]["failed"] == PER_ROUND
     assert {reply.content["tf-bandmf"]["problem"] for reply in seen} == {"failed"}
@@ -330,17 +328,12 @@ def test_over_selection_and_late_reports(tmp_path):
         late_round.setdefault(server_round, set(grid.slow))
         grid.slow = set()
 
+    def slow_down(messages):
+        if not late_round:
+            grid.slow = {m.metadata.dst_node_id for m in messages[:2]}
+
     strategy = make_strategy(tmp_path, over_selection=2.0)
-    real = grid.push_messages
-
-    def push(messages):
-        messages = list(messages)
-        train = [m for m in messages if m.metadata.message_type == "train"]
-        if train and not late_round:
-            grid.slow = {m.metadata.dst_node_id for m in train[:2]}
-        return real(messages)
-
-    grid.push_messages = push
+    grid.before_train = slow_down
     result = start(strategy, grid, timeout=1.0, evaluate_fn=slow_first)
     counts = result.train_metrics_clientapp
     assert counts[1]["selected"] == 4 and counts[1]["contributing"] == 2
@@ -480,8 +473,7 @@ def test_a_mod_that_is_installed_serves_an_app_with_further_mods(tmp_path):
     for node in grid.nodes.values():
         mod = mod_of(PLAN)
         app_with(node, [mod, further], mod.install)
-    counts = start(make_strategy(tmp_path), grid).train_metrics_clientapp
-    assert all(c["contributing"] == PER_ROUND for c in counts.values())
+    start_in_full(make_strategy(tmp_path), grid)
     assert set(seen) == {"train"} and len(seen) == N * PER_ROUND
     app = private_client_app(DevicePolicy.from_plan(PLAN), "store", mods=[further])
     assert app._mods[1:] == [further]
@@ -506,7 +498,7 @@ def test_arrays_that_are_not_trained_are_sent_and_never_come_back(tmp_path):
             after = {n: Array(np.array(a + 1, a.dtype)) for n, a in before.items()}
             return Message(RecordDict({"new": ArrayRecord(after)}), reply_to=message)
 
-    grid.change = lambda reply: left.append(set(reply.content["arrays"])) or reply
+    grid.change = on_updates(lambda r: left.append(set(r.content["arrays"])) or r)
     strategy = make_strategy(tmp_path, TEST_PLAN, not_trained=["batches", "average"])
     arrays = ArrayRecord({name: Array(value) for name, value in first.items()})
     result = strategy.start(grid, arrays, timeout=60.0)
@@ -540,18 +532,12 @@ def test_a_device_that_leaves_does_not_make_a_round_last(
     monkeypatch.setattr(strategy_module, "_GONE", 0.05)
     grid = make_grid(tmp_path, number=3)
     grid.silent = {1, 2, 3}
-    real = grid.push_messages
 
-    def push(messages):
-        messages = list(messages)
-        asked = [m for m in messages if m.metadata.message_type == "train"]
-        sent = real(messages)
-        if asked:  # one leaves, and the others answer
-            del grid.nodes[asked[0].metadata.dst_node_id]
-            grid.silent = set()
-        return sent
+    def leave(messages):  # one does, and the others answer
+        del grid.nodes[messages[0].metadata.dst_node_id]
+        grid.silent = set()
 
-    grid.push_messages = push
+    grid.before_train = leave
     strategy = make_strategy(tmp_path, over_selection=over_selection)
     began = time.monotonic()
     result = start(strategy, grid, num_rounds=1, timeout=1000.0)
@@ -562,29 +548,17 @@ def test_a_device_that_leaves_does_not_make_a_round_last(
 
 def test_a_node_that_does_not_say_its_name_delays_no_round(tmp_path):
     grid = make_grid(tmp_path)
-    pull, number = grid.pull_messages, 100
-
-    def silent(message_ids):
-        return pull([m for m in message_ids if not is_of_a_silent_node(m)])
-
-    def is_of_a_silent_node(message):
-        known = grid._messages.get(message)
-        return known is not None and known.metadata.dst_node_id >= 100
 
     def another(server_round, arrays):
-        nonlocal number
-        number += 1
-        store = str(tmp_path / "nodes" / str(number))
-        grid.nodes[number] = Node(store, DevicePolicy.from_plan(PLAN), number, 1.0)
+        number = 100 + server_round
+        grid.nodes[number] = None
+        grid.slow.add(number)
 
-    grid.pull_messages = silent
     another(0, None)
     began = time.monotonic()
     strategy = make_strategy(tmp_path, query_timeout=1000.0)
-    result = start(strategy, grid, evaluate_fn=another)
+    start_in_full(strategy, grid, evaluate_fn=another)
     assert time.monotonic() - began < 100.0
-    counts = result.train_metrics_clientapp
-    assert all(c["contributing"] == PER_ROUND for c in counts.values())
 
 
 def test_what_a_device_says_makes_no_lines_in_the_log(tmp_path, monkeypatch):
@@ -599,7 +573,7 @@ def test_what_a_device_says_makes_no_lines_in_the_log(tmp_path, monkeypatch):
     def log(level, text, *values):
         lines.append(text % values)
 
-    grid.change = change
+    grid.change = on_updates(change)
     monkeypatch.setattr(strategy_module, "log", log)
     result = start(make_strategy(tmp_path), grid, num_rounds=1)
     assert result.train_metrics_clientapp[1]["failed"] == PER_ROUND
@@ -624,9 +598,8 @@ def test_devices_too_few_to_take_turns_are_told_before_the_first_round(
     (told,) = [line for line in lines if "2 nodes are connected" in line]
     assert "need 4" in told and "stops after 1 rounds" in told
     # With more devices the run goes on where it was.
-    counts = start(make_strategy(tmp_path), make_grid(tmp_path)).train_metrics_clientapp
-    assert sorted(counts) == list(range(2, N + 1))
-    assert all(c["contributing"] == PER_ROUND for c in counts.values())
+    result = start_in_full(make_strategy(tmp_path), make_grid(tmp_path))
+    assert sorted(result.train_metrics_clientapp) == list(range(2, N + 1))
 
 
 @pytest.mark.attack(
@@ -665,23 +638,16 @@ def test_no_file_of_a_run_is_bundled(tmp_path, figure):
     figure("0 files, and 1 of the control")
 
 
-def test_a_query_that_failed_is_asked_again(tmp_path, monkeypatch):
+def test_a_query_that_failed_is_asked_again(tmp_path):
     grid, failed = make_grid(tmp_path, number=4), set()
-    pull = grid.pull_messages
 
-    def once_in_vain(message_ids):
-        replies = []
-        for reply in pull(message_ids):
-            node = reply.metadata.src_node_id
-            is_query = reply.metadata.message_type.startswith("query")
-            if is_query and node not in failed:
-                failed.add(node)
-                reply.content = RecordDict()
-            replies.append(reply)
-        return replies
+    def once_in_vain(reply):
+        node = reply.metadata.src_node_id
+        if node not in failed:
+            failed.add(node)
+            reply.content = RecordDict()
+        return reply
 
-    monkeypatch.setattr(grid, "pull_messages", once_in_vain)
-    result = start(make_strategy(tmp_path), grid)
+    grid.change = once_in_vain
+    start_in_full(make_strategy(tmp_path), grid)
     assert len(failed) == 4
-    counts = result.train_metrics_clientapp
-    assert all(c["contributing"] == PER_ROUND for c in counts.values())

@@ -94,15 +94,6 @@ def test_one_of_two_replicas_writes_the_steps_down(after_an_epoch, written_steps
 
 
 @pytest.mark.slow
-@pytest.mark.on_cpu
-def test_a_strategy_of_one_replica(make_plan, train, alone):
-    # Momentum, which is a variable of the inner optimizer, is made in the scope.
-    one = tf.distribute.MirroredStrategy(["CPU:0"])
-    model = train(make_plan("bsr"), one, INNER["clipped"])
-    assert_close(model, alone("bsr", "clipped"), 0.0)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("mechanism", ["identity", "lambda_cgd", "bsr"])
 def test_two_replicas_train_like_one(mechanism, together, alone):
     assert_close(together(mechanism), alone(mechanism))

@@ -165,22 +165,13 @@ def test_runs_on_the_same_examples_headline_what_they_spend_together(data, make_
     assert headline(first).startswith("This run has taken no step yet")
 
 
-def load_file(model, source, path):
-    tf_bandmf.keras.to_plain(source).save_weights(path / "a.weights.h5")
-    model.load_weights(path / "a.weights.h5")
-
-
-def set_all(model, source, path):
-    model.set_weights(source.get_weights())
-
-
 @pytest.fixture
 def make_loaded(make_plain_model, compile_model):
     """A private model that is given weights before it is compiled, as tuners do."""
 
-    def make(load, source, path):
+    def make(source):
         model = tf_bandmf.keras.make_private(make_plain_model(hidden=False))
-        load(model, source, path)
+        model.set_weights(source.get_weights())
         plan = source.optimizer.plan
         optimizer = tf_bandmf.keras.PrivateOptimizer(keras.optimizers.SGD(0.1), plan)
         return compile_model(model, optimizer)
@@ -189,16 +180,12 @@ def make_loaded(make_plain_model, compile_model):
 
 
 @pytest.mark.invariant(15)
-@pytest.mark.slow_cases("set_all")
-@pytest.mark.parametrize("load", [load_file, set_all])
-def test_weights_that_were_loaded_are_in_the_headline(
-    load, data, make_run, make_loaded, tmp_path
-):
+def test_weights_that_were_loaded_are_in_the_headline(data, make_run, make_loaded):
     """Nobody is told the epsilon of the last run as if it were that of the model."""
     trained, (x, y) = make_run(data), data
     assert headline(trained).startswith("(epsilon = 4,")
     assert headline(make_run()).startswith("This run has taken no step yet")
-    best = make_loaded(load, trained, tmp_path)
+    best = make_loaded(trained)
     # What a tuner gives as its best model.
     assert "has taken no step, and the model's weights were loaded" in headline(best)
     assert "trials" in headline(best)
@@ -208,7 +195,7 @@ def test_weights_that_were_loaded_are_in_the_headline(
         "were loaded"
         in dict(best.privacy_statement().card().points())["What is protected"]
     )
-    vouched = make_loaded(load, trained, tmp_path)
+    vouched = make_loaded(trained)
     vouched.optimizer.vouch_for_weights("trained on public letters")
     vouched.fit(vouched.optimizer.plan.batches(x + 2.0, y), epochs=1, verbose=0)
     assert headline(vouched).startswith("(epsilon = 4,")
