@@ -651,3 +651,12 @@ def test_a_query_that_failed_is_asked_again(tmp_path):
     grid.change = once_in_vain
     start_in_full(make_strategy(tmp_path), grid)
     assert len(failed) == 4
+
+
+def test_what_an_array_holds_is_read_as_flower_reads_it():
+    values = np.arange(6, dtype=np.float32).reshape(3, 2)
+    for other in (values, values + np.nan, values.T, values.T.copy().T):
+        for before in (values, np.asfortranarray(values)):
+            array = Array(other)
+            actual = strategy_module._numbers(array, Array(before))
+            np.testing.assert_array_equal(actual, array.numpy())
