@@ -57,14 +57,10 @@ def build(plan):
 PLAN = make_plan(noise_multiplier=0.5)
 
 
-@functools.cache
-def process_of():
+@pytest.fixture(scope="module")
+def process():
     """Built once: a restart in one process goes on with it."""
     return build(PLAN)
-
-
-# A process that did not see a run.
-another = functools.cache(lambda: build(PLAN))
 
 
 class Models(tff.program.ReleaseManager):
@@ -119,11 +115,6 @@ def cohorts_of(path):
         return [json.loads(names) for (names,) in rows]
 
 
-@pytest.fixture
-def process():
-    return process_of()
-
-
 def test_a_run_releases_every_model_and_measures_participation(tmp_path, process):
     models, metrics = Models(), Metrics()
     outcome = train(tmp_path, process, models, metrics=metrics)
@@ -157,7 +148,7 @@ def test_a_crash_and_a_restart_release_what_the_uninterrupted_run_does(
         train(tmp_path / "run", process, before, metrics, dies=dies)
     outcome = train(tmp_path / "run", process, after, metrics)
     assert outcome.measured.skipped_rounds == ()
-    train(tmp_path / "straight", another(), straight)
+    train(tmp_path / "straight", build(PLAN), straight)
     released = before.releases + after.releases
     assert released[1:] == straight.releases
     assert [key for key, _ in metrics.releases] == list(range(1, N + 1))
@@ -187,8 +178,7 @@ def test_an_interrupted_round_goes_on_with_what_is_there(tmp_path, process, chan
     )
 
 
-def test_too_many_rounds_and_wrong_arguments_are_refused(tmp_path):
-    process = process_of()
+def test_too_many_rounds_and_wrong_arguments_are_refused(tmp_path, process):
     with pytest.raises(ValueError, match="More rounds need a new plan"):
         train(tmp_path, process, total_rounds=N + 1)
     with pytest.raises(TypeError, match="build_fed_avg"):
@@ -204,10 +194,10 @@ def test_too_many_rounds_and_wrong_arguments_are_refused(tmp_path):
 
 
 @pytest.mark.invariant(10)
-def test_releases_hold_no_secret(tmp_path):
+def test_releases_hold_no_secret(tmp_path, process):
     released = tmp_path / "released"
     manager = tff.program.SavedModelFileReleaseManager(str(released), "model_")
-    train(tmp_path / "run", process_of(), manager, total_rounds=2)
+    train(tmp_path / "run", process, manager, total_rounds=2)
     query = "SELECT content FROM states WHERE name LIKE '%noise.digest_key'"
     with contextlib.closing(sqlite3.connect(tmp_path / "run" / LEDGER)) as database:
         ((secret,),) = database.execute(query)
@@ -216,7 +206,9 @@ def test_releases_hold_no_secret(tmp_path):
     assert contents and not any(secret[:16] in content for content in contents)
 
 
-def test_it_runs_in_a_federated_context_of_tff_s_programs(tmp_path, monkeypatch):
+def test_it_runs_in_a_federated_context_of_tff_s_programs(
+    tmp_path, process, monkeypatch
+):
     # TFF interrupts its service and waits for its end without limit; some never end.
     monkeypatch.setattr(
         importlib.import_module(
@@ -225,7 +217,7 @@ def test_it_runs_in_a_federated_context_of_tff_s_programs(tmp_path, monkeypatch)
         "signal",
         types.SimpleNamespace(SIGINT=signal.SIGKILL),
     )
-    process, models = process_of(), Models()
+    models = Models()
     context = tff.program.NativeFederatedContext(
         tff.backends.native.create_async_local_cpp_execution_context()
     )

@@ -26,13 +26,11 @@ SMALLER = {
         "epochs=10": "epochs=1",
     },
 }
-# Their scripts train language models.
-SLOW = {"choosing_a_mechanism", "lora"}
 
 
 def test_there_are_notebooks():
     assert {"choosing_a_mechanism", "federated", "first_private_model"} <= set(NAMES)
-    assert SLOW | set(SMALLER) <= set(NAMES)
+    assert set(SMALLER) <= set(NAMES)
     assert NAMES == sorted(p.stem for p in FOLDER.glob("*.ipynb"))
 
 
@@ -69,10 +67,7 @@ def test_a_notebook_is_its_script_with_outputs(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in NAMES],
-)
+@pytest.mark.parametrize("name", NAMES)
 def test_the_script_of_a_notebook_runs(name, tmp_path, monkeypatch):
     matplotlib.use("Agg")
     monkeypatch.chdir(tmp_path)

@@ -35,14 +35,6 @@ SMALLER = {
         "batch_size=512": "batch_size=60",
     },
 }
-# Their code optimizes strategies.
-SLOW = {
-    "docs/mechanisms.md",
-    "docs/private-metrics.md",
-    "docs/recipes.md",
-    "docs/sampling.md",
-    "docs/several-runs.md",
-}
 
 
 def pages():
@@ -60,13 +52,6 @@ def blocks(page):
         if not match["excerpt"]:
             line = text[: match.start("code")].count("\n")
             yield line, match["code"]
-
-
-def runnable():
-    """Parameters: the pages with code that runs."""
-    for page in pages():
-        if any(blocks(page)):
-            yield pytest.param(page, marks=[pytest.mark.slow] * (page in SLOW))
 
 
 def build_model():
@@ -95,7 +80,7 @@ def test_no_block_is_missed():
         text = (ROOT / page).read_text("utf-8")
         assert text.count("```python") == len(BLOCK.findall(text)), page
     assert len(pages()) > 5
-    assert SLOW | set(SMALLER) <= set(pages())
+    assert set(SMALLER) <= set(pages())
 
 
 @pytest.fixture(autouse=True)
@@ -119,18 +104,9 @@ def same_registries():
 
 
 @pytest.mark.slow_cases(
-    "docs/extending.md",
-    "docs/start.md",
-    "README.md",
-    "docs/budgets.md",
-    "docs/keras.md",
-    "docs/coming-from.md",
-    "docs/loss.md",
-    "docs/models.md",
-    "docs/large-tables.md",
-    "docs/choosing-budget.md",
+    but=["docs/api/audit.md", "docs/guarantee.md", "docs/pitfalls.md"]
 )
-@pytest.mark.parametrize("page", list(runnable()))
+@pytest.mark.parametrize("page", [page for page in pages() if any(blocks(page))])
 def test_the_code_of_a_page_runs(page, tmp_path, monkeypatch, capsys):
     if "sklearn" in (ROOT / page).read_text("utf-8"):
         pytest.importorskip("sklearn")

@@ -13,8 +13,7 @@
 Every such test is a row of the page "what was attacked", in whichever folder it stands;
 parameters, and tests with the same title, share one. `figure` (optional) says in a few
 words what was measured: nothing that differs from run to run, no times. A test that is
-skipped is a row that says why it did not run; `xfail` with a reason says what does not
-hold.
+skipped is a row that says why it did not run.
 
 `pytest -m attack --attacks=FILE` writes what it found to FILE, as JSON; `page.py` makes
 the page from such files.
@@ -104,10 +103,7 @@ class _Collector:
             report.nodeid, {**properties["attack"], "figure": "", "outcome": "held"}
         )
         case["figure"] = properties.get("figure", case["figure"])
-        reason = getattr(report, "wasxfail", None)
-        if reason is not None and report.skipped:
-            case["outcome"] = f"does not hold: {reason}"
-        elif report.skipped:
+        if report.skipped:
             said = report.longrepr
             said = said[2] if isinstance(said, tuple) else str(said)
             case["outcome"] = f"not run: {said.removeprefix('Skipped: ')}"
