@@ -17,8 +17,8 @@ BOTH_STACKS := $(addprefix tests/,contracts noise optimize analysis/test_gram_re
 	$(addprefix sampling/,test_batches.py test_examples_on_disk.py test_padding.py) \
 	planning/test_plan.py strategies/test_banded.py test_front_door.py)
 # Of the federated tests, those of plain Python that test-main runs.
-ON_MAIN := $(addprefix --ignore=tests/test_,accounting.py digests.py ledger.py \
-	report.py secret_words.py)
+ON_MAIN := $(addprefix --ignore=tests/test_,accounting.py budget_ledger.py ledger.py \
+	ledger_lock.py report.py secret_words.py)
 export TF_CPP_MIN_LOG_LEVEL ?= 2
 
 .PHONY: demo docs linkcheck notebooks figures dist test test-main \

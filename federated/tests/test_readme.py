@@ -3,6 +3,9 @@
 import pathlib
 import re
 
+import pytest
+
+pytest.importorskip("tensorflow_federated")
 README = pathlib.Path(__file__).parents[1] / "README.md"
 
 

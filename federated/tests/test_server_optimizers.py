@@ -54,10 +54,6 @@ def test_adaptive_ones_follow_algorithm_2(kind):
     np.testing.assert_allclose(run(kind()), w, rtol=1e-4)
 
 
-def test_the_two_differ():
-    assert not np.allclose(run(ServerAdam()), run(ServerYogi()))
-
-
 @pytest.mark.parametrize(
     "options",
     [dict(learning_rate=0.0), dict(momentum=1.0), dict(learning_rate=float("nan"))],

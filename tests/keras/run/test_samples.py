@@ -44,8 +44,7 @@ def drawn(monkeypatch):
 
 
 @pytest.mark.parametrize("sampling", MECHANISMS)
-@pytest.mark.invariant(8)
-@pytest.mark.invariant(19)
+@pytest.mark.invariant(8, 11, 19)
 def test_two_runs_on_one_object_have_two_samples(
     sampling, data, make_plan, make_model, drawn
 ):
@@ -59,22 +58,13 @@ def test_two_runs_on_one_object_have_two_samples(
         run = model.begin_run(batches)
         seen = [batch.indices.tolist() for batch in run.indices()]
         assert seen == samples[-1] and len(seen) == plan.num_steps
+        # Another object of the same data goes on with the run.
+        other = model.begin_run(plan.batches(data[0], np.arange(len(data[0]))))
+        assert [batch.indices.tolist() for batch in other.indices(3)] == seen[3:]
+        assert other.schedule_id == run.schedule_id
     # The object is of no run, and has a sample of its own.
     samples.append([batch.indices.tolist() for batch in batches.indices()])
     assert all(a != b for a, b in itertools.combinations(samples, 2))
-
-
-@pytest.mark.parametrize("sampling", MECHANISMS)
-@pytest.mark.invariant(11)
-def test_another_object_of_the_same_data_goes_on_with_the_run(
-    sampling, data, make_plan, make_model
-):
-    plan = make_plan(MECHANISMS[sampling], sampling=sampling, **SECRET)
-    model = make_model(plan)
-    first, second = (model.begin_run(plan.batches(*data)) for _ in range(2))
-    straight = [batch.indices.tolist() for batch in first.indices()]
-    assert [batch.indices.tolist() for batch in second.indices(3)] == straight[3:]
-    assert first.schedule_id == second.schedule_id
 
 
 @pytest.mark.invariant(11)
