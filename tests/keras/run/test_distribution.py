@@ -14,6 +14,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from arrays import assert_same
 
 import tf_bandmf
 import tf_bandmf.keras
@@ -148,8 +149,7 @@ def test_a_constraint_of_kept_activations_is_refused(
         UnsupportedModelError, match=r"reads a tensor (that is no|of another)"
     ):
         model.fit(plan.batches(*data), epochs=1, verbose=0)
-    for now, then in zip(model.get_weights(), before, strict=True):
-        np.testing.assert_array_equal(now, then)
+    assert_same(model.get_weights(), before)
 
 
 @pytest.mark.slow
@@ -214,8 +214,7 @@ def test_each_replica_takes_its_own_part_alone(after_an_epoch, strategy, data):
         model.optimizer.run.start(model.weights)
         facts = [part.numpy() for part in programs._local(programs._facts(batch))]
         model.optimizer.run.admit(facts, model.weights)
-    for a, b in zip(model.get_weights(), before, strict=True):
-        np.testing.assert_array_equal(a, b)
+    assert_same(model.get_weights(), before)
 
 
 def test_model_and_optimizer_belong_together(make_plan, strategy, train, data):

@@ -1,8 +1,8 @@
 """A run of a plan that is bound to a ledger reserves at its first step, or takes none."""
 
 import keras
-import numpy as np
 import pytest
+from arrays import assert_same
 
 import tf_bandmf
 import tf_bandmf.keras
@@ -58,8 +58,7 @@ def test_the_plan_that_was_given_to_bind_takes_no_step(
     with pytest.raises(LedgerError, match=r"plan = ledger\.bind\(plan, dataset\)"):
         model.fit(plan.batches(*data), epochs=1, verbose=0)
     assert model.optimizer.steps_taken == 0 and runs(ledger) == 0
-    for a, b in zip(model.get_weights(), before, strict=True):
-        np.testing.assert_array_equal(a, b)
+    assert_same(model.get_weights(), before)
 
 
 @pytest.mark.invariant(19)
@@ -73,8 +72,7 @@ def test_a_run_without_budget_takes_no_step(data, plan, ledger, make_private_mod
         with pytest.raises(BudgetExceededError):
             step(next(iter(plan.batches(*data))))
     assert waiting.optimizer.steps_taken == 0
-    for a, b in zip(waiting.get_weights(), before, strict=True):
-        np.testing.assert_array_equal(a, b)
+    assert_same(waiting.get_weights(), before)
     assert runs(ledger) == 1
     # With more budget the same run begins.
     ledger.set_budget("patients", epsilon=8.0, delta=1e-5)

@@ -6,6 +6,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from arrays import assert_same
 
 import tf_bandmf
 import tf_bandmf.keras
@@ -37,8 +38,7 @@ def test_a_second_run_on_the_same_data_is_refused(data, make_plan, make_private_
     fold = make_private_model(half)
     with pytest.raises(RuntimeError, match="examples"):
         fold.fit(half.batches(x[::2], y[::2]), epochs=1, verbose=0)
-    for a, b in zip(second.get_weights(), before, strict=True):
-        np.testing.assert_array_equal(a, b)
+    assert_same(second.get_weights(), before)
     assert second.optimizer.steps_taken == 0
     # The first run goes on, and other data are another matter.
     first.fit(plan.batches(x, y), epochs=1, verbose=0)
@@ -95,8 +95,7 @@ def test_a_new_key_for_the_same_model(
     # Data whose batches the caller makes are not known; the weights are.
     with pytest.raises(RuntimeError, match="second run"):
         model.train_on_batch(x, y)
-    for a, b in zip(model.get_weights(), before, strict=True):
-        np.testing.assert_array_equal(a, b)
+    assert_same(model.get_weights(), before)
     compile_model(model, first)
     model.train_on_batch(x, y)
     assert first.steps_taken == 2
@@ -168,8 +167,7 @@ def test_a_training_step_of_ones_own(kind, data, make_plan, compile_model):
         model.fit(plan.batches(*data), epochs=1, verbose=0)
     with pytest.raises(UnsupportedModelError, match="overrides `train_step`"):
         model.train_step(next(iter(plan.batches(*data).dataset(0))))
-    for a, b in zip(model.get_weights(), before, strict=True):
-        np.testing.assert_array_equal(a, b)
+    assert_same(model.get_weights(), before)
     assert model.optimizer.steps_taken == 0
     with pytest.raises(AttributeError, match="cannot be replaced"):
         model.train_step = lambda data: {}

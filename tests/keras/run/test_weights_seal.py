@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from arrays import assert_same
 
 from tf_bandmf.keras.model.callbacks import refuse_shared_folder
 from tf_bandmf.keras.run import weights_seal
@@ -23,8 +24,7 @@ def test_a_plain_model_that_shares_the_weights(data, plan_and_model, compile_mod
     changed = model.get_weights()
     with pytest.raises(tf.errors.InvalidArgumentError, match=REFUSED):
         model.train_on_batch(batches[2])
-    for a, b in zip(model.get_weights(), changed, strict=True):
-        np.testing.assert_array_equal(a, b)
+    assert_same(model.get_weights(), changed)
     assert model.optimizer.steps_taken == 2
     with pytest.raises(ValueError, match="reason"):
         model.optimizer.vouch_for_weights(" ")
