@@ -104,15 +104,6 @@ def test_a_client_that_is_not_finite_contributes_zero(bad):
     assert both.measurements["contributing_clients"] == 1
 
 
-@pytest.mark.invariant(5)
-def test_a_round_without_clients_is_noisy():
-    plan = make_plan()
-    process = CorrelatedNoiseFactory(plan, 2.0).create(VALUE_TYPE)
-    output = process.next(process.initialize(), [])
-    expected = normals()[0] * plan.noise_stddev / 2.0
-    np.testing.assert_allclose(flat(output.result), expected, rtol=1e-5, atol=2e-3)
-
-
 def test_a_state_of_another_plan_is_refused():
     process = CorrelatedNoiseFactory(make_plan("bsr"), 1.0).create(VALUE_TYPE)
     other = CorrelatedNoiseFactory(make_plan("bsr", noise_multiplier=2.0), 1.0)

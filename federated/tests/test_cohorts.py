@@ -2,8 +2,11 @@
 
 import collections
 import random
+import tempfile
 
+import hypothesis
 import pytest
+from hypothesis import strategies as st
 from ledgers import begin_round
 
 import tf_bandmf
@@ -32,19 +35,34 @@ def begin(cohorts, ledger, k):
     return actual
 
 
-def test_nobody_comes_too_early_or_too_often(ledger):
-    cohorts, came = make(ledger), {}
-    for number in range(8):
-        for name in begin(cohorts, ledger, 2).names:
-            came.setdefault(name, []).append(number)
-    assert sum(map(len, came.values())) == 12  # all six, twice
-    for rounds in came.values():
-        assert len(rounds) == 2 and rounds[1] - rounds[0] >= 2
-    measured = ledger.measured(8)
-    assert (measured.num_clients, measured.max_participations) == (6, 2)
-    assert measured.num_participations == 12
-    gaps = [late - early for early, late in came.values()]
-    assert measured.min_separation == min(gaps)
+@hypothesis.settings(deadline=None, derandomize=True, max_examples=20)
+@hypothesis.given(
+    st.lists(st.sets(st.sampled_from(HERE)), min_size=10, max_size=10),
+    st.integers(1, 3),
+)
+@pytest.mark.invariant(2)
+def test_who_is_selected_is_there_and_comes_neither_too_early_nor_too_often(
+    there, size
+):
+    b, k, history = 3, 2, collections.defaultdict(list)
+    with tempfile.TemporaryDirectory() as folder, Ledger(f"{folder}/l", {}) as ledger:
+        for number, here in enumerate(there):
+            allowed = {
+                name
+                for name in here
+                if len(history[name]) < k
+                and (not history[name] or number - history[name][-1] >= b)
+            }
+            names = begin(make(ledger, sorted(here), b, k), ledger, size).names
+            assert set(names) <= allowed and len(names) == min(size, len(allowed))
+            for name in names:
+                history[name].append(number)
+        measured = ledger.measured(10)
+    came = {name: rounds for name, rounds in history.items() if rounds}
+    assert measured.num_clients == len(came)
+    assert measured.num_participations == sum(map(len, came.values()))
+    assert measured.max_participations <= k
+    assert measured.min_separation is None or measured.min_separation >= b
 
 
 def test_a_name_that_comes_twice_is_one_device(ledger):
