@@ -4,7 +4,6 @@ import itertools
 import os
 import signal
 import threading
-import time
 
 import numpy as np
 import pytest
@@ -36,24 +35,6 @@ def test_every_number_comes_once_and_in_order(threads, chunk, monkeypatch):
     assert list(itertools.chain(*actual)) == np.concatenate(numbers).tolist()
     for array, result in zip(numbers, results):
         np.testing.assert_array_equal(result[:, 0], -array)
-
-
-def test_nothing_goes_on_behind_an_error(monkeypatch):
-    monkeypatch.setattr(large_vectors, "_THREADS", 2)
-    done = []
-
-    def work(item):
-        if item == 0:
-            raise KeyError(item)
-        time.sleep(0.05)
-        done.append(item)
-
-    with pytest.raises(KeyError):
-        list(ahead(work, range(40)))
-    before = len(done)
-    assert before < 39  # what had not begun does not begin
-    time.sleep(0.2)
-    assert len(done) == before
 
 
 def test_a_forked_process_has_threads_of_its_own(monkeypatch):

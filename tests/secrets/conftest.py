@@ -1,4 +1,4 @@
-"""Makes `forms`, `rebuild_noise` and `written` importable."""
+"""Makes `forms` and `written` importable."""
 
 import pathlib
 import sys

@@ -7,6 +7,9 @@ import zipfile
 import zlib
 
 import numpy as np
+import tensorflow as tf
+
+from tf_bandmf.noise import standard_normals
 
 # Shorter than this a form may be there by chance.
 _SHORTEST = 7
@@ -62,6 +65,8 @@ def forms_of_run(model):
     forms = {"key": forms_of_bytes(state.key.secret_bytes())}
     for step, key in enumerate(step_keys_of(state)):
         forms[f"key of step {step}"] = forms_of_bytes(key.tobytes())
+        normals = standard_normals(tf.constant(key), model.count_params()).numpy()
+        forms[f"normals of step {step}"] = forms_of_floats(normals)
     for slot, row in enumerate(state.buffer):
         assert np.abs(row[:8]).min() > 0
         forms[f"kept vector {slot}"] = forms_of_floats(row)
