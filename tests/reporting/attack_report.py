@@ -1,12 +1,12 @@
 """What was attacked, and what held: collected from the tests that are marked `attack`.
 
     @pytest.mark.attack(
-        "Noise rebuilt from a shared checkpoint",
+        "Secrets by value in a shared checkpoint",
         tried="Searches every file for key, buffer and seeds by value.",
         area="secrets",
         invariants=[10],
     )
-    def test_noise_cannot_be_rebuilt(figure):
+    def test_no_secret_is_shared(figure):
         ...
         figure("0 of 14 files")
 

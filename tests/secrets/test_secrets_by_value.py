@@ -171,8 +171,8 @@ def assert_no_secret(folder, forms):
 
 @pytest.mark.attack(
     "Secrets by value in what a run writes",
-    tried="Key, step keys, normals, kept vectors and sampler seed, in 40 encodings each, in "
-    "models, checkpoints, backups, TensorBoard files, logs, graphs, pipelines"
+    tried="Key, step keys, normals, kept vectors and sampler seed, in 40 encodings each, "
+    "in models, checkpoints, backups, TensorBoard files, logs, graphs, pipelines"
     " and reprs.",
     area="secrets",
     invariants=[10],
