@@ -626,8 +626,8 @@ def test_no_file_of_a_run_is_bundled(tmp_path, figure):
     for folder in (app, app / "below"):
         with pytest.raises(ValueError, match="outside of a Flower app"):
             PrivateFedAvg(PLAN, str(folder), clients_per_round=2)
-        with pytest.raises(RuntimeError, match="outside of a Flower app"):
-            start(make_strategy(run), make_grid(folder))
+        with pytest.raises(ValueError, match="outside of a Flower app"):
+            mod_of(PLAN).answer(None, make_grid(folder).nodes[1].context)
     start(make_strategy(run), make_grid(run), num_rounds=2)
     shutil.copytree(run, app / "output")
     with zipfile.ZipFile(io.BytesIO(build_fab_from_disk(app))) as bundle:
