@@ -125,6 +125,7 @@ def test_no_file_and_no_attribute_has_a_raw_count(
             private_state=tmp_path / "run.private",
             callbacks=callbacks,
         ).history
+    assert history["private_bad"][-1] == model.private_counts().bad
     model.save(tmp_path / "model.keras")
     model.save_weights(tmp_path / "model.weights.h5")
 
