@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+from forks import fork
 
 from tf_bandmf_federated import Ledger
 
@@ -36,15 +37,31 @@ def rounds_of(path):
         return len(ledger.rounds)
 
 
-def opened_elsewhere(path):
-    """What another program says that opens the ledger: the last line of its error."""
-    program = (
-        "import sys\nfrom tf_bandmf_federated import Ledger\n"
-        f"with Ledger(sys.argv[1], {RUN!r}): print('opened')"
-    )
-    command = [sys.executable, "-c", program, path]
-    done = subprocess.run(command, capture_output=True, text=True)
-    return (done.stdout or done.stderr).strip().splitlines()[-1]
+class Other:
+    """A process that was forked before anything was open; opens when it is told to."""
+
+    def __init__(self, path):
+        (reading, self._told), (self._answer, writing) = os.pipe(), os.pipe()
+        self._child = fork()
+        if self._child:
+            return
+        while os.read(reading, 1):
+            try:
+                rounds_of(path)
+                os.write(writing, b"opened")
+            except BlockingIOError:
+                os.write(writing, b"refused")
+            except BaseException as error:
+                os.write(writing, repr(error).encode())
+        os._exit(0)
+
+    def opens(self):
+        os.write(self._told, b"x")
+        return os.read(self._answer, 1000).decode()
+
+    def end(self):
+        os.kill(self._child, signal.SIGKILL)
+        os.waitpid(self._child, 0)
 
 
 @pytest.mark.attack(
@@ -55,37 +72,50 @@ def opened_elsewhere(path):
     invariants=[8],
 )
 def test_a_copy_that_the_program_makes_does_not_end_its_lock(path, folder):
-    with Ledger(path, RUN) as ledger:
-        begin(ledger)
-        shutil.copytree(folder, folder + " copied")
-        with open(path, "rb") as file:
-            file.read()
-        assert "Another program" in opened_elsewhere(path)
-    assert opened_elsewhere(path) == "opened"  # the control
+    other = Other(path)
+    try:
+        with Ledger(path, RUN) as ledger:
+            begin(ledger)
+            assert other.opens() == "refused"
+            shutil.copytree(folder, folder + " copied")
+            with open(path, "rb") as file:
+                file.read()
+            assert other.opens() == "refused"
+        assert other.opens() == "opened"  # the control
+    finally:
+        other.end()
 
 
 def test_a_link_is_the_file_that_it_leads_to(path, tmp_path):
-    link = str(tmp_path / "link")
-    with Ledger(path, RUN) as ledger:
-        os.symlink(path, link)
-        shutil.copy2(path, path + ".copied")  # which ends SQLite's locks
-        assert "Another program" in opened_elsewhere(link)
-        begin(ledger)
-    assert opened_elsewhere(link) == "opened" and rounds_of(link) == 1
+    link, other = str(tmp_path / "link"), Other(str(tmp_path / "link"))
+    try:
+        with Ledger(path, RUN) as ledger:
+            os.symlink(path, link)
+            shutil.copy2(path, path + ".copied")
+            assert other.opens() == "refused"
+            begin(ledger)
+        assert other.opens() == "opened"
+        assert rounds_of(link) == 1
+    finally:
+        other.end()
 
 
 def test_a_ledger_with_another_name_is_refused(path, folder):
     name = folder + ".linked"
-    with Ledger(path, RUN) as ledger:
-        os.link(path, name)
-        shutil.copy2(path, path + ".copied")
-        assert "another name (a hard link)" in opened_elsewhere(name)
-        begin(ledger)
-    with pytest.raises(OSError, match="another name"):
-        rounds_of(path)
-    os.unlink(path + ".copied")
-    os.unlink(name)
-    assert rounds_of(path) == 1
+    other = Other(name)
+    try:
+        with Ledger(path, RUN) as ledger:
+            os.link(path, name)
+            shutil.copy2(path, path + ".copied")  # which ends SQLite's locks
+            assert "another name (a hard link)" in other.opens()
+            begin(ledger)
+        with pytest.raises(OSError, match="another name"):
+            rounds_of(path)
+        os.unlink(path + ".copied")
+        os.unlink(name)
+        assert rounds_of(path) == 1
+    finally:
+        other.end()
 
 
 PROGRAM = f"""
