@@ -14,7 +14,7 @@ import tf_bandmf.keras
 from tf_bandmf.files.journal import Journal
 from tf_bandmf.keras.run import known_runs
 
-# Makes `hub_models` and `largest_contribution` importable.
+# Makes `hub_models`, `largest_contribution` and `same_weights` importable.
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
 
 NUM_EXAMPLES, FEATURES, CLASSES = 22, 5, 3
@@ -108,13 +108,18 @@ def make_private_model(make_plain_model, compile_model):
         functional=False,
         additional_run=False,
         hidden=True,
+        model=None,
+        clipping="flat",
         **changes,
     ):
-        model = make_plain_model(functional, hidden)
-        tf_bandmf.keras.make_private(model)
-        inner = inner or keras.optimizers.SGD(0.1)
+        model = make_plain_model(functional, hidden) if model is None else model
+        if not isinstance(model, tf_bandmf.keras.PrivateTraining):
+            tf_bandmf.keras.make_private(model)
         optimizer = tf_bandmf.keras.PrivateOptimizer(
-            inner, plan, additional_run=additional_run
+            inner or keras.optimizers.SGD(0.1),
+            plan,
+            clipping=clipping,
+            additional_run=additional_run,
         )
         return compile_model(model, optimizer, **changes)
 
@@ -123,7 +128,7 @@ def make_private_model(make_plain_model, compile_model):
 
 # What `plan_and_model` is given for the model; all else is for the plan.
 OF_MODEL = {"inner", "functional", "additional_run", "hidden", "loss", "metrics"}
-OF_MODEL |= {"jit_compile", "run_eagerly", "steps_per_execution"}
+OF_MODEL |= {"jit_compile", "run_eagerly", "steps_per_execution", "model", "clipping"}
 
 
 @pytest.fixture(scope="session")

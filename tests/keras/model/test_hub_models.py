@@ -1,13 +1,12 @@
 """Tasks of KerasHub: private training, and the way back to a plain task."""
 
-import functools
-
 import hub_models
 import keras
 import keras_hub
 import numpy as np
 import pytest
 import tensorflow as tf
+from same_weights import assert_same, flat
 
 import tf_bandmf.keras
 from tf_bandmf.keras.clipping import UnsupportedModelError
@@ -28,58 +27,57 @@ def preprocessor():
     return keras_hub.models.BertTextClassifierPreprocessor(tokenizer, sequence_length=6)
 
 
-def private(model, plan):
-    tf_bandmf.keras.make_private(model)
-    optimizer = tf_bandmf.keras.PrivateOptimizer(keras.optimizers.SGD(0.1), plan)
-    hub_models.compile_for_training(model, optimizer, weighted_metrics=[])
-
-
-@pytest.fixture(scope="module")
-def train(make_plan):
+@pytest.fixture
+def train(make_plan, make_private_model):
     """Trains a task privately for one epoch."""
 
-    def run(model, x, y, sample_weight=None, **changes):
+    def run(model, x, y, sample_weight=None, **drawn):
+        known_runs.forget()
         plan = make_plan(epochs=1)
-        private(model, plan)
-        batches = plan.batches(x, y, sample_weight=sample_weight)
-        model.fit(batches, epochs=1, verbose=0, **changes)
+        make_private_model(plan, model=model, weighted_metrics=[])
+        model.fit(plan.batches(x, y, sample_weight, **drawn), verbose=0)
         assert model.optimizer.steps_taken == plan.num_steps
         return model
 
     return run
 
 
-@pytest.fixture(scope="module")
-def trained(train):
-    """Tasks that were trained, by name; no test changes them."""
-
-    @functools.cache
-    def by_name(name):
-        known_runs.forget()
-        model = hub_models.MAKERS[name]()
-        x, y, weight = hub_models.data(name, NUM_EXAMPLES)
-        before = [w.copy() for w in model.get_weights()]
-        train(model, x, y, weight)
-        assert any((a != b).any() for a, b in zip(before, model.get_weights()))
-        return model, (x, y, weight)
-
-    return by_name
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["bert", "distil_bert", "gpt2", "gemma"])
-def test_a_task_trains_and_becomes_plain(name, trained, tmp_path):
-    model, (x, _, _) = trained(name)
-    plain_class = type(hub_models.MAKERS[name]())
+def test_a_task_trains_is_saved_and_becomes_plain(name, train, tmp_path):
+    model = hub_models.MAKERS[name]()
+    plain_class, before = type(model), flat(model)
+    x, y, weight = hub_models.data(name, NUM_EXAMPLES)
+    train(model, x, y, weight)
+    assert np.any(flat(model) != before)
     assert isinstance(model, tf_bandmf.keras.PrivateTraining)
     assert isinstance(model, plain_class)
+    model.save(tmp_path / "private.keras")
+    again = keras.models.load_model(tmp_path / "private.keras")
+    assert type(again) is type(model)
+    # Not with the Adam of KerasHub, which overrides `compile`.
+    assert isinstance(again.optimizer, tf_bandmf.keras.PrivateOptimizer)
+    assert again.optimizer.plan.fingerprint == model.optimizer.plan.fingerprint
+    assert again.optimizer.steps_taken == 0 < int(again.optimizer.iterations)
+    # Its key is in no file: it does not train, and not without privacy either.
+    with pytest.raises(tf.errors.InvalidArgumentError, match="restored from a file"):
+        again.fit(model.optimizer.plan.batches(x, y, sample_weight=weight), verbose=0)
     plain = tf_bandmf.keras.to_plain(model)
-    assert type(plain) is plain_class
-    np.testing.assert_allclose(plain(x), model(x), rtol=1e-5, atol=1e-6)
     plain.save(tmp_path / "plain.keras")
     loaded = keras.models.load_model(tmp_path / "plain.keras")
-    assert type(loaded) is plain_class
-    np.testing.assert_allclose(loaded(x), model(x), rtol=1e-5, atol=1e-6)
+    assert type(plain) is type(loaded) is plain_class
+    for other in (again, plain, loaded):
+        np.testing.assert_allclose(other(x), model(x), rtol=1e-5, atol=1e-6)
+    if name != "gemma":
+        return
+    prompt, results = {key: value[:2] for key, value in x.items()}, []
+    compiled = {"optimizer": model.optimizer, "loss": model.loss}
+    model.compile(**compiled, sampler="greedy", weighted_metrics=[])
+    plain.compile(sampler="greedy")
+    for lm in (model, plain):
+        texts = lm.generate(prompt, max_length=hub_models.LENGTH, stop_token_ids=None)
+        results.append(np.asarray(texts["token_ids"]))
+    np.testing.assert_array_equal(*results)
 
 
 def train_lazily(model, x, y, plan):
@@ -115,93 +113,30 @@ def test_a_tied_table_is_refused_for_lazy_noise_with_the_reason(make_plan):
         train_lazily(model, x, y, plan)
 
 
-@pytest.mark.slow
-def test_a_private_task_is_saved_and_loaded(trained, tmp_path):
-    model, (x, y, weight) = trained("gemma")
-    model.save(tmp_path / "private.keras")
-    again = keras.models.load_model(tmp_path / "private.keras")
-    assert type(again) is type(model)
-    np.testing.assert_allclose(again(x), model(x), rtol=1e-5, atol=1e-6)
-    # Not with the Adam of KerasHub, which overrides `compile`.
-    assert isinstance(again.optimizer, tf_bandmf.keras.PrivateOptimizer)
-    assert again.optimizer.plan.fingerprint == model.optimizer.plan.fingerprint
-    assert again.optimizer.steps_taken == 0 < int(again.optimizer.iterations)
-    # Its key is in no file: it does not train, and not without privacy either.
-    with pytest.raises(tf.errors.InvalidArgumentError, match="restored from a file"):
-        again.fit(model.optimizer.plan.batches(x, y, sample_weight=weight), verbose=0)
-    model.export(tmp_path / "exported", verbose=False)
-    assert (tmp_path / "exported" / "saved_model.pb").exists()
-
-
-@pytest.mark.slow
-def test_adapters_are_trained_saved_and_merged(train, tmp_path):
-    model = hub_models.gpt2()
-    frozen = tf_bandmf.keras.to_plain(tf_bandmf.keras.make_private(hub_models.gpt2()))
-    frozen.set_weights(model.get_weights())
-    model.backbone.enable_lora(2)
-    x, y, weight = hub_models.data("gpt2", NUM_EXAMPLES)
-    train(model, x, y, weight)
-    model.backbone.save_lora_weights(tmp_path / "adapter.lora.h5")
-    kept = [v.path for v in model.trainable_variables if "bias" in v.path]
-    plain = tf_bandmf.keras.to_plain(model)
-    np.testing.assert_allclose(plain(x), model(x), rtol=1e-4, atol=1e-5)
-    assert len(plain.weights) < len(model.weights)
-    # Biases of adapted layers train, too, and are in no adapter file.
-    assert len(kept) == 2
-    for layer, adapted in zip(frozen._flatten_layers(), model._flatten_layers()):
-        if getattr(adapted, "lora_enabled", False):
-            layer.bias.assign(adapted.bias)
-    frozen.backbone.load_lora_weights(tmp_path / "adapter.lora.h5")
-    np.testing.assert_allclose(frozen(x), model(x), rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.slow
-def test_a_private_language_model_generates(trained):
-    model, (x, _, _) = trained("gemma")
-    prompt = {name: value[:2] for name, value in x.items()}
-    results = [
-        lm.generate(prompt, max_length=hub_models.LENGTH, stop_token_ids=None)
-        for lm in (_greedy(model), _greedy(tf_bandmf.keras.to_plain(model)))
-    ]
-    first, second = (np.asarray(result["token_ids"]) for result in results)
-    np.testing.assert_array_equal(first, second)
-
-
-def _greedy(model):
-    if isinstance(model, tf_bandmf.keras.PrivateTraining):
-        model.compile(
-            model.optimizer, loss=model.loss, sampler="greedy", weighted_metrics=[]
-        )
-    else:
-        model.compile(sampler="greedy")
-    return model
-
-
-@pytest.mark.parametrize("how", ["fit", "train_on_batch", "private_gradients"])
 @pytest.mark.invariant(16)
-def test_a_preprocessor_in_the_step_is_refused(how, make_plan):
+def test_a_preprocessor_in_the_step_is_refused(make_plan, make_private_model):
     model, plan = hub_models.bert(preprocessor()), make_plan(epochs=1)
-    private(model, plan)
+    make_private_model(plan, model=model, weighted_metrics=[])
     batches = plan.batches(TEXTS, LABELS)
-    given = batches if how == "fit" else next(iter(batches.dataset()))
-    with pytest.raises(ValueError, match="map=preprocess"):
-        getattr(model, how)(given)
+    first = next(iter(batches.dataset()))
+    for call, given in (
+        (model.fit, batches),
+        (model.train_on_batch, first),
+        (model.private_gradients, first),
+    ):
+        with pytest.raises(ValueError, match="map=preprocess"):
+            call(given)
     assert model.optimizer.steps_taken == 0
 
 
 @pytest.mark.slow
-def test_texts_train_by_map_and_are_predicted_with_the_preprocessor(train, make_plan):
-    model, prepared, plan = hub_models.bert(), hub_models.bert(), make_plan(epochs=1)
+def test_texts_train_by_map_and_are_predicted_with_the_preprocessor(train):
+    model, prepared = hub_models.bert(), hub_models.bert()
     prepared.set_weights(model.get_weights())
-    private(model, plan)
-    batches = plan.batches(TEXTS, LABELS, map=preprocessor())
-    model.fit(batches, verbose=0)
-    x, y = preprocessor()(TEXTS, LABELS)
-    x = keras.tree.map_structure(np.asarray, x)
-    known_runs.forget()
-    train(prepared, x, np.asarray(y))
-    for first, second in zip(model.get_weights(), prepared.get_weights()):
-        np.testing.assert_allclose(first, second, rtol=1e-3, atol=1e-5)
+    train(model, TEXTS, LABELS, map=preprocessor())
+    x, y = keras.tree.map_structure(np.asarray, preprocessor()(TEXTS, LABELS))
+    train(prepared, x, y)
+    assert_same(model, prepared, rtol=1e-3, atol=1e-5)
     model.preprocessor = preprocessor()
     actual = model.predict(TEXTS, verbose=0)
     np.testing.assert_allclose(actual, model(x), rtol=1e-4, atol=1e-5)

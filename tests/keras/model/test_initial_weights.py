@@ -1,8 +1,8 @@
 """Weights that were trained without privacy begin no run unless that is vouched for."""
 
 import keras
-import numpy as np
 import pytest
+from same_weights import assert_same
 
 import tf_bandmf
 import tf_bandmf.keras
@@ -31,8 +31,7 @@ def test_a_plain_baseline_is_refused_before_anything_is_trained(
         trained.fit(plan.batches(*data), verbose=0)
     with pytest.raises(ValueError, match="vouch_for_weights"):
         trained.train_on_batch(next(iter(plan.batches(*data))))
-    for now, then in zip(trained.get_weights(), before, strict=True):
-        np.testing.assert_array_equal(now, then)
+    assert_same(trained, before)
     # Weights of other data may begin a run, and the statement quotes the caller.
     optimizer.vouch_for_weights("pretrained on public letters")
     trained.fit(plan.batches(*data), epochs=2, verbose=0)

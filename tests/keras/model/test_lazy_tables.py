@@ -6,6 +6,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from same_weights import assert_same, flat
 from small_plans import planned
 
 import tf_bandmf
@@ -45,11 +46,13 @@ def two_towers():
     return keras.Model(ids, keras.layers.Dense(1)(both))
 
 
-def mean_of_bag():
+def reader(*layers, first=(), dtype="int32", **options):
+    """Layers on what a table says of ids."""
     keras.utils.set_random_seed(0)
-    ids = keras.Input((LENGTH,), dtype="int32")
-    table = keras.layers.Embedding(ROWS, WIDTH, name="items")
-    return keras.Model(ids, keras.layers.Dense(1)(keras.layers.Flatten()(table(ids))))
+    table = keras.layers.Embedding(ROWS, WIDTH, name="items", **options)
+    inputs = keras.Input((LENGTH,), dtype=dtype)
+    layers = [*first, table, *(layers or [keras.layers.Flatten()])]
+    return keras.Sequential([inputs, *layers, keras.layers.Dense(1)])
 
 
 def prepare(model, plan, tables="lazy", inner=None, **settings):
@@ -80,54 +83,83 @@ def silent(monkeypatch):
     monkeypatch.setattr("tf_bandmf.keras.run.run.noisy_mean", mean)
 
 
-def schedule():
-    return keras.optimizers.schedules.ExponentialDecay(0.5, 2, 0.8)
+def in_time(layer):
+    """Two steps of two ids."""
+    layers = [keras.layers.TimeDistributed(layer), keras.layers.Flatten()]
+    inputs = keras.Input((2, 2), dtype="int32")
+    return keras.Sequential([inputs, *layers, keras.layers.Dense(1)])
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("mechanism", "settings"),
-    [
-        pytest.param("dp_sgd", {"learning_rate": 0.5}, marks=pytest.mark.slow),
-        pytest.param(
-            "lambda_cgd", {"momentum": 0.9, "nesterov": True}, marks=pytest.mark.slow
-        ),
-        ("lambda_cgd", {"momentum": 0.8, "weight_decay": 0.1}),
-    ],
-)
+def sentences():
+    """A document is made of sentences: the table is in the model of one sentence."""
+    sentence = keras.Sequential(
+        [
+            keras.Input((2,), dtype="int32"),
+            keras.layers.Embedding(ROWS, WIDTH, name="items"),
+            keras.layers.LSTM(2),
+        ]
+    )
+    return in_time(sentence)
+
+
+def words():
+    table = keras.layers.Embedding(ROWS, WIDTH, name="items")
+    return in_time(table)
+
+
+def vocabulary():
+    lookup = keras.layers.StringLookup(vocabulary=["a", "b", "c"])
+    return reader(first=[lookup], dtype="string")
+
+
+RATES = {"learning_rate": keras.optimizers.schedules.ExponentialDecay(0.5, 2, 0.8)}
+SETTINGS = {
+    "momentum": {**RATES, "momentum": 0.9, "nesterov": True},
+    "decay": {**RATES, "momentum": 0.8, "weight_decay": 0.1},
+}
+
+
+MAKERS = {
+    "momentum": two_towers,
+    "decay": two_towers,
+    "words": words,
+    "sentences": sentences,
+    "vocabulary": vocabulary,
+}
+
+
+@pytest.mark.parametrize("kind", [*MAKERS, "users", "padded", "loaded weights"])
+@pytest.mark.slow_cases(but=["words"])
 @pytest.mark.filterwarnings("ignore:The plan's noise is shaped")
-def test_without_noise_weights_are_those_of_dense_tables(
-    silent, data, mechanism, settings
-):
-    actual = []
-    for tables in ("dense", "lazy"):
-        rate = settings.get("learning_rate") or schedule()
-        inner = keras.optimizers.SGD(**{**settings, "learning_rate": rate})
-        plan = make_plan(mechanism)
-        model = prepare(two_towers(), plan, tables, inner)
-        model.fit(plan.batches(*data), epochs=2, verbose=0)
-        actual.append(model.get_weights())
-        assert bool(model.optimizer.run.tables) == (tables == "lazy")
-    for dense, lazy in zip(*actual):
-        np.testing.assert_allclose(lazy, dense, rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["users", "padded"])
-def test_users_of_several_rows_and_padded_batches(silent, data, kind):
-    if kind == "users":
+def test_without_noise_weights_are_those_of_dense_tables(silent, data, kind):
+    make, plan, (ids, targets) = MAKERS.get(kind, reader), make_plan(), data
+    inner, batches = {"learning_rate": 0.5}, {}
+    if kind in SETTINGS:
+        plan, inner = make_plan("lambda_cgd"), SETTINGS[kind]
+    elif kind == "users":
         users = np.repeat(np.arange(EXAMPLES // 3), 3)
         plan = make_plan(num_examples=EXAMPLES // 3, batch_size=2, unit="one user")
-        options = {"users": users, "rows_per_user": 2}
-    else:
-        plan = make_plan(sampling="poisson", batch_size=2)
-        options = {"padded": True}
-    actual = []
+        batches = {"users": users, "rows_per_user": 2}
+    elif kind == "padded":
+        plan, batches = make_plan(sampling="poisson", batch_size=2), {"padded": True}
+    elif kind in ("words", "sentences"):
+        ids = ids.reshape(-1, 2, 2)
+    elif kind == "vocabulary":
+        # There is no row of its own for "d".
+        ids = np.array(["a", "b", "c", "d"], object)[ids % 4]
+    both = []
     for tables in ("dense", "lazy"):
-        model = prepare(mean_of_bag(), plan, tables)
-        model.fit(plan.batches(*data, **options), epochs=2, verbose=0)
-        actual.append(table_of(model))
-    np.testing.assert_allclose(*actual, rtol=1e-5, atol=1e-6)
+        keras.utils.set_random_seed(0)
+        model = prepare(make(), plan, tables, keras.optimizers.SGD(**inner))
+        schedule = model.begin_run(plan.batches(ids, targets, **batches))
+        if kind == "loaded weights":
+            model.get_layer("items").embeddings.assign(np.full([ROWS, WIDTH], 0.3))
+        before = flat(model)
+        model.fit(schedule, epochs=plan.num_steps // 4, steps_per_epoch=4, verbose=0)
+        assert bool(model.optimizer.run.tables) == (tables == "lazy")
+        both.append(flat(model))
+        assert np.any(both[-1] != before)
+    np.testing.assert_allclose(*both, rtol=1e-5, atol=1e-6)
 
 
 class Watch(keras.callbacks.Callback):
@@ -145,9 +177,9 @@ class Watch(keras.callbacks.Callback):
 
 
 @pytest.mark.invariant(10)
-def test_between_releases_everybody_sees_the_last_one(data, tmp_path):
+def test_between_releases_everybody_sees_the_last_one(data):
     plan = make_plan(test_seed=None)
-    model = prepare(mean_of_bag(), plan)
+    model = prepare(reader(), plan)
     before = table_of(model)
     watch = Watch()
     model.fit(
@@ -164,42 +196,12 @@ def test_between_releases_everybody_sees_the_last_one(data, tmp_path):
     np.testing.assert_array_equal(table_of(model), watch.epochs[1])
     statement = model.privacy_statement()
     assert any("items" in remark for remark in statement.remarks)
-    # Nothing that Keras tracks has the rows of now, or their clocks.
-    tracked = {id(v) for v in model.variables + model.optimizer.variables}
-    (table,) = model.optimizer.run.tables._tables
-    assert not tracked & {id(part) for part in (*table._states, table._clocks)}
-    model.save(tmp_path / "model.keras")
-    checkpoint = tf.train.Checkpoint(model=model, optimizer=model.optimizer)
-    names = [
-        name for name, _ in tf.train.list_variables(checkpoint.save(tmp_path / "c"))
-    ]
-    assert not any("clock" in name or "states" in name for name in names)
-
-
-@pytest.mark.slow
-def test_a_loop_of_steps_shows_nothing_until_it_releases(data):
-    plan = make_plan()
-    model = prepare(mean_of_bag(), plan)
-    before = table_of(model)
-    batches = iter(plan.batches(*data).dataset(0))
-    for _ in range(3):
-        model.train_on_batch(next(batches))
-    np.testing.assert_array_equal(table_of(model), before)
-    model.release()
-    released = table_of(model)
-    assert np.all(np.any(released != before, axis=1))
-    model.release()
-    np.testing.assert_array_equal(table_of(model), released)
-    model.train_on_batch(next(batches))
-    np.testing.assert_array_equal(table_of(model), released)
-    model.predict(data[0][:2], verbose=0)
-    assert np.all(np.any(table_of(model) != released, axis=1))
 
 
 @pytest.mark.slow
 def test_release_every_and_validation(data):
     plan = make_plan()
-    model = prepare(mean_of_bag(), plan, release_every=2)
+    model = prepare(reader(), plan, release_every=2)
     watch = Watch()
     model.fit(
         plan.batches(*data),
@@ -212,59 +214,49 @@ def test_release_every_and_validation(data):
     assert changes == [True, False, True]
 
 
+class Peek(keras.callbacks.Callback):
+    """Predicts in the middle of an epoch."""
+
+    def on_train_batch_end(self, batch, logs=None):
+        if batch == 2:
+            self.model.predict(np.zeros([1, LENGTH], np.int32), verbose=0)
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The plan's noise is shaped")
-@pytest.mark.parametrize(
-    "mechanism", [pytest.param("dp_sgd", marks=pytest.mark.slow), "lambda_cgd"]
-)
 @pytest.mark.invariant(11)
-def test_a_resumed_run_has_the_weights_of_one_that_was_not_interrupted(
-    data, tmp_path, mechanism
+def test_a_resumed_run_repeats_releases_that_were_made_after_its_checkpoint(
+    data, tmp_path
 ):
-    inner = {"momentum": 0.5} if mechanism == "lambda_cgd" else {}
-
-    plan = make_plan(mechanism, test_seed=None, epochs=3)
-    inner = keras.optimizers.SGD(0.5, **inner)
-    model = prepare(mean_of_bag(), plan, inner=inner)
+    plan = make_plan("lambda_cgd", test_seed=None, epochs=3)
+    inner = keras.optimizers.SGD(0.5, momentum=0.5)
+    model = prepare(reader(), plan, inner=inner)
     path, checkpoint = str(tmp_path / "run.private"), tmp_path / "first.keras"
     model.fit(plan.batches(*data), epochs=1, verbose=0, private_state=path)
     model.save(checkpoint)
     after_one = table_of(model)
-    model.fit(plan.batches(*data), epochs=2, verbose=0)
+    model.fit(plan.batches(*data), epochs=2, verbose=0, callbacks=[Peek()])
     straight = model.get_weights()
     del model
     gc.collect()
     again = keras.models.load_model(checkpoint)
-    again._training.checked = True
     np.testing.assert_array_equal(table_of(again), after_one)
     again.fit(plan.batches(*data), epochs=3, verbose=0, private_state=path)
-    for one, other in zip(straight, again.get_weights()):
-        np.testing.assert_array_equal(one, other)
+    assert_same(again, straight)
 
 
-@pytest.mark.slow
-def test_weights_that_something_else_changed_are_not_released(data):
-    plan = make_plan()
-    model = prepare(mean_of_bag(), plan)
-    batches = iter(plan.batches(*data).dataset(0))
-    model.train_on_batch(next(batches))
-    table = model.get_layer("items").embeddings
-    table.assign(table + 1.0)
-    batch = next(batches)
-    for call in (lambda: model.train_on_batch(batch), model.release):
-        with pytest.raises(tf.errors.InvalidArgumentError, match="something else"):
-            call()
-    model.optimizer.vouch_for_weights("the table was moved by one")
-    moved = table_of(model)
-    model.train_on_batch(batch)
-    model.release()
-    assert np.max(np.abs(table_of(model) - moved)) < 0.9
-
-
-def test_what_is_given_away_after_a_custom_loop_is_what_was_trained(data, tmp_path):
+def test_what_is_shown_after_a_custom_loop_is_what_was_trained(data, tmp_path):
     """The tables of the copy, the file and the export: they were the initial ones."""
-    plan = make_plan()
-    model = prepare(mean_of_bag(), plan)
+    plan = make_plan(epochs=3)
+    model = prepare(reader(), plan)
+
+    def released():
+        model.release()
+        return table_of(model)
+
+    def predicted():
+        model.predict(data[0][:2], verbose=0)
+        return table_of(model)
 
     def copied():
         return table_of(tf_bandmf.keras.to_plain(model))
@@ -280,23 +272,43 @@ def test_what_is_given_away_after_a_custom_loop_is_what_was_trained(data, tmp_pa
         return table.numpy()
 
     batches = iter(plan.batches(*data).dataset(0))
-    for given_away in (copied, saved, exported):
-        model.train_on_batch(next(batches))
+    for show in (
+        lambda: model.release() or table_of(model),
+        predicted,
+        copied,
+        saved,
+        exported,
+    ):
         before = table_of(model)
-        actual = given_away()
-        assert not np.array_equal(actual, before), given_away.__name__
+        model.train_on_batch(next(batches))
+        np.testing.assert_array_equal(table_of(model), before)
+        actual = show()
+        assert np.all(np.any(actual != before, axis=1))
+        model.release()
         np.testing.assert_array_equal(actual, table_of(model))
 
 
-def test_an_evaluation_notices_a_table_that_something_else_changed(data):
-    """One record moved the evaluation's sum by 4.0 where 1 is allowed."""
+def test_weights_that_something_else_changed_are_not_released(data):
+    """By an evaluation one record moved the sum by 4.0 where 1 is allowed."""
     plan = make_plan().reserve(metrics=0.2, evaluations=3)
-    model = prepare(mean_of_bag(), plan)
-    model.fit(plan.batches(*data), epochs=1, verbose=0)
+    model = prepare(reader(), plan)
+    batches = iter(plan.batches(*data).dataset(0))
+    model.train_on_batch(next(batches))
     table = model.get_layer("items").embeddings
     table.assign(table + 1.0)
-    with pytest.raises(tf.errors.InvalidArgumentError, match="something else changed"):
-        model.evaluate_privately(*data)
+    batch = next(batches)
+    for call in (
+        lambda: model.train_on_batch(batch),
+        model.release,
+        lambda: model.evaluate_privately(*data),
+    ):
+        with pytest.raises(tf.errors.InvalidArgumentError, match="something else"):
+            call()
+    model.optimizer.vouch_for_weights("the table was moved by one")
+    moved = table_of(model)
+    model.train_on_batch(batch)
+    model.release()
+    assert np.max(np.abs(table_of(model) - moved)) < 0.9
 
 
 @pytest.mark.invariant(4)
@@ -310,7 +322,7 @@ def test_after_an_interrupted_step_no_sum_is_seen_without_its_noise(data, monkey
 
     monkeypatch.setattr(Jumps, "advance", interrupted)
     plan = make_plan()
-    model = prepare(mean_of_bag(), plan)
+    model = prepare(reader(), plan)
     batches = iter(plan.batches(*data).dataset(0))
     model.train_on_batch(next(batches))
     before = table_of(model)
@@ -332,64 +344,12 @@ def test_after_an_interrupted_step_no_sum_is_seen_without_its_noise(data, monkey
     np.testing.assert_array_equal(table_of(model), before)
 
 
-@pytest.mark.slow
-def test_weights_that_are_loaded_before_the_first_step_are_used(silent, data):
-    plan = make_plan()
-    actual = []
-    for tables in ("dense", "lazy"):
-        model = prepare(mean_of_bag(), plan, tables)
-        model.optimizer.run  # noqa: B018
-        model._prepare(None)
-        model.get_layer("items").embeddings.assign(np.full([ROWS, WIDTH], 0.3))
-        model.fit(plan.batches(*data), epochs=1, verbose=0)
-        actual.append(table_of(model))
-    np.testing.assert_allclose(*actual, rtol=1e-5)
-
-
 def test_an_optimizer_that_was_built_without_the_model_is_refused(data):
     plan = make_plan()
-    model = prepare(mean_of_bag(), plan)
+    model = prepare(reader(), plan)
     model.optimizer.build(model.trainable_variables)
     with pytest.raises(RuntimeError, match="built without the model"):
         model.fit(plan.batches(*data), epochs=1, verbose=0)
-
-
-def _table(**options):
-    layers = keras.layers
-    table = layers.Embedding(ROWS, WIDTH, name="items", **options)
-    inputs = keras.Input((LENGTH,), dtype="int32")
-    return keras.Sequential([inputs, table, layers.Flatten(), layers.Dense(1)])
-
-
-@pytest.mark.parametrize(
-    ("make", "settings", "says"),
-    [
-        (mean_of_bag, {"inner": "adam"}, "Adam is not linear"),
-        (mean_of_bag, {"microbatch_size": 2}, "microbatch_size"),
-        (mean_of_bag, {"tables": ["nobody"]}, "nobody"),
-        (lambda: _table(embeddings_regularizer="l2"), {}, "regularizer"),
-        (lambda: _table(lora_rank=2), {}, "does more than look rows up"),
-        (
-            lambda: keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)]),
-            {},
-            "none",
-        ),
-    ],
-)
-def test_what_cannot_be_had_is_refused_by_name(make, settings, says):
-    model = prepare(make(), make_plan(), **settings)
-    with pytest.raises(UnsupportedModelError, match=says):
-        model.fit(make_plan().batches(np.ones([EXAMPLES, 4], np.int32)), verbose=0)
-
-
-@pytest.mark.parametrize("tables", ["dense", "lazy"])
-def test_xla_that_nobody_asked_for_is_left_out_for_lazy_tables(tables, monkeypatch):
-    # What Keras takes "auto" for where there is a GPU.
-    name = "_resolve_auto_jit_compile"
-    (trainer,) = [kind for kind in keras.Model.__mro__ if name in vars(kind)]
-    monkeypatch.setattr(trainer, name, lambda self: True)
-    model = prepare(mean_of_bag(), make_plan(), tables)
-    assert model.jit_compile == (tables == "dense")
 
 
 class Noised(keras.layers.Layer):
@@ -404,14 +364,36 @@ class Noised(keras.layers.Layer):
         return keras.ops.where(drawn < 0.5, ids, 0)
 
 
-def test_ids_that_are_no_function_of_the_inputs_are_refused(data):
-    ids = keras.Input((LENGTH,), dtype="int32")
-    table = keras.layers.Embedding(ROWS, WIDTH, name="items")
-    flat = keras.layers.Flatten()(table(Noised()(ids)))
-    plan = make_plan()
-    model = prepare(keras.Model(ids, keras.layers.Dense(1)(flat)), plan)
-    with pytest.raises(UnsupportedModelError, match="no function of the inputs"):
-        model.fit(plan.batches(*data), verbose=0)
+@pytest.mark.parametrize(
+    ("make", "settings", "says"),
+    [
+        (reader, {"inner": "adam"}, "Adam is not linear"),
+        (reader, {"microbatch_size": 2}, "microbatch_size"),
+        (reader, {"tables": ["nobody"]}, "nobody"),
+        (lambda: reader(embeddings_regularizer="l2"), {}, "regularizer"),
+        (lambda: reader(lora_rank=2), {}, "does more than look rows up"),
+        (lambda: reader(first=[Noised()]), {}, "no function of the inputs"),
+        (
+            lambda: keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)]),
+            {},
+            "none",
+        ),
+    ],
+)
+def test_what_cannot_be_had_is_refused_by_name(make, settings, says, data):
+    model = prepare(make(), make_plan(), **settings)
+    with pytest.raises(UnsupportedModelError, match=says):
+        model.fit(make_plan().batches(*data), verbose=0)
+
+
+@pytest.mark.parametrize("tables", ["dense", "lazy"])
+def test_xla_that_nobody_asked_for_is_left_out_for_lazy_tables(tables, monkeypatch):
+    # What Keras takes "auto" for where there is a GPU.
+    name = "_resolve_auto_jit_compile"
+    (trainer,) = [kind for kind in keras.Model.__mro__ if name in vars(kind)]
+    monkeypatch.setattr(trainer, name, lambda self: True)
+    model = prepare(reader(), make_plan(), tables)
+    assert model.jit_compile == (tables == "dense")
 
 
 @pytest.mark.invariant(8)
@@ -420,7 +402,7 @@ def test_other_data_after_the_same_steps_get_other_noise(data):
     shown = []
     rows = tf.constant([0, 1, 2], tf.int64)
     for value in (1.0, 1.0, 2.0):
-        model = prepare(mean_of_bag(), make_plan(test_seed=None))
+        model = prepare(reader(), make_plan(test_seed=None))
         model._prepare(None)
         run = model.optimizer.run
         run.adopt(run.secrets_of(NoiseKey(bytes(32))))
@@ -456,7 +438,7 @@ def test_an_empty_batch_takes_no_noise_from_a_row():
     batches = list(plan.batches(ids, np.ones([EXAMPLES, 1], np.float32)).dataset(0))
     sizes = [len(batch["x"]) for batch in batches]
     first = next(t for t in range(1, len(sizes)) if sizes[t - 1] and not sizes[t])
-    model = prepare(mean_of_bag(), plan)
+    model = prepare(reader(), plan)
     clocks = []
     for batch in batches[: first + 1]:
         model.train_on_batch(batch)
@@ -475,7 +457,7 @@ def test_a_run_may_begin_with_an_empty_batch():
     plans = (make_plan(sampling="poisson", batch_size=1) for _ in range(60))
     sampled = ((p, list(p.batches(*data).dataset(0))[:2]) for p in plans)
     plan, batches = next(pair for pair in sampled if not len(pair[1][0]["x"]))
-    model = prepare(mean_of_bag(), plan)
+    model = prepare(reader(), plan)
     for batch in batches:
         model.train_on_batch(batch)
     assert model.optimizer.steps_taken == 2
@@ -483,7 +465,7 @@ def test_a_run_may_begin_with_an_empty_batch():
 
 @pytest.mark.invariant(5)
 def test_rows_that_were_not_looked_up_before_the_pass_get_no_sum():
-    model = prepare(mean_of_bag(), make_plan())
+    model = prepare(reader(), make_plan())
     model._prepare(None)
     tables = model.optimizer.run.tables
     tables.begin()
@@ -509,145 +491,8 @@ def test_rows_that_were_not_looked_up_before_the_pass_get_no_sum():
     np.testing.assert_array_equal(same.sums, [values[0] + values[3], values[2]])
 
 
-@pytest.mark.slow
-def test_a_resumed_run_repeats_releases_that_were_made_after_its_checkpoint(
-    data, tmp_path
-):
-    plan = make_plan(test_seed=None, epochs=3)
-    model = prepare(mean_of_bag(), plan)
-    path, checkpoint = str(tmp_path / "run.private"), tmp_path / "first.keras"
-    model.fit(plan.batches(*data), epochs=1, verbose=0, private_state=path)
-    model.save(checkpoint)
-    model.fit(plan.batches(*data), epochs=1, verbose=0, callbacks=[Peek(2)])
-    straight = model.get_weights()
-    del model
-    gc.collect()
-    again = keras.models.load_model(checkpoint)
-    again._training.checked = True
-    again.fit(plan.batches(*data), epochs=2, verbose=0, private_state=path)
-    for one, other in zip(straight, again.get_weights()):
-        np.testing.assert_array_equal(one, other)
-
-
-class Peek(keras.callbacks.Callback):
-    """Predicts in the middle of an epoch."""
-
-    def __init__(self, batch):
-        super().__init__()
-        self.batch = batch
-
-    def on_train_batch_end(self, batch, logs=None):
-        if batch == self.batch:
-            self.model.predict(np.zeros([1, LENGTH], np.int32), verbose=0)
-
-
-@pytest.mark.parametrize(
-    "layers",
-    [
-        lambda: [keras.layers.LSTM(2)],
-        pytest.param(lambda: [keras.layers.GRU(2)], marks=pytest.mark.slow),
-        pytest.param(
-            lambda: [keras.layers.Bidirectional(keras.layers.LSTM(2))],
-            marks=pytest.mark.slow,
-        ),
-    ],
-    ids=["lstm", "gru", "bidirectional"],
-)
-def test_what_comes_after_a_lookup_may_call_functions_with_weights(layers, data):
-    model = keras.Sequential(
-        [
-            keras.Input((LENGTH,), dtype="int32"),
-            keras.layers.Embedding(ROWS, WIDTH, name="items"),
-            *layers(),
-            keras.layers.Dense(1),
-        ]
-    )
-    plan = make_plan(epochs=1)
-    model, before = prepare(model, plan), table_of(model)
+def test_what_comes_after_a_lookup_may_call_functions_with_weights(data):
+    plan, model = make_plan(epochs=1), reader(keras.layers.LSTM(2))
+    before = table_of(prepare(model, plan))
     model.fit(plan.batches(*data), verbose=0)
     assert np.all(table_of(model) != before)
-
-
-@pytest.mark.slow
-def test_a_vocabulary_in_the_model_looks_up_what_its_ids_do(silent):
-    """Against the ids looked up by hand, of a word for which there is no row as well."""
-    words = np.random.default_rng(3).choice(["a", "b", "c", "d"], (EXAMPLES, 2))
-    ids = np.vectorize({"a": 1, "b": 2, "c": 3, "d": 0}.get)(words)
-    targets = (ids[:, :1] == 2).astype(np.float32)
-    actual = []
-    for x, first in (
-        (words.astype(object), keras.layers.StringLookup(vocabulary=["a", "b", "c"])),
-        (ids, keras.layers.Identity()),
-    ):
-        keras.utils.set_random_seed(0)
-        kind = "string" if x is not ids else "int64"
-        rest = [keras.layers.Flatten(), keras.layers.Dense(1)]
-        table = keras.layers.Embedding(5, WIDTH, name="items")
-        inputs = keras.Input((2,), dtype=kind)
-        plan = make_plan(epochs=1)
-        model = prepare(keras.Sequential([inputs, first, table, *rest]), plan)
-        model.fit(plan.batches(x, targets), verbose=0)
-        actual.append(table_of(model))
-    np.testing.assert_allclose(*actual, rtol=1e-5, atol=1e-6)
-
-
-def sentences():
-    """A document is made of sentences: the table is in the model of one sentence."""
-    sentence = keras.Sequential(
-        [
-            keras.Input((2,), dtype="int32"),
-            keras.layers.Embedding(ROWS, WIDTH, name="items"),
-            keras.layers.LSTM(2),
-        ]
-    )
-    return [keras.layers.TimeDistributed(sentence), keras.layers.Flatten()]
-
-
-def words():
-    table = keras.layers.Embedding(ROWS, WIDTH, name="items")
-    return [keras.layers.TimeDistributed(table), keras.layers.Flatten()]
-
-
-def by_steps(layers, plan, tables):
-    """Trains on two steps of two ids; gives the table before, and what was released."""
-    keras.utils.set_random_seed(0)
-    rng = np.random.default_rng(1)
-    # Half of the rows, some ids from the end, one that does not exist.
-    ids = rng.integers(-2, ROWS // 2, (EXAMPLES, 2, 2)).astype(np.int32)
-    ids[2, 1, 0] = ROWS + 5
-    inputs = keras.Input((2, 2), dtype="int32")
-    model = keras.Sequential([inputs, *layers(), keras.layers.Dense(1)])
-    model = prepare(model, plan, tables)
-    (table,) = [v for v in model.trainable_variables if v.shape[0] == ROWS]
-    before = table.numpy()
-    targets = rng.integers(0, 2, (EXAMPLES, 1)).astype(np.float32)
-    model.fit(plan.batches(ids, targets), epochs=plan.num_steps // 4, verbose=0)
-    assert bool(model.optimizer.run.tables) == (tables == "lazy")
-    return before, table.numpy()
-
-
-@pytest.mark.parametrize(
-    "layers", [words, pytest.param(sentences, marks=pytest.mark.slow)]
-)
-def test_tables_in_time_distributed_get_the_sums_of_dense_ones(silent, layers):
-    (_, dense), (before, lazy) = (
-        by_steps(layers, make_plan(), tables) for tables in ("dense", "lazy")
-    )
-    np.testing.assert_allclose(lazy, dense, rtol=1e-5, atol=1e-6)
-    assert np.any(lazy[: ROWS // 2] != before[: ROWS // 2], axis=1).all()
-    np.testing.assert_array_equal(lazy[ROWS // 2 : -2], before[ROWS // 2 : -2])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("layers", [words, sentences])
-@pytest.mark.filterwarnings("ignore:The learning rate")
-def test_tables_in_time_distributed_are_released_with_all_their_noise(layers):
-    """Of rows that steps look up and of others; so much of it that data do not count."""
-    plan = make_plan(epsilon=0.05)
-    before, released = by_steps(layers, plan, "lazy")
-    # The rate times the square root of the number of steps, of a mean.
-    expected = 0.5 * np.sqrt(plan.num_steps) * plan.noise_stddev / BATCH
-    for rows in (slice(ROWS // 2), slice(ROWS // 2, None)):
-        numbers = (released - before)[rows].ravel() / expected
-        # 60 squares have a mean of 1 with deviation 0.18; the seed is fixed.
-        assert abs(np.mean(numbers**2) - 1.0) < 3 * np.sqrt(2 / numbers.size)

@@ -26,6 +26,24 @@ def begun(data, make_private_model, reserved):
     return model
 
 
+@pytest.fixture
+def begun_at(data, make_private_model, reserved):
+    """A model in a new process' state, with its private file, and from a checkpoint."""
+
+    def make(path=None, checkpoint=None):
+        known_runs.forget()
+        model = make_private_model(reserved)
+        model.build((None, 5))
+        model.optimizer.build(model.trainable_variables)
+        if checkpoint is not None:
+            model.load_weights(checkpoint)
+        if path is not None:
+            model.begin_run(reserved.batches(*data), path)
+        return model
+
+    return make
+
+
 def test_a_run_evaluates_as_often_as_its_plan_says(begun, data, reserved):
     x = data[0]
     # Half of the records are right: five standard deviations from 0 and 1, where values
@@ -80,12 +98,9 @@ def test_the_callback_asks_for_no_more_than_there_are(
 
 
 @pytest.mark.slow
-def test_what_is_refused(data, make_private_model, reserved, begun, tmp_path):
-    known_runs.forget()
-    fresh = make_private_model(reserved)
-    fresh.build((None, 5))
+def test_what_is_refused(data, begun_at, begun, tmp_path):
     with pytest.raises(ValueError, match="taken no step"):
-        fresh.evaluate_privately(*data)
+        begun_at().evaluate_privately(*data)
     with pytest.raises(RuntimeError, match="graph"):
         tf.function(lambda: begun.evaluate_privately(*data))()
     begun.save(tmp_path / "model.keras")
@@ -191,32 +206,10 @@ def test_noise_is_bound_to_what_it_is_added_to(make_plan):
         evaluations_of(plan).release(np.array([np.nan]), "a", 4)
 
 
-@pytest.fixture
-def resumable(data, make_private_model, reserved, tmp_path):
-    """Goes on to `epochs` from the last checkpoint, and evaluates then."""
-
-    def go(epochs, offset=None):
-        known_runs.forget()
-        model = make_private_model(reserved)
-        model.build((None, 5))
-        model.fit(
-            reserved.batches(*data),
-            epochs=epochs,
-            verbose=0,
-            private_state=tmp_path / "run.private",
-            callbacks=[
-                keras.callbacks.BackupAndRestore(
-                    tmp_path / "backup", delete_checkpoint=False
-                )
-            ],
-        )
-        y = data[1]
-        if offset is not None:
-            # So that it is known which records are right.
-            y = (model.predict(data[0], verbose=0).argmax(1) + offset) % 3
-        return model, model.evaluate_privately(data[0], y)["accuracy"]
-
-    return go
+def evaluated(model, data, are_right):
+    """An evaluation of which it is known which records are right."""
+    classes = model.predict(data[0], verbose=0).argmax(1)
+    return model.evaluate_privately(data[0], (classes + ~are_right) % 3)["accuracy"]
 
 
 @pytest.mark.slow
@@ -228,22 +221,28 @@ def resumable(data, make_private_model, reserved, tmp_path):
     area="noise",
     invariants=[8, 11],
 )
-def test_a_restored_run_releases_the_same_number_or_spends_another(resumable, figure):
-    model, first = resumable(1)
-    assert model.optimizer.run.evaluations.left == 2
+def test_a_restored_run_releases_the_same_number_or_spends_another(
+    data, begun_at, reserved, tmp_path, figure
+):
+    path, checkpoint = tmp_path / "run.private", tmp_path / "run.weights.h5"
+    model = begun_at(path)
+    model.fit(reserved.batches(*data), epochs=1, verbose=0)
+    model.save_weights(checkpoint)
+    # 16 of 22 records are right, and 6: neither is near the ends, where values are cut.
+    some = np.arange(22) % 4 == 0
+    first = evaluated(model, data, ~some)
     # The same value, from which nothing new is learnt: it costs nothing.
-    again, second = resumable(1)
-    assert second == first
+    again = begun_at(path, checkpoint)
+    assert evaluated(again, data, ~some) == first
     assert again.optimizer.run.evaluations.left == 2
     # Other sums have independent noise, and are counted, whatever was restored.
-    # 16 of 22 records are right, and 6: neither is near the ends, where values are cut.
-    is_wrong = np.arange(22) % 4 == 0
-    others = [resumable(1, offset)[1] for offset in (is_wrong, ~is_wrong)]
+    third = np.arange(22) % 3 == 0
+    others = [evaluated(begun_at(path, checkpoint), data, s) for s in (some, third)]
     assert len({first, *others}) == 3
     # Control: with the same noise the values would differ by what the sums do.
-    assert others[0] - others[1] != pytest.approx(10 / 22, abs=1e-6)
+    assert first - others[0] != pytest.approx(10 / 22, abs=1e-6)
     with pytest.raises(ValueError, match="All 3 private evaluations"):
-        resumable(1, np.arange(22) % 2)
+        evaluated(begun_at(path, checkpoint), data, np.arange(22) % 2 == 0)
     figure("3 evaluations, a fourth refused; the same sum again: the same number, free")
 
 
@@ -257,42 +256,23 @@ def test_a_restored_run_releases_the_same_number_or_spends_another(resumable, fi
     invariants=[8, 11],
 )
 def test_the_private_file_knows_all_that_was_spent(
-    data, make_private_model, reserved, tmp_path, figure
+    data, begun_at, reserved, tmp_path, figure
 ):
     path, checkpoint = tmp_path / "run.private", tmp_path / "run.weights.h5"
-
-    def built():
-        known_runs.forget()
-        model = make_private_model(reserved, hidden=False)
-        model.build((None, 5))
-        model.optimizer.build(model.trainable_variables)
-        return model
-
-    def evaluated(model, right):
-        y = (
-            model.predict(data[0], verbose=0).argmax(1) + (np.arange(22) % 4 > right)
-        ) % 3
-        return model.evaluate_privately(data[0], y)
-
-    model, batches = built(), reserved.batches(*data)
-    model.fit(batches, steps_per_epoch=1, verbose=0)
-    evaluated(model, 0)
-    model.fit(batches, steps_per_epoch=1, verbose=0, private_state=path)
-    evaluated(model, 0)
-    model.fit(batches, steps_per_epoch=1, verbose=0, private_state=path)
-    evaluated(model, 0)
+    model, batches = begun_at(), reserved.batches(*data)
+    right = np.arange(22) % 4 == 0
+    for options in ({}, {"private_state": path}, {"private_state": path}):
+        model.fit(batches, steps_per_epoch=1, verbose=0, **options)
+        evaluated(model, data, right)
     model.save_weights(checkpoint)
     with pytest.raises(ValueError, match="one private state file"):
         model.fit(batches, epochs=1, private_state=tmp_path / "other.private")
-
-    again = built()
-    again.load_weights(checkpoint)
-    again.begin_run(reserved.batches(*data), path)
+    again = begun_at(path, checkpoint)
     # Control: it is the run at its third step, which would release.
     assert again.optimizer.steps_taken == 3
     assert len(again.optimizer.run.evaluations.spent) == 3
     with pytest.raises(ValueError, match="All 3 private evaluations"):
-        evaluated(again, 1)
+        evaluated(again, data, ~right)
     figure("3 of 3 spent, in three ways; after a restart a fourth is refused")
 
 

@@ -4,6 +4,9 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from rows import ByIndex
+from same_weights import assert_same
+from small_plans import small_plan
 
 import tf_bandmf
 import tf_bandmf.keras
@@ -18,6 +21,13 @@ def line():
     """Targets that are linear in two inputs."""
     x = np.random.default_rng(0).normal(size=(NUM_EXAMPLES, 2)).astype(np.float32)
     return x, x @ np.array([[1.0], [-0.5]], np.float32)
+
+
+def linear():
+    return keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+
+
+PLAN = small_plan("identity", NUM_EXAMPLES, 250, 1, epsilon=8.0)
 
 
 def test_it_trains_as_advice_by_hand_and_releases_a_plain_model(line, capsys):
@@ -48,16 +58,12 @@ def test_it_trains_as_advice_by_hand_and_releases_a_plain_model(line, capsys):
 
 def test_what_is_given_is_used(line):
     x, y = line
-    plan = tf_bandmf.plan(
-        "identity", epsilon=4, delta=1e-5, num_examples=NUM_EXAMPLES, batch_size=250,
-        epochs=2, sampling="poisson",
-    )  # fmt: skip
-    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model = linear()
     model.compile("rmsprop", "mae", metrics=["mse"])
     fitted = fit_privately(
-        model, x, y, plan=plan, optimizer=keras.optimizers.Adam(0.5), verbose=0
+        model, x, y, plan=PLAN, optimizer=keras.optimizers.Adam(0.5), verbose=0
     )
-    assert fitted.plan is plan and fitted.advice is None
+    assert fitted.plan is PLAN and fitted.advice is None
     assert isinstance(model.optimizer.inner_optimizer, keras.optimizers.Adam)
     assert fitted.model.loss == "mae"
     assert set(fitted.model.evaluate(x, y, verbose=0, return_dict=True)) == {
@@ -66,16 +72,9 @@ def test_what_is_given_is_used(line):
 
 
 def test_rows_by_index_and_several_inputs():
-    class Rows:
-        def __len__(self):
-            return 200
-
-        def __getitem__(self, index):
-            return np.full(2, index / 200, np.float32), np.float32(index / 200)
-
-    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
-    budget = {"epsilon": 8.0, "delta": 1e-4, "epochs": 1, "verbose": 0}
-    fitted = fit_privately(model, Rows(), loss="mse", **budget)
+    rows = ByIndex(lambda i: (np.full(2, i / 200, "f4"), np.float32(i / 200)), 200)
+    budget = {"epsilon": 8.0, "delta": 1e-4, "epochs": 1, "loss": "mse", "verbose": 0}
+    fitted = fit_privately(linear(), rows, **budget)
     assert fitted.plan.participation.num_examples == 200
 
     left, right = keras.Input((2,), name="left"), keras.Input((1,), name="right")
@@ -83,9 +82,7 @@ def test_rows_by_index_and_several_inputs():
     model = keras.Model({"left": left, "right": right}, added)
     rng = np.random.default_rng(1)
     x = {"left": rng.random((300, 2), "f"), "right": rng.random((300, 1), "f")}
-    fitted = fit_privately(
-        model, x, rng.random(300, "f"), optimizer="adam", loss="mse", **budget
-    )
+    fitted = fit_privately(model, x, rng.random(300, "f"), optimizer="adam", **budget)
     assert fitted.advice.optimizer == "adam"
 
 
@@ -105,13 +102,12 @@ def test_rows_by_index_and_several_inputs():
 )
 def test_a_mistake_is_an_error_before_anything_is_trained(line, changed, error, text):
     x, y = line
-    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model = linear()
     before = model.get_weights()
     arguments = {"x": x, "y": y, "loss": "mse", "verbose": 0, **BUDGET, **changed}
     with pytest.raises(error, match=text):
         fit_privately(model, **arguments)
-    for array, other in zip(model.get_weights(), before):
-        np.testing.assert_array_equal(array, other)
+    assert_same(model, before)
 
 
 class Line(keras.Model):
@@ -131,11 +127,7 @@ class Widths(Line):
 
 def test_a_class_is_released_or_refused_before_a_step(line):
     x, y = line
-    plan = tf_bandmf.plan(
-        "identity", epsilon=8, delta=1e-5, num_examples=NUM_EXAMPLES, batch_size=250,
-        epochs=1,
-    )  # fmt: skip
-    given = {"plan": plan, "loss": "mse", "optimizer": "SGD", "verbose": 0}
+    given = {"plan": PLAN, "loss": "mse", "optimizer": "SGD", "verbose": 0}
     model = Line()
     fitted = fit_privately(model, x, y, **given)
     assert type(fitted.model) is Line
@@ -147,12 +139,12 @@ def test_a_class_is_released_or_refused_before_a_step(line):
     before = model.get_weights()
     with pytest.raises(TypeError, match="get_config"):
         fit_privately(model, x, y, additional_run=True, **given)
-    np.testing.assert_array_equal(model.get_weights()[0], before[0])
+    assert_same(model, before)
 
 
 def test_streams_and_private_models_are_told_the_other_way(line):
     x, y = line
-    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model = linear()
     stream = tf.data.Dataset.from_tensor_slices((x, y))
     with pytest.raises(TypeError, match=r"plan=tf_bandmf\.plan"):
         fit_privately(model, stream, loss="mse", **BUDGET)

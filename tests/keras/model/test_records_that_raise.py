@@ -4,7 +4,8 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from small_plans import planned
+from same_weights import flat
+from small_plans import small_plan
 
 import tf_bandmf
 import tf_bandmf.keras
@@ -22,7 +23,7 @@ def own_layer(function):
     return Own()
 
 
-def trained(function, x, y, weights=None, loss=CROSS_ENTROPY, steps=2, **make):
+def trained(function, x, y, weights=None, steps=2):
     """Weights after a run without dropout whose noise is the same each time."""
     keras.utils.set_random_seed(0)
     model = keras.Sequential(
@@ -33,21 +34,13 @@ def trained(function, x, y, weights=None, loss=CROSS_ENTROPY, steps=2, **make):
             keras.layers.Dense(3),
         ]
     )
-    plan = planned(
-        "bsr:2",
-        epsilon=8.0,
-        delta=1e-5,
-        num_examples=EXAMPLES,
-        batch_size=EXAMPLES,
-        epochs=steps,
-        test_seed=1,
-    )
-    tf_bandmf.keras.make_private(model, **make)
+    plan = small_plan("bsr:2", EXAMPLES, EXAMPLES, steps, epsilon=8.0, test_seed=1)
+    tf_bandmf.keras.make_private(model)
     optimizer = tf_bandmf.keras.PrivateOptimizer(keras.optimizers.SGD(0.1), plan)
-    model.compile(optimizer, loss, metrics=["accuracy"])
+    model.compile(optimizer, CROSS_ENTROPY, metrics=["accuracy"])
     model.fit(plan.batches(x, y, weights), epochs=steps, verbose=0)
     assert optimizer.steps_taken == steps
-    return np.concatenate([np.ravel(w) for w in model.get_weights()])
+    return flat(model)
 
 
 def data():

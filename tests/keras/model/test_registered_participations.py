@@ -3,6 +3,7 @@
 import keras
 import numpy as np
 import pytest
+from same_weights import assert_same, flat
 from small_plans import planned
 
 from tf_bandmf.participation import PARTICIPATIONS
@@ -24,12 +25,10 @@ def test_a_run_takes_the_steps_of_its_plan_and_no_other_batches(
     x = rng.normal(size=(participation.num_examples, 5)).astype(np.float32)
     y = rng.integers(0, 3, len(x)).astype(np.int32)
     model = make_private_model(plan, inner=keras.optimizers.SGD(0.1))
-    before = model.get_weights()
+    before = flat(model)
     with pytest.raises(Exception, match="another plan"):
         model.fit(other.batches(x, y), verbose=0)
-    for old, kept in zip(before, model.get_weights()):
-        np.testing.assert_array_equal(old, kept)
+    assert_same([before], model)
     model.fit(plan.batches(x, y, padded=True), steps_per_epoch=N, verbose=0)
     assert model.optimizer.steps_taken == N
-    for old, new in zip(before, model.get_weights()):
-        assert np.all(np.isfinite(new)) and np.any(old != new)
+    assert np.all(np.isfinite(flat(model))) and np.any(flat(model) != before)

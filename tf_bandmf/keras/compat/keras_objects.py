@@ -4,8 +4,8 @@ The private step reads what a layer computes with (its own variables, not what a
 make of them), and how Keras put a compiled loss together. Keras has no public name for
 these.
 
-What tells that it broke: `tests/keras/compat/test_keras_objects.py` asks each function
-about a model of known parts.
+What tells that it broke: the tests of what uses it, such as `tests/keras/clipping/losses`,
+and, where nothing would raise, `tests/keras/compat/test_keras_objects.py`.
 """
 
 from __future__ import annotations
