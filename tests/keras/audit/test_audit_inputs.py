@@ -66,7 +66,7 @@ def test_no_record_adds_more_than_the_clip_norm(
     clipping = "automatic" if name == "automatic" else "flat"
     plan = make_plan(l2_norm_clip=0.7)
     make_private_model(plan, model=model, clipping=clipping, loss="mse")
-    ratio, num_records, _ = largest_contribution(model, x, y)
-    assert num_records > 200
-    assert 0.9 < ratio <= MOST
-    figure(f"{name}: at most {'1' if ratio <= MOST else ratio}")
+    largest = largest_contribution(model, x, y)
+    assert largest.num_records > 200
+    assert 0.9 < largest.ratio <= MOST
+    figure(f"{name}: at most {'1' if largest.ratio <= MOST else largest.ratio}")
