@@ -3,8 +3,8 @@
 Clipping must see the gradient of the loss itself, and each replica has the whole noisy
 gradient already.
 
-What tells that it broke: `test_replicas_see_unscaled_losses`, and on two replicas the
-weights of `tests/keras/run/test_distribution.py`.
+What tells that it broke: the weights of two replicas in
+`tests/keras/run/test_distribution.py`.
 """
 
 from __future__ import annotations

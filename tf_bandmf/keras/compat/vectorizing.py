@@ -5,7 +5,7 @@ shapes from that function, XLA must know shapes when it compiles, and takes all 
 the function for constants then: it would compile for every batch anew. So the loop is made
 in the graph itself.
 
-What tells that it broke: `tests/keras/clipping/tensors` and the cases under XLA of
+What tells that it broke: `tests/keras/clipping/test_options.py` and the cases under XLA of
 `tests/keras/model/test_training.py`.
 """
 
