@@ -81,9 +81,10 @@ def test_a_model_trains_is_saved_and_becomes_plain(make, data, train, tmp_path):
     assert_same_outputs(again, model, x)
     with pytest.raises(Exception, match="files hold no noise key"):
         again.fit(again.optimizer.plan.batches(*data), verbose=0)
-    plain = tf_bandmf.keras.to_plain(again)
+    plain = tf_bandmf.keras.to_plain(model)
     plain.save(tmp_path / "plain.keras")
-    for released in (plain, keras.models.load_model(tmp_path / "plain.keras")):
+    loaded = keras.models.load_model(tmp_path / "plain.keras")
+    for released in (plain, loaded, tf_bandmf.keras.to_plain(again)):
         assert type(released) is kind
         assert_same_outputs(released, model, x)
     plain.compile("sgd", "mse")
