@@ -7,7 +7,6 @@ import pytest
 import tensorflow as tf
 
 from tf_bandmf import noise
-from tf_bandmf.noise.box_muller import box_muller, shared_part
 from tf_bandmf.noise.keys import NoiseKey
 from tf_bandmf.noise.normals import weighted_normals
 
@@ -44,26 +43,6 @@ def test_a_device_has_functions_of_its_own_in_the_normals_of_tensorflow():
     # The control: the test above sees logarithms, of which each device has its own.
     operations = float_operations(lambda: tf.random.stateless_normal([100], [1, 2]))
     assert not operations <= ROUNDED | MOVED
-
-
-def contracted_or_not():
-    """Normals from the same words: each operation rounded, and as XLA contracts them."""
-    rng = np.random.default_rng(0)
-    words = rng.integers(-(2**31), 2**31, size=(6, 200_000)).astype(np.int32)
-    tensors = [tf.constant(word) for word in words]
-
-    def first(*words):
-        return box_muller(words[:4], shared_part(*words[4:]))[0]
-
-    compiled = tf.function(first, jit_compile=True)
-    return first(*tensors).numpy(), compiled(*tensors).numpy()
-
-
-def test_a_contraction_moves_a_normal_by_a_few_last_bits():
-    rounded, contracted = contracted_or_not()
-    moved = np.abs(rounded.astype(np.float64) - contracted)
-    # Of the radius times a cosine, each with a relative error of 2^-22 or so.
-    assert np.all(moved <= 2.0**-21 * np.maximum(np.abs(rounded), 2.0**-6))
 
 
 def test_noise_drawn_again_by_another_compiler_is_the_same_to_rounding():

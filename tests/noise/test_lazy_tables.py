@@ -30,26 +30,27 @@ _MATRICES = {
 _KEYS = NoiseKey.for_testing(3).step_keys(2 * _STEPS + 2)
 
 
-def _system(kind, update, stddev=0.7, batch_size=4.0):
+_STDDEV, _BATCH_SIZE = 0.7, 4.0
+
+
+def _system(kind, update):
     noise = lazy.noise_system(_MATRICES[kind])
-    return lazy.row_system(noise, update, stddev, batch_size)
+    return lazy.row_system(noise, update, _STDDEV, _BATCH_SIZE)
 
 
-def _eager(kind, update, sums=None, stddev=0.7, batch_size=4.0):
-    """Weights before each step as functions of all z, [n + 1, n], and without noise."""
+def _eager(kind, update):
+    """Weights before each step as functions of all z, [n + 1, n]."""
     noising = np.linalg.inv(_MATRICES[kind].to_dense())
-    weights, velocity = np.zeros([2, _STEPS + 1, _STEPS + 1])
+    weights, velocity = np.zeros([2, _STEPS + 1, _STEPS])
     for t in range(_STEPS):
-        # The last column is what does not depend on the noise.
-        gradient = np.append(stddev * noising[t], 0.0 if sums is None else sums[t])
-        gradient *= _RATES[t] / batch_size
+        gradient = _STDDEV * noising[t] * _RATES[t] / _BATCH_SIZE
         decayed = weights[t] * (1.0 - _RATES[t] * update.weight_decay)
         velocity[t + 1] = update.momentum * velocity[t] - gradient
         moved = velocity[t + 1]
         if update.nesterov:
             moved = update.momentum * velocity[t + 1] - gradient
         weights[t + 1] = decayed + moved
-    return weights[:, :-1], weights[:, -1]
+    return weights
 
 
 @pytest.mark.parametrize("update", _UPDATES)
@@ -73,7 +74,7 @@ def test_all_pairs_of_reads_have_the_covariance_of_the_eager_noise(kind, update)
         fresh[:, place : place + m] = factor.numpy()
         state, last = product.numpy() @ state + fresh, t + 1
         reads.append(state[0])
-    expected = _eager(kind, update)[0][times]
+    expected = _eager(kind, update)[times]
     np.testing.assert_allclose(
         np.array(reads) @ np.array(reads).T,
         expected @ expected.T,
@@ -82,18 +83,20 @@ def test_all_pairs_of_reads_have_the_covariance_of_the_eager_noise(kind, update)
     )
 
 
-def _run(kind, update, touched, sums, releases, stddev, rows, columns=3):
-    """Trains two tables alike; what they show at each release, [2, releases, ...]."""
-    jumps = Jumps(_system(kind, update, stddev), _STEPS)
+def test_what_is_shown_has_the_law_of_the_eager_noise():
+    update = lazy.LinearUpdate(momentum=0.8, weight_decay=0.2)
+    rows, columns = 3000, 24
+    jumps = Jumps(_system("inverse", update), _STEPS)
     weights = [tf.Variable(tf.zeros([rows, columns])) for _ in range(2)]
     tables = [LazyTable(w, jumps, number) for number, w in enumerate(weights)]
+    nothing = tf.zeros([rows // 3, columns])
 
     @tf.function(autograph=False)
-    def step(t, rate, rows, sums):
+    def step(t, rate, touched):
         now, key = jumps.since_release(t), tf.gather(_KEYS, 2 * t)
         for table in tables:
-            table.bring_up_to_date(rows, now, key)
-            table.add(rows, sums, t, rate)
+            table.bring_up_to_date(touched, now, key)
+            table.add(touched, nothing, t, rate)
         jumps.advance(t, rate)
 
     @tf.function(autograph=False)
@@ -103,49 +106,16 @@ def _run(kind, update, touched, sums, releases, stddev, rows, columns=3):
             table.release(into, now, key)
         jumps.released(t)
 
-    shown = []
+    rng, both = np.random.default_rng(5), []
     for t in range(_STEPS):
-        rate = tf.constant(_RATES[t], tf.float64)
-        ids = tf.constant(touched[t], tf.int32)
-        added = np.broadcast_to(np.float32(sums[t])[..., None], [len(ids), columns])
-        step(tf.constant(t), rate, ids, tf.constant(added, tf.float32))
-        if t + 1 in releases:
+        touched = tf.constant(rng.permutation(rows)[: rows // 3], tf.int32)
+        step(tf.constant(t), tf.constant(_RATES[t], tf.float64), touched)
+        if t + 1 in (3, 4, 9):
             release(tf.constant(t + 1))
-            shown.append([table.numpy() for table in weights])
-    return np.swapaxes(shown, 0, 1)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("kind", "update"),
-    [("independent", "decay"), ("inverse", "nesterov"), ("buffered", "momentum")],
-)
-def test_sums_arrive_as_in_an_eager_run(kind, update):
-    touched = [[0, 2], [1], [], [2], [0, 1, 2], [1], [0], [], [1]]
-    sums = [np.arange(len(ids)) + 0.5 * t + 1 for t, ids in enumerate(touched)]
-    update = _UPDATES[update]
-    shown, _ = _run(kind, update, touched, sums, [4, 9], 1e-9, 4)
-    for row in range(4):
-        of_row = [
-            float(np.sum(sums[t][[r == row for r in touched[t]]]))
-            for t in range(_STEPS)
-        ]
-        expected = _eager(kind, update, of_row)[1]
-        np.testing.assert_allclose(
-            shown[:, row, 0], expected[[4, 9]], rtol=1e-5, atol=1e-6
-        )
-
-
-@pytest.mark.parametrize("kind", ["inverse"])
-def test_what_is_shown_has_the_law_of_the_eager_noise(kind):
-    update = lazy.LinearUpdate(momentum=0.8, weight_decay=0.2)
-    rows, columns = 3000, 24
-    rng = np.random.default_rng(5)
-    touched = [rng.permutation(rows)[: rows // 3] for _ in range(_STEPS)]
-    sums = [np.zeros(rows // 3)] * _STEPS
-    shown, other = _run(kind, update, touched, sums, [3, 4, 9], 0.7, rows, columns)
+            both.append([table.numpy() for table in weights])
+    shown, other = np.swapaxes(both, 0, 1)
     drawn = np.einsum("arc,brc->ab", shown, shown) / (rows * columns)
-    expected = _eager(kind, update)[0][[3, 4, 9]]
+    expected = _eager("inverse", update)[[3, 4, 9]]
     expected = expected @ expected.T
     scale = np.sqrt(np.outer(np.diag(expected), np.diag(expected)))
     # Five standard errors of a mean of 72,000 products.

@@ -37,10 +37,6 @@ def test_the_graph_of_a_caller_is_forgotten():
     assert forgets_its_caller(shared_function(doubled, jit_compile=True))
 
 
-def test_control_a_function_keeps_the_graph_that_it_was_traced_in():
-    assert not forgets_its_caller(tf.function(doubled, autograph=False))
-
-
 def test_one_trace_serves_all_callers():
     traces = []
 

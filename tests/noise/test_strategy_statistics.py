@@ -76,6 +76,18 @@ def test_the_noise_is_that_of_the_strategy(strategy, mode):
     assert verdict.p_value >= ALPHA, str(verdict)
 
 
+@pytest.mark.slow
+def test_false_alarms_are_as_rare_as_stated():
+    """p-values below 0.05 in at most 5% of 100 samples, up to chance."""
+    chain = tf_bandmf.strategies.lambda_cgd(N, 0.8)
+    p_values = []
+    for seed in range(100):
+        z = np.random.default_rng(seed).standard_normal((N, 512))
+        p_values.append(whiteness(chain, chain.matrix.solve(z)).p_value)
+    assert np.mean(np.array(p_values) < 0.05) <= 0.05 + 3 * np.sqrt(0.05 * 0.95 / 100)
+    assert min(p_values) > 1e-6
+
+
 def test_the_same_test_sees_noise_of_another_strategy(strategy):
     other = np.random.default_rng(0).standard_normal((N, D))
     if strategy.family == "identity":

@@ -66,18 +66,6 @@ def test_without_a_bound_there_is_no_gap_and_the_same_minimum():
     np.testing.assert_allclose(actual.position, certified.position, atol=1e-5)
 
 
-def test_weights_of_the_bound_are_shares():
-    seen = []
-
-    def bound(position, weights):
-        seen.append(weights)
-        return 0.0, errors_of(tf.constant(position)).numpy()
-
-    assert minimized(bound).optimality_gap == 1.0
-    for weights in seen:
-        assert weights.sum() == pytest.approx(1.0) and weights.min() > 0.0
-
-
 @pytest.mark.slow
 def test_general_columns_are_certified_to_a_thousandth_by_default():
     workload = workloads.prefix_sum(24)

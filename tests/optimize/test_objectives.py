@@ -5,7 +5,6 @@ import pytest
 import tensorflow as tf
 
 from tf_bandmf.optimize import objectives
-from tf_bandmf.optimize.maximum import SmoothMaximum
 
 CONVEX = objectives.Objective(
     "root of squares", lambda v: tf.sqrt(tf.reduce_sum(v**2)) + 1.0, is_convex=True
@@ -25,21 +24,6 @@ def test_support_lies_below_the_reduction(objective):
         assert weights @ other + offset <= value + 1e-12
     at_errors = float(objective.reduction(tf.constant(errors)))
     np.testing.assert_allclose(weights @ errors + offset, at_errors, rtol=1e-12)
-
-
-def test_smooth_maxima_approach_the_maximum():
-    errors, smooth = tf.constant([0.3, 2.0, 1.0, 1.9], tf.float64), SmoothMaximum(4)
-    values = []
-    for order in (8.0, 64.0, 4096.0):
-        smooth.assign(order, np.ones(4))
-        values.append(float(smooth(errors)))
-    assert values == sorted(values)
-    np.testing.assert_allclose(values[-1], 2.0, rtol=1e-3)
-
-
-def test_the_maximum_of_increasing_errors_is_the_last():
-    assert objectives.resolve("max", errors_increase=True) is objectives.LAST
-    assert objectives.resolve("max") is objectives.MAX
 
 
 def test_unknown_objectives_are_refused():

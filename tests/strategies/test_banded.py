@@ -61,7 +61,7 @@ def test_without_equal_column_norms_the_optimum_is_certified():
     sensitivity = actual.sensitivity(order)
     assert sensitivity.is_exact
     assert sensitivity.value == pytest.approx(1.0)
-    assert 0.0 <= actual.diagnostics["optimality_gap"] <= 1e-9
+    assert 0.0 <= actual.diagnostics["optimality_gap"] <= 1e-5
     # Equal norms cost something under this participation.
     equal = mean_error(example(), workload) * 3
     assert mean_error(actual, workload) < 0.999 * equal
