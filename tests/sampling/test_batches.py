@@ -27,13 +27,6 @@ def test_every_example_once_per_epoch_at_the_same_position():
     assert {len(batch) for batch in epochs[0]} == {5}
 
 
-def test_uneven_batches_differ_by_one():
-    schedule = make_plan(num_examples=22).batches(np.arange(22))
-    sizes = [len(schedule.example_indices(step)) for step in range(4)]
-    assert sum(sizes) == 22
-    assert max(sizes) - min(sizes) <= 1
-
-
 def test_order_depends_on_its_seed_only():
     def order(seed):
         participation = tf_bandmf.FixedEpochOrder(20, 6, 3, order_seed=seed)
@@ -68,12 +61,6 @@ def test_wrong_data_are_refused():
     assert plan.batches(tf.data.Dataset.range(20)).num_steps == 12
     with pytest.raises(ValueError, match="step"):
         plan.batches(np.zeros(20)).example_indices(12)
-
-
-def test_nothing_is_tuned_so_that_nothing_waits_for_the_tuner():
-    options = make_plan().batches(np.arange(20)).dataset().options()
-    assert options.autotune.enabled is False
-    assert options.experimental_optimization.apply_default_optimizations is False
 
 
 def test_rows_with_missing_values_are_named():

@@ -3,11 +3,9 @@
 import numpy as np
 import pytest
 import tensorflow as tf
-from rows import record_file
 from small_plans import small_plan
 
 from tf_bandmf.noise.keys import NoiseKey
-from tf_bandmf.sampling import TFRecordExamples
 
 M = 12
 
@@ -76,26 +74,6 @@ def test_what_an_example_becomes_does_not_depend_on_others():
         assert np.isnan(b["x"][~mine]).all()
 
 
-@pytest.mark.slow
-def test_files_are_augmented_as_arrays_are(tmp_path):
-    x, y = data()
-    rows = (np.append(row, label) for row, label in zip(x, y, strict=True))
-    records = (tf.io.serialize_tensor(row).numpy() for row in rows)
-    file = record_file(tmp_path / "records", records)
-
-    def parse(record):
-        row = tf.ensure_shape(tf.io.parse_tensor(record, tf.float64), [17])
-        image = tf.reshape(tf.cast(row[:16], tf.float32), [4, 4, 1])
-        return image, tf.cast(row[16], tf.int64)
-
-    plan = make_plan()
-    expected = contents(plan.batches(x, y, map=jitter))
-    batches = contents(plan.batches(TFRecordExamples(file, parse), map=jitter))
-    for a, b in zip(batches, expected, strict=True):
-        np.testing.assert_array_equal(a["x"], b["x"])
-        np.testing.assert_array_equal(a["y"], b["y"])
-
-
 def test_a_function_may_change_shapes_and_structures():
     def crop(x, seed):
         return {"image": tf.image.stateless_random_crop(x, [3, 3, 1], seed)}
@@ -135,6 +113,7 @@ def stateful(x):
         (stateful, ValueError, "AssignAdd"),
         (lambda x, y, z: x, TypeError, "x, y, z"),
         (lambda x, y: x, TypeError, "must return the tuple"),
+        (lambda x: tf.boolean_mask(x, x > 0), ValueError, "one shape"),
         (lambda x: tf.RaggedTensor.from_row_splits([1.0], [0, 1]), TypeError, "dense"),
         ("flip", TypeError, "function of one example"),
     ],
@@ -142,17 +121,6 @@ def stateful(x):
 def test_what_is_no_pure_function_of_one_example_is_refused(function, error, match):
     with pytest.raises(error, match=match):
         make_plan().batches(*data(), map=function)
-
-
-def test_shapes_that_vary_are_refused():
-    def vary(x):
-        return tf.boolean_mask(x, x > 0)
-
-    with pytest.raises(ValueError, match="one shape"):
-        make_plan().batches(*data(), map=vary)
-
-
-def test_a_function_of_targets_needs_targets():
     with pytest.raises(TypeError, match="no targets"):
         make_plan().batches(data()[0], map=jitter)
 

@@ -31,35 +31,6 @@ def sampler_of(participation, number=0):
     return participation.sampler(functools.partial(random_words, seed(number)))
 
 
-@pytest.mark.parametrize("batch_size", [80, 1000, 2000, 3000])
-def test_poisson_marginals_and_independence(batch_size):
-    participation = tf_bandmf.Poisson(num_examples=4000, batch_size=batch_size)
-    sampler, q = sampler_of(participation), batch_size / 4000
-    taken = np.zeros((40, 4000), bool)
-    for step in range(40):
-        chosen = sampler.example_indices(step)
-        assert np.all(np.diff(chosen) > 0)
-        taken[step, chosen] = True
-    total = scipy.stats.binomtest(int(taken.sum()), taken.size, q)
-    assert total.pvalue > FALSE_ALARM
-    # Per example: binomial counts.
-    counts = np.bincount(taken.sum(axis=0), minlength=41)
-    expected = 4000 * scipy.stats.binom.pmf(np.arange(41), 40, q)
-    kept = expected > 5
-    merged = [*counts[kept], counts[~kept].sum()]
-    hoped = [*expected[kept], expected[~kept].sum()]
-    assert scipy.stats.chisquare(merged, hoped).pvalue > FALSE_ALARM
-    # Joint law of two steps and two examples: all 4 combinations. Overlapping pairs are
-    # dependent; every second one is not.
-    for first, second in (
-        (taken[:-1:2], taken[1::2]),
-        (taken[:, :-1:2], taken[:, 1::2]),
-    ):
-        joint = np.bincount((2 * first + second).ravel(), minlength=4)
-        law = np.outer([1 - q, q], [1 - q, q]).ravel()
-        assert scipy.stats.chisquare(joint, law * joint.sum()).pvalue > FALSE_ALARM
-
-
 @pytest.mark.invariant(11)
 @pytest.mark.parametrize("batch_size", [2, 20, 30, 33])
 def test_rests_are_the_same_wherever_a_run_goes_on(batch_size):

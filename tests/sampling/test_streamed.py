@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import traceback
 import warnings
 
 import keras
@@ -83,12 +82,6 @@ def test_a_run_goes_on_where_it_was():
     assert _plan().batches(other).schedule_id != schedule.schedule_id
 
 
-def test_two_readers_at_once_read_the_same():
-    schedule = _plan().batches(_dataset())
-    for one, other in zip(schedule.dataset(), schedule.dataset(), strict=True):
-        np.testing.assert_array_equal(one["x"], other["x"])
-
-
 @pytest.mark.invariant(2)
 def test_a_shuffled_data_set_is_refused_before_the_run():
     with pytest.raises(ValueError, match="reshuffle_each_iteration=False"):
@@ -142,13 +135,8 @@ def _of_batches(size):
 
 @pytest.mark.parametrize(
     "batches, said",
-    [
-        (_of_batches(11), "has 2, of"),
-        (_of_batches(5), "has 5, of"),
-        (lambda: iter([X[:11], X[11:]]), "has 2, of"),
-        (_dataset().batch(11).batch(1), "has 2, of"),
-    ],
-    ids=["equal", "last is smaller", "no targets", "batches of batches"],
+    [(_of_batches(5), "has 5, of"), (_dataset().batch(11).batch(1), "has 2, of")],
+    ids=["last is smaller", "batches of batches"],
 )
 def test_batches_where_examples_are_wanted_are_recognized(batches, said):
     with pytest.raises(ValueError, match=rf"{said}.* dataset.unbatch\(\)"):
@@ -159,12 +147,10 @@ def test_batches_where_examples_are_wanted_are_recognized(batches, said):
 @pytest.mark.parametrize(
     "data, said",
     [
-        ((_dataset().repeat(2),), "22 of 44 examples"),
         ((np.tile(X, [2, 1]), np.tile(Y, 2)), "22 of 44 examples"),
         ((_dataset().concatenate(_dataset(1)),), "1 of 23 examples"),
-        ((np.concatenate([X[:1], X]), np.append(Y[:1], Y)), "1 of 23 examples"),
     ],
-    ids=["all, stream", "all, arrays", "one, stream", "one, arrays"],
+    ids=["all, arrays", "one, stream"],
 )
 def test_a_record_in_several_rows_is_warned_of(data, said):
     """One of four copies moved a clipped sum by 2.45 clip norms: no refusal, no silence."""
@@ -196,14 +182,12 @@ def _added(state, example):
     "meeting",
     [
         _dataset().batch(11).map(_centered).unbatch(),
-        _dataset().batch(11).map(_centered),
         _dataset().padded_batch(11).map(_centered).prefetch(1),
-        _dataset().batch(11).map(lambda x, y: (keras.layers.Softmax(0)(x), y)),
         _dataset().batch(2).filter(lambda x, y: tf.reduce_sum(x) < 1e6).unbatch(),
         _dataset().scan(0.0, _added),
         _dataset().map(lambda x, y: (x, y)).batch(2).unbatch().batch(2).map(_centered),
     ],
-    ids=["unbatched", "batched", "padded", "layer", "filter", "scan", "twice"],
+    ids=["unbatched", "padded", "filter", "scan", "twice"],
 )
 def test_a_function_of_a_data_set_that_sees_several_examples_is_refused(meeting):
     """Batches that were standardized moved a clipped sum by 5.97 clip norms."""
@@ -218,7 +202,6 @@ def test_what_examples_are_made_of_decides():
         _dataset().map(twice).batch(11),
         _dataset().batch(11).unbatch().map(twice),
         sparse.batch(2).unbatch().map(lambda x, y: (2.0 * tf.sparse.to_dense(x), y)),
-        tf.data.Dataset.sample_from_datasets([_dataset()], [1.0]).map(twice),
         tf.data.Dataset.from_generator(
             _generator,
             output_signature=(tf.TensorSpec([3]), tf.TensorSpec([], tf.int32)),
@@ -231,36 +214,10 @@ def test_what_examples_are_made_of_decides():
         np.testing.assert_array_equal(first["x"], 2.0 * X[:3])
 
 
-@pytest.mark.slow_cases("poisson", "balls-in-bins")
-@pytest.mark.parametrize("sampling", ["balls-in-bins", "poisson", "shuffled"])
-@pytest.mark.invariant(2)
-def test_another_sampling_needs_random_access(sampling):
-    with pytest.raises(ValueError, match="open_memmap"):
-        _plan(sampling=sampling).batches(_dataset())
-
-
 def test_maps_and_views_apply():
     batches = _plan().batches(_dataset(), map=lambda x: x + 1.0, views=2)
     rows = next(iter(batches))["x"]
     np.testing.assert_array_equal(rows, np.stack([X[:3] + 1, X[:3] + 1], axis=1))
-
-
-PRIVATE = "1234"
-
-
-@pytest.mark.parametrize(
-    "read",
-    [
-        lambda: map(int, [PRIVATE + "x"] * 2),
-        lambda: iter([(float(PRIVATE),), {"x": float(PRIVATE)}]),
-        lambda: (np.full(1 + i, float(PRIVATE)) for i in range(2)),
-    ],
-    ids=["unreadable", "another structure", "another shape"],
-)
-def test_no_error_holds_values_of_examples(read):
-    with pytest.raises(ValueError, match=r"raised an error|one structure") as caught:
-        _plan(num_examples=2, batch_size=1).batches(read)
-    assert PRIVATE not in "".join(traceback.format_exception(caught.value))
 
 
 def test_examples_of_several_shapes_or_no_tensors_are_refused():
@@ -297,8 +254,6 @@ def test_sparse_examples_become_dense():
     tensor = tf.sparse.from_dense(X)
     streamed = _plan().batches(tf.data.Dataset.from_tensor_slices((tensor, Y)))
     np.testing.assert_array_equal(next(iter(streamed))["x"], X[:3])
-    with pytest.raises(ValueError, match="found x of shape"):
-        _plan(num_examples=5).batches(sparse, Y[:5])
     rows, plan = sparse.tocsr(), _plan()
     for batches in (
         lambda: plan.batches(tensor, Y),
@@ -307,8 +262,6 @@ def test_sparse_examples_become_dense():
     ):
         with pytest.raises((TypeError, ValueError), match=r"toarray|to_dense"):
             batches()
-    beside = next(iter(plan.batches({"a": X, "b": sparse}, Y)))
-    assert beside["x"]["b"].shape[1:] == (7,)
 
 
 @pytest.mark.slow
@@ -320,10 +273,8 @@ def test_windows_of_a_time_series_need_no_copy_and_their_unit_is_asked_for():
             series, series[8:, 0], 8, sequence_stride=stride, batch_size=16
         )
 
-    for overlapping in (1, 3, 6):
-        plan = _plan(num_examples=-(-52 // overlapping), batch_size=2)
-        with pytest.raises(ValueError, match="unit='one window'"):
-            plan.batches(windows(overlapping))
+    with pytest.raises(ValueError, match="unit='one window'"):
+        _plan(num_examples=18, batch_size=2).batches(windows(3))
     arrays = [np.concatenate(parts) for parts in zip(*windows(1).as_numpy_iterator())]
     with pytest.raises(ValueError, match="unit='one window'"):
         _plan(num_examples=52).batches(*arrays)
