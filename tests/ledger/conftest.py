@@ -10,7 +10,7 @@ import subprocess
 import tempfile
 
 import pytest
-from small_plans import planned
+from small_plans import small_plan
 
 import tf_bandmf
 
@@ -129,15 +129,8 @@ def file_ledger(url):
 @pytest.fixture(scope="session")
 def make_plan():
     def make(mechanism="lambda_cgd:0.9", ledger=None, dataset=None, **changes):
-        arguments = {
-            "epsilon": 1.0,
-            "delta": 1e-6,
-            "num_examples": 1200,
-            "batch_size": 40,
-            "epochs": 2,
-            **changes,
-        }
-        plan = planned(mechanism, **arguments)
+        budget = {"epsilon": 1.0, "delta": 1e-6}
+        plan = small_plan(mechanism, 1200, 40, 2, **{**budget, **changes})
         return plan if ledger is None else ledger.bind(plan, dataset)
 
     return make

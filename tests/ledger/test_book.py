@@ -97,20 +97,6 @@ def test_only_a_run_that_began_ends(file_ledger, make_plan, run_name):
         file_ledger.begin(plan, "my run")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("sampling", ["poisson", "cyclic-fixed-size"])
-def test_amplified_runs_are_settled(sampling, file_ledger, make_plan, run_name, spent):
-    file_ledger.add_dataset("patients", epsilon=1.0, delta=1e-6)
-    options = {"ledger": file_ledger, "dataset": "patients", "sampling": sampling}
-    plan = make_plan("identity", **options)
-    file_ledger.begin(plan, run_name(1))
-    before = spent(file_ledger)
-    file_ledger.end(run_name(1), plan=plan, steps=20, reason="power failure")
-    assert 0.0 < spent(file_ledger) < 0.8 * before
-    assert spent(file_ledger) <= plan.epsilon_after(20) * (1 + 1e-6)
-    assert file_ledger.verify() == []
-
-
 @pytest.mark.attack(
     "Spending what hides something else, or what no mechanism has",
     tried="Spends runs, joint guarantees and tuning for another unit than the budget's, a "
@@ -193,17 +179,6 @@ def test_budgets_in_rho(ledger, make_plan, run_name):
         ledger.spend("in rho", (1e-3, 1e-9), about="has no rho")
 
 
-def test_a_budget_is_changed_by_those_who_say_so(file_ledger):
-    for _ in range(2):  # the same again changes nothing
-        file_ledger.add_dataset("patients", epsilon=2.0, delta=1e-6)
-    assert len(file_ledger.history()) == 1
-    with pytest.raises(ValueError, match="set_budget"):
-        file_ledger.add_dataset("patients", epsilon=8.0, delta=1e-6)
-    assert file_ledger.balance("patients").budget.epsilon == 2.0
-    file_ledger.set_budget("patients", epsilon=8.0, delta=1e-6)
-    assert file_ledger.balance("patients").budget.epsilon == 8.0
-
-
 @pytest.mark.parametrize(
     ("sampling", "mechanism"),
     [("poisson", "identity"), ("cyclic-poisson", "bsr:4"), ("fixed-order", "bsr:4")],
@@ -246,10 +221,6 @@ def test_what_is_not_meant_is_refused(file_ledger, make_plan, tmp_path):
         make_plan(ledger=ledger, dataset="patients")
     budget = {"epsilon": 1, "delta": 1e-6}
     ledger.add_dataset("patients", **budget, unit="one patient")
-    with pytest.raises(ValueError, match="hides 'one training example'"):
-        make_plan(ledger=ledger, dataset="patients")
-    with pytest.raises(ValueError, match="test seed"):
-        make_plan(ledger=ledger, dataset="patients", unit="one patient", test_seed=1)
     with pytest.raises(ValueError, match="Give other data another name"):
         ledger.add_dataset("patients", **budget, unit="one visit")
     ledger.add_dataset("patients", **budget, unit="one patient")  # the same
@@ -336,7 +307,4 @@ def test_releases_made_elsewhere_are_spent_as_compose_takes_them(file_ledger, sp
     replaced = tf_bandmf.Release(epsilon=0.1, adjacency="replace-one")
     with pytest.raises(ValueError, match="one unit is replaced"):
         file_ledger.spend("patients", replaced, about="other neighbors")
-    guess = tf_bandmf.Release(epsilon=0.1, delta=1e-7, kind="estimate")
-    with pytest.raises(ValueError, match="no bound"):
-        file_ledger.spend("patients", guess, about="a guess")
     file_ledger.spend("patients", tf_bandmf.compose(parts), about="all of them, again")

@@ -74,19 +74,6 @@ def test_the_setting_with_the_most_progress_is_advised(advice):
     assert best.progress == pytest.approx(best.learning_rate * steps)
 
 
-def test_more_budget_allows_larger_rates_and_promises_more():
-    """A budget from 0.5 to 16: no setting gets worse, and the rate stays bounded."""
-    several = [tf_bandmf.advise(epsilon=2.0**i, **FIXED) for i in range(-1, 5)]
-    for less, more in zip(several[:-1], several[1:], strict=True):
-        assert more.expected_share > less.expected_share
-        assert more.setting.progress > less.setting.progress
-        rates = {one.batch_size: one.learning_rate for one in more.settings}
-        for one in less.settings:
-            if one.batch_size in rates:
-                # Half of the noise: never more than what noise alone would allow.
-                assert 1.0 < rates[one.batch_size] / one.learning_rate < 2.0**1.5
-
-
 @pytest.mark.parametrize(
     ("row", "noise", "num_parameters", "best"),
     [
@@ -118,35 +105,6 @@ def test_a_squared_error_gets_a_smaller_rate():
     assert squared.optimizer_arguments["learning_rate"] == rate("mse")
 
 
-LOSSES = ["poisson", "Poisson", "binary_crossentropy", tf_bandmf.workloads, None, "mse"]
-
-
-@pytest.mark.parametrize("loss", LOSSES, ids=str)
-def test_counts_and_two_classes_get_larger_clip_norms(loss):
-    clip, reason = learning_rates.clip_norm(loss)
-    larger = {"poisson": 10.0, "Poisson": 10.0, "binary_crossentropy": 3.0}
-    assert clip == larger.get(loss, 1.0)
-    assert ("predict too few" in reason) == (clip == 10.0)
-    assert ("long tail" in reason) == (loss == "mse")
-
-
-def test_the_clip_norm_divides_the_rate_and_a_large_one_lowers_it_further():
-    assert (
-        tf_bandmf.advise(epsilon=4.0, loss="poisson", **FIXED).plan.l2_norm_clip == 10.0
-    )
-
-    def rate(clip):
-        plan = tf_bandmf.plan(
-            "identity", noise_multiplier=1.0, delta=1e-5, num_examples=6000,
-            batch_size=200, epochs=3, l2_norm_clip=clip,
-        )  # fmt: skip
-        return plan.optimizer_arguments(10_000)["learning_rate"]
-
-    assert rate(0.5) == pytest.approx(2.0 * rate(1.0), rel=0.01)
-    # Usual gradients are far below 10: noise limits the rate earlier.
-    assert 0.2 * 0.1 * rate(1.0) < rate(10.0) < 0.9 * 0.1 * rate(1.0)
-
-
 def test_a_verdict_says_what_to_expect():
     good = tf_bandmf.advise(epsilon=8.0, **{**FIXED, "num_examples": 60_000})
     assert good.expected_share > 0.9
@@ -160,39 +118,11 @@ def test_a_verdict_says_what_to_expect():
 
 
 def test_adam_has_independent_noise_and_a_rate_of_its_own():
-    sgd, adam = (
-        tf_bandmf.advise(epsilon=4.0, optimizer=name, sampling="poisson", **DATA)
-        for name in ("sgd", "adam")
-    )
+    adam = tf_bandmf.advise(epsilon=4.0, optimizer="adam", sampling="poisson", **DATA)
     assert adam.plan.strategy.family == "identity"
     assert adam.plan.workload.momentum in (None, 0.0)
-    assert set(adam.optimizer_arguments) == {
-        "learning_rate",
-        "use_ema",
-        "ema_momentum",
-    }
+    assert set(adam.optimizer_arguments) == {"learning_rate", "use_ema", "ema_momentum"}
     assert adam.optimizer_arguments["learning_rate"] == learning_rates.RATE_OF_ADAM
-    # Independent noise is the same for all workloads, up to the first steps.
-    assert adam.setting.noise == pytest.approx(sgd.setting.noise, rel=0.1)
-    assert adam.setting.batch_size == sgd.setting.batch_size
-
-
-def test_limits_are_kept():
-    advice = tf_bandmf.advise(epsilon=4.0, max_batch_size=100, **FIXED)
-    assert advice.setting.epochs == 8
-    assert max(one.batch_size for one in advice.settings) == 100
-    assert learning_rates.ema_momentum(10) == learning_rates.ema_momentum(1) == 0.0
-
-
-@pytest.mark.slow_cases("cyclic-poisson")
-@pytest.mark.parametrize("sampling", ["shuffled", "cyclic-poisson"])
-def test_a_sampling_that_is_named_is_used(sampling):
-    settings = {**DATA, "num_examples": 400, "epochs": 2}
-    advice = tf_bandmf.advise(
-        epsilon=2.0, sampling=sampling, max_batch_size=32, **settings
-    )
-    assert {one.sampling for one in advice.settings} == {sampling}
-    assert advice.plan.participation.sampling == sampling
 
 
 def test_a_sampling_that_demands_more_must_be_worth_it():
@@ -227,13 +157,8 @@ def test_advice_is_json_and_text(advice):
 @pytest.mark.parametrize(
     "change, message",
     [
-        ({"epochs": 0}, "epochs must be a whole number >= 1"),
-        ({"max_batch_size": 0}, "max_batch_size must be a whole number"),
         ({"sampling": "uniform"}, "sampling must be one or more of fixed-order"),
         ({"mechanism": "bisrr"}, "mechanism"),
-        ({"mechanism": 4}, "mechanism"),
-        ({"epsilon": -1.0}, "epsilon must be finite and > 0"),
-        ({"delta": 2.0}, r"delta must be in \(0, 1\)"),
         ({"optimizer": "adamw"}, "optimizer must be one of sgd, adam"),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, dict) else "",

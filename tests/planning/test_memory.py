@@ -50,12 +50,3 @@ def test_a_plan_says_what_it_needs():
         "Noise keeps 4 vectors of 1,000,000 numbers: 8 MB on each of 2 devices, and keys "
         "of 2.4 kB."
     )
-
-
-def test_bad_numbers_are_refused():
-    with pytest.raises(ValueError, match="num_parameters"):
-        memory.noise_memory(strategies.identity(3), 0)
-    with pytest.raises(ValueError, match="num_devices"):
-        memory.bands_that_fit(1000, 10, 0)
-    with pytest.raises(ValueError, match="bytes_per_device"):
-        memory.bands_that_fit(0, 10)

@@ -33,24 +33,6 @@ def test_noise_multiplier_instead_of_epsilon():
     np.testing.assert_allclose(plan.epsilon, gaussian.gaussian_epsilon(1.0, 1e-5))
 
 
-def test_clip_scales_the_noise():
-    small = tf_bandmf.plan("bisr:3", **BUDGET, **DATA, l2_norm_clip=0.5)
-    large = tf_bandmf.plan("bisr:3", **BUDGET, **DATA, l2_norm_clip=2.0)
-    np.testing.assert_allclose(4 * small.noise_stddev, large.noise_stddev)
-
-
-def test_min_sep_plan_and_a_ready_strategy():
-    plan = tf_bandmf.plan(
-        strategies.lambda_cgd(40, 0.5),
-        **BUDGET,
-        num_steps=40,
-        sampling=tf_bandmf.MinSep(10, 3),
-    )
-    assert plan.participation.participations(40) == 3
-    with pytest.raises(TypeError, match="MinSep"):
-        plan.batches(np.zeros((10, 2)))
-
-
 def test_expected_batch_size_is_the_mean_over_an_epoch():
     plan = tf_bandmf.plan(
         "identity", **BUDGET, num_examples=100, batch_size=30, epochs=2
@@ -58,11 +40,10 @@ def test_expected_batch_size_is_the_mean_over_an_epoch():
     assert plan.expected_batch_size == 25.0
 
 
-@pytest.mark.slow_cases("bandinv:2")
-@pytest.mark.parametrize("mechanism", MECHANISMS)
-def test_save_and_load(mechanism, tmp_path):
+def test_save_and_load(tmp_path):
+    """Of a workload with a schedule; all families and samplings: tests/contracts."""
     plan = tf_bandmf.plan(
-        mechanism,
+        "lambda_cgd",
         **BUDGET,
         **DATA,
         workload=workloads.momentum_sgd(50, 0.5, 1.0, np.linspace(1, 0.1, 50)),
@@ -79,21 +60,10 @@ def test_a_changed_file_is_refused(tmp_path):
     path = tmp_path / "plan.json"
     tf_bandmf.plan("lambda_cgd", **BUDGET, **DATA).save(str(path))
     content = json.loads(path.read_text())
-    for field, value, message in (
-        (
-            "noise_multiplier",
-            content["plan"]["noise_multiplier"] * 0.5,
-            "more than the plan's",
-        ),
-        ("l2_norm_clip", 0.5, "does not have the fingerprint"),
-        ("expected_batch_size", 61.0, "does not have the fingerprint"),
-    ):
-        changed = json.loads(path.read_text())
-        changed["plan"][field] = value
-        broken = tmp_path / "broken.json"
-        broken.write_text(json.dumps(changed))
-        with pytest.raises(ValueError, match=message):
-            tf_bandmf.Plan.load(str(broken))
+    content["plan"]["l2_norm_clip"] = 0.5
+    path.write_text(json.dumps(content))
+    with pytest.raises(ValueError, match="does not have the fingerprint"):
+        tf_bandmf.Plan.load(str(path))
 
 
 def test_fingerprint_changes_with_every_privacy_relevant_field():
@@ -113,6 +83,7 @@ def test_fingerprint_changes_with_every_privacy_relevant_field():
         {"workload": workloads.prefix_sum(50, np.linspace(1, 0.5, 50))},
         {"test_seed": 0},
         {"generator": "chacha20"},
+        {"unit": "one user"},
     ]
     prints = {planned(**{**base, **c}).fingerprint for c in changes}
     assert len(prints) == len(changes)
@@ -137,15 +108,13 @@ def test_fingerprint_ignores_how_the_strategy_was_found():
         ({"num_steps": 3}, "num_steps = 3"),
         ({"sampling": tf_bandmf.MinSep(10)}, "epochs must be left out"),
         ({"epochs": None, "sampling": tf_bandmf.MinSep(10)}, "num_steps"),
-        ({"mechanism": "lambda_cgd:1.0"}, "lambda"),
-        ({"mechanism": "lambda_cgd:-0.1"}, "lambda"),
         ({"mechanism": "lambda_cgd:0.5:0.5"}, "one value"),
         ({"mechanism": "bsr:4:max"}, "bsr has no max variant"),
         ({"mechanism": "magic"}, "magic"),
         ({"workload": "sgd:momentum=1"}, "momentum"),
         ({"workload": "sgd:beta=1"}, "workload sgd takes momentum=NUMBER"),
         ({"workload": "prefixes"}, "workload must be prefix.* Did you mean prefix"),
-        ({"workload": tf_bandmf.workloads.prefix_sum(49)}, "49"),
+        ({"workload": workloads.prefix_sum(49)}, "49"),
         ({"mechanism": strategies.identity(49)}, "50"),
     ],
 )
@@ -153,28 +122,6 @@ def test_bad_input_gives_one_clear_error(change, message):
     arguments = {"mechanism": "lambda_cgd", **BUDGET, **DATA, **change}
     with pytest.raises(ValueError, match=message):
         tf_bandmf.plan(**arguments)
-
-
-@pytest.mark.slow_cases("auto-data3")
-@pytest.mark.parametrize(
-    ("mechanism", "data"),
-    [
-        ("toeplitz:4", {}),
-        ("lambda_cgd", {}),
-        ("bandinv:2", {}),
-        ("auto", {}),
-    ],
-)
-def test_max_lowers_the_largest_error_and_not_the_mean(mechanism, data):
-    mean = tf_bandmf.plan(mechanism, **BUDGET, **DATA, **data)
-    least = tf_bandmf.plan(f"{mechanism}:max", **BUDGET, **DATA, **data)
-
-    def largest(plan):
-        error = plan.strategy.max_se(plan.workload, plan.participation)
-        return plan.noise_multiplier * error
-
-    assert largest(least) <= largest(mean) * (1 + 1e-6)
-    assert least.rmse() >= mean.rmse() * (1 - 1e-6)
 
 
 def test_delta_that_permits_to_publish_somebody_is_warned_about():
