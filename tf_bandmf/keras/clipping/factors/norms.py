@@ -39,7 +39,7 @@ ROUNDING = 64 * 2.0**-24
 _TINY, _VANISHING = 2.0**-126, 2.0**-86
 _SHORT = (tf.bfloat16, tf.float16)
 # Floats that are added up in float32; partial sums are added in float64.
-BLOCK = 1024
+_BLOCK = 1024
 
 
 class Norms(NamedTuple):
@@ -178,9 +178,9 @@ def of_examples(gradients: tf.Tensor) -> Norms:
 
 def _block(size: int) -> int | None:
     """Largest divisor of a size within the limit, or None if that is below 32."""
-    if size <= BLOCK:
+    if size <= _BLOCK:
         return size
-    block = next(n for n in range(BLOCK, 0, -1) if size % n == 0)
+    block = next(n for n in range(_BLOCK, 0, -1) if size % n == 0)
     return block if block >= 32 else None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -9,9 +10,14 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from tf_bandmf.keras.clipping.factors.base import Factor, add_factors, cleaned
+from tf_bandmf.keras.clipping.factors.base import (
+    Factor,
+    Instantiated,
+    Measured,
+    add_factors,
+    cleaned,
+)
 from tf_bandmf.keras.clipping.factors.norms import accelerator, pinned
-from tf_bandmf.keras.clipping.factors.packing import Part, measured_parts
 from tf_bandmf.keras.clipping.factors.precision import (
     check_functions_are_traced,
     check_matmul_precision,
@@ -38,6 +44,12 @@ from tf_bandmf.keras.clipping.tensors.table_readers import (
 SUM_MARGIN = 8.0
 # What became of an example: "used" stands for all others, and for rows that pad a batch.
 OUTCOMES = ("used", "clipped", "zero", "bad")
+
+
+# Elements of a variable whose gradients are measured and summed beside those of others.
+# A network has dozens of scales and biases; each by itself needs some twenty operations,
+# which the first step has to trace and optimize.
+_SMALL = 512
 
 
 class ClippedGradients(NamedTuple):
@@ -236,8 +248,8 @@ def _pass_in_graph(
     outputs = batches.map_tensors(tf.stop_gradient, forward.y_pred)
     if units is not None:
         losses, outputs = units.losses(losses), units.unflat(outputs)
-    norms = tf.sqrt(tf.add_n([part.measured.norms.squared for part in parts]))
-    norms = norms / clip.scale
+    squared = tf.add_n([part.measured.norms.squared for part in parts])
+    norms = tf.sqrt(squared) / clip.scale
     bounds = _bounds(parts, clip)
     is_finite = tf.math.is_finite(losses) & _all(tf.math.is_finite(bounds))
     counts = is_finite & valid & (shares > 0.0)
@@ -249,6 +261,20 @@ def _pass_in_graph(
     outcomes = tf.where(valid, tf.where(is_finite, outcomes, 3), 0)
     norms = tf.cast(norms, tf.float32)
     return ClippedGradients(sums, norms, losses, outputs, (), outcomes)
+
+
+class Part(NamedTuple):
+    """Gradients of variables of one group that are measured together.
+
+    Attributes:
+      positions: of the variables.
+      group: number of their group.
+      measured: of one variable, or of all of them flat and behind one another.
+    """
+
+    positions: tuple[int, ...]
+    group: int
+    measured: Measured
 
 
 def _bounds(parts: Sequence[Part], clip: Clip) -> tf.Tensor:
@@ -310,7 +336,32 @@ def _measured(
             f"set trainable=False for their layers before the model is compiled.",
             stacklevel=2,
         )
-    return measured_parts(totals, variables, clip.groups)
+    return _side_by_side(totals, clip.groups)
+
+
+def _side_by_side(factors: Mapping[int, Factor], groups: Sequence[int]) -> list[Part]:
+    """Measures gradients, by position; small ones of one group side by side."""
+    together: dict[int, list[int]] = {}
+    for position, factor in factors.items():
+        is_small = not accelerator() and 0 < _size(factor) <= _SMALL
+        key = groups[position] if is_small else -1 - position
+        together.setdefault(key, []).append(position)
+    parts = []
+    for positions in together.values():
+        each = [factors[position] for position in positions]
+        whole = each[0]
+        if len(each) > 1:
+            flat = [batches.reshape_examples(f.instantiate(), _size(f)) for f in each]
+            whole = Instantiated(tf.concat(flat, axis=1))
+        parts.append(Part(tuple(positions), groups[positions[0]], whole.measure()))
+    return parts
+
+
+def _size(factor: Factor) -> int:
+    """Elements of a variable whose gradients are there and whose shape is known, or 0."""
+    if type(factor) is not Instantiated:
+        return 0
+    return factor.gradients.shape[1:].num_elements() or 0
 
 
 def _dense(gradient: Any) -> tf.Tensor | None:
@@ -333,28 +384,40 @@ def _weighted_sums(
 ) -> list[Any]:
     """Sums per-example gradients with weights of groups, of examples that count."""
     sum_up = _sums_in_turns if accelerator() else _sums_at_once
-    sums = sum_up(parts, weights, counts)
-    for position, variable in enumerate(variables):
-        shape, is_table = tuple(variable.shape), reader_of(variable) is not None
-        if position not in sums:
-            sums[position] = tf.zeros(shape, tf.float32)
-            if is_table:
-                nothing = tf.zeros([0, *shape[1:]]), tf.zeros([0], tf.int64)
-                sums[position] = tf.IndexedSlices(*nothing)
-        if is_table and not isinstance(sums[position], tf.IndexedSlices):
-            raise UnsupportedModelError(
-                f"The rows of table {variable.path!r} get their noise when they are read, "
-                f"and are read in another layer's call, or in one that is executed for "
-                f"each example by itself: which ones is not seen. Call the Embedding "
-                f"layer itself, which takes ids of any shape, build TimeDistributed for a "
-                f"known number of steps, or give make_private tables='dense'."
-            )
-    return [sums[position] for position in range(len(variables))]
+    sums: dict[int, Any] = {}
+    for part, total in zip(parts, sum_up(parts, weights, counts), strict=True):
+        pieces, shapes = [total], [tuple(variables[i].shape) for i in part.positions]
+        if len(shapes) > 1:
+            pieces = tf.split(total, [math.prod(shape) for shape in shapes])
+            pieces = list(map(tf.reshape, pieces, shapes))
+        sums.update(zip(part.positions, pieces, strict=True))
+    return [_sum_of(variable, sums.get(i)) for i, variable in enumerate(variables)]
+
+
+def _sum_of(variable: Any, total: Any) -> Any:
+    """The sum of a variable's gradients; zeros if it has none."""
+    shape, is_table = tuple(variable.shape), reader_of(variable) is not None
+    if total is None:
+        total = tf.zeros(shape, tf.float32)
+        if is_table:
+            nothing = tf.zeros([0], tf.int64)
+            total = tf.IndexedSlices(tf.zeros([0, *shape[1:]]), nothing)
+    if isinstance(total, tf.IndexedSlices):
+        return total
+    if is_table:
+        raise UnsupportedModelError(
+            f"The rows of table {variable.path!r} get their noise when they are read, and "
+            f"are read in another layer's call, or in one that is executed for each "
+            f"example by itself: which ones is not seen. Call the Embedding layer itself, "
+            f"which takes ids of any shape, build TimeDistributed for a known number of "
+            f"steps, or give make_private tables='dense'."
+        )
+    return tf.ensure_shape(total, shape)
 
 
 def _sums_at_once(
     parts: Sequence[Part], weights: Sequence[tf.Tensor], counts: tf.Tensor
-) -> dict[int, Any]:
+) -> list[Any]:
     tensors = [list(part.measured.tensors) for part in parts]
 
     # Zero times infinity is not zero: what does not count is replaced by zeros. That
@@ -365,24 +428,23 @@ def _sums_at_once(
         return zeroed
 
     tensors = tf.cond(tf.reduce_all(counts), lambda: tensors, without_others)
-    sums: dict[int, Any] = {}
-    for part, of_part in zip(parts, tensors, strict=True):
-        sums.update(part.sums(weights[part.group], of_part))
-    return sums
+    return [
+        part.measured.weighted_sum(weights[part.group], of_part)
+        for part, of_part in zip(parts, tensors, strict=True)
+    ]
 
 
 def _sums_in_turns(
     parts: Sequence[Part], weights: Sequence[tf.Tensor], counts: tf.Tensor
-) -> dict[int, Any]:
+) -> list[Any]:
     """Sums one after the other: a GPU would zero and weight several layers at once.
 
     The last layer comes first: its gradients have waited the longest.
     """
-    sums: dict[int, Any] = {}
-    before: list[tf.Tensor] = []
+    sums: list[Any] = []
     for part in reversed(parts):
+        before = tf.nest.flatten(sums[-1:], expand_composites=True)
         weight, now, *_ = pinned(weights[part.group], counts, *before)
-        of_part = part.sums(weight, cleaned(now, part.measured.tensors))
-        before = tf.nest.flatten(of_part, expand_composites=True)
-        sums.update(of_part)
-    return sums
+        of_part = cleaned(now, part.measured.tensors)
+        sums.append(part.measured.weighted_sum(weight, of_part))
+    return sums[::-1]
