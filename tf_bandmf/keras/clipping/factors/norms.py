@@ -105,39 +105,29 @@ def formed(left: tf.Tensor, right: tf.Tensor) -> tf.Tensor:
     return tf.matmul(left, right, transpose_a=True)
 
 
-def clip_weights(bounds: tf.Tensor, l2_norm_clip: float | tf.Tensor) -> tf.Tensor:
+def clip_weights(
+    bounds: tf.Tensor,
+    l2_norm_clip: float | tf.Tensor,
+    gamma: float | tf.Tensor | None = None,
+) -> tf.Tensor:
     """Returns what a gradient is multiplied by so that its norm is within the clip norm.
 
     Args:
       bounds: [B] float64, upper bounds of squared norms.
       l2_norm_clip: the clip norm, one or [B].
+      gamma: None; or > 0 of automatic clipping, AUTO-S (Bu et al., 2022,
+        arXiv:2206.07136): gradients that are small beside it stay small.
 
     Returns:
-      [B] float32, min(1, l2_norm_clip / norm) less a margin of 1e-6 for the roundings
-      of the weight and of its products; not defined where the bound is not finite.
+      [B] float32, min(1, l2_norm_clip / norm), or l2_norm_clip / (norm + gamma), less a
+      margin of 1e-6 for the roundings of the weight and of its products; not defined
+      where the bound is not finite.
     """
-    roots = tf.sqrt(bounds)
-    ratios = l2_norm_clip / roots * (1.0 - 2.0**-20)
-    ratios = tf.where(roots > l2_norm_clip, ratios, tf.ones_like(ratios))
-    return tf.cast(ratios, tf.float32)
-
-
-def automatic_weights(
-    bounds: tf.Tensor, l2_norm_clip: float | tf.Tensor, gamma: float | tf.Tensor
-) -> tf.Tensor:
-    """Returns l2_norm_clip / (norm + gamma): AUTO-S (Bu et al., 2022, arXiv:2206.07136).
-
-    The norm that is weighted stays below the clip norm, as with `clip_weights`.
-
-    Args:
-      bounds: [B] float64, upper bounds of squared norms.
-      l2_norm_clip: the clip norm.
-      gamma: > 0; gradients that are small beside it stay small.
-
-    Returns:
-      [B] float32, less a margin of 1e-6; not defined where the bound is not finite.
-    """
-    ratios = l2_norm_clip / (tf.sqrt(bounds) + gamma) * (1.0 - 2.0**-20)
+    norms = tf.sqrt(bounds)
+    shifted = norms if gamma is None else norms + gamma
+    ratios = l2_norm_clip / shifted * (1.0 - 2.0**-20)
+    if gamma is None:
+        ratios = tf.where(norms > l2_norm_clip, ratios, tf.ones_like(ratios))
     return tf.cast(ratios, tf.float32)
 
 

@@ -11,7 +11,7 @@ import keras
 import tensorflow as tf
 
 from tf_bandmf.keras.clipping.forward.tapped_layers import Unit
-from tf_bandmf.keras.clipping.independence.places import CallShape, Spread
+from tf_bandmf.keras.clipping.independence.places import CallShape
 from tf_bandmf.keras.clipping.rules import LayerCall
 from tf_bandmf.keras.clipping.tensors.errors import UnsupportedModelError
 from tf_bandmf.keras.compat.patching import patched
@@ -149,13 +149,13 @@ class Recorder:
             kwargs=kwargs,
             batched=tuple(shape.batched[place] for place in tensors),
         )
-        if shape.spread is not Spread.NONE:
-            call.spread = functools.partial(self._repeat, mode=shape.spread)
+        if shape.new_axes is not None:
+            call.spread = functools.partial(self._repeat, new_axes=shape.new_axes)
         self.calls.append((unit, call))
         return call
 
-    def _repeat(self, tensor: tf.Tensor, mode: Spread) -> tf.Tensor:
-        if mode is Spread.NEW_AXIS:
+    def _repeat(self, tensor: tf.Tensor, new_axes: int) -> tf.Tensor:
+        if new_axes:
             tensor = tensor[None]
         shape = tf.concat([[self._size], tf.shape(tensor)[1:]], axis=0)
         repeated = tf.broadcast_to(tensor, shape)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import enum
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -25,14 +24,6 @@ class Place(NamedTuple):
 ROWS = Place(0)
 
 
-class Spread(enum.Enum):
-    """Ways to repeat an output without a batch dimension for every example."""
-
-    NONE = "none"
-    NEW_AXIS = "new axis"
-    REPEAT = "repeat"
-
-
 @dataclasses.dataclass
 class CallShape:
     """One call of a layer that is tapped, as a walk saw it.
@@ -40,12 +31,13 @@ class CallShape:
     Attributes:
       layer: the layer called.
       batched: for each leaf of the arguments, whether its first dimension is the batch.
-      spread: how to repeat the output if it is shared by all examples.
+      new_axes: None; or of an output that all examples share, how many axes, 0 or 1, it
+        gets in front before it is repeated for each of them.
     """
 
     layer: Any
     batched: tuple[bool, ...]
-    spread: Spread = Spread.NONE
+    new_axes: int | None = None
 
 
 class Mixes(Exception):

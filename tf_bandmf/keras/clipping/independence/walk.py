@@ -27,7 +27,6 @@ from tf_bandmf.keras.clipping.independence.places import (
     CannotOpen,
     Mixes,
     Place,
-    Spread,
     arranged,
     constant_place,
     same,
@@ -314,8 +313,7 @@ class Walk:
             return outputs
         if len(results) != 1 or outputs is not results[0]:
             raise _not_told_apart(unit.layer)
-        is_one = tuple(outputs.shape[:1]) == (1,)
-        call.spread = Spread.REPEAT if is_one else Spread.NEW_AXIS
+        call.new_axes = int(tuple(outputs.shape[:1]) != (1,))
         return self._share(outputs, unit.layer)
 
     def _noted(self, unit: Any, args: Any, kwargs: Any) -> CallShape:

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from tf_bandmf.keras.clipping.factors.norms import automatic_weights, clip_weights
+from tf_bandmf.keras.clipping.factors.norms import clip_weights
 from tf_bandmf.keras.clipping.tensors.errors import UnsupportedModelError
 from tf_bandmf.keras.compat.keras_objects import all_layers
 
@@ -230,11 +230,10 @@ class Clip(NamedTuple):
           bounds: of squared norms, [G, B] float64.
           shares: of the clip norm, [B] float32 in (0, 1] where they are used.
         """
-        allowed = self.allowed(shares)
-        if self.automatic is None:
-            return clip_weights(bounds, allowed)
-        gamma = self.automatic * tf.cast(shares, tf.float64)
-        return automatic_weights(bounds, allowed, gamma)
+        gamma = self.automatic
+        if gamma is not None:
+            gamma *= tf.cast(shares, tf.float64)
+        return clip_weights(bounds, self.allowed(shares), gamma)
 
 
 def how_to_clip(
