@@ -18,19 +18,15 @@ from tf_bandmf.keras.compat.patching import patched
 
 
 class Window(NamedTuple):
-    """Operations of a graph that were made in the call of a layer.
+    """The call of a layer, in which operations of a graph were made.
 
     Attributes:
       layer: whose call it was.
       unit: that was being recorded, the layer's own or one around it; or None.
-      start: position of the first operation.
-      stop: of the first that comes after the call.
     """
 
     layer: Any
     unit: Unit | None
-    start: int
-    stop: int
 
 
 class Recorder:
@@ -54,8 +50,9 @@ class Recorder:
         self._shapes = shapes
         self._size = size
         self._graph = tf.compat.v1.get_default_graph()
-        self._current: Unit | None = None
-        self._windows: list[Window] = []
+        self._window: Window | None = None
+        # Of each operation, but for those since the last call began or ended.
+        self._windows: list[Window | None] = []
         self.calls: list[tuple[Unit, LayerCall]] = []
 
     @contextlib.contextmanager
@@ -83,7 +80,8 @@ class Recorder:
         Raises:
           UnsupportedModelError: if a tapped one is inside a loop or inner function.
         """
-        around = self._current
+        window = self._window
+        around = None if window is None else window.unit
         is_open = around is None or around.rule.opens
         unit = self._units.get(id(layer)) if is_open else None
         if tf.compat.v1.get_default_graph() is not self._graph:
@@ -95,15 +93,15 @@ class Recorder:
                 "per-example gradients cannot be followed. Call it directly from "
                 "`call`, or put the loop and the layer's weights into one layer."
             )
-        start = self.position()
-        self._current = unit or around
+        self._note_operations()
+        self._window = Window(layer, unit or around)
         try:
             if unit is None:
                 return original(*args, **kwargs)
             return unit.rule.forward(self._described(unit, original, args, kwargs))
         finally:
-            self._windows.append(Window(layer, self._current, start, self.position()))
-            self._current = around
+            self._note_operations()
+            self._window = window
 
     def position(self) -> int:
         """The number of operations that the graph has."""
@@ -111,12 +109,12 @@ class Recorder:
 
     def windows(self) -> list[Window | None]:
         """For each operation of the graph, the innermost call that it was made in."""
-        innermost: list[Window | None] = [None] * self.position()
-        # A call inside of another one ends before it.
-        for window in reversed(self._windows):
-            count = window.stop - window.start
-            innermost[window.start : window.stop] = [window] * count
-        return innermost
+        self._note_operations()
+        return self._windows
+
+    def _note_operations(self) -> None:
+        """Notes of operations since the last call began or ended that they are of this."""
+        self._windows += [self._window] * (self.position() - len(self._windows))
 
     def _described(
         self,

@@ -213,25 +213,12 @@ def _one_pass(
 
     # The analysed graph is separate: what layers keep from it is of no use to regularizers,
     # constraints and metrics. It does not know the size of the batch.
-    def traced(
-        leaves: list[tf.Tensor],
-        valid: tf.Tensor,
-        norms: tf.Tensor,
-        scales: list[tf.Tensor],
-    ) -> ClippedGradients:
-        parts = batches.with_leaves(data, leaves)
-        given = clip._replace(norms=norms, scales=tuple(scales))
-        return _pass_in_graph(model, parts, valid, given)
+    def traced(leaves: list[tf.Tensor], valid: tf.Tensor) -> ClippedGradients:
+        return _pass_in_graph(model, batches.with_leaves(data, leaves), valid, clip)
 
-    signature = [
-        list(batches.specs_of(data)),
-        tf.TensorSpec([None], tf.bool),
-        tf.TensorSpec(clip.norms.shape, tf.float64),
-        [tf.TensorSpec(scale.shape, tf.float32) for scale in clip.scales],
-    ]
+    signature = [list(batches.specs_of(data)), tf.TensorSpec([None], tf.bool)]
     compiled = tf.function(traced, autograph=False, input_signature=signature)
-    leaves = batches.tensor_leaves(data)
-    clipped: ClippedGradients = compiled(leaves, valid, clip.norms, list(clip.scales))
+    clipped: ClippedGradients = compiled(batches.tensor_leaves(data), valid)
     return clipped
 
 
