@@ -17,7 +17,6 @@ import tf_bandmf
 import tf_bandmf.keras
 from tf_bandmf.keras.model import programs as programs_lib
 from tf_bandmf.keras.model.programs import Programs
-from tf_bandmf.keras.run import run as run_lib
 
 # What has no kernel for GPUs, and why it does not matter.
 ON_THE_HOST = {
@@ -200,8 +199,7 @@ class Starts(keras.callbacks.Callback):
 
 @pytest.mark.on_cpu
 def test_on_an_accelerator_a_step_is_four_programs(monkeypatch):
-    for module in (programs_lib, run_lib):
-        monkeypatch.setattr(module, "device_kind", lambda: "GPU")
+    monkeypatch.setattr(programs_lib, "device_kind", lambda: "GPU")
     model, batches = private_model(convolutional, jit_compile=True)
     starts = Starts()
     op_callbacks.add_op_callback(starts)
@@ -227,8 +225,7 @@ def test_programs_of_an_accelerator_take_the_same_steps(mechanism, monkeypatch):
     weights = []
     for kind in ("CPU", "GPU"):
         keras.utils.set_random_seed(0)
-        for module in (programs_lib, run_lib):
-            monkeypatch.setattr(module, "device_kind", lambda kind=kind: kind)
+        monkeypatch.setattr(programs_lib, "device_kind", lambda kind=kind: kind)
         model, batches = private_model(
             table, mechanism, keras.optimizers.SGD(0.1), jit_compile=True, test_seed=3
         )

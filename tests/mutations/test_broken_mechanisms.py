@@ -258,7 +258,7 @@ def shared_radius(patch):
 
 @broken("Noise for the sum on the mean", [4], audited, "identity")
 def noise_on_the_mean(patch):
-    def noisy_mean(total, noise, stddev, batch_size, is_clipped):
+    def noisy_mean(total, noise, stddev, batch_size):
         return (total + stddev * noise / batch_size) / batch_size
 
     patch.setattr(run_lib, "noisy_mean", noisy_mean)

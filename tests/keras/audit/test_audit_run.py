@@ -78,7 +78,7 @@ def test_a_sound_run_is_believed(kind, figure):
 @pytest.mark.parametrize("scales", [False, True])
 @pytest.mark.slow_cases("True")
 def test_a_run_without_noise_is_seen(scales, monkeypatch):
-    def without_noise(total, noise, stddev, batch_size, is_clipped):
+    def without_noise(total, noise, stddev, batch_size):
         return (total + 1e-3 * stddev * noise) / batch_size
 
     monkeypatch.setattr(run_lib, "noisy_mean", without_noise)

@@ -77,7 +77,7 @@ def silent(monkeypatch):
     monkeypatch.setattr("tf_bandmf.noise.lazy_tables.weighted_normals", zeros)
     monkeypatch.setattr("tf_bandmf.noise.generator.weighted_normals", zeros)
 
-    def mean(total, noise, stddev, batch_size, is_clipped):
+    def mean(total, noise, stddev, batch_size):
         return total / batch_size
 
     monkeypatch.setattr("tf_bandmf.keras.run.run.noisy_mean", mean)
@@ -410,16 +410,18 @@ def test_other_data_after_the_same_steps_get_other_noise(data):
         tables.begin()
         for step in range(3):
             t = tf.constant(step, tf.int64)
-            looked_up = tables.bring_up_to_date([rows], t)
+            tables.bring_up_to_date([rows], t)
             added = tf.fill([3, WIDTH], value if step == 1 else 1.0)
             rate = tf.constant(0.1)
             slices = tf.IndexedSlices(added, rows)
-            sums = tables.row_sums([slices], rate, looked_up)
+            sums = tables.row_sums([slices], rate)
             dense = tf.zeros([run.generator.num_parameters])
             keys = tf.constant(run.secrets.step_keys(step))
             drawn = run.secrets.draw(t, keys, dense, tables.digest(sums, t))[1]
             run.secrets.take(drawn)
             tables.apply(sums, t)
+            run.inner_optimizer.iterations.assign(step + 1)
+            run.secrets.advance()
         assert tables.release()
         shown.append(table_of(model))
     np.testing.assert_array_equal(shown[0], shown[1])
@@ -467,26 +469,24 @@ def test_a_run_may_begin_with_an_empty_batch():
 def test_rows_that_were_not_looked_up_before_the_pass_get_no_sum():
     model = prepare(reader(), make_plan())
     model._prepare(None)
-    tables = model.optimizer.run.tables
+    run = model.optimizer.run
+    tables = run.tables
     tables.begin()
     rate = tf.constant(0.1)
-    tables.apply(
-        tables.row_sums(
-            [tf.IndexedSlices(tf.zeros([0, WIDTH]), tf.zeros([0], tf.int64))],
-            rate,
-            tables.bring_up_to_date([tf.zeros([0], tf.int64)], tf.constant(0)),
-        ),
-        tf.constant(0),
-    )
-    looked_up = tables.bring_up_to_date([tf.constant([4, -1, 2, 4], tf.int64)], 1)
+    none = tf.zeros([0], tf.int64)
+    tables.bring_up_to_date([none], tf.constant(0))
+    slices = tf.IndexedSlices(tf.zeros([0, WIDTH]), none)
+    tables.apply(tables.row_sums([slices], rate), tf.constant(0))
+    run.inner_optimizer.iterations.assign(1)
+    ids = tf.constant([4, -1, 2, 4], tf.int64)
+    tables.bring_up_to_date([ids], 1)
     values = tf.reshape(tf.range(15.0), [5, WIDTH])
     others = tf.constant([2, 9, 4, -1, 4], tf.int64)
     slices = tf.IndexedSlices(values, others)
-    (actual,) = tables.row_sums([slices], rate, looked_up)
+    (actual,) = tables.row_sums([slices], rate)
     np.testing.assert_array_equal(actual.rows, [2, 4])
     np.testing.assert_array_equal(actual.sums, [values[0], values[2] + values[4]])
-    slices = tf.IndexedSlices(values[:4], looked_up[0].ids)
-    (same,) = tables.row_sums([slices], rate, looked_up)
+    (same,) = tables.row_sums([tf.IndexedSlices(values[:4], ids)], rate)
     np.testing.assert_array_equal(same.rows, [4, 2])
     np.testing.assert_array_equal(same.sums, [values[0] + values[3], values[2]])
 

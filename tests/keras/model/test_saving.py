@@ -113,7 +113,7 @@ def halfway(request, data, make_plan, make_private_model):
 def note_run(model):
     """As if the model had been trained in this test: others forgot its run."""
     run = model.optimizer.run
-    run.membership.note(int(run.secrets.schedule_id))
+    run.membership.note(run.membership.schedule_id)
 
 
 @pytest.mark.parametrize("reload", RELOADS)

@@ -119,22 +119,6 @@ def test_scales_of_a_metric_are_refused(make_plan, make_scaled, data):
         model.fit(plan.batches(*data), epochs=1, verbose=0)
 
 
-def test_clipped_in_other_coordinates_is_refused(make_plan, make_scaled, data):
-    plan = make_plan()
-    batch = next(iter(plan.batches(*data)))
-    x, y, *_ = Contents.of(batch)
-    for given, scaling_ in ((None, "second_moment"), (1.0, None)):
-        model = make_scaled(plan, scaling=scaling_)
-        model.build((None, data[0].shape[1]))
-        variables = model.trainable_variables
-        model.optimizer.build(variables)
-        scales = None if given is None else [tf.fill(v.shape, given) for v in variables]
-        options = {"l2_norm_clip": plan.l2_norm_clip, "scales": scales}
-        clipped = clipped_gradient_sums(model, x, y, **options)
-        with pytest.raises(ValueError, match="coordinates of this optimizer"):
-            model.optimizer.run.sums(clipped)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "mechanism, changes",

@@ -2,15 +2,12 @@
 
 import copy
 
-import keras
 import numpy as np
 import pytest
-import tensorflow as tf
 from arrays import assert_same
 
 import tf_bandmf
 import tf_bandmf.keras
-from tf_bandmf.keras import UnsupportedModelError
 from tf_bandmf.keras.run import known_runs
 
 SECRET = {"test_seed": None}
@@ -132,42 +129,3 @@ def test_an_optimizer_is_not_copied(make_plan):
     for way in (copy.deepcopy, copy.copy):
         with pytest.raises(TypeError, match="additional_run=True"):
             way(optimizer)
-
-
-class Idle(tf_bandmf.keras.PrivateTraining, keras.Model):
-    """Trains by itself, without clipping or noise."""
-
-    def __init__(self):
-        super().__init__()
-        self.dense = keras.layers.Dense(3)
-
-    def call(self, inputs):
-        return self.dense(inputs)
-
-    def train_step(self, data):
-        self.dense.bias.assign_add(tf.reduce_mean(data["x"]) * tf.ones([3]))
-        return {"loss": tf.constant(0.0)}
-
-
-class Counting(Idle):
-    """Adds something to the private step."""
-
-    def train_step(self, data):
-        return super(Idle, self).train_step(data)
-
-
-@pytest.mark.parametrize("kind", [Idle, Counting])
-@pytest.mark.invariant(6)
-def test_a_training_step_of_ones_own(kind, data, make_plan, compile_model):
-    plan = make_plan()
-    model = compile_model(kind(), tf_bandmf.keras.PrivateOptimizer("sgd", plan))
-    model(data[0])
-    before = model.get_weights()
-    with pytest.raises(UnsupportedModelError, match="overrides `train_step`"):
-        model.fit(plan.batches(*data), epochs=1, verbose=0)
-    with pytest.raises(UnsupportedModelError, match="overrides `train_step`"):
-        model.train_step(next(iter(plan.batches(*data).dataset(0))))
-    assert_same(model.get_weights(), before)
-    assert model.optimizer.steps_taken == 0
-    with pytest.raises(AttributeError, match="cannot be replaced"):
-        model.train_step = lambda data: {}

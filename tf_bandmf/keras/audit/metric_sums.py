@@ -9,6 +9,7 @@ multiples of 2^-30, rounded towards zero, so the sums are exact.
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -86,28 +87,19 @@ def _sum(
 ) -> np.ndarray:
     """The sum of a batch; a record of which the model or a metric raises is bad."""
     try:
-        sums: np.ndarray = function(*batch, tf.constant(weights, tf.float64)).numpy()
-        return sums
+        return np.asarray(function(*batch, weights))
     except OF_THE_MACHINE:
         raise
     except tf.errors.OpError:
         pass
     if len(weights) == 1:
-        bad = [
-            _limited(m, tf.fill([1, m.size], math.nan), len(metrics)) for m in metrics
-        ]
-        return _on_grid(tf.concat(bad, axis=1)[0] * weights[0]).numpy()
-    rows = (slice(i, i + 1) for i in range(len(weights)))
-    each = [
-        _sum(
-            function,
-            tf.nest.map_structure(lambda t, row=row: t[row], batch),
-            weights[row],
-            metrics,
-        )
-        for row in rows
-    ]
-    return np.sum(each, axis=0)
+        bad = [_bounded(m, tf.fill([1, m.size], math.nan), metrics) for m in metrics]
+        return np.asarray(_on_grid(tf.concat(bad, axis=1)[0] * weights[0]))
+    total = np.zeros([sum(metric.size for metric in metrics)], np.int64)
+    for i in range(len(weights)):
+        row = tf.nest.map_structure(lambda t, i=i: t[i : i + 1], batch)
+        total += _sum(function, row, weights[i : i + 1], metrics)
+    return total
 
 
 def _weights(x: Any, users: Any) -> tuple[np.ndarray | None, int | None]:
@@ -166,23 +158,40 @@ def function_of(
     specs = tf.nest.map_structure(
         lambda t: tf.TensorSpec([None, *t.shape[1:]], t.dtype), batch
     )
-    weights = tf.TensorSpec([None], tf.float64)
+    signature = (*specs, tf.TensorSpec([None], tf.float64))
 
-    def traced(whole: bool) -> Any:
+    def measure(y: Any, y_pred: Any, losses: Any) -> tf.Tensor:
+        """Vectors of all metrics, [B, M] float64, each row of norm <= 1."""
+        rows = Rows(y, y_pred, losses)
+        bounded = [_bounded(m, m.vectors(rows), metrics) for m in metrics]
+        return tf.concat(bounded, axis=1)
+
+    def together(x: Any, y: Any) -> tf.Tensor:
+        return measured_rows(model, x, y, measure)
+
+    def alone(x: Any, y: Any) -> tf.Tensor:
+        def one(record: tuple[Any, Any]) -> tf.Tensor:
+            x, y = tf.nest.map_structure(lambda t: t[None], record)
+            return measured_rows(model, x, y, measure, alone=True)[0]
+
+        size = sum(metric.size for metric in metrics)
+        return map_each(one, (x, y), tf.TensorSpec([size], tf.float64))
+
+    def traced(rows_of: Callable[..., tf.Tensor]) -> Any:
+        @functools.partial(tf.function, autograph=False, input_signature=signature)
         @tf.autograph.experimental.do_not_convert
         def summed(x: Any, y: Any, weights: tf.Tensor) -> tf.Tensor:
-            rows = _vectors(model, x, y, metrics, whole)
-            return tf.reduce_sum(_on_grid(rows * weights[:, None]), axis=0)
+            return tf.reduce_sum(_on_grid(rows_of(x, y) * weights[:, None]), axis=0)
 
-        function = tf.function(summed, autograph=False)
-        return function.get_concrete_function(*specs, weights)
+        summed.get_concrete_function()
+        return summed
 
     # The metrics are part of the graph: those of the user may look at other rows, or take
     # no more than one.
     with contextlib.suppress(Exception):
-        return _called(traced(whole=True))
+        return traced(together)
     try:
-        return _called(traced(whole=False))
+        return traced(alone)
     except NotIndependent as error:
         raise UnsupportedModelError(
             f"Model {model.name!r} cannot be evaluated privately, not even on each "
@@ -191,55 +200,10 @@ def function_of(
         ) from error
 
 
-def _called(concrete: Any) -> Any:
-    def call(x: Any, y: Any, weights: tf.Tensor) -> tf.Tensor:
-        leaves = [*tf.nest.flatten((x, y)), weights]
-        return concrete(*[tf.convert_to_tensor(leaf) for leaf in leaves])
-
-    return call
-
-
-def _vectors(
-    model: keras.Model, x: Any, y: Any, metrics: Sequence[PrivateMetric], whole: bool
+def _bounded(
+    metric: PrivateMetric, vectors: tf.Tensor, metrics: Sequence[PrivateMetric]
 ) -> tf.Tensor:
-    """Vectors of all metrics, [B, M] float64, each row of norm <= 1."""
-    if whole:
-        return _measured(model, x, y, metrics)
-
-    def one(record: tuple[Any, Any]) -> tf.Tensor:
-        x, y = tf.nest.map_structure(lambda t: t[None], record)
-        return _measured(model, x, y, metrics, alone=True)[0]
-
-    size = sum(metric.size for metric in metrics)
-    signature = tf.TensorSpec([size], tf.float64)
-    return map_each(one, (x, y), signature)
-
-
-def _measured(
-    model: keras.Model,
-    x: Any,
-    y: Any,
-    metrics: Sequence[PrivateMetric],
-    alone: bool = False,
-) -> tf.Tensor:
-    """`_vectors` of records, of which it is shown that they stay apart unless alone."""
-
-    def measure(y: Any, y_pred: Any, losses: Any) -> tf.Tensor:
-        rows = Rows(y, y_pred, losses)
-        bounded = [_bounded(metric, rows, len(metrics)) for metric in metrics]
-        return tf.concat(bounded, axis=1)
-
-    return measured_rows(model, x, y, measure, alone)
-
-
-def _bounded(metric: PrivateMetric, rows: Rows, parts: int) -> tf.Tensor:
-    """One metric's vectors, each of norm <= 1 / sqrt(parts); NaN is `bad`."""
-    vectors = tf.ensure_shape(metric.vectors(rows), [None, metric.size])
-    return _limited(metric, vectors, parts)
-
-
-def _limited(metric: PrivateMetric, vectors: tf.Tensor, parts: int) -> tf.Tensor:
-    """Vectors [N, size] as `_bounded` makes them.
+    """One metric's vectors, each with its part of the norm 1; NaN is `bad`.
 
     Raises:
       ValueError: if `bad` is not finite, so that nothing bounds it.
@@ -250,11 +214,11 @@ def _limited(metric: PrivateMetric, vectors: tf.Tensor, parts: int) -> tf.Tensor
             f"What metric {metric.name!r} takes for records that are not finite (`bad`) "
             f"must be a finite number, found {metric.bad}."
         )
-    vectors = tf.cast(vectors, tf.float64)
+    vectors = tf.cast(tf.ensure_shape(vectors, [None, metric.size]), tf.float64)
     is_bad = tf.reduce_any(~tf.math.is_finite(vectors), axis=1, keepdims=True)
     vectors = tf.where(is_bad, tf.constant(bad, tf.float64), vectors)
     norms = tf.norm(vectors, axis=1, keepdims=True)
-    return vectors / tf.maximum(norms, 1.0) / math.sqrt(parts)
+    return vectors / tf.maximum(norms, 1.0) / math.sqrt(len(metrics))
 
 
 def _on_grid(vectors: tf.Tensor) -> tf.Tensor:

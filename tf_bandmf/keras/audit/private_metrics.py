@@ -42,10 +42,12 @@ class PrivateMetric(abc.ABC):
     Attributes:
       name: name in the results.
       size: size of the vectors.
+      bad: the value of every coordinate of a record that has NaN; finite.
     """
 
     name: str
     size: int = 1
+    bad: float = 0.0
 
     @abc.abstractmethod
     def vectors(self, rows: Rows) -> tf.Tensor:
@@ -64,11 +66,6 @@ class PrivateMetric(abc.ABC):
           count: number of records, public.
           noise: standard deviation of each sum's noise.
         """
-
-    @property
-    def bad(self) -> float:
-        """The value of every coordinate of a record that has NaN; finite."""
-        return 0.0
 
     def describe(self) -> str:
         """Everything that decides what is summed, for the key of the noise."""
@@ -111,12 +108,10 @@ class PrivateAccuracy(_Mean):
       name: name in the results.
     """
 
+    bad = -1.0
+
     def __init__(self, threshold: float = 0.5, name: str = "accuracy") -> None:
         self.threshold, self.name = float(threshold), name
-
-    @property
-    def bad(self) -> float:
-        return -1.0
 
     def values(self, rows: Rows) -> tf.Tensor:
         y, y_pred = _only(rows.y, "targets"), _only(rows.y_pred, "outputs")
@@ -148,13 +143,11 @@ class PrivateLoss(_Mean):
       name: name in the results.
     """
 
+    bad = 1.0
+
     def __init__(self, bound: float, name: str = "loss") -> None:
         check_positive("bound", bound)
         self.bound, self.name = float(bound), name
-
-    @property
-    def bad(self) -> float:
-        return 1.0
 
     def values(self, rows: Rows) -> tf.Tensor:
         return rows.losses()
@@ -171,6 +164,8 @@ class PrivateMean(_Mean):
       bound: bound on its values, > 0; they are clipped to [0, bound].
     """
 
+    bad = -1.0
+
     def __init__(
         self, function: Callable[[Any, Any], Any], name: str, bound: float = 1.0
     ) -> None:
@@ -178,10 +173,6 @@ class PrivateMean(_Mean):
             raise TypeError(f"function must be a function, found {function!r}.")
         check_positive("bound", bound)
         self._function, self.name, self.bound = function, name, float(bound)
-
-    @property
-    def bad(self) -> float:
-        return -1.0
 
     def describe(self) -> str:
         return f"{type(self).__name__} {self.name} {self.bound}"

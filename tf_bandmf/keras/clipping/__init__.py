@@ -27,7 +27,6 @@ from tf_bandmf.keras.clipping.rules.base import OneTapRule
 from tf_bandmf.keras.clipping.rules.embedding import is_lookup_table
 from tf_bandmf.keras.clipping.sums.clipped_sums import (
     OUTCOMES,
-    SUM_MARGIN,
     ClippedGradients,
     clipped_gradient_sums,
     find_layers_alone,
@@ -47,7 +46,6 @@ __all__ = [
     "OF_THE_MACHINE",
     "OUTCOMES",
     "PREPROCESSING",
-    "SUM_MARGIN",
     "ClippedGradients",
     "Clipping",
     "ClippingMismatchError",

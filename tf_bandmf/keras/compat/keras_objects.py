@@ -179,22 +179,17 @@ def build_from(model: keras.Model, batch: Any) -> None:
     model._symbolic_build(data_batch=batch)
 
 
-NOTHING_TO_BUILD = object()
+class BuiltBefore:
+    """Mixin of models that Keras builds by no batch once their optimizer is built.
 
+    It would average batches of replicas as if they were of one size.
+    """
 
-class BuildHook:
-    """Mixin of models that say from which batch `fit` builds them."""
+    optimizer: Any
 
-    def built_from(self, data_batch: Any) -> Any:
-        """The batch to build from: None for the first one, or `NOTHING_TO_BUILD`."""
-        return data_batch
-
-    def _maybe_symbolic_build(
-        self, iterator: Any = None, data_batch: Any = None
-    ) -> None:
-        batch = self.built_from(data_batch)
-        if batch is not NOTHING_TO_BUILD:
-            super()._maybe_symbolic_build(iterator, batch)  # type: ignore[misc]
+    def _maybe_symbolic_build(self, *args: Any, **kwargs: Any) -> None:
+        if not self.optimizer.built:
+            super()._maybe_symbolic_build(*args, **kwargs)  # type: ignore[misc]
 
 
 def given_learning_rate(optimizer: keras.optimizers.Optimizer) -> Any:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
 import threading
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from typing import Any, NamedTuple
 
 import keras
@@ -112,10 +113,9 @@ def build(model: Any, data: Any = None) -> None:
         build_model(model, data)
         state = model._training
         optimizer.run.were_loaded |= state.were_loaded
-        state.lazy_layers = lazy_layers(model, optimizer)
-        state.looked_up = LookedUp(model, state.lazy_layers)
-        tables = [layer.trainable_variables[0] for layer in state.lazy_layers]
-        optimizer.run.keep_lazily(tables)
+        layers = lazy_layers(model, optimizer)
+        state.looked_up = LookedUp(model, layers)
+        optimizer.run.lazy = [layer.trainable_variables[0] for layer in layers]
     optimizer.build(model.trainable_variables)
 
 
@@ -314,35 +314,29 @@ def check_layers_alone(
         )
 
 
-def _dependent(model: keras.Model, layers: Collection[Any], inputs: Any) -> list[Any]:
+def _dependent(
+    model: keras.Model, layers: Collection[Any], inputs: Any
+) -> Iterator[Any]:
     """The layers that give an example another result without the others."""
     calls: list[tuple[Any, Any, Any, Any]] = []
 
-    def recorded(layer: Any) -> Callable[..., Any]:
-        def call(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-            result = original(*args, **kwargs)
-            calls.append((layer, args, kwargs, result))
-            return result
-
-        return call
+    def recorded(layer: Any, call: Any, *args: Any, **kwargs: Any) -> Any:
+        calls.append((layer, args, kwargs, call(*args, **kwargs)))
+        return calls[-1][-1]
 
     with contextlib.ExitStack() as stack:
         for layer in layers:
-            stack.enter_context(patched(layer, "call", recorded(layer)))
+            recording = functools.partial(recorded, layer)
+            stack.enter_context(patched(layer, "call", recording))
         model(inputs, training=False)
-    dependent: list[Any] = []
     for layer, args, kwargs, together in calls:
-        if any(layer is other for other in dependent):
-            continue
         if not _same(together, layer.call(*args, **kwargs)):
-            continue
+            continue  # it draws random numbers
         # The first alone does not show sums over those before, nor copies of the first.
         for place in (0, EXAMPLES - 1):
             alone = layer.call(*_row(args, place), **_row(kwargs, place))
             if not _same(_row(together, place), alone):
-                dependent.append(layer)
-                break
-    return dependent
+                yield layer
 
 
 def _row(structure: Any, place: int) -> Any:

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import types
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -46,22 +45,11 @@ from tf_bandmf.keras.run import admission
 from tf_bandmf.keras.run.programs import Measure, Program, Update
 from tf_bandmf.keras.run.run import Noisy
 from tf_bandmf.keras.run.scaling import UNSOUND
-from tf_bandmf.keras.run.tables import LookedUpRows, RowSums
+from tf_bandmf.keras.run.tables import RowSums
 from tf_bandmf.noise.devices import device_kind
 
 _TRACING = "tracing the private training step."
 _BAD = OUTCOMES.index("bad")
-
-
-# What a strategy does, for one replica.
-_ONE_REPLICA = types.SimpleNamespace(
-    run=lambda function, args: function(*args),
-    reduce=lambda operation, value, axis: value,
-    experimental_local_results=lambda values: (values,),
-    experimental_distribute_values_from_function=lambda value_of: value_of(
-        types.SimpleNamespace(replica_id_in_sync_group=0)
-    ),
-)
 
 
 class Programs:
@@ -74,22 +62,24 @@ class Programs:
     def __init__(self, model: Any) -> None:
         self._model, self._run = model, model._private_optimizer().run
         scaling, tables = self._run.scaling, self._run.tables
-        strategy = model.distribute_strategy
-        is_one = strategy.num_replicas_in_sync == 1
-        self._strategy: Any = _ONE_REPLICA if is_one else strategy
+        self._strategy = model.distribute_strategy
+        self._is_one = self._strategy.num_replicas_in_sync == 1
         # Where there is an accelerator, each program is one start by the host. On a CPU, a
         # program of XLA for the noise of one model would take long to compile.
-        by_xla = is_one and bool(model.jit_compile) and device_kind() != "CPU"
+        by_xla = self._is_one and bool(model.jit_compile) and device_kind() != "CPU"
         self._facts = Program(self._everywhere(admission.facts))
         self._scales = scaling and Update(
             lambda: (scaling.scales(), scaling.is_sound()), model
         )
-        self._refresh = tables and Program(tables.bring_up_to_date)
+        changing = self._run.secrets.changing
+        self._refresh = tables and Program(tables.bring_up_to_date, around=changing)
         self._clip = Program(self._everywhere(self._clipped), by_xla)
         self._clip_here = Program(self._clipped)
         self._noise = Program(self._noised, by_xla)
-        self._update = Update(self._updated, model, by_xla)
-        self._take = Update(self._taken, model, by_xla)
+        self._update, self._take = (
+            Update(self._updating(applies), model, by_xla, changing)
+            for applies in (True, False)
+        )
         self._measure = Measure(self._everywhere(self._measured), model, by_xla)
         # One example that contributes nothing, after the first attempt.
         self._nothing: Any = None
@@ -108,7 +98,7 @@ class Programs:
         """
         contents, clipped, noisy = self._noisy_batch(batch, spec)
         self._update(noisy)
-        self._run.advance()
+        self._run.secrets.advance()
         logs: dict[str, Any] = self._logs(contents, clipped)
         return logs
 
@@ -116,7 +106,7 @@ class Programs:
         """The noisy mean gradient of a step, and the step, which is taken."""
         noisy = self._noisy_batch(batch)[2]
         gradients = self._take(noisy)
-        self._run.advance()
+        self._run.secrets.advance()
         return list(gradients), noisy.drawn.step
 
     def _noisy_batch(self, batch: Any, spec: Any = None) -> tuple[Any, Any, Noisy]:
@@ -132,18 +122,19 @@ class Programs:
         facts = [part.numpy() for part in self._local(self._facts(batch))]
         admitted = run.admit(facts, self._model.weights)
         scales = self._checked_scales()
-        looked_up = self._look_up(contents, admitted.step)
+        if self._refresh:
+            ids = self._model._training.looked_up(contents.x, contents.rows)
+            self._refresh(ids, admitted.step)
         clipped = self._clip_all(contents, scales, admitted.seed)
         digest = self._distributed(*admitted.digests)
         ours = clipped._replace(outputs=())
-        noisy = self._noise(ours, admitted.step, admitted.keys, digest, looked_up)
-        run.confirm(noisy)
+        noisy = self._noise(ours, admitted.step, admitted.keys, digest)
+        run.secrets.confirm(noisy.drawn)
         return contents, clipped, noisy
 
     def _prepare(self, spec: Any) -> None:
         """Traces the programs once for all batches, if their sizes vary."""
-        is_one = self._strategy is _ONE_REPLICA
-        if not is_one or not any(map(_may_vary, tf.nest.flatten(spec))):
+        if not (self._is_one and any(map(_may_vary, tf.nest.flatten(spec)))):
             return
         batch = given(spec)
         contents = Contents.of(batch)
@@ -151,14 +142,13 @@ class Programs:
         _traced(self._facts, batch)
         scales = self._scales and _traced(self._scales)[0]
         clipped = _traced(self._clip, contents, scales, seed)
-        looked_up: Any = []
         if self._refresh:
             every_table = self._run.tables.variables
             ids = [tf.TensorSpec([None], tf.int64) for _ in every_table]
-            looked_up = _traced(self._refresh, ids, number)
+            self._refresh.traced(ids, number)
         ours = clipped._replace(outputs=())
         keys = tf.type_spec_from_value(tf.constant(self._run.secrets.step_keys(0)))
-        noisy = _traced(self._noise, ours, number, keys, number, looked_up)
+        noisy = _traced(self._noise, ours, number, keys, number)
         self._update.traced(noisy)
         self._measure.traced(contents, clipped.losses, clipped.outputs)
 
@@ -229,12 +219,7 @@ class Programs:
         return clipping(contents, scales)
 
     def _noised(
-        self,
-        clipped: Any,
-        step: tf.Tensor,
-        keys: tf.Tensor,
-        digest: Any,
-        looked_up: Any,
+        self, clipped: Any, step: tf.Tensor, keys: tf.Tensor, digest: Any
     ) -> Noisy:
         """Sums of all replicas, with noise: on the first device."""
         run = self._run
@@ -246,7 +231,7 @@ class Programs:
         add = functools.partial(self._strategy.reduce, "SUM", axis=None)
         sums, digest = tf.nest.map_structure(add, parts)
         variables = self._model.trainable_variables
-        return run.privatize(sums, variables, step, keys, digest, looked_up)
+        return run.privatize(sums, variables, step, keys, digest)
 
     def _penalized(self, gradients: Sequence[Any]) -> list[Any]:
         """Gradients, with those of the weights' regularizers, which depend on no data."""
@@ -259,24 +244,26 @@ class Programs:
             for g, penalty in zip(gradients, penalties)
         ]
 
-    def _updated(self, noisy: Noisy) -> None:
-        run, variables = self._run, self._model.trainable_variables
-        with tf.control_dependencies(run.secrets.take(noisy.drawn)):
-            released = tf.nest.map_structure(
-                tf.identity, (noisy.gradients, noisy.counts)
+    def _updating(self, applies: bool) -> Callable[[Noisy], Any]:
+        """The run goes on; gradients are applied here, or returned to be applied later."""
+        run, model = self._run, self._model
+
+        def apply(gradients: list[Any], counts: tf.Tensor) -> Any:
+            run.counts.add(counts)
+            gradients = self._penalized(gradients)
+            return (
+                run.apply(gradients, model.trainable_variables)
+                if applies
+                else gradients
             )
 
-        def apply(gradients: list[Any], counts: tf.Tensor) -> None:
-            run.counts.add(counts)
-            run.apply(self._penalized(gradients), variables)
+        def updated(noisy: Noisy) -> Any:
+            with tf.control_dependencies(run.secrets.take(noisy.drawn)):
+                released = noisy.gradients, noisy.counts
+                released = tf.nest.map_structure(tf.identity, released)
+            return self._everywhere(apply)(*released)
 
-        self._everywhere(apply)(*released)
-
-    def _taken(self, noisy: Noisy) -> list[Any]:
-        """As `_updated`, for gradients that are applied later."""
-        with tf.control_dependencies(self._run.secrets.take(noisy.drawn)):
-            self._run.counts.add(tf.identity(noisy.counts))
-            return self._penalized([tf.identity(g) for g in noisy.gradients])
+        return updated
 
     def _measured(
         self, contents: Contents, losses: tf.Tensor, outputs: Any
@@ -364,13 +351,6 @@ class Programs:
         sums = [_added(parts) for parts in zip(*[c.sums for c in each])]
         scales = () if scales is None else scales
         return ClippedGradients(sums, norms, losses, outputs, scales, outcomes)
-
-    def _look_up(self, contents: Contents, step: tf.Tensor) -> list[LookedUpRows]:
-        """The rows of lazy tables that a batch reads, with their noise up to a step."""
-        if self._refresh is None:
-            return []
-        ids = self._model._training.looked_up(contents.x, contents.rows)
-        return list(self._refresh(ids, step))
 
     def _logs(self, contents: Contents, clipped: ClippedGradients) -> Any:
         given_to = contents, clipped.losses, clipped.outputs

@@ -42,6 +42,7 @@ else:
     _Model = object
 
 _STATE = "_tf_bandmf_training"
+_STEP_METHODS = ("make_train_function", "train_step")
 _OTHER_LOOP = (
     "Class {name!r} overrides `{method}`: what it does with the data would not be private. "
     "Remove it. For a training loop of your own use `private_gradients` and `apply_noisy`."
@@ -59,10 +60,9 @@ class TrainingState:
       programs: of the steps, with what they depend on.
       ready: those of the present `fit`, since its first step.
       evaluation: the graph of the last private evaluation, with what it depends on.
-      lazy_layers: those whose tables get their noise when rows are read.
       plain_steps: steps of the plain optimizer that the model had before it was private.
       were_loaded: whether its weights were loaded or set.
-      looked_up: which rows a batch looks up in them.
+      looked_up: which rows a batch looks up in lazy tables.
     """
 
     is_quiet: bool = False
@@ -71,16 +71,9 @@ class TrainingState:
     programs: tuple[Any, Any] | None = None
     ready: Any = None
     evaluation: tuple[Any, Any] | None = None
-    lazy_layers: list[Any] = dataclasses.field(default_factory=list)
     plain_steps: int = 0
     were_loaded: bool = False
     looked_up: Any = None
-
-
-def _own_step(self: Any, data: Any) -> NoReturn:
-    """In the place of a subclass' own training step: raises before anything is done."""
-    name = type(self).__name__
-    raise UnsupportedModelError(_OTHER_LOOP.format(name=name, method="train_step"))
 
 
 class PrivateStep(_Model):
@@ -185,17 +178,9 @@ class PrivateStep(_Model):
           TypeError: if it is compiled with another one.
           ValueError: if the optimizer belongs to another distribution strategy, or its
             inner optimizer accumulates gradients.
-          UnsupportedModelError: if the class of the model brings a step of its own.
           RuntimeError: if the process rounds float32 products, or runs functions or the
             model's steps eagerly.
         """
-        # Not those of a mixin before it, nor assigned ones.
-        for method in ("make_train_function", "train_step"):
-            if getattr(type(self), method) is not getattr(PrivateStep, method):
-                name = type(self).__name__
-                raise UnsupportedModelError(
-                    _OTHER_LOOP.format(name=name, method=method)
-                )
         optimizer = private_optimizer_of(self)
         check_matmul_precision()
         check_functions_are_traced()
@@ -227,11 +212,15 @@ class PrivateStep(_Model):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        if "train_step" in cls.__dict__:
-            cls.train_step = _own_step  # type: ignore[method-assign]
+        # Not those of a mixin before it either.
+        for method in _STEP_METHODS:
+            if getattr(cls, method) is not getattr(PrivateStep, method):
+                raise UnsupportedModelError(
+                    _OTHER_LOOP.format(name=cls.__name__, method=method)
+                )
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name in ("train_step", "make_train_function"):
+        if name in _STEP_METHODS:
             raise AttributeError(
                 "The training step of a private model cannot be replaced. For a training "
                 "loop of your own use `private_gradients` and `apply_noisy`."
@@ -268,6 +257,13 @@ class PrivateStep(_Model):
                 if run.tables is not None:
                     run.tables.begin()
                 logs = self._training.ready.step(batch, spec)
+                every = self._settings.release_every
+                if (
+                    every
+                    and run.tables is not None
+                    and run.tables.steps_behind >= every
+                ):
+                    run.release()
         if logs is None:
             raise StopIteration
         return logs

@@ -142,34 +142,12 @@ def _reason_of(model: Any, layer: Any) -> str | None:
     return None
 
 
-class Releases(keras.callbacks.Callback):
-    """Releases the tables of a private model at the ends of epochs, before other callbacks.
-
-    Args:
-      every: number of steps after which tables are also released; None for ends of
-        epochs only.
-    """
-
-    def __init__(self, every: int | None) -> None:
-        super().__init__()
-        self._every = every
-
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Releases the tables if it is time."""
-        tables = self.model.optimizer.run.tables
-        if self._every is not None and tables.steps_behind >= self._every:
-            self.model.release()
-
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Releases the tables."""
-        self.model.release()
-
-
-def with_releases(callbacks: Any, every: int | None) -> Any:
-    """Callbacks of `fit`, with `Releases` before all others."""
-    releases = Releases(every)
+def with_releases(callbacks: Any, model: Any) -> Any:
+    """Callbacks of `fit`, before which tables are released at the ends of epochs."""
+    releases = keras.callbacks.LambdaCallback(
+        on_epoch_end=lambda epoch, logs: model.release()
+    )
     if isinstance(callbacks, keras.callbacks.CallbackList):
         callbacks.callbacks.insert(0, releases)
-        releases.set_model(callbacks.model)
         return callbacks
     return [releases, *each_callback(callbacks)]

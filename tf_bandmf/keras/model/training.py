@@ -14,7 +14,7 @@ import keras
 
 from tf_bandmf.files import private as private_files
 from tf_bandmf.keras.clipping import vouched_classes
-from tf_bandmf.keras.compat.keras_objects import NOTHING_TO_BUILD, BuildHook, build_from
+from tf_bandmf.keras.compat.keras_objects import BuiltBefore, build_from
 from tf_bandmf.keras.model import cautions, preparation
 from tf_bandmf.keras.model.callbacks import refuse_shared_folder, restore_backup
 from tf_bandmf.keras.model.fit_data import (
@@ -42,7 +42,7 @@ from tf_bandmf.sampling.batches import BatchSchedule
 _STEP = "private_step"
 
 
-class PrivateTraining(BuildHook, PrivateStep):
+class PrivateTraining(BuiltBefore, PrivateStep):
     """Mixin that trains a Keras model privately; put it before `keras.Model`.
 
         class MyModel(tf_bandmf.keras.PrivateTraining, keras.Model): ...
@@ -129,9 +129,8 @@ class PrivateTraining(BuildHook, PrivateStep):
         # Before gradients are compared, which would stop with words of TensorFlow.
         if self.built:
             cautions.refuse_outputs(self, class_weight, getattr(batches, "ranges", {}))
-        if self._training.lazy_layers:
-            every = self._settings.release_every
-            kwargs["callbacks"] = with_releases(callbacks, every)
+        if optimizer.run.tables is not None:
+            kwargs["callbacks"] = with_releases(callbacks, self)
         check_inputs(self, kwargs.get("validation_data"))
         labels = getattr(batches, "labels", ())
         cautions.warn(self, x, labels, callbacks, self._training.run_file is not None)
@@ -387,14 +386,6 @@ class PrivateTraining(BuildHook, PrivateStep):
             with self.distribute_strategy.scope():
                 build_from(self, Contents.of(batch).by_row())
 
-    def built_from(self, data_batch: Any) -> Any:
-        """See the base class. Keras averages batches of replicas as if of one size."""
-        if not self._is_distributed:
-            return data_batch
-        if self.optimizer.built:
-            return NOTHING_TO_BUILD
-        return None if data_batch is None else Contents.of(data_batch).by_row()
-
     def train_on_batch(self, x: Any, y: Any = None, **kwargs: Any) -> Any:
         """As `keras.Model.train_on_batch`; `x` is a batch of `plan.batches`.
 
@@ -408,6 +399,8 @@ class PrivateTraining(BuildHook, PrivateStep):
                 "example would count several times. Use model.fit."
             )
         preparation.refuse_preprocessor(self)
+        if self._is_distributed:
+            self._prepare([(x, y, kwargs.get("sample_weight"))])
         try:
             return super().train_on_batch(x, y, **kwargs)
         finally:

@@ -213,9 +213,7 @@ class PrivateOptimizer(keras.optimizers.Optimizer):
     @property
     def steps_taken(self) -> int:
         """The number of noisy steps so far; the plan allows `plan.num_steps`."""
-        if self.run.has_begun:
-            return self.run.secrets.step
-        return int(self.iterations.numpy()) if self.built else 0
+        return self.run.step
 
     def statement(self, unit: str | None = None) -> PrivacyStatement:
         """The statement of this run, for its model.

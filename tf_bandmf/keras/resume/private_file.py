@@ -144,7 +144,7 @@ class PrivateRun:
                 f"run's file, or start a new run from new weights."
             )
         schedule = schedule.join(run.key.sampler_seed())
-        if run.secrets.schedule_id not in (NO_SCHEDULE, schedule.schedule_id):
+        if run.membership.schedule_id not in (NO_SCHEDULE, schedule.schedule_id):
             raise ValueError(OTHER_DATA)
         self._header = HiddenDict(
             format=_FORMAT,
@@ -201,12 +201,11 @@ class PrivateRun:
         start, buffer = (kept, self._buffer) if kept <= step else (0, None)
         if not run.generator.memory_vectors:
             start = step
-        pinned = schedule.schedule_id if step else NO_SCHEDULE
-        state = run.secrets_of(
-            key, step=start, schedule_id=pinned, buffer=buffer, points=points
-        )
+        state = run.secrets_of(key, step=start, buffer=buffer, points=points)
         state.replay(step)
         run.adopt(state, self._memory or None)
+        if step:
+            run.membership.schedule_id = schedule.schedule_id
         # The file knows these weights as the run's own.
         run.seal.is_open = True
         run.close_seal(self._model.weights)

@@ -34,7 +34,6 @@ OTHER_DATA = (
     "that began it. Begin a custom loop with batches = "
     "model.begin_run(plan.batches(x, y), private_state)."
 )
-UNCLIPPED = "The sum of gradients is not clipped, or not finite."
 _IDS = batches_lib.STEP, batches_lib.PLAN_ID, batches_lib.SCHEDULE_ID
 
 
@@ -74,17 +73,16 @@ def facts(batch: Any) -> tf.Tensor:
 
 def checked(
     run: Run, parts: Sequence[np.ndarray], step: int, weights: Sequence[Any]
-) -> int:
+) -> None:
     """Checks all conditions of a step; at its first one, the run reserves its budget.
+
+    From then on the run has the batch's schedule.
 
     Args:
       run: that has begun.
       parts: `facts` of the parts of its batch that this process has.
       step: the coming one.
       weights: all of the model's.
-
-    Returns:
-      The id of the batch's schedule; `NO_SCHEDULE` if the caller made the batch.
 
     Raises:
       TypeError: if the plan has a schedule, but the batch does not come from one.
@@ -117,7 +115,7 @@ def checked(
                     of_plan == plan.plan_id,
                     "The batch belongs to another plan than the optimizer.",
                 ),
-                (run.secrets.schedule_id in (NO_SCHEDULE, schedule_id), OTHER_DATA),
+                (run.membership.schedule_id in (NO_SCHEDULE, schedule_id), OTHER_DATA),
                 # Ids that are wrong have messages of their own.
                 (fingerprint == digest, batches_lib.EDITED),
             ]
@@ -127,15 +125,14 @@ def checked(
             "training step takes only those of plan.batches(x, y)."
         )
     conditions += [
-        (run.tables is None or run.tables.is_at(step), RESTORED),
+        (run.secrets.is_whole, RESTORED),
         (step < plan.num_steps, run.generator.past_the_end),
     ]
     refuse(next((text for holds, text in conditions if not holds), None))
     if not step:
         run.membership.refuse_second(weights, schedule_id)
         run.reservation.ensure()
-        run.membership.note(schedule_id)
-    return schedule_id
+    run.membership.note(schedule_id)
 
 
 def refuse(text: str | None) -> None:

@@ -69,6 +69,10 @@ class Membership:
       is_additional: whether the user announced that there may be another run.
       key: of the run; None before it has begun.
       trained: its trainable weights.
+
+    Attributes:
+      schedule_id: of its schedule; `NO_SCHEDULE` before it has one, or if the caller
+        makes its batches.
     """
 
     def __init__(
@@ -84,15 +88,11 @@ class Membership:
         self._plan = plan
         self._name = None if key is None else name_of(key)
         self._trained = [weakref.ref(variable) for variable in trained]
-        self._schedule_id = NO_SCHEDULE
+        self.schedule_id = NO_SCHEDULE
 
     def note(self, schedule_id: int) -> None:
-        """Counts the run, which takes a step, or took one in another process.
-
-        Args:
-          schedule_id: of its schedule, or `NO_SCHEDULE` if the caller made its batches.
-        """
-        self._schedule_id = schedule_id
+        """Counts the run, which takes a step, or took one in another process."""
+        self.schedule_id = schedule_id
         if self._counts and self._name is not None:
             _RUNS[self._name] = self
 
@@ -115,7 +115,7 @@ class Membership:
                 f"{plan.fingerprint[:12]}.)"
             )
         if self._counts and self._plan.participation.has_secret_sampler:
-            if any(run._schedule_id == schedule_id for run in self._others()):
+            if any(run.schedule_id == schedule_id for run in self._others()):
                 raise RuntimeError(SAME_SAMPLE)
 
     def _variables(self) -> list[Any]:
@@ -133,28 +133,25 @@ class Membership:
         for run in self._others():
             trained = {id(variable) for variable in run._variables()}
             common = ["weights"] if any(id(w) in trained for w in weights) else []
-            theirs, ours = map(identity.records_of, (run._schedule_id, schedule_id))
+            theirs, ours = map(identity.records_of, (run.schedule_id, schedule_id))
             if identity.share_examples(theirs, ours):
                 common.append("examples")
             if common:
                 related.append((" and ".join(common), run._plan))
         return related
 
-    def statement(
-        self, unit: str | None, weights: Sequence[Any], schedule_id: int
-    ) -> PrivacyStatement:
+    def statement(self, unit: str | None, weights: Sequence[Any]) -> PrivacyStatement:
         """The plan's statement; if there are other runs, that of all of them together.
 
         Args:
           unit: see `Plan.statement`.
           weights: all of the model's, as far as they are at hand.
-          schedule_id: of the data, or `NO_SCHEDULE`.
 
         Raises:
           ValueError: see `JointGuarantee.statement`.
         """
         plan = self._plan
-        related = self._related([*self._variables(), *weights], schedule_id)
+        related = self._related([*self._variables(), *weights], self.schedule_id)
         if not related:
             return plan.statement(unit)
         plans = [other for _, other in related]

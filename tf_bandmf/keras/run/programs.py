@@ -7,6 +7,7 @@ computed from data; what else they could read is refused, before the program run
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any, NoReturn
 
@@ -32,13 +33,20 @@ class Program:
     Args:
       function: of nested tensors and None.
       jit_compile: whether XLA compiles it.
+      around: makes the context in which it runs, after it was traced.
 
     Attributes:
       function: the `tf.function`.
       jit_compile: whether XLA compiles it.
     """
 
-    def __init__(self, function: Callable[..., Any], jit_compile: bool = False) -> None:
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        jit_compile: bool = False,
+        around: Callable[[], Any] = contextlib.nullcontext,
+    ) -> None:
+        self._around = around
         self.function = tf.function(
             function, autograph=False, reduce_retracing=True, jit_compile=jit_compile
         )
@@ -60,7 +68,8 @@ class Program:
             )
         # A concrete function does not take what replicas of other processes have.
         run = self.function if self._is_of_replicas else self._concrete
-        return run(*args)
+        with self._around():
+            return run(*args)
 
     def traced(self, *args: Any) -> Any:
         """The concrete function for such arguments, or for their specs."""
@@ -73,7 +82,7 @@ class Update(Program):
     Args:
       function: that the program is of.
       model: its metrics must not be read.
-      jit_compile: whether XLA compiles it.
+      *options: see `Program`.
     """
 
     _text = (
@@ -84,9 +93,9 @@ class Update(Program):
     )
 
     def __init__(
-        self, function: Callable[..., Any], model: Any = None, jit_compile: bool = False
+        self, function: Callable[..., Any], model: Any = None, *options: Any
     ) -> None:
-        super().__init__(function, jit_compile)
+        super().__init__(function, *options)
         self._model = model
         self._checked: list[Any] = []
 

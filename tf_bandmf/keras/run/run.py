@@ -6,9 +6,10 @@ A step of a run is five calls:
     admitted = run.admit(facts, weights)      # in Python: the step may be taken
     ...                                       # gradients are formed and clipped
     noisy = run.privatize(sums, ...)          # a program: noise
-    run.confirm(noisy)                        # in Python: the step is written down
-    run.secrets.take(noisy.drawn)             # a program: clock and buffer go on,
+    run.secrets.confirm(noisy.drawn)          # in Python: the step is written down
+    run.secrets.take(noisy.drawn)             # a program: the buffer goes on,
     run.apply(noisy.gradients, ...)           #   and the optimizer applies gradients
+    run.secrets.advance()                     # in Python: the step was taken
 
 A run begins when the optimizer is built. From then on it has a noise key, a clock, and
 a seal of the weights; none of these is in a file that Keras writes.
@@ -17,6 +18,7 @@ a seal of the weights; none of these is in a file that Keras writes.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import threading
 from collections.abc import Sequence
@@ -28,7 +30,7 @@ import tensorflow as tf
 from tf_bandmf import noise
 from tf_bandmf.accounting.gaussian import grid_of
 from tf_bandmf.files import machine
-from tf_bandmf.keras.clipping import SUM_MARGIN, ClippedGradients
+from tf_bandmf.keras.clipping import ClippedGradients
 from tf_bandmf.keras.compat.keras_objects import given_learning_rate
 from tf_bandmf.keras.run import admission
 from tf_bandmf.keras.run.counts import Counts
@@ -37,9 +39,8 @@ from tf_bandmf.keras.run.known_runs import NO_SCHEDULE, Membership
 from tf_bandmf.keras.run.reservation import Reservation
 from tf_bandmf.keras.run.scaling import Scaling
 from tf_bandmf.keras.run.secrets import Drawn, SecretState
-from tf_bandmf.keras.run.tables import LookedUpRows, RowSums, RunTables
+from tf_bandmf.keras.run.tables import RowSums, RunTables
 from tf_bandmf.keras.run.weights_seal import CHANGED, WeightsSeal, digest_of
-from tf_bandmf.noise.devices import device_kind
 from tf_bandmf.noise.keys import NoiseKey
 from tf_bandmf.noise.shared import shared_function
 from tf_bandmf.planning.memory import refuse_too_large
@@ -54,9 +55,6 @@ HOW_TO_TRAIN = (
     "this optimizer and train with model.fit(plan.batches(x, y))."
 )
 
-# On accelerators, the steps after which it is read whether their sums were clipped.
-_MOST_UNREAD = 100
-
 
 class StepSums(NamedTuple):
     """The sums of a step, over replicas too.
@@ -64,13 +62,11 @@ class StepSums(NamedTuple):
     Attributes:
       sums: clipped gradients, summed.
       counts: of examples, if the plan counts them: one vector, or none.
-      examples: how many there are, float64.
       scales: of the gradients' coordinates, if there are any.
     """
 
     sums: list[Any]
     counts: list[tf.Tensor]
-    examples: tf.Tensor
     scales: list[tf.Tensor]
 
 
@@ -82,13 +78,11 @@ class Noisy(NamedTuple):
         rows are read, `RowSums`, which have no noise yet.
       drawn: for `SecretState.take`.
       counts: noisy; none if the plan has none.
-      is_clipped: whether the sum was, for `Run.confirm`; bool scalar.
     """
 
     gradients: list[Any]
     drawn: Drawn
     counts: tf.Tensor
-    is_clipped: tf.Tensor
 
 
 class Run:
@@ -114,7 +108,9 @@ class Run:
       strategy: distribution strategy in whose scope it was made.
       evaluations: private evaluations that the plan has reserved.
       counts: private counts of examples that the plan has reserved.
-      tables: the tables whose noise is drawn when their rows are read, if any.
+      lazy: trainable variables, [rows, columns], whose noise is drawn when their rows are
+        read; chosen before `begin`.
+      tables: their state, if there are any.
       seal: by which changes of the weights between steps are noticed.
       has_begun: whether it has a key.
       generator: the noise generator.
@@ -161,13 +157,7 @@ class Run:
         self.counts = Counts(plan)
         self.tables: RunTables | None = None
         self.seal = WeightsSeal()
-        self._lazy: list[Any] = []
-        # The coming step, as far as `start` and steps since know.
-        self._next = 0
-        # Of the latest steps, whether their sums were clipped; read after so many steps.
-        self._were_clipped: list[tf.Tensor] = []
-        self._most_unread = 1
-        self._fresh_key: NoiseKey | None = None
+        self.lazy: list[Any] = []
 
     # Its beginning.
 
@@ -178,18 +168,9 @@ class Run:
         self.reservation = Reservation(plan, key)
         self.evaluations = Evaluations(plan, key)
 
-    def keep_lazily(self, tables: Sequence[Any]) -> None:
-        """Draws the noise of these tables when their rows are read; before `begin`.
-
-        Args:
-          tables: trainable variables, [rows, columns].
-        """
-        assert not self.has_begun
-        self._lazy = list(tables)
-
     def eager(self, variables: Sequence[Any]) -> list[Any]:
         """The variables, of these, that get their noise in each step."""
-        lazy = {id(table) for table in self._lazy}
+        lazy = {id(table) for table in self.lazy}
         return [variable for variable in variables if id(variable) not in lazy]
 
     def begin(self, variables: Sequence[Any]) -> None:
@@ -223,20 +204,13 @@ class Run:
         except tf.errors.ResourceExhaustedError as error:
             raise MemoryError(f"{needed} The device has less.") from error
 
-    @property
+    @functools.cached_property
     def key(self) -> NoiseKey:
         """The secret of the run, from which noise and sample follow."""
-        if self.has_begun:
-            return self.secrets.key
-        if self._fresh_key is None:
-            seed = self.plan.test_seed
-            with self.strategy.scope():
-                self._fresh_key = (
-                    shared_key(self.strategy, NoiseKey.from_operating_system())
-                    if seed is None
-                    else NoiseKey.for_testing(seed)
-                )
-        return self._fresh_key
+        if self.plan.test_seed is not None:
+            return NoiseKey.for_testing(self.plan.test_seed)
+        with self.strategy.scope():
+            return shared_key(self.strategy, NoiseKey.from_operating_system())
 
     def batches(self, schedule: BatchSchedule) -> BatchSchedule:
         """The schedule as this run draws it: the sample follows from the run's key.
@@ -247,7 +221,7 @@ class Run:
         Raises:
           ValueError: if the run began with other data.
         """
-        pinned = self.secrets.schedule_id if self.has_begun else NO_SCHEDULE
+        pinned = self.membership.schedule_id
         if pinned == schedule.schedule_id:
             return schedule
         schedule = schedule.join(self.key.sampler_seed())
@@ -268,7 +242,7 @@ class Run:
             self.plan.fingerprint,
             is_bound=self.plan.test_seed is None,
             # Steps with lazy tables are short, and have programs of their own anyway.
-            compiles=bool(self._lazy),
+            compiles=bool(self.lazy),
             **state,
         )
 
@@ -279,20 +253,10 @@ class Run:
           secrets: state of the run.
           memory: memory of its tables, whose variables hold a release: see `RunTables`.
         """
-        self.secrets, self.has_begun = secrets, True
-        if device_kind() != "CPU" and not self._lazy:
-            # It is not waited for: of a sum that was not clipped it releases NaN.
-            self._most_unread = _MOST_UNREAD
-        if self._lazy:
+        self.secrets, self.key, self.has_begun = secrets, secrets.key, True
+        if self.lazy:
             self.tables = RunTables(
-                self._lazy,
-                self.plan,
-                self.inner_optimizer,
-                self.generator,
-                secrets.key,
-                secrets.point_before,
-                secrets.step,
-                memory,
+                self.lazy, self.plan, self.inner_optimizer, secrets, memory
             )
         self._register(secrets.key)
         self.seal = WeightsSeal()
@@ -306,6 +270,11 @@ class Run:
     # What it is, and where.
 
     @property
+    def step(self) -> int:
+        """The number of noisy steps so far."""
+        return self.secrets.step if self.has_begun else 0
+
+    @property
     def iterations(self) -> int:
         """Steps of the inner optimizer."""
         return int(tf.convert_to_tensor(self.inner_optimizer.iterations.value))
@@ -314,9 +283,7 @@ class Run:
         """Tells if no step may be taken, because a file set the optimizer's step."""
         if not self.has_begun or self.was_loaded_without_weights:
             return self.was_loaded_without_weights
-        step = self.secrets.step
-        is_whole = self.tables is None or self.tables.is_at(step)
-        return not is_whole or self.iterations != step
+        return not self.secrets.is_whole or self.iterations != self.step
 
     def refuse_restored(self) -> None:
         """Raises InvalidArgumentError before a step does, if none may be taken."""
@@ -328,12 +295,10 @@ class Run:
         """Seals the weights that steps left; those of tables are sealed at releases."""
         self.note_weights(weights)
         self.seal.is_open = False
-        self._refuse_unclipped()
 
     def note_weights(self, weights: Sequence[Any]) -> None:
         """Knows the weights, which a checkpoint gets, as the run's own, if they are."""
-        are_of_steps = self.has_begun and self.seal.is_open
-        if are_of_steps and self.secrets.step and not self.is_restored():
+        if self.seal.is_open and self.step and not self.is_restored():
             self.seal.note(self.eager(weights), self._state_of_steps())
 
     def _refuse_changed(self, weights: Sequence[Any]) -> None:
@@ -346,8 +311,7 @@ class Run:
     def start(self, weights: Sequence[Any]) -> None:
         """Begins to take steps, until `close_seal`, after `check`."""
         self.check(weights)
-        if self.has_begun:
-            self._next, self.seal.is_open = self.secrets.step, True
+        self.seal.is_open = self.has_begun
 
     def check(self, weights: Sequence[Any]) -> None:
         """Checks, where steps begin, that the run can go on from here.
@@ -362,7 +326,7 @@ class Run:
         """
         self.refuse_restored()
         self.reservation.refuse_ended()
-        if self.has_begun and self.secrets.step:
+        if self.step:
             self._refuse_changed(weights)
 
     def admit(
@@ -378,9 +342,8 @@ class Run:
           TypeError, InvalidArgumentError, RuntimeError, LedgerError: see
             `admission.checked`.
         """
-        step = self._next
-        # From its first step on the run has one schedule.
-        self.secrets.schedule_id = admission.checked(self, facts, step, weights)
+        step = self.step
+        admission.checked(self, facts, step, weights)
         return admission.Admitted(
             tf.constant(step, tf.int64),
             tf.constant(self.secrets.step_keys(step)),
@@ -389,27 +352,9 @@ class Run:
         )
 
     def sums(self, clipped: ClippedGradients) -> StepSums:
-        """One replica's part of the sums of a step.
-
-        Raises:
-          TypeError: if `clipped` did not come from the clipping of this library.
-          ValueError: if it is not scaled as this run does.
-        """
-        if not isinstance(clipped, ClippedGradients):
-            raise TypeError(
-                f"Gradients must be clipped by this library. {HOW_TO_TRAIN}"
-            )
-        if bool(clipped.scales) != (self.scaling is not None):
-            raise ValueError(
-                f"Gradients must be clipped in the coordinates of this optimizer, which "
-                f"are {'scaled' if self.scaling else 'not scaled'}. {HOW_TO_TRAIN}"
-            )
-        return StepSums(
-            list(clipped.sums),
-            self.counts.coordinates(clipped),
-            tf.cast(tf.size(clipped.norms), tf.float64),
-            list(clipped.scales),
-        )
+        """One replica's part of the sums of a step."""
+        counts = self.counts.coordinates(clipped)
+        return StepSums(list(clipped.sums), counts, list(clipped.scales))
 
     def privatize(
         self,
@@ -418,7 +363,6 @@ class Run:
         step: tf.Tensor,
         keys: tf.Tensor,
         digest: tf.Tensor,
-        looked_up: Sequence[LookedUpRows] = (),
     ) -> Noisy:
         """Adds noise to the clipped sum and divides it by the expected batch size.
 
@@ -428,7 +372,6 @@ class Run:
           step: that was admitted, int64 scalar.
           keys: of its noise, see `SecretState.step_keys`.
           digest: of the batch, int64 scalar.
-          looked_up: what `RunTables.bring_up_to_date` returned, if there are lazy tables.
 
         Raises:
           ValueError: if the variables are not those that the run began with.
@@ -440,7 +383,7 @@ class Run:
         if self.tables is not None:
             of_tables = [by_id[id(v)] for v in self.tables.variables]
             rate = tf.convert_to_tensor(self.inner_optimizer.learning_rate)
-            row_sums = self.tables.row_sums(of_tables, rate, looked_up)
+            row_sums = self.tables.row_sums(of_tables, rate)
             inputs = tf.concat([inputs, self.tables.digest(row_sums, step)], axis=0)
         eager = self.eager(variables)
         parts = [tf.reshape(by_id[id(v)], [-1]) for v in eager] or [tf.zeros([1])]
@@ -449,13 +392,11 @@ class Run:
         count = self.generator.num_parameters
         parts += [tf.zeros([1])] * (count % 2)
         total = parts[0] if len(parts) == 1 else tf.concat(parts, axis=0)
-        vectors = [total, *(of_table.sums for of_table in row_sums)]
-        is_clipped = self._is_clipped(vectors, sums.examples)
         noise, drawn = self.secrets.draw(step, keys, total, inputs)
         plan = self.plan
         assert plan.expected_batch_size is not None
         settings = plan.noise_stddev, plan.expected_batch_size
-        mean = noisy_mean(total[:count], noise[:count], *settings, is_clipped)
+        mean = noisy_mean(total[:count], noise[:count], *settings)
         sizes = [part.shape[0] for part in parts[: len(eager) or 1]]
         apart = tf.split(mean, [*sizes, count - sum(sizes)])
         gradients = [tf.reshape(g, v.shape) for g, v in zip(apart, eager)]
@@ -467,20 +408,7 @@ class Run:
         }
         if self.tables is not None:
             noisy |= {id(v): rows for v, rows in zip(self.tables.variables, row_sums)}
-        return Noisy([noisy[id(v)] for v in variables], drawn, apart[-1], is_clipped)
-
-    def _is_clipped(
-        self, vectors: Sequence[tf.Tensor], examples: tf.Tensor
-    ) -> tf.Tensor:
-        """Tells if a sum is finite, and no larger than clipped gradients can add up to.
-
-        `clipped_gradient_sums` returns no other for any data: only a mistake in a program
-        can.
-        """
-        halves = [tf.nn.l2_loss(vector) for vector in vectors]
-        norm = tf.sqrt(2.0 * tf.cast(tf.add_n(halves), tf.float64))
-        # NaN fails this comparison too.
-        return norm <= SUM_MARGIN * self.plan.l2_norm_clip * examples
+        return Noisy([noisy[id(v)] for v in variables], drawn, apart[-1])
 
     def _check_variables(self, variables: Sequence[Any]) -> None:
         # Correlated noise cancels within a variable: each keeps its place in it.
@@ -492,26 +420,6 @@ class Run:
                 "Change them back, or start a new run with a new PrivateOptimizer and "
                 "its own budget."
             )
-
-    def confirm(self, noisy: Noisy) -> None:
-        """Writes the step down, before anything of it is released.
-
-        Raises:
-          InvalidArgumentError: if the sum was not clipped or not finite; or the step was
-            taken before the run was resumed, and differs now.
-        """
-        self._were_clipped.append(noisy.is_clipped)
-        if len(self._were_clipped) >= self._most_unread:
-            self._refuse_unclipped()
-        self.secrets.confirm(noisy.drawn, self._next)
-
-    def _refuse_unclipped(self) -> None:
-        flags, self._were_clipped = self._were_clipped, []
-        admission.refuse(None if all(map(bool, flags)) else admission.UNCLIPPED)
-
-    def advance(self) -> None:
-        """The step was taken."""
-        self._next += 1
 
     def apply(self, noisy: Sequence[Any], variables: Sequence[Any]) -> None:
         """Lets the inner optimizer apply what `privatize` returned, in each replica.
@@ -539,7 +447,7 @@ class Run:
           step: that the gradients are of.
           weights: all of the model's.
         """
-        is_late = self.iterations != step or self.secrets.step != step + 1
+        is_late = self.iterations != step or self.step != step + 1
         admission.refuse(admission.RESTORED if is_late else None)
         self._refuse_changed(weights)
         self.seal.is_open = True
@@ -578,7 +486,7 @@ class Run:
         """
         with self.turn:
             self.refuse_restored()
-            if not self.has_begun or not self.secrets.step:
+            if not self.step:
                 raise ValueError(
                     "The run has taken no step yet: its evaluations begin after its first "
                     "one, which may be refused."
@@ -586,7 +494,7 @@ class Run:
             self._refuse_changed(weights)
             self.reservation.ensure()
             what = f"{what}\n{int(digest_of(weights))}"
-            return self.evaluations.release(sums, what, self.secrets.step)
+            return self.evaluations.release(sums, what, self.step)
 
     def vouch(self, reason: str) -> None:
         """See `PrivateOptimizer.vouch_for_weights`."""
@@ -594,7 +502,7 @@ class Run:
             raise ValueError(
                 f"reason must say what changed the weights, found {reason!r}."
             )
-        if not self.has_begun or not self.secrets.step:
+        if not self.step:
             self.initial_weights = reason.strip()
         if not self.has_begun:
             return
@@ -602,7 +510,7 @@ class Run:
             self.seal.forget()
             if self.tables is not None:
                 self.tables.accept()
-            if self.secrets.step:
+            if self.step:
                 self.vouched = tuple(dict.fromkeys((*self.vouched, reason.strip())))
 
     def refuse_trained(self, plain_steps: int) -> None:
@@ -634,9 +542,8 @@ class Run:
           remarks: on the optimizer and the model.
           weights: all of the model's, as far as they are at hand.
         """
-        data = self.secrets.schedule_id if self.has_begun else NO_SCHEDULE
-        statement = self.membership.statement(unit, weights, data)
-        remarks = [*statement.remarks, *remarks, *self._remarks(data)]
+        statement = self.membership.statement(unit, weights)
+        remarks = [*statement.remarks, *remarks, *self._remarks()]
         return dataclasses.replace(
             statement, remarks=tuple(dict.fromkeys(remarks)), proviso=self._proviso()
         )
@@ -644,10 +551,9 @@ class Run:
     def _proviso(self) -> str:
         """Words of the statement before its numbers."""
         loaded = self.were_loaded and self.initial_weights is None
-        taken = self.secrets.step if self.has_begun else 0
-        if not taken and not loaded:
+        if not self.step and not loaded:
             return "This run has taken no step yet; it is to have this guarantee:"
-        if not taken:
+        if not self.step:
             return (
                 "This run has taken no step, and the model's weights were loaded: they "
                 "have the guarantees of the runs that made them, which add up, as those "
@@ -660,9 +566,9 @@ class Run:
             )
         return ""
 
-    def _remarks(self, schedule_id: int) -> list[str]:
+    def _remarks(self) -> list[str]:
         """Remarks of the statement in addition to the guarantee."""
-        remarks = list(remarks_of(schedule_id))
+        remarks = list(remarks_of(self.membership.schedule_id))
         if self.weighs_classes:
             remarks.append(OF_CLASS_WEIGHTS)
         remarks += self.reservation.remarks()
@@ -701,15 +607,10 @@ def noisy_mean(
     noise: tf.Tensor,
     stddev: float,
     batch_size: float,
-    is_clipped: tf.Tensor,
 ) -> tf.Tensor:
-    """The mean of a noisy sum of a public number of examples, on its grid.
-
-    NaN if the sum was not clipped.
-    """
+    """The mean of a noisy sum of a public number of examples, on its grid."""
     grid = grid_of(stddev / batch_size)  # float32 divides by a power of two exactly
-    mean = tf.round((total + stddev * noise) / batch_size / grid) * grid
-    return tf.where(is_clipped, mean, np.nan)
+    return tf.round((total + stddev * noise) / batch_size / grid) * grid
 
 
 def shared_key(strategy: tf.distribute.Strategy, key: NoiseKey) -> NoiseKey:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple, NoReturn
 
@@ -68,7 +69,6 @@ class SecretState:
       plan: fingerprint of the plan, to which the run's secrets are bound besides the
         steps.
       step: number of noise vectors used so far.
-      schedule_id: id of the schedule that the run uses; -1 before it began.
       buffer: kept vectors after those steps, float32, shape [memory_vectors,
         num_parameters]; None for zeros.
       points: of at least those steps, int64, shape [steps]. Further points are those of
@@ -78,6 +78,10 @@ class SecretState:
         step alone, so that runs can be compared.
       compiles: whether digests of short sums are compiled, too: then steps are faster,
         but the first one takes longer. The bits are the same.
+
+    Attributes:
+      generator, key, step: see above.
+      is_whole: whether no program was interrupted that changes state of the run.
 
     Raises:
       ValueError: if points of steps before `step` are missing.
@@ -89,7 +93,6 @@ class SecretState:
         key: NoiseKey,
         plan: str,
         step: int = 0,
-        schedule_id: int = -1,
         buffer: np.ndarray | None = None,
         points: np.ndarray | None = None,
         is_bound: bool = True,
@@ -98,9 +101,10 @@ class SecretState:
         given = 0 if points is None else len(points)
         if given < step:
             raise ValueError(f"Points of {step} steps are needed, found {given}.")
-        self._generator, self._is_bound, self._compiles = generator, is_bound, compiles
+        self.generator, self._is_bound, self._compiles = generator, is_bound, compiles
         self._note: Callable[[bytes], None] | None = None
-        self.key, self.schedule_id = key, schedule_id
+        self.key, self.step = key, step
+        self.is_whole = True
         # Of all steps that are known; those that are on the device alone, by step.
         self._points = _hidden(np.zeros([generator.num_steps], np.int64))
         if points is not None:
@@ -116,16 +120,25 @@ class SecretState:
         self._digest_key = _variable(digest_key(secret, f"{plan} 0").view(np.int64))
         chain_key = digest_key(secret, f"{plan} chain")[:2]
         self._chain_key = _variable(chain_key.view(np.int64))
-        self._clock = _variable(np.int64(step))
         is_taken = np.arange(generator.num_steps) < step
         taken = _hidden(np.where(is_taken, self._points, 0))
         self._recent = _variable(taken[self._recent_steps(max(step - 1, 0))])
         self._buffer = _variable(_hidden(buffer))
 
-    @property
-    def step(self) -> int:
-        """Number of noise vectors used so far."""
-        return int(self._clock.numpy())
+    @contextlib.contextmanager
+    def changing(self) -> Iterator[None]:
+        """Surrounds a program that changes state of the run, or its weights.
+
+        If it is interrupted, state and weights may be of different steps, and training on
+        is refused.
+        """
+        self.is_whole = False
+        yield
+        self.is_whole = True
+
+    def advance(self) -> None:
+        """The step was taken."""
+        self.step += 1
 
     def watch(self, note: Callable[[bytes], None]) -> None:
         """Lets a function write down each step before anything of it is released.
@@ -151,7 +164,7 @@ class SecretState:
 
     def _recent_steps(self, step: int) -> np.ndarray:
         """The latest steps up to one: that of place i has the remainder i."""
-        terms = self._generator.key_terms
+        terms = self.generator.key_terms
         return np.maximum(step - (step - np.arange(terms)) % terms, 0)
 
     def step_keys(self, step: int) -> np.ndarray:
@@ -160,7 +173,7 @@ class SecretState:
 
     def _bound(self, keys: Any, points: Any) -> Any:
         """Keys of steps, bound to their points."""
-        return self._generator.bound_key(keys, points) if self._is_bound else keys
+        return self.generator.bound_key(keys, points) if self._is_bound else keys
 
     def seed(self, step: int) -> tf.Tensor:
         """From which the masks of a step's random layers follow, int32, shape [2]."""
@@ -216,27 +229,27 @@ class SecretState:
 
     def point_before(self, step: tf.Tensor) -> tf.Tensor:
         """The point of the step before one, int64; 0 before the first."""
-        place = (step - 1) % self._generator.key_terms
+        place = (step - 1) % self.generator.key_terms
         return tf.where(step > 0, self._recent.sparse_read(place), 0)
 
     def _row(
         self, step: tf.Tensor, keys: tf.Tensor, point: tf.Tensor
     ) -> tuple[tf.Tensor, Drawn]:
-        terms = self._generator.key_terms
+        terms = self.generator.key_terms
         is_this = tf.equal(tf.range(terms, dtype=tf.int64), step % terms)
         recent = tf.where(is_this, point, self._recent)
         bound = tf.bitcast(self._bound(keys, recent), tf.uint64)
-        noise, rows = self._generator.row(bound, self._buffer, step, may_be_longer=True)
+        noise, rows = self.generator.row(bound, self._buffer, step, may_be_longer=True)
         return noise, Drawn(step, point, recent, list(rows))
 
-    def confirm(self, drawn: Drawn, step: int) -> None:
+    def confirm(self, drawn: Drawn) -> None:
         """Writes the step down, before anything of it is released; in Python.
 
         Raises:
           InvalidArgumentError: if the step was taken before the run was resumed, and
             differs now.
         """
-        earlier = self._points[step]
+        step, earlier = self.step, self._points[self.step]
         self._unread[step] = drawn.point
         if len(self._unread) == _MOST_UNREAD:
             self.points()
@@ -250,16 +263,10 @@ class SecretState:
             self._note(HiddenBytes(np.array([step, point], "<i8").tobytes()))
 
     def take(self, drawn: Drawn) -> list[tf.Operation]:
-        """Goes on to the next step; what is released of this one comes after it.
-
-        If a program is interrupted then, clock and weights are at different steps, and
-        training on is refused.
-        """
-        clock = self._clock.assign(drawn.step + 1, read_value=False)
-        with tf.control_dependencies([] if clock is None else [clock]):
-            recent = self._recent.assign(drawn.recent, read_value=False)
-            rows = [self._buffer.scatter_update(row) for row in drawn.rows]
-        return [done for done in (clock, recent, *rows) if done is not None]
+        """Goes on to the next step; what is released of this one comes after it."""
+        recent = self._recent.assign(drawn.recent, read_value=False)
+        rows = [self._buffer.scatter_update(row) for row in drawn.rows]
+        return [done for done in (recent, *rows) if done is not None]
 
     def replay(self, last: int) -> None:
         """Goes on to a later step, by drawing the noise of steps whose points it has."""
@@ -271,6 +278,7 @@ class SecretState:
         for step in range(self.step, last):
             point = tf.constant(self._points[step])
             again(tf.constant(step, tf.int64), self.step_keys(step), point)
+            self.advance()
 
     def __repr__(self) -> str:
         return "SecretState(<secret>)"

@@ -26,34 +26,21 @@ import tensorflow as tf
 
 from tf_bandmf.files.hidden import HiddenArray
 from tf_bandmf.keras.compat.keras_objects import tensorflow_value, uses_weight_decay
+from tf_bandmf.keras.run.programs import Program
+from tf_bandmf.keras.run.secrets import SecretState
 from tf_bandmf.keras.run.weights_seal import CHANGED, digest_of
-from tf_bandmf.noise import NoiseGenerator
 from tf_bandmf.noise.devices import device_kind
 from tf_bandmf.noise.digests import digest_key, digest_of_any_length
 from tf_bandmf.noise.keys import NoiseKey
 from tf_bandmf.noise.lazy import LinearUpdate, RowSystem, noise_system, row_system
 from tf_bandmf.noise.lazy_tables import Jumps, LazyTable, Window
-from tf_bandmf.noise.shared import by_itself, near_length, shared_function
+from tf_bandmf.noise.shared import near_length, shared_function
 from tf_bandmf.planning.plan import Plan
 
 # What keys are for: rows that a step reads, or a release.
 _READ, _RELEASE = 0, 1
 # What finds something for each of some rows.
 Reader = Callable[[tf.Tensor], Any]
-
-
-class LookedUpRows(NamedTuple):
-    """Rows of a table that a step has brought up to date: no others get sums.
-
-    Attributes:
-      ids: [N] int64, the ids as they were looked up, negative for none.
-      rows: [U] int32, the rows that exist, each once.
-      places: [N] int32, the place of each id in `rows`; -1 for none.
-    """
-
-    ids: tf.Tensor
-    rows: tf.Tensor
-    places: tf.Tensor
 
 
 class RowSums(NamedTuple):
@@ -122,11 +109,9 @@ class RunTables:
     Args:
       variables: the tables, Keras variables [rows, columns] in float32.
       plan: plan of the run.
-      inner: optimizer of Keras that applies its noisy gradients.
-      generator: noise generator of the run.
-      key: key of the run.
-      digest_before: gives the digest of the step before one, int64.
-      step: of the run, at which the variables are a release.
+      inner: optimizer of Keras that applies its noisy gradients. Its steps are those of
+        the tables.
+      secrets: of the run, at a step at which the variables are a release.
       memory: by variable, see `LazyTable`.
     """
 
@@ -135,28 +120,21 @@ class RunTables:
         variables: Sequence[Any],
         plan: Plan,
         inner: Any,
-        generator: NoiseGenerator,
-        key: NoiseKey,
-        digest_before: Callable[[tf.Tensor], tf.Tensor],
-        step: int = 0,
+        secrets: SecretState,
         memory: Sequence[np.ndarray] | None = None,
     ) -> None:
-        self._variables = list(variables)
-        self._plan, self._inner, self._generator = plan, inner, generator
-        self._is_bound = plan.test_seed is None
-        self._digest_before = digest_before
+        self._variables, self._secrets = list(variables), secrets
+        self._plan, self._inner = plan, inner
+        self._is_bound, step = plan.test_seed is None, secrets.step
         self._has_memory = self._system(update_of(inner, False)).entries > 1
         if self._has_memory and step and memory is None:
             raise ValueError(
                 "What rows of tables remember of their noise is missing: the run cannot "
                 "go on. Resume from the newest checkpoint of its private state file."
             )
-        self._memory = memory
         self._first_step = step
-        # Whether no step was taken yet, as far as Python knows: reading it takes time.
-        self._is_at_first = True
         derived = hashlib.blake2b(
-            key.secret_bytes(), digest_size=32, person=b"tf-bandmf tables"
+            secrets.key.secret_bytes(), digest_size=32, person=b"tf-bandmf tables"
         )
         secret = NoiseKey(derived.digest())
         count = 2 * (plan.num_steps + 1)
@@ -166,21 +144,20 @@ class RunTables:
         with tf.init_scope():
             self._keys = tf.Variable(keys.copy().view(np.int64), trainable=False)
             self._digest_key = tf.Variable(digests.copy(), trainable=False)
-            self._now = tf.Variable(step, trainable=False, dtype=tf.int32)
             # What the chain goes on from: the seal, and what the optimizer does.
             basis = tf.zeros([len(self._variables) + 1], tf.int64)
             self._basis = tf.Variable(basis, trainable=False)
-            # Whether rows are being written: that remains if a step is interrupted.
-            self._is_writing = tf.Variable(False, trainable=False)
-        self._jumps: dict[LinearUpdate, Jumps] = {}
-        self._tables: list[LazyTable] = []
-        self._readers: dict[int, Reader] = {}
+            self._jumps: dict[LinearUpdate, Jumps] = {}
+            self._tables = [
+                self._table_of(number, variable, memory[number] if memory else None)
+                for number, variable in enumerate(self._variables)
+            ]
         # The variables' seal, after the last release. Any weights may begin a run.
         self._seal: list[int] = []
         if step:
             self._take_seal()
         self._released = step
-        self._release_function = tf.function(self._release, autograph=False)
+        self._release_rows = Program(self._release, around=secrets.changing)
         self.num_releases = 0
         self._note_release: Callable[[int], None] | None = None
         self._due: list[int] = []
@@ -206,7 +183,7 @@ class RunTables:
           made: steps at which the run released before it was resumed.
         """
         self._note_release = note
-        self._due = sorted(step for step in made if step > int(self._now))
+        self._due = sorted(step for step in made if step > self._secrets.step)
 
     def begin(self) -> None:
         """Prepares a step: before the first one it takes the rows of the variables.
@@ -215,111 +192,75 @@ class RunTables:
           InvalidArgumentError: if something else changed what a run is resumed with.
           RuntimeError: if a release of the run as it was before cannot be repeated.
         """
-        if self._tables and not self._is_at_first and not self._due:
-            return
-        self._is_at_first = int(self._now) == self._first_step
-        if self._is_at_first:
-            self._take_rows()
-        while self._due and self._due[0] <= int(self._now):
-            step = self._due.pop(0)
-            if step != int(self._now) or not self.release():
+        step = self._secrets.step
+        if step == self._first_step and self.was_changed():
+            if step:
+                raise tf.errors.InvalidArgumentError(None, None, CHANGED)
+            # The weights that a run begins from may have been loaded since it was built.
+            self._replace_rows()
+            self._take_seal()
+        while self._due and self._due[0] <= step:
+            due = self._due.pop(0)
+            if due != step or not self.release():
                 raise RuntimeError(
-                    f"This run was resumed, and had released its tables at step {step}. "
+                    f"This run was resumed, and had released its tables at step {due}. "
                     f"It must release them there again: take the steps as before "
                     f"(steps_per_execution), or resume from the newest checkpoint."
                 )
-
-    def _take_rows(self) -> None:
-        """Takes the rows of the variables, where they are not those that it has."""
-        step, was_changed = self._first_step, self.was_changed()
-        if step and was_changed:
-            raise tf.errors.InvalidArgumentError(None, None, CHANGED)
-        if self._tables and not was_changed:
-            return
-        if self._tables:  # weights were loaded before the first step
-            self._replace_rows()
-        else:
-            self._make_tables(step)
-        self._take_seal()
 
     def _replace_rows(self) -> None:
         for table, variable in zip(self._tables, self._variables):
             table.replace_weights(tensorflow_value(variable))
 
-    def _make_tables(self, step: int) -> None:
-        for number, variable in enumerate(self._variables):
-            update = self._update(variable)
-            if update not in self._jumps:
-                system = self._system(update)
-                self._jumps[update] = Jumps(system, self._plan.num_steps, step)
-            memory = None if self._memory is None else self._memory[number]
-            jumps = self._jumps[update]
-            table = LazyTable(tensorflow_value(variable), jumps, number, step, memory)
-            self._tables.append(table)
-            is_up_to_date = functools.partial(self._is_up_to_date, table)
-            self._readers[id(variable)] = _reader(table.weights_of, is_up_to_date)
-        self._memory = None
+    def _table_of(
+        self, number: int, variable: Any, memory: np.ndarray | None
+    ) -> LazyTable:
+        update, step = self._update(variable), self._first_step
+        if update not in self._jumps:
+            system = self._system(update)
+            self._jumps[update] = Jumps(system, self._plan.num_steps, step)
+        raw, jumps = tensorflow_value(variable), self._jumps[update]
+        return LazyTable(raw, jumps, number, step, memory)
 
     def _is_up_to_date(self, table: LazyTable, rows: tf.Tensor) -> tf.Tensor:
-        return tf.equal(table.clocks_of(rows), self._now.value())
+        return tf.equal(table.clocks_of(rows), self._now())
+
+    def _now(self) -> tf.Tensor:
+        """The coming step, int32; in programs."""
+        return tf.cast(tf.convert_to_tensor(self._inner.iterations), tf.int32)
 
     @property
     def readers(self) -> dict[int, Reader]:
         """For `clipped_gradient_sums`."""
-        if not self._tables:
-            raise RuntimeError(
-                "The tables of this run were not made yet: train with model.fit or "
-                "model.train_on_batch, or give make_private tables='dense'."
+        return {
+            id(variable): _reader(
+                table.weights_of, functools.partial(self._is_up_to_date, table)
             )
-        return self._readers
+            for table, variable in zip(self._tables, self._variables)
+        }
 
     @property
     def variables(self) -> list[Any]:
         """The layers' variables: they have the last release."""
         return self._variables
 
-    def is_at(self, step: int) -> bool:
-        """Tells if this step is next and the previous one is complete."""
-        return int(self._now) == step and not bool(self._is_writing)
-
-    def _write(self, change: Callable[[], list[Any]]) -> None:
-        """Makes a change that must not be made in part: an interruption ends the run.
-
-        Otherwise, rows would have a sum without its noise, or their noise twice.
-        """
-        with tf.control_dependencies([self._is_writing.assign(True, read_value=False)]):
-            changes = change()
-        with tf.control_dependencies(changes):
-            self._is_writing.assign(False, read_value=False)
-
     # A step.
 
-    def bring_up_to_date(
-        self, looked_up: Sequence[tf.Tensor], step: tf.Tensor
-    ) -> list[LookedUpRows]:
+    def bring_up_to_date(self, looked_up: Sequence[tf.Tensor], step: tf.Tensor) -> None:
         """Draws the noise that rows have missed since they were last read.
+
+        If it is interrupted, as `apply` and `release`, the run has ended: rows may have a
+        sum without its noise, or their noise twice.
 
         Args:
           looked_up: by variable, [N] int64 rows, negative for none.
           step: int64 scalar that was admitted.
-
-        Returns:
-          The rows, by variable: for `row_sums` of the same step.
         """
         step = tf.cast(step, tf.int32)
-        read = [_each_once(ids) for ids in looked_up]
-        unique = [once.rows for once in read]
+        unique = [_each_once(ids)[0] for ids in looked_up]
         key = self._key(step, _READ, unique)
-        jumps = self._since_release(step)
-
-        def change() -> list[Any]:
-            together = zip(self._tables, unique, jumps)
-            return [
-                t.bring_up_to_date(rows, window, key) for t, rows, window in together
-            ]
-
-        self._write(change)
-        return read
+        for table, rows, window in zip(self._tables, unique, self._since_release(step)):
+            table.bring_up_to_date(rows, window, key)
 
     def _since_release(self, step: tf.Tensor) -> list[Window]:
         """Jumps to a step, by table."""
@@ -327,10 +268,7 @@ class RunTables:
         return [windows[id(table.jumps)] for table in self._tables]
 
     def row_sums(
-        self,
-        sums: Sequence[tf.IndexedSlices],
-        rate: tf.Tensor,
-        looked_up: Sequence[LookedUpRows],
+        self, sums: Sequence[tf.IndexedSlices], rate: tf.Tensor
     ) -> list[RowSums]:
         """Adds up the values of repeated rows, and leaves out ids that are not rows.
 
@@ -341,18 +279,24 @@ class RunTables:
         Args:
           sums: by variable.
           rate: the learning rate of the coming step.
-          looked_up: what `bring_up_to_date` returned.
         """
-        rate = tf.cast(rate, tf.float64)
-        now = self._now.value()
         return [
-            RowSums(*_added_up(table, slices, rows, now), rate)
-            for table, slices, rows in zip(self._tables, sums, looked_up, strict=True)
+            RowSums(*self._added_up(table, slices), tf.cast(rate, tf.float64))
+            for table, slices in zip(self._tables, sums, strict=True)
         ]
+
+    def _added_up(
+        self, table: LazyTable, slices: tf.IndexedSlices
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """Rows [U] that are up to date, each once, and their sums."""
+        rows, places = _each_once(slices.indices)
+        sums = _sums_at(slices.values, places, rows)
+        kept = tf.where(self._is_up_to_date(table, rows))[:, 0]
+        return tf.gather(rows, kept), tf.gather(sums, kept)
 
     def digest(self, sums: Sequence[RowSums], step: tf.Tensor) -> tf.Tensor:
         """The digest of a step's sums and rate, chained; int32, shape [2]."""
-        before = [self._digest_before(step)[None], self._basis.value()]
+        before = [self._secrets.point_before(step)[None], self._basis.value()]
         before += [tf.bitcast(of_table.rate, tf.int64)[None] for of_table in sums]
         parts = [tf.reshape(tf.bitcast(tf.concat(before, axis=0), tf.int32), [-1])]
         for of_table in sums:
@@ -363,29 +307,22 @@ class RunTables:
     def apply(self, sums: Sequence[RowSums], step: tf.Tensor) -> None:
         """Takes the step with these sums; its noise comes when the rows are read."""
         step = tf.cast(step, tf.int32)
-
-        def change() -> list[Any]:
-            changes = [
-                table.add(of_table.rows, of_table.sums, step, of_table.rate)
-                for table, of_table in zip(self._tables, sums)
-            ]
-            rate = sums[0].rate
-            changes += [jumps.advance(step, rate) for jumps in self._jumps.values()]
-            return [*tf.nest.flatten(changes), self._now.assign(step + 1)]
-
-        self._write(change)
+        for table, of_table in zip(self._tables, sums):
+            table.add(of_table.rows, of_table.sums, step, of_table.rate)
+        for jumps in self._jumps.values():
+            jumps.advance(step, sums[0].rate)
 
     def _key(self, step: tf.Tensor, use: int, rows: Sequence[tf.Tensor]) -> tf.Tensor:
         """The key of a draw at a step, bound to the earlier sums and to its purpose."""
         key = self._keys.sparse_read(2 * step + use)
         if self._is_bound:
-            before = self._digest_before(tf.cast(step, tf.int64))
+            before = self._secrets.point_before(tf.cast(step, tf.int64))
             parts = [tf.bitcast(before, tf.int32), tf.constant([use])]
             for read in rows:
                 parts += [tf.shape(read), read]
             words = tf.concat(parts, axis=0)
             digest = digest_of_any_length(self._digest_key.value(), words)
-            key = self._generator.bound_key(key, tf.bitcast(digest, tf.int64))
+            key = self._secrets.generator.bound_key(key, tf.bitcast(digest, tf.int64))
         return tf.bitcast(key, tf.uint64)
 
     # Releases.
@@ -393,7 +330,7 @@ class RunTables:
     @property
     def steps_behind(self) -> int:
         """Steps since the last release."""
-        return int(self._now) - self._released
+        return self._secrets.step - self._released
 
     def was_changed(self) -> bool:
         """Tells if the layers' variables are not those of the last release."""
@@ -410,9 +347,9 @@ class RunTables:
         if self.was_changed():
             return False
         if self._note_release is not None:
-            self._note_release(int(self._now))
-        self._release_function(tf.constant(True))
-        self._released = int(self._now)
+            self._note_release(self._secrets.step)
+        self._release_rows(tf.constant(True))
+        self._released = self._secrets.step
         self.num_releases += 1
         self._take_seal()
         return True
@@ -421,26 +358,19 @@ class RunTables:
         """Continues with variables that something else changed; not within a step."""
         if not self.was_changed():
             return
-        if self._tables:
-            self._release_function(tf.constant(False))
-            self._released = int(self._now)
-            self._replace_rows()
+        self._release_rows(tf.constant(False))
+        self._released = self._secrets.step
+        self._replace_rows()
         self._take_seal()
 
     def _release(self, shows: tf.Tensor) -> None:
-        step = self._now.value()
+        step = self._now()
         key = self._key(step, _RELEASE, ())
-        jumps = self._since_release(step)
-
-        def change() -> list[Any]:
-            together = zip(self._tables, self._variables, jumps)
-            changes = [
-                table.release(tensorflow_value(variable), window, key, shows)
-                for table, variable, window in together
-            ]
-            return [*changes, *(j.released(step) for j in self._jumps.values())]
-
-        self._write(change)
+        together = zip(self._tables, self._variables, self._since_release(step))
+        for table, variable, window in together:
+            table.release(tensorflow_value(variable), window, key, shows)
+        for jumps in self._jumps.values():
+            jumps.released(step)
 
     def remarks(self) -> list[str]:
         """Remarks of the statement."""
@@ -454,10 +384,8 @@ class RunTables:
 
     def memory(self) -> list[np.ndarray]:
         """See `LazyTable`; after a release, for the private state file alone."""
-        if not self._has_memory:
+        if not (self._has_memory and self._secrets.step):
             return []
-        if not self._tables:
-            return list(self._memory or ())
         return [table.memory().view(HiddenArray) for table in self._tables]
 
     def _digests(self) -> list[int]:
@@ -489,43 +417,14 @@ def _reader(read: Reader, is_up_to_date: Reader) -> Reader:
     return checked
 
 
-def _each_once(ids: tf.Tensor) -> LookedUpRows:
-    """The rows that exist, in the order in which they are first looked up."""
+def _each_once(ids: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """The rows that exist, int32, each once, and the place of each id there, or -1."""
     unique, places = tf.unique(tf.cast(ids, tf.int32))
     exists = unique >= 0
     # Products: choosing from one number is slower.
     is_row = tf.cast(exists, tf.int32)
     number = tf.cumsum(is_row) * is_row - 1
-    rows = tf.gather(unique, tf.where(exists)[:, 0])
-    return LookedUpRows(ids, rows, tf.gather(number, places))
-
-
-def _added_up(
-    table: LazyTable, slices: tf.IndexedSlices, looked_up: LookedUpRows, now: tf.Tensor
-) -> tuple[tf.Tensor, tf.Tensor]:
-    """Rows [U], each once, and their sums; of rows whose clock is `now`."""
-
-    def as_looked_up() -> tuple[tf.Tensor, tf.Tensor]:
-        rows, places = looked_up.rows, looked_up.places
-        return rows, _sums_at(slices.values, places, rows)
-
-    @by_itself
-    def in_another_order() -> tuple[tf.Tensor, tf.Tensor]:
-        once = _each_once(slices.indices)
-        added = _sums_at(slices.values, once.places, once.rows)
-        kept = tf.where(tf.equal(table.clocks_of(once.rows), now))[:, 0]
-        return tf.gather(once.rows, kept), tf.gather(added, kept)
-
-    ids, others = looked_up.ids, slices.indices
-    if ids.shape.is_compatible_with(others.shape):
-        sizes = tf.size(ids), tf.size(others)
-        count = tf.minimum(*sizes)
-        are_equal = tf.reduce_all(tf.equal(ids[:count], others[:count]))
-        are_equal &= tf.equal(*sizes)
-        rows, added = tf.cond(are_equal, as_looked_up, in_another_order)
-    else:  # An empty batch looks up nothing, and its pass has a made-up example.
-        rows, added = in_another_order()
-    return tf.ensure_shape(rows, [None]), tf.ensure_shape(added, [None, table.columns])
+    return tf.gather(unique, tf.where(exists)[:, 0]), tf.gather(number, places)
 
 
 def _sums_at(values: tf.Tensor, places: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:

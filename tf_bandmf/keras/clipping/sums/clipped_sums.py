@@ -36,12 +36,6 @@ from tf_bandmf.keras.clipping.tensors.table_readers import (
     reader_of,
 )
 
-# The norm of a clipped sum of B examples is below this times B times the clip norm,
-# whatever the data: more is a programming error. Each contribution is within the clip
-# norm by its bound, its terms add up to at most 256 times the clip norm, and a sum of n
-# terms in float32 is wrong by at most n 2^-24 times that: by 7 B clip norms for n = 458,000
-# one after the other, and by 1e-3 of them where kernels add in blocks (see `norms`).
-SUM_MARGIN = 8.0
 # What became of an example: "used" stands for all others, and for rows that pad a batch.
 OUTCOMES = ("used", "clipped", "zero", "bad")
 
