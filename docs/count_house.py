@@ -64,7 +64,7 @@ FOLDERS = {
 # today only ever goes down: a change that takes lines away runs `--lower`, and one that
 # needs more in a folder takes them from another. "other" is what lies beside folders.
 CEILINGS = {
-    "keras": (9_992, 7_000),
+    "keras": (9_788, 7_000),
     "accounting": (2_151, 2_150),
     "planning": (2_439, 1_900),
     "strategies": (1_524, 1_600),
@@ -81,7 +81,7 @@ CEILINGS = {
     "files": (214, 190),
     "other": (252, 290),
     "federated": (3_193, 3_200),
-    "tests": (25_877, 22_000),
+    "tests": (25_808, 22_000),
     "benchmarks": (2_086, 2_000),
 }
 ELSEWHERE = {
