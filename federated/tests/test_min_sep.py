@@ -36,7 +36,7 @@ def device_tags(last_round=-1, participations=0, present=True, finite=True, now=
         participations=np.int32(participations),
         round=np.int32(now),
         present=present,
-        finite=finite,
+        weight=np.float32(finite),
     )
 
 
@@ -107,8 +107,7 @@ def test_tagged_data_sets():
     dataset = tf.data.Dataset.from_tensor_slices((np.arange(4), np.ones(4))).batch(2)
     tagged = tag_dataset(dataset, 7, 2, np.int64(9))
     element = next(iter(tagged))
-    assert int(element["last_round"]) == 7 and int(element["participations"]) == 2
-    assert int(element["round"]) == 9
+    assert element["tags"].numpy().tolist() == [7, 2, 9]
     np.testing.assert_array_equal(element["example"][0], [0, 1])
     for wrong in ((-1, 1), (3, 0)):
         with pytest.raises(ValueError, match="last_round must be"):

@@ -55,8 +55,7 @@ def select(source, ledger, size):
 def tags(dataset):
     """Tags and value of a client's data: the same in all elements."""
     rows = {
-        (int(e["last_round"]), int(e["participations"]), float(e["example"][0][0, 0]))
-        for e in dataset
+        (*e["tags"].numpy().tolist()[:2], float(e["example"][0][0, 0])) for e in dataset
     }
     (row,) = rows
     return row

@@ -19,7 +19,7 @@ _PAIRS = BLOCK // 2  # of a block; each has one counter of the generator: four w
 # Counters of the words that a block's pairs share; those of pairs do not come so far.
 _SHARED = 1 << 63
 # Without XLA so many blocks at a time, whose intermediate results fit into a cache.
-_CHUNK = 32
+_CHUNK = 8
 
 
 def standard_normals(

@@ -115,7 +115,7 @@ class AdmittingFactory(tff.aggregators.WeightedAggregationFactory):
                 early = is_early(tags, round_number, self._participation)
             clip = self._plan.l2_norm_clip
             admitted = tags["present"] & ~early
-            record, counts = bounded_record(value, clip, tags["finite"], admitted)
+            record, counts = bounded_record(value, clip, tags["weight"] > 0.0, admitted)
             counts["early_clients"] = tf.cast(tags["present"] & early, tf.int32)
             return record, counts
 

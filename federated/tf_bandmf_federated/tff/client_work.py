@@ -9,7 +9,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tf_bandmf_federated.eligibility import NEVER
-from tf_bandmf_federated.tff.tags import DEVICE_TAGS
+from tf_bandmf_federated.tff.tags import CARRIED
 
 
 def tagged_client_work(
@@ -22,46 +22,40 @@ def tagged_client_work(
         not finite (TFF then sends zeros) and 1 otherwise.
 
     Returns:
-      A process whose update weight are the `DEVICE_TAGS`. Those besides "present" and
-      "finite" are in the elements, and read from the first one.
+      A process whose update weight are the `DEVICE_TAGS`. Those of `CARRIED` are in
+      the elements, and are read from the first one.
     """
     state_type, weights_type, examples_type = inner.next.type_signature.parameter
     example_type = examples_type.member.element
-    carried = [name for name in DEVICE_TAGS if name not in ("present", "finite")]
-    types = {name: DEVICE_TAGS[name] for name in carried}
-    data_type = tff.SequenceType(
-        tff.to_type(collections.OrderedDict(example=example_type, **types))
-    )
-
-    @tff.tensorflow.computation(data_type)
-    def examples_of(dataset):
-        return dataset.map(lambda element: element["example"])
+    tags_type = tff.TensorType(np.int32, [len(CARRIED)])
+    element = collections.OrderedDict(example=example_type, tags=tags_type)
+    data_type = tff.SequenceType(tff.to_type(element))
 
     # One computation for each client: a further one costs as much as a small model's step.
-    @tff.tensorflow.computation(data_type, np.float32)
-    def tags_of(dataset, weight):
-        absent = tuple(tf.constant(NEVER, tf.int32) for _ in carried)
-
-        def read(_, element):
-            return tuple(element[name] for name in carried), tf.constant(True)
-
-        first = dataset.take(1)
-        tags, present = first.reduce((absent, tf.constant(False)), read)
-        return collections.OrderedDict(
-            zip(carried, tags), present=present, finite=weight > 0.0
+    @tff.tensorflow.computation(data_type)
+    def examples_and_tags(dataset):
+        absent = tf.fill([len(CARRIED)], NEVER), tf.constant(False)
+        tags, present = dataset.take(1).reduce(
+            absent, lambda _, element: (element["tags"], tf.constant(True))
         )
+        carried = zip(CARRIED, tf.unstack(tags))
+        examples = dataset.map(lambda element: element["example"])
+        return examples, collections.OrderedDict(carried, present=present)
 
     @tff.federated_computation(
         state_type, weights_type, tff.FederatedType(data_type, tff.CLIENTS)
     )
     def next_fn(state, weights, data):
-        output = inner.next(state, weights, tff.federated_map(examples_of, data))
+        examples, tags = tff.federated_map(examples_and_tags, data)
+        output = inner.next(state, weights, examples)
+        told = collections.OrderedDict(
+            {name: tags[name] for name in (*CARRIED, "present")},
+            weight=output.result.update_weight,
+        )
         result = tff.federated_zip(
             tff.learning.templates.ClientResult(
                 update=output.result.update,
-                update_weight=tff.federated_map(
-                    tags_of, (data, output.result.update_weight)
-                ),
+                update_weight=told,
             )
         )
         return tff.templates.MeasuredProcessOutput(

@@ -1,7 +1,8 @@
 """Tags: what a device knows about its own past, inside the elements of its data.
 
 TFF gives `next` exactly one argument per client, a sequence. So each element is a
-dictionary of the model's `example` (a batch) and of tags, the same in all elements.
+dictionary of the model's `example` (a batch) and of `tags`, the same in all elements:
+int32, the numbers of `CARRIED` in their order.
 
 | tag | who knows it | for |
 |---|---|---|
@@ -19,14 +20,13 @@ import tensorflow as tf
 from tf_bandmf.accounting.checks import whole_number
 from tf_bandmf_federated.eligibility import NEVER, contradicts_itself
 
+CARRIED = ("last_round", "participations", "round")
 # What a client hands to the aggregator with its update. `present`: it has data at all;
-# `finite`: its update was finite.
+# `weight`: 0 if its update was not finite (TFF then sends zeros), 1 otherwise.
 DEVICE_TAGS = collections.OrderedDict(
-    last_round=np.int32,
-    participations=np.int32,
-    round=np.int32,
+    **dict.fromkeys(CARRIED, np.int32),
     present=np.bool_,
-    finite=np.bool_,
+    weight=np.float32,
 )
 
 
@@ -56,8 +56,7 @@ def tag_dataset(
             f"participations >= 1; found {last_round} and {participations}."
         )
     # Not a map: tracing a function for each client takes ten times as long.
-    tags = {
-        name: tf.data.Dataset.from_tensors(tf.constant(value, tf.int32)).repeat()
-        for name, value in zip(DEVICE_TAGS, (last, count, now))
-    }
-    return tf.data.Dataset.zip(collections.OrderedDict(example=dataset, **tags))
+    tags = tf.data.Dataset.from_tensors(tf.constant([last, count, now], tf.int32))
+    return tf.data.Dataset.zip(
+        collections.OrderedDict(example=dataset, tags=tags.repeat())
+    )
