@@ -38,11 +38,11 @@ class CrashAt(keras.callbacks.Callback):
 def noisy_model(make_private_model):
     """Makes models with masks, moments and averages."""
 
-    def make(plan):
+    def make(plan, rate=0.01):
         keras.utils.set_random_seed(1)
         layers = [keras.layers.Dropout(0.5), keras.layers.Dense(3)]
         model = keras.Sequential([keras.Input((5,)), *layers])
-        inner = keras.optimizers.Adam(0.01, use_ema=True)
+        inner = keras.optimizers.Adam(rate, use_ema=True)
         return make_private_model(plan, inner, model=model)
 
     return make
@@ -56,13 +56,13 @@ def test_a_run_resumed_three_times_is_the_straight_run_bit_for_bit(
 ):
     plan = make_plan("lambda_cgd", batch_size=11)
 
-    def run(name, *callbacks):
+    def run(name, *callbacks, rate=0.01):
         """Trains with a backup at every step."""
         given = (tf.data.Dataset.from_tensor_slices(data),)
         backup = keras.callbacks.BackupAndRestore(
             tmp_path / f"{name}-backup", save_freq=1, delete_checkpoint=False
         )
-        model = noisy_model(plan)
+        model = noisy_model(plan, rate)
         model.fit(
             plan.batches(*(given if kind == "stream" else data)),
             epochs=2,
@@ -75,7 +75,10 @@ def test_a_run_resumed_three_times_is_the_straight_run_bit_for_bit(
     for crash_at in (1, 2, 3):
         with pytest.raises(Crash):
             run("crashed", CrashAt(crash_at))
-    resumed = run("crashed")
+    with pytest.warns(UserWarning) as warnings:
+        resumed = run("crashed", rate=0.02)
+    (told,) = (str(w.message) for w in warnings if w.category is UserWarning)
+    assert "backup, 0.01: the program's, 0.02, has no effect" in told
     assert resumed.optimizer.steps_taken == plan.num_steps
     assert_same(resumed, run("straight"))
 

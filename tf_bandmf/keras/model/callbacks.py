@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import os
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
 import keras
 import tensorflow as tf
 
+from tf_bandmf.keras.compat.keras_objects import given_learning_rate
+
+_Schedule = keras.optimizers.schedules.LearningRateSchedule
 # How names of metrics begin that show nothing of the training data but noisy numbers.
 _PUBLIC = ("val_", "private_")
 
@@ -52,7 +56,8 @@ def restore_backup(model: keras.Model, callbacks: Any) -> None:
     """Lets `BackupAndRestore` restore before the data are asked for from its step on.
 
     The epoch that the callback recorded is ignored: the optimizer's step, which belongs
-    to the weights, says where the run is.
+    to the weights, says where the run is. A learning rate comes from the backup, too: one
+    that differs from the program's is named.
 
     Raises:
       ValueError: if the backup cannot be read.
@@ -63,6 +68,8 @@ def restore_backup(model: keras.Model, callbacks: Any) -> None:
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(os.path.join(callback.backup_dir, name))
             callback.set_model(model)
+            optimizer = model.optimizer.inner_optimizer
+            rate = float(optimizer.learning_rate)
             try:
                 callback.on_train_begin()
             except Exception as error:  # h5py raises what it will
@@ -73,6 +80,15 @@ def restore_backup(model: keras.Model, callbacks: Any) -> None:
                     f"delete that folder, and the run begins again at its first step, "
                     f"with the same batches and noise."
                 ) from error
+            has_schedule = isinstance(given_learning_rate(optimizer), _Schedule)
+            if float(optimizer.learning_rate) != rate and not has_schedule:
+                warnings.warn(
+                    f"The run goes on with the learning rate of its backup, "
+                    f"{float(optimizer.learning_rate):.3g}: the program's, {rate:.3g}, has "
+                    f"no effect. To change it, set model.optimizer.learning_rate in a "
+                    f"callback.",
+                    stacklevel=3,
+                )
 
 
 def refuse_shared_folder(path: str | os.PathLike[str], callbacks: Any) -> None:

@@ -7,6 +7,7 @@ import copy
 import dataclasses
 import inspect
 import os
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -112,12 +113,14 @@ class PrivateTraining(BuiltBefore, PrivateStep):
         is_needed = self._is_distributed or self._settings.tables != DENSE
         if self.built or is_needed or isinstance(x, BatchSchedule):
             self._prepare(x)
+        is_resumed = False
         if private_state is not None:
             refuse_shared_folder(private_state, callbacks)
             restore_backup(self, callbacks)
             x = self.begin_run(x, private_state)
             kept = self._training.run_file
-            if kept is not None and kept.resumed:
+            is_resumed = kept is not None and kept.resumed
+            if is_resumed:
                 per_epoch = kwargs.get("steps_per_epoch") or x.steps_per_epoch
                 done = optimizer.steps_taken // per_epoch
                 kwargs["initial_epoch"] = max(done, kwargs.get("initial_epoch", 0))
@@ -137,7 +140,11 @@ class PrivateTraining(BuiltBefore, PrivateStep):
         if optimizer.built:
             optimizer.run.check(self.weights)
         try:
-            history = super().fit(x, **kwargs)
+            with warnings.catch_warnings():
+                if is_resumed:
+                    # Its first epoch is what was left of one: Keras misses the rest.
+                    warnings.filterwarnings("ignore", "Your input ran out of data")
+                history = super().fit(x, **kwargs)
             warn_of_counts(self)
             return history
         finally:
