@@ -28,6 +28,8 @@ __all__ = [
     "tree",
 ]
 
+# The backend's modules stand in its `ops` from Keras 3.16 on.
+_BACKEND = getattr(backend, "ops", backend)
 # Those that define operations.
 MODULES = (numpy, nn, core, math, linalg, image, activations)
 # Functions that run one branch of several, or a loop, at once where numbers are known.
@@ -35,8 +37,8 @@ BRANCHES = (
     (cond, "cond"),
     (while_loop, "while_loop"),
     (control_flow_switch_case, "_indexed_case_helper"),
-    (backend.core, "cond"),
-    (backend.core, "switch"),
+    (_BACKEND.core, "cond"),
+    (_BACKEND.core, "switch"),
 )
 
 
@@ -48,9 +50,10 @@ def _names(function: Any) -> tuple[str, ...]:
 @functools.cache
 def of_the_backend() -> list[tuple[Any, str, Any]]:
     """Functions of the backend that layers call: module, name, operation of that name."""
+    b = _BACKEND
     return [
         (module, name, getattr(ops, name))
-        for module in (backend.numpy, backend.nn, backend.math, backend.core, backend)
+        for module in (b.numpy, b.nn, b.math, b.core, backend)
         for name, function in vars(module).items()
         if callable(function)
         and getattr(function, "__module__", "").startswith("keras.src.backend")
