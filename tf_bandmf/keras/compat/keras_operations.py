@@ -4,6 +4,7 @@ What tells that it broke: `tests/keras/clipping/independence/test_table.py`.
 """
 
 import functools
+import inspect
 from typing import Any
 
 from keras.src import backend, ops, tree
@@ -17,6 +18,7 @@ from tensorflow.python.ops import cond, control_flow_switch_case, while_loop
 __all__ = [
     "BRANCHES",
     "MODULES",
+    "RECURRENT",
     "KerasTensor",
     "backend",
     "core",
@@ -28,8 +30,9 @@ __all__ = [
     "tree",
 ]
 
-# The backend's modules stand in its `ops` from Keras 3.16 on.
+# From Keras 3.16 on the backend's operations stand in its `ops`, its loops in its `rnn`.
 _BACKEND = getattr(backend, "ops", backend)
+RECURRENT = backend.rnn if inspect.ismodule(backend.rnn) else backend
 # Those that define operations.
 MODULES = (numpy, nn, core, math, linalg, image, activations)
 # Functions that run one branch of several, or a loop, at once where numbers are known.
@@ -53,7 +56,7 @@ def of_the_backend() -> list[tuple[Any, str, Any]]:
     b = _BACKEND
     return [
         (module, name, getattr(ops, name))
-        for module in (b.numpy, b.nn, b.math, b.core, backend)
+        for module in (b.numpy, b.nn, b.math, b.core, b)
         for name, function in vars(module).items()
         if callable(function)
         and getattr(function, "__module__", "").startswith("keras.src.backend")

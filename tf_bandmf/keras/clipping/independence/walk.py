@@ -106,7 +106,7 @@ class Walk:
     @contextlib.contextmanager
     def _hooks(self) -> Iterator[None]:
         """Sends what Keras does with symbolic tensors through this walk."""
-        backend = keras_operations.backend
+        backend, recurrent = keras_operations.backend, keras_operations.RECURRENT
         none = keras_operations.operations, keras_operations.layer
         hooks: list[tuple[Any, str, Callable[..., Any]]] = [
             (keras.Operation, "symbolic_call", self._operation),
@@ -114,8 +114,8 @@ class Walk:
             *((module, "Node", lambda *_, **__: None) for module in none),
             (keras.Variable, "assign", self._assign),
             *((backend.random, name, self._draw) for name in _DRAWS),
-            (backend, "rnn", self._rnn),
-            *((backend, name, _not_here) for name in ("lstm", "gru")),
+            (recurrent, "rnn", self._rnn),
+            *((recurrent, name, _not_here) for name in ("lstm", "gru")),
             *((module, name, _unseen) for module, name in keras_operations.BRANCHES),
             *(
                 (module, "shape", self._sizes)
