@@ -466,7 +466,7 @@ def _build_metrics(model: keras.Model, *seen: Any) -> None:
         return
     specs = _each(
         lambda tensor: keras.KerasTensor(
-            tensor.shape, keras_backend.standardize_dtype(tensor.dtype)
+            tensor.shape, keras.backend.standardize_dtype(tensor.dtype)
         ),
         seen,
     )
