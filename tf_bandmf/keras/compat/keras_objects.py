@@ -199,6 +199,8 @@ def given_learning_rate(optimizer: keras.optimizers.Optimizer) -> Any:
 
 def uses_weight_decay(optimizer: keras.optimizers.Optimizer, variable: Any) -> bool:
     """Returns True if an optimizer's weight decay, if it has one, is for a variable."""
+    if hasattr(optimizer, "_is_excluded_from_weight_decay"):  # Keras 3.16 and later
+        return not optimizer._is_excluded_from_weight_decay(variable)
     return bool(optimizer._use_weight_decay(variable))
 
 
