@@ -78,7 +78,7 @@ class MeasuredParticipation:
     def with_one(
         self, round_number: int, last: int, count: int
     ) -> MeasuredParticipation:
-        """With one more participation, of a client that had this record before it."""
+        """Adds a participation of a client that had this record before it."""
         gaps = [round_number - last] if count else []
         if self.min_separation is not None:
             gaps.append(self.min_separation)

@@ -99,7 +99,7 @@ def norm_of(arrays: Sequence[np.ndarray]) -> float:
 
 
 def _quick_norm(arrays: Sequence[np.ndarray]) -> float:
-    """As `norm_of`, in a fifth of its time; NaN if it cannot tell.
+    """The norm in a fifth of the time of `norm_of`; NaN if it cannot tell.
 
     Squares are added up in float32, by rows of 64: with a relative error below 64 2^-24
     (Higham, as in `norm_of`), hence below 2^-19 of the norm. NaN if a square over- or

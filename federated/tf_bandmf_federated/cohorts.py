@@ -118,7 +118,7 @@ class Cohorts:
     def _draw_free(
         self, present: Sequence[str], round_number: int, target: int
     ) -> tuple[list[str], int]:
-        """At least so many who may take part, or all; and how many were looked at.
+        """Draws at least so many who may take part, or all; tells how many it looked at.
 
         In random order: the first of them are a uniform choice of all of them.
         """

@@ -42,7 +42,7 @@ class LedgerLock:
         _LOCKS.add(self)
 
     def watch(self, database: sqlite3.Connection) -> None:
-        """From now on the ledger and its journal are these files, of this connection."""
+        """Takes the files of this connection for the ledger and its journal."""
         self._database, self._numbers = database, self._file_numbers()
 
     def check(self) -> None:
@@ -64,7 +64,7 @@ class LedgerLock:
         self._database = None
 
     def leave(self) -> None:
-        """In a fork: the connection stays with the program, as the lock does."""
+        """Leaves connection and lock to the program that this one is a fork of."""
         if self._database is not None:
             # Never freed, it is never closed.
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._database))

@@ -69,7 +69,7 @@ class ComposedQueries(Accountant):
         self.sampling_probability = min(query.probability for query in given)
 
     def queries(self, noise_stddev: float) -> list[tilted.Query]:
-        """With their noise for that of the run."""
+        """The kinds of steps, with their noise for that of the run."""
         scaled = ((query, noise_stddev * query.noise) for query in self.kinds)
         return [dataclasses.replace(query, noise=noise) for query, noise in scaled]
 

@@ -124,7 +124,7 @@ def repeated(loss: Loss, count: int, interval: float) -> Loss:
 
 
 def rounding_of_transforms(count: int) -> float:
-    """By how much rounding may decrease delta of `count` convolved losses, absolute.
+    """Bound on what rounding takes from delta of `count` convolved losses, absolute.
 
     Four times what was measured; see `cyclic_poisson`.
     """

@@ -48,7 +48,7 @@ def pair_profile(epsilon: float, delta: float) -> Profile:
 
 
 def zcdp_profile(rho: float, xi: float = 0.0) -> Profile:
-    """For any (xi, rho)-zCDP mechanism: Renyi divergences at most `xi + rho alpha`.
+    """The profile of a (xi, rho)-zCDP mechanism: Renyi divergences <= `xi + rho alpha`.
 
     For each order alpha, delta is at most
 
@@ -90,7 +90,7 @@ def of_loss(
 
 
 def twice(profile: Profile) -> Profile:
-    """For the outputs on data sets that are neighbors of a common neighbor.
+    """The profile between data sets that are neighbors of a common neighbor.
 
     Group privacy: `D_(2 e)(P, R) <= D_e(P, Q) + exp(e) D_e(Q, R)`.
     """

@@ -122,7 +122,7 @@ class Law:
 
     @property
     def drop(self) -> float:
-        """By how much a loss falls below 0 at most; if `add`, by how much it rises."""
+        """The most that a loss falls below 0; if `add`, the most that it rises."""
         if self.is_bounded:
             return -math.log1p(-self.query.probability)
         return max(map(abs, self.range))

@@ -223,7 +223,7 @@ class Engine:
         return of_rows, (blocks.inverse, blocks.transfer, inherited, scaled)
 
     def gradient(self, kept: _Kept, upstream: tf.Tensor) -> tf.Tensor:
-        """With respect to the rows [n, bands], from that with respect to the norms."""
+        """The gradient in the rows [n, bands], from that in the norms."""
         # d tr(Omega B S^2 B^T) = -2 tr(dM Sigma Omega B), in blocks.
         inverse, transfer, inherited, scaled = kept
         weights = self.layout.split_vector(upstream, 0.0)

@@ -1,4 +1,4 @@
-"""From scores of canaries to lower bounds on epsilon, and what an audit found."""
+"""Lower bounds on epsilon from scores of canaries, and the result of an audit."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class AuditResult:
         return self.claimed_epsilon is not None and self.epsilon > self.claimed_epsilon
 
     def __str__(self) -> str:
-        """For people: a few lines."""
+        """A few lines for people."""
         lines = [
             f"Audit with {self.num_canaries} canaries, of which {self.num_included} took "
             f"part: epsilon >= {self.epsilon:.3g} at delta = {self.delta:g} (confidence "

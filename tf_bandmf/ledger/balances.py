@@ -102,7 +102,7 @@ class Balance:
 
     @property
     def part(self) -> float:
-        """Of the budget, 1 for all of it."""
+        """The part of the budget that is spent; 1 is all of it."""
         return self.spent / self.budget.whole
 
     @property

@@ -59,7 +59,7 @@ class Entry:
 
     @property
     def name(self) -> str:
-        """By which statements cite it."""
+        """The name by which statements cite it."""
         return f"{self.number}-{self.digest[:16]}"
 
 

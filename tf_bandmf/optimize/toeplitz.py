@@ -106,7 +106,7 @@ class ToeplitzProblem:
         self._error, self._sensitivity, self._inverse = error, sensitivity, inverse
 
     def value_and_gradient(self, position: np.ndarray) -> tuple[float, np.ndarray]:
-        """At the coefficients [p - 1]; infinite where the recurrences overflow."""
+        """Value and gradient at coefficients [p - 1]; infinite if recurrences overflow."""
         c = np.append(1.0, position)
         with np.errstate(all="ignore"):
             error, by_error = self._error(c)
@@ -149,7 +149,7 @@ class SeriesError:
         self._first = np.eye(1, n)[0]
 
     def __call__(self, c: np.ndarray) -> tuple[float, np.ndarray]:
-        """At coefficients [p]."""
+        """Error and gradient at coefficients [p]."""
         from scipy.signal import lfilter  # slow to import
 
         if self._inverse:

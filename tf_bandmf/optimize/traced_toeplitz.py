@@ -56,7 +56,7 @@ class TracedError:
         )
 
     def __call__(self, c: np.ndarray) -> tuple[float, np.ndarray]:
-        """At coefficients [p]; of the maximum, at its present order and weights."""
+        """Error and gradient at coefficients [p], with the present order of a maximum."""
         value, gradient = self._traced(tf.constant(c))
         return float(value), gradient.numpy()
 

@@ -89,7 +89,7 @@ class _Search:
         self._objective, self._options = objective, options
 
     def with_continuation(self, bands: int) -> Strategy:
-        """From BISR; if that has no exact end, also from the optimum of half as many."""
+        """The optimum from BISR; if not exact, also from that of half as many bands."""
         start = inverse_square_root_coefficients(self._workload, bands)
         best = self.from_start(start)
         if bands <= 2 or self._is_sound(best):

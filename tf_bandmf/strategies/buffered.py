@@ -134,7 +134,7 @@ class _Problem:
         )
 
     def loss(self, variables: np.ndarray) -> tuple[float, np.ndarray]:
-        """At logits of the ratios of interlaced decays, shape [2 d]."""
+        """Loss and gradient at logits of the ratios of interlaced decays, shape [2 d]."""
         # 1 - decay, to full precision for decays close to 1.
         rests = -np.expm1(-np.log1p(np.exp(-variables)).cumsum())
         response = self._response(*_recurrence(rests[0::2], rests[1::2], rests))
@@ -151,7 +151,7 @@ class _Problem:
         return math.log(error[0] * response[0]), tails / (1.0 + np.exp(variables))
 
     def _response(self, change: np.ndarray, start: np.ndarray) -> np.ndarray:
-        """Of the sum of the columns in which one example takes part: see `_of_output`."""
+        """`_of_output` of the sum of the columns in which one example takes part."""
         others, size = self._participations - 1, start.size
         # From one participation to the next: the old state after b steps, and a new start.
         powers, last = _powers(change, self._separation)
