@@ -23,6 +23,27 @@ def test_what_is_attached_to_tensors_and_losses():
     assert float(copy(*arguments)) == float(loss(*arguments)) == 1.0
 
 
+def test_what_stands_around_a_call():
+    seen = []
+
+    class Asking(layers.Layer):
+        def call(self, x):
+            for name in (objects.CALL_CONTEXT, objects.AUTOCAST_SCOPE):
+                seen.append(objects.global_state.get_global_attribute(name))
+            return x
+
+    layer = Asking(dtype="mixed_float16")
+    layer(tf.zeros([1]), training=None)
+    context, autocast = seen
+    assert context.entry_layer is layer and autocast is not None
+    with keras.StatelessScope(initialize_variables=False):
+        objects.global_state.set_global_attribute(objects.UNINITIALIZED_VARIABLES, [])
+        keras.Variable("zeros", shape=(1,))
+        name = objects.UNINITIALIZED_VARIABLES
+        assert len(objects.global_state.get_global_attribute(name)) == 1
+        objects.global_state.set_global_attribute(name, [])
+
+
 @pytest.mark.parametrize("excluded", [False, True])
 def test_variables_that_do_not_decay(excluded):
     variable, decayed = keras.Variable([1.0]), keras.optimizers.SGD(weight_decay=0.1)

@@ -80,6 +80,16 @@ def test_a_task_trains_is_saved_and_becomes_plain(name, train, tmp_path):
     np.testing.assert_array_equal(*results)
 
 
+@pytest.mark.slow
+def test_adapters_are_merged(train):
+    model = hub_models.adapted("gpt2")
+    x, y, weight = hub_models.data("gpt2", NUM_EXAMPLES)
+    train(model, x, y, weight)
+    plain = tf_bandmf.keras.to_plain(model)
+    assert len(plain.weights) < len(model.weights)
+    np.testing.assert_allclose(plain(x), model(x), rtol=1e-4, atol=1e-5)
+
+
 def train_lazily(model, x, y, plan):
     tf_bandmf.keras.make_private(model, tables="lazy")
     inner = keras.optimizers.SGD(0.1)
