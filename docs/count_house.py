@@ -81,7 +81,7 @@ CEILINGS = {
     "files": (214, 190),
     "other": (252, 290),
     "federated": (3_188, 3_200),
-    "tests": (25_808, 22_000),
+    "tests": (25_777, 22_000),
     "benchmarks": (2_086, 2_000),
 }
 ELSEWHERE = {
