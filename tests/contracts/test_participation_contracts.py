@@ -10,7 +10,6 @@ from small_plans import small_plan
 import tf_bandmf
 from tf_bandmf import participation as lib
 from tf_bandmf.planning.calibration import accountant_for
-from tf_bandmf.sampling.batches import BatchSchedule
 from tf_bandmf.sampling.samplers import random_words
 
 N = 16
@@ -54,14 +53,14 @@ def test_it_describes_itself_in_whole_sentences(participation):
     assert claims_nothing != participation.is_amplified
 
 
-def test_it_has_a_sampler_or_says_that_the_caller_samples(participation):
+def test_it_has_a_sampler_or_says_that_the_caller_samples(participation, plan):
     if participation.has_schedule:
         assert participation.sampler(words(0)).example_indices(0).dtype == np.int64
         return
     for call in (
         lambda: participation.sampler(words(0)),
         lambda: participation.largest_batch_size(N, 1e-12),
-        lambda: BatchSchedule(participation, N, 7, np.arange(10)),
+        lambda: plan.batches(np.arange(10)),
     ):
         with pytest.raises(TypeError, match="the caller makes the batches"):
             call()

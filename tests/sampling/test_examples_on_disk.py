@@ -4,12 +4,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from rows import ByIndex, record_file
-from small_plans import small_plan
+from small_plans import schedule_for, small_plan
 
 import tf_bandmf
 from tf_bandmf.noise.keys import NoiseKey
 from tf_bandmf.sampling import TFRecordExamples
-from tf_bandmf.sampling.batches import BatchSchedule
 from tf_bandmf.sampling.sources import IndexedExamples
 
 SEED = NoiseKey.for_testing(0).sampler_seed()
@@ -103,9 +102,9 @@ def test_parse_may_branch_on_tensors(tmp_path):
 
     x, y = data()
     examples = TFRecordExamples(write(tmp_path), larger)
-    schedule = BatchSchedule(FIXED, 18, 0, examples)
+    schedule = schedule_for(FIXED, 18, 0, examples)
     doubled = np.where(y[:, None, None] > 10, 2.0 * x, x)
-    expected = BatchSchedule(FIXED, 18, 0, doubled, y)
+    expected = schedule_for(FIXED, 18, 0, doubled, y)
     for batch, other in zip(schedule, expected, strict=True):
         np.testing.assert_array_equal(batch["x"], other["x"])
 
@@ -117,8 +116,8 @@ def test_parse_may_branch_on_tensors(tmp_path):
 def test_batches_from_disk_are_those_from_memory(kind, participation, tmp_path):
     steps = participation.num_steps or 30
     x, y = data()
-    inside = BatchSchedule(participation, steps, 7, x, y).join(SEED)
-    outside = BatchSchedule(participation, steps, 7, *on_disk(kind, tmp_path)).join(
+    inside = schedule_for(participation, steps, 7, x, y).join(SEED)
+    outside = schedule_for(participation, steps, 7, *on_disk(kind, tmp_path)).join(
         SEED
     )
     spec = outside.dataset().element_spec
@@ -135,7 +134,7 @@ def test_batches_from_disk_are_those_from_memory(kind, participation, tmp_path):
 def test_an_empty_batch_from_disk_has_its_shape(tmp_path):
     participation = tf_bandmf.Poisson(M, 1)
     source = TFRecordExamples(write(tmp_path), parse)
-    schedule = BatchSchedule(participation, 40, 7, source).join(SEED)
+    schedule = schedule_for(participation, 40, 7, source).join(SEED)
     shapes = {tuple(batch["x"].shape) for batch in schedule.dataset()}
     assert (0, 2, 3) in shapes and len(shapes) > 2
 
@@ -145,7 +144,7 @@ def test_schedule_id_covers_every_byte_and_no_file_names(tmp_path):
         directory = tmp_path / name
         directory.mkdir()
         source = TFRecordExamples(write(directory, files, x), parse)
-        return BatchSchedule(FIXED, 18, 7, source).schedule_id
+        return schedule_for(FIXED, 18, 7, source).schedule_id
 
     first = schedule_id("first", ("a", "b", "c"))
     assert schedule_id("second", ("all",)) == first
@@ -163,7 +162,7 @@ def test_a_file_that_changes_meanwhile_is_found_out(tmp_path, place):
         content[place] ^= 1
         file.seek(0)
         file.write(content)
-    schedule = BatchSchedule(FIXED, 18, 7, source)
+    schedule = schedule_for(FIXED, 18, 7, source)
     with pytest.raises(tf.errors.InvalidArgumentError, match="changed while it was"):
         list(schedule)
     with pytest.raises(ValueError, match="damaged"):
@@ -180,18 +179,18 @@ def test_unreadable_or_unsuitable_examples_are_refused(tmp_path):
     ):
         examples = TFRecordExamples(write(tmp_path), function)
         with pytest.raises(ValueError, match=said):
-            BatchSchedule(FIXED, 18, 7, examples)
+            schedule_for(FIXED, 18, 7, examples)
     with pytest.raises(ValueError, match="no records"):
         TFRecordExamples([], parse)
     with pytest.raises(FileNotFoundError, match="none"):
         TFRecordExamples([str(tmp_path / "none")], parse)
     with pytest.raises(ValueError, match="open_memmap"):
-        BatchSchedule(SHUFFLED, 18, 7, tf.data.Dataset.range(M))
+        schedule_for(SHUFFLED, 18, 7, tf.data.Dataset.range(M))
     source = TFRecordExamples(write(tmp_path), parse)
     with pytest.raises(ValueError, match="The plan is for 22 examples, found 23"):
-        BatchSchedule(tf_bandmf.FixedEpochOrder(M - 1, 4, 3), 18, 7, source)
+        schedule_for(tf_bandmf.FixedEpochOrder(M - 1, 4, 3), 18, 7, source)
     with pytest.raises(ValueError, match="holds its targets"):
-        BatchSchedule(FIXED, 18, 7, source, data()[1])
+        schedule_for(FIXED, 18, 7, source, data()[1])
 
 
 @pytest.mark.parametrize("kind", ["U", "S", object])

@@ -4,11 +4,10 @@ import numpy as np
 import pytest
 import scipy.stats
 import tensorflow as tf
+from small_plans import schedule_for
 
 import tf_bandmf
 from tf_bandmf.noise.keys import NoiseKey
-from tf_bandmf.sampling import batches as batches_lib
-from tf_bandmf.sampling.batches import BatchSchedule
 
 SEED = NoiseKey.for_testing(0).sampler_seed()
 M = 40
@@ -26,7 +25,7 @@ def make(participation, padded, **arguments):
     steps = participation.num_steps or 21
     x = {"a": np.arange(1.0, M + 1.0), "b": np.array([b"t"] * M)}
     arguments = {"y": np.arange(M), **arguments}
-    return BatchSchedule(participation, steps, 7, x, padded=padded, **arguments).join(
+    return schedule_for(participation, steps, 7, x, padded=padded, **arguments).join(
         SEED
     )
 
@@ -87,7 +86,7 @@ def test_the_padded_size_is_exceeded_with_probability_1e_12_at_most():
 
 def test_parts_of_padded_batches_count_their_own_examples():
     schedule = make(tf_bandmf.Poisson(M, 4), True)
-    parts = list(batches_lib.in_parts(schedule.dataset(), range(3), 3))
+    parts = list(schedule.dataset(0, range(3), 3))
     for step, batch in enumerate(schedule.dataset()):
         of_step = parts[3 * step : 3 * step + 3]
         counts = [int(part["num_examples"]) for part in of_step]
@@ -96,9 +95,6 @@ def test_parts_of_padded_batches_count_their_own_examples():
 
 
 def test_nothing_is_cut_off():
-    content = {"x": tf.range(5.0)}
-    with pytest.raises(tf.errors.InvalidArgumentError, match="another sampler"):
-        batches_lib.pad(content, 4)
     schedule = make(PARTICIPATIONS[3], True)
     schedule.padded_batch_size = 1
     with pytest.raises(tf.errors.InvalidArgumentError, match="another sampler"):

@@ -11,11 +11,10 @@ import pickle
 import numpy as np
 import pytest
 import scipy.stats
-from small_plans import small_plan
+from small_plans import schedule_for, small_plan
 
 import tf_bandmf
 from tf_bandmf.noise.keys import NoiseKey
-from tf_bandmf.sampling import BatchSchedule
 from tf_bandmf.sampling.samplers import random_words
 
 FALSE_ALARM = 1e-4
@@ -111,7 +110,7 @@ def test_dataset_is_the_schedule_and_a_resumed_run_is_the_uninterrupted_one(
 ):
     steps = 15
     x = np.arange(20)[:, None] * np.ones(2)
-    sampled = BatchSchedule(participation, steps, 7, x, np.arange(20)).join(seed(1))
+    sampled = schedule_for(participation, steps, 7, x, np.arange(20)).join(seed(1))
     batches = list(sampled.dataset())
     assert len(batches) == len(sampled) == steps
     for step, batch in enumerate(batches):
@@ -120,7 +119,7 @@ def test_dataset_is_the_schedule_and_a_resumed_run_is_the_uninterrupted_one(
         assert int(batch["step"]) == step and int(batch["plan_id"]) == 7
     assert sampled.dataset().element_spec["x"].shape.as_list() == [None, 2]
     # Restarted from the key; also within the same process.
-    other = BatchSchedule(participation, steps, 7, x, np.arange(20)).join(seed(1))
+    other = schedule_for(participation, steps, 7, x, np.arange(20)).join(seed(1))
     for continued in (other, sampled):
         for batch, expected in zip(continued.dataset(first_step=6), batches[6:]):
             np.testing.assert_array_equal(batch["y"], expected["y"])
@@ -128,7 +127,7 @@ def test_dataset_is_the_schedule_and_a_resumed_run_is_the_uninterrupted_one(
 
 @pytest.mark.parametrize("participation", PARTICIPATIONS[3:], ids=lambda p: p.kind)
 def test_a_fresh_seed_cannot_continue_a_run_whose_steps_share_randomness(participation):
-    sampled = BatchSchedule(participation, 15, 7, np.arange(20))
+    sampled = schedule_for(participation, 15, 7, np.arange(20))
     for begin in (sampled.dataset, lambda step: next(sampled.indices(step))):
         with pytest.raises(ValueError, match=r"join\(key.sampler_seed\(\)\)"):
             begin(3)
@@ -138,9 +137,7 @@ def test_a_fresh_seed_cannot_continue_a_run_whose_steps_share_randomness(partici
 
 @pytest.mark.invariant(10)
 def test_seeds_are_fresh_and_secret():
-    first, second = (
-        BatchSchedule(PARTICIPATIONS[0], 9, 7, np.arange(20)) for _ in "ab"
-    )
+    first, second = (schedule_for(PARTICIPATIONS[0], 9, 7, np.arange(20)) for _ in "ab")
     samples = [[b.indices.tolist() for b in s.indices()] for s in (first, second)]
     assert samples[0] != samples[1] and first.schedule_id != second.schedule_id
     with pytest.raises(TypeError, match="secret"):

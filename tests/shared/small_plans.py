@@ -3,6 +3,8 @@
 import dataclasses
 
 import tf_bandmf
+from tf_bandmf.sampling import BatchSchedule
+from tf_bandmf.sampling.examples import Examples
 
 
 def small_plan(mechanism, num_examples, batch_size, epochs, **more):
@@ -20,3 +22,9 @@ def planned(
     plan = tf_bandmf.plan(mechanism, **use)
     plan = plan if confidence is None else plan.bounded(confidence=confidence)
     return dataclasses.replace(plan, test_seed=test_seed, generator=generator)
+
+
+def schedule_for(participation, num_steps, plan_id, *data, padded=False, **more):
+    """Batches of these data under a participation, without a plan."""
+    examples = Examples(participation.num_examples, *data, **more)
+    return BatchSchedule(participation, num_steps, plan_id, examples, padded)

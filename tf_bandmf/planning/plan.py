@@ -550,21 +550,22 @@ class Plan:
                 "unit='one user' to tf_bandmf.plan, with the number of users as "
                 "num_examples and users per step as batch_size."
             )
-        if self.participation.has_schedule:
-            x = Examples(
-                self.participation.num_examples,  # type: ignore[attr-defined]
-                x,
-                y,
-                sample_weight,
-                may_overlap=self.unit != ONE_EXAMPLE,
-                map=map,
-                views=views,
-                users=users,
-                rows_per_user=rows_per_user,
-                ranges=ranges,
-            )
+        if not self.participation.has_schedule:
+            raise TypeError(self.participation.no_schedule())
+        examples = Examples(
+            self.participation.num_examples,  # type: ignore[attr-defined]
+            x,
+            y,
+            sample_weight,
+            may_overlap=self.unit != ONE_EXAMPLE,
+            map=map,
+            views=views,
+            users=users,
+            rows_per_user=rows_per_user,
+            ranges=ranges,
+        )
         return BatchSchedule(
-            self.participation, self.num_steps, self.plan_id, x, padded=padded
+            self.participation, self.num_steps, self.plan_id, examples, padded
         )
 
     def memory(

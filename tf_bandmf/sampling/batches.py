@@ -14,7 +14,7 @@ import tensorflow as tf
 from tf_bandmf.files.hidden import HiddenBytes
 from tf_bandmf.sampling import identity
 from tf_bandmf.sampling.examples import Examples
-from tf_bandmf.sampling.identity import CONTENT, INPUTS, ROWS, SAMPLE_WEIGHT, SHARE  # noqa: F401
+from tf_bandmf.sampling.identity import ROWS, SAMPLE_WEIGHT
 from tf_bandmf.sampling.samplers import SEED_BYTES, OrderSampler, Sampler, random_words
 
 if TYPE_CHECKING:
@@ -39,10 +39,6 @@ _OVERFLOW = 1e-12
 PART = "part"
 
 
-def _size(rows: Any) -> tf.Tensor:
-    return tf.shape(tf.nest.flatten(rows)[0])[0]
-
-
 class IndexBatch(NamedTuple):
     """The examples that a step uses.
 
@@ -53,47 +49,6 @@ class IndexBatch(NamedTuple):
 
     step: int
     indices: np.ndarray
-
-
-def in_parts(
-    dataset: tf.data.Dataset, parts: Sequence[int], num_parts: int
-) -> tf.data.Dataset:
-    """Cuts each batch of a schedule into `num_parts` and gives some of the parts.
-
-    Every example is in one part; parts may differ in size, and may be empty.
-
-    Args:
-      dataset: of `BatchSchedule.dataset`.
-      parts: which ones, in this order.
-      num_parts: as many as there are replicas.
-
-    Raises:
-      InvalidArgumentError: by the dataset, if a batch was changed since it was made.
-    """
-
-    def part(batch: dict[str, Any], number: int) -> tf.data.Dataset:
-        def cut(rows: tf.Tensor) -> tf.Tensor:
-            first, end = (_size(rows) * n // num_parts for n in (number, number + 1))
-            return rows[first:end]
-
-        content = {
-            name: tf.nest.map_structure(cut, value) if name in CONTENT else value
-            for name, value in batch.items()
-        }
-        if NUM_EXAMPLES in batch:
-            # Padding comes last.
-            is_real = tf.range(_size(batch[INPUTS])) < batch[NUM_EXAMPLES]
-            content[NUM_EXAMPLES] = tf.math.count_nonzero(cut(is_real), dtype=tf.int32)
-        content[PART] = tf.constant([number, num_parts], tf.int32)
-        return tf.data.Dataset.from_tensors(identity.with_fingerprint(content))
-
-    @tf.autograph.experimental.do_not_convert
-    def cut_up(batch: dict[str, Any]) -> tf.data.Dataset:
-        tf.debugging.Assert(identity.is_as_drawn(batch), [EDITED])
-        each = [part(batch, number) for number in parts]
-        return functools.reduce(tf.data.Dataset.concatenate, each)
-
-    return dataset.flat_map(cut_up).prefetch(2 * len(parts))
 
 
 def is_scheduled_batch(data: Any) -> bool:
@@ -122,13 +77,10 @@ class BatchSchedule:
     independently of the data, if the key is fresh from the operating system and secret.
 
     Args:
-      participation: what the accountant analyses.
+      participation: what the accountant analyses; it has a schedule.
       num_steps: n.
       plan_id: identifies the plan; int64.
-      x: `Examples`, or what it takes.
-      y: targets, likewise, or None.
-      sample_weight: shape [num_examples] or None. A weight multiplies the loss of an
-        example before its gradient is clipped.
+      examples: as many as the participation has.
       padded: whether every batch has `padded_batch_size` rows. Surplus rows are zeros
         with sample weight 0; `num_examples` counts the real rows.
 
@@ -139,8 +91,6 @@ class BatchSchedule:
 
     Raises:
       ValueError: if the number of examples is not that of the participation.
-      TypeError: if the data are not arrays, or the caller makes the batches under this
-        participation.
     """
 
     def __init__(
@@ -148,29 +98,25 @@ class BatchSchedule:
         participation: Participation,
         num_steps: int,
         plan_id: int,
-        x: Any,
-        y: Any = None,
-        sample_weight: Any = None,
+        examples: Examples,
         padded: bool = False,
+        seed: bytes | None = None,
     ) -> None:
-        if not participation.has_schedule:
-            raise TypeError(participation.no_schedule())
         participation.validate_num_steps(num_steps)
         self.participation, self.num_steps = participation, num_steps
-        self.plan_id, self._padded = plan_id, padded
+        self.plan_id, self._padded, self._examples = plan_id, padded, examples
         given: Any = participation  # it has a schedule, and so examples and batches
         self.steps_per_epoch = -(-given.num_examples // given.batch_size)
-        if not isinstance(x, Examples):
-            x = Examples(given.num_examples, x, y, sample_weight)
-        if x.num_examples != given.num_examples:
+        if examples.num_examples != given.num_examples:
             raise ValueError(
-                f"The plan is for {given.num_examples} examples, found {x.num_examples} "
-                f"(under users=, a user is one). Make a plan for this data set."
+                f"The plan is for {given.num_examples} examples, found "
+                f"{examples.num_examples} (under users=, a user is one). Make a plan for "
+                f"this data set."
             )
-        self._is_fresh = participation.has_secret_sampler
+        self._is_fresh = seed is None and participation.has_secret_sampler
         size = SEED_BYTES if self._is_fresh else 0
-        self._seed = HiddenBytes(secrets.token_bytes(size))
-        if x.source.in_order and self._is_fresh:
+        self._seed = HiddenBytes(seed or secrets.token_bytes(size))
+        if examples.source.in_order and participation.has_secret_sampler:
             raise ValueError(
                 f"A data set is read in its own order, which is that of "
                 f"sampling='fixed-order'; the plan's is {participation.sampling!r}. Make a "
@@ -178,8 +124,7 @@ class BatchSchedule:
                 f"arrays of np.lib.format.open_memmap, or TFRecord files for "
                 f"tf_bandmf.sampling.TFRecordExamples, are read by index."
             )
-        self._examples: Examples = x
-        self.labels, self.ranges = x.labels, x.ranges
+        self.labels, self.ranges = examples.labels, examples.ranges
 
     def __repr__(self) -> str:
         # Keras quotes it where anything else gets it.
@@ -227,11 +172,22 @@ class BatchSchedule:
         digest = hashlib.blake2b(plan, digest_size=16, key=self._seed, person=person)
         return np.frombuffer(digest.digest(), np.int64)
 
-    def dataset(self, first_step: int = 0) -> tf.data.Dataset:
+    def dataset(
+        self,
+        first_step: int = 0,
+        parts: Sequence[int] | None = None,
+        num_parts: int = 1,
+    ) -> tf.data.Dataset:
         """The batches from `first_step` to the end of the run, in order.
 
         Whatever is random in them (`map`, the choice of a unit's rows) is a function of
         the run's seed, the step and the example: it is the same after a restart.
+
+        Args:
+          first_step: of the run.
+          parts: None for whole batches; or which parts of each batch, in this order.
+            Every example is in one part; parts may differ in size, and may be empty.
+          num_parts: as many as there are replicas.
 
         Raises:
           ValueError: if the run cannot begin there.
@@ -243,16 +199,26 @@ class BatchSchedule:
             PLAN_ID: tf.constant(self.plan_id, tf.int64),
             SCHEDULE_ID: tf.constant(self.schedule_id, tf.int64),
         }
+        numbers = [0] if parts is None else list(parts)
 
         # Converting each function of the pipeline would take longer than the rest of it.
         @tf.autograph.experimental.do_not_convert
-        def batch(step: tf.Tensor) -> dict[str, Any]:
-            indices = tf.numpy_function(self.example_indices, [step], tf.int64)
+        def batch(place: tf.Tensor) -> dict[str, Any]:
+            step, number = (
+                place // len(numbers),
+                tf.gather(numbers, place % len(numbers)),
+            )
+            drawn = [step, number, num_parts]
+            indices, size = tf.numpy_function(self._part, drawn, [tf.int64, tf.int64])
             indices.set_shape([None])
             content = examples.drawn(indices, step, self._draw_base)
             if self._padded:
-                content = pad(content, self.padded_batch_size)
+                whole = self.padded_batch_size
+                static = None if whole % num_parts else whole // num_parts
+                content = pad(content, size, static)
                 content[NUM_EXAMPLES] = tf.size(indices)
+            if parts is not None:
+                content[PART] = tf.stack([number, num_parts])
             return identity.with_fingerprint({**content, **ids, STEP: step})
 
         # What has an order of its own is read one batch after the other.
@@ -262,12 +228,28 @@ class BatchSchedule:
         options.autotune.enabled = False
         # And nothing to fuse, which takes longer than to begin.
         options.experimental_optimization.apply_default_optimizations = False
+        places = [step * len(numbers) for step in (first_step, self.num_steps)]
         return (
-            tf.data.Dataset.range(first_step, self.num_steps)
+            tf.data.Dataset.range(*places)
             .map(batch, num_parallel_calls=parallel, deterministic=True)
-            .prefetch(2)
+            .prefetch(2 * len(numbers))
             .with_options(options)
         )
+
+    def _part(
+        self, step: int, number: int, num_parts: int
+    ) -> tuple[np.ndarray, np.int64]:
+        """Indices of a part of a step, and how many rows it has with its padding."""
+        indices = self.example_indices(step)
+        size = self.padded_batch_size if self._padded else indices.size
+        if indices.size > size:
+            raise ValueError(
+                "A batch has more examples than its padded size: it is not cut off, for "
+                "that would be another sampler than the accountant's. Give a larger padded "
+                "size."
+            )
+        first, end = (size * n // num_parts for n in (number, number + 1))
+        return indices[first:end], np.int64(end - first)
 
     def indices(self, first_step: int = 0) -> Iterator[IndexBatch]:
         """The examples that each step uses, for loops that fetch them themselves.
@@ -312,7 +294,7 @@ class BatchSchedule:
                 "of a key, NoiseKey.from_operating_system().sampler_seed(). For tests: "
                 "NoiseKey.for_testing(0).sampler_seed()."
             )
-        return self._changed(_seed=seed, _is_fresh=False)
+        return self._with(self._examples, seed)
 
     def with_class_weight(self, class_weight: Mapping[int, float]) -> BatchSchedule:
         """The same batches, with losses multiplied by the weights of their classes.
@@ -326,15 +308,12 @@ class BatchSchedule:
         Raises:
           ValueError: if the weights or the targets are not of that kind.
         """
-        return self._changed(_examples=self._examples.weighted(class_weight))
+        seed = None if self._is_fresh else self._seed
+        return self._with(self._examples.weighted(class_weight), seed)
 
-    def _changed(self, **changes: Any) -> BatchSchedule:
-        """This schedule with other attributes."""
-        stale = {"schedule_id", "_draw_base", "_sampler"}
-        kept = {name: part for name, part in vars(self).items() if name not in stale}
-        other = object.__new__(type(self))
-        vars(other).update(kept, **changes)
-        return other
+    def _with(self, examples: Examples, seed: bytes | None) -> BatchSchedule:
+        run = self.participation, self.num_steps, self.plan_id
+        return BatchSchedule(*run, examples, self._padded, seed)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         return iter(self.dataset())
@@ -343,34 +322,25 @@ class BatchSchedule:
         return self.num_steps
 
 
-def pad(content: dict[str, Any], size: int) -> dict[str, Any]:
-    """Adds examples of zeros with sample weight 0 up to a constant size.
+def pad(content: dict[str, Any], size: tf.Tensor, static: int | None) -> dict[str, Any]:
+    """Adds examples of zeros with sample weight 0.
 
     Args:
       content: structures of tensors whose first dimension N is the example.
-      size: of the result.
+      size: of the result, at least N.
+      static: the same, if it is known.
 
     Returns:
       The same with first dimension `size`, and a `sample_weight` unless `rows` says which
       rows of a unit are there.
-
-    Raises:
-      InvalidArgumentError: in a graph, if N exceeds the size: nothing is cut off, for
-        that would be another sampler.
     """
-    count = _size(content[INPUTS])
+    count = tf.shape(tf.nest.flatten(content)[0], tf.int64)[0]
     # A unit of which no row is there contributes nothing.
     if SAMPLE_WEIGHT not in content and ROWS not in content:
         content = {**content, SAMPLE_WEIGHT: tf.ones([count])}
-    message = (
-        "A batch has more examples than its padded size: it is not cut off, for that "
-        "would be another sampler than the accountant's. Give a larger padded size."
-    )
-    with tf.control_dependencies([tf.debugging.Assert(count <= size, [message])]):
-        missing = tf.identity(size - count)
 
     def padded(rows: tf.Tensor) -> tf.Tensor:
-        margin = [[0, missing], *([[0, 0]] * (rows.shape.rank - 1))]
-        return tf.ensure_shape(tf.pad(rows, margin), [size, *rows.shape[1:]])
+        margin = [[0, size - count], *([[0, 0]] * (rows.shape.rank - 1))]
+        return tf.ensure_shape(tf.pad(rows, margin), [static, *rows.shape[1:]])
 
     return tf.nest.map_structure(padded, content)

@@ -6,9 +6,9 @@ are the same records, and so they are with another dtype, another shape of a row
 matrix or a column for each input, with other targets or other weights. The order of the
 columns counts; that of inputs with names is the order of their names.
 
-Two data sets are compared by hashes of their records, of a million of them the smallest
-ones (bottom-k sketches; Broder, 1997). Of examples that are read as they are needed, those
-count that were read. Examples that were scaled or augmented before are others.
+Two data sets are compared by hashes of their records. Of examples that are read as they
+are needed, those count that were read. Examples that were scaled or augmented before are
+others.
 
 A batch says for which step of which plan and schedule it was drawn; its fingerprint says
 that its tensors are the ones that were drawn. It covers values (bit by bit), shapes,
@@ -24,7 +24,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -37,8 +37,6 @@ ROWS = "rows"
 SHARE = "share"
 CONTENT = (INPUTS, TARGETS, SAMPLE_WEIGHT, ROWS, SHARE)
 FINGERPRINT = "fingerprint"
-# The smallest hashes of a data set that are kept.
-MOST_HASHES = 2**20
 # The share of examples in common that goes unnoticed.
 _FEW = 0.01
 
@@ -99,60 +97,39 @@ def _by_value(leaf: tf.Tensor) -> tf.Tensor:
     return exact + 0.0  # no negative zero
 
 
-class Records(NamedTuple):
-    """The records of a data set.
-
-    Attributes:
-      hashes: sorted, uint64, shape [K]; of many records, the smallest ones.
-      counts: how many records have each, int64, shape [K].
-    """
-
-    hashes: np.ndarray
-    counts: np.ndarray
-
-    @classmethod
-    def of(cls, hashes: np.ndarray) -> Records:
-        """Records with these hashes, int64."""
-        values, counts = np.unique(hashes.view(np.uint64), return_counts=True)
-        return cls(values[:MOST_HASHES], counts[:MOST_HASHES])
-
-    def up_to(self, largest: np.uint64) -> Records:
-        """Those whose hashes are not larger."""
-        end = np.searchsorted(self.hashes, largest, side="right")
-        return Records(self.hashes[:end], self.counts[:end])
-
-
-def share_examples(first: Records, second: Records) -> bool:
+def share_examples(first: np.ndarray, second: np.ndarray) -> bool:
     """Tells whether two data sets have examples in common, as far as they show it.
 
     Where examples have few values, different people have equal ones: those count that
     come once in both data sets, and only more of them than chance explains. Of n of the
     same kind of examples, `n / N` times those in pairs among N come so at most, on
     average (Good, 1953).
+
+    Args:
+      first: `record_hashes` of one.
+      second: of the other.
     """
-    ends = [r.hashes[-1] for r in (first, second) if len(r.hashes) == MOST_HASHES]
-    if ends:
-        first, second = first.up_to(min(ends)), second.up_to(min(ends))
-    if not len(first.hashes) or not len(second.hashes):
+    if not first.size or not second.size:
         return False
-    if all(map(np.array_equal, first, second)):
+    sets = [np.unique(hashes, return_counts=True) for hashes in (first, second)]
+    if all(map(np.array_equal, *sets)):
         return True
-    once = [records.hashes[records.counts == 1] for records in (first, second)]
+    once = [values[counts == 1] for values, counts in sets]
     common = np.intersect1d(once[0], once[1], assume_unique=True).size
-    small, large = sorted((first.counts, second.counts), key=np.sum)
+    small, large = sorted((counts for _, counts in sets), key=np.sum)
     chance = 2.0 * (large == 2).sum() * small.sum() / large.sum()
     few = _FEW * min(map(len, once)) + 3.0 * math.sqrt(1.0 + chance)
     return bool(common > chance + few)
 
 
-# By the id of a schedule, as long as the process lives: its records, and what a statement
-# must say of the data.
-_KNOWN: dict[int, tuple[Callable[[], Records], tuple[str, ...]]] = {}
-_OF_ANOTHER_PROCESS = (lambda: Records.of(np.empty(0, np.int64))), ()
+# By the id of a schedule, as long as the process lives: what gives the hashes of its
+# records, and what a statement must say of the data.
+_KNOWN: dict[int, tuple[Callable[[], np.ndarray], tuple[str, ...]]] = {}
+_OF_ANOTHER_PROCESS = (lambda: np.empty(0, np.int64)), ()
 
 
 def remember(
-    schedule_id: int, records: Callable[[], Records], remarks: tuple[str, ...]
+    schedule_id: int, records: Callable[[], np.ndarray], remarks: tuple[str, ...]
 ) -> None:
     """Records the identity of a schedule's data, and its remarks."""
     # The same examples may also have come from elsewhere.
@@ -165,22 +142,14 @@ def remarks_of(schedule_id: int) -> tuple[str, ...]:
     return _KNOWN.get(schedule_id, _OF_ANOTHER_PROCESS)[1]
 
 
-def records_of(schedule_id: int) -> Records:
-    """The records of a schedule; none for one of another process."""
+def records_of(schedule_id: int) -> np.ndarray:
+    """The hashes of a schedule's records; none for one of another process."""
     return _KNOWN.get(schedule_id, _OF_ANOTHER_PROCESS)[0]()
 
 
 def with_fingerprint(batch: Mapping[str, Any]) -> dict[str, Any]:
     """The batch with its fingerprint, in a graph too; see `content_digest`."""
     return {**batch, FINGERPRINT: content_digest(batch)}
-
-
-def is_as_drawn(batch: Mapping[str, Any]) -> tf.Tensor:
-    """Tells whether the batch has the fingerprint of its contents and ids, bool scalar."""
-    if FINGERPRINT not in batch:
-        return tf.constant(False)
-    stated = tf.cast(batch[FINGERPRINT], tf.int64)
-    return tf.reduce_all(stated == content_digest(batch))
 
 
 def content_digest(batch: Mapping[str, Any]) -> tf.Tensor:

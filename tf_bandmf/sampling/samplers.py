@@ -116,10 +116,8 @@ class Trials:
 
     def successes(self, words: Words, step: int, size: int) -> np.ndarray:
         """Those of `size` trials that succeed at a step, ascending, int64."""
-        if self._limit >= 1 << 64:
-            return np.arange(size)
         if 2 * self._limit > 1 << 64:
-            return np.flatnonzero(words(step, size) < np.uint64(self._limit))
+            return np.flatnonzero(words(step, size) <= np.uint64(self._limit - 1))
         count = math.ceil(1.01 * size * self._q) + 16
         count += math.ceil(8.0 * math.sqrt(count))
         while True:
@@ -230,8 +228,8 @@ class RestSampler(Sampler):
     p is `B / (m - B (b - 1))`. Before the run, as if it had no beginning, an example has
     1, ..., b - 1 steps of rest to go with probability B / m each.
 
-    Steps in their order cost a batch each. Any other step begins some 16 b steps before
-    it: whoever was tried in none of b - 1 steps rests no more, whatever was before.
+    Steps in their order cost a batch each. A run that goes on at a later step takes those
+    before it again: who rests then follows from all of them.
     """
 
     spans_run: ClassVar[bool] = True
@@ -246,30 +244,16 @@ class RestSampler(Sampler):
 
     def example_indices(self, step: int) -> np.ndarray:
         with self._lock:
-            if step in self._recent:
-                return self._recent[step]
-            if not 0 <= self._next <= step <= self._next + self._separation:
-                self._begin(step)
-            while self._next <= step:
-                self._advance()
+            if self._next < 0 or (step < self._next and step not in self._recent):
+                # The first step at which an example rests no more.
+                self._free, self._next, self._recent = self._first_free(), 0, {}
+            while (now := self._next) <= step:
+                tried = self._trials.successes(self._words, now, self._total)
+                chosen = tried[self._free[tried] <= now]
+                self._free[chosen] = now + self._separation
+                self._next, self._recent[now] = now + 1, chosen
+                self._recent.pop(now - _KEPT, None)
             return self._recent[step]
-
-    def _begin(self, step: int) -> None:
-        """Sets who rests at a step."""
-        back = 16 * self._separation
-        while True:
-            first = self._next = max(0, step - back)
-            self._recent = {}
-            # The first step at which an example rests no more; or the last that may be it.
-            latest = np.full(self._total, first - 1 + self._separation, np.int32)
-            self._free = latest if first else self._first_free()
-            self._unsure = np.full(self._total, first > 0)
-            while self._next < step:
-                self._advance()
-            if not np.any(self._unsure & (self._free > step)):
-                self._unsure[:] = False
-                return
-            back *= 4
 
     def _first_free(self) -> np.ndarray:
         drawn, b = self._words(WHOLE_RUN, self._total), self._separation
@@ -278,13 +262,3 @@ class RestSampler(Sampler):
         limits = np.array([min(edge, (1 << 64) - 1) for edge in edges], np.uint64)
         cells = np.searchsorted(limits, drawn, side="right")
         return ((cells + 1) % b).astype(np.int32)
-
-    def _advance(self) -> None:
-        step, after = self._next, self._next + self._separation
-        tried = self._trials.successes(self._words, step, self._total)
-        rested = self._free[tried] <= step
-        chosen, others = tried[rested], tried[~rested]
-        self._free[chosen], self._unsure[chosen] = after, False
-        self._free[others[self._unsure[others]]] = after
-        self._next, self._recent[step] = step + 1, chosen
-        self._recent.pop(step - _KEPT, None)

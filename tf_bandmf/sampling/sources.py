@@ -23,7 +23,7 @@ import tensorflow as tf
 import tqdm
 
 from tf_bandmf.sampling import identity
-from tf_bandmf.sampling.identity import INPUTS, SAMPLE_WEIGHT, TARGETS, Records
+from tf_bandmf.sampling.identity import INPUTS, SAMPLE_WEIGHT, TARGETS
 
 OF_CLASS_WEIGHTS = (
     "Weights of classes are in use: where they were computed from private targets, no "
@@ -70,7 +70,6 @@ class ExampleSource(abc.ABC):
         self._failed, self._is_seen = np.zeros([2, num_examples], bool)
         # Of each record, and of each row, that was read.
         self._hashes = np.zeros([2, num_examples], np.int64)
-        self._counted, self._records = 0, Records.of(self._hashes[0, :0])
         # By which rows data sets are told apart.
         self._probed = np.arange(num_examples)
 
@@ -110,12 +109,9 @@ class ExampleSource(abc.ABC):
         """Of the rows that were read."""
         return self._hashes[1, self._is_seen]
 
-    def records(self) -> Records:
-        """The records that were read."""
-        if self._counted != (count := int(self._is_seen.sum())):
-            self._records = Records.of(self._hashes[0, self._is_seen])
-            self._counted = count
-        return self._records
+    def records(self) -> np.ndarray:
+        """The hashes of the records that were read."""
+        return self._hashes[0, self._is_seen]
 
     def probed_content(self) -> tuple[dict[str, Any], np.ndarray]:
         """A few hundred rows, spread over the data set, and which of them could be read."""

@@ -76,7 +76,7 @@ class StreamedExamples(ExampleSource):
         from_python = (_module_of(f).endswith("from_generator_op") for f in functions)
         if not isinstance(data, tf.data.Dataset) or any(from_python):
             self.remarks += (VOUCHED_ROWS,)
-        self._begin, self._next = _blocks_of(data, num_examples), -1
+        self._begin, self._next = _blocks_of(data, num_examples), num_examples
         self._pass = self._new_pass()
         first = next(self._pass, None)
         if first is None:
@@ -84,7 +84,7 @@ class StreamedExamples(ExampleSource):
         super().__init__(num_examples, first)
         self.rows(np.arange(min(_AT_ONCE, num_examples)))
         # Another pass, in the same order.
-        self._next = -1
+        self._next = num_examples
         labels = [classes_of(content) for content in self.all_rows()]
         if next(self._pass, None) is not None:
             raise ValueError(
@@ -116,10 +116,10 @@ class StreamedExamples(ExampleSource):
     def _read(self, indices: np.ndarray) -> list[np.ndarray]:
         """Neighboring examples, in the order of the data set."""
         first, end = int(indices[0]), int(indices[-1]) + 1
-        if first != self._next:
-            self._pass = itertools.islice(self._new_pass(), first, None)
-        self._next = -1
-        contents = list(itertools.islice(self._pass, end - first))
+        if first < self._next:
+            self._pass, self._next = self._new_pass(), 0
+        begin, self._next = self._next, self.num_examples  # should it raise
+        contents = list(itertools.islice(self._pass, first - begin, end - begin))
         if (count := first + len(contents)) < end:
             if self._is_seen[count]:
                 raise ValueError(self._changed.format(place=count))

@@ -19,7 +19,6 @@ from tf_bandmf.keras.compat.keras_objects import is_distributed
 from tf_bandmf.keras.model import preparation
 from tf_bandmf.participation import MinSep, Participation
 from tf_bandmf.planning.plan import Plan
-from tf_bandmf.sampling import batches as batches_lib
 from tf_bandmf.sampling.batches import BatchSchedule
 
 _OWN_ORDER = (
@@ -258,7 +257,6 @@ def _distributed(model: Any, schedule: BatchSchedule, first_step: int) -> Any:
     def parts(context: tf.distribute.InputContext) -> tf.data.Dataset:
         here = replicas // context.num_input_pipelines
         first = context.input_pipeline_id * here
-        batches = schedule.dataset(first_step)
-        return batches_lib.in_parts(batches, range(first, first + here), replicas)
+        return schedule.dataset(first_step, range(first, first + here), replicas)
 
     return model.distribute_strategy.distribute_datasets_from_function(parts)

@@ -34,6 +34,7 @@ from tf_bandmf.keras.compat.patching import patched
 from tf_bandmf.keras.model.tables import lazy_layers
 from tf_bandmf.keras.optimizer.private import PrivateOptimizer
 from tf_bandmf.sampling import batches as batches_lib
+from tf_bandmf.sampling.identity import CONTENT
 
 # Seconds after which work is announced.
 PATIENCE = 2.0
@@ -68,7 +69,7 @@ class Contents(NamedTuple):
         batch = given(batch)
         if not batches_lib.is_scheduled_batch(batch):
             return cls(*keras.utils.unpack_x_y_sample_weight(batch))
-        x, y, weight, rows, shares = (batch.get(key) for key in batches_lib.CONTENT)
+        x, y, weight, rows, shares = (batch.get(key) for key in CONTENT)
         shares = None if rows is not None else shares
         return cls(x, y, weight, rows, shares, batch.get(batches_lib.NUM_EXAMPLES))
 

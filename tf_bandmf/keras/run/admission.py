@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from tf_bandmf.keras.run.known_runs import NO_SCHEDULE
 from tf_bandmf.sampling import batches as batches_lib
-from tf_bandmf.sampling.identity import FINGERPRINT, content_digest
+from tf_bandmf.sampling.identity import CONTENT, FINGERPRINT, content_digest
 
 if TYPE_CHECKING:
     from tf_bandmf.keras.run.run import Run
@@ -62,7 +62,7 @@ def facts(batch: Any) -> tf.Tensor:
     with tf.device("/CPU:0"):
         if not batches_lib.is_scheduled_batch(batch):
             content = keras.utils.unpack_x_y_sample_weight(batch)
-            given = zip(batches_lib.CONTENT, content)
+            given = zip(CONTENT, content)
             return content_digest({k: v for k, v in given if v is not None})[None]
         digest = content_digest(batch)
         said = [batch.get(FINGERPRINT, digest + 1), *(batch[name] for name in _IDS)]
