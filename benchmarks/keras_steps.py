@@ -92,10 +92,6 @@ def data(name: str, num_examples: int) -> tuple[Any, np.ndarray]:
     return x, rng.integers(0, 10, num_examples)
 
 
-def constants(name: str, num_examples: int) -> Any:
-    return keras.tree.map_structure(tf.constant, data(name, num_examples))
-
-
 def compiled(name: str, optimizer: Any, private: bool, options: Any) -> keras.Model:
     keras.utils.set_random_seed(0)
     model = MODELS[name]()
@@ -123,9 +119,18 @@ def plan_for(mechanism: str, name: str, num_examples: int, epochs: int) -> Any:
     )
 
 
-def ordinary_step(name: str, options: Any) -> Callable[[], Any]:
+def private_optimizer(inner: Any, kind: str, plan: Any) -> Any:
+    # Of random data: each mechanism is a run of its own.
+    return tf_bandmf.keras.PrivateOptimizer(
+        inner, plan, keep_normals=kind == "kept", additional_run=True
+    )
+
+
+def step_of(kind: str, name: str, options: Any) -> Callable[[], Any]:
+    if kind != "ordinary":
+        return private_step(kind, name, options)
     model = compiled(name, keras.optimizers.SGD(1e-3), False, options)
-    x, y = constants(name, BATCH_SIZES[name])
+    x, y = map(tf.constant, data(name, BATCH_SIZES[name]))
     variables = model.trainable_variables
     model.optimizer.build(variables)
 
@@ -140,17 +145,13 @@ def ordinary_step(name: str, options: Any) -> Callable[[], Any]:
     return step
 
 
-def private_step(name: str, mechanism: str | None, options: Any) -> Callable[[], Any]:
-    """One step with the noise of a mechanism, or with none."""
+def private_step(kind: str, name: str, options: Any) -> Callable[[], Any]:
+    """One step with the noise of a mechanism, or, "clipped", with none."""
     size = BATCH_SIZES[name]
-    x, y = constants(name, size)
-    inner = keras.optimizers.SGD(1e-3)
-    plan = plan_for(mechanism or "identity", name, size, 5000)
-    optimizer = inner
-    if mechanism is not None:
-        optimizer = tf_bandmf.keras.PrivateOptimizer(
-            inner, plan, keep_normals=mechanism == "kept"
-        )
+    x, y = map(tf.constant, data(name, size))
+    optimizer = inner = keras.optimizers.SGD(1e-3)
+    if kind != "clipped":
+        optimizer = private_optimizer(inner, kind, plan_for(kind, name, size, 5000))
     model = compiled(name, optimizer, True, options)
     variables = model.trainable_variables
     model.optimizer.build(variables)
@@ -160,7 +161,7 @@ def private_step(name: str, mechanism: str | None, options: Any) -> Callable[[],
         clipped = clipped_gradient_sums(
             model, x, y, l2_norm_clip=1.0, microbatch_size=options.microbatch_size
         )
-        if mechanism is None:
+        if kind == "clipped":
             inner.apply([total / size for total in clipped.sums], variables)
         else:
             run = optimizer.run
@@ -175,12 +176,6 @@ def private_step(name: str, mechanism: str | None, options: Any) -> Callable[[],
     return step
 
 
-def step_of(kind: str, name: str, options: Any) -> Callable[[], Any]:
-    if kind == "ordinary":
-        return ordinary_step(name, options)
-    return private_step(name, None if kind == "clipped" else kind, options)
-
-
 def fit_of(kind: str, name: str, options: Any) -> Callable[[], Any]:
     """One epoch of `model.fit` a call."""
     num_examples = BATCH_SIZES[name] * options.steps_per_epoch
@@ -189,11 +184,7 @@ def fit_of(kind: str, name: str, options: Any) -> Callable[[], Any]:
         model = compiled(name, keras.optimizers.SGD(1e-3), False, options)
         return lambda: model.fit(x, y, batch_size=BATCH_SIZES[name], verbose=0)
     plan = plan_for(kind, name, num_examples, options.rounds + 1)
-    inner = keras.optimizers.SGD(1e-3)
-    # Of random data: each mechanism is a run of its own.
-    optimizer = tf_bandmf.keras.PrivateOptimizer(
-        inner, plan, keep_normals=kind == "kept", additional_run=True
-    )
+    optimizer = private_optimizer(keras.optimizers.SGD(1e-3), kind, plan)
     model = compiled(name, optimizer, True, options)
     batches = plan.batches(x, y)
     return lambda: model.fit(batches, verbose=0)
@@ -203,8 +194,7 @@ def in_turns(
     functions: dict[str, Callable[[], Any]], repeats: int, rounds: int
 ) -> dict[str, tuple[float, float, float]]:
     """Median wall and processor seconds of a call, and processor seconds of the first."""
-    wall: dict[str, list[float]] = {kind: [] for kind in functions}
-    processor: dict[str, list[float]] = {kind: [] for kind in functions}
+    taken: dict[str, list[tuple[float, float]]] = {kind: [] for kind in functions}
     first = {}
     # What a process does once is no matter of the first one that is asked.
     tf.function(lambda x: x @ x)(tf.ones([2, 2]))
@@ -217,16 +207,10 @@ def in_turns(
             began, used = time.perf_counter(), time.process_time()
             for _ in range(repeats):
                 function()
-            wall[kind].append((time.perf_counter() - began) / repeats)
-            processor[kind].append((time.process_time() - used) / repeats)
-    return {
-        kind: (
-            float(np.median(wall[kind])),
-            float(np.median(processor[kind])),
-            first[kind],
-        )
-        for kind in functions
-    }
+            ended = time.perf_counter() - began, time.process_time() - used
+            taken[kind].append(ended)
+    medians = {k: np.median(v, axis=0) / repeats for k, v in taken.items()}
+    return {k: (*map(float, two), first[k]) for k, two in medians.items()}
 
 
 def peak(kind: str, name: str, options: Any) -> None:
@@ -264,8 +248,6 @@ def main() -> None:
     parser.add_argument("--fit", action="store_true", help="epochs of model.fit")
     parser.add_argument("--steps-per-epoch", type=int, default=20, help="with --fit")
     parser.add_argument("--accuracy", action="store_true", help="with --fit: a metric")
-    parser.add_argument("--no-memory", action="store_true", help="times alone")
-    parser.add_argument("--kinds", help="of ordinary, clipped and mechanisms")
     parser.add_argument("--peak", help=argparse.SUPPRESS)
     options = parser.parse_args()
     names = options.models.split(",")
@@ -274,8 +256,6 @@ def main() -> None:
         return
     print(f"{platform.processor() or platform.machine()}, TensorFlow {tf.__version__}")
     kinds = ("ordinary", *([] if options.fit else ["clipped"]), *MECHANISMS)
-    if options.kinds:
-        kinds = tuple(options.kinds.split(","))
     for name in names:
         make = fit_of if options.fit else step_of
         functions = {kind: make(kind, name, options) for kind in kinds}
@@ -288,7 +268,7 @@ def main() -> None:
                 f"wall={ratios[0]:.2f}  cpu={ratios[1]:.2f}  start={ratios[2]:.2f} "
                 f"({seconds[kind][2]:.1f} s)"
             )
-            if not (options.fit or options.no_memory):
+            if not options.fit:
                 line += f"  peak={measured_peak(kind, name, options):.0f} MB"
             print(line, flush=True)
 

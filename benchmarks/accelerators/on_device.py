@@ -25,7 +25,6 @@ import json
 import pathlib
 import platform
 import sys
-import time
 from typing import Any, Callable
 
 import keras
@@ -49,26 +48,25 @@ _STEPS_PER_EPOCH = 50
 set_tensor_float_32 = tf.config.experimental.enable_tensor_float_32_execution
 
 
-def timed(function: Callable[[], Any]) -> Callable[[], None]:
-    """The function with all that it started on devices."""
+def timed(step: Callable[[], Any], repeats: int = 1) -> Callable[[], None]:
+    """Steps one after the other, as `fit` takes them, with all that they started.
+
+    The device may lag behind.
+    """
 
     def call() -> None:
-        function()
+        for _ in range(repeats):
+            step()
         tf.test.experimental.sync_devices()
 
     return call
 
 
 def noisy_step(
-    strategy: strategies.Strategy,
-    num_parameters: int,
-    keep_normals: bool = False,
-    source: str = "philox",
+    num_parameters: int, strategy: strategies.Strategy, **options: Any
 ) -> Callable[[], tf.Tensor]:
     """A step as a training step takes it: the buffer changes in place."""
-    generator = noise.NoiseGenerator(
-        strategy, num_parameters, keep_normals=keep_normals, generator=source
-    )
+    generator = noise.NoiseGenerator(strategy, num_parameters, **options)
     keys = tf.constant(generator.step_keys(NoiseKey.for_testing(0)))
     shape = [generator.memory_vectors, num_parameters]
     buffer = tf.Variable(tf.zeros(shape))
@@ -92,25 +90,24 @@ def steps_of_all(num_parameters: int, bands: int) -> dict[str, Callable[[], tf.T
     workload = workloads.prefix_sum(NUM_STEPS)
     cgd = strategies.lambda_cgd(NUM_STEPS, 0.9)
     normalized = strategies.lambda_cgd(NUM_STEPS, 0.9, True)
-    families = {
-        INDEPENDENT: (strategies.identity(NUM_STEPS), False),
-        "lambda_cgd": (cgd, False),
-        "lambda_cgd, columns normalized": (normalized, False),
-        "lambda_cgd, normals kept": (cgd, True),
-        "bisr, 4 bands": (strategies.bisr(workload, 4), False),
-        "bisr, 4 bands, normals kept": (strategies.bisr(workload, 4), True),
-        f"banded, {bands} bands": (strategies.bsr(workload, bands), False),
+    identity, bisr = strategies.identity(NUM_STEPS), strategies.bisr(workload, 4)
+    banded = strategies.bsr(workload, bands)
+    kept, cipher = {"keep_normals": True}, {"generator": "chacha20"}
+    families: dict[str, tuple[strategies.Strategy, dict[str, Any]]] = {
+        INDEPENDENT: (identity, {}),
+        "lambda_cgd": (cgd, {}),
+        "lambda_cgd, columns normalized": (normalized, {}),
+        "lambda_cgd, normals kept": (cgd, kept),
+        "bisr, 4 bands": (bisr, {}),
+        "bisr, 4 bands, normals kept": (bisr, kept),
+        f"banded, {bands} bands": (banded, {}),
+        f"{INDEPENDENT}, ChaCha20": (identity, cipher),
+        "lambda_cgd, ChaCha20": (cgd, cipher),
     }
-    steps = {
-        name: noisy_step(strategy, num_parameters, kept)
-        for name, (strategy, kept) in families.items()
+    return {
+        name: noisy_step(num_parameters, strategy, **options)
+        for name, (strategy, options) in families.items()
     }
-    for name in (INDEPENDENT, "lambda_cgd"):
-        strategy, kept = families[name]
-        steps[f"{name}, ChaCha20"] = noisy_step(
-            strategy, num_parameters, kept, "chacha20"
-        )
-    return steps
 
 
 def common_step(num_parameters: int) -> Callable[[], tf.Tensor]:
@@ -126,28 +123,14 @@ def common_step(num_parameters: int) -> Callable[[], tf.Tensor]:
     return take
 
 
-def medians(
-    functions: dict[str, Callable[[], Any]], repetitions: int
-) -> dict[str, float]:
-    """Median seconds; one repetition of all before the next, so that load is shared."""
-    seconds: dict[str, list[float]] = {name: [] for name in functions}
-    for function in functions.values():
-        function()
-    for _ in range(repetitions):
-        for name, function in functions.items():
-            began = time.perf_counter()
-            function()
-            seconds[name].append(time.perf_counter() - began)
-    return {name: float(np.median(values)) for name, values in seconds.items()}
-
-
 def noise_ratios(num_parameters: int, repetitions: int, bands: int) -> dict[str, Any]:
     steps = steps_of_all(num_parameters, bands)
     functions = {name: timed(take) for name, take in steps.items()}
     functions["stateless_normal"] = timed(common_step(num_parameters))
     vector = tf.zeros([num_parameters])
     functions["a read and a write"] = timed(lambda: vector + 1.0)
-    seconds = medians(functions, repetitions)
+    in_turns = keras_steps.in_turns(functions, 1, repetitions)
+    seconds = {name: in_turns[name][0] for name in functions}
     base = seconds[INDEPENDENT]
     return {
         "parameters": num_parameters,
@@ -179,16 +162,6 @@ def against_the_cpu(device: str) -> dict[str, Any]:
     return actual
 
 
-def many(step: Callable[[], Any], repeats: int) -> Callable[[], None]:
-    """Steps one after the other, as `fit` takes them: the device may lag behind."""
-
-    def call() -> None:
-        for _ in range(repeats):
-            step()
-
-    return timed(call)
-
-
 def step_ratios(name: str, rounds: int, device: str) -> dict[str, Any]:
     options = argparse.Namespace(microbatch_size=None, accuracy=False)
     kinds = ("ordinary", "clipped", *keras_steps.MECHANISMS)
@@ -196,7 +169,7 @@ def step_ratios(name: str, rounds: int, device: str) -> dict[str, Any]:
     functions, memory = {}, {}
     for kind in kinds:
         step = keras_steps.step_of(kind, name, options)
-        functions[kind] = many(step, repeats)
+        functions[kind] = timed(step, repeats)
         if "CPU" not in device:
             tf.config.experimental.reset_memory_stats(device)
             before = tf.config.experimental.get_memory_info(device)["current"]

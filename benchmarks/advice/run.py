@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import itertools
 import math
 import os
 import pathlib
@@ -100,14 +101,11 @@ def run(
 def wanted(
     arguments: argparse.Namespace,
 ) -> Iterator[tuple[str, float, str, float, int]]:
-    for name in arguments.tasks:
-        for way in arguments.ways:
-            epsilons = (0.0,) if way == "plain" else tuple(arguments.epsilons)
-            for epsilon in epsilons:
-                for factor in FACTORS.get(way, (1.0,)):
-                    by_hand = way != "advised"
-                    for seed in arguments.hand_seeds if by_hand else arguments.seeds:
-                        yield name, epsilon, way, factor, seed
+    for name, way in itertools.product(arguments.tasks, arguments.ways):
+        epsilons = [0.0] if way == "plain" else arguments.epsilons
+        seeds = arguments.seeds if way == "advised" else arguments.hand_seeds
+        factors = FACTORS.get(way, (1.0,))
+        yield from itertools.product([name], epsilons, [way], factors, seeds)
 
 
 def rows() -> list[dict[str, str]]:
@@ -132,18 +130,9 @@ def train(arguments: argparse.Namespace) -> None:
         task = loaded.setdefault(name, tasks_lib.load(name, arguments.data))
         keras.utils.set_random_seed(seed)
         began = time.monotonic()
-        row = {
-            "task": name,
-            "epsilon": epsilon,
-            "way": way,
-            "factor": factor,
-            "seed": seed,
-        }
-        row |= run(task, epsilon, way, factor)
-        row |= {
-            "score": f"{row['score']:.4f}",
-            "seconds": f"{time.monotonic() - began:.0f}",
-        }
+        row = {**dict(zip(COLUMNS, one)), **run(task, epsilon, way, factor)}
+        row["score"] = f"{row['score']:.4f}"
+        row["seconds"] = f"{time.monotonic() - began:.0f}"
         with RUNS.open("a", encoding="utf-8", newline="") as file:
             writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
             writer.writerow(row)

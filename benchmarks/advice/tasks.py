@@ -107,7 +107,6 @@ _FACTS = {
     "seniors": ((16,), "poisson", "d2_poisson", 0.0, 3_000, 20),
     "names": (None, _BCE, "auc", 0.5, 20_000, 10),
     "photos": (None, _BCE, "accuracy", 0.6, 10_000, 8),
-    "photos, wide": (None, _BCE, "accuracy", 0.6, 10_000, 8),
     "digits": ((32,), _CE, "accuracy", 0.1, 1_400, 20),
     "households, GRU": (None, "mse", "r2", 0.0, 4_000, 20),
     "households, residual": (None, "mse", "r2", 0.0, 4_000, 20),
@@ -325,13 +324,6 @@ def _photos_model() -> keras.Model:
     )
 
 
-def _wide_model() -> keras.Model:
-    wide = [layers.Dense(size, activation="relu") for size in (4096, 1600)]
-    return keras.Sequential(
-        [keras.Input((16, 16, 3)), layers.Flatten(), *wide, layers.Dense(1)]
-    )
-
-
 def _gru_model() -> keras.Model:
     return keras.Sequential(
         [
@@ -353,7 +345,6 @@ def _residual_model() -> keras.Model:
 _MODELS = {
     "names": _names_model,
     "photos": _photos_model,
-    "photos, wide": _wide_model,
     "households, GRU": _gru_model,
     "households, residual": _residual_model,
 }
@@ -367,7 +358,6 @@ _READERS = {
     "seniors": _seniors,
     "names": _names,
     "photos": _photos,
-    "photos, wide": _photos,
     "digits": _digits,
     "households, GRU": _households,
     "households, residual": _households,

@@ -11,17 +11,18 @@ appended to `results/`, and what is there is not done again.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import functools
+import itertools
 import pathlib
 import time
+from collections.abc import Iterable, Iterator, Sequence
 
 import datasets
 import keras
 import numpy as np
 from cnn_tasks import FASHION_MNIST, TASKS, Row, Task
-from results import HERE, VALIDATION, Results, best, record, report
+from results import VALIDATION, Results, Run, measure, parser_of, record
 
 import tf_bandmf
 import tf_bandmf.keras
@@ -54,44 +55,33 @@ def plan_for(task: Task, row: Row, num_examples: int, num_train: int) -> tf_band
     )
 
 
-def fit(
+def trained(
     task: Task,
     row: Row,
     plan: tf_bandmf.Plan,
-    model: keras.Model,
     x: np.ndarray,
     y: np.ndarray,
     rate: float,
-    seed: int,
-) -> dict[str, list[np.ndarray]]:
-    """Weights after training with Keras, for each readout."""
-    start = model.get_weights()
+) -> tuple[keras.Model, dict[str, list[np.ndarray]]]:
+    """A model that Keras trained, and its weights for each readout."""
     model = tf_bandmf.keras.make_private(task.build_model())
-    model.set_weights(start)
     rate /= row.l2_norm_clip
+    inner = keras.optimizers.SGD(
+        rate,
+        momentum=task.momentum,
+        weight_decay=(1.0 - task.decay) / rate if task.decay < 1.0 else None,
+        use_ema=True,
+        ema_momentum=task.ema_momentum,
+    )
+    optimizer = tf_bandmf.keras.PrivateOptimizer(
+        inner, plan, clipping=row.clipping, additional_run=True
+    )
     model.compile(
-        tf_bandmf.keras.PrivateOptimizer(
-            keras.optimizers.SGD(
-                rate,
-                momentum=task.momentum,
-                weight_decay=(1.0 - task.decay) / rate if task.decay < 1.0 else None,
-                use_ema=True,
-                ema_momentum=task.ema_momentum,
-            ),
-            plan,
-            clipping=row.clipping,
-            additional_run=True,
-        ),
-        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        optimizer, keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     )
     last = LastWeights()
-    model.fit(
-        plan.batches(x, y),
-        epochs=task.epochs,
-        verbose=0,
-        callbacks=[last],
-    )
-    return {"last": last.values, "moving average": model.get_weights()}
+    model.fit(plan.batches(x, y), epochs=task.epochs, verbose=0, callbacks=[last])
+    return model, {"last": last.values, "moving average": model.get_weights()}
 
 
 def accuracy_of(model: keras.Model, x: np.ndarray, y: np.ndarray) -> float:
@@ -122,46 +112,37 @@ class Experiment:
         plan = dataclasses.replace(plan, test_seed=seed)
 
         keras.utils.set_random_seed(seed)
-        plain = task.build_model()
-        released = fit(task, row, plan, plain, x, y, rate, seed)
+        model, released = trained(task, row, plan, x, y, rate)
         actual = []
         for readout in row.readouts:
-            plain.set_weights(released[readout])
-            accuracy = accuracy_of(plain, self.x[test], self.y[test])
+            model.set_weights(released[readout])
+            accuracy = accuracy_of(model, self.x[test], self.y[test])
             run = {"phase": phase, "seed": seed, "learning_rate": rate}
             actual.append(
                 record(task, row, plan, accuracy, start, readout=readout, **run)
             )
         return actual
 
+    def runs(
+        self, row: Row, phase: str, rates: Sequence[float], seeds: Iterable[int]
+    ) -> Iterator[Run]:
+        for rate, seed in itertools.product(rates, seeds):
+            done = {"phase": phase, "seed": seed, "learning_rate": rate}
+            yield done, functools.partial(self.train, row, phase, rate, seed)
+
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--data", type=pathlib.Path, required=True)
+    parser = parser_of(__doc__)
     parser.add_argument("--task", choices=TASKS, default=FASHION_MNIST.name)
-    parser.add_argument("--rows", nargs="+", help="by default all")
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--out", type=pathlib.Path, default=HERE / "results")
     arguments = parser.parse_args()
-
     task = TASKS[arguments.task]
-    results = Results(arguments.out / f"{task.name}.csv")
-    experiment = Experiment(task, arguments.data)
-    wanted = arguments.rows or [row.name for row in task.rows]
-    for row in (row for row in task.rows if row.name in wanted):
-        rate, readout = row.learning_rates[0], row.readouts[0]
-        if len(row.learning_rates) > 1:
-            for tried in row.learning_rates:
-                done = {"phase": "validation", "learning_rate": tried}
-                if not results.of(row=row.name, **done):
-                    actual = experiment.train(row, "validation", tried, TUNING_SEED)
-                    results.append(actual)
-            rate, readout = best(results.of(row=row.name, phase="validation"))
-        for seed in range(arguments.seeds):
-            done = {"phase": "test", "seed": seed, "learning_rate": rate}
-            if not results.of(row=row.name, **done):
-                results.append(experiment.train(row, "test", rate, seed))
-        report(results, row.name, rate, readout)
+    runs = Experiment(task, arguments.data).runs
+    measure(
+        [row for row in task.rows if row.name in (arguments.rows or [row.name])],
+        Results(arguments.out / f"{task.name}.csv"),
+        lambda row: runs(row, "validation", row.learning_rates, [TUNING_SEED]),
+        lambda row, rate: runs(row, "test", [rate], range(arguments.seeds)),
+    )
 
 
 if __name__ == "__main__":

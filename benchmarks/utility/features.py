@@ -28,8 +28,8 @@ def load(
         images, labels, num_train = datasets.load(name, directory)
         shape = scattering(images[:1]).shape[1:]
         features = np.empty((len(images), *shape), np.float16)
-        for start in range(0, len(images), 1000):
-            part = slice(start, start + 1000)
+        for start in range(0, len(images), 500):
+            part = slice(start, start + 500)
             features[part] = group_normalized(scattering(images[part]), GROUPS)
         cache.mkdir(parents=True, exist_ok=True)
         unfinished = path.with_suffix(".unfinished.npz")

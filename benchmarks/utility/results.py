@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import argparse
 import csv
 import pathlib
 import time
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -101,3 +103,46 @@ def report(results: Results, name: str, rate: float, readout: str) -> None:
     if len(accuracy) > 1:
         line += f" ± {accuracy.std(ddof=1) / len(accuracy) ** 0.5:.2%}"
     print(line, flush=True)
+
+
+# What stands in a run's row of the file, and the function that takes the run.
+Run = tuple[dict[str, Any], Callable[[], list[dict[str, object]]]]
+
+
+def measure(
+    rows: Iterable[Any],
+    results: Results,
+    tuning: Callable[[Any], Iterable[Run]],
+    tests: Callable[[Any, float], Iterable[Run]],
+) -> None:
+    """Takes the runs of some rows that are not there, and reports each row.
+
+    Args:
+      rows: of the task.
+      results: of the runs, which grow.
+      tuning: runs that choose learning rate and readout of a row that has several rates.
+      tests: runs of a row with a learning rate.
+    """
+
+    def complete(row: Any, runs: Iterable[Run]) -> None:
+        for done, run in runs:
+            if not results.of(row=row.name, **done):
+                results.append(run())
+
+    for row in rows:
+        rate, readout = row.learning_rates[0], row.readouts[0]
+        if len(row.learning_rates) > 1:
+            complete(row, tuning(row))
+            rate, readout = best(results.of(row=row.name, phase="validation"))
+        complete(row, tests(row, rate))
+        report(results, row.name, rate, readout)
+
+
+def parser_of(text: str) -> argparse.ArgumentParser:
+    """The arguments of both programs."""
+    parser = argparse.ArgumentParser(description=text)
+    parser.add_argument("--data", type=pathlib.Path, required=True)
+    parser.add_argument("--rows", nargs="+", help="by default all")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--out", type=pathlib.Path, default=HERE / "results")
+    return parser

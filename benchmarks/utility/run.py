@@ -9,15 +9,17 @@ several seeds. Results are appended to `results/`; what is there is not done aga
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
+import functools
 import pathlib
 import time
+from collections.abc import Iterator
+from typing import Any
 
 import features
 import linear
 import numpy as np
-from results import HERE, VALIDATION, Results, best, record, report
+from results import VALIDATION, Results, Run, measure, parser_of, record
 
 import tf_bandmf
 
@@ -103,96 +105,64 @@ class Experiment:
         dimensions, end = self.task.tuning_dimensions, self.num_train - VALIDATION
         path = self.cache / f"{self.task.name}-{dimensions}.npy"
         x = features.leading_components(self.x, VALIDATION, dimensions, path)
-        centre = x[:end].mean(axis=0) * row.centred
-        held_out = slice(end, self.num_train)
-        return self._train(
-            row,
-            "validation",
-            np.array(row.learning_rates),
-            [seed] * len(row.learning_rates),
-            linear.Features(x[:end], centre),
-            linear.Features(x[held_out], centre),
-            slice(0, end),
-            held_out,
-        )
+        x, centre = x[: self.num_train], x[:end].mean(axis=0) * row.centred
+        run = {"phase": "validation", "seed": seed}
+        runs = [{**run, "learning_rate": rate} for rate in row.learning_rates]
+        return self._train(row, runs, x, centre, end)
 
     def test(self, row: Row, rate: float, seeds: list[int]) -> list[dict[str, object]]:
         """Test accuracy after training on all training images."""
-        x = self.x
-        train, test = slice(0, self.num_train), slice(self.num_train, None)
+        x, end = self.x, self.num_train
         centre = np.zeros(x.shape[1])
         if row.centred:
-            centre = features.private_mean(x[train], MEAN_EPSILON, MEAN_DELTA, seeds[0])
-        return self._train(
-            row,
-            "test",
-            np.full(len(seeds), rate),
-            seeds,
-            linear.Features(x[train], centre),
-            linear.Features(x[test], centre),
-            train,
-            test,
-        )
+            centre = features.private_mean(x[:end], MEAN_EPSILON, MEAN_DELTA, seeds[0])
+        run = {"phase": "test", "learning_rate": rate}
+        return self._train(row, [{**run, "seed": s} for s in seeds], x, centre, end)
 
     def _train(
         self,
         row: Row,
-        phase: str,
-        rates: np.ndarray,
-        seeds: list[int],
-        x: linear.Features,
-        x_held_out: linear.Features,
-        train: slice,
-        held_out: slice,
+        runs: list[dict[str, Any]],
+        x: np.ndarray,
+        centre: np.ndarray,
+        end: int,
     ) -> list[dict[str, object]]:
+        """Trains on the examples before `end`, all runs together; judges on the others."""
         start = time.process_time()
-        y, task = self.y, self.task
-        plan = self.plan(row, len(x.values))
+        task, y, plan = self.task, self.y[: len(x)], self.plan(row, end)
+        rates = np.array([run["learning_rate"] for run in runs], float)
         models = linear.LinearModels(
-            rates, row.l2_norm_clip, task.momentum, x.values.shape[1], int(y.max()) + 1
+            rates, row.l2_norm_clip, task.momentum, x.shape[1], int(self.y.max()) + 1
         )
-        linear.train(plan, models, x, y[train], seeds[0])
-        accuracy = models.accuracy(x_held_out, y[held_out])
+        trained, others = (linear.Features(p, centre) for p in (x[:end], x[end:]))
+        linear.train(plan, models, trained, y[:end], runs[0]["seed"])
+        accuracy = models.accuracy(others, y[end:])
         return [
-            record(
-                task,
-                row,
-                plan,
-                accuracy[readout][model],
-                start,
-                phase=phase,
-                seed=seed,
-                learning_rate=float(rate),
-                readout=readout,
-            )
-            for model, (rate, seed) in enumerate(zip(rates, seeds))
-            for readout in row.readouts
+            record(task, row, plan, accuracy[name][i], start, readout=name, **run)
+            for i, run in enumerate(runs)
+            for name in row.readouts
         ]
+
+    def tuning(self, row: Row) -> Iterator[Run]:
+        for seed in self.task.tuning_seeds:
+            done = {"phase": "validation", "seed": seed}
+            yield done, functools.partial(self.tune, row, seed)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--data", type=pathlib.Path, required=True)
+    parser = parser_of(__doc__)
     parser.add_argument("--cache", type=pathlib.Path, required=True)
-    parser.add_argument("--rows", nargs="+", help="by default all")
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--out", type=pathlib.Path, default=HERE / "results")
     arguments = parser.parse_args()
-
     experiment = Experiment(arguments.data, arguments.cache)
+    seeds = list(range(arguments.seeds))
+
+    def tests(row: Row, rate: float) -> list[Run]:
+        done = {"phase": "test", "learning_rate": rate}
+        return [(done, functools.partial(experiment.test, row, rate, seeds))]
+
     results = Results(arguments.out / f"{experiment.task.name}.csv")
-    wanted = arguments.rows or [row.name for row in ROWS]
-    for row in (row for row in ROWS if row.name in wanted):
-        rate, readout = row.learning_rates[0], row.readouts[0]
-        if len(row.learning_rates) > 1:
-            for seed in experiment.task.tuning_seeds:
-                tuned = {"row": row.name, "phase": "validation", "seed": seed}
-                if not results.of(**tuned):
-                    results.append(experiment.tune(row, seed))
-            rate, readout = best(results.of(row=row.name, phase="validation"))
-        if not results.of(row=row.name, phase="test", learning_rate=rate):
-            results.append(experiment.test(row, rate, list(range(arguments.seeds))))
-        report(results, row.name, rate, readout)
+    rows = [row for row in ROWS if row.name in (arguments.rows or [row.name])]
+    measure(rows, results, experiment.tuning, tests)
 
 
 if __name__ == "__main__":

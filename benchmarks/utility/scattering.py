@@ -12,32 +12,26 @@ smaller one: 1 + 16 + 64 = 81 channels at a quarter of the resolution.
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 import scipy.fft
 
 SCALES = 2
 ANGLES = 8
-CHANNELS = 1 + SCALES * ANGLES + ANGLES * ANGLES
 
 
-def scattering(images: np.ndarray, chunk: int = 500) -> np.ndarray:
-    """Scattering channels of images.
+def scattering(images: np.ndarray) -> np.ndarray:
+    """Scattering channels of images, of some hundred at a time.
 
     Args:
       images: float, shape [images, size, size]; size is a multiple of 4.
-      chunk: images at a time.
 
     Returns:
       float32, shape [images, 81, size / 4, size / 4].
     """
-    count, size, _ = images.shape
-    filters = _Filters(size + 2 * _margin())
-    small = size // 2**SCALES
-    features = np.empty((count, CHANNELS, small, small), np.float32)
-    for start in range(0, count, chunk):
-        part = images[start : start + chunk].astype(np.float32)
-        features[start : start + chunk] = _scatter(part, filters)
-    return features
+    filters = _filters(images.shape[1] + 2 * _margin())
+    return _scatter(images.astype(np.float32), filters).astype(np.float32)
 
 
 class _Filters:
@@ -65,6 +59,9 @@ class _Filters:
             ]
             for j in range(SCALES)
         ]
+
+
+_filters = functools.cache(_Filters)
 
 
 def _scatter(images: np.ndarray, filters: _Filters) -> np.ndarray:

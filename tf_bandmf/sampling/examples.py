@@ -180,8 +180,8 @@ class Examples:
         def by_unit(rows: tf.Tensor) -> tf.Tensor:
             return tf.reshape(rows, [tf.size(indices), size, *rows.shape[1:]])
 
-        content = tf.nest.map_structure(by_unit, content)
-        return {**content, ROWS: by_unit(tf.repeat(tf.reshape(present, [-1]), views))}
+        content[ROWS] = tf.repeat(tf.reshape(present, [-1]), views)
+        return tf.nest.map_structure(by_unit, content)
 
     def _choose(
         self, base: np.ndarray, units: np.ndarray, step: np.ndarray

@@ -17,7 +17,7 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.framework import op_def_registry
 
-from tf_bandmf.sampling.identity import CONTENT, INPUTS, TARGETS, bytes_of
+from tf_bandmf.sampling.identity import INPUTS, TARGETS, bytes_of
 from tf_bandmf.sampling.sources import named_parts, said_of, with_weights
 
 # Of operations with state: they read, print, stop, or call what is looked into.
@@ -167,16 +167,17 @@ class Mapped:
                 stack.enter_context(dialect.seeded(seed))
             made = self._function(*(content[key] for key in keys), **options)
         if self._parses:
-            made = tuple(named_parts(made).values())
-            keys = CONTENT[: len(made)]
+            made = named_parts(made)
         elif not self.with_targets:
-            made = (made,)
-        elif not isinstance(made, tuple) or len(made) != 2:
+            made = {INPUTS: made}
+        elif isinstance(made, tuple) and len(made) == 2:
+            made = dict(zip(keys, made))
+        else:
             raise TypeError(
                 f"{self._name} takes x and y, and must return the tuple (x, y), found "
                 f"{type(made).__name__}."
             )
-        return {k: tf.nest.map_structure(_tensor, m) for k, m in zip(keys, made)}
+        return tf.nest.map_structure(_tensor, made)
 
     def _trace(self, rows: dict[str, Any]) -> Any:
         specs = tf.nest.map_structure(
@@ -227,16 +228,12 @@ def _each_that_works(
         tf.data.Dataset.from_tensors((count, blank))
     )
     places, results = ended.batch(count + 1).get_single_element()
-    # Where in the results each row is; nothing's is the last one.
-    last = tf.shape(places)[0] - 1
-    order = tf.scatter_nd(places[:, None], tf.range(last + 1) - last, [count + 1])
-    order = order[:count] + last
-    results = tf.nest.map_structure(
-        lambda t, s: tf.ensure_shape(tf.gather(t, order), [None, *s.shape]),
-        results,
-        spec,
-    )
-    return results, order < last
+
+    def placed(made: tf.Tensor) -> tf.Tensor:
+        shape = [count + 1, *made.shape[1:]]
+        return tf.scatter_nd(places[:, None], made, shape)[:count]
+
+    return tf.nest.map_structure(placed, results), placed(places < count)
 
 
 def _impure_operation(graph: Any) -> str | None:

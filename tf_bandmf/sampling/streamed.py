@@ -193,18 +193,14 @@ def _blocks_of_dataset(
                 f"and what is random by plan.batches(..., map=function)."
             )
 
-    def dense(*parts: Any) -> Any:
-        made = tf.nest.map_structure(
-            lambda t: tf.sparse.to_dense(t) if isinstance(t, tf.SparseTensor) else t,
-            parts,
-        )
-        return made if len(made) > 1 else made[0]
+    def dense(part: Any) -> Any:
+        return tf.sparse.to_dense(part) if isinstance(part, tf.SparseTensor) else part
 
     options = tf.data.Options()
     options.deterministic = True
-    blocks = dataset.map(dense).with_options(options)
-    blocks = blocks if is_batched else blocks.batch(_AT_ONCE)
-    return lambda: map(named_parts, blocks.as_numpy_iterator())
+    blocks = dataset if is_batched else dataset.batch(_AT_ONCE)
+    blocks = blocks.with_options(options)
+    return lambda: (named_parts(tf.nest.map_structure(dense, b)) for b in blocks)
 
 
 def _is_batched(dataset: tf.data.Dataset, num_examples: int) -> bool:
