@@ -43,13 +43,15 @@ def test_a_file_that_others_may_read_is_refused(tmp_path):
         private_files.read(path)
 
 
-def test_the_old_file_stays_if_writing_fails(tmp_path):
+def test_the_old_file_stays_if_writing_fails(tmp_path, monkeypatch):
     path = str(tmp_path / "secret")
     private_files.write(path, b"old")
-    with pytest.raises(KeyboardInterrupt):
-        with private_files.written(path) as file:
-            file.write(b"half of the n")
-            raise KeyboardInterrupt
+    with pytest.raises(TypeError):
+        private_files.write(path, ["not bytes"])
+    monkeypatch.setattr(private_files.os, "fsync", lambda _: 1 // 0)
+    with pytest.raises(ZeroDivisionError):
+        private_files.write(path, b"half of the n")
+    monkeypatch.undo()
     assert private_files.read(path) == b"old"
     assert os.listdir(tmp_path) == ["secret"]
 

@@ -68,7 +68,7 @@ def test_all_pairs_of_reads_have_the_covariance_of_the_eager_noise(kind, update)
         if t + 1 not in times:
             continue
         jump = jumps.since_release(tf.constant(t + 1))
-        ((product, factor),) = jump.of_rows(tf.constant([last]))
+        product, factor = jump.matrices[last - jump.first]
         fresh = np.zeros_like(state)
         place = m * len(reads)
         fresh[:, place : place + m] = factor.numpy()

@@ -15,12 +15,11 @@ _ARRAY = "__zlib_base64__"
 
 def canonical_bytes(config: Any) -> bytes:
     """Bytes that are equal exactly if two configurations are equal, arrays included."""
-    return _text(
-        config,
-        lambda array: [str(array.dtype), array.shape, array.tobytes().hex()],
-        sort_keys=True,
-        separators=(",", ":"),
-    ).encode()
+
+    def named(array: np.ndarray) -> list[Any]:
+        return [str(array.dtype), array.shape, array.tobytes().hex()]
+
+    return _text(config, named, sort_keys=True, separators=(",", ":")).encode()
 
 
 def dumps(config: Any, indent: int | None = None) -> str:

@@ -44,8 +44,7 @@ class Journal:
         length = len(content).to_bytes(_PLACE, "little")
         padded = HiddenBytes(length + content + bytes(-len(content) % _PLACE))
         with self._lock:
-            private.write(self._path, padded)
-            self._key = hashlib.sha256(padded).digest()
+            self._key = private.write(self._path, padded)
 
     def read(self) -> tuple[HiddenBytes, list[HiddenBytes]]:
         """The content, and the entries in their order; removes a part of one at the end.

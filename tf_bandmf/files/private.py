@@ -8,13 +8,10 @@ import hashlib
 import os
 import stat
 from collections.abc import Iterator
-from typing import BinaryIO
 
 from tf_bandmf.files.hidden import HiddenBytes
 
 DIGEST_BYTES = 32
-_UNFINISHED = ".unfinished-"
-_BLOCK = 1 << 20
 
 
 @contextlib.contextmanager
@@ -25,8 +22,7 @@ def replaced(path: str | os.PathLike[str]) -> Iterator[str]:
     rename, and the rename before this returns: after a crash there is the old file or the
     new one. If the block raises, or the process is killed, what was at `path` stays.
     """
-    folder, name = os.path.split(os.path.abspath(path))
-    unfinished = os.path.join(folder, _UNFINISHED + name)
+    unfinished = _unfinished(path)
     try:
         yield unfinished
         sync(unfinished)
@@ -35,7 +31,7 @@ def replaced(path: str | os.PathLike[str]) -> Iterator[str]:
         with contextlib.suppress(OSError):
             os.unlink(unfinished)
         raise
-    sync(folder)
+    sync(os.path.dirname(unfinished))
 
 
 def sync(path: str) -> None:
@@ -47,35 +43,29 @@ def sync(path: str) -> None:
         os.close(descriptor)
 
 
-def remove_unfinished(folder: str, name: str = "") -> None:
-    """Removes what a killed process left of files that it had not finished.
+def remove_unfinished(path: str) -> None:
+    """Removes what a killed process left of a file that it had not finished."""
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(_unfinished(path))
 
-    Args:
-      folder: where they are.
-      name: of the file, if only what was left of this one is to go.
+
+def _unfinished(path: str | os.PathLike[str]) -> str:
+    folder, name = os.path.split(os.path.abspath(path))
+    return os.path.join(folder, ".unfinished-" + name)
+
+
+def write(path: str, content: bytes) -> bytes:
+    """Writes a private file: its content and the SHA-256 of that, mode 0600.
+
+    Returns:
+      The SHA-256.
     """
-    for other in os.listdir(folder):
-        if other.startswith(_UNFINISHED) and name in ("", other[len(_UNFINISHED) :]):
-            os.unlink(os.path.join(folder, other))
-
-
-@contextlib.contextmanager
-def written(path: str) -> Iterator[BinaryIO]:
-    """As `write`, for large contents: they are written in pieces, one after the other."""
     opener = functools.partial(os.open, mode=0o600)
-    with replaced(path) as unfinished, open(unfinished, "w+b", opener=opener) as file:
-        yield file
-        file.seek(0)
-        digest = hashlib.sha256()
-        while block := HiddenBytes(file.read(_BLOCK)):
-            digest.update(block)
-        file.write(digest.digest())
-
-
-def write(path: str, content: bytes) -> None:
-    """Writes a private file: its content and the SHA-256 of that, mode 0600."""
-    with written(path) as file:
-        file.write(HiddenBytes(content))
+    content = HiddenBytes(content)
+    digest = hashlib.sha256(content).digest()
+    with replaced(path) as unfinished, open(unfinished, "wb", opener=opener) as file:
+        file.writelines([content, digest])
+    return digest
 
 
 def read(path: str) -> bytes:

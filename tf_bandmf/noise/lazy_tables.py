@@ -47,10 +47,6 @@ class Window(NamedTuple):
     first: tf.Tensor
     matrices: tf.Tensor
 
-    def of_rows(self, clocks: tf.Tensor) -> tf.Tensor:
-        """P and L of rows, shape [U, 2, m, m], from their clocks, [U] int32."""
-        return tf.gather(self.matrices, clocks - self.first)
-
 
 class Jumps:
     """`P(l, t)` and `Q(l, t)` of a system, for each `l` since the last release.
@@ -337,7 +333,8 @@ class LazyTable:
         """P and L of rows, and normals, of a static number from a block on."""
         numbers, block = rows.shape[0] * self._width, block + self._first_block
         normals = weighted_normals(key[None], tf.ones([1]), numbers, block)
-        return jumps.of_rows(self._clocks.sparse_read(rows)), normals
+        places = self._clocks.sparse_read(rows) - jumps.first
+        return tf.gather(jumps.matrices, places), normals
 
     def _write(
         self, rows: tf.Tensor, states: Sequence[tf.Tensor], clock: tf.Tensor

@@ -88,8 +88,7 @@ class PrivateRun:
         """
         # Two that began the run at once would each have a key of its own.
         self._lock = locks.hold(self.path)
-        folder, name = os.path.split(os.path.abspath(self.path))
-        private_files.remove_unfinished(folder, name)
+        private_files.remove_unfinished(self.path)
         is_there = os.path.exists(self.path)
         schedule = (self._resumed if is_there else self._begun)(schedule)
         self.run.secrets.watch(self._file.append)
