@@ -120,6 +120,10 @@ def _plus_terms(
     at_once: int = 1,
 ) -> tf.Tensor:
     """Adds the terms `begin, ..., end - 1` in this order, of those that exist."""
+    if end <= _TERMS and at_once == 1:
+        for j in range(begin, end):
+            total = add(tf.constant(j), total)
+        return total
     exist = tf.minimum(end, tf.cast(step, tf.int32) + 1)
     return tf.while_loop(
         lambda j, _: j < exist,
