@@ -230,8 +230,9 @@ def _each_that_works(
     places, results = ended.batch(count + 1).get_single_element()
 
     def placed(made: tf.Tensor) -> tf.Tensor:
-        shape = [count + 1, *made.shape[1:]]
-        return tf.scatter_nd(places[:, None], made, shape)[:count]
+        # Not `scatter_nd`, which adds: the sum of zero and negative zero is zero.
+        zeros = tf.zeros([count + 1, *made.shape[1:]], made.dtype)
+        return tf.tensor_scatter_nd_update(zeros, places[:, None], made)[:count]
 
     return tf.nest.map_structure(placed, results), placed(places < count)
 
