@@ -137,3 +137,12 @@ def test_views_are_neighbors_and_differ():
         make_plan().batches(x, np.arange(M), map=jitter, views=0)
     with pytest.raises(ValueError, match="need map"):
         make_plan().batches(x, views=2)
+
+
+def test_what_a_function_makes_is_the_same_to_the_bit():
+    x = np.array([0.0, -0.0, np.nan, -1.5] * (M // 4), np.float32)
+    schedule = make_plan().batches(x, map=lambda x: tf.stack([-x, x]))
+    for step, batch in enumerate(contents(schedule)):
+        drawn = x[schedule.example_indices(step)]
+        expected = np.stack([-drawn, drawn], axis=1)
+        np.testing.assert_array_equal(batch["x"].view("i4"), expected.view("i4"))
