@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tensorflow as tf
+from tensorflow.python.ops import control_flow_util
 
 
 def device_kind() -> str:
@@ -20,9 +21,5 @@ def device_kind() -> str:
 
 def traced_under_xla() -> bool:
     """Tells whether this is traced into a function that XLA compiles."""
-    from tensorflow.python.framework import ops
-    from tensorflow.python.ops import control_flow_util
-
-    if tf.executing_eagerly():
-        return False
-    return bool(control_flow_util.GraphOrParentsInXlaContext(ops.get_default_graph()))
+    graph = tf.compat.v1.get_default_graph()
+    return bool(control_flow_util.GraphOrParentsInXlaContext(graph))
