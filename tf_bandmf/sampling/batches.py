@@ -200,14 +200,12 @@ class BatchSchedule:
             SCHEDULE_ID: tf.constant(self.schedule_id, tf.int64),
         }
         numbers = [0] if parts is None else list(parts)
+        count = len(numbers)
 
         # Converting each function of the pipeline would take longer than the rest of it.
         @tf.autograph.experimental.do_not_convert
         def batch(place: tf.Tensor) -> dict[str, Any]:
-            step, number = (
-                place // len(numbers),
-                tf.gather(numbers, place % len(numbers)),
-            )
+            step, number = place // count, tf.gather(numbers, place % count)
             drawn = [step, number, num_parts]
             indices, size = tf.numpy_function(self._part, drawn, [tf.int64, tf.int64])
             indices.set_shape([None])
@@ -228,11 +226,11 @@ class BatchSchedule:
         options.autotune.enabled = False
         # And nothing to fuse, which takes longer than to begin.
         options.experimental_optimization.apply_default_optimizations = False
-        places = [step * len(numbers) for step in (first_step, self.num_steps)]
+        places = [step * count for step in (first_step, self.num_steps)]
         return (
             tf.data.Dataset.range(*places)
             .map(batch, num_parallel_calls=parallel, deterministic=True)
-            .prefetch(2 * len(numbers))
+            .prefetch(2 * count)
             .with_options(options)
         )
 
@@ -248,7 +246,8 @@ class BatchSchedule:
                 "that would be another sampler than the accountant's. Give a larger padded "
                 "size."
             )
-        first, end = (size * n // num_parts for n in (number, number + 1))
+        first = size * int(number) // int(num_parts)
+        end = size * int(number + 1) // int(num_parts)
         return indices[first:end], np.int64(end - first)
 
     def indices(self, first_step: int = 0) -> Iterator[IndexBatch]:
