@@ -117,9 +117,7 @@ def test_batches_from_disk_are_those_from_memory(kind, participation, tmp_path):
     steps = participation.num_steps or 30
     x, y = data()
     inside = schedule_for(participation, steps, 7, x, y).join(SEED)
-    outside = schedule_for(participation, steps, 7, *on_disk(kind, tmp_path)).join(
-        SEED
-    )
+    outside = schedule_for(participation, steps, 7, *on_disk(kind, tmp_path)).join(SEED)
     spec = outside.dataset().element_spec
     assert spec["x"].shape.as_list()[1:] == [2, 3] and spec["x"].dtype == tf.float32
     for first_step in (0, 11):
