@@ -550,10 +550,11 @@ class Plan:
                 "unit='one user' to tf_bandmf.plan, with the number of users as "
                 "num_examples and users per step as batch_size."
             )
-        if not self.participation.has_schedule:
-            raise TypeError(self.participation.no_schedule())
+        use: Any = self.participation
+        if not use.has_schedule:
+            raise TypeError(use.no_schedule())
         examples = Examples(
-            self.participation.num_examples,  # type: ignore[attr-defined]
+            use.num_examples,
             x,
             y,
             sample_weight,
@@ -564,9 +565,7 @@ class Plan:
             rows_per_user=rows_per_user,
             ranges=ranges,
         )
-        return BatchSchedule(
-            self.participation, self.num_steps, self.plan_id, examples, padded
-        )
+        return BatchSchedule(use, self.num_steps, self.plan_id, examples, padded)
 
     def memory(
         self, num_parameters: int, num_devices: int = 1, keep_normals: bool = False
