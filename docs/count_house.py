@@ -64,12 +64,12 @@ FOLDERS = {
 # today only ever goes down: a change that takes lines away runs `--lower`, and one that
 # needs more in a folder takes them from another. "other" is what lies beside folders.
 CEILINGS = {
-    "keras": (9_815, 7_000),
+    "keras": (9_813, 7_000),
     "accounting": (2_151, 2_150),
     "planning": (2_439, 1_900),
     "strategies": (1_524, 1_600),
-    "sampling": (1_498, 1_300),
-    "noise": (1_127, 1_050),
+    "sampling": (1_436, 1_300),
+    "noise": (1_124, 1_050),
     "optimize": (982, 1_000),
     "ledger": (635, 650),
     "matrices": (848, 850),
@@ -78,11 +78,11 @@ CEILINGS = {
     "participation": (553, 600),
     "audit": (478, 480),
     "plots": (189, 190),
-    "files": (214, 190),
+    "files": (202, 190),
     "other": (252, 290),
     "federated": (3_188, 3_200),
     "tests": (25_777, 22_000),
-    "benchmarks": (2_086, 2_000),
+    "benchmarks": (1_996, 2_000),
 }
 ELSEWHERE = {
     "other": ["tf_bandmf/*.py"],
