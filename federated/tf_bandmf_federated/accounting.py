@@ -30,7 +30,6 @@ from tf_bandmf import MinSep, Plan
 from tf_bandmf.accounting.checks import whole_number
 from tf_bandmf.accounting.guarantee import Guarantee
 from tf_bandmf.analysis.sensitivity import Sensitivity
-from tf_bandmf.planning.calibration import accountant_for
 from tf_bandmf_federated.eligibility import NEVER
 from tf_bandmf_federated.plan_checks import check_plan
 
@@ -199,7 +198,7 @@ def measured_guarantee(
     separation = n if measured.min_separation is None else measured.min_separation
     participation = MinSep(separation, measured.max_participations)
     sensitivity = plan.strategy.sensitivity(participation)
-    accountant = accountant_for(plan.strategy, participation, None)
+    accountant = participation.accountant(plan.strategy.matrix)
     guarantee = accountant.guarantee(plan.unit_noise_stddev, delta)
     if not sensitivity.is_exact or measured.num_rounds < n:
         guarantee = dataclasses.replace(guarantee, kind="bound")

@@ -185,7 +185,7 @@ def test_a_bound_that_would_take_for_ever_is_that_without_amplification():
     with pytest.warns(UserWarning, match="No amplification"):
         stated = accountant.guarantee(actual.noise_stddev, 1e-14)
     assert stated.is_unamplified and stated.epsilon == pytest.approx(1.0, rel=1e-6)
-    assert "proven upper bound" in stated.describe_kind()
+    assert stated.certainty == "bound"
 
 
 def test_shipped_example_of_jax_privacy():
@@ -263,9 +263,6 @@ ONE = BallsInBinsAccountant(np.eye(2))
         (lambda: gram_matrix(matrices.ToeplitzBanded([1, -0.5], 8), 2), "negative"),
         (lambda: gram_matrix(matrices.ToeplitzBanded([1.0], 8), 9), "num_bins must be"),
         (lambda: gram_matrix(matrices.ToeplitzBanded([1.0], 9000), 9000), "<="),
-        (lambda: BallsInBinsAccountant(np.ones((2, 3))), "gram must have shape"),
-        (lambda: BallsInBinsAccountant(-np.eye(2)), "non-negative"),
-        (lambda: BallsInBinsAccountant(np.full((2, 2), np.nan)), "finite"),
         (lambda: BallsInBinsAccountant(np.eye(2), Simulation(1.0)), "confidence must"),
         (lambda: ONE.delta(1.0, np.nan), "noise_stddev"),
         (lambda: ONE.delta(-1.0, 1.0), "epsilon must be"),

@@ -155,7 +155,7 @@ def test_releases_beside_a_run_compose_with_it(epsilon, releases):
     both = CyclicPoissonAccountant(count, q).beside(releases)
     assert exact * (1.0 - 1e-5) <= both.delta(epsilon, noise) <= 1.001 * exact
     assert both.epsilon(exact, noise) == pytest.approx(epsilon, rel=1e-3)
-    loss = event_losses.of_run(both.event(noise), 1e-3)
+    loss = event_losses.of_event(both.event(noise), 1e-3)
     assert loss.get_delta_for_epsilon(epsilon) == pytest.approx(exact, rel=1e-2)
     fixed = CyclicFixedSizeAccountant(count, 1000, 20)
     exact = replaced_loss(q, noise, 1e-4).self_compose(count)
@@ -168,8 +168,6 @@ def test_releases_beside_a_run_compose_with_it(epsilon, releases):
 
 def test_the_rounding_of_transforms_is_in_the_privacy_loss_distribution():
     queries = CyclicPoissonAccountant(50_000, 0.001)
-    loss = event_losses.of_run(queries.event(1.0), 1e-2)
+    loss = event_losses.of_event(queries.event(1.0), 1e-2)
     # Beyond every finite loss what is left is that of rounding.
-    assert loss.get_delta_for_epsilon(500.0) >= event_losses.rounding_of_transforms(
-        50_000
-    )
+    assert loss.get_delta_for_epsilon(500.0) >= 50_000 * 2.0**-51

@@ -9,7 +9,7 @@ from packaging.version import Version
 
 import tf_bandmf
 from tf_bandmf import participation as lib
-from tf_bandmf.planning.calibration import accountant_for
+from tf_bandmf.accounting.guarantee import Simulation
 
 N = 16
 DELTAS = 10.0 ** np.array([-3.0, -6.0, -9.0, -12.0, -20.0])
@@ -48,7 +48,7 @@ def test_no_certain_epsilon_is_below_its_floor(kind, name, noises):
         pytest.skip("more bands than parts: refused")
     if participation.is_simulated:
         pytest.skip("simulated, never certain: its own test is below")
-    accountant = accountant_for(strategy, participation)
+    accountant = participation.accountant(strategy.matrix)
     tried = 0
     for noise in noises:
         before = 0.0
@@ -75,9 +75,8 @@ def test_no_certain_epsilon_is_below_its_floor(kind, name, noises):
 def test_what_simulates_is_not_below_its_floor(kind, confidence):
     """Estimates, on the safe side, and bounds."""
     participation = lib.PARTICIPATIONS[kind].example(N)
-    accountant = accountant_for(
-        STRATEGIES["identity"], participation, confidence=confidence
-    )
+    matrix = STRATEGIES["identity"].matrix
+    accountant = participation.accountant(matrix, Simulation(confidence))
     for noise, delta in ((1.0, 1e-2), (1.0, 1e-3), (2.0, 1e-2)):
         actual = accountant.guarantee(noise, delta)
         assert actual.kind == ("estimate" if confidence is None else "bound")

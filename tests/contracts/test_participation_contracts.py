@@ -9,7 +9,6 @@ from small_plans import small_plan
 
 import tf_bandmf
 from tf_bandmf import participation as lib
-from tf_bandmf.planning.calibration import accountant_for
 from tf_bandmf.sampling.samplers import random_words
 
 N = 16
@@ -103,7 +102,7 @@ def test_the_sampler_takes_examples_only_as_the_participation_says(
 
 def test_calibrated_noise_gives_the_budget_and_less_noise_does_not(participation):
     strategy = tf_bandmf.strategies.identity(N)
-    accountant = accountant_for(strategy, participation)
+    accountant = participation.accountant(strategy.matrix)
     actual = accountant.calibrate(2.0, 1e-4)
     claim = actual.guarantee
     assert (claim.accountant, claim.kind, claim.adjacency) in accountant.claims

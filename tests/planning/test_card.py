@@ -134,7 +134,7 @@ def test_line_one_does_not_say_what_the_run_would_be_without_its_sampling(plan):
         points = dict(statement.points())
         assert ("zCDP" in points["Formal statement"]) != is_sampled
         assert ("If nothing is counted on the sampling" in points) == is_sampled
-        assert f"{statement.zcdp_rho:.6g}-zCDP" in str(statement)
+        assert f"{statement.guarantee.zcdp_rho:.6g}-zCDP" in str(statement)
     joint = tf_bandmf.compose([plan, sampled]).statement()
     points = dict(joint.points())
     assert "zCDP" not in points["Formal statement"]

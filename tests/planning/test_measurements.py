@@ -9,7 +9,6 @@ import pytest
 import tf_bandmf
 from tf_bandmf.accounting import gaussian
 from tf_bandmf.ledger.releases import Dataset, of_plan
-from tf_bandmf.planning.calibration import accountant_for
 from tf_bandmf.planning.measurements import Measurements
 
 DELTA = 1e-5
@@ -61,7 +60,7 @@ def test_amplified_plans_keep_a_part_too(sampling):
     assert both.epsilon == plan.epsilon
     assert both.noise_multiplier > plan.noise_multiplier * 1.001
     # Half of delta for each: what both spend alone is at least what they spend together.
-    steps = accountant_for(both.strategy, both.participation)
+    steps = both.participation.accountant(both.strategy.matrix)
     alone = steps.guarantee(both.unit_noise_stddev, DELTA / 2).epsilon
     factor = 2.0 if "Replace" in both.adjacency else 1.0
     own = gaussian.gaussian_epsilon(1 / (factor * both.measurements.mu), DELTA / 2)

@@ -69,7 +69,7 @@ def test_rho_of_zcdp_is_that_of_the_stated_adjacency():
         )
         assert plan.zcdp_rho == pytest.approx(rho, rel=1e-12)
         assert plan.guarantee.zcdp_rho == plan.zcdp_rho
-        assert plan.statement().zcdp_rho == plan.zcdp_rho
+        assert plan.statement().guarantee.zcdp_rho == plan.zcdp_rho
         assert f"{rho:.6g}-zCDP" in str(plan.statement())
 
 
@@ -101,5 +101,6 @@ def test_no_field_of_a_statement_has_a_default():
 def test_remarks_about_a_run_are_in_its_statement():
     plan = make_plan()
     assert "This run" not in dict(plan.statement().points())
-    points = dict(plan.statement(remarks=["One.", "Two."]).points())
+    remarked = dataclasses.replace(plan.statement(), remarks=("One.", "Two."))
+    points = dict(remarked.points())
     assert points["This run"] == "One. Two."

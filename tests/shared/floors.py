@@ -81,7 +81,7 @@ def replaced_step(probability, noise, epsilon):
 def best_of_runs(noise, mean, shape, epsilon, places=40):
     """Delta of the largest of K Gaussian answers, for whoever asks whether it is large.
 
-    K is truncated negative binomial or Poisson. The largest of K is at most t with
+    K is truncated negative binomial. The largest of K is at most t with
     probability `f(Phi(t))`, f its generating function. Any threshold gives a floor.
     """
     with mpmath.workdps(DIGITS):
@@ -100,10 +100,8 @@ def best_of_runs(noise, mean, shape, epsilon, places=40):
 
 def _more(tail, mean, shape):
     """`1 - f(1 - tail)`, without a loss of digits."""
-    if mean == 1 and not mpmath.isinf(shape):
+    if mean == 1:
         return tail
-    if mpmath.isinf(shape):
-        return -mpmath.expm1(-mean * tail)
     gamma = _gamma(mean, shape)
     grown = mpmath.log1p((1 - gamma) / gamma * tail)
     if shape == 0:
@@ -113,10 +111,8 @@ def _more(tail, mean, shape):
 
 def _most(x, mean, shape):
     """`f(x)`, likewise."""
-    if mean == 1 and not mpmath.isinf(shape):
+    if mean == 1:
         return x
-    if mpmath.isinf(shape):
-        return mpmath.exp(mean * (x - 1))
     gamma = _gamma(mean, shape)
     left = mpmath.log1p(-(1 - gamma) * x)
     if shape == 0:

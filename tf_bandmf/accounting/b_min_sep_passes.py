@@ -12,14 +12,15 @@ Ganesh, arXiv:2602.09338):
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 
 import numpy as np
 import scipy.sparse
+import threadpoolctl
 
 from tf_bandmf import matrices
-from tf_bandmf.accounting.threads import one_thread
 
 # Sums are rescaled, which costs as much as b steps, after this many steps; and before those
 # who rest at no step fall below exp(-_LARGEST_DECAY), or sums may grow by
@@ -28,6 +29,10 @@ _LEAST_PERIOD, _LARGEST_PERIOD = 25, 100
 _LARGEST_DECAY, _LARGEST_GROWTH, _LARGEST_EXPONENT = 100.0, 600.0, 250.0
 # Columns of C that are multiplied at once, at least.
 _BLOCK = 24
+# BLAS starts its threads for each product of small matrices and waits for all; where
+# processors are shared that takes ten times as long as one thread does. To find the
+# libraries takes milliseconds. Results depend on it in their last bits alone.
+_BLAS = functools.cache(threadpoolctl.ThreadpoolController)
 
 
 class Passes:
@@ -68,7 +73,7 @@ class Passes:
     def _outputs(self, x: np.ndarray) -> np.ndarray:
         """C times rows of x, shape [N, n]."""
         result = np.zeros(x.shape[::-1])
-        with one_thread():
+        with _BLAS().limit(limits=1, user_api="blas"):
             for columns, rows, block in self._blocks:
                 result[rows] += block @ x.T[columns]
         return result.T
@@ -76,7 +81,7 @@ class Passes:
     def inner_products(self, y: np.ndarray) -> np.ndarray:
         """`<c_t, y>` for rows of y, shape [N, n]."""
         result = np.empty(y.shape[::-1])
-        with one_thread():
+        with _BLAS().limit(limits=1, user_api="blas"):
             for columns, rows, block in self._blocks:
                 np.matmul(block.T, y.T[rows], out=result[columns])
         return result.T

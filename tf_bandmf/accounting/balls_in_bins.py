@@ -11,8 +11,7 @@ import math
 import numpy as np
 
 from tf_bandmf import matrices
-from tf_bandmf.accounting.bins_simulator import BinsSimulator, check_bins, gram_matrix
-from tf_bandmf.accounting.checks import whole_number
+from tf_bandmf.accounting.bins_simulator import BinsSimulator, gram_matrix
 from tf_bandmf.accounting.guarantee import Simulation
 from tf_bandmf.accounting.simulated_accountant import SimulatedAccountant
 
@@ -28,25 +27,13 @@ class BallsInBinsAccountant(SimulatedAccountant):
     Args:
       gram: G of `bins_simulator.gram_matrix`, shape [b, b].
       simulation: how it is simulated; None for an estimate.
-
-    Raises:
-      ValueError: on invalid arguments.
     """
 
     def __init__(self, gram: np.ndarray, simulation: Simulation | None = None) -> None:
-        gram, simulation = np.array(gram, np.float64), simulation or Simulation()
-        if gram.ndim != 2 or gram.shape[0] != gram.shape[1] or not gram.size:
-            raise ValueError(f"gram must have shape [b, b], found {gram.shape}.")
-        check_bins(len(gram))
-        if not np.all(np.isfinite(gram)) or np.any(gram < 0.0):
-            raise ValueError("gram must be finite and non-negative.")
-        if np.any(np.diagonal(gram) <= 0.0):
-            raise ValueError("gram must have a positive diagonal.")
+        simulation = simulation or Simulation()
         draws = NUM_DRAWS if simulation.num_draws is None else simulation.num_draws
-        draws = whole_number("num_draws", draws, least=1000)
-        seed = whole_number("seed", simulation.seed, least=0)
         norm = math.sqrt(float(gram.diagonal().max()))
-        simulator = BinsSimulator(gram, draws, seed)
+        simulator = BinsSimulator(gram, draws, simulation.seed)
         super().__init__(NAME, simulator, norm, simulation.confidence)
 
     @classmethod

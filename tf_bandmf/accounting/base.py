@@ -59,6 +59,8 @@ class Accountant(abc.ABC):
     moved_by = 1.0
     # Noise multiplier of all Gaussian releases beside the run together.
     releases = math.inf
+    # Of its bounds, where it simulates; else None.
+    confidence: float | None = None
 
     def beside(self: Self, releases: float) -> Self:
         """The accountant of the run with Gaussian releases beside it.
@@ -69,7 +71,7 @@ class Accountant(abc.ABC):
         """
         check_positive("noise_multiplier", releases)
         both = copy.copy(self)
-        object.__setattr__(both, "releases", float(releases))
+        both.releases = float(releases)
         return both
 
     def multiplier(self, noise_stddev: float) -> float:
@@ -220,7 +222,7 @@ class Accountant(abc.ABC):
         """The guarantee with these numbers: the last claim, if they need no sampling."""
         whole = gaussian.gaussian_delta(self.multiplier(noise_stddev), epsilon)
         name, kind, adjacency = self.claims[-1 if whole <= delta else 0]
-        return Guarantee(epsilon, delta, kind, name, adjacency)
+        return Guarantee(epsilon, delta, kind, name, adjacency, self.confidence)
 
     def confirms(self, noise_stddev: float, guarantee: Guarantee) -> bool:
         """True if the noise gives the guarantee, as far as a quick check can tell."""

@@ -13,18 +13,15 @@ counts. These are not Poisson's numbers, which hold for another sampler.
 
 from __future__ import annotations
 
-import dataclasses
-
 import dp_accounting
 
-from tf_bandmf.accounting.checks import check_positive, whole_number
+from tf_bandmf.accounting.checks import whole_number
 from tf_bandmf.accounting.cyclic_poisson import SampledQueries
 from tf_bandmf.accounting.guarantee import REPLACE_ONE, UNAMPLIFIED, ZERO_OUT
 
 NAME = "sampling without replacement (tilted Fourier transform; replace-one)"
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
 class CyclicFixedSizeAccountant(SampledQueries):
     """(epsilon, delta) of `num_queries` Gaussian queries on fixed-size samples.
 
@@ -38,29 +35,26 @@ class CyclicFixedSizeAccountant(SampledQueries):
       column_norm: kappa, the sensitivity of each query to zeroing an example out.
     """
 
-    num_queries: int
-    part_size: int
-    batch_size: int
-    column_norm: float = 1.0
     claims = (
         (NAME, "bound", REPLACE_ONE),
         (f"fixed size {UNAMPLIFIED}", "bound", ZERO_OUT),
     )
     moved_by = 2.0
 
-    def __post_init__(self) -> None:
-        for name in ("num_queries", "part_size", "batch_size"):
-            whole_number(name, getattr(self, name))
-        if self.batch_size > self.part_size:
+    def __init__(
+        self,
+        num_queries: int,
+        part_size: int,
+        batch_size: int,
+        column_norm: float = 1.0,
+    ) -> None:
+        self.part_size = whole_number("part_size", part_size)
+        self.batch_size = whole_number("batch_size", batch_size)
+        if batch_size > part_size:
             raise ValueError(
-                f"batch_size must be <= part_size = {self.part_size}, found "
-                f"{self.batch_size}."
+                f"batch_size must be <= part_size = {part_size}, found {batch_size}."
             )
-        check_positive("column_norm", self.column_norm)
-
-    @property
-    def sampling_probability(self) -> float:  # type: ignore[override]
-        return self.batch_size / self.part_size
+        super().__init__(num_queries, batch_size / part_size, column_norm)
 
     def sampled(self, query: dp_accounting.DpEvent) -> dp_accounting.DpEvent:
         return dp_accounting.SampledWithoutReplacementDpEvent(

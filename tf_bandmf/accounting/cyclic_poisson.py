@@ -81,10 +81,21 @@ class ComposedQueries(Accountant):
 
 
 class SampledQueries(ComposedQueries):
-    """Gaussian queries, each about a sample in which an example is with probability q."""
+    """Gaussian queries, each about a sample in which an example is with probability q.
 
-    num_queries: int
-    column_norm: float
+    Args:
+      num_queries: `ceil(n / b)`, how often one example can be sampled.
+      probability: q in (0, 1].
+      column_norm: kappa, the sensitivity of each query to zeroing an example out.
+    """
+
+    def __init__(
+        self, num_queries: int, probability: float, column_norm: float
+    ) -> None:
+        self.num_queries = whole_number("num_queries", num_queries)
+        check_positive("column_norm", column_norm)
+        self.sampling_probability, self.column_norm = probability, column_norm
+        self.whole_sensitivity = column_norm * math.sqrt(num_queries)
 
     @classmethod
     def of_strategy(
@@ -104,11 +115,7 @@ class SampledQueries(ComposedQueries):
         check_bands(matrix, num_parts)
         queries = -(-matrix.num_rows // num_parts)
         norm = float(np.max(matrix.column_norms()))
-        return cls(queries, *sample, norm)  # type: ignore[call-arg, arg-type]
-
-    @property
-    def whole_sensitivity(self) -> float:  # type: ignore[override]
-        return self.column_norm * math.sqrt(self.num_queries)
+        return cls(queries, *sample, norm)  # type: ignore[call-arg]
 
     def queries(self, noise_stddev: float) -> list[tilted.Query]:
         unit, probability = noise_stddev / self.column_norm, self.sampling_probability
@@ -133,7 +140,6 @@ class SampledQueries(ComposedQueries):
         return dp_accounting.ComposedDpEvent(both)
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
 class CyclicPoissonAccountant(SampledQueries):
     """(epsilon, delta) of `num_queries` Poisson-sampled Gaussian queries.
 
@@ -151,19 +157,16 @@ class CyclicPoissonAccountant(SampledQueries):
       column_norm: kappa, the sensitivity of each query.
     """
 
-    num_queries: int
-    sampling_probability: float
-    column_norm: float = 1.0
     claims = ((NAME, "exact", ZERO_OUT),)
 
-    def __post_init__(self) -> None:
-        whole_number("num_queries", self.num_queries)
-        if not 0.0 < self.sampling_probability <= 1.0:
+    def __init__(
+        self, num_queries: int, sampling_probability: float, column_norm: float = 1.0
+    ) -> None:
+        if not 0.0 < sampling_probability <= 1.0:
             raise ValueError(
-                f"sampling_probability must be in (0, 1], found "
-                f"{self.sampling_probability}."
+                f"sampling_probability must be in (0, 1], found {sampling_probability}."
             )
-        check_positive("column_norm", self.column_norm)
+        super().__init__(num_queries, sampling_probability, column_norm)
 
     def sampled(self, query: dp_accounting.DpEvent) -> dp_accounting.DpEvent:
         if self.sampling_probability == 1.0:

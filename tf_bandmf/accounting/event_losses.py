@@ -8,15 +8,24 @@ from collections.abc import Iterator
 from typing import TypeAlias
 
 import dp_accounting
-from dp_accounting.pld import common, pld_pmf, privacy_loss_distribution
+import numpy as np
+from dp_accounting import rdp
+from dp_accounting.pld import (
+    common,
+    pld_pmf,
+    pld_privacy_accountant,
+    privacy_loss_distribution,
+)
 
-from tf_bandmf.accounting import tilted
+from tf_bandmf.accounting import profiles, tilted
 from tf_bandmf.accounting.checks import whole_number
 
 Loss: TypeAlias = privacy_loss_distribution.PrivacyLossDistribution
 
 # Rounding of convolutions by Fourier transforms: at least, and for each query.
 _LEAST_ROUNDING, _ROUNDING_OF_QUERY = 1e-13, 2.0**-51
+# By which a delta of dp-accounting may be outside of [0, 1].
+_TOLERANCE = 1e-12
 
 _ADDITIVE = {
     dp_accounting.GaussianDpEvent: privacy_loss_distribution.from_gaussian_mechanism,
@@ -44,10 +53,65 @@ def pieces(
         yield event, count
 
 
-def of_run(event: dp_accounting.DpEvent, interval: float) -> Loss:
-    """The loss of a run: of Gaussian queries, perhaps on samples."""
-    parts = (additive_loss(one, count, interval) for one, count in pieces(event))
-    return functools.reduce(lambda total, loss: total.compose(loss), parts)  # type: ignore[return-value, union-attr]
+def of_event(
+    event: dp_accounting.DpEvent, interval: float, is_replaced: bool = False
+) -> Loss:
+    """A loss that dominates an event.
+
+    Args:
+      event: any that dp-accounting has numbers for.
+      interval: of the discretization, which errs to the safe side.
+      is_replaced: whether a unit is replaced by another one, else added or removed.
+
+    Raises:
+      ValueError: if dp-accounting has no numbers for it, under these neighbors.
+    """
+    losses, others = [], []
+    for piece, count in pieces(event):
+        loss = additive_loss(piece, count, interval)
+        if loss is None:
+            others.append(dp_accounting.SelfComposedDpEvent(piece, count))
+        else:
+            losses.append(loss)
+    if others:
+        profile = profile_of(dp_accounting.ComposedDpEvent(others), is_replaced)
+        losses.append(profiles.dominating_loss(profile, interval))
+    return functools.reduce(lambda total, loss: total.compose(loss), losses)
+
+
+def profile_of(event: dp_accounting.DpEvent, is_replaced: bool) -> profiles.Profile:
+    """Delta at each epsilon, by the first accountant of dp-accounting that has it.
+
+    Zero-out is "replace special", and add-or-remove for what knows both.
+
+    Raises:
+      ValueError: if none has, under these neighbors.
+    """
+    relations = dp_accounting.NeighboringRelation
+    if is_replaced:
+        several = [rdp.RdpAccountant(neighboring_relation=relations.REPLACE_ONE)]
+    else:
+        special = rdp.RdpAccountant(neighboring_relation=relations.REPLACE_SPECIAL)
+        several = [pld_privacy_accountant.PLDAccountant(), rdp.RdpAccountant(), special]
+    accountant = next((one for one in several if one.supports(event)), None)
+    if accountant is None:
+        neighbors = "replaced" if is_replaced else "added or removed"
+        raise ValueError(
+            f"it cannot account for it where a unit is {neighbors}. Give its epsilon and "
+            f"delta, or its rho."
+        )
+    accountant.compose(event)
+
+    def profile(epsilons: np.ndarray) -> np.ndarray:
+        deltas = np.array([float(accountant.get_delta(float(e))) for e in epsilons])
+        if not np.all((deltas >= -_TOLERANCE) & (deltas <= 1.0 + _TOLERANCE)):
+            raise ArithmeticError(
+                f"The accountant returned delta = {deltas} for {event} at epsilon = "
+                f"{epsilons}."
+            )
+        return np.clip(deltas, 0.0, 1.0)
+
+    return profile
 
 
 def additive_loss(
@@ -65,7 +129,10 @@ def additive_loss(
     """
     query = query_of(event, count)
     if query is not None and query.is_replaced:
-        return repeated(_loss_of(query, interval), count, interval)
+        # Alike in both directions.
+        first, masses, infinite = tilted.Law(query, add=False).discretized(interval)
+        pmf = pld_pmf.DensePLDPmf(interval, first, masses, infinite, True)
+        return repeated(Loss(pmf), count, interval)
     probability = 1.0
     if isinstance(event, dp_accounting.PoissonSampledDpEvent):
         event, probability = event.event, event.sampling_probability
@@ -103,29 +170,17 @@ def query_of(event: dp_accounting.DpEvent, count: int) -> tilted.Query | None:
     return tilted.Query(float(probability), noise, count, replaced)
 
 
-def _loss_of(query: tilted.Query, interval: float) -> Loss:
-    """The loss of one query on a sample of fixed size, alike in both directions."""
-    first, masses, infinite = tilted.Law(query, add=False).discretized(interval)
-    pmf = pld_pmf.DensePLDPmf(interval, first, masses, infinite, True)
-    return privacy_loss_distribution.PrivacyLossDistribution(pmf)
-
-
 def repeated(loss: Loss, count: int, interval: float) -> Loss:
-    """The loss of `count` alike, with what rounding may take away."""
+    """The loss of `count` alike.
+
+    What rounding may take from delta, four times what was measured (see `cyclic_poisson`),
+    counts as another release of which all is known with that probability.
+    """
     if count == 1:
         return loss
-    # What rounding may take away, as another release of which all is known with that
-    # probability.
+    rounding = max(_LEAST_ROUNDING, _ROUNDING_OF_QUERY * count)
     unbounded = privacy_loss_distribution.from_privacy_parameters(
-        common.DifferentialPrivacyParameters(0.0, rounding_of_transforms(count)),
+        common.DifferentialPrivacyParameters(0.0, rounding),
         value_discretization_interval=interval,
     )
     return loss.self_compose(count).compose(unbounded)
-
-
-def rounding_of_transforms(count: int) -> float:
-    """Bound on what rounding takes from delta of `count` convolved losses, absolute.
-
-    Four times what was measured; see `cyclic_poisson`.
-    """
-    return max(_LEAST_ROUNDING, _ROUNDING_OF_QUERY * count)

@@ -119,6 +119,8 @@ def gaussian_epsilon(noise_stddev: float, delta: float) -> float:
     return to_safe_side(float(root), lambda e: gaussian_delta(noise_stddev, e) <= delta)
 
 
+# All that is compared for a budget is scaled by the same noise.
+@functools.lru_cache(maxsize=1024)
 def calibrate_noise_stddev(epsilon: float, delta: float) -> float:
     """The smallest noise, rounded up, that gives (epsilon, delta)-DP at sensitivity 1.
 
@@ -136,12 +138,6 @@ def calibrate_noise_stddev(epsilon: float, delta: float) -> float:
     """
     check_positive("epsilon", epsilon)
     check_delta(delta)
-    return _calibrated(float(epsilon), float(delta))
-
-
-# All that is compared for a budget is scaled by the same noise.
-@functools.lru_cache(maxsize=1024)
-def _calibrated(epsilon: float, delta: float) -> float:
     if gaussian_delta(_LARGEST_NOISE, epsilon) > delta:
         raise ValueError(
             f"No useful noise gives epsilon = {epsilon}, delta = {delta}: more "

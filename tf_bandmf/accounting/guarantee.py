@@ -61,21 +61,11 @@ class Guarantee:
         """True where nothing is claimed from a secret sample, whatever the sampler is."""
         return UNAMPLIFIED in self.accountant
 
-    def describe_kind(self) -> str:
-        """One sentence for the privacy statement."""
-        if self.kind == "estimate":
-            return (
-                "The value is a Monte Carlo ESTIMATE: it is not certain to be an upper "
-                "bound."
-            )
-        if self.confidence is not None and not self.is_unamplified:
-            return (
-                f"The value is an upper bound that holds except with probability "
-                f"{1.0 - self.confidence:.2g} over the accountant's simulation."
-            )
-        if self.kind == "bound":
-            return "The value is a proven upper bound."
-        return "The value is exact up to numerical errors, which are on the safe side."
+    @property
+    def certainty(self) -> str:
+        """The kind; "simulated" for a bound that a simulation fails to be with a chance."""
+        is_simulated = self.confidence is not None and not self.is_unamplified
+        return "simulated" if is_simulated else self.kind
 
 
 @dataclasses.dataclass(frozen=True)

@@ -16,8 +16,6 @@ from typing import Callable
 import numpy as np
 from dp_accounting.pld import pld_pmf, privacy_loss_distribution
 
-from tf_bandmf.accounting import gaussian
-
 # Delta for each epsilon >= 0, of the same shape.
 Profile = Callable[[np.ndarray], np.ndarray]
 
@@ -25,11 +23,6 @@ Profile = Callable[[np.ndarray], np.ndarray]
 # infinite loss; no larger loss is looked at (its exponential is still a number).
 _POINTS, _NEGLIGIBLE, _LARGEST_LOSS = 2_048, 1e-17, 500.0
 _LENGTHS, _BISECTIONS = 512, 60
-
-
-def gaussian_profile(noise_stddev: float) -> Profile:
-    """The profile of the Gaussian mechanism with sensitivity 1."""
-    return lambda epsilons: gaussian.gaussian_deltas(noise_stddev, epsilons)
 
 
 def pair_profile(epsilon: float, delta: float) -> Profile:
@@ -47,20 +40,20 @@ def pair_profile(epsilon: float, delta: float) -> Profile:
     return profile
 
 
-def zcdp_profile(rho: float, xi: float = 0.0) -> Profile:
-    """The profile of a (xi, rho)-zCDP mechanism: Renyi divergences <= `xi + rho alpha`.
+def zcdp_profile(rho: float) -> Profile:
+    """The profile of a rho-zCDP mechanism: Renyi divergences at most `rho alpha`.
 
     For each order alpha, delta is at most
 
-        exp((alpha - 1) (xi + rho alpha - epsilon)) (1 - 1 / alpha)^alpha / (alpha - 1)
+        exp((alpha - 1) (rho alpha - epsilon)) (1 - 1 / alpha)^alpha / (alpha - 1)
 
     (Canonne, Kamath, Steinke, 2020, arXiv:2004.00010, Proposition 12). The best order is
-    where the derivative of the exponent, `(2 alpha - 1) rho + xi - epsilon + log(1 - 1 /
+    where the derivative of the exponent, `(2 alpha - 1) rho - epsilon + log(1 - 1 /
     alpha)`, which rises, is 0; any order is on the safe side.
     """
 
     def profile(epsilons: np.ndarray) -> np.ndarray:
-        excess = np.asarray(epsilons, np.float64) - xi
+        excess = np.asarray(epsilons, np.float64)
         # alpha - 1, in logarithms.
         lower = np.full_like(excess, -40.0)
         upper = np.log(1.0 + np.maximum(excess, 0.0) / rho + 1.0 / rho)
@@ -80,13 +73,6 @@ def zcdp_profile(rho: float, xi: float = 0.0) -> Profile:
         return np.exp(np.minimum(log_delta * (1.0 - 1e-12) + 1e-12, 0.0))
 
     return profile
-
-
-def of_loss(
-    loss: privacy_loss_distribution.PrivacyLossDistribution,
-) -> Profile:
-    """The profile of a mechanism with a privacy loss, for epsilons that rise."""
-    return lambda epsilons: np.asarray(loss.get_delta_for_epsilon(epsilons))
 
 
 def twice(profile: Profile) -> Profile:

@@ -4,15 +4,11 @@ K is drawn from a public distribution, K runs of one private mechanism are made 
 same data (hyperparameters drawn anew for each are part of the mechanism), and the best
 run alone is released, by a score that is part of what a run releases. K has a truncated
 negative binomial distribution with shape eta >= 0 and parameter gamma in (0, 1], among
-them the logarithmic (eta = 0) and the geometric one (eta = 1), or it has a Poisson
-distribution (eta = infinity): Papernot and Steinke, 2022, arXiv:2110.03620, Definition 1.
+them the logarithmic (eta = 0) and the geometric one (eta = 1): Papernot and Steinke, 2022,
+arXiv:2110.03620, Definition 1.
 
-Two theorems bound the price; both hold for the truncated negative binomial distribution:
-
-- `renyi_epsilon`: arXiv:2110.03620, Theorem 2 and, for Poisson, Theorem 6, on the Rényi
-  DP of the mechanism, by dp-accounting's `RepeatAndSelectDpEvent`.
-- `profile_epsilon`: Koskela, Redberg and Wang, 2024, arXiv:2402.06701, on its epsilon as
-  a function of delta; needs no Rényi DP.
+`profile_epsilon` bounds the price: Koskela, Redberg and Wang, 2024, arXiv:2402.06701, on a
+mechanism's epsilon as a function of delta.
 """
 
 from __future__ import annotations
@@ -20,25 +16,19 @@ from __future__ import annotations
 import math
 from typing import Callable
 
-import dp_accounting
 import numpy as np
 import scipy.optimize
-from dp_accounting import dp_event, rdp
 
-from tf_bandmf.accounting import event_losses
 from tf_bandmf.accounting.checks import check_delta, is_number
 
 # The shape eta of the distribution of K, by name.
-DISTRIBUTIONS = {"geometric": 1.0, "logarithmic": 0.0, "poisson": math.inf}
-# Rényi orders beside dp-accounting's: large epsilons have their best order near 1.
-_ORDERS_NEAR_ONE = (1.01, 1.02, 1.03, 1.05, 1.07)
+DISTRIBUTIONS = {"geometric": 1.0, "logarithmic": 0.0}
 _SMALLEST_GAMMA = 1e-12
 _SMALLEST_SHAPE, _LARGEST_SHAPE = 1e-3, 1e3
 # Values between delta and 1 that the second factor of `profile_epsilon` tries.
 _TRIED_DELTAS = 24
-# What rounding may take from an epsilon: relative, and for each query of a run, whose
-# Rényi DP at order alpha dp-accounting computes to within 2^-53 alpha (measured).
-_RELATIVE_MARGIN, _MARGIN_OF_QUERY = 1e-9, 1e-13
+# What rounding may take from an epsilon, relative.
+_RELATIVE_MARGIN = 1e-9
 
 
 def shape_of(distribution: str | float) -> float:
@@ -46,7 +36,7 @@ def shape_of(distribution: str | float) -> float:
 
     Args:
       distribution: a name in `DISTRIBUTIONS`, or eta of a truncated negative binomial
-        distribution: 0, or from 0.001 to 1000; infinity is Poisson.
+        distribution: 0, or from 0.001 to 1000.
 
     Raises:
       ValueError: for anything else.
@@ -55,8 +45,7 @@ def shape_of(distribution: str | float) -> float:
         if distribution in DISTRIBUTIONS:
             return DISTRIBUTIONS[distribution]
     elif is_number(distribution):
-        is_usual = _SMALLEST_SHAPE <= distribution <= _LARGEST_SHAPE
-        if is_usual or distribution in (0.0, math.inf):
+        if distribution == 0.0 or _SMALLEST_SHAPE <= distribution <= _LARGEST_SHAPE:
             return float(distribution)
     raise ValueError(
         f"distribution must be one of {', '.join(DISTRIBUTIONS)}, or the shape of a "
@@ -110,9 +99,7 @@ def _mean(log_gamma: float, shape: float) -> float:
 
 
 def draw_number(mean: float, shape: float, rng: np.random.Generator) -> int:
-    """A draw of K; 0 is possible for Poisson alone, and then nothing is released."""
-    if math.isinf(shape):
-        return int(rng.poisson(mean))
+    """A draw of K, >= 1."""
     gamma = gamma_of_mean(mean, shape)
     if gamma == 1.0:
         return 1
@@ -122,60 +109,6 @@ def draw_number(mean: float, shape: float, rng: np.random.Generator) -> int:
         number = int(rng.negative_binomial(shape, gamma))
         if number > 0:
             return number
-
-
-def renyi_epsilon(
-    event: dp_accounting.DpEvent,
-    mean: float,
-    shape: float,
-    delta: float,
-    relation: dp_accounting.NeighboringRelation = (
-        dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE
-    ),
-) -> float:
-    """Epsilon at delta of the best of K runs, by Rényi DP.
-
-    For eta < infinity and every pair of orders lambda > 1, lambda' >= 1, a mechanism
-    that is (lambda, e)- and (lambda', e')-Rényi DP has (arXiv:2110.03620, Theorem 2)
-
-        e + (1 + eta)(1 - 1/lambda') e' + (1 + eta) log(1/gamma) / lambda'
-          + log(E[K]) / (lambda - 1)
-
-    at order lambda. For Poisson, `e + E[K] delta' + log(E[K]) / (lambda - 1)` where it is
-    (e'', delta')-DP with exp(e'') <= 1 + 1 / (lambda - 1) (Theorem 6).
-
-    Args:
-      event: one run, of dp-accounting.
-      mean: E[K] >= 1.
-      shape: eta; `math.inf` for Poisson.
-      delta: in (0, 1).
-      relation: which data sets count as neighbors.
-
-    Raises:
-      ValueError: if no Rényi DP is known for the event, or epsilon is not finite.
-    """
-    check_delta(delta)
-    orders = [*_ORDERS_NEAR_ONE, *rdp.rdp_privacy_accountant.DEFAULT_RDP_ORDERS]
-    accountant = rdp.RdpAccountant(orders, relation)
-    selected = dp_event.RepeatAndSelectDpEvent(event, mean, shape)
-    try:
-        accountant.compose(selected)
-    except dp_accounting.UnsupportedEventError as error:
-        raise ValueError(f"No Renyi DP is known for {event}: {error}") from error
-    epsilon = float(accountant.get_epsilon(delta))
-    if not (math.isfinite(epsilon) and epsilon >= 0.0):
-        raise ValueError(
-            f"Renyi DP gives no meaningful epsilon for {mean:g} expected runs at delta = "
-            f"{delta}, found {epsilon}. Use fewer runs, or more noise."
-        )
-    queries = sum(count for _, count in event_losses.pieces(event))
-    if epsilon == 0.0:
-        # dp-accounting says so where rounding made a Rényi DP negative, too. Where it is
-        # so small, that of the largest order gives this.
-        last = orders[-1]
-        epsilon = max(-math.log(delta * last) / (last - 1.0), 0.0)
-        epsilon += queries * last * _MARGIN_OF_QUERY
-    return epsilon * (1.0 + _RELATIVE_MARGIN) + queries * _MARGIN_OF_QUERY
 
 
 def profile_epsilon(
@@ -204,19 +137,11 @@ def profile_epsilon(
       epsilon_at: epsilon >= 0 of one run at a delta in (0, 1), for neighbors in both
         directions.
       mean: E[K] >= 1.
-      shape: eta, finite: for Poisson use `renyi_epsilon`.
+      shape: eta.
       delta: in (0, 1).
       num_tried: how many values of delta' are tried, of which the least is delta / mean.
-
-    Raises:
-      ValueError: on an infinite shape.
     """
     check_delta(delta)
-    if math.isinf(shape):
-        raise ValueError(
-            "This bound is for truncated negative binomial distributions: use "
-            "distribution='geometric', or renyi_epsilon for Poisson."
-        )
     gamma = gamma_of_mean(mean, shape)
     odds = (1.0 - gamma) / gamma
     tried = np.geomspace(delta / mean, 0.9, num_tried)

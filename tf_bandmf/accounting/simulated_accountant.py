@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 import math
 import warnings
 from collections.abc import Sequence
@@ -75,7 +74,7 @@ class SimulatedAccountant(Accountant):
     ) -> None:
         checks.check_confidence(confidence)
         self._simulator, self.whole_sensitivity = simulator, norm
-        self._confidence = confidence
+        self.confidence = confidence
         kind = "estimate" if confidence is None else "bound"
         whole = f"{name.partition(',')[0]} {UNAMPLIFIED}"
         self.claims = ((name, kind, ZERO_OUT), (whole, "bound", ZERO_OUT))
@@ -103,10 +102,10 @@ class SimulatedAccountant(Accountant):
         checks.check_positive("noise_stddev", noise_stddev)
         if rough:
             return worst(self._simulator.rough_runs(noise_stddev), epsilon)
-        if self._confidence is None:
+        if self.confidence is None:
             return worst(self._simulator.runs(epsilon, noise_stddev), epsilon)
         aim = max(self.delta(epsilon, noise_stddev, rough=True), _LEAST_BOUNDED)
-        beta = 1.0 - self._confidence
+        beta = 1.0 - self.confidence
         return self._delta_bound(epsilon, noise_stddev, beta, aim, MAIN)
 
     def first_noise(self, epsilon: float, delta: float, largest: float) -> float:
@@ -125,7 +124,7 @@ class SimulatedAccountant(Accountant):
         upper = gaussian.gaussian_epsilon(self.multiplier(noise_stddev), delta)
         rough_runs = self._simulator.rough_runs(noise_stddev)
         rough = _falling_root(lambda e: worst(rough_runs, e), delta, upper)
-        if (confidence := self._confidence) is not None:
+        if (confidence := self.confidence) is not None:
             return self._epsilon_bound(delta, noise_stddev, rough, upper, confidence)
         runs = self._simulator.runs(rough, noise_stddev)
         value = _falling_root(lambda e: worst(runs, e), delta, upper)
@@ -147,7 +146,7 @@ class SimulatedAccountant(Accountant):
         """
         largest = self.largest_noise(epsilon, delta)
         # A bound takes BOUND_SLACK / (1 + BOUND_SLACK) of it, and some luck.
-        is_estimate = self._confidence is None
+        is_estimate = self.confidence is None
         aim = delta if is_estimate else delta / (1.0 + 1.1 * BOUND_SLACK)
         near = min(self.rough_noise_stddev(epsilon, aim), largest)
         proposals, safety = (
@@ -162,10 +161,6 @@ class SimulatedAccountant(Accountant):
         value = self.epsilon(delta, noise_stddev)
         epsilon = meaningful(value, noise_stddev, delta) + SAFETY * value.standard_error
         return self.stated(epsilon, delta, noise_stddev)
-
-    def stated(self, epsilon: float, delta: float, noise_stddev: float) -> Guarantee:
-        stated = super().stated(epsilon, delta, noise_stddev)
-        return dataclasses.replace(stated, confidence=self._confidence)
 
     def confirms(self, noise_stddev: float, guarantee: Guarantee) -> bool:
         if guarantee.is_unamplified:
@@ -229,11 +224,11 @@ class SimulatedAccountant(Accountant):
             if noise >= largest:
                 break
             stage = CHECK, attempt
-            if self._confidence is None:
+            if self.confidence is None:
                 reached = worst(self._simulator.runs(epsilon, noise, stage), epsilon)
             else:
                 # The first attempt may fail with half of beta, the next with a quarter.
-                part = (1.0 - self._confidence) * 0.5 ** (attempt + 1)
+                part = (1.0 - self.confidence) * 0.5 ** (attempt + 1)
                 try:
                     reached = self._delta_bound(epsilon, noise, part, delta, stage)
                 except TooManyDraws as error:

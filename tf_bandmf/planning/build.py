@@ -8,7 +8,6 @@ head, whole = tf_bandmf.split(4, 1e-6, [0.3, 0.7], [{"epochs": 4}, {"epochs": 8}
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -18,9 +17,8 @@ from tf_bandmf.accounting import gaussian
 from tf_bandmf.accounting.checks import LARGEST_EPSILON, check_positive, no_privacy
 from tf_bandmf.participation import Participation
 from tf_bandmf.planning.arguments import DataUse, check_budget, resolve_data
-from tf_bandmf.planning.calibration import accountant_for, calibrated, multiplier_of
 from tf_bandmf.planning.compare import Search
-from tf_bandmf.planning.plan import Plan, stated
+from tf_bandmf.planning.plan import Plan, multiplier_of, stated
 from tf_bandmf.planning.statement import ONE_EXAMPLE
 from tf_bandmf.strategies import Strategy, registry
 from tf_bandmf.workloads import Workload
@@ -127,26 +125,22 @@ def plan(
         objective = options.get("objective", "mean")
         search = Search(workload, data, budget, objective, is_auto=is_auto)
         wanted = None if is_auto else [mechanism.strip().removesuffix(":max")]
-        table = search.table(wanted)
-        row = table.best()
-        strategy = search.in_full(row)
-        diagnostics = {**strategy.diagnostics, "choice": table.to_record()}
-        strategy = dataclasses.replace(strategy, diagnostics=diagnostics)
+        strategy = search.best(wanted)
     else:
         use = data.participation(1)  # not cyclic
         strategy = registry.build_strategy(name, workload, use, **options)
     strategy = strategy.in_float32()
     participation = data.participation(strategy.matrix.bands)
     sensitivity = strategy.sensitivity(participation).value
+    accountant = participation.accountant(strategy.matrix)
     if noise_multiplier is not None:
-        accountant = accountant_for(strategy, participation)
         noise_stddev = noise_multiplier * sensitivity
         guarantee = accountant.guarantee(noise_stddev, delta)
         if guarantee.epsilon > LARGEST_EPSILON * (1.0 + 1e-9):
             raise no_privacy(noise_stddev, delta, LARGEST_EPSILON)
     else:
         assert epsilon is not None  # check_budget
-        made = calibrated(strategy, participation, float(epsilon), delta)
+        made = accountant.calibrate(float(epsilon), delta)
         guarantee = made.guarantee
         noise_multiplier = multiplier_of(made.noise_stddev, sensitivity)
     return Plan(

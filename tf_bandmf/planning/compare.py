@@ -32,7 +32,6 @@ from tf_bandmf.analysis import error
 from tf_bandmf.participation import Participation
 from tf_bandmf.planning import parameter_search
 from tf_bandmf.planning.arguments import DataUse, check_budget, check_word, resolve_data
-from tf_bandmf.planning.calibration import accountant_for
 from tf_bandmf.planning.texts import phrase, phrases
 from tf_bandmf.strategies import Family, Strategy, registry
 from tf_bandmf.workloads import Workload
@@ -72,10 +71,7 @@ class Row:
       max_se: the same for the step with the largest error.
       sensitivity: sens(C) under the participation, or an upper bound on it.
       sensitivity_is_exact: False for a bound.
-      sensitivity_method: the theorem or algorithm that the value rests on.
-      noise_multiplier: `noise_stddev` in units of `normalization`.
-      normalization: "sensitivity" (sens(C)), or "column_norm" where an accountant
-        amplifies.
+      noise_multiplier: `noise_stddev` in units of the sensitivity, as in a plan.
       noise_stddev: noise standard deviation on the raw C, for l2_norm_clip = 1.
       is_rough: whether the noise is only within a percent, as where accounting is slow.
       converged: whether the optimizer converged; True for closed forms, which need none.
@@ -99,9 +95,7 @@ class Row:
     max_se: float
     sensitivity: float
     sensitivity_is_exact: bool
-    sensitivity_method: str
     noise_multiplier: float
-    normalization: str
     noise_stddev: float
     is_rough: bool
     converged: bool
@@ -345,6 +339,8 @@ class Search:
     objective: str = "mean"
     max_memory_vectors: int | None = None
     is_auto: bool = False
+    # Vectors that what is searched may keep.
+    _limit: int = MEMORY_VECTORS
     # The logarithm of noise per sensitivity so far, by the logarithm of bands.
     _noise_so_far: dict[float, float] = dataclasses.field(default_factory=dict)
     _rows: list[Row] = dataclasses.field(default_factory=list)
@@ -353,15 +349,8 @@ class Search:
         check_word("objective", self.objective, _COLUMNS)
         self.data.sampling.validate_num_steps(self.workload.num_steps)
         if self.max_memory_vectors is not None:
-            whole_number("max_memory_vectors", self.max_memory_vectors, least=0)
-        elif self.is_auto:
-            self.max_memory_vectors = MEMORY_VECTORS
-
-    @property
-    def _limit(self) -> int:
-        """Vectors that what is searched may keep."""
-        most = self.max_memory_vectors
-        return MEMORY_VECTORS if most is None else int(most)
+            most = whole_number("max_memory_vectors", self.max_memory_vectors, least=0)
+            self._limit = most
 
     @property
     def _is_searched(self) -> bool:
@@ -404,15 +393,17 @@ class Search:
         title = f"{name} workload, {steps} steps, {budget}. {use}"
         return dataclasses.replace(table, title=title)
 
-    def in_full(self, row: Row) -> Strategy:
-        """The strategy of a row of the table, optimized in full."""
-        strategy = row.strategy
+    def best(self, mechanisms: Sequence[str] | None) -> Strategy:
+        """The strategy of the best row, optimized in full, with the table beside it."""
+        table = self.table(mechanisms)
+        strategy = table.best().strategy
         assert strategy is not None  # the table's own
         family = registry.family_of(strategy.family)
-        if not self.is_auto or family.refinement is None:
-            return strategy
-        _, options = registry.parse(row.mechanism)
-        return self._strategy(family, options, is_draft=False)
+        if self.is_auto and family.refinement is not None:
+            _, options = registry.parse(table.mechanism)
+            strategy = self._strategy(family, options, is_draft=False)
+        diagnostics = {**strategy.diagnostics, "choice": table.to_record()}
+        return dataclasses.replace(strategy, diagnostics=diagnostics)
 
     def _value(self, row: Row) -> float:
         return float(getattr(row, _COLUMNS[self.objective]))
@@ -560,11 +551,12 @@ class Search:
         began = time.perf_counter()
         strategy = self._strategy(family, options, self.is_auto)
         row = self._row(strategy, time.perf_counter() - began)
-        kept, most = strategy.memory_vectors, self.max_memory_vectors
-        if most is not None and kept > most:
+        kept, is_named = strategy.memory_vectors, not self.is_auto
+        if kept > self._limit and not (is_named and self.max_memory_vectors is None):
             raise ValueError(
-                f"The strategy keeps {kept} vectors, found max_memory_vectors = {most}. "
-                f"Use fewer bands or buffers, or a strategy with a banded inverse."
+                f"The strategy keeps {kept} vectors, found max_memory_vectors = "
+                f"{self._limit}. Use fewer bands or buffers, or a strategy with a banded "
+                f"inverse."
             )
         return row
 
@@ -593,10 +585,6 @@ class Search:
         participation = self.data.participation(strategy.matrix.bands)
         sensitivity = strategy.sensitivity(participation)
         noise, adjacency = self._noise(strategy, participation, sensitivity.value)
-        is_amplified = self.budget is not None and participation.is_amplified
-        unit = sensitivity.value
-        if is_amplified:
-            unit = float(strategy.matrix.column_norms().max())
         per_step = strategy.per_step_squared_error(self.workload)
         search = strategy.diagnostics
         gap = search.get("optimality_gap")
@@ -613,11 +601,9 @@ class Search:
             max_se=error.max_error(per_step) * noise,
             sensitivity=sensitivity.value,
             sensitivity_is_exact=sensitivity.is_exact,
-            sensitivity_method=sensitivity.method,
-            noise_multiplier=noise / unit,
-            normalization="column_norm" if is_amplified else "sensitivity",
+            noise_multiplier=noise / sensitivity.value,
             noise_stddev=noise,
-            is_rough=is_amplified,
+            is_rough=self.budget is not None and participation.is_amplified,
             converged=bool(search.get("converged", True)),
             optimality_gap=certified,
             optimal_among=None if certified is None else search.get("optimal_among"),
@@ -643,7 +629,7 @@ class Search:
         """
         if self.budget is None:
             return unit, ZERO_OUT
-        accountant = accountant_for(strategy, participation)
+        accountant = participation.accountant(strategy.matrix)
         adjacency = accountant.claims[0][2]
         if not participation.is_amplified:
             return accountant.calibrate(*self.budget).noise_stddev, adjacency

@@ -7,7 +7,7 @@
         tf_bandmf.Release("census of devices", rho=0.02),
         tf_bandmf.Release("histogram", event=dp_accounting.LaplaceDpEvent(2.0)),
     ])
-    joint.epsilon(1e-5), joint.delta(3.0)
+    joint.epsilon(1e-5)
     print(joint.statement())
 
 Gaussian mechanisms compose exactly: together they are one, with
@@ -27,26 +27,25 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import itertools
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import dp_accounting
 import numpy as np
-from dp_accounting import rdp
-from dp_accounting.pld import common, pld_privacy_accountant, privacy_loss_distribution
+from dp_accounting.pld import common, privacy_loss_distribution
 
 from tf_bandmf.accounting import checks, event_losses, gaussian, profiles, tilted
 from tf_bandmf.accounting.cyclic_poisson import ComposedQueries
+from tf_bandmf.accounting.event_losses import Loss
 from tf_bandmf.accounting.guarantee import KINDS, REPLACE_ONE, ZERO_OUT, Guarantee
 from tf_bandmf.planning import statement
 from tf_bandmf.planning.arguments import check_word
 from tf_bandmf.planning.plan import Plan
 from tf_bandmf.planning.statement import PrivacyStatement
 from tf_bandmf.planning.texts import phrase, phrases
-
-Loss: TypeAlias = privacy_loss_distribution.PrivacyLossDistribution
 
 REPLACE_ONLY = "Replace-one: one unit is replaced by any other."
 # What numbers may be stated for. Those of a run for which units are replaced also hold for
@@ -147,7 +146,9 @@ class Release:
         if self.queries(replaced) is not None:
             return
         try:
-            each = [_profile_of(piece, replaced) for piece, _ in self.pieces]
+            each = [
+                event_losses.profile_of(piece, replaced) for piece, _ in self.pieces
+            ]
             deltas = [profile(np.array([_LARGE])) for profile in each]
         except (ValueError, ArithmeticError) as error:
             raise ValueError(
@@ -279,38 +280,25 @@ class Release:
         """A privacy loss that dominates it: that of the worst mechanism with all this."""
         whole = None
         if self.event is not None:
-            whole = self._event_loss(interval)
+            replaces = self.adjacency != "zero-out"
+            whole = event_losses.of_event(self.event, interval, replaces)
             if not self.is_doubled(replaced):
                 return whole
         noise, pair = self.gaussian_noise(replaced), self.stated(replaced)
         if pair is not None and (whole, noise, self.rho) == (None, None, None):
             return _pair_loss(pair, interval)
-        bounds = []
+        bounds = list[profiles.Profile]()
         if noise is not None:
-            bounds.append(profiles.gaussian_profile(noise))
+            bounds.append(functools.partial(gaussian.gaussian_deltas, noise))
         if pair is not None:
             bounds.append(profiles.pair_profile(*pair))
         if self.rho is not None:
             times = 4.0 if self.is_doubled(replaced) else 1.0
             bounds.append(profiles.zcdp_profile(times * self.rho))
         if whole is not None:
-            bounds.append(profiles.twice(profiles.of_loss(whole)))
+            bounds.append(profiles.twice(whole.get_delta_for_epsilon))
         kinks = () if pair is None else (pair[0],)
         return profiles.dominating_loss(profiles.least(*bounds), interval, kinks)
-
-    def _event_loss(self, interval: float) -> Loss:
-        losses, others = [], []
-        for piece, count in self.pieces:
-            loss = event_losses.additive_loss(piece, count, interval)
-            if loss is None:
-                others.append(dp_accounting.SelfComposedDpEvent(piece, count))
-            else:
-                losses.append(loss)
-        if others:
-            rest = dp_accounting.ComposedDpEvent(others)
-            profile = _profile_of(rest, self.adjacency != "zero-out")
-            losses.append(profiles.dominating_loss(profile, interval))
-        return functools.reduce(lambda a, b: a.compose(b), losses)
 
     # As an entry of a ledger.
 
@@ -352,41 +340,6 @@ def _pair_loss(pair: tuple[float, float], interval: float) -> Loss:
         common.DifferentialPrivacyParameters(*pair),
         value_discretization_interval=interval,
     )
-
-
-def _profile_of(event: dp_accounting.DpEvent, replaced: bool) -> profiles.Profile:
-    """Delta at each epsilon, by the first accountant of dp-accounting that has it.
-
-    Zero-out is "replace special", and add-or-remove for what knows both.
-
-    Raises:
-      ValueError: if none has, under these neighbors.
-    """
-    relations = dp_accounting.NeighboringRelation
-    if replaced:
-        several = [rdp.RdpAccountant(neighboring_relation=relations.REPLACE_ONE)]
-    else:
-        special = rdp.RdpAccountant(neighboring_relation=relations.REPLACE_SPECIAL)
-        several = [pld_privacy_accountant.PLDAccountant(), rdp.RdpAccountant(), special]
-    accountant = next((one for one in several if one.supports(event)), None)
-    if accountant is None:
-        neighbors = "replaced" if replaced else "added or removed"
-        raise ValueError(
-            f"it cannot account for it where a unit is {neighbors}. Give its epsilon and "
-            f"delta, or its rho."
-        )
-    accountant.compose(event)
-
-    def profile(epsilons: np.ndarray) -> np.ndarray:
-        deltas = np.array([float(accountant.get_delta(float(e))) for e in epsilons])
-        if not np.all((deltas >= -_ROUNDING) & (deltas <= 1.0 + _ROUNDING)):
-            raise ArithmeticError(
-                f"The accountant returned delta = {deltas} for {event} at epsilon = "
-                f"{epsilons}."
-            )
-        return np.clip(deltas, 0.0, 1.0)
-
-    return profile
 
 
 def _event_of(numbers: list[Any] | None) -> dp_accounting.DpEvent | None:
@@ -457,26 +410,6 @@ class JointGuarantee:
         """
         return self.guarantee_at(delta).epsilon
 
-    def delta(self, epsilon: float) -> float:
-        """The joint delta at epsilon.
-
-        Raises:
-          ValueError: if epsilon is not finite and > 0.
-        """
-        checks.check_positive("epsilon", epsilon)
-        deltas = [1.0]
-        if self.gaussian_noise is not None:
-            deltas.append(gaussian.gaussian_delta(self.gaussian_noise, epsilon))
-        if self.stated is not None and epsilon >= self.stated[0]:
-            deltas.append(self.stated[1])
-        queries = self._queries
-        if queries is not None:
-            deltas.append(queries.delta(epsilon, 1.0))
-        if self._has_losses and (queries is None or len(queries.kinds) > 1):
-            loss = _composed_loss(self.parts, self.replaced, self._interval)
-            deltas.append(float(loss.get_delta_for_epsilon(epsilon)) + _ROUNDING)
-        return min(delta for delta in deltas if delta >= 0.0)
-
     def guarantee_at(self, delta: float) -> Guarantee:
         """The joint (epsilon, delta)-DP, and how certain the numbers are.
 
@@ -511,7 +444,7 @@ class JointGuarantee:
         checks.check_delta(delta)
         best = None
         order = lambda bound: (KINDS.index(bound.kind), bound.epsilon)  # noqa: E731
-        for bound in sorted(self._epsilons(delta), key=order):
+        for bound in sorted(self._bounds(delta), key=order):
             # An estimate must be worth it.
             worth = 1.0 - 1e-2 * (bound.kind == "estimate")
             if best is None or bound.epsilon < best.epsilon * worth:
@@ -555,9 +488,7 @@ class JointGuarantee:
             mu=None if noise is None else 1.0 / noise,
             unit=units[0] if unit is None else unit,
             plans=plans,
-            sampling="",
             participation=" ".join(uses),
-            mechanism="",
             runs=" ".join(f"({i}) {text}" for i, text in runs),
             remarks=(),
             proviso="",
@@ -576,48 +507,32 @@ class JointGuarantee:
         epsilon, delta = (_sum(column) for column in zip(*pairs))
         return None if epsilon is None or delta is None else (epsilon, delta)
 
-    def _epsilons(self, delta: float) -> list[Bound]:
-        bounds = []
-        if self.gaussian_noise is not None:
+    def _bounds(self, delta: float) -> list[Bound]:
+        bounds, noise, rho = list[Bound](), self.gaussian_noise, self.zcdp_rho
+        # Beyond any meaning, and where losses cannot tell, the others may.
+        cannot_tell = contextlib.suppress(ValueError, ArithmeticError, MemoryError)
+        if noise is not None:
             exact = all(
                 part.is_gaussian and part.kind == "exact" for part in self.parts
             )
-            try:
-                value = gaussian.gaussian_epsilon(self.gaussian_noise, delta)
-            except ValueError:  # beyond any meaning
-                value = math.inf
             name, kind = (GAUSSIAN, "exact") if exact else (UNAMPLIFIED, "bound")
-            bounds.append(Bound(value, name, kind, None))
-        elif self.zcdp_rho is not None:
+            with cannot_tell:
+                value = gaussian.gaussian_epsilon(noise, delta)
+                bounds.append(Bound(value, name, kind, None))
+        elif rho is not None:
             # Bun and Steinke, 2016, arXiv:1605.02065, Proposition 1.3.
-            value = self.zcdp_rho + 2.0 * math.sqrt(-self.zcdp_rho * math.log(delta))
+            value = rho + 2.0 * math.sqrt(-rho * math.log(delta))
             bounds.append(Bound(value, ZCDP, "bound", None))
-        # Where losses cannot tell, the others may.
-        with contextlib.suppress(ValueError, ArithmeticError, MemoryError):
+        with cannot_tell:
             bounds += self._by_losses(delta)
-        stated = self.stated
-        # Where it is no better, the others say more of what the number is worth.
-        least = min((bound.epsilon for bound in bounds), default=math.inf)
-        if stated is not None and stated[1] <= delta * (1.0 + 1e-9):
-            if stated[0] < (1.0 - 1e-6) * least:
-                bounds.append(Bound(stated[0], BASIC, *_certainty(self.parts)))
-        return [bound for bound in bounds if not math.isnan(bound.epsilon)]
+        if self.stated is not None and self.stated[1] <= delta * (1.0 + 1e-9):
+            value = self.stated[0]
+            # Where it is no better, the others say more of what the number is worth.
+            if all(value < (1.0 - 1e-6) * bound.epsilon for bound in bounds):
+                bounds.append(Bound(value, BASIC, *_certainty(self.parts)))
+        return bounds
 
-    @functools.cached_property
-    def _queries(self) -> ComposedQueries | None:
-        """The accountant of all together, if they are samples that noise is added to."""
-        queries = [part.queries(self.replaced) for part in self.parts]
-        if None in queries or all(part.is_gaussian for part in self.parts):
-            return None
-        return ComposedQueries(tuple(one for several in queries for one in several))  # type: ignore[union-attr]
-
-    @property
-    def _has_losses(self) -> bool:
-        is_gaussian = all(part.is_gaussian for part in self.parts)
-        return not is_gaussian and self._scale <= _LARGEST
-
-    @functools.cached_property
-    def _scale(self) -> float:
+    def _expected(self) -> float:
         """About the epsilon that is to be expected, by what is known quickly."""
         expected = [self.stated[0]] if self.stated is not None else []
         if self.zcdp_rho is not None:
@@ -628,24 +543,27 @@ class JointGuarantee:
         least = gaussian.zcdp_rho(noise) if noise is not None else 0.0
         return max(min(expected, default=_FINE), least, _INTERVAL)
 
-    @property
-    def _interval(self) -> float:
-        """A power of two times the finest one."""
-        coarser = math.ceil(math.log2(self._scale / _FINE))
-        return float(_INTERVAL * 2.0 ** max(0, coarser))
-
     def _by_losses(self, delta: float) -> Iterator[Bound]:
-        queries = self._queries
-        if queries is not None and (len(queries.kinds) == 1 or delta < _TILTED):
-            value = queries.epsilon(delta, 1.0)
-            yield Bound(value, QUERIES, *_certainty(self.parts))
-        elif self._has_losses and delta > _SMALLEST:
-            proven = tuple(part.proven() for part in self.parts)
-            # What is simulated counts as the Gaussian mechanism that it is, too.
-            for parts in dict.fromkeys((self.parts, proven)):
-                loss = _composed_loss(parts, self.replaced, self._interval)
-                value = float(loss.get_epsilon_for_delta(delta - _ROUNDING))
-                yield Bound(value, LOSSES, *_certainty(parts))
+        if all(part.is_gaussian for part in self.parts):
+            return
+        queries = [part.queries(self.replaced) for part in self.parts]
+        if None not in queries:
+            # Samples that noise is added to.
+            composed = ComposedQueries(tuple(itertools.chain(*queries)))  # type: ignore[arg-type]
+            if len(composed.kinds) == 1 or delta < _TILTED:
+                value = composed.epsilon(delta, 1.0)
+                yield Bound(value, QUERIES, *_certainty(self.parts))
+                return
+        if delta <= _SMALLEST or self._expected() > _LARGEST:
+            return
+        # A power of two times the finest one.
+        coarser = max(0, math.ceil(math.log2(self._expected() / _FINE)))
+        proven = tuple(part.proven() for part in self.parts)
+        # What is simulated counts as the Gaussian mechanism that it is, too.
+        for parts in dict.fromkeys((self.parts, proven)):
+            loss = _composed_loss(parts, self.replaced, _INTERVAL * 2.0**coarser)
+            value = float(loss.get_epsilon_for_delta(delta - _ROUNDING))
+            yield Bound(value, LOSSES, *_certainty(parts))
 
 
 def compose(
@@ -713,7 +631,7 @@ def _composed_loss(parts: tuple[Release, ...], replaced: bool, interval: float) 
     losses: list[Loss] = [privacy_loss_distribution.identity(interval)]
     if noise:
         event = dp_accounting.GaussianDpEvent(noise)
-        losses.append(event_losses.of_run(event, interval))
+        losses.append(event_losses.of_event(event, interval))
     rho = _sum(part.zcdp(replaced) for part in parts if part.is_zcdp)
     if rho:
         profile = profiles.zcdp_profile(rho)

@@ -29,7 +29,6 @@ from tf_bandmf.participation import Participation
 from tf_bandmf.planning import learning_rates, statement
 from tf_bandmf.planning.account import Account
 from tf_bandmf.planning.arguments import check_word
-from tf_bandmf.planning.calibration import calibrated, multiplier_of
 from tf_bandmf.planning.compare import Comparison
 from tf_bandmf.planning.measurements import Measurements
 from tf_bandmf.planning.memory import NoiseMemory, noise_memory
@@ -43,6 +42,8 @@ if TYPE_CHECKING:
     from tf_bandmf.sampling import BatchSchedule
 
 _FORMAT = 1
+# Relative rounding of a noise multiplier.
+_ROUNDING = 5e-10
 # Saved numbers are compared with freshly computed ones; other versions of NumPy and
 # SciPy round differently.
 _RELATIVE_TOLERANCE = 1e-6
@@ -66,6 +67,15 @@ _STATED = ("epsilon", "accountant", "kind", "adjacency", "confidence")
 def stated(guarantee: Guarantee) -> dict[str, Any]:
     """The fields of a plan that its guarantee gives, beside delta."""
     return {name: getattr(guarantee, name) for name in _STATED}
+
+
+def multiplier_of(noise_stddev: float, sensitivity: float) -> float:
+    """The noise multiplier of a calibrated noise: per unit of sensitivity.
+
+    Rounded up: the product with the sensitivity must not be smaller, and the epsilon of a
+    later account, itself rounded up by 1e-10, not larger than the budget.
+    """
+    return noise_stddev / sensitivity * (1.0 + _ROUNDING)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -302,8 +312,8 @@ class Plan:
             )
         if self.measurements != Measurements():
             raise ValueError("The plan has a reservation: bound it before.")
-        use, budget = self.participation, (self.epsilon, self.delta)
-        return self._with_noise(calibrated(self.strategy, use, *budget, confidence))
+        accountant = self.accounting(confidence)
+        return self._with_noise(accountant.calibrate(self.epsilon, self.delta))
 
     def _with_noise(self, made: Calibration, **changes: Any) -> Plan:
         """The plan with a calibrated noise, and the guarantee that it has."""
@@ -351,22 +361,22 @@ class Plan:
             )
         if steps == 0:
             return 0.0
-        # The first steps are a part of what the whole run does: its epsilon holds, also
-        # where the bound for the leading block of C is larger.
-        is_planned = given == self.delta
-        whole = self.epsilon if is_planned else self.guarantee_at(given).epsilon
         if self.participation.is_simulated:
             # Whole epochs, which is what is simulated: more steps spend more.
             epoch = self.participation.separation()
             steps = min(-(-steps // epoch) * epoch, self.num_steps)
-        if steps == self.num_steps:
-            return whole
-        accountant = self.accounting(steps=int(steps))
-        try:
-            first = accountant.guarantee(self.unit_noise_stddev, given)
-        except EpsilonIsZero:
-            return 0.0
-        return min(first.epsilon, whole)
+
+        def reached(first: int) -> float:
+            accountant = self.accounting(steps=first)
+            try:
+                return accountant.guarantee(self.unit_noise_stddev, given).epsilon
+            except EpsilonIsZero:
+                return 0.0
+
+        # The first steps are a part of what the whole run does: its epsilon holds, also
+        # where the bound for the leading block of C is larger.
+        whole = self.epsilon if given == self.delta else reached(self.num_steps)
+        return whole if steps == self.num_steps else min(reached(int(steps)), whole)
 
     @property
     def choice(self) -> Comparison | None:
@@ -420,7 +430,7 @@ class Plan:
           ValueError: for a participation without one (`BallsInBins`).
         """
         checks.check_positive("interval", interval)
-        return event_losses.of_run(self.dp_event(), interval)
+        return event_losses.of_event(self.dp_event(), interval)
 
     def accounting(
         self, confidence: float | None = None, steps: int | None = None
@@ -431,7 +441,7 @@ class Plan:
         """
         confidence = self.confidence if confidence is None else confidence
         matrix = self.strategy.matrix
-        if steps is not None:
+        if steps not in (None, self.num_steps):
             matrix = matrices.leading_block(matrix, steps)
         base = self.participation.accountant(matrix, Simulation(confidence))
         return self.measurements.with_evaluations(base)
@@ -575,18 +585,13 @@ class Plan:
             self.strategy, num_parameters, num_devices, keep_normals, self.generator
         )
 
-    def statement(
-        self,
-        unit: str | None = None,
-        remarks: Sequence[str] = (),
-    ) -> PrivacyStatement:
+    def statement(self, unit: str | None = None) -> PrivacyStatement:
         """The privacy statement of a run of this plan.
 
         Args:
           unit: whose presence is hidden, such as "one device": what an example of the
             plan is; by default the plan's unit. The caller must know it: a unit with
             several examples is covered by group privacy only.
-          remarks: what else a reader must know about the run.
 
         Raises:
           ValueError: if the unit is not a text of one line.
@@ -598,7 +603,6 @@ class Plan:
             sampling = "No amplification by sampling is claimed."
         if self.unit != ONE_EXAMPLE:
             participation += f" {phrase('parts', 'unit', plan=self)}"
-        measured = str(self.measurements)
         clips = self.noise_stddev / self.l2_norm_clip
         return PrivacyStatement(
             guarantee=guarantee,
@@ -607,8 +611,7 @@ class Plan:
             plans=(self,),
             sampling=sampling,
             participation=participation,
-            runs="",
-            remarks=(*filter(None, [measured]), *remarks),
+            remarks=tuple(filter(None, [str(self.measurements)])),
             proviso="",
             **phrases("one run", plan=self, clips=clips),
         )

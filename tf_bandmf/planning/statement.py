@@ -97,16 +97,6 @@ class PrivacyStatement:
         return self.guarantee.epsilon
 
     @property
-    def delta(self) -> float:
-        """The guarantee's."""
-        return self.guarantee.delta
-
-    @property
-    def zcdp_rho(self) -> float | None:
-        """Rho of zCDP without amplification, under the guarantee's adjacency, or None."""
-        return self.guarantee.zcdp_rho
-
-    @property
     def test_only(self) -> bool:
         """Is true if noise comes from a known seed: then there is no guarantee at all."""
         return any(plan.test_seed is not None for plan in self.plans)
@@ -122,10 +112,11 @@ class PrivacyStatement:
         Args:
           accused: alpha, the share of the others that is accused wrongly, in [0, 1].
         """
-        kept = math.exp(-self.epsilon) * (1.0 - self.delta - accused)
+        epsilon, delta = self.epsilon, self.guarantee.delta
+        kept = math.exp(-epsilon) * (1.0 - delta - accused)
         bounds = [1.0, 1.0 - max(kept, 0.0)]
-        if self.epsilon < 700.0:
-            bounds.append(math.exp(self.epsilon) * accused + self.delta)
+        if epsilon < 700.0:
+            bounds.append(math.exp(epsilon) * accused + delta)
         if self.mu is not None and 0.0 < accused < 1.0:
             from scipy.special import ndtri  # slow to import
 
@@ -136,7 +127,7 @@ class PrivacyStatement:
         """The largest share of right guesses if both answers are equally likely."""
         # Half of one plus the total variation distance, (found - accused) at its largest.
         shift = math.tanh(0.5 * self.epsilon)
-        distance = min(shift + self.delta * (1.0 - shift), 1.0)
+        distance = min(shift + self.guarantee.delta * (1.0 - shift), 1.0)
         if self.mu is not None:
             distance = min(distance, 2.0 * _normal(0.5 * self.mu) - 1.0)
         return 0.5 * (1.0 + distance)
@@ -160,6 +151,7 @@ class PrivacyStatement:
             for plan in plans
         )
         rho = "" if made.zcdp_rho is None else f"{made.zcdp_rho:.6g}-zCDP"
+        risk = 1.0 - (made.confidence or 1.0)
         prints = ", ".join(dict.fromkeys(plan.fingerprint for plan in plans))
         generators = dict.fromkeys(GENERATORS[plan.generator] for plan in plans)
         return {
@@ -171,7 +163,8 @@ class PrivacyStatement:
             "unamplified": f"{rho}." if rho and is_sampled else "",
             "accesses": sentence(self.covered),
             "whom": sentence(self.unit),
-            "kind": made.describe_kind(),
+            "sure": phrase("sure", made.certainty, risk=risk),
+            "kind": phrase("kind", made.certainty, risk=risk),
             "remarked": " ".join(self.remarks),
             "generators": " ".join(generators),
             "verifiability": prints and f"tf-bandmf, plan fingerprint {prints}.",
@@ -215,15 +208,11 @@ class PrivacyCard:
         said, title = self.statement, "What is protected"
         if said.test_only:
             return [(title, phrase("test seed", title))]
-        made = said.guarantee
-        sure = "estimate" if made.kind == "estimate" else "proven"
-        sure = sure if made.confidence is None else "simulated"
         facts = {
             **said.facts(),
             "accused": _percent(_ACCUSED),
             "found": _percent(said.found(_ACCUSED)),
             "right": _percent(said.right()),
-            "sure": phrase("sure", sure, risk=1.0 - (made.confidence or 1.0)),
             "tier": next(
                 text
                 for most, text in phrases("tiers").items()
