@@ -65,8 +65,8 @@ FOLDERS = {
 # needs more in a folder takes them from another. "other" is what lies beside folders.
 CEILINGS = {
     "keras": (9_813, 7_000),
-    "accounting": (2_151, 2_150),
-    "planning": (2_439, 1_900),
+    "accounting": (2_091, 2_150),
+    "planning": (2_292, 1_900),
     "strategies": (1_524, 1_600),
     "sampling": (1_436, 1_300),
     "noise": (1_124, 1_050),
@@ -80,8 +80,8 @@ CEILINGS = {
     "plots": (189, 190),
     "files": (202, 190),
     "other": (252, 290),
-    "federated": (3_188, 3_200),
-    "tests": (25_777, 22_000),
+    "federated": (3_187, 3_200),
+    "tests": (25_729, 22_000),
     "benchmarks": (1_996, 2_000),
 }
 ELSEWHERE = {
