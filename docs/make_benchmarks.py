@@ -94,7 +94,8 @@ one](figures/accuracy.png)
 *Test accuracy of the tables below, ± standard error over seeds; dashed: published for
 DP-SGD; diamonds: published for the row; blue: correlated noise.*
 
-All rows follow. Validation is the mean at the setting that it chose.
+The tables below have all rows; "validation" is the mean validation accuracy of the setting that
+was chosen by it.
 """  # noqa: E501
 
 

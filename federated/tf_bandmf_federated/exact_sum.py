@@ -9,7 +9,8 @@ zero, and whole numbers are added:
 Rounding toward zero makes no coordinate larger, hence no norm: the sensitivity is that of
 the clipped updates. An update loses less than one unit in each coordinate. The unit follows
 from the clip norm alone: if it depended on how many devices a round has, one device more
-would round all updates otherwise, and sums of neighbors would differ by more than its own.
+would round all updates differently, and sums of neighbors would differ by more than its
+own update.
 
 The sum takes as much memory as the model for up to 127 updates (int32), else twice as much.
 """
@@ -32,7 +33,7 @@ _BITS = 24
 _FEW_UPDATES, MAX_UPDATES = 127, 1 << 32
 # Numbers that are folded in at a time.
 _FOLDED = 1 << 16
-_LARGEST_EXPONENT = 80  # of the clip norm: float32 has its units, too
+_LARGEST_EXPONENT = 80  # of the clip norm; float32 has room for the unit, too
 
 
 class ExactSum:

@@ -238,7 +238,7 @@ class Ledger:
         return state_of(rows, structure)
 
     def started(self, round_number: int, cohort: Sequence[str]) -> RoundRecord:
-        """A round begins; its cohort counts as having taken part.
+        """Records that a round begins; its cohort counts as having taken part.
 
         Raises:
           ValueError: if another entry comes next; if a name occurs twice.
@@ -246,7 +246,7 @@ class Ledger:
         if len(set(cohort)) != len(cohort):
             raise ValueError("A device is twice in a round.")
         if any("\0" in name for name in cohort):  # where SQLite's JSON ends a text
-            raise ValueError("Names of devices must not contain a zero character.")
+            raise ValueError("Device names must not contain a zero character (NUL).")
         measured = self._rounds[-1].measured if self._rounds else NOTHING
         for last, count in self.history(cohort, round_number).tolist():
             measured = measured.with_one(round_number, last, count)

@@ -34,8 +34,8 @@ import numpy as np
 from tf_bandmf.accounting.b_min_sep_passes import Passes
 from tf_bandmf.accounting.simulator import MAIN, PILOT, Proposal, Simulator, Stage
 
-# Numbers of the draws that are made at once, and draws of so many numbers are kept for the
-# next noise level: a step of many draws costs little more than one of few.
+# How many numbers are drawn at once, and the most that are kept for the next noise level: a
+# step of many draws costs little more than one of few.
 _CHUNK = _KEPT_ENTRIES = 20_000_000
 # Tilts with certain weights that are tried, in standard deviations of a mean.
 _CERTAIN_STRENGTHS = tuple(
@@ -65,10 +65,10 @@ class Tilt:
     """One component of a proposal.
 
     Attributes:
-      scale: the mean is this many times that of the participations ("remove"), or the mean
-        of all means ("add": at most 0).
-      probability: of a participation, in place of p ("remove").
-      is_weighted: participations have the weights that bound the density ("remove").
+      scale: the component's mean, as a multiple of its participations' mean ("remove"), or
+        of the mean of all these means ("add"; at most 0).
+      probability: that a participation has in this component, in place of p ("remove").
+      is_weighted: if participations have the weights that bound the density ("remove").
     """
 
     scale: float
@@ -110,7 +110,7 @@ class BMinSepSimulator(Simulator):
 
     @property
     def _unit(self) -> float:
-        """The tilt by a standard deviation: of all, or of a typical sum of columns."""
+        """A tilt by one standard deviation, along the mean of means or a sum of columns."""
         if self.add:
             return 1.0 / math.sqrt(self._squared)
         expected = self.passes.rate * self.passes.squares.sum()

@@ -82,7 +82,7 @@ def of_event(
 def profile_of(event: dp_accounting.DpEvent, is_replaced: bool) -> profiles.Profile:
     """Delta at each epsilon, by the first accountant of dp-accounting that has it.
 
-    Zero-out is "replace special", and add-or-remove for what knows both.
+    For zero-out, add-or-remove is tried first, then dp-accounting's REPLACE_SPECIAL.
 
     Raises:
       ValueError: if none has, under these neighbors.

@@ -14,8 +14,8 @@ import scipy.optimize
 
 from tf_bandmf.accounting import gaussian
 
-# Rounding of losses and log weights in single precision, whose sums have up to 300 units
-# of the logarithm: 300 2^-24, several times.
+# Allowance for rounding of losses and log weights in single precision: their sums reach
+# 300, and this is several times 300 2^-24.
 _ROUNDING = 1e-4
 # Values are rounded up to powers of exp(_GRID) before a bound is computed.
 _GRID = 5e-4
@@ -86,9 +86,9 @@ class Run:
     ) -> float:
         """An upper bound on delta at confidence `1 - beta`.
 
-        Losses and weights are those of single precision: each value is computed as if
-        both erred by `_ROUNDING` to the unsafe side. The value itself is `largest` at
-        most, so that more is not needed.
+        Losses and weights have single precision: each value is computed as if both erred
+        by `_ROUNDING` to the unsafe side, and then reduced to `largest`, which the exact
+        value does not exceed.
         """
         most = float(self.values(epsilon).max(initial=0.0))
         if not most <= largest * (1.0 + _ROUNDING):
@@ -117,7 +117,7 @@ def betting_upper_bound(
       values: shape [N], identically distributed.
       largest: every value is at most this, for certain.
       beta: in (0, 1).
-      resolution: values below are rounded up to it, at most.
+      resolution: smaller values are rounded up to this, at most.
 
     Raises:
       ValueError: if a value is outside of [0, largest] or not finite.

@@ -69,7 +69,7 @@ class Proposal:
 
     @classmethod
     def of_shares(cls, tilts: Sequence[Any], shares: np.ndarray) -> Proposal:
-        """Without the tilts whose share is 0."""
+        """The proposal of these shares, without the tilts whose share is 0."""
         positive = shares > 0.0
         chosen = tuple(tilt for tilt, keep in zip(tilts, positive) if keep)
         return cls(chosen, shares[positive] / shares[positive].sum())
@@ -78,8 +78,7 @@ class Proposal:
 class Simulator(abc.ABC):
     """Simulates the privacy loss of a sampler.
 
-    What is drawn is about one noise level and one direction of adjacency; `at` chooses
-    them.
+    Draws are for one noise level and one direction of adjacency; `at` chooses both.
 
     Args:
       entries: numbers per draw.
@@ -93,7 +92,7 @@ class Simulator(abc.ABC):
       releases: as of `Run`.
     """
 
-    # Of what `at` returns; before, there is none to draw for.
+    # Set by `at`: before that, there is no noise level to draw for.
     noise: float
     add: bool
     releases = math.inf
@@ -148,7 +147,7 @@ class Simulator(abc.ABC):
         return [one.simulate(one.propose(epsilon), stage) for one in both]
 
     def simulate(self, proposal: Proposal, stage: Stage, count: int = 0) -> Run:
-        """At least `count` draws from a proposal."""
+        """Draws at least `count` times from a proposal."""
         return self._collected(proposal, stage, max(count, self.num_draws), rows=1)[0]
 
     def largest_value(self, proposal: Proposal, epsilon: float) -> float:
@@ -230,10 +229,10 @@ class Simulator(abc.ABC):
     def bound_runs(
         self, epsilon: float, noise: float, beta: float, aim: float, stage: Stage
     ) -> list[tuple[Run, float, float]]:
-        """For both directions: a run, the largest value from `epsilon` on, its beta.
+        """A run for each direction, with its largest value from `epsilon` on and its beta.
 
-        With so many draws that the bound exceeds a delta of `aim` by a part BOUND_SLACK
-        of it.
+        There are so many draws that the bound exceeds a delta of `aim` by a part
+        BOUND_SLACK of it.
 
         Raises:
           TooManyDraws: if that takes too many draws.

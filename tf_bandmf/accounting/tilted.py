@@ -28,7 +28,7 @@ Chernoff bound `M_1 ... M_k exp(-theta epsilon)`, and
 
     delta = M_1 ... M_k sum_s W(s) exp(-theta s h) (1 - exp(epsilon - s h))_+:
 
-an error of W is one relative to the Chernoff bound. Any theta and any M > 0 are right.
+an error of W is one relative to the Chernoff bound. Any theta and any M > 0 are valid.
 
 **Errors, each added.** Circular convolution moves mass of W from outside of the window of
 N places into it, which adds to it; what is lost above the window is at most
@@ -55,8 +55,8 @@ import scipy.optimize
 
 from tf_bandmf.accounting import tails
 
-# By how much, of its logarithm, the discretization may increase delta: to state a number,
-# and to search for one.
+# By how much the discretization may increase log delta: where a number is stated, and in
+# a search for one.
 FINE, ROUGH = 0.0005, 0.05
 # Losses beyond so many standard deviations of the noise are infinite.
 _REACH = 12.0
@@ -107,8 +107,8 @@ class Law:
     def range(self) -> tuple[float, float]:
         """The least loss, and the largest that is finite.
 
-        If `add` the largest is `-log(1 - q)`, which no x within reach comes near if the
-        noise is large: steps that are a part of it would be too wide.
+        If `add`, no loss exceeds `-log(1 - q)`; but under large noise no x within reach
+        comes near that, and steps in proportion to it would be too wide.
         """
         reach = _REACH * self.query.noise
         lowest, highest = self.losses(np.array([-reach, 1.0 + reach]))
@@ -148,7 +148,7 @@ class Law:
         return np.where(exponents < 1.0, small, large)
 
     def place(self, losses: np.ndarray) -> np.ndarray:
-        """The values x at which `losses` is that; -inf below the least loss."""
+        """The values x that have these losses; -inf for losses below the least one."""
         q, s = self.query.probability, self.query.noise
         if q == 1.0:
             return losses * s**2 + 0.5
@@ -161,12 +161,12 @@ class Law:
 
     @property
     def centre(self) -> float:
-        """The probability that the loss of a replacement is 0, from above."""
+        """An upper bound on the probability that the loss of a replacement is 0."""
         around = np.array([-0.5, 0.5]) / self.query.noise
         return (1.0 - self.query.probability) * float(tails.cells(around)[0][0])
 
     def nodes(self) -> tuple[np.ndarray, np.ndarray]:
-        """Losses, and logs of what they weigh, of a quadrature that only chooses."""
+        """Losses and log weights of a quadrature that serves only to choose theta."""
         s, is_replaced = self.query.noise, self.query.is_replaced
         # As far as the discretization goes: large powers weigh the last losses most.
         last = (1.0 if is_replaced or not self.add else 0.0) + _REACH * s

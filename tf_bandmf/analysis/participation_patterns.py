@@ -38,7 +38,7 @@ def vec_sens(v: np.ndarray, min_separation: int, max_participations: int) -> np.
     v = np.asarray(v, dtype=np.float64)
     n = v.shape[-1]
     if v.size * max_participations > _LONG:
-        v = np.maximum(v, 0.0)  # of these nothing is picked
+        v = np.maximum(v, 0.0)  # negative ones are never picked
         if min_separation == 1:
             picked = min(max_participations, n)
             return np.sort(v, axis=-1)[..., n - picked :].sum(axis=-1)
@@ -58,12 +58,12 @@ def vec_sens(v: np.ndarray, min_separation: int, max_participations: int) -> np.
 def path_maximum(
     matrix: matrices.LowerTriangular, min_separation: int, max_participations: int
 ) -> float:
-    """Largest sum over a pattern if only consecutive participations interact.
+    """Largest sum over a pattern in which only neighboring participations interact.
 
-    They do with `bands <= 2 b`, since participations two apart in a pattern are then in
-    orthogonal columns, and with at most two participations. The interactions of a
-    pattern then form a path, for which signs of the contributions can be chosen one
-    after the other so that nothing cancels: the bound of Prop. E.1 is attained, for
+    That is so if there are at most two participations, or `bands <= 2 b`: columns of
+    participations that are not next to each other in the pattern are then orthogonal.
+    The interactions form a path, along which the signs of the contributions can be chosen
+    one after the other so that nothing cancels: the bound of Prop. E.1 is attained, for
     entries of any sign. A dynamic program over the pattern's first step and its number
     of participations finds the maximum in
     O(k n (bands - b)) operations after the Gram diagonals.
@@ -77,7 +77,7 @@ def path_maximum(
       The exact squared sensitivity.
 
     Raises:
-      ValueError: if more than consecutive participations interact.
+      ValueError: if `bands > 2 b` and k > 2, so that others may interact, too.
     """
     n, b, width = matrix.num_rows, min_separation, matrix.bands
     if width > 2 * b and max_participations > 2:

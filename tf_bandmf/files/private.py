@@ -19,8 +19,8 @@ def replaced(path: str | os.PathLike[str]) -> Iterator[str]:
     """A path to write a file to, which takes the name `path` when the block ends.
 
     It is in the same folder and has the same ending. Contents are fsynced before the
-    rename, and the rename before this returns: after a crash there is the old file or the
-    new one. If the block raises, or the process is killed, what was at `path` stays.
+    rename, and the rename before this returns: after a crash the old file is there,
+    or the new one. If the block raises, or the process is killed, what was at `path` stays.
     """
     unfinished = _unfinished(path)
     try:
@@ -73,8 +73,8 @@ def read(path: str) -> bytes:
 
     Raises:
       FileNotFoundError: if there is none.
-      PermissionError: if others than the owner may read or write it.
-      ValueError: if it is damaged, or no such file.
+      PermissionError: if anyone but the owner may read or write it.
+      ValueError: if it is damaged, or was not written by `write`.
     """
     whole = whole_of(path)
     content = HiddenBytes(whole[:-DIGEST_BYTES])
@@ -94,7 +94,7 @@ def whole_of(path: str) -> HiddenBytes:
 
 
 def check_mode(path: str) -> None:
-    """Raises PermissionError if others than the owner may read or write the file."""
+    """Raises PermissionError if anyone but the owner may read or write the file."""
     mode = stat.S_IMODE(os.stat(path).st_mode)
     if mode & 0o077:
         raise PermissionError(

@@ -226,7 +226,7 @@ def _checked(url: str) -> sa.engine.URL:
     name = parsed.get_backend_name()
     if name == "postgresql" and parsed.database:
         return parsed.set(drivername="postgresql+psycopg")
-    # What is in memory is lost with the process.
+    # A database in memory is lost with the process.
     if name == "sqlite" and parsed.database not in (None, "", ":memory:"):
         return parsed.set(drivername="sqlite", query={})
     raise ValueError(
@@ -236,9 +236,9 @@ def _checked(url: str) -> sa.engine.URL:
 
 
 def _without_implicit_transactions(connection: Any, _: Any) -> None:
-    # Python's module would begin by itself, and too late.
+    # Python's sqlite3 would begin transactions by itself, and too late.
     connection.isolation_level = None
-    # After a loss of power, too, what was reserved is there.
+    # What was reserved survives a loss of power, too.
     connection.execute("PRAGMA synchronous = EXTRA")
 
 

@@ -1,4 +1,4 @@
-"""On which kind of device, and by which compiler, what is being traced will run."""
+"""The kind of device, and the compiler, that an operation is being traced for."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from tensorflow.python.ops import control_flow_util
 def device_kind() -> str:
     """`CPU` or `GPU`: that of `tf.device`, else the best that the process has.
 
-    It decides about layouts, which change no number: should the operations be placed
-    elsewhere, they are slower there, and right.
+    It decides about layouts, which change no number: operations that are placed elsewhere
+    are slower there, but correct.
     """
     # An operation that is made here is on the device of the scope, if there is one.
     named = tf.DeviceSpec.from_string(tf.zeros([]).device).device_type

@@ -173,13 +173,13 @@ def _digest(
 
 _shared_digest = shared_function(_digest)
 _compiled_digest = shared_function(_digest, jit_compile=True)
-# A function of its own: TensorFlow would take a program that it has for any length for a
-# given length, too, and that hashes at more levels.
+# A separate function: else TensorFlow would use the program for any length, which hashes
+# at more levels, where the length is known, too.
 _digest_of_padded = shared_function(_digest, jit_compile=True)
 
 
 def _hashed(keys: tf.Tensor, words: tf.Tensor, most: int) -> tf.Tensor:
-    """At most so many words; of a number that is not known, two."""
+    """Hashes words down to at most `most` of them; to two if their number is unknown."""
     for level in range(LEVELS - 1):
         size = words.shape[0]
         if size is not None and size <= most:

@@ -114,7 +114,7 @@ class Jumps:
         return [tf.cast(factor, tf.float32) for factor in (of_weight, of_velocity)]
 
     def advance(self, step: tf.Tensor, rate: tf.Tensor) -> list[Any]:
-        """From `t = step` to the next step; see `of_step`.
+        """Advances the jumps from `t = step` to the next step; see `of_step`.
 
         Returns:
           The operations.
@@ -138,7 +138,7 @@ class Jumps:
         return self._release.assign(step, read_value=False)
 
     def since_release(self, step: tf.Tensor) -> Window:
-        """Those to a step, int32, at which the jumps are: for all tables together."""
+        """The jumps to a step, int32, that they have reached: for all tables together."""
         first = self._release.read_value()
         both = self._jumps.sparse_read(tf.range(first, step + 1))
         return Window(step, first, both)
@@ -324,7 +324,7 @@ class LazyTable:
         return done
 
     def _rows_of(self, numbers: int) -> int:
-        """The number of rows that have so many numbers, about."""
+        """About the number of rows that hold so many numbers."""
         return max(1, numbers // self._width)
 
     def _jump(

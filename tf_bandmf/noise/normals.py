@@ -98,7 +98,7 @@ class WordSource(NamedTuple):
     of_many_operations: bool
 
 
-# By the uint64 numbers of a step's key: noise of one is not continued with another.
+# By the number of uint64 words in a step's key: no run changes from one to another.
 _SOURCES = {
     2: WordSource(philox, philox_in_a_row, False),
     5: WordSource(chacha20, chacha20_in_a_row, True),
@@ -106,7 +106,7 @@ _SOURCES = {
 
 
 def source_of(step_keys: tf.Tensor) -> WordSource:
-    """By the length of the keys, of static shape [..., key_words]."""
+    """The source for keys of this length, whose static shape is [..., key_words]."""
     return _SOURCES[step_keys.shape[-1]]
 
 
@@ -217,7 +217,7 @@ def _shared_parts(
 
 @functools.cache
 def _compiled_shared(num_blocks: int) -> Callable[[tf.Tensor, tf.Tensor], tf.Tensor]:
-    """As `_shared_parts`, of one key, by a program of XLA."""
+    """A program of XLA that computes `_shared_parts` of one key."""
 
     def parts(step_key: tf.Tensor, first_block: tf.Tensor) -> tf.Tensor:
         counter = first_block + tf.constant(_SHARED, tf.uint64)

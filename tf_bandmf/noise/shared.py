@@ -26,7 +26,7 @@ _SHARED = ("variables", "local_variables", "trainable_variables")
 def shared_function(
     function: Callable[..., Any] | None = None, **options: Any
 ) -> Callable[..., Any]:
-    """As `tf.function`, for a function that outlives the models that call it.
+    """A `tf.function` of a function that outlives the models that call it.
 
     A graph that is traced within another one gets a copy of the other one's collections,
     and with them the whole other graph: that of a model's step would be kept for as long
@@ -34,10 +34,10 @@ def shared_function(
 
     Args:
       function: of tensors, variables and Python numbers; it closes over no tensor. It may
-        be left out, to decorate. If XLA compiles it, it gets the values of variables of
-        integers: these may stay on the host when all else is on a GPU, and a compiled
-        program reads no variable of another device. A buffer is read within it: outside,
-        TensorFlow would copy it.
+        be left out, for use as a decorator. If XLA compiles it, it gets the values of
+        variables of integers: these may stay on the host when all else is on a GPU, and a
+        compiled program reads no variable of another device. A buffer is read within it:
+        outside, TensorFlow would copy it.
       **options: of `tf.function`.
 
     Returns:

@@ -1,1 +1,1 @@
-"""From a budget to a plan: noise for it, choice of a mechanism, tables, the plan."""
+"""Plans for a budget: its noise, the choice of a mechanism, tables, the plan itself."""

@@ -36,12 +36,12 @@ _LOG = logging.getLogger("tf_bandmf")
 _WORKLOAD = f"sgd:momentum={MOMENTUM!r}"
 # Both are exact; others are compared if they are named.
 DEFAULT_SAMPLINGS = ("fixed-order", "poisson")
-# The simulation of b-min-sep sampling takes minutes a setting.
+# The simulation of b-min-sep sampling takes minutes per setting.
 _SAMPLINGS = tuple(name for name in samplings() if name != "b-min-sep")
-# A sampling that demands more is advised if its progress is larger by this part.
+# A sampling that demands more is advised only if its progress is larger by this fraction.
 _WORTH = 0.03
 # The search for a batch size goes down from the largest one, and ends where progress is
-# below this part of the largest so far, or the run has more steps than that.
+# below this fraction of the largest so far, or the run has more steps than that.
 _HOPELESS = 0.67
 _MOST_STEPS = 20_000
 # Steps of the run with the largest batches.
@@ -49,7 +49,7 @@ _LARGEST_RUN = 200_000
 # Smaller batches gain nothing without privacy either: Masters and Luschi, 2018,
 # arXiv:1804.07612.
 _SMALLEST_BATCH = 32
-# Expected shares below these are called so.
+# Expected shares below these are called "nothing" and "little".
 _NOTHING, _LITTLE = 0.2, 0.7
 
 

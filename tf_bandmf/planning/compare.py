@@ -144,11 +144,11 @@ class Comparison:
         raise KeyError(f"mechanism must be one of {names}, found {mechanism!r}.")
 
     def value(self, row: Row) -> float:
-        """The error of a row that is compared."""
+        """The error by which a row is compared."""
         return float(getattr(row, self.objective))
 
     def best(self) -> Row:
-        """Of the rows within 1% of the smallest error the one that costs least."""
+        """The row that costs least among those within 1% of the smallest error."""
         least = min(map(self.value, self.rows))
         good = [row for row in self.rows if self.value(row) <= _AS_GOOD * least]
         return min(good, key=lambda row: (row.cost, self.value(row)))

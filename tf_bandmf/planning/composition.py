@@ -48,8 +48,8 @@ from tf_bandmf.planning.statement import PrivacyStatement
 from tf_bandmf.planning.texts import phrase, phrases
 
 REPLACE_ONLY = "Replace-one: one unit is replaced by any other."
-# What numbers may be stated for. Those of a run for which units are replaced also hold for
-# zero-out: a contribution of zero is one of the replacements.
+# The adjacencies that numbers may be stated for. Numbers of a run for which units are
+# replaced also hold for zero-out: a contribution of zero is one of the replacements.
 ADJACENCIES = {"zero-out": ZERO_OUT, "replace-one": REPLACE_ONLY, "either": REPLACE_ONE}
 GAUSSIAN = "composition of Gaussian mechanisms (exact)"
 UNAMPLIFIED = "composition of Gaussian mechanisms, without amplification"
@@ -65,8 +65,8 @@ _INTERVAL, _FINE, _LARGEST = 1e-4, 10.0, 400.0
 # What the Fourier transforms of privacy losses may err by in delta, absolute: the same as
 # `accounting.cyclic_poisson` takes for 450 queries. Smaller deltas are not asked for.
 _ROUNDING, _SMALLEST = 1e-12, 2e-12
-# Below it queries of several kinds are composed by tilted transforms, whose errors are
-# relative; above it those of dp-accounting, which take a quarter of the time, suffice.
+# Below this delta, queries of several kinds are composed by tilted transforms, whose errors
+# are relative; above it those of dp-accounting, which take a quarter of the time, suffice.
 _TILTED = 1e-7
 
 
@@ -89,12 +89,13 @@ class Release:
       adjacency: "zero-out" (one unit is added, removed or zeroed out), "replace-one"
         (one is replaced by another, as for sampling without replacement), or "either"
         for runs whose numbers hold for both. A replacement is two zero-outs.
-      kind: "exact", "bound" or "estimate"; by default what the numbers are.
+      kind: "exact", "bound" or "estimate"; by default "exact" for Gaussian noise alone,
+        else "bound".
       risk: probability that a simulated bound does not hold.
       plan: of a run.
 
     Raises:
-      TypeError: if the event is none of dp-accounting.
+      TypeError: if the event is not one of dp-accounting.
       ValueError: if a number is out of range, nothing is known, or the event gives no
         privacy, or dp-accounting cannot account for it under these neighbors.
     """
@@ -193,7 +194,7 @@ class Release:
         )
 
     def describe(self) -> str:
-        """For the statement: what it is, and what it guarantees alone."""
+        """A line for the statement: what the release is, and what it guarantees alone."""
         if self.plan is not None:
             return phrase("parts", "run", plan=self.plan)
         said = []
@@ -214,7 +215,7 @@ class Release:
 
     @functools.cached_property
     def is_gaussian(self) -> bool:
-        """Is true if its Gaussian noise is all that there is to know of it."""
+        """True if it consists of Gaussian mechanisms alone."""
         return bool(self.pieces) and all(
             isinstance(piece, dp_accounting.GaussianDpEvent) for piece, _ in self.pieces
         )
@@ -240,7 +241,7 @@ class Release:
         return 2.0 * self.epsilon, min(delta, 1.0)
 
     def gaussian_noise(self, replaced: bool) -> float | None:
-        """Per unit of sensitivity, if it is a Gaussian mechanism (also)."""
+        """Noise per unit of sensitivity, if it is (also) a Gaussian mechanism; or None."""
         noise = self.noise_multiplier
         if self.is_gaussian:
             squares = (n / piece.noise_multiplier**2 for piece, n in self.pieces)
@@ -261,23 +262,23 @@ class Release:
 
     @property
     def is_zcdp(self) -> bool:
-        """Is true if its rho is all that there is to know of it."""
+        """True if its rho is all that is known of it."""
         return (self.epsilon, self.event, self.noise_multiplier) == (None, None, None)
 
     def queries(self, replaced: bool) -> tuple[tilted.Query, ...] | None:
-        """Gaussian queries on samples, or on all, that it consists of; None for others."""
+        """The Gaussian queries, on samples or on all data, that it consists of; or None."""
         queries = [event_losses.query_of(piece, count) for piece, count in self.pieces]
         if not queries or None in queries:
             return None
         if self.is_gaussian:
             return (tilted.Query(1.0, self.gaussian_noise(replaced)),)  # type: ignore[arg-type]
-        # Under replacements dp-accounting knows no Poisson sampling, else no other.
+        # Under replacements dp-accounting knows no Poisson sampling, otherwise that alone.
         replaces = self.adjacency != "zero-out"
         fit = all(q.is_replaced == replaces or q.probability == 1.0 for q in queries)  # type: ignore[union-attr]
         return tuple(queries) if fit and not self.is_doubled(replaced) else None  # type: ignore[arg-type]
 
     def loss(self, replaced: bool, interval: float) -> Loss:
-        """A privacy loss that dominates it: that of the worst mechanism with all this."""
+        """A privacy loss that dominates it: the worst that all known bounds allow."""
         whole = None
         if self.event is not None:
             replaces = self.adjacency != "zero-out"
@@ -304,7 +305,7 @@ class Release:
 
     @property
     def numbers(self) -> list[float] | None:
-        """Of sampled Gaussian noise: count, noise, and q, or source and sample."""
+        """Count, noise, and q, or source and sample size, of sampled Gaussian noise."""
         query, count = self.pieces[0]
         if len(self.pieces) > 1 or event_losses.query_of(query, count) is None:
             return None
@@ -356,7 +357,7 @@ def _event_of(numbers: list[Any] | None) -> dp_accounting.DpEvent | None:
 
 
 class Bound(NamedTuple):
-    """A joint epsilon, by which theorem, and what it is worth; fields of a guarantee."""
+    """A joint epsilon, its accountant, kind and confidence: fields of a guarantee."""
 
     epsilon: float
     accountant: str
@@ -502,7 +503,7 @@ class JointGuarantee:
 
     @functools.cached_property
     def stated(self) -> tuple[float, float] | None:
-        """Basic composition of what each states."""
+        """Basic composition of what each part states; None if one states nothing."""
         pairs = [part.stated(self.replaced) or (None, None) for part in self.parts]
         epsilon, delta = (_sum(column) for column in zip(*pairs))
         return None if epsilon is None or delta is None else (epsilon, delta)
@@ -527,13 +528,13 @@ class JointGuarantee:
             bounds += self._by_losses(delta)
         if self.stated is not None and self.stated[1] <= delta * (1.0 + 1e-9):
             value = self.stated[0]
-            # Where it is no better, the others say more of what the number is worth.
+            # Where it is no better, the others say more about how certain the number is.
             if all(value < (1.0 - 1e-6) * bound.epsilon for bound in bounds):
                 bounds.append(Bound(value, BASIC, *_certainty(self.parts)))
         return bounds
 
     def _expected(self) -> float:
-        """About the epsilon that is to be expected, by what is known quickly."""
+        """A rough guess of epsilon, from what is quick to compute."""
         expected = [self.stated[0]] if self.stated is not None else []
         if self.zcdp_rho is not None:
             expected.append(self.zcdp_rho + 8.0 * math.sqrt(self.zcdp_rho))
@@ -548,7 +549,7 @@ class JointGuarantee:
             return
         queries = [part.queries(self.replaced) for part in self.parts]
         if None not in queries:
-            # Samples that noise is added to.
+            # All parts are Gaussian queries on samples.
             composed = ComposedQueries(tuple(itertools.chain(*queries)))  # type: ignore[arg-type]
             if len(composed.kinds) == 1 or delta < _TILTED:
                 value = composed.epsilon(delta, 1.0)
@@ -556,7 +557,7 @@ class JointGuarantee:
                 return
         if delta <= _SMALLEST or self._expected() > _LARGEST:
             return
-        # A power of two times the finest one.
+        # The interval is the finest one times a power of two.
         coarser = max(0, math.ceil(math.log2(self._expected() / _FINE)))
         proven = tuple(part.proven() for part in self.parts)
         # What is simulated counts as the Gaussian mechanism that it is, too.
@@ -571,18 +572,19 @@ def compose(
 ) -> JointGuarantee:
     """The joint guarantee of several runs and other releases on the same data.
 
-    A release that is stated for other neighbors counts with its guarantee for neighbors
-    of neighbors: under replacements with half the Gaussian noise and four times the rho.
+    Under replacements, a release that is stated for zero-out counts with its guarantee for
+    two zero-outs, which a replacement is: half the Gaussian noise, four times the rho.
 
     Args:
       plans: one plan for each run (list a plan twice if it was run twice), and a `Release`
         for each release made elsewhere.
-      adjacency: "zero-out" or "replace-one"; by default "replace-one" if all parts hold
-        for it, or one is stated for nothing else.
+      adjacency: "zero-out" or "replace-one"; by default "replace-one" if some part is
+        stated for it alone, or all hold for it, too.
 
     Raises:
       TypeError: if something else is given.
-      ValueError: if there are none, or one does not hold for zero-out and has to.
+      ValueError: if there are no parts, or adjacency is "zero-out" and a part is stated for
+        "replace-one" alone.
     """
     given = tuple(plans) if isinstance(plans, Iterable) else (None,)
     if not all(isinstance(one, (Plan, Release)) for one in given):
@@ -604,7 +606,7 @@ def compose(
 
 
 def _sum(values: Iterable[float | None]) -> float | None:
-    """None if any is."""
+    """The sum of all values; None if any is."""
     terms = list(values)
     return None if None in terms else math.fsum(terms)  # type: ignore[arg-type]
 

@@ -55,12 +55,12 @@ class Measurements:
 
     @property
     def norm(self) -> float:
-        """Of an example's contribution with its counts, per unit of l2_norm_clip; >= 1."""
+        """Norm of a contribution with its counts, per unit of l2_norm_clip; >= 1."""
         return 1.0 / math.sqrt(1.0 - self.counts)
 
     @property
     def mu(self) -> float:
-        """Of all evaluations together, as a Gaussian mechanism; 0 without any."""
+        """Mu of all evaluations together, as one Gaussian mechanism; 0 without any."""
         if self.noise_multiplier is None:
             return 0.0
         return math.sqrt(self.evaluations) / self.noise_multiplier

@@ -125,7 +125,7 @@ def bands_that_fit(
 
 
 def _part(num_parameters: int, num_devices: int) -> int:
-    """Of the numbers of a vector, those of one device."""
+    """The number of a vector's entries that one device holds."""
     num_devices = whole_number("num_devices", num_devices)
     return -(-whole_number("num_parameters", num_parameters) // num_devices)
 

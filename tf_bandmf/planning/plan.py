@@ -303,7 +303,7 @@ class Plan:
 
         Raises:
           ValueError: if confidence is out of range, nothing is simulated, or the plan has
-            a reservation: bound it first.
+            a reservation: call `bounded` before `reserve`.
         """
         if not self.participation.is_simulated:
             raise ValueError(
@@ -311,7 +311,7 @@ class Plan:
                 f"{confidence!r}. It is for BallsInBins and BMinSepSampling."
             )
         if self.measurements != Measurements():
-            raise ValueError("The plan has a reservation: bound it before.")
+            raise ValueError("The plan has a reservation: call bounded before reserve.")
         accountant = self.accounting(confidence)
         return self._with_noise(accountant.calibrate(self.epsilon, self.delta))
 

@@ -310,17 +310,17 @@ def _normal(x: float) -> float:
 
 
 def _percent(share: float) -> int:
-    """Rounded up."""
+    """A share in percent, rounded up."""
     return min(100, math.ceil(100.0 * share - 1e-9))
 
 
 def _markdown(text: str) -> str:
-    """Without characters that Markdown or HTML would read as markup."""
+    """Escapes characters that Markdown or HTML would read as markup."""
     return "".join(f"\\{c}" if c in "\\`*_{}[]<>#|" else c for c in text)
 
 
 def sentence(text: str) -> str:
-    """With a capital and a full stop."""
+    """Makes a text a sentence: with a capital and a full stop."""
     text = text.strip()
     return f"{text[0].upper()}{text[1:].rstrip('.')}."
 

@@ -20,7 +20,8 @@ from tensorflow.python.framework import op_def_registry
 from tf_bandmf.sampling.identity import INPUTS, TARGETS, bytes_of
 from tf_bandmf.sampling.sources import named_parts, said_of, with_weights
 
-# Of operations with state: they read, print, stop, or call what is looked into.
+# Stateful operations that are allowed: they read, print, stop, or call functions whose
+# operations are examined, too.
 _READING = frozenset(
     "Assert Case If LookupTableFindV2 LookupTableSizeV2 PrintV2 ReadVariableOp "
     "ResourceGather ResourceGatherNd StatefulPartitionedCall VariableShape "
@@ -62,8 +63,8 @@ class Mapped:
         `tf.image.stateless_random_*`. Or a Keras layer, such as
         `keras.layers.RandomFlip`, which is called with `training=True` on batches of
         one; its own seed is not used. Dense tensors of one shape for all examples.
-      rows: contents of some examples, with which it is tried.
-      seeds: theirs, int64, shape [N, 2].
+      rows: contents of some examples, on which the function is tried.
+      seeds: seeds of these examples, int64, shape [N, 2].
       parses: whether the function gets a record and returns `x`, `(x, y)` or
         `(x, y, sample_weight)`, all that an example has.
 
@@ -92,7 +93,7 @@ class Mapped:
         self.with_targets = len(names) - self._with_seed == 2
         self._spec = self._tried(rows, seeds)
         self._traced = self._trace(rows)
-        # What it makes of these tells two functions apart, for a resumed run.
+        # The results for these rows tell two functions apart when a run is resumed.
         made = [leaf.numpy() for leaf in tf.nest.flatten(self(rows, lambda: seeds))]
         self.digest = b"mapped" + b"".join(map(bytes_of, made))
 
@@ -126,9 +127,10 @@ class Mapped:
         return with_weights({**rows, **made}, works)
 
     def _tried(self, rows: dict[str, Any], seeds: tf.Tensor) -> dict[str, Any]:
-        """The kind of what the function makes of examples, but those of which it fails.
+        """The specs of what the function returns, from the examples on which it works.
 
-        It is called eagerly, so that layers make their weights outside of the graph.
+        The function is called eagerly, so that layers make their weights outside of the
+        graph.
         """
         results, failure = [], ""
         for i in range(int(seeds.shape[0])):
@@ -200,7 +202,7 @@ class Mapped:
                 f"or tf.image.stateless_random_*, or keras.random and Keras' layers "
                 f"(import tf_bandmf.keras first). Assign no variables and call no code of "
                 f"the host: examples could meet there, and a resumed run would see others. "
-                f"Python code belongs into a data set that is read by index."
+                f"Python code belongs in a data set that is read by index."
             )
         return traced
 
@@ -208,22 +210,23 @@ class Mapped:
 def _each_that_works(
     function: Callable[[Any], Any], rows: Any, spec: Any
 ) -> tuple[Any, tf.Tensor]:
-    """Maps a function over rows, one by one, whatever it does with some of them.
+    """Maps a function over rows, one by one, and survives rows on which it fails.
 
     Args:
-      function: of one row; in a graph. Errors of its operations are those of the row.
+      function: takes one row, in a graph. An error of an operation concerns its row alone.
       rows: structure of tensors whose first dimension is N.
-      spec: structure of specs of what it returns, of static shapes.
+      spec: structure of the specs of its results, whose shapes are static.
 
     Returns:
-      Its results, with zeros where it failed, and where it did not, bool, shape [N].
+      The results, with zeros for rows on which the function failed; and whether it worked
+      for each row, bool, shape [N].
     """
     count = tf.shape(tf.nest.flatten(rows)[0], out_type=tf.int64)[0]
     blank = tf.nest.map_structure(lambda s: tf.zeros(s.shape, s.dtype), spec)
     numbered = tf.data.Dataset.from_tensor_slices((tf.range(count), rows)).map(
         lambda place, row: (place, function(row)), num_parallel_calls=tf.data.AUTOTUNE
     )
-    # One more, which always works, so that there is a batch.
+    # One more row, which always works, so that the batch is never empty.
     ended = numbered.ignore_errors().concatenate(
         tf.data.Dataset.from_tensors((count, blank))
     )
@@ -238,7 +241,7 @@ def _each_that_works(
 
 
 def _impure_operation(graph: Any) -> str | None:
-    """The first operation of a graph that is no function of its inputs alone."""
+    """The first operation of a graph whose result depends on more than its inputs."""
     definition = graph.as_graph_def()
     nodes = [*definition.node]
     for function in definition.library.function:

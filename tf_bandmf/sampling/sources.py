@@ -2,7 +2,7 @@
 
 A row that cannot be read (a damaged image, a text where a number should be) becomes a row
 of zeros with weight 0. It takes its part in the run, adds nothing to the sum, and does not
-end the run: that it ended would tell about the record (invariants 5 and 18).
+end the run: a run that ended would tell about the record (invariants 5 and 18).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _SHOWN = 5
 class ExampleSource(abc.ABC):
     """Rows by index, each of which stays what it was when it was first read.
 
-    One that cannot be read, or has another shape, does not end the run: it becomes a row
+    A row that cannot be read, or has another shape, does not end the run: it becomes a row
     of zeros with sample weight 0, and stays one.
 
     Args:
@@ -51,7 +51,7 @@ class ExampleSource(abc.ABC):
     Attributes:
       in_order: whether rows are read in the order of the data set alone: enough only for
         a fixed epoch order.
-      may_fail: whether some row may be none; then there are sample weights.
+      may_fail: whether a row may be unreadable; if so, there are sample weights.
       parse: a function that makes examples of the rows, or None.
       remarks: what the statement of a run on them must say, in sentences.
     """
@@ -106,7 +106,7 @@ class ExampleSource(abc.ABC):
             raise ValueError(self._changed.format(place=changed[0]))
 
     def row_hashes(self) -> np.ndarray:
-        """Of the rows that were read."""
+        """Hashes of the rows that were read."""
         return self._hashes[1, self._is_seen]
 
     def records(self) -> np.ndarray:
@@ -281,8 +281,8 @@ class TFRecordExamples(ExampleSource):
                 end = -1
             if end != size:
                 raise ValueError(
-                    f"{file} is damaged, changes, or is no uncompressed TFRecord file: "
-                    f"compressed ones cannot be read by index. Decompress it."
+                    f"{file} is damaged, changing, or not an uncompressed TFRecord file: "
+                    f"compressed files cannot be read by index. Decompress it."
                 )
         if not places:
             raise ValueError(f"There are no records in {self._files}.")

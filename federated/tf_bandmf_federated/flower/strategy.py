@@ -263,7 +263,7 @@ class PrivateFedAvg(Strategy):
         return result
 
     def _refuse(self, *arguments: Any, **options: Any) -> Any:
-        """Rounds are begun by `start`, which writes the ledger before."""
+        """Refuses a call by Flower: `start` begins rounds, and writes the ledger first."""
         raise RuntimeError(
             "PrivateFedAvg runs its rounds itself: call start. Wrapped by another "
             "strategy it would neither know nor keep what its guarantee needs. What "
@@ -321,7 +321,7 @@ class PrivateFedAvg(Strategy):
         return awaits
 
     def _warn_of_too_few(self) -> None:
-        """Before the first round, if the devices that are there cannot take turns."""
+        """Warns before the first round if too few devices are there to take turns."""
         b, connected = self._participation.min_separation, len(self._devices.nodes)
         if not self._ledger.rounds and -(-connected // self._wanted) < b:
             log(
@@ -372,7 +372,7 @@ class PrivateFedAvg(Strategy):
 
     def _exchange(self, request: Request, add: Add) -> Replies:
         """Sends a round's model to its devices, and adds what comes back in time."""
-        # They are thrown away.
+        # Replies to the round before come too late: they are thrown away.
         late = len([*self._grid.pull_messages(self._unanswered)])
         nodes = self._devices.nodes_of(request.names)
         asked = self._send(request, nodes)
@@ -396,7 +396,7 @@ class PrivateFedAvg(Strategy):
                 look = time.monotonic() + _GONE
                 gone = self._devices.gone(nodes.values())
                 for message in [m for m, name in asked.items() if nodes[name] in gone]:
-                    del asked[message]  # for good: what it may send is not waited for
+                    del asked[message]  # for good: a late reply is not waited for
                     failed += 1
             if asked:
                 time.sleep(_PAUSE)
@@ -404,7 +404,7 @@ class PrivateFedAvg(Strategy):
         return Replies(refused=refused, late=late, failed=failed)
 
     def _pulled(self, asked: list[str], request: Request) -> Iterator[Message]:
-        """Yields what has come, a few at a time: each has a model of memory."""
+        """Yields what has come, a few at a time: each takes the memory of a model."""
         model = max(1, sum(weight.nbytes for weight in request.weights))
         for part in blocks(0, len(asked), max(1, _PULLED_BYTES // model)):
             yield from self._grid.pull_messages(asked[part])

@@ -137,9 +137,9 @@ class PrivateLearningProcess(tff.learning.templates.LearningProcess):
         return _with_noise(state, after, current + 1)
 
     def begin(self, state: Any) -> tuple[bytes, int] | None:
-        """Run and round of a state, whose result `next` may make now.
+        """Run and round of a state, if `next` may compute its result now.
 
-        None if it is unknown: while TFF traces, for references of its programs, and for
+        None if they are unknown: while TFF traces, for references of its programs, and for
         anything but a state of this process. The first time, the run reserves in the
         ledger that its plan is bound to.
 
@@ -173,7 +173,7 @@ class PrivateLearningProcess(tff.learning.templates.LearningProcess):
         return use
 
     def has_failed(self, use: tuple[bytes, int]) -> None:
-        """A round that `begin` let begin has no result."""
+        """Notes that a round that `begin` admitted has no result."""
         self._done.discard(use)
 
     def note_rounds(self, rounds: int) -> None:
@@ -186,8 +186,8 @@ class _NextOnce(tff.framework.ConcreteComputation):
     """A process's `next`, which refuses a second result of a round.
 
     Args:
-      computation: what it calls.
-      process: that knows which rounds have results.
+      computation: the `next` of TFF that it calls.
+      process: keeps track of the rounds that have results.
     """
 
     def __init__(

@@ -23,11 +23,11 @@ from tf_bandmf.keras.compat.patching import patched
 
 
 def vectorized_map(function: Callable[[Any], Any], elements: Any) -> Any:
-    """As `tf.vectorized_map` in a graph, of elements that all have as many rows.
+    """`tf.vectorized_map` in a graph, for tensors of the same number of rows.
 
     Args:
-      function: of one example.
-      elements: of all.
+      function: of the row of one example.
+      elements: structure of tensors with a row for each example.
     """
     flat = [tf.convert_to_tensor(t) for t in tf.nest.flatten(elements)]
     count = flat[0].shape[0]

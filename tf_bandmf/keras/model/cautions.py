@@ -3,7 +3,7 @@
 They concern what wastes a budget, or acts on private data.
 
 They follow from the plan, the model's settings and shapes. No value of a record is used,
-but for the labels that `plan.batches` looked at.
+except the labels that `plan.batches` looked at.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ def _of_counts(model: Any) -> Iterator[str]:
 
 
 def _of_sgd(model: Any) -> Iterator[str]:
-    """Of SGD that is not the plan's workload, or has far more than the advised rate.
+    """Cautions about SGD that is not the plan's workload, or far above the advised rate.
 
     Only the error depends on the workload: what an optimizer does with noisy gradients
     is post-processing. With momentum beta, weight decay w and rate eta SGD is

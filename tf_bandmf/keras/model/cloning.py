@@ -35,7 +35,7 @@ def cloned(
 def _cloned(
     model: keras.Model, replace: Callable[[Any], Any | None], made: dict[int, Any]
 ) -> keras.Model:
-    """As `cloned`; `made` holds the clones of layers that several models share."""
+    """Clones a model; `made` holds the clones of layers that several models share."""
 
     def again(layer: Any) -> Any:
         if id(layer) not in made:
@@ -80,14 +80,14 @@ def _one(layer: Any, replace: Callable[[Any], Any | None], made: dict[int, Any])
 
 
 def _called(layer: Any, *args: Any, **kwargs: Any) -> Any:
-    """Calls a layer as another was called; it may know no masks."""
+    """Calls a layer as another was called, without a mask that is None."""
     if kwargs.get("mask", 0) is None:
         del kwargs["mask"]
     return layer(*args, **kwargs)
 
 
 def _same_lambda(layer: keras.layers.Lambda) -> keras.layers.Lambda:
-    """With the very function: its code alone would not find the names that it uses."""
+    """Copies a layer with its function itself: code alone would not find its names."""
     config = keras.layers.Layer.get_config(layer)
     return keras.layers.Lambda(
         layer.function,

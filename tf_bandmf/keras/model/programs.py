@@ -430,7 +430,7 @@ def _map(function: Callable[..., Any], *structures: Any) -> Any:
 
 
 def _each(function: Callable[[Any], Any], structure: Any) -> Any:
-    """As `_map`; None stays None."""
+    """Maps a function over a structure; None stays None."""
     return _map(lambda leaf: None if leaf is None else function(leaf), structure)
 
 

@@ -315,7 +315,7 @@ class PrivateTraining(BuiltBefore, PrivateStep):
         return optimizer.run.statement(None, remarks, self.weights)
 
     def load_weights(self, *args: Any, **kwargs: Any) -> Any:
-        """As `keras.Model.load_weights`; the statement of a run that begins says so."""
+        """Loads weights as Keras does; the statement of a run that begins says so."""
         super().load_weights(*args, **kwargs)
         self._note_loaded()
 
@@ -325,7 +325,7 @@ class PrivateTraining(BuiltBefore, PrivateStep):
         self._note_loaded()
 
     def set_weights(self, weights: Any) -> None:
-        """As `keras.Model.set_weights`; the statement of a run that begins says so."""
+        """Sets weights as Keras does; the statement of a run that begins says so."""
         super().set_weights(weights)
         self._note_loaded()
 
@@ -343,7 +343,7 @@ class PrivateTraining(BuiltBefore, PrivateStep):
         return super().__call__(*args, **kwargs)
 
     def save(self, filepath: Any, *args: Any, **kwargs: Any) -> Any:
-        """As `keras.Model.save`; a run with a private state file can be resumed from it.
+        """Saves as Keras does; a run with a private state file can be resumed from it.
 
         In such a run, the file is replaced as a whole: an interruption leaves the
         previous file.
@@ -352,12 +352,12 @@ class PrivateTraining(BuiltBefore, PrivateStep):
             return super().save(path, *args, **kwargs)
 
     def save_weights(self, filepath: Any, *args: Any, **kwargs: Any) -> Any:
-        """As `keras.Model.save_weights`; see `save`."""
+        """Saves the weights as Keras does; see `save`."""
         with self._recorded(filepath, args, kwargs) as path:
             return super().save_weights(path, *args, **kwargs)
 
     def export(self, *args: Any, **kwargs: Any) -> Any:
-        """As `keras.Model.export`, after a release of tables."""
+        """Exports the model as Keras does, after a release of tables."""
         self._before_use()
         return super().export(*args, **kwargs)
 
@@ -394,9 +394,10 @@ class PrivateTraining(BuiltBefore, PrivateStep):
                 build_from(self, Contents.of(batch).by_row())
 
     def train_on_batch(self, x: Any, y: Any = None, **kwargs: Any) -> Any:
-        """As `keras.Model.train_on_batch`; `x` is a batch of `plan.batches`.
+        """Trains as Keras does on one batch; `x` is a batch of `plan.batches`.
 
-        Under `MinSep`: inputs and targets, whose separation the caller enforces.
+        Under `MinSep`, `x` and `y` are inputs and targets, and the caller enforces their
+        separation.
         """
         optimizer = self._private_optimizer()
         optimizer.run.weighs_classes |= kwargs.get("class_weight") is not None

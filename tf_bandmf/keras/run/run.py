@@ -488,8 +488,8 @@ class Run:
             self.refuse_restored()
             if not self.step:
                 raise ValueError(
-                    "The run has taken no step yet: its evaluations begin after its first "
-                    "one, which may be refused."
+                    "The run has taken no step yet: evaluations begin after its first "
+                    "step, which may still be refused."
                 )
             self._refuse_changed(weights)
             self.reservation.ensure()

@@ -163,7 +163,7 @@ class SecretState:
         return _hidden(self._points[: int(last)].copy())
 
     def _recent_steps(self, step: int) -> np.ndarray:
-        """The latest steps up to one: that of place i has the remainder i."""
+        """The latest step up to this one for each remainder modulo `key_terms`."""
         terms = self.generator.key_terms
         return np.maximum(step - (step - np.arange(terms)) % terms, 0)
 
@@ -176,7 +176,7 @@ class SecretState:
         return self.generator.bound_key(keys, points) if self._is_bound else keys
 
     def seed(self, step: int) -> tf.Tensor:
-        """From which the masks of a step's random layers follow, int32, shape [2]."""
+        """The seed of the masks of a step's random layers, int32, shape [2]."""
         digest = hashlib.blake2b(
             step.to_bytes(8, "little"),
             digest_size=8,

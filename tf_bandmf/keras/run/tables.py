@@ -231,7 +231,7 @@ class RunTables:
 
     @property
     def readers(self) -> dict[int, Reader]:
-        """For `clipped_gradient_sums`."""
+        """Functions that read the tables, for `clipped_gradient_sums`."""
         return {
             id(variable): _reader(
                 table.weights_of, functools.partial(self._is_up_to_date, table)
@@ -241,7 +241,7 @@ class RunTables:
 
     @property
     def variables(self) -> list[Any]:
-        """The layers' variables: they have the last release."""
+        """The layers' variables, which hold the last release."""
         return self._variables
 
     # A step.

@@ -222,7 +222,7 @@ def gram(rows: tf.Tensor) -> tf.Tensor:
 
 
 def of_gram(lefts: tf.Tensor, rights: tf.Tensor) -> Norms:
-    """As `of_terms`, from the inner products [B, T, T] or [B, G, T, T]."""
+    """The norms of `of_terms`, from inner products [B, T, T] or [B, G, T, T]."""
     total = tf.reduce_sum(tf.cast(tf.reduce_sum(lefts * rights, -1), tf.float64), -1)
     # |l_t|² and |r_t|² are the diagonals: sums without cancellation.
     lengths = [
@@ -234,7 +234,7 @@ def of_gram(lefts: tf.Tensor, rights: tf.Tensor) -> Norms:
 
 
 def of_products(left: tf.Tensor, right: tf.Tensor) -> Norms:
-    """As `of_terms`, of gradients that are formed only to be measured."""
+    """The norms of `of_terms`, from gradients that are formed only to be measured."""
     left, right = tf.cast(left, tf.float32), tf.cast(right, tf.float32)
     measured = of_examples(tf.matmul(left, right, transpose_a=True)).squared
     lengths = of_last_axis(left).bounds * of_last_axis(right).bounds

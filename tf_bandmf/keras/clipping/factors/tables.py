@@ -31,7 +31,7 @@ class Rows(Factor):
       values: [B, T, O].
       num_rows: rows of the table.
       stays_sparse: whether the weighted sum is made of (ids, values) as `tf.IndexedSlices`,
-        in which rows stand several times and rows that do not exist have negative ids.
+        in which rows may occur several times and rows that do not exist have negative ids.
       product: None; or the gradients of a projection with the same table, which are added:
         left [B, T, num_rows], right [B, T, O].
     """
@@ -113,7 +113,7 @@ class Rows(Factor):
         return Measured(measured, (values,), weighted_sum)
 
     def summed(self, weights: tf.Tensor, values: tf.Tensor) -> Any:
-        """The sum over examples with weights [B], of these values."""
+        """The sum of these values over examples, with weights [B]."""
         ids = tf.reshape(self.ids, [-1])
         values = values * weights[:, None, None]
         values = tf.reshape(values, [-1, values.shape[-1]])
@@ -122,7 +122,7 @@ class Rows(Factor):
         return tf.math.unsorted_segment_sum(values, ids, self.num_rows)
 
     def _norms(self, values: tf.Tensor) -> Norms:
-        """From the sums of values that go to the same row."""
+        """Norms of gradients, from the sums of values that go to the same row."""
         order = tf.argsort(self.ids, axis=1)
         ids = tf.gather(self.ids, order, batch_dims=1)
         values = tf.gather(values, order, batch_dims=1)

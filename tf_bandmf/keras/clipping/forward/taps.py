@@ -108,12 +108,12 @@ class Recorder:
         return len(self._graph.get_operations())
 
     def windows(self) -> list[Window | None]:
-        """For each operation of the graph, the innermost call that it was made in."""
+        """The innermost call in which each operation of the graph was made; or None."""
         self._note_operations()
         return self._windows
 
     def _note_operations(self) -> None:
-        """Notes of operations since the last call began or ended that they are of this."""
+        """Notes the current call for all operations since a call last began or ended."""
         self._windows += [self._window] * (self.position() - len(self._windows))
 
     def _described(

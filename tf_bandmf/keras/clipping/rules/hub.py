@@ -1,7 +1,7 @@
 """Norm rule of a layer of KerasHub, which need not be installed.
 
-Its class is known by where it is: a rule never imports KerasHub. That it computes what
-the rule takes it to is not what privacy rests on (the norm is that of what is added up).
+The class is recognized by its module path: a rule never imports KerasHub. Privacy does not
+rest on the layer computing what the rule assumes: the norm is that of what is added up.
 """
 
 from collections.abc import Mapping, Sequence

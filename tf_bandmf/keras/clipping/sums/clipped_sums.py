@@ -115,7 +115,7 @@ def clipped_gradient_sums(
         have the shape [B, K, ...], and "example" means a unit, whose loss is the mean
         of its rows' losses: see `tensors.multi_row`.
       shares: None; or what part of the clip norm each example is clipped to, [B] float32
-        in [0, 1]; others are taken for the nearest of these.
+        in [0, 1]; others are clipped to this range.
       clipping: flat or automatic, as a whole or in groups of weights. Gamma of automatic
         clipping is the same for all groups. Scales are given by `scales`.
       scales: None; or what each coordinate of an example's gradient is multiplied by
@@ -174,7 +174,7 @@ def _clipped(
     count = tf.maximum(size, 1)
     data = batches.pad_batch(data, count - size)
     clipped = one_pass(data, tf.range(count) < size)
-    # With one constant for all, as a graph takes its time for each operation.
+    # One constant for all results: a graph spends time on each operation.
     part = tf.constant([0]), tf.reshape(size, [1]), tf.constant([1])
     results = batches.map_tensors(lambda t: tf.strided_slice(t, *part), clipped[1:])
     return ClippedGradients(clipped.sums, *results)
@@ -248,9 +248,9 @@ class Part(NamedTuple):
     """Gradients of variables of one group that are measured together.
 
     Attributes:
-      positions: of the variables.
+      positions: places of the variables in the model.
       group: number of their group.
-      measured: of one variable, or of all of them flat and behind one another.
+      measured: gradients of one variable, or of all of them, flat and one after another.
     """
 
     positions: tuple[int, ...]
@@ -259,7 +259,7 @@ class Part(NamedTuple):
 
 
 def _bounds(parts: Sequence[Part], clip: Clip) -> tf.Tensor:
-    """Bounds of the squared norms of all groups, [G, B] float64; 0 of one without parts."""
+    """Bounds of the squared norms of groups, [G, B] float64; 0 for one without parts."""
     members: list[list[tf.Tensor]] = [[] for _ in range(clip.norms.shape[0])]
     for part in parts:
         members[part.group].append(part.measured.norms.bounds)
@@ -269,7 +269,7 @@ def _bounds(parts: Sequence[Part], clip: Clip) -> tf.Tensor:
 
 
 def _all(of_groups: tf.Tensor) -> tf.Tensor:
-    """Says of each example, [B], if it is so in all groups, [G, B]."""
+    """Says for each example, [B], if a condition holds in all groups, [G, B]."""
     return tf.reduce_all(of_groups, axis=0)
 
 
@@ -278,7 +278,7 @@ def _measured(
 ) -> list[Part]:
     """Measures the per-example gradients of all variables that have any.
 
-    They are those of the losses times the scale; of units, if there are units.
+    These are gradients of the losses times the scale; of units, if there are any.
     """
     upstream = tf.fill(
         tf.shape(forward.losses), tf.cast(clip.scale, forward.losses.dtype)
@@ -339,7 +339,7 @@ def _side_by_side(factors: Mapping[int, Factor], groups: Sequence[int]) -> list[
 
 
 def _size(factor: Factor) -> int:
-    """Elements of a variable whose gradients are there and whose shape is known, or 0."""
+    """Elements of a variable if its gradients are formed and of known shape, else 0."""
     if type(factor) is not Instantiated:
         return 0
     return factor.gradients.shape[1:].num_elements() or 0
@@ -348,8 +348,8 @@ def _size(factor: Factor) -> int:
 def _dense(gradient: Any) -> tf.Tensor | None:
     """A gradient for a tap as a tensor; None stays None.
 
-    That of something that gathers from its input (a loss with sparse labels, in a batch
-    of unknown size) is sparse.
+    The gradient of an operation that gathers from its input (a loss with sparse labels,
+    in a batch of unknown size) is sparse.
     """
     if gradient is None:
         return None
@@ -363,7 +363,7 @@ def _weighted_sums(
     weights: Sequence[tf.Tensor],
     counts: tf.Tensor,
 ) -> list[Any]:
-    """Sums per-example gradients with weights of groups, of examples that count."""
+    """Sums the gradients of the examples that count, each with its weight in its group."""
     sum_up = _sums_in_turns if accelerator() else _sums_at_once
     sums: dict[int, Any] = {}
     for part, total in zip(parts, sum_up(parts, weights, counts), strict=True):

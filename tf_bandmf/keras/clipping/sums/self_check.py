@@ -1,4 +1,4 @@
-"""A numerical check of per-example clipping, for rules and layers that nothing shows.
+"""A numerical check of per-example clipping, for rules and layers that no analysis proves.
 
 Training runs it for models with registered rules or vouched layers, on made-up examples:
 whether it refuses must not depend on a record.
@@ -34,10 +34,10 @@ from tf_bandmf.keras.compat.replicas import unscaled_losses
 # Gradients computed in bfloat16 carry 8 bits, in float16 11 bits, whichever way they
 # are computed.
 _TOLERANCES = {"bfloat16": 3e-2, "float16": 1e-2}
-# How often all weights are drawn, and whether with both signs: for gates behind `relu`, and
-# the other ones; positive, for what is a variance.
+# One draw of all weights for each: with both signs (for gates behind `relu`, and others),
+# or positive (for weights that are variances).
 _DRAWS = (True, True, False)
-# The numbers of those beside the first example, which all copy the second, times a factor.
+# Beside the first example stand copies of the second, times these factors.
 _OTHERS = (1.0, math.nan, 0.0, 1e3, 1.0, 1.0)
 
 
@@ -62,7 +62,7 @@ def self_check(
     The reference is a plain gradient tape on a batch of one, which knows nothing of taps
     and rules. A made-up example stands beside another one, NaN, zeros, an outlier and
     copies, with all weights and state drawn at random several times: a gate that is
-    closed now may open later. Random layers are made deterministic meanwhile. Nothing
+    closed now may open later. Random layers are made deterministic in the meantime. Nothing
     changes in the model. Layers that mix examples were found before; this check is for
     layers whose class somebody vouched for, and for registered rules.
 
@@ -87,7 +87,7 @@ def self_check(
     alone = _gradients_alone(model, loss_scale_factor or 1.0)
     is_compared = False
     with _drawn_weights(model) as draw, fixed_draws.without_randomness():
-        # At least one of the first two examples is clipped, with the weights of now.
+        # At least one of the first two examples is clipped, with the current weights.
         first = itertools.islice(batches.single_examples(data), 2)
         lengths = [_norm(alone(example)) for example in first]
         clip = max(filter(math.isfinite, lengths), default=0.0) / 2 or 1.0
@@ -121,7 +121,7 @@ def _compare(
       ClippingMismatchError: if they differ.
     """
     expected = np.zeros_like(each[0])
-    # Not of the sum, in which examples may cancel but for rounding.
+    # The size of the terms, not of the sum, in which they may cancel but for rounding.
     size = 0.0
     for gradient, measured in zip(each, clipped.norms.numpy(), strict=True):
         norm = _norm(gradient)
@@ -168,7 +168,8 @@ def _with_others(tensor: tf.Tensor) -> tf.Tensor:
 def _gradients_alone(model: keras.Model, scale: float) -> Callable[[Any], Any]:
     """Returns a function that gives a plain tape's gradient of a batch of one, flat.
 
-    It is NaN where the loss is not finite, as then an example adds nothing.
+    It is NaN where the loss is not finite: such an example adds nothing to the sum, and
+    there is nothing to compare.
     """
     variables = [tensorflow_value(v) for v in model.trainable_variables]
     loss = compiled_loss(model)
@@ -197,7 +198,7 @@ def _norm(gradient: Any) -> float:
 
 
 def _flat(gradients: Sequence[Any]) -> tf.Tensor:
-    """Gradients of all variables behind one another, float64."""
+    """Gradients of all variables, one after another, float64."""
     dense = map(tf.convert_to_tensor, gradients)
     return tf.concat([tf.cast(tf.reshape(g, [-1]), tf.float64) for g in dense], axis=0)
 
@@ -207,8 +208,8 @@ def _drawn_weights(model: keras.Model) -> Iterator[Callable[[bool], None]]:
     """Restores a model's weights and state afterwards.
 
     Yields:
-      A function that draws all of them, of the size that they have, or of 0.1: with both
-      signs, or positive.
+      A function that draws all of them at random, of the size that they have, or of 0.1 if
+      that is 0: with both signs, or positive.
     """
     states = model.variables
     before = [np.array(state.numpy()) for state in states]

@@ -184,7 +184,7 @@ class Clipping:
         return remarks
 
     def to_config(self) -> dict[str, Any]:
-        """For files, where mappings have no order."""
+        """The settings for a file: groups as pairs, as mappings have no order there."""
         groups = self.groups
         pairs = [[*p] for p in groups.items()] if isinstance(groups, dict) else groups
         return {**dataclasses.asdict(self), "groups": pairs}

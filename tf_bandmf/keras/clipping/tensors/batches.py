@@ -63,7 +63,7 @@ def tensor_leaves(structure: Any) -> list[tf.Tensor]:
 
 
 def attached_to(tensor: tf.Tensor) -> dict[str, tf.Tensor]:
-    """What Keras attached to a tensor, by the name of the attribute."""
+    """The tensors that Keras attached to a tensor, by the name of the attribute."""
     attached = {name: getattr(tensor, name, None) for name in EXTRAS}
     return {name: value for name, value in attached.items() if value is not None}
 
