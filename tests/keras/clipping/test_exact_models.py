@@ -182,9 +182,7 @@ def give_masks(cell):
     def masks(step_input, rate):
         gates = getattr(cell, "dropout_mask_count", None)
         units = 2.0 * ops.arange(step_input.shape[-1], dtype="float32")
-        waves = [
-            ops.sin(50.0 * step_input + units + 3.0 * g) for g in range(gates or 1)
-        ]
+        waves = [ops.sin(50 * step_input + units + 3 * g) for g in range(gates or 1)]
         actual = [ops.cast(w > -0.4, "float32") / (1 - rate) for w in waves]
         return actual if gates else actual[0]
 
@@ -315,8 +313,8 @@ class Frozen(L.Layer):
         assert not self.trainable_variables
 
 
-def adapt(layer, rank=2):
-    layer.enable_lora(rank)
+def adapt(layer):
+    layer.enable_lora(2)
 
 
 def freeze_kernel(layer):
@@ -334,7 +332,6 @@ def freeze(layer):
 # A layer, what is done to it, and how many trainable weights the model has then.
 CHANGED = {
     "adapter": (lambda: L.Dense(6), adapt, 5),
-    "adapter of rank 1": (lambda: L.Dense(6), lambda layer: adapt(layer, 1), 5),
     "adapter of a convolution": (lambda: L.Conv1D(3, 2), adapt, 5),
     "frozen kernel": (lambda: L.Dense(6), freeze_kernel, 3),
     "frozen recurrent kernel": (lambda: L.LSTM(3), freeze_recurrent_kernel, 4),
