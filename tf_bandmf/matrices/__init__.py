@@ -1,22 +1,22 @@
 """Algebra of lower-triangular matrices with structure, in float64.
 
-Every strategy, workload and noising matrix of this library is lower triangular and is
-banded, or the inverse of a banded matrix, or one of these with its columns scaled, or one
-of the kinds that those are compared with. Only `to_dense` materializes an `n x n` array
-(and `Dense` is one), so that the others serve `n = 10**6` as well as `n = 4`.
+Every strategy, workload and noising matrix of this library is lower triangular. It is
+banded, or the inverse of a banded matrix, or one of these with its columns scaled, or of
+a kind that serves for comparison. Only `to_dense` and `Dense` materialize an `n x n`
+array; all other operations and classes work for `n = 10**6` as well as for `n = 4`.
 
 | class | matrix `M` | one product or solve costs |
 |---|---|---|
 | `ToeplitzBanded` | constant diagonals, `w` of them | O(n w) |
 | `RowBanded` | any entries on `w` diagonals | O(n w) |
-| `Inverse` | the inverse of one of the above | as its inner matrix |
-| `ColumnScaled` | another one times a positive diagonal matrix | as its inner matrix |
+| `Inverse` | the inverse of one of the above | as much as the inner matrix |
+| `ColumnScaled` | another one times a positive diagonal matrix | as much as the inner matrix |
 | `Dense` | any lower-triangular matrix | O(n^2) |
 | `BufferedToeplitz` | Toeplitz, a constant plus `d` geometric sequences | O(n d) |
 | `DyadicTree` | the square factor of the binary tree | O(n^2) |
 
-Indices are zero-based: entry `[i, j]` couples step `i` with the earlier step `j`. A new
-kind is a class with the methods of `LowerTriangular`, in a file that is imported here.
+Indices are zero-based: entry `[i, j]` couples step `i` with the step `j <= i`. To add a
+kind, write a class with the methods of `LowerTriangular` in a file that is imported here.
 """
 
 from tf_bandmf.matrices.banded import (

@@ -1,4 +1,4 @@
-"""Banded lower-triangular matrices: Toeplitz, or any entries."""
+"""Banded lower-triangular matrices: Toeplitz ones, and those with arbitrary entries."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ class ToeplitzBanded(Banded):
     """`M[i, j] = coefficients[i - j]` for `0 <= i - j < bands`, else 0.
 
     Args:
-      coefficients: the diagonals, main one first; shape [w], `1 <= w <= num_rows`.
-        Coefficients past `num_rows` do not exist in the matrix and are refused, so
-        that the horizon is never inferred from their number.
+      coefficients: one value per diagonal, the main diagonal first; shape [w],
+        `1 <= w <= num_rows`. More coefficients than rows are refused: the matrix has no
+        such diagonals, and the number of steps is never inferred from their number.
       num_rows: n.
 
     Raises:
@@ -172,7 +172,7 @@ class RowBanded(Banded):
 
     def solve(self, x: np.ndarray) -> np.ndarray:
         x = check_operand(x, self.num_rows)
-        # BLAS keeps the diagonals as rows, each shifted so that columns line up.
+        # BLAS stores each diagonal as a row, shifted so that the matrix columns line up.
         return filters.solve_banded(columns_from_rows(self.rows), x)
 
     def column_norms(self) -> np.ndarray:
@@ -211,7 +211,7 @@ def multiply(left: LowerTriangular, right: LowerTriangular) -> RowBanded:
 
 
 def columns_from_rows(rows: np.ndarray) -> np.ndarray:
-    """Diagonals row by row to diagonals by columns: `[j, i]` is `M[i + j, i]`, or 0."""
+    """Converts `as_rows` storage to columns: `[j, i]` is `M[i + j, i]`, or 0."""
     n, bands = rows.shape
     columns = np.zeros((bands, n))
     for j in range(bands):
@@ -220,7 +220,7 @@ def columns_from_rows(rows: np.ndarray) -> np.ndarray:
 
 
 def scaled_rows(rows: np.ndarray, scale: np.ndarray) -> np.ndarray:
-    """The rows, as `as_rows` has them, of `M diag(scale)`."""
+    """Returns `as_rows()` of `M diag(scale)`, given `as_rows()` of `M`."""
     rows = np.array(rows)
     rows[:, 0] *= scale
     for j in range(1, rows.shape[1]):

@@ -17,11 +17,12 @@ if TYPE_CHECKING:
 class LowerTriangular(abc.ABC):
     """An invertible `n x n` lower-triangular matrix, float64, immutable.
 
-    A kind of matrix says how it is multiplied and inverted, and what is cheap for it:
-    sensitivity, error, accounting and noise ask the matrix, and do not know kinds.
+    Each kind of matrix defines how it is multiplied and inverted, and which operations
+    are cheap for it. The code for sensitivity, error, accounting and noise calls these
+    methods and never tests for a kind.
 
     Attributes:
-      kind: name in files.
+      kind: the name of the class in saved files.
       num_rows: n.
       bands: number of diagonals, including the main one, that may be non-zero.
     """
@@ -40,12 +41,12 @@ class LowerTriangular(abc.ABC):
 
     @abc.abstractmethod
     def streaming(self) -> Streaming:
-        """The way in which rows of `M^-1 Z` are computed one after another."""
+        """Returns how the rows of `M^-1 Z` are computed one after another."""
 
     @classmethod
     @abc.abstractmethod
     def example(cls, num_rows: int) -> LowerTriangular:
-        """A matrix of this kind for `num_rows >= 4`, for the contract tests."""
+        """Returns a matrix of this kind for the contract tests; `num_rows >= 4`."""
 
     def column_norms(self) -> np.ndarray:
         """Returns the l2 norms of the columns of `M`, shape [n]."""
@@ -61,7 +62,7 @@ class LowerTriangular(abc.ABC):
         return bool(np.all((self.to_dense() if column is None else column) >= 0.0))
 
     def to_config(self) -> dict[str, Any]:
-        """The kind and the fields, plain values and arrays, for `from_config`."""
+        """Returns the kind and the fields as plain values and arrays, for `from_config`."""
         config: dict[str, Any] = {"kind": self.kind}
         for field in dataclasses.fields(self):  # type: ignore[arg-type]
             value = getattr(self, field.name)
@@ -81,15 +82,15 @@ class LowerTriangular(abc.ABC):
 
     @property
     def stored_bands(self) -> int | None:
-        """Bands of `M`, or of `M^-1` if that is the banded one; None if neither is."""
+        """Bands of `M`, or of `M^-1` if only the inverse is banded; None if neither is."""
         return None
 
     def banded_inverse(self) -> LowerTriangular | None:
-        """`M^-1` if that is the banded one; otherwise None."""
+        """Returns `M^-1` if `M` is stored as the inverse of a banded matrix, else None."""
         return None
 
     def as_rows(self) -> np.ndarray:
-        """The diagonals of a banded `M` row by row: `[i, j]` is `M[i, i - j]`.
+        """Returns the diagonals of a banded `M`, row by row: `[i, j]` is `M[i, i - j]`.
 
         Returns:
           Shape [n, bands]; 0 where `j > i`.
@@ -100,23 +101,23 @@ class LowerTriangular(abc.ABC):
         raise TypeError(f"{type(self).__name__} has no banded rows.")
 
     def distinct_rows(self) -> np.ndarray:
-        """`as_rows`, or of a Toeplitz `M` the one row that serves all, [1, bands]."""
+        """Returns `as_rows()`; for a Toeplitz `M` one row for all steps, [1, bands]."""
         column = self.toeplitz_column()
         return self.as_rows() if column is None else column[None, : self.bands]
 
     def toeplitz_column(self) -> np.ndarray | None:
-        """The first column, shape [n], if `M` is Toeplitz; otherwise None."""
+        """Returns the first column, shape [n], if `M` is Toeplitz; otherwise None."""
         return None
 
     def gram_diagonal_cost(self) -> int | None:
-        """Products that an entry of `X = M^T M` costs on average, or None.
+        """Returns the multiplications per entry of `X = M^T M` on average, or None.
 
-        None: `gram_diagonal` is not known; everything else about `X` needs `to_dense`.
+        None means that `gram_diagonal` is not available, and that `X` needs `to_dense`.
         """
         return None if self.toeplitz_column() is None else 1
 
     def gram_diagonal(self, offset: int) -> np.ndarray:
-        """`X[i, i + offset]` of `X = M^T M` for every `i`, shape [n - offset].
+        """Returns `X[i, i + offset]` for every `i`, `X = M^T M`, shape [n - offset].
 
         Raises:
           TypeError: if `gram_diagonal_cost` is None.
@@ -130,24 +131,24 @@ class LowerTriangular(abc.ABC):
     def exact_squared_sensitivity(
         self, min_separation: int, max_participations: int
     ) -> float | None:
-        """sens(M)^2 under min-separation if a theorem on this kind gives it.
+        """Returns sens(M)^2 under min-separation if a theorem on this kind gives it.
 
-        With None (the default), what is known for all matrices is used.
+        With None (the default), the caller uses a method that works for all matrices.
         """
         return None
 
     def error_factors(
         self, inverse_workload: LowerTriangular, scale: np.ndarray | None = None
     ) -> tuple[np.ndarray, np.ndarray] | None:
-        """Banded `R` and `N` with `A (M diag(scale))^-1 = R^-1 N`.
+        """Returns banded `R` and `N` with `A (M diag(scale))^-1 = R^-1 N`.
 
         Args:
           inverse_workload: `A^-1`, banded.
           scale: shape [n], or None for ones.
 
         Returns:
-          Their diagonals row by row, as in `as_rows`; or None if there are none, and
-          the error is that of the dense matrix.
+          The diagonals of `R` and `N` row by row, as in `as_rows`; or None if there are
+          no such matrices, and the error must be computed from the dense matrix.
         """
         return None
 
@@ -157,19 +158,19 @@ class LowerTriangular(abc.ABC):
         return KINDS["column_scaled"](self, scale)  # type: ignore[call-arg]
 
     def in_float32(self) -> LowerTriangular:
-        """`M` with its parameters rounded to float32, which is how noise is computed.
+        """Returns `M` with its parameters rounded to float32, as the noise uses them.
 
-        Near a singular inverse, the rounding moves `M` more than expected: what is
-        analysed must be what is used.
+        If `M^-1` is nearly singular, rounding its parameters can change `M` a lot.
+        Analyse the rounded matrix, because it generates the noise.
         """
         return self
 
     def to_dense(self) -> np.ndarray:
-        """Materializes `M`, shape [n, n]. For small `n` and for tests."""
+        """Returns `M` as an array, shape [n, n]. For small `n` and for tests."""
         return self.matmul(np.eye(self.num_rows))
 
 
-# By `kind`.
+# The classes by their `kind`.
 KINDS: dict[str, type[LowerTriangular]] = {}
 _Kind = TypeVar("_Kind", bound=type[LowerTriangular])
 
@@ -178,8 +179,8 @@ def register(cls: _Kind) -> _Kind:
     """Registers a kind of matrix for `from_config` and the contract tests.
 
     Raises:
-      TypeError: if it lacks a method.
-      ValueError: if another class has its `kind`.
+      TypeError: if the class lacks a method.
+      ValueError: if another class is registered with the same `kind`.
     """
     if inspect.isabstract(cls):
         missing = ", ".join(sorted(cls.__abstractmethods__))
@@ -211,16 +212,17 @@ def from_config(config: Mapping[str, Any]) -> LowerTriangular:
     return KINDS[kind](**fields)
 
 
-# The most steps of a run: beyond it, keys and tables take gigabytes and minutes.
+# The largest number of steps of a run: with more, random keys and tables would take
+# gigabytes and minutes.
 LARGEST_NUM_STEPS = 10_000_000
 
 
 def check_num_rows(num_rows: int) -> int:
-    """The number of rows, which is that of steps, as an int.
+    """Returns the number of rows (which is the number of steps) as an int.
 
     Raises:
-      TypeError: if it is not an int.
-      ValueError: if it is below 1, or above `LARGEST_NUM_STEPS`.
+      TypeError: if `num_rows` is not an int.
+      ValueError: if `num_rows` is below 1, or above `LARGEST_NUM_STEPS`.
     """
     if isinstance(num_rows, bool) or not isinstance(num_rows, (int, np.integer)):
         raise TypeError(f"num_steps (num_rows) must be an int, found {num_rows!r}.")
@@ -230,7 +232,7 @@ def check_num_rows(num_rows: int) -> int:
             f"{num_rows}."
         )
     if num_rows > LARGEST_NUM_STEPS:
-        # The vector of one number per step that everything has at least a few of.
+        # Every computation needs at least a few vectors with one float64 per step.
         needed = f"{8 * int(num_rows):.3g}" if num_rows < 10**300 else "endless"
         raise ValueError(
             f"num_steps (num_rows) must be <= {LARGEST_NUM_STEPS:,}, found "
@@ -241,17 +243,17 @@ def check_num_rows(num_rows: int) -> int:
 
 
 def frozen(array: Any) -> np.ndarray:
-    """A copy in float64 that cannot be written to."""
+    """Returns a read-only copy in float64."""
     array = np.array(array, dtype=np.float64)
     array.flags.writeable = False
     return array
 
 
 def check_operand(x: np.ndarray, num_rows: int) -> np.ndarray:
-    """The operand of a product, [n] or [n, m], in float64.
+    """Returns the operand of a product, shape [n] or [n, m], in float64.
 
     Raises:
-      ValueError: if it has another shape.
+      ValueError: if `x` has another shape.
     """
     x = np.asarray(x, dtype=np.float64)
     if x.ndim not in (1, 2) or x.shape[0] != num_rows:

@@ -21,21 +21,21 @@ from tf_bandmf.matrices.streaming import GeometricSums
 @register
 @dataclasses.dataclass(frozen=True, eq=False)
 class BufferedToeplitz(LowerTriangular):
-    """Buffered linear Toeplitz (BLT) matrix: d vectors stream its inverse.
+    """Buffered linear Toeplitz (BLT) matrix, whose noise needs d vectors of memory.
 
     The first column is `1, c[1], c[2], ...` with
     `c[t] = sum_m output_scales[m] decays[m]^(t - 1)`. As a power series it is
     `prod_m (1 - inverse_decays[m] x) / (1 - decays[m] x)`, so its inverse has the same
     form with the two sequences of decays exchanged (arXiv:2404.16706; this
-    parameterization: arXiv:2408.08868). Noise streams with d vectors of state `s`, zero at
-    first: `y = z + sum_m inverse_output_scales[m] s[m]`, then
+    parameterization: arXiv:2408.08868). Noise is computed step by step with d vectors of
+    state `s`, zero at first: `y = z + sum_m inverse_output_scales[m] s[m]`, then
     `s[m] = inverse_decays[m] s[m] + z`.
 
     Args:
       decays: theta, shape [d]; `1 > decays[0] > inverse_decays[0] > decays[1] > ...`.
       inverse_decays: theta-hat, shape [d]; interlaced with `decays` as above and >= 0.
-        The interlacing makes all output scales positive, their sum smaller than 1 and
-        the first column therefore positive and decreasing.
+        The interlacing makes all output scales positive and their sum smaller than 1;
+        the first column is therefore positive and decreasing.
       num_rows: n.
 
     Raises:
@@ -77,7 +77,7 @@ class BufferedToeplitz(LowerTriangular):
 
     @property
     def inverse_output_scales(self) -> np.ndarray:
-        """The same for the inverse matrix, shape [d], all < 0."""
+        """The geometric weights of the inverse's first column, shape [d], all < 0."""
         return _residues(self.inverse_decays, self.decays)
 
     def matmul(self, x: np.ndarray) -> np.ndarray:
@@ -99,7 +99,7 @@ class BufferedToeplitz(LowerTriangular):
         decays, inverse_decays = (
             values.astype(np.float32) for values in (self.decays, self.inverse_decays)
         )
-        # A decay that would be rounded to 1 stays below.
+        # A decay that float32 would round to 1 becomes the largest float32 below 1.
         below_one = np.nextafter(np.float32(1.0), np.float32(0.0))
         return BufferedToeplitz(
             np.minimum(decays, below_one), inverse_decays, self.num_rows
@@ -131,14 +131,14 @@ def _residues(decays: np.ndarray, inverse_decays: np.ndarray) -> np.ndarray:
     residues = np.empty_like(decays)
     for m, decay in enumerate(decays):
         others = np.delete(decays, m)
-        # Factor by factor: the differences of close decays are then exact.
+        # Multiplied factor by factor, because differences of close decays are exact.
         ratio = np.prod((decay - np.delete(inverse_decays, m)) / (decay - others))
         residues[m] = (decay - inverse_decays[m]) * ratio
     return residues
 
 
 def _stream(x: np.ndarray, scales: np.ndarray, decays: np.ndarray) -> np.ndarray:
-    """`x[i] + sum_m scales[m] sum_{j < i} decays[m]^(i - 1 - j) x[j]`."""
+    """Returns `x[i] + sum_m scales[m] sum_{j < i} decays[m]^(i - 1 - j) x[j]`."""
     import scipy.signal  # slow to import
 
     result = x.copy()

@@ -20,8 +20,8 @@ class Dense(LowerTriangular):
       entries: shape [n, n]; entries above the diagonal must be zero.
 
     Raises:
-      ValueError: on a non-finite entry, a non-zero entry above the diagonal, or a zero
-        on it.
+      ValueError: on a non-finite entry, a non-zero entry above the main diagonal, or a
+        zero on the main diagonal.
     """
 
     entries: np.ndarray

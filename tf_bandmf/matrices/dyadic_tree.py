@@ -1,15 +1,15 @@
 """The binary tree of partial sums, as a square strategy matrix.
 
 The tree mechanism releases noisy sums over all complete dyadic intervals
-`[j 2^l, (j + 1) 2^l)` of the `n` steps: a rectangular strategy `C_T` with one row an
+`[j 2^l, (j + 1) 2^l)` of the `n` steps: a rectangular strategy `C_T` with one row per
 interval. Its optimal decoder is the pseudo-inverse: the 'full' estimator of Honaker,
 which the papers call OPTIMAL TREEAGG (arXiv:2306.08153, App. C).
 
-Only the Gram matrix `X = C_T^T C_T` enters sensitivity and error. The square
-lower-triangular `C` with `C^T C = X` therefore stands for the tree: `A C^-1` and
-`A C_T^+` have equal row norms (`A X^-1 A^T` is their common Gram matrix), `C x` and
-`C_T x` equal norms, and being lower triangular `C` shows that the optimal decoder can
-run while the steps come in (arXiv:2202.08312).
+Sensitivity and error depend only on the Gram matrix `X = C_T^T C_T`. The square
+lower-triangular `C` with `C^T C = X` can therefore replace `C_T`: `A C^-1` and `A C_T^+`
+have equal row norms (`A X^-1 A^T` is their common Gram matrix), and `C x` and `C_T x`
+have equal norms. Because `C` is lower triangular, the optimal decoder can run step by
+step, as the steps come in (arXiv:2202.08312).
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ import numpy as np
 from tf_bandmf.matrices.base import check_num_rows, register
 from tf_bandmf.matrices.dense import Dense, lower_triangular_factor
 
-# Ways to place a number of participations in an interval that are followed up.
+# At most this many ways to place a number of participations in an interval are kept.
 _MAX_WAYS = 256
 
 
 @register
 class DyadicTree(Dense):
-    """The square factor of the complete binary tree of `num_rows` leaves.
+    """The square factor of the binary tree mechanism with `num_rows` leaves.
 
     Args:
       num_rows: n; any number, not only powers of two.
@@ -55,10 +55,11 @@ class DyadicTree(Dense):
 
 
 def tree_gram(num_steps: int) -> np.ndarray:
-    """`X[i, j]`: the number of complete dyadic intervals that hold both `i` and `j`.
+    """Returns the Gram matrix `X` of the tree.
 
     Returns:
-      Shape [n, n], float64.
+      Float64, shape [n, n]: `X[i, j]` is the number of complete dyadic intervals that
+      contain both `i` and `j`.
 
     Raises:
       TypeError, ValueError: if `num_steps` is not an int >= 1.
@@ -77,14 +78,14 @@ def tree_gram(num_steps: int) -> np.ndarray:
 class _Choices:
     """Ways to place a given number of participations in one interval.
 
-    Positions count from the interval's first step. If the first participation may be at
-    `a` or later, the earliest that the separation permits after the interval is
-    `max(earliest, a + shift)` steps after its end; possible if `a <= latest`.
+    Positions count from the interval's first step. If no participation may come before
+    position `a`, a way is possible if `a <= latest`. The first participation after the
+    interval can then be `max(earliest, a + shift)` steps after the interval's end.
 
     Attributes:
-      shift: the same for all ways.
-      earliest, latest, value: shape [ways]; `value` is the sum over the tree's nodes in
-        this interval of squared participations.
+      shift: see above; the same for all ways.
+      earliest, latest, value: shape [ways]; `value` is the sum, over the tree's nodes in
+        this interval, of the squared number of participations.
     """
 
     shift: int
@@ -96,14 +97,14 @@ class _Choices:
 def max_squared_counts(
     num_steps: int, min_separation: int, max_participations: int
 ) -> int | None:
-    """Largest sum over nodes of squared participations: the tree's exact sens^2.
+    """Returns the exact sens^2 of the tree: the largest sum of squared node counts.
 
     All entries of the Gram matrix are >= 0, so the sensitivity is the largest norm of
-    `C_T u` over the patterns `u` (arXiv:2306.08153, Prop. E.1), and `||C_T u||^2` adds
-    up the squared number of participations in each node. Intervals not longer than the
-    separation hold at most one participation; for the longer ones the ways to place
-    participations are combined bottom up, keeping those that no other one dominates.
-    (Kairouz et al., 2021, arXiv:2103.00039, give a dynamic program to the same end.)
+    `C_T u` over the patterns `u` (arXiv:2306.08153, Prop. E.1), and `||C_T u||^2` is the
+    sum over the nodes of the squared number of participations. Intervals not longer than
+    the separation contain at most one participation. For longer ones, the ways to place
+    participations are combined bottom up; only undominated ways are kept.
+    (Kairouz et al., 2021, arXiv:2103.00039, give a dynamic program for the same purpose.)
 
     Args:
       num_steps: n.
@@ -129,7 +130,7 @@ def max_squared_counts(
             return None
         levels[size] = joined
         size *= 2
-    # The steps are a row of complete trees, the largest first: the digits of n.
+    # The binary digits of n split the steps into complete trees, the largest first.
     total = {0: _Choices(0, *np.array([[0], [2 * num_steps], [0]]))}
     for exponent in reversed(range(num_steps.bit_length())):
         if num_steps >> exponent & 1:
@@ -146,7 +147,7 @@ def _join(
     max_count: int,
     with_parent: bool,
 ) -> dict[int, _Choices] | None:
-    """Choices for two neighbouring intervals together; None if there are too many."""
+    """Returns the choices for two adjacent intervals together; None if too many."""
     joined: dict[int, _Choices] = {}
     highest = min(max(left) + max(right), max_count)
     for count in range(highest + 1):
@@ -156,7 +157,7 @@ def _join(
             second = right.get(count - first_count)
             if second is None:
                 continue
-            # The shift is the same for every split: a count determines it.
+            # The shift depends on the count alone, so it is the same for every split.
             shift = first.shift + second.shift
             i, j = np.nonzero(first.earliest[:, None] <= second.latest)
             earliest = np.maximum(second.earliest[j], first.earliest[i] + second.shift)
@@ -175,7 +176,7 @@ def _join(
 
 
 def _undominated(ways: np.ndarray) -> np.ndarray:
-    """The columns of [3, m] that no other column equals or undercuts in every row."""
+    """Returns the distinct columns of [3, m] that no other column is <= in every row."""
     ways = np.unique(ways, axis=1)
     kept = ways[:, :0]
     # In lexicographic order a column can only be dominated by an earlier one.

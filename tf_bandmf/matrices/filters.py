@@ -1,7 +1,7 @@
-"""Products and solves with banded Toeplitz matrices, without importing SciPy's filters.
+"""Products and solves with banded matrices, mostly without `scipy.signal`.
 
-`scipy.signal` takes longer to import than most tables take to compute: it serves where a
-problem is large.
+`scipy.signal` takes longer to import than most tables take to compute, so it is imported
+for large problems only.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ import numpy as np
 
 # Above this number of diagonals a convolution by FFT is faster than a direct one.
 _FFT_BANDS = 512
-# Numbers of a banded matrix that is written out for BLAS.
+# The largest number of entries of a banded matrix that is written out for BLAS.
 _LARGEST_STORAGE = 2**24
 
 
 def convolve(coefficients: np.ndarray, x: np.ndarray) -> np.ndarray:
-    """`y[i] = sum_j coefficients[j] x[i - j]` along axis 0, of the shape of `x`.
+    """Returns `y[i] = sum_j coefficients[j] x[i - j]` along axis 0, shaped like `x`.
 
     Args:
       coefficients: shape [w], w <= n.
@@ -35,7 +35,7 @@ def convolve(coefficients: np.ndarray, x: np.ndarray) -> np.ndarray:
 
 
 def deconvolve(coefficients: np.ndarray, x: np.ndarray) -> np.ndarray:
-    """The `y` with `convolve(coefficients, y) = x`, of the shape of `x`.
+    """Returns the `y` with `convolve(coefficients, y) = x`, shaped like `x`.
 
     Args:
       coefficients: shape [w], w <= n, the first one not 0.
@@ -50,10 +50,10 @@ def deconvolve(coefficients: np.ndarray, x: np.ndarray) -> np.ndarray:
 
 
 def solve_banded(diagonals: np.ndarray, x: np.ndarray) -> np.ndarray:
-    """`M^-1 x` of a lower-triangular banded `M`.
+    """Returns `M^-1 x` for a lower-triangular banded `M`.
 
     Args:
-      diagonals: `[j, i]` is `M[i + j, i]`, shape [w, n]; entries past `M` do not matter.
+      diagonals: `[j, i]` is `M[i + j, i]`, shape [w, n]; entries outside `M` are ignored.
       x: shape [n] or [n, m].
     """
     import scipy.linalg.blas

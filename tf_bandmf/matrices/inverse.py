@@ -16,7 +16,7 @@ from tf_bandmf.matrices.streaming import Regeneration
 @register
 @dataclasses.dataclass(frozen=True, eq=False)
 class Inverse(LowerTriangular):
-    """`M = inner^-1`, for a banded `inner`; `M` itself has up to `n` bands."""
+    """The inverse `M = inner^-1` of a banded `inner`; `M` itself has up to `n` bands."""
 
     inner: LowerTriangular
     kind: ClassVar[str] = "inverse"
@@ -49,7 +49,7 @@ class Inverse(LowerTriangular):
     def _toeplitz_column(self) -> np.ndarray | None:
         if self.inner.toeplitz_column() is None:
             return None
-        # Read-only, for every caller gets the same.
+        # Read-only, because all callers share the array.
         return frozen(self.inner.solve(np.eye(1, self.num_rows)[0]))
 
     def in_float32(self) -> Inverse:

@@ -1,4 +1,4 @@
-"""The first steps of a run: leading blocks of matrices."""
+"""Leading blocks of matrices: the strategies of the first steps of a run."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from tf_bandmf.matrices.scaled import ColumnScaled
 
 
 def leading_block(matrix: LowerTriangular, num_rows: int) -> LowerTriangular:
-    """`M[:s, :s]`: what the first `s` steps of a run release.
+    """Returns `M[:s, :s]`, the strategy of the first `s` steps of a run.
 
-    Of a lower-triangular matrix the block's inverse is the block of the inverse, so that
-    the noise of these steps is the same.
+    The inverse of a lower-triangular matrix's leading block is the leading block of its
+    inverse, so the noise of these steps is the same as in the full run.
 
     Args:
       matrix: `M`, n x n.
       num_rows: s, in [1, n].
 
     Returns:
-      The block, in the cheapest kind that it has for certain.
+      The block, as the cheapest kind of matrix that the structure of `M` guarantees.
 
     Raises:
-      ValueError: if there are not so many rows.
+      ValueError: if `num_rows` is not in [1, n].
     """
     if not 1 <= num_rows <= matrix.num_rows:
         raise ValueError(

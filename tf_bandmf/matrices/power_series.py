@@ -1,7 +1,8 @@
 """Power series: the first columns of lower-triangular Toeplitz matrices, float64.
 
-A lower-triangular Toeplitz matrix is the power series of its first column; product,
-inverse and square root of matrices are those of the series, truncated to n terms.
+A lower-triangular Toeplitz matrix corresponds to the power series of its first column:
+products, inverses and square roots of such matrices correspond to those of the series,
+truncated to n terms.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ def multiply(a: np.ndarray, b: np.ndarray, num_terms: int) -> np.ndarray:
 def square_root(a: np.ndarray, num_terms: int) -> np.ndarray:
     """The first `num_terms` coefficients of the square root with positive leading term.
 
-    The recurrence of `s * s = a`, O(num_terms^2) operations and no cancellation for the
-    workloads of this library.
+    Solves `s * s = a` term by term, in O(num_terms^2) operations and without cancellation
+    for the workloads of this library.
 
     Raises:
       ValueError: if `a[0]` is not positive.
@@ -38,7 +39,8 @@ def square_root(a: np.ndarray, num_terms: int) -> np.ndarray:
 def power(a: np.ndarray, exponent: float, num_terms: int) -> np.ndarray:
     """The first `num_terms` coefficients of `a ** exponent`, any real exponent.
 
-    Miller's recurrence, from `p a' exponent = a p'`: O(num_terms len(a)) operations.
+    Uses Miller's recurrence for the power `p`, from `p a' exponent = a p'`, in
+    O(num_terms len(a)) operations.
 
     Raises:
       ValueError: if `a[0]` is not positive.
@@ -55,12 +57,12 @@ def power(a: np.ndarray, exponent: float, num_terms: int) -> np.ndarray:
 
 
 def inverse_square_root_of_linear(decay: float, num_terms: int) -> np.ndarray:
-    """Coefficients of `(1 - decay x)^(-1/2)`: `decay^k |binom(-1/2, k)|`."""
+    """Returns the coefficients of `(1 - decay x)^(-1/2)`: `decay^k |binom(-1/2, k)|`."""
     k = np.arange(1, num_terms)
     return np.concatenate([[1.0], np.cumprod(decay * (k - 0.5) / k)])
 
 
 def square_root_of_linear(decay: float, num_terms: int) -> np.ndarray:
-    """Coefficients of `(1 - decay x)^(1/2)`: `decay^k (-1)^k binom(1/2, k)`."""
+    """Returns the coefficients of `(1 - decay x)^(1/2)`: `decay^k (-1)^k binom(1/2, k)`."""
     k = np.arange(1, num_terms)
     return np.concatenate([[1.0], np.cumprod(decay * (k - 1.5) / k)])

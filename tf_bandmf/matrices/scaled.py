@@ -16,7 +16,7 @@ from tf_bandmf.matrices.base import (
 )
 from tf_bandmf.matrices.streaming import Streaming
 
-# Column norms that differ by less are equal.
+# Column norms that differ by less than this count as equal.
 NORMALIZED = 1e-9
 
 
@@ -26,7 +26,8 @@ class ColumnScaled(LowerTriangular):
     """`M = inner diag(scale)`: column `j` of `inner` times `scale[j] > 0`.
 
     With `scale = 1 / column norms` this is column normalization (arXiv:2601.22334,
-    Proposition 7): `M^-1 z = diag(1 / scale) inner^-1 z` costs one factor a row.
+    Proposition 7). `M^-1 z = diag(1 / scale) inner^-1 z` costs one factor per row more
+    than `inner^-1 z`.
     """
 
     inner: LowerTriangular
@@ -85,7 +86,7 @@ class ColumnScaled(LowerTriangular):
         return self.inner.error_factors(inverse_workload, total)
 
     def in_float32(self) -> LowerTriangular:
-        """The core in float32; normalized columns stay normalized."""
+        """Returns the core in float32, scaled; normalized columns stay normalized."""
         core = self.inner.in_float32()
         if np.ptp(self.column_norms()) < NORMALIZED:
             return core.normalize_columns()

@@ -1,6 +1,7 @@
-"""The ways in which rows of `M^-1 Z` stream: what a matrix tells the noise generator.
+"""Descriptions of how the noise generator computes the rows of `M^-1 Z` step by step.
 
-`tf_bandmf.noise` has a recurrence for each of these; a kind of matrix chooses one.
+Each kind of matrix returns one of these classes from `LowerTriangular.streaming`;
+`tf_bandmf.noise` has a recurrence for each class.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import numpy as np
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Streaming(abc.ABC):
-    """One way to stream `y = diag(row_scale) M^-1 z`.
+    """One way to compute `y = diag(row_scale) M^-1 z` step by step.
 
     Attributes:
       num_rows: n.
@@ -26,23 +27,23 @@ class Streaming(abc.ABC):
 
     @property
     def memory_vectors(self) -> int:
-        """Vectors kept between steps."""
+        """The number of vectors kept between steps."""
         return 0
 
     @property
     def regenerations(self) -> int:
-        """Earlier vectors of `Z` that a step draws again, at most."""
+        """The largest number of earlier vectors of `Z` that a step draws again."""
         return 0
 
     def scaled(self, factors: np.ndarray) -> Streaming:
-        """The same with row `i` times `factors[i]`."""
+        """Returns a copy in which row `i` is also multiplied by `factors[i]`."""
         scale = factors if self.row_scale is None else factors * self.row_scale
         return dataclasses.replace(self, row_scale=scale)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ForwardSubstitution(Streaming):
-    """`y[i] = (z[i] - sum_{0<j<terms} M[i, i-j] y[i-j]) / M[i, i]`: outputs are kept.
+    """Keeps outputs: `y[i] = (z[i] - sum_{0<j<terms} M[i, i-j] y[i-j]) / M[i, i]`.
 
     Attributes:
       terms: bands of `M`.
@@ -59,7 +60,7 @@ class ForwardSubstitution(Streaming):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Regeneration(Streaming):
-    """`y[i] = sum_{j<terms} N[i, i-j] z[i-j]` with `N = M^-1`: `z` is drawn again.
+    """Draws `z` again: `y[i] = sum_{j<terms} N[i, i-j] z[i-j]` with `N = M^-1`.
 
     Attributes:
       terms: bands of `N`.
@@ -76,7 +77,7 @@ class Regeneration(Streaming):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class GeometricSums(Streaming):
-    """`y = z + sum_m scales[m] s[m]`, then `s[m] = decays[m] s[m] + z`: `s` is kept.
+    """Keeps `s`: `y = z + sum_m scales[m] s[m]`, then `s[m] = decays[m] s[m] + z`.
 
     Attributes:
       scales: shape [d].
