@@ -2,9 +2,9 @@
 
 Other families minimize the error at unit sensitivity, or per unit of column norm.
 Amplification by sampling makes the noise depend on the whole Gram matrix of the bins, and
-on the budget: the best strategy for epsilon = 1 is not that for epsilon = 8. Published for
-banded Toeplitz `C` (Choquette-Choo, Ganesh, Haque, Steinke, Thakurta, arXiv:2410.06266);
-open for banded inverses in arXiv:2505.12128, section 6.
+on the budget: the best strategy for epsilon = 1 is not that for epsilon = 8. This was
+published for banded Toeplitz `C` (Choquette-Choo, Ganesh, Haque, Steinke, Thakurta,
+arXiv:2410.06266); arXiv:2505.12128, section 6, leaves it open for banded inverses.
 """
 
 from __future__ import annotations
@@ -29,14 +29,15 @@ if TYPE_CHECKING:
     from tf_bandmf.accounting.simulator import Proposal
 
 _LARGEST_BINS = 2_048
-# Decays stay apart from each other and from 1 in float32, too.
+# Up to this logit, decays differ from each other and from 1 in float32, too.
 _LARGEST_LOGIT = 14.0
-# Draws of the search, for each direction of adjacency.
+# Simulated draws of the search, for each direction of adjacency.
 _DRAWS = 1_500
-# Iterations of a round, and how far they may move a logit from where its draws suit best.
+# Iterations of a round, and the most that they may move a logit away from the round's
+# start: the round's draws suit strategies near that start.
 _ITERATIONS, _REACH = 4, 1.0
-# Differences of logits for derivatives; the least decrease, relative, of an iteration and
-# of a round.
+# The step in a logit for finite differences; the least relative decrease of an iteration
+# and of a round.
 _DIFFERENCE, _PRECISION, _LEAST_DECREASE = 0.02, 2e-4, 1e-3
 
 
@@ -50,12 +51,12 @@ def optimized_amplified(
     objective: str = "mean",
     max_rounds: int = 8,
 ) -> Strategy:
-    """The BLT with the smallest error times the noise for a budget.
+    """The BLT with the smallest product of error and noise for a budget.
 
     Under balls in bins, the noise is found by simulation in both directions of adjacency,
-    with equal draws for all candidates; the few decays are found by L-BFGS with
-    differences for derivatives, from those of `blt`. Without amplification, noise is
-    proportional to the sensitivity, whatever the budget: the result is that of `blt`.
+    with the same draws for all candidates of a round. L-BFGS with finite differences finds
+    the decays, starting from those of `blt`. Without amplification, noise is proportional
+    to the sensitivity, whatever the budget: the result is that of `blt`.
 
     Under cyclic sampling, noise is proportional to the column norm (arXiv:2306.08153,
     Theorem 4): there, use `optimized_toeplitz`.
@@ -68,12 +69,13 @@ def optimized_amplified(
       epsilon: of the budget, > 0; needed under balls in bins.
       delta: of the budget, in (0, 1), likewise.
       objective: "mean" for the RMSE, "max" for the MaxSE.
-      max_rounds: of a few iterations of L-BFGS each, with draws of their own.
+      max_rounds: the most rounds; each has a few iterations of L-BFGS and its own draws.
 
     Returns:
-      The strategy; its diagnostics say whether the optimizer converged. By the draws of
-      the search it is not worse than `blt`. Its noise comes from the accountant, most of
-      whose draws the search did not see. Equal arguments give equal strategies.
+      The strategy; its diagnostics say whether the optimizer converged. Measured with the
+      draws of the search, it is not worse than `blt`. A plan's noise comes from the
+      accountant, most of whose draws the search did not use. Equal arguments give equal
+      strategies.
 
     Raises:
       ValueError: if an argument is out of range, or the budget is missing.

@@ -29,11 +29,11 @@ if TYPE_CHECKING:
     from tf_bandmf.optimize.lbfgs import Options
     from tf_bandmf.optimize.objectives import Objective, ObjectiveLike
 
-# A choice needs three, a plan six.
+# Stopping rules: choosing a strategy needs about three digits, a plan six.
 _DRAFT_ITERATIONS, _DRAFT_DECREASE = 40, 2e-4
 _PLAN_DECREASE = 2e-7
-# For more steps, the start is optimized for a fourth of them, to this precision; there
-# must be so many steps for each band.
+# For more than _MOST_AT_ONCE steps, the start is optimized for a fourth of them, to the
+# precision below, if these are at least _LEAST_PER_BAND steps for each band.
 _MOST_AT_ONCE, _LEAST_PER_BAND = 2**16, 64
 _START_GAP, _START_DECREASE = 5e-3, 1e-7
 
@@ -59,19 +59,20 @@ def optimized_banded(
     there and a little worse under b-min-separation.
 
     The problem is convex in `C^T C`. The diagnostics hold the certified
-    `optimality_gap`, an upper bound on how much smaller, relatively, the objective (a
-    squared error) of any other strategy with these bands and constraints can be (the
-    class `optimal_among`: others, with columns of other norms, may be better). The
-    bound falls behind the true gap: it shrinks with the gradient, the true gap with its
-    square. `converged` says that the gap, the gradient or the decrease met its
-    tolerance, and `message` says which.
+    `optimality_gap`: no other strategy with these bands and constraints (the class
+    `optimal_among`) has an objective, a squared error, that is smaller by more than this
+    fraction. Strategies outside the class, with columns of other norms, may be better.
+    The certified gap is at least the true one. Both shrink like the square of the
+    gradient, except where the error of some step has no weight, as for "last": there the
+    certified gap shrinks like the gradient. `converged` says that the gap, the gradient
+    or the decrease met its tolerance, and `message` says which.
 
     Args:
       workload: A; a learning-rate schedule is taken into account.
       bands: number of diagonals of `C`, 1 <= bands <= n.
       objective: "mean" for the RMSE; "max" for the MaxSE, by p-norms of growing order;
-        "last" for only the final model, whose infimum no invertible `C` attains, so
-        this objective stops unconverged; or a differentiable function of the per-step
+        "last" for only the final model: no invertible `C` attains the infimum, so the
+        optimization stops unconverged; or a differentiable function of the per-step
         squared errors (an `Objective` if it is convex and a gap is wanted).
       column_normalized: whether all columns must have norm 1.
       participation: required without column normalization; then a `FixedEpochOrder`
@@ -161,7 +162,7 @@ def _start_columns(workload: Workload, start: Strategy, bands: int) -> np.ndarra
 
 
 def _epoch(participation: Participation | None, bands: int, num_steps: int) -> int:
-    """Steps per epoch, checked."""
+    """Returns the steps per epoch, after checking that the participation is suitable."""
     if not isinstance(participation, FixedEpochOrder):
         raise ValueError(
             f"participation must be a FixedEpochOrder if column_normalized is False, "
@@ -184,11 +185,12 @@ def _default_columns(
     options: Options,
     is_certified: bool,
 ) -> np.ndarray:
-    """Columns [bands, n] to start from when nobody gave any.
+    """Columns [bands, n] to start from if the caller gave no start.
 
-    Those of the optimal Toeplitz strategy for the workload without its learning rates;
-    for prefix sums of very many steps, those that the optimum for fewer promises. With
-    momentum 0.9 these were no better than the Toeplitz strategy, measured to 2^16.
+    They are those of the optimal Toeplitz strategy for the workload without its learning
+    rates; for prefix sums of very many steps, those continued from the optimum for fewer
+    steps. With momentum 0.9, continued columns were no better than the Toeplitz strategy
+    in measurements up to 2^16 steps.
     """
     from tf_bandmf.optimize import continuation, objectives
 

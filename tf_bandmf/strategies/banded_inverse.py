@@ -41,10 +41,10 @@ def optimized_banded_inverse(
     """The Toeplitz `C` with banded inverse that has the smallest error.
 
     The noise generator keeps nothing and regenerates `bands - 1` earlier vectors at
-    each step. Minimized is the exact sensitivity with a fixed epoch order, of a `C` of
-    any signs (up to thousands of steps), and under min-separation where `C` has no
-    entries below 0 and does not rise after lag b; else an upper bound on it. The result
-    is never worse than its start.
+    each step. The error is minimized at the exact sensitivity under a fixed epoch order,
+    whatever the signs of `C` (up to thousands of steps), and under min-separation if `C`
+    has no entries below 0 and does not rise after lag b; otherwise at an upper bound on
+    the sensitivity. The result is never worse than its start.
 
     Args:
       workload: A; a learning-rate schedule is taken into account.
@@ -84,12 +84,12 @@ class _Search:
         options: Options,
     ) -> None:
         self._workload, self._participation = workload, participation
-        # Where it is a bound, it can take seconds.
+        # Cached: where it is only a bound, computing it can take seconds.
         self._sensitivity = functools.cache(lambda x: x.sensitivity(participation))
         self._objective, self._options = objective, options
 
     def with_continuation(self, bands: int) -> Strategy:
-        """The optimum from BISR; if not exact, also from that of half as many bands."""
+        """The best optimum found from BISR and, if that is unsound, from half the bands."""
         start = inverse_square_root_coefficients(self._workload, bands)
         best = self.from_start(start)
         if bands <= 2 or self._is_sound(best):
@@ -99,7 +99,7 @@ class _Search:
         return min(best, other, key=self._error)
 
     def from_start(self, initial: np.ndarray) -> Strategy:
-        """The optimum that descent from here leads to; or the start, if that is better."""
+        """The optimum to which descent from `initial` leads; or `initial`, if better."""
         use, n = self._participation, self._workload.num_steps
         sensitivity = SquaredSensitivity(
             n, use.separation(), use.participations(n), use.has_fixed_positions
@@ -137,7 +137,7 @@ class _Search:
         )
 
     def _error(self, strategy: Strategy) -> float:
-        """The objective at the sensitivity, or the bound on it, that will be paid."""
+        """The objective times the squared sensitivity, or times the bound on that."""
         errors = strategy.per_step_squared_error(self._workload)
         value = float(self._reduction(errors)) * self._sensitivity(strategy).value ** 2
         return value if math.isfinite(value) else math.inf

@@ -62,7 +62,7 @@ class Strategy:
     def memory_vectors(self) -> int:
         """Vectors of the model's size that the noise generator keeps between steps.
 
-        A dense strategy counts as keeping none: it redraws all earlier ones.
+        A dense strategy counts as keeping none: it draws all earlier vectors again.
         """
         return self.matrix.streaming().memory_vectors
 

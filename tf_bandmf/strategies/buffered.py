@@ -3,7 +3,7 @@
 Dvijotham, McMahan, Pillutla, Steinke, Thakurta, "Efficient and Near-Optimal Noise
 Generation for Streaming Differential Privacy", arXiv:2404.16706, for one participation;
 McMahan, Xu, Zhang, "A Hassle-free Algorithm for Private Learning in Practice",
-arXiv:2408.08868, for many under min-separation.
+arXiv:2408.08868, for several participations under min-separation.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ def blt(
     under min-separation is exact (arXiv:2601.22334, Theorem 1). The logarithm of the
     error, not convex in the decays, is minimized by L-BFGS with exact gradients, for 1,
     2, ... buffers in turn, each from the previous optimum with a new buffer added at
-    several places. It ends early when another buffer gains nothing, as happens for many
-    participations. Every evaluation costs O(d^3 log n).
+    several places. The search ends early when another buffer gains nothing, as happens
+    for many participations. Every evaluation costs O(d^3 log n).
 
     Args:
       workload: A. Only the Toeplitz part matters; a learning-rate schedule does not
@@ -107,9 +107,9 @@ def _optimum(
 class _Problem:
     """log(error^2 sens^2) of a BLT and its gradient, in time O(d^3 log n).
 
-    The first columns of `C` and `A C^-1`, and what their derivatives multiply them by,
-    are states of linear recurrences `s[t + 1] = F s[t]`; `_sum` adds up the products of
-    two states over all steps.
+    The first columns of `C` and `A C^-1`, and up to sign their logarithmic derivatives
+    times them, are states of linear recurrences `s[t + 1] = F s[t]`; `_sum` adds up the
+    products of two states over all steps.
     """
 
     def __init__(
@@ -171,17 +171,17 @@ def _recurrence(
 ) -> tuple[np.ndarray, np.ndarray]:
     """`F - 1` and `s[0]` for the series `prod (1 - z x) / prod (1 - p x)`.
 
-    Factors are applied one after another, each to what came from the one before: with
-    poles and zeros that interlace nothing cancels.
+    Factors are applied one after another, each to the result of the one before: if poles
+    and zeros interlace, no digits cancel.
 
     Args:
       poles: `1 - p`.
-      zeros: `1 - z`, at most as many.
+      zeros: `1 - z`, at most as many as poles.
       decays: `1 - theta`: the last states are the series times `x / (1 - theta x)`.
 
     Returns:
-      Shapes [m, m] and [m]; the states that are 1 at first are those of the factors, the
-      last of them the series itself.
+      Shapes [m, m] and [m]; the states that start at 1 are those of the factors, and the
+      last of these is the series itself.
     """
     size = len(poles) + 1  # with one more pole, at 0
     zeros = np.append(zeros, np.ones(poles.size - zeros.size))
@@ -197,15 +197,15 @@ def _powers(
 ) -> tuple[list[tuple[np.ndarray, np.ndarray | None]], np.ndarray]:
     """Powers of a recurrence, by the binary digits of a number of steps.
 
-    Less 1 they keep what decays close to 1 would lose.
+    The result is kept minus 1, with the digits that decays close to 1 would lose.
 
     Args:
       change: `F - 1`, [m, m].
       num_steps: n >= 0.
 
     Returns:
-      For each digit the power by the digits before, and by twice as many steps where the
-      digit is 1; and `F^n - 1`.
+      For each digit, `F^m` for the number m that the digits before it form, and `F^(2 m)`
+      if the digit is 1, else None; and `F^n - 1`.
     """
     one, power, powers = np.eye(len(change)), np.zeros_like(change), []
     for digit in f"{num_steps:b}":
@@ -226,7 +226,7 @@ def _sum(
     """The sum of `s[t] s[t]^H` over t < n, or the mean of these sums for 1, 2, ..., n.
 
     Args:
-      powers: of `_powers`.
+      powers: as `_powers` returns them.
       first: `s[0] s[0]^H`, or a sum of such products, [m, m].
       is_mean: whether the mean is wanted.
     """
@@ -244,13 +244,13 @@ def _sum(
 
 
 def _of_output(products: np.ndarray, start: np.ndarray) -> np.ndarray:
-    """The squared series of `_recurrence`, and its products with it delayed, [1 + 2 d]."""
+    """The entries of the series of `_recurrence` with itself and the last 2 d states."""
     output = int(start.sum()) - 1
     return products[output, output:].real
 
 
 def decays_of(variables: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """theta[0] > theta_inverse[0] > theta[1] > ...: each the last times a sigmoid."""
+    """Returns `theta[0] > theta_inverse[0] > theta[1] > ...`, given logits of ratios."""
     decays = np.cumprod(1.0 / (1.0 + np.exp(-variables)))
     return decays[0::2], decays[1::2]
 
@@ -259,7 +259,7 @@ def variables_of(theta: np.ndarray, theta_inverse: np.ndarray) -> np.ndarray:
     """Logits of the ratios of interlaced decays, [2 d]; the inverse of `decays_of`."""
     decays = np.append(1.0, np.stack([theta, theta_inverse], axis=1))
     ratios = decays[1:] / decays[:-1]
-    with np.errstate(divide="ignore"):  # of 1, where the difference is below rounding
+    with np.errstate(divide="ignore"):  # a ratio rounds to 1 if decays hardly differ
         logits = np.log(ratios) - np.log1p(-ratios)
     return np.clip(logits, -_LARGEST_LOGIT, _LARGEST_LOGIT)
 
@@ -269,8 +269,8 @@ def _starts(
 ) -> list[np.ndarray]:
     """Starting points for one more buffer than theta has.
 
-    The new pair of decays goes to the places of a grid, close together (almost no
-    weight) or far apart; of each kind the three best are tried.
+    The new pair of decays is put at each place of a grid, close together (almost no
+    weight) or far apart; the three best places of each kind are kept.
     """
     num_steps = problem.num_steps
     slow = 1.0 - np.geomspace(min(0.5, 1e-2 / num_steps), 0.5, 12)

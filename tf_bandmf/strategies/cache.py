@@ -29,7 +29,7 @@ _DIGEST = 64
 
 
 def directory() -> str | None:
-    """The directory of the entries; None if the cache is off or none is known."""
+    """The directory of the entries; None if the cache is off or no directory is found."""
     wanted = os.environ.get(VARIABLE)
     if wanted is not None:
         return None if wanted.strip().lower() in ("", "off", "0") else wanted
@@ -47,7 +47,7 @@ def fingerprint(
     options: Mapping[str, Any],
     is_draft: bool,
 ) -> str:
-    """64 hexadecimal digits, equal only for what gives equal strategies."""
+    """Returns 64 hexadecimal digits, equal only for arguments with equal strategies."""
     content = {
         "format": _FORMAT,
         "version": __version__,
@@ -61,7 +61,7 @@ def fingerprint(
 
 
 def load(key: str, workload: Workload) -> Strategy | None:
-    """The strategy of a fingerprint; None without an entry that is whole and fits."""
+    """The strategy of a fingerprint; None if no intact entry has as many steps."""
     place = directory()
     if place is None:
         return None
@@ -78,7 +78,7 @@ def load(key: str, workload: Workload) -> Strategy | None:
 
 
 def store(key: str, strategy: Strategy) -> None:
-    """Keeps a strategy; does nothing where that is not possible."""
+    """Stores a strategy under its fingerprint; does nothing where that is impossible."""
     place = directory()
     if place is None:
         return
@@ -90,7 +90,7 @@ def store(key: str, strategy: Strategy) -> None:
         try:
             with os.fdopen(handle, "w", encoding="utf-8") as file:
                 file.write(digest + body)
-            # Whole or not at all, also with several processes.
+            # Atomic: with several processes, too, an entry is whole or absent.
             os.replace(temporary, os.path.join(place, key))
         except OSError:
             os.unlink(temporary)

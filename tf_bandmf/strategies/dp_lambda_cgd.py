@@ -20,7 +20,7 @@ from tf_bandmf.workloads import Workload, check_workload, is_real
 def lambda_cgd(
     num_steps: int, lambda_: float, column_normalized: bool = False
 ) -> Strategy:
-    """`C^-1` has ones on its diagonal and `-lambda` below it (arXiv:2601.22334, eq. 8, 9).
+    """The strategy with `C^-1` = 1 on the diagonal and `-lambda` below it (eq. 8, 9).
 
     The noise of step `i` is `z[i] - lambda z[i-1]`; `z[i-1]` is regenerated from the
     key, so nothing is stored.
@@ -55,8 +55,8 @@ def optimized_lambda_cgd(
     """DP-lambda-CGD with the lambda that minimizes the error without amplification.
 
     Args:
-      workload: what the models sum.
-      participation: under which the sensitivity is taken.
+      workload: A.
+      participation: determines the sensitivity.
       objective: "mean" for the RMSE, "max" for the MaxSE. The minimizer of the MaxSE is
         never smaller than that of the RMSE (arXiv:2601.22334, Lemma 3).
       column_normalized: as in `lambda_cgd`.

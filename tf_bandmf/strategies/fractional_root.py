@@ -1,9 +1,9 @@
 """gamma-BIFR: the banded inverse of a fractional power of the workload.
 
 Kalinin, Rehn, Andersson, Honkela, Lampert, "Beyond Square Roots: Explicit
-Memory-Efficient Factorization for Multi-Epoch Private Learning", arXiv:2605.18379. Two
-bands are DP-lambda-CGD, and gamma = 1/2 is BISR; in between, few bands correlate more of
-the noise than BISR's do.
+Memory-Efficient Factorization for Multi-Epoch Private Learning", arXiv:2605.18379. With
+two bands it is DP-lambda-CGD, and with gamma = 1/2 it is BISR; in between, a few bands
+correlate more of the noise than those of BISR.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ def fractional_root_coefficients(
 ) -> np.ndarray:
     """First column of `A^(-gamma)`, shape [num_terms], float64; leading 1 for SGD.
 
-    For the prefix sum the series of `(1 - x)^gamma`; with decay alpha and momentum beta
-    that of `(1 - alpha x)^gamma (1 - beta x)^gamma`.
+    For the prefix sum it is the series of `(1 - x)^gamma`; with decay alpha and momentum
+    beta it is that of `(1 - alpha x)^gamma (1 - beta x)^gamma`.
     """
     return power_series.power(workload.inverse_coefficients, gamma, num_terms)
 
@@ -39,8 +39,8 @@ def bifr(
     """gamma-BIFR: the first `bands` diagonals of `C^-1 = A^(-gamma)`.
 
     The noise generator keeps nothing and regenerates `bands - 1` earlier vectors at
-    each step. The sensitivity is that of the matrix found, by the theorems of
-    `tf_bandmf.sensitivity`: for the prefix sum, every gamma gives a `C` without
+    each step. The sensitivity follows from the theorems of
+    `tf_bandmf.analysis.sensitivity`: for the prefix sum, every gamma gives a `C` without
     negative entries.
 
     Args:
@@ -78,7 +78,7 @@ def optimized_bifr(
 
     Args:
       workload: A.
-      participation: under which the sensitivity is taken.
+      participation: determines the sensitivity.
       bands: p, number of diagonals of `C^-1`, 1 <= bands <= n.
       objective: "mean" for the RMSE, "max" for the MaxSE.
       column_normalized: as in `bifr`.

@@ -3,9 +3,10 @@
 The baseline 'MF [15]' of arXiv:2306.08153, Table 2: Choquette-Choo, McMahan, Rush,
 Thakurta, "Multi-Epoch Matrix Factorization Mechanisms for Private Machine Learning",
 arXiv:2211.06530. It minimizes `tr(A^T A X^-1)` over the Gram matrix `X = C^T C` such that
-columns of `C` in which one example can take part are orthogonal (steps `b`, `2b`, ...
-apart), which makes the sensitivity under fixed epoch order that of column norms. With one
-participation there are no such columns, and the optimum is that of all factorizations.
+columns of `C` in which one example can take part (`b`, `2b`, ... steps apart) are
+orthogonal; the sensitivity under fixed epoch order then depends on column norms alone.
+With one participation no two columns need be orthogonal, and the optimum is that of all
+factorizations.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from tf_bandmf.strategies.base import Strategy
 from tf_bandmf.strategies.registry import Family, register
 from tf_bandmf.workloads import Workload, check_workload
 
-# Several n x n arrays and an eigendecomposition an iteration.
+# An iteration takes several n x n arrays and an eigendecomposition.
 _LARGEST_NUM_STEPS = 8_192
 # Exponent of the multiplicative update; 2 would be exact for a diagonal X.
 _RELAXATION = 1.8
@@ -40,32 +41,32 @@ def dense(
     | participations | class |
     |---|---|
     | one | all strategies: `sens(C)` is the largest column norm |
-    | more, fixed epoch order | columns in steps b, 2b, ... apart are orthogonal |
-    | more, min-separation | they are, and all columns have equal norms |
+    | more, fixed epoch order | columns b, 2b, ... steps apart are orthogonal |
+    | more, min-separation | the same, and all columns have equal norms |
 
-    With more participations some strategy outside of the class can be better: without
-    orthogonal columns the sensitivity is no function of norms, and nobody knows the
-    optimum.
+    With more participations, a strategy outside the class may be better: without
+    orthogonal columns the sensitivity is not a function of the norms, and the optimum is
+    unknown.
 
-    The noise of each step depends on all earlier ones: the generator either keeps `n`
-    vectors or draws up to `n - 1` again; `Strategy` counts the latter. With
+    The noise of each step depends on the normals of all earlier steps: a generator either
+    keeps `n` vectors or draws up to `n - 1` again; `Strategy` assumes the latter. With
     min-separation instead of fixed epoch order the sensitivity is a bound (Alg. 4).
 
-    Method: with the steps grouped by their position in the epoch, optimality says that
+    Method: with the steps grouped by their position in the epoch, at the optimum
     `X^-1 A^T A X^-1 = L` is block diagonal, and the blocks of `X` are diagonal. Given
-    `L`, `X = L^-1/2 (L^1/2 A^T A L^1/2)^1/2 L^-1/2`. The iteration
-    `L <- L^1/2 P^w L^1/2`, `P` the diagonal blocks of this `X` over their target, is, for
-    blocks of size one and `w = 1`, the fixed point of Denisov et al., 2022
-    (arXiv:2202.08312, Theorem 3.2). Whitening the blocks of `X` makes it feasible, and
-    `L` gives a lower bound on the error of every feasible `X` (Lagrange duality):
-    iterations end when the two agree to `tolerance`.
+    `L`, `X = L^-1/2 (L^1/2 A^T A L^1/2)^1/2 L^-1/2`. The iteration is
+    `L <- L^1/2 P^w L^1/2`, where `P` is the diagonal blocks of this `X` divided by their
+    target; for blocks of size one and `w = 1` it is the fixed-point iteration of Denisov
+    et al., 2022 (arXiv:2202.08312, Theorem 3.2). Whitening the blocks of `X` makes it
+    feasible, and `L` gives a lower bound on the error of every feasible `X` (Lagrange
+    duality): iterations end when the two errors agree to `tolerance`.
 
     Args:
       workload: A.
       participation: gives b and k. With k = 1, b does not matter; else all
         `ceil(n / b)` participations count unless `equal_column_norms`.
-      equal_column_norms: constrain the columns of `C` to equal norms. The default does
-        for min-separation, as Table 2 recommends for long runs, and does not for fixed
+      equal_column_norms: whether the columns of `C` must have equal norms. By default
+        True for min-separation, as Table 2 recommends for long runs, and False for fixed
         epoch order.
       tolerance: largest certified relative gap of the squared error.
       max_iterations: iterations of one eigendecomposition each, about 10 n^3 operations.
@@ -184,9 +185,10 @@ def _optimize(
 ) -> tuple[np.ndarray, float, float, int]:
     """X, its squared error, the relative gap, and how many iterations it took.
 
-    `X = D^1/2 Y D^1/2` with unit diagonal blocks of Y, and D holds the squared column
-    norms. Optimal ones make the diagonal of the multiplier of `X`, `D^-1/2 L D^-1/2`,
-    constant over each position; they follow by damped steps.
+    `X = D^1/2 Y D^1/2`, where the diagonal blocks of Y are identity matrices and the
+    diagonal of D holds the squared column norms. At the optimal norms, the diagonal of
+    the multiplier of `X`, `D^-1/2 L D^-1/2`, is constant over each position; damped steps
+    lead to these norms.
     """
     n = workload.num_steps
     blocks = _Blocks(n, min_separation)
@@ -252,8 +254,8 @@ def _optimize(
 class _Anderson:
     """Anderson acceleration of the iteration, in the logarithms of its variables.
 
-    The next point is the combination of the last few results that would have had the
-    least change, were the iteration linear.
+    The next point is the combination of the last few results that would change least if
+    the iteration were linear.
     """
 
     def __init__(self, depth: int = 12) -> None:

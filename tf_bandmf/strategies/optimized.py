@@ -37,7 +37,7 @@ def diagnostics(objective_name: str, result: OptimizationResult) -> dict[str, An
 
 
 def builder(optimize: Callable[..., Strategy]) -> Callable[..., Strategy]:
-    """`Family.build` of an optimizer of (workload, participation, bands)."""
+    """Returns `Family.build` for an optimizer of (workload, participation, bands)."""
 
     def build(
         workload: Workload,

@@ -20,7 +20,7 @@ from tf_bandmf.workloads import Workload
 
 # Bands that a mechanism tries when none are given: more memory is a user's decision.
 _LARGEST_DEFAULT_BANDS = 32
-# Words behind a name's numbers, the last one first: the word, its option, its value.
+# Words that may follow a name's numbers, the last one first: word, option, and value.
 _FLAGS: tuple[tuple[str, str, Any], ...] = (
     ("max", "objective", "max"),
     ("normalized", "column_normalized", True),
@@ -73,19 +73,20 @@ class Family:
     """A family of strategies: how it is built, named and compared.
 
     Attributes:
-      name: by which it is requested, and `Strategy.family` of what it builds.
+      name: by which users request it; also the `Strategy.family` of what it builds.
       build: function of workload, participation and the options, all of them optional,
         that returns the strategy. Its signature says which options it takes: those of
         `numbers`, `column_normalized` and `objective`.
-      summary: of its noise, in a few words for help texts.
-      numbers: after the name, in order, as in "bifr:4:0.6".
+      summary: a few words about its noise, for help texts.
+      numbers: the options whose values follow the name, in order, as in "bifr:4:0.6".
       aliases: other names.
       auto: its place in the tables of "auto" and of `compare`; None if in neither.
-      banded: which has few bands: "C", so that cyclic sampling amplifies it; "inverse",
-        where the noise redraws earlier vectors instead of keeping them; None for neither.
+      banded: which matrix has few bands: "C", so that cyclic sampling amplifies it;
+        "inverse" for `C^-1`, so that earlier normals are drawn again instead of kept;
+        None for neither.
       is_optimized: whether `build` optimizes numerically: what it finds is cached, and
         more bands, up to the separation, are never worse.
-      refinement: of another family, which takes minutes; None for all others.
+      refinement: set if this family refines another one, which takes minutes; else None.
     """
 
     name: str
@@ -115,7 +116,7 @@ class Family:
 
     @property
     def has_bands(self) -> bool:
-        """True if its first number is one of bands."""
+        """True if its first number is a number of bands."""
         return bool(self.numbers) and self.numbers[0].name == "bands"
 
     @property
@@ -172,7 +173,7 @@ def family_of(name: str) -> Family:
 
 
 def auto_names(is_simulated: bool = False) -> tuple[str, ...]:
-    """The settings that "auto" compares, if amplification is simulated or not."""
+    """The families that "auto" compares, where amplification is simulated or is not."""
     return tuple(
         family.name for family in _ranked() if is_simulated or not family.needs_budget
     )
@@ -192,13 +193,14 @@ def build_strategy(
 ) -> Strategy:
     """Builds the strategy of a mechanism for a workload and a participation.
 
-    Optimized ones are kept in a cache; see `strategies.cache`.
+    Optimized strategies are kept in a cache; see `strategies.cache`.
 
     Args:
       mechanism: a name of a family.
       workload: A; gives the number of steps.
       participation: for the mechanisms that optimize their sensitivity.
-      is_draft: at the precision that a choice needs, where the family has such a one.
+      is_draft: whether to optimize only to the precision that a choice needs, in families
+        that have a `Refinement.draft`.
       **options: `bands`, `lambda_`, `gamma`, `buffers`, `column_normalized`,
         `objective`: those that the mechanism takes. An option that is None counts as
         not given.
@@ -228,7 +230,7 @@ def parse(specification: str) -> tuple[str, dict[str, Any]]:
     """A mechanism and its options from "name[:value][:normalized][:max]", as "bisr:4".
 
     The value is the number of bands, lambda of "lambda_cgd", or the number of buffers of
-    "blt"; without one the mechanism chooses. "bifr" has a second one, gamma.
+    "blt"; without a value the mechanism chooses. "bifr" takes a second value, gamma.
     ":normalized" scales the columns of `C` to norm 1. ":max" optimizes the largest error
     of a step (MaxSE) instead of the mean (RMSE), in a family that optimizes something.
 
@@ -271,9 +273,9 @@ def parse(specification: str) -> tuple[str, dict[str, Any]]:
 
 
 def specification(strategy: Strategy) -> str:
-    """The name under which tables, files and statements know a strategy: "bisr:4".
+    """The name of a strategy in tables, files and statements, such as "bisr:4".
 
-    What `parse` reads, for a family that is registered; else `Strategy.describe()`.
+    `parse` reads it if the family is registered; else it is `Strategy.describe()`.
     """
     family = FAMILIES.get(strategy.family)
     if family is None:
@@ -285,7 +287,7 @@ def specification(strategy: Strategy) -> str:
         if value is None:
             break
         name += f":{value:.8g}" if isinstance(value, float) else f":{value}"
-    # A family that always normalizes its columns has no such variant.
+    # A family that always normalizes its columns has no "normalized" variant.
     has_variant = "column_normalized" in family.options
     is_normalized = has_variant and parameters.get("column_normalized")
     return name + (":normalized" if is_normalized else "")
@@ -297,7 +299,7 @@ def powers_of_two(largest: int) -> list[int]:
 
 
 def default_bands(workload: Workload, participation: Participation) -> int:
-    """The most bands that are used without being asked for."""
+    """The largest number of bands that is used if the user gives none."""
     separation = participation.separation()
     return min(_LARGEST_DEFAULT_BANDS, separation, workload.num_steps)
 
@@ -309,7 +311,7 @@ def with_best_bands(
     bands: int | None,
     column_normalized: bool,
 ) -> Strategy:
-    """A closed form with the bands that were given, or the best power of two."""
+    """A closed-form strategy with the given bands, or else with the best power of two."""
     if bands is not None:
         return build(workload, bands, column_normalized)
     sizes = powers_of_two(default_bands(workload, participation))

@@ -37,10 +37,10 @@ def optimized_toeplitz(
 ) -> Strategy:
     """The banded Toeplitz `C` with the smallest error at sensitivity 1.
 
-    With at most b bands the minimized sensitivity is exact. More bands are optimized as
-    if b were their number, as in production (arXiv:2306.08153, section 6);
-    `Strategy.sensitivity` then gives the sensitivity under the real b, a bound where no
-    theorem applies.
+    With at most b bands the minimized sensitivity is exact. More than b bands are
+    optimized as if b were the number of bands, as in production (arXiv:2306.08153,
+    section 6); `Strategy.sensitivity` then gives the sensitivity under the real b, or a
+    bound on it where no theorem applies.
 
     Args:
       workload: A; a learning-rate schedule is taken into account.
