@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-# Steps of one lane of the two-level scan, and the longest plain sequential scan.
+# The steps in one lane of the two-level scan; the most steps of a plain sequential scan.
 _LANE, _PLAIN = 16, 64
 
 
 def affine_scan(left: tf.Tensor, right: tf.Tensor, shift: tf.Tensor) -> tf.Tensor:
-    """All `Z_t = left_t Z_{t-1} right_t^T + shift_t` with `Z_{-1} = 0`.
+    """Returns all `Z_t = left_t Z_{t-1} right_t^T + shift_t` with `Z_{-1} = 0`.
 
-    Lanes of consecutive steps run side by side: one pass finds the affine map of each
-    lane, the maps are scanned by recursion, a second pass fills in the lanes. Memory is
-    linear; the sequential depth is logarithmic in the number of steps.
+    The steps are cut into lanes of consecutive steps, which run in parallel: a first pass
+    finds the affine map of each lane, the maps are scanned by recursion, and a second pass
+    fills in the lanes. Memory is linear; the sequential depth is logarithmic in the number
+    of steps.
 
     Args:
       left: shape [N, m, m]; N is static.
-      right: shape [N, m, m]. Pass the same tensor as `left` and `right` for
-        congruences: that saves a fourth of the first pass.
+      right: shape [N, m, m]. If it equals `left`, pass the same tensor object twice: that
+        saves a quarter of the first pass.
       shift: shape [N, m, m].
 
     Returns:
@@ -51,7 +52,7 @@ def affine_scan(left: tf.Tensor, right: tf.Tensor, shift: tf.Tensor) -> tf.Tenso
 
 
 def _by_step(x: tf.Tensor, lanes: int) -> tf.Tensor:
-    """[N, m, m] padded with zeros and laid out as [lane length, lanes, m, m]."""
+    """Pads [N, m, m] with zeros and lays it out as [lane length, lanes, m, m]."""
     num, _, size = x.shape
     x = tf.pad(x, [[0, lanes * _LANE - num], [0, 0], [0, 0]])
     return tf.transpose(tf.reshape(x, [lanes, _LANE, size, size]), [1, 0, 2, 3])
@@ -68,10 +69,10 @@ def _sequential_scan(
 
 
 def reverse(x: tf.Tensor) -> tf.Tensor:
-    """Along the first axis."""
+    """Returns `x` reversed along the first axis."""
     return tf.reverse(x, axis=[0])
 
 
 def shifted(x: tf.Tensor) -> tf.Tensor:
-    """`x` one block later, zero for the first block."""
+    """Returns `x` moved one block later, with zeros as the first block."""
     return tf.concat([tf.zeros_like(x[:1]), x[:-1]], axis=0)

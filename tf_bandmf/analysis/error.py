@@ -1,7 +1,7 @@
-"""Error of a strategy on a workload: what the correlated noise does to the models.
+"""The error of a strategy on a workload: the variance of the noise in each step's model.
 
-With `B = A C^-1` the squared error of the model after step `i` is `||row i of B||^2`,
-times sensitivity, noise multiplier and l2 norm clip, squared, per coordinate.
+With `B = A C^-1`, the expected squared error per coordinate of the model after step `i`
+is `||row i of B||^2 (sensitivity * noise multiplier * l2 norm clip)^2`.
 """
 
 from __future__ import annotations
@@ -14,18 +14,19 @@ import numpy as np
 from tf_bandmf import matrices
 from tf_bandmf.workloads import Workload
 
-# Up to so many steps `R^-1 N` is materialized.
+# `R^-1 N` is materialized up to this number of steps.
 _DENSE_STEPS = 512
 
 
 def per_step_squared_error(
     matrix: matrices.LowerTriangular, workload: Workload
 ) -> np.ndarray:
-    """`||row i of A C^-1||^2` for every step, shape [n], float64.
+    """Returns `||row i of A C^-1||^2` for every step, shape [n], float64.
 
-    Toeplitz strategy and workload: O(n w), without TensorFlow. Otherwise `B = R^-1 N`
-    with banded `R` and `N` (`LowerTriangular.error_factors`), whose row norms
-    `analysis.gram_recursion` finds in O(n w^2). Dense strategies: O(n^3).
+    If both strategy and workload are Toeplitz, this takes O(n w) without TensorFlow.
+    Otherwise `B = A C^-1 = R^-1 N` with banded `R` and `N`
+    (`LowerTriangular.error_factors`), and `analysis.gram_recursion` finds the row norms
+    in O(n w^2). Dense strategies take O(n^3).
 
     Raises:
       ValueError: if strategy and workload are for different numbers of steps.
@@ -36,7 +37,7 @@ def per_step_squared_error(
             f"{workload.num_steps}."
         )
     if workload.is_toeplitz and matrix.toeplitz_column() is not None:
-        # B is Toeplitz: its first column is C^-1 applied to that of A.
+        # B is Toeplitz: its first column is C^-1 applied to the first column of A.
         return np.cumsum(matrix.solve(workload.first_column()) ** 2)
     factors = matrix.error_factors(workload.inverse())
     if factors is None:
@@ -46,12 +47,12 @@ def per_step_squared_error(
 
 
 def root_mean_squared_error(per_step: np.ndarray) -> float:
-    """The square root of the mean over steps; times sensitivity it is the RMSE."""
+    """Returns the square root of the mean over steps; times sensitivity, the RMSE."""
     return float(np.sqrt(np.mean(per_step)))
 
 
 def max_error(per_step: np.ndarray) -> float:
-    """The square root of the largest step; times sensitivity it is the MaxSE."""
+    """Returns the square root of the largest value; times sensitivity, the MaxSE."""
     return float(np.sqrt(np.max(per_step)))
 
 
@@ -75,9 +76,9 @@ def _compiled_engine(num_steps: int, bands: int, average_bands: int) -> Callable
 
 
 def _row_norms(regression: np.ndarray, average: np.ndarray) -> np.ndarray:
-    """Squared row norms of `M^-1 N` from the rows of `M` and `N`, each [n, bands]."""
+    """Returns the squared row norms of `M^-1 N`, given `as_rows` of banded `M` and `N`."""
     if len(regression) <= _DENSE_STEPS:
-        # Tracing would take longer, and importing TensorFlow longer still.
+        # Tracing a tf.function would take longer, and importing TensorFlow longer still.
         dense = matrices.RowBanded(average).to_dense()
         return np.sum(matrices.RowBanded(regression).solve(dense) ** 2, axis=1)
     engine = _compiled_engine(*regression.shape, average.shape[1])

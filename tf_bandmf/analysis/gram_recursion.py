@@ -1,20 +1,20 @@
-"""Gram matrices of the inverse of a banded matrix, in O(n w^2): the error engine.
+"""Row norms of the inverse of a banded matrix in O(n w^2), for the errors of strategies.
 
 Let `M` be lower triangular with `w` diagonals and `x = M^-1 S e` with independent unit
 normals `e` and a diagonal `S`. Then `x[i] = (S[i] e[i] - sum_j M[i, i-j] x[i-j]) /
-M[i, i]` is an autoregressive process, and `||row i of M^-1 S||^2` is its variance. In
-blocks of `T >= w - 1` steps, with `D_t` the diagonal block of `M` and `L_t` the block
-to its left,
+M[i, i]` is an autoregressive process, and `||row i of M^-1 S||^2` is the variance of
+`x[i]`. In blocks of `T >= w - 1` steps, with `D_t` the diagonal block of `M` and `L_t`
+the block to its left,
 
     x_t = G_t x_{t-1} + D_t^-1 S_t e_t,              G_t = -D_t^-1 L_t,
     Sigma_t = G_t Sigma_{t-1} G_t^T + D_t^-1 S_t^2 D_t^-T.
 
-Only the last `m = w - 1` steps of a block matter to the next one, so that the scan over
+The next block depends only on the last `m = w - 1` steps of a block, so the scan over
 blocks works with `m x m` matrices. The adjoint is the same recursion backwards,
 
     R_{t-1} = G_t^T (Omega_t + R_t) G_t,
 
-which gives the gradient without storing what reverse-mode differentiation would store.
+which gives the gradient without the memory that reverse-mode differentiation would take.
 Everything is float64, runs in TensorFlow on any device, and takes O(n w) memory.
 
 Published algorithms evaluate the same quantity in O(n^2 w) (arXiv:2405.15913,
@@ -30,13 +30,13 @@ import tensorflow as tf
 
 from tf_bandmf.analysis.affine_scans import affine_scan, reverse, shifted
 
-# Smaller blocks than this waste time on the overhead of small matrices.
+# Blocks smaller than this waste time on the overhead of small matrices.
 _MIN_BLOCK = 16
 
 
 @dataclasses.dataclass(frozen=True)
 class _Layout:
-    """The cut of `n` rows of `w` diagonals into `N` blocks of `T` rows."""
+    """How `n` rows with `w` diagonals are cut into `N` blocks of `T` rows."""
 
     num_rows: int
     bands: int
@@ -62,10 +62,10 @@ class _Layout:
         return -(-self.num_rows // self.block)
 
     def split(self, rows: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """Rows [n, <= w] as diagonal blocks [N, T, T] and left blocks [N, T, m].
+        """Splits rows [n, <= w] into diagonal blocks [N, T, T] and left blocks [N, T, m].
 
-        Rows past `n` become rows of the identity. Entries left of the matrix meet a
-        zero state and never matter.
+        Rows past `n` become rows of the identity. Entries left of the matrix are
+        multiplied by a zero state and have no effect.
         """
         missing = self.num_blocks * self.block - self.num_rows
         absent = self.bands - rows.shape[1]
@@ -75,10 +75,11 @@ class _Layout:
         return both[:, :, self.state :], both[:, :, : self.state]
 
     def _both(self, rows: tf.Tensor) -> tf.Tensor:
-        """[N, T, m + T] from [N T, w]."""
+        """Returns the left and diagonal blocks, [N, T, m + T], of rows [N T, w]."""
         rows = tf.reverse(rows, axis=[1])
         rows = tf.reshape(rows, [self.num_blocks, self.block, self.bands])
-        # Row a of a block starts a columns further right: pad, and read shifted.
+        # Row a of a block starts a columns further right. Padding each row, and reading
+        # the flat result with rows one shorter, shifts the rows.
         rows = tf.pad(rows, [[0, 0], [0, 0], [0, self.block]])
         width = self.bands + self.block
         flat = tf.reshape(rows, [self.num_blocks, self.block * width])
@@ -86,7 +87,7 @@ class _Layout:
         return tf.reshape(flat, [self.num_blocks, self.block, width - 1])
 
     def merge(self, diagonal: tf.Tensor, left: tf.Tensor) -> tf.Tensor:
-        """The band [n, w] of diagonal and left blocks: the adjoint of `split`."""
+        """Returns the band [n, w] of diagonal and left blocks: the adjoint of `split`."""
         both = tf.concat([left, diagonal], axis=2)
         flat = tf.reshape(both, [self.num_blocks, -1])
         flat = tf.pad(flat, [[0, 0], [0, self.block]])
@@ -103,12 +104,12 @@ class _Layout:
 
 @dataclasses.dataclass(frozen=True)
 class _Blocks:
-    """A banded matrix `M` in blocks, with what the recursions need of it.
+    """The blocks of a banded matrix `M` that the recursions need.
 
     Attributes:
-      layout: the cut.
+      layout: how the rows are cut into blocks.
       inverse: `D_t^-1`, [N, T, T].
-      transfer: `-D_t^-1 L_t`, [N, T, m]: from the last m steps of the block before.
+      transfer: `-D_t^-1 L_t`, [N, T, m]: applied to the last m steps of the block before.
     """
 
     layout: _Layout
@@ -132,7 +133,7 @@ class _Blocks:
 
 
 def _covariance_before(blocks: _Blocks, squared_scale: tf.Tensor | None) -> tf.Tensor:
-    """Covariance of the last m steps before each block, [N, m, m]."""
+    """Returns the covariance of the last m steps before each block, [N, m, m]."""
     fresh = _scaled(blocks.state_inverse, squared_scale)
     fresh = tf.matmul(fresh, blocks.state_inverse, transpose_b=True)
     transfer = blocks.state_transfer
@@ -146,7 +147,7 @@ def _scaled(inverse: tf.Tensor, squared_scale: tf.Tensor | None) -> tf.Tensor:
 
 
 def _adjoint(blocks: _Blocks, weights: tf.Tensor) -> tf.Tensor:
-    """`E_t = D_t^-T (Omega_t + R_t)`, [N, T, T], from weights `Omega` [N, T].
+    """Returns `E_t = D_t^-T (Omega_t + R_t)`, [N, T, T], from weights `Omega` [N, T].
 
     `E_t D_t^-1` are the diagonal blocks of `M^-T Omega M^-1`.
     """
@@ -166,15 +167,15 @@ def inverse_row_norms(
     squared_scale: tf.Tensor | None = None,
     block_size: int | None = None,
 ) -> tf.Tensor:
-    """`||row i of M^-1 S||^2` for a banded `M`; differentiable with respect to `M`.
+    """Returns `||row i of M^-1 S||^2` for a banded `M`; differentiable in `M`.
 
-    O(n w^2) operations and O(n w) memory for value and gradient.
+    Value and gradient take O(n w^2) operations and O(n w) memory.
 
     Args:
       rows: `M[i, i-j] = rows[i, j]`, shape [n, w], float64, static shape; entries left
         of the matrix are ignored.
-      squared_scale: the diagonal of `S^2`, shape [n], or None for ones; a constant to
-        differentiation.
+      squared_scale: the diagonal of `S^2`, shape [n], or None for ones; no gradient flows
+        to it.
       block_size: T >= w - 1, for tests and tuning.
 
     Returns:
@@ -194,14 +195,14 @@ def inverse_row_norms(
     return norms(rows)
 
 
-# Of the forward pass, what the gradient needs: `D^-1`, `-D^-1 L`, and products of the two
-# with the covariance before the block, and with `S^2`.
+# What the gradient needs from the forward pass: `D^-1`, `-D^-1 L`, the product of `-D^-1 L`
+# with the covariance before the block, and the product of `D^-1` with `S^2`.
 _Kept = tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor]
 
 
 @dataclasses.dataclass(frozen=True)
 class Engine:
-    """Row norms of the inverse of a matrix with so many diagonals, and their gradient."""
+    """Row norms of the inverse of a matrix with `bands` diagonals, and their gradient."""
 
     layout: _Layout
     bands: int
@@ -209,7 +210,7 @@ class Engine:
     def variance(
         self, rows: tf.Tensor, squared_scale: tf.Tensor | None
     ) -> tuple[tf.Tensor, _Kept]:
-        """Squared row norms [n], and what the gradient needs."""
+        """Returns the squared row norms [n], and what the gradient needs."""
         layout = self.layout
         if squared_scale is not None:
             squared_scale = layout.split_vector(squared_scale, 1.0)
@@ -223,7 +224,12 @@ class Engine:
         return of_rows, (blocks.inverse, blocks.transfer, inherited, scaled)
 
     def gradient(self, kept: _Kept, upstream: tf.Tensor) -> tf.Tensor:
-        """The gradient in the rows [n, bands], from that in the norms."""
+        """Returns the gradient with respect to the rows, [n, bands].
+
+        Args:
+          kept: the second result of `variance`.
+          upstream: the gradient with respect to the squared norms, shape [n].
+        """
         # d tr(Omega B S^2 B^T) = -2 tr(dM Sigma Omega B), in blocks.
         inverse, transfer, inherited, scaled = kept
         weights = self.layout.split_vector(upstream, 0.0)
@@ -237,16 +243,16 @@ class Engine:
 
 
 def engine_of(num_rows: int, bands: int, block_size: int | None = None) -> Engine:
-    """The engine of `inverse_row_norms`; see there."""
+    """Returns the engine that `inverse_row_norms` uses; see there for the arguments."""
     return Engine(_Layout.of(num_rows, bands, block_size), bands)
 
 
 def filtered_row_norms(rows: tf.Tensor, average: tf.Tensor) -> tf.Tensor:
-    """`||row i of M^-1 N||^2` for banded `M` and `N`; differentiable in both.
+    """Returns `||row i of M^-1 N||^2` for banded `M` and `N`; differentiable in both.
 
-    With `z = e` and `M x = N z` the sequence `z[0], x[0], z[1], x[1], ...` is an
-    autoregressive process of twice the length whose odd members have no input of their
-    own: one engine serves both.
+    With `z = e` and `M x = N z`, the sequence `z[0], x[0], z[1], x[1], ...` is an
+    autoregressive process of twice the length, in which the `x[i]` have no noise of their
+    own. So `inverse_row_norms` can compute the norms.
 
     Args:
       rows: `M[i, i-j] = rows[i, j]`, shape [n, w].
@@ -257,7 +263,7 @@ def filtered_row_norms(rows: tf.Tensor, average: tf.Tensor) -> tf.Tensor:
       Shape [n].
     """
     n, w, p = rows.shape[0], rows.shape[1], average.shape[1]
-    # x[i-j] stands 2 j places before x[i], and z[i-j] stands 2 j + 1 places before.
+    # x[i-j] is 2 j places before x[i], and z[i-j] is 2 j + 1 places before x[i].
     width = 2 * max(w, p)
     pairs = tf.stack(
         [
@@ -279,12 +285,13 @@ def doubly_filtered_band(
     weights: tf.Tensor,
     block_size: int | None = None,
 ) -> tf.Tensor:
-    """The band of `H = C^-1 (M^-T Omega M^-1) C^-T` for banded `C` and `M`.
+    """Returns the band of `H = C^-1 (M^-T Omega M^-1) C^-T` for banded `C` and `M`.
 
-    With `M = C A^-1` this is `X^-1 A^T Omega A X^-1`, `X = C^T C`: minus the gradient of
-    the weighted error with respect to `X`. Forwards, `C^-1` filters a process whose
-    covariance `M^-T Omega M^-1` is that of a backward one: the cross covariance
-    `Z = C^-1 M^-T` and `H` itself both follow affine recursions over blocks.
+    With `M = C A^-1` and `X = C^T C` this is `X^-1 A^T Omega A X^-1`, which is minus the
+    gradient of the weighted error with respect to `X`. `H` is the covariance of a process
+    with covariance `M^-T Omega M^-1`, a backward recursion, after the forward filter
+    `C^-1`. The cross covariance `Z = C^-1 M^-T` and `H` both follow affine recursions
+    over blocks.
 
     Args:
       filter_rows: C, shape [n, b], b <= w.

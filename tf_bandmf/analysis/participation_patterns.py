@@ -1,9 +1,9 @@
 """Largest sums over participation patterns: the algorithms behind `sensitivity`.
 
-A pattern is a set of at most `k` of `n` steps, any two at least `b` apart. For a Gram
-matrix `X = C^T C` the squared sensitivity is at most the largest sum of `|X[i, j]|` over
-all pairs `i, j` of a pattern, and equal to it if no signs of the contributions can cancel
-(arXiv:2306.08153, Prop. E.1, eq. 5).
+A pattern is a set of at most `k` of `n` steps, any two at least `b` apart. With the Gram
+matrix `X = C^T C`, the squared sensitivity is at most the largest sum of `|X[i, j]|` over
+all pairs `i, j` of a pattern. It equals this sum if the signs of the contributions can be
+chosen so that nothing cancels (arXiv:2306.08153, Prop. E.1, eq. 5).
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ import numpy as np
 from tf_bandmf import matrices
 from tf_bandmf.analysis import vector_contributions
 
-# Entries of an intermediate array held at once.
+# The most entries of an intermediate array that are held at once.
 _CHUNK = 8_000_000
-# Operations of a dynamic program for which there may be a shorter way.
+# A dynamic program with more operations than this looks for a shortcut first.
 _LONG = 50_000_000
-# Vectors of contributions: n k^2, about the operations of one inversion for each pattern,
-# and patterns together.
+# For `vector_contributions`: the largest n k^2, which is about the operations of one
+# inversion for each pattern; and how many patterns are computed together.
 _MOST_FOR_VECTORS, _AT_ONCE = 5e6, 64
 
 
 def vec_sens(v: np.ndarray, min_separation: int, max_participations: int) -> np.ndarray:
-    """Largest sum of `max_participations` entries at least `min_separation` apart.
+    """Returns the largest sum of at most k entries that are at least b apart.
 
-    arXiv:2306.08153, Alg. 3 (VecSens), for non-negative `v`, vectorized.
+    Alg. 3 (VecSens) of arXiv:2306.08153 for non-negative `v`, vectorized.
 
     Args:
       v: shape [n] or [m, n]: one problem per row.
@@ -38,13 +38,13 @@ def vec_sens(v: np.ndarray, min_separation: int, max_participations: int) -> np.
     v = np.asarray(v, dtype=np.float64)
     n = v.shape[-1]
     if v.size * max_participations > _LONG:
-        v = np.maximum(v, 0.0)  # negative ones are never picked
+        v = np.maximum(v, 0.0)  # negative entries are never picked
         if min_separation == 1:
             picked = min(max_participations, n)
             return np.sort(v, axis=-1)[..., n - picked :].sum(axis=-1)
         if np.all(v == v[..., :1]):
             return v[..., 0] * min(max_participations, -(-n // min_separation))
-    # best[i]: the best with at most m picks from v[i:].
+    # best[i]: the largest sum of at most m picks from v[i:].
     best = np.zeros_like(v)
     for _ in range(max_participations):
         candidate = v.copy()
@@ -58,15 +58,15 @@ def vec_sens(v: np.ndarray, min_separation: int, max_participations: int) -> np.
 def path_maximum(
     matrix: matrices.LowerTriangular, min_separation: int, max_participations: int
 ) -> float:
-    """Largest sum over a pattern in which only neighboring participations interact.
+    """Returns the largest sum over a pattern if only consecutive participations interact.
 
-    That is so if there are at most two participations, or `bands <= 2 b`: columns of
-    participations that are not next to each other in the pattern are then orthogonal.
-    The interactions form a path, along which the signs of the contributions can be chosen
-    one after the other so that nothing cancels: the bound of Prop. E.1 is attained, for
-    entries of any sign. A dynamic program over the pattern's first step and its number
-    of participations finds the maximum in
-    O(k n (bands - b)) operations after the Gram diagonals.
+    This needs at most two participations, or `bands <= 2 b`: then the columns of two
+    participations that are not consecutive in the pattern are orthogonal. The
+    interactions form a path, along which the signs of the contributions can be chosen one
+    after the other so that nothing cancels. So the bound of Prop. E.1 is attained, for
+    entries of any sign. A dynamic program over the pattern's first step and its number of
+    participations finds the maximum in O(k n (bands - b)) operations, plus the Gram
+    diagonals.
 
     Args:
       matrix: `C`; `bands <= 2 b` unless k <= 2.
@@ -77,7 +77,7 @@ def path_maximum(
       The exact squared sensitivity.
 
     Raises:
-      ValueError: if `bands > 2 b` and k > 2, so that others may interact, too.
+      ValueError: if `bands > 2 b` and k > 2, so that other pairs may interact, too.
     """
     n, b, width = matrix.num_rows, min_separation, matrix.bands
     if width > 2 * b and max_participations > 2:
@@ -85,7 +85,7 @@ def path_maximum(
     offsets = range(b, min(width, n))
     diagonal = matrix.gram_diagonal(0)
     doubled = [2.0 * np.abs(matrix.gram_diagonal(offset)) for offset in offsets]
-    # best[i]: the best pattern of at most m steps that begins with i.
+    # best[i]: the largest sum over a pattern of at most m steps that begins with i.
     best = np.array(diagonal)
     for _ in range(max_participations - 1):
         following = np.zeros(n)
@@ -103,12 +103,12 @@ def path_maximum(
 def banded_gram_bound(
     matrix: matrices.LowerTriangular, min_separation: int, max_participations: int
 ) -> float:
-    """Alg. 4 for a banded `C`: an upper bound on the squared sensitivity.
+    """Returns an upper bound on the squared sensitivity: Alg. 4 for a banded `C`.
 
-    Row `i` of `X` is zero outside of `2 bands - 1` entries, so that its VecSens needs
-    only these, and at most as many participations as fit there:
-    O(n bands min(k, 2 bands / b)) operations instead of O(n^2 k), after
-    O(n bands^2) for the Gram matrix (O(n bands) if Toeplitz).
+    Row `i` of `X` has at most `2 bands - 1` non-zero entries. Its VecSens needs only
+    these, and only as many participations as fit among them. This takes
+    O(n bands min(k, 2 bands / b)) operations instead of O(n^2 k), after O(n bands^2) for
+    the Gram matrix (O(n bands) if `C` is Toeplitz).
     """
     n, width = matrix.num_rows, min(matrix.bands, matrix.num_rows)
     diagonals = [np.abs(matrix.gram_diagonal(offset)) for offset in range(width)]
@@ -132,9 +132,9 @@ def banded_gram_bound(
 def dense_gram_bound(
     entries: np.ndarray, min_separation: int, max_participations: int
 ) -> float:
-    """arXiv:2306.08153, Alg. 4, for the entries of any `C`: bounds sens^2.
+    """Returns an upper bound on sens^2 for any `C`: Alg. 4 of arXiv:2306.08153.
 
-    VecSens of every row of `|X|`, then VecSens of these values; O(n^3 + n^2 k).
+    Takes VecSens of every row of `|X|`, then VecSens of these values; O(n^3 + n^2 k).
     """
     n = entries.shape[0]
     rows = np.empty(n)
@@ -146,9 +146,9 @@ def dense_gram_bound(
 
 
 def best_pair(entries: np.ndarray, min_separation: int) -> float:
-    """Exact squared sensitivity for at most two participations, any `C`.
+    """Returns the exact squared sensitivity of any `C` for at most two participations.
 
-    Of two contributions the second can take the sign that adds to the first.
+    It is exact because the second contribution can take the sign that adds to the first.
     """
     n = entries.shape[0]
     squared = np.sum(entries**2, axis=0)
@@ -167,17 +167,17 @@ def best_pair(entries: np.ndarray, min_separation: int) -> float:
 def scaled_toeplitz_bound(
     column: np.ndarray, scale: np.ndarray, min_separation: int, max_participations: int
 ) -> float:
-    """Bounds sens^2 of a Toeplitz matrix with scaled columns in O(n k).
+    """Returns a bound on sens^2 of a Toeplitz matrix with scaled columns, in O(n k).
 
-    With `|c|` the first column, `m` its non-increasing majorant and `s` the scales,
-    columns `i <= j - d` for `d >= d0` satisfy
+    With `c` the first column, `m` the non-increasing majorant of `|c|` and `s` the scales,
+    columns `i` and `j = i + d` with `d >= d0` satisfy
 
         |X[i, j]| <= s[i] s[j] sum_{t < n - j} |c[t]| m[t + d]
                   <= s[j] max_{i <= j - d0} s[i] sum_{t < n - j} |c[t]| m[t + d0],
 
-    whose maximum over `j`, `h(d0)`, bounds all `X` at distance `d0` or more. The
-    participations number p and q of a pattern are at least `|p - q| b` apart, so that
-    `sens^2 <= k h(0) + 2 sum_{p = 1}^{k - 1} (k - p) h(p b)`.
+    The maximum of the right side over `j`, `h(d0)`, bounds all entries of `|X|` at distance
+    `d0` or more from the diagonal. The p-th and the q-th participation of a pattern are at
+    least `|p - q| b` apart, so `sens^2 <= k h(0) + 2 sum_{p = 1}^{k - 1} (k - p) h(p b)`.
 
     Args:
       column: c, shape [n].
@@ -205,11 +205,14 @@ def fixed_order_maximum(
     """The largest squared sensitivity over the patterns `i, i + b, i + 2b, ...`, `i < b`.
 
     Returns:
-      The maximum, and how it was found: "signs" if at the best pattern no entry of the
-      Gram matrix is negative (beyond rounding), or only consecutive participations
-      interact, so that signs can be chosen such that nothing cancels; "vectors" if it is
-      that of the best vectors (`vector_contributions`), to 1e-8 and from above; "bound"
-      if neither was affordable: the largest sum of `|X|`, an upper bound.
+      The maximum, and how it was found:
+        "signs": exact, because in the best pattern no entry of the Gram matrix is negative
+          (beyond rounding), or only consecutive participations interact, so that signs
+          can be chosen such that nothing cancels.
+        "vectors": the value for the best vectors (`vector_contributions`), rounded up, with
+          a relative error of at most 1e-8.
+        "bound": the largest sum of `|X|`, an upper bound, because the best vectors were
+          not affordable or not found.
     """
     n, b = matrix.num_rows, min_separation
     absolute, signed = np.zeros(b), np.zeros(b)
@@ -229,8 +232,9 @@ def fixed_order_maximum(
         return float(absolute[best]), "bound"
     diagonals = {offset: matrix.gram_diagonal(offset) for offset in offsets}
     value = 0.0
-    # In the order of their bounds, until none is left that could be larger. The columns of
-    # a Toeplitz matrix lose rows to the right, and nothing else.
+    # Patterns are tried in the order of their bounds, until none that is left can exceed
+    # the value. For a Toeplitz matrix one pattern is enough: moving its columns to the
+    # right only cuts off rows at the bottom, so the pattern from step 0 is the best.
     order = np.argsort(-absolute, kind="stable")
     if matrix.toeplitz_column() is not None:
         order = np.zeros(1, np.int64)
@@ -247,14 +251,18 @@ def fixed_order_maximum(
 
 
 def vectors_are_affordable(num_steps: int, participations: int) -> bool:
-    """True if patterns of so many participations are worth the best vectors."""
+    """True if `vector_contributions` is affordable for patterns of this size."""
     return float(num_steps) * participations**2 <= _MOST_FOR_VECTORS
 
 
 def _pattern_grams(
     diagonals: dict[int, np.ndarray], starts: list[int], num_rows: int, b: int
 ) -> np.ndarray:
-    """X of the columns `i, i + b, ...` for each start, [starts, k, k], padded with 0."""
+    """The Gram matrix of columns `i, i + b, ...` for each start `i`, padded with zeros.
+
+    Returns:
+      Shape [starts, k, k].
+    """
     k = -(-num_rows // b)
     grams = np.zeros((len(starts), k, k))
     for offset, diagonal in diagonals.items():

@@ -1,8 +1,9 @@
-"""Sensitivity of a strategy under a participation.
+"""The sensitivity of a strategy under a participation.
 
-`sens(C) = sup ||C (x - x')||_F` over one example's contribution with `l2_norm_clip = 1`
-(zero-out adjacency). A closed form is used only where the conditions of its theorem
-hold for the actual coefficients; otherwise the result is an upper bound and says so.
+`sens(C) = sup ||C (x - x')||_F` over all contributions of one example with
+`l2_norm_clip = 1` (zero-out adjacency). A closed form is used only where the conditions of
+its theorem hold for the actual coefficients. Otherwise the result is an upper bound, and
+`Sensitivity.is_exact` is False.
 """
 
 from __future__ import annotations
@@ -18,19 +19,19 @@ from tf_bandmf.analysis.participation_patterns import vec_sens
 
 __all__ = ["Sensitivity", "sensitivity", "upper_bound", "vec_sens"]
 
-# Rows of a strategy that is materialized to look at all entries of its Gram matrix.
+# A strategy with at most this many rows is materialized to compute its whole Gram matrix.
 _DENSE_LIMIT = 8_192
-# The same where another bound exists that is nearly as good and takes O(n k).
+# The same limit where another bound is nearly as good and takes O(n k).
 _TOEPLITZ_DENSE_LIMIT = 2_048
-# Elementary operations spent on an exact dynamic program before settling for a bound.
+# An exact dynamic program with more operations than this is replaced by a bound.
 _OPERATION_LIMIT = 2e9
-# How the best of the patterns of a fixed epoch order was found.
+# `Sensitivity.method` for each result of `fixed_order_maximum`.
 _FIXED_ORDER = {
     "signs": "the b fixed patterns",
     "vectors": "the b fixed patterns, the best vectors",
     "bound": "bound, |X| on the fixed patterns",
 }
-# Rows of a matrix that is materialized for its column norms alone.
+# A matrix with at most this many rows is materialized for its column norms alone.
 _NORMS_LIMIT = 20_000
 
 
@@ -40,10 +41,10 @@ class Separated(Protocol):
     has_fixed_positions: ClassVar[bool]
 
     def separation(self) -> int:
-        """b: two participations of one example are at least b steps apart."""
+        """Returns b: two participations of one example are at least b steps apart."""
 
     def participations(self, num_steps: int) -> int:
-        """k: one example takes part at most k times."""
+        """Returns k: one example takes part at most k times."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,7 +54,7 @@ class Sensitivity:
     Attributes:
       value: sens(C), or the bound; for l2_norm_clip = 1.
       is_exact: False if `value` is an upper bound that may be loose. A guarantee
-        computed from a bound holds.
+        computed from an upper bound still holds.
       method: the theorem or algorithm that the value rests on.
     """
 
@@ -69,7 +70,7 @@ class Sensitivity:
 def sensitivity(
     matrix: matrices.LowerTriangular, participation: Separated, num_steps: int
 ) -> Sensitivity:
-    """The sensitivity of the strategy matrix `C`, exact where a theorem says so.
+    """Returns the sensitivity of `C`: exact where a theorem applies, else a bound.
 
     | `C` | result |
     |---|---|
@@ -77,12 +78,13 @@ def sensitivity(
     | Toeplitz >= 0, non-increasing from lag b on | exact: columns 0, b, 2b, ... |
     | column-normalized DP-lambda-CGD | exact: the same columns (Lemma 8) |
     | binary tree | exact: the best placement in its nodes |
-    | fixed epoch order | exact: the best of b patterns, of any signs (n k^2 <= 5e6) |
-    | b < bands <= 2b, or two participations | exact: consecutive steps interact |
-    | anything else | bound: the smallest that `upper_bound` knows |
+    | fixed epoch order | exact: best of b patterns, entries of any sign (n k^2 <= 5e6) |
+    | b < bands <= 2b, or two participations | exact: only consecutive ones interact |
+    | anything else | bound: `upper_bound` |
 
-    The case b < bands <= 2b has entries of any sign and is sharper than Alg. 4, which
-    arXiv:2306.08153, section 6, uses for it; see `patterns.path_maximum`.
+    The result for b < bands <= 2b holds for entries of any sign, and is sharper than
+    Alg. 4, which arXiv:2306.08153, section 6, uses in this case; see
+    `patterns.path_maximum`.
 
     Args:
       matrix: `C`, n x n.
@@ -108,12 +110,13 @@ def sensitivity(
 def upper_bound(
     matrix: matrices.LowerTriangular, min_separation: int, max_participations: int
 ) -> Sensitivity:
-    """The smallest known upper bound under min-separation, for any strategy.
+    """Returns the smallest known upper bound under min-separation, for any strategy.
 
-    Takes the least of those that apply: Alg. 4 of arXiv:2306.08153 (Theorem 3), also
-    in its banded form; a Toeplitz majorant for which Theorem 1 holds; the bound for
-    Toeplitz with scaled columns; and the triangle inequality over column norms, which
-    needs nothing. The patterns of fixed epoch order are among those considered.
+    Takes the least of the bounds that apply: Alg. 4 of arXiv:2306.08153 (Theorem 3), also
+    in its banded form; a Toeplitz majorant for which Theorem 1 holds; and the bound for
+    Toeplitz matrices with scaled columns. If none applies, it takes the triangle inequality
+    over column norms, which holds for every matrix. The bounds also hold for a fixed epoch
+    order, whose patterns have this min-separation.
 
     Args:
       matrix: `C`, n x n.
@@ -132,7 +135,7 @@ def upper_bound(
 
     column = matrix.toeplitz_column()
     if column is not None:
-        # Larger in every entry, and as Theorem 1 wants it; see `_exact`.
+        # At least |c| in every entry, and meets the condition of Theorem 1; see `_exact`.
         majorant = np.abs(column)
         majorant[b:] = np.maximum.accumulate(majorant[b:][::-1])[::-1]
         larger = matrices.ToeplitzBanded(majorant, n)
@@ -170,9 +173,10 @@ def _exact(
     if column is not None:
         if np.all(column >= 0.0) and np.all(np.diff(column[b:]) <= 0.0):
             # Theorem 1 asks for a non-increasing column. Its proof moves participations
-            # to the left: a shift of all of them never loses if no entry is negative,
-            # and closing a gap of more than b steps compares entries c[m - 1] and c[m]
-            # with m > b only. So how the first b entries are ordered does not matter.
+            # to the left. Shifting all of them never reduces the norm if no entry is
+            # negative, and closing a gap of more than b steps compares only entries
+            # c[m - 1] and c[m] with m > b. So the order of the first b entries does not
+            # matter.
             value = _leftmost_columns(matrix, b, k)
             return Sensitivity(value, True, "Toeplitz non-increasing from b, Theorem 1")
     if _is_normalized_lambda_cgd(matrix):
@@ -197,7 +201,10 @@ def _exact_fixed_order(matrix: matrices.LowerTriangular, b: int) -> Sensitivity 
 
 
 def _exact_path(matrix: matrices.LowerTriangular, b: int, k: int) -> Sensitivity | None:
-    """Two participations, or bands <= 2b: only consecutive participations interact."""
+    """The exact sensitivity if only consecutive participations interact, or None.
+
+    That is the case for two participations, or if bands <= 2b.
+    """
     n, width = matrix.num_rows, matrix.bands
     if k > 2 and width > 2 * b:
         return None
@@ -215,7 +222,7 @@ def _exact_path(matrix: matrices.LowerTriangular, b: int, k: int) -> Sensitivity
 
 
 def _toeplitz_core(matrix: matrices.LowerTriangular) -> np.ndarray | None:
-    """The first column of `C` before its columns were scaled, if that is Toeplitz."""
+    """Returns the first column of the unscaled `C` if that is Toeplitz, else None."""
     return matrix.core.toeplitz_column()
 
 
@@ -230,14 +237,14 @@ def _column_norms(matrix: matrices.LowerTriangular) -> np.ndarray:
 
 
 def _leftmost_columns(matrix: matrices.LowerTriangular, b: int, k: int) -> float:
-    """`||sum of columns 0, b, ..., (k - 1) b||`."""
+    """Returns the norm of the sum of columns 0, b, ..., (k - 1) b."""
     pattern = np.zeros(matrix.num_rows)
     pattern[::b][:k] = 1.0
     return float(np.linalg.norm(matrix.matmul(pattern)))
 
 
 def _is_normalized_lambda_cgd(matrix: matrices.LowerTriangular) -> bool:
-    """True if Lemma 8 applies: `C_lambda D^-1` with its own column norms D."""
+    """True if Lemma 8 applies: `C_lambda D^-1` with `D` the column norms of `C_lambda`."""
     banded = matrix.core.banded_inverse()
     if matrix.column_scale is None or banded is None or banded.bands != 2:
         return False

@@ -5,36 +5,40 @@ The contributions of one example to the k steps of a pattern are vectors `u_i` w
 
     max sum_ij X_ij <u_i, u_j> = max <X, G>,    G >= 0 (semidefinite), G_ii = 1,
 
-for the k x k Gram matrix X of the pattern's columns, in k dimensions or more. Signs, which
-are vectors of one dimension, give less, and `sum |X_ij|` (arXiv:2306.08153, Prop. E.1)
-is more where signs cannot all agree. For all y,
+for the k x k Gram matrix X of the pattern's columns, if the vectors have k dimensions or
+more. Contributions that are signs (vectors of one dimension) attain at most this value, and
+`sum |X_ij|` (arXiv:2306.08153, Prop. E.1) is larger than it if no choice of signs makes all
+terms >= 0. For all y,
 
     <X, G> <= sum_i y_i + k max(0, -least eigenvalue of diag(y) - X),
 
-and a barrier finds the best y: `sum(y) - mu log det(diag(y) - X)` has its minimum where
-`G = mu (diag(y) - X)^-1` is feasible, and both bounds are `mu k` apart.
+and a barrier method finds the best y: `sum(y) - mu log det(diag(y) - X)` has its minimum
+where `G = mu (diag(y) - X)^-1` is feasible. There the upper bound from y and the lower
+bound `<X, G>` differ by `mu k`.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-# Relative to the mean of X_ii, divided by k: the distance of the bounds.
+# The final mu is this number divided by k, relative to the mean of X_ii. So it is also the
+# difference `mu k` of the two bounds.
 _BARRIER = 1e-9
-# Newton decrements that end a barrier on the way, and the last one.
+# The most Newton steps for one mu; the Newton decrement below which they end, for all mu
+# but the last, and for the last.
 _MOST_NEWTON_STEPS, _NEAR, _CENTERED = 100, 0.5, 1e-8
 
 
 def largest(grams: np.ndarray, lower: float = 0.0) -> tuple[float, float]:
-    """Bounds on the largest squared sensitivity of some patterns; they nearly agree.
+    """Returns a lower and an upper bound on the largest squared sensitivity of patterns.
 
     Args:
       grams: X of each pattern, [patterns, k, k], symmetric and positive semidefinite.
       lower: a lower bound on the maximum, from other patterns.
 
     Returns:
-      The larger of `lower` and of what some vectors attain, and what no vectors exceed
-      (or `lower`).
+      A value that some vectors attain, and one that no vectors exceed; both at least
+      `lower`. They nearly agree.
     """
     k = grams.shape[-1]
     y, vectors = centered(grams, _BARRIER / k)
@@ -47,14 +51,17 @@ def largest(grams: np.ndarray, lower: float = 0.0) -> tuple[float, float]:
 
 
 def centered(grams: np.ndarray, barrier: float) -> tuple[np.ndarray, np.ndarray]:
-    """The best y and G of each Gram matrix at a barrier, [patterns, k] and [.., k, k].
+    """Returns the best y and G of each Gram matrix for the last mu.
 
-    Newton's method, damped as self-concordance asks, for barriers that fall to a
-    tenth.
+    Runs Newton's method, damped as the theory of self-concordant functions prescribes,
+    for a sequence of mu from 1 down to `barrier`, by about a factor of ten each time.
 
     Args:
       grams: as `largest` takes them.
-      barrier: mu, relative to the mean of X_ii, below 1.
+      barrier: the last mu, relative to the mean of X_ii, below 1.
+
+    Returns:
+      y, shape [patterns, k], and G, shape [patterns, k, k].
     """
     k = grams.shape[-1]
     scale = np.trace(grams, axis1=1, axis2=2)[:, None] / k
