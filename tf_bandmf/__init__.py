@@ -76,7 +76,7 @@ __all__ = [
     "tuning_cost",
 ]
 
-# Loaded when they are used, without an import of their own.
+# Submodules that are loaded on first use.
 _MODULES = (
     "accounting",
     "audit",
@@ -86,7 +86,7 @@ _MODULES = (
     "strategies",
     "workloads",
 )
-# Where public names are defined that are not in `participation`.
+# The modules of the public names that are not defined in `participation`.
 _HOMES = {
     "Guarantee": "accounting.guarantee",
     "Ledger": "ledger.book",
@@ -106,7 +106,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    if name == "keras":  # no public name: one stack has none
+    if name == "keras":  # not in `__all__`: the federated stack lacks it
         try:
             return importlib.import_module("tf_bandmf.keras")
         except ImportError as error:

@@ -43,8 +43,8 @@ class Workload:
       learning_rates: relative learning rate of each step, shape [n], between 1e-50 and
         1e50, or None for a constant rate. Only ratios matter to the choice of a
         strategy.
-      momentum, decay: as given to `momentum_sgd`; 0 and 1 otherwise. The closed forms
-        of the square-root strategies use them; None if they do not describe `T`.
+      momentum, decay: as given to `momentum_sgd`, 0 and 1 for `prefix_sum`; None if they
+        do not describe `T`. The closed forms of the square-root strategies use them.
     """
 
     name: str
@@ -114,7 +114,7 @@ class Workload:
 
 
 def is_real(value: Any) -> bool:
-    """Returns whether this is a number, also one of NumPy's, and no bool."""
+    """Returns whether this is a number of Python or NumPy, and not a bool."""
     number = isinstance(value, (int, float, np.integer, np.floating))
     return number and not isinstance(value, bool)
 
@@ -129,11 +129,11 @@ def check_workload(workload: Any) -> None:
 
 
 def resolve(workload: Workload | str | None, num_steps: int) -> Workload:
-    """A workload unchanged, one by its name (see `parse`), or by default prefix sums.
+    """Returns a given workload, the one with a given name, or by default prefix sums.
 
     Raises:
-      TypeError: if it is neither.
-      ValueError: for a name that is not one.
+      TypeError: if the argument is not a workload, a name (see `parse`) or None.
+      ValueError: if the name is unknown.
     """
     if workload is None:
         return prefix_sum(num_steps)
@@ -147,8 +147,8 @@ def parse(specification: str, num_steps: int) -> Workload:
     """The workload of "prefix", "identity" or "sgd:momentum=0.9,decay=0.999".
 
     Args:
-      specification: the name; "sgd" takes the `momentum` and the `decay` of
-        `momentum_sgd`, either of them.
+      specification: the name; "sgd" takes `momentum`, `decay` or both, as in
+        `momentum_sgd`.
       num_steps: n.
 
     Raises:
@@ -179,7 +179,7 @@ def parse(specification: str, num_steps: int) -> Workload:
 
 
 def prefix_sum(num_steps: int, learning_rates: npt.ArrayLike | None = None) -> Workload:
-    """Plain SGD: the model is the sum of all gradients so far (all ones below)."""
+    """Plain SGD: the model is the sum of all gradients so far, `A[i, j] = 1` for j <= i."""
     return momentum_sgd(num_steps, learning_rates=learning_rates)
 
 
@@ -224,7 +224,7 @@ def momentum_sgd(
 
 
 def identity(num_steps: int) -> Workload:
-    """Each step's noisy gradient is used by itself: `A = I`."""
+    """The workload that uses each step's noisy gradient by itself: `A = I`."""
     return Workload("identity", num_steps, np.array([1.0]))
 
 
@@ -234,5 +234,5 @@ def from_inverse(
     learning_rates: npt.ArrayLike | None = None,
     name: str = "custom",
 ) -> Workload:
-    """Any optimizer that is a linear recurrence: the diagonals of the banded `A^-1`."""
+    """The workload of an optimizer that is a linear recurrence, by the diagonals of `T`."""
     return Workload(name, num_steps, np.asarray(inverse_coefficients), learning_rates)

@@ -7,11 +7,11 @@ object: a mismatch between the two cannot be expressed.
 |---|---|---|
 | `MinSep` | the caller's | without amplification |
 | `FixedEpochOrder` | the same batches in every epoch | without amplification |
-| `Shuffled` | one secret order, the same in every epoch | a bound: none is claimed |
-| `CyclicPoisson` | each example of the part in turn, independently | amplified |
+| `Shuffled` | one secret order, the same in every epoch | a bound, without amplification |
+| `CyclicPoisson` | each example of the current part, independently | amplified |
 | `Poisson` | each example, independently (DP-SGD) | amplified |
-| `CyclicFixedSize` | a fixed number of the part in turn | amplified, a bound |
-| `BMinSepSampling` | everybody who has rested for b - 1 steps, independently | simulated |
+| `CyclicFixedSize` | a fixed number of examples of the current part | amplified, a bound |
+| `BMinSepSampling` | each that was not in the last b - 1 steps | amplified, simulated |
 | `BallsInBins` | each example in one random bin of the epoch | amplified, simulated |
 """
 

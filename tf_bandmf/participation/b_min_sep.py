@@ -1,4 +1,4 @@
-"""Whoever has not taken part in the last b - 1 steps takes part with probability p."""
+"""Sampling of examples that were in none of the last b - 1 steps, with probability p."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 @register
 @dataclasses.dataclass(frozen=True)
 class BMinSepSampling(Cyclic):
-    """b-min-sep sampling: independent except for a rest of b - 1 steps.
+    """b-min-sep sampling: independent, with a rest of b - 1 steps after each participation.
 
     Dong and Ganesh, arXiv:2602.09338. A step takes each example that has not taken part
-    in the last `b - 1` steps with probability p, independently. The rests at the
-    beginning are drawn as if the run had no beginning: every step takes `batch_size`
-    examples in expectation, `p = q / (1 - (b - 1) q)` with
+    in the last `b - 1` steps with probability p, independently. Which examples rest at
+    first, and how long, is drawn as if the sampling had always been running, so that
+    every step takes `batch_size` examples in expectation: `p = q / (1 - (b - 1) q)` with
     `q = batch_size / num_examples`. With b = 1 this is Poisson sampling.
 
     Args:
@@ -61,7 +61,7 @@ class BMinSepSampling(Cyclic):
         from tf_bandmf.accounting.b_min_sep import check_size
 
         if self.num_parts > 1:
-            check_size(num_steps, 2)  # the least that a rest is for
+            check_size(num_steps, 2)  # the fewest bands for which b > 1 is useful
 
     def accountant(
         self, matrix: LowerTriangular, simulation: Simulation | None = None
@@ -71,7 +71,7 @@ class BMinSepSampling(Cyclic):
 
         if self.num_parts == 1 and matrix.bands == 1:
             norms = matrix.column_norms()
-            if norms.min() == norms.max():  # as `CyclicPoissonAccountant` counts them
+            if norms.min() == norms.max():  # `CyclicPoissonAccountant` needs one norm
                 return CyclicPoissonAccountant.of_strategy(
                     matrix, 1, self.batch_size / self.num_examples
                 )

@@ -21,7 +21,7 @@ class Participation(abc.ABC):
     """The steps that one example may take part in, their sampler, and their accountant.
 
     A participation is one class in one file: plans, tables, "auto", the command line and
-    the contract tests take what they need from here. `register` makes it known.
+    the contract tests take what they need from here. `register` adds it to the registry.
 
     Attributes:
       kind: name in files.
@@ -33,7 +33,8 @@ class Participation(abc.ABC):
         `i, i + b, i + 2b, ...` for one `i < b`, as in a fixed epoch order.
       has_schedule: whether the library makes the batches; otherwise, the caller does.
       has_secret_sampler: whether the sampler's random numbers are secret.
-      is_cyclic: whether it has parts, as many as the strategy has bands.
+      is_cyclic: whether it splits the examples into as many parts as the strategy has
+        bands.
       is_amplified: whether the accountant relies on the randomness of the sampler.
       is_simulated: whether it is accounted for by simulation, where a `confidence` makes
         an estimate a bound.
@@ -67,7 +68,7 @@ class Participation(abc.ABC):
     def check_accounting(self, num_steps: int) -> None:  # noqa: B027
         """Raises ValueError if a run is too large to account for, whatever its strategy.
 
-        Asked before a strategy is built.
+        It is called before a strategy is built.
         """
 
     @abc.abstractmethod
@@ -77,7 +78,7 @@ class Participation(abc.ABC):
     def accountant(
         self, matrix: LowerTriangular, simulation: Simulation | None = None
     ) -> Accountant:
-        """The one accountant that may be asked about this sampler.
+        """The accountant of a run with this sampler.
 
         By default, without amplification, a run is one Gaussian mechanism with the
         strategy's sensitivity under the participation.
@@ -100,7 +101,7 @@ class Participation(abc.ABC):
     @classmethod
     @abc.abstractmethod
     def example(cls, num_steps: int) -> Participation:
-        """A small one for contract tests, of `num_steps` steps, a multiple of 4."""
+        """A small instance for contract tests; `num_steps` is a multiple of 4."""
 
     def sampler(self, words: Words) -> Sampler:
         """The sampler, from random words.
@@ -124,20 +125,20 @@ class Participation(abc.ABC):
 
     @property
     def num_steps(self) -> int | None:
-        """The number of steps of a run, if the participation says so itself."""
+        """The number of steps of a run; None if the participation does not fix it."""
         return None
 
     def expected_batch_size(self) -> float | None:
-        """Mean number of examples of a step, if the participation says so itself."""
+        """Mean number of examples of a step; None if the participation does not fix it."""
         return None
 
     @classmethod
     def of_data(
         cls, num_examples: int, batch_size: int, epochs: int, num_parts: int | None
     ) -> Participation:
-        """The participation for numbers that a user knows.
+        """The participation for given numbers of examples, epochs and parts.
 
-        `num_parts` is None unless it `is_cyclic`.
+        `num_parts` is None unless the class `is_cyclic`.
 
         Raises:
           ValueError: if the numbers do not fit.
@@ -158,18 +159,18 @@ class Participation(abc.ABC):
 
 
 DEFAULT_SAMPLING = "fixed-order"
-# By `kind`, and by `sampling`.
+# The registered classes by `kind`, and by `sampling`.
 PARTICIPATIONS: dict[str, type[Participation]] = {}
 NAMED: dict[str, type[Participation]] = {}
 _Class = TypeVar("_Class", bound=type[Participation])
 
 
 def register(cls: _Class) -> _Class:
-    """Makes a participation known to files, plans, the command line and contract tests.
+    """Registers a participation for files, plans, the command line and contract tests.
 
     Raises:
-      TypeError: if it lacks a method; an amplified participation needs its own
-        accountant.
+      TypeError: if the class lacks a method; an amplified participation must define
+        `accountant`.
       ValueError: if another class has its name.
     """
     if inspect.isabstract(cls):

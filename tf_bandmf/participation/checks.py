@@ -12,10 +12,10 @@ def check_sizes(participation: Any, *names: str) -> None:
 
     Args:
       participation: a frozen data class with `num_examples` and `batch_size`.
-      *names: of the fields.
+      *names: names of the fields.
 
     Raises:
-      ValueError: if a field is no whole number >= 1, or `batch_size > num_examples`.
+      ValueError: if a field is not a whole number >= 1, or `batch_size > num_examples`.
     """
     for name in names:
         value = whole_number(name, getattr(participation, name))

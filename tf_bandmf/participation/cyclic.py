@@ -11,7 +11,9 @@ from tf_bandmf.participation.checks import check_sizes
 
 @dataclasses.dataclass(frozen=True)
 class Cyclic(Participation):
-    """The examples are split into b fixed parts, which take turns: `j` is in `j mod b`.
+    """The examples are split into b fixed parts, which take turns.
+
+    Example `j` is in part `j mod b`.
 
     Args:
       num_examples: m, size of the training set.

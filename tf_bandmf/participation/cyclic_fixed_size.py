@@ -1,4 +1,4 @@
-"""A fixed number of the part in turn, without replacement."""
+"""Cyclic sampling of a fixed number of examples per step, without replacement."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Each example of the part in turn, independently; DP-SGD's sampler is one part."""
+"""Cyclic Poisson sampling; with one part it is Poisson sampling, as in DP-SGD."""
 
 from __future__ import annotations
 

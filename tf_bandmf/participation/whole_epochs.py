@@ -1,4 +1,4 @@
-"""The base class of participations of whole epochs: once in each, at one position."""
+"""The base class of participations with whole epochs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class WholeEpochs(Participation):
 
     Args:
       num_examples: m, size of the training set.
-      batch_size: examples per step, exactly or about.
+      batch_size: examples per step, exactly or approximately.
       epochs: k.
     """
 

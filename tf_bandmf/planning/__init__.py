@@ -1,1 +1,1 @@
-"""Plans for a budget: its noise, the choice of a mechanism, tables, the plan itself."""
+"""Plans for a budget: noise, choice of a mechanism, comparison tables, statements."""

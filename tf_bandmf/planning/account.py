@@ -1,4 +1,4 @@
-"""The budget that a plan spends from: the data set of a ledger that it is bound to."""
+"""The account of a plan: the data set, in a ledger, whose budget its runs spend."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tf_bandmf.planning.statement import check_line
 if TYPE_CHECKING:
     from tf_bandmf.planning.plan import Plan
 
-# Plans of which bound ones were made, and which themselves reserve nothing.
+# Unbound plans that `bind` was called with: their runs would reserve nothing.
 _LEFT_UNBOUND: weakref.WeakSet[Plan] = weakref.WeakSet()
 
 
@@ -19,12 +19,12 @@ _LEFT_UNBOUND: weakref.WeakSet[Plan] = weakref.WeakSet()
 class Account:
     """A data set in a ledger.
 
-    It is part of a plan's fingerprint: a run of a plan that is bound begins only after the
-    ledger has reserved its budget.
+    It is part of a bound plan's fingerprint. A run of a bound plan begins only after the
+    ledger has reserved the run's budget.
 
     Attributes:
-      dataset: its name.
-      id: its id, the digest of its first entry.
+      dataset: the data set's name.
+      id: the data set's id, the digest of its first entry in the ledger.
     """
 
     dataset: str
@@ -40,12 +40,12 @@ class Account:
 
 
 def bind(plan: Plan, account: Account) -> Plan:
-    """A plan whose runs reserve in an account; those of the one given are refused."""
+    """The plan bound to an account; runs of the unbound `plan` are refused from now on."""
     bound = dataclasses.replace(plan, account=account)
     _LEFT_UNBOUND.add(plan)
     return bound
 
 
 def is_left_unbound(plan: Plan) -> bool:
-    """Returns whether a bound plan was made of this very object."""
+    """Returns whether a bound plan was made from this very object."""
     return plan in _LEFT_UNBOUND

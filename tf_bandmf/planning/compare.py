@@ -1,4 +1,4 @@
-"""One table of mechanisms with their best numbers; plans, advice and bands are views of it.
+"""A table of mechanisms with their best parameters; plans and advice choose from it.
 
     use = dict(num_examples=60_000, batch_size=512, epochs=10)
     table = compare(["identity", "bisr", "blt"], epsilon=8, delta=1e-5, **use)
@@ -9,9 +9,9 @@
 Errors are those of the noise alone, per coordinate, for `l2_norm_clip = 1`, and without
 the absolute size of the learning rate. Under amplification the noise depends on the
 strategy in a way that sensitivity does not show: fewer bands (arXiv:2306.08153, Appendix
-F.4) and a smaller lambda (arXiv:2601.22334, section 5.1) are amplified more. There each
-row has noise within a percent (`is_rough`), by the accountant of its sampling; a plan
-computes it again, in full, for the one row that it takes.
+F.4) and a smaller lambda (arXiv:2601.22334, section 5.1) are amplified more. There the
+accountant of the sampling computes each row's noise to within a percent (`is_rough`); a
+plan computes it again, in full, for the one row that it takes.
 """
 
 from __future__ import annotations
@@ -36,35 +36,36 @@ from tf_bandmf.planning.texts import phrase, phrases
 from tf_bandmf.strategies import Family, Strategy, registry
 from tf_bandmf.workloads import Workload
 
-# Vectors that the noise of a searched mechanism keeps, without a word about memory. As
-# many may be drawn again, but at least 31.
+# The most vectors that the noise of a searched mechanism keeps by default. It may draw as
+# many again at each step; the limit of those is at least 31.
 MEMORY_VECTORS = 31
 _LEAST_REGENERATED = 31
 _LOG = logging.getLogger("tf_bandmf")
-# Among mechanisms whose error is within this factor the one that costs least is best.
+# Among mechanisms within this factor of the smallest error, the cheapest one is best.
 _AS_GOOD = 1.01
 # Time to read a kept vector in units of drawing one again: benchmarks/noise.py.
 _COST_OF_KEPT = 0.05
-# Each number of bands of a family that needs the budget is a search of its own.
+# The most bands of a family that needs the budget: for each number of bands, it would have
+# to be searched again.
 _BANDS_OF_BUDGET = 16
 # The column of each objective, and its name in texts.
 _COLUMNS, _SHORT = (
     {"mean": "rmse", "max": "max_se"},
     {"rmse": "RMSE", "max_se": "MaxSE"},
 )
-# A refinement of a family that is worse than the best by more than this is left out.
+# If a family is worse than the best by more than this factor, its refinement is left out.
 _REFINEMENT = 1.1
 
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """One mechanism with all its numbers.
+    """One mechanism with its parameters, errors and costs.
 
     Attributes:
       mechanism: "bisr:4", as `tf_bandmf.plan` takes it.
       sampling: by name; None where the caller makes the batches.
       adjacency: which data sets are neighbors for the noise.
-      batch_size: expected number of examples of a step; None where nobody says.
+      batch_size: expected number of examples of a step; None if unknown.
       num_steps: n.
       bands: bands of C, or of its inverse if that is the banded one; None if neither.
       rmse: sqrt of the mean over steps of the squared error, times `noise_stddev`.
@@ -73,16 +74,17 @@ class Row:
       sensitivity_is_exact: False for a bound.
       noise_multiplier: `noise_stddev` in units of the sensitivity, as in a plan.
       noise_stddev: noise standard deviation on the raw C, for l2_norm_clip = 1.
-      is_rough: whether the noise is only within a percent, as where accounting is slow.
+      is_rough: whether the noise is accurate only to a percent, because accounting is
+        slow.
       converged: whether the optimizer converged; True for closed forms, which need none.
       optimality_gap: certified relative gap of the squared error, in the class
-        `optimal_among`; None without one.
+        `optimal_among`; None without a certificate.
       optimal_among: the class, such as "4 bands, columns of equal norm"; None without a
         gap.
       memory_vectors: vectors of the model's size kept between steps.
       regenerations_per_step: the most earlier noise vectors that a step draws again.
       seconds: time that it took to find the strategy.
-      strategy: itself, at the precision that a choice needs; None in a row from a file.
+      strategy: the strategy, as precise as a choice needs; None in a row from a file.
     """
 
     mechanism: str
@@ -110,7 +112,7 @@ class Row:
 
     @property
     def cost(self) -> float:
-        """Vectors that a step draws or reads, in units of one that it draws."""
+        """The cost of a step's vectors, drawn or read, in units of drawing one."""
         return self.regenerations_per_step + _COST_OF_KEPT * self.memory_vectors
 
 
@@ -120,9 +122,9 @@ class Comparison:
 
     Attributes:
       title: title of the table.
-      rows: one for each mechanism that has numbers, which are all chosen.
+      rows: one for each mechanism that can be used, with all parameters chosen.
       excluded: the other mechanisms, and why each has no row.
-      objective: what the best row has least of: "rmse" or "max_se".
+      objective: the error that the best row minimizes: "rmse" or "max_se".
     """
 
     title: str
@@ -160,7 +162,7 @@ class Comparison:
 
     @property
     def reason(self) -> str:
-        """The reason for the best row, in a sentence."""
+        """Why the best row was chosen, in a sentence."""
         row, least = self.best(), min(self.rows, key=self.value)
         facts = {"row": least, "chosen": row, "best": self._label(row), "second": ""}
         facts |= {"error": _SHORT[self.objective], "value": self.value(row)}
@@ -175,7 +177,7 @@ class Comparison:
         return phrase("best row", kind, more=more, **facts)
 
     def _label(self, row: Row) -> str:
-        """The mechanism, and the sampling where there are several."""
+        """The mechanism; with its sampling, if the table has several."""
         is_one = len({other.sampling for other in self.rows}) == 1
         return row.mechanism if is_one else f"{row.mechanism} ({row.sampling})"
 
@@ -185,7 +187,7 @@ class Comparison:
         return [{name: getattr(row, name) for name in names} for row in self.rows]
 
     def to_record(self) -> dict[str, Any]:
-        """All of it in plain finite values, ready for JSON."""
+        """The whole comparison in plain finite values, ready for JSON."""
         chosen = {"mechanism": self.mechanism, "reason": self.reason}
         plain = {"excluded": dict(self.excluded), "rows": self.to_records()}
         return {**vars(self), **plain, **chosen}
@@ -209,7 +211,7 @@ class Comparison:
 def plain_table(
     title: str, headings: Sequence[str], body: Sequence[Sequence[str]]
 ) -> str:
-    """A title and columns of equal width, the first one to the left."""
+    """A text table: a title and aligned columns, the first one left-aligned."""
     lines = [headings, *body]
     widths = [max(map(len, column)) for column in zip(*lines)]
     first, *others = widths
@@ -231,12 +233,12 @@ def compare(
     objective: str = "mean",
     max_memory_vectors: int | None = None,
 ) -> Comparison:
-    """Compares mechanisms with their best numbers, for a budget and a use of the data.
+    """Compares mechanisms with their best parameters, for a budget and a use of the data.
 
-    A name without a value ("bisr") has its numbers chosen: lambda, the number of bands or
-    of buffers, and under cyclic sampling the number of parts with it. A mechanism without
-    a row, because its accountant fails or it contradicts the sampling, does not end the
-    comparison: `Comparison.excluded` says why.
+    For a name without a value ("bisr"), the parameters are chosen: lambda, the number of
+    bands or of buffers, and under cyclic sampling the number of parts with it. A mechanism
+    whose accountant fails, or which contradicts the sampling, does not end the comparison:
+    it has no row, and `Comparison.excluded` says why.
 
     Args:
       mechanisms: names as `registry.parse` reads them, or strategies; None for all that
@@ -248,17 +250,18 @@ def compare(
       batch_size: B, likewise.
       epochs: k, likewise.
       num_steps: n, likewise.
-      sampling: likewise; several names make one table. Numbers for other neighbors than
-        those of the first one have no row: they cannot be compared.
+      sampling: likewise; several names make one table. A sampling with another adjacency
+        than the first one has no rows: its numbers cannot be compared.
       workload: likewise.
       objective: "mean" for the RMSE, "max" for the MaxSE.
       max_memory_vectors: vectors of the model's size that the noise may keep between
-        steps; by default 31 for what is searched, and what it needs for a mechanism with
-        its size ("bsr:64"). As many may be drawn again, but at least 31.
+        steps; by default 31 where the size is searched for, and no limit where it is
+        given ("bsr:64"). As many vectors may be drawn again at each step; the limit of
+        those is at least 31.
 
     Raises:
       ValueError: on invalid arguments, or if no mechanism has a row.
-      ArithmeticError: if the only mechanism fails so.
+      ArithmeticError: if there is only one mechanism, and its numbers cannot be computed.
     """
 
     def one(sampling: str | Participation | None) -> Comparison:
@@ -294,11 +297,11 @@ def compare(
 def _each(
     what: str, given: Iterable[Any], make: Callable[[Any], Any]
 ) -> tuple[list[Any], dict[str, str]]:
-    """Makes something of each that can be used, and says why of the others nothing is.
+    """Calls `make` for each of `given`: the results, and why the others have none.
 
     Raises:
-      ValueError: if none can be used.
-      ArithmeticError: if there is only one, which fails so.
+      ValueError: if `make` fails for all.
+      ArithmeticError: if there is only one, and `make` raises this.
     """
     made, failed = list[Any](), dict[str, Exception]()
     for one in given:
@@ -321,13 +324,12 @@ class Search:
 
     Attributes:
       workload: A.
-      data: how they are used.
+      data: how the data are used.
       budget: epsilon and delta; None for noise multiplier 1 per unit of sensitivity.
       objective: "mean" for the RMSE, "max" for the MaxSE.
-      max_memory_vectors: see `compare`; None where what is named with its size may keep
-        more than what is searched.
-      is_auto: whether names are families that are searched, as drafts where a family has
-        such, and none may keep more than the default memory.
+      max_memory_vectors: see `compare`; None limits only mechanisms that are searched.
+      is_auto: whether the mechanisms are those of "auto": built as drafts, where a family
+        has drafts, and all of them limited in memory.
 
     Raises:
       ValueError: if an argument is invalid.
@@ -339,9 +341,9 @@ class Search:
     objective: str = "mean"
     max_memory_vectors: int | None = None
     is_auto: bool = False
-    # Vectors that what is searched may keep.
+    # The most vectors that a searched mechanism may keep.
     _limit: int = MEMORY_VECTORS
-    # The logarithm of noise per sensitivity so far, by the logarithm of bands.
+    # Results so far: logarithm of bands, and logarithm of noise per unit of sensitivity.
     _noise_so_far: dict[float, float] = dataclasses.field(default_factory=dict)
     _rows: list[Row] = dataclasses.field(default_factory=list)
 
@@ -354,7 +356,7 @@ class Search:
 
     @property
     def _is_searched(self) -> bool:
-        """Is true where noise depends on the strategy by more than its sensitivity."""
+        """Whether the noise depends on more of the strategy than its sensitivity."""
         is_noisy = self.data.is_cyclic or self.data.sampling.is_simulated
         return self.budget is not None and is_noisy
 
@@ -363,12 +365,12 @@ class Search:
 
         Raises:
           ValueError: if there is no mechanism, one is unknown, or none has a row.
-          ArithmeticError: if the only mechanism fails so.
+          ArithmeticError: if there is only one mechanism, and it cannot be computed.
         """
         if mechanisms is None:
             is_simulated = self.data.sampling.is_simulated
             names = registry.auto_names(is_simulated and not self.data.is_cyclic)
-            # What refines another family comes after it.
+            # A family that refines another one comes after it.
             refines = lambda name: bool(registry.FAMILIES[name].refinement)  # noqa: E731
             mechanisms = sorted(names, key=refines)
         is_list = isinstance(mechanisms, (list, tuple)) and len(mechanisms) > 0
@@ -394,10 +396,10 @@ class Search:
         return dataclasses.replace(table, title=title)
 
     def best(self, mechanisms: Sequence[str] | None) -> Strategy:
-        """The strategy of the best row, optimized in full, with the table beside it."""
+        """The best row's strategy, optimized in full, with the table in `diagnostics`."""
         table = self.table(mechanisms)
         strategy = table.best().strategy
-        assert strategy is not None  # the table's own
+        assert strategy is not None  # None only in a row from a file
         family = registry.family_of(strategy.family)
         if self.is_auto and family.refinement is not None:
             _, options = registry.parse(table.mechanism)
@@ -409,7 +411,7 @@ class Search:
         return float(getattr(row, _COLUMNS[self.objective]))
 
     def _add(self, mechanism: str | Strategy) -> None:
-        """Adds the row of a mechanism, with the best numbers that its name leaves open."""
+        """Adds the row of a mechanism, with the best of the parameters left open."""
         _LOG.info("comparing %s", getattr(mechanism, "family", mechanism))
         if isinstance(mechanism, Strategy):
             self._rows.append(self._row(mechanism, 0.0))
@@ -430,15 +432,16 @@ class Search:
     def _best(
         self, family: Family, options: Mapping[str, Any], near: float | None = None
     ) -> Row:
-        """The best of the numbers that are left open, the first of them outermost.
+        """The best row over the parameters left open; the first is the outer loop.
 
-        A second one is searched for only where the accountant has a say: else the family
-        knows its best. Where more bands are never worse, the most are taken.
+        A second parameter is searched for only where the noise depends on more than the
+        sensitivity; elsewhere the family computes its best value. Where more bands are
+        never worse, only the most are tried.
 
         Args:
           family: of the mechanism.
-          options: what is given.
-          near: the second number that was best beside the last first one.
+          options: the parameters that are given.
+          near: the best second parameter for the previous value of the first.
         """
         opened = [one for one in family.numbers if one.name not in options]
         is_whole = len(opened) == len(family.numbers)
@@ -458,7 +461,11 @@ class Search:
         return min(made, key=self._value)
 
     def _refined(self, name: str, of: str) -> dict[str, Any]:
-        """The numbers of a family that improves on another, which is near the best."""
+        """The parameters of a family that refines family `of`, taken from the row of `of`.
+
+        Raises:
+          ValueError: if the row of `of` is not near the best.
+        """
         coarse = [row for row in self._rows if row.mechanism.split(":")[0] == of]
         if not coarse or not self.workload.is_toeplitz:
             return {}
@@ -480,7 +487,7 @@ class Search:
             limit = max(_LEAST_REGENERATED, limit)
         most = min(limit + 1, n)
         if self.data.is_cyclic:
-            # With as many parts as batches of an epoch nothing is amplified.
+            # With as many parts as an epoch has batches, nothing is amplified.
             most = min(most, sampling.num_examples // sampling.batch_size)  # type: ignore[attr-defined]
         elif family.is_optimized or family.banded != "inverse":
             most = min(most, sampling.separation())
@@ -489,7 +496,7 @@ class Search:
         return max(most, 1)
 
     def _sizes(self, family: Family) -> list[int]:
-        """Numbers of bands to try, or the default number of what is kept."""
+        """Numbers of bands to try; without bands, the default number of buffers."""
         most = self._most_bands(family) if family.has_bands else 1
         if most < 2 and self._limit < 1:
             raise ValueError("it keeps at least one vector.")
@@ -511,11 +518,11 @@ class Search:
         options: Mapping[str, Any],
         near: float | None = None,
     ) -> Row:
-        """The best fraction: the family's, or under amplification that of a search.
+        """The row with the best fraction: the family's or, with amplification, a search.
 
-        arXiv:2601.22334, section 5.1: coarse on a grid, then between its neighbors. From
-        the value of the grid that is nearest to `near`, or from its middle, downhill:
-        every value costs a simulation.
+        As in arXiv:2601.22334, section 5.1, the search is coarse on a grid, then finer
+        between the neighbors of the best. It goes downhill from the grid's value nearest
+        to `near`, or from the middle of the grid, because every value costs a simulation.
         """
         if not self._is_searched:
             best = self._strategy(family, options, is_draft=False)
@@ -547,7 +554,7 @@ class Search:
         return min((one for one in tried.values() if one is not None), key=self._value)
 
     def _candidate(self, family: Family, options: Mapping[str, Any]) -> Row:
-        """Builds a mechanism with all its numbers, and accounts for it."""
+        """Builds a mechanism with all parameters given, and accounts for it."""
         began = time.perf_counter()
         strategy = self._strategy(family, options, self.is_auto)
         row = self._row(strategy, time.perf_counter() - began)
@@ -563,7 +570,7 @@ class Search:
     def _strategy(
         self, family: Family, options: Mapping[str, Any], is_draft: bool
     ) -> Strategy:
-        """A strategy, and under cyclic sampling as many parts as it has bands."""
+        """Builds a strategy; under cyclic sampling, for as many parts as bands."""
         participation = self.data.participation(options.get("bands", 1))
         if self.data.is_cyclic:
             participation.check_accounting(self.workload.num_steps)
@@ -619,13 +626,12 @@ class Search:
     def _noise(
         self, strategy: Strategy, participation: Participation, unit: float
     ) -> tuple[float, str]:
-        """The noise for the budget, and the neighbors that it is for.
+        """The noise for the budget, and the adjacency that it is for.
 
-        It is within a percent where accounting is slow.
-
-        Each search begins where those before ended, in units of the sensitivity, which
-        depends on the number of bands most of all: on the line through the two nearest
-        numbers of bands, and not far beyond.
+        Where accounting is slow, the noise is accurate to a percent. Each search for it
+        starts at a value predicted from earlier searches: noise per unit of sensitivity
+        depends mostly on the number of bands, so that it is extrapolated, in logarithms,
+        from the two nearest numbers of bands, by at most the distance between these.
         """
         if self.budget is None:
             return unit, ZERO_OUT
@@ -648,12 +654,12 @@ class Search:
 
 
 def _three_digits(value: float) -> float:
-    """Three digits of `1 - value`: names stay short, errors do not change."""
+    """The value with `1 - value` rounded to three digits: names stay short."""
     return float(f"{1.0 - float(f'{1.0 - value:.3g}'):.8g}")
 
 
 def _texts(row: Row) -> dict[str, str]:
-    """Headings and texts of a row; sensitivities that are bounds have a <=."""
+    """Headings and texts of a row; "<=" marks a sensitivity that is a bound."""
     failed = "" if row.converged else "not converged"
     gap = "" if row.optimality_gap is None else f"{row.optimality_gap:.1e}"
     bound = "" if row.sensitivity_is_exact else "<="

@@ -1,23 +1,25 @@
 """Learning rate, averaged weights and clip norm of a run, from the noise of its plan.
 
 With s, the noise in the models per unit of clip norm (`noise_in_models`), d weights, and
-k, how many times the clip norm is as large as usual gradients (`_excess`):
+k, the ratio of the clip norm to the norm of usual gradients, at least 1 (`_excess`):
 
     rate * clip norm = c / (sqrt(s) * (1 + k s sqrt(d) / 12))       SGD, momentum 0.9
 
 c is 0.08, and 0.05 for a squared error, whose curvature does not fall with the error:
-there 0.16 destroys models that 0.05 trains best.
+there c = 0.16 destroys models for which c = 0.05 is best.
 
 Two limits meet here. Where there is little noise, the curvature of the loss limits the
-rate, and the best rates go with 1 / sqrt(s). Where the norm of the noise, s sqrt(d), is
-large against that of a clipped gradient, noise limits it, and they go with
-1 / (s^1.5 sqrt(d)). Gradients that are smaller than the clip norm meet this limit k times
-earlier: the best rates for counts, at clip norm 10, are 0.25 of those for k = 1 at epsilon
-= 1, and 0.5 at 8. The form and the constants were found on grids of rates of
-convolutional networks (19, whose best rates differ by a factor of 200), of a linear model
-and of adapters of a language model, in `benchmarks/utility/results`; regrets are those of
-`benchmarks/advice/fit.py`. Tables, texts and photos: `benchmarks/advice/run.py`, and 20
-tables of its README, on which 0.05 and the clip norm for two classes were chosen.
+rate, and the best rates are proportional to 1 / sqrt(s). Where the norm of the noise,
+s sqrt(d), is large compared to that of a clipped gradient, the noise limits the rate, and
+the best rates are proportional to 1 / (s^1.5 sqrt(d)). Gradients that are smaller than
+the clip norm meet this limit at a noise k times smaller: the best rates for counts, at
+clip norm 10, are 0.25 of those for k = 1 at epsilon = 1, and 0.5 at epsilon = 8.
+
+The form and the constants were found on grids of rates for 19 convolutional networks
+(whose best rates differ by a factor of 200), a linear model and adapters of a language
+model, in `benchmarks/utility/results`; `benchmarks/advice/fit.py` computes the regrets.
+`benchmarks/advice/run.py` tries the rule on tables, texts and photos; c = 0.05 and the
+clip norm for two classes were chosen on the 20 tables in the README there.
 """
 
 from __future__ import annotations
@@ -31,26 +33,27 @@ if TYPE_CHECKING:
     from tf_bandmf.planning.plan import Plan
 
 MOMENTUM = 0.9
-# Rate of SGD at s = 1 for few weights, divided by 1 - momentum, of which a squared error
-# bears a part; s sqrt(d) at which noise begins to limit the rate.
+# _RATE: rate of SGD at s = 1 for few weights, divided by 1 - momentum. _OF_SQUARES: factor
+# of the rate for a squared error. _NOISE: s sqrt(d) from which noise limits the rate.
 _RATE = 0.8
 _OF_SQUARES = 0.625
 _NOISE = 12.0
 # Norm of usual gradients, where losses are about 1: `benchmarks/advice`.
 _USUAL_NORM = 1.7
-# Of Adam, whatever the clip norm: `benchmarks/advice`.
+# Learning rate of Adam, for any clip norm: `benchmarks/advice`.
 RATE_OF_ADAM = 0.02
-# Progress per sqrt(d) at which a model gains half of what it gains without privacy, and
-# the standard deviation of the share around the curve on the tables of its README, which
-# chose it: `benchmarks/advice`.
+# _HALF: progress per sqrt(d) at which a model gains half of what it gains without privacy.
+# SPREAD: standard deviation of the measured shares around the fitted curve. Both are from
+# the tables in the README of `benchmarks/advice`.
 _HALF = 0.12
 SPREAD = 0.14
-# The moving average of the weights remembers this part of the steps.
+# The moving average of the weights spans this fraction of the steps.
 _REMEMBERED = 0.1
-# A Poisson loss predicts too few at clip norm 1: the clipped gradient of a skewed residual
-# is zero near the median. Labels are divided by their usual size. `benchmarks/advice`.
+# With a Poisson loss and clip norm 1, models predict too small counts: the mean clipped
+# gradient of skewed residuals is zero near the median. Labels are divided by their usual
+# size. See `benchmarks/advice`.
 _SQUARES = ("squarederror", "mse")
-# Clip norms that are not the usual one, and the names of losses.
+# Clip norm for each kind of loss, and parts of the losses' names.
 _CLIPS: dict[str, tuple[Any, ...]] = {
     "counts": (10.0, "poisson"),
     "two classes": (3.0, "binarycrossentropy"),
@@ -62,8 +65,8 @@ def noise_in_models(rmse: float, batch_size: float, momentum: float) -> float:
     """Noise per coordinate of a model, for updates of unit size in one direction.
 
     Args:
-      rmse: of the noisy models per coordinate and unit of clip norm, on sums of
-        gradients; of the workload with `momentum`.
+      rmse: RMSE of the noisy models per coordinate and unit of clip norm, for sums of
+        gradients and the workload with `momentum`.
       batch_size: B, by which sums are divided.
       momentum: of SGD, in [0, 1): updates are 1 / (1 - momentum) times as large.
 
@@ -74,7 +77,7 @@ def noise_in_models(rmse: float, batch_size: float, momentum: float) -> float:
 
 
 def _excess(l2_norm_clip: float) -> float:
-    """k: how many times the clip norm is as large as the norm of usual gradients."""
+    """k: the ratio of the clip norm to the norm of usual gradients, at least 1."""
     return max(1.0, l2_norm_clip / _USUAL_NORM)
 
 
@@ -85,14 +88,14 @@ def per_clip_unit(
     l2_norm_clip: float = 1.0,
     loss: Any = None,
 ) -> float:
-    """Learning rate of SGD for gradients that are divided by the clip norm.
+    """The learning rate of SGD for gradients that are divided by the clip norm.
 
     Args:
       noise: s; see `noise_in_models`.
       num_parameters: d.
       momentum: of SGD, in [0, 1).
       l2_norm_clip: zeta, > 0.
-      loss: Keras loss, or its name; None for classes.
+      loss: Keras loss, or its name; None for classification.
     """
     limit = 1.0 + _excess(l2_norm_clip) * noise * math.sqrt(num_parameters) / _NOISE
     part = _OF_SQUARES if is_named(loss, *_SQUARES) else 1.0
@@ -100,10 +103,10 @@ def per_clip_unit(
 
 
 def progress(rate: float, num_steps: int) -> float:
-    """The way that weights can move in one direction, at a rate, in units of it.
+    """How far weights can move in one direction: rate times steps at the full rate.
 
-    SGD with momentum beta is at its full rate after some 1 / (1 - beta) steps: a run of
-    few steps is worth less than rate times steps.
+    SGD with momentum beta reaches its full rate only after some 1 / (1 - beta) steps, so
+    that a short run moves less than rate times all steps.
     """
     missed = MOMENTUM * (1.0 - MOMENTUM**num_steps) / (1.0 - MOMENTUM)
     return rate * (num_steps - missed)
@@ -113,12 +116,12 @@ def rate_of(plan: Plan, num_parameters: int, loss: Any = None) -> float:
     """Learning rate of SGD for a plan, with the momentum of the plan's workload.
 
     Args:
-      plan: of batches with an expected size, for a constant learning rate.
+      plan: a plan with an expected batch size, for a constant learning rate.
       num_parameters: d, trainable weights.
       loss: as for `per_clip_unit`.
 
     Raises:
-      ValueError: if the rule says nothing of such a plan.
+      ValueError: if the plan has no expected batch size, or a schedule of learning rates.
     """
     if plan.expected_batch_size is None or plan.workload.learning_rates is not None:
         raise ValueError(
@@ -134,10 +137,10 @@ def rate_of(plan: Plan, num_parameters: int, loss: Any = None) -> float:
 def expected_share(
     noise: float, num_parameters: int, num_steps: int, l2_norm_clip: float = 1.0
 ) -> float:
-    """Part of what a model gains without privacy that it gains at the advised rate.
+    """The share of a model's gain without privacy that it reaches at the advised rate.
 
-    P / (P + 0.12 sqrt(k d)), where P is the progress at the rate for classes: fitted to
-    the tasks of `benchmarks/advice`.
+    It is P / (P + 0.12 sqrt(k d)), where P is the progress at the rate for classification,
+    fitted to the tasks of `benchmarks/advice`.
 
     Args:
       noise: s; see `noise_in_models`.
@@ -146,7 +149,8 @@ def expected_share(
       l2_norm_clip: zeta, > 0.
 
     Returns:
-      The share, in (0, 1); measured ones have a standard deviation of `SPREAD` from it.
+      The share, in (0, 1); measured shares differ from it with standard deviation
+      `SPREAD`.
     """
     rate = per_clip_unit(noise, num_parameters, MOMENTUM, l2_norm_clip)
     moved, size = progress(rate, num_steps), num_parameters * _excess(l2_norm_clip)
@@ -156,8 +160,9 @@ def expected_share(
 def ema_momentum(num_steps: int) -> float:
     """Momentum of the exponential moving average of weights that a run releases.
 
-    It remembers a tenth of the steps, 0.99 for 1000 of them. It is computed from what is
-    released anyhow, so it costs no privacy (De et al., 2022, arXiv:2204.13650).
+    The average spans about a tenth of the steps: the momentum is 0.99 for 1000 steps. It
+    is computed from released models, so it costs no privacy (De et al., 2022,
+    arXiv:2204.13650).
 
     Args:
       num_steps: n, of the run.
@@ -169,15 +174,15 @@ def ema_momentum(num_steps: int) -> float:
 
 
 def is_named(loss: Any, *parts: str) -> bool:
-    """Returns whether the name of a Keras loss has a part, in small letters without "_"."""
+    """Returns whether a Keras loss's name, in lower case without "_", contains a part."""
     text = f"{loss} {getattr(loss, 'name', '')} {type(loss).__name__}".lower()
     return any(part in text.replace("_", "") for part in parts)
 
 
 def clip_norm(loss: Any) -> tuple[float, str]:
-    """Clip norm for a loss, with the reason.
+    """The clip norm for a loss, and the reason for it.
 
-    For two classes, from clip norm 1 to 3 the AUC of six tables changes by -0.005 to
+    For two classes, clip norm 3 instead of 1 changes the AUC on six tables by -0.005 to
     0.025, by 0.007 on average.
     """
     for kind, (clip, *names) in _CLIPS.items():
