@@ -1,4 +1,4 @@
-"""Checks that Keras 3 runs on TensorFlow before anything of it is used."""
+"""Raises ImportError, before anything uses Keras, unless Keras 3 runs on TensorFlow."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The callbacks that `fit` was given: where they write, what they act on."""
+"""Checks of the callbacks given to `fit`: where they write, and what they act on."""
 
 from __future__ import annotations
 
@@ -14,23 +14,26 @@ import tensorflow as tf
 from tf_bandmf.keras.compat.keras_objects import given_learning_rate
 
 _Schedule = keras.optimizers.schedules.LearningRateSchedule
-# How names of metrics begin that show nothing of the training data but noisy numbers.
+# Prefixes of the metrics that reveal nothing of the training data beyond noisy numbers.
 _PUBLIC = ("val_", "private_")
 
 
 def each_callback(callbacks: Any) -> list[Any]:
-    """The callbacks that `fit` was given: one, several, a `CallbackList`, or none."""
+    """A list of the callbacks given to `fit`: one, several, a `CallbackList`, or None."""
     if isinstance(callbacks, keras.callbacks.CallbackList):
         callbacks = callbacks.callbacks
     return [] if callbacks is None else tf.nest.flatten(callbacks)
 
 
 def cautions_of(callbacks: Any, is_kept: bool) -> Iterator[str]:
-    """Warnings of `fit`: callbacks that act on private data, or that resume no run.
+    """Warns of callbacks that act on private data, or that cannot resume the run.
 
     Args:
-      callbacks: of `fit`.
-      is_kept: whether the run has a private file.
+      callbacks: the argument of `fit`.
+      is_kept: whether the run has a private state file.
+
+    Yields:
+      The text of each warning.
     """
     for callback in each_callback(callbacks):
         monitor = getattr(callback, "monitor", None)
@@ -53,11 +56,11 @@ def cautions_of(callbacks: Any, is_kept: bool) -> Iterator[str]:
 
 
 def restore_backup(model: keras.Model, callbacks: Any) -> None:
-    """Lets `BackupAndRestore` restore before the data are asked for from its step on.
+    """Lets `BackupAndRestore` restore first, because its step decides where data begin.
 
     The epoch that the callback recorded is ignored: the optimizer's step, which belongs
-    to the weights, says where the run is. A learning rate comes from the backup, too: one
-    that differs from the program's is named.
+    to the weights, says where the run is. The learning rate also comes from the backup;
+    if it differs from the program's, a warning says so.
 
     Raises:
       ValueError: if the backup cannot be read.
@@ -92,9 +95,9 @@ def restore_backup(model: keras.Model, callbacks: Any) -> None:
 
 
 def refuse_shared_folder(path: str | os.PathLike[str], callbacks: Any) -> None:
-    """Raises ValueError if the file would be where a callback writes what is shared.
+    """Raises ValueError if the private state file is in a folder that a callback writes.
 
-    Besides, `BackupAndRestore` deletes its folder when training has ended.
+    Such folders are shared, and `BackupAndRestore` deletes its own after training.
     """
     file = os.path.realpath(path)
     for callback in each_callback(callbacks):
@@ -109,7 +112,7 @@ def refuse_shared_folder(path: str | os.PathLike[str], callbacks: Any) -> None:
 
 
 def _folders_of(callback: Any) -> list[tuple[str, bool]]:
-    """Folders where a callback writes, and whether those below are its, too."""
+    """The folders that a callback writes, and whether it also owns their subfolders."""
     folders = []
     for attribute in ("backup_dir", "log_dir"):
         folder = getattr(callback, attribute, None)

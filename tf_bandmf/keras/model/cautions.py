@@ -1,9 +1,9 @@
-"""Warnings of `fit` before a budget is spent, and settings that it refuses.
+"""Warnings that `fit` gives before a budget is spent, and settings that it refuses.
 
-They concern what wastes a budget, or acts on private data.
+They concern settings that waste a budget, or that act on private data.
 
-They follow from the plan, the model's settings and shapes. No value of a record is used,
-except the labels that `plan.batches` looked at.
+They depend on the plan, and on the model's settings and shapes. No value of a record is
+used, except the labels that `plan.batches` looked at.
 """
 
 from __future__ import annotations
@@ -22,13 +22,15 @@ from tf_bandmf.keras.model.callbacks import cautions_of
 from tf_bandmf.planning import learning_rates
 from tf_bandmf.sampling.identity import INPUTS, TARGETS
 
-# At twice the advised rate models of `benchmarks/utility` lose up to 13 points, at four
-# times it most of what they could learn.
+# At twice the advised rate, models of `benchmarks/utility` lose up to 13 points; at four
+# times that rate, most of what they could learn.
 _RATE_FACTOR = 4.0
-# Where the error of a strategy may take a while, its rate is not computed.
+# For more steps than this, the error of a strategy, and so the advised rate, may take long
+# to compute: the rate is then not checked.
 _QUICK_STEPS = 2048
-# Differences from the plan's workload that change errors less than this are not named: of
-# momentum, of what decay leaves of weights at the end, of relative learning rates.
+# Smaller differences from the plan's workload hardly change the error, and give no warning.
+# They are of the momentum, of the share of a weight that remains after all steps of decay,
+# and of the relative learning rates.
 _MOMENTUM, _SHRINKAGE, _RATE = 1e-3, 0.1, 0.05
 _SCALES = (
     keras.layers.Rescaling,
@@ -39,7 +41,7 @@ _SCALES = (
 _NO_PROBABILITIES = ("linear", "relu", "tanh", "elu", "gelu", "silu", "leaky_relu")
 
 
-# Losses of classes, and what makes probabilities for them.
+# Losses over classes; and loss functions, with the class of loss that each belongs to.
 _CLASSES = (
     keras.losses.SparseCategoricalCrossentropy,
     keras.losses.CategoricalCrossentropy,
@@ -52,14 +54,14 @@ _FUNCTIONS = {
 
 
 def warn(model: Any, data: Any, labels: Any, callbacks: Any, is_kept: bool) -> None:
-    """Warns, from `fit`, of what is seen before its first step.
+    """Gives the warnings that `fit` can give before its first step.
 
     Args:
       model: private and compiled.
-      data: of `fit`; the types of its inputs matter, where it has `element_spec`.
+      data: the data of `fit`; if it has `element_spec`, the types of its inputs matter.
       labels: class numbers of some examples, if they are known.
-      callbacks: of `fit`.
-      is_kept: whether the run has a private file.
+      callbacks: the argument of `fit`.
+      is_kept: whether the run has a private state file.
     """
     messages = list(cautions_of(callbacks, is_kept))
     if model.built and not model.optimizer.steps_taken:
@@ -76,7 +78,7 @@ def warn(model: Any, data: Any, labels: Any, callbacks: Any, is_kept: bool) -> N
 def _of_inputs(model: keras.Model, data: Any) -> Iterator[str]:
     spec = getattr(data, "element_spec", None)
     inputs = spec.get(INPUTS) if isinstance(spec, dict) else None
-    # With replicas each holds one spec for every one of them.
+    # With several replicas, each input is a composite that holds one spec per replica.
     leaves = tf.nest.flatten(inputs, expand_composites=True)
     are_bytes = any(getattr(leaf, "dtype", None) == tf.uint8 for leaf in leaves)
     if are_bytes and not any(isinstance(one, _SCALES) for one in all_layers(model)):
@@ -96,15 +98,15 @@ def _of_outputs(model: keras.Model, labels: np.ndarray) -> Iterator[str]:
     if kind is not None and not from_logits and activation in _NO_PROBABILITIES:
         yield (
             f"{where} has no softmax or sigmoid, and {kind.__name__} expects "
-            f"probabilities: what is outside of 0 and 1 has no gradient. Give the loss "
+            f"probabilities: outputs outside [0, 1] get no gradient. Give the loss "
             f"from_logits=True."
         )
     others = (labels < 0) | (labels >= size)
     if kind is _CLASSES[0] and others.any():
         yield (
             f"{100.0 * others.mean():.2g}% of {others.size} examples that were looked at "
-            f"have a label that is none of the classes 0 to {size - 1}: they teach "
-            f"nothing, and the loss is NaN. Count classes from 0, one output each."
+            f"have a label that is none of the classes 0 to {size - 1}: they teach the "
+            f"model nothing, and the loss is NaN. Number classes from 0, one output each."
         )
 
 
@@ -126,12 +128,12 @@ def _of_counts(model: Any) -> Iterator[str]:
 
 
 def _of_sgd(model: Any) -> Iterator[str]:
-    """Cautions about SGD that is not the plan's workload, or far above the advised rate.
+    """Warns if SGD does not match the plan's workload, or its rate is far too large.
 
     Only the error depends on the workload: what an optimizer does with noisy gradients
-    is post-processing. With momentum beta, weight decay w and rate eta SGD is
-    `momentum_sgd(momentum=beta, decay=1 - eta w)`; Nesterov's look-ahead is compared as
-    momentum. Other optimizers are not linear in gradients.
+    is post-processing. SGD with momentum beta, weight decay w and learning rate eta is the
+    workload `momentum_sgd(momentum=beta, decay=1 - eta w)`; Nesterov momentum is compared
+    like ordinary momentum. Other optimizers are not linear in gradients: no check.
     """
     inner, plan = model.optimizer.inner_optimizer, model.optimizer.plan
     if type(inner) is not keras.optimizers.SGD:
@@ -145,7 +147,7 @@ def _of_sgd(model: Any) -> Iterator[str]:
     differs: list[str] = []
     if not np.any(rates):
         return  # nothing moves, whatever the noise
-    # A workload of the caller's own is compared by its learning rates alone.
+    # For a workload that the caller defined, only the learning rates are compared.
     if workload.momentum is not None and workload.decay is not None:
         if abs(momentum - workload.momentum) > _MOMENTUM:
             differs.append(f"momentum={momentum:g} instead of {workload.momentum:g}")
@@ -154,7 +156,7 @@ def _of_sgd(model: Any) -> Iterator[str]:
     planned = planned[_some_steps(n)] / np.max(planned)
     if np.max(np.abs(rates / np.max(rates) - planned)) > _RATE:
         kind = "a constant learning rate" if is_constant else "a learning rate schedule"
-        differs.append(f"{kind}, which the workload has not")
+        differs.append(f"{kind}, unlike the workload's")
     if differs and plan.strategy.family != "identity":
         given = [f"momentum={momentum:g}"] if momentum else []
         given += [f"decay={decay:g}"] if inner.weight_decay else []
@@ -190,11 +192,11 @@ def _some_steps(n: int) -> np.ndarray:
 
 
 def _rates(inner: Any, n: int) -> np.ndarray:
-    """Learning rates of an optimizer at some of n steps."""
+    """The optimizer's learning rates at `_some_steps(n)`."""
     schedule, steps = given_learning_rate(inner), _some_steps(n)
     if isinstance(schedule, keras.optimizers.schedules.LearningRateSchedule):
         return np.array([float(schedule(int(step))) for step in steps])
-    # A variable of several replicas is no number by itself.
+    # A variable that is mirrored over replicas does not convert with `float` alone.
     value = float(keras.ops.convert_to_numpy(inner.learning_rate))
     return np.full(steps.size, value)
 
@@ -204,16 +206,16 @@ def refuse_outputs(
     class_weight: Mapping[int, float] | None,
     ranges: Mapping[str, Any],
 ) -> None:
-    """Refuses settings that would spend a budget and learn nothing.
+    """Raises ValueError for settings that would spend a budget and learn nothing.
 
     Args:
       model: private, built, compiled.
-      class_weight: of `fit`, or None.
-      ranges: that were declared; see `Plan.batches`.
+      class_weight: the argument of `fit`, or None.
+      ranges: the declared ranges of values; see `Plan.batches`.
 
     Raises:
-      ValueError: if the gradients of all examples are zero, a class has a weight and no
-        output, declared labels have none, or the loss divides by the weights of classes.
+      ValueError: if the gradients of all examples are zero, `class_weight` or the declared
+        labels contain a class that has no output, or the loss divides by the class weights.
     """
     losses = tf.nest.flatten(_given_loss(model))
     if class_weight is not None and any(
@@ -257,13 +259,13 @@ def refuse_outputs(
 
 
 def _described(layer: Any) -> tuple[str, str]:
-    """Words for the last layer in a message, and the name of its activation."""
+    """How a message names the last layer, and the name of the layer's activation."""
     activation = getattr(getattr(layer, "activation", None), "__name__", "")
     return f"The model's last layer, {layer.name!r},", activation
 
 
 def _last_layer(model: keras.Model) -> tuple[Any, int]:
-    """The layer of a model's only output, and how many numbers it has; or None."""
+    """The layer of a model's only output, and the size of its last axis; or (None, 0)."""
     outputs = getattr(model, "outputs", None) or []
     if len(outputs) != 1 or outputs[0].shape[-1] is None:
         return None, 0
@@ -277,13 +279,13 @@ def _last_layer(model: keras.Model) -> tuple[Any, int]:
 
 
 def _given_loss(model: keras.Model) -> Any:
-    """The loss that a model is compiled with; of a name, what it stands for."""
+    """The loss that a model is compiled with; a name is replaced by its loss function."""
     loss = model.loss
     return keras.losses.get(loss) if isinstance(loss, str) else loss
 
 
 def _loss_of(model: keras.Model) -> tuple[Any, bool]:
-    """The class of a known loss of one output, and whether it is of logits."""
+    """The class of the loss, if it is in `_FUNCTIONS`, and whether it takes logits."""
     loss = _given_loss(model)
     for function, kind in _FUNCTIONS.items():
         if loss is function or type(loss) is kind:

@@ -1,4 +1,4 @@
-"""Makes the private class of a class of models, and saves and loads it."""
+"""Makes the private counterpart of a model class; saves and loads models of that class."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tf_bandmf.keras.compat.keras_objects import (
 )
 from tf_bandmf.keras.model.training import PrivateTraining
 
-# What the private step replaces: an override would be lost, or would lose privacy.
+# Methods that the private step replaces: an override would be ignored, or break privacy.
 _REPLACED = ("train_step", "compute_loss", "make_train_function")
 _KNOWN_MODULES = ("keras.", "keras_hub.", "tf_bandmf.")
 _PLAIN, _CONFIG = "plain_class", "config"
@@ -46,16 +46,16 @@ _PLAIN_CLASSES: dict[type, type] = {
 
 
 class PrivateModel:
-    """Loads saved models of private classes, which all have this registered name.
+    """Loads saved models of private classes; all of these are registered under one name.
 
-    The private class of a subclass of `keras.Model` is made when it is needed, also for
-    loading a file, from the class that the file names. Keras must know that class: it
-    is a class of KerasHub, or registered, or given as `custom_objects`.
+    The private class of a subclass of `keras.Model` is made when it is needed. When a file
+    is loaded, it is made from the plain class that the file names. Keras must know that
+    class: from KerasHub, by registration, or from `custom_objects`.
     """
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> keras.Model:
-        """The private model of a config that a private class gave."""
+        """Makes a private model from what a private class' `get_config` returned."""
         plain = keras.saving.deserialize_keras_object(
             {**config[_PLAIN], _CONFIG: config[_CONFIG]}
         )
@@ -68,17 +68,17 @@ keras.saving.get_custom_objects()[_REGISTERED_NAME] = PrivateModel
 
 
 def private_class(plain_class: type) -> type:
-    """The class of the private models of a class.
+    """The private counterpart of a model class.
 
     Args:
       plain_class: `keras.Sequential`, `keras.Model` or a subclass.
 
     Returns:
-      A subclass of `PrivateTraining` and of it; the same one each time.
+      A subclass of `PrivateTraining` and of `plain_class`; the same one each time.
 
     Raises:
-      TypeError: if it is no class of models, or brings a training step of its own, which
-        the private one would replace.
+      TypeError: if it is not a model class, or has a training step of its own, which the
+        private one would replace.
     """
     if plain_class in _PRIVATE_CLASSES:
         return _PRIVATE_CLASSES[plain_class]
@@ -113,7 +113,7 @@ def private_class(plain_class: type) -> type:
 
 
 def plain_class_of(model: keras.Model) -> type | None:
-    """The class that a private model had before; None if it was always private."""
+    """The class that a model had before it was made private; None if it never had one."""
     return _PLAIN_CLASSES.get(type(model))
 
 
@@ -142,6 +142,7 @@ def _get_config(plain_class: type) -> Any:
             _CONFIG: plain_class.get_config(self),  # type: ignore[attr-defined]
         }
 
-    # Keras finds out the arguments of `__init__` for classes that say no more.
+    # For classes without a `get_config` of their own, Keras derives the config from the
+    # arguments of `__init__`; the mark tells it to.
     copy_config_mark(plain_class.get_config, get_config)  # type: ignore[attr-defined]
     return get_config

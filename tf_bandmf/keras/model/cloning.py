@@ -1,4 +1,4 @@
-"""Clones a Sequential or functional model, with new layers, or others in their place."""
+"""Clones a Sequential or functional model, with new or with replaced layers."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from tf_bandmf.keras.compat.keras_objects import output_shape_of_lambda
 def cloned(
     model: keras.Model, replace: Callable[[Any], Any | None] = lambda layer: None
 ) -> keras.Model:
-    """A plain model of the same architecture with new weights, not compiled.
+    """A plain, uncompiled model of the same architecture with new weights.
 
-    As `keras.models.clone_model` does it: layers are made again by their own classes,
-    which need not be registered. Functions of `Lambda` layers are taken over.
+    As in `keras.models.clone_model`, each layer is recreated by its own class, which need
+    not be registered. A `Lambda` layer keeps its function object.
 
     Args:
-      model: built, Sequential or functional, private or not; models within it, too.
-      replace: function that gives a layer's replacement, or None for a layer like it.
+      model: built, Sequential or functional, private or not; so are models within it.
+      replace: function that returns a layer's replacement; or None, to clone the layer.
 
     Returns:
       A `keras.Sequential` or a functional `keras.Model`.
 
     Raises:
-      TypeError: if a layer has no config to make it again from.
+      TypeError: if a layer has no config from which it can be recreated.
     """
     return _cloned(model, replace, {})
 
@@ -73,21 +73,21 @@ def _one(layer: Any, replace: Callable[[Any], Any | None], made: dict[int, Any])
         return type(layer).from_config(layer.get_config())
     except NotImplementedError as error:
         raise TypeError(
-            f"Layer {layer.name!r} ({type(layer).__name__}) has no get_config to make "
-            f"it again from. Give its class one; or make a plain model yourself: "
+            f"Layer {layer.name!r} ({type(layer).__name__}) has no get_config to recreate "
+            f"it from. Give its class one; or make a plain model yourself: "
             f"to_plain(model, into=plain)."
         ) from error
 
 
 def _called(layer: Any, *args: Any, **kwargs: Any) -> Any:
-    """Calls a layer as another was called, without a mask that is None."""
+    """Calls a cloned layer with the original call's arguments, but no mask=None."""
     if kwargs.get("mask", 0) is None:
         del kwargs["mask"]
     return layer(*args, **kwargs)
 
 
 def _same_lambda(layer: keras.layers.Lambda) -> keras.layers.Lambda:
-    """Copies a layer with its function itself: code alone would not find its names."""
+    """Copies a layer and keeps its function object: serialized code would lose globals."""
     config = keras.layers.Layer.get_config(layer)
     return keras.layers.Lambda(
         layer.function,
@@ -155,7 +155,7 @@ def replace_batch_norm(model: keras.Model, groups: int = 8) -> keras.Model:
 
 
 def _pairs(model: keras.Model, other: keras.Model) -> list[tuple[Any, Any]]:
-    """Layers that are no models, in both, each once."""
+    """Pairs of corresponding layers of both models, inner models' layers included."""
     pairs = []
     for layer, same in zip(model.layers, other.layers, strict=True):
         if isinstance(layer, keras.Model):

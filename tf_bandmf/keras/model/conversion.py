@@ -34,33 +34,33 @@ def make_private(
 
     The model gets a private class, which saving and loading keep: a reloaded model
     cannot train without privacy by accident. Compile it with a `PrivateOptimizer`,
-    before or after this call. `to_plain` gives the model to release.
-    (`keras.models.clone_model` of a Sequential makes a plain model with new weights,
-    whatever the class. Compiled like
-    the original, it refuses to train: make it private, too, with the same arguments.)
+    before or after this call. `to_plain` returns the model to release.
+    (`keras.models.clone_model` of a private Sequential makes a plain model with new
+    weights. Compiled like the original, it refuses to train: make the clone private, too,
+    with the same arguments.)
 
-    If a GPU has TensorFloat-32, it is turned off in this process, with a message: norms
-    would come out too small.
+    If a GPU has TensorFloat-32, it is turned off in this process, with a message: with it,
+    norms would come out too small.
 
     Without `import tf_bandmf.keras`, files of `to_plain(model).save(...)` can be
     loaded; files that the private model itself saved cannot.
 
     Args:
       model: a Sequential, functional or subclassed model, or a KerasHub task; built or
-        not. If its data are raw, `fit` applies the preprocessor of a task to each
-        example by itself.
+        not. The preprocessor of a task must be taken out of it before training; the
+        error that `fit` raises says how.
       microbatch_size: if given, the step processes its batch in groups of this many
         examples, one after another, and needs only the memory of one group: for large
         logical batches. Gradients are still clipped per example, and noise is still
         drawn once for the batch; the plan's budget counts batches, not groups.
       tables: how the rows of `Embedding` layers get their noise. "dense": all rows in
-        each step. "lazy": a row gets the noise of all steps since its last read when it
-        is read again, and all rows get theirs when the model is released, so a step
-        costs only what it touches, however large the tables are. Until then, the
-        layers' weights are those of the last release. Releases happen at the ends of
-        epochs of `fit`, before `evaluate` and `predict`, and by `model.release()`. This
-        needs `keras.optimizers.SGD`. A list of names: only these layers are treated
-        this way.
+        each step. "lazy": when a row is read, it gets the noise of all steps since its
+        last read; when the model is released, all rows get their missing noise. So the
+        cost of a step depends on the rows it reads, not on the size of the tables.
+        Between releases, the layers' weights are those of the last release. Releases
+        happen at the ends of epochs of `fit`, before `evaluate` and `predict`, and by
+        `model.release()`. This needs `keras.optimizers.SGD`. A list of names makes only
+        these layers lazy.
       release_every: None, or the number of steps after which tables are also released.
       alone: names of layers that may run on batches of one although they mix the
         examples of a batch. Layers that cannot be shown to keep examples apart always
@@ -159,7 +159,7 @@ def to_plain(model: keras.Model, into: keras.Model | None = None) -> keras.Model
 
 
 def _again(model: keras.Model) -> keras.Model:
-    """A new model of the plain class with other weights, built if the model is."""
+    """A new model of the plain class with new weights; built if the model is."""
     plain_class = plain_class_of(model)
     advice = (
         f"Make a plain model yourself, call it on data once, and give it: "
@@ -175,14 +175,14 @@ def _again(model: keras.Model) -> keras.Model:
         made_by = plain_class.__init__  # type: ignore[misc]
         if len(inspect.signature(made_by).parameters) > 1:
             raise TypeError(
-                f"{advice} has no config to make it again from; with get_config it has."
+                f"{advice} cannot be recreated from its config: give it a get_config."
             ) from error
         plain = plain_class()
     if model.built and not plain.built:
         config = model.get_build_config()
         if config is not None:
             plain.build_from_config(config)
-        # Keras says that a model is built, too, whose layers are not.
+        # Keras may call a model built although its layers are not: weights are counted.
     if len(plain.weights) < len(model.weights) and not _adapted(model):
         raise TypeError(
             f"{advice} cannot be built from the shapes of its inputs alone."
@@ -212,9 +212,9 @@ def _copy_weights(model: keras.Model, plain: keras.Model) -> None:
 def _pairs(
     model: keras.Model, plain: keras.Model, wanted: Callable[[Any], bool]
 ) -> list[tuple[Any, Any]]:
-    """Such layers of both; none if `into` has others with the same weights.
+    """Pairs of the wanted layers of both models; none if their types do not correspond.
 
-    Layers may be made when a model is used, so that all of them need not correspond.
+    Only wanted layers are compared, because a model may make further layers when used.
     """
     layers, others = (
         [each for each in _layers(either) if wanted(each)] for either in (model, plain)
@@ -225,7 +225,7 @@ def _pairs(
 
 
 def _layers(model: keras.Model) -> list[Any]:
-    """Each layer once; with the preprocessor of a task, which Keras 3.12 leaves out."""
+    """All layers, each once, and those of a task's preprocessor, which Keras 3.12 omits."""
     layers = list(all_layers(model, include_self=False))
     preprocessor = getattr(model, "preprocessor", None)
     if isinstance(preprocessor, keras.layers.Layer):
@@ -234,7 +234,7 @@ def _layers(model: keras.Model) -> list[Any]:
 
 
 def _loads_its_own(layer: keras.layers.Layer) -> bool:
-    """Tells if a layer does more than to take its weights when these are loaded."""
+    """Tells if a layer has its own way of loading weights."""
     usual = (
         keras.layers.Layer.load_own_variables,
         PrivateTraining.load_own_variables,
@@ -243,9 +243,9 @@ def _loads_its_own(layer: keras.layers.Layer) -> bool:
 
 
 def _load_own(layer: keras.layers.Layer, other: keras.layers.Layer) -> None:
-    """Lets a layer derive from its weights what it does when they are loaded.
+    """Copies weights by the layer's own saving and loading, which may derive state.
 
-    The mean and variance of `Normalization` are such.
+    For example, `Normalization` derives its mean and variance when it loads weights.
     """
     store: dict[str, Any] = {}
     layer.save_own_variables(store)
@@ -253,7 +253,7 @@ def _load_own(layer: keras.layers.Layer, other: keras.layers.Layer) -> None:
 
 
 def _copy_assets(layer: Any, other: Any) -> None:
-    """Copies what is no weight, as Keras saves it: vocabularies."""
+    """Copies the assets that Keras saves besides the weights, such as vocabularies."""
     with tempfile.TemporaryDirectory() as folder:
         layer.save_assets(folder)
         other.load_assets(folder)

@@ -1,10 +1,9 @@
 """Checks the data of `fit`: the plan's batches, or an error that says how to make them.
 
-Little can be checked about batches that the caller makes and whose separation the
-caller guarantees: only the caller knows which example is in which batch. Whether a
-`tf.data.Dataset` has another order in its next pass cannot be seen. The length of a
-pass often can, and an example comes back in the next pass, on average after that many
-steps.
+Little can be checked if the caller makes the batches and guarantees their min separation:
+only the caller knows which example is in which batch. Whether a `tf.data.Dataset` has
+another order in its next pass cannot be seen. The length of a pass is often known: an
+example participates again in the next pass, on average after that many steps.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ _BY_INDEX = (
 def checked_data(
     plan: Plan, x: Any, y: Any, kwargs: dict[str, Any]
 ) -> tuple[Any, dict[str, Any]]:
-    """The data of `fit`, and its other arguments without those that were used here.
+    """The data of `fit`, and those of its other arguments that were not used here.
 
     Args:
       plan: plan of the optimizer.
@@ -47,12 +46,12 @@ def checked_data(
       kwargs: other arguments of `fit`.
 
     Raises:
-      TypeError: if the data are not the plan's batches, nor a stream where the plan leaves
-        batches to the caller.
-      ValueError: if an argument would change what the plan's batches hold.
+      TypeError: if the data are not the plan's batches; or, where the plan leaves batches
+        to the caller, not a stream.
+      ValueError: if an argument would change the content of the plan's batches.
     """
     if isinstance(x, BatchSchedule):
-        # Of each, what changes the batches; a split of nothing does not.
+        # The arguments that would change the batches; validation_split=0.0 would not.
         changes = {
             "y": y,
             "sample_weight": kwargs.get("sample_weight"),
@@ -93,14 +92,15 @@ def checked_data(
 
 
 def check_inputs(model: keras.Model, data: Any, name: str = "validation_data") -> None:
-    """Refuses data that do not fit a model's only input.
+    """Raises ValueError if data do not fit a model's only input.
 
-    Keras looks at validation data when the first epoch is over, and its budget spent.
+    Keras itself looks at validation data only after the first epoch, when the budget of
+    that epoch is spent.
 
     Args:
       model: built.
       data: `validation_data` of `fit`: (x, y), with arrays, or a `tf.data.Dataset`.
-      name: of the data.
+      name: how an error names the data.
 
     Raises:
       ValueError: if a dimension differs.
@@ -123,7 +123,7 @@ def check_inputs(model: keras.Model, data: Any, name: str = "validation_data") -
 
 
 def _ways_of(x: Any) -> tuple[str, str]:
-    """Names such data, and says how they become the plan's batches."""
+    """What kind of data x is, and how to make the plan's batches of them."""
     is_dataset = isinstance(x, tf.data.Dataset)
     if is_dataset or isinstance(x, keras.utils.PyDataset):
         what = "tf.data.Dataset" if is_dataset else f"PyDataset ({type(x).__name__})"
@@ -148,11 +148,11 @@ def _ways_of(x: Any) -> tuple[str, str]:
 def check_passes(
     data: Any, participation: Participation, fit_arguments: dict[str, Any]
 ) -> None:
-    """Refuses passes over a dataset that are shorter or more than its plan permits.
+    """Raises ValueError if passes over a dataset are shorter or more than the plan permits.
 
     Args:
-      data: what `fit` was given. Only a `tf.data.Dataset` of known finite length is
-        checked; others pass.
+      data: the data given to `fit`. Only a `tf.data.Dataset` of known finite length is
+        checked; other data are accepted.
       participation: participation of the plan.
       fit_arguments: arguments of `fit`: `epochs`, `initial_epoch`, `steps_per_epoch`.
 
@@ -189,7 +189,7 @@ def check_passes(
 def scheduled(
     model: Any, schedule: BatchSchedule, kwargs: dict[str, Any]
 ) -> tuple[tf.data.Dataset, dict[str, Any]]:
-    """The data set of a schedule from the step that the run is at, and `fit`'s arguments.
+    """The schedule's data set from the run's current step on, and arguments for `fit`.
 
     Raises:
       ValueError: if the schedule is not the plan's or the run's, or has fewer steps left
@@ -207,7 +207,7 @@ def scheduled(
     left = plan.num_steps - taken
     per_epoch = kwargs.get("steps_per_epoch") or schedule.steps_per_epoch
     asked = (kwargs.get("epochs", 1) - kwargs.get("initial_epoch", 0)) * per_epoch
-    # After an interruption within an epoch the last epoch may be cut short.
+    # A run that was interrupted within an epoch may have a shorter last epoch.
     if asked > left and not (taken % per_epoch and asked - left < per_epoch):
         raise ValueError(
             f"fit asks for {asked} steps, but {left} of the plan's "
@@ -230,10 +230,10 @@ def scheduled(
 
 
 def _end_executions_with_epochs(model: Any, per_epoch: int) -> None:
-    """Lowers `steps_per_execution` to a divisor of an epoch's steps, and says so.
+    """Lowers `steps_per_execution` to a divisor of the steps per epoch, with a warning.
 
-    All epochs read one data set, which does not end with an epoch: Keras would go on into
-    the next one, as it does not for arrays.
+    All epochs read one data set, which does not end with an epoch: the last execution of
+    an epoch would take steps of the next one. With arrays, Keras stops there.
     """
     given = model.steps_per_execution
     most = max(k for k in range(1, min(given, per_epoch) + 1) if per_epoch % k == 0)
@@ -242,16 +242,16 @@ def _end_executions_with_epochs(model: Any, per_epoch: int) -> None:
     warnings.warn(
         f"steps_per_execution={given} does not divide the {per_epoch} steps of an epoch, "
         f"so {most} steps are executed at once: an epoch must end where its last step "
-        f"does. A divisor of {per_epoch} is taken as it is.",
+        f"does. To choose another number, give a divisor of {per_epoch}.",
         stacklevel=4,
     )
     model.steps_per_execution = most
-    # They were traced with the old one.
+    # These functions were traced with the old number.
     model.train_function = model.test_function = model.predict_function = None
 
 
 def _distributed(model: Any, schedule: BatchSchedule, first_step: int) -> Any:
-    """Each replica's part of each batch."""
+    """A distributed data set, which gives each replica its part of each batch."""
     replicas = preparation.num_replicas(model)
 
     def parts(context: tf.distribute.InputContext) -> tf.data.Dataset:

@@ -1,4 +1,4 @@
-"""Prepares the first step: the optimizer, the weights, what is checked before it."""
+"""Prepares the first step: builds optimizer and weights, and makes the checks before it."""
 
 from __future__ import annotations
 
@@ -36,24 +36,24 @@ from tf_bandmf.keras.optimizer.private import PrivateOptimizer
 from tf_bandmf.sampling import batches as batches_lib
 from tf_bandmf.sampling.identity import CONTENT
 
-# Seconds after which work is announced.
+# Work that takes longer than this many seconds is announced.
 PATIENCE = 2.0
-# How many made-up examples show what layers do.
+# The number of made-up examples that layers are tried on.
 EXAMPLES = 3
-# Relative and absolute differences that rounding makes, also in bfloat16.
+# Tolerances that cover differences by rounding, also in bfloat16.
 _CLOSE = {"rtol": 3e-2, "atol": 1e-4}
 
 
 class Contents(NamedTuple):
-    """The parts of a batch that the clipping sees: tensors [B, ...], or None.
+    """The parts of a batch that clipping uses: tensors [B, ...], or None.
 
     Attributes:
       x: inputs.
       y: targets.
       sample_weight: weights.
-      rows: which rows each unit has.
-      shares: which part of the clip norm each example may contribute.
-      count: how many examples there are, int32 scalar, if rows pad the batch.
+      rows: which rows belong to each unit.
+      shares: the share of the clip norm that each example may contribute.
+      count: the number of examples, int32 scalar, if the batch is padded.
     """
 
     x: Any
@@ -65,7 +65,7 @@ class Contents(NamedTuple):
 
     @classmethod
     def of(cls, batch: Any) -> Contents:
-        """Those of a batch of any kind, or of its specs."""
+        """The parts of a batch of any kind, or of its specs."""
         batch = given(batch)
         if not batches_lib.is_scheduled_batch(batch):
             return cls(*keras.utils.unpack_x_y_sample_weight(batch))
@@ -74,15 +74,15 @@ class Contents(NamedTuple):
         return cls(x, y, weight, rows, shares, batch.get(batches_lib.NUM_EXAMPLES))
 
     def by_row(self) -> tuple[Any, Any, Any]:
-        """Inputs, targets and sample weights, row by row."""
+        """Inputs, targets and sample weights with one entry for each row of the units."""
         content = self[:3]
         return content if self.rows is None else present_rows(content, self.rows)
 
 
 def given(data: Any) -> Any:
-    """A batch of an iterator or of `train_on_batch`, or its specs, as it was made.
+    """Restores a batch (or its specs) to the form in which it was given to Keras.
 
-    None stands for what has no value.
+    It may come from an iterator or from `train_on_batch`. Optional parts become None.
     """
 
     def value(leaf: Any) -> Any:
@@ -103,11 +103,11 @@ def num_replicas(model: Any) -> int:
 
 
 def build(model: Any, data: Any = None) -> None:
-    """Makes the variables of model and optimizer, if they are not built: the run begins.
+    """Builds model and optimizer if they are not built; with this, the run begins.
 
     Args:
       model: private and compiled.
-      data: a batch, of which shapes and dtypes matter; None if the model is built.
+      data: a batch; only its shapes and dtypes matter. None if the model is built.
     """
     optimizer = model.optimizer
     if not optimizer.built:
@@ -121,9 +121,9 @@ def build(model: Any, data: Any = None) -> None:
 
 
 def build_model(model: Any, data: Any = None) -> None:
-    """Makes the weights; refuses models whose examples cannot be told apart."""
+    """Makes the weights; refuses models that mix the examples of a batch."""
     if not model.built and data is not None:
-        # Made up: `call` is code of the user, which could keep what it is given.
+        # The rows are made up: `call` is the user's code, which could store its inputs.
         rows = Contents.of(data).by_row()
         _refuse_text(rows[1])
         is_there = all(not tf.is_symbolic_tensor(t) for t in tf.nest.flatten(rows[0]))
@@ -143,11 +143,11 @@ def _refuse_text(targets: Any) -> None:
 
 
 def check_examples(model: Any, data: Any) -> None:
-    """Refuses layers that would not do what they say; compares gradients, where due.
+    """Refuses layers that mix examples; compares gradients, if the model needs that.
 
-    Layers are checked first, because a loss may not accept what a layer that mixes
-    examples makes of a single one. Gradients of made-up examples are compared with those
-    of each by itself if somebody vouches for a layer or wrote a rule.
+    Layers are checked first, because a layer that mixes examples may turn a single one
+    into something that the loss does not accept. If a user vouches for a layer or wrote a
+    rule, gradients of made-up examples in a batch are compared with those of each alone.
 
     Args:
       model: private, compiled and built.
@@ -191,10 +191,14 @@ def refuse_preprocessor(model: Any) -> None:
 
 
 def without_dynamic_scale(new: Any, old: Any) -> Any:
-    """Unwraps what Keras' `compile` puts into a LossScaleOptimizer under mixed_float16.
+    """Unwraps an optimizer that Keras' `compile` wrapped under mixed_float16.
 
-    Nothing but what it wraps by itself: it has set the optimizer without the wrapper just
-    before.
+    Only if Keras made the LossScaleOptimizer itself: then it has just set the optimizer
+    without the wrapper. One that the user made is returned as it is.
+
+    Args:
+      new: the optimizer that is about to be set.
+      old: the optimizer that is set now.
     """
     if (
         isinstance(new, keras.optimizers.LossScaleOptimizer)
@@ -208,12 +212,12 @@ def without_dynamic_scale(new: Any, old: Any) -> Any:
 def refuse_plain_outer_training(
     model: keras.Model, private_class: type, training: Any
 ) -> None:
-    """Raises RuntimeError where a plain model would train a private one inside it.
+    """Raises RuntimeError if a plain model would train a private one inside it.
 
     Args:
       model: the private model that is about to be called.
-      private_class: of private models.
-      training: what the caller says.
+      private_class: the base class of private models.
+      training: the argument `training` of the call, or None.
     """
     context = global_state.get_global_attribute(CALL_CONTEXT)
     outer = getattr(context, "entry_layer", None)
@@ -236,7 +240,7 @@ def announced(what: str, quiet: bool = False) -> Iterator[None]:
 
     Args:
       what: a sentence.
-      quiet: prints nothing.
+      quiet: if True, prints nothing.
     """
     if quiet:
         yield
@@ -255,11 +259,11 @@ def announced(what: str, quiet: bool = False) -> Iterator[None]:
 
 
 def checked_names(model: keras.Model, alone: Collection[str]) -> frozenset[str]:
-    """The names of layers that may run on batches of one, whatever that changes.
+    """The names of layers that may run on batches of one, even if that changes results.
 
     Raises:
-      ValueError: if it is no collection of names, or the model is built and has no layer of
-        such a name.
+      ValueError: if `alone` is not a collection of names, or the model is built and has no
+        layer of such a name.
     """
     if isinstance(alone, str) or not all(isinstance(name, str) for name in alone):
         raise ValueError(
@@ -277,17 +281,17 @@ def checked_names(model: keras.Model, alone: Collection[str]) -> frozenset[str]:
 def check_layers_alone(
     model: keras.Model, inputs: Any, accepted: Collection[str], quiet: bool
 ) -> None:
-    """Names the layers that run alone; refuses those whose results depend on others.
+    """Prints which layers run on single examples; refuses layers that mix examples.
 
     Args:
       model: private, built, and traced for such inputs.
-      inputs: made-up ones of several examples.
+      inputs: made-up inputs of several examples.
       accepted: names of layers that are not refused.
-      quiet: prints nothing.
+      quiet: if True, prints nothing.
 
     Raises:
-      UnsupportedModelError: if a layer that is not accepted gives an example another
-        result in a batch than by itself.
+      UnsupportedModelError: if the result of a layer that is not accepted differs between
+        an example in a batch and the same example alone.
     """
     layers = layers_executed_alone(model)
     if not layers:
@@ -318,7 +322,7 @@ def check_layers_alone(
 def _dependent(
     model: keras.Model, layers: Collection[Any], inputs: Any
 ) -> Iterator[Any]:
-    """The layers that give an example another result without the others."""
+    """The layers whose result for an example alone differs from that in a batch."""
     calls: list[tuple[Any, Any, Any, Any]] = []
 
     def recorded(layer: Any, call: Any, *args: Any, **kwargs: Any) -> Any:
@@ -333,7 +337,7 @@ def _dependent(
     for layer, args, kwargs, together in calls:
         if not _same(together, layer.call(*args, **kwargs)):
             continue  # it draws random numbers
-        # The first alone does not show sums over those before, nor copies of the first.
+        # The first example alone would not show cumulative sums, or copies of the first.
         for place in (0, EXAMPLES - 1):
             alone = layer.call(*_row(args, place), **_row(kwargs, place))
             if not _same(_row(together, place), alone):
@@ -341,7 +345,7 @@ def _dependent(
 
 
 def _row(structure: Any, place: int) -> Any:
-    """One example of what has several; the rest as it is."""
+    """Takes one example of the tensors that have `EXAMPLES`; leaves other values alone."""
 
     def row(leaf: Any) -> Any:
         is_batch = tf.is_tensor(leaf) and leaf.shape.rank and leaf.shape[0] == EXAMPLES

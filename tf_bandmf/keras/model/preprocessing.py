@@ -1,9 +1,9 @@
-"""Keras' preprocessing layers: in `plan.batches(..., map=...)`, and cut off a model.
+"""Uses Keras' preprocessing layers as `plan.batches(..., map=...)`; cuts them off models.
 
 Preprocessing layers (vocabularies, encodings, a `FeatureSpace`) have no trained
 weights. Their output for an example is a function of that example alone and belongs in
-the data: `plan.batches(..., map=encode)`. There, a value that a layer refuses does not
-stop training.
+the data: `plan.batches(..., map=encode)`. There, a value for which a layer raises does
+not stop training.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from tf_bandmf.keras.compat.keras_objects import (
 from tf_bandmf.keras.compat.seeds import seeds_from
 from tf_bandmf.sampling.mapped import register_dialect
 
-# What puts encoded features together, example by example.
+# Layers that join encoded features, example by example.
 _JOINING = (keras.layers.Concatenate, keras.layers.Flatten, keras.layers.Reshape)
 
 
 def of_adapted(used: Iterable[Any]) -> tuple[str, ...]:
-    """Remarks of the statement on adapted layers in what is used, if there are any."""
+    """The statement's remark on adapted layers among the objects used; or no remark."""
     layers = [one for one in used if isinstance(one, keras.layers.Layer)]
     adapted = [inner for layer in layers for inner in adapted_layers(layer)]
     if not adapted:
@@ -44,7 +44,7 @@ def of_adapted(used: Iterable[Any]) -> tuple[str, ...]:
 
 
 class KerasDialect:
-    """Calls layers on batches of one, and lets generators of seeds follow the example's."""
+    """Calls layers on batches of one; their random seeds follow from the example's seed."""
 
     def adapt(self, function: Any) -> Callable[..., Any] | None:
         """A layer as a function of one example, or None."""
@@ -60,18 +60,18 @@ class KerasDialect:
         return call
 
     def remarks(self, function: Any) -> tuple[str, ...]:
-        """Names the layers that were adapted, of a layer or those that a function uses."""
+        """The remark on adapted layers in `function`, or among the names that it uses."""
         used = [function]
         if inspect.isfunction(function):
             try:
                 names = inspect.getclosurevars(function)
-            except ValueError:  # of a name that has no value yet
+            except ValueError:  # a name that it uses has no value yet
                 return ()
             used = [*names.nonlocals.values(), *names.globals.values()]
         return of_adapted(used)
 
     def seeded(self, seed: tf.Tensor) -> contextlib.AbstractContextManager[None]:
-        """The n-th seed that is drawn is the example's, with n folded in."""
+        """A context where the n-th seed drawn is the example's seed with n folded in."""
         numbers = itertools.count()
         return seeds_from(
             lambda: tf.random.experimental.stateless_fold_in(seed, next(numbers))

@@ -1,4 +1,4 @@
-"""One call from a model, data and a budget to a trained model and its statement.
+"""Trains a private model in one call; returns the model and its privacy statement.
 
 fitted = tf_bandmf.keras.fit_privately(
 model, x, y, epsilon=4, delta=1e-6, epochs=10, loss="mse"
@@ -31,12 +31,12 @@ _NAMED = {"sgd": keras.optimizers.SGD, "adam": keras.optimizers.Adam}
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class PrivateFit:
-    """A model that was trained privately, and what is promised of it.
+    """A model that was trained privately, and its privacy statement.
 
     Attributes:
       model: the model to release: plain, compiled with the loss and the metrics.
       plan: plan of the run.
-      advice: the advice that the plan comes from; None where a plan was given.
+      advice: the advice that the plan comes from; None if a plan was given.
       history: of `fit`. WARNING: losses and metrics of the training data have no noise.
       statement: the privacy statement of the run.
     """
@@ -49,7 +49,7 @@ class PrivateFit:
 
     @property
     def card(self) -> PrivacyCard:
-        """The statement in plain words, too, for a model card."""
+        """The statement, with an explanation in plain words, for a model card."""
         return self.statement.card()
 
     def __str__(self) -> str:
@@ -76,8 +76,8 @@ def fit_privately(
 ) -> PrivateFit:
     """Trains a Keras model with a privacy budget: advice, plan, training, release.
 
-    What is chosen (batch size, sampling, mechanism, clip norm, learning rate, momentum,
-    averaged weights) is that of `tf_bandmf.advise`, and is printed. To choose yourself,
+    `tf_bandmf.advise` chooses batch size, sampling, mechanism, clip norm, learning rate,
+    momentum and whether weights are averaged; its choice is printed. To choose yourself,
     give a `plan` of `tf_bandmf.plan`, an optimizer of your own, or both.
 
     One row of x is one unit of privacy. Inputs and targets should have values of about
@@ -106,9 +106,10 @@ def fit_privately(
       The released model with its statement.
 
     Raises:
-      TypeError: if the model is private already, its data are a stream, or the optimizer
-        is none.
-      ValueError: if neither a plan nor a whole budget is given, or both; or no loss.
+      TypeError: if the model is private already, the data are a stream, or `optimizer` is
+        neither "sgd" nor "adam" nor a Keras optimizer.
+      ValueError: if there is no loss; or if neither a plan nor a whole budget is given, or
+        both are.
       UnsupportedModelError: if the model mixes examples. Nothing was trained then.
     """
     if isinstance(model, PrivateTraining):
@@ -121,7 +122,7 @@ def fit_privately(
     if len(missing) != (0 if plan is None else len(budget)):
         end = f": {', '.join(missing)} is missing." if plan is None else "."
         raise ValueError(
-            f"Give epsilon, delta and epochs, or a plan, which has its own, not both{end}"
+            f"Give either epsilon, delta and epochs, or a plan, which sets them{end}"
         )
     optimizer = optimizer.lower() if isinstance(optimizer, str) else optimizer
     if not isinstance(optimizer, keras.optimizers.Optimizer) and (
@@ -152,7 +153,7 @@ def fit_privately(
         optimizer = _NAMED[optimizer](**arguments)
     batches = plan.batches(x, y, sample_weight)
     make_private(model, microbatch_size=microbatch_size)
-    released = to_plain(model)  # refused now, if it would be at the end
+    released = to_plain(model)  # if this fails, it fails before training
     private = PrivateOptimizer(optimizer, plan, additional_run=additional_run)
     model.compile(private, **compiling)
     history = model.fit(
@@ -167,7 +168,7 @@ def fit_privately(
 
 
 def _compiling(model: keras.Model, loss: Any, metrics: Any) -> dict[str, Any]:
-    """Arguments of `compile`, but for the optimizer."""
+    """The arguments of `compile`, except the optimizer."""
     compiling = compiled_arguments(model)
     compiling.pop("optimizer", None)
     compiling |= {} if loss is None else {"loss": loss}
@@ -180,10 +181,10 @@ def _compiling(model: keras.Model, loss: Any, metrics: Any) -> dict[str, Any]:
 
 
 def _check_targets(x: Any, y: Any) -> None:
-    """Refuses arrays without targets: data sets have their own."""
+    """Raises ValueError for arrays without targets; data sets contain their targets."""
     if y is None and all(hasattr(leaf, "shape") for leaf in tf.nest.flatten(x)):
         raise ValueError(
-            "y is missing: fit_privately(model, x, y, ...); of an autoencoder, it is x."
+            "y is missing: fit_privately(model, x, y, ...). For an autoencoder, y is x."
         )
 
 
@@ -203,13 +204,13 @@ def _number_of(x: Any) -> int:
 
 
 def _build(model: keras.Model, x: Any) -> None:
-    """Makes the weights of a model that has none, from the shapes of arrays."""
+    """Builds a model that has no weights yet, from the shapes of arrays."""
     if model.built:
         return
     if not all(hasattr(leaf, "shape") for leaf in tf.nest.flatten(x)):
         raise ValueError(
-            "The model has no weights yet, and x is no array to see their shapes in. "
-            "Call the model once on inputs that are made up."
+            "The model has no weights yet, and x has no shape to build them from. "
+            "Call the model once on made-up inputs."
         )
     rows = tf.nest.map_structure(lambda leaf: np.asarray(leaf[:1]), x)
     preparation.build_model(model, (rows,))

@@ -1,17 +1,17 @@
 """One private step: programs that Python calls one after the other.
 
-    0. facts    what the batch says of itself; Python checks the conditions of a step.
+    0. facts    the ids and digest of the batch; Python checks the conditions of a step.
     1. clip     each example's gradient is formed and clipped; the clipped ones are summed.
     2. noise    the run draws the noise of the step, and adds it to the sum.
     3. update   a function of noisy gradients: the run goes on, the optimizer applies them.
     4. measure  the loss and the metrics of the batch, outside of the guarantee.
 
-Nothing changes before the third program: an interruption until then repeats the step.
+Nothing changes before the third program: a step that is interrupted until then is repeated.
 
 No record stops a step. If a record makes `clip` raise, each example of the
-batch runs by itself, and those that raise contribute zero (invariants 5 and 18). What
-raises for made-up examples is a mistake in the program, and is raised before the first
-step. A metric that raises is NaN.
+batch runs by itself, and those that raise contribute zero (invariants 5 and 18). If
+made-up examples make it raise, the model or the loss has a mistake, and the error is
+raised before the first step. A metric that raises becomes NaN.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ class Programs:
         scaling, tables = self._run.scaling, self._run.tables
         self._strategy = model.distribute_strategy
         self._is_one = self._strategy.num_replicas_in_sync == 1
-        # Where there is an accelerator, each program is one start by the host. On a CPU, a
-        # program of XLA for the noise of one model would take long to compile.
+        # On an accelerator, XLA makes each program a single launch by the host. On a CPU,
+        # XLA would take long to compile the noise of one model.
         by_xla = self._is_one and bool(model.jit_compile) and device_kind() != "CPU"
         self._facts = Program(self._everywhere(admission.facts))
         self._scales = scaling and Update(
@@ -81,7 +81,7 @@ class Programs:
             for applies in (True, False)
         )
         self._measure = Measure(self._everywhere(self._measured), model, by_xla)
-        # One example that contributes nothing, after the first attempt.
+        # The result for one example that contributes nothing; made from made-up examples.
         self._nothing: Any = None
 
     # A step.
@@ -90,8 +90,8 @@ class Programs:
         """Takes one step of the plan.
 
         Args:
-          batch: of the plan.
-          spec: specs of all batches, if they are known.
+          batch: a batch of the plan.
+          spec: the specs that all batches match, if they are known.
 
         Returns:
           The training metrics.
@@ -103,7 +103,7 @@ class Programs:
         return logs
 
     def noisy_gradients(self, batch: Any) -> tuple[list[tf.Tensor], tf.Tensor]:
-        """The noisy mean gradient of a step, and the step, which is taken."""
+        """Takes a step; returns its noisy mean gradient and the step's number."""
         noisy = self._noisy_batch(batch)[2]
         gradients = self._take(noisy)
         self._run.secrets.advance()
@@ -111,7 +111,7 @@ class Programs:
 
     def _noisy_batch(self, batch: Any, spec: Any = None) -> tuple[Any, Any, Noisy]:
         contents, run = Contents.of(batch), self._run
-        # Nothing can be made up in the shape of a batch of nothing.
+        # No examples can be made up in the shape of an empty batch.
         if self._nothing is None and _size(self._local(contents.x)[0]):
             here = self._local(batch)[0]
             with _no_records_fault(self._model):
@@ -133,7 +133,7 @@ class Programs:
         return contents, clipped, noisy
 
     def _prepare(self, spec: Any) -> None:
-        """Traces the programs once for all batches, if their sizes vary."""
+        """If the sizes of batches vary, traces the programs once for all sizes."""
         if not (self._is_one and any(map(_may_vary, tf.nest.flatten(spec)))):
             return
         batch = given(spec)
@@ -152,10 +152,10 @@ class Programs:
         self._update.traced(noisy)
         self._measure.traced(contents, clipped.losses, clipped.outputs)
 
-    # What is compiled.
+    # Functions that become programs.
 
     def _checked_scales(self) -> list[tf.Tensor] | None:
-        """The scales of the coordinates, if there are any.
+        """The scales of the coordinates, or None if the run has no scaling.
 
         Raises:
           InvalidArgumentError: if the optimizer's moments are not sound.
@@ -167,7 +167,7 @@ class Programs:
         return list(scales)
 
     def _reseed(self, seed: tf.Tensor) -> None:
-        """Random layers begin a step at states that follow from its seed alone."""
+        """Sets the states of random layers to values that follow from the step's seed."""
         weights = {id(variable) for variable in self._model.weights}
         variables = [v for v in self._model.variables if id(v) not in weights]
         if variables:
@@ -180,17 +180,17 @@ class Programs:
     def _clipped(
         self, contents: Contents, scales: Any, seed: tf.Tensor
     ) -> ClippedGradients:
-        """The clipped sums: with the same seed, the same again."""
+        """The clipped sums of a batch; the same seed gives the same sums again."""
         self._reseed(seed)
         clipped = self._sums(contents, scales)
         if contents.count is None:
             return clipped
-        # Padding comes last, and is nobody's.
+        # Padding comes last, and belongs to no example.
         is_there = tf.range(tf.size(clipped.outcomes)) < contents.count
         return clipped._replace(outcomes=tf.where(is_there, clipped.outcomes, 0))
 
     def sums(self, x: Any, y: Any, sample_weight: Any = None) -> ClippedGradients:
-        """Clipped sums of examples as a step makes them; in a graph, for audits."""
+        """Clipped sums of examples, computed as in a step; for audits, within a graph."""
         contents, scaling = Contents(x, y, sample_weight), self._run.scaling
         return self._sums(contents, None if scaling is None else scaling.scales())
 
@@ -221,7 +221,7 @@ class Programs:
     def _noised(
         self, clipped: Any, step: tf.Tensor, keys: tf.Tensor, digest: Any
     ) -> Noisy:
-        """Sums of all replicas, with noise: on the first device."""
+        """Adds up the sums of all replicas, and adds noise, on the first device."""
         run = self._run
 
         def of_replica(clipped: ClippedGradients, digest: tf.Tensor) -> Any:
@@ -234,7 +234,7 @@ class Programs:
         return run.privatize(sums, variables, step, keys, digest)
 
     def _penalized(self, gradients: Sequence[Any]) -> list[Any]:
-        """Gradients, with those of the weights' regularizers, which depend on no data."""
+        """Adds the gradients of the weights' regularizers, which depend on no data."""
         model = self._model
         if all(v.regularizer is None for v in model.trainable_variables):
             return list(gradients)
@@ -245,7 +245,11 @@ class Programs:
         ]
 
     def _updating(self, applies: bool) -> Callable[[Noisy], Any]:
-        """The run goes on; gradients are applied here, or returned to be applied later."""
+        """The update: the run advances, and gradients are applied, or returned for later.
+
+        Args:
+          applies: whether to apply the gradients here.
+        """
         run, model = self._run, self._model
 
         def apply(gradients: list[Any], counts: tf.Tensor) -> Any:
@@ -275,7 +279,7 @@ class Programs:
         if rows is not None:
             seen = present_rows(seen, rows)
         elif count is not None:
-            # Padding counts in no metric.
+            # No metric counts padding.
             seen = _each(lambda leaf: leaf[:count], seen)
         size = tf.cast(tf.size(losses) if count is None else count, tf.float32)
         loss = tf.math.divide_no_nan(tf.reduce_sum(losses), size)
@@ -283,14 +287,14 @@ class Programs:
         _build_metrics(model, *seen)
         logs: dict[str, Any] = model.compute_metrics(*seen)
         if isinstance(self._strategy, tf.distribute.MultiWorkerMirroredStrategy):
-            # Keras takes the mean over workers along the first axis of whatever is here.
+            # Keras takes the mean over workers along the first axis of each value.
             logs = {name: tf.reshape(value, [1]) for name, value in logs.items()}
         return logs
 
-    # What calls it.
+    # Functions that call the programs.
 
     def _everywhere(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """A function of each replica."""
+        """The function, run in each replica."""
 
         @functools.wraps(function)
         def everywhere(*args: Any) -> Any:
@@ -301,8 +305,8 @@ class Programs:
     def _try_on_made_up(self, contents: Contents) -> None:
         """Clips made-up examples.
 
-        Shapes and dtypes alone decide what happens here. Nothing is kept but the form of
-        a result.
+        Only shapes and dtypes of the batch matter here. Of the result, only the shapes and
+        dtypes are kept, for an example that contributes nothing.
         """
         parts = self._local(contents._replace(count=None))
         parts = [made_up(part, _size(part)) for part in parts]
@@ -327,7 +331,7 @@ class Programs:
         )
 
     def _clip_all(self, contents: Contents, scales: Any, seed: Any) -> Any:
-        """Clips a batch; if it raises, each example by itself."""
+        """Clips a batch; if that raises, clips each example by itself."""
         clipped = _unless_it_raises(self._clip, contents, scales, seed)
         if clipped is not None:
             return clipped
@@ -335,7 +339,7 @@ class Programs:
         return _map(self._distributed, *[self._each_alone(*part) for part in parts])
 
     def _each_alone(self, contents: Contents, scales: Any, seed: Any) -> Any:
-        """The examples of one replica, one after the other; those that raise add zero."""
+        """Clips one replica's examples one after another; those that raise add zero."""
         size = _size(contents)
         count = size if contents.count is None else int(contents.count)
         rows = (_row(contents._replace(count=None), place) for place in range(size))
@@ -359,12 +363,15 @@ class Programs:
             return logs
         if not self._measure.jit_compile:
             return self._without_metrics()
-        # XLA compiles fewer metrics than there are: from now on without it.
+        # XLA cannot compile all metrics: from now on, metrics run without it.
         self._measure = Measure(self._everywhere(self._measured), self._model)
         return self._logs(contents, clipped)
 
     def _without_metrics(self) -> Any:
-        """The metrics where a record made one raise: NaN until they are reset."""
+        """Training metrics after a record made one raise: all but the loss become NaN.
+
+        They stay NaN until they are reset.
+        """
         model = self._model
         for metric in model.metrics:
             if metric is not loss_tracker(model):
@@ -374,11 +381,11 @@ class Programs:
         return model.get_metrics_result()
 
     def _local(self, values: Any) -> list[Any]:
-        """The values of each replica of this process."""
+        """A list of the values that each replica of this process has."""
         return list(self._strategy.experimental_local_results(values))
 
     def _distributed(self, *parts: Any) -> Any:
-        """A value of each replica from the parts of this process."""
+        """A distributed value, made of one part for each replica of this process."""
         return self._strategy.experimental_distribute_values_from_function(
             lambda context: parts[context.replica_id_in_sync_group % len(parts)]
         )
@@ -386,7 +393,10 @@ class Programs:
 
 @contextlib.contextmanager
 def _no_records_fault(model: Any) -> Iterator[None]:
-    """Says of what raises for made-up examples that it is a mistake in the program."""
+    """Raises UnsupportedModelError for an error that made-up examples, not records, cause.
+
+    Errors of the machine, such as a lack of memory, pass unchanged.
+    """
     try:
         yield
     except OF_THE_MACHINE:
@@ -401,7 +411,7 @@ def _no_records_fault(model: Any) -> Iterator[None]:
 
 
 def _unless_it_raises(program: Program, *args: Any) -> Any:
-    """Runs a program; None if a record makes it raise."""
+    """Runs a program; returns None if a record makes it raise."""
     try:
         return program(*args)
     except OF_THE_MACHINE:
@@ -411,7 +421,7 @@ def _unless_it_raises(program: Program, *args: Any) -> Any:
 
 
 def _traced(program: Program, *specs: Any) -> Any:
-    """Specs of what a program returns for such arguments; it is traced for them."""
+    """Traces a program for arguments of these specs; returns the specs of its results."""
     outputs = program.traced(*specs).structured_outputs
     return _each(tf.type_spec_from_value, outputs)
 
@@ -454,8 +464,8 @@ def _added(parts: Sequence[Any]) -> Any:
 def _build_metrics(model: keras.Model, *seen: Any) -> None:
     """Makes the variables of compiled metrics before they are used in a graph.
 
-    Making one in a trace costs a second trace. Like Keras on other backends, it updates
-    the metrics once in a graph that is thrown away.
+    Variables that are made in a trace cost a second trace. As Keras does on other
+    backends, this updates the metrics once in a graph that is thrown away.
 
     Args:
       model: a compiled model.
@@ -475,5 +485,5 @@ def _build_metrics(model: keras.Model, *seen: Any) -> None:
 
 
 def _at_once(make: Callable[..., Any], **arguments: Any) -> Any:
-    """Makes a variable that `tf.function` does not initialize, for it traces twice then."""
+    """Makes a variable outside of `tf.function`'s lifting, which would trace twice."""
     return make(**{**arguments, "experimental_enable_variable_lifting": False})

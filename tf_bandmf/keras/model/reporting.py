@@ -1,4 +1,4 @@
-"""Noisy numbers of a run: evaluations, the budget spent, counts; and their callbacks."""
+"""Noisy numbers of a run (evaluations, budget spent, counts), and their callbacks."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class NoisyMetrics(dict[str, float]):
     """Private metrics by name. They are released: you may show them and act on them.
 
     Attributes:
-      noise: the standard deviation of each one's noise, by name.
+      noise: the standard deviation of each metric's noise, by the metric's name.
     """
 
     def __init__(self, values: dict[str, float], noise: dict[str, float]) -> None:
@@ -58,8 +58,8 @@ def evaluate_privately(
         )
     if plan.unit != ONE_EXAMPLE and users is None:
         raise ValueError(
-            f"The plan hides {plan.unit!r}: give users=, whose each record is, so that all "
-            f"records of one count as one."
+            f"The plan hides {plan.unit!r}: give users=, the user of each record, so that "
+            f"all records of a user count as one."
         )
     preparation.refuse_preprocessor(model)
     asked = checked(metrics)
@@ -69,7 +69,7 @@ def evaluate_privately(
     what = "\n".join(about)
     noisy = run.evaluate(sums, what, model.weights)
     assert plan.measurements.noise_multiplier is not None
-    # Each metric has its part of the norm.
+    # Each of the q metrics gets 1 / sqrt(q) of the norm of 1: see `_bounded`.
     unit = math.sqrt(len(asked))
     noise = unit * plan.measurements.noise_multiplier
     values, spreads, start = {}, {}, 0
@@ -81,7 +81,7 @@ def evaluate_privately(
 
 
 def _traced(model: Any, batch: Any, metrics: Sequence[PrivateMetric]) -> Any:
-    """`function_of`, kept until what it depends on changes."""
+    """The result of `function_of`, cached until something that it depends on changes."""
     state = model._training
     specs = tf.nest.map_structure(lambda t: (t.shape[1:], t.dtype), batch)
     parts = [*metrics, compile_loss(model), *model.weights, *all_layers(model)]
@@ -129,18 +129,18 @@ class PrivateEvaluation(keras.callbacks.Callback):
         self.noise: dict[str, float] = {}
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Refuses to begin if evaluations will be missing, or fail."""
+        """Raises ValueError if too few evaluations are left, or they would fail."""
         optimizer = private_optimizer_of(self.model)
         evaluations = optimizer.run.evaluations
         evaluations.refuse_unreserved()
         steps, epochs = self.params.get("steps"), self.params.get("epochs", 1)
         done = optimizer.steps_taken // steps if steps else 0
         needed = epochs // self._every - done // self._every
-        # A resumed run makes some again, which costs nothing.
+        # A resumed run repeats some evaluations, which costs nothing.
         if not done and needed > evaluations.left:
             raise ValueError(
-                f"{needed} private evaluations are asked for, and {evaluations.left} are "
-                f"left of the plan's. Reserve more, or give every="
+                f"{needed} private evaluations are asked for, but the plan has only "
+                f"{evaluations.left} left. Reserve more, or give every="
                 f"{-(-epochs // max(evaluations.left, 1))}. Nothing was trained."
             )
         try:
@@ -163,7 +163,7 @@ class PrivateEvaluation(keras.callbacks.Callback):
         self.noise = {f"private_{name}": value for name, value in noisy.noise.items()}
         if logs is not None:
             logs.update({f"private_{name}": value for name, value in noisy.items()})
-            # Error bars: what an `EarlyStopping` takes as its min_delta.
+            # Error bars: for the min_delta of `EarlyStopping`, for example.
             logs.update({f"{name}_noise": value for name, value in self.noise.items()})
 
 
@@ -214,7 +214,7 @@ class PrivacyProgress(keras.callbacks.Callback):
 
 
 def warn_of_counts(model: Any) -> None:
-    """Says how many examples contributed nothing, if private counts show some."""
+    """Warns of examples that contributed nothing, if the private counts show many."""
     optimizer = model.optimizer
     counts = optimizer.run.counts.value(optimizer.steps_taken)
     said = "" if counts is None else counts.sentence()

@@ -1,6 +1,6 @@
-"""Training steps of private models: of `fit`, and of loops of one's own.
+"""The training step of private models, for `fit` and for custom loops.
 
-What one step does stands in `programs`. `docs/inside.md` walks through it.
+The content of a step is in the module `programs`; `docs/inside.md` explains it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from tf_bandmf.keras.optimizer.private import (
 if TYPE_CHECKING:
     from tf_bandmf.keras.resume.private_file import PrivateRun
 
-    # Its attributes are those of `keras.Model`, which has few types.
+    # The mixin uses attributes of `keras.Model`, which has few type annotations.
     _Model: TypeAlias = Any
 else:
     _Model = object
@@ -54,15 +54,16 @@ class TrainingState:
     """State that belongs to a private model, but that Keras neither tracks nor saves.
 
     Attributes:
-      is_quiet: whether nothing is printed: `fit(verbose=0)`.
-      run_file: private file of `begin_run`; checkpoints are announced to it.
-      may_run_alone: names of layers that may run on batches of one whatever that changes.
-      programs: of the steps, with what they depend on.
-      ready: those of the present `fit`, since its first step.
-      evaluation: the graph of the last private evaluation, with what it depends on.
+      is_quiet: True if nothing is printed: `fit(verbose=0)`.
+      run_file: private state file of `begin_run`; checkpoints are announced to it.
+      may_run_alone: names of layers that may run on batches of one, even if that changes
+        their results.
+      programs: the programs of the steps, with a key: everything that they depend on.
+      ready: the programs that the current `fit` uses, from its first step on.
+      evaluation: the graph of the last private evaluation, with a key, likewise.
       plain_steps: steps of the plain optimizer that the model had before it was private.
-      were_loaded: whether its weights were loaded or set.
-      looked_up: which rows a batch looks up in lazy tables.
+      were_loaded: whether the model's weights were loaded or set.
+      looked_up: a `LookedUp`, which finds the rows that a batch reads in lazy tables.
     """
 
     is_quiet: bool = False
@@ -86,14 +87,14 @@ class PrivateStep(_Model):
     _settings = StepSettings()
 
     def train_step(self, data: Any) -> NoReturn:
-        """Refused: a private step is several programs, which Python calls."""
+        """Raises RuntimeError: a private step is several programs that Python calls."""
         raise RuntimeError(
             "A private model has no train_step: train it by model.fit or "
             "model.train_on_batch, or in a loop of your own by model.private_gradients."
         )
 
     def _ready_for(self, batch: Any) -> None:
-        """Builds model and optimizer for such data, if they are not built."""
+        """Builds model and optimizer, if they are not built, for batches like this one."""
         run = self._private_optimizer().run
         preparation.build(self, batch)
         run.refuse_trained(self._training.plain_steps)
@@ -105,7 +106,7 @@ class PrivateStep(_Model):
             )
 
     def _programs(self) -> Programs:
-        """The programs of the run's steps, kept until what they depend on changes."""
+        """The programs of the run's steps, cached until what they depend on changes."""
         parts = [self.optimizer, self.optimizer.run.secrets, compile_loss(self)]
         parts += [*self.trainable_variables, *all_layers(self)]
         key = (
@@ -136,12 +137,12 @@ class PrivateStep(_Model):
             `(x, y, sample_weight)`.
 
         Returns:
-          The gradients; no metrics, which are functions of the data.
+          The gradients. There are no metrics: these would be exact functions of the data.
 
         Raises:
           TypeError: if the model is not compiled with a PrivateOptimizer, or the batch is
             not one of the plan's.
-          InvalidArgumentError: as a step of `fit`.
+          InvalidArgumentError: if a step of `fit` would raise it.
           NotImplementedError: on several replicas.
         """
         optimizer = self._private_optimizer()
@@ -206,13 +207,13 @@ class PrivateStep(_Model):
 
     @property
     def _training(self) -> TrainingState:
-        """State of the training of this model that belongs to no file."""
+        """The state of this model's training, which is saved in no file."""
         state: TrainingState = self.__dict__.setdefault(_STATE, TrainingState())
         return state
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        # Not those of a mixin before it either.
+        # `getattr` also finds overrides by mixins that come first among the bases.
         for method in _STEP_METHODS:
             if getattr(cls, method) is not getattr(PrivateStep, method):
                 raise UnsupportedModelError(
@@ -235,12 +236,12 @@ class PrivateStep(_Model):
         """Sets Keras' train function to one that calls the programs of each step."""
         self._private_optimizer()
         self._training.ready = None
-        # One that somebody else set would take steps of its own.
+        # Any other function that was set here would take steps that are not private.
         self.train_function = self._in_turn
         return self.train_function
 
     def _in_turn(self, iterator: Any) -> dict[str, Any]:
-        """Takes the steps of an execution; threads take turns.
+        """Takes the steps of one execution of Keras' loop; threads take turns.
 
         Two threads that took one step at the same time would both use its noise. The
         second thread finds the step taken, and is refused if its batch is of that step.

@@ -1,4 +1,4 @@
-"""Chooses the tables whose noise is drawn when rows are read, and releases them."""
+"""Chooses lazy tables, whose noise is drawn when rows are read, and releases them."""
 
 from __future__ import annotations
 
@@ -18,14 +18,15 @@ DENSE, LAZY = "dense", "lazy"
 
 @dataclasses.dataclass(frozen=True)
 class StepSettings:
-    """The settings of a model's private step, as `make_private` takes them.
+    """The settings of a model's private step; the arguments of `make_private`.
 
     Attributes:
-      microbatch_size: examples whose gradients are held in memory together; None for the
-        whole batch.
-      tables: those that get their noise when their rows are read: "dense" for none,
+      microbatch_size: number of examples whose gradients are held in memory together;
+        None for the whole batch.
+      tables: the tables that get their noise when their rows are read: "dense" for none,
         "lazy" for all, or names of layers.
-      release_every: steps after which these are released; None for ends of epochs.
+      release_every: number of steps after which lazy tables are also released; None for
+        only at the ends of epochs.
     """
 
     microbatch_size: int | None = None
@@ -34,10 +35,10 @@ class StepSettings:
 
 
 def checked(tables: Any) -> str | list[str]:
-    """The argument of `make_private`.
+    """The argument `tables` of `make_private`, after checks.
 
     Raises:
-      ValueError: if it is none of the words, nor a sequence of names.
+      ValueError: if it is not "dense", "lazy" or a sequence of names.
     """
     if isinstance(tables, str):
         if tables in (DENSE, LAZY):
@@ -55,8 +56,8 @@ def lazy_layers(model: Any, optimizer: Any) -> list[Any]:
     """The layers whose tables get their noise when rows are read.
 
     Args:
-      model: private and built, with its setting.
-      optimizer: private.
+      model: private and built; its settings say which tables.
+      optimizer: the model's `PrivateOptimizer`.
 
     Raises:
       UnsupportedModelError: if a requested table does not support this.
@@ -101,9 +102,9 @@ def _is_table(layer: Any) -> bool:
 
 
 def _reason(model: Any, optimizer: Any) -> str | None:
-    """Gives the reason why no table of the model supports lazy noise, or None."""
+    """The reason why no table of the model supports lazy noise, or None."""
     if model._settings.microbatch_size is not None:
-        return "microbatch_size takes a batch in groups"
+        return "microbatch_size processes a batch in groups"
     if model.jit_compile:
         return (
             "the model is compiled with jit_compile=True (as 'auto' means on a GPU if "
@@ -117,7 +118,7 @@ def _reason(model: Any, optimizer: Any) -> str | None:
 
 
 def _reason_of(model: Any, layer: Any) -> str | None:
-    """Gives the reason why the table of a layer does not support it, or None."""
+    """The reason why the table of one layer does not support lazy noise, or None."""
     variables = layer.trainable_variables
     if not is_lookup_table(layer, variables):
         return (
@@ -143,7 +144,7 @@ def _reason_of(model: Any, layer: Any) -> str | None:
 
 
 def with_releases(callbacks: Any, model: Any) -> Any:
-    """Callbacks of `fit`, before which tables are released at the ends of epochs."""
+    """The callbacks of `fit`, after one that releases tables at the ends of epochs."""
     releases = keras.callbacks.LambdaCallback(
         on_epoch_end=lambda epoch, logs: model.release()
     )

@@ -39,7 +39,7 @@ from tf_bandmf.keras.run.counts import PrivateCounts
 from tf_bandmf.planning.statement import PrivacyStatement
 from tf_bandmf.sampling.batches import BatchSchedule
 
-# Of a compile config's optimizer: the settings of the private step.
+# The key of the private step's settings, in the optimizer's part of a compile config.
 _STEP = "private_step"
 
 
@@ -49,11 +49,11 @@ class PrivateTraining(BuiltBefore, PrivateStep):
         class MyModel(tf_bandmf.keras.PrivateTraining, keras.Model): ...
 
     `make_private` does this for Sequential and Functional models. Evaluation,
-    prediction and saving are those of the model.
+    prediction and saving work as for the plain model.
 
-    Formal guarantee: with a `PrivateOptimizer` the training step is the only way in
+    Formal guarantee: with a `PrivateOptimizer`, the training step is the only way in
     which the training data reach the weights: gradients are clipped for each example,
-    summed, and noised as the plan says; anything else raises before it computes.
+    summed, and noised as the plan says. Any other way raises before it computes anything.
     """
 
     def fit(
@@ -73,11 +73,11 @@ class PrivateTraining(BuiltBefore, PrivateStep):
                 callbacks=[keras.callbacks.BackupAndRestore("backup")],
             )
 
-        resumes the interrupted run when the same program is restarted.
+        If the run is interrupted, restarting the same program resumes it.
 
         Args:
           x: `plan.batches(...)`, which cannot have another order in another epoch. If
-            the plan's separation is asserted by the caller (`MinSep`): a
+            the caller asserts the plan's min separation (`MinSep`), x is instead a
             `tf.data.Dataset` or generator that respects it. WARNING: nothing here can
             check this. By default, `Dataset.shuffle` has a new order in every pass, and
             a new order means a separation of 1.
@@ -85,8 +85,8 @@ class PrivateTraining(BuiltBefore, PrivateStep):
           private_state: path of a file of mode 0600 that keeps the run's secrets, so
             that it can be resumed from checkpoints; see
             `tf_bandmf.keras.resume.private_file`. Never share it. If it exists, the run
-            is resumed from its weights; `epochs` is then that of the whole run, as with
-            `BackupAndRestore`.
+            is resumed from the model's weights; `epochs` then counts the epochs of the
+            whole run, as with `BackupAndRestore`.
           **kwargs: as for `keras.Model.fit`. `epochs` times the steps per epoch must
             not exceed the remaining steps. `class_weight` multiplies an example's
             contribution by the weight of its class, divided by the largest weight.
@@ -109,7 +109,7 @@ class PrivateTraining(BuiltBefore, PrivateStep):
         optimizer.run.weighs_classes |= kwargs.get("class_weight") is not None
         self._training.is_quiet = kwargs.get("verbose") == 0
         batches, callbacks = x, kwargs.get("callbacks")
-        # A stream is not read before its first step, if nothing needs that.
+        # A stream is read before its first step only if building the model needs a batch.
         is_needed = self._is_distributed or self._settings.tables != DENSE
         if self.built or is_needed or isinstance(x, BatchSchedule):
             self._prepare(x)
@@ -129,7 +129,7 @@ class PrivateTraining(BuiltBefore, PrivateStep):
         else:
             kwargs["shuffle"] = False
             check_passes(x, optimizer.plan.participation, kwargs)
-        # Before gradients are compared, which would stop with words of TensorFlow.
+        # Here, before gradients are compared: that would raise an obscure TensorFlow error.
         if self.built:
             cautions.refuse_outputs(self, class_weight, getattr(batches, "ranges", {}))
         if optimizer.run.tables is not None:
@@ -142,7 +142,7 @@ class PrivateTraining(BuiltBefore, PrivateStep):
         try:
             with warnings.catch_warnings():
                 if is_resumed:
-                    # Its first epoch is what was left of one: Keras misses the rest.
+                    # Its first epoch may be shorter than the others: Keras would warn.
                     warnings.filterwarnings("ignore", "Your input ran out of data")
                 history = super().fit(x, **kwargs)
             warn_of_counts(self)
@@ -156,11 +156,10 @@ class PrivateTraining(BuiltBefore, PrivateStep):
         batches: BatchSchedule,
         private_state: str | os.PathLike[str] | None = None,
     ) -> BatchSchedule:
-        """The batches as the run draws them, for custom loops; begins or resumes the run.
+        """Begins or resumes a run for a custom loop; returns the batches of the run.
 
-        `fit` does this itself. A secret sample follows from the run's key, so that no
-        other run has it. To resume, call it after the weights are loaded, together with
-        the optimizer's:
+        `fit` does this itself. The run's key decides a secret sample, so that no other run
+        has the same one. To resume, load the weights and the optimizer's variables first:
 
             batches = model.begin_run(plan.batches(x, y), "run.private")
             for batch in batches.dataset(model.optimizer.steps_taken):
@@ -168,7 +167,7 @@ class PrivateTraining(BuiltBefore, PrivateStep):
 
         Args:
           batches: batches of the plan.
-          private_state: see `fit`; None for a run that is not resumed elsewhere.
+          private_state: see `fit`; None for a run that no other process will resume.
 
         Returns:
           The batches of the run.
@@ -176,16 +175,16 @@ class PrivateTraining(BuiltBefore, PrivateStep):
         Raises:
           TypeError: if the caller asserts the plan's separation: then nothing ensures
             that repeated steps see the same batches.
-          ValueError: if the file belongs to another run, or does not know the weights.
+          ValueError: if the file belongs to another run, or has no record of the weights.
           PermissionError: if others may read the file.
           BlockingIOError: if another process uses the file.
         """
         if not isinstance(batches, BatchSchedule):
             raise TypeError(
                 f"A run is resumed on the batches of its plan, found "
-                f"{type(batches).__name__}. Where the caller makes the batches (MinSep) "
-                f"nothing says that steps which are taken again would see the same ones: "
-                f"such runs cannot be resumed."
+                f"{type(batches).__name__}. Where the caller makes the batches (MinSep), "
+                f"nothing ensures that repeated steps see the same batches: such runs "
+                f"cannot be resumed."
             )
         self._prepare(batches)
         if private_state is None:
@@ -195,7 +194,7 @@ class PrivateTraining(BuiltBefore, PrivateStep):
             raise ValueError(
                 f"This run is kept in {kept.path}, found private_state="
                 f"{os.fspath(private_state)!r}: a run has one private state file, which "
-                f"knows all that it has spent."
+                f"records all that the run has spent."
             )
         run = PrivateRun(os.fspath(private_state), self)
         batches = run.begin(batches)
@@ -213,8 +212,8 @@ class PrivateTraining(BuiltBefore, PrivateStep):
         """Brings the weights of lazy tables up to date; call it between two steps.
 
         With `make_private(tables="lazy")`, the layers' variables hold the last release
-        until the next one. `fit` releases at the ends of epochs, `evaluate` and
-        `predict` before they begin. Without such tables it does nothing.
+        until the next one. `fit` releases tables at the ends of epochs; `evaluate` and
+        `predict` do before they begin. Without lazy tables, this does nothing.
 
         Raises:
           InvalidArgumentError: if something else changed a table since its last release,
@@ -230,12 +229,12 @@ class PrivateTraining(BuiltBefore, PrivateStep):
             optimizer.run.release()
 
     def make_test_function(self, force: bool = False) -> Any:
-        """Makes what `evaluate` and `test_on_batch` call, after a release of tables."""
+        """Makes the function of `evaluate`, after a release of tables."""
         self._before_use()
         return super().make_test_function(force)
 
     def make_predict_function(self, force: bool = False) -> Any:
-        """Makes what `predict` and `predict_on_batch` call, after a release of tables."""
+        """Makes the function of `predict`, after a release of tables."""
         self._before_use()
         return super().make_predict_function(force)
 
@@ -248,15 +247,16 @@ class PrivateTraining(BuiltBefore, PrivateStep):
         users: Any = None,
         batch_size: int = 256,
     ) -> NoisyMetrics:
-        """Noisy metrics of private data: one of the plan's evaluations.
+        """Noisy metrics of private data; each call is one of the plan's evaluations.
 
             plan = tf_bandmf.plan(...).reserve(metrics=0.1, evaluations=10)
             ...
             model.evaluate_privately(x_held_out, y_held_out)
 
-        What is released is part of the run, and covered by its statement: you may show
-        it, stop training by it, or choose a checkpoint by it. The data may be held out
-        or trained on. WARNING: each row is one unit; a duplicated record counts twice.
+        The metrics are part of the run's release and covered by its statement: you may
+        show them, stop training by them, or choose a checkpoint by them. The data may be
+        held out or trained on. WARNING: each row is one unit; a duplicated record counts
+        twice.
 
         Args:
           x: inputs, arrays [N, ...]; or a `tf.data.Dataset` of batches `(x, y)`. N is
@@ -292,7 +292,7 @@ class PrivateTraining(BuiltBefore, PrivateStep):
         return optimizer.run.counts.value(optimizer.steps_taken)
 
     def privacy_statement(self) -> PrivacyStatement:
-        """The statement of the run, with what concerns the layers of this model.
+        """The statement of the run, including remarks on the layers of this model.
 
         Returns:
           `optimizer.statement()`; its remarks also name layers that were adapted to data,
@@ -315,17 +315,17 @@ class PrivateTraining(BuiltBefore, PrivateStep):
         return optimizer.run.statement(None, remarks, self.weights)
 
     def load_weights(self, *args: Any, **kwargs: Any) -> Any:
-        """Loads weights as Keras does; the statement of a run that begins says so."""
+        """Loads weights as Keras does; the statement of a run that begins mentions it."""
         super().load_weights(*args, **kwargs)
         self._note_loaded()
 
     def load_own_variables(self, store: Any) -> None:
-        """Loads weights as Keras does, which calls it for models that it loads."""
+        """Loads weights as Keras does; Keras calls this for models that it loads."""
         super().load_own_variables(store)
         self._note_loaded()
 
     def set_weights(self, weights: Any) -> None:
-        """Sets weights as Keras does; the statement of a run that begins says so."""
+        """Sets weights as Keras does; the statement of a run that begins mentions it."""
         super().set_weights(weights)
         self._note_loaded()
 
@@ -363,7 +363,7 @@ class PrivateTraining(BuiltBefore, PrivateStep):
 
     @contextlib.contextmanager
     def _recorded(self, filepath: Any, args: Any, kwargs: Any) -> Iterator[Any]:
-        """Announces a checkpoint to the run; gives the path to write it to."""
+        """Announces a checkpoint to the run; yields the path to write it to."""
         self._before_use()
         optimizer, kept = getattr(self, "optimizer", None), self._training.run_file
         run = optimizer.run if isinstance(optimizer, PrivateOptimizer) else None
@@ -417,9 +417,9 @@ class PrivateTraining(BuiltBefore, PrivateStep):
     def get_compile_config(self) -> dict[str, Any]:
         """A copy with the optimizer: Keras' .h5 writer removes it from the original.
 
-        Without it, a reloaded model would train with RMSprop and without privacy. The
-        settings of the private step stand beside the optimizer's own, where a plain
-        model passes over them: `keras.models.clone_model` compiles one with this config.
+        Without the copy, a reloaded model would train with RMSprop and without privacy.
+        The settings of the private step are stored with the optimizer's own, where plain
+        models ignore them: `keras.models.clone_model` compiles a plain one by this config.
         """
         config = copy.deepcopy(super().get_compile_config())
         optimizer = getattr(self, "optimizer", None)
@@ -431,9 +431,9 @@ class PrivateTraining(BuiltBefore, PrivateStep):
         return config
 
     def _resolve_auto_jit_compile(self) -> bool:
-        """Resolves `jit_compile="auto"`: as Keras does, but to False for lazy tables.
+        """Resolves `jit_compile="auto"` as Keras does, except to False for lazy tables.
 
-        For Keras, it means True on a GPU. XLA cannot handle a number of rows that is
+        In Keras, "auto" means True on a GPU. XLA cannot handle a number of rows that is
         not known in advance.
         """
         return self._settings.tables == DENSE and super()._resolve_auto_jit_compile()
@@ -442,8 +442,8 @@ class PrivateTraining(BuiltBefore, PrivateStep):
         """Compiles as Keras does, and with the settings of the saved model's step.
 
         Models that override `compile`, such as those of KerasHub, keep the optimizer
-        that they are created with. If their `compile` accepts what was saved, it is
-        called.
+        that they are created with. If their `compile` accepts the saved arguments, it is
+        called with them.
         """
         optimizer = config.get("optimizer")
         step = optimizer.get(_STEP, {}) if isinstance(optimizer, dict) else {}
