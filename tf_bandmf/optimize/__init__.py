@@ -1,7 +1,7 @@
 """Numerical optimization of strategies, by L-BFGS with certificates.
 
-The modules below this one import TensorFlow, but for `toeplitz`, `descent`,
-`toeplitz_sensitivity`, `options` and `result`; this one does not.
+The modules of this package import TensorFlow, except for `toeplitz`, `descent`,
+`toeplitz_sensitivity`, `options` and `result`; importing the package itself does not.
 """
 
 from tf_bandmf.optimize.result import OptimizationResult

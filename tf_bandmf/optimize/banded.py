@@ -28,8 +28,8 @@ from tf_bandmf.optimize.objectives import Objective
 from tf_bandmf.optimize.result import OptimizationResult
 from tf_bandmf.workloads import Workload
 
-# Takes variables, and for given errors weights with an offset (see `Objective.support`);
-# gives a lower bound on the objective, and the errors.
+# From variables, and a function from errors to weights and an offset (see
+# `Objective.support`), to a lower bound on the objective and the errors.
 BoundFunction = Callable[
     [np.ndarray, "Callable[[np.ndarray], tuple[np.ndarray, float]]"],
     "tuple[float, np.ndarray]",
@@ -42,19 +42,19 @@ _NAMED = (objectives.MEAN, objectives.MAX)
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Problem:
-    """Charts of the feasible set, and the error on it.
+    """A parametrization of the feasible set, and the error on it.
 
-    For column-normalized strategies the variables are the entries below the diagonal
-    relative to the diagonal: column `j` is `[1, y_1j, y_2j, ...] / norm`, divided by a
-    scale of the column. Otherwise
-    they are all entries, scaled such that the squared norms of the columns `i, i + b,
-    ...` sum to 1. Each chart was the faster one of the two on its problem.
+    For column-normalized strategies the variables `y` are the entries below the diagonal,
+    divided by the diagonal and by a scale `s_j` of the column: column `j` is
+    `[1, s_j y_1j, s_j y_2j, ...] / norm`. Otherwise the variables are all entries, scaled
+    such that the squared norms of the columns `i, i + b, ...` sum to 1. Each
+    parametrization was the faster of the two on its problem.
 
     Attributes:
       workload: A.
       bands: of C.
       separation: b, or None for column-normalized strategies.
-      scale: of the variables of each column, shape [n]; only of column-normalized ones.
+      scale: `s_j`, shape [n]; used only for column-normalized strategies.
     """
 
     workload: Workload
@@ -89,10 +89,10 @@ class Problem:
 
 
 def _column_scale(num_steps: int, objective: Objective) -> np.ndarray:
-    """Factors of the columns that make derivatives of second order alike, about.
+    """Factors of the columns, shape [n], that make second derivatives about equal.
 
-    Those of the mean error fall like the square root of the number of steps that a column
-    is still part of: measured, for prefix sums and momentum. Shape [n].
+    For the mean error, second derivatives fall like the square root of the number of
+    steps that are left at a column, as measured for prefix sums and momentum.
     """
     if objective != objectives.MEAN:
         return np.ones(num_steps)
@@ -100,7 +100,7 @@ def _column_scale(num_steps: int, objective: Objective) -> np.ndarray:
 
 
 def _bound_function(problem: Problem) -> BoundFunction:
-    """A function that bounds the error of every strategy with so many bands from below."""
+    """Returns a function for lower bounds on the objective of all feasible strategies."""
 
     def evaluate(position: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         columns = problem.columns(position)
@@ -164,15 +164,15 @@ def optimize(
       separation: None for columns of norm 1; b for `sum over columns i, i + b, ... of
         squared norms = 1`.
       options: when to stop.
-      is_certified: find the gap, which takes as long as a dozen iterations.
+      is_certified: whether to certify the gap, which takes as long as a dozen iterations.
 
     Returns:
-      The columns, shape [bands, n], and the result with a certified gap
-      if the objective is convex and that is wanted. The result's value is the objective
-      at sensitivity 1 per column, or per group of columns.
+      The columns, shape [bands, n], and the result, with a certified gap if the objective
+      is convex and `is_certified` is set. The result's value is the objective at
+      sensitivity 1 per column, or per group of columns.
     """
     config = configs.dumps(workload.to_config())
-    # A function of a caller's own may give other values the next time.
+    # A caller's own function is traced again: it may give other values the next time.
     trace = _traced if objective in _NAMED else _traced.__wrapped__
     traced = trace(config, objective, len(start), separation)
     problem, is_certified = traced.problem, is_certified and objective.is_convex
@@ -180,7 +180,7 @@ def optimize(
     minimize = functools.partial(
         traced.minimizer.minimize, scale=float(workload.num_steps), options=options
     )
-    # No strategy is below a bound that was found once: the best counts.
+    # Every lower bound that was found along the way holds: the largest one counts.
     best = -math.inf
 
     def errors_of(at: np.ndarray) -> np.ndarray:
@@ -213,10 +213,10 @@ class _Traced:
     """A problem and its functions, compiled.
 
     Attributes:
-      problem: charts and errors.
+      problem: the parametrization and its errors.
       bound: see `_bound_function`.
       minimizer: of the objective.
-      maximum: what it minimizes, if the objective is the maximum of the errors.
+      maximum: what the minimizer minimizes if the objective is the maximum of the errors.
     """
 
     problem: Problem
@@ -225,7 +225,7 @@ class _Traced:
     maximum: maximum.SmoothMaximum | None
 
 
-# The last problem is kept: a draft precedes a plan.
+# The last problem is kept, since a plan follows the draft of the same problem.
 @functools.lru_cache(maxsize=1)
 def _traced(
     config: str, objective: Objective, bands: int, separation: int | None
@@ -248,9 +248,10 @@ def _traced(
 
 
 def _suits_xla(problem: Problem, objective: Objective) -> bool:
-    """Measured: 1.6 times as fast for 32 bands, slower for 128; 1.3 s to compile.
+    """Tells whether XLA compiles the objective, and faster runs repay that.
 
-    An objective of somebody's own may hold what XLA does not compile.
+    Measured: 1.6 times as fast for 32 bands, slower for 128; 1.3 s to compile. A caller's
+    own objective may contain operations that XLA does not compile.
     """
     if objective not in (objectives.MEAN, objectives.LAST, objectives.MAX):
         return False

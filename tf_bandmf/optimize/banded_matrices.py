@@ -13,7 +13,7 @@ from tf_bandmf.workloads import Workload
 
 
 def rows_from_columns(columns: tf.Tensor) -> tf.Tensor:
-    """The inverse of `matrices.columns_from_rows`; what falls off is dropped."""
+    """The inverse of `matrices.columns_from_rows`; drops entries outside the matrix."""
     bands, n = columns.shape
     # Diagonal i moves i places to the right: pad, and read with a shorter row.
     flat = tf.reshape(tf.pad(columns, [[0, 0], [0, bands]]), [-1])

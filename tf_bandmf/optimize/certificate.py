@@ -3,7 +3,7 @@
 The weighted error `f(X) = tr(Omega A X^-1 A^T)` is convex in `X = C^T C` with gradient
 `-H`, `H = X^-1 A^T Omega A X^-1`, and `<H, X> = f(X)`. Take any feasible `X'` with the
 same bands, that is with `sum over j in group g of X'_jj <= 1` for every group of
-columns that one example may join together. By `|X'_ij| <= sqrt(X'_ii X'_jj)` and
+columns in which one example can take part. By `|X'_ij| <= sqrt(X'_ii X'_jj)` and
 `2 |H_ij| d_i d_j <= |H_ij| (r d_i^2 + d_j^2 / r)`,
 
     <H, X'> <= U = sum over groups of max over i in the group of
@@ -15,18 +15,20 @@ off-diagonal entries in the band. The tangent at `t X` instead of `X` bounds
 
     f(X') >= f(X)^2 / U,    relative gap <= 1 - f / U.
 
-That bound shrinks with the gradient. One that shrinks with its square, as the true gap
-does: for `G = A^T Omega A` and any `Z`, `0 <= ||G^1/2 X'^-1/2 - G^-1/2 Z X'^1/2||^2` is
+This gap shrinks with the gradient. That of a second bound shrinks with its square, as the
+true gap does. For `G = A^T Omega A` and any `Z`,
+`0 <= ||G^1/2 X'^-1/2 - G^-1/2 Z X'^1/2||^2` says
 
     f(X') >= 2 tr Z - <Z^T G^-1 Z, X'>.
 
-`Z = G X^-1` is the tangent at X. With `Z = G X^-1 (1 - H^-1 E / 2)` for any symmetric
+`Z = G X^-1` gives the tangent at X. With `Z = G X^-1 (1 - H^-1 E / 2)` for any symmetric
 `E`, as `H = X^-1 G X^-1`,
 
     tr Z = f(X) - <X, E> / 2,        Z^T G^-1 Z = H - E + E H^-1 E / 4.
 
-For `E` the off-diagonal entries of `H` in the band, what is left of them is of second
-order, and goes once more into `E`, and so on. All is banded: `H^-1 = X G^-1 X`,
+If `E` holds the off-diagonal entries of `H` in the band, the off-diagonal entries that
+remain are of second order; they are added to `E`, and so on. All is banded:
+`H^-1 = X G^-1 X`,
 `C A^-1 = M` and `E H^-1 E = V^T V` with `V = Omega^-1/2 M^T C E`. The first bound, `U`,
 applies to this matrix as to `H`; with `t Z` in place of `Z`,
 
@@ -42,10 +44,10 @@ import dataclasses
 
 import numpy as np
 
-# A share of the largest weight of a step: smaller ones have no useful inverse.
+# Relative to the largest weight of a step: smaller weights have no useful inverse.
 _LEAST_WEIGHT = 1e-12
-# How often what is left off the diagonal is removed; in rows where that leaves more than
-# this part of what was there, less is removed.
+# How often off-diagonal entries are removed; in rows where more than this part of them
+# would remain, less of them is removed.
 _CORRECTIONS, _KEPT = 3, 0.5
 
 
@@ -125,7 +127,7 @@ def corrected_bound(at: Tangent) -> float:
         best = max(
             best, max(trace, 0.0) ** 2 / dual_bound(left, at.norms, at.separation)
         )
-        # Where H is small next to E, what is left would be more than what is removed.
+        # Where H is small compared with E, more would remain than is removed.
         more = _row_sums(quarter, n)
         kept = np.minimum(
             kept, _KEPT * reach / np.maximum(more, _KEPT * reach + 1e-300)
@@ -147,17 +149,18 @@ def _row_sums(lower: dict[int, np.ndarray], n: int) -> np.ndarray:
     return result
 
 
-# Below, a matrix is its diagonals by offset: entry [i, i + offset] at i, 0 outside.
+# The functions below hold a matrix as a dictionary of diagonals by offset: entry
+# [i, i + offset] is at i, and entries outside the matrix are 0.
 
 
 def _cut(diagonal: np.ndarray, offset: int) -> np.ndarray:
-    """Zeros for what is left or right of the matrix."""
+    """The diagonal with zeros for entries left or right of the matrix."""
     columns = np.arange(diagonal.size) + offset
     return np.where((columns >= 0) & (columns < diagonal.size), diagonal, 0.0)
 
 
 def _moved(diagonal: np.ndarray, offset: int) -> np.ndarray:
-    """Entry `i + offset` at `i`, zeros beyond the ends."""
+    """The diagonal with entry `i + offset` moved to `i`, and zeros beyond the ends."""
     result = np.zeros_like(diagonal)
     if offset >= 0:
         result[: diagonal.size - offset] = diagonal[offset:]
@@ -189,9 +192,9 @@ def _product(
 
 
 def lower_bound(at: Tangent) -> float:
-    """No feasible strategy has a smaller weighted error: the better of the two bounds.
+    """The better of the two lower bounds on the weighted error of feasible strategies.
 
-    With weights that are (nearly) 0 the first bound is the only one.
+    If some weights are (nearly) 0, only the first bound applies.
     """
     dual = dual_bound(at.gram_band, at.norms, at.separation)
     first = at.weighted_error**2 / dual

@@ -1,9 +1,9 @@
 """L-BFGS in NumPy, for objectives that are infinite outside of an unknown region.
 
 Where an evaluation takes a millisecond, tracing for TensorFlow's optimizer takes longer
-than the optimization; and SciPy's line search gives up at the first infinite value. This
-one halves its step there: weak Wolfe conditions by bisection (Lewis and Overton, "Nonsmooth
-optimization via quasi-Newton methods", 2013, Algorithm 2.6).
+than the optimization; and SciPy's line search gives up at the first infinite value. The
+line search here bisects its step there: it finds weak Wolfe conditions (Lewis and Overton,
+"Nonsmooth optimization via quasi-Newton methods", 2013, Algorithm 2.6).
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from tf_bandmf.optimize.result import OptimizationResult
 _PAIRS = 30
 _ARMIJO, _WOLFE = 1e-4, 0.9
 _MOST_TRIALS = 60
-# Relative decrease that is expected of a step, below which there is none.
+# If a step is expected to decrease the value by less than this, relatively, rounding
+# hides the decrease.
 _ROUNDING = 1e-14
 # Iterations over which the decrease is looked at.
 _SEGMENT = 20
@@ -39,9 +40,9 @@ def minimize(
 
     Args:
       function: value and gradient at a position, shape [m]; the value is infinite where
-        there is none.
+        the function is not defined.
       start: shape [m].
-      options: when to stop; the decrease is that of the value, in 20 iterations.
+      options: when to stop; `decrease_tolerance` is absolute, for 20 iterations.
       first_step: the most that the first trial step may change any variable.
     """
     began = time.perf_counter()
@@ -77,7 +78,7 @@ def minimize(
         evaluations += trials
         if point is None:
             if pairs:
-                # Once more without memory.
+                # Tries once more, without the pairs of earlier steps.
                 pairs.clear()
                 continue
             converged, message = False, "line search failed: no further decrease"

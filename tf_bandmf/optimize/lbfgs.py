@@ -1,9 +1,9 @@
-"""L-BFGS of TensorFlow Probability, in float64, with honest outcomes.
+"""L-BFGS of TensorFlow Probability, in float64, which reports failures as such.
 
 TFP's line search gives up on badly scaled variables. Therefore the objective is
-minimized as `scale * log(objective / objective at the start)`, of which callers choose
+minimized as `scale * log(objective / objective at the start)`, where callers choose
 `scale` such that second derivatives are of order one; and after a failed line search
-the optimizer is started once more from where it stands, without memory.
+the optimizer is restarted from where it stands, without memory.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ from tensorflow.python.eager import context
 from tf_bandmf.optimize.options import Options
 from tf_bandmf.optimize.result import OptimizationResult
 
-# Iterations between two looks at the certificate.
+# Iterations between two checks of the stopping rules.
 _SEGMENT = 20
 
-# Who takes more iterations is worth the optimization of the graph that takes them.
+# From this many iterations on, optimizing the graph of an iteration pays.
 _AS_TRACED = 300
 
-# A gap within this many tolerances: from here on each step looks at the certificate.
+# The gap is computed if it is expected to be within this many tolerances.
 _NEAR = 10.0
 
 
 def tfp_optimizer() -> Any:
-    """`tfp.optimizer`; imported when something is optimized.
+    """Returns `tfp.optimizer`, which is imported only when something is optimized.
 
     TensorFlow Probability needs tf-keras beside TensorFlow 2.16 and later, and does not
     install it.
 
     Raises:
-      ImportError: if one of the two is not there.
+      ImportError: if one of the two is not installed.
     """
     try:
         import tensorflow_probability as tfp
@@ -57,15 +57,15 @@ def tfp_optimizer() -> Any:
 class _Certificate:
     """The certified gap, computed again when it may have met its tolerance.
 
-    That takes as long as several iterations, and the gap falls about like the square
+    Computing it takes as long as several iterations, and it falls about like the square
     of the gradient.
 
     Args:
-      gap: of a position, or None if there is no certificate.
+      gap: computes the gap at a position; None if there is no certificate.
       tolerance: of the gap.
 
     Attributes:
-      value: at the last look.
+      value: the gap when it was last computed.
     """
 
     def __init__(
@@ -95,13 +95,13 @@ def value_and_gradient(
 ) -> Callable[[tf.Tensor], tuple[tf.Tensor, tf.Tensor]]:
     """A compiled function of position [size] that gives `loss` and its gradient.
 
-    TFP's optimizer contains its argument many times over: as a function that is not
-    inlined it is traced and optimized once.
+    TFP's optimizer calls this function at many places in its graph: since it is not
+    inlined, it is traced and optimized once.
 
     Args:
       loss: maps variables, shape [size], float64, to a scalar.
       size: number of variables.
-      by_xla: compile for the processor, which takes a second or two.
+      by_xla: whether XLA compiles it, which takes a second or two.
     """
 
     def evaluate(position: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
@@ -127,11 +127,11 @@ def value_and_gradient(
 
 @contextlib.contextmanager
 def _as_traced() -> Iterator[None]:
-    """Functions that are called are executed as they were traced.
+    """A context in which functions are executed as traced, without graph optimization.
 
-    TensorFlow optimizes the thousands of operations around an objective for a second, and
-    then they take half a millisecond less for each step. (The objective is a function of
-    its own, see `value_and_gradient`, and always optimized.)
+    Optimizing the thousands of operations around an objective takes TensorFlow a second,
+    and saves half a millisecond for each iteration. (The objective is a separate function,
+    see `value_and_gradient`, and is always optimized.)
     """
     here = context.context()
     before = here.function_call_options
@@ -153,7 +153,7 @@ class Minimizer:
       log_loss: maps variables, shape [m], float64, to a scalar; differentiable. It may
         read variables that change between runs.
       size: m.
-      by_xla: compile `log_loss` for the processor: for hundreds of evaluations of
+      by_xla: whether XLA compiles `log_loss`: pays for hundreds of evaluations of
         milliseconds each.
     """
 
@@ -178,7 +178,7 @@ class Minimizer:
         offset: tf.Tensor,
         tolerance: tf.Tensor,
     ) -> Any:
-        """L-BFGS up to `limit` iterations; from a state, or a position to begin at."""
+        """Runs L-BFGS up to `limit` iterations, from a state or an initial position."""
 
         def scaled(position: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
             value, gradient = self._evaluate(position)

@@ -1,14 +1,15 @@
 """The largest per-step error, minimized by weighted p-norms, with a lower bound.
 
 The maximum of the errors `e_i` is the limit of `(sum_i w_i e_i^p / n)^(1/p)` for every
-w > 0. The optimum of one order p says which steps matter: with `w_i e_i^p` as the weights
-of the next stage a moderate order comes as close to the maximum as one that is many times
-as large does without, and is better conditioned. This is the exponential method of
+w > 0. The optimum of one order p shows which steps matter: with `w_i e_i^p` as the weights
+of the next stage, a moderate order comes as close to the maximum as an order many times
+as large without weights, and is better conditioned. This is the exponential method of
 multipliers (Bertsekas, Constrained Optimization and Lagrange Multiplier Methods, 1982,
 section 5.1), with growing orders.
 
-Whatever the weights, no strategy has a maximum below the least weighted mean. The weights
-of the last optimum are therefore minimized once more, with order 1, for the bound alone.
+Whatever the weights, no strategy has a maximal error below the least weighted mean of the
+errors over all strategies. The mean with the weights of the last optimum is therefore
+minimized at the end, with order 1, only for this bound.
 """
 
 from __future__ import annotations
@@ -24,16 +25,16 @@ from tf_bandmf.optimize.result import OptimizationResult
 
 # Orders of the norms, each stage started at the optimum of the one before.
 _ORDERS = (8.0, 64.0, 512.0, 4096.0)
-# A share of the mean weight: no step is forgotten, since its error may grow.
+# The least weight, relative to the mean: no step is left out, since its error may grow.
 _LEAST_WEIGHT = 1e-2
-# The part of the weights in the bound that is alike for all steps: without it nothing
-# holds some steps, and the certificate takes an inverse of the weights.
+# The part of the bound's weights that is equal for all steps: without it nothing
+# constrains the errors of some steps, and the certificate inverts the weights.
 _ALIKE = 3e-4
-# The bound needs more iterations than a stage, its value being flat, but no more digits
-# than this.
+# The mean that gives the bound is flat: it takes more iterations than a stage and a smaller
+# decrease tolerance, but the gap need not be below _BOUND_GAP.
 _MORE_ITERATIONS, _LESS_DECREASE, _BOUND_GAP = 4, 1e-4, 1e-4
 
-# Takes variables, perhaps also a certified gap of them and options.
+# Takes variables, options, and optionally a function for the certified gap at variables.
 Minimize = Callable[..., OptimizationResult]
 # Takes variables and the weights of the steps; gives a lower bound on the weighted mean,
 # and the errors.
@@ -41,7 +42,7 @@ Bound = Callable[[np.ndarray, np.ndarray], "tuple[float, np.ndarray]"]
 
 
 class SmoothMaximum:
-    """`(sum_i w_i e_i^p / n)^(1/p)` of errors [n] > 0; w and p may change in between."""
+    """`(sum_i w_i e_i^p / n)^(1/p)` of errors [n] > 0; `assign` changes w and p."""
 
     def __init__(self, num_steps: int) -> None:
         self.num_steps = num_steps
@@ -54,7 +55,7 @@ class SmoothMaximum:
         return tf.exp(mean_power / self._order)
 
     def assign(self, order: float, weights: np.ndarray) -> None:
-        """Another order, and weights [n] of mean 1."""
+        """Sets the order, and weights [n] of mean 1."""
         self._order.assign(order)
         self._logs.assign(np.log(weights))
 
@@ -72,14 +73,15 @@ def minimize(
     Args:
       smooth: what is minimized in each stage.
       minimize_smooth: minimizes it, from given variables.
-      errors: of variables, shape [n].
+      errors: computes the errors at variables, shape [n].
       bound: a lower bound on the weighted mean of errors, from variables near its
         optimum, and the errors there; None for no certificate.
       start: initial variables.
       options: of each stage.
 
     Returns:
-      The result of the last stage, its value the maximum, its iterations those of all.
+      The result of the last stage, with the maximum as its value and the iterations,
+      evaluations and seconds of all stages.
     """
     position, weights = start, np.ones(smooth.num_steps)
     results = []

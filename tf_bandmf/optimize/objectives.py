@@ -28,7 +28,7 @@ class Objective:
     def support(self, errors: np.ndarray) -> tuple[np.ndarray, float]:
         """Weights `w` and an offset `c` with `reduction(v) >= w @ v + c` for `v >= 0`.
 
-        Of a convex reduction; equality holds at `errors`.
+        This holds for a convex reduction, with equality at `errors`.
         """
         with tf.GradientTape() as tape:
             v = tf.constant(errors, tf.float64)
@@ -57,8 +57,8 @@ def resolve(objective: ObjectiveLike, errors_increase: bool = False) -> Objectiv
       objective: "mean" (the square of the RMSE), "max" (of the MaxSE), "last" (of the
         final model's error), an `Objective`, or a differentiable function of the
         per-step squared errors.
-      errors_increase: whether the errors never decrease from step to step, as those of
-        Toeplitz strategies and workloads: their maximum is the last one.
+      errors_increase: whether the errors never decrease from step to step, as for
+        Toeplitz strategies with Toeplitz workloads: the maximum is then the last error.
 
     Raises:
       ValueError: for an unknown name.

@@ -1,8 +1,8 @@
 """Optimal Toeplitz strategies, `C` banded or `C^-1` banded: a descent in NumPy.
 
 Where `A C^-1` is Toeplitz and the objective is the mean or the last per-step error, value
-and gradient are a few recurrences of `n` terms, O(n p) an evaluation, without TensorFlow.
-Other errors are those of `traced_toeplitz`.
+and gradient take a few recurrences of `n` terms, O(n p) per evaluation, without
+TensorFlow. `traced_toeplitz` computes all other errors.
 """
 
 from __future__ import annotations
@@ -43,23 +43,23 @@ def optimize(
 ) -> tuple[np.ndarray, OptimizationResult, str, Callable[..., Any]]:
     """The Toeplitz coefficients with the smallest error at unit sensitivity.
 
-    Minimized is the objective of the per-step errors times the squared sensitivity: for
-    coefficients of `C` the squared norm of the sum of the columns `0, b, ..., (k - 1)
-    b`, a lower bound on it where Theorem 1 of arXiv:2601.22334 does not apply.
-    Scale-free: the leading coefficient is 1.
+    The objective of the per-step errors times the squared sensitivity is minimized. For
+    coefficients of `C`, the latter is taken as the squared norm of the sum of the columns
+    `0, b, ..., (k - 1) b`, which is a lower bound where Theorem 1 of arXiv:2601.22334
+    does not apply. The scale of `C` does not matter: the leading coefficient is 1.
 
     Args:
       workload: A.
       objective: a name, or a function of the per-step squared errors.
       start: coefficients to start from, shape [bands], the first one not zero.
       sensitivity: under the participation.
-      options: when to stop; the decrease has a tolerance of its own.
+      options: when to stop; `decrease_tolerance` is replaced by that of this module.
       inverse: whether the coefficients are those of `C^-1` (BandInvMF,
         arXiv:2505.12128, section 5) and not those of `C`.
 
     Returns:
-      The coefficients, shape [bands], leading 1, the result, the objective's name, and
-      itself, as a function of the errors.
+      The coefficients, shape [bands], with a leading 1; the result; the objective's name;
+      and the objective as a function of the errors.
 
     Raises:
       ValueError: for an unknown name, or if the objective is not finite at the start.
@@ -90,12 +90,12 @@ def named_objective(workload: Workload, objective: object) -> str | None:
 
 
 class ToeplitzProblem:
-    """log(squared error) + log(squared sensitivity), and gradient.
+    """log(squared error) + log(squared sensitivity), and its gradient.
 
     Variables are the coefficients after the leading 1.
 
     Args:
-      error: the squared error, and gradient.
+      error: the squared error, and its gradient.
       sensitivity: under the participation.
       inverse: whether the coefficients are those of `C^-1` and not those of `C`.
     """
@@ -143,7 +143,7 @@ class SeriesError:
         n = workload.num_steps
         self._inverse, self._factor = inverse, workload.inverse_coefficients
         self._column = workload.first_column()
-        # Term t of the first column of B is in n - t rows.
+        # Term t of the first column of A C^-1 is in n - t rows.
         is_mean = objective == "mean"
         self._weights = (n - np.arange(n)) / n if is_mean else np.ones(n)
         self._first = np.eye(1, n)[0]

@@ -1,15 +1,16 @@
 """The squared sensitivity of a Toeplitz `C` with entries of any sign, and its gradient.
 
-With a fixed epoch order the columns 0, b, 2b, ... are the worst of the b patterns: moved to
-the left, a contribution keeps its rows and gains some. Their squared sensitivity is the
-largest `<X, G>` of `analysis.vector_contributions`, smoothed here by a barrier: the largest
+With a fixed epoch order the columns 0, b, 2b, ... are the worst of the b patterns: a
+contribution that is moved to the left keeps its rows and gains some. The squared
+sensitivity is the largest `<X, G>` of `analysis.vector_contributions`, smoothed here by a
+barrier: the largest
 
     <X, G> + mu log det G,    G_ii = 1,    mu = 1e-7 of the mean of X_ii,
 
 which has one best G, `mu (diag(y) - X)^-1`, and the derivative `<dX, G>`. Under
-min-separation nothing is exact if `C` has entries below 0 or rises after lag b; then the
-Toeplitz majorant of `analysis.sensitivity.upper_bound` stands for it. Where `C` does
-neither, both are the norm of the sum of the columns 0, b, 2b, ...
+min-separation there is no exact value if `C` has entries below 0 or rises after lag b; then
+that of the Toeplitz majorant of `analysis.sensitivity.upper_bound` replaces it. Otherwise
+both sensitivities are the norm of the sum of the columns 0, b, 2b, ...
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _BARRIER = 1e-7
 
 
 class SquaredSensitivity:
-    """A function of the first column of `C`.
+    """The squared sensitivity as a function of the first column of `C`.
 
     Args:
       num_steps: n.
@@ -66,8 +67,8 @@ class SquaredSensitivity:
     def of_coefficients(self, c: np.ndarray, inverse: bool) -> tuple[float, np.ndarray]:
         """The value, and its gradient, by coefficients [p] of `C` or of `C^-1`.
 
-        Those of `C` count by the columns 0, b, 2b, ... alone: a lower bound where its
-        entries are not positive and falling.
+        For coefficients of `C` only the columns 0, b, 2b, ... count, which gives a lower
+        bound where the entries of `C` are not positive and falling.
         """
         from scipy.signal import lfilter  # slow to import
 
@@ -116,7 +117,7 @@ def _repeated(x: np.ndarray, b: int, k: int) -> np.ndarray:
 
 
 def _majorant(absolute: np.ndarray, b: int) -> tuple[np.ndarray, np.ndarray]:
-    """The least column above this one that does not rise after lag b, and from where."""
+    """The least column above this one that does not rise after lag b, and its indices."""
     index = np.arange(absolute.size)
     tail = absolute[b:][::-1]
     most = np.maximum.accumulate(tail)

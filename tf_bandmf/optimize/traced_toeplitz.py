@@ -1,7 +1,7 @@
 """The error of Toeplitz strategies in TensorFlow.
 
-For what `toeplitz` has no series of: learning-rate schedules, by which `A C^-1` loses its
-Toeplitz structure, and objectives of a caller's own. Errors come from the recursion of
+For cases that `toeplitz` does not cover: learning-rate schedules, with which `A C^-1` is
+not Toeplitz, and a caller's own objectives. Errors come from the recursion of
 `tf_bandmf.analysis.gram_recursion`, in O(n w^2).
 """
 
@@ -56,7 +56,7 @@ class TracedError:
         )
 
     def __call__(self, c: np.ndarray) -> tuple[float, np.ndarray]:
-        """Error and gradient at coefficients [p], with the present order of a maximum."""
+        """Error and gradient at coefficients [p]; of a maximum, with its current order."""
         value, gradient = self._traced(tf.constant(c))
         return float(value), gradient.numpy()
 

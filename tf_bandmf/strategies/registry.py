@@ -56,8 +56,9 @@ class Refinement:
     """A family that improves on another one, by a few percent at most, and slowly.
 
     Attributes:
-      of: the other family: where it is far from the best, on workloads without a
-        learning-rate schedule, "auto" leaves this one out, and else takes as many bands.
+      of: the other family. On workloads without a learning-rate schedule, "auto" skips
+        this family if the other one is far from the best; otherwise, under cyclic
+        sampling, it uses as many bands as the other one.
       draft: like `Family.build`, at the precision that a choice needs; "auto" builds in
         full only what it chooses.
       largest_work: `n * bands^2` above which "auto" does not try that many bands.
