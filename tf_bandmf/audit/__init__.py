@@ -1,9 +1,10 @@
 """Audits: lower bounds on the epsilon of a mechanism, from what it released.
 
-An audit puts canaries into a run, each or not by a fair coin, and guesses from what the
-run released which ones took part. If guesses are right too often, they contradict the
-plan's statement: the lower bound on epsilon is then above the claimed epsilon. A bound
-below it proves nothing by itself; how far below says how sharp the audit was.
+An audit puts canaries into a run: a fair coin decides for each canary whether it takes
+part. From what the run released, the audit guesses which canaries took part. If too many
+guesses are right, the lower bound on epsilon is above the claimed epsilon, which
+contradicts the plan. A bound below the claimed epsilon does not prove the claim; the
+closer the two are, the sharper was the audit.
 
     canaries = audit.GradientCanaries.for_plan(plan, num_parameters=4096, seed=0)
     released = ...  # noisy sums of `canaries.sums()`, as the mechanism gives them

@@ -1,7 +1,8 @@
 """Lower bounds on epsilon, and on mu of Gaussian DP, from counts of right guesses.
 
-Each holds except with probability `1 - confidence` over the run and the audit's coins, if
-what its docstring says was decided in advance was decided in advance.
+Each bound holds except with probability `1 - confidence` over the run and the audit's
+coins. This requires that the arguments marked "decided in advance" do not depend on the
+run that is audited.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from scipy import special, stats
 
 from tf_bandmf.accounting.checks import check_delta
 
-# Larger bounds are not told apart.
+# The largest bound that is returned, and the halvings of the search for a bound.
 _LARGEST = 50.0
 _HALVINGS = 40
 
@@ -28,22 +29,22 @@ def epsilon_from_guesses(
     delta: float,
     confidence: float = 0.95,
 ) -> float:
-    """Epsilon from one run with many canaries.
+    """Returns a lower bound on epsilon from one run with many canaries.
 
     Steinke, Nasr, Jagielski (2023, arXiv:2305.08846), Theorem 5.2: each canary takes
-    part by its own fair coin; the auditor guesses some of the coins. Nothing is assumed
-    about the mechanism except that it is (epsilon, delta)-DP: guesses may depend on one
-    another.
+    part by its own fair coin, and the auditor guesses some of the coins. Nothing is
+    assumed about the mechanism except that it is (epsilon, delta)-DP; guesses may depend
+    on one another.
 
     Args:
       num_canaries: m.
-      num_guesses: r <= m, decided in advance; the auditor abstains on the others.
+      num_guesses: r <= m, decided in advance; the auditor does not guess the other coins.
       num_right: v <= r, right guesses.
       delta: of the guarantee that is audited.
       confidence: in (0, 1).
 
     Returns:
-      The largest epsilon >= 0, at most 50, that the guesses contradict.
+      The largest epsilon that the guesses contradict, at least 0 and at most 50.
 
     Raises:
       ValueError: if a count, delta or confidence is out of range.
@@ -68,16 +69,16 @@ def epsilon_from_guesses(
 def mu_from_guesses(
     num_canaries: int, num_guesses: int, num_right: int, confidence: float = 0.95
 ) -> float:
-    """Mu of Gaussian DP from one run with many canaries.
+    """Returns a lower bound on mu of Gaussian DP from one run with many canaries.
 
-    Mahloujifar, Melis, Chaudhuri (2024, arXiv:2410.22235), Theorem 3.2 and Algorithm 3:
-    a mu-GDP mechanism, whose guesses may depend on one another, cannot get this many
-    right. Sharper than `epsilon_from_guesses` if delta is small.
+    Mahloujifar, Melis, Chaudhuri (2024, arXiv:2410.22235), Theorem 3.2 and Algorithm 3,
+    bound how many guesses are right if the mechanism is mu-GDP; guesses may depend on one
+    another. Sharper than `epsilon_from_guesses` if delta is small.
 
-    Args: as of `epsilon_from_guesses`.
+    Args: as for `epsilon_from_guesses`.
 
     Returns:
-      The largest mu >= 0, at most 50, that the guesses contradict.
+      The largest mu that the guesses contradict, at least 0 and at most 50.
 
     Raises:
       ValueError: if a count or confidence is out of range.
@@ -92,7 +93,8 @@ def mu_from_guesses(
         right = level * share * num_right / num_guesses
         wrong = level * share - right
         for i in range(num_right - 1, -1, -1):
-            # The trade-off of mu-GDP: of events that a neighbor has with less probability.
+            # Under mu-GDP, an event of probability `right` has at least this probability
+            # on a neighboring data set.
             least = max(wrong, float(special.ndtr(special.ndtri(right) - mu)))
             right += i / (num_guesses - i) * (least - wrong)
             wrong = least
@@ -111,18 +113,18 @@ def epsilon_from_rates(
     delta: float,
     confidence: float = 0.95,
 ) -> float:
-    """Epsilon from independent trials with and without the canary.
+    """Returns a lower bound on epsilon from independent trials with and without a canary.
 
     A test of an (epsilon, delta)-DP mechanism has `TPR <= exp(epsilon) FPR + delta`,
-    and so does its complement (Kairouz, Oh, Viswanath, 2015, arXiv:1311.0776, Theorem
-    2.1). Both rates are bounded by Clopper and Pearson, together at the confidence.
+    and so does the opposite test (Kairouz, Oh, Viswanath, 2015, arXiv:1311.0776, Theorem
+    2.1). Clopper-Pearson bounds on both rates hold together at the confidence.
 
     Args:
-      true_positives: trials with the canary in which the test detected it; the
+      true_positives: trials with the canary in which the test was positive; the
         threshold of the test was decided in advance.
       positives: trials with the canary.
-      false_positives: trials without it in which the test detected it.
-      negatives: trials without it.
+      false_positives: trials without the canary in which the test was positive.
+      negatives: trials without the canary.
       delta: of the guarantee that is audited.
       confidence: in (0, 1).
 
@@ -152,12 +154,12 @@ def mu_from_rates(
     negatives: int,
     confidence: float = 0.95,
 ) -> float:
-    """Mu of Gaussian DP from independent trials with and without the canary.
+    """Returns a lower bound on mu of Gaussian DP from trials with and without a canary.
 
     A test of a mu-GDP mechanism has `TPR <= Phi(Phi^-1(FPR) + mu)` (Dong, Roth, Su, 2019,
     arXiv:1905.02383, Definition 2.6; for audits: Nasr et al., 2023, arXiv:2302.07956).
 
-    Args, Raises: as of `epsilon_from_rates`.
+    Args, Raises: as for `epsilon_from_rates`.
 
     Returns:
       Mu >= 0.
@@ -177,7 +179,7 @@ def _rates(
     negatives: int,
     confidence: float,
 ) -> tuple[float, float]:
-    """A lower bound on the TPR and an upper bound on the FPR (Clopper and Pearson)."""
+    """Returns Clopper-Pearson bounds: a lower one on the TPR, an upper one on the FPR."""
     each = 0.5 * (1.0 + _checked(confidence))
     of_true = stats.binomtest(true_positives, positives, alternative="greater")
     of_false = stats.binomtest(false_positives, negatives, alternative="less")
@@ -185,7 +187,7 @@ def _rates(
 
 
 def _largest_contradicted(is_contradicted: Callable[[float], bool]) -> float:
-    """The largest parameter that is contradicted: all smaller ones are, too."""
+    """Returns the largest contradicted parameter, if all smaller ones are, too."""
     if not is_contradicted(0.0):
         return 0.0
     low, high = 0.0, _LARGEST

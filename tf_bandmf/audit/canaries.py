@@ -1,4 +1,4 @@
-"""The white-box audit of a correlated-noise mechanism: gradients as canaries."""
+"""White-box audit of a correlated-noise mechanism, with gradients as canaries."""
 
 from __future__ import annotations
 
@@ -12,31 +12,33 @@ from tf_bandmf.matrices import LowerTriangular
 from tf_bandmf.participation import BallsInBins, Participation
 from tf_bandmf.planning.plan import Plan
 
-# Seed of the run in which a threshold is chosen.
+# The seed of the simulated run in which the threshold is chosen.
 _REHEARSAL = 2**62
-# Entries of an intermediate array held at once.
+# The most entries of an intermediate array that are held at once.
 _CHUNK = 8_000_000
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class GradientCanaries:
-    """Gradients of norm `l2_norm_clip`, each in the run or not by a fair coin.
+    """Gradients of norm `l2_norm_clip`, each included in the run by a fair coin.
 
-    Whoever sees the noisy sums `y = g + noise_stddev C^-1 z` of all steps, and knows C,
-    whitens them: `C y / noise_stddev` has independent standard normal noise, in which
-    canary j, with gradient `zeta x_j[i] v_j` at step i, is the signal
-    `zeta C x_j (x) v_j / noise_stddev`. The optimal statistic is the matched filter,
-    the inner product of the two (Neyman and Pearson): no other test of the same
-    released values is better. If the participation is amplified, the steps of a canary
-    are secret: the plan's own sampler draws them, and the statistic is the likelihood
-    ratio of the mixture over them.
+    An auditor who sees the noisy sums `y = g + noise_stddev C^-1 z` of all steps, and
+    knows C, can whiten them: `C y / noise_stddev` has independent standard normal noise.
+    Canary j, with gradient `zeta x_j[i] v_j` at step i (`zeta` is the l2 norm clip), adds
+    the signal `zeta C x_j (x) v_j / noise_stddev` to it. The optimal statistic is the
+    matched filter, the inner product of signal and whitened sums: by Neyman and Pearson,
+    no other test of the same released values is better. If the participation is
+    amplified, the steps of a canary are secret. The plan's own sampler draws them, and
+    the statistic is the likelihood ratio of the mixture over the possible steps.
 
     Attributes:
-      plan: whose mechanism is audited.
-      num_parameters: d.
-      patterns: x, float64, shape [m, n]: what each canary adds along its direction.
-      included: bool, shape [m].
-      directions: v, shape [m, d], orthonormal rows; None if canary j is coordinate j.
+      plan: the plan whose mechanism is audited.
+      num_parameters: d, the length of the released vectors.
+      patterns: x, float64, shape [m, n]: what each canary adds along its direction at each
+        step.
+      included: bool, shape [m]: whether each canary takes part.
+      directions: v, shape [m, d], orthonormal rows; None if v_j is the unit vector of
+        coordinate j.
     """
 
     plan: Plan
@@ -55,14 +57,14 @@ class GradientCanaries:
         num_canaries: int | None = None,
         directions: np.ndarray | None = None,
     ) -> GradientCanaries:
-        """Canaries that use the plan's participation to the full.
+        """Returns canaries that take part as often as the plan's participation permits.
 
         Args:
           plan: of the run.
-          num_parameters: d, of the released vectors.
-          seed: of coins and sampler.
+          num_parameters: d, the length of the released vectors.
+          seed: of the coins and the sampler.
           num_canaries: m <= d; None for one per direction.
-          directions: see the class; other directions reveal other faults.
+          directions: see the class; other directions may reveal other faults.
 
         Raises:
           ValueError: if there are more canaries than orthogonal directions, or the
@@ -95,7 +97,7 @@ class GradientCanaries:
         return cls(plan, num_parameters, patterns, included, directions)
 
     def sums(self) -> np.ndarray:
-        """The sums that the participating canaries add, shape [n, d]."""
+        """Returns the sum of the included canaries' gradients by step, shape [n, d]."""
         amounts = self.plan.l2_norm_clip * self.patterns * self.included[:, None]
         if self.directions is not None:
             return amounts.T @ self.directions
@@ -114,16 +116,16 @@ class GradientCanaries:
         return scale * self.plan.strategy.matrix.matmul(np.array(self.patterns.T))
 
     def scores(self, released: np.ndarray) -> np.ndarray:
-        """The logarithm of the likelihood ratio of each canary, shape [m].
+        """Returns the log likelihood ratio (included or not) of each canary, shape [m].
 
         At 0, both hypotheses are equally likely.
 
         Args:
-          released: noisy *sums*, shape [n, d], of the canaries alone; what other
-            examples added must be subtracted, because the auditor knows them.
+          released: noisy *sums*, shape [n, d], of the canaries alone. Subtract what other
+            examples added; the auditor is assumed to know it.
 
         Raises:
-          ValueError: if the shape is another one.
+          ValueError: if `released` has another shape.
         """
         n, d = self.plan.num_steps, self.num_parameters
         released = np.asarray(released, np.float64)
@@ -142,13 +144,13 @@ class GradientCanaries:
         return self._steps(whitened, scale)
 
     def _along(self, released: np.ndarray) -> np.ndarray:
-        """The released values along each canary's direction, shape [n, m]."""
+        """Returns the released values along each canary's direction, shape [n, m]."""
         if self.directions is None:
             return released[:, : len(self.patterns)]
         return released @ self.directions.T
 
     def _bins(self, whitened: np.ndarray, scale: float) -> np.ndarray:
-        """Log of the mean over the bins of the likelihood ratio of each."""
+        """Returns the log of each canary's likelihood ratio, averaged over the bins."""
         bins = self.plan.participation.separation()
         steps = np.arange(self.plan.num_steps)
         in_bin = (steps[:, None] % bins == np.arange(bins)).astype(np.float64)
@@ -157,10 +159,10 @@ class GradientCanaries:
         return special.logsumexp(logs, axis=0) - np.log(bins)
 
     def _steps(self, whitened: np.ndarray, scale: float) -> np.ndarray:
-        """The sum over steps of log(1 - q + q likelihood ratio), q the rate of each step.
+        """Returns the sum over steps of log(1 - q + q likelihood ratio), q the step's rate.
 
-        Optimal for cyclic Poisson sampling, where the columns of C at one example's steps
-        are orthogonal; for other samplers of single steps a good statistic.
+        This is optimal for cyclic Poisson sampling, where the columns of C at one example's
+        steps are orthogonal. For other samplers of single steps it is a good statistic.
         """
         participation, n = self.plan.participation, self.plan.num_steps
         parts = participation.separation()
@@ -179,7 +181,7 @@ class GradientCanaries:
         return np.sum(logs, axis=0)
 
     def simulated(self, seed: int) -> np.ndarray:
-        """Noisy sums as a correct mechanism releases them, shape [n, d], by NumPy.
+        """Returns noisy sums as a correct mechanism releases them, shape [n, d].
 
         Args:
           seed: of the noise.
@@ -190,7 +192,7 @@ class GradientCanaries:
         return self.sums() + self.plan.noise_stddev * noise
 
     def _rehearsed_threshold(self, confidence: float) -> float:
-        """The best threshold in a simulated run with other coins."""
+        """Returns the best threshold for a simulated run with other coins."""
         other = GradientCanaries.for_plan(
             self.plan,
             self.num_parameters,
@@ -208,11 +210,12 @@ class GradientCanaries:
         confidence: float = 0.95,
         num_guesses: int | None = None,
     ) -> AuditResult:
-        """Lower bounds on epsilon from the released noisy sums of one run.
+        """Returns lower bounds on epsilon from the released noisy sums of one run.
 
-        The bounds from guesses assume nothing. Those from rates treat the canaries as
-        independent trials, which they are if the noise is what the plan says;
-        correlated canaries contradict the plan, too, by fewer or by more right guesses.
+        The bounds from guesses assume nothing. The bounds from rates treat the canaries as
+        independent trials, which they are if the noise is as planned. If scores are
+        correlated, the mechanism contradicts the plan anyway; correlation can change the
+        number of right guesses in either direction.
 
         Args:
           released: see `scores`.
@@ -220,7 +223,7 @@ class GradientCanaries:
           num_guesses: see `evaluate`.
 
         Raises:
-          ValueError: as `scores` and `evaluate`.
+          ValueError: if `scores` or `evaluate` raises it.
         """
         is_amplified, threshold = self.plan.participation.is_amplified, 0.0
         if is_amplified:
@@ -240,16 +243,16 @@ class GradientCanaries:
 
 
 def worst_pattern(matrix: LowerTriangular, participation: Participation) -> np.ndarray:
-    """The signs and zeros of what one example adds at each step to move `C x` most.
+    """Returns the pattern `x` of participations, with signs, that makes `C x` longest.
 
-    Among all patterns `i, i + b, i + 2b, ...` of at most k steps, with signs that add
-    up. For the strategies and participations of this library, the norm of `C x` is the
-    sensitivity where that is exact for such patterns; otherwise it is smaller, and the
-    audit is less sharp.
+    The search covers all patterns `i, i + b, i + 2b, ...` of at most k steps; each sign is
+    chosen so that its column does not shorten the sum of the columns before. For the
+    strategies and participations of this library, the norm of `C x` equals the sensitivity
+    if such a pattern attains it; otherwise it is smaller, and the audit is less sharp.
 
     Args:
       matrix: C.
-      participation: b and k; without amplification.
+      participation: gives b and k; without amplification.
 
     Returns:
       x, float64, shape [n], entries -1, 0 and 1.
@@ -286,16 +289,16 @@ def sampled_patterns(
     num_canaries: int,
     rng: np.random.Generator,
 ) -> np.ndarray:
-    """The steps at which the sampler of a participation takes each canary: 0 and 1.
+    """Samples the steps at which each canary takes part.
 
-    The canaries are the first examples of the data set; if there are more of them than
-    examples, of several data sets.
+    The canaries are the first examples of a data set. If there are more canaries than
+    examples, further data sets are sampled.
 
     Returns:
-      Float64, shape [num_canaries, num_steps].
+      Float64, shape [num_canaries, num_steps]: 1 where a canary takes part, else 0.
 
     Raises:
-      TypeError: if the caller makes the batches.
+      TypeError: if the participation has no sampler, because the caller makes the batches.
     """
     size = participation.num_examples  # type: ignore[attr-defined]
     parts = []

@@ -16,9 +16,9 @@ from tf_bandmf.audit.bounds import (
     mu_from_rates,
 )
 
-# Shares of the canaries that are worth guessing.
+# Numbers of guesses that are tried, as shares of the number of canaries.
 _SHARES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.4, 1.0)
-# Below it Gaussian DP has no epsilon > 0 at any delta of interest.
+# Below this mu, Gaussian DP has epsilon = 0 at every delta of interest.
 _SMALLEST_MU = 1e-6
 
 
@@ -27,10 +27,10 @@ class LowerBound:
     """A lower bound on epsilon.
 
     Attributes:
-      epsilon: at the delta of the audit.
-      method: how it was computed, with its source.
-      assumes: what it assumes about the mechanism, besides the claim.
-      mu: of Gaussian DP, if that is the claim.
+      epsilon: the bound, at the delta of the audit.
+      method: how the bound was computed, with its source.
+      assumes: what the bound assumes about the mechanism, besides the claim.
+      mu: the bound on mu from which epsilon follows, if the claim is Gaussian DP.
     """
 
     epsilon: float
@@ -45,10 +45,10 @@ class AuditResult:
 
     Attributes:
       bounds: one for each method.
-      delta: for which they hold.
-      confidence: of all of them together.
+      delta: for which the bounds hold.
+      confidence: of all bounds together.
       num_canaries: m.
-      num_included: how many of them took part.
+      num_included: how many canaries took part.
       claimed_epsilon: of the plan; None if nothing was claimed.
       signal: mean distance of the scores with and without the canary, in standard
         deviations of the plan's noise: `1 / noise_multiplier` for a canary with the
@@ -72,12 +72,12 @@ class AuditResult:
     def contradicts(self) -> bool:
         """True if the run cannot have had the claimed epsilon.
 
-        It is so for a correct mechanism with probability at most `1 - confidence`.
+        For a correct mechanism this happens with probability at most `1 - confidence`.
         """
         return self.claimed_epsilon is not None and self.epsilon > self.claimed_epsilon
 
     def __str__(self) -> str:
-        """A few lines for people."""
+        """Returns the result as a few lines of text."""
         lines = [
             f"Audit with {self.num_canaries} canaries, of which {self.num_included} took "
             f"part: epsilon >= {self.epsilon:.3g} at delta = {self.delta:g} (confidence "
@@ -108,27 +108,27 @@ def evaluate(
     num_guesses: int | None = None,
     claimed_epsilon: float | None = None,
 ) -> AuditResult:
-    """Bounds epsilon from scores that say which canaries seem to have taken part.
+    """Bounds epsilon from below, from scores of how likely each canary took part.
 
-    Guesses are the `num_guesses / 2` largest scores (took part) and as many smallest
-    ones (did not). In a run with many canaries, `epsilon_from_guesses` holds without
-    any assumption about the mechanism. The other bounds are sharper, and are computed
-    on request.
+    The audit guesses that the canaries with the `num_guesses / 2` largest scores took part,
+    and that those with the `num_guesses / 2` smallest scores did not. The bound of
+    `epsilon_from_guesses` holds without any assumption about the mechanism. The other
+    bounds are sharper, and are computed if `is_gaussian` or `are_independent`.
 
     Args:
-      scores: shape [m]; larger for canaries that seem to have taken part. They must not
-        depend on `included`.
-      included: bool, shape [m]: fair coins, independent.
+      scores: shape [m]; larger for canaries that seem to have taken part. They must be
+        computed from what the run released, without looking at `included`.
+      included: bool, shape [m]: which canaries took part, by independent fair coins.
       delta: of the guarantee that is audited.
       confidence: of all bounds together.
-      signal: expected distance of the scores; only for the choice of num_guesses. None
-        for 1.
-      is_gaussian: the claim is Gaussian DP, which the exact Gaussian accountant makes,
-        without amplification: bounds on mu are computed, and epsilon from them.
+      signal: see `AuditResult`; used only to choose `num_guesses`, with 1 for None.
+      is_gaussian: the claim is Gaussian DP, as by the exact Gaussian accountant without
+        amplification. Bounds on mu are computed, and bounds on epsilon from them.
       are_independent: the scores are from independent runs, or from a mechanism that is
-        claimed to make them independent: rates of right guesses are those of trials.
-      threshold: scores above it say that the canary took part, in those trials. It must
-        have been decided before the scores were seen.
+        claimed to make them independent. Bounds from true and false positive rates are
+        computed.
+      threshold: for these rates, a score above it counts as positive. It must have been
+        decided before the scores were seen.
       num_guesses: even number of guesses; None for a choice from m and `signal`, which
         does not look at the scores.
       claimed_epsilon: the epsilon to compare with.
@@ -172,7 +172,7 @@ def evaluate(
     if are_independent:
         counts = _counts(scores, included, threshold)
         rates = f"TPR {counts[0]}/{counts[1]}, FPR {counts[2]}/{counts[3]}"
-        trials = "that scores are independent, as of separate runs"
+        trials = "that scores are independent, as in separate runs"
         epsilon = epsilon_from_rates(*counts, delta, each)
         bounds.append(LowerBound(epsilon, f"{rates} (Clopper-Pearson)", trials))
         if is_gaussian:
@@ -193,29 +193,30 @@ def evaluate(
 def best_number_of_guesses(
     num_canaries: int, signal: float, delta: float, confidence: float
 ) -> int:
-    """The number of guesses that promises the best bound if scores are normal.
+    """Returns the number of guesses with the best expected bound if scores are normal.
 
     Args:
       num_canaries: m.
-      signal: distance of the two means in standard deviations.
+      signal: distance of the two means (with and without) in standard deviations.
       delta: of the guarantee.
       confidence: of the bound.
 
     Returns:
-      An even number in [2, m]; two fifths of m if no number promises anything, which sees
-      gross faults.
+      An even number in [2, m]. If no number promises a bound > 0, two fifths of m, which
+      still detects gross faults.
     """
     best, chosen = 0.0, max(2, int(0.4 * num_canaries) // 2 * 2)
     for share in _SHARES:
         guesses = max(2, int(share * num_canaries) // 2 * 2)
-        # The share s / 2 of the mixture of N(+-signal / 2, 1) above a threshold.
+        # Finds the threshold that half of the share of the mixture of N(+-signal / 2, 1)
+        # exceeds.
         low, high = -signal, signal + 40.0
         for _ in range(60):
             middle = 0.5 * (low + high)
             tails = special.ndtr(np.array([0.5, -0.5]) * signal - middle)
             low, high = (middle, high) if tails.mean() > 0.5 * share else (low, middle)
         tails = special.ndtr(np.array([0.5, -0.5]) * signal - low)
-        # As many right guesses as there would be on a day that is neither good nor bad.
+        # The expected number of right guesses, rounded down.
         right = int(np.floor(guesses * tails[0] / max(tails.sum(), 1e-300)))
         epsilon = epsilon_from_guesses(
             num_canaries, guesses, min(right, guesses), delta, confidence
@@ -228,9 +229,9 @@ def best_number_of_guesses(
 def best_threshold(
     scores: np.ndarray, included: np.ndarray, delta: float, confidence: float
 ) -> float:
-    """The threshold with the best `epsilon_from_rates`, of scores of a rehearsal.
+    """Returns the threshold with the best `epsilon_from_rates` for these scores.
 
-    The scores that are audited with it must be others.
+    An audit with this threshold must use other scores, so that it is decided in advance.
 
     Args:
       scores: shape [m].
@@ -252,7 +253,7 @@ def best_threshold(
 def _counts(
     scores: np.ndarray, included: np.ndarray, threshold: float
 ) -> tuple[int, int, int, int]:
-    """True positives, positives, false positives and negatives."""
+    """Returns the counts of true positives, positives, false positives and negatives."""
     said = scores > threshold
     several = said & included, included, said & ~included, ~included
     return tuple(map(int, map(np.count_nonzero, several)))  # type: ignore[return-value]
