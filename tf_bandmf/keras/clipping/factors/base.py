@@ -1,10 +1,10 @@
 """Per-example gradients of one variable, in factored form.
 
-The per-example gradients of a kernel, [B, *kernel.shape], are too large to keep. Most
-layers leave them as a product of two smaller tensors. A factor is such a form; it gives
-the squared norm per example, and the weighted sum over examples. Both are computed from
-the same float32 tensors, and the norm comes with a bound on rounding (see `norms`), so
-that the clipped sum obeys it.
+The per-example gradients of a kernel, [B, *kernel.shape], are too large to keep. For most
+layers they are a product of two smaller tensors. A factor holds them in such a form; it
+gives the squared norm per example, and the weighted sum over examples. Both are computed
+from the same float32 tensors, and the norm comes with a bound on rounding (see `norms`),
+so that what each example adds to the sum is within the clip norm.
 
 Factors of one variable from several calls of its layer add up *before* the norm is
 taken: see `add_factors`.
@@ -31,22 +31,22 @@ _MIN_INNER_PRODUCT_SIZE = 40_000
 
 
 def prefers_forming(terms: int | None, size: int) -> bool:
-    """Says if T outer products are formed to gradients, or their inner products are taken.
+    """Says if T outer products are added up to gradients; else inner products are taken.
 
     Args:
       terms: T, or None if it is not known.
-      size: parameters of the variable.
+      size: number of parameters of the variable.
     """
     return size <= _MIN_INNER_PRODUCT_SIZE or bool(terms and 2 * terms**2 > size)
 
 
 class Measured(NamedTuple):
-    """A factor whose norms are known.
+    """The norms of a factor, and what its weighted sum is computed from.
 
     Attributes:
       norms: [B], with bounds that hold for what `weighted_sum` adds up.
       tensors: tensors with leading dimension B that the sum is computed from; float32, or
-        on accelerators what float32 is made of, see `norms.kept`.
+        on accelerators also 16-bit floats, see `norms.kept`.
       weighted_sum: maps weights [B] and (cleaned) tensors to the weighted sum of
         the per-example gradients, in the variable's shape.
     """
@@ -57,9 +57,9 @@ class Measured(NamedTuple):
 
 
 def cleaned(counts: tf.Tensor, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    """Tensors [B, ...] with zeros for examples that do not count, [B] bool.
+    """Returns tensors [B, ...] with zeros for examples that do not count, [B] bool.
 
-    In as few operations as can be: they are made in a branch that hardly ever runs.
+    It makes as few operations as possible: on a CPU their branch hardly ever runs.
     """
     zeros: dict[tf.DType, tf.Tensor] = {}
     masks: dict[int, tf.Tensor] = {}
@@ -129,7 +129,7 @@ def add_factors(factors: Sequence[Factor]) -> Factor:
 
 @dataclasses.dataclass(frozen=True)
 class Instantiated(Factor):
-    """Gradients that are kept as they are.
+    """Gradients that are held as they are, without factors.
 
     Attributes:
       gradients: `[B, *shape]`.
@@ -146,7 +146,7 @@ class Instantiated(Factor):
 
 
 class Formed(Instantiated):
-    """Gradients [U, *shape] of units, formed of all their rows at once."""
+    """Gradients [U, *shape] of units, whose rows are added up already."""
 
     def of_units(self, rows: int) -> Factor:
         return self
@@ -157,9 +157,9 @@ class Layout:
     """The way from a matrix [G, I, O] to a kernel: reshape, transpose, reshape.
 
     Attributes:
-      split: the matrix is reshaped to this.
-      order: of the axes, in which it is then transposed.
-      shape: of the kernel.
+      split: the shape that the matrix is reshaped to.
+      order: the order of axes to which it is then transposed.
+      shape: the shape of the kernel.
     """
 
     split: tuple[int, ...]
@@ -168,7 +168,7 @@ class Layout:
 
     @classmethod
     def plain(cls, shape: Sequence[int]) -> Layout:
-        """Layout of a kernel that is a reshaped [1, I, O]."""
+        """Returns the layout of a kernel that is a reshaped [1, I, O]."""
         shape = tuple(shape)
         return cls(shape, tuple(range(len(shape))), shape)
 
@@ -215,7 +215,7 @@ class Product(Factor):
         )
 
     def of_units(self, rows: int) -> Product:
-        """See the base class: the rows' terms are the terms of the unit."""
+        """See the base class: the terms of a unit are those of all its rows."""
         left, right = join_terms(self.left, rows), join_terms(self.right, rows)
         return Product(left, right, self.layout)
 
@@ -253,7 +253,7 @@ class Product(Factor):
     def summed(
         self, weights: tf.Tensor, left: tf.Tensor, right: tf.Tensor
     ) -> tf.Tensor:
-        """The sum over examples with weights [B], of these left and right sides."""
+        """Returns the sum over examples, with weights [B], from left and right sides."""
         left, right = tf.cast(left, tf.float32), tf.cast(right, tf.float32)
         right = right * batches.expand_example(weights, right)
         if left.shape.rank == 3:
@@ -271,7 +271,7 @@ def _unchanged(tensor: tf.Tensor) -> tf.Tensor:
 
 
 def join_terms(tensor: tf.Tensor, rows: int) -> tf.Tensor:
-    """Puts the terms of K rows behind one another.
+    """Concatenates the terms of the K rows of each unit.
 
     Args:
       tensor: [U * K, T, n], or [U * K, G, T, n] with groups, or [U * K, T].
@@ -299,6 +299,6 @@ def _tensordot(weights: tf.Tensor, tensors: Sequence[tf.Tensor]) -> tf.Tensor:
     shape = gradients.shape[1:]
     if not shape.is_fully_defined() or shape.num_elements() == 0:
         return tf.tensordot(weights, gradients, axes=1)
-    # The same in four operations instead of forty, each of which costs start-up.
+    # The same in four operations instead of forty, each of which costs start-up time.
     rows = tf.reshape(gradients, [-1, shape.num_elements()])
     return tf.reshape(tf.linalg.matvec(rows, weights, transpose_a=True), shape)

@@ -1,14 +1,14 @@
 """Norms of float32 gradients that rounding cannot make too small.
 
-One assumption about kernels, and one formula. Products of matrices and sums add up blocks
-of numbers in float32 (Eigen, oneDNN, XLA and cuBLAS do): with u = 2^-24, a sum of products
-is assumed to be wrong by at most
+The bounds rest on one assumption about numerical kernels, and on one formula. Products of
+matrices and sums add up blocks of numbers in float32 (Eigen, oneDNN, XLA and cuBLAS do):
+with u = 2^-24, a sum of products is assumed to be wrong by at most
 
     κ u Σ|a_i b_i|,        κ = 64,
 
-which is what that many numbers, one after the other, are wrong by at most (N. Higham,
-Accuracy and Stability of Numerical Algorithms, section 3.1). What was measured is 10^4
-times smaller. Sums over positions and variables are kept in float64.
+which bounds the error of adding 64 numbers one after the other (N. Higham, Accuracy and
+Stability of Numerical Algorithms, section 3.1). Measured errors are 10^4 times smaller.
+Sums over positions and variables are kept in float64.
 
 The gradient of an example is a sum of terms, G = Σ_t l_t r_tᵀ, with S = Σ_t |l_t||r_t|. Its
 squared norm is measured in float32, from inner products of the terms or from G itself,
@@ -19,9 +19,9 @@ weight, even if G is zero. So the norm that clipping uses is
 
     √(measured + 4 κ u S²) + κ u S.
 
-As 4 κ u = 2^-16, S is at most 256 times that: what an example adds is wrong by at most
-1e-3 of the clip norm. Of T independent terms S is about √T times the norm, which
-comes out too large by 0.1% for T = 128, 0.8% for T = 1024.
+As 4 κ u = 2^-16, S is at most 256 times this norm: what an example adds is wrong by at
+most 1e-3 of the clip norm. For T independent terms, S is about √T times the norm, which
+comes out too large by 0.1% for T = 128, and by 0.8% for T = 1024.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ from tf_bandmf.noise.devices import device_kind
 
 # κ u of the module's docstring.
 ROUNDING = 64 * 2.0**-24
-# Anything smaller may be flushed to zero; and what that may take from squared lengths.
+# Numbers below the first may be flushed to zero; squared lengths may lose the second.
 _TINY, _VANISHING = 2.0**-126, 2.0**-86
 _SHORT = (tf.bfloat16, tf.float16)
-# Floats that are added up in float32; partial sums are added in float64.
+# At most this many floats are added up in float32; the partial sums, in float64.
 _BLOCK = 1024
 
 
 class Norms(NamedTuple):
-    """Squared norms with a bound on what rounding may hide.
+    """Squared norms, and upper bounds that include what rounding may hide.
 
     Attributes:
       squared: [B, ...] float64, as measured.
@@ -63,17 +63,17 @@ def in_xla() -> bool:
 def accelerator() -> bool:
     """Says if XLA compiles this for a GPU.
 
-    There kernels exchange large tensors through memory, and a few more operations cost
-    less than to keep some; on a CPU it is the other way round.
+    Kernels of a GPU exchange large tensors through memory, and computing a tensor again
+    costs less than keeping it; on a CPU it is the other way round.
     """
     return in_xla() and device_kind() != "CPU"
 
 
 def pinned(*tensors: tf.Tensor) -> tuple[tf.Tensor, ...]:
-    """The tensors, computed once for all that use them.
+    """Returns the tensors, computed once for all operations that use them.
 
-    XLA may compute a value again where it is used, and not with the same roundings
-    (of bfloat16, for one): the norm has to be that of the numbers that are summed.
+    XLA may otherwise compute a value again where it is used, with other roundings (such
+    as those of bfloat16). But the norm has to be that of the numbers that are summed.
     """
     if not in_xla():
         return tensors
@@ -81,10 +81,11 @@ def pinned(*tensors: tf.Tensor) -> tuple[tf.Tensor, ...]:
 
 
 def kept(tensor: tf.Tensor) -> tf.Tensor:
-    """A tensor as it waits for the norms: float32, or on accelerators 16 bits as they are.
+    """Returns a tensor as it is kept until the norms are known.
 
-    Whoever computes with 16 bits makes float32 of them first, which is exact: norms and
-    sums are those of the same numbers, and the copy does not wait.
+    It is float32, or on accelerators a 16-bit tensor as it is. This is converted to float32
+    before each computation, which is exact: norms and sums are those of the same numbers,
+    and no float32 copy has to be kept.
     """
     if accelerator() and tensor.dtype in _SHORT:
         return tensor
@@ -92,12 +93,12 @@ def kept(tensor: tf.Tensor) -> tf.Tensor:
 
 
 def formed(left: tf.Tensor, right: tf.Tensor) -> tf.Tensor:
-    """Gradients Lᵀ R, float32, of tensors as `kept` gives them.
+    """Returns gradients Lᵀ R, float32, from tensors as `kept` returns them.
 
     Products of 16-bit numbers are exact in float32, so that on accelerators no float32
-    copies are made of the operands. Only what is formed may be made so: its norm is that
-    of the result, however the sums were rounded. Bounds of what is not formed are about
-    float32 products that round to the nearest, which those of 16-bit operands need not.
+    copies are made of the operands. Only gradients that are formed may be computed so:
+    their norm is that of the result, however the sums were rounded. The bounds for others
+    assume float32 products that round to the nearest; those of 16-bit operands need not.
     """
     if left.dtype == right.dtype and left.dtype in _SHORT:
         return tf.matmul(left, right, transpose_a=True, output_type=tf.float32)
@@ -115,13 +116,13 @@ def clip_weights(
     Args:
       bounds: [B] float64, upper bounds of squared norms.
       l2_norm_clip: the clip norm, one or [B].
-      gamma: None; or > 0 of automatic clipping, AUTO-S (Bu et al., 2022,
-        arXiv:2206.07136): gradients that are small beside it stay small.
+      gamma: None; or the gamma > 0 of automatic clipping, AUTO-S (Bu et al., 2022,
+        arXiv:2206.07136): gradients that are small compared with it stay small.
 
     Returns:
-      [B] float32, min(1, l2_norm_clip / norm), or l2_norm_clip / (norm + gamma), less a
-      margin of 1e-6 for the roundings of the weight and of its products; not defined
-      where the bound is not finite.
+      [B] float32: min(1, l2_norm_clip / norm), or with gamma l2_norm_clip / (norm + gamma),
+      less a margin of 1e-6 for the roundings of the weight and of its products; not
+      defined where the bound is not finite.
     """
     norms = tf.sqrt(bounds)
     shifted = norms if gamma is None else norms + gamma
@@ -132,13 +133,13 @@ def clip_weights(
 
 
 def of_last_axis(tensor: tf.Tensor) -> Norms:
-    """Norms of vectors, [..., n] with n known: of the numbers themselves.
+    """Norms of vectors [..., n], computed from their entries.
 
     Returns:
       Norms [...].
     """
     size = tensor.shape[-1]
-    # XLA fuses the conversion into the sum; without it, it is three passes.
+    # XLA fuses the conversion into the sum; without XLA, there are three passes.
     block = None if in_xla() or size is None else _block(size)
     if block is None:
         squared = tf.reduce_sum(tf.square(tf.cast(tensor, tf.float64)), -1)
@@ -146,7 +147,7 @@ def of_last_axis(tensor: tf.Tensor) -> Norms:
     if block < size:
         blocks = [size // block, block]
         tensor = tf.reshape(tensor, tf.concat([tf.shape(tensor)[:-1], blocks], 0))
-    # One operation without a copy of all squares: a third of the time.
+    # One operation, without a copy of all squares, takes a third of the time.
     roots = tf.cast(tf.math.reduce_euclidean_norm(tensor, -1), tf.float64)
     squared = tf.square(roots)
     if block < size:
@@ -167,7 +168,7 @@ def of_examples(gradients: tf.Tensor) -> Norms:
 
 
 def _block(size: int) -> int | None:
-    """Largest divisor of a size within the limit, or None if that is below 32."""
+    """The largest divisor of a size within `_BLOCK`; None if it had to be below 32."""
     if size <= _BLOCK:
         return size
     block = next(n for n in range(_BLOCK, 0, -1) if size % n == 0)
@@ -178,7 +179,7 @@ def of_outer_products(left: tf.Tensor, right: tf.Tensor) -> Norms:
     """Norms of gradients l rᵀ: |l rᵀ| = |l| |r|, and nothing cancels.
 
     Args:
-      left: [B, 1, I] or [B, G, 1, I], float32 or what it is made of, see `kept`.
+      left: [B, 1, I] or [B, G, 1, I], as `kept` returns it.
       right: [B, 1, O] or [B, G, 1, O], likewise.
 
     Returns:
@@ -189,7 +190,7 @@ def of_outer_products(left: tf.Tensor, right: tf.Tensor) -> Norms:
 
 
 def of_sums(measured: tf.Tensor, absolute: tf.Tensor) -> Norms:
-    """Norms of sums of terms, by the formula of the module.
+    """Norms of sums of terms, by the formula of the module's docstring.
 
     Args:
       measured: [B] float64, squared norms as they were measured.
@@ -206,7 +207,7 @@ def of_terms(left: tf.Tensor, right: tf.Tensor) -> Norms:
         |Lᵀ R|² = Σ_st a_st b_st,    a_st = <l_s, l_t>,  b_st = <r_s, r_t>
 
     Args:
-      left: [B, T, I] or [B, G, T, I], float32 or what it is made of, see `kept`.
+      left: [B, T, I] or [B, G, T, I], as `kept` returns it.
       right: [B, T, O] or [B, G, T, O], likewise.
 
     Returns:

@@ -4,8 +4,8 @@ A norm and the sum that it clips are computed in different ways, often by produc
 matrices. In float32 they agree to 1e-6. With operands rounded to TensorFloat-32,
 bfloat16 or float16 they agree to 1e-3 at best, and to nothing at all where terms cancel:
 no margin of the clip norm makes up for it, so that contributions could be larger than
-the plan says. Reduced precision of layers is another thing, and fine: it changes which
-gradient is clipped, not by how much.
+the plan says. Layers may compute in reduced precision: that changes which gradient is
+clipped, but not the norm that it is clipped to.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def check_matmul_precision() -> None:
     """Refuses settings that round the operands of float32 products.
 
     Raises:
-      RuntimeError: with the setting, and how to change it.
+      RuntimeError: if there is such a setting; it names it and how to change it.
     """
     is_on = tf.config.experimental.tensor_float_32_execution_enabled()
     if is_on and _some_gpu_rounds():
@@ -64,7 +64,7 @@ def check_matmul_precision() -> None:
 def check_functions_are_traced() -> None:
     """Raises RuntimeError if TensorFlow runs all functions as Python code.
 
-    Nothing could be analysed, then: neither what a step computes nor what it keeps.
+    In that case neither what a step computes nor what it keeps could be analysed.
     """
     if tf.config.functions_run_eagerly():
         raise RuntimeError(
@@ -76,8 +76,8 @@ def check_functions_are_traced() -> None:
 def turn_tensor_float_32_off() -> None:
     """Turns TensorFloat-32 off in this process where a GPU has it, and says so.
 
-    It is on by default, and nothing private could be trained. Devices are asked without
-    starting TensorFlow, so that their memory can still be configured.
+    It is on by default, and private training is refused while it is. Devices are queried
+    without initializing them, so that their memory can still be configured.
     """
     option = tf.config.experimental
     if not option.tensor_float_32_execution_enabled():
@@ -97,7 +97,7 @@ def _some_gpu_rounds() -> bool:
 
 
 def _has_tensor_float_32(device: tf.config.PhysicalDevice) -> bool:
-    """Says if a GPU rounds; one that does not tell is taken for one that does."""
+    """Says if a GPU rounds; one of unknown compute capability is assumed to."""
     details = tf.config.experimental.get_device_details(device)
     capability = details.get("compute_capability")
     return capability is None or tuple(capability) >= _TENSOR_FLOAT_32_SINCE

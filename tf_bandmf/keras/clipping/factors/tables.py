@@ -55,7 +55,7 @@ class Rows(Factor):
         return total if other.product is None else total.add(other.product)
 
     def _with_product(self, other: Product) -> Factor | None:
-        """The sum with a product of a whole table in its own order."""
+        """Returns the sum with a product; None unless its layout is that of the table."""
         shape = (self.num_rows, self.values.shape[-1])
         is_table = other.left.shape.rank == 3 and other.layout == Layout.plain(shape)
         if self.stays_sparse or not is_table:
@@ -113,7 +113,7 @@ class Rows(Factor):
         return Measured(measured, (values,), weighted_sum)
 
     def summed(self, weights: tf.Tensor, values: tf.Tensor) -> Any:
-        """The sum of these values over examples, with weights [B]."""
+        """Returns the sum of these values over examples, with weights [B]."""
         ids = tf.reshape(self.ids, [-1])
         values = values * weights[:, None, None]
         values = tf.reshape(values, [-1, values.shape[-1]])
@@ -122,7 +122,7 @@ class Rows(Factor):
         return tf.math.unsorted_segment_sum(values, ids, self.num_rows)
 
     def _norms(self, values: tf.Tensor) -> Norms:
-        """Norms of gradients, from the sums of values that go to the same row."""
+        """Returns the gradients' norms, from sums of the values that go to the same row."""
         order = tf.argsort(self.ids, axis=1)
         ids = tf.gather(self.ids, order, batch_dims=1)
         values = tf.gather(values, order, batch_dims=1)
@@ -157,8 +157,9 @@ class Rows(Factor):
             tf.cast(product.left, tf.float32),
             tf.cast(product.right, tf.float32),
         )
-        # Inner products of the rows [e_id; l_t] and [v_t; r_t], e_k the k-th unit vector:
-        # those with unit vectors are entries, and nothing of the size of the table is made.
+        # Inner products of the rows [e_id; l_t], and of [v_t; r_t], with e_k the k-th unit
+        # vector. Those with a unit vector are single entries, so that no tensor is as large
+        # as the table.
         exists = (ids >= 0) & (ids < num_rows)
         equal = tf.cast(ids[:, :, None] == ids[:, None, :], tf.float32)
         entries = tf.gather(left, tf.where(exists, ids, 0), axis=2, batch_dims=1)

@@ -1,10 +1,11 @@
-"""Losses that mean something only for a batch: refused, or named before training.
+"""Finds losses that mean something only for a batch: they are refused or warned of.
 
 Private training takes the loss of each example alone. A loss that compares examples
 (Cox's partial likelihood, a covariance, in-batch negatives) has no gradient there, and
-would train on noise. One of sums over the batch (Dice, R², hard examples) has one, but is
-another loss. Both show in gradients for outputs: of a batch, and of each example alone.
-Outputs and targets are made up, of the shapes and dtypes of a model's.
+would train on noise. A loss made of sums over the batch (Dice, R², hard examples) has a
+gradient there, but is another loss. Both are found by comparing the gradients for outputs,
+of a batch and of each example alone. Outputs and targets are made up, in the shapes and
+dtypes of the model's.
 """
 
 from __future__ import annotations
@@ -26,10 +27,11 @@ from tf_bandmf.keras.compat.keras_objects import CompileLoss, loss_parts
 from tf_bandmf.keras.compat.replicas import unscaled_losses
 
 _EXAMPLES, _ELEMENTS = 8, 2**22
-# What stands for a dimension that differs between batches.
+# The size that made-up tensors have in a dimension that differs between batches.
 _LENGTH = 6
-# Relative to the gradient of the batch: below, a gradient alone is rounding; above, the
-# gradient of the batch is not in proportion to those alone.
+# Both are relative to the batch's gradient. Gradients of single examples below _ROUNDING
+# are rounding errors. Where they differ from the batch's gradient by more than _TOLERANCE,
+# they are not in proportion to it.
 _ROUNDING, _TOLERANCE = 1e-3, 1e-2
 _WAY_OUT = (
     "Use a loss of single examples, or make what is compared one example (a pair, a row "
@@ -38,7 +40,7 @@ _WAY_OUT = (
 
 
 def check_loss(model: keras.Model, y: Any, y_pred: Any, sample_weight: Any) -> None:
-    """Refuses a compiled loss that alone teaches nothing; warns of another loss alone.
+    """Refuses a compiled loss that compares examples; warns of one that combines them.
 
     Args:
       model: a compiled model.
@@ -76,7 +78,7 @@ def check_loss(model: keras.Model, y: Any, y_pred: Any, sample_weight: Any) -> N
 
 
 def _cosines(model: keras.Model, loss: CompileLoss, specs: Any) -> dict[int, float]:
-    """`_cosine` of those tensors of the outputs, by place, that could be compared.
+    """Returns `_cosine` for each output tensor that could be compared, by its place.
 
     Raises:
       UnsupportedModelError: if the loss of a single example fails.
@@ -92,7 +94,7 @@ def _cosines(model: keras.Model, loss: CompileLoss, specs: Any) -> dict[int, flo
             if not loss.built:
                 loss.build(*made[:2])
         except Exception:
-            return {}  # So will the step, and say why.
+            return {}  # The step will fail, too, and say why.
         if all(has_rows(part.loss) for part in loss_parts(loss)):
             return {}
         try:
@@ -116,9 +118,10 @@ def _cosines(model: keras.Model, loss: CompileLoss, specs: Any) -> dict[int, flo
 
 
 def _cosine(together: Any, alone: Any) -> float | None:
-    """The cosine of gradients alone beside those of the batch; None if it has none.
+    """Returns the cosine between a batch's gradient and those of its examples alone.
 
-    It is 0 if there are none alone, and 1 only if these are the terms of that of the batch.
+    It is 0 if the examples alone have none, 1 only if theirs are the terms of the batch's
+    gradient, and None if the batch's gradient is zero or not finite.
     """
     length = np.linalg.norm(together)
     if not (np.isfinite(length) and length > 0):
@@ -129,7 +132,7 @@ def _cosine(together: Any, alone: Any) -> float | None:
     if size <= _ROUNDING * length:
         return 0.0
     ratio = np.sum(together * alone) / size**2
-    # Not exactly one of both: a batch may be divided by what is left under a mask.
+    # Between mean and sum, too: a batch's loss may be divided by a count under a mask.
     is_mean_or_sum = (1 - _TOLERANCE) / len(alone) <= ratio <= 1 + _TOLERANCE
     is_close = np.linalg.norm(together - ratio * alone) <= _TOLERANCE * length
     if is_mean_or_sum and is_close:
@@ -138,12 +141,12 @@ def _cosine(together: Any, alone: Any) -> float | None:
 
 
 def _gradients_of(loss: CompileLoss) -> Callable[[Any], list[Any]]:
-    """Gradients of a loss for each tensor of the outputs, of made-up batches."""
+    """Returns the function from a made-up batch to a loss's gradient for each output."""
 
     def traced(y: Any, p: Any, weight: Any) -> list[tf.Tensor]:
         leaves = keras.tree.flatten(p)
         value = tf.reduce_sum(tf.convert_to_tensor(loss(y, p, weight)))
-        # Not by a tape: none records where a graph is left.
+        # Not with a tape: `tf.init_scope`, in which this runs, stops all recording.
         gradients = tf.gradients(
             value, leaves, unconnected_gradients=tf.UnconnectedGradients.ZERO
         )
@@ -158,13 +161,13 @@ def _differ(one: Any, other: Any) -> bool:
 
 
 def _sizes(spec: Any) -> list[int]:
-    """The shape of one example."""
+    """Returns the shape of one example."""
     shape = () if spec is None else spec.shape[1:]
     return [_LENGTH if size is None else size for size in shape]
 
 
 def _made_up(rng: Any, specs: Any, count: int, targets: Callable[..., Any]) -> Any:
-    """Targets, outputs in (0.1, 0.9), and weights of 1, by their specs [B, ...]."""
+    """Makes up targets, outputs in (0.1, 0.9) and weights of 1 for specs [B, ...]."""
     y, p, weight = specs
     of_outputs = keras.tree.flatten(p)
     of_targets = keras.tree.flatten(y)
@@ -191,14 +194,15 @@ def _made_up(rng: Any, specs: Any, count: int, targets: Callable[..., Any]) -> A
 
 
 def _values(rng: Any, count: int, shape: Sequence[int], output: Sequence[int]) -> Any:
-    """Targets that are numbers: none is special."""
+    """Makes up targets that are numbers, none of which is special."""
     return rng.uniform(0.2, 0.8, (count, *shape))
 
 
 def _classes(rng: Any, count: int, shape: Sequence[int], output: Sequence[int]) -> Any:
-    """Targets that are classes: 0 or 1, or numbers of classes but 0, often padding.
+    """Makes up targets that are classes: 0 or 1, or numbers from 1, as 0 is often padding.
 
-    Each example has as many of each: a mask leaves as many positions of each.
+    If examples have several positions, each class is as frequent in all examples: a mask
+    then leaves equally many positions of every example.
     """
     shape, output = list(shape), list(output)
     classes = output[-1] if output else 1

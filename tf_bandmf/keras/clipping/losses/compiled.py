@@ -29,7 +29,7 @@ from tf_bandmf.keras.compat.replicas import unscaled_losses
 class _SilentCompileLoss(CompileLoss):
     """A compiled loss without trackers of single outputs' losses.
 
-    They would be created, and updated once per example, inside a vectorized loop.
+    Trackers would be created, and updated once per example, inside a vectorized loop.
     """
 
     def build(self, y_true: Any, y_pred: Any) -> None:

@@ -1,11 +1,11 @@
 """Computes Keras' usual losses of all examples from the whole batch at once.
 
 Executing a loss for each example by itself costs as many operations as the rest of a
-small model; one example after the other on a GPU, it takes forty times as long as the
-rest of a large one. Keras' usual losses do not need this: before they are reduced, they
+small model; on a GPU, one example after the other, it takes forty times as long as the
+rest of a large model. Keras' usual losses do not need this: before they are reduced, they
 have a value for each example and position, which depends on nothing but that position
-of the example. They are in a closed list by their exact class and function, as Keras
-wrote them, and by their arguments: the axis is the last one, and no class is ignored.
+of the example. A closed list holds their exact classes and functions. It also restricts
+their arguments: the axis must be the last one, and no class may be ignored.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ _CLASSES = {
     ),
 }
 _FUNCTIONS = tuple(function for function in _CLASSES.values() if function is not None)
-# For a batch with one row, these are all the row itself.
+# For a batch of one row, each of these reductions returns the row's value.
 _REDUCTIONS = ("sum_over_batch_size", "sum", "mean", "none", None)
 
 
 def row_losses(
     loss: CompileLoss, y: Any, y_pred: Any, sample_weight: Any
 ) -> tf.Tensor | None:
-    """The loss of every example alone, if its rows are known to be that.
+    """Returns the loss of every example alone, if the rows of the batch's loss are that.
 
     Args:
       loss: from `losses.compiled_loss`.
@@ -76,11 +76,11 @@ def row_losses(
     target, prediction = (
         keras.ops.convert_to_tensor(each, dtype=part.loss.dtype) for each in (y, y_pred)
     )
-    # One row would be broadcast to all examples.
+    # Without this check, one row would be broadcast to all examples.
     logits = getattr(y_pred, LOGITS, None)
     tensors = given if logits is None else [*given, logits]
     sizes = tf.stack([tf.shape(each)[0] for each in tensors])
-    message = "There must be a target, and a weight if there are weights, per example."
+    message = "There must be one target, and one weight if any is given, per example."
     is_same = tf.reduce_all(tf.equal(sizes, sizes[0]))
     with tf.control_dependencies([tf.debugging.Assert(is_same, [message])]):
         rows = part.loss.call(target, prediction)
@@ -93,13 +93,13 @@ def row_losses(
 
 
 def _ranks_of_targets(loss: Any, rank: int) -> tuple[int, ...]:
-    """Ranks with which the targets' positions are those of predictions of a rank."""
+    """Returns the ranks of targets whose positions are those of predictions of a rank."""
     sparse = loss.fn is keras.losses.sparse_categorical_crossentropy
     return (rank - 1, rank) if rank == 2 or sparse else (rank,)
 
 
 def _reduced(values: tf.Tensor, reduction: str | None) -> tf.Tensor:
-    """Keras' reduction of the positions of each example alone, [B]."""
+    """Reduces the positions of each example alone as Keras does; returns [B]."""
     axes = range(1, values.shape.rank)
     if not axes:
         return values

@@ -34,27 +34,27 @@ def rule_for(layer: Any, variables: Sequence[Any]) -> Rule:
       variables: the layer's trainable variables.
 
     Returns:
-      The rule; that of single examples if no other applies.
+      The rule; `PerExampleRule` if no other applies.
     """
     return next(rule for rule in _RULES if rule.supports(layer, variables))
 
 
 def opening_rule_for(layer: Any, variables: Sequence[Any]) -> Rule | None:
-    """Returns a rule for a layer's own variables that leaves its inner layers to theirs.
+    """Returns a rule for a layer's own variables; inner layers have their own rules.
 
     Args:
       layer: a built layer.
-      variables: the trainable ones that the layer itself owns.
+      variables: the trainable variables that the layer itself owns.
 
     Returns:
-      The rule, or None: the layer is one unit with all that is inside.
+      The rule; or None, and the layer is one unit with all that is inside.
     """
     opening = (rule for rule in _RULES if rule.opens)
     return next((rule for rule in opening if rule.supports(layer, variables)), None)
 
 
 def is_registered(rule: Rule) -> bool:
-    """Says if a rule is one of the user's."""
+    """Says if a rule was registered by the user."""
     return rule in _registered
 
 

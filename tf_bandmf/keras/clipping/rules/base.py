@@ -25,8 +25,8 @@ class LayerCall:
       taps: tensors [B, ...] whose gradients the rule asked for.
       batched: for each tensor among the arguments, whether its first dimension is
         the batch.
-      spread: repeats an output that all examples share, [B, ...]; the identity for
-        other outputs.
+      spread: function that repeats an output that all examples share, to [B, ...]; the
+        identity for other outputs.
       rows: how many rows a unit has: a rule may return gradients of units.
       notes: what the rule keeps from the forward pass.
       replaced: operations to which the rule gave a gradient of its own.
@@ -61,7 +61,7 @@ class LayerCall:
     def run_with(self, **attributes: Any) -> Any:
         """Calls the layer's own `call` as if the layer had other attributes.
 
-        A copy of the layer has them: nothing else sees it.
+        A copy of the layer has them; the layer itself does not change.
         """
         copy = object.__new__(type(self.layer))
         vars(copy).update({**vars(self.layer), **attributes})
@@ -112,13 +112,13 @@ class Rule(abc.ABC):
 
 
 def is_plain(layer: Any, *kinds: type | str, adapted: bool = False) -> bool:
-    """Says if a layer is exactly of one of these kinds, `call` untouched.
+    """Says if a layer is exactly of one of these kinds, with its own `call`.
 
-    A subclass may compute anything: it is left to the rule of single examples.
+    A subclass may compute anything: it is left to `PerExampleRule`.
 
     Args:
       layer: a built layer.
-      kinds: classes, or where they are, for those of packages that need not be installed.
+      kinds: classes; or full names of classes, if their package need not be installed.
       adapted: whether it may have an adapter (LoRA).
     """
     cls = type(layer)
@@ -131,7 +131,7 @@ def is_plain(layer: Any, *kinds: type | str, adapted: bool = False) -> bool:
 
 
 def overridden(layer: Any, cls: type) -> set[str]:
-    """Names that the class of a layer overrides from a class that it derives from."""
+    """Returns the names that a layer's class overrides of a class that it derives from."""
     ancestors = type(layer).__mro__
     return {
         name
@@ -164,10 +164,10 @@ class OneTapRule(Rule):
 
 
 class LayerRule(OneTapRule):
-    """Base of the rules of layers of Keras: exact classes, whose variables are named.
+    """Base of the rules for exact classes of layers, which name the layers' variables.
 
     Attributes:
-      kinds: of layers, for `is_plain`.
+      kinds: the classes of layers, for `is_plain`.
       takes_adapters: whether layers may have adapters (LoRA).
     """
 
@@ -187,10 +187,10 @@ class LayerRule(OneTapRule):
 
     @abc.abstractmethod
     def weights(self, layer: Any) -> Sequence[Any]:
-        """The variables that the rule gives factors of; None for one that is not there.
+        """Returns the variables that the rule gives factors of; None for a missing one.
 
         Args:
-          layer: one that fits.
+          layer: a layer that fits.
         """
 
 
@@ -217,16 +217,16 @@ class PreActivationRule(LayerRule):
 def of_spread(
     variable: Any, gradient: tf.Tensor, spread: Sequence[int] | None = None
 ) -> dict[int, Factor]:
-    """The factor of a variable that was spread over a tensor, such as a bias; by its `id`.
+    """Returns the factor of a variable that was broadcast, such as a bias, by its `id`.
 
     Args:
-      variable: the Keras variable, or None: there is none.
+      variable: the Keras variable, or None if there is none.
       gradient: [B, ...], gradients for what the variable was added to.
       spread: the shape in which it was added, aligned to the last dimensions; that of the
         variable itself if not given.
 
     Raises:
-      ValueError: if the variable is spread along the batch in another way.
+      ValueError: if the variable is not the same for all examples of the batch.
     """
     if variable is None:
         return {}
@@ -246,5 +246,5 @@ def of_spread(
 
 
 def kernel_shape(variable: Any) -> tuple[int, ...]:
-    """Static shape of a Keras variable."""
+    """Returns the static shape of a Keras variable."""
     return tuple(variable.shape)

@@ -30,14 +30,14 @@ class EmbeddingRule(LayerRule):
     """Lookups and projections with the same table, with adapters or without.
 
     A lookup's gradients go to the rows that were looked up, repeats added. Position
-    embeddings are looked up once for all examples; the lookup is repeated. A call with
+    embeddings are looked up once, and the result is repeated for each example. A call with
     `reverse=True` multiplies with the transposed table: one outer product per position.
     """
 
     spreads = True
 
     def fits(self, layer: Any) -> bool:
-        """See the base class; a subclass of a reversible one may change nothing."""
+        """See the base class; subclasses of `ReversibleEmbedding` may override nothing."""
         kind: type = keras.layers.ReversibleEmbedding
         is_reversible = isinstance(layer, kind) and not overridden(layer, kind)
         kind = type(layer) if is_reversible else keras.layers.Embedding
@@ -107,7 +107,7 @@ def is_reverse(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
 
 
 def rows_of_ids(layer: Any, ids: tf.Tensor) -> tf.Tensor:
-    """The rows that an `Embedding` looks up, of the ids' shape; -1 where there is none."""
+    """Returns the rows that an `Embedding` looks up for ids; -1 where there is none."""
     num_rows, _ = kernel_shape(embeddings_of(layer))
     if ids.dtype not in (tf.int32, tf.int64):
         ids = tf.cast(ids, tf.int32)
@@ -120,7 +120,7 @@ def rows_of_ids(layer: Any, ids: tf.Tensor) -> tf.Tensor:
 def _of_lookup(layer: Any, ids: tf.Tensor, gradient: tf.Tensor) -> dict[int, Factor]:
     table = embeddings_of(layer)
     num_rows, width = kernel_shape(table)
-    # Positions side by side.
+    # All positions in one dimension.
     terms = elements(ids.shape[1:])
     ids = reshape_examples(rows_of_ids(layer, ids), terms)
     values = reshape_examples(gradient, terms, width)

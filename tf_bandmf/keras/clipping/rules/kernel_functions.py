@@ -9,8 +9,8 @@ Such a layer is a subclass of a layer of Keras that overrides the property `kern
             return (self._kernel - mean) * keras.ops.rsqrt(variance + 1e-5)
 
 The layer works on examples as the layer of Keras does. The gradient of the weight is that
-of the kernel, pulled back through the function: small operations on each example's kernel
-gradient, and no convolution of single examples.
+of the kernel, pulled back through the function. That takes small operations on each
+example's kernel gradient, and no convolution of single examples.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class KernelFunctionRule(PreActivationRule):
             )
             return [tf.convert_to_tensor(pulled)]
 
-        # The pull-back is linear: the gradients of a unit's rows are added before.
+        # The pull-back is linear: the gradients of a unit's rows are added up before it.
         if call.rows > 1:
             of_kernel = of_kernel.of_units(call.rows)
         name = f"The kernel of layer {layer.name!r} ({type(layer).__name__})"
@@ -76,7 +76,7 @@ class KernelFunctionRule(PreActivationRule):
 
 
 def _rule_below(layer: Any) -> PreActivationRule | None:
-    """The rule of the class of Keras of which a layer's class changes `kernel` alone."""
+    """Returns the rule of the Keras class of which a layer overrides `kernel` alone."""
     for rule in _RULES:
         for kind in rule.kinds:
             if isinstance(layer, kind) and kind is not keras.layers.EinsumDense:

@@ -1,6 +1,7 @@
 """Norm rule of layers that normalize each example and then scale and shift.
 
-What is scaled is what the layer itself returns, run with a scale that changes nothing.
+The normalized values are what the layer itself returns when it is run with a scale and a
+shift that change nothing.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,8 +13,8 @@ from keras import layers
 from tf_bandmf.keras.clipping.factors.base import Factor
 from tf_bandmf.keras.clipping.rules.base import LayerCall, LayerRule, of_spread
 
-# The scales that change nothing. Layers of KerasHub, which need not be installed, are known
-# by where they are; two of them add 1 to their scale.
+# The scales that change nothing. Layers of KerasHub, which need not be installed, are
+# recognized by their full names; two of them add 1 to their scale.
 _NEUTRAL: dict[type | str, float] = {
     layers.LayerNormalization: 1.0,
     layers.RMSNormalization: 1.0,
@@ -25,9 +26,9 @@ _NEUTRAL: dict[type | str, float] = {
 
 
 class NormalizationRule(LayerRule):
-    """Normalizations of layers, root mean squares and groups: scale * normalized + shift.
+    """Layer, RMS and group normalization: scale * normalized + shift.
 
-    Scale and shift are small: kept per example.
+    Scale and shift are small, so their gradients are kept for each example.
     """
 
     kinds = tuple(_NEUTRAL)
@@ -35,13 +36,13 @@ class NormalizationRule(LayerRule):
     def fits(self, layer: Any) -> bool:
         if not super().fits(layer):
             return False
-        # In increasing order, and without the batch.
+        # Axes must be in increasing order, and without the batch.
         axes = _axes(layer)
         same_sign = all(a > 0 for a in axes) or all(a < 0 for a in axes)
         return same_sign and axes == sorted(axes)
 
     def weights(self, layer: Any) -> Sequence[Any]:
-        # `scale` of a layer with `gamma` says if it has one.
+        # In a layer with `gamma`, `scale` is a flag that says if it has one.
         return getattr(layer, _scale(layer)), getattr(layer, "beta", None)
 
     def factors_of(self, call: LayerCall, gradient: tf.Tensor) -> Mapping[int, Factor]:
@@ -66,6 +67,6 @@ def _scale(layer: Any) -> str:
 
 
 def _axes(layer: Any) -> list[int]:
-    """The axes that a layer has scales for."""
+    """Returns the axes that a layer has scales for."""
     axis = getattr(layer, "axis", -1)
     return [axis] if isinstance(axis, int) else list(axis)

@@ -3,8 +3,8 @@
 The layer is differentiated on one example at a time, vectorized where that is known to be
 right. That is exact for any layer that treats examples separately, and costs memory for
 one gradient of the layer per example. A layer that cannot be shown to keep examples apart
-is never given two of them: it runs for each by itself in the forward pass too, and also its
-custom gradients.
+is never given two of them: it runs for each example by itself in the forward pass, too,
+and so do its custom gradients.
 """
 
 import contextlib
@@ -34,7 +34,7 @@ from tf_bandmf.keras.compat.seeds import (
     used_generators,
 )
 
-# Their results have sizes that depend on the data, and cannot be put side by side.
+# Operations whose results have sizes that depend on the data, and cannot be stacked.
 _RAGGED = frozenset(
     "Where Unique UniqueV2 UniqueWithCounts UniqueWithCountsV2 ListDiff "
     "DynamicPartition".split()
@@ -45,8 +45,9 @@ class PerExampleRule(Rule):
     """Differentiates the layer on each example separately.
 
     Args:
-      alone: whether it runs on each example separately in the forward pass, too. A layer
-        that draws random numbers always does: its draws are repeated for its gradient.
+      alone: whether the layer runs on each example separately in the forward pass, too. A
+        layer that draws random numbers always does: its draws are repeated for its
+        gradient.
     """
 
     batched_input_only = False
@@ -59,7 +60,7 @@ class PerExampleRule(Rule):
         return True
 
     def forward(self, call: LayerCall) -> Any:
-        # The layer goes on to change its own.
+        # Copies, as the state itself is changed during the call.
         call.notes["ambient"] = {k: copy.copy(v) for k, v in _ambient().items()}
         call.notes["seeds"] = []
         inputs = _batched(call)
@@ -73,7 +74,7 @@ class PerExampleRule(Rule):
             raise UnsupportedModelError(f"{_name(call)}: {error}") from error
         if not self.alone and not seeds:
             return _packed(call, outputs, _leaves(call, outputs))
-        # What it drew above, if it did, is not used (a graph drops it).
+        # If the layer ran above, its outputs are not used (a graph drops them).
         count = tf.shape(inputs[0])[0]
         call.notes["seeds"] = [per_example_seeds(seed, count) for seed in seeds]
         leaves = _run(call, inputs)
@@ -109,7 +110,7 @@ def _run(call: LayerCall, inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         rest[:] = leaves = _mapped(call, one_example, elements)
 
         def backward(*upstream: tf.Tensor, variables: Any = None) -> Any:
-            # The gradient of something that gathers, as of a loss alone, is sparse.
+            # The gradient of an operation that gathers, as in some losses, is sparse.
             dense = [tf.convert_to_tensor(gradient) for gradient in upstream]
             of_floats = iter(_pulled_back(call, dense, _floats))
             gradients = [
@@ -132,7 +133,7 @@ def _pulled_back(
     upstream: Sequence[tf.Tensor | None],
     sources: Callable[[Sequence[tf.Tensor]], Sequence[Any]],
 ) -> list[tf.Tensor]:
-    """Gradients of each example for what `sources` chooses, given its inputs."""
+    """Returns each example's gradients for what `sources` chooses, given its inputs."""
     used = [i for i, gradient in enumerate(upstream) if gradient is not None]
 
     def one_example(
@@ -161,7 +162,7 @@ def _pulled_back(
 
 
 def _ambient() -> dict[str, Any]:
-    """Keras' state around a call: `training`, mixed precision."""
+    """Returns Keras' global state around a call: `training`, mixed precision."""
     names = CALL_CONTEXT, AUTOCAST_SCOPE
     return {name: global_state.get_global_attribute(name) for name in names}
 
@@ -217,7 +218,7 @@ def _run_one(
 
 
 def _seeds_of_one(call: LayerCall, inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    """A seed for each draw of a call, which a graph that never runs counts."""
+    """Returns a seed for each draw of a call; a graph that never runs counts them."""
     if not inputs:
         raise UnsupportedModelError(
             f"{_name(call)} is called on no tensor with a batch dimension, so it cannot "
@@ -242,7 +243,7 @@ def _seeds_of_one(call: LayerCall, inputs: Sequence[tf.Tensor]) -> list[tf.Tenso
 def _mapped(
     call: LayerCall, one_example: Callable[[Any], list[tf.Tensor]], elements: Any
 ) -> list[tf.Tensor]:
-    """`map_examples`, which says what it means that something fails there."""
+    """Calls `map_examples`; if it fails, the error says what that means for the layer."""
     try:
         return map_examples(one_example, elements, _name(call))
     except UnsupportedModelError:
@@ -256,7 +257,7 @@ def _refusal(call: LayerCall, reason: str) -> UnsupportedModelError:
     return UnsupportedModelError(
         f"{_name(call)} has no rule for its gradients or cannot be shown to keep examples "
         f"apart, and cannot be executed for each example by itself either ({reason}). "
-        "Write it with operations on the other axes than that of the batch, or vouch for "
+        "Write it with operations on axes other than that of the batch, or vouch for "
         "its class with `tf_bandmf.keras.register_per_example_layer`."
     )
 
@@ -266,7 +267,7 @@ def _name(call: LayerCall) -> str:
 
 
 def _leaves(call: LayerCall, outputs: Any) -> list[tf.Tensor]:
-    """The tensors of a layer's output, each with those that Keras attaches to it."""
+    """Returns the tensors of a layer's output, each with those that Keras attached."""
     for leaf in (*keras.tree.flatten(outputs), *batches.tensor_leaves(outputs)):
         is_ragged = isinstance(leaf, (tf.RaggedTensor, tf.SparseTensor))
         if leaf is not None and (is_ragged or not tf.is_tensor(leaf)):
@@ -278,7 +279,7 @@ def _leaves(call: LayerCall, outputs: Any) -> list[tf.Tensor]:
 
 
 def _rows(call: LayerCall, outputs: Any) -> list[tf.Tensor]:
-    """All tensors of the layer's output for one example: [1, ...]."""
+    """Returns all tensors of the layer's output for one example: [1, ...]."""
     leaves = _leaves(call, outputs)
     for tensor in leaves:
         if not tensor.shape.rank or tensor.shape[0] not in (1, None):
@@ -295,7 +296,7 @@ def _floats(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
 
 
 def _packed(call: LayerCall, outputs: Any, leaves: Sequence[tf.Tensor]) -> Any:
-    """Puts leaves [B, ...] into the structure of an output, and taps those of floats."""
+    """Puts leaves [B, ...] into the structure of an output, and taps those with floats."""
     return batches.with_leaves(
         outputs,
         (

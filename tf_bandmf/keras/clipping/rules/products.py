@@ -1,9 +1,9 @@
 """Per-example gradients of kernels that inputs are multiplied with, as products.
 
-The equation `inputs,kernel->outputs` of an einsum says which: with one letter for each
-dimension, a letter is contracted (inputs and kernel), new (kernel and outputs), a position
-(inputs and outputs) or a group (all three). The gradient of the kernel is an einsum of
-inputs and output gradients alone, so that both may change places.
+The equation `inputs,kernel->outputs` of an einsum has one letter for each dimension. A
+letter is contracted (in inputs and kernel), new (in kernel and outputs), a position (in
+inputs and outputs) or a group (in all three). The gradient of the kernel is an einsum of
+inputs and output gradients alone, so that these two may change places.
 
 An adapted kernel (LoRA) is W + s A B with a frozen W (Hu et al., 2021, arXiv:2106.09685),
 so that x (W + s A B) = x W + s (x A) B: two products in a row. With g the gradient of the
@@ -68,7 +68,7 @@ class Adapter(NamedTuple):
     scale: float
 
     def values(self) -> tuple[tf.Tensor, tf.Tensor]:
-        """Both times s, as float32 tensors; each appears in the other's gradient."""
+        """Returns s A and s B, float32; each appears in the gradient of the other one."""
         down, up = (
             tf.cast(tf.convert_to_tensor(tensorflow_value(v)), tf.float32)
             for v in (self.down, self.up)
@@ -77,11 +77,11 @@ class Adapter(NamedTuple):
 
 
 def adapter_of(layer: Any, prefix: str = "lora_kernel") -> Adapter | None:
-    """The adapter of a layer of Keras, or None.
+    """Returns the adapter of a layer of Keras, or None.
 
     Args:
       layer: a built layer.
-      prefix: of the names of the adapter's two variables.
+      prefix: what the names of the adapter's two variables begin with.
     """
     if not getattr(layer, "lora_enabled", False):
         return None
@@ -96,14 +96,14 @@ def of_kernel(
     kernel: Any,
     adapter: Adapter | None = None,
 ) -> dict[int, Factor]:
-    """Factors of a kernel and of its adapter, by `id` of the Keras variable.
+    """Returns factors of a kernel and of its adapter, by `id` of the Keras variable.
 
     Args:
       equation: how inputs and kernel were multiplied.
       inputs: [B, ...].
-      gradient: of the outputs, [B, ...].
+      gradient: gradient for the outputs, [B, ...].
       kernel: the Keras variable.
-      adapter: None, or its adapter; the last letter of the kernel must be new.
+      adapter: None; or the kernel's adapter, whose last letter in the kernel must be new.
     """
     factors: dict[int, Factor] = {
         id(kernel): product(equation, inputs, gradient, kernel_shape(kernel))
@@ -140,9 +140,9 @@ def product(
     Args:
       equation: the einsum.
       inputs: [B, ...].
-      gradient: of the outputs, [B, ...].
-      sizes: of the kernel's letters.
-      shape: of the kernel, if it has not one dimension for each letter.
+      gradient: gradient for the outputs, [B, ...].
+      sizes: the sizes of the kernel's letters.
+      shape: the kernel's shape, if it does not have one dimension for each letter.
     """
     letters, kernel, outputs = equation
     # A letter that only the inputs have is summed out.

@@ -1,15 +1,15 @@
 """Norm rule of `LSTM`, `GRU` and `SimpleRNN`.
 
 The inputs are projected for all time steps at once, outside of the loop, and the
-projection is what is tapped: its gradient is that of the gates' sums at every step. The
-gradients of the kernels are then sums over steps of outer products, of inputs and states
-with these. The loop is Keras' own (`keras.src.backend.rnn`: masks, order of time,
-unrolling). The states before each step are put behind the outputs, like the reset
-gates of a GRU.
+projection is tapped: its gradient is that of the gates' sums at every step. The gradients
+of the kernels are then sums over steps of outer products, of inputs or states with this
+gradient. The loop is Keras' own (`keras.src.backend.rnn`: masks, order of time,
+unrolling). To its outputs are appended the states before each step, and the reset gates
+of a GRU.
 
 Dropout multiplies the inputs, or the states, of all steps with one mask, which Keras draws
-for each example before the loop: one for all gates, or one for each, whose gradients then
-are terms of their own.
+for each example before the loop. It draws one mask for all gates, or one for each gate;
+then the gradients of each gate are separate terms.
 """
 
 import functools
@@ -90,13 +90,13 @@ class RecurrentRule(LayerRule):
             count = 2 + isinstance(cell, keras.layers.GRUCell)
             last = ops.split(last, count, axis=-1)[0]
             outputs, *noted = ops.split(outputs, count, axis=-1)
-            # A loop forgets how many steps there are: how to measure is then chosen when
-            # the graph runs, of which both ways are part.
+            # A loop loses the static number of steps. Without it, the graph would contain
+            # both ways to measure, and choose one when it runs.
             noted = [
                 tf.ensure_shape(part, [None, sequences.shape[1], None])
                 for part in noted
             ]
-            # In the order of the inputs again.
+            # Back to the order of the inputs.
             if layer.go_backwards:
                 noted = [tf.reverse(part, [1]) for part in noted]
             call.notes.update(noted=noted, sequences=sequences, drops=in_time)
@@ -132,19 +132,19 @@ class RecurrentRule(LayerRule):
 
 
 def _list_of(masks: Any) -> list[Any] | None:
-    """Masks [B, ...] of a cell: one for all gates or one for each, if it drops anything."""
+    """Lists a cell's masks [B, ...]: one for all gates or one each; None if none drop."""
     return masks if masks is None or isinstance(masks, list) else [masks]
 
 
 def _dropped(values: Any, masks: Sequence[Any] | None) -> list[Any]:
-    """The rest of values that masks leave: for all gates, or for each."""
+    """Returns the values under dropout: once for all gates, or once for each gate."""
     if masks is None:
         return [values]
     return [values * tf.cast(mask, values.dtype) for mask in masks]
 
 
 def _product(values: Any, kernel: Any, masks: Sequence[Any] | None) -> Any:
-    """Values times a kernel, each gate's columns with what its mask leaves."""
+    """Multiplies values and a kernel, after dropout with the masks of the gates."""
     lefts = _dropped(values, masks)
     if len(lefts) == 1:
         return ops.matmul(lefts[0], kernel)
@@ -153,7 +153,7 @@ def _product(values: Any, kernel: Any, masks: Sequence[Any] | None) -> Any:
 
 
 def _terms(lefts: Sequence[tf.Tensor], gradient: tf.Tensor, kernel: Any) -> Factor:
-    """The factor of a kernel: each gate's left sides are terms of their own."""
+    """Returns the factor of a kernel, with separate terms for each left side given."""
     rights = [gradient]
     if len(lefts) > 1:
         gates = tf.range(gradient.shape[-1]) * len(lefts) // gradient.shape[-1]
@@ -165,8 +165,8 @@ def _terms(lefts: Sequence[tf.Tensor], gradient: tf.Tensor, kernel: Any) -> Fact
     return Product(left, right, Layout.plain(kernel_shape(kernel)))
 
 
-# Steps of cells: from what is projected of the inputs, and the states before a step, to
-# output, states after it and reset gate, if there is one.
+# Steps of cells. They map projected inputs, and the states before a step, to the output,
+# the states after it and the reset gate, if there is one.
 
 
 def _lstm_step(

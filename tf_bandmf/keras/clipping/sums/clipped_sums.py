@@ -36,11 +36,12 @@ from tf_bandmf.keras.clipping.tensors.table_readers import (
     reader_of,
 )
 
-# What became of an example: "used" stands for all others, and for rows that pad a batch.
+# What became of an example. "used": its gradient was summed as it was. Rows that pad a
+# batch are "used", too.
 OUTCOMES = ("used", "clipped", "zero", "bad")
 
 
-# Elements of a variable whose gradients are measured and summed beside those of others.
+# Variables of at most this many elements are measured and summed together.
 # A network has dozens of scales and biases; each by itself needs some twenty operations,
 # which the first step has to trace and optimize.
 _SMALL = 512
@@ -54,14 +55,15 @@ class ClippedGradients(NamedTuple):
         min(1, l2_norm_clip / bound) times the example's gradient; float32, in the
         variable's shape.
       norms: [B] float32, norms of the unclipped gradients over all variables, as
-        measured. Clipping uses upper bounds of them, see `norms`.
-      losses: [B] float32, each example's loss alone, sample weights included.
-      outputs: the model's predictions, [B, ...], without gradients; [B, K, ...] of
+        measured. Clipping uses upper bounds of them, see `factors.norms`.
+      losses: [B] float32, the loss of each example by itself, sample weights included.
+      outputs: the model's predictions, [B, ...], without gradients; [B, K, ...] for
         units of K rows.
-      scales: factor of each coordinate of sums and norms, in the shapes of the
-        variables; empty if there are none.
-      outcomes: [B] int32, places in `OUTCOMES`: the gradient was used as it is, shortened,
-        zero, or not finite (a loss or a label, too). As private as norms.
+      scales: what each coordinate of the gradients was multiplied by, in the shapes of
+        the variables; empty if gradients were not scaled.
+      outcomes: [B] int32, indices into `OUTCOMES`: the gradient was used as it is,
+        clipped, zero, or bad: its norm or the loss is not finite, as for a label that does
+        not exist. Outcomes must be kept private, as norms must.
     """
 
     sums: list[Any]
@@ -90,14 +92,14 @@ def clipped_gradient_sums(
 ) -> ClippedGradients:
     """Sums the per-example gradients of a batch, each clipped to an l2 norm.
 
-    One forward and one backward pass: nothing is computed twice. An example whose
-    loss or norm is not finite, or that has a class or index that does not exist,
-    contributes exactly zero. Noise is not added here, and weight regularizers are not
-    part of it: see `regularization_gradients`.
+    This takes one forward and one backward pass: nothing is computed twice. An example
+    whose loss or norm is not finite, or that has a class or index that does not exist,
+    contributes exactly zero. Noise is not added here, and weight regularizers are left
+    out: see `regularization_gradients`.
 
     Whatever the data, an example's contribution is at most `l2_norm_clip` up to a
-    relative error of 1e-3: rounding is bounded and added to the norm. Therefore it may
-    be clipped to less than that: by below 1e-3 where terms do not cancel.
+    relative error of 1e-3: a bound on rounding is added to the norm. Therefore an example
+    may be clipped to less than `l2_norm_clip`, by below 1e-3 where terms do not cancel.
 
     Args:
       model: a built and compiled model.
@@ -114,25 +116,27 @@ def clipped_gradient_sums(
       rows: None; or which rows each unit has, [B, K] bool. Then x, y and sample_weight
         have the shape [B, K, ...], and "example" means a unit, whose loss is the mean
         of its rows' losses: see `tensors.multi_row`.
-      shares: None; or what part of the clip norm each example is clipped to, [B] float32
-        in [0, 1]; others are clipped to this range.
+      shares: None; or the fraction of the clip norm that each example is clipped to, [B]
+        float32 in [0, 1]. Values outside are moved into this range; NaN becomes 0.
       clipping: flat or automatic, as a whole or in groups of weights. Gamma of automatic
-        clipping is the same for all groups. Scales are given by `scales`.
+        clipping is the same for all groups. Its `scaling` is not read: give `scales`.
       scales: None; or what each coordinate of an example's gradient is multiplied by
         before it is clipped: positive float32, aligned with the trainable variables and
         in their shapes. They must not depend on the batch.
-      readers: None; or functions that read tables which are not read from the layer's
-        variable, by the variable's `id`. The sums of these tables are
+      readers: None; or the functions that read those tables which are not read from the
+        layer's variable, by the variable's `id`. The sums of these tables are
         `tf.IndexedSlices`, in which rows may repeat and negative ids mean no row.
 
     Returns:
-      Sums, norms, losses and predictions; sums and norms of the scaled gradients.
+      Sums, norms, losses and predictions. With `scales`, sums and norms are those of the
+      scaled gradients.
 
     Raises:
       UnsupportedModelError: if per-example gradients of the model are not defined
-        or cannot be proved right.
+        or cannot be proved correct.
       ValueError: if an argument is out of range, or a weight is in no group.
-      RuntimeError: if the process rounds float32 products: see `precision`.
+      RuntimeError: if the process rounds float32 products or runs functions eagerly: see
+        `factors.precision`.
     """
     check_matmul_precision()
     check_functions_are_traced()
@@ -148,7 +152,7 @@ def clipped_gradient_sums(
         shares = tf.ones([static if static else size])
     else:
         shares = tf.cast(tf.convert_to_tensor(shares), tf.float32)
-        # NaN is in no order: it becomes 0.
+        # Comparisons with NaN are false, so NaN becomes 0.
         shares = tf.where(shares > 0.0, tf.minimum(shares, 1.0), 0.0)
     if rows is not None and microbatch_size is not None:
         microbatch_size = max(1, microbatch_size // UnitRows(data[3]).rows)
@@ -160,7 +164,7 @@ def clipped_gradient_sums(
 def _clipped(
     model: keras.Model, data: Any, microbatch_size: int | None, clip: Clip
 ) -> ClippedGradients:
-    """`clipped_gradient_sums` of all tensors of a batch, without `scales`."""
+    """Returns the result of `clipped_gradient_sums`, without its `scales`."""
     static, size = batches.batch_size(data)
 
     def one_pass(part: Any, valid: tf.Tensor) -> ClippedGradients:
@@ -170,11 +174,11 @@ def _clipped(
         return ClippedGradients(*in_groups(one_pass, data, size, microbatch_size))
     if static:
         return one_pass(data, tf.fill([static], True))
-    # Not every layer takes a batch of zero examples; one that does not count does.
+    # Not every layer takes an empty batch: it gets a padding example, which does not count.
     count = tf.maximum(size, 1)
     data = batches.pad_batch(data, count - size)
     clipped = one_pass(data, tf.range(count) < size)
-    # One constant for all results: a graph spends time on each operation.
+    # All results share these constants: each operation of a graph costs time.
     part = tf.constant([0]), tf.reshape(size, [1]), tf.constant([1])
     results = batches.map_tensors(lambda t: tf.strided_slice(t, *part), clipped[1:])
     return ClippedGradients(clipped.sums, *results)
@@ -183,7 +187,7 @@ def _clipped(
 def find_layers_alone(model: keras.Model, x: Any) -> None:
     """Finds the layers that the pass will execute for each example by itself.
 
-    They are `layers_executed_alone` from then on. The step finds them again without work.
+    From then on `layers_executed_alone` returns them, and the step need not look again.
     Arguments and errors are those of `clipped_gradient_sums`.
     """
     check_supported(model)
@@ -205,8 +209,8 @@ def _one_pass(
         # Random generators of replicas do not work in inner functions.
         return _pass_in_graph(model, data, valid, clip)
 
-    # The analysed graph is separate: what layers keep from it is of no use to regularizers,
-    # constraints and metrics. It does not know the size of the batch.
+    # The analysed graph is separate: tensors that layers keep from it cannot be used by
+    # regularizers, constraints and metrics. It does not know the size of the batch.
     def traced(leaves: list[tf.Tensor], valid: tf.Tensor) -> ClippedGradients:
         return _pass_in_graph(model, batches.with_leaves(data, leaves), valid, clip)
 
@@ -248,9 +252,9 @@ class Part(NamedTuple):
     """Gradients of variables of one group that are measured together.
 
     Attributes:
-      positions: places of the variables in the model.
-      group: number of their group.
-      measured: gradients of one variable, or of all of them, flat and one after another.
+      positions: indices of the variables among the model's trainable ones.
+      group: index of their group.
+      measured: gradients of the only variable; or of several, flattened and concatenated.
     """
 
     positions: tuple[int, ...]
@@ -259,7 +263,7 @@ class Part(NamedTuple):
 
 
 def _bounds(parts: Sequence[Part], clip: Clip) -> tf.Tensor:
-    """Bounds of the squared norms of groups, [G, B] float64; 0 for one without parts."""
+    """Bounds of the groups' squared norms, [G, B] float64; 0 for a group without parts."""
     members: list[list[tf.Tensor]] = [[] for _ in range(clip.norms.shape[0])]
     for part in parts:
         members[part.group].append(part.measured.norms.bounds)
@@ -278,14 +282,14 @@ def _measured(
 ) -> list[Part]:
     """Measures the per-example gradients of all variables that have any.
 
-    These are gradients of the losses times the scale; of units, if there are any.
+    The losses are multiplied by `clip.scale` first. With units, gradients are per unit.
     """
     upstream = tf.fill(
         tf.shape(forward.losses), tf.cast(clip.scale, forward.losses.dtype)
     )
     if units is not None:
         upstream *= tf.cast(units.weights(), upstream.dtype)
-    # Not by a tape, which would have to record the whole pass.
+    # Not with a tape, which would have to record the whole pass.
     taps = [tap for _, call in forward.calls for tap in call.taps]
     gradients = iter(tf.gradients(forward.losses, taps, grad_ys=upstream))
     factors: dict[int, list[Factor]] = {}
@@ -313,7 +317,7 @@ def _measured(
         more = f" and {len(names) - 3} more" if len(names) > 3 else ""
         warnings.warn(
             f"The loss does not depend on the weights {', '.join(names[:3])}{more}: they "
-            f"get noise, and learn nothing. Give the output that they are for a loss, or "
+            f"get noise, and learn nothing. Give the output that uses them a loss, or "
             f"set trainable=False for their layers before the model is compiled.",
             stacklevel=2,
         )
@@ -321,7 +325,7 @@ def _measured(
 
 
 def _side_by_side(factors: Mapping[int, Factor], groups: Sequence[int]) -> list[Part]:
-    """Measures gradients, by position; small ones of one group side by side."""
+    """Measures gradients, given by position; small ones of one group are concatenated."""
     together: dict[int, list[int]] = {}
     for position, factor in factors.items():
         is_small = not accelerator() and 0 < _size(factor) <= _SMALL
@@ -339,14 +343,14 @@ def _side_by_side(factors: Mapping[int, Factor], groups: Sequence[int]) -> list[
 
 
 def _size(factor: Factor) -> int:
-    """Elements of a variable if its gradients are formed and of known shape, else 0."""
+    """The size of a variable if its gradients are formed and of known shape, else 0."""
     if type(factor) is not Instantiated:
         return 0
     return factor.gradients.shape[1:].num_elements() or 0
 
 
 def _dense(gradient: Any) -> tf.Tensor | None:
-    """A gradient for a tap as a tensor; None stays None.
+    """Returns the gradient for a tap as a dense tensor; None stays None.
 
     The gradient of an operation that gathers from its input (a loss with sparse labels,
     in a batch of unknown size) is sparse.
@@ -376,7 +380,7 @@ def _weighted_sums(
 
 
 def _sum_of(variable: Any, total: Any) -> Any:
-    """The sum of a variable's gradients; zeros if it has none."""
+    """Returns the sum of a variable's gradients; zeros if it has none."""
     shape, is_table = tuple(variable.shape), reader_of(variable) is not None
     if total is None:
         total = tf.zeros(shape, tf.float32)
@@ -389,7 +393,7 @@ def _sum_of(variable: Any, total: Any) -> Any:
         raise UnsupportedModelError(
             f"The rows of table {variable.path!r} get their noise when they are read, and "
             f"are read in another layer's call, or in one that is executed for each "
-            f"example by itself: which ones is not seen. Call the Embedding layer itself, "
+            f"example by itself: which rows is not seen. Call the Embedding layer itself, "
             f"which takes ids of any shape, build TimeDistributed for a known number of "
             f"steps, or give make_private tables='dense'."
         )
@@ -401,8 +405,8 @@ def _sums_at_once(
 ) -> list[Any]:
     tensors = [list(part.measured.tensors) for part in parts]
 
-    # Zero times infinity is not zero: what does not count is replaced by zeros. That
-    # is rare, so the copy is made only if needed.
+    # Zero times infinity is not zero: examples that do not count are replaced by zeros.
+    # They are rare, so the copy is made only if there are any.
     def without_others() -> list[list[tf.Tensor]]:
         flat = cleaned(counts, tf.nest.flatten(tensors))
         zeroed: list[list[tf.Tensor]] = tf.nest.pack_sequence_as(tensors, flat)
@@ -418,9 +422,10 @@ def _sums_at_once(
 def _sums_in_turns(
     parts: Sequence[Part], weights: Sequence[tf.Tensor], counts: tf.Tensor
 ) -> list[Any]:
-    """Sums one after the other: a GPU would zero and weight several layers at once.
+    """Computes the sums one after the other, for less memory.
 
-    The last layer comes first: its gradients have waited the longest.
+    A GPU would otherwise zero and weight the gradients of several layers at once. The last
+    layer comes first, as its gradients have been in memory the longest.
     """
     sums: list[Any] = []
     for part in reversed(parts):

@@ -1,7 +1,7 @@
 """A numerical check of per-example clipping, for rules and layers that no analysis proves.
 
 Training runs it for models with registered rules or vouched layers, on made-up examples:
-whether it refuses must not depend on a record.
+whether it refuses a model must not depend on any record.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ from tf_bandmf.keras.compat.replicas import unscaled_losses
 # Gradients computed in bfloat16 carry 8 bits, in float16 11 bits, whichever way they
 # are computed.
 _TOLERANCES = {"bfloat16": 3e-2, "float16": 1e-2}
-# One draw of all weights for each: with both signs (for gates behind `relu`, and others),
-# or positive (for weights that are variances).
+# All weights are drawn once for each entry: True for both signs (for gates behind `relu`,
+# among others), False for positive (for weights that are variances).
 _DRAWS = (True, True, False)
-# Beside the first example stand copies of the second, times these factors.
+# The batch is the first example, and copies of the second multiplied by these factors.
 _OTHERS = (1.0, math.nan, 0.0, 1e3, 1.0, 1.0)
 
 
 def needs_self_check(model: keras.Model) -> bool:
-    """Says if somebody vouches for one of a model's layers, or wrote its rule."""
+    """Says if a model has layers that a user vouched for or registered a rule for."""
     if vouched_classes(model):
         return True
     units = find_units(model, model.trainable_variables)
@@ -60,11 +60,11 @@ def self_check(
     """Compares clipped gradients of a batch with gradients of examples taken one by one.
 
     The reference is a plain gradient tape on a batch of one, which knows nothing of taps
-    and rules. A made-up example stands beside another one, NaN, zeros, an outlier and
-    copies, with all weights and state drawn at random several times: a gate that is
-    closed now may open later. Random layers are made deterministic in the meantime. Nothing
-    changes in the model. Layers that mix examples were found before; this check is for
-    layers whose class somebody vouched for, and for registered rules.
+    and rules. The batch holds a made-up example, and copies of another one: as it is, NaN,
+    zeros and an outlier. All weights and state are drawn at random several times: a gate
+    that is closed now may open later. Random layers are deterministic during the check,
+    and the model is left unchanged. The analysis of the model finds other layers that mix
+    examples; this check is for layers whose class was vouched for, and registered rules.
 
     Args:
       model: a built and compiled model.
@@ -74,7 +74,7 @@ def self_check(
       loss_scale_factor: as for `clipped_gradient_sums`.
 
     Raises:
-      ClippingMismatchError: if they differ, with the likely cause.
+      ClippingMismatchError: if the gradients differ; it names likely causes.
       UnsupportedModelError: if the model is refused outright.
       RuntimeError: if called while a graph is being built.
     """
@@ -118,10 +118,10 @@ def _compare(
     """Compares norms and the sum of a batch with the gradients of each example.
 
     Raises:
-      ClippingMismatchError: if they differ.
+      ClippingMismatchError: if norms or sums differ.
     """
     expected = np.zeros_like(each[0])
-    # The size of the terms, not of the sum, in which they may cancel but for rounding.
+    # The size of the terms, not of their sum: they may cancel there, all but rounding.
     size = 0.0
     for gradient, measured in zip(each, clipped.norms.numpy(), strict=True):
         norm = _norm(gradient)
@@ -157,9 +157,9 @@ _CAUSES = (
 
 
 def _with_others(tensor: tf.Tensor) -> tf.Tensor:
-    """The first of two examples, and copies of the second with other numbers."""
+    """Returns the first of two examples, and copies of the second times `_OTHERS`."""
     first, other = tensor[:1], tensor[1:]
-    # Classes, ids and texts stay what they are.
+    # Classes, ids and strings are not multiplied.
     is_float = tensor.dtype.is_floating
     others = [other * factor if is_float else other for factor in _OTHERS]
     return tf.concat([first, *others], axis=0)
@@ -208,8 +208,8 @@ def _drawn_weights(model: keras.Model) -> Iterator[Callable[[bool], None]]:
     """Restores a model's weights and state afterwards.
 
     Yields:
-      A function that draws all of them at random, of the size that they have, or of 0.1 if
-      that is 0: with both signs, or positive.
+      A function that draws all weights and state at random, as large as they are, or about
+      0.1 where they are 0: with both signs if its argument is True, else positive.
     """
     states = model.variables
     before = [np.array(state.numpy()) for state in states]

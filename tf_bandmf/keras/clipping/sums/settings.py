@@ -1,6 +1,6 @@
 """The settings of clipping, and their checks.
 
-With groups of clip norms C_1, ..., C_G a contribution's norm is at most
+If groups of weights are clipped to C_1, ..., C_G, a contribution's norm is at most
 
     C = sqrt(C_1^2 + ... + C_G^2)
 
@@ -26,7 +26,7 @@ from tf_bandmf.keras.clipping.tensors.errors import UnsupportedModelError
 from tf_bandmf.keras.compat.keras_objects import all_layers
 
 LAYERS, SECOND_MOMENT = "layers", "second_moment"
-# The least share: ratios of shares are exact enough in float32.
+# Shares are from this to its inverse, so that their ratios are exact enough in float32.
 _LEAST = 1e-6
 _LEAST_GAMMA = 1e-12
 
@@ -77,7 +77,7 @@ def _first_match(groups: Mapping[str, float], path: str) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Clipping:
-    """The way in which each example's gradient is clipped to the plan's norm C.
+    """How each example's gradient is clipped to the plan's norm C.
 
     Whatever you choose, a contribution's norm is at most C, so the guarantee is the
     same with every mechanism. Choose it without looking at the data.
@@ -141,8 +141,8 @@ class Clipping:
     ) -> tuple[tuple[int, ...], tuple[float, ...]]:
         """Assigns trainable variables to groups, and divides the clip norm C among these.
 
-        Group g has C share_g / sqrt(sum of squared shares), over groups that have
-        variables.
+        Group g gets C share_g / sqrt(sum of squared shares); the sum is over groups that
+        have variables.
 
         Returns:
           For each variable the number of its group, and the clip norm of each group; their
@@ -162,13 +162,13 @@ class Clipping:
             names = [_first_match(groups, variable.path) for variable in variables]
             shares = {name: groups[name] for name in dict.fromkeys(names)}
         numbers = {name: number for number, name in enumerate(shares)}
-        # Rounding shall not make the squares add up to more.
+        # Rounding must not make the squares add up to more than C^2.
         scale = l2_norm_clip / math.hypot(*shares.values()) * (1.0 - 2.0**-48)
         clips = tuple(scale * share for share in shares.values())
         return tuple(numbers[name] for name in names), clips
 
     def remarks(self) -> list[str]:
-        """Sentences of the statement of a run that clips this way."""
+        """Returns sentences for the statement of a run that clips this way."""
         remarks = []
         if self.groups is not None:
             remarks.append(
@@ -184,7 +184,7 @@ class Clipping:
         return remarks
 
     def to_config(self) -> dict[str, Any]:
-        """The settings for a file: groups as pairs, as mappings have no order there."""
+        """Returns the settings for a file; groups are pairs, to keep their order there."""
         groups = self.groups
         pairs = [[*p] for p in groups.items()] if isinstance(groups, dict) else groups
         return {**dataclasses.asdict(self), "groups": pairs}
@@ -198,19 +198,19 @@ class Clipping:
 
 
 FLAT = Clipping()
-# Larger ones make every float32 gradient infinite.
+# Larger loss scales make every float32 gradient infinite.
 _LARGEST_SCALE = 2**127
 
 
 class Clip(NamedTuple):
-    """A pass' way to clip gradients.
+    """How a pass clips gradients.
 
     Attributes:
       groups: for each trainable variable, the number of its group.
       norms: clip norms of the groups, [G] float64; their squares add up to at most C^2.
-      automatic: Gamma of automatic clipping, or None.
-      scale: of the losses in the backward pass, a power of two.
-      scales: of the coordinates of gradients, before they are clipped; or empty.
+      automatic: gamma of automatic clipping, or None.
+      scale: the power of two by which losses are multiplied in the backward pass.
+      scales: factors of the gradients' coordinates before they are clipped; or empty.
     """
 
     groups: tuple[int, ...]
@@ -220,15 +220,15 @@ class Clip(NamedTuple):
     scales: tuple[tf.Tensor, ...] = ()
 
     def allowed(self, shares: tf.Tensor) -> tf.Tensor:
-        """Clip norms of the groups, [G, B] float64, of examples with shares [B]."""
+        """Returns the groups' clip norms, [G, B] float64, for examples with shares [B]."""
         return self.norms[:, None] * tf.cast(shares, tf.float64)
 
     def weights(self, bounds: tf.Tensor, shares: tf.Tensor) -> tf.Tensor:
-        """Weights of the gradients of each group in the sum, [G, B] float32.
+        """Returns the weights of each group's gradients in the sum, [G, B] float32.
 
         Args:
-          bounds: of squared norms, [G, B] float64.
-          shares: of the clip norm, [B] float32 in (0, 1] where they are used.
+          bounds: upper bounds of squared norms, [G, B] float64.
+          shares: fractions of the clip norm, [B] float32, in (0, 1] where weights are used.
         """
         gamma = self.automatic
         if gamma is not None:
@@ -263,7 +263,7 @@ def how_to_clip(
 
 
 def check_loss_scale(value: Any) -> None:
-    """Raises ValueError unless this is None or a power of two >= 1."""
+    """Raises ValueError unless `value` is None or a power of two >= 1."""
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
     is_scale = is_number and 1 <= value <= _LARGEST_SCALE
     if value is not None and not (is_scale and math.frexp(value)[0] == 0.5):

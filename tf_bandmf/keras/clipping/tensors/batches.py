@@ -55,21 +55,21 @@ def map_tensors(function: Callable[[tf.Tensor], Any], structure: Any) -> Any:
 def tensor_leaves(structure: Any) -> list[tf.Tensor]:
     """Returns the tensors of a structure in Keras' flattening order.
 
-    Each is followed by those that Keras attached to it: cross-entropies read the logits
-    of which an activation made its result, and losses read masks.
+    Each is followed by the tensors that Keras attached to it: the logits that it is an
+    activation of, which cross-entropies read, and masks, which losses read.
     """
     leaves = [leaf for leaf in keras.tree.flatten(structure) if tf.is_tensor(leaf)]
     return [tensor for leaf in leaves for tensor in (leaf, *attached_to(leaf).values())]
 
 
 def attached_to(tensor: tf.Tensor) -> dict[str, tf.Tensor]:
-    """The tensors that Keras attached to a tensor, by the name of the attribute."""
+    """Returns the tensors that Keras attached to a tensor, by name of the attribute."""
     attached = {name: getattr(tensor, name, None) for name in EXTRAS}
     return {name: value for name, value in attached.items() if value is not None}
 
 
 def with_leaves(structure: Any, leaves: Iterable[tf.Tensor]) -> Any:
-    """A structure with other tensors, in the order of `tensor_leaves`."""
+    """Returns a structure with its tensors replaced, in the order of `tensor_leaves`."""
     remaining = iter(leaves)
 
     def replaced(leaf: tf.Tensor) -> tf.Tensor:
@@ -83,14 +83,14 @@ def with_leaves(structure: Any, leaves: Iterable[tf.Tensor]) -> Any:
 
 
 def single_examples(structure: Any) -> Iterator[Any]:
-    """The examples of a batch of known size, each as a batch of one."""
+    """Yields the examples of a batch of known size, each as a batch of one."""
     for place in range(tensor_leaves(structure)[0].shape[0]):
         part = slice(place, place + 1)
         yield map_tensors(operator.itemgetter(part), structure)
 
 
 def specs_of(structure: Any, size: int | None = None) -> tuple[tf.TensorSpec, ...]:
-    """Specs of a structure's tensors [B, ...], with `size` in the place of B."""
+    """Returns specs of a structure's tensors [B, ...], with `size` in place of B."""
     return tuple(
         tf.TensorSpec([size, *leaf.shape[1:]], leaf.dtype)
         for leaf in tensor_leaves(structure)
@@ -98,7 +98,7 @@ def specs_of(structure: Any, size: int | None = None) -> tuple[tf.TensorSpec, ..
 
 
 def batch_size(structure: Any) -> tuple[int | None, tf.Tensor]:
-    """Returns the batch size of a structure, if known statically, and as a tensor.
+    """Returns the batch size of a structure: the static one if known, and a tensor.
 
     Args:
       structure: nested tensors of shape [B, ...].
@@ -126,7 +126,7 @@ def batch_size(structure: Any) -> tuple[int | None, tf.Tensor]:
 
 def pad_batch(structure: Any, padding: tf.Tensor | int) -> Any:
     """Appends `padding` all-zero examples to every tensor of shape [B, ...]."""
-    # What is common is made once, as a graph takes its time for each operation.
+    # All tensors share these constants: each operation of a graph costs time.
     of_batch, of_others = tf.stack([0, padding]), tf.constant([0, 0])
 
     def pad(tensor: tf.Tensor) -> tf.Tensor:
@@ -137,10 +137,10 @@ def pad_batch(structure: Any, padding: tf.Tensor | int) -> Any:
 
 
 def reshape_examples(tensor: tf.Tensor, *shape: int) -> tf.Tensor:
-    """Reshapes [B, ...] to [B, *shape], of which one may be -1.
+    """Reshapes [B, ...] to [B, *shape]; one size in `shape` may be -1.
 
-    B is never what follows from the rest: a layer may set a static shape that is not so,
-    and parts of an example would become examples, each of which is clipped by itself.
+    B is never inferred from the rest: a layer may set a static shape that is wrong, and
+    parts of an example would become examples, each of which is clipped by itself.
     """
     static = tuple(tensor.shape[1:])
     if static == shape:
@@ -166,7 +166,7 @@ def join_first(tensor: tf.Tensor) -> tf.Tensor:
 
 
 def elements(dimensions: Sequence[int | None]) -> int:
-    """The product of dimensions, or -1 (for `tf.reshape`) if one is unknown."""
+    """Returns the product of dimensions, or -1 (for `tf.reshape`) if one is unknown."""
     sizes = [n for n in dimensions if n is not None]
     return math.prod(sizes) if len(sizes) == len(dimensions) else -1
 

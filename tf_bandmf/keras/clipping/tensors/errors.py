@@ -14,7 +14,7 @@ class ClippingMismatchError(RuntimeError):
     """Clipped gradients differ from gradients of the examples taken one by one."""
 
 
-# Raised by TensorFlow, whatever a record holds.
+# TensorFlow raises these because of the machine or process, not of what a record holds.
 OF_THE_MACHINE = (
     tf.errors.AbortedError,
     tf.errors.CancelledError,

@@ -1,7 +1,7 @@
 """Examples that nobody contributed, for checks that may stop a run.
 
-What a check says of real examples would depend on them: that a run was refused, or that
-it was not, would tell about a record.
+The result of a check on real examples would depend on them: whether a run is refused
+would reveal something about a record.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ _SEED = 20
 
 
 def made_up(data: Any, num_examples: int) -> Any:
-    """Examples of the shapes and dtypes of a batch; its values are not looked at.
+    """Makes up examples in a batch's shapes and dtypes, without a look at its values.
 
     Floats are in (0.05, 0.95); integers and strings are 0 and 1, which nearly every
-    vocabulary, number of classes and mask knows; images of bytes have all 256 values.
+    vocabulary, number of classes and mask allows; images of bytes have values 0 to 255.
 
     Args:
       data: structure of arrays or tensors [B, ...]; None stays None.
-      num_examples: of the result.
+      num_examples: the number of examples to make.
     """
     rng = np.random.default_rng(_SEED)
 

@@ -40,7 +40,7 @@ def in_groups(
         for leaf in batches.tensor_leaves(data)
     ]
 
-    # A function of its own tells the loop the dtypes of its results before it starts.
+    # A separate function, so that the dtypes of its results are known before the loop.
     @tf.function(autograph=False)
     def traced(tensors: list[tf.Tensor], counts: tf.Tensor) -> Any:
         return tuple(function(batches.with_leaves(data, tensors), counts))

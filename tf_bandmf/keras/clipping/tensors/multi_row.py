@@ -15,13 +15,13 @@ from tf_bandmf.keras.clipping.tensors import batches
 
 
 class UnitRows:
-    """The rows that a batch of U units of K rows has.
+    """The rows that are present in a batch of U units, of at most K rows each.
 
     Args:
       present: [U, K], bool. A unit without any row has no gradient.
 
     Raises:
-      ValueError: if K is not known.
+      ValueError: if K is not known statically.
     """
 
     def __init__(self, present: tf.Tensor) -> None:
@@ -34,7 +34,7 @@ class UnitRows:
         self.rows: int = present.shape[1]
 
     def flat(self, structure: Any) -> Any:
-        """Tensors [U, K, ...] as rows [U * K, ...]."""
+        """Reshapes tensors [U, K, ...] to rows [U * K, ...]."""
 
         def flatten(tensor: tf.Tensor) -> tf.Tensor:
             if tensor.shape.rank < 2 or tensor.shape[1] not in (None, self.rows):
@@ -47,19 +47,19 @@ class UnitRows:
         return batches.map_tensors(flatten, structure)
 
     def unflat(self, structure: Any) -> Any:
-        """Rows [U * K, ...] as tensors [U, K, ...]."""
+        """Reshapes rows [U * K, ...] to tensors [U, K, ...]."""
         return batches.map_tensors(
             lambda tensor: batches.split_first(tensor, -1, self.rows), structure
         )
 
     def weights(self) -> tf.Tensor:
-        """Weights of the rows' losses in the loss of their unit, [U * K] float32."""
+        """Returns the weights of rows' losses in their unit's loss, [U * K] float32."""
         present = tf.cast(self.present, tf.float32)
         counts = tf.reduce_sum(present, axis=1, keepdims=True)
         return tf.reshape(tf.math.divide_no_nan(present, counts), [-1])
 
     def losses(self, losses: tf.Tensor) -> tf.Tensor:
-        """Losses of units [U] from those of rows [U * K]."""
+        """Returns the losses of units [U] from those of rows [U * K]."""
         weights = self.weights()
         weighted = weights * tf.cast(losses, tf.float32)
         counted = tf.where(weights > 0.0, weighted, tf.zeros_like(weighted))
@@ -67,11 +67,11 @@ class UnitRows:
 
 
 def present_rows(structure: Any, rows: tf.Tensor) -> Any:
-    """The rows that are there, of all units, one after the other.
+    """Returns the rows that are present, of all units, one after the other.
 
     Args:
       structure: nested tensors [U, K, ...].
-      rows: [U, K], bool.
+      rows: [U, K] bool, whether a row is present.
 
     Returns:
       Nested tensors [N, ...].

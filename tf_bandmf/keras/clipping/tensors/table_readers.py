@@ -1,8 +1,8 @@
 """Readers of tables whose rows a step does not read from the layer's variable.
 
 If the noise of a table is drawn when its rows are read, the layer's variable holds the
-last release, and the current rows are kept where nothing shows them. A reader reads
-them there.
+last release. The current rows are kept apart from it, where nothing shows them, and are
+read by a reader.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Any
 
 import tensorflow as tf
 
-# From rows, [...] integers, to their weights, [..., columns] float32; NaN for negative
-# rows, and for those that are not up to date.
+# Maps numbers of rows, [...] integers, to the rows' weights, [..., columns] float32; NaN
+# for negative numbers, and for rows that are not up to date.
 TableReader = Callable[[tf.Tensor], tf.Tensor]
 
 _NONE: Mapping[int, TableReader] = {}
@@ -26,7 +26,7 @@ _readers: contextvars.ContextVar[Mapping[int, TableReader]] = contextvars.Contex
 
 @contextlib.contextmanager
 def read_by(readers: Mapping[int, TableReader] | None) -> Iterator[None]:
-    """Reads tables by these readers in its body, by `id` of the Keras variable."""
+    """In the `with` block, tables are read by these readers, by `id` of the variable."""
     token = _readers.set(_NONE if readers is None else readers)
     try:
         yield
@@ -35,5 +35,5 @@ def read_by(readers: Mapping[int, TableReader] | None) -> Iterator[None]:
 
 
 def reader_of(variable: Any) -> TableReader | None:
-    """The reader of a table, or None for one that is read where it is."""
+    """Returns the reader of a table; None if it is read from the layer's variable."""
     return _readers.get().get(id(variable))

@@ -1,10 +1,10 @@
-"""An equality that is identity."""
+"""A wrapper that compares objects by identity."""
 
 from typing import Any
 
 
 class Same:
-    """Equal to another one of the same object, which it keeps: no id is used twice."""
+    """Equal to a `Same` of the same object, which it keeps alive: no id is used twice."""
 
     __slots__ = ("_value",)
 
