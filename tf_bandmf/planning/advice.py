@@ -34,17 +34,17 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger("tf_bandmf")
 _WORKLOAD = f"sgd:momentum={MOMENTUM!r}"
-# Both are exact; others are compared if they are named.
+# The accounting of both is exact; other samplings are compared if they are named.
 DEFAULT_SAMPLINGS = ("fixed-order", "poisson")
 # The simulation of b-min-sep sampling takes minutes per setting.
 _SAMPLINGS = tuple(name for name in samplings() if name != "b-min-sep")
 # A sampling that demands more is advised only if its progress is larger by this fraction.
 _WORTH = 0.03
 # The search for a batch size goes down from the largest one, and ends where progress is
-# below this fraction of the largest so far, or the run has more steps than that.
+# below `_HOPELESS` times the largest so far, or a run has more than `_MOST_STEPS` steps.
 _HOPELESS = 0.67
 _MOST_STEPS = 20_000
-# Steps of the run with the largest batches.
+# The most steps of the run with the largest batches.
 _LARGEST_RUN = 200_000
 # Smaller batches gain nothing without privacy either: Masters and Luschi, 2018,
 # arXiv:1804.07612.
@@ -60,8 +60,8 @@ class RunSetting:
     Attributes:
       sampling, mechanism: by name, as `tf_bandmf.plan` takes them.
       batch_size, epochs, num_steps: of the run.
-      noise: s, see `learning_rates.noise_in_models`; up to a percent for settings that
-        were only compared.
+      noise: s, see `learning_rates.noise_in_models`; accurate to a percent for settings
+        that were only compared.
       learning_rate: of SGD, per unit of clip norm; see `learning_rates.per_clip_unit`.
       progress: how far the weights can move, per unit of clip norm; see
         `learning_rates.progress`. The setting with the most progress is advised.
@@ -83,7 +83,7 @@ class Advice:
 
     Attributes:
       plan: plan of the advised run, with its clip norm: exactly what `tf_bandmf.plan`
-        makes of `arguments`.
+        makes from `arguments`.
       setting: batch size, epochs, steps, sampling and mechanism, with the plan's noise.
       optimizer: "sgd" or "adam", as given.
       optimizer_arguments: for `keras.optimizers.SGD` or `Adam`: rate, momentum, averaged
@@ -158,8 +158,8 @@ def advise(
       delta: budget, in [1e-20, 1).
       epochs: the most passes over the data that the compute allows; all are used.
       model: a Keras model with weights: its trainable parameters are counted.
-      optimizer: "sgd", with momentum 0.9, or "adam", whose noise is independent: what
-        Adam divides by is made of noise, too, and undoes correlations.
+      optimizer: "sgd", with momentum 0.9, or "adam", with independent noise: Adam divides
+        by a quantity that is noisy, too, which undoes correlations.
       loss: Keras loss of the model, or its name: counts and two classes need larger clip
         norms than several classes, a squared error a smaller rate.
       max_batch_size: the largest batch; None for no limit. Memory need not limit it:
@@ -212,10 +212,10 @@ def advise(
             use: dict[str, Any] = dict(sampling=name, batch_size=size, epochs=epochs)
             try:
                 with warnings.catch_warnings():
-                    # Of the budget, which `plan` gives once.
+                    # `plan` gives the warnings about the budget once.
                     warnings.simplefilter("ignore")
                     table = compare(mechanisms, workload=_WORKLOAD, **given, **use)
-            except (ValueError, ArithmeticError):  # none fits, or draws see nothing
+            except (ValueError, ArithmeticError):  # no mechanism can be used
                 continue
             row = min(table, key=lambda row: row.rmse)
             numbers = row.num_steps, row.rmse, row.batch_size or size, MOMENTUM
@@ -266,10 +266,10 @@ def advise(
 
 
 def _batch_sizes(largest: int, num_examples: int, epochs: int) -> list[int]:
-    """The largest, and powers of two below it, unless runs have too many steps.
+    """The largest size and powers of two below it, except those with too many steps.
 
     Raises:
-      ValueError: if even the run with the largest batches has.
+      ValueError: if even the run with the largest batches has too many steps.
     """
     steps = epochs * -(-num_examples // largest)
     if steps > _LARGEST_RUN:
@@ -283,9 +283,10 @@ def _batch_sizes(largest: int, num_examples: int, epochs: int) -> list[int]:
 
 
 def _closed_forms(mechanism: str, sampling: str) -> list[str]:
-    """Names that stand for all in a comparison of batch sizes and samplings.
+    """The mechanisms with which batch sizes and samplings are compared.
 
-    Of the fractions of a percent that a search gains, neither choice depends on any.
+    A search for better ones would gain fractions of a percent, which change neither
+    choice.
     """
     if isinstance(mechanism, str) and mechanism.strip().partition(":")[0] != "auto":
         family = registry.family_of(registry.parse(mechanism)[0])
@@ -312,7 +313,7 @@ def _samplings(sampling: str | Sequence[str]) -> tuple[str, ...]:
 
 
 def _choose(best: dict[str, RunSetting]) -> tuple[RunSetting, str]:
-    """The setting that is advised, of the best of each sampling, and why."""
+    """The advised setting, out of the best one of each sampling, and the reason."""
     chosen, *others = best.values()
     for other in others:
         if other.progress > (1.0 + _WORTH) * chosen.progress:

@@ -16,7 +16,7 @@ from tf_bandmf.matrices import LARGEST_NUM_STEPS
 from tf_bandmf.participation import NAMED, FixedEpochOrder, Participation, samplings
 from tf_bandmf.participation.base import DEFAULT_SAMPLING
 
-# A test of power 1/2 has false alarms of at most exp(-epsilon) / 2.
+# At epsilon, a test of power 1/2 may have as few false alarms as exp(-epsilon) / 2.
 _PROMISES_NOTHING = 100.0
 
 
@@ -25,11 +25,11 @@ class DataUse:
     """The use of the data by a run.
 
     Attributes:
-      sampling: the participation; of one part, where their number is open.
+      sampling: the participation; with one part if the number of parts is still open.
       num_steps: n.
       num_examples: size of the training set, if known.
-      expected_batch_size: by which the noisy sum is divided, if known.
-      is_cyclic: whether it gets as many parts as the strategy has bands.
+      expected_batch_size: the divisor of the noisy sum, if known.
+      is_cyclic: whether the participation gets as many parts as the strategy has bands.
     """
 
     sampling: Participation
@@ -39,7 +39,7 @@ class DataUse:
     is_cyclic: bool = False
 
     def participation(self, bands: int) -> Participation:
-        """The participation of a strategy with so many bands."""
+        """The participation for a strategy with this number of bands."""
         if not self.is_cyclic:
             return self.sampling
         return dataclasses.replace(self.sampling, num_parts=bands)  # type: ignore[type-var]
@@ -55,7 +55,7 @@ def resolve_data(
     """The use of the data that the arguments of `plan` name in one of two ways.
 
     Raises:
-      ValueError: if a number is missing or invalid, or something contradicts it.
+      ValueError: if an argument is missing or invalid, or two contradict each other.
     """
     if num_steps is not None:
         num_steps = whole_number("num_steps", num_steps)
@@ -79,7 +79,7 @@ def resolve_data(
     else:
         name = DEFAULT_SAMPLING if sampling is None else sampling
         check_word("sampling", name, samplings())
-        # Has the same limits and as many steps as all others, and checks them.
+        # All samplings have the limits and the number of steps that this one checks.
         order = FixedEpochOrder(**given)  # type: ignore[arg-type]
         num_steps = order.num_steps if num_steps is None else num_steps
         made = NAMED[name].of_data(**given, num_parts=None)  # type: ignore[arg-type]
@@ -124,10 +124,11 @@ def check_budget(
     noise_multiplier: float | None,
     num_examples: int | None,
 ) -> float:
-    """Delta, if the budget is complete and not contradictory.
+    """Checks a budget, and returns its delta.
 
     Raises:
-      ValueError: if it is not, or a number is out of range.
+      ValueError: if the budget is incomplete or contradictory, or a number is out of
+        range.
     """
     if delta is None:
         raise ValueError("delta is missing: a common choice is below 1 / num_examples.")

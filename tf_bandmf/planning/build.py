@@ -23,7 +23,8 @@ from tf_bandmf.planning.statement import ONE_EXAMPLE
 from tf_bandmf.strategies import Strategy, registry
 from tf_bandmf.workloads import Workload
 
-# Plans that spend this part of the budget are good enough; what was rounded may exceed it.
+# `split` ends with plans that spend this part of the budget. `_ROUNDING` is the
+# tolerance above the budget.
 _ENOUGH, _ROUNDING = 0.995, 1e-9
 _MOST_TRIALS = 40
 
@@ -47,10 +48,10 @@ def plan(
 
     Say how the data are used in one of two ways: `num_examples`, `batch_size`, `epochs`
     and the name of a `sampling` (by default a fixed epoch order; `Plan.batches` enforces
-    it), or a `Participation` as `sampling` and, where it does not say so itself,
+    it), or a `Participation` as `sampling` and, where the participation does not fix it,
     `num_steps`. The sampling determines the accountant: amplification is claimed only
     for participations that this library samples (`CyclicPoisson`, `Poisson`,
-    `CyclicFixedSize`, `BallsInBins`).
+    `CyclicFixedSize`, `BMinSepSampling`, `BallsInBins`).
 
     Formal guarantee: a run of the plan's training step over at most `num_steps` steps,
     on batches that respect the participation, is (epsilon, delta)-DP under the
@@ -116,10 +117,10 @@ def plan(
     elif _is_open(name, options, data, epsilon):
         if epsilon is None:
             raise ValueError(
-                "What a name leaves open, and the number of parts that examples are split "
-                "into, is chosen for a budget: give epsilon instead of noise_multiplier, "
-                "or the mechanism with its parameters and a participation as sampling "
-                "(such as CyclicPoisson, with num_parts, and num_steps)."
+                "Parameters that a name leaves open, and the number of parts of cyclic "
+                "sampling, are chosen for a budget: give epsilon instead of "
+                "noise_multiplier, or the mechanism with its parameters and, as sampling, "
+                "a participation (such as CyclicPoisson with num_parts) with num_steps."
             )
         budget, is_auto = (float(epsilon), delta), name == "auto"
         objective = options.get("objective", "mean")
@@ -198,7 +199,7 @@ def split(
     inverse variance is the sum of theirs (Dong, Roth, Su, 2019, arXiv:1905.02383,
     Corollary 3.3): a share is a part of that sum. For sampled runs the noise is searched
     for, so that `compose(plans).epsilon(delta)` is at most epsilon, and at least 99.5% of
-    it; shares are then those of runs whose own guarantees are Gaussian ones.
+    it; shares are then those of Gaussian mechanisms with the runs' own guarantees.
 
     The plans are fixed before the first run. State them together:
     `compose(plans).statement()`. The optimizers of runs after the first need
@@ -207,7 +208,7 @@ def split(
     Args:
       epsilon: budget of all runs together, > 0.
       delta: budget of all runs together, in [1e-20, 1).
-      shares: of the runs, > 0; they are divided by their sum.
+      shares: the share of each run, > 0; they are divided by their sum.
       runs: for each run the arguments of `tf_bandmf.plan` that are its own; None if all
         runs have the same.
       **common: arguments of `tf_bandmf.plan` of all runs.

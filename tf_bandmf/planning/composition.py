@@ -12,14 +12,16 @@
 
 Gaussian mechanisms compose exactly: together they are one, with
 `1 / sigma^2 = sum_i 1 / sigma_i^2` (Dong, Roth, Su, 2019, arXiv:1905.02383, Corollary
-3.3), also where later runs are chosen by the results of earlier ones. Everything else
-composes by privacy losses that dominate it (Zhu, Dong, Wang, 2022, arXiv:2106.08567,
-Theorem 10): its own privacy loss where this is known, for samples by `accounting.tilted`,
-or the deltas that dp-accounting has for an event; otherwise that of the worst mechanism
-with all that is known: a pair (epsilon, delta) (Kairouz, Oh, Viswanath, 2015,
-arXiv:1311.0776, Theorem 3.3), a rho, which add up (Bun and Steinke, 2016,
-arXiv:1605.02065, Lemma 1.7) and count by their privacy profile, or the Gaussian mechanism
-that a run is without its amplification. Basic composition is taken where it is smaller.
+3.3), also where later runs are chosen by the results of earlier ones.
+
+Every other release counts by a privacy loss that dominates it (Zhu, Dong, Wang, 2022,
+arXiv:2106.08567, Theorem 10). This is its own privacy loss where that is known: by
+`accounting.tilted` for samples, or by the deltas that dp-accounting has for an event.
+Otherwise it is the privacy loss of the worst mechanism that satisfies all known bounds: a
+pair (epsilon, delta) (Kairouz, Oh, Viswanath, 2015, arXiv:1311.0776, Theorem 3.3), a rho,
+or the Gaussian mechanism that a run is without its amplification. Rhos add up (Bun and
+Steinke, 2016, arXiv:1605.02065, Lemma 1.7) and count by their privacy profile. Basic
+composition is taken where its epsilon is smaller.
 """
 
 from __future__ import annotations
@@ -59,11 +61,12 @@ ZCDP = "sum of rho of zCDP"
 QUERIES = "composition of Gaussian queries on samples (tilted Fourier transform)"
 # An epsilon at which a mechanism with any privacy has delta < 1.
 _LARGE = 400.0
-# Discretization of privacy losses, for epsilons up to 10; larger ones have a coarser one.
-# Losses beyond the largest are infinite: they say nothing then.
+# `_INTERVAL`: discretization of privacy losses for epsilons up to `_FINE`, and coarser for
+# larger ones. Beyond `_LARGEST`, privacy losses are not composed.
 _INTERVAL, _FINE, _LARGEST = 1e-4, 10.0, 400.0
-# What the Fourier transforms of privacy losses may err by in delta, absolute: the same as
-# `accounting.cyclic_poisson` takes for 450 queries. Smaller deltas are not asked for.
+# `_ROUNDING`: bound on the absolute error in delta of Fourier transforms of privacy losses,
+# as `accounting.cyclic_poisson` has it for 450 queries. They are not used for deltas up to
+# `_SMALLEST`.
 _ROUNDING, _SMALLEST = 1e-12, 2e-12
 # Below this delta, queries of several kinds are composed by tilted transforms, whose errors
 # are relative; above it those of dp-accounting, which take a quarter of the time, suffice.
@@ -84,15 +87,15 @@ class Release:
       event: of dp-accounting; noise multipliers are relative to the contribution of one
         unit, or to the change by a replacement under "replace-one". Gaussian noise
         composes exactly.
-      noise_multiplier: of a Gaussian mechanism that is at most as private, per unit of
-        what one unit contributes: a run without its amplification.
+      noise_multiplier: of a Gaussian mechanism that is at most as private, relative to
+        the contribution of one unit: for a run, the run without its amplification.
       adjacency: "zero-out" (one unit is added, removed or zeroed out), "replace-one"
         (one is replaced by another, as for sampling without replacement), or "either"
         for runs whose numbers hold for both. A replacement is two zero-outs.
       kind: "exact", "bound" or "estimate"; by default "exact" for Gaussian noise alone,
         else "bound".
       risk: probability that a simulated bound does not hold.
-      plan: of a run.
+      plan: the plan, if the release is a run.
 
     Raises:
       TypeError: if the event is not one of dp-accounting.
@@ -161,7 +164,7 @@ class Release:
 
     @classmethod
     def of_plan(cls, plan: Plan) -> Release:
-        """A run of a plan."""
+        """The release that a run of a plan makes."""
         use, noise = plan.participation, plan.unamplified_noise
         event = None if use.is_simulated else plan.dp_event()
         if not use.is_amplified:
@@ -206,7 +209,7 @@ class Release:
             said.append(str(self.event))
         return f"{self.about}: {', '.join(said)}."
 
-    # What it is under one adjacency: `replaced` for replacements, else for zero-out.
+    # The release under one adjacency: replace-one if `replaced`, else zero-out.
 
     @functools.cached_property
     def pieces(self) -> tuple[tuple[dp_accounting.DpEvent, int], ...]:
@@ -236,7 +239,7 @@ class Release:
         """The (epsilon, delta) that it states, or None."""
         if self.epsilon is None or not self.is_doubled(replaced):
             return None if self.epsilon is None else (self.epsilon, self.delta)
-        # Neighbors of neighbors: group privacy.
+        # A replacement is two zero-outs: group privacy.
         delta = self.delta * (1.0 + math.exp(min(self.epsilon, 700.0)))
         return 2.0 * self.epsilon, min(delta, 1.0)
 
@@ -272,7 +275,8 @@ class Release:
             return None
         if self.is_gaussian:
             return (tilted.Query(1.0, self.gaussian_noise(replaced)),)  # type: ignore[arg-type]
-        # Under replacements dp-accounting knows no Poisson sampling, otherwise that alone.
+        # dp-accounting supports Poisson sampling for zero-out alone, and sampling without
+        # replacement for replace-one alone.
         replaces = self.adjacency != "zero-out"
         fit = all(q.is_replaced == replaces or q.probability == 1.0 for q in queries)  # type: ignore[union-attr]
         return tuple(queries) if fit and not self.is_doubled(replaced) else None  # type: ignore[arg-type]
@@ -305,7 +309,11 @@ class Release:
 
     @property
     def numbers(self) -> list[float] | None:
-        """Count, noise, and q, or source and sample size, of sampled Gaussian noise."""
+        """Numbers that describe an event of (sampled) Gaussian noise; None for others.
+
+        They are the count, the noise multiplier and, if it is sampled, q or the sizes of
+        source and sample.
+        """
         query, count = self.pieces[0]
         if len(self.pieces) > 1 or event_losses.query_of(query, count) is None:
             return None
@@ -318,7 +326,7 @@ class Release:
         return numbers
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values for an entry; what is not known is left out."""
+        """Plain values for an entry of a ledger; unknown ones are left out."""
         names = ("epsilon", "delta", "rho", "noise_multiplier", "risk")
         record = {name: getattr(self, name) for name in names if getattr(self, name)}
         if self.event is not None:
@@ -437,7 +445,7 @@ class JointGuarantee:
         return Guarantee(delta=delta, **best._asdict(), **others)  # type: ignore[arg-type]
 
     def bound_at(self, delta: float) -> Bound | None:
-        """The best epsilon at delta, also one that is <= 0; None if none is known.
+        """The best epsilon at delta, which may be <= 0; None if none is known.
 
         Raises:
           ValueError: if delta is not in (0, 1).
@@ -446,7 +454,7 @@ class JointGuarantee:
         best = None
         order = lambda bound: (KINDS.index(bound.kind), bound.epsilon)  # noqa: E731
         for bound in sorted(self._bounds(delta), key=order):
-            # An estimate must be worth it.
+            # An estimate is taken only if it is at least 1% smaller.
             worth = 1.0 - 1e-2 * (bound.kind == "estimate")
             if best is None or bound.epsilon < best.epsilon * worth:
                 best = bound
@@ -473,10 +481,10 @@ class JointGuarantee:
                 raise ValueError("delta must be given: none of the parts states one.")
         units = sorted({plan.unit for plan in self.plans})
         if unit is None and len(units) != 1:
-            whose = f"hide different units: {', '.join(units)}" if units else "are none"
+            whose = f"different units: {', '.join(units)}" if units else "no unit"
             raise ValueError(
-                f"unit must be given: the plans {whose}. Name the unit that all of the "
-                f"releases hide."
+                f"unit must be given: the releases state {whose}. Name the unit "
+                f"that all of them hide."
             )
         plans, others = self.plans, len(self.parts) - len(self.plans)
         about = "runs and releases" if others else "several runs"
@@ -485,7 +493,7 @@ class JointGuarantee:
         noise = self.gaussian_noise
         return PrivacyStatement(
             guarantee=self.guarantee_at(delta),
-            # A rho alone is no Gaussian mechanism.
+            # A release with only a rho is not a Gaussian mechanism.
             mu=None if noise is None else 1.0 / noise,
             unit=units[0] if unit is None else unit,
             plans=plans,
@@ -510,7 +518,7 @@ class JointGuarantee:
 
     def _bounds(self, delta: float) -> list[Bound]:
         bounds, noise, rho = list[Bound](), self.gaussian_noise, self.zcdp_rho
-        # Beyond any meaning, and where losses cannot tell, the others may.
+        # A method that finds no meaningful epsilon is skipped: another one may find it.
         cannot_tell = contextlib.suppress(ValueError, ArithmeticError, MemoryError)
         if noise is not None:
             exact = all(
@@ -538,7 +546,7 @@ class JointGuarantee:
         expected = [self.stated[0]] if self.stated is not None else []
         if self.zcdp_rho is not None:
             expected.append(self.zcdp_rho + 8.0 * math.sqrt(self.zcdp_rho))
-        # At least that of the exact ones.
+        # At least rho of the Gaussian parts.
         gaussians = [part for part in self.parts if part.is_gaussian]
         noise = _noise_of(gaussians, self.replaced)
         least = gaussian.zcdp_rho(noise) if noise is not None else 0.0
@@ -560,7 +568,7 @@ class JointGuarantee:
         # The interval is the finest one times a power of two.
         coarser = max(0, math.ceil(math.log2(self._expected() / _FINE)))
         proven = tuple(part.proven() for part in self.parts)
-        # What is simulated counts as the Gaussian mechanism that it is, too.
+        # Simulated parts are tried as Gaussian mechanisms without amplification, too.
         for parts in dict.fromkeys((self.parts, proven)):
             loss = _composed_loss(parts, self.replaced, _INTERVAL * 2.0**coarser)
             value = float(loss.get_epsilon_for_delta(delta - _ROUNDING))
@@ -572,17 +580,17 @@ def compose(
 ) -> JointGuarantee:
     """The joint guarantee of several runs and other releases on the same data.
 
-    Under replacements, a release that is stated for zero-out counts with its guarantee for
-    two zero-outs, which a replacement is: half the Gaussian noise, four times the rho.
+    For replace-one, a release that is stated for zero-out counts as two zero-outs, which is
+    what a replacement is: half the Gaussian noise, four times the rho.
 
     Args:
       plans: one plan for each run (list a plan twice if it was run twice), and a `Release`
         for each release made elsewhere.
       adjacency: "zero-out" or "replace-one"; by default "replace-one" if some part is
-        stated for it alone, or all hold for it, too.
+        stated for it alone, or if all parts hold for both.
 
     Raises:
-      TypeError: if something else is given.
+      TypeError: if a part is neither a plan nor a `Release`.
       ValueError: if there are no parts, or adjacency is "zero-out" and a part is stated for
         "replace-one" alone.
     """
@@ -606,7 +614,7 @@ def compose(
 
 
 def _sum(values: Iterable[float | None]) -> float | None:
-    """The sum of all values; None if any is."""
+    """The sum of all values; None if any of them is None."""
     terms = list(values)
     return None if None in terms else math.fsum(terms)  # type: ignore[arg-type]
 
@@ -619,7 +627,7 @@ def _noise_of(parts: Iterable[Release], replaced: bool) -> float | None:
 
 
 def _certainty(parts: tuple[Release, ...]) -> tuple[str, float | None]:
-    """Kind and confidence of what rests on the numbers of all these parts."""
+    """Kind and confidence of a number that is computed from those of all these parts."""
     risk = math.fsum(part.risk for part in parts)
     if any(part.kind == "estimate" for part in parts) or risk > 0.5:
         return "estimate", None
@@ -647,5 +655,5 @@ def _composed_loss(parts: tuple[Release, ...], replaced: bool, interval: float) 
 # Balances that differ in one run have the losses of the others in common.
 @functools.lru_cache(maxsize=64)
 def _loss_of(part: Release, replaced: bool, interval: float, count: int) -> Loss:
-    """A loss that dominates so many of a part together."""
+    """A loss that dominates `count` copies of a part together."""
     return event_losses.repeated(part.loss(replaced, interval), count, interval)

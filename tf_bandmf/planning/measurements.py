@@ -17,18 +17,18 @@ _MOST_COUNTS = 0.5
 
 @dataclasses.dataclass(frozen=True)
 class Measurements:
-    """Private counts and private metrics of a run; by `Plan.reserve`.
+    """Private counts and private metrics of a run; made by `Plan.reserve`.
 
-    Counts are further coordinates of what each example adds to a step: with its clipped
-    gradient it has the norm `l2_norm_clip / sqrt(1 - counts)` at most. So the steps'
-    accounting is that of the counts, under any sampling, with any strategy.
+    Counts are further coordinates of what each example adds to a step: together with the
+    clipped gradient, they have the norm `l2_norm_clip / sqrt(1 - counts)` at most. So the
+    accounting of the steps covers the counts, under any sampling, with any strategy.
 
     An evaluation is a Gaussian mechanism of its own: a sum over records, to which each adds
     a vector of norm 1 at most, with noise of standard deviation `noise_multiplier`.
 
     Attributes:
       counts: share of the squared norm, in [0, 0.5]; 0 for no counts.
-      evaluations: how many there may be, >= 0.
+      evaluations: the most evaluations that the run may make, >= 0.
       noise_multiplier: of each evaluation; None without any.
 
     Raises:

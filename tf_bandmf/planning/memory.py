@@ -1,8 +1,8 @@
 """Computes the memory that a strategy's noise needs, on one device or on several.
 
 arXiv:2405.15913, section 3.3: the entries of the noise vector do not depend on one
-another, so each of R devices generates one R-th of them, and keeps the buffer for
-these.
+another, so each of R devices generates one R-th of them, and keeps the buffer for its
+part.
 """
 
 from __future__ import annotations
@@ -89,11 +89,11 @@ def noise_memory(
 def refuse_too_large(
     needed: NoiseMemory, available: int | None, devices_here: int = 1
 ) -> None:
-    """Raises MemoryError if the noise does not fit into so many bytes.
+    """Raises MemoryError if the noise does not fit into the available memory.
 
     Args:
-      needed: on each device.
-      available: bytes; None if nobody knows.
+      needed: memory of the noise on each device.
+      available: bytes; None if unknown, which raises nothing.
       devices_here: how many devices share these bytes.
     """
     total = devices_here * needed.bytes_per_device
@@ -110,7 +110,7 @@ def refuse_too_large(
 def bands_that_fit(
     bytes_per_device: int, num_parameters: int, num_devices: int = 1
 ) -> int:
-    """The largest number of bands of a `C` whose ring buffer fits.
+    """The largest number of bands for which the ring buffer of a banded `C` fits.
 
     A ring buffer keeps `bands - 1` vectors. The examples of arXiv:2405.15913: 64
     vectors for 4 million parameters in 1 GB (3.1), 128 for 128 million on 64 devices

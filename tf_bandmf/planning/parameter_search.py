@@ -1,4 +1,4 @@
-"""The search for one parameter of a mechanism, whose every value costs a simulation."""
+"""The search for one parameter of a mechanism, where each value costs a simulation."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import math
 from collections.abc import Sequence
 from typing import Callable
 
-# Values between those of a grid that are tried at most.
+# The most values between those of a grid that are tried.
 MOST_REFINED = 8
 _TOLERANCE = 0.05
-# What a further value must promise: the function is the log of an error.
+# A further value is tried only if it is expected to lower the log of the error by this.
 _GAIN = 5e-4
 
 
 def _lowest(function: Callable[[float], float], grid: Sequence[float], at: int) -> int:
-    """Index of a value of the grid that is no larger than its neighbors', from `at`."""
+    """The index of a local minimum on the grid, found downhill from index `at`."""
     while True:
         here = function(grid[at])
         beside = [i for i in (at - 1, at + 1) if 0 <= i < len(grid)]
@@ -28,11 +28,12 @@ def _lowest(function: Callable[[float], float], grid: Sequence[float], at: int) 
 
 
 def search(function: Callable[[float], float], grid: Sequence[float], at: int) -> None:
-    """Evaluates a function where it is lowest: on a falling grid, then beside its best.
+    """Evaluates a function near its minimum: on a grid, then around the best value there.
 
     Args:
-      function: smooth, with one minimum; it may be infinite at the end of the grid.
-      grid: where it is evaluated first, downhill.
+      function: smooth, with one minimum; it may be infinite at the end of the grid. It is
+        called more than once for a value, so it should keep its results.
+      grid: falling values where it is evaluated first, downhill.
       at: index to begin with.
     """
     best = _lowest(function, grid, at)
@@ -53,9 +54,10 @@ def _between(
     x: float,
     right: float | None,
 ) -> float | None:
-    """The place of the minimum, beside the best of three points; None where x will do.
+    """The next point to try around x, the best of three; None if x is good enough.
 
-    The vertex of a parabola, or half way to an infinite value or inward from an end.
+    It is the vertex of a parabola; beside an infinite value, or at an end of the grid, it
+    is half way to the other neighbor.
     """
     if left is None or right is None:
         other = right if left is None else left

@@ -48,7 +48,7 @@ _ROUNDING = 5e-10
 # SciPy round differently.
 _RELATIVE_TOLERANCE = 1e-6
 _CLIP_RANGE = (1e-10, 1e10)
-# What a plan consists of, and what reads it.
+# The fields of a plan that are objects, and what rebuilds each from a configuration.
 _PARTS: dict[str, Callable[[Any], Any]] = {
     "account": lambda config: Account(**config),
     "measurements": lambda config: Measurements(**config),
@@ -60,20 +60,21 @@ _PARTS: dict[str, Callable[[Any], Any]] = {
 _DELTAS = {10.0**-i for i in range(3, 11)}
 
 
-# The fields of a plan that its guarantee gives, beside delta.
+# The fields of a plan that come from its guarantee, except delta.
 _STATED = ("epsilon", "accountant", "kind", "adjacency", "confidence")
 
 
 def stated(guarantee: Guarantee) -> dict[str, Any]:
-    """The fields of a plan that its guarantee gives, beside delta."""
+    """The plan's fields that come from its guarantee, except delta."""
     return {name: getattr(guarantee, name) for name in _STATED}
 
 
 def multiplier_of(noise_stddev: float, sensitivity: float) -> float:
-    """The noise multiplier of a calibrated noise: per unit of sensitivity.
+    """The noise multiplier of a calibrated noise: the noise per unit of sensitivity.
 
-    Rounded up: the product with the sensitivity must not be smaller, and the epsilon of a
-    later account, itself rounded up by 1e-10, not larger than the budget.
+    It is rounded up, so that its product with the sensitivity is not smaller than the
+    noise, and so that the epsilon of a later account, itself rounded up by 1e-10, is not
+    larger than the budget.
     """
     return noise_stddev / sensitivity * (1.0 + _ROUNDING)
 
@@ -189,7 +190,7 @@ class Plan:
         of clipped gradients; with private counts, the clip norm is that of gradient and
         counts together. The value is rounded up to single precision: training
         multiplies it in that precision, and rounding to nearest could reduce the noise.
-        The clip norm is taken in single precision, if that is more.
+        If the clip norm becomes larger in single precision, the larger value counts.
         """
         clip = max(self.l2_norm_clip, float(np.float32(self.l2_norm_clip)))
         wanted = self.unit_noise_stddev * clip * self.measurements.norm
@@ -292,14 +293,15 @@ class Plan:
         return self._with_noise(made, measurements=kept)
 
     def bounded(self, *, confidence: float = 0.999999) -> Plan:
-        """The plan with noise for its budget by a bound, where accounting simulates.
+        """The plan with noise by a simulated bound on epsilon instead of an estimate.
 
-        By itself such a plan ("balls-in-bins", "b-min-sep") is an estimate. Where a bound
-        would take too many draws (a very small delta), the noise is that without
-        amplification: a warning and the statement say so.
+        It is for plans that are accounted for by simulation ("balls-in-bins",
+        "b-min-sep"), which are estimates at first. Where a bound would take too many draws
+        (a very small delta), the noise is that without amplification: a warning and the
+        statement say so.
 
         Args:
-          confidence: of the bound of a simulation, in (0, 1).
+          confidence: of the simulated bound, in (0, 1).
 
         Raises:
           ValueError: if confidence is out of range, nothing is simulated, or the plan has
@@ -362,7 +364,7 @@ class Plan:
         if steps == 0:
             return 0.0
         if self.participation.is_simulated:
-            # Whole epochs, which is what is simulated: more steps spend more.
+            # Only whole epochs are simulated. Rounding up is safe: more steps spend more.
             epoch = self.participation.separation()
             steps = min(-(-steps // epoch) * epoch, self.num_steps)
 
@@ -373,8 +375,8 @@ class Plan:
             except EpsilonIsZero:
                 return 0.0
 
-        # The first steps are a part of what the whole run does: its epsilon holds, also
-        # where the bound for the leading block of C is larger.
+        # The first steps are part of the whole run, so the run's epsilon holds for them,
+        # also where the bound for the leading block of C is larger.
         whole = self.epsilon if given == self.delta else reached(self.num_steps)
         return whole if steps == self.num_steps else min(reached(int(steps)), whole)
 
@@ -388,8 +390,8 @@ class Plan:
         """`guarantee_at` for several deltas: the trade-off of the run.
 
         Args:
-          deltas: in (0, 1); by default 1e-3 to 1e-10 and the plan's own, of which those
-            are left out that say nothing: epsilon would be 0, or nobody can tell.
+          deltas: in (0, 1); by default 1e-3 to 1e-10 and the plan's own, without those at
+            which epsilon would be 0 or cannot be computed.
         """
         accountant, noise = self.accounting(), self.unit_noise_stddev
         if deltas is not None:
@@ -406,12 +408,13 @@ class Plan:
         Any accountant of dp-accounting takes it, as a second opinion:
         `rdp.RdpAccountant().compose(plan.dp_event()).get_epsilon(delta)`.
 
-        A fixed order is one `GaussianDpEvent`; cyclic Poisson sampling `ceil(n / b)`
-        Poisson-sampled ones; cyclic sampling without replacement `ceil(n / b)` sampled
+        A fixed order is one `GaussianDpEvent`; cyclic Poisson sampling is `ceil(n / b)`
+        Poisson-sampled ones; cyclic sampling without replacement is `ceil(n / b)` sampled
         ones, for replace-one adjacency; a shuffle is bounded by the fixed order.
 
         Raises:
-          ValueError: under `BallsInBins`: dp-accounting has no event for it.
+          ValueError: if dp-accounting has no event for the participation, as for
+            `BallsInBins` and `BMinSepSampling`.
         """
         return self.accounting().event(self.unit_noise_stddev)
 
@@ -427,7 +430,7 @@ class Plan:
           interval: width of the discretization, which errs on the safe side.
 
         Raises:
-          ValueError: for a participation without one (`BallsInBins`).
+          ValueError: if dp-accounting has no event for the participation; see `dp_event`.
         """
         checks.check_positive("interval", interval)
         return event_losses.of_event(self.dp_event(), interval)
@@ -455,14 +458,14 @@ class Plan:
 
     @property
     def plan_id(self) -> int:
-        """The first 63 bits of the fingerprint, to travel with batches."""
+        """The first 63 bits of the fingerprint, which batches carry."""
         return int(self.fingerprint[:16], 16) >> 1
 
     def rmse(self) -> float:
         """RMSE of the noisy models per coordinate, at this noise multiplier.
 
-        In units of l2_norm_clip: `||A C^-1||_F / sqrt(n) * sens(C) * sigma`; with private
-        counts the norm is that of gradient and counts together.
+        It is in units of l2_norm_clip: `||A C^-1||_F / sqrt(n) * sens(C) * sigma`, times
+        `measurements.norm`, which is above 1 with private counts.
         """
         unit = self.strategy.rmse(self.workload, self.participation)
         return self.noise_multiplier * unit * self.measurements.norm
@@ -478,11 +481,11 @@ class Plan:
         Args:
           num_parameters: d, trainable weights of the model.
           optimizer: "sgd", or "adam", for plans with independent noise ("identity").
-          loss: Keras loss of the model, or its name; None for classes.
+          loss: Keras loss of the model, or its name; None for classification.
 
         Raises:
           ValueError: if the plan names no batch size, its workload has a schedule of
-            learning rates, or the optimizer is another one.
+            learning rates, or the optimizer is neither "sgd" nor "adam".
         """
         check_word("optimizer", optimizer, ("sgd", "adam"))
         inner: dict[str, Any] = {"learning_rate": learning_rates.RATE_OF_ADAM}
@@ -510,8 +513,8 @@ class Plan:
     ) -> BatchSchedule:
         """The batches of the run, sampled as the accountant assumes.
 
-        A secret sample is that of one run: `model.begin_run(batches)` draws it in Keras,
-        as `fit` does; elsewhere, `batches.join(key.sampler_seed())` with a `NoiseKey`.
+        Secret samples belong to one run. In Keras, `fit` or `model.begin_run(batches)`
+        draws them; elsewhere, call `batches.join(key.sampler_seed())` with a `NoiseKey`.
 
         Args:
           x: array or nested structure of arrays with first dimension `num_examples`; or
@@ -589,8 +592,8 @@ class Plan:
         """The privacy statement of a run of this plan.
 
         Args:
-          unit: whose presence is hidden, such as "one device": what an example of the
-            plan is; by default the plan's unit. The caller must know it: a unit with
+          unit: whose presence is hidden, such as "one device"; by default the plan's unit.
+            The caller asserts that one example of the plan is one such unit: a unit with
             several examples is covered by group privacy only.
 
         Raises:

@@ -8,16 +8,16 @@
 The points of the statement follow arXiv:2306.08153, App. K.1, which follows
 arXiv:2303.00654, section 5.3.
 
-A test explains what epsilon means for one person: an attacker who sees all that is
-released, and knows everything but whether one person's data were used, has to decide
-this. If the attacker accuses at most a share alpha of those who were not in the data,
-then of those who were, at most
+A test explains what epsilon means for one person. An attacker sees all that is released,
+knows everything except whether one person's data were used, and has to decide whether
+they were. If the attacker accuses at most a share alpha of those who were not in the
+data, then of those who were, at most
 
     min(exp(epsilon) alpha + delta, 1 - exp(-epsilon) (1 - delta - alpha))
 
 are found (Kairouz, Oh, Viswanath, 2015, arXiv:1311.0776, Theorem 2.1); and at most `Phi(
 Phi^-1(alpha) + mu)` for a Gaussian mechanism (Dong, Roth, Su, 2019, arXiv:1905.02383,
-Theorem 2.7), which every run is, also without the amplification that its sampling gives.
+Theorem 2.7). Every run is one if the amplification by its sampling is ignored.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ ONE_EXAMPLE = "one training example"
 _ACCUSED = 0.05
 _TAGS = ("differential-privacy", "tf-bandmf")
 _Points = list[tuple[str, str]]
-# What the statement says of the generators of noise.
+# What the statement says about the generators of noise.
 GENERATORS = phrases("generators")
 
 
@@ -53,22 +53,22 @@ class PrivacyStatement:
 
     Attributes:
       guarantee: (epsilon, delta), what the numbers are worth, and for which neighbors.
-      mu: `1 / sigma` of the Gaussian mechanism that all outputs are together, without
-        amplification; None if they are none.
+      mu: `1 / sigma` of all outputs together as one Gaussian mechanism, without
+        amplification; None if they are not one.
       unit: whose presence is hidden.
-      plans: of the runs.
+      plans: the plans of the runs.
       sampling: what is claimed from the randomness of the sampling.
       participation: how the data are used; empty without runs.
       covered: the runs and releases, such as "one training run of 20 steps".
-      scope: what follows the numbers: "for all runs together", or nothing.
+      scope: text after the numbers: "for all runs together", or nothing.
       output: what the mechanism outputs, such as "all noisy gradients".
-      mechanism: strategy and noise of a single run; or
-      runs: what several runs and releases are.
+      mechanism: strategy and noise of a single run; empty for several.
+      runs: descriptions of several runs and releases; empty for a single run.
       remarks: what else a reader must know about this run: other runs on the same data,
-        weights that were changed by hand. Empty but for measurements in a plan's own
-        statement.
-      proviso: what must be said before the numbers: of weights that were loaded, or a
-        run that took no step. Empty in a plan's own statement.
+        weights that were changed by hand. A plan's own statement only has remarks on
+        measurements.
+      proviso: a condition on the numbers, stated before them, if weights were loaded or
+        the run took no step. Empty in a plan's own statement.
 
     Raises:
       ValueError: if the unit is not a text of one line.
@@ -93,12 +93,12 @@ class PrivacyStatement:
 
     @property
     def epsilon(self) -> float:
-        """The guarantee's."""
+        """Epsilon of the guarantee."""
         return self.guarantee.epsilon
 
     @property
     def test_only(self) -> bool:
-        """Is true if noise comes from a known seed: then there is no guarantee at all."""
+        """Whether noise comes from a known seed: then there is no guarantee at all."""
         return any(plan.test_seed is not None for plan in self.plans)
 
     @property
@@ -125,7 +125,7 @@ class PrivacyStatement:
 
     def right(self) -> float:
         """The largest share of right guesses if both answers are equally likely."""
-        # Half of one plus the total variation distance, (found - accused) at its largest.
+        # (1 + total variation distance) / 2; the distance is the largest found - accused.
         shift = math.tanh(0.5 * self.epsilon)
         distance = min(shift + self.guarantee.delta * (1.0 - shift), 1.0)
         if self.mu is not None:
@@ -133,7 +133,7 @@ class PrivacyStatement:
         return 0.5 * (1.0 + distance)
 
     def card(self, model_name: str | None = None) -> PrivacyCard:
-        """The statement in plain words, too: for a model card, or for lawyers.
+        """The statement with a version in plain words, for a model card or for lawyers.
 
         Args:
           model_name: name of the model, in one line.
@@ -144,7 +144,7 @@ class PrivacyStatement:
         return PrivacyCard(self, model_name)
 
     def facts(self) -> dict[str, Any]:
-        """All that the texts of statement and card are filled with."""
+        """The values that are filled into the texts of statement and card."""
         made, plans = self.guarantee, self.plans
         is_sampled = any(
             plan.participation.is_amplified and not plan.guarantee.is_unamplified
@@ -158,7 +158,7 @@ class PrivacyStatement:
             **vars(self),
             "none": phrase("test seed", "none") if self.test_only else "",
             "whose": self.scope and f" {self.scope}",
-            # What holds without the sampling says nothing of the guarantee.
+            # Rho ignores amplification: beside an amplified epsilon it has its own point.
             "rho": f"; {rho}" if rho and not is_sampled else "",
             "unamplified": f"{rho}." if rho and is_sampled else "",
             "accesses": sentence(self.covered),
@@ -269,7 +269,7 @@ class PrivacyCard:
     ) -> str:
         """A README.md as Keras (`model.save("hf://...")`) and Hugging Face write it.
 
-        It has metadata in YAML, then the card. Add what the card does not know:
+        It has metadata in YAML, then the card. Add what the card does not contain:
         intended uses, evaluation, training data.
 
         Args:
@@ -287,7 +287,7 @@ class PrivacyCard:
             "model_name": self.model_name,
             "differential_privacy": self.to_record()["guarantee"],
         }
-        # JSON is YAML: no text of a user can end a value.
+        # JSON is valid YAML, and its quoting keeps a user's text within its value.
         lines = [
             f"{name}: {json.dumps(value, allow_nan=False)}"
             for name, value in fields.items()
@@ -297,7 +297,7 @@ class PrivacyCard:
 
 
 def _listed(heading: str, form: str, points: _Points) -> str:
-    """A heading, and a line for each point: of its number, title and text."""
+    """A heading, and a line for each point with its number, title and text."""
     lines = [form.format(i, *point) for i, point in enumerate(points, start=1)]
     return "\n".join([heading, *lines])
 
@@ -326,13 +326,13 @@ def sentence(text: str) -> str:
 
 
 def check_line(name: str, text: str, must: str = "be text of one line") -> None:
-    """Raises ValueError if this is no text of one line."""
+    """Raises ValueError if this is not text of one line."""
     if not isinstance(text, str) or len(text.strip().splitlines()) != 1:
         raise ValueError(f"{name} must {must}, found {text!r}.")
 
 
 def check_unit(unit: str) -> None:
-    """Raises ValueError if a unit is no text of one line."""
+    """Raises ValueError if a unit is not text of one line."""
     check_line(
         "unit", unit, "name in one line whose presence is hidden, such as 'one device'"
     )

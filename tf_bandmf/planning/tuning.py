@@ -4,9 +4,9 @@
     cost.epsilon                 # of the one model that is released
     trials = cost.draw_trials()  # how many to make; nobody may choose it
 
-A trial is one run of the plan, with hyperparameters that are drawn anew for each from a
-distribution that the data did not choose: learning rates from a list, for instance. Only
-the best model is released, with its hyperparameters.
+A trial is one run of the plan, with hyperparameters that are drawn for each trial from a
+distribution that does not depend on the data: learning rates from a list, for instance.
+Only the best model is released, with its hyperparameters.
 """
 
 from __future__ import annotations
@@ -30,9 +30,10 @@ from tf_bandmf.planning.texts import phrase
 
 _PROFILE = "privacy profile of repeated selection (arXiv:2402.06701)"
 _UNAMPLIFIED = ", without amplification by sampling"
-# The discretization of privacy losses, relative to epsilon: on the safe side.
+# The discretization of privacy losses, relative to epsilon; it errs on the safe side.
 _INTERVAL = 5e-4
-# Each value of a simulated bound takes seconds, and a part of what it may fail with.
+# The most deltas at which a simulated bound is computed: each takes seconds, and a part of
+# the probability of failure.
 _FEW_DELTAS = 8
 
 
@@ -96,13 +97,13 @@ def tuning_cost(
 ) -> TuningCost:
     """The epsilon of the best of a random number of runs of a plan.
 
-    It is by the epsilon of a trial as a function of delta (Koskela, Redberg and Wang, 2024,
-    arXiv:2402.06701), which in 180 of 180 settings gave less than its Renyi DP (Papernot
-    and Steinke, 2022, arXiv:2110.03620, Theorem 2). Without its amplification, every run is
-    also a Gaussian mechanism: where amplification is known only by simulation (balls in
-    bins, b-min-sep), the simulated bounds of a plan with a `confidence` count, and the
-    result has this confidence. No theorem covers an estimate: such a plan counts without
-    amplification, and the result says so.
+    It is computed from a trial's epsilon as a function of delta (Koskela, Redberg and Wang,
+    2024, arXiv:2402.06701), which in 180 of 180 settings gave less than the trial's Renyi
+    DP (Papernot and Steinke, 2022, arXiv:2110.03620, Theorem 2). Where amplification is
+    known only by simulation (balls in bins, b-min-sep), the simulated bounds of a plan with
+    a `confidence` are used, and the result has this confidence. No theorem covers an
+    estimate: a plan without a `confidence` counts as the Gaussian mechanism that it is
+    without amplification, and the result says so.
 
     WARNING: the score by which the best trial is chosen must be a function of what the
     trial releases and of data that need no protection: the accuracy on the training
@@ -168,7 +169,7 @@ def tuning_cost(
 def _trials(
     plan: Plan,
 ) -> Iterator[tuple[str, float | None, Callable[[float], float]]]:
-    """Epsilon of a trial as a function of delta: by what, its confidence, the function."""
+    """Bounds on a trial: method, confidence, and epsilon as a function of delta."""
     use = plan.participation
     # One replacement is twice a zero-out; see `Plan.zcdp_rho`.
     noise = plan.unamplified_noise / (2.0 if plan.adjacency == REPLACE_ONE else 1.0)
@@ -182,10 +183,10 @@ def _trials(
 
 
 def _bounded(plan: Plan, delta: float) -> float:
-    """Epsilon of a trial by a simulated bound, one of a few.
+    """Epsilon of a trial at one of a few deltas, by a simulated bound.
 
     Raises:
-      ValueError: if the bound counts no amplification.
+      ValueError: if the bound has no amplification.
     """
     assert plan.confidence is not None
     confidence = 1.0 - (1.0 - plan.confidence) / _FEW_DELTAS
