@@ -5,20 +5,20 @@
 
 After a run, the smallest separation b and the most participations k that were recorded of
 any device give the guarantee of the plan's strategy and noise under MinSep(b, k), as
-arXiv:2306.08153 reports its production run (section 6, App. K.1). Also where b came out
-below the number of bands: then columns that one device touches overlap, and the
-sensitivity is that of Theorem 3 (Alg. 4) or a sharper one; see
+arXiv:2306.08153 reports its production run (section 6, App. K.1). This works also if the
+measured b is below the number of bands: then the columns of one device's participations
+overlap, and the sensitivity is that of Theorem 3 (Alg. 4) or a sharper one; see
 `tf_bandmf.analysis.sensitivity`.
 
-What such a guarantee is worth:
+What the measured guarantee covers:
 
-- Neighboring data differ in what one device sent, not in when it came (the papers'
+- Neighboring data differ in what one device sent, not in when it took part (the papers'
   adjacency: "the participation pattern does not change").
-- b and k are then the same for neighbors, but they are exact functions of when all the
-  devices came. That they become known is not covered. A plan's guarantee, enforced on the
-  devices, does not depend on them.
-- The record must have every contribution that entered a sum. One that has more, such as
-  devices that dropped out, gives a larger epsilon that holds as well.
+- b and k are then the same for neighbors, but they are exact functions of when all devices
+  took part. Publishing b and k is not covered. A plan's guarantee, enforced on the devices,
+  does not depend on the measured b and k.
+- The record must contain every contribution that entered a sum. A record with more
+  entries, such as devices that dropped out, gives a larger epsilon, which is valid, too.
 """
 
 from __future__ import annotations
@@ -39,14 +39,15 @@ class MeasuredParticipation:
     """Participations of a run, measured from its record.
 
     Attributes:
-      num_rounds: that were run, from round 0, with or without clients.
-      num_clients: different clients that took part.
+      num_rounds: number of rounds that were run, from round 0, with or without clients.
+      num_clients: number of different clients that took part.
       min_separation: smallest j - i of two rounds i < j in which one client took part;
         None if nobody took part twice.
-      max_participations: of the client that took part most often; 0 if nobody did.
-      num_participations: of all clients in all rounds.
-      skipped_rounds: rounds without a released result, although clients took part; they
-        are counted in all the numbers.
+      max_participations: participations of the client that took part most often; 0 if
+        nobody took part.
+      num_participations: number of participations of all clients in all rounds.
+      skipped_rounds: rounds without a released result, although clients took part; the
+        numbers above include these rounds.
     """
 
     num_rounds: int
@@ -77,7 +78,13 @@ class MeasuredParticipation:
     def with_one(
         self, round_number: int, last: int, count: int
     ) -> MeasuredParticipation:
-        """Adds a participation of a client that had this record before it."""
+        """These numbers after one more participation of a client.
+
+        Args:
+          round_number: round of the participation, from 0.
+          last: round of the client's last participation before.
+          count: number of the client's participations before.
+        """
         gaps = [round_number - last] if count else []
         if self.min_separation is not None:
             gaps.append(self.min_separation)
@@ -91,7 +98,7 @@ class MeasuredParticipation:
         )
 
 
-NOTHING = MeasuredParticipation(0, 0, None, 0, 0)  # was measured yet
+NOTHING = MeasuredParticipation(0, 0, None, 0, 0)  # before any round
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,13 +106,14 @@ class MeasuredGuarantee:
     """The guarantee of a run as measured, and the plan's.
 
     Attributes:
-      plan: of the run.
-      measured: b and k, and the size of the record.
-      participation: MinSep with the measured b and k, which was accounted for.
-      sensitivity: of the plan's strategy under it; exact, or typed as a bound.
+      plan: the run's plan.
+      measured: the measured b and k, and the size of the record.
+      participation: MinSep with the measured b and k, for which `guarantee` is computed.
+      sensitivity: sensitivity of the plan's strategy under `participation`; exact, or
+        typed as a bound.
       guarantee: (epsilon, delta) and rho of zCDP with the plan's noise. Its kind is
         "exact" for the mechanism under `participation` in all rounds of the plan;
-        "bound" if the sensitivity is one, or fewer rounds were run.
+        "bound" if the sensitivity is a bound, or fewer rounds were run.
       planned: the plan's guarantee at the same delta.
     """
 
@@ -126,7 +134,8 @@ class MeasuredGuarantee:
     def is_within_plan(self) -> bool:
         """Returns whether the record keeps the plan's participation.
 
-        If not, the plan's guarantee does not hold for the record, but this one does.
+        If not, the plan's guarantee does not hold for the record, but the measured one
+        does.
         """
         plan, n = self.plan.participation, self.plan.num_steps
         b, k = self.measured.min_separation, self.measured.max_participations
@@ -137,16 +146,16 @@ class MeasuredGuarantee:
 def measure_participation(
     record: Mapping[int, Iterable[Hashable]], num_rounds: int | None = None
 ) -> MeasuredParticipation:
-    """Separation and participations of a record.
+    """The separation and the participations of a record.
 
     Args:
       record: for each round, from 0, the names of the clients whose contribution entered
         the sum. Rounds without clients may be missing.
-      num_rounds: that were run; by default up to the last one of the record.
+      num_rounds: number of rounds that were run; by default up to the record's last one.
 
     Raises:
-      ValueError: if a round is negative or past `num_rounds`, or if a client is twice
-        in one round: its contribution was twice what a plan accounts for.
+      ValueError: if a round is negative or past `num_rounds`, or if a client occurs twice
+        in one round: it then contributed twice what a plan accounts for.
     """
     cohorts = {round_number: [*names] for round_number, names in record.items()}
     last_of_record = max(cohorts, default=-1)
@@ -178,8 +187,8 @@ def measured_guarantee(
     """The guarantee of a plan's strategy and noise for the actual participation.
 
     Args:
-      plan: that the run followed in all but the participation.
-      measured: of the run.
+      plan: the plan that the run followed, except perhaps in its participation.
+      measured: the measured participation of the run.
       delta: by default the plan's.
 
     Raises:
@@ -194,7 +203,7 @@ def measured_guarantee(
         )
     delta = plan.delta if delta is None else delta
     n = plan.num_steps
-    # Who took part once has no separation: the largest is right.
+    # If no client took part twice, there is no separation: the largest one, n, is valid.
     separation = n if measured.min_separation is None else measured.min_separation
     participation = MinSep(separation, measured.max_participations)
     sensitivity = plan.strategy.sensitivity(participation)

@@ -2,9 +2,10 @@
 
 The engine's part is one function, `exchange`: it sends a round's model to devices and
 brings back what they answer. All that privacy needs is here: updates are clipped again
-and added up as they come, with uniform weights (`exact_sum`); the sum gets the round's
-noise, whoever answered, and is divided by a constant. Memory holds the model, one
-update, and the sum, which takes as much as two models.
+and added up as they arrive, with uniform weights (`exact_sum`); the round's noise is
+added to the sum, no matter which devices answered, and the result is divided by a
+constant. Memory holds the model, one update, and the sum, which takes at most as much as
+two models.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ from tf_bandmf_federated.server_optimizers import ServerOptimizer, ServerSGD
 
 @dataclasses.dataclass(frozen=True)
 class Replies:
-    """Counts of a round's replies that are no updates.
+    """Counts of a round's replies that are not updates.
 
     Attributes:
       refused: devices that did not take part because of their own record.
-      late: replies of earlier rounds that came now, and were discarded.
+      late: replies to earlier rounds that arrived in this one, and were discarded.
       failed: devices that answered with an error, or not with an update.
     """
 
@@ -96,12 +97,12 @@ class FederatedAveraging:
     ) -> None:
         check_plan(plan)
         self.plan = plan
-        self._first = [np.asarray(w) for w in weights]  # copied where a run begins
+        self._first = [np.asarray(w) for w in weights]  # copied when a run begins
         for weight in self._first:
             if weight.dtype != np.float32:
                 raise TypeError(
                     f"Weights must be float32, found {weight.dtype}. State that is not "
-                    f"trained, such as counters, does not belong into the sum: name it in "
+                    f"trained, such as counters, does not belong in the sum: name it in "
                     f"PrivateFedAvg's not_trained."
                 )
         sizes = [weight.size for weight in self._first]
@@ -109,7 +110,7 @@ class FederatedAveraging:
             raise ValueError("The model has no weights.")
         self._ends = np.cumsum(sizes)
         self._shapes = [weight.shape for weight in self._first]
-        ExactSum(0, plan.l2_norm_clip, 1)  # refuses a norm it has no units for
+        ExactSum(0, plan.l2_norm_clip, 1)  # raises if the clip norm is out of range
         self._exchange = exchange
         self._optimizer = ServerSGD() if optimizer is None else optimizer
         self._denominator = clients_per_round_of(plan, clients_per_round)
@@ -156,17 +157,17 @@ class FederatedAveraging:
         left = set(selected.names)
 
         def add(name: str, update: Sequence[np.ndarray]) -> None:
-            """Adds the update of a device, and forgets it."""
+            """Adds the update of a device to the sum, and keeps no copy."""
             if name not in left:
                 raise ValueError(
-                    "An update is of a device that was not asked, or that has sent one: "
-                    "it must not enter the sum, or not twice."
+                    "An update comes from a device that was not asked, or has sent one "
+                    "before: a sum has at most one update of each device that is asked."
                 )
             left.remove(name)
             try:
                 arrays = [np.asarray(array) for array in update]
             except (TypeError, ValueError):
-                arrays = []  # no device decides whether training goes on
+                arrays = []  # a bad update must not end the training
             kinds = [(array.shape, array.dtype.kind) for array in arrays]
             if kinds != [(shape, "f") for shape in self._shapes]:
                 counts["misshapen"] += 1

@@ -10,30 +10,30 @@ import numpy as np
 
 from tf_bandmf_federated.large_vectors import blocks, in_chunks
 
-# Below 1 by more than what rounding products to float32 can add, relatively, and what a
-# quick norm can: what a device has clipped is not clipped again.
+# Below 1 by more than the relative error of products rounded to float32, and of a quick
+# norm: so the server does not clip again what a device has clipped.
 ROOM = 1.0 - 2.0**-17
-# More than what it adds to a subnormal product, absolutely.
+# More than the absolute error of a subnormal product rounded to float32.
 _TINY = float(np.finfo(np.float32).smallest_subnormal)
 # More than the relative error of a norm: see `norm_of`.
 _NORM_ERROR = 2.0**-36
-# More than that of a quick one, rounded up: see `_quick_norm`.
+# More than the relative error of a quick norm: see `_quick_norm`.
 _QUICK_ERROR = 2.0**-18
 # Numbers whose squares are added up in float32.
 _ROW = 64
-# Means of squares below it may have lost some to float32's underflow.
+# If the mean of squares is below this, squares may have underflowed in float32.
 _SMALLEST_MEAN = 2.0**-100
-# Numbers of a dot product: BLAS uses no threads of its own for so few.
+# Numbers per dot product, few enough that BLAS starts no threads.
 _DOT = 1 << 13
 
 
 class Bounded(NamedTuple):
-    """An update with what it is multiplied by before it is added.
+    """An update, and the factor that it is multiplied by before it is added.
 
     Attributes:
       update: float32 arrays.
-      factor: in [0, 1]; 1.0 leaves them as they are, 0.0 makes zeros of anything.
-      is_finite: whether all values and the norm were; if not, it adds nothing.
+      factor: in [0, 1]; 1.0 leaves the arrays as they are, 0.0 turns any value into zero.
+      is_finite: whether all values and the norm were finite; if not, it adds nothing.
       was_clipped: whether the norm exceeded the clip norm.
     """
 
@@ -61,22 +61,22 @@ def bound_update(update: Sequence[np.ndarray], l2_norm_clip: float) -> Bounded:
         arrays = [array.astype(np.float32, copy=False) for array in arrays]
         norm = _quick_norm(arrays)
         if not (norm <= l2_norm_clip or norm > l2_norm_clip * (1.0 + 2.0**-16)):
-            norm = norm_of(arrays)  # too close to decide, or nothing to decide by
+            norm = norm_of(arrays)  # the quick norm is too close to the clip, or NaN
     if not math.isfinite(norm):
         return Bounded(arrays, 0.0, False, False)
     if norm <= l2_norm_clip:
         return Bounded(arrays, 1.0, True, False)
     size = sum(array.size for array in arrays)
     room = l2_norm_clip * ROOM - _TINY * math.sqrt(size)
-    factor = max(room, 0.0) / norm  # may be below what float32 has
+    factor = max(room, 0.0) / norm  # may be too small for float32
     return Bounded(arrays, factor, True, True)
 
 
 def clip_update(update: Sequence[np.ndarray], l2_norm_clip: float) -> Bounded:
     """`update * min(1, l2_norm_clip / norm)`, with a norm that is never underestimated.
 
-    An update with a value that is not finite is zeros; the factor that is left is 1.
-    Arguments: as `bound_update`.
+    An update with a value that is not finite becomes zeros. The factor of the result is 1:
+    it was applied. Arguments: as `bound_update`.
 
     Raises:
       TypeError: if an array does not hold real floats.
@@ -89,21 +89,22 @@ def clip_update(update: Sequence[np.ndarray], l2_norm_clip: float) -> Bounded:
 def norm_of(arrays: Sequence[np.ndarray]) -> float:
     """The l2 norm over all arrays, rounded up; NaN if a value is not finite.
 
-    Squares are added up in float64, in which no float32 over- or underflows: first those
-    of blocks of b numbers, with a relative error below b 2^-53, then m sums of blocks,
-    with one below m 2^-53 (Higham, "The accuracy of floating point summation", SIAM J.
-    Sci. Comput. 14, 1993, eq. 2.6). What is added is more than both up to 10^9 numbers.
+    Squares are added up in float64, where no square of a float32 over- or underflows: first
+    in blocks of b numbers, with a relative error below b 2^-53, then the m sums of blocks,
+    with a relative error below m 2^-53 (Higham, "The accuracy of floating point summation",
+    SIAM J. Sci. Comput. 14, 1993, eq. 2.6). For up to 10^9 numbers, the factor that rounds
+    the norm up exceeds both errors.
     """
     total, _ = _added_up(_squares, arrays)
     return math.sqrt(total) * (1.0 + _NORM_ERROR) if math.isfinite(total) else math.nan
 
 
 def _quick_norm(arrays: Sequence[np.ndarray]) -> float:
-    """The norm in a fifth of the time of `norm_of`; NaN if it cannot tell.
+    """The norm in a fifth of the time of `norm_of`; NaN if float32 is not enough.
 
-    Squares are added up in float32, by rows of 64: with a relative error below 64 2^-24
-    (Higham, as in `norm_of`), hence below 2^-19 of the norm. NaN if a square over- or
-    underflows by more than that.
+    Squares are added up in float32, in rows of 64, with a relative error below 64 2^-24
+    (Higham, as in `norm_of`); hence that of the norm is below 2^-19. The result is NaN if
+    overflow or underflow of squares may cause a larger error.
     """
     total, size = _added_up(_quick_squares, arrays)
     if not (math.isfinite(total) and total >= size * _SMALLEST_MEAN):
@@ -143,6 +144,6 @@ def _scaled(array: np.ndarray, factor: float) -> np.ndarray:
     """An array times a factor, float32."""
     if factor == 1.0:
         return array
-    if factor == 0.0:  # of NaN, too
+    if factor == 0.0:  # zeros also where the array has NaN
         return np.zeros_like(array)
     return (array.astype(np.float64) * factor).astype(np.float32)

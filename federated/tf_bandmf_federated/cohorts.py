@@ -1,4 +1,4 @@
-"""Cohorts of devices that come and go: who may take part, of those that are there."""
+"""Selection of a round's cohort among the available devices that may take part."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ class Selected:
 
     Attributes:
       names: of the devices.
-      past: what each did before, int64, shape [devices, 2]: last round, `NEVER` for
-        none, and participations.
-      available: how many were there.
-      eligible: how many of these might take part. If more than 2,000 are there, it is
-        estimated from as many of them as it took to find enough.
+      past: each device's record before the round, int64, shape [devices, 2]: last round,
+        or `NEVER`, and number of participations.
+      available: number of available devices.
+      eligible: number of these that may take part. If more than 2,000 are available, it is
+        estimated from those that were looked up until enough were found.
     """
 
     names: tuple[str, ...]
@@ -39,21 +39,21 @@ class Selected:
 
 @dataclasses.dataclass(frozen=True)
 class Cohorts:
-    """Selects, uniformly, of the devices that are there and may take part.
+    """Selects uniformly among the available devices that may take part.
 
-    Who took part is what the ledger says of the rounds before, whatever became of them:
-    nothing is kept here.
+    Which devices took part before is read from the ledger, which counts rounds without a
+    result, too; this class keeps no record.
 
     Args:
-      ledger: of the run.
-      present: gives the names of the devices that are there in a round.
+      ledger: the run's ledger.
+      present: returns the names of the devices that are available in a round.
       participation: b, and k if it is stated.
-      over_selection: >= 1; so many times the devices that are wanted are asked.
-      enough: eligible devices that are looked for, if more than are asked.
-      wait: whether to look again, from how many devices are there and how many of them
-        may take part. It sleeps as long as it likes, and may raise.
-      search: whether to look again for devices that a round was begun with.
-      seed: for cohorts that are drawn again, of which no privacy is claimed.
+      over_selection: >= 1; this many times the wanted number of devices are asked.
+      enough: number of eligible devices to look for, if larger than the number asked.
+      wait: function of the numbers of available and of eligible devices; returns whether
+        to look again. It may sleep before, and may raise.
+      search: returns whether to look again for the devices that a round was begun with.
+      seed: seed of the random choice; no privacy is claimed from this randomness.
 
     Raises:
       ValueError: if `over_selection` is below 1 or not finite.
@@ -75,7 +75,7 @@ class Cohorts:
             )
 
     def select(self, round_number: int, wanted: int) -> Selected:
-        """Devices for a round; fewer if not enough are there and may take part.
+        """The devices to ask in a round; fewer if too few are eligible.
 
         Args:
           round_number: from 0.
@@ -97,7 +97,7 @@ class Cohorts:
         return Selected(names, past, available, eligible)
 
     def select_again(self, round_number: int, names: Sequence[str]) -> Selected:
-        """The devices that a round was begun with: those that are there are asked."""
+        """The devices that a round was begun with, after a search for those not there."""
         past = self.ledger.history(names, round_number)
         if not np.all(self._may(past, round_number)):
             raise ValueError(
@@ -118,11 +118,12 @@ class Cohorts:
     def _draw_free(
         self, present: Sequence[str], round_number: int, target: int
     ) -> tuple[list[str], int]:
-        """Draws at least so many who may take part, or all; tells how many it looked at.
+        """Eligible devices, and the number of devices that were looked up to find them.
 
-        In random order: the first of them are a uniform choice of all of them.
+        At least `target` devices, or all if there are fewer, in random order: the first
+        ones are a uniform choice among all eligible devices.
         """
-        free: dict[str, None] = {}  # in this order, each once
+        free: dict[str, None] = {}  # in this order, without duplicates
         looked_at = 0
         order = shuffled(len(present), f"{self.seed} {round_number}")
         while looked_at < len(present) and len(free) < target:
@@ -136,7 +137,8 @@ class Cohorts:
 
 def shuffled(size: int, seed: str | None = None) -> Iterator[int]:
     """The numbers below `size` in random order, made one by one (Fisher and Yates)."""
-    # No privacy is claimed from how devices are drawn; None: from the operating system.
+    # No privacy is claimed from how devices are drawn. Without a seed, Python takes one
+    # from the operating system.
     generator = random.Random(seed)
     moved: dict[int, int] = {}
     for i in range(size):

@@ -1,6 +1,6 @@
-"""The part of a plan that a device needs to refuse, and no more.
+"""The part of a plan that a device needs to decide whether it refuses a round.
 
-It is a small file and needs no TensorFlow. Call
+The policy is a small file and needs no TensorFlow. Call
 `DevicePolicy.from_plan(plan).save("policy.json")` once on the server's side; the
 devices' app contains the file.
 """
@@ -27,9 +27,9 @@ class DevicePolicy:
     Attributes:
       plan: the plan's fingerprint, 64 hexadecimal digits.
       num_rounds: n: rounds are 0, ..., n - 1.
-      min_separation: b: rounds from one participation to the next, at least.
-      max_participations: k, the most in all rounds.
-      l2_norm_clip: zeta, the largest norm of what leaves the device.
+      min_separation: b, the least number of rounds from one participation to the next.
+      max_participations: k, the most participations in all rounds.
+      l2_norm_clip: zeta, the largest l2 norm of an update that leaves the device.
 
     Raises:
       ValueError: if a number is out of range.
@@ -72,7 +72,7 @@ class DevicePolicy:
         """The reason why a device with this record must not contribute now, or None.
 
         Args:
-          round_number: the round, as the server says.
+          round_number: the round that the server names.
           last_round: round of the device's last participation, or -1.
           participations: number of participations so far.
         """
@@ -81,7 +81,7 @@ class DevicePolicy:
         if contradicts_itself(last_round, participations):
             return "the device's record contradicts itself"
         if participations >= self.max_participations:
-            return f"it took part {participations} times, the most there is"
+            return f"it took part {participations} times, all that the plan permits"
         b, k = self.min_separation, self.max_participations
         if not may_take_part(last_round, participations, round_number, b, k):
             return (

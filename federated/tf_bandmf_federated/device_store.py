@@ -1,16 +1,17 @@
 """A device's own record: when it last took part, and how often.
 
-It is a folder of the device, outside of the app that trains, which comes and goes. Each
-plan has its own files in it: the record belongs to the plan and not to a run, so a
-second run of a plan continues the record of the first.
+The record is kept in a folder of the device, outside of the app that trains, because the
+app comes and goes. Each plan has its own files in the folder: the record belongs to the
+plan and not to a run, so a second run of a plan continues the record of the first.
 
 | file | |
 |---|---|
 | `<plan>.device` | name, last round, the server's receipt for it, participations, request |
-| `<plan>.update` | the contribution of the last round, for a request that comes again |
+| `<plan>.update` | the contribution of the last round, for a repeated request |
 
-Everything is written before it takes effect: a device that is killed has taken part. No
-file name has an ending that Flower puts into an app's bundle (`.json` and others).
+Everything is written before it takes effect: a device that is killed during a round has
+taken part in it. No file name has an ending that Flower puts into an app's bundle (`.json`
+and others).
 """
 
 from __future__ import annotations
@@ -79,20 +80,21 @@ class DeviceStore:
     def begin(
         self, round_number: int, request: str, receipt: str = ""
     ) -> list[np.ndarray] | None:
-        """Takes part in a round: permanently counted before this returns.
+        """Counts a participation in a round; the count is on disk before this returns.
 
         Args:
-          round_number: the round, as the server says.
+          round_number: the round that the server names.
           request: a digest of everything that the contribution is computed from.
           receipt: the server's receipt for this round.
 
         Returns:
-          None if the device should compute the contribution and `keep` it. If the request
-          came before and its contribution was kept, that contribution. A request always
-          has the same answer, so a server that repeats a round learns nothing more.
+          None if the device should compute the contribution and `keep` it; if the request
+          came before, the contribution that was kept. A request always has the same
+          answer, so a server that repeats a round learns nothing more.
 
         Raises:
-          Refused: if the plan does not let this device take part now.
+          Refused: if the plan does not let this device take part now, or if the request
+            came before and its contribution was not kept.
         """
         with self._locked():
             content = self._read()

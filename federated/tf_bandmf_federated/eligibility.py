@@ -1,4 +1,4 @@
-"""The one rule of who may take part, for devices, servers and tables alike."""
+"""The rule for which devices may take part, the same on devices and on servers."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ def may_take_part(
     Two participations i < j of one device have j - i >= b, and there are at most k.
 
     Args:
-      last_rounds: of each, from 0; `NEVER` before the first time. A number, an array or
-        a tensor, as the others.
-      participations: of each, before this round.
-      round_number: from 0.
+      last_rounds: each device's last round, from 0; `NEVER` if it did not take part yet.
+        A number, an array or a tensor, like the other arguments.
+      participations: number of each device's participations before this round.
+      round_number: the round, from 0.
       min_separation: b.
       max_participations: k; None for no limit but the separation's.
 
     Returns:
-      bool, of the shape of `last_rounds`. A last round at or after this one: no.
+      bool, of the shape of `last_rounds`; False if the last round is this one or later.
     """
     since = round_number - last_rounds
     free = (last_rounds <= NEVER) | (since >= min_separation)

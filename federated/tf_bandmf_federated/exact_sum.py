@@ -1,8 +1,8 @@
-"""The sum of clipped updates: folded in one by one, and the same bit for bit in any order.
+"""The sum of clipped updates, added one by one; the same bit for bit in any order.
 
-Sums of floats depend on their order, and a server that waits for all updates to put them
-in order holds them all. Here each update is rounded to whole multiples of a unit, toward
-zero, and whole numbers are added:
+Sums of floats depend on their order, and a server that puts all updates in order must hold
+all of them. Here each update is rounded toward zero to whole multiples of a unit, and whole
+numbers are added:
 
     added = trunc(update * factor / unit),   unit = 2^-24 times a power of two >= the clip
 
@@ -29,24 +29,24 @@ from tf_bandmf_federated.large_vectors import blocks, in_chunks
 
 # A coordinate of a clipped update has at most 2^24 units.
 _BITS = 24
-# Updates whose sum int32 has room for, and int64.
+# The most updates whose sum fits into int32, and into int64.
 _FEW_UPDATES, MAX_UPDATES = 127, 1 << 32
-# Numbers that are folded in at a time.
+# Numbers that are added at a time.
 _FOLDED = 1 << 16
 _LARGEST_EXPONENT = 80  # of the clip norm; float32 has room for the unit, too
 
 
 class ExactSum:
-    """A sum that updates are added to as they come. Memory: 4 or 8 bytes a coordinate.
+    """A sum to which updates are added as they arrive; 4 or 8 bytes for each coordinate.
 
     Args:
-      size: d, numbers of an update in all its arrays.
+      size: d, the number of coordinates in all arrays of an update.
       l2_norm_clip: zeta.
-      most: how many updates may come.
+      most: the largest number of updates.
 
     Attributes:
       units: the sum, in units: int32 or int64, shape [d].
-      unit: how much one is.
+      unit: the value of one unit.
 
     Raises:
       ValueError: if the clip norm is below 2^-80 or above 2^80, or `most` is too large.
@@ -67,17 +67,17 @@ class ExactSum:
         self._left = most
 
     def add(self, update: Sequence[np.ndarray]) -> Bounded:
-        """Clips an update and adds it; one that is not finite adds nothing.
+        """Clips an update and adds it; an update that is not finite adds nothing.
 
         Args:
           update: arrays of floats, of d numbers in all.
 
         Returns:
-          What was done to it.
+          The update, and how it was clipped.
 
         Raises:
           TypeError: if an array does not hold real floats.
-          ValueError: if more updates come than may.
+          ValueError: if this is more than the largest number of updates.
         """
         bounded = bound_update(update, self._clip)
         if not bounded.is_finite:
@@ -85,8 +85,8 @@ class ExactSum:
         if self._left == 0:
             raise ValueError("More updates came than the sum has room for.")
         self._left -= 1
-        # The product is rounded to float32 by less than `bound_update` leaves room for,
-        # and exact if the factor is 1.
+        # Rounding the product to float32 adds less than the room that `bound_update`
+        # leaves; if the factor is 1, the product is exact.
         scale = np.float32(bounded.factor / self.unit)
         ends = np.cumsum([array.size for array in bounded.update])
         sums = [self.units[n - a.size : n] for n, a in zip(ends, bounded.update)]
@@ -98,14 +98,14 @@ class ExactSum:
     ) -> np.ndarray:
         """`(sum + stddev noise) / denominator`, float32, in multiples of `grid_of`.
 
-        It takes the sum's memory.
+        It is written into the memory of the sum, which is lost.
 
         Args:
-          noise: float32, d numbers in parts one after the other.
-          stddev: of the noise per unit of `noise`.
+          noise: float32, d numbers in consecutive parts.
+          stddev: standard deviation of the noise that is added, per unit of `noise`.
           denominator: a public constant.
         """
-        # float32 numbers are written where whole ones were read before.
+        # Each float32 is written over integers that were read before.
         noisy = self.units.view(np.float32)[: self.units.size]
         start, grid = 0, grid_of(stddev / denominator)
         for part in noise:
@@ -123,7 +123,7 @@ class ExactSum:
 
 
 def _fold(scale: np.float32, sums: np.ndarray, vector: np.ndarray) -> None:
-    """Adds whole units of a vector, rounded toward zero."""
+    """Adds a vector, in units rounded toward zero, to the sums."""
     size = min(_FOLDED, vector.size)
     scaled, whole = np.empty(size, np.float32), np.empty(size, np.int32)
     for block in blocks(0, vector.size, _FOLDED):

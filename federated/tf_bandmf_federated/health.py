@@ -1,6 +1,6 @@
-"""One line per round for the operator: who came, and what is spent so far.
+"""One line per round for the operator: counts of devices, and the epsilon spent so far.
 
-It has exact counts of devices, which the guarantee does not cover: do not publish it.
+The counts are exact, which the guarantee does not cover: do not publish the line.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ class Health:
     """Writes the lines of one run.
 
     Args:
-      plan: of the run.
+      plan: the run's plan.
     """
 
     def __init__(self, plan: Plan) -> None:
@@ -23,7 +23,7 @@ class Health:
         self._epsilons: dict[tuple[int | None, int], float] = {}
 
     def epsilon(self, measured: MeasuredParticipation) -> float:
-        """Epsilon of what was done so far, at the plan's delta: an upper bound."""
+        """An upper bound on epsilon of the rounds so far, at the plan's delta."""
         if measured.max_participations == 0:
             return 0.0
         worst = (measured.min_separation, measured.max_participations)
@@ -41,9 +41,9 @@ class Health:
         """The line for a round that is done.
 
         Args:
-          round_number: from 0.
-          metrics: of `FederatedAveraging`.
-          measured: up to this round.
+          round_number: the round, from 0.
+          metrics: the round's metrics, from `FederatedAveraging`.
+          measured: the participations up to this round.
         """
         counts = dict(metrics)
         if counts.pop("skipped", 0):

@@ -1,4 +1,4 @@
-"""Large vectors, worked on in parts that stay in the cache, by a few threads."""
+"""Work on large vectors, by a few threads, in parts that fit into the cache."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ BLOCK = 1 << 15  # numbers that NumPy works on at a time
 _CHUNK = 1 << 20  # numbers that a thread takes at a time
 _THREADS = min(4, os.cpu_count() or 1)
 
-Part = tuple[int, slice]  # of an array, by its number
+Part = tuple[int, slice]  # number of an array, and a part of it
 
 T = TypeVar("T")
 S = TypeVar("S")
 
 
 def blocks(start: int, end: int, size: int = BLOCK) -> Iterator[slice]:
-    """The parts of `size` of [start, end), in their order."""
+    """The slices of [start, end) of `size` numbers, in order; the last may be shorter."""
     for begin in range(start, end, size):
         yield slice(begin, min(begin + size, end))
 
@@ -31,12 +31,13 @@ def blocks(start: int, end: int, size: int = BLOCK) -> Iterator[slice]:
 def in_chunks(work: Callable[..., T], *groups: Sequence[np.ndarray]) -> list[T]:
     """`work(part, ...)` for all chunks of arrays, by threads; results in order.
 
-    Where chunks begin does not depend on the number of threads. Arrays below a chunk's
-    size are put together for a thread. NumPy lets other threads run while it works.
+    Where chunks begin does not depend on the number of threads. A thread takes several
+    arrays at once if they are smaller than a chunk. NumPy releases Python's lock while it
+    works.
 
     Args:
-      work: takes parts of one dimension, one of each group: views of contiguous arrays.
-      *groups: arrays; those of one group have the sizes of those of another.
+      work: takes one-dimensional parts, one of each group: views of contiguous arrays.
+      *groups: sequences of arrays; the arrays have the same sizes in all groups.
     """
     flat = [[np.reshape(array, -1) for array in arrays] for arrays in groups]
     parts = [
@@ -52,9 +53,9 @@ def in_chunks(work: Callable[..., T], *groups: Sequence[np.ndarray]) -> list[T]:
 
 
 def ahead(work: Callable[[S], T], items: Iterable[S]) -> Generator[T, None, None]:
-    """`work(item)` of each, in order, by a few threads: some are made before they are read.
+    """Yields `work(item)` of each item, in order; threads compute a few of them ahead.
 
-    No item may need another.
+    The items must not depend on each other.
     """
     items = list(items)
     if len(items) < 2 or _THREADS < 2:
@@ -71,11 +72,11 @@ def ahead(work: Callable[[S], T], items: Iterable[S]) -> Generator[T, None, None
     finally:
         for one in begun:
             one.cancel()
-        concurrent.futures.wait(begun)  # nothing goes on behind an error
+        concurrent.futures.wait(begun)  # after an error, no thread still works
 
 
 def _together(parts: list[Part]) -> Iterator[list[Part]]:
-    """Parts of about a chunk in all, in their order."""
+    """Lists of consecutive parts that together have at most a chunk's size."""
     some: list[Part] = []
     size = 0
     for number, part in parts:
@@ -95,4 +96,4 @@ def _pool(threads: int) -> concurrent.futures.ThreadPoolExecutor:
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_pool.cache_clear)  # threads stay behind
+    os.register_at_fork(after_in_child=_pool.cache_clear)  # a fork has no threads

@@ -1,22 +1,22 @@
-"""The write-ahead record of a run: what was begun, before it is done, and its state.
+"""The write-ahead record of a run: the rounds that were begun, and the newest state.
 
-A round that is run twice, with two cohorts or two models, spends more than the plan. So
-before a round is sent to anybody, the ledger has its cohort; and before anything is
-released, its result, with the state after it. After a crash, the program repeats the
+A round that is run twice, with two cohorts or two models, spends more than the plan. So the
+ledger has a round's cohort before the round is sent to any device, and the round's result,
+with the state after it, before anything is released. After a crash, the program repeats the
 round that was begun, with the same cohort: nothing of it was released, and its noise is
-bound to the sum, whatever that is by now.
+bound to its sum, even if the sum is a different one now.
 
 The file is an SQLite database. Its journal ensures that an entry is either complete or
 absent, and on the disk before the call returns. It has three tables:
 
-`entries`: each has the SHA-256 of itself and the digest of the one before. They come in
-  one order: `run`, `finished`, `released` (of the first state, as of a round -1), and for
-  each round `started`, `finished`, `released`.
+`entries`: each has the SHA-256 of itself and the digest of the entry before. Their order is
+  fixed: `run`, `finished`, `released` (of the first state, as round -1), and for each
+  round `started`, `finished`, `released`.
 
 | entry | fields |
 |---|---|
 | `run` | plan's fingerprint, model and settings of the process; a secret |
-| `started` | round, a number that is drawn, what was measured; names of the cohort |
+| `started` | round, a random number, the measured participation; names of the cohort |
 | `finished` | round, digest of the state after it, why it was skipped, or null |
 | `released` | round |
 
@@ -24,8 +24,9 @@ absent, and on the disk before the call returns. It has three tables:
   cohorts of the entries, and the two are compared when the file is opened.
 `states`: the arrays of the newest state, which `finished` replaces.
 
-A skipped round has no result: its state has the model before it. The file contains names
-of devices, and states the noise key: only its owner may read it (mode 0600).
+A skipped round has no result: the state after it has the model before it. The file contains
+names of devices, and its state contains the noise key: only the owner may read the file
+(mode 0600).
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ from tf_bandmf_federated.accounting import NOTHING, MeasuredParticipation
 from tf_bandmf_federated.ledger_lock import LedgerLock
 from tf_bandmf_federated.state_rows import digest_of_rows, rows_of, state_of
 
-# Rounds that are repeated need the same digests.
+# The version of digests is part of the format: a repeated round needs the same digests.
 _FORMAT = f"tf-bandmf-federated ledger 9, digests {digests.VERSION}"
 _BEFORE_FIRST = "0" * 64
 _AFTER = {
@@ -57,11 +58,11 @@ _AFTER = {
     "finished": "released",
     "released": "started",
 }
-_NO_ROUND = -1  # it ends with the first state
-_WAIT = 1.0  # seconds for another connection to end
-# A transaction is on the disk when it ends. The connection locks the file, from its first
-# look until it is closed, also against others of this process: so the journal needs no
-# shared memory. `ledger_lock` says what else there is.
+_NO_ROUND = -1  # of the entries before round 0
+_WAIT = 1.0  # seconds to wait for another connection to end
+# A transaction is on the disk when it ends. The connection locks the file from its first
+# access until it is closed, also against other connections of this process: so the journal
+# needs no shared memory. `ledger_lock` explains why there is a second lock.
 _PRAGMAS = (
     "locking_mode = EXCLUSIVE",
     "journal_mode = WAL",
@@ -87,8 +88,8 @@ SELECT
     (SELECT count(*) FROM participations WHERE device = value AND round < ?1)
 FROM json_each(?2)
 """
-# Whether the rows are those of the cohorts that the entries have: as many, and each is
-# found. CROSS JOIN keeps this order, in which the table's key is used.
+# Whether the participations are exactly the cohorts of the entries: as many, and each one
+# is found. CROSS JOIN fixes the order of the join, so that the table's key is used.
 _IS_WHOLE = """
 SELECT count(*) = (SELECT count(*) FROM participations)
     AND count(*) = (SELECT count(*) FROM entries, json_each(names))
@@ -102,10 +103,10 @@ class RoundRecord:
     """The ledger's record of one round.
 
     Attributes:
-      round_number: from 0.
-      point: SHA-256 of all entries up to its start, among them the digest of the state
-        before it and a number that was drawn: the round's noise is bound to it.
-      measured: of all participations up to this round.
+      round_number: the round, from 0.
+      point: SHA-256 of all entries up to the round's start, which include the digest of
+        the state before it and a random number. The round's noise is bound to the point.
+      measured: the participations up to and including this round.
       skipped_because: None for a round with a result.
     """
 
@@ -120,7 +121,7 @@ class Ledger:
 
     Args:
       path: path of the file; it is created if it does not exist.
-      run: what the run is made for; must be equal whenever the file is opened.
+      run: the run's plan and settings; must be the same whenever the file is opened.
 
     Attributes:
       expected: the entry that comes next, and its round: ("started", 0).
@@ -150,7 +151,7 @@ class Ledger:
             # locks.
             with contextlib.suppress(FileExistsError):
                 os.close(os.open(path, os.O_CREAT | os.O_EXCL, 0o600))
-            private_files.check_mode(path)  # which SQLite gives its journal, too
+            private_files.check_mode(path)  # SQLite gives its journal the same mode
             self._database = sqlite3.connect(path, _WAIT, isolation_level=None)
             self._read(run)
 
@@ -161,7 +162,7 @@ class Ledger:
         self.close()
 
     def close(self) -> None:
-        """Ends the connection, and its lock. A forked process leaves both."""
+        """Ends the connection and the lock; in a forked process, does nothing."""
         if os.getpid() != self._owner:
             return
         if self._database is not None:
@@ -176,7 +177,7 @@ class Ledger:
 
     @property
     def interrupted(self) -> RoundRecord | None:
-        """The round that was begun and is not finished."""
+        """The round that was begun and is not finished, or None."""
         return (
             self._rounds[-1]
             if self.expected[0] == "finished" and self._rounds
@@ -215,7 +216,7 @@ class Ledger:
         ).hexdigest()
 
     def measured(self, num_rounds: int) -> MeasuredParticipation:
-        """Separation and participations of the first rounds, as they were begun."""
+        """Separation and participations of the first `num_rounds` rounds."""
         rounds = self._rounds[:num_rounds]
         skipped = tuple(r.round_number for r in rounds if r.skipped_because)
         return dataclasses.replace(
@@ -228,7 +229,7 @@ class Ledger:
         """The newest state, in the structure of another one.
 
         Raises:
-          ValueError: if it was changed, or is of another process.
+          ValueError: if the state was changed, or belongs to another process.
         """
         query = "SELECT name, dtype, shape, content FROM states ORDER BY number"
         with self._transaction() as database:
@@ -264,15 +265,15 @@ class Ledger:
     def finished(
         self, round_number: int, state: Any, skipped: str | None = None
     ) -> None:
-        """The round's result is this state; it may be released from now on.
+        """Records the state after a round; it may be released from now on.
 
         Args:
           round_number: -1 for the state before the first round.
           state: arrays and numbers, nested.
-          skipped: why it has no result, if it has none.
+          skipped: why the round has no result; None if it has one.
 
         Raises:
-          TypeError: if the state has something else.
+          TypeError: if the state has other leaves than arrays and numbers.
           ValueError: if another entry comes next.
         """
         self._append(
@@ -280,7 +281,7 @@ class Ledger:
         )
 
     def released(self, round_number: int) -> None:
-        """Everything that is released after the round was released.
+        """Records that everything due after the round was released.
 
         Raises:
           ValueError: if another entry comes next.
@@ -327,7 +328,7 @@ class Ledger:
 
     @contextlib.contextmanager
     def _guarded(self) -> Iterator[None]:
-        """Closes after an error: what was taken over may not be on the disk."""
+        """Closes the ledger after an error: the disk may lack what is in memory."""
         try:
             yield
         except sqlite3.DatabaseError as error:
@@ -335,14 +336,14 @@ class Ledger:
             if "locked" in str(error):
                 raise self._open_elsewhere() from error
             is_other = isinstance(error, sqlite3.OperationalError)
-            # A table or column, or names that are no JSON.
+            # A table or a column is missing, or names are not JSON.
             is_damage = any(word in str(error) for word in ("no such", "malformed"))
             if not is_other or is_damage:
                 raise ValueError(self._damaged(str(error))) from error
             raise OSError(
                 f"{self._path} cannot be used now ({error}): the disk is full, or nobody "
-                f"may write there. Nothing was begun or released by this. Mend it, and "
-                f"call again."
+                f"may write there. Nothing was begun or released by this. Mend the cause, "
+                f"and call again."
             ) from error
         except BaseException:
             self.close()
@@ -377,7 +378,7 @@ class Ledger:
         if self.expected[0] == "run":
             self._append({**expected, "secret": draw()})
             private_files.sync(os.path.dirname(os.path.abspath(self._path)))
-        # Others may hold a row twice, and triggers change what is written.
+        # Other tables may hold a row twice, and triggers may change what is written.
         tables = "SELECT sql FROM sqlite_master WHERE sql IS NOT NULL ORDER BY sql"
         if self._database.execute(tables).fetchall() != [(sql,) for sql in _TABLES]:
             raise ValueError(self._damaged("Its tables"))
@@ -412,7 +413,7 @@ class Ledger:
             )
 
     def _take(self, entry: dict[str, Any], digest: str) -> None:
-        """Takes an entry over."""
+        """Updates this object with an entry that is in the file."""
         self._digest = digest
         kind, number = entry["entry"], entry["round"]
         if kind == "run":

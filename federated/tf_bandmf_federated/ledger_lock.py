@@ -1,8 +1,9 @@
-"""One program for a ledger's file, where SQLite's locks are not enough.
+"""Ensures that only one program uses a ledger, where SQLite's locks are not enough.
 
-A process loses its POSIX locks of a file when it closes any descriptor of it, such as that
-of a copy which it makes; hence a lock beside them, of a file of its own. A fork that ends
-would close the connection, which takes the journal away from the program that writes there.
+A process loses its POSIX locks on a file when it closes any descriptor of the file, for
+example after it has copied the file; hence a second lock, on a separate file. A forked
+process that ends would close the connection, and so remove the journal that its parent
+still writes.
 """
 
 from __future__ import annotations
@@ -16,14 +17,14 @@ from tf_bandmf.files.locks import Lock
 
 
 class LedgerLock:
-    """A lock of `<path>.lock`, which no fork keeps; and whether the files stay in place.
+    """A lock on `<path>.lock` that no fork keeps, and a check that files stay in place.
 
     Args:
-      path: of the ledger.
+      path: path of the ledger.
 
     Raises:
-      BlockingIOError: if another program has it, or another ledger of this one.
-      OSError: if the ledger has another name, for which there would be another lock.
+      BlockingIOError: if another program, or another ledger of this program, has the lock.
+      OSError: if the file has another name (a hard link), which would have its own lock.
     """
 
     def __init__(self, path: str) -> None:
@@ -42,7 +43,7 @@ class LedgerLock:
         _LOCKS.add(self)
 
     def watch(self, database: sqlite3.Connection) -> None:
-        """Takes the files of this connection for the ledger and its journal."""
+        """Notes which files this connection has open, for `check`."""
         self._database, self._numbers = database, self._file_numbers()
 
     def check(self) -> None:
@@ -64,14 +65,14 @@ class LedgerLock:
         self._database = None
 
     def leave(self) -> None:
-        """Leaves connection and lock to the program that this one is a fork of."""
+        """Leaves connection and lock to the parent, in a forked process."""
         if self._database is not None:
-            # Never freed, it is never closed.
+            # A connection that is never freed is never closed.
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._database))
         self._database = None
 
     def _file_numbers(self) -> list[int]:
-        # A file that is open keeps its number.
+        # An open file keeps its inode number.
         return [os.stat(path).st_ino for path in self._paths]
 
 

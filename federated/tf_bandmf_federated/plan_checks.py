@@ -10,17 +10,18 @@ from tf_bandmf.planning.statement import PrivacyStatement
 
 
 def check_plan(plan: Plan, num_rounds: int | None = None) -> MinSep:
-    """The participation of a plan that federated learning can keep.
+    """The participation of a plan, after a check that federated learning can keep it.
 
     Args:
       plan: its steps are the rounds, its examples the clients (user-level privacy).
-      num_rounds: rounds that shall be run, or None.
+      num_rounds: number of rounds to run, or None.
 
     Raises:
       TypeError: if this is not a plan.
-      ValueError: if the participation is not `MinSep`: devices come when they are
-        available, so that nothing else can be enforced and no amplification by sampling
-        be claimed; or if the plan has fewer than `num_rounds` steps.
+      ValueError: if the participation is not `MinSep` (devices come when they are
+        available: nothing else can be enforced, and no amplification by sampling can be
+        claimed); if the plan reserves for private counts or evaluations; or if it has fewer
+        than `num_rounds` steps.
     """
     if not isinstance(plan, Plan):
         raise TypeError(f"plan must be a tf_bandmf.Plan, found {type(plan).__name__}.")
@@ -68,8 +69,8 @@ def clients_per_round_of(plan: Plan, clients_per_round: float | None) -> float:
     """The public denominator: the expected number of clients in a round.
 
     Raises:
-      ValueError: if neither says it, both say it and differ, or it is not a finite
-        positive number.
+      ValueError: if neither the plan nor the argument gives it, both give it and differ,
+        or it is not a finite positive number.
     """
     stated = plan.expected_batch_size
     if clients_per_round is None:
@@ -90,7 +91,7 @@ def clients_per_round_of(plan: Plan, clients_per_round: float | None) -> float:
 
 
 def cohort_size(plan: Plan, clients_per_round: float | None) -> int:
-    """Number of devices that a round shall have.
+    """The number of devices to select for a round.
 
     Raises:
       ValueError: as `clients_per_round_of`, or if it is not whole.

@@ -1,10 +1,10 @@
 """The privacy report of a federated run, as Markdown.
 
 Its points are those of arXiv:2306.08153, App. K.1, which follows Ponomareva et al.,
-2023, section 5.3, and two more: the mechanism's parameters and what is not covered. It
-states what plan and measurement say, of a run that did what the plan says (as
-`build_fed_avg` does). What only the operator knows is what the operator says, and is
-marked as such, or as not stated.
+2023, section 5.3, and two more: the mechanism's parameters and what is not covered. The
+report states what follows from plan and measurement, for a run that followed the plan (as
+`build_fed_avg` does). What only the operator knows is quoted and marked as the operator's
+statement, or marked as not stated.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from tf_bandmf_federated.accounting import (
     measured_guarantee,
 )
 
-# One paragraph a point: its title, a period, its text. The last one is the table.
+# One paragraph for each point: title, period, text. The last paragraph is the table.
 _TEXT = pathlib.Path(__file__).with_name("report.txt")
 
 
 @dataclasses.dataclass(frozen=True)
 class OperatorStatements:
-    """Facts that neither plan nor measurement has: sentences of whoever ran the training.
+    """Facts that plan and measurement do not contain: sentences of the run's operator.
 
     Each is printed as a statement of the operator; one that is None is marked as not
     stated.
 
     Attributes:
       released: what was released: a final model, all models, to whom.
-      public_data: used in addition to the private data, for example to pretrain.
+      public_data: what was used in addition to the private data, for example to pretrain.
       devices: how devices and users correspond.
       enforcement: how the separation was enforced, and what the record was taken from.
       verifiability: where code and configuration can be read.
@@ -60,10 +60,10 @@ def write_report(
     """Writes the report to a file, UTF-8.
 
     Args:
-      path: of the file.
-      plan: of the run.
-      measured: of the run: `PrivateFedAvg.measured`, that of `train_model`, or from a
-        record (`measure_participation`).
+      path: path of the file.
+      plan: the run's plan.
+      measured: the run's measurement: `PrivateFedAvg.measured`, `TrainingOutcome.measured`
+        of `train_model`, or `measure_participation` of a record.
       delta: by default the plan's.
       operator: what only the operator knows.
 
@@ -159,7 +159,7 @@ def _skipped(measured: MeasuredParticipation) -> str:
     shown = ", ".join(map(str, rounds[:20])) + (", ..." if len(rounds) > 20 else "")
     return (
         f"{len(rounds)} of these rounds (counted from 0: {shown}) were skipped after an "
-        f"interruption: no result of theirs was released; their participations are "
+        f"interruption: none of their results was released; their participations are "
         f"counted. "
     )
 
@@ -167,7 +167,7 @@ def _skipped(measured: MeasuredParticipation) -> str:
 def _kind(actual: MeasuredGuarantee) -> str:
     if not actual.sensitivity.is_exact:
         return (
-            "The values are proven upper bounds: the sensitivity is one "
+            "The values are proven upper bounds: the sensitivity is a bound "
             f"({actual.sensitivity.method})."
         )
     reason = f"Sensitivity by: {actual.sensitivity.method}."

@@ -1,7 +1,7 @@
 """Noise of a run's rounds, made by the server itself with the core's generator.
 
-The ring buffer of a banded C, in this process, is made again from round 0 after a restart;
-BISR, BandInvMF and λ-CGD have none.
+A banded C needs a ring buffer, which this process keeps and recomputes from round 0 after a
+restart; BISR, BandInvMF and λ-CGD need none.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tf_bandmf.planning.memory import refuse_too_large
 from tf_bandmf_federated.large_vectors import ahead
 from tf_bandmf_federated.plan_checks import check_horizon
 
-_PART = 1 << 20  # normals that are made at a time, where nothing is kept
+_PART = 1 << 20  # normals that are made at a time if there is no ring buffer
 
 
 class RoundNoise:
@@ -34,7 +34,7 @@ class RoundNoise:
 
     Args:
       plan: plan whose strategy makes the noise; with a test seed, the key is the test
-        key, whatever a state has.
+        key, whatever key a state has.
       num_parameters: d, the number of parameters.
 
     Raises:
@@ -56,7 +56,7 @@ class RoundNoise:
         shape = [self._generator.memory_vectors, self._generator.shard_size]
         self._buffer = tf.Variable(tf.zeros(shape), trainable=False)
         self._position = 0  # the round whose noise comes next from the buffer
-        self._reserved: str | None = None  # in the plan's ledger
+        self._reserved: str | None = None  # name of the run in the plan's ledger
         self._secret = b""  # of the state that noise was last made for
         self._row = tf.function(self._row_in_place)
         self._part = tf.function(self._part_of_row)
@@ -81,12 +81,13 @@ class RoundNoise:
     def _digest(self, number: int, total: np.ndarray, point: str) -> int:
         """A keyed digest of what the noise of a round is added to.
 
-        BLAKE2b (RFC 7693) with a key of the run: two different sums have one digest with
-        probability 2^-64, as far as nobody tells it from a random function.
+        BLAKE2b (RFC 7693) with a key of the run: two different sums have the same digest
+        with probability 2^-64, as far as BLAKE2b is computationally indistinguishable from
+        a random function.
 
         Returns:
-          A signed 64-bit number. As secret as the noise. 0 with a test seed, whose
-          noise protects nobody, so that runs can be compared.
+          A signed 64-bit number, as secret as the noise; 0 with a test seed, whose noise
+          protects nobody, so that runs can be compared.
         """
         if self._plan.test_seed is not None:
             return 0
@@ -107,15 +108,15 @@ class RoundNoise:
 
         If an older state is restored and the sums differ from there on, the noise is
         independent: no difference of releases is free of noise. Equal sums at one point
-        get equal noise. So nothing needs to be known about what was handed out before.
-        The first time, the run reserves in the ledger that its plan is bound to.
+        get equal noise. So no record of earlier releases is needed. The first call reserves
+        the run's budget in the ledger that its plan is bound to.
 
         Args:
-          state: after the rounds before, whose digests it has.
+          state: state after the rounds before, with their digests.
           total: all numbers of the sum, in an order that is the same each time.
-          point: what else the noise is bound to, with a random number in it. Without that,
-            two histories with equal sums have equal results, which shows that they are
-            equal.
+          point: text that the noise is also bound to, with a random number in it. Without
+            the number, two histories with equal sums would have equal results, which shows
+            that the sums are equal.
 
         Returns:
           Row `round` of `C^-1 Z`, float32, in consecutive parts that are made on
@@ -142,7 +143,7 @@ class RoundNoise:
     def after(
         self, state: Mapping[str, np.ndarray], total: np.ndarray, point: str
     ) -> OrderedDict[str, np.ndarray]:
-        """The state after a round: its digests have this one. See `bound_to`."""
+        """The state after a round, with the round's digest. See `bound_to`."""
         number = len(state["digests"])
         check_horizon(self._plan, number)
         self._take_key(state)
@@ -162,7 +163,7 @@ class RoundNoise:
         self._restart()
 
     def _restart(self) -> None:
-        """The buffer before round 0."""
+        """Resets the buffer to its content before round 0."""
         if self._position:
             self._buffer.assign(tf.zeros_like(self._buffer))
         self._position, self._digests = 0, np.zeros([0], np.int64)
@@ -170,8 +171,8 @@ class RoundNoise:
     def _parts(self, keys: tf.Tensor, number: int) -> Iterator[tf.Tensor]:
         """A row without a buffer, in parts.
 
-        TensorFlow keeps the memory that it once had: a row at once would cost as much as
-        the model for the rest of the program. Threads make the next parts meanwhile.
+        TensorFlow does not return memory: a whole row at once would take as much memory as
+        the model for the rest of the program. Threads make the next parts ahead.
         """
         step, length = tf.constant(number, tf.int64), self._generator.shard_size
 
@@ -185,14 +186,14 @@ class RoundNoise:
     def _from_buffer(
         self, keys: tf.Tensor, number: int, digests: np.ndarray
     ) -> tf.Tensor:
-        """Makes the rows that the buffer needs, and the wanted one."""
+        """The row of a round, after the earlier rows that the buffer lacks."""
         position = self._position
         drawn = self._digests[:position]
         if number < position or not np.array_equal(drawn, digests[:position]):
             self._restart()
         for step in range(self._position, number + 1):
-            # Until the row is there nothing is known of the buffer: should this be
-            # interrupted, any round begins anew.
+            # An interruption here leaves the buffer in an unknown state: with this
+            # position, the next call begins with round 0.
             self._position = self._plan.num_steps + 1
             row = self._row(keys, tf.constant(step, tf.int64))
             self._position = step + 1
@@ -200,7 +201,7 @@ class RoundNoise:
         return row
 
     def _row_in_place(self, keys: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
-        """The noise of a step; the buffer goes on to the next one."""
+        """The noise of a step; moves the buffer on to the next step."""
         step = self._generator.checked_step(step)
         noise, updates = self._generator.row(keys, self._buffer, step)
         with tf.control_dependencies([noise]):

@@ -1,8 +1,8 @@
-"""The rounds of a run, from the ledger's first line to the last release: of any engine.
+"""The rounds of a run, from the ledger's first entry to the last release, for any engine.
 
-`tff.training` says what happens in which order, and what after a crash. An engine, such as
-TensorFlow Federated or Flower, is what `Engine` asks for: it runs the round and knows no
-ledger.
+`tff.training` describes the order of the steps, and what happens after a crash. An engine,
+such as TensorFlow Federated or Flower, implements `Engine`: it runs the rounds and does not
+use the ledger.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tf_bandmf_federated.cohorts import Cohorts, Selected
 from tf_bandmf_federated.ledger import Ledger
 from tf_bandmf_federated.plan_checks import check_plan
 
-# No name that Flower puts into the bundle it sends to every node.
+# Flower does not put a file of this name into the bundle that it sends to every node.
 LEDGER_FILE = "ledger.sqlite3"
 _RESTARTS = ("replay", "skip")
 
@@ -29,32 +29,33 @@ class Engine(Protocol):
 
     Attributes:
       plan: what the run does.
-      settings: what else makes it what it is, as plain values: the ledger keeps them.
+      settings: what else defines the run, as plain values; the ledger keeps them.
     """
 
     plan: Plan
     settings: dict[str, Any]
 
     def note_rounds(self, rounds: int) -> None:
-        """Tells the ledger that the plan is bound to how many rounds were done."""
+        """Tells the plan's ledger how many rounds were done."""
 
     async def initial_state(self) -> Any:
         """The state before round 0 of a new run."""
 
     def no_metrics(self) -> Any:
-        """Metrics of a round without a result, in the structure of the others."""
+        """Metrics of a round without a result, with the structure of other metrics."""
 
     async def run(self, state: Any, selected: Selected, point: str) -> tuple[Any, Any]:
-        """The round with the selected devices: state after it, and metrics.
+        """The state after a round with the selected devices, and the round's metrics.
 
-        Its noise is bound to the point: at the same one, it is the same to the bit.
+        The noise is bound to the point: a round repeated at the same point is the same, bit
+        for bit.
         """
 
     def skip_round(self, state: Any, point: str) -> Any:
         """The state after a round without a result, which was begun at this point.
 
-        Later rounds may be computed from its normals: they are bound to the point, or
-        all histories that skip the round would share them.
+        Later rounds may be computed from the skipped round's normals, so these are bound
+        to the point: otherwise all histories that skip the round would share them.
         """
 
     async def weights(self, state: Any) -> Any:
@@ -65,15 +66,15 @@ class Releasing(Protocol):
     """A destination of releases, such as a `tff.program.ReleaseManager`."""
 
     async def release(self, value: Any, key: Any) -> None:
-        """Replaces what left under the same key before."""
+        """Releases a value; it replaces an earlier one with the same key."""
 
 
 class ProgramState(NamedTuple):
     """The state that is saved after each round.
 
     Attributes:
-      state: of the engine.
-      metrics: of the last round, for a release that a crash interrupted.
+      state: the engine's state.
+      metrics: metrics of the last round, for a release that a crash interrupted.
     """
 
     state: Any
@@ -82,20 +83,20 @@ class ProgramState(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """A run, with its parts. It goes on where an interrupted one ended.
+    """A run, with its parts. It continues where an interrupted run ended.
 
     Attributes:
-      engine: runs its rounds.
-      cohorts: makes what selects devices, for a run with this ledger.
-      private_dir: for the ledger; created with mode 0700.
-      clients_per_round: to select.
-      total_rounds: None for the plan's.
+      engine: runs the rounds.
+      cohorts: makes the selector of devices, for a run with this ledger.
+      private_dir: folder for the ledger; created with mode 0700.
+      clients_per_round: number of devices to select.
+      total_rounds: rounds of the whole run; None for the plan's.
       models: gets the model's weights.
-      release_every: rounds from one model to the next.
+      release_every: number of rounds from one released model to the next.
       metrics: gets the metrics, which are not private.
-      interrupted_round: "replay" or "skip".
-      after_round: gets the state after each round of this call, when all that is
-        released after it was.
+      interrupted_round: "replay" an interrupted round, or "skip" it.
+      after_round: gets the state after each round of this call, once everything due after
+        the round was released.
     """
 
     engine: Engine
@@ -127,7 +128,7 @@ class Run:
         return self.total_rounds or self.engine.plan.num_steps
 
     async def finish(self) -> tuple[ProgramState, MeasuredParticipation]:
-        """Runs what is left.
+        """Runs the remaining rounds.
 
         Returns:
           The state after the last round; separation and participations, in which clients
@@ -135,8 +136,8 @@ class Run:
 
         Raises:
           BlockingIOError: if another program works in `private_dir`.
-          ValueError: if its file is damaged, or of another run; if more rounds were begun
-            than `total_rounds`. What a round raises is passed on.
+          ValueError: if its file is damaged, or belongs to another run; if more rounds were
+            begun than `total_rounds`. What a round raises is passed on.
         """
         total, engine = self.num_rounds, self.engine
         os.makedirs(self.private_dir, mode=0o700, exist_ok=True)
@@ -157,7 +158,7 @@ class Run:
             return state, ledger.measured(total)
 
     async def _begin(self, ledger: Ledger) -> ProgramState:
-        """The newest state; what a crash left unreleased is released."""
+        """The newest state, after a release that a crash may have interrupted."""
         state = ProgramState(
             await self.engine.initial_state(), self.engine.no_metrics()
         )
@@ -172,7 +173,7 @@ class Run:
     async def _run_round(
         self, ledger: Ledger, cohorts: Cohorts, state: ProgramState, number: int
     ) -> ProgramState:
-        """A round that begins or begins again, or one that is skipped."""
+        """Runs a new or an interrupted round, or skips the latter; the state after it."""
         engine, record = self.engine, ledger.interrupted
         if record is not None and self.interrupted_round == "skip":
             reason = "interrupted"
@@ -192,9 +193,9 @@ class Run:
         return after
 
     async def _release(self, ledger: Ledger, state: ProgramState) -> None:
-        """Releases what is due after the last round; once more, if need be.
+        """Releases what is due after the last round, possibly for the second time.
 
-        After a skipped round the model as it stood before is released, without metrics.
+        After a skipped round, the unchanged model is released, without metrics.
         """
         _, number = ledger.expected
         done = number + 1

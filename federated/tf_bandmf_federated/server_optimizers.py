@@ -2,8 +2,9 @@
 
 The direction of a step is the mean of the noisy updates, so what an optimizer computes
 from it is post-processing (Reddi et al., 2021, arXiv:2003.00295, Algorithm 2).
-Correlated noise adds up to little over many rounds only if the rounds are added up
-linearly: it is made for SGD with momentum; for Adam and Yogi it is a heuristic.
+Correlated noise adds up to little over many rounds only if the model is linear in the
+rounds' directions: it is designed for SGD with momentum; for Adam and Yogi it is a
+heuristic.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class ServerOptimizer(abc.ABC):
         check_positive("learning_rate", self.learning_rate)
 
     def initial_state(self, weights: Sequence[np.ndarray]) -> list[Arrays]:
-        """`slots` lists of arrays of the weights' shapes."""
+        """`slots` lists of zeros of the weights' shapes."""
         return [[np.zeros_like(w) for w in weights] for _ in range(self.slots)]
 
     @abc.abstractmethod
@@ -54,7 +55,7 @@ class ServerOptimizer(abc.ABC):
         """
 
     def get_config(self) -> dict[str, Any]:
-        """Its name and numbers: what must be the same after a restart."""
+        """The optimizer's name and numbers, which must be the same after a restart."""
         return {"name": type(self).__name__, **dataclasses.asdict(self)}
 
 
@@ -71,7 +72,7 @@ class ServerSGD(ServerOptimizer):
     slots: ClassVar[int] = 1
 
     def initial_state(self, weights: Sequence[np.ndarray]) -> list[Arrays]:
-        """Nothing without momentum: a large model's state is the model."""
+        """One list, or none without momentum: a large model then needs no more memory."""
         return super().initial_state(weights) if self.momentum else []
 
     def apply(
@@ -81,7 +82,7 @@ class ServerSGD(ServerOptimizer):
         if self.momentum:
             beta = np.float32(self.momentum)
             moments = [beta * m + g for m, g in zip(state[0], direction)]
-        # In the memory of the direction: a large model has no room for another one.
+        # In the memory of the direction: a large model leaves no room for another array.
         for weight, moment, after in zip(weights, moments, direction):
             np.add(weight, np.multiply(rate, moment, after), after)
         return direction, [moments] if self.momentum else []
@@ -95,7 +96,7 @@ class ServerAdam(ServerOptimizer):
       learning_rate: > 0.
       beta_1: decay rate of the first moment.
       beta_2: decay rate of the second moment.
-      epsilon: tau, added to the root.
+      epsilon: tau, added to the square root of the second moment.
     """
 
     learning_rate: float = 0.1

@@ -1,6 +1,6 @@
 """States as rows of a database: their arrays by name, large ones in several parts.
 
-A state may hold the key of the noise: who may read the database is the owner alone.
+A state may hold the key of the noise: only the owner may read the database.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def rows_of(state: Any) -> Iterator[Row]:
             )
         flat = np.ascontiguousarray(value).reshape(-1)
         about = (name, value.dtype.str, json.dumps(value.shape))
-        for part in blocks(0, max(flat.size, 1), _PART):  # one of an empty array, too
+        for part in blocks(0, max(flat.size, 1), _PART):  # empty arrays have a row, too
             yield *about, flat[part].view(np.uint8).data
 
 
@@ -50,10 +50,10 @@ def digest_of_rows(rows: Iterable[Row]) -> str:
 
 
 def state_of(rows: Iterable[Row], structure: Any) -> Any:
-    """The state, in the structure of another one.
+    """The state that rows hold, in the structure of another one.
 
     Raises:
-      ValueError: if that has other names, dtypes or numbers of dimensions.
+      ValueError: if the structure has other names, dtypes or numbers of dimensions.
     """
     kinds: dict[str, tuple[str, str]] = {}
     parts: dict[str, list[bytes]] = {}

@@ -1,7 +1,8 @@
 """Federated averaging with correlated noise on Flower (1.41, message API).
 
 On the server: `PrivateFedAvg`, a strategy. On the devices: `private_client_app`, or
-`ParticipationMod` for an app of your own. What they keep is in rooms that know no engine.
+`ParticipationMod` for an app of your own. The rules that they keep are in modules that do
+not depend on an engine.
 """
 
 from __future__ import annotations

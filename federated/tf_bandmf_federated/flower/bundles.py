@@ -8,13 +8,13 @@ _APP = "tool.flwr"  # in an app's pyproject.toml
 
 
 def check_outside_of_apps(folder: str, what: str) -> None:
-    """Raises ValueError if a folder is that of a Flower app, or below it.
+    """Raises ValueError if a folder is a Flower app's folder, or below one.
 
     `flwr run` bundles what is in an app's folder, and every SuperNode gets the bundle.
 
     Args:
-      folder: that gets private files.
-      what: it is, for the error.
+      folder: folder for private files.
+      what: what the folder is, for the error message.
     """
     place = pathlib.Path(folder).resolve()
     for parent in (place, *place.parents):

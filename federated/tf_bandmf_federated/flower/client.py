@@ -28,19 +28,20 @@ class ParticipationMod:
 
     On a `train` message, the device counts the round, durably, before its app is
     called; the app's `ArrayRecord` of new weights becomes the update, clipped to the
-    plan's norm; all other records of the reply are dropped. A device whose record does
-    not let it take part says so, and its app is not called. A repeated message gets the
-    first answer, which is kept.
+    plan's norm; all other records of the reply are dropped. If the device's record does
+    not let it take part, it answers with a refusal, and its app is not called. A repeated
+    message gets the first answer, which is kept.
 
-    Put it first in the list of mods (what comes after it is inside it), and `install` it:
-    the server's query has no handler in an app that only has the mod. Messages other than
-    `train` and that query are refused: what they send is not private.
+    Put the mod first in the list of mods, so that the others run inside it, and call
+    `install`: the mod alone does not make the app answer the server's query. Messages
+    other than `train` and this query are refused: the answers would not be private.
 
     Args:
-      policy: of the plan; `DevicePolicy.from_plan(plan)`. A server with another plan is
-        refused.
+      policy: the plan's policy, `DevicePolicy.from_plan(plan)`. A server with another
+        plan is refused.
       store: folder of this device, or a function of Flower's context that returns it
-        (from `context.node_config`, say). It must survive the app, and is per device.
+        (from `context.node_config`, say). It must outlive the app, and belong to one
+        device.
     """
 
     def __init__(self, policy: DevicePolicy, store: Where) -> None:
@@ -62,7 +63,7 @@ class ParticipationMod:
         )
 
     def install(self, app: ClientApp) -> ClientApp:
-        """The app, which now answers the server's query for the device's name."""
+        """Makes the app answer the server's query for the device's name; returns it."""
         app.query(messages.QUERY_ACTION)(self.answer)
         return app
 
@@ -92,7 +93,7 @@ class ParticipationMod:
             if config[messages.PLAN] != self._policy.plan:
                 raise Refused("the server has another plan than this device")
             store = self._open(context)
-            # Before this round: the server compares it with its ledger.
+            # The record before this round, which the server compares with its ledger.
             record = store.record
             about.update(last_round=record["last_round"], receipt=record["receipt"])
             request = _digest((self._policy.plan, run, number, trained), before)
@@ -108,7 +109,7 @@ class ParticipationMod:
             try:
                 update = self._update(message, context, call_next, before, trained)
             except Exception as error:
-                # Text and type may have private data in them: they stay here.
+                # The error's text and type may contain private data: they stay here.
                 log(WARNING, "Round %d failed: %r", number, error)
                 about["problem"] = messages.FAILED
                 return _reply(message, about)
@@ -167,9 +168,9 @@ def private_client_app(
             ...  # reply with an ArrayRecord of the new weights
 
     Args:
-      policy: of the plan.
+      policy: the plan's policy.
       store: see `ParticipationMod`.
-      mods: further ones, inside of it: what they send is clipped, or dropped.
+      mods: further mods, which run inside the first: what they send is clipped, or dropped.
     """
     mod = ParticipationMod(policy, store)
     return mod.install(ClientApp(mods=[mod, *mods]))
@@ -189,7 +190,7 @@ def _kinds(arrays: dict[str, np.ndarray]) -> list[tuple[Any, ...]]:
 
 
 def _digest(about: tuple[Any, ...], arrays: dict[str, np.ndarray]) -> str:
-    """A digest of what an update is computed from, as far as the server says it."""
+    """A digest of what the server asks for: plan, run, round, and the weights it sent."""
     digest = hashlib.sha256(repr((about, _kinds(arrays))).encode())
     for array in arrays.values():
         digest.update(np.ascontiguousarray(array).tobytes())

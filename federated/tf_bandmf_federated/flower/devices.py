@@ -1,8 +1,8 @@
 """The devices behind Flower's nodes.
 
-A node's number lasts as long as its connection; a device's name, from its store, as long
-as the device's memory of what it took part in. So nodes are asked for their names: as many
-as a round needs, in random order, and no node's silence delays a round.
+A node's number lasts as long as its connection. A device's name is in its store, and lasts
+as long as the store's record of participations. So the server asks nodes for their names:
+as many nodes as a round needs, in random order. A node that stays silent delays no round.
 """
 
 from __future__ import annotations
@@ -22,27 +22,27 @@ from tf_bandmf_federated.flower.messages import QUERY, REPLY
 from tf_bandmf_federated.flower.receipts import Receipts
 
 log = getLogger("flwr").log  # Flower's own
-# Seconds from a query that failed to the next: twice as many each time, up to the last.
+# Seconds from a failed query to the next one; doubled each time, up to the longest pause.
 _PAUSE, _LONGEST_PAUSE = 0.1, 5.0
-# As `DeviceStore` makes names.
+# Names as `DeviceStore` makes them.
 _NAME = re.compile("[0-9a-f]{16,64}")
 # Why a node cannot take part.
 OTHER_PLAN, STRANGER, FAILED = "another plan", "rounds of another run", "an error"
 
 
 class Devices:
-    """The devices that are there.
+    """The devices that are connected.
 
     Args:
-      grid: of Flower.
-      plan: fingerprint; devices with another plan are left out.
+      grid: Flower's grid.
+      plan: the plan's fingerprint; devices with another plan are left out.
       begun: the number of rounds that the server began. A device that says it took part
         in a later one is left out.
-      receipts: of the run.
-      timeout: seconds for which the answers of nodes that were asked are awaited.
+      receipts: the run's receipts.
+      timeout: seconds to wait for the answers of nodes that were asked.
 
     Attributes:
-      nodes: that were connected at the last look.
+      nodes: the nodes that were connected at the last look.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class Devices:
         self._asked: dict[str, tuple[int, float]] = {}  # by message: node, when
 
     def present(self) -> list[str]:
-        """Names of the devices that are connected now and have said them.
+        """Names of the devices that are connected now and have answered the query.
 
         Raises:
           RuntimeError: if one of them has a receipt for a round in which the ledger does
@@ -82,7 +82,7 @@ class Devices:
         """Asks more nodes for their names.
 
         Args:
-          count: names that are wanted; those of nodes that were asked are counted.
+          count: number of names wanted, including those that are still awaited.
 
         Returns:
           Whether answers are awaited.
@@ -98,7 +98,7 @@ class Devices:
             if node not in self._names and node not in settled
         )
         new = list(itertools.islice(unknown, max(0, count - awaited)))
-        # A message may be answered long after nobody waits for it.
+        # An answer is still used if it arrives long after the wait for it has ended.
         ttl = 20 * self._timeout
         queries = [Message(RecordDict(), node, QUERY, ttl=ttl) for node in new]
         for node, sent in zip(new, self._grid.push_messages(queries) if new else ()):
@@ -107,7 +107,7 @@ class Devices:
         return bool(new or awaited)
 
     def nodes_of(self, names: Iterable[str]) -> dict[str, int]:
-        """The nodes of those devices that were connected at the last look."""
+        """The nodes, by name, of these devices that were connected at the last look."""
         # If a device has two nodes, the one that came later is live.
         nodes = {name: node for node, name in self._names.items()}
         return {name: nodes[name] for name in names if name in nodes}
@@ -161,7 +161,7 @@ class Devices:
     def _is_of_this_run(self, name: str, about: ConfigRecord) -> bool:
         """Returns whether a device says that it took part only in rounds that began here.
 
-        Anybody can say otherwise: so it ends the run only with a receipt.
+        Any device can claim a later round, so only one with a receipt ends the run.
         """
         last_round = about.get("last_round")
         if not isinstance(last_round, int):

@@ -4,14 +4,15 @@
 |---|---|---|
 | `train` | `arrays` | the model's weights |
 | | `config` | `PLAN`, `RUN`, `ROUND`, `NOT_TRAINED`, and the user's own |
-| | `GIVEN` | `RECEIPT`, the device's own |
+| | `GIVEN` | `RECEIPT`, another one for each device |
 | its reply | `arrays` | the clipped update |
 | | `REPLY` | `plan`, `run`, `round`, `device`, `problem`, `last_round`, `receipt` |
 | `QUERY` | none | |
 | its reply | `REPLY` | `plan`, `device`, `last_round`, `receipt`, `participations` |
 
 `problem` is "" if the device took part, "refused: ..." if its record does not let it, and
-"failed: ..." if it could not. Nothing else leaves a device: metrics of training are exact.
+"failed" if its app raised an error. Nothing else leaves a device: metrics of training would
+be exact, without noise.
 """
 
 from __future__ import annotations

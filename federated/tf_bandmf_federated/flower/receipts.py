@@ -1,9 +1,9 @@
-"""Receipts for rounds, by which a server learns of rounds that it does not know.
+"""Receipts for rounds, by which a server detects rounds that its ledger does not have.
 
 A device that is asked to take part gets a receipt, which only the server's ledger can make,
-and keeps it beside its record. It shows it when it is asked for its name, and with each
-answer and refusal. A receipt for a round in which the ledger does not have the device was
-given by another copy of the run, or before an older folder was restored.
+and keeps it beside its record. The device shows the receipt when it is asked for its name,
+and with each answer and refusal. A receipt for a round in which the ledger does not have
+the device was given by another copy of the run, or before an older folder was restored.
 """
 
 from __future__ import annotations
@@ -17,27 +17,27 @@ from tf_bandmf_federated.ledger import Ledger
 
 
 class Receipts:
-    """Gives and checks receipts: for a device, a round, and the point at which it began.
+    """Gives and checks receipts, each for a device, a round and the round's point.
 
     Args:
-      ledger: of the run.
+      ledger: the run's ledger.
     """
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
 
     def give(self, devices: Iterable[str], round_number: int) -> dict[str, str]:
-        """The receipts of a round that has begun, by the device's name."""
+        """The receipts for a round that has begun, by device name."""
         draw = self._ledger.rounds[round_number].point[:32]
         return {name: self._receipt(name, round_number, draw) for name in devices}
 
     def check(self, device: str, about: ConfigRecord) -> None:
         """Ends the run if a device shows a receipt that the ledger does not account for.
 
-        Whatever is no receipt of this server for this device proves nothing.
+        Anything but this server's receipt for this device is ignored.
 
         Raises:
-          RuntimeError: if it does.
+          RuntimeError: if the device shows such a receipt.
         """
         number, shown = about.get("last_round"), str(about.get("receipt", ""))
         draw = shown.partition(".")[0]

@@ -1,4 +1,4 @@
-"""The server's side: a strategy that keeps a ledger, and goes on where it was killed."""
+"""The server's side: a strategy with a ledger, which continues where it was killed."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ from tf_bandmf_federated.server_optimizers import ServerOptimizer
 from tf_bandmf_federated.state_rows import digest_of_rows, rows_of
 
 log = getLogger("flwr").log  # Flower's own
-_PAUSE = 0.05  # seconds from one look at the SuperLink to the next
-_GONE = 5.0  # seconds from one look for nodes that left in a round to the next
-_DEFAULT_TIMEOUT = 3600.0  # Flower's
-_ASKED = 1_000  # nodes that are asked for their names, at least
-_SHOWN = 200  # characters of what a device says
-_PULLED_BYTES = 1 << 26  # of updates that are pulled together; at least one is
+_PAUSE = 0.05  # seconds between two looks at the SuperLink
+_GONE = 5.0  # seconds between two looks for nodes that left during a round
+_DEFAULT_TIMEOUT = 3600.0  # Flower's default
+_ASKED = 1_000  # the least number of nodes that are asked for their names
+_SHOWN = 200  # the most characters of a device's answer that are logged
+_PULLED_BYTES = 1 << 26  # bytes of updates that are pulled together, or one update
 
 
 class PrivateFedAvg(Strategy):
@@ -55,39 +55,39 @@ class PrivateFedAvg(Strategy):
     computed from them, over all restarts, if `private_dir` and each device's store stay
     private and whole. The server is trusted with the devices' updates.
 
-    A round's devices are chosen by the ledger's record of them, which is written before
+    A round's devices are chosen by their records in the ledger, which is written before
     anything is sent. Each reply is clipped again; the sum has uniform weights, gets the
-    round's noise whoever replied, and is divided by a constant. `start` continues where
-    the run was interrupted: `server_round` in Flower's records is the plan's round plus
-    1. See `tf_bandmf_federated.tff.training` for what happens after a crash.
+    round's noise no matter who replied, and is divided by a constant. `start` continues
+    where the run was interrupted: `server_round` in Flower's records is the plan's round
+    plus 1. See `tf_bandmf_federated.tff.training` for what happens after a crash.
 
     Metrics of `start`'s result are exact counts of devices, for the operator. Devices
     send no metrics; evaluate on public data with `evaluate_fn`.
 
     Args:
       plan: with `MinSep` participation; its steps are rounds.
-      private_dir: for the ledger, which has the noise key and the state: secret, and
-        needed to continue. Not in the folder of a Flower app, whose files are sent to
-        every node.
+      private_dir: folder for the ledger, which has the noise key and the state: secret,
+        and needed to continue. It must not be in the folder of a Flower app, whose files
+        are sent to every node.
       clients_per_round: the public denominator, and how many devices are selected; by
         default the plan's batch size.
       server_optimizer: by default SGD with learning rate 1.
       over_selection: >= 1: this many times `clients_per_round` devices are asked, so
         that about `clients_per_round` answer within `start`'s `timeout`, which must then
-        be given. All that do are added up; the denominator stays `clients_per_round`. A
-        round ends with `timeout`, or when nobody who is connected is left to answer, so
-        that no device's training time or failure decides about another's update; later
-        replies are counted as late.
+        be given. All updates that arrive by then are added up; the denominator stays
+        `clients_per_round`. A round ends with `timeout`, or when every device that is
+        still connected has answered: no device's training time or failure decides whether
+        another's update is included. Later replies are counted as late.
       min_available: number of eligible devices to wait for before a round begins; by
         default `clients_per_round`.
       max_wait: seconds to wait for them. Then the round runs with those available; if
         there are none, `start` raises, and no round is spent.
-      query_timeout: seconds to wait for the names of nodes, as long as too few are known.
-      not_trained: names of arrays that are no part of the update, of any dtype, such as
+      query_timeout: seconds to wait for the names of nodes while too few are known.
+      not_trained: names of arrays that are not part of the update, of any dtype, such as
         counters and moving averages: devices get them as they are in `initial_arrays`.
       models: gets the weights after each round, a list of arrays; the key is the number
         of rounds done, and an earlier entry with the same key must be replaced.
-      interrupted_round: "replay" or "skip".
+      interrupted_round: "replay" an interrupted round, or "skip" it.
 
     Attributes:
       plan: what the run does.
@@ -126,12 +126,12 @@ class PrivateFedAvg(Strategy):
         self._interrupted_round = interrupted_round
         self._health = Health(plan)
         self._measured: MeasuredParticipation | None = None
-        self._devices: Devices  # of `start`
-        self._sent: ArrayRecord  # of the round
+        self._devices: Devices  # from `start` on
+        self._sent: ArrayRecord  # the round's model
         self._receipts: Receipts
         self._ledger: Ledger
         self._waiting_since: float | None = None
-        self._unanswered: list[str] = []  # messages of the round before
+        self._unanswered: list[str] = []  # messages of the last round
 
     @property
     def measured(self) -> MeasuredParticipation:
@@ -162,10 +162,10 @@ class PrivateFedAvg(Strategy):
         """Runs the remaining rounds.
 
         Args:
-          grid: of Flower.
+          grid: Flower's grid.
           initial_arrays: weights before round 0, float32. After a restart their values
-            do not count; names and shapes must be the same.
-          num_rounds: of the whole run, over all restarts; by default the plan's.
+            are ignored; names and shapes must be the same.
+          num_rounds: rounds of the whole run, over all restarts; by default the plan's.
           timeout: seconds to wait for a round's replies; a device that stays connected
             and does not answer makes a round last that long. By default an hour.
           train_config: sent to devices with the model.
@@ -174,8 +174,8 @@ class PrivateFedAvg(Strategy):
           evaluate_fn: evaluates on public data; gets `server_round` and weights.
 
         Raises:
-          ValueError: if `evaluate_config` is given, or no `timeout` with over-selection;
-            else see `rounds.Run.finish`.
+          ValueError: if `evaluate_config` is given, or `timeout` is missing with
+            over-selection. For further errors, see `rounds.Run.finish`.
         """
         if evaluate_config is not None:
             raise ValueError(
@@ -193,8 +193,8 @@ class PrivateFedAvg(Strategy):
         missing = set(self._not_trained) - set(arrays)
         if missing:
             raise ValueError(
-                f"not_trained names {sorted(missing)}, which are no initial_arrays; there "
-                f"are {list(arrays)}."
+                f"not_trained names {sorted(missing)}, which initial_arrays does not have; "
+                f"it has {list(arrays)}."
             )
         self._fixed = {name: arrays[name] for name in self._not_trained}
         self._order = list(arrays)
@@ -274,7 +274,7 @@ class PrivateFedAvg(Strategy):
     configure_evaluate = aggregate_evaluate = _refuse
 
     def _record(self, weights: list[np.ndarray]) -> ArrayRecord:
-        """The whole model: what is trained, and what is not."""
+        """The whole model: the arrays that are trained, and those that are not."""
         pairs = zip(self._names, weights, strict=True)
         arrays = {name: Array(weight) for name, weight in pairs} | self._fixed
         return ArrayRecord({name: arrays[name] for name in self._order})
@@ -286,8 +286,8 @@ class PrivateFedAvg(Strategy):
           Whether to look again.
 
         Raises:
-          RuntimeError: after `max_wait` without any: a round of nobody would spend a round
-            of the plan on noise.
+          RuntimeError: if there is none after `max_wait`: a round without devices would
+            spend one of the plan's rounds on noise alone.
         """
         wanted = math.ceil(self._wanted * self._over_selection)
         lacking = max(wanted, self._min_available) - eligible
@@ -326,8 +326,8 @@ class PrivateFedAvg(Strategy):
         if not self._ledger.rounds and -(-connected // self._wanted) < b:
             log(
                 WARNING,
-                "%d nodes are connected; rounds of %d whose devices then rest for %d "
-                "others need %d. Unless others come, the run stops after %d rounds.",
+                "%d nodes are connected; rounds of %d, whose devices then rest for %d "
+                "rounds, need %d. Unless others connect, the run stops after %d rounds.",
                 connected,
                 self._wanted,
                 b - 1,
@@ -336,7 +336,7 @@ class PrivateFedAvg(Strategy):
             )
 
     def _why_nobody(self) -> str:
-        """Names what the nodes lack, and what to do about it."""
+        """The error message that says why no node may take part, and what to do."""
         b, wanted = self._participation.min_separation, self._wanted
         k = self._participation.participations(self.plan.num_steps)
         names = self._devices.present()
@@ -371,7 +371,7 @@ class PrivateFedAvg(Strategy):
         )
 
     def _exchange(self, request: Request, add: Add) -> Replies:
-        """Sends a round's model to its devices, and adds what comes back in time."""
+        """Sends a round's model to its devices, and adds the updates that come in time."""
         # Replies to the round before come too late: they are thrown away.
         late = len([*self._grid.pull_messages(self._unanswered)])
         nodes = self._devices.nodes_of(request.names)
@@ -390,7 +390,7 @@ class PrivateFedAvg(Strategy):
                     refused += 1
                 else:
                     failed += 1
-                    # A device writes no lines of its own into the log.
+                    # With %r, a device cannot write lines of its own into the log.
                     log(INFO, "device %s: %r", name[:8], answer[:_SHOWN])
             if time.monotonic() > look:
                 look = time.monotonic() + _GONE
@@ -410,7 +410,7 @@ class PrivateFedAvg(Strategy):
             yield from self._grid.pull_messages(asked[part])
 
     def _send(self, request: Request, nodes: dict[str, int]) -> dict[str, str]:
-        """Names of the devices that were sent the model, by the message's number."""
+        """Sends the model; returns the devices' names by the number of their message."""
         config = ConfigRecord(
             {
                 **self._config,
@@ -423,7 +423,7 @@ class PrivateFedAvg(Strategy):
         )
         self._sent = self._record(request.weights)
         receipts = self._receipts.give(nodes, request.round_number)
-        # What all get is made once: a record takes as long as an update.
+        # The records for all devices are made once: making one costs as much as an update.
         common = {messages.ARRAYS: self._sent, messages.CONFIG: config}
         given = {
             name: ConfigRecord({messages.RECEIPT: receipt})
@@ -464,14 +464,14 @@ class PrivateFedAvg(Strategy):
             return "it did not send the model's arrays"
         try:
             return [_numbers(arrays[name], self._sent[name]) for name in self._names]
-        except Exception as error:  # no device decides whether training goes on
+        except Exception as error:  # a bad reply must not end the training
             return f"its arrays cannot be read: {type(error).__name__}"
 
 
 def _numbers(array: Array, sent: Array) -> np.ndarray:
-    """The value of `array.numpy()`, without its copy if it has the header that was sent.
+    """The value of `array.numpy()`, without a copy if its header is the one that was sent.
 
-    Reading a header takes as long as all else that is done with a small array.
+    To read a header takes as long as everything else that is done with a small array.
     """
     start = len(sent.data) - 4 * math.prod(sent.shape)  # of float32
     header = sent.data[:start]

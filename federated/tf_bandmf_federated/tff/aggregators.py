@@ -1,9 +1,9 @@
 """Aggregation factories: bounded sums, correlated noise, a public denominator.
 
 `CorrelatedNoiseFactory` is a drop-in `model_aggregator` of TFF's
-`build_unweighted_fed_avg`. `AdmittingFactory`, that of `build_fed_avg`, also admits
-clients: its weight slot takes the clients' tags instead of weights, which a private mean
-cannot have.
+`build_unweighted_fed_avg`. `AdmittingFactory`, which `build_fed_avg` uses, also decides
+which clients are admitted: the place of clients' weights, which a private mean cannot have,
+is taken by their tags.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class CorrelatedNoiseFactory(tff.aggregators.UnweightedAggregationFactory):
 
     Formal guarantee: the released results of at most `plan.num_steps` rounds have the
     plan's (epsilon, delta) for a client's whole data, IF every client keeps the plan's
-    `MinSep` and comes at most once in a round. This factory does not see which clients
-    come: enforce this elsewhere, or use `build_fed_avg`.
+    `MinSep` and takes part at most once in a round. This factory does not see which clients
+    take part: enforce this elsewhere, or use `build_fed_avg`.
 
     The measurements are exact counts of clients, int32, for the operator: they have no
     noise and are not part of the guarantee.
@@ -53,8 +53,8 @@ class CorrelatedNoiseFactory(tff.aggregators.UnweightedAggregationFactory):
         check_plan(plan)
         if hooks.is_needed(plan):
             raise ValueError(
-                "The plan is bound to a ledger, in which nothing can reserve within TFF's "
-                "own process. Use build_fed_avg."
+                "The plan is bound to a ledger, in which TFF's own process cannot reserve "
+                "the run's budget. Use build_fed_avg."
             )
         self._plan = plan
         self._denominator = clients_per_round_of(plan, clients_per_round)
@@ -90,8 +90,8 @@ class AdmittingFactory(tff.aggregators.WeightedAggregationFactory):
     their own past: the weights are `tags.DEVICE_TAGS`.
 
     Args:
-      plan: with `MinSep` participation; who uses the process reserves for it.
-      denominator: public.
+      plan: with `MinSep` participation; the caller reserves its budget in a ledger.
+      denominator: the public constant by which the noisy sum is divided.
     """
 
     def __init__(self, plan: Plan, denominator: float) -> None:

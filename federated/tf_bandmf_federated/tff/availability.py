@@ -2,8 +2,8 @@
 
 Devices come when they are charged, idle and on an unmetered network
 (arXiv:2306.08153, section 3 and App. K): fewer at some hours than at others. An
-availability is a function of round and device's name that gives a probability, or says
-whether the device is there. Nothing is claimed from this randomness.
+availability is a function of round and device's name that returns the probability that the
+device is available, or whether it is. No privacy is claimed from this randomness.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def diurnal(
 def present(
     availability: Availability, round_number: int, names: Sequence[str], seed: bytes
 ) -> list[str]:
-    """Draws independently who is there in a round: the same for one seed of 32 bytes.
+    """The devices available in a round, drawn independently from a seed of 32 bytes.
 
     Raises:
       ValueError: if the availability gives anything but probabilities.

@@ -22,8 +22,8 @@ def tagged_client_work(
         not finite (TFF then sends zeros) and 1 otherwise.
 
     Returns:
-      A process whose update weight are the `DEVICE_TAGS`. Those of `CARRIED` are in
-      the elements, and are read from the first one.
+      A process whose update weights are the `DEVICE_TAGS`. The tags of `CARRIED` are in
+      all elements of the data, and are read from the first one.
     """
     state_type, weights_type, examples_type = inner.next.type_signature.parameter
     example_type = examples_type.member.element
@@ -31,7 +31,8 @@ def tagged_client_work(
     element = collections.OrderedDict(example=example_type, tags=tags_type)
     data_type = tff.SequenceType(tff.to_type(element))
 
-    # One computation for each client: a further one costs as much as a small model's step.
+    # A single computation: for each client, a second one would cost as much as a small
+    # model's step.
     @tff.tensorflow.computation(data_type)
     def examples_and_tags(dataset):
         absent = tf.fill([len(CARRIED)], NEVER), tf.constant(False)

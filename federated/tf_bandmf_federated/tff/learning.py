@@ -46,7 +46,7 @@ from tf_bandmf_federated.tff.client_work import tagged_client_work
 from tf_bandmf_federated.tff.state_noise import NoiseInState, number_of_inputs
 from tf_bandmf_federated.tff.tags import DEVICE_TAGS
 
-# What TFF's own learning processes add up.
+# The parts of which TFF's own learning processes are composed.
 _TEMPLATES = tff.learning.templates
 
 Model = Union[
@@ -63,7 +63,7 @@ class PrivateLearningProcess(tff.learning.templates.LearningProcess):
 
     Attributes:
       plan: what the run does.
-      settings: what else defines the process, as plain values: a run keeps them.
+      settings: what else defines the process, as plain values; a run's ledger keeps them.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class PrivateLearningProcess(tff.learning.templates.LearningProcess):
         self.plan = plan
         self.num_parameters = num_parameters
         self.settings = dict(settings)
-        self._done: set[tuple[bytes, int]] = set()  # run and round, in this process
+        self._done: set[tuple[bytes, int]] = set()  # (run, round) done in this process
         self._reserved: set[str] = set()
 
     def statement(self) -> PrivacyStatement:
@@ -98,7 +98,7 @@ class PrivateLearningProcess(tff.learning.templates.LearningProcess):
     def prepare(self, state: Any, inputs: str) -> Any:
         """The state for a round that may be repeated, with the same result bit for bit.
 
-        For a program that records what was begun, such as `train_model`.
+        This is for a program that records what was begun, such as `train_model`.
 
         Args:
           state: before the round.
@@ -117,14 +117,14 @@ class PrivateLearningProcess(tff.learning.templates.LearningProcess):
     def skip_round(self, state: Any, inputs: str = "") -> Any:
         """The state after a round whose result is discarded: the model is unchanged.
 
-        For a round that was begun and must not be repeated with its noise. The clients'
-        participations in it count. The guarantee holds: what is released is part of what
-        the plan would release.
+        This is for a round that was begun and must not be repeated with its noise. The
+        clients' participations in it count. The guarantee holds: what is released is part
+        of what the plan would release.
 
         Args:
           state: before the round.
-          inputs: what the round was begun with; its normals, from which later rounds may
-            be made, are bound to it. If empty, they are bound to a number that is drawn.
+          inputs: what the round was begun with. The round's normals, which later rounds may
+            need, are bound to it; if it is empty, to a random number.
 
         Raises:
           ValueError: past the plan's last round.
@@ -140,11 +140,11 @@ class PrivateLearningProcess(tff.learning.templates.LearningProcess):
         """Run and round of a state, if `next` may compute its result now.
 
         None if they are unknown: while TFF traces, for references of its programs, and for
-        anything but a state of this process. The first time, the run reserves in the
-        ledger that its plan is bound to.
+        anything but a state of this process. The first call for a run reserves its budget
+        in the ledger that the plan is bound to.
 
         Raises:
-          ValueError: if the round has a result already that nobody could repeat.
+          ValueError: if the round already has a result, and was not prepared (`prepare`).
           LedgerError: if the ledger does not let the run begin.
         """
         try:
@@ -307,7 +307,7 @@ def build_fed_avg(
 
 
 def _initial_weights(model_fn: Model) -> tff.Computation:
-    """Builds the first weights in the way of TFF's `build_weighted_fed_avg`."""
+    """Builds the first weights as TFF's `build_weighted_fed_avg` does."""
     if isinstance(model_fn, tff.learning.models.FunctionalModel):
         trainable, non_trainable = model_fn.initial_weights
 

@@ -2,7 +2,7 @@
 
 TFF traces `initialize` once: randomness drawn in Python would become a constant of the
 graph, the same for every run. TensorFlow does not say how its generators are seeded. So the
-graph reads the operating system's random device, at every run anew.
+graph reads the operating system's random device anew at every run.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ _SUMMANDS = 4
 
 
 def fresh_words(shape: list[int]) -> tf.Tensor:
-    """Independent uniform uint64 numbers of a static shape, other ones at every run.
+    """Independent uniform uint64 numbers of a static shape, different at every run.
 
     Raises:
       FailedPreconditionError, NotFoundError: at run time, where there is no random device
         (on other systems than Linux and macOS).
     """
     count = math.prod(shape) * 8 * _SUMMANDS
-    # Lines are 256 bytes long on average and their number a multiple of what is needed:
-    # less than 1e-30 for too few.
+    # Lines are 256 bytes long on average, so these are a multiple of the bytes needed: the
+    # probability of too few is below 1e-30.
     num_lines = count // 128 + 64
     lines = tf.data.TextLineDataset(_DEVICE, buffer_size=_BLOCK)
     text = tf.strings.reduce_join(lines.batch(num_lines).take(1).get_single_element())

@@ -1,4 +1,4 @@
-"""Simulated clients: their data, and which of them are there in a round.
+"""Simulated clients: their data, and which of them are available in a round.
 
 source = SimulatedClients(client_data, plan, availability=diurnal(24, 0.5, 0.05))
 outcome = asyncio.run(train_model(process, source, private_dir="run/private"))
@@ -30,9 +30,9 @@ Clients = Union[
 
 
 class SimulatedClients:
-    """Clients whose data are here, for `train_model`.
+    """Clients with data on this machine, for `train_model`.
 
-    Those that may take part are selected uniformly among those that are available.
+    Cohorts are selected uniformly among the available clients that may take part.
     Clients may join and leave a run between two calls of `train_model`. A name always
     stands for one device; under a second name, a device would get a second budget.
 
@@ -42,17 +42,17 @@ class SimulatedClients:
         `input_spec`.
       plan: with `MinSep` participation.
       availability: a pure function of round and client's name that gives the probability
-        that the client is available, such as `diurnal(24)`, or says whether it is. By
-        default, all clients always are.
+        that the client is available, such as `diurnal(24)`, or whether it is. By default,
+        all clients are always available.
       preprocess: function of each client's data set, applied before the tags are added.
       on_shortage: "error", or "fewer": a round with too few clients takes those
         available, perhaps none. The public denominator of the noisy sum does not
         change, so such a round has a smaller mean update and is no less private.
-      seed: an integer >= 0 from which cohorts are drawn again; None for a fresh seed from
-        the operating system. Nothing is claimed from this randomness.
+      seed: an integer >= 0, with which the same cohorts are drawn again; None for a fresh
+        seed from the operating system. No privacy is claimed from this randomness.
 
     Raises:
-      TypeError, ValueError: if an argument is none of these.
+      TypeError, ValueError: if an argument is not as described.
     """
 
     def __init__(
@@ -87,19 +87,20 @@ class SimulatedClients:
             self._seed = hashlib.sha256(b"tf-bandmf cohorts %d" % number).digest()
 
     def available(self, round_number: int) -> list[str]:
-        """Names of the clients that are there in a round; the same each time."""
+        """Names of the clients available in a round; the same at each call."""
         return present(self.availability, round_number, self.names, self._seed)
 
     def cohorts(self, ledger: Ledger, wanted: int, num_rounds: int) -> Cohorts:
         """Returns a selector of clients for a run with this ledger.
 
         Args:
-          ledger: of the run.
-          wanted: clients of a round.
-          num_rounds: of the run.
+          ledger: the run's ledger.
+          wanted: number of clients in a round.
+          num_rounds: number of rounds of the run.
 
         Raises:
-          ValueError: before round 0, if there can never be enough, and that is an error.
+          ValueError: before round 0, if `on_shortage` is "error" and there can never be
+            enough clients.
         """
         if not ledger.rounds and self.on_shortage == "error":
             self.check_enough(wanted, num_rounds)
@@ -125,7 +126,7 @@ class SimulatedClients:
         )
 
     def check_enough(self, size: int, num_rounds: int) -> None:
-        """Raises ValueError if no trace can give this many clients per round.
+        """Raises ValueError if there are too few clients for this many in each round.
 
         Any b consecutive rounds need different clients, and all rounds together at most
         k participations per client. These conditions do not ensure that the clients are
@@ -144,9 +145,9 @@ class SimulatedClients:
             )
 
     def tagged(self, selected: Selected, round_number: int) -> list[tf.data.Dataset]:
-        """The data of selected clients, with what each knows about its past.
+        """The data of selected clients, each tagged with the client's own record.
 
-        Clients of a round that was begun before, who have left since, have none.
+        Clients of an interrupted round that have left since are omitted.
         """
         names, datasets = set(self.names), []
         for name, (last_round, count) in zip(selected.names, selected.past.tolist()):
@@ -161,7 +162,7 @@ class SimulatedClients:
 def _clients(
     clients: Clients,
 ) -> tuple[tuple[str, ...], Callable[[str], tf.data.Dataset]]:
-    """Sorted names, and what makes a client's data set."""
+    """Sorted names, and a function that makes a client's data set."""
     if isinstance(clients, tff.simulation.datasets.ClientData):
         names, make = clients.client_ids, clients.create_tf_dataset_for_client
     elif isinstance(clients, Mapping):
@@ -178,5 +179,5 @@ def _clients(
         if not isinstance(name, str):
             raise TypeError(f"Names of clients must be strings, found {name!r}.")
     if len(set(names)) != len(names):
-        raise ValueError("clients has a name twice: one device, or two?")
+        raise ValueError("clients has a name twice. Give each device one name.")
     return tuple(sorted(names)), make

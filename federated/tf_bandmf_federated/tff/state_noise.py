@@ -1,8 +1,8 @@
 """Noise in TFF's state: keys of all rounds, and the ring buffer.
 
-A pure function for TFF's server computations; its state is a dictionary of tensors. The
-state crosses to TFF's worker and back in each round, at about 20 times its size in memory:
-so a large ring buffer is refused.
+The noise is a pure function for TFF's server computations; its state is a dictionary of
+tensors. The state travels to TFF's worker and back in each round, which takes about 20
+times its size in memory: so a large ring buffer is refused.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tf_bandmf.noise.philox import halves
 from tf_bandmf_federated.tff.secret_words import fresh_words
 
 MAX_STATE_FLOATS = 5_000_000  # of the ring buffer
-_UNSAID = np.int64(0)  # what a round is begun with, where nobody says it
+_UNSAID = np.int64(0)  # `inputs` of a round if the caller gives none
 
 State = collections.OrderedDict
 
@@ -40,20 +40,20 @@ def check_fits(plan: Plan, num_parameters: int) -> None:
 
 
 class NoiseInState:
-    """The state holds the keys of all rounds and the ring buffer.
+    """The noise of rounds; its state holds the keys of all rounds and the ring buffer.
 
-    `step_keys`, uint64 [num_steps, 2], 128 bits from the operating system for each round
-    (16 bytes each; under ChaCha20 [num_steps, 5], 320 bits); those of rounds that are done
-    are bound to the sums that their noise was added to, by a digest under `digest_key`,
-    int32, and to `inputs`, int64: what the round was begun with. 0: nobody said, and the
-    graph that runs draws a number. So an older state that comes back has independent
-    noise. With a test seed, which protects nobody, the noise follows from the rounds alone.
-    `buffer`, float32 [memory_vectors, num_parameters], is empty for strategies with a
-    banded inverse.
+    `step_keys`, uint64 [num_steps, 2], has 128 bits from the operating system for each
+    round (16 bytes each; with ChaCha20 [num_steps, 5], 320 bits). The keys of rounds that
+    are done are bound to the sums that their noise was added to, by a digest with the key
+    `digest_key`, int32, and to `inputs`, int64: a number for what the round was begun with.
+    If `inputs` is 0, the caller gave none, and the graph that runs draws a number. So the
+    noise after a restored older state is independent. With a test seed, which protects
+    nobody, the noise follows from the rounds alone. `buffer`, float32
+    [memory_vectors, num_parameters], is empty for strategies with a banded inverse.
 
     Args:
-      plan: strategy, and the test seed if it has one.
-      num_parameters: d.
+      plan: gives the strategy, and the test seed if it has one.
+      num_parameters: d, the number of parameters.
     """
 
     def __init__(self, plan: Plan, num_parameters: int) -> None:
@@ -93,12 +93,13 @@ class NoiseInState:
         """The noise of a round and the state after it.
 
         Args:
-          state: after the rounds before.
-          round_number: int64 scalar.
+          state: state after the rounds before.
+          round_number: the round, int64 scalar.
           total: what the noise is added to, float32, shape [num_parameters].
 
         Returns:
-          Row `round_number` of `C^-1 Z`, float32, shape [num_parameters], and the state.
+          Row `round_number` of `C^-1 Z`, float32, shape [num_parameters], and the state
+          after the round.
 
         Raises:
           InvalidArgumentError: at run time, if the round is past the plan's end.
@@ -116,10 +117,10 @@ class NoiseInState:
         return noise, State(state, step_keys=keys, inputs=unsaid, buffer=buffer)
 
     def skip(self, state: State, round_number: int, inputs: str) -> State:
-        """The state after a round whose noise nobody gets; arrays, outside of TFF.
+        """The state after a round whose noise is not released; arrays, outside of TFF.
 
-        Its normals, from which those of later rounds may be made, are bound to the
-        inputs: no other history that skips the round has them.
+        The round's normals, which later rounds may need, are bound to `inputs`: no other
+        history that skips the round has them.
         """
         keys = np.array(state["step_keys"])
         if self._test_seed is None:
@@ -131,7 +132,7 @@ class NoiseInState:
 
 
 def number_of_inputs(inputs: str) -> np.int64:
-    """A text as a number of a state that holds its noise: 63 bits or more, never 0."""
+    """The `inputs` of a state for a text: a digest of 63 bits, never 0."""
     digest = hashlib.blake2b(inputs.encode(), digest_size=8).digest()
     return np.frombuffer(digest, np.int64)[0] | np.int64(1)
 

@@ -33,7 +33,7 @@ DEVICE_TAGS = collections.OrderedDict(
 def tag_dataset(
     dataset: tf.data.Dataset, last_round: int, participations: int, round_number: int
 ) -> tf.data.Dataset:
-    """A client's data with the device's own record.
+    """A client's data, tagged with the device's own record.
 
     Args:
       dataset: batches as the model's `input_spec` says.
@@ -41,11 +41,11 @@ def tag_dataset(
         records it durably before its contribution leaves the device.
       participations: how often it took part before.
       round_number: the round that the data are for, from `process.round_number(state)`.
-        In another round they are an error: make new tags for every round, from a record
-        that the last participation updated.
+        In another round, these tags are an error: make new tags for every round, from a
+        record that includes the last participation.
 
     Raises:
-      ValueError: if one is not whole or out of range, or they contradict each other.
+      ValueError: if a number is not whole or out of range, or they contradict each other.
     """
     last = whole_number("last_round", last_round, least=NEVER)
     count = whole_number("participations", participations, least=0)

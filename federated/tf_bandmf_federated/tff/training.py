@@ -15,13 +15,14 @@ and each arrow waits for the disk. So after a crash
 | the ledger's last entry | what happens |
 |---|---|
 | `started` | the round is repeated, with those of its cohort that are there |
-| `finished` | its model is released, once more perhaps: the same, for the state has it |
+| `finished` | its model is released, perhaps again: the same one, which the state holds |
 | `released` | the next round begins |
 
 Nothing of a round is released before its result is in the ledger, and its noise is bound
-to its sum: so it may be repeated, with other data, too. With `interrupted_round="skip"`
-it is skipped instead: its clients count as having taken part, the model stays the same,
-and is released as it is if one is due. Nothing is released twice with different content.
+to its sum: so the round may be repeated, even with other data. With
+`interrupted_round="skip"` it is skipped instead: its clients count as having taken part,
+and the model stays the same, and is released again if a release is due. Nothing is
+released twice with different content.
 
 TFF's own `tff.learning.programs.train_model` is not suitable: it does not wait until a
 state is saved, and it releases the whole state, including the noise key.
@@ -79,13 +80,13 @@ async def train_model(
 
     Args:
       process: a process from `build_fed_avg`.
-      clients: of the same plan. Clients may join and leave between two calls:
-        a name keeps its record.
+      clients: clients with the same plan. They may join and leave between two calls: a
+        name keeps its record.
       private_dir: folder for the ledger, which has the state with the noise key; created
         with mode 0700. It is as secret as the key, and needed to continue.
       clients_per_round: number of clients to select; by default the plan's
         `expected_batch_size`.
-      total_rounds: by default the plan's.
+      total_rounds: number of rounds of the whole run; by default the plan's.
       model_output_manager: gets the model's weights; the key is the number of rounds
         done. It must replace an earlier entry with the same key.
       release_every: number of rounds from one released model to the next; the last
@@ -104,7 +105,7 @@ async def train_model(
     """
     _check_same_plan(process, clients)
     first = await tff.program.materialize_value(process.initialize())
-    # TFF would go on with those of the state, without a word.
+    # TFF would silently go on with the hyper-parameters of a restored state.
     given = await tff.program.materialize_value(process.get_hparams(first))
     engine = _TffEngine(process, clients, first, tf.nest.map_structure(str, given))
     wanted = cohort_size(process.plan, clients_per_round)
@@ -161,7 +162,7 @@ class _TffEngine:
 def _check_same_plan(
     process: PrivateLearningProcess, clients: SimulatedClients
 ) -> None:
-    """Raises unless they are a private process and data of its plan."""
+    """Raises an error unless these are a private process and clients of the same plan."""
     if not isinstance(process, PrivateLearningProcess):
         raise TypeError(
             f"process must be made by build_fed_avg, found {type(process).__name__}."
@@ -175,5 +176,5 @@ def _check_same_plan(
 
 
 def _zeros(tensor_type: tff.TensorType) -> np.ndarray:
-    """An array of a type."""
+    """Zeros of a tensor type."""
     return np.zeros([size or 0 for size in tensor_type.shape or ()], tensor_type.dtype)

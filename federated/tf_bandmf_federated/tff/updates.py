@@ -1,4 +1,4 @@
-"""Gates, zeroes and clips a client's update before the sum."""
+"""Admits a client's update or makes it zero, and clips it, before the sum."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tf_bandmf_federated.eligibility import contradicts_itself, may_take_part
 def is_early(
     tags: collections.OrderedDict, round_number: tf.Tensor, participation: MinSep
 ) -> tf.Tensor:
-    """Returns whether the plan's participation forbids a device to contribute now.
+    """Returns whether the plan's participation forbids that a device contributes now.
 
     Args:
       tags: `last_round` and `participations`, int32 scalars.
@@ -25,7 +25,7 @@ def is_early(
 
     Returns:
       bool scalar. A last round at or after this one counts as early, too, and so do
-      numbers that no record has, such as a last round of -5.
+      numbers that no valid record has, such as a last round of -5.
     """
     last, count = tf.cast(tags["last_round"], tf.int64), tags["participations"]
     b, k = participation.min_separation, participation.max_participations
@@ -36,8 +36,8 @@ def is_early(
 def check_round(tags: collections.OrderedDict, round_number: tf.Tensor) -> tf.Operation:
     """An assertion that a client's data were tagged for this round.
 
-    Who carries tags over from one round to the next does not note participations, and
-    the separation would not be kept.
+    A program that reuses the tags of another round does not record participations, and so
+    does not keep the separation.
 
     Raises:
       InvalidArgumentError: at run time, if they were tagged for another round.
@@ -60,7 +60,7 @@ def bounded_record(
     finite: tf.Tensor | bool = True,
     admitted: tf.Tensor | bool = True,
 ) -> tuple[Any, collections.OrderedDict]:
-    """A record of norm at most `l2_norm_clip`, and what was done, as counts 0 or 1.
+    """The update with norm at most `l2_norm_clip`, and counts (0 or 1) of what was done.
 
     `update * min(1, l2_norm_clip / norm)`; exact zeros instead, if the client is not
     admitted, or a value or the norm is not finite.
@@ -80,7 +80,7 @@ def bounded_record(
     finite = tf.math.is_finite(norm) & finite
     contributes = admitted & finite
     is_clipped = norm > l2_norm_clip
-    # ROOM is more than what rounding of factor and products adds.
+    # ROOM leaves more than the rounding of factor and products adds.
     factor = tf.where(is_clipped, l2_norm_clip * ROOM / norm, 1.0)
     factor = tf.cast(tf.where(contributes, factor, 0.0), tf.float32)
     # Zero times NaN is zero here.
