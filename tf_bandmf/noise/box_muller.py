@@ -1,8 +1,8 @@
 """Box-Muller: from four words to two independent normals, with both ends of the radius.
 
-`|z|^2 = -2 log(u)` of a pair `z` of normals and a uniform `u`. A word's sign bit says
-which half of the unit interval `u` is in, other words its distance `t` from the nearer
-end: `u = t` or `u = 1 - t`. A sum of multiples of powers of two,
+A pair `z` of normals has `|z|^2 = -2 log(u)` with a uniform `u`. The sign bit of a word
+says which half of the unit interval `u` is in; other bits give its distance `t` from the
+nearer end: `u = t` or `u = 1 - t`. This is a sum of multiples of powers of two,
 
     2^32 t = a + 2^-31 b + 2^-62 c + s,    s = 2^-93 g + 2^-124 (h + 1/2),
 
@@ -16,8 +16,8 @@ shifts whose norm, over all, is at most `1 / noise_multiplier` (m is at most the
 steps; under DP-SGD the number of participations): `m d / 2` pairs. Three things could
 tell this noise from independent pairs of normals with `t` rounded to float32:
 
-1. *The edge.* `|z| <= R = sqrt(2 * 157 log 2) = 14.75`. To first order in the shift `v` of
-   a pair, that moves it over the edge with probability `R exp(-R^2 / 2) |v| / pi`, the
+1. *The edge.* `|z| <= R = sqrt(2 * 157 log 2) = 14.75`. To first order, a shift `v` of a
+   pair moves it over the edge with probability `R exp(-R^2 / 2) |v| / pi`, the
    density at the edge times the mean of the shift's outward part. By Cauchy and Schwarz
    `sum |v| <= sqrt(m d / 2) / noise_multiplier`, so that outputs that are impossible
    without the record have probability at most
@@ -25,21 +25,21 @@ tell this noise from independent pairs of normals with `t` rounded to float32:
        R 2^-157 / pi sqrt(m d / 2) / noise_multiplier.
 
 2. *Too few bits.* The words' spacing of t, `2^-156`, exceeds that of float32 where
-   `t < 2^-133`: for one of the pairs with probability at most `m d 2^-133`.
-3. *Shared words.* Where `t >= 2^-70` they decide about the last rounding at most. Two
-   pairs of a block are below, and not independent, with probability `2^21 2^-138`; over
-   all blocks `m d 2^-129`.
+   `t < 2^-133`, which holds for any of the pairs with probability at most `m d 2^-133`.
+3. *Shared words.* Where `t >= 2^-70` they decide at most the last rounding. Two pairs of
+   a block have smaller `t`, and are then not independent, with probability
+   `2^21 2^-138`; over all blocks, this has probability `m d 2^-129`.
 
 For `m d <= 10^15` (a thousand million parameters, a million steps) and noise multipliers
 above `10^-12` the sum is below `2 * 10^-24`: less than a thousandth of the smallest delta
 that a plan accepts, `checks.SMALLEST_DELTA = 10^-20`.
 
-**What remains of floating point.** The noise is a float32 number, rounded normals and not
-a discrete Gaussian. Radius and angle have relative errors of about 2^-23; the `2^32`
+**What remains of floating point.** The noise consists of float32 numbers: rounded normals,
+not a discrete Gaussian. Radius and angle have relative errors of about 2^-23; the `2^32`
 angles lie `1.5e-9` apart, so that entries below 0.02 are coarser than float32 could be;
-and sums with gradients round again. The exact bits of such a sum exclude gradients, hence
-means are rounded to a grid (`accounting.gaussian.grid_of`): (epsilon, delta) is for ideal
-real arithmetic.
+and sums with gradients round again. The exact bits of such a sum rule out some gradients;
+hence means are rounded to a grid (`accounting.gaussian.grid_of`). (epsilon, delta) is for
+ideal real arithmetic.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ _LOGARITHM = (
     2.0,
 )
 _MANTISSA, _HALF = 0x7FFFFF, 0x3F000000  # bits of float32
-_SCALE = 32  # t is kept as 2^32 t: the smallest one is no subnormal number
+_SCALE = 32  # t is kept as 2^32 t, so that the smallest one is not subnormal
 # Polynomials in x**2 for sin(x)/x and cos(x) where |x| <= pi/4, errors below 1e-8:
 # S. Moshier's Cephes library, sinf.c.
 _SINE = (-1.9515295891e-4, 8.3321608736e-3, -1.6666654611e-1, 1.0)
@@ -144,7 +144,7 @@ def distance(
 
 
 def polynomial(coefficients: tuple[float, ...], x: tf.Tensor) -> tf.Tensor:
-    """Horner's rule, in float32; `coefficients` from that of the highest power on."""
+    """Horner's rule, in float32; the highest power's coefficient comes first."""
     value = tf.constant(coefficients[0], tf.float32)
     for coefficient in coefficients[1:]:
         value = value * x + coefficient

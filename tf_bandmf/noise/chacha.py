@@ -1,8 +1,8 @@
-"""ChaCha20, a stream cipher whose keystream nobody tells from random bits.
+"""ChaCha20, a stream cipher whose keystream no known method tells from random bits.
 
-In integer arithmetic of TensorFlow: additions, rotations and exclusive ors of 32-bit words
-(RFC 8439, section 2.3), so that the words are the same on every device, with and without
-XLA.
+It is written in TensorFlow's integer arithmetic: additions, rotations and exclusive ors of
+32-bit words (RFC 8439, section 2.3), so that the words are the same on every device, with
+and without XLA.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ def chacha20(
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor]:
     """Four words for each counter: words `4 counter, ..., 4 counter + 3` of the keystream.
 
-    Every counter computes its whole block: XLA makes one pass of it, which keeps nothing.
+    The whole block is computed for every counter: XLA makes one pass of this, which
+    stores no blocks.
 
     Args:
       step_key: see `chacha20_blocks`.
@@ -88,13 +89,13 @@ def _rotated(word: tf.Tensor, bits: int) -> tf.Tensor:
 def chacha20_in_a_row(
     step_key: tf.Tensor, counter: tf.Tensor, num_counters: int
 ) -> tf.Tensor:
-    """The same words of so many counters from one on, each block computed once.
+    """The words of `chacha20` for consecutive counters; each block is computed once.
 
     Returns:
       int32, shape [num_counters, 4].
     """
     first = tf.bitwise.right_shift(counter, tf.constant(2, tf.uint64))
-    # One more, for the counter may be within a block.
+    # One block more, for the first counter may be within a block.
     numbers = first + tf.cast(tf.range(-(-num_counters // 4) + 1), tf.uint64)
     words = tf.stack(chacha20_blocks(step_key, numbers), axis=-1)
     skipped = tf.cast(tf.bitwise.bitwise_and(counter, 3), tf.int32)

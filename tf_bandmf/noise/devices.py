@@ -7,10 +7,10 @@ from tensorflow.python.ops import control_flow_util
 
 
 def device_kind() -> str:
-    """`CPU` or `GPU`: that of `tf.device`, else the best that the process has.
+    """Returns `CPU` or `GPU`: the kind set by `tf.device`, else the best of the process.
 
-    It decides about layouts, which change no number: operations that are placed elsewhere
-    are slower there, but correct.
+    Only layouts depend on it, and these change no number: operations that are placed
+    elsewhere are slower there, but correct.
     """
     # An operation that is made here is on the device of the scope, if there is one.
     named = tf.DeviceSpec.from_string(tf.zeros([]).device).device_type

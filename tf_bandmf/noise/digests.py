@@ -1,36 +1,38 @@
 """A keyed digest of the sum that noise is added to, which becomes part of the noise's key.
 
-In plain integer operations, of which XLA makes one pass. It takes up to half a second to
-compile it, so that on a CPU only that of long vectors is compiled. Two numbers of 32 bits
-are a word of 64 bits, as processors have them in their memory. Two steps:
+It takes plain integer operations, which XLA compiles to one pass. Compiling takes up to
+half a second, so on a CPU only the digests of long vectors are compiled. Two 32-bit numbers
+that are neighbors in memory are one word of 64 bits. There are two steps.
 
-NH of Black, Halevi, Krawczyk, Krovetz and Rogaway ("UMAC: fast and secure message
-authentication", Crypto 1999, theorem 4.2), for words `x` of a block, with keys `k`, whose
-sums are one of 64 bits instead of two of 32:
+The first is NH of Black, Halevi, Krawczyk, Krovetz and Rogaway ("UMAC: fast and secure
+message authentication", Crypto 1999, theorem 4.2), for words `x` of a block, with keys `k`,
+but with one sum of 64 bits where NH has two of 32:
 
     NH(x) = sum_i low(x[i] + k[i] mod 2^64) high(x[i] + k[i] mod 2^64)  mod 2^64.
 
-Two different blocks have values with any one difference with probability at most 2^-32
-over the keys. For let them differ at i, the other keys be given, and y = x[i] + k[i],
-which is uniform; the other block has y' = y + d. If low(d) is not 0, then low(y) and
-low(y') differ, and given low(y) so is what is carried: high(y') = high(y) + e mod 2^32,
-with e given. If low(d) is 0, then low(y') = low(y), and high(y') = high(y) + high(d),
-which differ whatever low(y) is. Either way one factor of the two products is given and
-differs, the other one is uniform and moved by a given number: that is what the theorem's
-proof shows to have any one difference for at most one of 2^32 values. Two values, with
-keys of their own, are both equal with at most 2^-64.
+The values of two different blocks have any given difference with probability at most 2^-32
+over the keys. Proof: let the blocks differ at i, let all other keys be given, and let
+y = x[i] + k[i], which is uniform; the other block has y' = y + d. If low(d) is not 0, then
+low(y) and low(y') differ, and low(y) determines the carry: high(y') = high(y) + e mod 2^32,
+with e given. If low(d) is 0, then low(y') = low(y), and high(y') = high(y) + high(d)
+differs from high(y) whatever low(y) is. Either way, one factor of the two products is given
+and differs, and the other factor is uniform and shifted by a given number: the theorem's
+proof shows that such products have any given difference for at most one of 2^32 values.
+Two values with separate keys both agree with probability at most 2^-64.
 
-Blocks are hashed to two values each, those, and the words that make no block, again with
-other keys, until few words are left. Pieces of a vector are hashed apart, with the same
-keys. What is left of all of them is one block, filled up with zeros, with keys of its own.
-The four halves of its values are hashed to two words by
+Each block is hashed to two values. These, and the words that fill no block, are hashed
+again with other keys, until few words are left. Pieces of a vector are hashed separately,
+with the same keys. The words left of all pieces are one block, padded with zeros, which
+has its own keys.
+
+In the second step, the four halves of this block's values are hashed to two words by
 `floor((k[0] + sum_i k[i] x[i] mod 2^64) / 2^32)`, whose values for two different inputs
 are independent and uniform (Dietzfelbinger, "Universal hashing and k-wise independent
 random variables via integer arithmetic", STACS 1996).
 
-So two different inputs of the same lengths, chosen without the key, have one digest with
-probability at most `COLLISION = (LEVELS + 1) 2^-64`, below 4e-19; where the length varies,
-it is in the last block. Nothing that is released tells of digests but through a generator
+So two different inputs of the same lengths, chosen without the key, have the same digest
+with probability at most `COLLISION = (LEVELS + 1) 2^-64`, below 4e-19; where the length
+varies, it is in the last block. Released values depend on digests only through a generator
 whose key they are part of.
 """
 
@@ -47,10 +49,10 @@ from tf_bandmf.files.hidden import HiddenArray
 from tf_bandmf.noise.devices import device_kind
 from tf_bandmf.noise.shared import near_length, shared_function
 
-# Raised when the same sum gets another digest, and hence other noise.
+# Increased when a change gives the same sum another digest, and hence other noise.
 VERSION = 3
-# Blocks within blocks, the last one included: enough for 2^33 numbers, more than anything
-# has.
+# Levels of hashing, the last block's included: enough for 2^33 numbers, more than any
+# model has.
 LEVELS = 6
 COLLISION = (LEVELS + 1) * 2.0**-64
 _BLOCK = 512  # words of 64 bits
@@ -58,14 +60,14 @@ _VALUES = 2
 # Products that are added up before the sum along columns. XLA vectorizes no more than 8.
 _SUMMANDS = 8
 _LEVEL_WORDS = 2 * _VALUES * _BLOCK
-# Numbers whose digest takes below 0.5 ms on one core without XLA.
+# The digest of this many numbers takes below 0.5 ms on one core without XLA.
 _FEW = 1 << 16
 # The key of the last step: 64 bits for each of five numbers, for two words of the result.
 _LAST_WORDS = 2 * 2 * (2 * _VALUES + 1)
 KEY_SIZE = LEVELS * _LEVEL_WORDS + _LAST_WORDS
 
 
-# Float32 of static shape [size]; or pieces of it, for another digest.
+# Float32 of static shape [size]; or a list of its pieces, whose digest is another one.
 Vector = Union[tf.Tensor, Sequence[tf.Tensor]]
 
 
@@ -87,14 +89,14 @@ def digest_key(secret: bytes, context: str) -> np.ndarray:
 def plain_digest(
     key: tf.Tensor, value: Vector, more: tf.Tensor | None = None
 ) -> tf.Tensor:
-    """The digest of all bits of a vector, and of a few numbers more, without XLA.
+    """The digest of all bits of a vector, and of a few more numbers, without XLA.
 
-    Lengths are not told apart: inputs of one key have the same lengths.
+    It does not depend on lengths: all inputs of one key must have the same lengths.
 
     Args:
-      key: see `digest_key`; also as words of 64 bits.
-      value: float32 of static shape [size], or its pieces, for another digest.
-      more: int32, of static shape [count]: with the number of pieces at most 256.
+      key: see `digest_key`; or the same as words of 64 bits.
+      value: float32 of static shape [size], or its pieces, whose digest is another one.
+      more: int32, of static shape [count]; count plus the number of pieces is at most 256.
 
     Returns:
       int32, shape [2].
@@ -113,9 +115,10 @@ def keyed_digest(
 
     Args:
       key: see `plain_digest`.
-      value: likewise; what has an odd size is copied.
+      value: see `plain_digest`; vectors and pieces of odd size are copied.
       more: see `plain_digest`.
-      compiles: whether short vectors are compiled, too: for programs of many steps.
+      compiles: whether XLA compiles it for short vectors, too, as in programs of many
+        steps.
     """
     pieces, numbers = _inputs(value, more)
     size = 2 * sum(piece.shape[0] for piece in pieces)
@@ -125,7 +128,7 @@ def keyed_digest(
 
 
 def _inputs(value: Vector, more: tf.Tensor | None) -> tuple[list[Any], list[Any]]:
-    """Words of two numbers, by piece, and words of the numbers that are left."""
+    """The words of two numbers of each piece, and words of the single numbers left."""
     given: Any = [value] if tf.is_tensor(value) else value
     pieces, numbers = [], [] if more is None else [_long(more)]
     for piece in given:
@@ -137,7 +140,7 @@ def _inputs(value: Vector, more: tf.Tensor | None) -> tuple[list[Any], list[Any]
 
 
 def digest_of_any_length(key: tf.Tensor, words: tf.Tensor) -> tf.Tensor:
-    """The digest of words whose number varies, which is part of what is digested.
+    """The digest of a varying number of words, and of that number.
 
     Args:
       key: see `digest_key`.
@@ -156,9 +159,9 @@ def digest_of_any_length(key: tf.Tensor, words: tf.Tensor) -> tf.Tensor:
 def _digest(
     key: tf.Tensor, pieces: list[tf.Tensor], numbers: list[tf.Tensor]
 ) -> tf.Tensor:
-    """The digest of pieces and of numbers that are words, uint64."""
+    """The digest of pieces and of more numbers, all given as uint64 words."""
     keys = tf.reshape(key[: -_LAST_WORDS // 2], [LEVELS, _VALUES, _BLOCK])
-    # As many words of each as fit into a half of the last block.
+    # The words left of each piece: those of all pieces fit into half of the last block.
     most = _BLOCK // (2 * len(pieces))
     left = tf.concat([*(_hashed(keys, p, most) for p in pieces), *numbers], axis=0)
     if left.shape[0] > _BLOCK:
@@ -189,10 +192,10 @@ def _hashed(keys: tf.Tensor, words: tf.Tensor, most: int) -> tf.Tensor:
 
 
 def _hashed_blocks(key: tf.Tensor, words: tf.Tensor) -> tf.Tensor:
-    """Two words for each block, then those that make no block.
+    """Two words for each block, then the words that fill no block.
 
-    The words of a block stand in a column of the rows that the vector is cut into: sums
-    along columns are vectorized. Fewer words than a block are filled up with zeros.
+    The vector is cut into rows, and each column of these is a block: sums along columns
+    are vectorized. Fewer words than a block are padded with zeros.
     """
     size, highest = words.shape[0], max
     is_large = size is None or 2 * size > _FEW
@@ -218,7 +221,7 @@ def _halves(words: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
 
 
 def _as_words(numbers: tf.Tensor) -> tf.Tensor:
-    """Two numbers of 32 bits as one word, uint64, of the same memory; words as they are."""
+    """Two 32-bit numbers as one uint64 word of the same memory; words stay as they are."""
     if numbers.dtype.size < 8:
         numbers = tf.reshape(numbers, [-1, 2])
     return tf.bitcast(numbers, tf.uint64)

@@ -14,7 +14,7 @@ from tf_bandmf.noise.normals import BLOCK, weighted_normals
 from tf_bandmf.noise.recurrences import Updates, recurrence_of
 from tf_bandmf.strategies import Strategy
 
-# A vector's first numbers are no copy of it if there are a multiple of this many: 64 bytes.
+# Taking a vector's first numbers copies nothing if these are a multiple of this: 64 bytes.
 _ALIGNED = 16
 
 
@@ -36,8 +36,8 @@ class NoiseState(NamedTuple):
 class NoiseGenerator:
     """Streams the rows of `C^-1 Z` for one strategy and model size.
 
-    Pure: `initial_state(key)` and `next(state, step)`, as in optax. `next` runs a
-    `tf.function`, and may be called in eager code and from other graphs.
+    Its functions are pure: `initial_state(key)` and `next(state, step)`, as in optax.
+    `next` runs a `tf.function`, and may be called in eager code and from other graphs.
 
     Formal guarantee: under a secret key the rows `0, ..., n - 1` are those of `C^-1 Z`
     with independent standard normal `Z`, each row of `Z` used for one step only, up to
@@ -45,13 +45,13 @@ class NoiseGenerator:
 
     Several devices can share the work (arXiv:2405.15913, section 3.3): with
     `num_shards = R` each of them generates, and keeps the buffer for, one of R parts of
-    equal size. The parts one after the other, cut to `num_parameters`, are the vector
-    of one device.
+    equal size. Concatenated and cut to `num_parameters`, the parts are the vector that a
+    single device generates.
 
     Args:
       strategy: gives C and the number of steps.
       num_parameters: d, length of the noise vector.
-      num_shards: R; a generator of one of more than one shard returns its part.
+      num_shards: R; with more than one shard, `next` returns the part of one.
       keep_normals: strategies with a banded inverse keep their last `bands - 1` normals
         instead of drawing them again: more memory, less time, the same noise
         to float precision.
@@ -62,11 +62,11 @@ class NoiseGenerator:
       num_steps: n.
       num_parameters: d.
       num_shards: R.
-      shard_size: length of what this generator returns: num_parameters if it is the only
-        one. Several shards have whole blocks of normals each; the last ones may reach
-        past the end of the vector.
+      shard_size: length of what `next` returns: num_parameters if there is one shard.
+        Several shards have whole blocks of normals each; the last ones may reach past
+        the end of the vector.
       memory_vectors: rows of the buffer.
-      key_terms: so many steps, up to the present one, have normals in a row.
+      key_terms: how many steps, up to the present one, have normals in a row of noise.
       key_words: uint64 numbers of a step's key.
 
     Raises:
@@ -117,10 +117,10 @@ class NoiseGenerator:
     def bound_key(self, step_key: Any, digest: Any) -> Any:
         """A step's key, bound to the digest of the sum that its normals are added to.
 
-        The digest is added to the part of the key that counts: the upper half of Philox'
-        counter, the last words of ChaCha20's nonce. So for each step the generator is
-        called at other counters for another sum: its values there are independent, as far
-        as it is a pseudo-random function. That is the idea of Rogaway and Shrimpton ("A
+        The digest is added to the upper half of Philox' counter, or to the last words of
+        ChaCha20's nonce. So, at a given step, the generator is called at other counters
+        for another sum: its values there are independent, as far as it is a pseudo-random
+        function. This is the idea of Rogaway and Shrimpton ("A
         provable-security treatment of the key-wrap problem", Eurocrypt 2006; RFC 5297):
         equal sums get equal noise, from which nothing new is learnt, and no difference of
         releases is free of noise.
@@ -203,13 +203,13 @@ class NoiseGenerator:
         For callers that keep the buffer in a variable; others use `next`.
 
         Args:
-          step_keys: of the steps `i` at the places `i % len(step_keys)`, of at least
-            the last `key_terms`; otherwise as in `NoiseState`.
+          step_keys: the key of step `i` is at the place `i % len(step_keys)`, for at least
+            the last `key_terms` steps; otherwise as in `NoiseState`.
           buffer: see `NoiseState`.
           step: see `next`.
           shard: see `next`.
-          may_be_longer: whether a few numbers may come after the noise, which is then
-            not copied.
+          may_be_longer: whether a few more numbers may follow the noise in the result,
+            which saves a copy.
 
         Returns:
           float32, shape [shard_size], and what `scatter_update` writes: each row of the
@@ -229,7 +229,7 @@ class NoiseGenerator:
             size += -size % _ALIGNED
 
         def normals(steps: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
-            # Signed, for GPUs gather no unsigned numbers.
+            # Signed, since GPUs cannot gather unsigned numbers.
             signed = tf.bitcast(step_keys, tf.int64)
             places = steps % tf.shape(step_keys, tf.int64)[0]
             keys = tf.bitcast(tf.gather(signed, places), tf.uint64)
@@ -242,7 +242,7 @@ class NoiseGenerator:
 
 
 def updated(buffer: tf.Tensor, updates: Updates) -> tf.Tensor:
-    """A buffer that is no variable, with the rows that a step changes."""
+    """The buffer, a tensor, with the rows that a step changes."""
     for update in updates:
         buffer = tf.tensor_scatter_nd_update(
             buffer, update.indices[:, None], update.values

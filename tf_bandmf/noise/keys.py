@@ -1,7 +1,7 @@
 """Keys: one secret of 256 bits per run, from which every step gets a key of its own.
 
 A step's key is a keyed hash (BLAKE2b, RFC 7693) of the step's number: whoever guessed
-the key of one step learns nothing about another one's.
+the key of one step learns nothing about the key of another step.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _KEY_BYTES = 32
 # uint64 numbers of a step's key, by generator. Philox: a key of 64 bits and the upper 64
 # of its 128-bit counter. ChaCha20: a key of 256 bits, and the last 64 of its nonce.
 KEY_WORDS = {"philox": 2, "chacha20": 5}
-# So many of them are made from the secret; the others are 0.
+# How many of these numbers are made from the secret; the others are 0.
 _SECRET_WORDS = {"philox": 2, "chacha20": 4}
 _PERSONS = {"philox": b"tf-bandmf step", "chacha20": b"tf-bandmf chacha"}
 
@@ -60,8 +60,8 @@ class NoiseKey:
     def sampler_seed(self) -> bytes:
         """The seed of the run's sampler, 32 bytes: no two keys have the same sample.
 
-        A keyed hash as those of steps, with a domain of its own: whoever guessed it
-        learns nothing about the noise.
+        It is a keyed hash, as the keys of steps are, with a separate domain: whoever
+        guessed the seed learns nothing about the noise.
         """
         person = b"tf-bandmf sample"
         digest = hashlib.blake2b(key=self._secret, digest_size=32, person=person)
@@ -97,8 +97,9 @@ class NoiseKey:
     def bound_normals(self, message: bytes, size: int) -> np.ndarray:
         """A few standard normals that are a function of the key and of a message.
 
-        Of SHAKE-256 (FIPS 202), 53 bits for each uniform number, by Box and Muller. As far
-        as the hash is a pseudo-random function, other messages have independent normals.
+        They are made by Box-Muller from SHAKE-256 (FIPS 202), with 53 bits for each
+        uniform number. As far as the hash is a pseudo-random function, different messages
+        have independent normals.
 
         Args:
           message: all that the normals are bound to.

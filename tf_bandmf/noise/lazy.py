@@ -1,4 +1,4 @@
-"""The noise of rows that are brought up to date when they are read: its law.
+"""The law of the noise of table rows that are brought up to date when they are read.
 
 A row of a table that no example touches still gets noise in every step. Its state `x` (its
 weights, their velocity under momentum, and what the mechanism remembers of earlier
@@ -7,16 +7,16 @@ normals) is a linear system, the same for all rows and columns,
     x[t+1] = F[t] x[t] + G[t] z[t] + H[t] s[t],
 
 with fresh standard normals `z[t]` and the row's sum `s[t]` of clipped gradients. As long as
-`s` is zero, the state at `t` is, given that at `l`,
+`s` is zero, the state at `t`, given the state at `l`, is
 
     x[t] = P(l, t) x[l] + L(l, t) g,      P(l, t) = F[t-1] ... F[l],
     L L^T = Q(l, t) = sum over l <= i < t of  P(i+1, t) G[i] G[i]^T P(i+1, t)^T,
 
-with `g` fresh standard normals, as many as `x` has entries. That is the exact law: `x` is
-a Markov process, so that drawing it at the times at which it is looked at, each time from
-its law given the time before, is the same as having drawn all of it. The times may depend
-on everything that was drawn before. `docs/proofs.md` has the proof, and what follows for
-what is released.
+with `g` fresh standard normals, as many as `x` has entries. This is the exact law: `x` is
+a Markov process, so drawing it only at the times at which it is read, each time given the
+state that was drawn before, has the same law as drawing it at all times. The times may
+depend on everything that was drawn before. `docs/proofs.md` has the proof, and the
+consequences for what is released.
 
 `P` and `Q` are the same for all rows. `Jumps` (in `lazy_tables`) keeps them for each `l`
 since the last release, and takes them from `t` to `t+1` by
@@ -32,7 +32,8 @@ import numpy as np
 
 from tf_bandmf import matrices
 
-# Entries of a state: each is as large as the table, and a jump draws as many normals.
+# The most entries of a state: each takes as much memory as the table, and a jump draws a
+# normal for each.
 MOST_ENTRIES = 9
 
 
@@ -50,7 +51,7 @@ class LinearUpdate(NamedTuple):
 
 
 class RowSystem(NamedTuple):
-    """`[F G H] = constant + eta rate` of the module, by step.
+    """`[F G H] = constant + eta rate` for each step; the module's docstring defines them.
 
     Float64, shape [n or 1, m, m + 2]; the first axis is the step, or has length 1 if all
     steps are alike. The first entry of a state is the weight.
@@ -75,7 +76,7 @@ def noise_system(matrix: matrices.LowerTriangular) -> np.ndarray:
       N, float64, shape [n or 1, 1 + k, k + 1]; `m[0] = 0`.
 
     Raises:
-      ValueError: if it remembers too much for states to be kept for each row.
+      ValueError: if C needs too much memory for each row, or has no such system.
     """
     streaming = matrix.streaming()
     if isinstance(streaming, matrices.GeometricSums):
@@ -127,7 +128,7 @@ def row_system(
       ValueError: if a state has too many entries.
     """
     beta = update.momentum
-    # What `-eta g` counts in the weight, and in the velocity if there is one.
+    # The factors of `-eta g` in the weight, and in the velocity if there is one.
     of_gradient = np.ones([1 if beta == 0.0 else 2])
     first = of_gradient.size
     m = first + noise.shape[1] - 1
@@ -136,7 +137,7 @@ def row_system(
     constant, rate = np.zeros([2, len(noise), m, m + 2])
     constant[:, 0, 0], rate[:, 0, 0] = 1.0, -update.weight_decay
     if beta != 0.0:
-        # And what the old velocity counts in both.
+        # The factors of the old velocity in both.
         of_gradient[0] = 1.0 + beta if update.nesterov else 1.0
         constant[:, 0, 1] = beta * beta if update.nesterov else beta
         constant[:, 1, 1] = beta

@@ -1,7 +1,7 @@
 """Tables whose rows are brought up to date when they are read: see `lazy`.
 
-WARNING: between two releases a row's noise is behind by as many steps as nobody read it:
-whoever sees the table then sees which rows were touched. All of it is as secret as a key.
+WARNING: between two releases, a row lacks the noise of the steps since it was last read:
+whoever sees the table then sees which rows were touched. It is as secret as a key.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from tf_bandmf.noise.lazy import RowSystem
 from tf_bandmf.noise.normals import BLOCK, weighted_normals
 from tf_bandmf.noise.shared import by_itself, shared_function
 
-# Normals that are made at once, about, in a step (so many more than it needs, at most) and
-# at a release: they fit into a cache.
+# About how many normals are made at once, in a step (which makes at most this many more
+# than it needs) and at a release: they fit into a cache.
 _STEP_NUMBERS, _RELEASE_NUMBERS = 1 << 15, 1 << 18
-# Blocks of normals of a key that are for one table: more than anything has.
+# Blocks of a key's normals that are reserved for one table: more than any table has.
 _TABLE_BLOCKS = 1 << 40
 # The least part of a variance that remains given earlier entries; less is float64 rounding.
 _SMALLEST_PIVOT = 1e-12
 # Lengths that windows of steps are padded to.
 _LENGTHS = 1 << np.arange(6, 31, dtype=np.int32)
-# So many parts of a step's rows are made at once, where there are as many.
+# Parts of a step's rows that are made at once, if there are as many.
 _TOGETHER = 8
 _DECAYED = (
     "The learning rate times the weight decay must not be 1 with tables='lazy': the step "
@@ -34,13 +34,13 @@ _DECAYED = (
 
 
 class Window(NamedTuple):
-    """Jumps to a step from each since a release.
+    """The jumps to a step from each step since the last release.
 
     Attributes:
-      step: int32.
-      first: the first of the steps, int32.
-      matrices: P and L by what a clock is beyond `first`, float32, shape [steps, 2, m, m]:
-        both in one place, for rows are many.
+      step: to which the jumps lead, int32.
+      first: the first step from which they lead, int32.
+      matrices: P and L, at the place `clock - first`, float32, shape [steps, 2, m, m]:
+        side by side, since they are gathered for many rows.
     """
 
     step: tf.Tensor
@@ -59,7 +59,7 @@ class Jumps:
 
     def __init__(self, system: RowSystem, num_steps: int, step: int = 0) -> None:
         self.entries = m = system.entries
-        # Weight, and velocity under momentum.
+        # How many entries a sum enters: the weight, and the velocity under momentum.
         self._entered = int(np.count_nonzero(system.rate[0, :, m + 1]))
         self._decays = bool(np.any(system.rate[:, 0, 0]))
         # Variables: a program of updates reads nothing else from outside.
@@ -67,7 +67,7 @@ class Jumps:
         identity = tf.eye(m, batch_shape=[num_steps + 1], dtype=tf.float64)
         self._products = tf.Variable(identity, trainable=False)
         self._covariances = tf.Variable(tf.zeros_like(identity), trainable=False)
-        # P and L, side by side: those of the coming step.
+        # P and L, side by side, of the jumps to the coming step.
         jumps = tf.cast(tf.stack([identity, 0 * identity], axis=1), tf.float32)
         self._jumps = tf.Variable(jumps, trainable=False)
         self._release = tf.Variable(step, trainable=False, dtype=tf.int32)
@@ -89,7 +89,7 @@ class Jumps:
     def entering(self, step: tf.Tensor, rate: tf.Tensor) -> list[tf.Tensor]:
         """The factors of a sum in the state *before* its step: `u` with `F u = H`.
 
-        So the state remains one before the step, to which all of its noise is to come.
+        So the state remains that before the step, whose noise is still to be added.
 
         Args:
           step: see `of_step`.
@@ -134,11 +134,11 @@ class Jumps:
         ]
 
     def released(self, step: tf.Tensor) -> Any:
-        """Says that all rows were brought up to date at `t = step`, int32."""
+        """Records that all rows were brought up to date at `t = step`, int32."""
         return self._release.assign(step, read_value=False)
 
     def since_release(self, step: tf.Tensor) -> Window:
-        """The jumps to a step, int32, that they have reached: for all tables together."""
+        """The jumps to `step`, int32, to which they were advanced; for all tables."""
         first = self._release.read_value()
         both = self._jumps.sparse_read(tf.range(first, step + 1))
         return Window(step, first, both)
@@ -148,7 +148,8 @@ class LazyTable:
     """The states of a table's rows, each as of its own time. Secret.
 
     A row's clock is `t` if its state is that before step `t`. A sum of step `t` enters that
-    state (`Jumps.entering`): the noise of step `t` comes with that of the steps after it.
+    state (`Jumps.entering`): the noise of step `t` is added later, with that of the steps
+    after it.
 
     Args:
       weights: the table, float32, shape [rows, columns], at `step`.
@@ -174,9 +175,9 @@ class LazyTable:
         self._clocks = tf.Variable(
             tf.fill([self.num_rows], tf.constant(step, tf.int32)), trainable=False
         )
-        # Apart: a lookup reads weights alone.
+        # Separate from the rest of the state: a lookup reads only weights.
         self._weights = tf.Variable(weights.read_value(), trainable=False)
-        # What a row's state is made of, one after the other.
+        # The parts of the rows' states, in order.
         self._states = [self._weights]
         if jumps.entries > 1:
             if memory is None:
@@ -184,7 +185,7 @@ class LazyTable:
             self._states.append(tf.Variable(memory, trainable=False))
 
     def weights_of(self, rows: tf.Tensor) -> tf.Tensor:
-        """Weights of rows as they are, [..., columns]; rows [...] that exist."""
+        """The stored weights, [..., columns], of existing rows [...], without an update."""
         return self._weights.sparse_read(rows)
 
     def clocks_of(self, rows: tf.Tensor) -> tf.Tensor:
@@ -197,7 +198,7 @@ class LazyTable:
         return self._states[1].numpy() if self.jumps.entries > 1 else none
 
     def replace_weights(self, weights: tf.Variable) -> None:
-        """Takes other weights, at a time at which every row is up to date."""
+        """Replaces the weights, at a time at which every row is up to date."""
         self._weights.assign(weights.read_value())
 
     def bring_up_to_date(self, rows: tf.Tensor, jumps: Window, key: tf.Tensor) -> Any:
@@ -206,7 +207,7 @@ class LazyTable:
         Args:
           rows: [U], each once.
           jumps: to the step.
-          key: uint64, of the generator: for these rows, in this order, at this step.
+          key: a key of the generator, uint64, for these rows, in this order, at this step.
 
         Returns:
           An operation.
@@ -214,7 +215,7 @@ class LazyTable:
         together = self._rows_of(_STEP_NUMBERS)
         count = tf.shape(rows)[0]
 
-        # Parts begin with blocks of normals of their own.
+        # Each part begins with a new block of normals.
         blocks = -(-together * self._width // BLOCK)
 
         def made(i: Any, size: int) -> list[Any]:
@@ -228,8 +229,8 @@ class LazyTable:
             kept = [part[:number] for part in moved]
             return self._write(some, kept, jumps.step)
 
-        # Mostly all rows are in one part or two: no loop, which is tens of operations.
-        # Two that have whole blocks of normals are made as one, with the same normals.
+        # Usually one part or two hold all rows: no loop, which takes tens of operations.
+        # Two parts of whole blocks of normals are made as one, with the same normals.
         fills_blocks = together * self._width % BLOCK == 0
         parts = 2 if self.jumps.entries > 1 and fills_blocks else 1
         first_made = made(0, parts)
@@ -253,7 +254,7 @@ class LazyTable:
     def add(
         self, rows: tf.Tensor, sums: tf.Tensor, step: tf.Tensor, rate: tf.Tensor
     ) -> Any:
-        """Takes clipped sums of a step into rows that are up to date; see `Jumps.entering`.
+        """Adds clipped sums of a step to rows that are up to date; see `Jumps.entering`.
 
         Args:
           rows: [U], each once.
@@ -265,7 +266,7 @@ class LazyTable:
           The operations.
         """
         of_weight, *of_velocity = self.jumps.entering(step, rate)
-        # Adding to rows takes TensorFlow longer than copies.
+        # Adding to rows takes TensorFlow longer than reading and replacing them.
         weights = self._weights.sparse_read(rows) + of_weight * sums
         changes = [self._weights.scatter_update(tf.IndexedSlices(weights, rows))]
         if of_velocity:
@@ -284,15 +285,15 @@ class LazyTable:
         key: tf.Tensor,
         shows: tf.Tensor | bool = True,
     ) -> Any:
-        """Brings every row to the state before a step, and shows the weights.
+        """Brings every row to the state before a step, and writes the weights to `into`.
 
-        In parts of the table, one after the other: nothing of its size is made.
+        Parts of the table are updated one after the other: no tensor of its size is made.
 
         Args:
           into: gets the weights.
           jumps: to the step.
-          key: uint64, of the generator: for all rows, at this step.
-          shows: False for bringing them up to date alone; bool scalar.
+          key: a key of the generator, uint64, for all rows, at this step.
+          shows: bool scalar; False to update the rows without writing to `into`.
 
         Returns:
           An operation.
@@ -302,8 +303,8 @@ class LazyTable:
         shows = tf.convert_to_tensor(shows)
 
         def part(i: tf.Tensor) -> tuple[tf.Tensor]:
-            # As many in each part, of which XLA compiles one pass. The last part has some
-            # rows of the one before: P = I and L = 0 leave them as they are.
+            # All parts have the same number of rows: XLA compiles one program. The last
+            # repeats rows of the one before: P = I and L = 0 leave them as they are.
             first = tf.minimum(i * together, self.num_rows - together)
             rows = first + tf.range(together)
             jump = self._jump(rows, tf.cast(i, tf.uint64) * blocks, jumps, key)
@@ -319,18 +320,18 @@ class LazyTable:
                 return (tf.cond(shows, show, lambda: i + 1),)
 
         done = _in_parts(part, tf.constant(-(-self.num_rows // together)))
-        # After a scatter TensorFlow copies a variable whenever it is read: no more.
+        # After a scatter, TensorFlow would copy the variable whenever it is read.
         tf.raw_ops.DisableCopyOnRead(resource=into.handle)
         return done
 
     def _rows_of(self, numbers: int) -> int:
-        """About the number of rows that hold so many numbers."""
+        """About how many rows have this many numbers in their states; at least 1."""
         return max(1, numbers // self._width)
 
     def _jump(
         self, rows: tf.Tensor, block: tf.Tensor, jumps: Window, key: tf.Tensor
     ) -> tuple[tf.Tensor, tf.Tensor]:
-        """P and L of rows, and normals, of a static number from a block on."""
+        """P and L of rows, whose number is static, and their normals from a block on."""
         numbers, block = rows.shape[0] * self._width, block + self._first_block
         normals = weighted_normals(key[None], tf.ones([1]), numbers, block)
         places = self._clocks.sparse_read(rows) - jumps.first
@@ -339,7 +340,7 @@ class LazyTable:
     def _write(
         self, rows: tf.Tensor, states: Sequence[tf.Tensor], clock: tf.Tensor
     ) -> list[Any]:
-        # One clock for all of them takes TensorFlow longer than copies.
+        # Writing one clock to all rows takes TensorFlow longer than writing copies of it.
         clocks = tf.fill([tf.shape(rows)[0]], clock)
         pairs = [*zip(self._states, states, strict=True), (self._clocks, clocks)]
         return [part.scatter_update(tf.IndexedSlices(new, rows)) for part, new in pairs]
@@ -356,7 +357,7 @@ def _in_parts(
     count: tf.Tensor,
     first: tf.Tensor | int = 0,
 ) -> Any:
-    """Calls `part` for first, ..., one after the other; it returns the next number."""
+    """Calls `part` for `first`, ... below `count`, in order; it returns the next number."""
     start = (tf.convert_to_tensor(first),)
     return tf.while_loop(lambda i: i < count, part, start, parallel_iterations=1)[0]
 
@@ -373,11 +374,10 @@ def _jumped(
 
     Args:
       entries: m.
-      states: of the rows; or of a table, whose rows from `first` on XLA reads where they
-        are.
+      states: of the rows; or of a table, whose rows from `first` on XLA reads in place.
       jump: P and L of U rows.
-      normals: U m columns.
-      first: None, or a row.
+      normals: as many as `U m columns`.
+      first: None, or the first of the table's rows.
     """
     if first is not None:
         count = jump.shape[0]
@@ -392,7 +392,7 @@ def _jumped(
 
 
 def _applied(matrices: tf.Tensor, states: tf.Tensor) -> tf.Tensor:
-    """Small matrices [U, m, m] times [U, m, columns]: a product would call for each row."""
+    """Small matrices [U, m, m] times [U, m, columns]; `matmul` would call for each row."""
     each = range(states.shape[1])
     return tf.add_n([matrices[:, :, j, None] * states[:, j, None] for j in each])
 

@@ -16,9 +16,9 @@ from tf_bandmf.noise.shared import shared_function
 # Normals are made in blocks of this many, so that any block can be made by itself.
 BLOCK = 4096
 _PAIRS = BLOCK // 2  # of a block; each has one counter of the generator: four words
-# Counters of the words that a block's pairs share; those of pairs do not come so far.
+# The words that a block's pairs share have counters from here on; those of pairs are less.
 _SHARED = 1 << 63
-# Without XLA so many blocks at a time, whose intermediate results fit into a cache.
+# Blocks that are made at a time without XLA: intermediate results fit into a cache.
 _CHUNK = 8
 
 
@@ -86,11 +86,12 @@ class WordSource(NamedTuple):
     """Four random words for each key of a step and each counter.
 
     Attributes:
-      four: uint32 words of a key, shape [key_words], and counters, uint64, any shape; for
-        XLA.
-      in_a_row: words of a key and so many counters from one on; int32, shape
-        [num_counters, 4]. The same words, faster where XLA is missing.
-      of_many_operations: too many of TensorFlow for a few words: XLA shall make them, too.
+      four: from a key, shape [key_words], and counters, uint64, any shape, to uint32
+        words; for XLA.
+      in_a_row: from a key, the first counter and the number of counters to the same words,
+        int32, shape [num_counters, 4]; faster where XLA is missing.
+      of_many_operations: whether even a few words take so many operations of TensorFlow
+        that XLA makes them.
     """
 
     four: Callable[[tf.Tensor, tf.Tensor], tuple[tf.Tensor, ...]]
@@ -98,7 +99,7 @@ class WordSource(NamedTuple):
     of_many_operations: bool
 
 
-# By the number of uint64 words in a step's key: no run changes from one to another.
+# By the number of uint64 words in a step's key: no run changes its generator.
 _SOURCES = {
     2: WordSource(philox, philox_in_a_row, False),
     5: WordSource(chacha20, chacha20_in_a_row, True),
@@ -124,7 +125,7 @@ def compiled_blocks(num_blocks: int) -> _Blocks:
     ) -> tf.Tensor:
         shared_parts = _compiled_shared(num_blocks)
         if not source_of(step_keys).of_many_operations:
-            # Outside, for XLA would compute a block's shared part again for each pair.
+            # Made outside, since XLA would compute a block's shared part for each pair.
             shared = _shared_parts(step_keys, first_block, num_blocks)
             return compiled(step_keys, weights, first_block, shared)
         # XLA needs the better part of an hour for two terms of ChaCha20 in one expression.
@@ -151,7 +152,7 @@ def compiled_pairs(num_blocks: int) -> Callable[..., tf.Tensor]:
         first_block: tf.Tensor,
         shared: tf.Tensor,
     ) -> tf.Tensor:
-        # (The row and column of a pair, for XLA would keep all numbers as a constant.)
+        # (From row and column of a pair: else XLA would keep all counters as a constant.)
         block = tf.cast(tf.range(num_blocks), tf.uint64) + first_block
         counter = (block * _PAIRS)[:, None] + tf.cast(tf.range(_PAIRS), tf.uint64)
 

@@ -12,15 +12,15 @@ from tf_bandmf import matrices
 from tf_bandmf.noise.devices import device_kind
 from tf_bandmf.noise.shared import shared_function
 
-# Of steps, int64, and weights, float32, shape [terms]: `sum_k weights[k] z[steps[k]]`,
-# float32, shape [size]. `z[step]` are always the same, and independent.
+# From steps, int64, and weights, float32, shape [terms], to `sum_k weights[k] z[steps[k]]`,
+# float32, shape [size]. A step's `z` is always the same; different ones are independent.
 Normals = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
-# So many terms are one program, and others are added in a loop: one by one, on a GPU two
-# at a time. Of more than two XLA makes several kernels there, with words in memory.
+# This many terms are one program, and others are added in a loop: one by one, on a GPU two
+# at a time. Of more than two, XLA makes several kernels there, with words in memory.
 _TERMS, _TERMS_OF_GPU = 4, 2
 _ONE = [1.0]
 
-# Rows of the buffer that change, each once; a row of noise and these.
+# The rows of the buffer that change, each once; and a row of noise with these updates.
 Updates = tuple[tf.IndexedSlices, ...]
 Row = tuple[tf.Tensor, Updates]
 
@@ -28,12 +28,12 @@ Row = tuple[tf.Tensor, Updates]
 class Recurrence(abc.ABC):
     """Computes `(C^-1 Z)[step]` from normals and a few kept vectors.
 
-    Every entry of the row depends on the same entry of normals and buffer alone: a part
-    of the vector is computed without the rest.
+    Every entry of the row depends only on the same entry of normals and buffer: a part of
+    the vector can be computed without the rest.
 
     Attributes:
       memory_vectors: rows of the buffer.
-      key_terms: so many steps, up to the present one, have normals in a row.
+      key_terms: how many steps, up to the present one, have normals in a row of noise.
     """
 
     memory_vectors = 0
@@ -53,7 +53,7 @@ class Recurrence(abc.ABC):
 class Regeneration(Recurrence):
     """`y[i] = sum_j N[i, i-j] z[i-j]` with `N = C^-1`: earlier normals are drawn again.
 
-    Nothing is kept. `N` is banded, or all of it is there (a dense strategy).
+    Nothing is kept. `N` is banded, or full (a dense strategy).
     """
 
     def __init__(self, rows: _Rows) -> None:
@@ -69,7 +69,7 @@ class Regeneration(Recurrence):
         first = normals(steps[:together], weights[:together])
         if together == terms:
             return first, ()
-        # The last of them are filled up by one of weight 0.
+        # A term of weight 0 completes the last pair.
         missing = [[0, -terms % at_once]]
         steps, weights = tf.pad(steps, missing), tf.pad(weights, missing)
 
@@ -119,7 +119,7 @@ def _plus_terms(
     step: tf.Tensor,
     at_once: int = 1,
 ) -> tf.Tensor:
-    """Adds the terms `begin, ..., end - 1` in this order, of those that exist."""
+    """Adds those of the terms `begin, ..., end - 1` that exist, in this order."""
     if end <= _TERMS and at_once == 1:
         for j in range(begin, end):
             total = add(tf.constant(j), total)
@@ -133,7 +133,7 @@ def _plus_terms(
     )[1]
 
 
-# XLA makes one pass of each, and copies no variable. They are compiled once for all models.
+# XLA makes one pass of each function, without a copy of a variable, once for all models.
 _compiled = shared_function(jit_compile=True)
 
 
@@ -186,7 +186,7 @@ class RingBuffer(Recurrence):
 def _solution(
     fresh: tf.Tensor, diagonal: tf.Tensor, past: tf.Tensor, buffer: tf.Tensor
 ) -> tf.Tensor:
-    # Not matvec: a product is a kernel of its own, that reads the buffer again.
+    # Not matvec, which is a separate kernel that reads the buffer again.
     return (fresh - tf.reduce_sum(past[:, None] * buffer, axis=0)) / diagonal
 
 
@@ -215,7 +215,7 @@ class GeometricBuffers(Recurrence):
 
 
 class ScaledOutput(Recurrence):
-    """The rows of another recurrence, each times a number of its own."""
+    """The rows of another recurrence, each multiplied by its own factor."""
 
     def __init__(self, inner: Recurrence, row_scale: np.ndarray) -> None:
         self._inner, self._row_scale = inner, row_scale.astype(np.float32)
@@ -235,8 +235,8 @@ def recurrence_of(
 
     Args:
       matrix: C.
-      keep_normals: where earlier normals are needed again, keep them.
-      jit_compile: False where XLA is missing: sums over a buffer are then products.
+      keep_normals: whether to keep earlier normals that are needed again.
+      jit_compile: False where XLA is missing: sums over a buffer are then matrix products.
 
     Raises:
       TypeError: for a kind of matrix that cannot be streamed.
@@ -279,8 +279,8 @@ class _Rows:
     def at(self, step: tf.Tensor) -> tf.Tensor:
         """Entries `M[step, step - j]`, shape [terms]; 0 for steps before the first.
 
-        NaN past the horizon: should an assertion be lost in somebody's compiled graph,
-        there is still no noise that was used before.
+        All are NaN past the horizon: even if a caller's compiled graph drops the
+        assertion, no noise is used twice.
         """
         rows = tf.constant(self._rows)
         row = rows[0] if len(self._rows) == 1 else tf.gather(rows, step)

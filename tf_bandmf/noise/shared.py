@@ -1,4 +1,4 @@
-"""Functions that are traced once for all models, and keep none of them."""
+"""Functions that are traced once for all models, and keep no model in memory."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-# For what steps rarely do: inlined, each of them would skip its operations one by one.
+# For functions that steps rarely run: if they were inlined, each step would skip their
+# operations one by one.
 NOT_INLINED = {"_noinline": True}
 by_itself = functools.partial(
     tf.function, autograph=False, experimental_attributes=NOT_INLINED
@@ -28,16 +29,16 @@ def shared_function(
 ) -> Callable[..., Any]:
     """A `tf.function` of a function that outlives the models that call it.
 
-    A graph that is traced within another one gets a copy of the other one's collections,
-    and with them the whole other graph: that of a model's step would be kept for as long
-    as the process runs. So the collections are put aside while the function is called.
+    A graph that is traced within another one gets a copy of the outer graph's collections,
+    which keep the whole outer graph in memory: that of a model's step would be kept for as
+    long as the process runs. So the collections are removed while the function is called.
 
     Args:
       function: of tensors, variables and Python numbers; it closes over no tensor. It may
-        be left out, for use as a decorator. If XLA compiles it, it gets the values of
-        variables of integers: these may stay on the host when all else is on a GPU, and a
-        compiled program reads no variable of another device. A buffer is read within it:
-        outside, TensorFlow would copy it.
+        be left out, for use as a decorator. If XLA compiles it, integer variables are
+        passed by value: they may be on the host when all else is on a GPU, and a compiled
+        program cannot read a variable of another device. Float variables are read within
+        it: outside, TensorFlow would copy them.
       **options: of `tf.function`.
 
     Returns:
@@ -67,9 +68,10 @@ def _value(argument: Any) -> Any:
 
 
 def near_length(count: tf.Tensor) -> tf.Tensor:
-    """A length, at most an eighth or 8 above a count, of which there are few.
+    """One of few lengths: at least a count, and at most an eighth of it or 8 above it.
 
-    XLA compiles a program for each length: vectors whose length varies are padded to it.
+    XLA compiles a program for each length: vectors whose length varies are padded to one
+    of these.
 
     Args:
       count: int32 scalar.
