@@ -1,4 +1,4 @@
-"""Accounting of b-min-sep sampling by simulation, for strategies with bands.
+"""Accounting of b-min-sep sampling by simulation, for banded strategies.
 
 Dong and Ganesh, arXiv:2602.09338; the distributions are in `b_min_sep_passes`, the draws in
 `b_min_sep_simulator`.
@@ -16,10 +16,12 @@ from tf_bandmf.accounting.guarantee import Simulation
 from tf_bandmf.accounting.simulated_accountant import SimulatedAccountant
 
 NAME = "b-min-sep sampling, Monte Carlo with importance sampling"
-# Draws for each direction: fewer of long runs, whose draws have more numbers.
+# Draws for each direction, and the fewest. Long runs, whose draws have more numbers, get
+# fewer: about _ENTRIES numbers in total.
 NUM_DRAWS, _LEAST_DRAWS, _ENTRIES = 10_000, 2_000, 20_000_000
-# Steps times bands, with what a step costs in units of a band: a plan of 9,000 steps and
-# 16 bands takes 20 seconds of one core (benchmarks/planning.py sizes).
+# The largest `num_steps * (bands + _STEP)`: a step costs as much as this many bands, plus
+# its own bands. A plan of 9,000 steps and 16 bands takes 20 seconds of one core
+# (benchmarks/planning.py sizes).
 _LARGEST_WORK, _STEP = 1_900_000, 250
 
 
@@ -42,7 +44,7 @@ class BMinSepAccountant(SimulatedAccountant):
 
     Args:
       passes: of the strategy.
-      simulation: how it is simulated.
+      simulation: settings of the simulation.
     """
 
     def __init__(self, passes: Passes, simulation: Simulation) -> None:
@@ -61,7 +63,7 @@ class BMinSepAccountant(SimulatedAccountant):
         rate: float,
         simulation: Simulation,
     ) -> BMinSepAccountant:
-        """The accountant of `C`.
+        """Returns the accountant of `C`.
 
         Raises:
           ValueError: if C has more bands than b or a negative entry, or a simulation
@@ -82,7 +84,8 @@ class BMinSepAccountant(SimulatedAccountant):
         return cls(Passes(matrix.as_rows(), separation, rate), simulation)
 
     def first_noise(self, epsilon: float, delta: float, largest: float) -> float:
-        # Between that of steps without a rest and that of parts that take turns.
+        # The geometric mean of the noise for steps that are sampled independently, and of
+        # the noise for cyclic sampling with b parts that take turns.
         passes, n, b = self._passes, self._passes.num_steps, self._passes.separation
         norm = math.sqrt(passes.squares.max())
         alone = CyclicPoissonAccountant(n, passes.rate, norm)

@@ -1,10 +1,11 @@
 """The pair of distributions that dominates b-min-sep sampling: a forward pass.
 
-For a `C >= 0` an example's participations S give `P = sum_S P(S) N(m_S, sigma^2 I)` against
-`Q = N(0, sigma^2 I)`, `m_S` the sum of the columns of S (arXiv:2410.06266). With at most b
-bands the columns of one S do not overlap, `|m_S|^2 = sum_i |c_i|^2`, and the likelihood
-ratio at `y` is a forward pass over the steps since the last participation (compare Dong and
-Ganesh, arXiv:2602.09338):
+Let S be the set of steps at which an example takes part. For `C >= 0` the dominating pair
+is `P = sum_S P(S) N(m_S, sigma^2 I)` against `Q = N(0, sigma^2 I)`, with `m_S` the sum of
+the columns of C in S (arXiv:2410.06266). If C has at most b bands, the columns of one S do
+not overlap, so `|m_S|^2 = sum_{i in S} |c_i|^2`. A forward pass over the steps since the
+last participation then computes the likelihood ratio at `y` (compare Dong and Ganesh,
+arXiv:2602.09338):
 
     F[t + 1] = (1 - p) F[t] + p F[t + 1 - b] v[t + 1 - b],
     v[t] = exp(<c_t, y> / sigma^2 - |c_t|^2 / (2 sigma^2)).
@@ -22,24 +23,26 @@ import threadpoolctl
 
 from tf_bandmf import matrices
 
-# Sums are rescaled, which costs as much as b steps, after this many steps; and before those
-# who rest at no step fall below exp(-_LARGEST_DECAY), or sums may grow by
-# exp(_LARGEST_GROWTH). Larger exponents are added by logarithms.
+# Sums are rescaled periodically, after about b / 4 steps within these limits, because one
+# rescaling costs as much as b steps. The period is shorter if the sum `free` could fall
+# below exp(-_LARGEST_DECAY), or sums could grow by exp(_LARGEST_GROWTH). If an exponent is
+# larger than _LARGEST_EXPONENT, sums are computed in logarithms.
 _LEAST_PERIOD, _LARGEST_PERIOD = 25, 100
 _LARGEST_DECAY, _LARGEST_GROWTH, _LARGEST_EXPONENT = 100.0, 600.0, 250.0
-# Columns of C that are multiplied at once, at least.
+# The least number of columns of C that are multiplied at once.
 _BLOCK = 24
-# BLAS starts its threads for each product of small matrices and waits for all; where
-# processors are shared that takes ten times as long as one thread does. To find the
-# libraries takes milliseconds. Results depend on it in their last bits alone.
+# For each product of small matrices, BLAS starts its threads and waits for all of them.
+# Where processors are shared, this takes ten times as long as one thread, so products use
+# one. Finding the libraries takes milliseconds, so the controller is cached. The number of
+# threads affects only the last bits of results.
 _BLAS = functools.cache(threadpoolctl.ThreadpoolController)
 
 
 class Passes:
-    """Participations and likelihood ratios of one strategy and sampling.
+    """Draws of participations, and likelihood ratios, for one strategy and sampling.
 
-    Passes go from step to step: arrays [N, n] are returned, and best given, with the N
-    numbers of a step side by side in memory (Fortran order).
+    Passes go from step to step. So arrays [N, n] are returned in Fortran order, with the N
+    numbers of a step adjacent in memory, and arguments in this order are the fastest.
 
     Args:
       rows: `rows[i, j] = C[i, i - j]`, shape [n, bands], not negative.
@@ -53,7 +56,8 @@ class Passes:
         (n, bands), size = rows.shape, max(_BLOCK, rows.shape[1])
         diagonals = matrices.columns_from_rows(rows), -np.arange(bands)
         strategy = scipy.sparse.dia_array(diagonals, shape=(n, n)).tocsc()
-        # Columns of C, the rows that they reach, and what is there.
+        # Slices of columns of C, and of the rows in which these may be non-zero; `_blocks`
+        # adds the entries.
         places = [
             (slice(start, start + size), slice(start, start + size + bands - 1))
             for start in range(0, n, size)
@@ -63,7 +67,7 @@ class Passes:
         self.mean = self._outputs(np.full((1, n), rate))[0]
 
     def largest_squared_norm(self) -> float:
-        """The largest squared norm of the sum of one example's columns."""
+        """Returns the largest squared norm of the sum of one example's columns."""
         largest = np.zeros(self.num_steps + self.separation)
         for t in range(self.num_steps - 1, -1, -1):
             taken = self.squares[t] + largest[t + self.separation]
@@ -71,7 +75,7 @@ class Passes:
         return float(largest[0])
 
     def _outputs(self, x: np.ndarray) -> np.ndarray:
-        """C times rows of x, shape [N, n]."""
+        """Returns C times each row of x, shape [N, n]."""
         result = np.zeros(x.shape[::-1])
         with _BLAS().limit(limits=1, user_api="blas"):
             for columns, rows, block in self._blocks:
@@ -79,7 +83,7 @@ class Passes:
         return result.T
 
     def inner_products(self, y: np.ndarray) -> np.ndarray:
-        """`<c_t, y>` for rows of y, shape [N, n]."""
+        """Returns `<c_t, y>` for each row of y and each column of C, shape [N, n]."""
         result = np.empty(y.shape[::-1])
         with _BLAS().limit(limits=1, user_api="blas"):
             for columns, rows, block in self._blocks:
@@ -89,10 +93,10 @@ class Passes:
     def draw(
         self, generator: np.random.Generator, probability: np.ndarray
     ) -> np.ndarray:
-        """Means `m_S` of random participations, one for each probability, shape [N, n]."""
+        """Returns means `m_S` of random S, one for each probability p, shape [N, n]."""
         count, b = probability.size, self.separation
         uniform = generator.random(count)
-        # At first a rest of 1 .. b - 1 steps with probability q each.
+        # An example begins with a rest of 1, ..., b - 1 steps, with probability q each.
         free = np.where(uniform < self.rate * (b - 1), 1 + uniform // self.rate, 0)
         free = free.astype(np.int64)
         taken, rows = np.zeros((self.num_steps, count)), np.arange(count)
@@ -108,12 +112,14 @@ class Passes:
     def draw_weighted(
         self, generator: np.random.Generator, count: int, log_weights: np.ndarray
     ) -> np.ndarray:
-        """Means `m_S` under `P(S) prod_{t in S} exp(log_weights[t]) / Z`, shape [count, n].
+        """Returns means `m_S` of random S from a weighted law, shape [count, n].
 
-        `Z` is the exponential of `log_ratio` at the log weights.
+        The law is `P(S) prod_{t in S} exp(log_weights[t]) / Z`, and `log Z` is `log_ratio`
+        of the log weights.
         """
         n, b = self.num_steps, self.separation
-        # Log of the expected weight from step t on, of whoever is free then.
+        # ahead[t]: log of the expected weight from step t on of an example that is not
+        # resting at step t.
         ahead = np.zeros(n + b)
         with np.errstate(divide="ignore"):
             take, leave = math.log(self.probability), np.log1p(-self.probability)
@@ -133,15 +139,15 @@ class Passes:
         return self._outputs(participations.T)
 
     def log_ratio(self, exponents: np.ndarray, probability: float) -> np.ndarray:
-        """`log sum_S P(S) prod_{t in S} exp(exponents[:, t])`, shape [N, n] -> [N]."""
+        """Returns `log sum_S P(S) prod_{t in S} exp(exponents[:, t])`, [N, n] -> [N]."""
         return self.log_ratios(np.array(exponents, order="F"), [probability])[0]
 
     def log_ratios(
         self, exponents: np.ndarray, probabilities: Sequence[float]
     ) -> np.ndarray:
-        """`log_ratio` with each of the probabilities > 0 of a participation, [len, N].
+        """Returns `log_ratio` for each probability (> 0) of a participation, [len, N].
 
-        The exponents, [N, n], are overwritten.
+        The exponents, shape [N, n], are overwritten.
         """
         least, most = exponents.min(initial=0.0), float(exponents.max(initial=0.0))
         if not -_LARGEST_EXPONENT <= least <= most <= _LARGEST_EXPONENT:
@@ -157,12 +163,12 @@ class Passes:
     def _log_total_of(
         self, factors: np.ndarray, probability: float, largest: float
     ) -> np.ndarray:
-        """`log_ratio` of the exponentials times the probability, shape [n, N] -> [N].
+        """Returns `log_ratio`, computed without logarithms except for rescaling, [N].
 
         Args:
-          factors: at most `probability * exp(largest)`.
+          factors: `probability * exp(exponents)`, shape [n, N].
           probability: of a participation.
-          largest: >= 0.
+          largest: >= 0; no exponent exceeds it.
         """
         (n, count), b = factors.shape, self.separation
         decay = -math.log1p(-probability) if probability < 1.0 else 0.0
@@ -173,12 +179,13 @@ class Passes:
         )
         period = int(min(max(_LEAST_PERIOD, min(b // 4, _LARGEST_PERIOD)), limit))
         free = np.full(count, max(1.0 - self.rate * (b - 1), 0.0))
-        # Whoever took part at the last b steps, at step t in row t mod b.
+        # Row t mod b: the sum over all S whose last participation is step t, for the last b
+        # steps. `free` is the sum over all S without a rest.
         taken, logs = np.zeros((min(b, n), count)), np.zeros(count)
         for t in range(n):
             if t:
                 free *= 1.0 - probability
-                # A rest at the beginning ends.
+                # The rest after step t - b ends, or (for t < b) an initial rest.
                 free += taken[t % b] if t >= b else self.rate * np.exp(-logs)
             np.multiply(free, factors[t], out=taken[t % b])
             if t % period == period - 1:

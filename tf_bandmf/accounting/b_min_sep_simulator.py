@@ -1,25 +1,27 @@
-"""The simulator behind b-min-sep sampling: tilts, draws and certain bounds on weights.
+"""The simulator for b-min-sep sampling: tilts, draws and guaranteed bounds on weights.
 
 Draws come from mixtures of tilts; weights are ratios of forward passes. Tilts are versions
 of `P` with longer means and more participations ("remove"), or of `Q`, moved against the
 mean of the means ("add").
 
-Where participations are rare, a large loss comes from few of them with much longer means:
-those of `P L^theta`, as it would be if every step were sampled by itself (`rare_tilts`).
+Where participations are rare, a large loss comes from a few participations with much longer
+means. Tilts for this case imitate `P L^theta`, as if every step were sampled independently
+(`rare_tilts`).
 
-A bound needs weights that are bounded for certain. With `v_S` the likelihood ratio of the
-participations S, `v_S = exp(<m_S, y> / sigma^2 - |m_S|^2 / (2 sigma^2))`, and
+A confidence bound needs a guaranteed bound on the weights. With `v_S` the likelihood ratio
+of the participations S, `v_S = exp(<m_S, y> / sigma^2 - |m_S|^2 / (2 sigma^2))`, and
 `L = dP/dQ = sum_S P(S) v_S`:
 
-- "remove": means longer by `1 + t`, of participations with the law `P(S) w_S / Z`,
-  `w_S = exp(t (1 + t) |m_S|^2 / (2 sigma^2))`. The density over Q is
-  `sum_S P(S) v_S^(1 + t) / Z >= L^(1 + t) / Z` (power means), so that the density over P is
-  at least `exp(t l) / Z` at the loss `l = log L`. As |m_S|^2 is a sum over the steps of S,
-  `Z` is a forward pass, and so is the law.
-- "add": `log L >= sum_S P(S) log v_S` (Jensen). The mean moved by `-t` times the mean of
-  the means `m` has the density `exp(-t <m, y> / sigma^2 - t^2 |m|^2 / (2 sigma^2))` over Q,
-  at least `exp(t (l - sum_S P(S) |m_S|^2 / (2 sigma^2)) - t^2 |m|^2 / (2 sigma^2))` at the
-  loss `l = -log L`.
+- "remove": the tilt has the means `(1 + t) m_S`, with S from the law `P(S) w_S / Z`,
+  `w_S = exp(t (1 + t) |m_S|^2 / (2 sigma^2))`. Its density relative to Q is
+  `sum_S P(S) v_S^(1 + t) / Z >= L^(1 + t) / Z` (power means). So its density relative to P
+  is at least `exp(t l) / Z` at the loss `l = log L`. As |m_S|^2 is a sum over the steps of
+  S, a forward pass computes `Z`, and another one draws from the law.
+- "add": `log L >= sum_S P(S) log v_S` (Jensen). The tilt has the mean `-t m`, with `m` the
+  mean of the means `m_S`. Its density relative to Q is
+  `exp(-t <m, y> / sigma^2 - t^2 |m|^2 / (2 sigma^2))`, which is at least
+  `exp(t (l - sum_S P(S) |m_S|^2 / (2 sigma^2)) - t^2 |m|^2 / (2 sigma^2))` at the loss
+  `l = -log L`.
 """
 
 from __future__ import annotations
@@ -34,29 +36,32 @@ import numpy as np
 from tf_bandmf.accounting.b_min_sep_passes import Passes
 from tf_bandmf.accounting.simulator import MAIN, PILOT, Proposal, Simulator, Stage
 
-# How many numbers are drawn at once, and the most that are kept for the next noise level: a
-# step of many draws costs little more than one of few.
+# The most numbers that are drawn at once, and that are kept for the next noise level. They
+# are many because a step of many draws costs little more than one of few.
 _CHUNK = _KEPT_ENTRIES = 20_000_000
-# Tilts with certain weights that are tried, in standard deviations of a mean.
+# Strengths of the certain tilts that are tried, in standard deviations along a mean.
 _CERTAIN_STRENGTHS = tuple(
     s / 20 for s in (2, 4, 7, 10, 15, 20, 25, 30, 40, 50, 60, 80, 120)
 )
 
 
-# Of a pilot run, and of a rough one: draws of each tilt; lengths ("remove") in standard
-# deviations, and multiples of p; moves of "add", in standard deviations; negative
-# logarithms of probabilities of large losses ("remove").
+# Settings of a pilot run and, where there are two, of a rough one. Draws of each tilt. For
+# "remove": by how many standard deviations means are longer, and multiples of p. For "add":
+# moves in standard deviations. For "remove": negative logarithms of the probabilities of
+# large losses.
 _PILOT_DRAWS = 150, 200
 _LENGTHS = (0.0, 1.5, 3.5)
 _RATES = (1.0, 1.5, 2.5), (1.0, 2.0)
 _AGAINST = (0.0, 1.0, 2.0, 3.0, 4.5, 6.0), (0.0, 1.5, 3.5, 6.0)
 _RARITIES = (2.0, 5.0, 9.0, 14.0, 21.0, 30.0, 42.0), (4.0, 11.0, 20.0, 36.0)
-# Logarithms of the exponents theta, halvings, and nodes of the integrals over one step.
+# For `rare_tilts`: the range of log theta, the halvings of the search for it, and the nodes
+# of the integrals over one step.
 _LOG_THETAS, _BISECTIONS, _NODES = (-4.0, 8.0), 24, 1000
 
 
-# Of N draws, for any noise level and any scale: which tilt, [N]; `<c_t, z>` of normals z,
-# [N, n]; `<c_t, m>` of the means of the participations, [N, n], or of their mean, [1, n].
+# N draws that serve any noise level and scale: the index of the tilt, [N]; `<c_t, z>` with
+# normals z, [N, n]; `<c_t, m>` with the means m of the participations, [N, n], or with the
+# mean of all these means, [1, n].
 _Draws = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
@@ -67,8 +72,9 @@ class Tilt:
     Attributes:
       scale: the component's mean, as a multiple of its participations' mean ("remove"), or
         of the mean of all these means ("add"; at most 0).
-      probability: that a participation has in this component, in place of p ("remove").
-      is_weighted: if participations have the weights that bound the density ("remove").
+      probability: replaces p, the probability of a participation, in this component
+        ("remove").
+      is_weighted: True if S has the weights `w_S`, which bound the density ("remove").
     """
 
     scale: float
@@ -81,7 +87,7 @@ class BMinSepSimulator(Simulator):
 
     Args:
       passes: of the strategy.
-      num_draws: of a main run, for each direction.
+      num_draws: draws of a main run, for each direction.
       seed: equal seeds give equal draws.
     """
 
@@ -110,19 +116,22 @@ class BMinSepSimulator(Simulator):
 
     @property
     def _unit(self) -> float:
-        """A tilt by one standard deviation, along the mean of means or a sum of columns."""
+        """The scale of a tilt that moves draws by one standard deviation.
+
+        Draws move along the mean of the means ("add") or along a sum of columns ("remove").
+        """
         if self.add:
             return 1.0 / math.sqrt(self._squared)
         expected = self.passes.rate * self.passes.squares.sum()
         return self.noise / math.sqrt(max(expected, self.passes.squares.max()))
 
     def _log_weights(self, tilt: Tilt) -> np.ndarray:
-        """Log weights of a participation at each step under a tilt, shape [n]."""
+        """Returns the log weight of a participation at each step, shape [n]."""
         moved = 0.5 * tilt.scale * (tilt.scale - 1.0) / self.noise**2
         return moved * self.passes.squares
 
     def _log_total(self, tilt: Tilt) -> float:
-        """Log of `Z`."""
+        """Returns `log Z` of a weighted tilt."""
         weights = self._log_weights(tilt)[None]
         return float(self.passes.log_ratio(weights, self.passes.probability)[0])
 
@@ -149,7 +158,7 @@ class BMinSepSimulator(Simulator):
         for index, start in enumerate(range(0, count, size)):
             number = min(size, count - start)
             choice, normals, means = self._draws(proposal, stage, index, number)
-            # Step by step in memory.
+            # Transposed, so that the numbers of a step are adjacent in memory.
             log_v = np.multiply(normals.T, 1.0 / noise, dtype=np.float64)
             log_v -= half[:, None]
             log_v += means.T * (scales[choice] / noise**2)
@@ -167,10 +176,10 @@ class BMinSepSimulator(Simulator):
     def _densities(
         self, tilts: Sequence[Tilt], log_v: np.ndarray, half: np.ndarray
     ) -> np.ndarray:
-        """Log densities of "remove" relative to Q, [T, N]: equal scales follow one another.
+        """Returns the log densities of "remove" tilts relative to Q, shape [T, N].
 
         Args:
-          tilts: of the proposal.
+          tilts: of the proposal; those with equal scales must follow one another.
           log_v: shape [n, N].
           half: `|c_t|^2 / (2 sigma^2)`, shape [n].
         """
@@ -189,7 +198,7 @@ class BMinSepSimulator(Simulator):
     def _draws(
         self, proposal: Proposal, stage: Stage, index: int, number: int
     ) -> _Draws:
-        """Random numbers of one chunk; the last ones are kept for other noise levels."""
+        """Returns the random numbers of one chunk, if possible those kept from before."""
         tilts, passes = proposal.tilts, self.passes
         rates = np.array([tilt.probability for tilt in tilts])
         key = (index, number, rates.tobytes(), proposal.shares.tobytes())
@@ -211,7 +220,7 @@ class BMinSepSimulator(Simulator):
                     weights = self._log_weights(tilt)
                     means[rows] = passes.draw_weighted(generator, rows.size, weights)
         means = passes.inner_products(means).astype(kind, copy=False)
-        # Weights of participations depend on the noise.
+        # Draws of weighted tilts are not kept, because their weights depend on the noise.
         is_weighted = any(tilt.is_weighted for tilt in tilts)
         is_small = number * passes.num_steps <= _KEPT_ENTRIES
         if is_small and not is_weighted and stage in (PILOT, MAIN):
@@ -222,19 +231,20 @@ class BMinSepSimulator(Simulator):
 def rare_tilts(
     rate: float, unit: float, num_steps: int, rarities: Sequence[float]
 ) -> list[tuple[float, float]]:
-    """Scales, and factors of the rate, of `P L^theta` for steps that are independent.
+    """Returns (scale, factor of the rate) of tilts like `P L^theta` for independent steps.
 
-    With `L(x) = 1 - q + q exp(u x - u^2 / 2)` for one step, at a unit normal `x`, and
-    `K(theta) = log E L^(1 + theta)`, losses as under theta have about the probability
-    `exp(-num_steps (theta K' - K))`. A step of that law has the first two moments of a
-    normal variable that is moved by some length with some probability. Factors are powers
-    of 2, so that they stay the same when the noise changes a little.
+    For one step and a unit normal `x`, let `L(x) = 1 - q + q exp(u x - u^2 / 2)` and
+    `K(theta) = log E L^(1 + theta)`. Losses that are typical of `P L^theta` have about the
+    probability `exp(-num_steps (theta K' - K))`, which determines theta. The law of a step
+    is replaced by a normal variable that is moved by some length with some probability, and
+    that has the same first two moments. Factors are powers of 2, so that they stay the same
+    when the noise changes a little.
 
     Args:
       rate: q.
       unit: u, the norm of a column over sigma.
       num_steps: n.
-      rarities: negative logarithms of probabilities.
+      rarities: negative logarithms of the wanted probabilities of losses.
     """
     leave = math.log1p(-rate) if rate < 1.0 else -math.inf
     wanted = np.array(rarities)

@@ -1,6 +1,6 @@
 """Accounting of balls in bins by simulation, for every non-negative strategy.
 
-Each example is put into one of `b` bins, once, and takes part at the steps of its bin in
+Each example is assigned to one of `b` bins once, and takes part at the step of its bin in
 every epoch (arXiv:2601.22334, section 5.1). See `bins_simulator` for the distributions.
 """
 
@@ -26,7 +26,7 @@ class BallsInBinsAccountant(SimulatedAccountant):
 
     Args:
       gram: G of `bins_simulator.gram_matrix`, shape [b, b].
-      simulation: how it is simulated; None for an estimate.
+      simulation: settings of the simulation; None for an estimate.
     """
 
     def __init__(self, gram: np.ndarray, simulation: Simulation | None = None) -> None:
@@ -43,5 +43,5 @@ class BallsInBinsAccountant(SimulatedAccountant):
         num_bins: int,
         simulation: Simulation | None = None,
     ) -> BallsInBinsAccountant:
-        """The accountant of a strategy matrix `C`; see `gram_matrix` for errors."""
+        """Returns the accountant of a strategy matrix `C`; raises as `gram_matrix` does."""
         return cls(gram_matrix(matrix, num_bins), simulation)
