@@ -28,7 +28,7 @@ def check_matmul_precision() -> None:
     """Refuses settings that round the operands of float32 products.
 
     Raises:
-      RuntimeError: if there is such a setting; it names it and how to change it.
+      RuntimeError: for such a setting; the message says how to change it.
     """
     is_on = tf.config.experimental.tensor_float_32_execution_enabled()
     if is_on and _some_gpu_rounds():

@@ -1,4 +1,4 @@
-"""The table rows that a batch looks up, before the pass that looks them up."""
+"""Finds the table rows that a batch looks up, before the pass that looks them up."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ class LookedUp:
     """The rows that the examples of a batch look up: a function of the inputs alone.
 
     It is the part of the model between its inputs and the ids of its lookups, cut out of
-    a graph of the model: that holds no weight, no random number and no state, as is
-    checked. So the pass of the step, which computes the ids again, looks up these rows.
+    a graph of the model. That this part uses no weight, random number or state is checked.
+    So the pass of the step, which computes the ids again, looks up the same rows.
 
     Args:
-      model: built.
-      layers: `Embedding` layers; those of one table may be several.
+      model: a built model.
+      layers: `Embedding` layers, several of which may share a table.
     """
 
     def __init__(self, model: keras.Model, layers: Sequence[Any]) -> None:
@@ -40,7 +40,7 @@ class LookedUp:
         self._known: dict[Any, Any] = {}
 
     def __call__(self, x: Any, rows: tf.Tensor | None) -> list[tf.Tensor]:
-        """Rows by layer, [N] int64, as often as they are looked up; -1 for no row.
+        """Returns the rows that each layer looks up, [N] int64, repeated; -1 for no row.
 
         Args:
           x: inputs of a batch.
@@ -94,7 +94,7 @@ def _noted_call(
     *args: Any,
     **kwargs: Any,
 ) -> Any:
-    """Calls a layer, and notes the rows that it looks up."""
+    """Calls a layer, and adds the rows that it looks up to `read`."""
     if is_reverse(args, kwargs):
         raise UnsupportedModelError(
             f"Layer {layer.name!r} multiplies with its table (a tied output "

@@ -75,7 +75,8 @@ def check_supported(model: keras.Model) -> None:
       model: a built model.
 
     Raises:
-      UnsupportedModelError: with the layer, the reason and what to change.
+      UnsupportedModelError: for such a model; the message names the layer, the reason and
+        what to change.
     """
     if not model.built:
         raise UnsupportedModelError(
@@ -110,7 +111,7 @@ def check_supported(model: keras.Model) -> None:
 
 
 def _check_model(model: keras.Model) -> None:
-    """Refuses overrides of what training replaces."""
+    """Refuses overrides of methods that private training replaces."""
     if type(model).compute_loss is not keras.Model.compute_loss:
         raise UnsupportedModelError(
             f"Model {model.name!r} overrides `compute_loss`, which need not be a sum "

@@ -1,7 +1,7 @@
 """The layers that are tapped.
 
 A unit is the smallest layer whose call accounts for all uses of its weights.
-Containers are opened; a layer that owns weights is a unit, with all that is inside,
+Containers are opened. A layer that owns weights is a unit, with all layers inside it,
 unless a rule is known for its own weights alone.
 """
 
@@ -22,16 +22,16 @@ from tf_bandmf.keras.clipping.rules import (
 from tf_bandmf.keras.clipping.tensors.errors import UnsupportedModelError
 from tf_bandmf.keras.compat.keras_objects import all_layers, own_trainable_variables
 
-# Their inner layers run inside loops, where a tap would see single time steps.
+# Layers whose inner layers run inside loops, where a tap would see single time steps.
 _CLOSED = (keras.layers.RNN, keras.layers.TimeDistributed)
 
 
 def _is_closed(layer: Any) -> bool:
-    """Says if a layer is tapped as one with the layers inside.
+    """Says if a layer is tapped as a whole, together with the layers inside.
 
-    Built for a known number of steps, `TimeDistributed` calls its layer once for each
-    of them. It is opened for a table inside, of which a tap of the whole would make all
-    rows for every example.
+    Built for a known number of steps, `TimeDistributed` calls its layer once for each of
+    them. It is opened if it has a table inside: a tap of the whole would form gradients of
+    all rows of the table for every example.
     """
     if type(layer) is not keras.layers.TimeDistributed:
         return isinstance(layer, _CLOSED)
@@ -49,8 +49,8 @@ class Unit:
 
     Attributes:
       layer: the layer.
-      variables: all trainable variables of the layer and its inner layers; its own
-        alone if the rule opens it.
+      variables: all trainable variables of the layer and its inner layers; only its own
+        if the rule opens the layer.
       rule: how its per-example gradients are computed.
     """
 

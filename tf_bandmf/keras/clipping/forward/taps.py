@@ -21,8 +21,8 @@ class Window(NamedTuple):
     """The call of a layer, in which operations of a graph were made.
 
     Attributes:
-      layer: whose call it was.
-      unit: that was being recorded, the layer's own or one around it; or None.
+      layer: the layer that was called.
+      unit: the unit that was being recorded, its own or one around it; or None.
     """
 
     layer: Any
@@ -30,7 +30,7 @@ class Window(NamedTuple):
 
 
 class Recorder:
-    """Records the calls of tapped layers, and where in the graph all layers' calls are.
+    """Records the calls of tapped layers, and in which call each operation was made.
 
     Args:
       units: the layers to tap.
@@ -38,7 +38,7 @@ class Recorder:
       size: the batch size.
 
     Raises:
-      RuntimeError: in eager code, which leaves no operations: they would pass unseen.
+      RuntimeError: in eager code, which leaves no operations that could be checked.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class Recorder:
         self._size = size
         self._graph = tf.compat.v1.get_default_graph()
         self._window: Window | None = None
-        # Of each operation, but for those since the last call began or ended.
+        # The window of each operation, except those since the last call began or ended.
         self._windows: list[Window | None] = []
         self.calls: list[tuple[Unit, LayerCall]] = []
 
@@ -59,9 +59,9 @@ class Recorder:
     def tapping(self, layers: Sequence[Any]) -> Iterator[None]:
         """Directs calls of layers to the recorder, in this thread.
 
-        The layers' own `call` is back afterwards, whatever happens. Replicas of a
+        The layers' own `call` is restored afterwards, whatever happens. Replicas of a
         distribution strategy trace in threads that take turns in the middle of a forward
-        pass: what a thread replaced, it alone sees.
+        pass: only the thread that replaced a `call` sees the replacement.
 
         Args:
           layers: all layers whose calls are to be seen.
@@ -75,10 +75,10 @@ class Recorder:
     def _called(
         self, layer: Any, original: Callable[..., Any], *args: Any, **kwargs: Any
     ) -> Any:
-        """A call of a layer.
+        """Handles a call of a layer.
 
         Raises:
-          UnsupportedModelError: if a tapped one is inside a loop or inner function.
+          UnsupportedModelError: if a tapped layer is called in a loop or inner function.
         """
         window = self._window
         around = None if window is None else window.unit
@@ -104,11 +104,11 @@ class Recorder:
             self._window = window
 
     def position(self) -> int:
-        """The number of operations that the graph has."""
+        """Returns the number of operations that the graph has."""
         return len(self._graph.get_operations())
 
     def windows(self) -> list[Window | None]:
-        """The innermost call in which each operation of the graph was made; or None."""
+        """Returns the innermost call, or None, in which each operation was made."""
         self._note_operations()
         return self._windows
 
@@ -124,7 +124,8 @@ class Recorder:
         kwargs: dict[str, Any],
     ) -> LayerCall:
         """Notes a call, with what is known about its batch dimensions."""
-        # In the order in which calls begin: an opened layer's come before those inside.
+        # Calls are in the order in which they begin: an opened layer's come before those
+        # of the layers inside.
         place = len(self.calls)
         shape = self._shapes[place] if place < len(self._shapes) else None
         leaves = keras.tree.flatten((args, kwargs))

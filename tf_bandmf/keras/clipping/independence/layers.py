@@ -1,6 +1,6 @@
-"""Layers that cannot be opened, and give each example a row of its own.
+"""Layers that need not be opened: they are known to give each example its own row.
 
-A layer is known by its exact class, as Keras wrote it, and by its configuration.
+A layer is recognized by its exact class, with Keras' own `call`, and its configuration.
 """
 
 from __future__ import annotations
@@ -18,29 +18,29 @@ Condition = Callable[[Any, Shapes], bool]
 
 
 def _images(layer: Any, shapes: Shapes) -> bool:
-    """A tensor of rank 3 is a single image."""
+    """Says if all tensors are batches of images: one of rank 3 is a single image."""
     return all(len(shape) == 4 for shape in shapes)
 
 
 def _vectors(layer: Any, shapes: Shapes) -> bool:
-    """A tensor of rank 1 is one example."""
+    """Says if all tensors have rank 2 or more: one of rank 1 is a single example."""
     return all(len(shape) >= 2 for shape in shapes)
 
 
 def _rescaling(layer: Any, shapes: Shapes) -> bool:
-    """Scale and offset have no axis for examples."""
+    """Says if scale and offset have no axis for examples."""
     most = max(np.ndim(layer.scale), np.ndim(layer.offset))
     return all(most < len(shape) for shape in shapes)
 
 
 def _encoded(layer: Any, shapes: Shapes) -> bool:
-    """Classes of a tensor of rank 1 are counted over all of it."""
+    """Says if rows stay apart: some modes count classes over all of a rank 1 tensor."""
     one_each = layer.output_mode in ("int", "one_hot")
     return one_each or _vectors(layer, shapes)
 
 
 def _text(layer: Any, shapes: Shapes) -> bool:
-    """Each text is padded to a length of its own, not to that of the longest."""
+    """Says if the length of a text's row does not depend on other texts."""
     config = layer.get_config()
     padded = config["output_sequence_length"] is not None
     return padded or config["output_mode"] != "int"
@@ -74,7 +74,7 @@ LAYERS: dict[type, Condition] = {
     for name, condition in _NAMES.items()
     if hasattr(layers, name)
 }
-# Of KerasHub, by name: it need not be there.
+# Classes of KerasHub, by name, as it need not be installed.
 HUB = frozenset(
     {
         "keras_hub.src.models.deberta_v3.disentangled_self_attention."
@@ -89,7 +89,7 @@ def knows(layer: Any, shapes: Shapes) -> bool:
 
     Args:
       layer: a built layer.
-      shapes: of the tensors that it is called on.
+      shapes: the shapes of the tensors that it is called on.
     """
     if is_vouched(layer):
         return True

@@ -1,4 +1,4 @@
-"""A function of one example, executed for each example of a batch by itself."""
+"""Executes a function of one example for each example of a batch by itself."""
 
 import contextlib
 import logging
@@ -11,9 +11,9 @@ from tf_bandmf.keras.clipping.independence.state import NotIndependent
 from tf_bandmf.keras.compat.graphs import FuncGraph, depends_on_arguments, nodes_of
 from tf_bandmf.keras.compat.vectorizing import vectorized_map
 
-# Operations that TensorFlow converts to many examples at once, each by itself. Its
-# conversion of others is not believed: it numbers the places of all examples through for
-# some, and an index past the end is one of the next.
+# Operations that TensorFlow vectorizes so that examples stay apart. Its conversion of
+# others is not trusted: for some, it numbers the entries of all examples consecutively, and
+# an index past the end of one example is an entry of the next.
 VECTORIZABLE = frozenset(
     (
         # Arguments, constants and weights.
@@ -46,7 +46,7 @@ VECTORIZABLE = frozenset(
         "DepthwiseConv2dNativeBackpropFilter DepthwiseConv2dNativeBackpropInput Einsum "
         "L2Loss "
         "MatMul MaxPool MaxPoolGrad MatrixBandPart SpaceToBatchND BatchToSpaceND "
-        # Draws with seeds of each example's own.
+        # Random draws, with separate seeds for each example.
         "StatelessRandomGetKeyCounter StatelessRandomGetAlg StatelessRandomUniformV2 "
         "StatelessRandomNormalV2 StatelessTruncatedNormalV2 StatelessRandomUniformIntV2 "
         # Classes.
@@ -61,16 +61,16 @@ def map_each(
     signature: Any,
     parallel_iterations: int | None = None,
 ) -> Any:
-    """`tf.map_fn`, after which TensorFlow is as it was, also if the function raises.
+    """Calls `tf.map_fn`, and restores the variable scope even if the function raises.
 
-    Where that happens in a graph, `tf.map_fn` leaves a caching device in the variable
-    scope, which graphs share with the program around them: no distribution strategy could
-    be entered any more in this process.
+    If it raises in a graph, `tf.map_fn` leaves a caching device in the variable scope,
+    which graphs share with the program around them: no distribution strategy could be
+    entered in this process any more.
 
     Args:
-      function: of the elements of one example.
+      function: takes the elements of one example.
       elements: structure of tensors [N, ...].
-      signature: structure of specs of what it returns.
+      signature: structure of specs of what the function returns.
       parallel_iterations: as for `tf.map_fn`.
 
     Returns:
@@ -93,12 +93,12 @@ def map_each(
 def map_examples(
     function: Callable[[Any], list[tf.Tensor]], elements: Any, name: str
 ) -> list[tf.Tensor]:
-    """Maps a function over examples, in a graph: of a batch it sees no other example.
+    """Maps a function over the examples of a batch, in a graph; it sees one at a time.
 
-    It is vectorized if TensorFlow's conversions of its operations are known; else a loop.
+    It is vectorized if all its operations are in `VECTORIZABLE`; else it runs in a loop.
 
     Args:
-      function: of nested tensors, those of one example; returns a list of tensors.
+      function: takes the nested tensors of one example, and returns a list of tensors.
       elements: nested tensors [B, ...].
       name: what runs, for messages.
 
@@ -106,8 +106,8 @@ def map_examples(
       Tensors [B, ...].
 
     Raises:
-      NotIndependent: if the function reads another tensor that may be of examples.
-      Exception: what the function itself raises, whenever it is called.
+      NotIndependent: if the function reads another tensor that may depend on examples.
+      Exception: any exception that the function itself raises.
     """
     signature, graph = _of_one(function, elements)
     if any(depends_on_arguments(outside) for outside, _ in graph.captures):
@@ -126,7 +126,7 @@ def map_examples(
 def _of_one(
     function: Callable[[Any], list[tf.Tensor]], elements: Any
 ) -> tuple[list[tf.TensorSpec], Any]:
-    """Specs of the function's results for one example, and the graph of them."""
+    """Returns specs of the function's results for one example, and their graph."""
     beside = FuncGraph("one_example")
     with beside.as_default():
         placeholders = tf.nest.map_structure(
@@ -140,9 +140,9 @@ def _of_one(
 def _vectorized(
     function: Callable[[Any], list[tf.Tensor]], elements: Any
 ) -> list[Any] | None:
-    """Results of all examples; None if vectorizing fails.
+    """Returns the results of all examples; None if vectorizing fails.
 
-    What the function itself raises is passed on.
+    Exceptions that the function itself raises are passed on.
     """
     raised: list[Exception] = []
 
@@ -164,7 +164,7 @@ def _vectorized(
 
 @contextlib.contextmanager
 def _silent() -> Iterator[None]:
-    """Keeps the pages that TensorFlow logs of an operation that it cannot convert."""
+    """Suppresses what TensorFlow logs about an operation that it cannot vectorize."""
 
     def is_wanted(record: logging.LogRecord) -> bool:
         return record.module != "pfor"

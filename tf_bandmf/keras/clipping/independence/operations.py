@@ -1,8 +1,8 @@
 """The table of Keras' operations: where each puts the axis of examples.
 
-An operation is known by its exact class. Its rule gets the operation with its attributes,
-its arguments and results, and returns the place of the examples in each result; it raises
-`Mixes` where examples meet, and `CannotOpen` where it does not say.
+An operation is recognized by its exact class. Its rule gets the operation with its
+attributes, its arguments and results, and returns the place of the examples in each result.
+It raises `Mixes` if examples meet, and `CannotOpen` if it cannot say where they are.
 """
 
 from __future__ import annotations
@@ -31,16 +31,17 @@ class Call:
     """An operation on symbolic tensors.
 
     Args:
-      walk: knows places and shapes of tensors, and the batch size.
+      walk: the walk, which knows places and shapes of tensors, and the batch size.
       op: the operation, with its attributes.
-      args: its arguments; of all, `inputs` has them by name, and `tensors` those that are
-        tensors.
-      kwargs: likewise.
+      args: its positional arguments. `inputs` has all arguments by name, and `tensors`
+        those that are tensors.
+      kwargs: its keyword arguments.
     """
 
     def __init__(self, walk: Any, op: Any, args: Any, kwargs: Any) -> None:
         self.op, self.size = op, walk.size
-        # Places of tensors, None where one is the same for all; shapes with a batch size.
+        # Places of tensors, None if they are the same for all examples; and their shapes,
+        # with the batch size.
         self.place: Callable[[Any], Place | None] = walk.place
         self.shape: Callable[[Any], tuple[int, ...]] = walk.shape
         kind: Any = type(op)
@@ -59,7 +60,7 @@ def _signature(kind: Any) -> inspect.Signature:
 
 
 def tensors_of(structure: Any) -> list[Any]:
-    """The tensors and arrays of a structure, symbolic or with numbers."""
+    """Returns the tensors and arrays of a structure, symbolic or with numbers."""
     leaves = keras.tree.flatten(structure)
     return [leaf for leaf in leaves if isinstance(leaf, KerasTensor) or is_array(leaf)]
 
@@ -78,7 +79,7 @@ def _no_axis(op: Any, rank: int) -> Collection[int]:
 
 
 def _told(op: Any, rank: int) -> Collection[int]:
-    """The axes that attributes name."""
+    """Returns the axes that an operation's attributes name."""
     names = [n for n in ("axes", "axis", "axis1", "axis2") if hasattr(op, n)]
     if not names:
         raise CannotOpen(f"{type(op).__name__} does not tell its axes")
@@ -94,23 +95,27 @@ def _but_first(op: Any, rank: int) -> Collection[int]:
 
 
 def _repeated(op: Any, rank: int) -> Collection[int]:
-    """The axes that `Tile` repeats."""
+    """Returns the axes that `Tile` repeats."""
     repeats = np.atleast_1d(op.repeats)[::-1]
     return {rank - 1 - place for place, count in enumerate(repeats) if count != 1}
 
 
 def _padded(op: Any, rank: int) -> Collection[int]:
-    """The axes that `Pad` makes longer: of one pair of widths, all."""
+    """Returns the axes that `Pad` makes longer: all if there is one pair of widths."""
     return {axis for axis, pair in enumerate([*op.pad_width] * rank) if any(pair)}
 
 
 def _images(op: Any, rank: int) -> Collection[int]:
-    """All axes but that of a batch of images; of rank 3, a tensor is one image."""
+    """Returns all axes but that of the batch; a tensor of rank 3 is a single image."""
     return range(1 if rank == 4 else 0, rank)
 
 
 def _first(call: Call, name: str | None = None) -> tuple[Place, int]:
-    """The place in one argument, the first, and its rank; no other may be of examples."""
+    """Returns the place in one argument, by default the first, and its rank.
+
+    Raises:
+      CannotOpen: if another argument has examples, too, or this one has none.
+    """
     tensor = call.inputs[name] if name else next(iter(call.inputs.values()))
     place = call.place(tensor)
     of_examples = [t for t in call.tensors if call.place(t) is not None]
@@ -120,7 +125,7 @@ def _first(call: Call, name: str | None = None) -> tuple[Place, int]:
 
 
 def _aligned(call: Call) -> tuple[Place, int]:
-    """The place that all arguments have in common, aligned at their last axes."""
+    """Returns the place that all arguments share, aligned at the last axes, and a rank."""
     rank = max(len(tensor.shape) for tensor in call.tensors)
     places = [
         place._replace(axis=place.axis + rank - len(tensor.shape))
@@ -131,7 +136,7 @@ def _aligned(call: Call) -> tuple[Place, int]:
 
 
 def _kept(call: Call, place: Place) -> list[Place]:
-    """Examples as they are in an argument, along the one axis that is as long."""
+    """Returns the place in each result: the only axis as long as the argument's."""
     length = call.size * place.inner
     places = []
     for tensor in call.outputs:
@@ -143,11 +148,11 @@ def _kept(call: Call, place: Place) -> list[Place]:
 
 
 def _apart(crossed: Axes, several: bool = False) -> Rule:
-    """A rule: examples stay apart unless they lie along an axis that is crossed.
+    """Returns a rule: examples stay apart unless they lie along an axis that is crossed.
 
     Args:
-      crossed: axes of an operation, for a rank.
-      several: whether arguments are broadcast; else the first alone may be of examples.
+      crossed: function of an operation and a rank that returns the axes it crosses.
+      several: whether arguments are broadcast; else only the first may have examples.
     """
 
     def rule(call: Call) -> list[Place]:
@@ -172,7 +177,7 @@ def _take(call: Call) -> list[Place]:
 
 
 def _contracted(call: Call, operands: Sequence[Any], subscripts: str) -> Place:
-    """The place of examples in a product of tensors that an equation describes."""
+    """Returns the place of examples in a product of tensors, given by an equation."""
     inputs, output, _ = parse_einsum_input((subscripts, *operands))
     places = set()
     for tensor, part in zip(operands, inputs.split(","), strict=True):
@@ -203,7 +208,7 @@ def _matmul(call: Call) -> Place:
 
 
 def _dot(call: Call) -> Place:
-    """`Dot` and `Tensordot` along one axis, with a vector or a matrix: as `Matmul`."""
+    """Treats `Dot` and `Tensordot` with a vector or matrix, along one axis, as `Matmul`."""
     if len(call.inputs["x2"].shape) > 2 or getattr(call.op, "axes", 1) != 1:
         raise CannotOpen(f"{type(call.op).__name__} along other axes")
     return _matmul(call)
@@ -279,7 +284,7 @@ def _classes(names: str) -> list[type]:
 OPERATIONS: dict[type, Rule] = {
     kind: rule for rule, names in _TABLE for kind in _classes(names)
 }
-# Of those that arrange entries anew, the tensor and a function of an array of its shape.
+# For operations that rearrange entries: the tensor, and the same for an array of its shape.
 _ARRANGED: dict[str, Callable[[Call], tuple[Any, Callable[[Any], Any]]]] = {
     "GetItem": lambda call: (call.inputs["x"], lambda array: array[call.inputs["key"]]),
     "Reshape": lambda call: (

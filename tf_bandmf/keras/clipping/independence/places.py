@@ -10,10 +10,10 @@ import numpy as np
 
 
 class Place(NamedTuple):
-    """The axis of examples: of length batch size times `inner`.
+    """The axis along which examples lie; its length is the batch size times `inner`.
 
     Attributes:
-      axis: counted from the front.
+      axis: number of the axis, counted from the front.
       inner: how many rows each example has, one after the other.
     """
 
@@ -31,8 +31,8 @@ class CallShape:
     Attributes:
       layer: the layer called.
       batched: for each leaf of the arguments, whether its first dimension is the batch.
-      new_axes: None; or of an output that all examples share, how many axes, 0 or 1, it
-        gets in front before it is repeated for each of them.
+      new_axes: None; or, for an output that all examples share, how many axes (0 or 1) are
+        put in front of it before it is repeated for each example.
     """
 
     layer: Any
@@ -41,14 +41,14 @@ class CallShape:
 
 
 class Mixes(Exception):
-    """Examples of a batch meet, which is shown, or cannot be told apart.
+    """Raised if examples of a batch are shown to meet, or cannot be told apart.
 
     Args:
-      reason: what does it, as the predicate of a sentence.
-      advice: what to do instead, if it is not the usual.
+      reason: what the model does, as the predicate of a sentence.
+      advice: what to do instead; None for the usual advice.
     """
 
-    # Keras would wrap it into a message about arguments.
+    # Otherwise Keras would wrap the error into a message about arguments.
     _keras_call_info_injected = True
 
     def __init__(self, reason: str, advice: str | None = None) -> None:
@@ -58,7 +58,7 @@ class Mixes(Exception):
 
 
 class CannotOpen(Exception):
-    """It is not known where an operation puts examples.
+    """Raised if it is not known where an operation puts examples.
 
     Args:
       reason: the operation, and why.
@@ -68,10 +68,10 @@ class CannotOpen(Exception):
 
 
 def same(places: Sequence[Place]) -> Place:
-    """The place that operands have in common.
+    """Returns the place that operands have in common.
 
     Raises:
-      Mixes: if they have none: then each example meets the others.
+      Mixes: if places differ: then each example meets the others.
     """
     if any(place != places[0] for place in places):
         raise Mixes("combines tensors whose examples lie along different axes")
@@ -79,7 +79,7 @@ def same(places: Sequence[Place]) -> Place:
 
 
 def axes_of(axis: Any, rank: int) -> set[int]:
-    """Axes that an attribute names; None is all."""
+    """Returns the axes that an attribute names; None names all."""
     chosen = range(rank) if axis is None else np.atleast_1d(axis)
     return {int(one) % rank if rank else 0 for one in chosen}
 
@@ -87,22 +87,23 @@ def axes_of(axis: Any, rank: int) -> set[int]:
 def arranged(
     place: Place, shape: Sequence[int], size: int, arrange: Callable[[Any], Any]
 ) -> tuple[Place, tuple[int, ...]]:
-    """The place after indexing or a reshape, and the shape of its result.
+    """Returns the place after indexing or a reshape, and the shape of its result.
 
     Args:
-      place: of the examples in the tensor.
-      shape: of the tensor.
-      size: of the batch.
-      arrange: function of an array, which is done to one of numbers of examples.
+      place: place of the examples in the tensor.
+      shape: shape of the tensor.
+      size: batch size.
+      arrange: the operation as a function of an array; it is tried on one whose entries are
+        the numbers of their examples.
 
     Raises:
-      Mixes: if examples are picked, or parts of several stand side by side.
+      Mixes: if only some examples are picked, or parts of several share a row.
     """
     numbers = _numbers(place.axis, len(shape), size, place.inner)
     result = arrange(np.broadcast_to(numbers, shape))
     if not result.size:
         raise CannotOpen("an empty result")
-    # Of a view, one entry along the axes along which all are alike.
+    # Along axes that only repeat entries (of stride 0), one entry is enough.
     entries = result[tuple(slice(None if step else 1) for step in result.strides)]
     for axis, length in enumerate(entries.shape):
         inner, rest = divmod(length, size)
@@ -117,7 +118,7 @@ def arranged(
 
 
 def _numbers(axis: int, rank: int, size: int, inner: int) -> Any:
-    """The numbers of examples along an axis, each as often as it has rows."""
+    """Returns the numbers of examples along an axis, each as often as it has rows."""
     numbers = np.repeat(np.arange(size, dtype=np.uint8), inner)
     return numbers.reshape([-1 if each == axis else 1 for each in range(rank)])
 

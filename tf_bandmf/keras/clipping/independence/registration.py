@@ -26,7 +26,7 @@ def register_per_example_layer(layer_class: _Class) -> _Class:
 
     Args:
       layer_class: a subclass of `keras.layers.Layer`. Its subclasses are not included.
-        Tensors among the arguments and results of `call` have the batch first.
+        Tensors among the arguments and results of `call` must have the batch first.
 
     Returns:
       The class.
@@ -53,6 +53,6 @@ def is_vouched(layer: Any) -> bool:
 
 
 def vouched_classes(model: keras.Model) -> tuple[str, ...]:
-    """Names of the classes in a model that its user vouched for, sorted."""
+    """Returns the names of a model's classes that its user vouched for, sorted."""
     classes = {type(layer) for layer in all_layers(model)} & _vouched
     return tuple(sorted(f"{c.__module__}.{c.__qualname__}" for c in classes))

@@ -4,9 +4,9 @@ A variable that is assigned from data carries them past clipping and noise, into
 step or the released model. Only the counters of random generators may change. Code outside
 of the graph (`py_function`) can do anything, so it is refused wherever it is.
 
-What an operation does beside computing its outputs, TensorFlow says: it is stateful, or
-not. Of the stateful ones, those that are not listed here are refused, and so are the few
-that are called stateless all the same.
+TensorFlow registers operations that do more than compute their outputs as stateful. Those
+that are not listed here are refused, and so are the few that do more although they are
+registered as stateless.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import tensorflow as tf
 
 from tf_bandmf.keras.compat.graphs import nodes_of, op_def_registry, origin
 
-# Nothing in a step changes what they read.
+# Stateful operations that at most read what nothing in a step changes.
 _READS = frozenset(
     "AnonymousHashTable Assert Case CheckNumerics CheckNumericsV2 HashTableV2 If "
     "LookupTableFindV2 LookupTableSizeV2 ReadVariableOp ResourceGather ResourceGatherNd "
@@ -28,7 +28,7 @@ _READS = frozenset(
     "StatefulPartitionedCall StatelessRandomGetAlg VarHandleOp VarIsInitializedOp "
     "VariableShape While WordpieceTokenizeWithOffsets _Arg _Retval".split()
 )
-# Random numbers that are repeated by no seed.
+# Draws of random numbers that no seed can repeat.
 _DRAWS = frozenset(
     "Multinomial ParameterizedTruncatedNormal RandomGamma RandomGammaGrad "
     "RandomPoissonV2 RandomShuffle RandomStandardNormal RandomUniform "
@@ -39,8 +39,8 @@ _DRAWS = frozenset(
 _ASSIGNS = frozenset({"AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp"})
 # Where `PrintV2` may write to: what is in a file could be read again.
 _TERMINAL = frozenset({"stdout", "stderr", "log(info)", "log(warning)", "log(error)"})
-# References that are written, files, code outside of the graph, other calls, other
-# devices; and ways to them.
+# Operations that are refused even if they are registered as stateless: they may write
+# references, read files, run code outside of the graph, or reach other calls or devices.
 _NOT_STATELESS = re.compile(
     r"Assign(Add|Sub)?$|PyFuncStateless|ReadFile|MatchingFiles|ImmutableConst|"
     r"Batch$|BatchFunction|Unbatch|"
@@ -50,11 +50,11 @@ _NOT_STATELESS = re.compile(
 
 
 class NotIndependent(Exception):
-    """Something in a graph that an example's gradient may not do.
+    """Raised if a graph does something that an example's gradient must not do.
 
     Args:
-      reason: what it does, as the predicate of a sentence.
-      operation: that does it.
+      reason: what is done, as the predicate of a sentence.
+      operation: the operation that does it.
     """
 
     def __init__(self, reason: str, operation: Any = None) -> None:
@@ -73,14 +73,14 @@ class Effect(enum.Enum):
 
 
 def effect(node: Any) -> Effect:
-    """The effect of an operation, by its `NodeDef`."""
+    """Returns the effect of an operation, from its `NodeDef`."""
     if node.op in _DRAWS:
         return Effect.DRAWS
     if node.op in _ASSIGNS:
         return Effect.ASSIGNS
     if node.op == "PrintV2":
         is_pure = node.attr["output_stream"].s.decode() in _TERMINAL
-    elif node.op == "Empty":  # else it is what memory was left with
+    elif node.op == "Empty":  # without `init` it shows what was in memory
         is_pure = node.attr["init"].b
     else:
         definition = op_def_registry.get(node.op)
@@ -92,7 +92,7 @@ def effect(node: Any) -> Effect:
 
 
 def effects(op: Any) -> dict[Effect, str]:
-    """The effects of an operation and of all functions that it calls.
+    """Returns the effects of an operation and of all functions that it calls.
 
     Returns:
       For each effect the type of an operation that has it.
@@ -112,16 +112,16 @@ def refuse_effects(
 ) -> None:
     """Refuses operations that write variables, or act outside of the graph.
 
-    The counter of a random generator may be advanced, but in no function, loop or branch,
-    where it would not be seen whose it is.
+    The counter of a random generator may be advanced, but not in a function, loop or
+    branch, where it cannot be seen whose counter it is.
 
     Args:
       operations: of one graph; functions that they call are searched as well.
       seeds: ids of the handles of random generators' counters.
-      metrics: ids of the handles of metrics, which know the data.
+      metrics: ids of the handles of metrics, whose state depends on the data.
 
     Raises:
-      NotIndependent: with the operation.
+      NotIndependent: for the first such operation, which is its `operation`.
     """
     for op in operations:
         read = [id(origin(t)) for t in op.inputs if t.dtype == tf.resource]

@@ -1,7 +1,7 @@
 """Runs a model on symbolic tensors, and follows where the examples of a batch are.
 
-Layers, functions and operations of the user's are opened: what they call in the end are
-Keras' operations, which stand in a table. What cannot be opened is noted, to be executed
+The user's layers, functions and operations are opened: in the end they call Keras'
+operations, which a table describes. Layers that cannot be opened are noted, to be executed
 for each example by itself.
 """
 
@@ -38,9 +38,9 @@ from tf_bandmf.keras.compat.keras_operations import KerasTensor
 from tf_bandmf.keras.compat.patching import patched
 
 _DRAWS = "normal uniform truncated_normal randint gamma binomial beta dropout".split()
-# Who asks for these goes another way for symbolic tensors than for others.
+# Code that uses one of these names may treat symbolic tensors differently from others.
 _ASKS = frozenset({"KerasTensor", "is_keras_tensor", "any_symbolic_tensors"})
-# For axes whose length differs between batches.
+# The length of axes whose length differs between batches.
 _LENGTH = 16
 
 
@@ -48,9 +48,9 @@ class Walk:
     """One run of a model on symbolic tensors.
 
     Args:
-      size: the batch size, which occurs nowhere else.
+      size: the batch size, which occurs nowhere else in the model.
       alone: layers that run for each example by itself.
-      units: the layers that are tapped: their calls are noted.
+      units: the layers that are tapped, whose calls are noted.
     """
 
     def __init__(
@@ -61,8 +61,8 @@ class Walk:
         # Calls of units, in the order in which they begin.
         self.calls: list[CallShape] = []
         self._is_within_unit = False
-        # What units returned for all examples alike: the tensor, as it is when it is
-        # repeated for each of them, and the layer.
+        # What units returned once for all examples: the tensor, the tensor repeated for
+        # each example, and the layer.
         self._shared: dict[int, tuple[Any, Any, Any]] = {}
         self._overridden: set[int] = set()
         self.alone = list(alone)
@@ -72,7 +72,7 @@ class Walk:
         self._inside: list[Any] = []
 
     def tensor(self, shape: Sequence[int | None], dtype: Any) -> Any:
-        """A symbolic tensor of examples, of a shape [B, ...]."""
+        """Returns a symbolic tensor of examples, of a shape [B, ...]."""
         sizes = [_LENGTH if n is None else n for n in shape[1:]]
         return self.put(KerasTensor((None, *sizes), dtype), ROWS)
 
@@ -82,7 +82,7 @@ class Walk:
         return tensor
 
     def place(self, tensor: Any) -> Place | None:
-        """The place of the examples in a tensor; None if it is the same for all."""
+        """Returns the place of examples in a tensor; None if it is the same for all."""
         if id(tensor) in self._shared:
             raise _not_told_apart(self._shared[id(tensor)][2])
         is_constant = is_array(tensor) and not isinstance(tensor, keras.Variable)
@@ -93,7 +93,7 @@ class Walk:
         return self._places.get(id(tensor), (None, None))[1]
 
     def shape(self, tensor: Any) -> tuple[int, ...]:
-        """The shape of a tensor, with the batch size of this run."""
+        """Returns the shape of a tensor, with the batch size of this run."""
         size = self.size * (self.place(tensor) or ROWS).inner
         return tuple(size if n is None else n for n in tensor.shape)
 
@@ -105,7 +105,7 @@ class Walk:
 
     @contextlib.contextmanager
     def _hooks(self) -> Iterator[None]:
-        """Sends what Keras does with symbolic tensors through this walk."""
+        """Redirects what Keras does with symbolic tensors to this walk."""
         backend, recurrent = keras_operations.backend, keras_operations.RECURRENT
         none = keras_operations.operations, keras_operations.layer
         hooks: list[tuple[Any, str, Callable[..., Any]]] = [
@@ -136,11 +136,11 @@ class Walk:
             yield
 
     def _sizes(self, original: Any, x: Any) -> Any:
-        """Result of `ops.shape`, which has the batch size where `x.shape` does not."""
+        """Returns `ops.shape(x)` with the batch size, which `x.shape` does not have."""
         return self.shape(x) if isinstance(x, KerasTensor) else original(x)
 
     def _note(self, *entry: Any) -> None:
-        """Notes what must be the same for another batch size, and the layer around."""
+        """Logs what must not change with the batch size, and the layer that it is in."""
         layers = [one for one in self._inside if not isinstance(one, keras.Model)]
         self.log.append((layers[-1] if layers else None, *entry))
 
@@ -198,7 +198,7 @@ class Walk:
         return outputs
 
     def _arranged(self, x: Any, arrange: Callable[[Any], Any]) -> Any:
-        """The result of an indexing or a reshape, of which Keras knows less."""
+        """Returns the result of an indexing or a reshape, and notes its place."""
         place, shape = self.place(x), self.shape(x)
         if place is None:
             sizes = arrange(np.broadcast_to(np.int8(0), shape)).shape
@@ -210,7 +210,7 @@ class Walk:
         return self.put(made, place or self._by_size(made))
 
     def _by_size(self, tensor: Any) -> Place | None:
-        """The place in what is the same for all, repeated for each example."""
+        """Returns the axis along which shared values are repeated for each example."""
         for axis, n in enumerate(tensor.shape):
             if n and n % self.size == 0:
                 return Place(axis, n // self.size)
@@ -236,7 +236,7 @@ class Walk:
             mixes = isinstance(error, Mixes)
             if isinstance(error, Mixes) and error.layer is None:
                 error.layer = layer
-            # What is within a unit runs with it.
+            # Layers within a unit run together with it.
             if self._is_within_unit or (isinstance(layer, keras.Model) and mixes):
                 raise
             self.alone = [*closed, layer]
@@ -245,7 +245,7 @@ class Walk:
             self._inside.pop()
 
     def _rows_of(self, layer: Any, args: Any, kwargs: Any) -> Any:
-        """The results of a layer whose rows are known to be those of the examples."""
+        """Returns the results of a layer whose rows are known to be those of examples."""
         self._note(layer.name)
         tensors = tensors_of((args, kwargs))
         places = [p for t in tensors if (p := self.place(t)) is not None]
@@ -295,7 +295,7 @@ class Walk:
     # Calls that are tapped.
 
     def _call(self, unit: Any, original: Any, *args: Any, **kwargs: Any) -> Any:
-        """A call of a unit: on what, and whether its result has rows of examples."""
+        """Notes what a unit is called on, and whether its result has rows of examples."""
         if self._is_within_unit:
             return original(*args, **kwargs)
         call = self._noted(unit, args, kwargs)
@@ -341,10 +341,11 @@ class Walk:
         return call
 
     def _share(self, outputs: Any, layer: Any) -> Any:
-        """A result of a unit for all examples alike, or one that is made of it alone.
+        """Notes a unit's result that all examples share, or one made of such alone.
 
-        The step repeats it for every example, so that each has a gradient of its own. No
-        value changes if it is only combined, entry by entry, with rows of examples.
+        The step repeats it for every example, so that each has a gradient of its own. That
+        changes no value if the result is only combined, entry by entry, with rows of
+        examples.
         """
         shape, dtype = outputs.shape, keras.backend.standardize_dtype(outputs.dtype)
         rest = shape[1:] if tuple(shape[:1]) == (1,) else shape
@@ -363,7 +364,7 @@ class Walk:
         return value
 
     def _draw(self, original: Any, *args: Any, **kwargs: Any) -> Any:
-        """Random numbers: those of different examples must be others at each step."""
+        """Notes a random draw; each place in the batch must get new numbers each step."""
         given = _bound(original, args, kwargs)
         x = given.pop("inputs", None)
         if not tf.executing_eagerly() or is_array(x):
@@ -415,7 +416,8 @@ class Walk:
 
 
 _SETTINGS = (int, float, str, tuple, list, type(None))
-# Attributes that tell sizes: those of results, but for the axis of examples, are noted.
+# Attributes that contain sizes. They are not noted, but the sizes of results are, except
+# along the axis of examples.
 _SIZES = frozenset({"newshape", "shape", "name", "repeats", "indices_or_sections"})
 
 
@@ -430,7 +432,7 @@ def _not_told_apart(layer: Any) -> Mixes:
 
 
 def _settings(op: Any) -> str:
-    """The configuration of an operation, but for sizes."""
+    """Returns the configuration of an operation, without sizes."""
     return repr(
         [
             (name, value)
@@ -449,7 +451,7 @@ def _bound(function: Callable[..., Any], args: Any, kwargs: Any) -> dict[str, An
 
 
 def _as_operation(operation: Any, original: Any, *args: Any, **kwargs: Any) -> Any:
-    """Sends what layers ask of the backend, without an operation, to an operation."""
+    """Calls an operation instead of a backend function if an argument is symbolic."""
     leaves = keras.tree.flatten((args, kwargs))
     is_symbolic = any(isinstance(leaf, KerasTensor) for leaf in leaves)
     return (operation if is_symbolic else original)(*args, **kwargs)
@@ -466,12 +468,12 @@ def _raises(*args: Any, **kwargs: Any) -> Any:
     raise NotImplementedError
 
 
-# Makes a layer take its general loop.
+# Makes a recurrent layer fall back to its general loop.
 _not_here = functools.partial(_as_operation, _raises)
 
 
 def _asks_for_symbols(kind: type) -> bool:
-    """Says if a layer of the user's goes another way for symbolic tensors."""
+    """Says if a user's layer may treat symbolic tensors differently from others."""
     for base in kind.__mro__:
         if base.__module__.startswith(("keras.", "keras_hub.")):
             break

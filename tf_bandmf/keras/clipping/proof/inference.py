@@ -1,4 +1,4 @@
-"""Evaluation of a model that keeps records apart, shown as for a step."""
+"""Evaluation of a model, with the proof that it keeps records apart, as for a step."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ Measure = Callable[[Any, Any, Callable[[], tf.Tensor]], tf.Tensor]
 def measured_rows(
     model: keras.Model, x: Any, y: Any, measure: Measure, alone: bool = False
 ) -> tf.Tensor:
-    """Evaluates a model in the current graph, and shows that the graph may run.
+    """Evaluates a model in the current graph, and checks that it keeps records apart.
 
     Args:
-      model: built.
+      model: a built model.
       x: inputs, tensors [B, ...] that are arguments of the graph.
       y: targets, likewise.
       measure: function of targets and outputs of records, and of a function that returns
         the compiled loss of each record alone; returns a tensor [B, ...].
-      alone: whether there is one record, which nothing else can be mixed with.
+      alone: whether the batch is a single record, which cannot be mixed with others.
 
     Returns:
       What `measure` returned: row i is of record i.
 
     Raises:
       NotIndependent: if a row may depend on other records, a variable is changed, or code
-        of the host runs.
+        outside of the graph runs.
       UnsupportedModelError: if the model mixes records.
     """
     if not alone and structure_of(model, x, training=False).alone:

@@ -1,4 +1,4 @@
-"""Judges how a model keeps the examples of a batch apart, and what runs alone for that."""
+"""Finds how a model keeps the examples of a batch apart, and which layers run alone."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tf_bandmf.keras.clipping.tensors import batches
 from tf_bandmf.keras.clipping.tensors.errors import UnsupportedModelError
 from tf_bandmf.keras.compat.keras_objects import all_layers
 
-# What makes numbers of raw data: its place is before the step.
+# Layers that turn raw data into numbers, which belongs before the step.
 PREPROCESSING = (
     keras.layers.CategoryEncoding,
     keras.layers.Discretization,
@@ -37,7 +37,7 @@ CUT_ADVICE = (
 )
 # Packages of classes whose code does not depend on earlier calls.
 _OURS = frozenset({"builtins", "keras", "keras_hub", "tensorflow", "tf_bandmf"})
-# Batch sizes that occur nowhere else in a model.
+# Batch sizes for walks: those are taken that occur nowhere else in a model.
 _SIZES = (101, 103, 107, 109, 113, 127, 131, 137, 139, 149, 151, 157, 163, 167, 173)
 _OF_SHAPES = (ValueError, tf.errors.OpError)
 _JUDGED: weakref.WeakKeyDictionary[Any, dict[Any, Structure]] = (
@@ -52,13 +52,13 @@ ADVICE = (
 
 
 class Structure(NamedTuple):
-    """The way in which a model keeps the examples of a batch apart.
+    """How a model keeps the examples of a batch apart.
 
     Attributes:
       alone: layers that must run for each example by itself: they cannot be opened, or
         examples meet in them.
-      calls: what the calls of tapped layers get per example, in their order.
-      size: the batch size of one walk.
+      calls: for each call of a tapped layer, in order, which arguments have the batch.
+      size: the batch size of the first walk.
       log: what that walk noted.
     """
 
@@ -74,7 +74,7 @@ def structure_of(
     variables: Sequence[Any] = (),
     training: bool = True,
 ) -> Structure:
-    """Finds what must run for each example by itself, and what tapped layers get.
+    """Finds the layers that must run for each example by itself, and tapped calls.
 
     Args:
       model: a built model.
@@ -90,7 +90,7 @@ def structure_of(
     ids = tuple(map(id, (*variables, *all_layers(model))))
     key = (ids, batches.specs_of(x), training)
     structures = _JUDGED.setdefault(model, {})
-    # What was noted of it may have values of weights.
+    # The result for a user's code is not reused: its log may have values of weights.
     if key not in structures or _has_code_of_the_user(model):
         structures[key] = _judged(model, x, variables, training)
     return structures[key]
@@ -99,12 +99,12 @@ def structure_of(
 def refuse_another(
     model: keras.Model, x: Any, variables: Sequence[Any], structure: Structure
 ) -> None:
-    """Refuses a model that is not the one any more that `structure_of` has judged.
+    """Refuses a model that does not do what it did when `structure_of` judged it.
 
-    It is asked after the trace of the step: Python code of the user's may count its calls.
+    It is called after the step is traced: the user's Python code may count its calls.
 
     Raises:
-      UnsupportedModelError: if a walk of it is another one now.
+      UnsupportedModelError: if another walk of the model differs from the first.
     """
     if not structure.log or not _has_code_of_the_user(model):
         return
@@ -130,7 +130,7 @@ def _has_code_of_the_user(model: keras.Model) -> bool:
 
 
 def layers_executed_alone(model: keras.Model) -> tuple[Any, ...]:
-    """Layers that a model executes for each example by itself, each once."""
+    """Returns the layers that a model executes for each example by itself, each once."""
     structures = _JUDGED.get(model, {}).values()
     layers = {id(layer): layer for each in structures for layer in each.alone}
     return tuple(layers.values())
@@ -143,7 +143,7 @@ def _judged(
     try:
         return _tried(model, x, variables, training, (first, second))
     except Mixes:
-        # Unless a size occurs in the model after all.
+        # A size may occur in the model after all: others are tried before it is refused.
         try:
             return _tried(model, x, variables, training, others[:2])
         except Mixes as error:
@@ -157,7 +157,7 @@ def _tried(
     training: bool,
     sizes: Sequence[int],
 ) -> Structure:
-    """The structure, by walks of two batch sizes.
+    """Returns the structure, found by walks with two batch sizes.
 
     Raises:
       Mixes: if examples meet outside of a layer.
@@ -177,10 +177,10 @@ def _tried(
 
 
 def _counts(first: Walk, second: Walk) -> Any:
-    """The layer that computes with the number of examples, if there is one.
+    """Returns the layer that computes with the number of examples, if there is one.
 
     Raises:
-      Mixes: if a model does so itself.
+      Mixes: if the model does so outside of its layers.
     """
     for one, other in zip_longest(first.log, second.log):
         if one != other:
@@ -212,7 +212,7 @@ def _walk(
     except Mixes:
         raise
     except Exception as error:
-        # Not in what Keras says of arguments, whose shapes have it anyway.
+        # Without Keras' list of arguments, whose shapes contain the batch size anyway.
         said = str(error).partition("Arguments received by")[0]
         if str(size) in said and isinstance(error, _OF_SHAPES):
             raise Mixes(
@@ -221,7 +221,7 @@ def _walk(
                 "A model must accept any batch size: do not write one into a reshape or a "
                 "layer; in a reshape use ops.shape(x)[0].",
             ) from error
-        # What the model does not take; its trace in TensorFlow says why.
+        # If the model cannot run at all, its trace in TensorFlow says why.
         walk.alone = [*alone, model]
     if any(layer is model for layer in walk.alone):
         return walk
@@ -258,7 +258,7 @@ def _refusal(model: keras.Model, error: Mixes) -> UnsupportedModelError:
 
 
 def advice_on_preprocessing(model: keras.Model) -> str:
-    """Advice where a layer of preprocessing may have lost the batch; or nothing."""
+    """Returns advice if a layer of preprocessing may have lost the batch; else ""."""
     for layer in all_layers(model):
         if isinstance(layer, PREPROCESSING):
             return f" Layer {layer.name!r} may have lost it. {CUT_ADVICE}"

@@ -36,7 +36,7 @@ from tf_bandmf.keras.compat.keras_objects import (
 from tf_bandmf.keras.compat.recurrent import run_model
 from tf_bandmf.keras.compat.seeds import used_generators
 
-# Of a model: its losses that were tried on made-up outputs, and for which data.
+# For each model, the losses that were checked on made-up outputs, with specs of the data.
 _TRIED: weakref.WeakKeyDictionary[Any, set[Any]] = weakref.WeakKeyDictionary()
 _STATE_ADVICE = (
     "State computed from data would be released with the model without noise, or reach "
@@ -51,7 +51,7 @@ class Forward:
     Attributes:
       y_pred: the model's output.
       losses: [B], each example's loss alone.
-      calls: of tapped layers, in the order in which they begin.
+      calls: the calls of tapped layers, in the order in which they begin.
     """
 
     y_pred: Any
@@ -63,9 +63,9 @@ class Forward:
 def proved_forward(
     model: keras.Model, variables: Sequence[Any], data: Any
 ) -> Iterator[Forward]:
-    """Runs the model and its loss in the current graph, and shows that it may run.
+    """Runs the model and its loss in the current graph, and proves that examples are apart.
 
-    The batch size is unknown while the graph is made, even if it is known, so that the
+    The graph is made for an unknown batch size, even if the size is known, so that the
     model cannot compute with it unseen.
 
     Args:
@@ -74,7 +74,8 @@ def proved_forward(
       data: (x, y, sample_weight), tensors [B, ...].
 
     Yields:
-      The recorded pass; what is made of it in the body belongs to the step.
+      The recorded pass. Operations that the `with` block makes belong to the step: they are
+      checked, too.
 
     Raises:
       UnsupportedModelError: if an example's gradient may depend on other examples, a
@@ -128,7 +129,7 @@ def _try_loss(model: keras.Model, y: Any, y_pred: Any, sample_weight: Any) -> No
 
 def _without_batch_size(tensor: tf.Tensor) -> tf.Tensor:
     if tensor.shape[0] is None:
-        # XLA would take what follows for a constant, and compile for each batch.
+        # XLA would take the operation below for a constant, and compile for each batch.
         return tensor
     return tf.raw_ops.PlaceholderWithDefault(
         input=tensor, shape=[None, *tensor.shape[1:]]
@@ -156,8 +157,8 @@ def _check_reads(
     would lose that part of its gradient without any sign.
 
     Raises:
-      UnsupportedModelError: with the weight; or if a layer that runs a second time draws
-        random numbers that cannot be repeated.
+      UnsupportedModelError: if there is such a read; or if a layer that runs a second time
+        draws random numbers that cannot be repeated.
     """
     owners = {key: variable for variable in variables for key in handles([variable])}
     operations = tf.compat.v1.get_default_graph().get_operations()
@@ -201,10 +202,10 @@ def _check_state(
     generators: Sequence[keras.random.SeedGenerator],
     start: int,
 ) -> None:
-    """Refuses writes to variables, and code of the host.
+    """Refuses writes to variables, and code outside of the graph.
 
     Raises:
-      UnsupportedModelError: with the operation and its layer.
+      UnsupportedModelError: for the first one; the message names the operation and layer.
     """
     operations = tf.compat.v1.get_default_graph().get_operations()
     seeds = handles(generator.state for generator in generators)

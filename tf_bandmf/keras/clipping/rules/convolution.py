@@ -31,11 +31,12 @@ from tf_bandmf.keras.clipping.tensors.batches import elements, reshape_examples
 from tf_bandmf.keras.compat.keras_objects import kernel_of
 
 _FEW_CHANNELS = 4
-# Positions of which patches are small, or not much larger than what is formed of them.
+# Up to this many positions, patches are small; or not much larger than the gradients that
+# are formed from them.
 _FEW_POSITIONS, _SOME_POSITIONS = 64, 256
-# Multiplications of an example that take longer than to begin with it.
+# From this many multiplications on, an example takes longer than to start its operation.
 _MANY = 1 << 24
-# Channels of the inputs times those of the outputs.
+# The most input channels times output channels for which groups are used.
 _MOST_OF_A_GROUP = 1 << 12
 
 
@@ -50,10 +51,10 @@ def channels_last(tensor: tf.Tensor, data_format: str) -> tf.Tensor:
 def shifted_inputs(
     layer: Any, inputs: tf.Tensor, outputs: tf.Tensor, size: Sequence[int]
 ) -> list[tf.Tensor]:
-    """Returns, for each kernel position, the inputs that it meets.
+    """Returns, for each kernel position, the inputs that it is multiplied with.
 
-    One strided slice per position: `tf.image.extract_patches` gives the same several
-    times slower.
+    It takes one strided slice per position: `tf.image.extract_patches` gives the same, but
+    several times slower.
 
     Args:
       layer: a convolution.
@@ -90,7 +91,7 @@ def shifted_inputs(
 
 
 def _spatial(tensor: tf.Tensor) -> list[Any]:
-    """Lengths of the spatial dimensions of [B, *spatial, C]: numbers, or scalar tensors."""
+    """Returns the spatial lengths of [B, *spatial, C], as numbers or scalar tensors."""
     return [
         tf.shape(tensor)[axis] if length is None else length
         for axis, length in enumerate(tensor.shape[1:-1], start=1)
@@ -98,7 +99,7 @@ def _spatial(tensor: tf.Tensor) -> list[Any]:
 
 
 def _padding(mode: str, reach: int, missing: Any) -> tuple[Any, Any]:
-    """The padding before and after one dimension, where the layer misses elements."""
+    """Returns a layer's padding before and after one spatial dimension."""
     if mode != "same":
         return (reach if mode == "causal" else 0), 0
     total = max(missing, 0) if isinstance(missing, int) else tf.maximum(missing, 0)
@@ -131,7 +132,7 @@ class Convolved:
       layer: the convolution.
       inputs: [B, *spatial, C].
       gradient: [B, *output spatial, F].
-      rows: how many of the B are one unit.
+      rows: how many of the B rows form one unit.
     """
 
     def __init__(
@@ -145,7 +146,7 @@ class Convolved:
         self._terms = elements(gradient.shape[1:-1])
 
     def factor(self) -> Factor:
-        """The factor of the kernel."""
+        """Returns the factor of the kernel."""
         if self._layer.groups > 1:
             return self._product_of_groups()
         terms = self._rows * self._terms if self._terms > 0 else None
@@ -161,7 +162,7 @@ class Convolved:
         return Product(left(inputs), right, plain, (inputs, left))
 
     def _product_of_groups(self) -> Product:
-        """The factor if channels are split into groups, each seeing its own inputs only."""
+        """Returns the factor if channels are in groups, each with its own inputs only."""
         groups, filters = self._layer.groups, self._filters // self._layer.groups
         sizes = self._positions, self._depth, groups, filters
         return product(
@@ -176,23 +177,23 @@ class Convolved:
         )
 
     def _patches(self, inputs: tf.Tensor) -> tf.Tensor:
-        """The inputs of each output position, one kernel position after the other."""
+        """Returns the inputs of each output position, by kernel position, concatenated."""
         slices = shifted_inputs(self._layer, inputs, self._gradient, self._size)
         return slices[0] if len(slices) == 1 else tf.concat(slices, axis=-1)
 
     def _formed(self) -> tf.Tensor:
-        """The gradients of the kernel, [U, *kernel.shape], of all rows of each unit.
+        """Returns the kernel's gradients, [U, *kernel.shape], added over a unit's rows.
 
-        Of the three ways, the fastest one for such shapes, see benchmarks/README.md.
+        It takes the fastest of three ways for these shapes, see benchmarks/README.md.
         """
-        # Counted in inputs: slices that skip some of them are slow.
+        # Counted in positions of the inputs: slices that skip some of them are slow.
         places = self._terms * math.prod(self._layer.strides)
         multiplications = self._terms * math.prod(self._shape)
         is_small = self._rows == 1 and 0 <= multiplications < _MANY
         if (
             norms.in_xla()
             or tf.config.list_logical_devices("GPU")
-            or self._positions == 1  # the inputs
+            or self._positions == 1  # patches are the inputs
             or not self._has_two_dimensional_form()
             or (is_small and (self._depth <= _FEW_CHANNELS or places <= _FEW_POSITIONS))
         ):
@@ -205,7 +206,7 @@ class Convolved:
         return self.one_by_one()
 
     def _has_two_dimensional_form(self) -> bool:
-        """Says if TensorFlow's operations in two dimensions pad and stride as the layer."""
+        """Says if TensorFlow's operations for images pad and stride as the layer does."""
         layer = self._layer
         return (
             isinstance(layer, keras.layers.Conv2D)
@@ -215,7 +216,7 @@ class Convolved:
         )
 
     def in_groups(self) -> tf.Tensor:
-        """Gradients by one operation with a group of channels for each example."""
+        """Computes gradients by one operation, with a group of channels per example."""
         examples = tf.shape(self._inputs)[0]
 
         def side_by_side(tensor: tf.Tensor, channels: int) -> tf.Tensor:
@@ -232,12 +233,12 @@ class Convolved:
         return tf.transpose(formed, [3, 0, 1, 2, 4])
 
     def one_by_one(self) -> tf.Tensor:
-        """Gradients by TensorFlow's own operation for each unit.
+        """Computes gradients by TensorFlow's own operation, for one unit after the other.
 
-        It needs no patches, and about as long as the gradient of the whole batch, and a
-        tenth of a millisecond more for each unit.
+        It needs no patches. It takes about as long as the gradient of the whole batch, and
+        a tenth of a millisecond more for each unit.
         """
-        # The operation would take positions that the static shape does not have.
+        # Static shapes are enforced: the operation would read positions beyond them.
         inputs, gradient = (
             reshape_examples(tensor, *tensor.shape[1:])
             if tensor.shape[1:].is_fully_defined()
@@ -276,7 +277,7 @@ class Convolved:
         )
 
     def from_patches(self) -> tf.Tensor:
-        """Gradients by one matrix product of patches for each unit."""
+        """Computes gradients by one matrix product of patches for each unit."""
         inputs, gradient = norms.kept(self._inputs), norms.kept(self._gradient)
         batch = tf.shape(gradient)[0] // self._rows
         terms = self._terms * (self._rows if self._terms > 0 else 1)
@@ -291,11 +292,11 @@ class Convolved:
         return tf.reshape(formed, [batch, *self._shape])
 
     def _patches_by_channel(self, inputs: tf.Tensor) -> tf.Tensor:
-        """Patches in the order channel, kernel position: [B, H, W, C * positions].
+        """Returns patches ordered by channel, then position: [B, H, W, C * positions].
 
-        A depthwise convolution with one kernel per position, that takes this position
-        alone. For a few channels it is twice as fast as slices, which copy a few floats
-        at a time.
+        They are a depthwise convolution with one kernel per position, which is 1 there and
+        0 elsewhere. For a few channels it is twice as fast as slices, which copy a few
+        floats at a time.
         """
         one_each = np.eye(self._positions, dtype=np.float32)
         one_each = one_each.reshape(*self._size, 1, self._positions)
@@ -307,7 +308,7 @@ class Convolved:
 
 @functools.cache
 def groups_have_gradients() -> bool:
-    """Says if this CPU has gradients of grouped kernels: TensorFlow's oneDNN has."""
+    """Says if TensorFlow has gradients of grouped kernels on this CPU: oneDNN has."""
     with tf.init_scope(), tf.device("CPU:0"):
         try:
             tf.raw_ops.Conv2DBackpropFilter(

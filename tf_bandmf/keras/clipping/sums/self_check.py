@@ -74,7 +74,7 @@ def self_check(
       loss_scale_factor: as for `clipped_gradient_sums`.
 
     Raises:
-      ClippingMismatchError: if the gradients differ; it names likely causes.
+      ClippingMismatchError: if the gradients differ; the message names likely causes.
       UnsupportedModelError: if the model is refused outright.
       RuntimeError: if called while a graph is being built.
     """
