@@ -86,17 +86,14 @@ def noise_memory(
     return NoiseMemory(*sizes, vectors, again, buffer_bytes, key_bytes)
 
 
-def refuse_too_large(
-    needed: NoiseMemory, available: int | None, devices_here: int = 1
-) -> None:
+def refuse_too_large(needed: NoiseMemory, available: int | None) -> None:
     """Raises MemoryError if the noise does not fit into the available memory.
 
     Args:
-      needed: memory of the noise on each device.
+      needed: memory of the noise.
       available: bytes; None if unknown, which raises nothing.
-      devices_here: how many devices share these bytes.
     """
-    total = devices_here * needed.bytes_per_device
+    total = needed.bytes_per_device
     if available is None or total <= available:
         return
     fitting = bands_that_fit(available, needed.num_parameters)

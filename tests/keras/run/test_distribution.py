@@ -1,4 +1,4 @@
-"""Several replicas: the same run as on one, each with a part of the noise."""
+"""Several replicas: the same run as on one, whose noise is drawn once."""
 
 import contextlib
 import functools

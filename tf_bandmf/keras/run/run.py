@@ -183,16 +183,15 @@ class Run:
         Raises:
           MemoryError: if the noise needs more memory than there is.
         """
-        self._variables, strategy = list(variables), self.strategy
-        replicas = strategy.num_replicas_in_sync
+        self._variables = list(variables)
         eager = self.eager(variables)
         # One that nobody sees, if there are none.
         num_parameters = sum(math.prod(variable.shape) for variable in eager) or 1
         num_parameters += self.counts.size
-        needed = self.plan.memory(num_parameters, replicas, self.keep_normals)
+        # One device draws the noise for all replicas, in each process.
+        needed = self.plan.memory(num_parameters, keep_normals=self.keep_normals)
         if not tf.config.get_visible_devices("GPU"):
-            here = 1 if replicas == 1 else len(strategy.extended.worker_devices)
-            refuse_too_large(needed, machine.memory_bytes(), here)
+            refuse_too_large(needed, machine.memory_bytes())
         self.generator = noise.NoiseGenerator(
             self.plan.strategy,
             num_parameters,
