@@ -1,9 +1,9 @@
-"""Sums over the records of a data set, to which each adds a vector of norm 1 at most.
+"""Sums over the records of a data set; each record adds a vector of norm 1 at most.
 
-It works row by row: either the analysis of the training step shows that the very graph
-that runs keeps records apart, or the model is called on each record by itself.
-Records that are not finite add a constant, and do not stop the evaluation. Terms are
-multiples of 2^-30, rounded towards zero, so the sums are exact.
+Each record's vector depends on that record alone: either the analysis that the training
+step uses shows that the graph keeps records apart, or the model is called on each record
+by itself. Records that are not finite add a constant, and do not stop the evaluation. Terms
+are multiples of 2^-30, rounded towards zero, so the sums are exact.
 """
 
 from __future__ import annotations
@@ -42,24 +42,25 @@ def sums_of(
     digest: Any = None,
     trace: Callable[..., Any] | None = None,
 ) -> tuple[np.ndarray, int]:
-    """The sum over records of their vectors, of all metrics side by side.
+    """The sum of the records' vectors; those of several metrics are concatenated.
 
     Args:
       model: built.
       x: inputs, arrays [N, ...]; or a `tf.data.Dataset` of batches `(x, y)`.
       y: targets, arrays [N, ...]; None with a data set.
-      metrics: each has the same part of the norm.
-      users: None, or whose each record is, [N]: a user's records have the weights that
-        add up to 1.
-      batch_size: of arrays.
-      digest: of `hashlib`, which takes in the records and whose they are; or None.
-      trace: like `function_of`, which is the default; called for the first batch.
+      metrics: the metrics; each has the same part of the norm.
+      users: None, or the user of each record, [N]: the weights of a user's records add up
+        to 1.
+      batch_size: batch size for arrays.
+      digest: a `hashlib` object that is updated with the records and their weights; or
+        None.
+      trace: a function like `function_of`, the default; called for the first batch.
 
     Returns:
       Sums, float64 [M], and the number of units: records, or users.
 
     Raises:
-      UnsupportedModelError: if the model changes a variable, or runs code of the host.
+      UnsupportedModelError: if the model changes a variable, or runs code on the host.
       ValueError: if the data do not fit together, or there are none.
     """
     total = np.zeros([sum(metric.size for metric in metrics)], np.int64)
@@ -85,7 +86,7 @@ def sums_of(
 def _sum(
     function: Any, batch: Any, weights: np.ndarray, metrics: Sequence[PrivateMetric]
 ) -> np.ndarray:
-    """The sum of a batch; a record of which the model or a metric raises is bad."""
+    """The sum of a batch; a record for which the model or a metric raises is bad."""
     try:
         return np.asarray(function(*batch, weights))
     except OF_THE_MACHINE:
@@ -134,7 +135,7 @@ def _batches(x: Any, y: Any, batch_size: int) -> Iterator[tuple[Any, Any]]:
 
 
 def first_record(x: Any, y: Any) -> tuple[Any, Any]:
-    """Inputs and targets of a batch of one record.
+    """A batch (x, y) that holds only the first record of the data.
 
     Raises:
       ValueError: if the data do not fit together, or there are none.
@@ -143,7 +144,7 @@ def first_record(x: Any, y: Any) -> tuple[Any, Any]:
         lengths = {len(leaf) for leaf in keras.tree.flatten((x, y)) if leaf is not None}
         if len(lengths) > 1:
             raise ValueError(
-                f"x and y must have as many rows, found {sorted(lengths)} of them."
+                f"x and y must have equally many rows, found {sorted(lengths)} of them."
             )
     for batch in _batches(x, y, 1):
         x, y = tf.nest.map_structure(lambda t: t[:1], batch)
@@ -154,7 +155,7 @@ def first_record(x: Any, y: Any) -> tuple[Any, Any]:
 def function_of(
     model: keras.Model, batch: Any, metrics: Sequence[PrivateMetric]
 ) -> Any:
-    """The sum of a batch, as a graph that was shown to keep records apart."""
+    """A compiled function of (x, y, weights): the sum of a batch, records kept apart."""
     specs = tf.nest.map_structure(
         lambda t: tf.TensorSpec([None, *t.shape[1:]], t.dtype), batch
     )
@@ -186,8 +187,8 @@ def function_of(
         summed.get_concrete_function()
         return summed
 
-    # The metrics are part of the graph: those of the user may look at other rows, or take
-    # no more than one.
+    # The metrics are part of the graph, too: a user's metric may mix rows, or fail for more
+    # than one.
     with contextlib.suppress(Exception):
         return traced(together)
     try:
@@ -203,15 +204,15 @@ def function_of(
 def _bounded(
     metric: PrivateMetric, vectors: tf.Tensor, metrics: Sequence[PrivateMetric]
 ) -> tf.Tensor:
-    """One metric's vectors, each with its part of the norm 1; NaN is `bad`.
+    """One metric's vectors, of norm <= 1 / sqrt(number of metrics); NaN becomes `bad`.
 
     Raises:
-      ValueError: if `bad` is not finite, so that nothing bounds it.
+      ValueError: if `bad` is not finite, so that its norm has no bound.
     """
     bad = float(metric.bad) / math.sqrt(metric.size)
     if not math.isfinite(bad):
         raise ValueError(
-            f"What metric {metric.name!r} takes for records that are not finite (`bad`) "
+            f"`bad` of metric {metric.name!r}, its value for records that are not finite, "
             f"must be a finite number, found {metric.bad}."
         )
     vectors = tf.cast(tf.ensure_shape(vectors, [None, metric.size]), tf.float64)
@@ -223,5 +224,5 @@ def _bounded(
 
 def _on_grid(vectors: tf.Tensor) -> tf.Tensor:
     """Whole multiples of 2^-30, rounded towards zero, int64."""
-    # Rounding of the norm is less than that.
+    # The factor makes up for rounding errors of the norm, which are smaller.
     return tf.cast(vectors * (_GRID * (1.0 - 2.0**-40)), tf.int64)

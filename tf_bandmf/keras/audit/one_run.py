@@ -1,4 +1,4 @@
-"""Audits a Keras run of the caller: some of its examples are canaries."""
+"""Audits a Keras run of the caller, in which some examples are canaries."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tf_bandmf.keras.clipping import regularization_gradients
 from tf_bandmf.keras.optimizer.private import private_optimizer_of
 from tf_bandmf.planning.plan import Plan
 
-# The most steps whose dense matrix is made.
+# The audit makes the strategy's dense matrix, for at most this many steps.
 _MOST_STEPS = 4096
 
 
@@ -39,7 +39,7 @@ class RunAudit:
 
     def __str__(self) -> str:
         """Human-readable summary."""
-        white = "none: the plan counts on steps that nobody knows."
+        white = "none: the plan's guarantee assumes steps that nobody knows."
         if self.white_box is not None:
             white = str(self.white_box)
         return f"Black box: {self.black_box}\nWhite box: {white}"
@@ -59,14 +59,14 @@ def audit_run(
     Each canary is an example of the training set; a fair coin decides whether it takes
     part. Those that do not take part get sample weight 0, which is the zero-out
     adjacency of the guarantee. The white-box auditor knows model, data and strategy and
-    sees the noisy gradients of all steps. They subtract what the other examples added,
-    and guess by the matched filter of the strategy with the clipped gradients of each
-    canary. The black-box auditor guesses by the losses of the canaries under the final
-    model. Bounds are those of one run (`audit.evaluate`); they are sharper with more
-    canaries, and with larger and less similar gradients of the canaries: wrong labels
+    sees the noisy gradients of all steps. This auditor subtracts the contributions of the
+    other examples, and guesses by the strategy's matched filter for each canary's clipped
+    gradients. The black-box auditor guesses by the losses of the canaries under the final
+    model. The bounds are those of one-run audits (`audit.evaluate`); they are sharper with
+    more canaries, and with larger and less similar gradients of the canaries: wrong labels
     make good canaries.
 
-    An audit costs about as much time as three runs, and memory for the noisy gradients
+    An audit takes about as much time as three runs, and memory for the noisy gradients
     of all steps. The run spends its budget like any other. WARNING: the result is a
     function of the training data.
 
@@ -75,8 +75,9 @@ def audit_run(
         random numbers make the audit less sharp, not wrong.
       x: training inputs: array or nested structure of arrays, as for `plan.batches`.
       y: targets, likewise, or None.
-      canaries: which examples, integers, shape [m], m >= 2, without repetition.
-      seed: seed of the coins; None for one from the operating system.
+      canaries: indices of the examples that are canaries, integers, shape [m], m >= 2,
+        without repetition.
+      seed: seed of the coins; None for a seed from the operating system.
       confidence: confidence of each of the two audits.
 
     Returns:
@@ -129,7 +130,7 @@ def audit_run(
 
 
 class _Observer:
-    """Trains, and notes what the auditor sees."""
+    """Trains the model, and records what the auditor sees."""
 
     def __init__(
         self,
@@ -141,7 +142,7 @@ class _Observer:
     ) -> None:
         self._model, self._plan, self._data = model, plan, data
         self._canaries, self._included = canaries, included
-        # Noisy sums without the known ones; and by canary (step, gradient).
+        # Noisy sums minus the other examples' sums; and (step, gradient) for each canary.
         self._released: list[np.ndarray] = []
         self._gradients: dict[int, list[tuple[int, np.ndarray]]] = {
             int(example): [] for example in canaries
@@ -149,7 +150,7 @@ class _Observer:
         self._clipped = tf.function(self._clip, autograph=False, reduce_retracing=True)
 
     def train(self) -> None:
-        """All steps of the plan."""
+        """Takes all steps of the plan."""
         model, plan = self._model, self._plan
         x, y = self._data
         size = len(tf.nest.flatten(x)[0])
@@ -158,7 +159,7 @@ class _Observer:
         schedule = plan.batches(x, y, weights)
         if not model.built:
             model(tf.nest.map_structure(lambda part: part[:1], x), training=False)
-        # Before the clipping is traced, which reads scales from it.
+        # Built before clipping is traced: clipping reads the optimizer's scales.
         model.optimizer.build(model.trainable_variables)
         for step, batch in enumerate(schedule.dataset()):
             others = None
@@ -180,7 +181,7 @@ class _Observer:
     def _note(
         self, step: int, indices: np.ndarray, scales: np.ndarray | float
     ) -> np.ndarray | float:
-        """Notes the gradients of the step's canaries; gives the sum of the others."""
+        """Records the gradients of the step's canaries; returns the sum of the others."""
         is_canary = np.isin(indices, self._canaries)
         weights = (~is_canary).astype(np.float32)
         others: np.ndarray | float = 0.0
@@ -200,17 +201,17 @@ class _Observer:
         return self._clipped(*rows, weights)[0].numpy().astype(np.float64)
 
     def _clip(self, x: Any, y: Any, weights: Any) -> tuple[tf.Tensor, tf.Tensor]:
-        # That of the training step.
+        # The clipping of the training step.
         clipped = self._model._programs().sums(x, y, weights)
         parts = [tf.reshape(part, [-1]) for part in clipped.sums]
         return tf.concat(parts, axis=0), clipped.losses
 
     def white_box(self, confidence: float) -> AuditResult:
-        """Scores by the matched filter, with all canaries half in.
+        """Audits by the scores of the matched filter.
 
         The log-likelihood ratio of a canary is `<S, W - S / 2>` for its signal
-        `S = C g / noise_stddev` and the whitened `W = C y / noise_stddev`; of the others
-        half of what they would add is subtracted.
+        `S = C g / noise_stddev` and the whitened `W = C y / noise_stddev`. Whether other
+        canaries took part is not known: half of each one's signal is subtracted.
         """
         dense = self._plan.strategy.matrix.to_dense()
         gram = dense.T @ dense / self._plan.noise_stddev**2
@@ -230,7 +231,7 @@ class _Observer:
         return self._evaluated(scores, confidence, float(np.sqrt(squares.mean())))
 
     def black_box(self, confidence: float) -> AuditResult:
-        """Scores by the losses of the final model: who took part has a smaller one."""
+        """Audits by losses of the final model: included canaries have smaller ones."""
         losses = []
         for example in self._canaries:
             row = tf.nest.map_structure(lambda p, i=example: p[i : i + 1], self._data)

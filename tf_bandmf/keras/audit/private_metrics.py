@@ -1,8 +1,8 @@
-"""Private metrics: what each record adds to a sum, and the metric of the noisy sum.
+"""Private metrics: the vector that each record adds to a sum, and a metric of that sum.
 
-A record adds a vector of norm at most 1, whatever it holds, and the sum gets Gaussian
+Each record adds a vector of norm at most 1, whatever its content, and the sum gets Gaussian
 noise. Numbers in an interval are first mapped to [-1, 1] by constants, which halves
-their noise: under zero-out adjacency a record that is left out adds 0, the middle.
+their noise: under zero-out adjacency, a record that is left out adds 0, the middle.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class PrivateMetric(abc.ABC):
     Attributes:
       name: name in the results.
       size: size of the vectors.
-      bad: the value of every coordinate of a record that has NaN; finite.
+      bad: a finite value, used for every coordinate if a record's vector has a NaN.
     """
 
     name: str
@@ -53,8 +53,8 @@ class PrivateMetric(abc.ABC):
     def vectors(self, rows: Rows) -> tf.Tensor:
         """Vectors that the records add, float [B, size]; the caller bounds norms by 1.
 
-        Row i must be a function of record i alone. If this cannot be shown, each record
-        is a batch of one. NaN stands for `bad`.
+        Row i must be a function of record i alone. If this cannot be shown, the method is
+        called with batches of one record. NaN stands for `bad`.
         """
 
     @abc.abstractmethod
@@ -68,7 +68,7 @@ class PrivateMetric(abc.ABC):
         """
 
     def describe(self) -> str:
-        """Everything that decides what is summed, for the key of the noise."""
+        """A text of all that decides what is summed; the key of the noise depends on it."""
         return f"{type(self).__name__} {vars(self)}"
 
 
@@ -228,7 +228,7 @@ class PrivateAUC(PrivateMetric):
         place = tf.floor((score + self.limit) / (2.0 * self.limit) * self.bins)
         place = tf.clip_by_value(place, 0.0, self.bins - 1.0)
         place += self.bins * tf.where(y > 0.5, tf.ones_like(y), 0.0)
-        # A row of zeros for what is in no class.
+        # Records that are in no class get a row of zeros.
         place = tf.where(is_good, place, -1.0)
         return tf.one_hot(tf.cast(place, tf.int32), self.size, dtype=tf.float64)
 
@@ -248,16 +248,16 @@ class PrivateAUC(PrivateMetric):
         return float(min(max(area, 0.0), 1.0)), float(spread)
 
 
-# One object, for which an evaluation is traced once.
+# A single object, so that evaluations by "accuracy" are traced only once.
 _ACCURACY = PrivateAccuracy()
 
 
 def checked(metrics: Any) -> list[PrivateMetric]:
-    """The metrics of an evaluation.
+    """The metrics of an evaluation, as a list, after checks.
 
     Raises:
-      TypeError: if one is no private metric.
-      ValueError: if there are none, or two have one name.
+      TypeError: if one of them is not a private metric.
+      ValueError: if there are none, or two have the same name.
     """
     several = list(metrics) if isinstance(metrics, (list, tuple)) else [metrics]
     several = [_ACCURACY if metric == "accuracy" else metric for metric in several]
@@ -277,14 +277,14 @@ def _only(value: Any, what: str) -> tf.Tensor:
     leaves = keras.tree.flatten(value)
     if len(leaves) != 1 or leaves[0] is None:
         raise ValueError(
-            f"The metric is one of models with one output, found {len(leaves)} {what}. "
+            f"The metric is for models with one output, found {len(leaves)} {what}. "
             f"For others use PrivateMean(lambda y, y_pred: ..., name=...)."
         )
     return tf.convert_to_tensor(leaves[0])
 
 
 def _flat(tensor: tf.Tensor, rank: int) -> tf.Tensor:
-    """The tensor with `rank` axes, of which a last one of one number is dropped."""
+    """The tensor with `rank` axes; a further last axis of size 1 is dropped."""
     if tensor.shape.rank == rank + 1 and tensor.shape[-1] == 1:
         tensor = tf.squeeze(tensor, -1)
     if tensor.shape.rank != rank:

@@ -1,17 +1,17 @@
-"""The one door to the insides of Keras and TensorFlow.
+"""All uses of the private interfaces of Keras and TensorFlow.
 
-Nothing else in `tf_bandmf.keras` imports `keras.src` or `tensorflow.python`, names a
-private attribute of theirs, or replaces one of their functions; a test reads the syntax
-trees of all files for that. Each file says what it is for and what tells that it broke.
+Nothing else in `tf_bandmf.keras` imports `keras.src` or `tensorflow.python`, uses their
+private attributes, or replaces one of their functions; a test checks this in the syntax
+trees of all files. Each file states its purpose, and which tests fail if it breaks.
 
-    patching.py        how a function is replaced for a while, in one thread
+    patching.py        replaces a function temporarily, in one thread
     keras_objects.py   private attributes and modules of Keras
     graphs.py          private modules of TensorFlow
-    seeds.py           what layers draw from Keras' seed generators
+    seeds.py           records and replays the draws of Keras' seed generators
     fixed_draws.py     random functions that draw constants, for the self-check
-    keras_operations.py  operations, and functions through which symbolic tensors pass
-    vectorizing.py     `tf.vectorized_map` under XLA, and with products that are right
+    keras_operations.py  operations, and functions that get symbolic tensors
+    vectorizing.py     `tf.vectorized_map` under XLA, and with correct matrix products
     optimizing.py      how often TensorFlow optimizes a step's graph
-    replicas.py        what Keras divides and adds up over replicas
+    replicas.py        stops Keras from dividing by replicas and from summing over them
     recurrent.py       recurrent layers without cuDNN
 """

@@ -1,7 +1,7 @@
-"""Keras' random functions, made the same for all examples in a thread.
+"""Makes Keras' random functions, in one thread, draw the same for all examples.
 
-The self-check compares a batch with examples taken one by one, for which a layer would
-draw other masks.
+The self-check compares the gradients of a batch with those of each example alone; for
+these, a random layer would draw other masks than for the batch.
 
 What tells that it broke: `tests/keras/compat/test_fixed_draws.py`, which calls each of
 the functions named here.
@@ -27,7 +27,7 @@ _FUNCTIONS = (
 
 @contextlib.contextmanager
 def without_randomness() -> Iterator[None]:
-    """Makes Keras' random functions return the same for each example, and nothing drop."""
+    """Makes Keras' random functions draw the same for each example, without dropout."""
     with contextlib.ExitStack() as stack:
         for name in _FUNCTIONS:
             stack.enter_context(patched(backend.random, name, _alike))

@@ -1,9 +1,9 @@
 """Private modules of TensorFlow that show what a graph does.
 
-TensorFlow has no public way to know the custom
-gradient of an operation, to ask whether code is traced for XLA, or to tell the body of a
-loop from other functions while it is traced. And it has no gradient
-of an operation that XLA has, which hands its inputs on.
+TensorFlow has no public way to find the custom gradient of an operation, to ask whether
+code is traced for XLA, or to tell the body of a loop from other functions while it is
+traced. It also has no gradient for `XlaOptimizationBarrier`, an operation that returns its
+inputs; this module registers one.
 
 What tells that it broke: `tests/keras/compat/test_graphs.py`.
 """
@@ -21,7 +21,7 @@ from tensorflow.python.ops.control_flow_util import GraphOrParentsInXlaContext
 from tensorflow.python.util import compat
 
 EagerTensor = ops.EagerTensor
-# Condition and body of a loop, whose first input is the number of the round.
+# Graphs of a loop's body and condition; their first input is the number of the iteration.
 LOOP_GRAPHS = (_control_flow.WhileBodyFuncGraph, _control_flow.WhileCondFuncGraph)
 BRANCH_GRAPHS = (_control_flow.CondBranchFuncGraph,)
 
@@ -53,9 +53,9 @@ ops.RegisterGradient("XlaOptimizationBarrier")(_handed_on)
 
 
 def forget_gradients(operations: Iterable[Any]) -> None:
-    """Takes back gradients that replaced those of operations, and will not be asked for.
+    """Unregisters custom gradients of operations whose gradients are no longer needed.
 
-    TensorFlow keeps each with the graph that it belongs to, as long as the process runs.
+    TensorFlow keeps each one, and the graph that it belongs to, until the process ends.
     """
     for op in operations:
         name = compat.as_str(op.get_attr("_gradient_op_type"))
@@ -65,8 +65,8 @@ def forget_gradients(operations: Iterable[Any]) -> None:
 def nodes_of(op: Any) -> Iterator[Any]:
     """The node of an operation, and those of all functions that it calls, at any depth.
 
-    A function that no graph around the operation knows is a node of its name, of which
-    nobody knows what it does.
+    If no graph around the operation has the definition of a function, a node with the
+    function's name stands for it: what the function does is not known.
     """
     seen: set[str] = set()
     pending = [op.node_def]
@@ -84,7 +84,7 @@ def nodes_of(op: Any) -> Iterator[Any]:
 
 
 def _definition(graph: Any, name: str) -> Any:
-    """The definition of a function that a graph, or one around it, knows; or None."""
+    """The definition of a function in a graph, or in a graph around it; or None."""
     while graph is not None:
         function = graph._get_function(name)
         if function is not None:
@@ -94,7 +94,7 @@ def _definition(graph: Any, name: str) -> Any:
 
 
 def origin(handle: Any) -> Any:
-    """The handle, outside of all functions, of which this one is an input."""
+    """The handle outside of all functions that was captured as this one."""
     while not isinstance(handle, EagerTensor):
         outside = captured(handle)
         if outside is None:

@@ -1,11 +1,10 @@
-"""Private attributes and modules of Keras, under names that say what they are.
+"""Functions for the private attributes and modules of Keras that this package uses.
 
-The private step reads what a layer computes with (its own variables, not what adapters
-make of them), and how Keras put a compiled loss together. Keras has no public name for
-these.
+The private step reads a layer's own variables (not the values that adapters make of them),
+and the parts of a compiled loss. Keras has no public names for these.
 
-What tells that it broke: the tests of what uses it, such as `tests/keras/clipping/losses`,
-and, where nothing would raise, `tests/keras/compat/test_keras_objects.py`.
+What tells that it broke: the tests of its callers, such as `tests/keras/clipping/losses`;
+and `tests/keras/compat/test_keras_objects.py`, for changes that would raise no error.
 """
 
 from __future__ import annotations
@@ -36,10 +35,10 @@ __all__ = [
     "rnn",
 ]
 
-# What Keras attaches to tensors: it belongs to the example, too.
+# Attributes that Keras sets on tensors; their values are part of the example, too.
 MASK, LOGITS = "_keras_mask", "_keras_logits"
 EXTRAS = (MASK, LOGITS)
-# Names of `global_state` for what stands around a call.
+# Names of the entries of `global_state` for the context of a call.
 CALL_CONTEXT, AUTOCAST_SCOPE = "current_call_ctx", "autocast_scope"
 UNINITIALIZED_VARIABLES = "uninitialized_variables"
 
@@ -52,7 +51,7 @@ def all_layers(
 
 
 def adapted_layers(layer: keras.Layer) -> list[Any]:
-    """Those whose statistics or vocabulary came from data, and not from arguments."""
+    """The layers whose statistics or vocabulary come from data, not from arguments."""
     layers = all_layers(layer)
     inside = [getattr(one, "_lookup_layer", None) for one in layers]
     parts = {id(one) for one in inside}
@@ -73,7 +72,7 @@ def _was_adapted(layer: Any) -> bool:
 
 
 def own_trainable_variables(layer: keras.Layer) -> list[Any]:
-    """Those that are not of layers in it."""
+    """The layer's own trainable variables, without those of layers inside it."""
     return layer._trainable_variables
 
 
@@ -83,12 +82,12 @@ def added_losses(layer: keras.Layer) -> list[Any]:
 
 
 def takes_training(layer: Any) -> bool:
-    """Returns True if `call` has the argument `training`, and for what is no layer."""
+    """Returns True if `call` has the argument `training`, or if this is not a layer."""
     return getattr(layer, "_call_has_training_arg", True)
 
 
 def remat_mode(layer: keras.Layer) -> Any:
-    """The way in which a layer's activations are computed again, or None."""
+    """The mode in which Keras rematerializes a layer's activations, or None."""
     return getattr(layer, "_remat_mode", None)
 
 
@@ -165,7 +164,7 @@ def given_metrics(model: keras.Model) -> tuple[Any, Any]:
 
 
 def compiled_arguments(model: keras.Model) -> dict[str, Any]:
-    """The arguments that `compile` was given, as they were; none if it was not called."""
+    """The arguments that `compile` was given, unchanged; empty if it was not called."""
     return dict(model._compile_config.config) if model.compiled else {}
 
 
@@ -180,9 +179,9 @@ def build_from(model: keras.Model, batch: Any) -> None:
 
 
 class BuiltBefore:
-    """Mixin of models that Keras builds by no batch once their optimizer is built.
+    """Mixin for models that Keras must not build from a batch if the optimizer is built.
 
-    It would average batches of replicas as if they were of one size.
+    Keras would average the batches of replicas as if they had the same size.
     """
 
     optimizer: Any
@@ -210,7 +209,7 @@ def variables_of_optimizer(optimizer: keras.optimizers.Optimizer) -> list[Any]:
 
 
 def second_moments(optimizer: keras.optimizers.Optimizer) -> list[Any]:
-    """The running mean squares of Adam and its kin."""
+    """The running mean squares of Adam and similar optimizers."""
     return optimizer._velocities
 
 
@@ -225,12 +224,12 @@ def registered_name(kind: type) -> str:
 
 
 def copy_config_mark(source: Any, target: Any) -> None:
-    """Lets Keras treat one `get_config` like another: as made by itself, or written."""
+    """Copies the mark by which Keras tells its default `get_config` from written ones."""
     target._is_default = getattr(source, "_is_default", False)
 
 
 def calls_of(model: Any) -> Iterator[tuple[Any, list[Any], list[Any]]]:
-    """Each call in the graph of a functional model, in its order.
+    """The calls in the graph of a functional model, in order of execution.
 
     Yields:
       The operation or layer, its input tensors and its output tensors.
@@ -248,7 +247,7 @@ def output_shape_of_lambda(layer: keras.layers.Lambda) -> Any:
 
 
 def metric_handles(model: Any) -> set[int]:
-    """Ids of the handles of a model's metrics, those not yet built for data included."""
+    """Ids of the handles of a model's metrics, including metrics not built for data yet."""
     variables = list(model.metrics_variables)
     for metric in keras.tree.flatten(given_metrics(model)):
         # Names and functions have no variables yet: nothing can have read them.

@@ -1,4 +1,4 @@
-"""Modules and functions of Keras through which symbolic tensors pass.
+"""Modules and functions of Keras that are called with symbolic tensors.
 
 What tells that it broke: `tests/keras/clipping/independence/test_table.py`.
 """
@@ -30,12 +30,12 @@ __all__ = [
     "tree",
 ]
 
-# From Keras 3.16 on the backend's operations stand in its `ops`, its loops in its `rnn`.
+# From Keras 3.16 on, the backend's operations are in its `ops`, its loops in its `rnn`.
 _BACKEND = getattr(backend, "ops", backend)
 RECURRENT = backend.rnn if inspect.ismodule(backend.rnn) else backend
-# Those that define operations.
+# Modules that define operations.
 MODULES = (numpy, nn, core, math, linalg, image, activations)
-# Functions that run one branch of several, or a loop, at once where numbers are known.
+# Functions of branches and loops: if values are known, they run a branch or loop at once.
 BRANCHES = (
     (cond, "cond"),
     (while_loop, "while_loop"),
@@ -52,7 +52,7 @@ def _names(function: Any) -> tuple[str, ...]:
 
 @functools.cache
 def of_the_backend() -> list[tuple[Any, str, Any]]:
-    """Functions of the backend that layers call: module, name, operation of that name."""
+    """Backend functions that layers call: (module, name, the operation of that name)."""
     b = _BACKEND
     return [
         (module, name, getattr(ops, name))

@@ -1,10 +1,11 @@
-"""Optimizations of the graph of a training step before TensorFlow runs it first.
+"""Limits how TensorFlow optimizes the graph of a training step before its first run.
 
-By default it goes through all its optimizations twice. The second time finds next to
-nothing in a step's graph, and some find nothing there at all: those of functions, which
-are inlined before, of branches, and on CPUs of layouts and memory. And it rewrites the
-graph as one of MLIR and back, to sort it. Without these the first run of a graph takes a
-third less. There is no public way to have that for one function.
+By default, TensorFlow goes through all its optimizations twice. The second pass finds next
+to nothing in a step's graph, and some optimizations find nothing at all: those of
+functions, which are inlined before, of branches, and, on CPUs, of layouts and memory.
+TensorFlow also converts the graph to MLIR and back, to sort it. Without these, the first
+run of a graph takes a third less time. There is no public way to configure this for one
+function.
 
 What tells that it broke: `tests/keras/compat/test_optimizing.py`.
 """
@@ -22,9 +23,9 @@ from tensorflow.python.eager import context
 
 @contextlib.contextmanager
 def optimized_once() -> Iterator[None]:
-    """Functions that this thread calls in its body are optimized in one short round.
+    """A context: functions that this thread calls within it are optimized in one pass.
 
-    Whatever else is configured stays as it is.
+    Other settings of TensorFlow stay as they are.
     """
     here = context.context()
     before = here.function_call_options

@@ -1,7 +1,8 @@
-"""Functions of others, replaced for a while: counted, locked, local to a thread.
+"""Replaces functions of other packages temporarily, and only for the calling thread.
 
-A function is replaced once, by one that looks up what its thread asked for; other threads
-get the original. It is set back when the last one is done, in whichever order they leave.
+A function is replaced once, by a dispatcher that calls the replacement that its thread
+asked for; other threads get the original. The original is restored when the last user is
+done, in whichever order the users leave.
 
 What tells that it broke: `tests/keras/compat/test_patching.py`.
 """
@@ -25,10 +26,10 @@ class _Installed:
     """A function that is replaced.
 
     Attributes:
-      owner: whose it is; kept, so that no id is used twice.
-      before: what stood there, which need not be an attribute of its own.
-      original: what the owner gave for the name.
-      users: how many need it replaced, in all threads.
+      owner: the object that has the function; kept alive, so that its id stays unique.
+      before: the owner's own attribute of that name, or `_ABSENT` if it was inherited.
+      original: the function that the owner returned for the name.
+      users: how many contexts need it replaced, in all threads.
     """
 
     owner: Any
@@ -41,7 +42,7 @@ _INSTALLED: dict[tuple[int, str], _Installed] = {}
 
 
 class _Replacements(threading.local):
-    """The replacements that a thread asked for, by function, the innermost last."""
+    """The replacements that a thread asked for, by function; the innermost is last."""
 
     def __init__(self) -> None:
         self.stacks: dict[tuple[int, str], list[Callable[..., Any]]] = {}
@@ -56,14 +57,14 @@ def patched(
 ) -> Iterator[Callable[..., Any]]:
     """Replaces a function, in this thread, until the context is left.
 
-    Contexts of one function nest: the inner one counts.
+    Contexts of one function nest: the innermost replacement is called.
 
     Args:
       owner: a module, a class, an object, or a dictionary of functions.
-      name: of the attribute, or the key.
-      replacement: of the original function and its arguments.
-      on_top: gives it what the thread had replaced the function by, if it had, in the
-        place of the original.
+      name: name of the attribute, or the key.
+      replacement: called with the original function and then the call's arguments.
+      on_top: if the thread has replaced the function already, passes that replacement
+        instead of the original function.
 
     Yields:
       The original function.

@@ -1,8 +1,8 @@
 """Recurrent layers of Keras without cuDNN.
 
-On a GPU, Keras runs LSTM and GRU as one operation over all steps, which does not tell how
-it treats the examples. Within a private step, frozen layers run step by step, as on a CPU.
-(Those that are trained have a rule of their own.)
+On a GPU, Keras runs LSTM and GRU as one operation over all time steps, which does not show
+how it treats the examples. Within a private step, frozen layers run time step by time step,
+as on a CPU. (Recurrent layers that are trained have a rule of their own.)
 
 What tells that it broke: `tests/keras/compat/test_recurrent.py`.
 """
@@ -18,12 +18,12 @@ import keras
 from tf_bandmf.keras.compat.keras_objects import takes_training
 from tf_bandmf.keras.compat.patching import patched
 
-# A function of this name hides the module.
+# Imported by name, because Keras' function `rnn` hides the module `rnn`.
 _RNN = importlib.import_module("keras.src.backend.tensorflow.rnn")
 
 
 def without_cudnn() -> contextlib.AbstractContextManager[Any]:
-    """Within it, in this thread, Keras' layers find that cuDNN does not suit them."""
+    """A context in which, in this thread, Keras' layers do not use cuDNN."""
     return patched(_RNN, "cudnn_ok", lambda original, *_, **__: False)
 
 

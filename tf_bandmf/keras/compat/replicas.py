@@ -1,7 +1,7 @@
 """Stops Keras from dividing by the number of replicas, and from adding up over them.
 
-Clipping must see the gradient of the loss itself, and each replica has the whole noisy
-gradient already.
+Clipping needs the gradient of the undivided loss, and each replica already has the whole
+noisy gradient.
 
 What tells that it broke: the weights of two replicas in
 `tests/keras/run/test_distribution.py`.
@@ -40,5 +40,5 @@ def _as_it_is(original: Any, value: Any) -> Any:
 
 
 def keep_gradients_apart(optimizer: keras.optimizers.Optimizer) -> None:
-    """Stops an optimizer from adding up gradients that all replicas have, for good."""
+    """Permanently stops an optimizer from adding up gradients over replicas."""
     vars(optimizer)["_all_reduce_sum_gradients"] = list

@@ -1,14 +1,14 @@
-"""Replay of a layer's random numbers, example by example.
+"""Replays a layer's random numbers, example by example.
 
 The generic rule runs a layer a second time, alone on each example. A random layer
-must then draw what it drew in the forward pass, or its gradient belongs to another
-function than the loss. A draw depends on the shape that is drawn, so it cannot be
-repeated for one example of a batch. Instead a layer that draws is run example by
+must then draw the same numbers as in the forward pass; otherwise, the gradient would be
+that of another function than the loss. A draw depends on the shape that is drawn, so it
+cannot be repeated for one example of a batch. Instead, a layer that draws is run example by
 example in the forward pass too, with one seed per example and draw.
 
-The body of a loop is traced once and runs many times: there, the number of the round goes
-into the seed. TensorFlow keeps that number itself, as the first argument of what it makes
-of the body.
+The body of a loop is traced once and runs many times: there, the number of the iteration is
+folded into the seed. TensorFlow counts iterations itself: the number is the first argument
+of the function that it makes of the body.
 
 What tells that it broke: `tests/keras/clipping/test_options.py`, and for
 loops `tests/keras/clipping/rules/test_draws_in_loops.py`.
@@ -26,14 +26,14 @@ from tf_bandmf.keras.compat.patching import patched
 
 
 class DrawsInFunction(RuntimeError):
-    """A draw that cannot be repeated: a `tf.function` keeps it as it was first traced."""
+    """A draw cannot be repeated, because a `tf.function` that draws is traced only once."""
 
 
 def _inner_graphs(outer: Any) -> list[Any]:
-    """The graphs of loops and branches that are being traced within one, inner first.
+    """The graphs of loops and branches that are being traced within a graph, inner first.
 
     Args:
-      outer: the graph; None for the outermost, whatever is within it.
+      outer: the graph; None for all graphs that are being traced, of functions, too.
 
     Raises:
       DrawsInFunction: if a function is being traced within `outer`.
@@ -54,7 +54,7 @@ def _inner_graphs(outer: Any) -> list[Any]:
 
 
 def _of_this_round(seed: tf.Tensor, outer: Any) -> tf.Tensor:
-    """A seed with the numbers of the rounds of the loops that are being traced."""
+    """Folds the iteration numbers of all loops that are being traced into a seed."""
     for graph in _inner_graphs(outer):
         if isinstance(graph, LOOP_GRAPHS):
             folded = tf.random.experimental.stateless_fold_in(
@@ -87,19 +87,19 @@ def used_generators() -> Iterator[list[keras.random.SeedGenerator]]:
 def recorded_draws() -> Iterator[list[tf.Tensor]]:
     """Collects the seeds that layers draw from Keras' seed generators, one for each draw.
 
-    In loops, the number of the round is folded into them.
+    In loops, layers get the collected seed with the number of the iteration folded in.
 
     Yields:
       The seeds, of shape [2].
 
     Raises:
-      DrawsInFunction: at a draw within a function that is traced meanwhile.
+      DrawsInFunction: at a draw within a `tf.function` that is traced in this context.
     """
     seeds: list[tf.Tensor] = []
     graph = tf.compat.v1.get_default_graph()
 
     def recorded(draw: Any, *args: Any, **kwargs: Any) -> Any:
-        # In a loop's own graph, what is drawn could not be used outside of it.
+        # A seed that is drawn in a loop's own graph could not be used outside of the loop.
         inside = _inner_graphs(graph)
         with graph.as_default() if inside else contextlib.nullcontext():
             seeds.append(draw(*args, **kwargs))
@@ -113,14 +113,14 @@ def recorded_draws() -> Iterator[list[tf.Tensor]]:
 def replayed_draws(seeds: list[tf.Tensor]) -> Iterator[None]:
     """Makes Keras' seed generators return the given seeds, in this order.
 
-    In loops, the number of the round is folded into them.
+    In loops, the number of the iteration is folded into them.
 
     Args:
       seeds: one seed of shape [2] per draw.
 
     Raises:
       RuntimeError: if there are more draws than seeds.
-      DrawsInFunction: at a draw within a function that is traced meanwhile.
+      DrawsInFunction: at a draw within a `tf.function` that is traced in this context.
     """
     remaining = iter(seeds)
 
@@ -140,23 +140,23 @@ def replayed_draws(seeds: list[tf.Tensor]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def seeds_from(draw: Callable[[], tf.Tensor], graph: Any = None) -> Iterator[None]:
-    """Makes Keras' seed generators return what a function returns, of shape [2].
+    """Makes Keras' seed generators return seeds, of shape [2], that a function returns.
 
-    In loops, the number of the round is folded into it.
+    In loops, the number of the iteration is folded into them.
 
     Args:
       draw: called for each draw that is traced.
-      graph: if given, no function is traced within this one that draws.
+      graph: if given, a `tf.function` that is traced within this graph must not draw.
 
     Raises:
-      DrawsInFunction: if one is.
+      DrawsInFunction: if one does.
     """
     with _patched(lambda *_, **__: _of_this_round(draw(), graph)):
         yield
 
 
 def _narrow(seed: tf.Tensor) -> tf.Tensor:
-    """A seed as int32."""
+    """The seed as int32."""
     return tf.cast(tf.math.floormod(seed, tf.cast(2**31 - 1, seed.dtype)), tf.int32)
 
 

@@ -1,9 +1,9 @@
 """`tf.vectorized_map` in graphs that XLA compiles.
 
-There TensorFlow puts the vectorized loop into a function of its own. Its gradient gets
-shapes from that function, XLA must know shapes when it compiles, and takes all inputs of
-the function for constants then: it would compile for every batch anew. So the loop is made
-in the graph itself.
+In such graphs, TensorFlow's own `vectorized_map` puts the vectorized loop into a separate
+function, from which the loop's gradient gets shapes. XLA must know shapes when it compiles,
+so it treats all inputs of that function as constants: it would compile again for every
+batch. Here, the loop is made in the graph itself.
 
 What tells that it broke: `tests/keras/clipping/test_options.py` and the cases under XLA of
 `tests/keras/model/test_training.py`.
@@ -26,7 +26,7 @@ def vectorized_map(function: Callable[[Any], Any], elements: Any) -> Any:
     """`tf.vectorized_map` in a graph, for tensors of the same number of rows.
 
     Args:
-      function: of the row of one example.
+      function: function of the rows of one example.
       elements: structure of tensors with a row for each example.
     """
     flat = [tf.convert_to_tensor(t) for t in tf.nest.flatten(elements)]
@@ -49,7 +49,7 @@ def vectorized_map(function: Callable[[Any], Any], elements: Any) -> Any:
 
 
 def _squeeze(original: Callable[[Any], Any], pfor_input: Any) -> Any:
-    """Names the axes of an example that go: TensorFlow would take that of one example."""
+    """Squeezes only axes of the example: TensorFlow could drop the batch axis, too."""
     shape = pfor_input.op.inputs[0].shape
     if pfor_input.get_attr("squeeze_dims") or not shape.is_fully_defined():
         return original(pfor_input)
@@ -68,8 +68,8 @@ def _repeated(
     """Repeats operands of batched matrix products instead of broadcasting them.
 
     On CPUs TensorFlow 2.21 (oneDNN) writes out of bounds in the product of [B, 1, M, K]
-    with a broadcast [1, 1, K, N], which is what vectorizing makes of an example's
-    activations times a kernel: it crashes, or returns wrong numbers.
+    with a broadcast [1, 1, K, N]: it crashes, or returns wrong numbers. Vectorizing the
+    product of an example's activations and a kernel gives such products.
     """
     first, second = x.shape[:-2], y.shape[:-2]
     if not (first.is_fully_defined() and first == second):

@@ -1,4 +1,4 @@
-"""The wrapper that gives noisy gradients to any Keras optimizer."""
+"""The optimizer wrapper that gives noisy gradients to any Keras optimizer."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tf_bandmf.planning.statement import PrivacyStatement
 
 
 class NoisyGradients:
-    """The noisy mean gradient of one step; `private_gradients` makes it.
+    """The noisy mean gradient of one step, from `model.private_gradients`.
 
     Everything that is computed from it is post-processing and costs no privacy.
 
@@ -45,7 +45,7 @@ class NoisyGradients:
         self._owner, self._weights, self._used = weakref.ref(owner), weights, False
 
     def map(self, function: Callable[[tf.Tensor], tf.Tensor]) -> NoisyGradients:
-        """The same step with other gradients: scaled, clipped again, masked.
+        """The same step with changed gradients: scaled, clipped again or masked.
 
         Args:
           function: function of each gradient. It must see nothing private but the
@@ -65,7 +65,7 @@ class NoisyGradients:
         return NoisyGradients(changed, self.step, owner, self._weights)
 
     def take(self, owner: Any) -> Sequence[Any]:
-        """Hands the gradients out once, to the optimizer of their run.
+        """Marks the gradients as used, by the optimizer of their run; works only once.
 
         Returns:
           The model's weights.
@@ -105,7 +105,7 @@ class PrivateOptimizer(keras.optimizers.Optimizer):
 
     Each `PrivateOptimizer` is a separate run with a fresh key. A second run on the same
     weights or examples in a process is refused at its first step, unless it is
-    announced by `additional_run=True`: both together spend more than either;
+    announced by `additional_run=True`: both together spend more than either one;
     `tf_bandmf.compose` computes how much. WARNING: runs in other processes are not
     detected.
 
@@ -113,7 +113,7 @@ class PrivateOptimizer(keras.optimizers.Optimizer):
     refused; `vouch_for_weights` allows a change that used no private data. Threads that
     train with one optimizer take turns.
 
-    It refuses every path by which unclipped gradients could reach it: `apply`,
+    The optimizer refuses every path by which unclipped gradients could reach it: `apply`,
     `apply_gradients` and `scale_loss` raise. `inner_optimizer` is an ordinary
     optimizer: applying gradients with it directly is training without privacy. Its step
     counter then differs from the noise's step, and the next private step raises.
@@ -130,25 +130,24 @@ class PrivateOptimizer(keras.optimizers.Optimizer):
         gradients are divided by it before they are clipped. It is static: Keras'
         LossScaleOptimizer changes its scale, and skips steps, depending on the data. An
         example whose scaled gradient overflows contributes zero; the step goes on.
-      additional_run: whether another run of this process may have trained the same
-        model, or on the same examples; `statement` is then that of all of them together.
+      additional_run: whether another run of this process may have trained the same model
+        or used the same examples; `statement` then covers all of these runs together.
       clipping: how each example's gradient is clipped: "flat", "automatic", or a
         `Clipping`, which has more options. The guarantee is the same.
 
     Attributes:
       inner_optimizer: the optimizer of Keras that applies the noisy gradients.
-      run: the run, with its key, clock and seal.
+      run: the run, with its key, step and seal.
 
     Raises:
       TypeError: if plan is not a Plan.
-      NotImplementedError: if gradients are to be scaled on several replicas, or the
-        scope is that of a strategy with parameter servers.
+      NotImplementedError: in the scope of a strategy with parameter servers.
       ValueError: if clipping is unknown or impossible, loss_scale_factor is not a power
         of two >= 1, the inner optimizer scales losses or accumulates gradients itself,
         or the plan has no expected batch size.
     """
 
-    # Keras' base class asks for it before there is one.
+    # Keras' base class reads it before `__init__` has set it.
     _loss_scale_factor: float | None = None
 
     def __init__(
@@ -219,9 +218,9 @@ class PrivateOptimizer(keras.optimizers.Optimizer):
         """The statement of this run, for its model.
 
         If other runs of the process trained on the same weights or examples, its numbers
-        are those of all of them together. It says when weights were loaded, when no step
-        was taken, and what changes of the weights were vouched for.
-        `model.privacy_statement()` has what concerns the model's layers, too.
+        cover all of these runs together. It states whether weights were loaded, whether no
+        step was taken, and which changes of the weights were vouched for.
+        `model.privacy_statement()` adds remarks on the model's layers.
 
         Args:
           unit: see `Plan.statement`.
@@ -237,11 +236,11 @@ class PrivateOptimizer(keras.optimizers.Optimizer):
 
         The caller asserts that the change used no private data other than already
         noised gradients: weights from an earlier step of the run or from public data,
-        rounded, or pruned by a rule. Before the first step: that none of the run's
-        records had a part in the initial weights.
+        rounded, or pruned by a rule. Before the first step, the caller asserts that the
+        initial weights do not depend on any of the run's records.
 
         Args:
-          reason: what changed them, one line; `statement` publishes it.
+          reason: what changed the weights, one line; `statement` publishes it.
 
         Raises:
           ValueError: if the reason is empty.
@@ -251,21 +250,21 @@ class PrivateOptimizer(keras.optimizers.Optimizer):
     def end_run(self, reason: str, steps: int | None = None) -> None:
         """Ends the run early, and gives the rest of its budget back to the ledger.
 
-        It keeps `plan.epsilon_after(steps)`. No further step is allowed.
+        The run still costs `plan.epsilon_after(steps)`. No further step is allowed.
 
         WARNING: use it only if the moment of ending did not depend on private data: an
         accident, a clock, a deadline. A run that was stopped because of its model has
         spent its whole plan.
 
         Args:
-          reason: why it ended, one line; the ledger keeps it as the caller's word.
-          steps: number of steps that the run took; by default the known ones. Give a
-            larger number if a process was killed after its last checkpoint and somebody
-            may have seen models or metrics of the lost steps.
+          reason: why it ended, one line; the ledger records it as the caller's claim.
+          steps: number of steps that the run took; by default those that this process
+            has a record of. Give a larger number if a process was killed after its last
+            checkpoint and somebody may have seen models or metrics of the lost steps.
 
         Raises:
-          ValueError: if the plan is not bound to a ledger, the run has not begun, it
-            took more steps, or the reason is not a text of one line.
+          ValueError: if the plan is not bound to a ledger, the run has not begun or took
+            more steps than given, or the reason is not a text of one line.
           LedgerError: if the ledger cannot be written.
         """
         run = self.run
@@ -280,7 +279,8 @@ class PrivateOptimizer(keras.optimizers.Optimizer):
         """Creates the inner optimizer's variables, and a fresh noise key.
 
         Raises:
-          RuntimeError: within a step of several replicas.
+          RuntimeError: within a step on several replicas.
+          NotImplementedError: if the clipping scales gradients, on several replicas.
           ValueError: if a variable is in no group of the clipping.
           InvalidArgumentError: if the optimizer was loaded from an .h5 file.
           MemoryError: if the noise needs more memory than there is.
@@ -289,7 +289,7 @@ class PrivateOptimizer(keras.optimizers.Optimizer):
             return
         variables = list(variables)
         if not variables:
-            # That is how Keras builds what it loads from .h5 files: for no weights.
+            # Keras builds an optimizer that it loads from an .h5 file for no variables.
             self.run.was_loaded_without_weights = True
             return
         self.run.refuse_restored()
@@ -302,7 +302,7 @@ class PrivateOptimizer(keras.optimizers.Optimizer):
             )
         if not tf.distribute.has_strategy():
             if strategy is not tf.distribute.get_strategy():
-                # Slots of an inner optimizer need its scope, with one replica, too.
+                # An inner optimizer's slots need the strategy's scope, even on one replica.
                 with strategy.scope():
                     return self.build(variables)
         elif replicas > 1 and not tf.distribute.in_cross_replica_context():
@@ -314,7 +314,7 @@ class PrivateOptimizer(keras.optimizers.Optimizer):
         super().build(variables)
         self.run.counts.keep_in(self)
         self.run.begin(variables)
-        # Every replica gives it the same noisy gradients: Keras shall not add them up.
+        # Every replica applies the same noisy gradients: Keras must not add them up.
         keep_gradients_apart(self.inner_optimizer)
 
     def apply_noisy(
@@ -328,11 +328,11 @@ class PrivateOptimizer(keras.optimizers.Optimizer):
           noisy: noisy gradients of this run's last step.
           update: None for the inner optimizer; or a function of gradients and variables
             that changes the variables itself. It must use nothing private but the
-            gradients: what it does is treated as post-processing.
+            gradients: it is treated as post-processing.
 
         Raises:
           TypeError: if `noisy` is not from `private_gradients`.
-          ValueError: if the gradients are another run's, or were applied before.
+          ValueError: if the gradients are from another run, or were applied before.
           InvalidArgumentError: if the gradients are not from the last step, or something
             else changed the weights in the meantime.
         """
@@ -358,34 +358,34 @@ class PrivateOptimizer(keras.optimizers.Optimizer):
                 run.close_seal(weights)
 
     def _apply(self, gradients: list[tf.Tensor], variables: Sequence[Any]) -> None:
-        """Applies gradients by a program, which another learning rate makes anew."""
+        """Applies gradients by a program, traced again if the learning rate is replaced."""
         rate = given_learning_rate(self.inner_optimizer)
         key = [Same(part) for part in (rate, *variables)]
         if self._update is None or self._update[0] != key:
             self._update = key, Update(lambda noisy: self.run.apply(noisy, variables))
         self._update[1](gradients)
 
-    # What Keras asks of an optimizer. Every path on which unclipped gradients could come in
-    # is refused; the inner optimizer answers the rest.
+    # The interface of a Keras optimizer. Paths by which unclipped gradients could enter are
+    # refused; everything else is delegated to the inner optimizer.
 
     def apply(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Refused: these gradients were not clipped per example."""
+        """Raises RuntimeError: these gradients were not clipped per example."""
         raise RuntimeError(
             f"PrivateOptimizer got gradients that were not clipped per example: noise "
             f"would not protect anybody. {HOW_TO_TRAIN}"
         )
 
-    # Likewise; only an ordinary training step scales losses.
+    # `scale_loss` raises, too: only an ordinary, non-private training step calls it.
     apply_gradients = stateless_apply = scale_loss = apply
 
     @property
     def loss_scale_factor(self) -> float | None:
-        """The static scale of losses in the backward pass."""
+        """The static factor of losses in the backward pass."""
         return self._loss_scale_factor
 
     @loss_scale_factor.setter
     def loss_scale_factor(self, value: float | None) -> None:
-        # Keras sets None: the base class, and LossScaleOptimizer in what it wraps.
+        # Keras sets None: in its base class, and when LossScaleOptimizer wraps it.
         if value is not None:
             raise AttributeError(
                 "loss_scale_factor is that of the whole run: give it to PrivateOptimizer."
@@ -408,8 +408,8 @@ class PrivateOptimizer(keras.optimizers.Optimizer):
         self.inner_optimizer.learning_rate = learning_rate
 
     def load_own_variables(self, store: Any) -> None:
-        # Keras only warns when the numbers differ, and would go on at step 0. The file of
-        # a model without an optimizer holds weights alone.
+        # If the numbers of variables differ, Keras only warns, and would go on at step 0.
+        # Files of models without an optimizer hold no such variables, and are accepted.
         if store.keys() and len(store.keys()) != len(self.variables):
             raise ValueError(
                 f"The saved optimizer has {len(store.keys())} variables, this one "
@@ -488,7 +488,7 @@ def _checked(inner_optimizer: Any) -> keras.optimizers.Optimizer:
 
 
 def check_accumulation(inner: keras.optimizers.Optimizer) -> None:
-    """Raises ValueError if an optimizer accumulates gradients; it may be set late."""
+    """Raises ValueError if an optimizer accumulates gradients, which may be set late."""
     if getattr(inner, "gradient_accumulation_steps", None):
         raise ValueError(
             "inner_optimizer must not set gradient_accumulation_steps: noise is "
@@ -516,7 +516,7 @@ def private_optimizer_of(model: Any) -> PrivateOptimizer:
     return optimizer
 
 
-# What is said of a plan, under the names of the field and of other libraries.
+# Settings that belong to a plan, as the literature and other libraries name them.
 _OF_THE_PLAN = (
     "batch_size",
     "delta",
@@ -532,7 +532,7 @@ _OF_CLIPPING = {"clip_groups": "groups", "groups": "groups", "scaling": "scaling
 
 
 def _not_taken(names: Iterable[str]) -> str:
-    """Says where settings belong that the optimizer does not take."""
+    """The error text for a setting that the optimizer does not take: where it belongs."""
     name = sorted(names)[0]
     if name == "num_microbatches":
         where = "give microbatch_size to make_private"

@@ -1,23 +1,23 @@
-"""Resuming a run: its secrets in a file of their own.
+"""The private state file: keeps the secrets of a run, so that the run can be resumed.
 
-Checkpoints of a model hold no secret, so that they can be shared; and so a checkpoint
-alone does not suffice to train on. What is missing is in the private state file: the key,
-from which sample, masks and noise follow, the points of its steps, kept noise vectors, and
-fingerprints of the weights that the run had at the steps at which it was saved. Whoever
-reads it can remove the noise from all checkpoints of the run.
+Checkpoints of a model hold no secret, so that they can be shared. For this reason, a
+checkpoint alone does not suffice to continue training. The private state file holds the
+rest: the key, which decides sample, masks and noise; the points of the run's steps; the
+kept noise vectors; and fingerprints of the weights at each step at which the run was
+saved. Whoever reads the file can remove the noise from all checkpoints of the run.
 
-Why resuming is safe: a run that was interrupted takes steps again which it had taken
-after its last checkpoint. The noise of a step is bound to its point, which follows from all
-sums and batches up to it (see `tf_bandmf.keras.run.secrets`): the same step gets the
-same noise, and nothing new is released; another one gets independent noise. So is it with
-copies of the file, old backups of it, forks of a process and snapshots of a machine: no two
-releases share noise on different sums.
+Why resuming is safe: a run that was interrupted repeats the steps that it had taken
+after its last checkpoint. The noise of a step is bound to its point, which follows from
+all sums and batches up to it (see `tf_bandmf.keras.run.secrets`). If a repeated step is
+the same as before, it gets the same noise, and nothing new is released; if it differs, it
+gets independent noise. The same holds for copies of the file, old backups of it, forks of
+a process and snapshots of a machine: no two releases share noise on different sums.
 
-What else is checked is for the accounting, not for the noise: a run has one plan, one
-data set in one order, and weights that no unaccounted training changed. The file has the
-point of each step before anything of it is released (see `tf_bandmf.files.journal`). A step
-that it knows, and that is another one now, is refused: with independent noise it would be a
-second run from there on.
+All other checks serve the accounting, not the noise: a run has one plan, one data set in
+one order, and weights that no unaccounted training changed. The file records the point of
+each step before anything of the step is released (see `tf_bandmf.files.journal`). A
+repeated step whose point differs from the recorded one is refused: with independent noise,
+it would begin a second run.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from tf_bandmf.noise.keys import NoiseKey
 from tf_bandmf.sampling.batches import BatchSchedule
 
 _FORMAT = 12
-# Attributes of a run that its file has as they are.
+# Attributes of a run that its file stores unchanged.
 _OF_RUN = ("vouched", "initial_weights", "were_loaded", "resumed")
 
 
@@ -51,13 +51,13 @@ class PrivateRun:
     """A run whose secrets are kept in a file.
 
     Args:
-      path: of the file. It is created with mode 0600, replaced as a whole, and never
-        written half.
+      path: path of the file. It is created with mode 0600, replaced as a whole, and never
+        left half-written.
       model: private, compiled and built, with a built optimizer.
 
     Attributes:
-      path: of the file.
-      run: that it is of.
+      path: path of the file.
+      run: the run whose secrets the file keeps.
       resumed: whether the weights came from a checkpoint of the run.
     """
 
@@ -67,7 +67,7 @@ class PrivateRun:
         self._model, self.run = model, model.optimizer.run
         self._file = Journal(self.path)
         self._lock: locks.Lock | None = None
-        # What it has: words and numbers; kept vectors, and what rows of tables remember.
+        # The file's content: JSON values, kept noise vectors, and the tables' memory.
         self._header = HiddenDict()
         self._buffer: np.ndarray | None = None
         self._memory: list[np.ndarray] = []
@@ -76,17 +76,17 @@ class PrivateRun:
         """Begins the run, or resumes it if the file exists.
 
         Args:
-          schedule: the data, by `plan.batches`.
+          schedule: the data, from `plan.batches`.
 
         Returns:
-          The schedule of the run: its sample follows from the key.
+          The schedule of the run: the run's key decides its sample.
 
         Raises:
-          ValueError: if the file is of another run, or does not know the weights.
+          ValueError: if the file is of another run, or has no record of the weights.
           PermissionError: if others may read the file.
           BlockingIOError: if another process uses the file.
         """
-        # Two that began the run at once would each have a key of its own.
+        # Without the lock, two processes could begin the run at once, with different keys.
         self._lock = locks.hold(self.path)
         private_files.remove_unfinished(self.path)
         is_there = os.path.exists(self.path)
@@ -105,7 +105,7 @@ class PrivateRun:
         return is_same_run and os.path.realpath(path) != os.path.realpath(self.path)
 
     def record(self) -> None:
-        """Writes down which weights the run has at this step: a checkpoint follows.
+        """Records the run's weights at this step, before a checkpoint is written.
 
         Raises:
           RuntimeError: if a step was interrupted.
@@ -125,10 +125,10 @@ class PrivateRun:
         self._write()
 
     def _note(self, name: str, value: Any) -> None:
-        """Writes down a private evaluation or a release of tables, before it is made.
+        """Records a private evaluation or a release of tables before it is made.
 
-        A run that is resumed from an earlier step makes them there, too: else it would be
-        another history of the run, with noise of its own.
+        A run that is resumed from an earlier step repeats them at the same steps; otherwise
+        it would be a different history of the run, with independent noise.
         """
         self._header[name] = sorted({*self._header[name], value})
         self._write()
@@ -178,7 +178,7 @@ class PrivateRun:
             )
         step, state = run.iterations, run.secrets
         if state.step == step and state.key.secret_bytes() == key.secret_bytes():
-            # The run goes on in the process that began it, and is noted here from now on.
+            # The run continues in the process that began it, with its own state.
             return schedule
         if header["weights"].get(str(step)) != _weights_digest(self._model):
             steps = ", ".join(header["weights"])
@@ -196,7 +196,7 @@ class PrivateRun:
                 f"{kept} alone, and these weights are of step {step}. Resume from the "
                 f"newest checkpoint."
             )
-        # Noise of steps between is generated again, to have the vectors that it keeps.
+        # Noise of the steps in between is generated again, for the vectors that are kept.
         start, buffer = (kept, self._buffer) if kept <= step else (0, None)
         if not run.generator.memory_vectors:
             start = step
@@ -205,7 +205,7 @@ class PrivateRun:
         run.adopt(state, self._memory or None)
         if step:
             run.membership.schedule_id = schedule.schedule_id
-        # The file knows these weights as the run's own.
+        # The file records these weights as the run's own.
         run.seal.is_open = True
         run.close_seal(self._model.weights)
         for name in _OF_RUN:
@@ -215,7 +215,7 @@ class PrivateRun:
         return schedule
 
     def _read(self) -> HiddenArray:
-        """Reads the file; returns the points of all steps that it knows, 0 for others."""
+        """Reads the file; returns the points of all recorded steps, 0 for other steps."""
         try:
             content, entries = self._file.read()
             with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
@@ -228,7 +228,7 @@ class PrivateRun:
         except PermissionError:
             raise
         except (ValueError, KeyError, OSError, EOFError, zipfile.BadZipFile):
-            version = None  # The error itself may have the content.
+            version = None  # The error is not shown: it may quote the secret content.
         if version != _FORMAT:
             raise ValueError(
                 f"{self.path} is no private state file of this version (format {_FORMAT}), "
@@ -255,7 +255,7 @@ class PrivateRun:
         text = HiddenBytes(json.dumps(self._header).encode())
         header = np.frombuffer(text, np.uint8).view(HiddenArray)
         memory: Any = {f"memory{i:06}": one for i, one in enumerate(self._memory)}
-        # Steps that the run took, before it was resumed from an earlier one, stay known.
+        # Points of steps from before the run was resumed from an earlier step are kept.
         points = self.run.secrets.points()
         assert self._buffer is not None  # by record()
         np.savez(stream, header=header, buffer=self._buffer, points=points, **memory)
@@ -269,7 +269,7 @@ class PrivateRun:
 
 
 def _weights_digest(model: Any) -> str:
-    """A digest of weights and optimizer, which decide the next step with the run's key."""
+    """A digest of weights and optimizer: with the run's key, they decide the next step."""
     digest = hashlib.blake2b(digest_size=32)
     for variable in [*model.weights, *model.optimizer.variables]:
         value = tf.convert_to_tensor(variable.value).numpy()

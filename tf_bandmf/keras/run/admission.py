@@ -1,7 +1,8 @@
-"""The conditions of a step, and what a step is told that breaks one.
+"""The conditions of a step, and the errors that it raises if one of them is broken.
 
-Its batch must be the one that the accountant analysed for it; the run is where its key
-and its weights are, and has budget left; and it is no second run that nobody announced.
+Its batch must be the one that the accountant assumed for this step. The run must be at the
+step of its key and of its weights, and have budget left. It must not be an unannounced
+second run.
 """
 
 from __future__ import annotations
@@ -42,9 +43,9 @@ class Admitted(NamedTuple):
 
     Attributes:
       step: its number, int64 scalar.
-      keys: of its noise. Secret.
-      seed: from which the masks of its random layers follow, int32, shape [2]. Secret.
-      digests: of the parts of its batch that this process has, int64.
+      keys: the keys of its noise. Secret.
+      seed: the seed of the masks of its random layers, int32, shape [2]. Secret.
+      digests: the digests of the parts of its batch that this process has, int64.
     """
 
     step: tf.Tensor
@@ -54,10 +55,10 @@ class Admitted(NamedTuple):
 
 
 def facts(batch: Any) -> tf.Tensor:
-    """Reads what a batch says of itself, in a graph, int64.
+    """Reads the facts about a batch that `checked` needs; in a graph, int64.
 
-    Its digest; of a batch of a schedule also its fingerprint, step, plan, schedule, part
-    and number of parts.
+    They are the batch's digest; for a batch of a schedule also its fingerprint, step, plan,
+    schedule, part and number of parts.
     """
     with tf.device("/CPU:0"):
         if not batches_lib.is_scheduled_batch(batch):
@@ -74,20 +75,20 @@ def facts(batch: Any) -> tf.Tensor:
 def checked(
     run: Run, parts: Sequence[np.ndarray], step: int, weights: Sequence[Any]
 ) -> None:
-    """Checks all conditions of a step; at its first one, the run reserves its budget.
+    """Checks all conditions of a step; at its first step, the run reserves its budget.
 
-    From then on the run has the batch's schedule.
+    From then on, the run is bound to the batch's schedule.
 
     Args:
-      run: that has begun.
+      run: a run that has begun.
       parts: `facts` of the parts of its batch that this process has.
-      step: the coming one.
-      weights: all of the model's.
+      step: the coming step.
+      weights: all weights of the model.
 
     Raises:
       TypeError: if the plan has a schedule, but the batch does not come from one.
       InvalidArgumentError: if the budget is spent, or the batch is not that of the step.
-      RuntimeError: if it would be an unannounced second run.
+      RuntimeError: if the run would be an unannounced second run.
       LedgerError: if the ledger that the plan is bound to has no budget for the run.
     """
     plan, replicas = run.plan, run.strategy.num_replicas_in_sync
@@ -116,7 +117,7 @@ def checked(
                     "The batch belongs to another plan than the optimizer.",
                 ),
                 (run.membership.schedule_id in (NO_SCHEDULE, schedule_id), OTHER_DATA),
-                # Ids that are wrong have messages of their own.
+                # Last: wrong ids also change the fingerprint, and have clearer messages.
                 (fingerprint == digest, batches_lib.EDITED),
             ]
     elif plan.participation.has_schedule:
@@ -136,6 +137,6 @@ def checked(
 
 
 def refuse(text: str | None) -> None:
-    """Raises InvalidArgumentError with a text, if there is one."""
+    """Raises InvalidArgumentError with this text; does nothing if it is None."""
     if text is not None:
         raise tf.errors.InvalidArgumentError(None, None, text)

@@ -1,4 +1,4 @@
-"""Private counts: what became of examples, as coordinates of what each step releases.
+"""Private counts: noisy shares of clipped, zero and bad examples, released by each step.
 
 An example adds to a step its clipped gradient, of norm at most `l2_norm_clip`, and a
 weight `w` at the coordinate where it is counted. Together these have norm at most
@@ -21,9 +21,9 @@ from tf_bandmf import workloads
 from tf_bandmf.keras.clipping import OUTCOMES, ClippedGradients
 from tf_bandmf.planning.plan import Plan
 
-# "used" is what is left.
+# Outcomes that are counted; the first one, "used", is the rest of the examples.
 COUNTED = OUTCOMES[1:]
-# A share is said to be there if it is so many times its noise.
+# `sentence` mentions a share only if it is this many times its noise, and at least this.
 _CLEARLY, _WORTH_SAYING = 4.0, 0.05
 
 
@@ -47,7 +47,7 @@ class PrivateCounts:
     steps: int
 
     def sentence(self) -> str:
-        """A sentence about examples that contributed nothing, or an empty text."""
+        """A sentence about the examples that contributed nothing; "" if there are few."""
         without = self.zero + self.bad
         noise = math.sqrt(2.0) * self.noise
         if without < max(_CLEARLY * noise, _WORTH_SAYING):
@@ -73,7 +73,7 @@ class Counts:
       plan: plan of the run.
 
     Attributes:
-      size: coordinates of a step's release.
+      size: number of coordinates that the counts add to a step's release.
     """
 
     def __init__(self, plan: Plan) -> None:
@@ -81,17 +81,17 @@ class Counts:
         share = plan.measurements.counts
         self.size = len(COUNTED) if share else 0
         self._variable: Any = None
-        # Squared errors of the strategy for sums over the steps.
+        # The strategy's squared error of each prefix sum over the steps.
         self._errors: np.ndarray | None = None
         if share:
             weight = np.float32(plan.l2_norm_clip * math.sqrt(share / (1.0 - share)))
-            # Never more than what the noise is for.
+            # Rounded down: the norm never exceeds what the noise is calibrated for.
             self._weight = float(np.nextafter(weight, np.float32(0.0)))
 
     def keep_in(self, optimizer: Any) -> None:
-        """Adds up noisy shares of steps in a variable of an optimizer of Keras.
+        """Makes a variable of a Keras optimizer in which the steps' noisy counts add up.
 
-        These are noisy numbers, which may be in files.
+        The counts are noisy, so that files may hold them.
         """
         if self.size:
             self._variable = optimizer.add_variable(

@@ -3,9 +3,9 @@
 Each is one Gaussian mechanism; the plan says how many there may be, and their noise.
 The noise of an evaluation is bound to the step that it follows, to its place among the
 evaluations of that step, to the weights and the records, and to the sum itself (see
-`docs/noise-reuse.md`). So if a run is interrupted and resumed from an earlier step, it
-releases the same numbers again where all of this is the same, which reveals nothing
-new. Where it is not, the run gets independent noise and spends another evaluation. An
+`docs/noise-reuse.md`). So if a run is interrupted and resumed from an earlier step, and all
+of these are the same, it releases the same numbers again, which reveals nothing new. If any
+of them differs, the evaluation gets independent noise, and another one is spent. An
 evaluation is recorded as spent before it is released; all models of a run in a process
 share this record, by the run's key.
 """
@@ -31,8 +31,8 @@ class Evaluations:
     """The private evaluations of one run.
 
     Args:
-      plan: of the run.
-      key: of the run; None before it has begun.
+      plan: plan of the run.
+      key: key of the run; None before the run has begun.
     """
 
     def __init__(self, plan: Plan, key: NoiseKey | None = None) -> None:
@@ -41,37 +41,37 @@ class Evaluations:
         # All runs with one test seed have one key.
         if key is not None and plan.test_seed is None:
             self._spent = known_runs.evaluations_of(key)
-        # How many followed each step, since the run began or was resumed.
+        # The number of evaluations after each step, since the run began or was resumed.
         self._at_step: dict[int, int] = {}
         self._note: Callable[[str], None] | None = None
 
     @property
     def left(self) -> int:
-        """Number of those that there may still be."""
+        """The number of evaluations that are not spent yet."""
         return max(self._plan.measurements.evaluations - len(self._spent), 0)
 
     @property
     def spent(self) -> frozenset[str]:
-        """Names of the evaluations that were released, for the private state file."""
+        """The names of the spent evaluations, for the private state file."""
         return frozenset(self._spent)
 
     def refuse_unreserved(self) -> None:
-        """Raises ValueError if the plan has none."""
+        """Raises ValueError if the plan has reserved no evaluations."""
         if not self._plan.measurements.evaluations:
             raise ValueError(HOW_TO_RESERVE)
 
     def watch(self, note: Callable[[str], None], spent: Iterable[str]) -> None:
-        """Lets a function record what is spent, before it is released.
+        """Lets a function record each evaluation before it is released.
 
         Args:
-          note: function of a text that reveals nothing.
-          spent: what it has recorded so far.
+          note: function of the evaluation's name, a digest that reveals nothing.
+          spent: the names that it has recorded so far.
         """
         self._spent |= set(spent)
         self._note = note
 
     def release(self, sums: np.ndarray, what: str, step: int) -> np.ndarray:
-        """Sums with noise, float64, of the same shape [M]; see `Run.evaluate`.
+        """Adds noise to sums; returns float64 of the same shape [M]; see `Run.evaluate`.
 
         Raises:
           ValueError: if no evaluation is left, or a sum is not finite.

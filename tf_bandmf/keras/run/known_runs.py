@@ -1,13 +1,13 @@
-"""The runs of this process: a second one on the same data or model is never silent.
+"""Records the runs of this process: a second run on the same data or model is noticed.
 
 Every `PrivateOptimizer` has a noise key of its own. Two keys on the same data are two
-releases, whose privacy losses add up, however alike plan and code are: a model that is
-compiled again, trials of a tuner, folds, seeds, comparisons. Runs are recognized by
-their weights (the same variables) and their examples (`sampling.identity`).
+releases, whose privacy losses add up, however similar their plans and code are: a model
+that is compiled again, trials of a tuner, folds, seeds, comparisons. Runs are recognized
+by their weights (the same variables) and their examples (`sampling.identity`).
 
-A run counts from its first step on. The registry lives as long as the process: the
-caller must know about runs in other processes. A plan with a test seed promises nothing
-and does not count.
+A run is recorded from its first step on. The records last as long as the process: the
+caller must know about runs in other processes. Runs of plans with a test seed, which have
+no guarantee, are not recorded.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tf_bandmf.planning.plan import Plan
 from tf_bandmf.planning.statement import PrivacyStatement
 from tf_bandmf.sampling import identity
 
-# Stands for data whose batches the caller makes.
+# The schedule id if there is no schedule: the caller makes the batches.
 NO_SCHEDULE = -1
 SECOND_RUN = (
     "This is a second run: a run of this process trained on the same weights or examples "
@@ -46,12 +46,12 @@ _EVALUATIONS: dict[str, set[str]] = {}
 
 
 def name_of(key: NoiseKey) -> str:
-    """The name of a run, from its noise key: a resumed run has the same name."""
+    """The name of a run; it follows from the noise key, so a resumed run keeps it."""
     return hashlib.sha256(b"tf-bandmf run" + key.secret_bytes()).hexdigest()
 
 
 def evaluations_of(key: NoiseKey) -> set[str]:
-    """Names of the evaluations that a run has spent; one set for all its models."""
+    """The names of the evaluations that a run has spent; one set for all its models."""
     return _EVALUATIONS.setdefault(name_of(key), set())
 
 
@@ -62,16 +62,16 @@ def forget() -> None:
 
 
 class Membership:
-    """A run among the others of its process: a second one is announced, or refused.
+    """A run's entry in the records of this process; refuses unannounced second runs.
 
     Args:
       plan: plan of the run.
       is_additional: whether the user announced that there may be another run.
-      key: of the run; None before it has begun.
-      trained: its trainable weights.
+      key: key of the run; None before the run has begun.
+      trained: the run's trainable weights.
 
     Attributes:
-      schedule_id: of its schedule; `NO_SCHEDULE` before it has one, or if the caller
+      schedule_id: id of its schedule; `NO_SCHEDULE` before it has one, or if the caller
         makes its batches.
     """
 
@@ -82,7 +82,7 @@ class Membership:
         key: NoiseKey | None = None,
         trained: Sequence[Any] = (),
     ) -> None:
-        # A run with a test seed protects nobody: it neither counts nor is refused.
+        # A run with a test seed protects nobody: it is neither recorded nor refused.
         self._counts = plan.test_seed is None
         self._may_be_second = is_additional or not self._counts
         self._plan = plan
@@ -91,7 +91,7 @@ class Membership:
         self.schedule_id = NO_SCHEDULE
 
     def note(self, schedule_id: int) -> None:
-        """Counts the run, which takes a step, or took one in another process."""
+        """Records the run when it takes a step, or has taken one in another process."""
         self.schedule_id = schedule_id
         if self._counts and self._name is not None:
             _RUNS[self._name] = self
@@ -99,11 +99,11 @@ class Membership:
     def refuse_second(self, weights: Sequence[Any], schedule_id: int) -> None:
         """Raises RuntimeError if this is a second run that was not announced.
 
-        Or if another run had its secret sample, announced or not.
+        Also, announced or not, if another run used the same secret sample.
 
         Args:
-          weights: all of the model's.
-          schedule_id: of the data, or `NO_SCHEDULE`.
+          weights: all weights of the model.
+          schedule_id: id of the data's schedule, or `NO_SCHEDULE`.
         """
         is_new = not self._may_be_second and self._name not in _RUNS
         related = self._related(weights, schedule_id) if is_new else []
@@ -128,7 +128,7 @@ class Membership:
     def _related(
         self, weights: Sequence[Any], schedule_id: int
     ) -> list[tuple[str, Plan]]:
-        """Plans of other runs on the same weights or examples, and what is the same."""
+        """What each related run shares ("weights", "examples" or both), and its plan."""
         related = []
         for run in self._others():
             trained = {id(variable) for variable in run._variables()}
@@ -141,11 +141,11 @@ class Membership:
         return related
 
     def statement(self, unit: str | None, weights: Sequence[Any]) -> PrivacyStatement:
-        """The plan's statement; if there are other runs, that of all of them together.
+        """The plan's statement; if there are other runs, the joint one of all of them.
 
         Args:
           unit: see `Plan.statement`.
-          weights: all of the model's, as far as they are at hand.
+          weights: all weights of the model that the caller has at hand.
 
         Raises:
           ValueError: see `JointGuarantee.statement`.

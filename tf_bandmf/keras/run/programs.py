@@ -1,8 +1,9 @@
-"""Programs that Python calls in a step; what updates and metrics may use.
+"""Programs that Python calls in a step; checks of what updates and metrics may use.
 
 Schedules, constraints, regularizers and inner optimizers are the user's code. They are
 traced as a function of noisy gradients. So they cannot reach what another program has
-computed from data; what else they could read is refused, before the program runs first.
+computed from data. Their graph is checked before it first runs: one that reads a metric or
+a stored tensor, or runs code on the host, is refused.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from tf_bandmf.keras.clipping.independence.state import may_write
 from tf_bandmf.keras.compat.graphs import captured
 from tf_bandmf.keras.compat.keras_objects import handles, metric_handles
 
-# As TensorFlow and Keras say of tensors of another graph, and of symbolic ones.
+# Parts of the errors for tensors of another graph and for symbolic tensors.
 _OF_OTHER_GRAPHS = ("out of scope", "A KerasTensor cannot be used")
 _HOST = ("PyFunc", "PyFuncStateless", "EagerPyFunc")
 
@@ -26,14 +27,14 @@ _HOST = ("PyFunc", "PyFuncStateless", "EagerPyFunc")
 class Program:
     """A compiled function of nested tensors, traced again for other shapes and dtypes.
 
-    `tf.function` looks its arguments up among all that it was traced for, which takes as
-    long as a small program does. Steps have arguments of the same shapes: these alone are
-    compared here.
+    For each call, `tf.function` searches all signatures that it was traced for, which takes
+    as long as a small program does. Steps usually have arguments of the same shapes: here,
+    arguments are compared only with those of the last call.
 
     Args:
-      function: of nested tensors and None.
+      function: a function of nested tensors and None.
       jit_compile: whether XLA compiles it.
-      around: makes the context in which it runs, after it was traced.
+      around: makes the context in which the function runs, but is not traced.
 
     Attributes:
       function: the `tf.function`.
@@ -56,7 +57,7 @@ class Program:
         self._is_of_replicas = False
 
     def __call__(self, *args: Any) -> Any:
-        """Runs it."""
+        """Runs the program."""
         leaves = tf.nest.flatten(args, expand_composites=True)
         specs = [None if leaf is None else (leaf.dtype, leaf.shape) for leaf in leaves]
         if specs != self._specs or self._concrete is None:
@@ -66,7 +67,7 @@ class Program:
             self._is_of_replicas = any(
                 issubclass(kind, tf.distribute.DistributedValues) for kind in kinds
             )
-        # A concrete function does not take what replicas of other processes have.
+        # Concrete functions take no distributed values with replicas of other processes.
         run = self.function if self._is_of_replicas else self._concrete
         with self._around():
             return run(*args)
@@ -80,8 +81,8 @@ class Update(Program):
     """A program that may use nothing but its arguments, variables and constants.
 
     Args:
-      function: that the program is of.
-      model: its metrics must not be read.
+      function: the program's function.
+      model: the model whose metrics must not be read; None if there is none.
       *options: see `Program`.
     """
 
@@ -103,8 +104,8 @@ class Update(Program):
         """The concrete function for such arguments, or specs, after a check of its graph.
 
         Raises:
-          UnsupportedModelError: if it reads a metric or a tensor, or runs code of the
-            host.
+          UnsupportedModelError: if the graph reads a metric or a stored tensor, or runs
+            Python code on the host.
         """
         try:
             concrete = super().traced(*args)
@@ -141,7 +142,7 @@ class Update(Program):
 
 
 class Measure(Update):
-    """A program of metrics, which see data without noise: it writes their state alone."""
+    """A program of metrics, which see data without noise: it may write only their state."""
 
     _text = (
         "A metric {what}: it would carry training data past clipping and noise. Keep the "

@@ -1,8 +1,8 @@
 """The budget that a run has reserved in the ledger that its plan is bound to.
 
-A run reserves at its first step: after all checks that the step may be taken, before
-anything of it is computed with noise. So a model that is only loaded or compiled again
-reserves nothing, and no noisy gradient leaves a run that has not reserved.
+A run reserves its budget at its first step: after all checks that the step may be taken,
+before noise is added to anything. So a model that is only loaded or compiled again
+reserves nothing, and a run that has not reserved releases no noisy gradient.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Reservation:
 
     Args:
       plan: plan of the run.
-      key: of the run; None before it has begun.
+      key: key of the run; None before the run has begun.
     """
 
     def __init__(self, plan: Plan, key: NoiseKey | None = None) -> None:
@@ -37,7 +37,7 @@ class Reservation:
         self._has_ended = False
 
     def ensure(self) -> None:
-        """Reserves, or finds what the run has reserved.
+        """Reserves the run's budget, or finds the run's earlier reservation.
 
         Raises:
           LedgerError: if the ledger refuses, cannot be written, or is not open; or the run
@@ -48,21 +48,21 @@ class Reservation:
         self._entry = hooks.begin(self._plan, self._run)
 
     def refuse_ended(self) -> None:
-        """Raises LedgerError if the run has meanwhile been ended in the ledger."""
+        """Raises LedgerError if the run has been ended in the ledger."""
         if self._has_ended or self._entry is not None:
             self.ensure()
 
     def note(self, steps: int) -> None:
-        """Records how many steps were taken, if the run has taken more since."""
+        """Records in the ledger how many steps were taken, if it does not have them yet."""
         if self._entry is None or steps <= self._noted_steps:
             return
         try:
             hooks.note_steps(self._plan, self._run, steps)
             self._noted_steps = steps
         except LedgerError as error:
-            # What was reserved is reserved; this spends nothing.
+            # Only a warning: the budget is reserved already, and the note spends nothing.
             warnings.warn(
-                f"The ledger does not know that {steps} steps were taken: {error}",
+                f"The ledger could not record that {steps} steps were taken: {error}",
                 stacklevel=3,
             )
 
@@ -78,7 +78,7 @@ class Reservation:
                 "there: see ledger.bind(plan, dataset)."
             )
         self.ensure()
-        # Nothing follows, whatever becomes of the ledger.
+        # Set first: no further step is allowed, even if writing to the ledger fails.
         self._has_ended = True
         return hooks.end(self._plan, self._run, steps, reason)
 

@@ -1,4 +1,4 @@
-"""One private run: what a `PrivateOptimizer` has besides the optimizer of Keras.
+"""One private run: the part of a `PrivateOptimizer` that belongs to no Keras optimizer.
 
 A step of a run is five calls:
 
@@ -6,13 +6,13 @@ A step of a run is five calls:
     admitted = run.admit(facts, weights)      # in Python: the step may be taken
     ...                                       # gradients are formed and clipped
     noisy = run.privatize(sums, ...)          # a program: noise
-    run.secrets.confirm(noisy.drawn)          # in Python: the step is written down
-    run.secrets.take(noisy.drawn)             # a program: the buffer goes on,
+    run.secrets.confirm(noisy.drawn)          # in Python: the step is recorded
+    run.secrets.take(noisy.drawn)             # a program: the buffer is updated,
     run.apply(noisy.gradients, ...)           #   and the optimizer applies gradients
     run.secrets.advance()                     # in Python: the step was taken
 
-A run begins when the optimizer is built. From then on it has a noise key, a clock, and
-a seal of the weights; none of these is in a file that Keras writes.
+A run begins when the optimizer is built. From then on, it has a noise key, a step counter,
+and a seal of the weights; none of these is in a file that Keras writes.
 """
 
 from __future__ import annotations
@@ -57,12 +57,12 @@ HOW_TO_TRAIN = (
 
 
 class StepSums(NamedTuple):
-    """The sums of a step, over replicas too.
+    """The sums of a step: those of one replica, or of all replicas together.
 
     Attributes:
-      sums: clipped gradients, summed.
-      counts: of examples, if the plan counts them: one vector, or none.
-      scales: of the gradients' coordinates, if there are any.
+      sums: the sums of clipped gradients, one for each variable.
+      counts: the counts of examples, one vector; an empty list if the plan has none.
+      scales: the scales of the gradients' coordinates; an empty list if there are none.
     """
 
     sums: list[Any]
@@ -71,13 +71,13 @@ class StepSums(NamedTuple):
 
 
 class Noisy(NamedTuple):
-    """The noisy gradients of a step, and what releasing them takes.
+    """The noisy gradients of a step, and what is needed to release them.
 
     Attributes:
-      gradients: in the variables' shapes and dtypes; for tables whose noise is drawn when
-        rows are read, `RowSums`, which have no noise yet.
-      drawn: for `SecretState.take`.
-      counts: noisy; none if the plan has none.
+      gradients: the gradients, in the variables' shapes and dtypes; for lazy tables,
+        `RowSums`, which have no noise yet.
+      drawn: the drawn step, for `SecretState.take`.
+      counts: the noisy counts; empty if the plan has none.
     """
 
     gradients: list[Any]
@@ -88,7 +88,7 @@ class Noisy(NamedTuple):
 class Run:
     """The steps of one plan, with one noise key, on one model and one data set.
 
-    Keras tracks none of it, so no file holds it.
+    Keras does not track this object, so no file that Keras writes holds any of it.
 
     Args:
       plan: plan of the run.
@@ -105,27 +105,27 @@ class Run:
       keep_normals: see `PrivateOptimizer`.
       membership: the run among the runs of this process.
       reservation: its reservation in the ledger that the plan is bound to.
-      strategy: distribution strategy in whose scope it was made.
+      strategy: distribution strategy in whose scope the run was made.
       evaluations: private evaluations that the plan has reserved.
       counts: private counts of examples that the plan has reserved.
       lazy: trainable variables, [rows, columns], whose noise is drawn when their rows are
         read; chosen before `begin`.
       tables: their state, if there are any.
-      seal: by which changes of the weights between steps are noticed.
-      has_begun: whether it has a key.
+      seal: notices changes of the weights between steps.
+      has_begun: whether the run has a key.
       generator: the noise generator.
-      secrets: key, clock and buffer.
-      turn: held while a step is taken.
+      secrets: key, points, buffer and step.
+      turn: a lock that is held while a step is taken.
       vouched: the caller's reasons for changes of the weights, in order.
-      weighs_classes: whether batches of the caller's were weighed by class.
-      were_loaded: whether the weights that it began from had been loaded or set.
-      initial_weights: the caller's words for where they come from; None if none.
-      resumed: steps at which it was resumed after an interruption.
+      weighs_classes: whether `class_weight` was used on batches without a schedule.
+      were_loaded: whether the initial weights had been loaded or set.
+      initial_weights: the caller's text on where the initial weights come from, or None.
+      resumed: steps at which the run was resumed after an interruption.
       was_loaded_without_weights: whether Keras loaded the optimizer from an .h5 file,
         which leaves its variables behind.
     """
 
-    # From `begin` on. Key, clock and buffer are for the private state file alone.
+    # `begin` sets these. Only the private state file may hold the secrets.
     has_begun = False
     generator: noise.NoiseGenerator
     secrets: SecretState
@@ -159,17 +159,17 @@ class Run:
         self.seal = WeightsSeal()
         self.lazy: list[Any] = []
 
-    # Its beginning.
+    # The beginning of the run.
 
     def _register(self, key: NoiseKey | None) -> None:
-        """Joins the records of the process and of the ledger; without a key, nothing."""
+        """Makes the run's records in process and ledger; without a key, they are empty."""
         plan = self.plan
         self.membership = Membership(plan, self._is_additional, key, self._variables)
         self.reservation = Reservation(plan, key)
         self.evaluations = Evaluations(plan, key)
 
     def eager(self, variables: Sequence[Any]) -> list[Any]:
-        """The variables, of these, that get their noise in each step."""
+        """Those of the variables that get their noise in each step."""
         lazy = {id(table) for table in self.lazy}
         return [variable for variable in variables if id(variable) not in lazy]
 
@@ -185,7 +185,7 @@ class Run:
         """
         self._variables = list(variables)
         eager = self.eager(variables)
-        # One that nobody sees, if there are none.
+        # A dummy parameter, if there are none.
         num_parameters = sum(math.prod(variable.shape) for variable in eager) or 1
         num_parameters += self.counts.size
         # One device draws the noise for all replicas, in each process.
@@ -205,17 +205,17 @@ class Run:
 
     @functools.cached_property
     def key(self) -> NoiseKey:
-        """The secret of the run, from which noise and sample follow."""
+        """The run's secret key, which decides noise and sample."""
         if self.plan.test_seed is not None:
             return NoiseKey.for_testing(self.plan.test_seed)
         with self.strategy.scope():
             return shared_key(self.strategy, NoiseKey.from_operating_system())
 
     def batches(self, schedule: BatchSchedule) -> BatchSchedule:
-        """The schedule as this run draws it: the sample follows from the run's key.
+        """The schedule with this run's sample, which the run's key decides.
 
-        Only where a custom loop began with batches that no run had drawn, the run has
-        those to the end.
+        The exception: if a custom loop began with a schedule that was not joined to a run,
+        the run keeps the sample of that schedule to the end.
 
         Raises:
           ValueError: if the run began with other data.
@@ -250,7 +250,7 @@ class Run:
 
         Args:
           secrets: state of the run.
-          memory: memory of its tables, whose variables hold a release: see `RunTables`.
+          memory: memory of the tables, if their variables hold a release: see `RunTables`.
         """
         self.secrets, self.key, self.has_begun = secrets, secrets.key, True
         if self.lazy:
@@ -261,12 +261,12 @@ class Run:
         self.seal = WeightsSeal()
 
     def _state_of_steps(self) -> list[Any]:
-        """Variables of the inner optimizer that its steps alone change."""
+        """Variables of the inner optimizer that only its steps change."""
         inner = self.inner_optimizer
         others = (inner.iterations, given_learning_rate(inner))
         return [v for v in inner.variables if not any(v is other for other in others)]
 
-    # What it is, and where.
+    # The state of the run.
 
     @property
     def step(self) -> int:
@@ -279,16 +279,19 @@ class Run:
         return int(tf.convert_to_tensor(self.inner_optimizer.iterations.value))
 
     def is_restored(self) -> bool:
-        """Tells if no step may be taken, because a file set the optimizer's step."""
+        """Tells if no step may be taken: optimizer and noise may be at different steps.
+
+        The optimizer was restored from a file, or a step was interrupted.
+        """
         if not self.has_begun or self.was_loaded_without_weights:
             return self.was_loaded_without_weights
         return not self.secrets.is_whole or self.iterations != self.step
 
     def refuse_restored(self) -> None:
-        """Raises InvalidArgumentError before a step does, if none may be taken."""
+        """Raises InvalidArgumentError, before a step begins, if none may be taken."""
         admission.refuse(admission.RESTORED if self.is_restored() else None)
 
-    # Its weights, between steps.
+    # The weights between steps.
 
     def close_seal(self, weights: Sequence[Any]) -> None:
         """Seals the weights that steps left; those of tables are sealed at releases."""
@@ -296,7 +299,7 @@ class Run:
         self.seal.is_open = False
 
     def note_weights(self, weights: Sequence[Any]) -> None:
-        """Knows the weights, which a checkpoint gets, as the run's own, if they are."""
+        """Seals the weights that a checkpoint gets, if the run's steps left them."""
         if self.seal.is_open and self.step and not self.is_restored():
             self.seal.note(self.eager(weights), self._state_of_steps())
 
@@ -305,10 +308,10 @@ class Run:
         if self.tables is not None:
             admission.refuse(CHANGED if self.tables.was_changed() else None)
 
-    # Its steps.
+    # The steps of the run.
 
     def start(self, weights: Sequence[Any]) -> None:
-        """Begins to take steps, until `close_seal`, after `check`."""
+        """Calls `check`, then allows steps to change the weights, until `close_seal`."""
         self.check(weights)
         self.seal.is_open = self.has_begun
 
@@ -316,7 +319,7 @@ class Run:
         """Checks, where steps begin, that the run can go on from here.
 
         Args:
-          weights: all of the model's, in the same order each time.
+          weights: all weights of the model, in the same order each time.
 
         Raises:
           InvalidArgumentError: if the optimizer was restored without its private state,
@@ -331,7 +334,7 @@ class Run:
     def admit(
         self, facts: Sequence[np.ndarray], weights: Sequence[Any]
     ) -> admission.Admitted:
-        """The coming step, after all of its conditions; the run has `start`ed.
+        """Checks all conditions of the coming step and returns it; call `start` before.
 
         Args:
           facts: `admission.facts` of the batch's parts that this process has.
@@ -366,11 +369,11 @@ class Run:
         """Adds noise to the clipped sum and divides it by the expected batch size.
 
         Args:
-          sums: of all replicas.
+          sums: the sums over all replicas.
           variables: the model's trainable variables, in the order of the sums.
-          step: that was admitted, int64 scalar.
-          keys: of its noise, see `SecretState.step_keys`.
-          digest: of the batch, int64 scalar.
+          step: the admitted step, int64 scalar.
+          keys: keys of the step's noise, see `SecretState.step_keys`.
+          digest: digest of the batch, int64 scalar.
 
         Raises:
           ValueError: if the variables are not those that the run began with.
@@ -387,7 +390,7 @@ class Run:
         eager = self.eager(variables)
         parts = [tf.reshape(by_id[id(v)], [-1]) for v in eager] or [tf.zeros([1])]
         parts += sums.counts
-        # Of an even size, for the digest: a zero is cheaper than a copy.
+        # The digest needs an even size: appending a zero here saves it a copy.
         count = self.generator.num_parameters
         parts += [tf.zeros([1])] * (count % 2)
         total = parts[0] if len(parts) == 1 else tf.concat(parts, axis=0)
@@ -410,7 +413,7 @@ class Run:
         return Noisy([noisy[id(v)] for v in variables], drawn, apart[-1])
 
     def _check_variables(self, variables: Sequence[Any]) -> None:
-        # Correlated noise cancels within a variable: each keeps its place in it.
+        # Correlated noise cancels over the steps of a variable: the order must not change.
         if [id(v) for v in variables] != [id(v) for v in self._variables]:
             raise ValueError(
                 "The model's trainable weights are not those that the run began with "
@@ -424,8 +427,8 @@ class Run:
         """Lets the inner optimizer apply what `privatize` returned, in each replica.
 
         Args:
-          noisy: gradients.
-          variables: the model's trainable ones.
+          noisy: the noisy gradients.
+          variables: the model's trainable variables, in the same order.
         """
         by_id = {id(v): gradient for v, gradient in zip(variables, noisy, strict=True)}
         eager = self.eager(variables)
@@ -440,11 +443,11 @@ class Run:
                 self.inner_optimizer.iterations.assign_add(1)
 
     def refuse_late(self, step: int, weights: Sequence[Any]) -> None:
-        """Raises InvalidArgumentError if gradients of a step may no more be applied.
+        """Raises InvalidArgumentError if the gradients of a step came too late to apply.
 
         Args:
-          step: that the gradients are of.
-          weights: all of the model's.
+          step: the step of the gradients.
+          weights: all weights of the model.
         """
         is_late = self.iterations != step or self.step != step + 1
         admission.refuse(admission.RESTORED if is_late else None)
@@ -471,7 +474,8 @@ class Run:
 
         Args:
           sums: float64, shape [M], to which each unit adds a vector of norm <= 1.
-          what: describes what was summed, and over which records, for the noise's key.
+          what: describes what was summed, and over which records; the noise's key
+            depends on it.
           weights: all weights of the model, in the same order as in `admit`.
 
         Returns:
@@ -513,10 +517,10 @@ class Run:
                 self.vouched = tuple(dict.fromkeys((*self.vouched, reason.strip())))
 
     def refuse_trained(self, plain_steps: int) -> None:
-        """Raises ValueError if a run would begin from weights that were trained plainly.
+        """Raises ValueError if the run would begin from weights trained without privacy.
 
         Args:
-          plain_steps: of the model's optimizer before the model was made private.
+          plain_steps: steps of the model's optimizer before the model was made private.
         """
         if plain_steps and self.initial_weights is None:
             raise ValueError(
@@ -538,8 +542,8 @@ class Run:
 
         Args:
           unit: see `Plan.statement`.
-          remarks: on the optimizer and the model.
-          weights: all of the model's, as far as they are at hand.
+          remarks: remarks on the optimizer and the model.
+          weights: all weights of the model that the caller has at hand.
         """
         statement = self.membership.statement(unit, weights)
         remarks = [*statement.remarks, *remarks, *self._remarks()]
@@ -548,7 +552,7 @@ class Run:
         )
 
     def _proviso(self) -> str:
-        """Words of the statement before its numbers."""
+        """The text that the statement has before its numbers."""
         loaded = self.were_loaded and self.initial_weights is None
         if not self.step and not loaded:
             return "This run has taken no step yet; it is to have this guarantee:"
@@ -566,7 +570,7 @@ class Run:
         return ""
 
     def _remarks(self) -> list[str]:
-        """Remarks of the statement in addition to the guarantee."""
+        """The remarks that the statement of this run adds to the guarantee."""
         remarks = list(remarks_of(self.membership.schedule_id))
         if self.weighs_classes:
             remarks.append(OF_CLASS_WEIGHTS)
@@ -599,7 +603,7 @@ class Run:
         return remarks
 
 
-# XLA makes one pass of it.
+# XLA computes it in one pass over the numbers.
 @shared_function(jit_compile=True, reduce_retracing=False)
 def noisy_mean(
     total: tf.Tensor,
@@ -607,13 +611,13 @@ def noisy_mean(
     stddev: float,
     batch_size: float,
 ) -> tf.Tensor:
-    """The mean of a noisy sum of a public number of examples, on its grid."""
+    """The noisy sum divided by a public batch size, rounded to the grid of its noise."""
     grid = grid_of(stddev / batch_size)  # float32 divides by a power of two exactly
     return tf.round((total + stddev * noise) / batch_size / grid) * grid
 
 
 def shared_key(strategy: tf.distribute.Strategy, key: NoiseKey) -> NoiseKey:
-    """The key of the first process, in all processes of the strategy."""
+    """Shares a key: every process of the strategy returns that of the first process."""
     resolver = strategy.cluster_resolver
     if resolver is None or not resolver.task_type:
         return key

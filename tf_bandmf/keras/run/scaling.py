@@ -1,4 +1,4 @@
-"""Scale, then privatize: clip norm and noise in the coordinates of an adaptive optimizer.
+"""Scale, then privatize: gradients are clipped and noised in scaled coordinates.
 
 Adam divides each coordinate by the root of its second moment v. If gradients are
 clipped and noised without scaling, coordinates with small gradients are lost in noise
@@ -10,14 +10,13 @@ clips it, adds the noise, and divides the noisy mean by s:
     noisy_t  = (scaled_t + noise_stddev (C^-1 Z)_t) / (expected_batch_size s_t)
 
 s_t is computed from the optimizer's v, which the noisy gradients before step t decide.
-So scaled_t is a query chosen by what has been released, with the same sensitivity as
-every other one: mechanisms of Gaussian noise are as private for queries chosen in this
-way (Denisov et al., 2022, arXiv:2202.08312, theorem 2.1), and dividing by s_t is
-post-processing.
+So scaled_t is an adaptive query: earlier releases choose it, and its sensitivity is that of
+every other query. Gaussian mechanisms are as private for adaptive queries (Denisov et al.,
+2022, arXiv:2202.08312, theorem 2.1), and dividing by s_t is post-processing.
 
 Correlated noise cancels over steps in scaled coordinates. In the coordinates of the
-gradients it cancels as far as s_t stays the same; s_t changes as slowly as v. What Adam
-adds to the weights is again multiplied by about s_t, so that there it cancels.
+gradients, it cancels as far as s_t stays the same; s_t changes as slowly as v. Adam
+multiplies its update of the weights by about s_t again, so that the noise cancels there.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ UNSOUND = (
     "state was loaded from a damaged file. Go back to a checkpoint of the run from before, "
     "or begin a new run with a smaller learning rate and its own budget."
 )
-# A share of the root mean square of all roots: no scale is above 1 + 1 / this.
+# f in `scales`, a share of the root mean square of all sqrt(v): no scale exceeds 1 + 1 / f.
 _FLOOR = 0.1
 _OPTIMIZERS = (
     keras.optimizers.Adam,
@@ -47,10 +46,10 @@ class Scaling:
     """The scales of a run's coordinates, from its inner optimizer's second moments.
 
     Args:
-      inner: optimizer of Keras.
+      inner: an optimizer of Keras.
 
     Raises:
-      ValueError: if it keeps no second moments.
+      ValueError: if the optimizer keeps no second moments.
     """
 
     def __init__(self, inner: keras.optimizers.Optimizer) -> None:
@@ -64,7 +63,7 @@ class Scaling:
         self._inner = inner
 
     def scales(self) -> list[tf.Tensor]:
-        """The scales of the coming step, from released noisy gradients alone.
+        """The scales of the coming step, computed only from released noisy gradients.
 
             s = (1 + f) r / (sqrt(v) + f r),   r = root mean square of all sqrt(v), f = 0.1
 
@@ -89,10 +88,10 @@ class Scaling:
         ]
 
     def is_sound(self) -> tf.Tensor:
-        """Tells if scales follow from the moments: none is negative, infinite or NaN.
+        """Tells if scales can be computed: no moment is negative, infinite or NaN.
 
         Returns:
-          Bool scalar. It is a function of noisy gradients, and may decide about a step.
+          Bool scalar. It is a function of noisy gradients, so that a step may depend on it.
         """
         moments = self._moments()
         signs = [tf.reduce_all(moment >= 0.0) for moment in moments]
@@ -104,7 +103,7 @@ class Scaling:
 
 
 def _root(moments: list[tf.Tensor]) -> tf.Tensor:
-    """Root of the mean of all moments, float64."""
+    """The root of the mean of all moments, float64."""
     count = sum(moment.shape.num_elements() for moment in moments)
     sums = [tf.cast(tf.reduce_sum(moment), tf.float64) for moment in moments]
     return tf.sqrt(tf.add_n(sums) / count)

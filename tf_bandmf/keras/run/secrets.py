@@ -1,4 +1,4 @@
-"""The secrets of a run, which no shared file may hold: key, points, buffer and clock."""
+"""The secrets of a run, which no shared file may hold: key, points, buffer and step."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ REPEATED = (
     "publish tf_bandmf.compose([plan, plan]).statement()."
 )
 _PHILOX = 1  # of TensorFlow's random operations
-# Points that stay on the device before they are read together.
+# The most points that stay on the device before all are read together.
 _MOST_UNREAD = 1000
 
 
 class Drawn(NamedTuple):
-    """A step whose noise was drawn, and of which nothing was released yet.
+    """A step whose noise was drawn, but of which nothing was released yet.
 
     Attributes:
       step: its number, int64 scalar.
       point: its point, int64 scalar. Secret.
-      recent: its point, and those of the steps before that still count. Secret.
-      rows: what changes in the buffer, `IndexedSlices`. Secret.
+      recent: its point, and the points of earlier steps that later draws use. Secret.
+      rows: changes of the buffer, `IndexedSlices`. Secret.
     """
 
     step: tf.Tensor
@@ -51,37 +51,36 @@ class Drawn(NamedTuple):
 class SecretState:
     """Key, points, kept vectors and step of one run, invisible to Keras.
 
-    Variables that Keras or TensorFlow track land in every saved file, even with
+    Variables that Keras or TensorFlow track end up in every saved file, even with
     `include_optimizer=False`. This is a plain Python object: nothing tracks it, and it
     refuses to be pickled or copied.
 
-    The noise of a step is bound to its point, a digest of the point before, of the sum
-    that it is added to and of the batch: the point is part of the step's key, see
-    `NoiseGenerator.bound_key`. Recent points stay on the device, for mechanisms that draw
-    earlier normals again.
+    The noise of a step is bound to the step's point: a digest of the previous point, of
+    the sum that the noise is added to, and of the batch. The point is part of the step's
+    key, see `NoiseGenerator.bound_key`. Recent points stay on the device, for mechanisms
+    that draw earlier normals again.
 
     `draw` changes nothing, so that a step that is interrupted before `take` may be taken
-    again. With several replicas all of this is on one device.
+    again. With several replicas, all of this is on one device.
 
     Args:
       generator: the plan's generator.
       key: key of the run.
-      plan: fingerprint of the plan, to which the run's secrets are bound besides the
-        steps.
+      plan: fingerprint of the plan; the run's secrets are bound to it as well.
       step: number of noise vectors used so far.
       buffer: kept vectors after those steps, float32, shape [memory_vectors,
         num_parameters]; None for zeros.
-      points: of at least those steps, int64, shape [steps]. Further points are those of
-        steps that the run took before it was resumed: such a step is refused if its
+      points: points of at least those steps, int64, shape [steps]. Further points are those
+        of steps that the run took before it was resumed: such a step is refused if its
         point differs now. 0 stands for a point that is not known.
-      is_bound: False for a test key, whose noise protects nobody: it follows from key and
-        step alone, so that runs can be compared.
+      is_bound: False for a test key, whose noise protects nobody: the noise follows only
+        from key and step, so that runs can be compared.
       compiles: whether digests of short sums are compiled, too: then steps are faster,
         but the first one takes longer. The bits are the same.
 
     Attributes:
       generator, key, step: see above.
-      is_whole: whether no program was interrupted that changes state of the run.
+      is_whole: False if a program that changes the run's state was interrupted.
 
     Raises:
       ValueError: if points of steps before `step` are missing.
@@ -105,7 +104,7 @@ class SecretState:
         self._note: Callable[[bytes], None] | None = None
         self.key, self.step = key, step
         self.is_whole = True
-        # Of all steps that are known; those that are on the device alone, by step.
+        # Points of all known steps; and, by step, points that are still on the device.
         self._points = _hidden(np.zeros([generator.num_steps], np.int64))
         if points is not None:
             self._points[:given] = points
@@ -115,7 +114,7 @@ class SecretState:
             buffer = np.zeros(
                 [generator.memory_vectors, generator.num_parameters], "f4"
             )
-        # Signed: GPUs gather no unsigned numbers. Of 64 bits: others stay on the host.
+        # int64, because GPUs cannot gather unsigned integers, and int32 stays on the host.
         self._step_keys = _hidden(generator.step_keys(key).view(np.int64))
         self._digest_key = _variable(digest_key(secret, f"{plan} 0").view(np.int64))
         chain_key = digest_key(secret, f"{plan} chain")[:2]
@@ -137,11 +136,11 @@ class SecretState:
         self.is_whole = True
 
     def advance(self) -> None:
-        """The step was taken."""
+        """Counts the step as taken."""
         self.step += 1
 
     def watch(self, note: Callable[[bytes], None]) -> None:
-        """Lets a function write down each step before anything of it is released.
+        """Lets a function record each step before anything of the step is released.
 
         Args:
           note: function of the step and its point, which is secret, as two
@@ -168,11 +167,11 @@ class SecretState:
         return np.maximum(step - (step - np.arange(terms)) % terms, 0)
 
     def step_keys(self, step: int) -> np.ndarray:
-        """The keys of a step and of those before that still count, for `draw`."""
+        """The keys of a step, and of the earlier steps whose normals `draw` uses again."""
         return _hidden(self._step_keys[self._recent_steps(step)])
 
     def _bound(self, keys: Any, points: Any) -> Any:
-        """Keys of steps, bound to their points."""
+        """The keys of steps, bound to the steps' points."""
         return self.generator.bound_key(keys, points) if self._is_bound else keys
 
     def seed(self, step: int) -> tf.Tensor:
@@ -194,28 +193,30 @@ class SecretState:
         total: tf.Tensor | Sequence[tf.Tensor],
         inputs: tf.Tensor | None = None,
     ) -> tuple[tf.Tensor, Drawn]:
-        """Row `step` of `C^-1 Z`, and what `take` needs to go on to the next one.
+        """Row `step` of `C^-1 Z`, and what `take` needs to go on to the next step.
 
         Args:
           step: the coming step, int64 scalar.
           keys: `step_keys` of this step.
-          total: what the noise is bound to: the sum of clipped gradients, float32, of a
-            static length, or its pieces; and
-          inputs: everything else (the batch's digest, sums of tables), int32, of a
-            static length.
+          total: the sum of clipped gradients, float32, of a static length, or its pieces;
+            the noise is bound to it.
+          inputs: everything else that the noise is bound to (the batch's digest, sums of
+            tables), int32, of a static length.
 
         Returns:
-          float32, shape [num_parameters]; it may be longer: ignore what comes after.
+          The row, float32, shape [num_parameters], possibly with further numbers after
+          it, which must be ignored; and the drawn step.
         """
         digest = keyed_digest(self._digest_key, total, inputs, compiles=self._compiles)
         point = self._point(tf.bitcast(digest, tf.int64), step)
         return self._row(step, keys, point)
 
     def _point(self, digest: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
-        """The point of a step: a PRF of the point before, and of the step's own digest.
+        """The point of a step: a PRF of the previous point and of the step's own digest.
 
-        So histories that have differed once differ from then on: with correlated noise,
-        two that met again would share normals, but not what earlier ones still add.
+        So two histories of a run that have differed once have different points from then
+        on. Otherwise, with correlated noise, they could share the normals of a later step,
+        but not the contributions of earlier normals to it.
         """
         words = tf.stack([self.point_before(step), digest])
         chained = tf.raw_ops.StatelessRandomUniformFullIntV2(
@@ -228,7 +229,7 @@ class SecretState:
         return tf.reshape(chained, [])
 
     def point_before(self, step: tf.Tensor) -> tf.Tensor:
-        """The point of the step before one, int64; 0 before the first."""
+        """The point of the step before this one, int64; 0 for the first step."""
         place = (step - 1) % self.generator.key_terms
         return tf.where(step > 0, self._recent.sparse_read(place), 0)
 
@@ -243,7 +244,7 @@ class SecretState:
         return noise, Drawn(step, point, recent, list(rows))
 
     def confirm(self, drawn: Drawn) -> None:
-        """Writes the step down, before anything of it is released; in Python.
+        """Records the step before anything of it is released; called in Python.
 
         Raises:
           InvalidArgumentError: if the step was taken before the run was resumed, and
@@ -256,20 +257,20 @@ class SecretState:
         if self._note is None and not earlier:
             return
         point = int(drawn.point.numpy())
-        # One point in 2^64 is not checked.
+        # A point that is 0 by chance (1 in 2^64) is not checked: 0 means "not known".
         if earlier not in (0, point):
             raise tf.errors.InvalidArgumentError(None, None, REPEATED)
         if self._note is not None:
             self._note(HiddenBytes(np.array([step, point], "<i8").tobytes()))
 
     def take(self, drawn: Drawn) -> list[tf.Operation]:
-        """Goes on to the next step; what is released of this one comes after it."""
+        """Goes on to the next step; its operations must run before anything is released."""
         recent = self._recent.assign(drawn.recent, read_value=False)
         rows = [self._buffer.scatter_update(row) for row in drawn.rows]
         return [done for done in (recent, *rows) if done is not None]
 
     def replay(self, last: int) -> None:
-        """Goes on to a later step, by drawing the noise of steps whose points it has."""
+        """Goes on to a later step: draws the noise of steps with known points again."""
 
         @tf.function(autograph=False)
         def again(step: tf.Tensor, keys: tf.Tensor, point: tf.Tensor) -> None:
@@ -292,7 +293,7 @@ def _hidden(array: np.ndarray) -> np.ndarray:
 
 
 def _variable(value: Any) -> tf.Variable:
-    """An untracked variable of this process alone, on one device."""
+    """A variable that Keras does not track, on one device of this process."""
 
     def make() -> tf.Variable:
         # A copy: TensorFlow may alias NumPy's memory.
@@ -301,6 +302,6 @@ def _variable(value: Any) -> tf.Variable:
     if not tf.distribute.has_strategy():
         with tf.init_scope():
             return make()
-    # A new thread is in no strategy's scope: nothing is mirrored.
+    # A new thread is in no strategy's scope, so the variable is not mirrored.
     with ThreadPoolExecutor(1) as threads:
         return threads.submit(make).result()

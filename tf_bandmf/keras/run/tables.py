@@ -1,14 +1,14 @@
-"""The tables of a run whose noise is drawn when their rows are read.
+"""Lazy tables: the tables of a run whose noise is drawn when their rows are read.
 
-Between two releases, the current rows are kept here, where nothing shows them: they are
-as secret as the key, because a row whose noise is missing shows that nobody touched it.
-The layers' variables hold the last release. `docs/large-tables.md` says what is promised,
-and why.
+Between two releases, the current rows are kept here and never shown: they are
+as secret as the key, because a row without its recent noise reveals that no example
+touched it. The layers' variables hold the last release. `docs/large-tables.md` states the
+guarantee, and why it holds.
 
-The noise that a row gets when it is read is bound to all that the run has summed
-before, and to how much of the noise each step lets in: its key contains the digest of
-the step before, which is chained through all steps with their learning rates, and the
-rows that are read together with it.
+The noise that a row gets when it is read is bound to all earlier sums of the run, and to
+all earlier learning rates, which decide how much of each step's noise the row gets. The
+noise's key contains the digest of the previous step, which is chained through all steps
+with their learning rates; and the rows that are read together with this one.
 """
 
 from __future__ import annotations
@@ -37,19 +37,19 @@ from tf_bandmf.noise.lazy_tables import Jumps, LazyTable, Window
 from tf_bandmf.noise.shared import near_length, shared_function
 from tf_bandmf.planning.plan import Plan
 
-# What keys are for: rows that a step reads, or a release.
+# The two uses of a step's keys: rows that a step reads, or a release.
 _READ, _RELEASE = 0, 1
-# What finds something for each of some rows.
+# A function of row numbers that returns one entry for each row.
 Reader = Callable[[tf.Tensor], Any]
 
 
 class RowSums(NamedTuple):
-    """Clipped sums of a table's rows.
+    """Sums of the clipped gradients of a table's rows.
 
     Attributes:
-      rows: [U] int32, each once.
-      sums: [U, columns] float32.
-      rate: the learning rate of their step, float64 scalar.
+      rows: row numbers, [U] int32, each once.
+      sums: the sum for each row, [U, columns] float32.
+      rate: the learning rate of the step, float64 scalar.
     """
 
     rows: tf.Tensor
@@ -58,7 +58,7 @@ class RowSums(NamedTuple):
 
 
 def refusal(inner: Any, plan: Plan) -> str | None:
-    """Gives the reason why no table can have lazy noise: not linear, or too long.
+    """The reason why optimizer or strategy rule out lazy noise for every table.
 
     Args:
       inner: optimizer of Keras.
@@ -93,7 +93,7 @@ def update_of(inner: Any, decays: bool) -> LinearUpdate:
 
 
 def environment() -> str:
-    """Names what decides how sums are rounded: elsewhere noise is independent."""
+    """A text of all that decides how sums are rounded; noise differs if this text does."""
     threads = tf.config.threading.get_intra_op_parallelism_threads() or os.cpu_count()
     devices = sorted(
         str(tf.config.experimental.get_device_details(gpu).get("device_name"))
@@ -104,15 +104,15 @@ def environment() -> str:
 
 
 class RunTables:
-    """The states of a run's tables, its keys for them, and their releases.
+    """The states of a run's lazy tables, their keys, and their releases.
 
     Args:
       variables: the tables, Keras variables [rows, columns] in float32.
       plan: plan of the run.
-      inner: optimizer of Keras that applies its noisy gradients. Its steps are those of
-        the tables.
-      secrets: of the run, at a step at which the variables are a release.
-      memory: by variable, see `LazyTable`.
+      inner: the Keras optimizer that applies the run's noisy gradients; its step counter
+        also counts the tables' steps.
+      secrets: secrets of the run, at a step at which the variables hold a release.
+      memory: one array for each variable, see `LazyTable`; None for a new run.
     """
 
     def __init__(
@@ -144,7 +144,7 @@ class RunTables:
         with tf.init_scope():
             self._keys = tf.Variable(keys.copy().view(np.int64), trainable=False)
             self._digest_key = tf.Variable(digests.copy(), trainable=False)
-            # What the chain goes on from: the seal, and what the optimizer does.
+            # Digests of the last release and of the optimizer's updates, for the chain.
             basis = tf.zeros([len(self._variables) + 1], tf.int64)
             self._basis = tf.Variable(basis, trainable=False)
             self._jumps: dict[LinearUpdate, Jumps] = {}
@@ -152,7 +152,7 @@ class RunTables:
                 self._table_of(number, variable, memory[number] if memory else None)
                 for number, variable in enumerate(self._variables)
             ]
-        # The variables' seal, after the last release. Any weights may begin a run.
+        # Digests of the variables after the last release; a new run may have any weights.
         self._seal: list[int] = []
         if step:
             self._take_seal()
@@ -186,11 +186,11 @@ class RunTables:
         self._due = sorted(step for step in made if step > self._secrets.step)
 
     def begin(self) -> None:
-        """Prepares a step: before the first one it takes the rows of the variables.
+        """Prepares a step; before the run's first step, copies the variables' rows.
 
         Raises:
-          InvalidArgumentError: if something else changed what a run is resumed with.
-          RuntimeError: if a release of the run as it was before cannot be repeated.
+          InvalidArgumentError: if something else changed the tables of a resumed run.
+          RuntimeError: if the run was resumed, and an earlier release cannot be repeated.
         """
         step = self._secrets.step
         if step == self._first_step and self.was_changed():
@@ -247,14 +247,14 @@ class RunTables:
     # A step.
 
     def bring_up_to_date(self, looked_up: Sequence[tf.Tensor], step: tf.Tensor) -> None:
-        """Draws the noise that rows have missed since they were last read.
+        """Adds the noise that rows have missed since they were last read.
 
-        If it is interrupted, as `apply` and `release`, the run has ended: rows may have a
+        If this, `apply` or `release` is interrupted, the run has ended: rows may have a
         sum without its noise, or their noise twice.
 
         Args:
-          looked_up: by variable, [N] int64 rows, negative for none.
-          step: int64 scalar that was admitted.
+          looked_up: for each variable, row numbers [N] int64; negative numbers mean none.
+          step: the admitted step, int64 scalar.
         """
         step = tf.cast(step, tf.int32)
         unique = [_each_once(ids)[0] for ids in looked_up]
@@ -263,7 +263,7 @@ class RunTables:
             table.bring_up_to_date(rows, window, key)
 
     def _since_release(self, step: tf.Tensor) -> list[Window]:
-        """Jumps to a step, by table."""
+        """For each table, the window of steps from the last release to this step."""
         windows = {id(j): j.since_release(step) for j in self._jumps.values()}
         return [windows[id(table.jumps)] for table in self._tables]
 
@@ -272,12 +272,13 @@ class RunTables:
     ) -> list[RowSums]:
         """Adds up the values of repeated rows, and leaves out ids that are not rows.
 
-        A row that was not brought up to date is left out, too: taking the step, it
-        would lose its missing noise. An example that looks up such a row is not finite,
-        so its sum is zero; so is the sum of the made-up example in an empty batch.
+        A row that was not brought up to date is left out, too: if it took the step, it
+        would lose its missing noise. No contribution is lost by this: such a row reads as
+        NaN, so that an example that looks it up contributes zero. The made-up example in
+        an empty batch contributes zero, too.
 
         Args:
-          sums: by variable.
+          sums: for each variable, the clipped sums by row.
           rate: the learning rate of the coming step.
         """
         return [
@@ -288,7 +289,7 @@ class RunTables:
     def _added_up(
         self, table: LazyTable, slices: tf.IndexedSlices
     ) -> tuple[tf.Tensor, tf.Tensor]:
-        """Rows [U] that are up to date, each once, and their sums."""
+        """The rows that are up to date, [U], each once, and their sums."""
         rows, places = _each_once(slices.indices)
         sums = _sums_at(slices.values, places, rows)
         kept = tf.where(self._is_up_to_date(table, rows))[:, 0]
@@ -305,7 +306,7 @@ class RunTables:
         return digest_of_any_length(self._digest_key.value(), tf.concat(parts, axis=0))
 
     def apply(self, sums: Sequence[RowSums], step: tf.Tensor) -> None:
-        """Takes the step with these sums; its noise comes when the rows are read."""
+        """Takes the step with these sums; its noise is added when the rows are read."""
         step = tf.cast(step, tf.int32)
         for table, of_table in zip(self._tables, sums):
             table.add(of_table.rows, of_table.sums, step, of_table.rate)
@@ -313,7 +314,7 @@ class RunTables:
             jumps.advance(step, sums[0].rate)
 
     def _key(self, step: tf.Tensor, use: int, rows: Sequence[tf.Tensor]) -> tf.Tensor:
-        """The key of a draw at a step, bound to the earlier sums and to its purpose."""
+        """The key of a draw at a step, bound to the earlier sums, its use and its rows."""
         key = self._keys.sparse_read(2 * step + use)
         if self._is_bound:
             before = self._secrets.point_before(tf.cast(step, tf.int64))
@@ -329,7 +330,7 @@ class RunTables:
 
     @property
     def steps_behind(self) -> int:
-        """Steps since the last release."""
+        """The number of steps since the last release."""
         return self._secrets.step - self._released
 
     def was_changed(self) -> bool:
@@ -383,7 +384,7 @@ class RunTables:
         ]
 
     def memory(self) -> list[np.ndarray]:
-        """See `LazyTable`; after a release, for the private state file alone."""
+        """The memory of each `LazyTable`, after a release, for the private state file."""
         if not (self._has_memory and self._secrets.step):
             return []
         return [table.memory().view(HiddenArray) for table in self._tables]
@@ -406,22 +407,22 @@ class RunTables:
 
 
 def _reader(read: Reader, is_up_to_date: Reader) -> Reader:
-    """Reads rows; NaN for negative ids, which mean none, and for other rows."""
+    """A reader that returns NaN for negative ids and for rows that are not up to date."""
 
     def checked(rows: tf.Tensor) -> tf.Tensor:
         places = tf.maximum(rows, 0)
         is_there = is_up_to_date(places) & (rows >= 0)
-        # A product: choosing rows would copy the choice for each column.
+        # A product, because `tf.where` would copy the condition for each column.
         return read(places) * tf.where(is_there, 1.0, np.nan)[..., None]
 
     return checked
 
 
 def _each_once(ids: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """The rows that exist, int32, each once, and the place of each id there, or -1."""
+    """The distinct rows among the ids, int32, and each id's place there; -1 if negative."""
     unique, places = tf.unique(tf.cast(ids, tf.int32))
     exists = unique >= 0
-    # Products: choosing from one number is slower.
+    # Products, because `tf.where` with a scalar is slower.
     is_row = tf.cast(exists, tf.int32)
     number = tf.cumsum(is_row) * is_row - 1
     return tf.gather(unique, tf.where(exists)[:, 0]), tf.gather(number, places)
@@ -431,7 +432,7 @@ def _sums_at(values: tf.Tensor, places: tf.Tensor, rows: tf.Tensor) -> tf.Tensor
     """Sums of values by row; those at negative places are left out."""
     if device_kind() != "CPU":
         return tf.math.unsorted_segment_sum(values, places, tf.shape(rows)[0])
-    # Compiled, a fifth of the time.
+    # If compiled by XLA, this takes a fifth of the time.
     count = tf.shape(values)[0]
     missing = near_length(count) - count
     values = tf.pad(values, [[0, missing], [0, 0]])
@@ -441,5 +442,5 @@ def _sums_at(values: tf.Tensor, places: tf.Tensor, rows: tf.Tensor) -> tf.Tensor
 
 @shared_function(jit_compile=True)
 def _compiled_sums(values: tf.Tensor, places: tf.Tensor) -> tf.Tensor:
-    """Sums at as many places as there are values."""
+    """Sums by place; the result has as many rows as there are values."""
     return tf.math.unsorted_segment_sum(values, places, tf.shape(values)[0])

@@ -1,14 +1,14 @@
-"""Notices weights that something other than a private step has changed.
+"""Notices if something other than a private step has changed the weights.
 
-A plain model that shares layers with a private one can train them without noise; an
-assignment can change them, too. Where `fit`, `train_on_batch` and private
-evaluations begin, the model's weights must be those that the run has left before. Callbacks
-within `fit` see noisy weights alone: what they make of these is post-processing.
+A plain model that shares layers with a private one can train them without noise, and an
+assignment can change weights, too. When `fit`, `train_on_batch` or a private evaluation
+begins, the model's weights must be those that the run left. Callbacks within `fit`
+see only noisy weights: what they compute from these is post-processing.
 
 The digest covers every bit. It is FarmHash64 where weights are on the host (9 GB/s on
-one core). Elsewhere it is a sum of products with numbers that depend on the place,
-modulo 2^64, which XLA computes in one pass where the weights are: a weight never
-travels to the host. The digest guards against mistakes, not against somebody who
+one core). On an accelerator, it is a sum modulo 2^64: each word of the weights is
+multiplied by a number that depends on its place. XLA computes it there in one pass: no
+weight is copied to the host. The digest guards against mistakes, not against somebody who
 searches for weights with the same digest.
 """
 
@@ -47,14 +47,14 @@ _INTEGERS = {1: tf.uint8, 2: tf.uint16, 4: tf.int32, 8: tf.int64}
 
 
 class WeightsSeal:
-    """Digests of weights that the steps of a run left, wherever they were looked at.
+    """Digests of all weights that the run's steps left when these were sealed.
 
-    Nothing tracks it, and no file holds it: a resumed run takes the digest of weights
-    that its private state file knows. Weights of the run's own past are among them, so
-    that an earlier checkpoint of the run may be put back.
+    Keras does not track this object, and no file holds it: a resumed run takes the digest
+    of weights that its private state file records. Digests of earlier weights of the run
+    are kept, so that an earlier checkpoint of the run may be put back.
 
     Attributes:
-      is_open: while steps are taken, which change the weights.
+      is_open: True while steps are taken: they change the weights, and nothing is compared.
     """
 
     def __init__(self) -> None:
@@ -62,11 +62,11 @@ class WeightsSeal:
         self.is_open = False
 
     def refuse_changed(self, weights: Sequence[Any], state: Sequence[Any]) -> None:
-        """Raises InvalidArgumentError if the run's steps did not leave these.
+        """Raises InvalidArgumentError if weights or state are not as the run left them.
 
         Args:
           weights: Keras variables, in the same order each time.
-          state: variables of the inner optimizer that its steps alone change.
+          state: variables of the inner optimizer that only its steps change.
         """
         if self.is_open or not self._digests:
             return
@@ -75,7 +75,7 @@ class WeightsSeal:
                 raise tf.errors.InvalidArgumentError(None, None, text)
 
     def note(self, weights: Sequence[Any], state: Sequence[Any]) -> None:
-        """Knows weights and state from now on."""
+        """Accepts these weights and this state from now on."""
         self._digests |= {int(digest_of(weights)), int(digest_of(state))}
 
     def forget(self) -> None:
@@ -91,7 +91,7 @@ def digest_of(weights: Sequence[Any]) -> tf.Tensor:
     if device_kind() != "CPU":
         return _device_digest(values)
     with tf.device("/CPU:0"):
-        # Made once: each would be one more operation for each variable.
+        # Made once here; inside `digest` they would be two operations for each variable.
         row, method = tf.constant([1, -1]), tf.constant("farmhash64")
 
         def digest(value: tf.Tensor) -> tf.Tensor:
@@ -105,13 +105,13 @@ def digest_of(weights: Sequence[Any]) -> tf.Tensor:
 
 @shared_function(jit_compile=True, reduce_retracing=False)
 def _device_digest(values: Sequence[tf.Tensor]) -> tf.Tensor:
-    """int64 scalar: a sum of the values' sums."""
+    """The digest of the values' digests, int64 scalar."""
     digests = tf.stack([_sum_of_products(value) for value in values])
     return _sum_of_products(digests)
 
 
 def _sum_of_products(value: tf.Tensor) -> tf.Tensor:
-    """Sum over the words of word times a number that is mixed from the word's place."""
+    """The sum over all words of the word times an odd number mixed from its place."""
     flat = tf.reshape(value, [-1])
     if flat.dtype == tf.bool:
         flat = tf.cast(flat, tf.int32)
