@@ -1,7 +1,7 @@
-"""Secrets that do not show themselves.
+"""Types for secrets, whose `repr` does not show their content.
 
-Errors are logged together with the local variables of their frames, by pytest, Sentry,
-rich, notebooks: what is secret is kept in a type whose `repr` has nothing of it.
+pytest, Sentry, rich and notebooks log errors together with the local variables of their
+frames: secrets in these types do not get into such logs.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ class _Hidden:
 
 
 class HiddenBytes(_Hidden, bytes):
-    """Bytes; what is made of them is not hidden any more."""
+    """Hidden bytes; what is made from them, such as a slice, is not hidden."""
 
 
 class HiddenDict(_Hidden, dict[str, Any]):
-    """A dictionary."""
+    """A hidden dictionary."""
 
 
 class HiddenArray(_Hidden, np.ndarray):  # type: ignore[type-arg,unused-ignore]
-    """An array; make it by `array.view(HiddenArray)`. Its parts are hidden, too."""
+    """A hidden array; make it by `array.view(HiddenArray)`. Its parts are hidden, too."""

@@ -2,14 +2,14 @@
 
     length of the content | content, padded | SHA-256 of both | entries
 
-An entry has 32 bytes: 16 of the caller, and a digest of them that the SHA-256 is the key
-of. It begins at a multiple of 32, and so lies within one sector of a disk: a machine that
-stops while it is written leaves a part of it that ends with the file, or zeros. Such an end
-is no entry; whatever else does not have its digest is damaged.
+An entry has 32 bytes: 16 of the caller, and a digest of these, keyed by the SHA-256. It
+begins at a multiple of 32, and so lies within one sector of a disk: if the machine stops
+while an entry is written, the file ends with a part of it, or with zeros. Such an end is
+removed; any other entry without its digest is damaged.
 
-Entries survive the process at once. They are synced to the disk as often as it costs one
-percent of the time: a machine that stops may lose what was appended in the last hundredfold
-of the time that a sync takes, a fraction of a second on a local disk.
+Once appended, an entry survives the end of the process. Entries are synced to the disk so
+often that syncs take one percent of the time: if the machine stops, entries of the last
+hundredfold of a sync's duration may be lost, a fraction of a second on a local disk.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Journal:
     """A private file with entries; one process at a time may use it.
 
     Args:
-      path: of the file: mode 0600.
+      path: path of the file, which has mode 0600.
     """
 
     def __init__(self, path: str) -> None:
@@ -40,19 +40,19 @@ class Journal:
         self._next_sync, self._lock = 0.0, threading.Lock()
 
     def replace(self, content: bytes) -> None:
-        """Writes the file anew, with this content and no entries; whole or not at all."""
+        """Replaces the file by this content, without entries; completely or not at all."""
         length = len(content).to_bytes(_PLACE, "little")
         padded = HiddenBytes(length + content + bytes(-len(content) % _PLACE))
         with self._lock:
             self._key = private.write(self._path, padded)
 
     def read(self) -> tuple[HiddenBytes, list[HiddenBytes]]:
-        """The content, and the entries in their order; removes a part of one at the end.
+        """The content, and the entries in order; removes an unfinished one at the end.
 
         Raises:
           FileNotFoundError: if there is no file.
           PermissionError: if others than the owner may read or write it.
-          ValueError: if it is damaged, or no such file.
+          ValueError: if it is damaged, or is not such a file.
         """
         whole = private.whole_of(self._path)
         length = int.from_bytes(whole[:_PLACE], "little")
@@ -60,7 +60,7 @@ class Journal:
         self._key = hashlib.sha256(whole[:end]).digest()
         if whole[end : end + _PLACE] != self._key:
             raise ValueError(
-                f"{self._path} is damaged, or no private file of this kind."
+                f"{self._path} is damaged, or not a private file of this kind."
             )
         entries = []
         for place in range(end + _PLACE, len(whole), _PLACE):

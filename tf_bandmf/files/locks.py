@@ -1,4 +1,4 @@
-"""Locks: a file is used by one process at a time; the end of the process ends it."""
+"""Locks, so that one process at a time uses a file; a lock ends with its process."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ import os
 import threading
 import weakref
 
-# By the path of their file.
+# The locks that this process holds, by the path of their file.
 _LOCKS: weakref.WeakValueDictionary[str, Lock] = weakref.WeakValueDictionary()
 _GUARD = threading.Lock()
 
 
 class Lock:
-    """Held until it is closed, or nobody refers to it; what the process forks leaves it.
+    """A lock, held until it is closed or no longer referenced; forked processes drop it.
 
     Args:
-      path: of a file of its own, which is made if it is not there.
+      path: path of the lock's own file, which is created if it does not exist.
 
     Raises:
       BlockingIOError: if another object holds it, of this process or another.
@@ -27,7 +27,7 @@ class Lock:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
         try:
             # Not `lockf`: a process loses that lock when it closes any descriptor of the
-            # file, such as that of a copy which it makes. A kill ends this one, too.
+            # file, for example to copy it. `flock` also ends if the process is killed.
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             os.close(descriptor)
@@ -42,7 +42,7 @@ def hold(path: str) -> Lock:
     Objects of one process share the lock.
 
     Returns:
-      What holds the lock as long as it is referred to.
+      The lock; it is held as long as this object is referenced.
 
     Raises:
       BlockingIOError: if another process holds it.
@@ -52,7 +52,7 @@ def hold(path: str) -> Lock:
     with _GUARD:
         held = _LOCKS.get(name)
         try:
-            # What a process forks has closed its locks.
+            # In a forked process, the locks of its parent are closed.
             return held if held is not None and held.close.alive else Lock(name)
         except BlockingIOError as error:
             raise BlockingIOError(
@@ -61,7 +61,7 @@ def hold(path: str) -> Lock:
             ) from error
 
 
-# The descriptors of a fork hold the locks as well.
+# Otherwise the descriptors that a forked process inherits would hold the locks, too.
 os.register_at_fork(
     after_in_child=lambda: [lock.close() for lock in list(_LOCKS.values())]
 )

@@ -1,4 +1,4 @@
-"""Files that are whole or not there; and those that hold secrets, with a checksum."""
+"""Files that are written completely or not at all, and private files with a checksum."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def sync(path: str) -> None:
 
 
 def remove_unfinished(path: str) -> None:
-    """Removes what a killed process left of a file that it had not finished."""
+    """Removes the unfinished file that a killed process may have left."""
     with contextlib.suppress(FileNotFoundError):
         os.unlink(_unfinished(path))
 
@@ -99,5 +99,5 @@ def check_mode(path: str) -> None:
     if mode & 0o077:
         raise PermissionError(
             f"{path} holds the secrets of a run, but others may read it (mode {mode:o}). "
-            f"If nobody did: chmod 600 {path}."
+            f"If nobody has read it: chmod 600 {path}."
         )

@@ -1,6 +1,6 @@
 """The budget of an organisation: a ledger of runs that outlives them.
 
-`tf_bandmf.Ledger` is the front door. Needs SQLAlchemy: `pip install "tf-bandmf[ledger]"`.
+Use it by `tf_bandmf.Ledger`. It needs SQLAlchemy: `pip install "tf-bandmf[ledger]"`.
 
 | file | what it has |
 |---|---|
@@ -27,7 +27,7 @@ __all__ = ["BudgetExceededError", "DamagedLedgerError", "LedgerError"]
 
 
 def __getattr__(name: str) -> Any:
-    # SQLAlchemy is needed for what uses it alone.
+    # Only these names need SQLAlchemy.
     if name not in ("Ledger", "opened"):
         raise AttributeError(f"module 'tf_bandmf.ledger' has no attribute {name!r}")
     return getattr(importlib.import_module("tf_bandmf.ledger.book"), name)

@@ -1,7 +1,7 @@
 """The budget of a data set, what was spent of it, and what would still fit.
 
-What was spent is `tf_bandmf.compose` of all releases. A budget in rho is spent by sums of
-rho, which hold however releases are chosen.
+The cost of all releases together is computed by `tf_bandmf.compose`; under a budget in rho,
+it is the sum of their rhos, which holds however releases are chosen.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tf_bandmf.ledger.releases import Dataset
 from tf_bandmf.planning.composition import BASIC, Release, compose
 
 ADAPTIVE = "sum of rho of zCDP (valid for adaptive plans)"
-# Sums of what is written in decimals, and of computed values.
+# Tolerance for rounding in sums of decimal and of computed values.
 _ROUNDING = 1.0 + 1e-9
 _LEAST_EPSILON = 1e-4
 
@@ -28,8 +28,8 @@ class Budget:
     """The most that all releases from one data set may spend together.
 
     Attributes:
-      epsilon, delta: the budget; or
-      rho: that of zCDP.
+      epsilon, delta: the budget, if it is not in rho.
+      rho: the budget in rho of zCDP, else None.
     """
 
     epsilon: float | None = None
@@ -59,9 +59,9 @@ class Balance:
     """The budget of a data set, and what was spent of it.
 
     Attributes:
-      dataset: whose.
-      budget: the newest one.
-      costs: of each run or release, what is known of its privacy.
+      dataset: the data set.
+      budget: its newest budget.
+      costs: for each run or release, what is known of its privacy.
     """
 
     dataset: Dataset
@@ -75,7 +75,7 @@ class Balance:
 
     @property
     def risk(self) -> float:
-        """Probability, at most, that one of the simulated bounds fails."""
+        """An upper bound on the probability that one of the simulated bounds fails."""
         return math.fsum(release.risk for cost in self.costs for release in cost)
 
     def with_more(self, *cost: Release) -> Balance:
@@ -97,7 +97,7 @@ class Balance:
 
     @property
     def method(self) -> str:
-        """The theorem that it rests on."""
+        """The method by which `spent` is computed."""
         return self._spent[1]
 
     @property
@@ -126,7 +126,7 @@ class Balance:
             try:
                 noise = gaussian.calibrate_noise_stddev(math.exp(log_epsilon), delta)
                 run = Release.gaussian(noise, delta)
-            except ValueError:  # beyond any meaning
+            except ValueError:  # not a meaningful epsilon
                 return 1.0
             return min(self.with_more(run).part - _ROUNDING, 1.0)
 
@@ -139,15 +139,15 @@ class Balance:
 
 
 def best(releases: list[Release], delta: float, adjacency: str) -> tuple[float, str]:
-    """The smallest epsilon of all releases together that is proven, and by what.
+    """The smallest proven epsilon of all releases together, and its method.
 
-    Each may be chosen by the results of those before it; only what it costs is fixed.
+    Each release may depend on the results of those before it; only its cost is fixed.
     """
     releases = [release for release in releases if release.epsilon or release.delta]
     if not releases:
         return 0.0, BASIC
     joint = compose(releases, adjacency)
     if len(releases) == 1 and joint.stated and joint.stated[1] == delta:
-        return joint.stated[0], BASIC  # one release is what it states
+        return joint.stated[0], BASIC  # one release costs what it states
     bound = joint.bound_at(delta)
     return (max(bound.epsilon, 0.0), bound.accountant) if bound else (math.inf, BASIC)

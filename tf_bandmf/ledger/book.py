@@ -4,11 +4,11 @@
     ledger.add_dataset("patients-2026", unit="one patient", epsilon=8, delta=1e-6)
     plan = ledger.bind(tf_bandmf.plan(..., unit="one patient"), "patients-2026")
 
-Planning reserves nothing: a plan may be made often, and never run. A run reserves all of
-its plan's cost when it *begins*, at its first step, or is refused. It is named by a digest
-of its noise key, so that a run that is resumed is the same run, and reserves nothing anew,
-and a second run of the same plan reserves once more. What is reserved counts in full until
-the run is ended, whatever becomes of the process.
+Planning reserves nothing: plans may be made and never run. A run reserves the whole cost
+of its plan when it *begins*, at its first step, or is refused. Its name is a digest of its
+noise key: a resumed run has the same name and reserves nothing more, and a second run of
+the same plan reserves the cost once more. A reservation counts in full until the run is
+ended, even if its process has died.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from tf_bandmf.planning.plan import Plan
 from tf_bandmf.planning.statement import ONE_EXAMPLE, check_unit
 from tf_bandmf.strategies import registry
 
-# By their places.
+# The ledgers that this process has opened, by their URLs.
 _OPEN: dict[str, Ledger] = {}
 
 
@@ -51,8 +51,8 @@ class Ledger:
     Args:
       url: "sqlite:///privacy.db" for a file, which is created if it does not exist, or
         "postgresql://user@host/database".
-      who: who writes; by default the user's name and machine.
-      create: whether to create a ledger if there is none; if False, this is refused.
+      who: the author of new entries; by default the user's name and machine.
+      create: whether to create a ledger if there is none; if False, that is an error.
 
     Raises:
       ValueError: if the URL is of neither kind.
@@ -89,7 +89,7 @@ class Ledger:
           adjacency: "zero-out" (or add-or-remove), or "replace-one".
 
         Returns:
-          What is spent of its budget.
+          The balance of the data set.
 
         Raises:
           ValueError: if an argument is invalid, or the data set exists with another
@@ -102,7 +102,7 @@ class Ledger:
         body = {"unit": unit, "adjacency": adjacency, "budget": budget}
         with self._store.transaction(writes=True) as tables:
             if name not in tables.ids():
-                # Data sets that are made alike have other ids.
+                # Data sets with the same settings get different ids.
                 body["nonce"] = secrets.token_hex(16)
                 tables.append(Chain(name), self._who, "dataset", body)
             else:
@@ -111,7 +111,7 @@ class Ledger:
                 there["budget"] = vars(chain.budget)
                 if there != body:
                     raise ValueError(
-                        f"The data set {name!r} is there with {there}, found {body}. Give "
+                        f"The data set {name!r} exists with {there}, found {body}. Give "
                         f"other data another name; change a budget by set_budget."
                     )
         return self.balance(name)
@@ -124,7 +124,7 @@ class Ledger:
         delta: float | None = None,
         rho: float | None = None,
     ) -> Balance:
-        """Gives a data set another budget, for all that was ever spent and will be.
+        """Changes the budget of a data set, for past and future runs and releases.
 
         Args:
           dataset: its name.
@@ -133,7 +133,7 @@ class Ledger:
           rho: of zCDP, instead of epsilon and delta.
 
         Returns:
-          What is spent of it.
+          The balance under the new budget.
 
         Raises:
           ValueError: if an argument is invalid.
@@ -177,10 +177,10 @@ class Ledger:
             Repeating it for the same run reserves nothing new.
 
         Returns:
-          The entry, named in statements.
+          The entry, whose name statements cite.
 
         Raises:
-          BudgetExceededError: if it would spend more than is left.
+          BudgetExceededError: if the run would spend more than is left.
           LedgerError: if the run has ended, or the plan is not bound to this ledger.
         """
         if not isinstance(run, str) or not re.fullmatch("[0-9a-f]{64}", run):
@@ -211,14 +211,14 @@ class Ledger:
     def end(self, run: str, *, plan: Plan, steps: int, reason: str) -> Entry:
         """Ends a run, which then cannot continue, and gives back what was not used.
 
-        What the steps not taken would have cost is by `Plan.epsilon_after`.
+        The run then costs what the steps taken cost; see `Plan.epsilon_after`.
 
         WARNING: use this only if the number of steps does not depend on private data:
         an accident, a clock, a deadline. A run that was stopped because of its model
-        has spent its whole plan.
+        has spent the cost of its whole plan.
 
         Args:
-          run: its name.
+          run: the run's name.
           plan: plan of the run.
           steps: number of steps taken, including lost ones; 0 if there were none.
           reason: why it ended, one line; the caller asserts that it did not depend on
@@ -226,7 +226,7 @@ class Ledger:
 
         Raises:
           LedgerError: if the run has not begun, or was begun with another plan.
-          ValueError: if the ledger knows that it took more steps.
+          ValueError: if the ledger has recorded more steps.
         """
         reason = _one_line("reason", reason)
         with self._store.transaction(writes=True) as tables:
@@ -255,7 +255,8 @@ class Ledger:
           about: what was released, one line.
 
         Raises:
-          BudgetExceededError: if it would spend more than is left: do not release it.
+          BudgetExceededError: if the release would spend more than is left: do not
+            release it.
           TypeError: if `what` is none of these.
         """
         about = _one_line("about", about)
@@ -267,7 +268,7 @@ class Ledger:
             body = {"about": about, "epsilon": total, "costs": cost}
             return tables.append(chain, self._who, "spent", body)
 
-    # What is there.
+    # Reading the ledger.
 
     def balance(self, dataset: str) -> Balance:
         """The balance of a data set: what was spent of its budget.
@@ -295,7 +296,7 @@ class Ledger:
     def history(
         self, *, dataset: str | None = None, run: str | None = None
     ) -> list[Entry]:
-        """Entries in order, verified from the first one of each data set.
+        """The entries in order, verified from the first one of each data set.
 
         Args:
           dataset: None for all.
@@ -307,10 +308,10 @@ class Ledger:
         return [e for e in entries if run is None or (e.run or "").startswith(run)]
 
     def verify(self, *cited: str) -> list[str]:
-        """Sentences that say what is wrong in the ledger; none if all is as written.
+        """Checks the ledger, and returns sentences that say what is wrong; none if intact.
 
         Args:
-          *cited: names of entries that must be there, from statements or exports.
+          *cited: names of entries that must exist, from statements or exports.
         """
         problems, entries = [], list[Entry]()
         with self._store.transaction(writes=True) as tables:
@@ -321,7 +322,7 @@ class Ledger:
                     problems.append(str(error))
         settled = {e.run: e.body["steps"] for e in entries if e.kind == "ended"}
         problems += [
-            f"Run {e.run} took {e.body['steps']} steps: it went on after somebody ended it."
+            f"Run {e.run} took {e.body['steps']} steps: it continued after it was ended."
             for e in entries
             if e.kind == "steps" and e.body["steps"] > settled.get(e.run, math.inf)
         ]
@@ -350,7 +351,7 @@ def opened(account: accounts.Account) -> Ledger:
 
 
 def _refuse_more(balance: Balance, *cost: Release, what: str) -> None:
-    """Raises BudgetExceededError if something does not fit, with what would."""
+    """Raises BudgetExceededError if a cost does not fit, and says what would fit."""
     if not balance.with_more(*cost).is_over:
         return
     fits, budget = balance.fits(cost[0].delta or None), balance.budget
@@ -363,7 +364,7 @@ def _refuse_more(balance: Balance, *cost: Release, what: str) -> None:
 
 
 def _named(plan: Plan, run: str) -> str:
-    """A run, and how it counts, where that is not what its plan states."""
+    """A run, with a note if it counts otherwise than its plan states."""
     return f"{run} (an estimate, unamplified)" if plan.kind == "estimate" else run
 
 

@@ -1,8 +1,8 @@
 """The chain of a data set: entries, each with the digest of the one before it.
 
-Whoever changes, deletes, inserts or reorders an entry breaks the chain. It has no key:
-whoever may write to the database can make a new one, but not one with the digests that
-published statements and exports cite.
+Changing, deleting, inserting or reordering entries breaks the chain. The digests have no
+key: anyone who may write to the database can make a new chain, but not one with the
+digests that published statements and exports cite.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ class Entry:
     """One line of the chain of a data set.
 
     Attributes:
-      dataset: its name.
+      dataset: the data set's name.
       number: from 0, without gaps.
-      at: when it was written, UTC.
-      who: wrote it.
+      at: when the entry was written, UTC.
+      who: who wrote it.
       kind: "dataset", "budget", "begun", "steps", "ended" or "spent".
-      run: that it is about, by a digest of its noise key; or None.
-      text: what it says, canonical JSON.
+      run: the run that it is about, by a digest of the noise key; or None.
+      text: the content, as canonical JSON.
       previous: digest of the entry before it.
-      digest: SHA-256 of all this.
+      digest: SHA-256 of all other fields.
     """
 
     dataset: str
@@ -68,8 +68,8 @@ class Chain:
 
     Attributes:
       entries: in order.
-      dataset: what the first entry says.
-      budget: the newest one.
+      dataset: the data set, as the first entry describes it.
+      budget: the newest budget.
     """
 
     dataset: Dataset
@@ -86,17 +86,17 @@ class Chain:
         return self.entries[-1].digest if self.entries else ""
 
     def extend(self, entries: Iterable[Entry]) -> None:
-        """Appends what follows.
+        """Appends the next entries.
 
         Raises:
-          DamagedLedgerError: if an entry is not what was written there.
+          DamagedLedgerError: if an entry does not follow, or does not have its digest.
         """
         for entry in entries:
             place = (len(self.entries), self.digest)
             if (entry.number, entry.previous) != place or entry.sealed() != entry:
                 raise DamagedLedgerError(
                     f"Entry {len(self.entries)} of {self.name!r} was changed, removed, "
-                    f"added or moved. Nothing is reserved from it. Restore the database."
+                    f"added or moved. Nothing was reserved. Restore the database."
                 )
             body = entry.body
             if not self.entries:
@@ -110,7 +110,7 @@ class Chain:
             self.entries.append(entry)
 
     def of_run(self, run: str, kind: str) -> list[Entry]:
-        """Entries of a run of one kind."""
+        """The entries of one kind that are about a run."""
         return [e for e in self.entries if e.run == run and e.kind == kind]
 
     def balance(self) -> Balance:
@@ -119,7 +119,7 @@ class Chain:
 
 
 def canonical(value: Any) -> str:
-    """A text that is equal exactly if two plain values are."""
+    """JSON of a plain value; the texts of two values are equal exactly if these are."""
     options: dict[str, Any] = {"sort_keys": True, "separators": (",", ":")}
     to_json = lambda release: release.to_json()  # noqa: E731
     return json.dumps(value, default=to_json, allow_nan=False, **options)

@@ -1,18 +1,18 @@
-"""The errors of a ledger that refuses."""
+"""The errors of a ledger."""
 
 from __future__ import annotations
 
 
 class LedgerError(RuntimeError):
-    """A ledger that cannot be used, or a run that it does not allow."""
+    """The ledger cannot be used, or does not allow a run."""
 
 
 class BudgetExceededError(LedgerError):
-    """A run that would spend more than is left; the message says what would fit.
+    """A run or release would spend more than is left; the message says what would fit.
 
     Attributes:
-      fitting_epsilon: of a run without amplification that would fit, at the delta of the
-        one that was refused; 0 if none would.
+      fitting_epsilon: the largest epsilon of a run without amplification that would fit,
+        at the delta of what was refused; 0 if no run would.
     """
 
     def __init__(self, message: str, fitting_epsilon: float) -> None:
@@ -21,4 +21,4 @@ class BudgetExceededError(LedgerError):
 
 
 class DamagedLedgerError(LedgerError):
-    """Entries that were changed, or are missing."""
+    """Entries of the ledger were changed, or are missing."""

@@ -1,6 +1,6 @@
-"""The calls to a ledger of code that draws the noise of a run.
+"""The functions by which code that draws the noise of a run calls a ledger.
 
-It knows no engine, and needs no SQLAlchemy for plans that are bound to no ledger.
+They do not depend on a training framework, and need SQLAlchemy only for bound plans.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ def begin(plan: Plan, run: str) -> Any:
     """Reserves what a run costs, or finds what it has reserved, before its first noise.
 
     Args:
-      plan: of the run.
-      run: by `name_of`.
+      plan: the run's plan.
+      run: the run's name, from `name_of`.
 
     Returns:
-      The entry of the ledger; None if the plan is bound to none.
+      The entry of the ledger; None if the plan is bound to no ledger.
 
     Raises:
       LedgerError: if the ledger does not let the run begin, or is not open; or if the
@@ -52,7 +52,7 @@ def begin(plan: Plan, run: str) -> Any:
 
 
 def note_steps(plan: Plan, run: str, steps: int) -> None:
-    """Writes down how many steps, or rounds, a run that has begun took so far."""
+    """Records how many steps, or rounds, a run that has begun took so far."""
     if plan.account is not None:
         _ledger(plan).note_steps(run, steps)
 

@@ -12,7 +12,7 @@ from tf_bandmf.planning.composition import ADJACENCIES, JointGuarantee, Release,
 from tf_bandmf.planning.plan import Plan
 from tf_bandmf.planning.tuning import TuningCost
 
-# At which releases that have no delta of their own state an epsilon.
+# The delta at which releases without a delta of their own get an epsilon.
 _DELTA = 1e-9
 
 
@@ -44,14 +44,14 @@ class Dataset:
                 f"{self.name!r} is for unit={self.unit!r}, and the plan hides {unit!r}."
             )
         if test_seed is not None:
-            raise ValueError("A plan with a test seed protects nobody: plan without.")
+            raise ValueError("A plan with a test seed protects nobody: omit the seed.")
 
 
 def of_plan(plan: Plan, dataset: Dataset, steps: int | None = None) -> Release:
-    """A run of a plan, or of its first steps alone.
+    """The cost of a run of a plan, or of its first steps alone.
 
     Raises:
-      ValueError: if no meaningful epsilon is known, or no run of it may use the data.
+      ValueError: if no meaningful epsilon is known, or the plan may not use the data.
     """
     dataset.check(plan.unit, plan.test_seed)
     whole = recorded(Release.of_plan(plan), dataset)
@@ -73,8 +73,8 @@ def described(what: Any, dataset: Dataset) -> tuple[Release, ...]:
     """The cost of a release that is not a run of a bound plan; see `Ledger.spend`.
 
     Raises:
-      TypeError: if it is nothing that has a cost.
-      ValueError: if it says nothing for the data set's unit or adjacency.
+      TypeError: if it is none of the kinds that `Ledger.spend` takes.
+      ValueError: if it guarantees nothing for the data set's unit or adjacency.
     """
     if isinstance(what, JointGuarantee):
         parts = [part.plan or part for part in what.parts]
@@ -107,12 +107,12 @@ def recorded(release: Release, dataset: Dataset) -> Release:
     """The proven part of a release, as numbers that an entry can hold.
 
     Raises:
-      ValueError: if it is an estimate, says nothing for the data set's adjacency, or has
-        no meaningful epsilon.
+      ValueError: if it is an estimate, guarantees nothing for the data set's adjacency, or
+        has no meaningful epsilon.
     """
     one = release.proven()
     if one.kind == "estimate":
-        raise ValueError(f"An estimate is no bound, and cannot be spent: {release}.")
+        raise ValueError(f"An estimate is not a bound, and cannot be spent: {release}.")
     if one.adjacency == "replace-one" and not dataset.replaces:
         raise ValueError(
             f"{one.describe()} It is stated for neighbors in which one unit is replaced, "

@@ -6,8 +6,8 @@
 | `runs` | all entries, a chain for each data set; rows are only added |
 
 SQLite begins a write with `BEGIN IMMEDIATE`, so that others wait before they read;
-PostgreSQL locks the row of the data set. Besides, `(dataset, previous)` is unique: two
-entries after the same one cannot both be there, whatever else goes wrong.
+PostgreSQL locks the row of the data set. In addition, `(dataset, previous)` is unique: two
+entries after the same one cannot both be stored, even if locking fails.
 """
 
 from __future__ import annotations
@@ -63,12 +63,12 @@ class Store:
     Args:
       url: "sqlite:///file.db" (a path, relative; four slashes for an absolute one), or
         "postgresql://user@host/database".
-      create: makes what is not there.
+      create: whether to create the file and the tables if they are missing.
 
     Raises:
       ValueError: if the URL is none of these.
       ImportError: if the driver of PostgreSQL is missing.
-      LedgerError: if there is no ledger, and none is to be made; or something else.
+      LedgerError: if the database has other tables, or no ledger and `create` is False.
     """
 
     def __init__(self, url: str, create: bool) -> None:
@@ -76,7 +76,7 @@ class Store:
         self._path = self.url.database if self.url.drivername == "sqlite" else None
         self._chains: dict[str, Chain] = {}
         self._lock = threading.RLock()
-        # SQLAlchemy 1.4, which TensorFlow Federated has, works like 2 then.
+        # With future=True, SQLAlchemy 1.4 (which TensorFlow Federated has) works like 2.
         waits = {} if self._path is None else {"connect_args": {"timeout": 120.0}}
         self._engine = sa.create_engine(
             self.url, poolclass=sa.pool.NullPool, future=True, **waits
@@ -85,14 +85,14 @@ class Store:
             sa.event.listen(self._engine, "connect", _without_implicit_transactions)
             sa.event.listen(self._engine, "begin", _begin)
             if create and not os.path.exists(self._path):
-                # Only the owner reads it, unless he says otherwise.
+                # Only the owner can read the file, unless they change its mode.
                 os.close(os.open(self._path, os.O_CREAT | os.O_RDWR, 0o600))
         with self.transaction(writes=create) as tables:
             tables.refuse_others(create)
 
     @contextlib.contextmanager
     def transaction(self, writes: bool) -> Iterator[Transaction]:
-        """One transaction, of one thread; what it wrote is there once it ends.
+        """One transaction, of one thread; what it writes is stored once it ends.
 
         Raises:
           LedgerError: if the database cannot be used.
@@ -104,7 +104,7 @@ class Store:
             with self._lock, engine.begin() as connection:
                 yield Transaction(connection, self._chains, writes)
         except BaseException as error:
-            self._chains.clear()  # it may have what was not written
+            self._chains.clear()  # they may have entries that were not stored
             if not isinstance(error, sa.exc.DBAPIError):
                 raise
             raise LedgerError(
@@ -121,7 +121,7 @@ class Transaction:
 
     Attributes:
       connection: within a transaction.
-      chains: what was verified already, by name.
+      chains: the entries that were verified already, by data set.
       writes: whether data sets that are read are locked until the end.
     """
 
@@ -130,21 +130,21 @@ class Transaction:
     writes: bool
 
     def refuse_others(self, create: bool) -> None:
-        """Makes the tables if there are none.
+        """Creates the tables in an empty database.
 
         Raises:
-          LedgerError: if there are others, or none and `create` is False.
+          LedgerError: if there are other tables, or none and `create` is False.
         """
         run, dialect = self.connection.exec_driver_sql, self.connection.dialect.name
         if create and dialect == "postgresql":
-            run("SELECT pg_advisory_xact_lock(20261127)")  # one of several creates
+            run("SELECT pg_advisory_xact_lock(20261127)")  # one process creates
         names = set(sa.inspect(self.connection).get_table_names())
         if {"datasets", "runs"} <= names:
             return
         if names or not create:
             raise LedgerError(
-                f"There is no ledger, but {len(names)} other tables: it needs a database "
-                f"of its own."
+                f"There is no ledger in the database, and {len(names)} other tables. A "
+                f"ledger needs a database of its own."
             )
         _metadata.create_all(self.connection)
         action = _RAISE
@@ -180,24 +180,24 @@ class Transaction:
           DamagedLedgerError: if they are not what was written, or some are missing.
         """
         query = sa.select(_datasets).where(_datasets.c.name == name)
-        # SQLite has locked all of it.
+        # PostgreSQL locks this row; SQLite has locked the whole database.
         query = query.with_for_update() if self.writes else query
         head = self.connection.execute(query).first()
         if head is None:
-            raise LedgerError(f"There is no data set {name!r}, but {list(self.ids())}.")
+            raise LedgerError(f"There is no data set {name!r} in {list(self.ids())}.")
         if anew or name not in self.chains:
             self.chains[name] = Chain(name)
         chain, number = self.chains[name], _runs.c.number
         newer = (_runs.c.dataset == name) & (number >= len(chain.entries))
-        if not self.writes:  # what others write meanwhile
+        if not self.writes:  # ignores what others write meanwhile
             newer &= number <= head.number
         query = sa.select(_runs).where(newer)
         rows = self.connection.execute(query.order_by(number))
         chain.extend(Entry(**row._mapping) for row in rows)
         if (head.number, head.digest) != (len(chain.entries) - 1, chain.digest):
             raise DamagedLedgerError(
-                f"Entries of {name!r} are missing, or others than this process has seen, "
-                f"up to {head.number}-{head.digest[:16]}. Restore the database."
+                f"Entries of {name!r} up to {head.number}-{head.digest[:16]} are missing, "
+                f"or are not those that this process has read. Restore the database."
             )
         return chain
 
@@ -218,7 +218,7 @@ class Transaction:
 
 
 def _checked(url: str) -> sa.engine.URL:
-    """A URL that names a file of SQLite or a database of PostgreSQL."""
+    """The parsed URL, which must name a file of SQLite or a database of PostgreSQL."""
     try:
         parsed = sa.engine.make_url(url)
     except sa.exc.ArgumentError:
