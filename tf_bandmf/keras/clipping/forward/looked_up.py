@@ -40,7 +40,7 @@ class LookedUp:
         self._known: dict[Any, Any] = {}
 
     def __call__(self, x: Any, rows: tf.Tensor | None) -> list[tf.Tensor]:
-        """Returns the rows that each layer looks up, [N] int64, repeated; -1 for no row.
+        """Returns the rows that each layer looks up, [N] int64, with repeats; -1: no row.
 
         Args:
           x: inputs of a batch.

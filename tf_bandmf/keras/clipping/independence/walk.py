@@ -341,7 +341,7 @@ class Walk:
         return call
 
     def _share(self, outputs: Any, layer: Any) -> Any:
-        """Notes a unit's result that all examples share, or one made of such alone.
+        """Notes a result that all examples share: of a unit, or made of its result alone.
 
         The step repeats it for every example, so that each has a gradient of its own. That
         changes no value if the result is only combined, entry by entry, with rows of

@@ -117,7 +117,7 @@ def refuse_another(
     if not is_same:
         raise UnsupportedModelError(
             f"Model {model.name!r} does something else each time it is called on tensors "
-            f"of the same shapes: what was shown of one call is not so for the next. Let "
+            f"of the same shapes: what is true of one call is not true of the next. Let "
             f"no Python code of its layers depend on earlier calls."
         )
 

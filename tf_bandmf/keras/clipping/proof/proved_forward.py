@@ -63,7 +63,7 @@ class Forward:
 def proved_forward(
     model: keras.Model, variables: Sequence[Any], data: Any
 ) -> Iterator[Forward]:
-    """Runs the model and its loss in the current graph, and proves that examples are apart.
+    """Runs the model and its loss in this graph, and proves that examples stay apart.
 
     The graph is made for an unknown batch size, even if the size is known, so that the
     model cannot compute with it unseen.

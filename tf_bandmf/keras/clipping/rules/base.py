@@ -198,8 +198,9 @@ class PreActivationRule(LayerRule):
     """Base of the rules that tap a layer just before its activation.
 
     Attributes:
-      is_product: whether the layer multiplies matrices. XLA cuts a product into parts,
-        and would keep them for the gradient of the activation, which adds them up again.
+      is_product: whether the layer multiplies matrices. XLA splits a product into parts.
+        Unless the product is pinned, it keeps these parts for the gradient of the
+        activation, which adds them up again.
     """
 
     is_product = False

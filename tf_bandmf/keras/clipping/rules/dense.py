@@ -19,7 +19,7 @@ from tf_bandmf.keras.compat.keras_objects import kernel_of
 class DenseRule(PreActivationRule):
     """`Dense`, and `EinsumDense` of any equation with the batch first.
 
-    An adapter is understood if the last letter of the kernel is new.
+    A layer may have an adapter if the last letter of the kernel is new, see `products`.
     """
 
     kinds = (keras.layers.Dense, keras.layers.EinsumDense)

@@ -1,7 +1,8 @@
 """Norm rule of a layer of KerasHub, which need not be installed.
 
 The class is recognized by its module path: a rule never imports KerasHub. Privacy does not
-rest on the layer computing what the rule assumes: the norm is that of what is added up.
+depend on whether the layer computes what the rule assumes: the norm is that of what is
+added up.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,7 +20,7 @@ from tf_bandmf.keras.compat.keras_objects import bias_of
 
 
 class MaskedLMHeadRule(PreActivationRule):
-    """`MaskedLMHead`: its own bias; the layers in it have rules of their own."""
+    """The bias of `MaskedLMHead`; the layers inside it have rules of their own."""
 
     kinds = ("keras_hub.src.layers.modeling.masked_lm_head.MaskedLMHead",)
     opens = True

@@ -7,8 +7,8 @@ inputs and output gradients alone, so that these two may change places.
 
 An adapted kernel (LoRA) is W + s A B with a frozen W (Hu et al., 2021, arXiv:2106.09685),
 so that x (W + s A B) = x W + s (x A) B: two products in a row. With g the gradient of the
-output, A gets the outer products of x and s g Bᵀ, and B those of s x A and g. Nothing of
-the size of W is made for single examples.
+output, the gradient of A is the sum of outer products of x and s g Bᵀ, and that of B the
+sum of outer products of s x A and g. Nothing of the size of W is made for single examples.
 """
 
 from __future__ import annotations

@@ -187,8 +187,9 @@ def _clipped(
 def find_layers_alone(model: keras.Model, x: Any) -> None:
     """Finds the layers that the pass will execute for each example by itself.
 
-    From then on `layers_executed_alone` returns them, and the step need not look again.
-    Arguments and errors are those of `clipped_gradient_sums`.
+    From then on `layers_executed_alone` returns them. The step reuses the result, unless
+    the model has code of the user's. Arguments and errors are those of
+    `clipped_gradient_sums`.
     """
     check_supported(model)
     structure_of(model, batches.to_tensors(x), model.trainable_variables)
