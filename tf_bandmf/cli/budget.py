@@ -41,7 +41,7 @@ def _call(method: str, cited: tuple[str, ...] = (), **given: Any) -> Any:
 
 
 def _record(balance: Any) -> dict[str, Any]:
-    """Plain finite values."""
+    """A balance in plain finite values."""
     names = ("spent", "method", "runs", "risk")
     record = {name: getattr(balance, name) for name in names}
     record |= {"dataset": vars(balance.dataset), "budget": vars(balance.budget)}
@@ -83,7 +83,7 @@ def _verified(problems: list[str]) -> str:
 def _export(file: Any, **given: Any) -> None:
     """One line for each entry, with a line of headings; UTF-8, RFC 4180."""
     for row in _rows(_call("history", **given), *_ENTRY, *_SAID):
-        # What programs take for a formula is quoted.
+        # Values that a spreadsheet program would take for a formula are quoted.
         csv.writer(file).writerow(f"'{v}" if v[:1] in _FORMULAS else v for v in row)
 
 

@@ -16,7 +16,7 @@ from tf_bandmf.cli.signatures import command
 
 
 class _File(click.Path):
-    """A file that is written: refused before anything is computed, if it cannot be."""
+    """An output file, refused before the computation if its folder does not exist."""
 
     def convert(self, value: Any, param: Any, ctx: Any) -> Any:
         if not pathlib.Path(value).resolve().parent.is_dir():
@@ -40,7 +40,7 @@ _MOST = _option("--max-participations", "of MinSep, with --num-steps", int)
 
 
 def tell(record: logging.LogRecord) -> bool:
-    """Says on standard error what is computed, once that has taken a while."""
+    """Prints on standard error what is being computed, after 4 seconds of it."""
     if time.process_time() > 4.0:
         print(f"{record.getMessage()} ...", file=sys.stderr, flush=True)
     return True
@@ -59,9 +59,10 @@ def _draw(path: str | None, name: str, shown: tuple[Any, ...]) -> None:
 
 
 def _asserted(given: dict[str, Any]) -> dict[str, Any]:
-    """Arguments of `plan` and `compare`, with the separation that the caller keeps.
+    """The arguments of `plan` and `compare`, with `MinSep` made from its two options.
 
-    What needs no accountant is refused here: accountants take seconds to import.
+    Arguments are checked here as far as no accountant is needed: accountants take seconds
+    to import.
     """
     from tf_bandmf.accounting.checks import check_positive
     from tf_bandmf.participation import MinSep
@@ -98,7 +99,7 @@ def _text(plan: Any) -> str:
 
 
 def _record(plan: Any) -> dict[str, Any]:
-    """Plain finite values."""
+    """A plan in plain finite values."""
     from tf_bandmf.strategies import registry
 
     names = "num_steps epsilon delta kind confidence accountant adjacency fingerprint "
@@ -116,7 +117,7 @@ def _record(plan: Any) -> dict[str, Any]:
 
 
 def _call(name: str, plot: str | None = None, **given: Any) -> Any:
-    """Calls a function of the library: by its name, for accountants take seconds."""
+    """Calls a function of the library, given by name so that imports can wait."""
     given = _asserted(given)
     import tf_bandmf
 
@@ -126,7 +127,7 @@ def _call(name: str, plot: str | None = None, **given: Any) -> Any:
 
 
 def _show(path: str, card: Any = None, plot: Any = None, **of_card: Any) -> Any:
-    pathlib.Path(path).stat()  # or there is nothing to import for
+    pathlib.Path(path).stat()  # fails before the slow imports
     from tf_bandmf.planning.plan import Plan
 
     read = Plan.load(path)

@@ -1,6 +1,6 @@
-"""Keeps log lines of native code (TensorFlow, XLA, CUDA) from between the lines of ours.
+"""Keeps log lines of native code (TensorFlow, XLA, CUDA) out of a program's output.
 
-TensorFlow logs to file descriptor 2 before anybody can set a level. What it writes there is
+TensorFlow logs to file descriptor 2 before a log level can be set. What it writes there is
 filtered: lines that look like logs below "fatal" are dropped, all others pass.
 """
 
@@ -45,8 +45,8 @@ def without_native_logs() -> Iterator[None]:
         with contextlib.redirect_stderr(ours):
             yield
     finally:
-        # The last writer of the pipe leaves: the thread ends, unless a child process
-        # holds the other end.
+        # This closes the last writer of the pipe, so that the thread ends, unless a child
+        # process holds the pipe open.
         os.dup2(terminal, 2)
         filtering.join(timeout=1.0)
 
@@ -59,7 +59,7 @@ def drop_native_logs() -> None:
 
 
 def _pass_on(source: int, sink: int) -> None:
-    """Copies lines that are no logs until the other end is closed."""
+    """Copies lines that are not logs until the other end is closed."""
     with os.fdopen(source, "rb") as pipe:
         for line in pipe:
             if not _LOG_LINE.match(line):

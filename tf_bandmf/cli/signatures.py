@@ -1,4 +1,4 @@
-"""Commands made of Python functions, whose arguments are the options.
+"""Commands made from Python functions: the functions' arguments become options.
 
 Name, type and default of an option come from the signature, its help from the docstring.
 Both are read from the source, so that help and completion import nothing.
@@ -49,8 +49,8 @@ def command(
       *sources: where signatures and docstrings are, such as "ledger.book:Ledger.fits"; the
         first one says what the command does.
       more: further options.
-      show: makes a text of what is returned; None for nothing.
-      record: makes plain values of it, for `--json`; None for no such option.
+      show: makes a text from the result; it returns None to print nothing.
+      record: makes plain values from the result, for `--json`; None for no such option.
     """
     nodes = [_source(source) for source in sources]
     options = [option for node in nodes for option in _options(node)] + [*more]
@@ -66,7 +66,7 @@ def command(
         except DamagedLedgerError:
             raise
         except (*_REFUSED, LedgerError) as error:
-            # Arguments are named as the options that they are.
+            # In messages, the names of arguments become those of the options.
             words = {str(option.name): option.opts[0] for option in options}
             named = lambda word: words.get(word[0], word[0])  # noqa: E731
             raise click.UsageError(re.sub(r"\b\w+_\w+\b", named, str(error))) from error
@@ -92,7 +92,10 @@ def _text(node: Any) -> str:
 
 
 def _options(node: Any) -> Iterator[click.Parameter]:
-    """An option for each argument of a plain type; a word for one without a default."""
+    """The parameters of a command, for the arguments of plain types.
+
+    Positional arguments without a default stay positional; all others become options.
+    """
     said = re.findall(r"^  \*?(\w+(?:, \w+)*): (.*(?:\n    .*)*)", _text(node), re.M)
     help_of = {name: text for names, text in said for name in names.split(", ")}
     given = node.args

@@ -1,4 +1,4 @@
-"""Pictures, one function each; they need matplotlib: `pip install "tf-bandmf[plot]"`.
+"""Functions that draw pictures; they need matplotlib: `pip install "tf-bandmf[plot]"`.
 
     from tf_bandmf import plots
 
@@ -6,9 +6,9 @@
     axes.figure.savefig("error.png")
 
 Every function takes an optional matplotlib axes and returns the axes that it drew on.
-Lines differ in color and in dash, in colors that color-blind readers tell apart (Okabe and
-Ito, 2008); heat maps are perceptually uniform. Errors are standard deviations per
-coordinate, in units of `l2_norm_clip`.
+Lines differ in color and in dash, in colors that color-blind readers can tell apart (Okabe
+and Ito, 2008); the color maps of heat maps are perceptually uniform. Errors are standard
+deviations per coordinate, in units of `l2_norm_clip`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#000000", "#56B4E9", "#E6
 DASHES = ("-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1)), (0, (1, 3)))
 _UNIT = "units of the clip norm"
 _ROWS = 64
-# Entries that are smaller than this part of the largest look like 0.
+# The color scale is linear below this part of the largest entry, and logarithmic above.
 _LINEAR_PART = 0.01
 
 
@@ -84,7 +84,7 @@ def per_step_error(plans: Mapping[str, Plan], axes: Any | None = None) -> Any:
 def accumulated_noise(
     plans: Mapping[str, Plan], seed: int = 0, axes: Any | None = None
 ) -> Any:
-    """The noise in one coordinate of the model, one draw, in a band of +- 1 std.
+    """One draw of the noise in a model coordinate, in a band of +- 1 standard deviation.
 
     All plans get the same normals, from NumPy's generator: this is a picture, not the
     noise of a run.
@@ -166,8 +166,8 @@ def training_curves(
       runs: by name; for each run one value per epoch, such as
         `history.history["val_accuracy"]`. All runs of a name have the same number of
         epochs.
-      quantity: label of the axis. Values of the training data are not covered by the
-        guarantee: do not publish them.
+      quantity: label of the axis. Values that are measured on training data are not
+        covered by the guarantee: do not publish them.
       axes: where to draw; by default on a new figure.
 
     Raises:
@@ -200,7 +200,7 @@ def training_curves(
 def strategy_matrix(
     strategy: Strategy, rows: int = _ROWS, axes: Any | None = None
 ) -> Any:
-    """The first `rows` steps of C.
+    """A heat map of C, for its first `rows` steps.
 
     Args:
       strategy: of n steps.
@@ -220,7 +220,7 @@ def strategy_matrix(
 def noising_matrix(
     strategy: Strategy, rows: int = _ROWS, axes: Any | None = None
 ) -> Any:
-    """The first `rows` steps of C^-1: row i is the noise of step i, made of Z.
+    """A heat map of C^-1, for its first `rows` steps: row i makes step i's noise from Z.
 
     Args:
       strategy: of n steps.
@@ -255,10 +255,10 @@ def _heat_map(
     if name == "C" and block.min() >= 0.0:
         color_map, scale = "cividis", colors.Normalize(0.0, largest)
     else:
-        # Small entries count, for they are many; 0 is in the middle.
+        # Small entries are many, so the scale shows them; 0 is in the middle of the colors.
         color_map = "PuOr_r"
         scale = colors.SymLogNorm(_LINEAR_PART * largest, vmin=-largest, vmax=largest)
-    # What is above the diagonal is no entry at all.
+    # C is lower triangular: nothing is drawn above the diagonal.
     shown = np.ma.masked_where(np.triu(np.ones_like(block), 1) > 0, block)
     last = size - 0.5
     image = axes.imshow(
@@ -282,11 +282,11 @@ def plan_overview(name: str, plans: dict[str, Plan], figure: Any) -> Any:
 
     Args:
       name: of the plan to show.
-      plans: by name; the others are drawn into the panels of errors.
+      plans: by name; all of them are drawn into the panels of errors and noise.
       figure: a matplotlib figure or subfigure, drawn on.
 
     Returns:
-      The axes, shape [2, 3]; the last one has no picture and names the plan.
+      The axes, shape [2, 3]; the last one lists the plan's numbers as text.
     """
     plan = plans[name]
     grid = figure.subplots(2, 3)
@@ -335,6 +335,6 @@ def _finish_lines(axes: Any, x_label: str, y_label: str) -> Any:
     axes.set_ylabel(y_label)
     axes.grid(alpha=0.25, linewidth=0.6)
     if len(axes.get_legend_handles_labels()[1]) > 1:
-        # A frame without an edge: what lies below stays off the words.
+        # A nearly opaque frame keeps lines from crossing the words.
         axes.legend(edgecolor="none", framealpha=0.85)
     return axes
