@@ -1,15 +1,16 @@
 """The base class of accountants: from noise to a guarantee, and back.
 
-There is one unit: `noise_stddev`, the standard deviation of the noise on the **raw**
-strategy `C` for l2_norm_clip = 1. A run releases `C x + noise_stddev * z`. Only
-`Plan` speaks of a noise multiplier.
+All noise is given as `noise_stddev`, the standard deviation of the noise on the **raw**
+strategy `C` for l2_norm_clip = 1: a run releases `C x + noise_stddev * z`. Only `Plan`
+uses a noise multiplier.
 
-Gaussian releases about the same records may come between the steps, and steps may depend on
-them. Without amplification all together are one Gaussian mechanism, `1 / sigma^2` of which
-is the sum (Dong, Roth, Su, 2019, arXiv:1905.02383, Corollary 3.3). Else the pair that
-dominates the run is composed with theirs (Zhu, Dong, Wang, 2022, arXiv:2106.08567, Theorem
-10). A sampler keeps its random numbers over the steps: that this holds although releases
-come between them is shown by Vadhan and Zhang, 2022, arXiv:2207.08335.
+Other Gaussian releases about the same records may come between the steps, and steps may
+depend on them. Without amplification, the run and the releases together are one Gaussian
+mechanism, whose `1 / sigma^2` is the sum of theirs (Dong, Roth, Su, 2019,
+arXiv:1905.02383, Corollary 3.3). With amplification, the dominating pair of the run is
+composed with the pairs of the releases (Zhu, Dong, Wang, 2022, arXiv:2106.08567, Theorem
+10). This composition holds although releases come between the steps of a sampler that keeps
+its random numbers (Vadhan and Zhang, 2022, arXiv:2207.08335).
 """
 
 from __future__ import annotations
@@ -32,9 +33,9 @@ from tf_bandmf.accounting.checks import (
 from tf_bandmf.accounting.guarantee import ZERO_OUT, Calibration, Guarantee
 from tf_bandmf.accounting.root_finding import log, near_root, smallest, to_safe_side
 
-# With sampling no epsilon below is stated; the tolerance of the log of a rough noise.
+# With sampling, no smaller epsilon is stated. The tolerance of the log of a rough noise.
 _LEAST_EPSILON, _ROUGH_TOLERANCE = 1e-6, 5e-3
-# Where a search for the noise begins, of what is enough for certain.
+# A search for the noise begins at this fraction of a noise that is certainly enough.
 _START = 0.5
 
 Self = TypeVar("Self", bound="Accountant")
@@ -43,31 +44,33 @@ Self = TypeVar("Self", bound="Accountant")
 class Accountant(abc.ABC):
     """Accounting for one strategy under one participation.
 
-    A subclass knows `sampled_delta`; epsilon and noise follow by root finding, on the
-    safe side.
+    A subclass implements `sampled_delta`. Epsilon and noise are found from it by root
+    finding, and are on the safe side.
 
     Noise is given as `noise_stddev`, on the raw `C` for l2_norm_clip = 1.
     """
 
-    # Accountant, kind and adjacency of its guarantees: with and without amplification.
+    # Accountant name, kind and adjacency of guarantees: first with amplification, last
+    # without.
     claims: tuple[tuple[str, str, str], ...]
     # The sampling probability; 1 without amplification.
     sampling_probability = 1.0
-    # Sensitivity of the Gaussian mechanism that the run is without amplification.
+    # Sensitivity of the run as one Gaussian mechanism, without amplification.
     whole_sensitivity: float
-    # By how much a neighbor moves what one unit contributes: replaced, by twice its norm.
+    # How far a neighbor moves the contribution of a unit, in units of the largest norm of a
+    # contribution: 1 if the contribution becomes zero, 2 if the unit is replaced.
     moved_by = 1.0
-    # Noise multiplier of all Gaussian releases beside the run together.
+    # The joint noise multiplier of all Gaussian releases in addition to the run.
     releases = math.inf
-    # Of its bounds, where it simulates; else None.
+    # The confidence of simulated bounds; else None.
     confidence: float | None = None
 
     def beside(self: Self, releases: float) -> Self:
-        """The accountant of the run with Gaussian releases beside it.
+        """Returns the accountant of the run together with other Gaussian releases.
 
         Args:
-          releases: noise multiplier of all of them together, per unit of sensitivity under
-            zero-out; R releases of sigma each have `sigma / sqrt(R)`.
+          releases: the joint noise multiplier of the other releases, per unit of their
+            sensitivity under zero-out; `sigma / sqrt(R)` for R releases with sigma each.
         """
         check_positive("noise_multiplier", releases)
         both = copy.copy(self)
@@ -75,7 +78,7 @@ class Accountant(abc.ABC):
         return both
 
     def multiplier(self, noise_stddev: float) -> float:
-        """Noise per unit of sensitivity of the run, and the releases, as one mechanism."""
+        """Returns the noise multiplier of run and releases as one Gaussian mechanism."""
         alone = noise_stddev / self.whole_sensitivity
         if self.releases == math.inf:
             return alone
@@ -84,17 +87,17 @@ class Accountant(abc.ABC):
     def sampled_delta(
         self, epsilon: float, noise_stddev: float, rough: bool = False
     ) -> float:
-        """Delta at epsilon > 0 with amplification, and with the releases, from above.
+        """Returns an upper bound on delta with amplification, including the releases.
 
         Args:
           epsilon: > 0.
           noise_stddev: > 0.
-          rough: a cheaper approximation, to search with.
+          rough: True for a cheaper approximation, for use in a search.
         """
         return 1.0
 
     def delta(self, epsilon: float, noise_stddev: float, rough: bool = False) -> float:
-        """Delta at epsilon, from above.
+        """Returns an upper bound on delta at epsilon.
 
         Args:
           epsilon: > 0; without amplification, >= 0.
@@ -111,7 +114,7 @@ class Accountant(abc.ABC):
         return min(whole, self.sampled_delta(epsilon, noise_stddev, rough))
 
     def epsilon(self, delta: float, noise_stddev: float) -> float:
-        """Epsilon at delta, from above; 0 where delta is spent before.
+        """Returns an upper bound on epsilon at delta; 0 if epsilon = 0 has this delta.
 
         Raises:
           ValueError: on invalid input, or if epsilon is above `LARGEST_STATED_EPSILON`.
@@ -132,17 +135,18 @@ class Accountant(abc.ABC):
             lambda epsilon: self.delta(epsilon, noise_stddev, rough=True),
             lambda epsilon: self.delta(epsilon, noise_stddev),
             delta,
-            # Between the whole of the loss and the sampled part of it.
+            # The search starts between epsilon without amplification and epsilon times the
+            # sampling probability.
             upper * math.sqrt(self.sampling_probability),
             upper,
         )
 
     def largest_noise(self, epsilon: float, delta: float) -> float:
-        """The noise without amplification, which is enough for certain.
+        """Returns the noise without amplification, which is certainly enough.
 
         Raises:
-          ValueError: on invalid input, if no useful noise gives the budget, or releases
-            beside the run leave nothing of it.
+          ValueError: on invalid input, if no useful noise gives the budget, or if the other
+            releases use up the budget.
         """
         multiplier = gaussian.calibrate_noise_stddev(epsilon, delta)
         if self.releases < math.inf:
@@ -165,12 +169,12 @@ class Accountant(abc.ABC):
     def rough_noise_stddev(
         self, epsilon: float, delta: float, near: float | None = None
     ) -> float:
-        """The noise for the budget, within a percent: to compare runs, not to plan one.
+        """Returns the noise for the budget within one percent, to compare runs only.
 
         Args:
           epsilon: > 0.
           delta: in (0, 1).
-          near: an approximate value, if known: the search starts there.
+          near: an approximate value at which the search starts, if known.
         """
         largest = self.largest_noise(epsilon, delta)
         if self.sampling_probability == 1.0:
@@ -186,14 +190,14 @@ class Accountant(abc.ABC):
         )
 
     def first_noise(self, epsilon: float, delta: float, largest: float) -> float:
-        """The noise at which a search begins: up to `largest`."""
-        # Where noise is large it is that of all steps times the probability.
+        """Returns the noise at which a search begins, at most `largest`."""
+        # Large noise is about the noise without amplification times the probability.
         return min(1.5 * self.sampling_probability, 1.0) * largest
 
     def calibrate(self, epsilon: float, delta: float) -> Calibration:
-        """The smallest noise for the budget, rounded up.
+        """Returns the smallest noise for the budget, rounded up.
 
-        It was checked: `self.delta(epsilon, result.noise_stddev) <= delta`.
+        The result was checked: `self.delta(epsilon, result.noise_stddev) <= delta`.
 
         Raises:
           ValueError: on invalid input, or if no useful noise gives the budget.
@@ -210,7 +214,7 @@ class Accountant(abc.ABC):
         return Calibration(noise, self.stated(epsilon, delta, noise))
 
     def guarantee(self, noise_stddev: float, delta: float) -> Guarantee:
-        """The guarantee of a run with this noise at delta.
+        """Returns the guarantee of a run with this noise at delta.
 
         Raises:
           ValueError: if delta is so large that epsilon would be 0.
@@ -219,7 +223,7 @@ class Accountant(abc.ABC):
         return self.stated(epsilon, delta, noise_stddev)
 
     def stated(self, epsilon: float, delta: float, noise_stddev: float) -> Guarantee:
-        """The guarantee with these numbers: the last claim, if they need no sampling."""
+        """Returns the guarantee; it claims amplification only if the numbers need it."""
         whole = gaussian.gaussian_delta(self.multiplier(noise_stddev), epsilon)
         name, kind, adjacency = self.claims[-1 if whole <= delta else 0]
         return Guarantee(epsilon, delta, kind, name, adjacency, self.confidence)
@@ -230,7 +234,7 @@ class Accountant(abc.ABC):
         return reached <= guarantee.delta * (1.0 + 1e-6)
 
     def event(self, noise_stddev: float) -> dp_accounting.DpEvent:
-        """The run, and the releases, as an event of dp-accounting.
+        """Returns the run and the releases as one event of dp-accounting.
 
         Raises:
           ValueError: if dp-accounting has no event for it.
@@ -262,7 +266,7 @@ class GaussianAccountant(Accountant):
     Args:
       sensitivity: sens(C) under the participation, or an upper bound on it.
       is_exact: False for a bound; the guarantees are then bounds, too.
-      name: of the accountant, for guarantees, if it is not that of this mechanism.
+      name: the accountant's name in guarantees; None for `gaussian.NAME`.
     """
 
     def __init__(
@@ -287,10 +291,10 @@ class EpsilonIsZero(ValueError):
 
 
 def meaningful(epsilon: float, noise_stddev: float, delta: float) -> float:
-    """Epsilon, if it is one that can be stated.
+    """Returns epsilon unless it is 0, which a guarantee cannot state.
 
     Raises:
-      EpsilonIsZero: if it is 0.
+      EpsilonIsZero: if epsilon is 0.
     """
     if epsilon == 0.0:
         raise EpsilonIsZero(

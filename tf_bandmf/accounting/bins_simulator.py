@@ -2,16 +2,16 @@
 
 Every example falls into one of `b` bins and takes part at the steps of its bin. For a
 strategy `C >= 0` the dominating pair is `P = mean_j N(m_j, sigma^2 I)` against
-`Q = N(0, sigma^2 I)` with `m_j` the sum of the columns of `C` of bin `j` (Choquette-Choo,
+`Q = N(0, sigma^2 I)`, `m_j` being the sum of the columns of `C` of bin `j` (Choquette-Choo,
 Ganesh, Haque, Steinke, Thakurta: "Near exact privacy amplification for matrix
 mechanisms", arXiv:2410.06266; used in arXiv:2601.22334, section 5.1).
 
-The privacy loss depends on the `b` inner products `u_j = <m_j, x> / sigma^2` alone, which
-are jointly Gaussian with covariance `G / sigma^2`, `G = <m_i, m_j>`: the number of
-steps drops out.
+The privacy loss depends only on the `b` inner products `u_j = <m_j, x> / sigma^2`. They are
+jointly Gaussian with covariance `G / sigma^2`, `G[i, j] = <m_i, m_j>`, so the cost of a
+draw does not depend on the number of steps.
 
-Draws come from mixtures of tilted versions of `P` (or `Q`), so that rare losses are seen
-often; each draw's weight is a ratio of log-sum-exps over the bins.
+Draws come from mixtures of tilted versions of `P` (or `Q`), so that rare losses are drawn
+often; the log weight of each draw is a difference of log-sum-exps over the bins.
 """
 
 from __future__ import annotations
@@ -27,22 +27,24 @@ import numpy as np
 from tf_bandmf import matrices
 from tf_bandmf.accounting.simulator import MAIN, PILOT, Proposal, Simulator, Stage
 
-# Standard deviations by which the pilot run moves its draws, and draws of each tilt.
+# The standard deviations by which a pilot run, and a rough one, move their draws; the draws
+# of each tilt in the two.
 _STRENGTHS = (1.0, 2.0, 3.0, 4.0, 5.0, 6.5, 8.0)
 _ROUGH_STRENGTHS = (1.0, 2.5, 4.0, 6.5)
 _PILOT_DRAWS = 400, 250
-# Candidates for a bound: tilts with certain weights, in standard deviations.
+# Strengths of the certain tilts that are tried for a bound, in standard deviations.
 _CERTAIN_STRENGTHS = (0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.5)
-# Entries of the largest n x b matrix that is built for a strategy without structure.
+# The most entries of an n x b matrix that is built for a strategy without structure.
 _LARGEST_COLUMNS = 100_000_000
-# Up to so many of them columns are faster than diagonals, if there are many of those.
+# With at most this many entries, this matrix is faster than sums over the Gram diagonals
+# if the strategy has more than b bands.
 _FEW_COLUMNS = 4_000_000
 _LARGEST_BINS = 8_192
-# Entries of the arrays of one chunk of draws.
+# The entries of the arrays of one chunk of draws.
 _CHUNK = 300_000
-# Bytes of Gaussian draws that are kept for use at several noise levels.
+# The most bytes of Gaussian draws that are kept for use at several noise levels.
 _CACHE = 400_000_000
-# Beyond it single precision no longer resolves the loss well.
+# With exponents larger than this, single precision no longer resolves the loss well.
 _SINGLE_PRECISION_LIMIT = 300.0
 
 
@@ -57,7 +59,7 @@ def check_bins(num_bins: int) -> None:
 
 
 def gram_matrix(matrix: matrices.LowerTriangular, num_bins: int) -> np.ndarray:
-    """`G[i, j] = <m_i, m_j>`, shape [b, b], `m_j = sum_e C[:, e b + j]`.
+    """Returns `G[i, j] = <m_i, m_j>`, shape [b, b], `m_j = sum_e C[:, e b + j]`.
 
     Args:
       matrix: `C`, n x n, non-negative.
@@ -109,9 +111,9 @@ class Tilt:
     """One component of a proposal.
 
     Attributes:
-      single: the mean moves by this many times the draw's own bin column, past what the
-        target distribution has.
-      common: the mean moves by this many times the average of all bin columns.
+      single: the mean moves by this multiple of the column `m_j` of the draw's own bin, in
+        addition to the mean of the target distribution.
+      common: the mean moves by this multiple of the average of all bin columns.
     """
 
     single: float = 0.0
@@ -123,7 +125,7 @@ class BinsSimulator(Simulator):
 
     Args:
       gram: G for noise of standard deviation 1, shape [b, b].
-      num_draws: of a main run, for each direction.
+      num_draws: draws of a main run, for each direction.
       seed: equal seeds give equal draws.
     """
 
@@ -153,7 +155,7 @@ class BinsSimulator(Simulator):
         return self._grid(_ROUGH_STRENGTHS if is_rough else _STRENGTHS)
 
     def _grid(self, strengths: Sequence[float]) -> list[Tilt]:
-        """Tilts by the given numbers of standard deviations, the target first."""
+        """Returns tilts by the given numbers of standard deviations, the target first."""
         unit = 1.0 / math.sqrt(2.0 * float(self.half.max()))
         common = 1.0 / math.sqrt(self.common_squared)
         if self.add:
@@ -167,20 +169,20 @@ class BinsSimulator(Simulator):
     def certain_tilts(self) -> list[Tilt]:
         tilts = self._grid(_CERTAIN_STRENGTHS)[1 : len(_CERTAIN_STRENGTHS) + 1]
         if self.add:
-            # Tilts of use are as strong as the loss that they are to reach.
+            # A tilt should be as strong as the loss that it must reach, which may be large.
             tilts += [
                 Tilt(common=factor * t.common) for t in tilts for factor in (2, 4)
             ]
         return tilts
 
     def losses(self, u: np.ndarray) -> np.ndarray:
-        """`log dP/dQ` at the inner products `u`, shape [N, b] -> [N]."""
+        """Returns `log dP/dQ` at the inner products `u`, shape [N, b] -> [N]."""
         return _log_mean_exp(u - self.half.astype(u.dtype))
 
     def log_density(
         self, tilt: Tilt, u: np.ndarray, average: np.ndarray, losses: np.ndarray
     ) -> np.ndarray:
-        """Log density of a component relative to Q; `average` is the mean of u."""
+        """Returns a component's log density relative to Q; `average` is the mean of u."""
         along = tilt.common * average - 0.5 * tilt.common**2 * self.common_squared
         if self.add:
             return along
@@ -242,7 +244,7 @@ class BinsSimulator(Simulator):
             yield losses, np.stack(densities)
 
     def _correlated(self, generator: np.random.Generator, count: int) -> np.ndarray:
-        """Gaussian noise for noise level 1, shape [count, b]."""
+        """Returns Gaussian draws with covariance G (noise level 1), shape [count, b]."""
         rank = self._factor_t.shape[0]
         z = generator.standard_normal((count, rank), dtype=np.float32)
         if self._factor_t.ndim == 1:
@@ -252,10 +254,11 @@ class BinsSimulator(Simulator):
 
 
 def factorize(gram: np.ndarray) -> np.ndarray:
-    """`L` with `L L^T = G`: a vector if G is diagonal, else [b, b] or [b, rank of G].
+    """Returns `L` with `L L^T = G`, shape [b, b] or [b, rank of G].
 
-    Lower-triangular where G is not singular: it is a smooth function of G then, so that
-    equal random numbers give similar draws for similar strategies.
+    If G is diagonal, the result is the vector of L's diagonal. If G is not singular, L is
+    lower triangular and a smooth function of G, so that equal random numbers give similar
+    draws for similar strategies.
 
     Raises:
       ArithmeticError: if G is not positive semidefinite.
@@ -277,7 +280,7 @@ def factorize(gram: np.ndarray) -> np.ndarray:
 
 
 def _log_mean_exp(exponents: np.ndarray) -> np.ndarray:
-    """Over the last axis; overwrites its argument."""
+    """Returns `log(mean(exp(exponents)))` over the last axis; overwrites its argument."""
     top = exponents.max(axis=-1, keepdims=True)
     exponents -= top
     np.exp(exponents, out=exponents)

@@ -8,10 +8,12 @@ from typing import Any
 import numpy as np
 
 _LARGEST_NUMBER = sys.float_info.max
-# The least delta of a plan: what the noise leaves out of a normal distribution is below
-# a thousandth of it (`noise.box_muller`), and so is the chance to guess a key of 128 bits.
+# The smallest delta of a plan. The part of a normal distribution that the generated noise
+# lacks (`noise.box_muller`) has less than a thousandth of this probability, and so has a
+# correct guess of a 128-bit key.
 SMALLEST_DELTA = 1e-20
-# Larger epsilons of a plan mean nothing. At another delta a plan may have a larger one.
+# The largest epsilon of a plan, as larger ones mean nothing; and the largest that may be
+# stated for it at another delta.
 LARGEST_EPSILON, LARGEST_STATED_EPSILON = 1e4, 1e5
 
 
@@ -30,14 +32,14 @@ def check_nonnegative(name: str, value: Any) -> None:
 def whole_number(
     name: str, value: Any, least: int = 1, most: int | None = None, most_is: str = ""
 ) -> int:
-    """The value as an int.
+    """Returns the value as an int.
 
     Args:
       name: of the value, for the message.
       value: anything.
-      least: of what is allowed.
-      most: likewise, or None.
-      most_is: what `most` is, for the message, such as "num_steps".
+      least: the smallest allowed value.
+      most: the largest allowed value, or None.
+      most_is: the name of `most` in the message, such as "num_steps".
 
     Raises:
       ValueError: unless the value is a whole number from `least` to `most`.
@@ -58,7 +60,7 @@ def check_delta(delta: Any) -> None:
 
 
 def check_confidence(confidence: Any) -> None:
-    """Raises ValueError unless this is None or a number in [0.5, 1)."""
+    """Raises ValueError unless confidence is None or a number in [0.5, 1)."""
     if confidence is None or (is_number(confidence) and 0.5 <= confidence < 1.0):
         return
     raise ValueError(
@@ -72,13 +74,13 @@ def check_planned_delta(delta: Any) -> None:
     check_delta(delta)
     if delta < SMALLEST_DELTA:
         raise ValueError(
-            f"delta of a plan must be >= {SMALLEST_DELTA:g}, found {delta!r}: the tails "
-            f"of generated noise are not longer. Use a larger delta."
+            f"delta of a plan must be >= {SMALLEST_DELTA:g}, found {delta!r}: generated "
+            f"noise has no tails beyond that. Use a larger delta."
         )
 
 
 def no_privacy(noise_stddev: float, delta: float, limit: float) -> ValueError:
-    """The error where noise gives an epsilon above a limit."""
+    """Returns the error for noise whose epsilon is above a limit."""
     return ValueError(
         f"noise_stddev = {noise_stddev} gives no meaningful privacy: epsilon > {limit:g} "
         f"at delta = {delta}. Add noise."
@@ -86,6 +88,6 @@ def no_privacy(noise_stddev: float, delta: float, limit: float) -> ValueError:
 
 
 def is_number(value: Any) -> bool:
-    """True for a number, also one of NumPy's, but no bool."""
+    """True for an int or float, including those of NumPy, but not for a bool."""
     number = isinstance(value, (int, float, np.integer, np.floating))
     return number and not isinstance(value, bool)

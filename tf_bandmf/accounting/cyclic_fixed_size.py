@@ -3,12 +3,12 @@
 The examples are split into `b` parts of `floor(m / b)`; step `i` takes `B` examples of
 part `i mod b`, uniformly without replacement (arXiv:2306.08153, Alg. 2, Theorem 4).
 The `ceil(n / b)` queries are composed by their privacy losses (`tilted`), for neighbors
-one of which has **another example in place of one**: contributions differ by up to twice
-the clipping norm, so that the queries count with half of the noise. Setting an example's
-contribution to zero is one such replacement: zero-out adjacency is included.
+that differ in **one example, replaced by another**. The contributions then differ by up to
+twice the clipping norm, so the queries count with half of the noise. Setting an example's
+contribution to zero is such a replacement, so zero-out adjacency is included.
 
-Without amplification the run is also a Gaussian mechanism; whichever bound is better
-counts. These are not Poisson's numbers, which hold for another sampler.
+Without amplification the run is also a Gaussian mechanism; the better of the two bounds is
+used. The results are not those of Poisson sampling, which is another sampler.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class CyclicFixedSizeAccountant(SampledQueries):
 
     Args:
       num_queries: `ceil(n / b)`.
-      part_size: `floor(m / b)`, examples of each part.
+      part_size: `floor(m / b)`, the number of examples in each part.
       batch_size: B <= part_size.
       column_norm: kappa, the sensitivity of each query to zeroing an example out.
     """

@@ -1,11 +1,11 @@
-"""Accounting of cyclic Poisson sampling for banded strategies; DP-SGD is one part.
+"""Accounting of cyclic Poisson sampling for banded strategies; DP-SGD has one part.
 
 The examples are split into `b` parts; step `i` takes each example of part `i mod b` with
 probability `q`. If `C` has at most `b` bands, a run is as private as `ceil(n / b)`
 Poisson-sampled Gaussian queries (arXiv:2306.08153, Theorem 4 and Theorem 5), each with
 sensitivity `kappa`, the largest column norm of `C`.
 
-`tilted` composes them: its errors are on the safe side, and relative to delta.
+`tilted` composes the queries; its errors are on the safe side, and small relative to delta.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ NAME = "Poisson-sampled Gaussian queries (tilted Fourier transform)"
 
 
 def check_bands(matrix: matrices.LowerTriangular, num_parts: int) -> None:
-    """Raises ValueError unless Theorem 4 and 5 cover the strategy with so many parts."""
+    """Raises ValueError unless Theorems 4 and 5 cover the strategy with `num_parts`."""
     if matrix.bands <= num_parts:
         return
     if matrix.bands >= matrix.num_rows:
@@ -48,13 +48,13 @@ def check_bands(matrix: matrices.LowerTriangular, num_parts: int) -> None:
 
 
 class ComposedQueries(Accountant):
-    """Gaussian queries on samples of the same data, of any kinds.
+    """Gaussian queries of several kinds on samples of the same data.
 
     Args:
-      given: the queries, with noise per unit of `noise_stddev`.
+      given: the queries; the noise of each is in units of `noise_stddev`.
 
     Attributes:
-      kinds: the same, one for each kind.
+      kinds: the queries, with equal ones merged into one that has their number as count.
     """
 
     claims: tuple[tuple[str, str, str], ...] = ((NAME, "bound", ZERO_OUT),)
@@ -69,7 +69,7 @@ class ComposedQueries(Accountant):
         self.sampling_probability = min(query.probability for query in given)
 
     def queries(self, noise_stddev: float) -> list[tilted.Query]:
-        """The kinds of steps, with their noise for that of the run."""
+        """Returns the kinds of queries, with their noise at the run's `noise_stddev`."""
         scaled = ((query, noise_stddev * query.noise) for query in self.kinds)
         return [dataclasses.replace(query, noise=noise) for query, noise in scaled]
 
@@ -81,7 +81,7 @@ class ComposedQueries(Accountant):
 
 
 class SampledQueries(ComposedQueries):
-    """Gaussian queries, each about a sample in which an example is with probability q.
+    """Gaussian queries, each on a sample that contains an example with probability q.
 
     Args:
       num_queries: `ceil(n / b)`, how often one example can be sampled.
@@ -101,7 +101,7 @@ class SampledQueries(ComposedQueries):
     def of_strategy(
         cls: type[Self], matrix: matrices.LowerTriangular, num_parts: int, *sample: Any
     ) -> Self:
-        """The accountant for a strategy matrix.
+        """Returns the accountant of a strategy matrix.
 
         Args:
           matrix: `C`.
@@ -127,10 +127,10 @@ class SampledQueries(ComposedQueries):
 
     @abc.abstractmethod
     def sampled(self, query: dp_accounting.DpEvent) -> dp_accounting.DpEvent:
-        """The event of a query about a sample."""
+        """Returns the event of a query on a sample."""
 
     def event(self, noise_stddev: float) -> dp_accounting.DpEvent:
-        """The run as a composition of `num_queries` sampled Gaussian events."""
+        """Returns the run as a composition of `num_queries` sampled Gaussian events."""
         unit = noise_stddev / self.column_norm / self.moved_by
         query = self.sampled(dp_accounting.GaussianDpEvent(unit))
         run = dp_accounting.SelfComposedDpEvent(query, self.num_queries)
@@ -147,13 +147,13 @@ class CyclicPoissonAccountant(SampledQueries):
     queries), errors of discretization and truncation increase the results.
 
     Example F.1 of arXiv:2306.08153 divides by `floor(n / b)` and composes `ceil(m / b)`
-    times: its n and m are exchanged. There are `ceil(n / b)` queries, each on a part of
+    times: n and m are exchanged there. Correct are `ceil(n / b)` queries, each on a part of
     `floor(m / b)` of the m examples.
 
     Args:
       num_queries: `ceil(n / b)`, how often one example can be sampled.
-      sampling_probability: q in (0, 1], with which an example of the part whose turn it
-        is takes part in a step.
+      sampling_probability: q in (0, 1], the probability that a step samples an example of
+        its part.
       column_norm: kappa, the sensitivity of each query.
     """
 
