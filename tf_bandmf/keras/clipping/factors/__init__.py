@@ -1,1 +1,1 @@
-"""Gradients of examples as products that are never multiplied out, and their norms."""
+"""Per-example gradients, in most cases as products of smaller tensors, and their norms."""

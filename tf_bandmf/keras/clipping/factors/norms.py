@@ -244,6 +244,6 @@ def of_products(left: tf.Tensor, right: tf.Tensor) -> Norms:
 
 
 def _together(squares: tf.Tensor) -> tf.Tensor:
-    """Squared norms [B] of parts [B, ...] of one vector, such as groups of a kernel."""
+    """Adds squared norms [B, ...] of parts of a vector, such as groups of a kernel: [B]."""
     axes = list(range(1, squares.shape.rank))
     return tf.reduce_sum(squares, axes) if axes else squares

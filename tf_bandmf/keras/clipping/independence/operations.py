@@ -50,7 +50,7 @@ class Call:
         )
         self.inputs.pop("self")
         self.tensors = tensors_of(list(self.inputs.values()))
-        # Results, flat.
+        # Results, flattened.
         self.outputs: list[Any] = []
 
 
@@ -125,7 +125,7 @@ def _first(call: Call, name: str | None = None) -> tuple[Place, int]:
 
 
 def _aligned(call: Call) -> tuple[Place, int]:
-    """Returns the place that all arguments share, aligned at the last axes, and a rank."""
+    """Returns the place that arguments share, aligned at their last axes, and the rank."""
     rank = max(len(tensor.shape) for tensor in call.tensors)
     places = [
         place._replace(axis=place.axis + rank - len(tensor.shape))
@@ -284,7 +284,8 @@ def _classes(names: str) -> list[type]:
 OPERATIONS: dict[type, Rule] = {
     kind: rule for rule, names in _TABLE for kind in _classes(names)
 }
-# For operations that rearrange entries: the tensor, and the same for an array of its shape.
+# For operations that rearrange entries: the tensor, and the operation as a function of an
+# array of the tensor's shape.
 _ARRANGED: dict[str, Callable[[Call], tuple[Any, Callable[[Any], Any]]]] = {
     "GetItem": lambda call: (call.inputs["x"], lambda array: array[call.inputs["key"]]),
     "Reshape": lambda call: (

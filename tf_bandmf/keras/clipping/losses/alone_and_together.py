@@ -111,7 +111,7 @@ def _cosines(model: keras.Model, loss: CompileLoss, specs: Any) -> dict[int, flo
         cosines = {place: cosine for place, cosine in compared if cosine is not None}
         is_other = any(cosine < 1 for cosine in cosines.values())
         if is_other and any(map(_differ, together, gradients(made))):
-            return {}  # It draws random numbers.
+            return {}  # The loss draws random numbers.
         if cosines:
             return cosines
     return {}
@@ -132,7 +132,8 @@ def _cosine(together: Any, alone: Any) -> float | None:
     if size <= _ROUNDING * length:
         return 0.0
     ratio = np.sum(together * alone) / size**2
-    # Between mean and sum, too: a batch's loss may be divided by a count under a mask.
+    # Ratios between those of a mean and of a sum are accepted, too: the loss of a batch may
+    # be divided by the number of positions that a mask leaves.
     is_mean_or_sum = (1 - _TOLERANCE) / len(alone) <= ratio <= 1 + _TOLERANCE
     is_close = np.linalg.norm(together - ratio * alone) <= _TOLERANCE * length
     if is_mean_or_sum and is_close:
@@ -199,7 +200,7 @@ def _values(rng: Any, count: int, shape: Sequence[int], output: Sequence[int]) -
 
 
 def _classes(rng: Any, count: int, shape: Sequence[int], output: Sequence[int]) -> Any:
-    """Makes up targets that are classes: 0 or 1, or numbers from 1, as 0 is often padding.
+    """Makes up targets that are classes: 0 or 1, or from 1 on, as 0 is often padding.
 
     If examples have several positions, each class is as frequent in all examples: a mask
     then leaves equally many positions of every example.

@@ -74,7 +74,7 @@ def structure_of(
     variables: Sequence[Any] = (),
     training: bool = True,
 ) -> Structure:
-    """Finds the layers that must run for each example by itself, and tapped calls.
+    """Finds layers that must run for each example by itself, and calls of tapped layers.
 
     Args:
       model: a built model.

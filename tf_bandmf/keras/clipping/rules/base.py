@@ -175,14 +175,14 @@ class LayerRule(OneTapRule):
     takes_adapters = False
 
     def supports(self, layer: Any, variables: Sequence[Any]) -> bool:
-        """See the base class: layers that fit and train nothing but `weights`."""
+        """See the base class: True if the layer fits and trains nothing but `weights`."""
         if not self.fits(layer):
             return False
         weights = {id(variable) for variable in self.weights(layer)}
         return all(id(variable) in weights for variable in variables)
 
     def fits(self, layer: Any) -> bool:
-        """Says if the layer computes what the rule takes it to; see `is_plain`."""
+        """Says if the layer computes what the rule assumes; see `is_plain`."""
         return is_plain(layer, *self.kinds, adapted=self.takes_adapters)
 
     @abc.abstractmethod

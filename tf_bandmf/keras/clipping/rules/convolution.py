@@ -107,7 +107,7 @@ def _padding(mode: str, reach: int, missing: Any) -> tuple[Any, Any]:
 
 
 class ConvolutionRule(PreActivationRule):
-    """`Conv1D`, `Conv2D`, `Conv3D`: a product of input patches and gradients."""
+    """The rule of `Conv1D`, `Conv2D`, `Conv3D`: products of input patches and gradients."""
 
     kinds = (keras.layers.Conv1D, keras.layers.Conv2D, keras.layers.Conv3D)
 

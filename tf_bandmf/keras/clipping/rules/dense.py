@@ -17,7 +17,7 @@ from tf_bandmf.keras.compat.keras_objects import kernel_of
 
 
 class DenseRule(PreActivationRule):
-    """`Dense`, and `EinsumDense` of any equation with the batch first.
+    """The rule of `Dense`, and of `EinsumDense` with any equation with the batch first.
 
     A layer may have an adapter if the last letter of the kernel is new, see `products`.
     """
@@ -53,5 +53,5 @@ class DenseRule(PreActivationRule):
 
 
 def _spelled(layer: Any) -> str:
-    """The equation of a layer."""
+    """Returns the equation of a layer, without spaces."""
     return getattr(layer, "equation", "...i,io->...o").replace(" ", "")

@@ -27,7 +27,7 @@ from tf_bandmf.keras.compat.keras_objects import MASK, embeddings_of
 
 
 class EmbeddingRule(LayerRule):
-    """Lookups and projections with the same table, with adapters or without.
+    """The rule of lookups and projections with one table, with adapters or without.
 
     A lookup's gradients go to the rows that were looked up, repeats added. Position
     embeddings are looked up once, and the result is repeated for each example. A call with

@@ -20,7 +20,7 @@ from tf_bandmf.keras.compat.keras_objects import bias_of
 
 
 class MaskedLMHeadRule(PreActivationRule):
-    """The bias of `MaskedLMHead`; the layers inside it have rules of their own."""
+    """The rule of the bias of `MaskedLMHead`; the layers inside have their own rules."""
 
     kinds = ("keras_hub.src.layers.modeling.masked_lm_head.MaskedLMHead",)
     opens = True

@@ -37,7 +37,7 @@ _RULES = (ConvolutionRule(), DenseRule())
 
 
 class KernelFunctionRule(PreActivationRule):
-    """Subclasses of `Dense` and convolutions that override `kernel` alone."""
+    """The rule of subclasses of `Dense` and convolutions that override `kernel` alone."""
 
     def fits(self, layer: Any) -> bool:
         return _rule_below(layer) is not None and is_plain(layer, type(layer))

@@ -26,7 +26,7 @@ _NEUTRAL: dict[type | str, float] = {
 
 
 class NormalizationRule(LayerRule):
-    """Layer, RMS and group normalization: scale * normalized + shift.
+    """The rule of layer, RMS and group normalization: scale * normalized + shift.
 
     Scale and shift are small, so their gradients are kept for each example.
     """

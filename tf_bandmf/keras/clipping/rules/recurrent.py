@@ -38,7 +38,7 @@ _CELLS = {
 
 
 class RecurrentRule(LayerRule):
-    """Recurrent layers with cells of Keras."""
+    """The rule of recurrent layers with cells of Keras."""
 
     kinds = tuple(_CELLS)
 

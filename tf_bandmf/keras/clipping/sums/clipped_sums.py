@@ -368,7 +368,7 @@ def _weighted_sums(
     weights: Sequence[tf.Tensor],
     counts: tf.Tensor,
 ) -> list[Any]:
-    """Sums the gradients of the examples that count, each with its weight in its group."""
+    """Sums the gradients of the examples that count, with their weights in each group."""
     sum_up = _sums_in_turns if accelerator() else _sums_at_once
     sums: dict[int, Any] = {}
     for part, total in zip(parts, sum_up(parts, weights, counts), strict=True):
@@ -406,8 +406,8 @@ def _sums_at_once(
 ) -> list[Any]:
     tensors = [list(part.measured.tensors) for part in parts]
 
-    # Zero times infinity is not zero: examples that do not count are replaced by zeros.
-    # They are rare, so the copy is made only if there are any.
+    # Zero times infinity is not zero: gradients of examples that do not count are replaced
+    # by zeros. Such examples are rare, so the copy is made only if there are any.
     def without_others() -> list[list[tf.Tensor]]:
         flat = cleaned(counts, tf.nest.flatten(tensors))
         zeroed: list[list[tf.Tensor]] = tf.nest.pack_sequence_as(tensors, flat)

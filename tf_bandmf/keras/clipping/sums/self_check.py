@@ -121,7 +121,7 @@ def _compare(
       ClippingMismatchError: if norms or sums differ.
     """
     expected = np.zeros_like(each[0])
-    # The size of the terms, not of their sum: they may cancel there, all but rounding.
+    # The size of the terms, not of their sum, in which they may cancel and leave rounding.
     size = 0.0
     for gradient, measured in zip(each, clipped.norms.numpy(), strict=True):
         norm = _norm(gradient)
@@ -198,7 +198,7 @@ def _norm(gradient: Any) -> float:
 
 
 def _flat(gradients: Sequence[Any]) -> tf.Tensor:
-    """Gradients of all variables, one after another, float64."""
+    """Concatenates the gradients of all variables into one float64 vector."""
     dense = map(tf.convert_to_tensor, gradients)
     return tf.concat([tf.cast(tf.reshape(g, [-1]), tf.float64) for g in dense], axis=0)
 
@@ -220,7 +220,7 @@ def _drawn_weights(model: keras.Model) -> Iterator[Callable[[bool], None]]:
             if not state.dtype.startswith(("float", "bfloat")):
                 continue
             size = float(np.sqrt(np.mean(np.square(old.astype(np.float64))))) or 0.1
-            # No value is near zero.
+            # Values are kept away from zero.
             values = rng.uniform(0.2, 1.2, old.shape)
             if has_both_signs:
                 values *= rng.choice([-1.0, 1.0], old.shape)
