@@ -29,7 +29,7 @@ class Several(click.ParamType):
     name = "a,b,..."
 
     def convert(self, value: Any, param: Any, ctx: Any) -> list[str]:
-        """The texts."""
+        """The list of texts."""
         return [part.strip() for part in value.split(",") if part.strip()]
 
 

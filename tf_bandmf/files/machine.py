@@ -13,7 +13,7 @@ _LIMITS = (
 
 
 def memory_bytes() -> int:
-    """Bytes of memory that a process may use at most."""
+    """The most bytes of memory that a process may use."""
     sizes = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
     for path in _LIMITS:
         # There is no such file, or it says "max".

@@ -1,4 +1,4 @@
-"""The budget of an organisation: a ledger of runs that outlives them.
+"""The ledger of an organisation: budgets of data sets, and the runs that spend them.
 
 Use it by `tf_bandmf.Ledger`. It needs SQLAlchemy: `pip install "tf-bandmf[ledger]"`.
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def is_needed(plan: Plan) -> bool:
-    """Tells whether a run of the plan must call `begin` before its first noise."""
+    """Returns whether a run of the plan must call `begin` before its first noise."""
     return plan.account is not None or is_left_unbound(plan)
 
 

@@ -116,7 +116,7 @@ def recorded(release: Release, dataset: Dataset) -> Release:
     if one.adjacency == "replace-one" and not dataset.replaces:
         raise ValueError(
             f"{one.describe()} It is stated for neighbors in which one unit is replaced, "
-            f"and the data set's adjacency is zero-out: state it for that."
+            f"and the data set's adjacency is zero-out. State its guarantee for zero-out."
         )
     if one.is_gaussian:
         noise = one.gaussian_noise(dataset.replaces)

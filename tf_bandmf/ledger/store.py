@@ -137,7 +137,8 @@ class Transaction:
         """
         run, dialect = self.connection.exec_driver_sql, self.connection.dialect.name
         if create and dialect == "postgresql":
-            run("SELECT pg_advisory_xact_lock(20261127)")  # one process creates
+            # Only one process at a time creates the tables.
+            run("SELECT pg_advisory_xact_lock(20261127)")
         names = set(sa.inspect(self.connection).get_table_names())
         if {"datasets", "runs"} <= names:
             return
@@ -222,7 +223,7 @@ def _checked(url: str) -> sa.engine.URL:
     try:
         parsed = sa.engine.make_url(url)
     except sa.exc.ArgumentError:
-        parsed = sa.engine.URL.create("something else")  # it may have a password
+        parsed = sa.engine.URL.create("something else")  # `url` may have a password
     name = parsed.get_backend_name()
     if name == "postgresql" and parsed.database:
         return parsed.set(drivername="postgresql+psycopg")

@@ -1,4 +1,4 @@
-"""Each example in one random bin of the epoch."""
+"""Balls-in-bins sampling: each example is in one random bin, its step in all epochs."""
 
 from __future__ import annotations
 

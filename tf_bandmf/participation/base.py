@@ -151,7 +151,7 @@ class Participation(abc.ABC):
         return {"kind": self.kind, **dataclasses.asdict(self)}  # type: ignore[call-overload]
 
     def no_schedule(self) -> str:
-        """Says that the caller makes the batches."""
+        """The error message that the caller makes the batches."""
         return (
             f"Under {type(self).__name__} the caller makes the batches and enforces the "
             f"separation: it has no schedule."

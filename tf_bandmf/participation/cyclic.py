@@ -33,8 +33,8 @@ class Cyclic(Participation):
         if self.batch_size * self.num_parts > self.num_examples:
             raise ValueError(
                 f"num_parts must be <= num_examples / batch_size = "
-                f"{self.num_examples // self.batch_size}, found {self.num_parts}: no part "
-                f"has a batch of examples. With the largest nothing is amplified."
+                f"{self.num_examples // self.batch_size}, found {self.num_parts}: a part "
+                f"must hold a batch. With the most parts, nothing is amplified."
             )
 
     def separation(self) -> int:

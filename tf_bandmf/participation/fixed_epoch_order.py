@@ -1,4 +1,4 @@
-"""The same batches in every epoch: nothing is claimed from their order."""
+"""A fixed epoch order: the same batches in every epoch, without amplification."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One secret shuffle, from which nothing is claimed."""
+"""One secret shuffle of the examples, from which no amplification is claimed."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class Shuffled(WholeEpochs):
     """One secret shuffle of the examples, then the same batches in every epoch.
 
     arXiv:2306.08153, Cor. F.1. No amplifying bound is known for batches of many
-    examples under zero-out adjacency; the accountant claims nothing from the shuffle
-    and uses the guarantee of a fixed order, which follows by convexity. This is not the
+    examples under zero-out adjacency; the accountant ignores the shuffle and uses the
+    guarantee of a fixed order, which holds here by convexity. This is not the
     guarantee of Poisson sampling.
 
     Args:

@@ -234,8 +234,8 @@ def split(
         budget = {"epsilon", "delta", "noise_multiplier"}.intersection(given)
         if budget:
             raise ValueError(
-                f"The runs share one budget: give epsilon and delta to split alone, found "
-                f"{', '.join(sorted(budget))} of a run."
+                f"The runs share one budget: give epsilon and delta only to split, found "
+                f"{', '.join(sorted(budget))} for a run."
             )
     noise = gaussian.calibrate_noise_stddev(epsilon, delta)
     parts = [share / math.fsum(shares) for share in shares]

@@ -288,7 +288,7 @@ def compare(
         if table.rows[0].adjacency == adjacency:
             rows += table.rows
         else:
-            excluded[name] = "its guarantees are for other neighbors than the first's."
+            excluded[name] = "its adjacency is not that of the first sampling."
     whole = dataclasses.replace(tables[0], rows=tuple(rows), excluded=excluded)
     best = next(table for table in tables if whole.best() in table.rows)
     return dataclasses.replace(whole, title=best.title)
@@ -320,7 +320,7 @@ def _each(
 
 @dataclasses.dataclass
 class Search:
-    """The search for mechanisms and their numbers under one sampling, for one budget.
+    """The search for mechanisms and their parameters under one sampling, for one budget.
 
     Attributes:
       workload: A.
@@ -472,9 +472,9 @@ class Search:
         excess = self._value(coarse[0]) / min(map(self._value, self._rows))
         if excess > _REFINEMENT:
             raise ValueError(
-                f"{coarse[0].mechanism} has {100.0 * (excess - 1.0):.3g}% more than "
-                f"the best, and general columns gain a few percent at most. Name "
-                f"{name} to plan it."
+                f"{coarse[0].mechanism} has {100.0 * (excess - 1.0):.3g}% more error than "
+                f"the best, and general columns gain a few percent at most. To plan it, "
+                f"name {name}."
             )
         if self.data.is_cyclic:
             return {"bands": coarse[0].bands}

@@ -156,7 +156,7 @@ class Release:
             deltas = [profile(np.array([_LARGE])) for profile in each]
         except (ValueError, ArithmeticError) as error:
             raise ValueError(
-                f"event must have a privacy that dp-accounting has numbers for, found "
+                f"event must be one whose privacy dp-accounting can compute, found "
                 f"{event}: {error}"
             ) from error
         if max(deltas) >= 1.0:

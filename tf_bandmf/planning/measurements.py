@@ -1,4 +1,4 @@
-"""Counts and metrics that a run may release beside its noisy gradients, and their cost."""
+"""Counts and metrics that a run may release besides noisy gradients, and their cost."""
 
 from __future__ import annotations
 

@@ -171,7 +171,7 @@ class Plan:
 
     @property
     def num_steps(self) -> int:
-        """n, the horizon: a step past it raises."""
+        """n, the number of steps of the run; any further step raises an error."""
         return self.strategy.num_steps
 
     @property
@@ -224,7 +224,7 @@ class Plan:
 
     @property
     def guarantee(self) -> Guarantee:
-        """(epsilon, delta)-DP, and what the numbers are worth."""
+        """(epsilon, delta)-DP, and how certain the numbers are."""
         fields = {name: getattr(self, name) for name in ("delta", *_STATED)}
         return Guarantee(**fields, zcdp_rho=self.zcdp_rho)
 

@@ -52,7 +52,7 @@ class PrivacyStatement:
     (`JointGuarantee.statement`). No field has a default: each is a promise.
 
     Attributes:
-      guarantee: (epsilon, delta), what the numbers are worth, and for which neighbors.
+      guarantee: (epsilon, delta), how certain they are, and the adjacency.
       mu: `1 / sigma` of all outputs together as one Gaussian mechanism, without
         amplification; None if they are not one.
       unit: whose presence is hidden.
