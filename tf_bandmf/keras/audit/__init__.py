@@ -1,1 +1,1 @@
-"""Measurements of a private model: one run, the largest contribution, gradients."""
+"""Measurements of a private model: the audit of a run, and private metrics."""

@@ -125,7 +125,7 @@ def _batches(x: Any, y: Any, batch_size: int) -> Iterator[tuple[Any, Any]]:
             raise ValueError("Give x and y, or a data set of batches (x, y).")
         x = tf.data.Dataset.from_tensor_slices((x, y)).batch(batch_size)
     elif y is not None:
-        raise ValueError("A data set has its targets itself: leave y out.")
+        raise ValueError("A data set contains its targets: leave y out.")
     for batch in x:
         if not (isinstance(batch, tuple) and len(batch) == 2):
             raise ValueError(

@@ -117,7 +117,7 @@ def compile_loss(model: keras.Model) -> CompileLoss | None:
 
 
 def loss_parts(loss: CompileLoss) -> list[Any]:
-    """The losses of the outputs, once they are known: `loss`, `loss_weights`."""
+    """The outputs' losses and loss weights; empty until the compiled loss is built."""
     return loss._flat_losses or []
 
 
@@ -197,7 +197,7 @@ def given_learning_rate(optimizer: keras.optimizers.Optimizer) -> Any:
 
 
 def uses_weight_decay(optimizer: keras.optimizers.Optimizer, variable: Any) -> bool:
-    """Returns True if an optimizer's weight decay, if it has one, is for a variable."""
+    """Returns True if an optimizer's weight decay, if it has one, applies to a variable."""
     if hasattr(optimizer, "_is_excluded_from_weight_decay"):  # Keras 3.16 and later
         return not optimizer._is_excluded_from_weight_decay(variable)
     return bool(optimizer._use_weight_decay(variable))

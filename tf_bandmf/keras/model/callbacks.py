@@ -79,7 +79,7 @@ def restore_backup(model: keras.Model, callbacks: Any) -> None:
                 raise ValueError(
                     f"The backup in {os.fspath(callback.backup_dir)} is damaged, or "
                     f"belongs to another model or optimizer "
-                    f"({type(error).__name__}: {error}). Put back a whole copy of it; or "
+                    f"({type(error).__name__}: {error}). Put back an intact copy of it; or "
                     f"delete that folder, and the run begins again at its first step, "
                     f"with the same batches and noise."
                 ) from error

@@ -164,7 +164,7 @@ def check_examples(model: Any, data: Any) -> None:
     if not needs_self_check(model):
         return
     telling = announced(
-        "comparing the gradients of made-up examples with those that each has by itself.",
+        "comparing the gradients of made-up examples in a batch with those of each alone.",
         state.is_quiet,
     )
     with telling, optimized_once():
@@ -175,7 +175,7 @@ def refuse_preprocessor(model: Any) -> None:
     """Raises ValueError if a model would preprocess whole batches in its step.
 
     Args:
-      model: private, of any class, such as a task of KerasHub.
+      model: a private model of any class; a task of KerasHub may have a preprocessor.
     """
     is_none = getattr(model, "preprocessor", None) is None
     if is_none or not hasattr(model, "preprocess_samples"):
@@ -184,9 +184,9 @@ def refuse_preprocessor(model: Any) -> None:
         f"Model {model.name!r} has a preprocessor, which would see whole batches. Take it "
         f"out, and let the batches call it for each example: preprocess = "
         f"model.preprocessor; model.preprocessor = None; plan.batches(x, y, "
-        f"map=preprocess). Apply one that keeps a cache of tokens, or that makes targets, "
-        f"beforehand: x, y, sample_weight = preprocess(texts). To predict from raw data, "
-        f"set model.preprocessor = preprocess after training."
+        f"map=preprocess). If the preprocessor keeps a cache of tokens, or makes targets, "
+        f"apply it beforehand: x, y, sample_weight = preprocess(texts). To predict from "
+        f"raw data, set model.preprocessor = preprocess after training."
     )
 
 
@@ -302,10 +302,10 @@ def check_layers_alone(
                 f"Layer {layer.name!r} ({type(layer).__name__}) gives an example another "
                 f"result beside other examples than by itself: it mixes the examples of "
                 f"a batch. In private training it would get batches of one, and learn "
-                f"something else than you mean. Take statistics of each example by "
-                f"itself, or constants of public data; or make what is compared one "
-                f"example (a pair, a row with its negatives); or, if batches of one are "
-                f"what you want, make_private(model, alone=[{layer.name!r}])."
+                f"something other than you intend. Use statistics of each example by "
+                f"itself, or constants from public data; or make records that are compared "
+                f"one example (a pair, a row with its negatives); or, if batches of one "
+                f"are what you want, make_private(model, alone=[{layer.name!r}])."
             )
     if not quiet:
         names = ", ".join(f"{each.name} ({type(each).__name__})" for each in layers)

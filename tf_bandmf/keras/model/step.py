@@ -158,9 +158,9 @@ class PrivateStep(_Model):
         preparation.refuse_preprocessor(self)
         if not tf.executing_eagerly():
             raise RuntimeError(
-                "private_gradients is called from Python, found a tf.function around it: a "
-                "record that makes the model raise could stop it. Take the tf.function "
-                "away; what private_gradients calls is compiled."
+                "private_gradients must be called from Python, found a tf.function around "
+                "it, where a record that makes the model raise would stop training. Remove "
+                "the tf.function; what private_gradients calls is compiled."
             )
         batch = given(batch)
         with optimizer.run.turn:

@@ -1,1 +1,1 @@
-"""The private optimizer: what users configure, and the optimizer of Keras inside it."""
+"""The private optimizer, which wraps an optimizer of Keras."""

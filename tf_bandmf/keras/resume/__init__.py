@@ -1,1 +1,1 @@
-"""Resuming a run: its private file, and what must be equal."""
+"""Resumes a run from its private state file."""

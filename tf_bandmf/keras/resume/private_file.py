@@ -192,9 +192,9 @@ class PrivateRun:
         kept = header["buffer_step"]
         if self._memory and step != kept:
             raise ValueError(
-                f"{self.path} has what rows of tables remember of their noise at step "
-                f"{kept} alone, and these weights are of step {step}. Resume from the "
-                f"newest checkpoint."
+                f"{self.path} has the memory of lazy tables' noise only at step {kept}, "
+                f"and these weights are of step {step}. Resume from the newest "
+                f"checkpoint."
             )
         # Noise of the steps in between is generated again, for the vectors that are kept.
         start, buffer = (kept, self._buffer) if kept <= step else (0, None)
@@ -243,8 +243,8 @@ class PrivateRun:
         np.copyto(together[: len(points)], points, where=points != 0)
         if (together[steps] != their_points).any():
             raise ValueError(
-                f"{self.path} has a step twice, with different sums: two processes went on "
-                f"with one run (a fork, a copied machine), each with noise of its own. "
+                f"{self.path} has a step twice, with different sums: two processes "
+                f"continued one run (a fork, a copied machine), each with its own noise. "
                 f"Their releases are those of two runs. Start a new one, with its own "
                 f"budget."
             )

@@ -1,1 +1,1 @@
-"""One private run: who may step, with which secrets, from which weights."""
+"""One private run: its secrets, the conditions of its steps, and checks of its weights."""

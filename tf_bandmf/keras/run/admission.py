@@ -29,10 +29,10 @@ RESTORED = (
     "PrivateOptimizer and its own budget."
 )
 OTHER_DATA = (
-    "The run began with other data, or the same data in other places, or in a custom loop "
-    "with batches that no run had drawn, whose sample does not follow from the run's key: "
-    "the accountant's assumption would be broken. Use the data, or the schedule object, "
-    "that began it. Begin a custom loop with batches = "
+    "The run began with other data, or with the same data in another order, or in a custom "
+    "loop with batches whose sample does not follow from the run's key: the accountant's "
+    "assumption would be broken. Use the data, or the schedule object, that the run began "
+    "with. Begin a custom loop with batches = "
     "model.begin_run(plan.batches(x, y), private_state)."
 )
 _IDS = batches_lib.STEP, batches_lib.PLAN_ID, batches_lib.SCHEDULE_ID

@@ -28,16 +28,16 @@ from tf_bandmf.sampling import identity
 NO_SCHEDULE = -1
 SECOND_RUN = (
     "This is a second run: a run of this process trained on the same weights or examples "
-    "with another noise key, and both together spend more than either. If it is meant, "
+    "with another noise key, and both together spend more than either. If it is intended, "
     "give PrivateOptimizer(..., additional_run=True), or fit_privately, and publish the "
     "joint guarantee, model.privacy_statement(). To go on with the first run, compile "
     "with its optimizer, or resume it from its private state file."
 )
 SAME_SAMPLE = (
     "Another run was trained on these batches. Their sample is secret and drawn for one "
-    "run: the guarantee of two assumes that each has a sample of its own. Draw this run's: "
-    "for batch in model.begin_run(plan.batches(x, y)): ..., or model.fit(plan.batches(x, "
-    "y)), which does it by itself."
+    "run: the joint guarantee of two runs assumes that each has a sample of its own. Draw "
+    "one for this run: for batch in model.begin_run(plan.batches(x, y)): ..., or use "
+    "model.fit(plan.batches(x, y)), which does it by itself."
 )
 
 _RUNS: dict[str, Membership] = {}
@@ -159,8 +159,8 @@ class Membership:
         joint = compose([plan, *plans]).statement(unit=unit)
         remark = (
             f"{len(plans)} other run(s) of the same process trained on the same weights "
-            f"or examples (plans {names}), trials of which the best was kept included: "
-            f"the numbers are for all of them together. This run alone has epsilon = "
+            f"or examples (plans {names}), including trials of which only the best was "
+            f"kept: the numbers are for all of them together. This run alone has epsilon = "
             f"{plan.epsilon:.6g} at delta = {plan.delta:.3g}."
         )
         return dataclasses.replace(joint, remarks=(remark,))

@@ -74,8 +74,8 @@ class Reservation:
         """
         if self._plan.account is None or not self._run:
             raise ValueError(
-                "Only a run whose plan is bound to a ledger, and that has begun, ends "
-                "there: see ledger.bind(plan, dataset)."
+                "Only a run that has begun, and whose plan is bound to a ledger, can be "
+                "ended: see ledger.bind(plan, dataset)."
             )
         self.ensure()
         # Set first: no further step is allowed, even if writing to the ledger fails.

@@ -117,7 +117,8 @@ class Run:
       secrets: key, points, buffer and step.
       turn: a lock that is held while a step is taken.
       vouched: the caller's reasons for changes of the weights, in order.
-      weighs_classes: whether `class_weight` was used on batches without a schedule.
+      weighs_classes: whether `class_weight` was given to `train_on_batch`, or to `fit`
+        under `MinSep`.
       were_loaded: whether the initial weights had been loaded or set.
       initial_weights: the caller's text on where the initial weights come from, or None.
       resumed: steps at which the run was resumed after an interruption.
@@ -559,8 +560,8 @@ class Run:
         if not self.step:
             return (
                 "This run has taken no step, and the model's weights were loaded: they "
-                "have the guarantees of the runs that made them, which add up, as those "
-                "of trials do from which they were chosen. This run would add:"
+                "have the guarantees of the runs that made them, which add up, as do "
+                "those of trials from which they were chosen. This run would add:"
             )
         if loaded:
             return (
@@ -578,7 +579,7 @@ class Run:
         if self.tables is not None:
             remarks += self.tables.remarks()
         remarks += [
-            f"Weights were changed between steps, for which whoever trained vouches that "
+            f"Weights were changed between steps; whoever trained the model vouches that "
             f"no private data had a part in it: {sentence(reason)}"
             for reason in self.vouched
         ]
@@ -591,8 +592,8 @@ class Run:
                 f"above hold for whoever did not see the lost weights."
             )
         remarks.append(
-            f"Initial weights: whoever trained vouches that none of these records had a "
-            f"part in them: {sentence(self.initial_weights)}"
+            f"Initial weights: whoever trained the model vouches that none of these "
+            f"records had a part in them: {sentence(self.initial_weights)}"
             if self.initial_weights is not None
             else "Initial weights: loaded, or set by the program; whether these records "
             "had a part in them is not checked."

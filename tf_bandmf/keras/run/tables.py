@@ -129,8 +129,8 @@ class RunTables:
         self._has_memory = self._system(update_of(inner, False)).entries > 1
         if self._has_memory and step and memory is None:
             raise ValueError(
-                "What rows of tables remember of their noise is missing: the run cannot "
-                "go on. Resume from the newest checkpoint of its private state file."
+                "The memory of lazy tables' noise is missing: the run cannot go on. Resume "
+                "from the newest checkpoint of its private state file."
             )
         self._first_step = step
         derived = hashlib.blake2b(
@@ -162,7 +162,7 @@ class RunTables:
         self._note_release: Callable[[int], None] | None = None
         self._due: list[int] = []
 
-    # Its beginning.
+    # The beginning of the run.
 
     def _system(self, update: LinearUpdate) -> RowSystem:
         plan = self._plan
