@@ -47,7 +47,7 @@ def tfp_optimizer() -> Any:
         return tfp.optimizer  # it is loaded lazily
     except ImportError as error:
         raise ImportError(
-            f"Optimizing a strategy takes TensorFlow Probability and, with TensorFlow "
+            f"Optimizing a strategy needs TensorFlow Probability and, with TensorFlow "
             f"{tf.__version__}, tf-keras: pip install tf-bandmf[keras], or tf-keras of "
             f"the same minor version as TensorFlow. Strategies in closed form "
             f"(identity, lambda_cgd, bsr, bisr) do without."

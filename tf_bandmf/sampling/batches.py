@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 # Keys of a batch, beside its contents. `step` and `plan_id` let the training step refuse
 # a batch that is not the one which the accountant analysed.
 STEP, PLAN_ID, SCHEDULE_ID = "step", "plan_id", "schedule_id"
-# In padded batches alone: how many examples are no padding.
+# Only in padded batches: the number of examples that are not padding.
 NUM_EXAMPLES = "num_examples"
-# What a step says that finds other contents than those that were drawn.
+# The error of a step whose batch has other contents than those that were drawn.
 EDITED = (
     "The contents of this batch are not those that plan.batches drew for this step: they "
     "were changed after the batch was made (augmented, mixed up, repeated, permuted, cut, "
@@ -33,7 +33,7 @@ EDITED = (
     "examples alone. Train on the batches as they are; change examples where they are "
     "read, each by itself, by plan.batches(..., map=function), or by layers of the model."
 )
-# With which probability, at most, any batch of a run exceeds the padded size.
+# The largest probability that any batch of a run exceeds the padded size.
 _OVERFLOW = 1e-12
 # A part of a batch, for one of several replicas: its number, and how many there are.
 PART = "part"
@@ -60,8 +60,8 @@ class BatchSchedule:
     """All batches of a run, from the first step to the last; one schedule spans a run.
 
     A batch is a dictionary of `x`, `y`, `sample_weight` (if given), the `step` it is
-    meant for, the `plan_id` of its plan, a `schedule_id` (a hash of the data and of how
-    they were placed, which must not change within a run), and a `fingerprint` of all of
+    meant for, the `plan_id` of its plan, a `schedule_id` (a hash of the plan, the data and
+    the sampler's seed, which must not change within a run), and a `fingerprint` of all of
     this: a private step refuses a batch that was changed. The batch size may vary from
     step to step, down to 0, and is not static, so a training step is traced once. Where
     static shapes are better (XLA compiles for each shape), `padded` batches have a
@@ -69,9 +69,9 @@ class BatchSchedule:
 
     One schedule serves a run across epochs and restarts: `dataset(first_step)` and
     `indices(first_step)` give, from any step on, what the uninterrupted run would have
-    had. A secret sample is that of one run, and follows from the run's key: `join` gives
-    the run's schedule, in Keras `fit` and `begin_run` do. A schedule that has joined no
-    run has a fresh seed, which nobody knows, and serves one run.
+    had. A secret sample belongs to one run, and follows from the run's key: `join` gives
+    the run's schedule, and so do `fit` and `begin_run` in Keras. A schedule that has
+    joined no run has a fresh seed, which nobody knows, and serves one run.
 
     Formal guarantee: the examples of the steps are distributed as the participation says,
     independently of the data, if the key is fresh from the operating system and secret.
@@ -86,8 +86,8 @@ class BatchSchedule:
 
     Attributes:
       steps_per_epoch: steps of one pass over the data, exactly or on average.
-      labels: classes of the examples that were looked at; 0 where targets are none.
-      ranges: declared ones of inputs and targets; see `sampling.changes.Ranges`.
+      labels: classes of the examples that were looked at; 0 where targets are no classes.
+      ranges: declared ranges of inputs and targets; see `sampling.changes.Ranges`.
 
     Raises:
       ValueError: if the number of examples is not that of the participation.
@@ -110,7 +110,7 @@ class BatchSchedule:
         if examples.num_examples != given.num_examples:
             raise ValueError(
                 f"The plan is for {given.num_examples} examples, found "
-                f"{examples.num_examples} (under users=, a user is one). Make a plan for "
+                f"{examples.num_examples} (with users=, each user is one). Make a plan for "
                 f"this data set."
             )
         self._is_fresh = seed is None and participation.has_secret_sampler
@@ -127,7 +127,7 @@ class BatchSchedule:
         self.labels, self.ranges = examples.labels, examples.ranges
 
     def __repr__(self) -> str:
-        # Keras quotes it where anything else gets it.
+        # Keras' error quotes it if a schedule is given to anything but such a model.
         kind = type(self.participation).__name__
         return (
             f"<{type(self).__name__} of {self.num_steps} steps ({kind}), for fit of a "
@@ -160,7 +160,7 @@ class BatchSchedule:
 
     @functools.cached_property
     def schedule_id(self) -> int:
-        """63 bits of a hash of plan, data and placement; the same throughout a run."""
+        """63 bits of a hash of plan, data and sampler's seed; constant during a run."""
         parts = str(self.plan_id).encode(), self._seed, self._examples.digest
         digest = hashlib.blake2b(HiddenBytes(b"".join(parts)), digest_size=8)
         return int.from_bytes(digest.digest(), "little") >> 1
@@ -187,7 +187,7 @@ class BatchSchedule:
           first_step: of the run.
           parts: None for whole batches; or which parts of each batch, in this order.
             Every example is in one part; parts may differ in size, and may be empty.
-          num_parts: as many as there are replicas.
+          num_parts: the number of replicas.
 
         Raises:
           ValueError: if the run cannot begin there.
@@ -219,12 +219,12 @@ class BatchSchedule:
                 content[PART] = tf.stack([number, num_parts])
             return identity.with_fingerprint({**content, **ids, STEP: step})
 
-        # What has an order of its own is read one batch after the other.
+        # A data set that is read in its own order is read one batch after the other.
         parallel = None if examples.source.in_order else 2
-        # There is nothing to tune; and to stop what tunes takes up to a second.
+        # There is nothing to tune, and stopping the autotuner takes up to a second.
         options = tf.data.Options()
         options.autotune.enabled = False
-        # And nothing to fuse, which takes longer than to begin.
+        # There is nothing to fuse, and looking for it takes longer than the start.
         options.experimental_optimization.apply_default_optimizations = False
         places = [step * count for step in (first_step, self.num_steps)]
         return (
@@ -268,8 +268,8 @@ class BatchSchedule:
             )
         if first_step and self._is_fresh and self._sampler.spans_run:
             raise ValueError(
-                f"The examples of this run were put in their places before step 0, with "
-                f"another seed than this schedule's: it cannot continue at step "
+                f"The run's sample follows from another seed than this schedule's, which "
+                f"is fresh: it cannot continue at step "
                 f"{first_step}. In Keras, draw the run's batches: "
                 f"model.begin_run(batches).dataset(step). Elsewhere, keep a key, and draw "
                 f"them by plan.batches(x, y).join(key.sampler_seed())."
@@ -283,7 +283,7 @@ class BatchSchedule:
           seed: `NoiseKey.sampler_seed()` of the run; not used if nothing is secret.
 
         Raises:
-          TypeError: if it is anything else: whoever chose a sample knows it.
+          TypeError: if the seed is anything else: whoever chose a sample would know it.
         """
         if not self._seed:
             return self
@@ -305,7 +305,7 @@ class BatchSchedule:
           A separate schedule: a run does not continue with other weights.
 
         Raises:
-          ValueError: if the weights or the targets are not of that kind.
+          ValueError: if the weights or the targets are not as `ClassWeights` needs them.
         """
         seed = None if self._is_fresh else self._seed
         return self._with(self._examples.weighted(class_weight), seed)
@@ -334,7 +334,7 @@ def pad(content: dict[str, Any], size: tf.Tensor, static: int | None) -> dict[st
       rows of a unit are there.
     """
     count = tf.shape(tf.nest.flatten(content)[0], tf.int64)[0]
-    # A unit of which no row is there contributes nothing.
+    # A unit without any present row contributes nothing.
     if SAMPLE_WEIGHT not in content and ROWS not in content:
         content = {**content, SAMPLE_WEIGHT: tf.ones([count])}
 

@@ -1,8 +1,8 @@
 """Changes of rows besides `map`: ranges that a caller declares, and weights of classes.
 
-A declared range is public. So `fit` may hold it against the model before the first step,
-and what a record outside of it does to a run is known: nothing. The weight of a class is
-a weight of examples: a function of each one's target.
+A declared range is public: `fit` may check it against the model before the first step, and
+a record outside of it adds nothing to a run. The weight of a class is a weight of
+examples: a function of each example's target.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Ranges:
         list in their order, of pairs. Parts that are not named may be anything.
 
     Raises:
-      TypeError: if a range is invalid, or is of texts (when they are read).
+      TypeError: if a range is invalid, or is for texts (when they are read).
       ValueError: if the lowest value is not below the highest, or a name is unknown
         (when they are read).
     """
@@ -80,7 +80,7 @@ class Ranges:
 def _values(content: dict[str, Any], key: str, name: Any) -> tf.Tensor:
     """The numbers of one part, or of all, float64, shape [N, any].
 
-    In double precision every number of the usual types is itself.
+    float64 represents the numbers of the usual types exactly.
     """
     try:
         part = content[key] if name is None else content[key][name]
@@ -95,7 +95,7 @@ def _values(content: dict[str, Any], key: str, name: Any) -> tf.Tensor:
 
 
 def warn_of_example_weights(sample_weight: Any) -> None:
-    """Warns of one weight for each example, which clipping undoes."""
+    """Warns if there is one weight for each example, which clipping undoes."""
     if getattr(sample_weight, "ndim", None) == 1:
         warnings.warn(
             "sample_weight has one weight for each example. It multiplies losses before "
@@ -114,13 +114,13 @@ class ClassWeights:
     Weights are divided by the largest one, if that is above 1: a weight above 1 would be
     clipped away. An example's loss is multiplied by its weight w, and its gradient is
     clipped to w times the clip norm: its contribution is w times the one it would have
-    without weights. The guarantee is the same. The price: classes of small weights say
-    less, beside the same noise.
+    without weights. The guarantee is the same. The price: classes with small weights
+    contribute less, with the same noise.
 
     Args:
-      class_weight: class number to weight, finite and >= 0. A class that is not there
+      class_weight: class number to weight, finite and >= 0. A class that is not given
         has weight 1. Targets are class numbers of shape [N] or [N, 1], or one-hot, whose
-        largest entry counts. Sample weights, shape [N], are multiplied by.
+        largest entry counts. Sample weights, shape [N], are multiplied by these weights.
 
     Raises:
       ValueError: if a weight is not valid, or the examples have no such targets (when
@@ -134,7 +134,7 @@ class ClassWeights:
             )
         if any(isinstance(weight, Mapping) for weight in class_weight.values()):
             raise ValueError(
-                f"class_weight is that of a model with one output, found weights by "
+                f"class_weight must be for a model with one output, found weights by "
                 f"output, for {', '.join(map(repr, class_weight))}. Give weights of "
                 f"examples instead, to plan.batches(x, y, sample_weight={{output: "
                 f"weights_of_its_classes[y[output]], ...}}), an array for each output."
@@ -145,7 +145,7 @@ class ClassWeights:
                 f"class_weight must be finite and >= 0, found {dict(class_weight)!r}."
             )
         self._classes = np.array([name for name, _ in pairs], np.int64)
-        # The last one is that of all others.
+        # The last weight is that of all other classes.
         weights = np.array([*(weight for _, weight in pairs), 1.0], np.float32)
         self._weights = weights / weights.max()
         self.digest = (
@@ -174,7 +174,7 @@ class ClassWeights:
             if classes.dtype.is_floating:
                 classes = tf.round(classes)
             classes = tf.cast(classes, tf.int64)
-        # The first place that fits; the last one fits all.
+        # The first class that matches; the added last column matches all targets.
         fits = tf.cast(classes[:, None] == self._classes, tf.int32)
         fits = tf.pad(fits, [[0, 0], [0, 1]], constant_values=1)
         share = tf.gather(self._weights, tf.argmax(fits, axis=1))

@@ -1,9 +1,9 @@
 """The data of `Plan.batches`: rows, what changes them, and which make one example.
 
 An example is what the sampler draws, what is clipped, and whose presence is hidden. It is
-a row; or a unit of several, the views of one row or the records of one user. The loss of a
-unit is the mean of its rows' losses. A batch of N units has contents of shape [N, K, ...]
-and `rows`, bool [N, K], which says which rows are there.
+a row, or a unit of several rows: the views of one row, or the records of one user. The loss
+of a unit is the mean of its rows' losses. A batch of N units has contents of shape
+[N, K, ...] and `rows`, bool [N, K], which says which rows are present.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tf_bandmf.sampling.sources import (
 )
 from tf_bandmf.sampling.streamed import StreamedExamples, is_stream
 
-# With how many examples and views of each a function is tried.
+# How many examples, and views of each, a function is tried with.
 _TRIED_EXAMPLES, _TRIED_VIEWS = 4, 2
 # How many neighboring examples are looked at, and the share that must overlap.
 _NEIGHBORS, _MOST = 64, 0.9
@@ -47,18 +47,18 @@ class Examples:
       y: targets of arrays, or None.
       sample_weight: of arrays, or None.
       may_overlap: whether neighbors may be windows of a series that overlap.
-      ranges: those outside of which rows are none; see `Ranges`.
+      ranges: rows outside of these become zeros with weight 0; see `Ranges`.
       map: a function that changes rows; see `Mapped`.
       views: of each row.
-      users: None, where each row is an example; or whose each row is, shape [rows],
-        integers or strings. An example is then a user.
+      users: None if each row is an example; or the user of each row, shape [rows],
+        integers or strings: an example is then a user.
       rows_per_user: the most rows of a user that a step takes; if there are more, a step
         takes a random choice of them.
 
     Attributes:
       source: of the rows.
       num_examples: how many there are.
-      ranges: the declared ones of what the model gets, "x" and "y".
+      ranges: the declared ranges of what the model gets, "x" and "y".
       remarks: what the statement of a run on them must say, in sentences.
 
     Raises:
@@ -99,7 +99,7 @@ class Examples:
             self._changes.append(Ranges(ranges))
             self.ranges = dict(ranges)
         if map is not None:
-            # What the function makes is its own.
+            # Declared ranges do not hold for what the function returns.
             kept = () if self._make(map).with_targets else (TARGETS,)
             self.ranges = {k: v for k, v in self.ranges.items() if k in kept}
         elif views != 1:
@@ -110,7 +110,7 @@ class Examples:
         self._row_ids: np.ndarray | None = None
         if users is None:
             if rows_per_user is not None:
-                raise ValueError("rows_per_user needs users: say whose each row is.")
+                raise ValueError("rows_per_user needs users: give each row's user.")
             return
         users = np.asarray(users)
         if source.in_order:
@@ -120,8 +120,8 @@ class Examples:
             )
         if users.shape != (source.num_examples,):
             raise ValueError(
-                f"users must say whose each of the {source.num_examples} rows is, found an "
-                f"array of shape {users.shape}."
+                f"users must give the user of each of {source.num_examples} rows, found "
+                f"an array of shape {users.shape}."
             )
         self._most = _whole("rows_per_user", rows_per_user)
         _, whose = np.unique(users, return_inverse=True)
@@ -165,7 +165,7 @@ class Examples:
         Args:
           indices: of the examples, int64, shape [N], N >= 0.
           step: of the run, int64 scalar.
-          base: what random numbers of the run follow from, int64, shape [2].
+          base: the seed of the run's random numbers, int64, shape [2].
         """
         ids, present = indices[:, None], tf.fill([tf.size(indices), 1], True)
         if self._row_ids is not None:
@@ -186,7 +186,7 @@ class Examples:
     def _choose(
         self, base: np.ndarray, units: np.ndarray, step: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Row ids [N, K] and which of them count; a first row fills what is missing."""
+        """Row ids [N, K] and which of them count; a unit's first row fills other places."""
         assert self._row_ids is not None
         ids = np.empty((len(units), self._most), np.int64)
         present = np.zeros((len(units), self._most), bool)
@@ -258,10 +258,10 @@ def _source_of(x: Any, y: Any, sample_weight: Any, num_examples: int) -> Example
 def _refuse_overlap(source: ExampleSource) -> None:
     """Raises ValueError if neighboring examples are windows of one series that overlap.
 
-    A value of the series is in several examples then, and what hides one example does not
-    hide it. Windows that were shuffled, or have one value in common, are not recognized.
+    A value of the series is then in several examples, and hiding one example does not hide
+    it. Windows that were shuffled, or have only one value in common, are not recognized.
     """
-    # Reading others may take long, or change something.
+    # Reading from other sources may take long, or have side effects.
     if source.may_fail or source.num_examples < 3:
         return
     count = min(_NEIGHBORS, source.num_examples)
@@ -294,7 +294,7 @@ def _are_windows(rows: np.ndarray) -> bool:
 
 
 def _warn_of_missing_values(content: Any) -> None:
-    """Warns if rows that are looked at have NaN: their gradients are, too."""
+    """Warns if rows that were looked at have NaN: their gradients are NaN, too."""
     leaves = tf.nest.flatten(content)
     missing = np.zeros(len(leaves[0]), bool)
     for leaf in leaves:
@@ -310,7 +310,7 @@ def _warn_of_missing_values(content: Any) -> None:
 
 
 def _warn_of_repetitions(source: ExampleSource) -> None:
-    """Warns if rows are equal, which may be of one record, as far as they were read."""
+    """Warns if some rows that were read are equal: they may be one record."""
     hashes = source.row_hashes()
     repeated = len(hashes) - len(np.unique(hashes))
     if repeated:
@@ -320,6 +320,6 @@ def _warn_of_repetitions(source: ExampleSource) -> None:
             f"comes several times (over-sampled, or repeated), the statement does not hold "
             f"for it: it hides one example. Remove the repetitions, weigh classes by "
             f"fit(..., class_weight=...), or make a plan whose unit is one user. Equal "
-            f"records of different people are in order.",
+            f"records of different people are allowed.",
             stacklevel=4,
         )

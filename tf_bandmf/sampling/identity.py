@@ -1,14 +1,14 @@
-"""The identity of a row, a record and a batch: hashes, equal ones of equal contents.
+"""The identity of a row, a record and a batch: hashes that are equal for equal contents.
 
-A row is its bytes, with targets and weights. A record is the values of a row's inputs,
-whatever holds them: the same records in arrays, on disk, behind an index or in a stream
-are the same records, and so they are with another dtype, another shape of a row, as one
-matrix or a column for each input, with other targets or other weights. The order of the
-columns counts; that of inputs with names is the order of their names.
+A row is identified by its bytes, with targets and weights. A record is identified by the
+values of a row's inputs, wherever they are: in arrays, on disk, behind an index or in a
+stream. A record stays the same with another dtype, with another shape of a row, as one
+matrix or a column for each input, and with other targets or weights. The order of the
+columns counts; inputs with names are in the order of their names.
 
-Two data sets are compared by hashes of their records. Of examples that are read as they
-are needed, those count that were read. Examples that were scaled or augmented before are
-others.
+Two data sets are compared by hashes of their records. If examples are read as they are
+needed, only those that were read count. Examples that were scaled or augmented before
+count as different ones.
 
 A batch says for which step of which plan and schedule it was drawn; its fingerprint says
 that its tensors are the ones that were drawn. It covers values (bit by bit), shapes,
@@ -31,7 +31,7 @@ import tensorflow as tf
 
 # Keys of the contents of a batch.
 INPUTS, TARGETS, SAMPLE_WEIGHT = "x", "y", "sample_weight"
-# In batches of clipping units of K rows alone: which rows are there, bool, shape [N, K].
+# Only in batches of units of K rows: which rows are present, bool, shape [N, K].
 ROWS = "rows"
 # The largest part of the clip norm that an example may contribute, in [0, 1].
 SHARE = "share"
@@ -53,7 +53,7 @@ def hash_rows(tensor: tf.Tensor) -> tf.Tensor:
         hashes = tf.bitcast(tf.fingerprint(tensor), tf.int64)
         if tensor.dtype != tf.string:
             return hashes
-        # Of rows without texts, TensorFlow returns what the memory held before.
+        # For rows without any text, TensorFlow returns uninitialized memory.
         return tf.where(tf.size(tensor) > 0, hashes, tf.zeros_like(hashes))
 
 
@@ -91,19 +91,19 @@ def _flat(leaf: tf.Tensor) -> tf.Tensor:
 
 def _by_value(leaf: tf.Tensor) -> tf.Tensor:
     exact = tf.cast(leaf, tf.float64)
-    if leaf.dtype.size > 2 and leaf.dtype != tf.float32:  # others float32 holds
+    if leaf.dtype.size > 2 and leaf.dtype != tf.float32:  # float32 holds all others
         rounded = tf.cast(tf.cast(exact, tf.float32), tf.float64)
         exact = tf.where(tf.round(exact) == exact, exact, rounded)
     return exact + 0.0  # no negative zero
 
 
 def share_examples(first: np.ndarray, second: np.ndarray) -> bool:
-    """Tells whether two data sets have examples in common, as far as they show it.
+    """Tells whether two data sets have examples in common, as far as hashes show it.
 
-    Where examples have few values, different people have equal ones: those count that
-    come once in both data sets, and only more of them than chance explains. Of n of the
-    same kind of examples, `n / N` times those in pairs among N come so at most, on
-    average (Good, 1953).
+    If examples have few possible values, different people have equal examples. So only
+    examples that occur once in each data set count, and only if they are more than chance
+    explains: of n examples of the same kind, on average at most `n / N` times as many
+    recur as there are examples in pairs among N (Good, 1953).
 
     Args:
       first: `record_hashes` of one.
@@ -122,8 +122,8 @@ def share_examples(first: np.ndarray, second: np.ndarray) -> bool:
     return bool(common > chance + few)
 
 
-# By the id of a schedule, as long as the process lives: what gives the hashes of its
-# records, and what a statement must say of the data.
+# By the id of a schedule, as long as the process lives: a function that returns the hashes
+# of its records, and what a statement must say about the data.
 _KNOWN: dict[int, tuple[Callable[[], np.ndarray], tuple[str, ...]]] = {}
 _OF_ANOTHER_PROCESS = (lambda: np.empty(0, np.int64)), ()
 
@@ -161,9 +161,9 @@ def content_digest(batch: Mapping[str, Any]) -> tf.Tensor:
     """
     structure: list[str] = []
     words: list[tf.Tensor] = []
-    # Ids in a row, which become words together: a graph takes its time for each operation.
+    # Consecutive ids, which become words together: every operation of a graph takes time.
     ids: list[tf.Tensor] = []
-    # Hashing is done there.
+    # The kernel of `hash_rows` is for the host.
     with tf.device("/CPU:0"):
         for name in sorted(set(batch) - {FINGERPRINT}):
             for path, leaf in _leaves(name, batch[name]):

@@ -1,4 +1,4 @@
-"""A random function of single examples: augmentation that cannot mix and can be repeated.
+"""A random function of single examples: augmentation that mixes none and is repeatable.
 
 The function gets one example, without a batch axis, and a seed that follows from the run's
 seed, the step, the example and the view: another one in each epoch, the same one when a
@@ -33,19 +33,19 @@ _DIALECTS: list[Any] = []
 
 
 def register_dialect(dialect: Any) -> None:
-    """Makes another library's functions known; `tf_bandmf.keras` does so for Keras.
+    """Registers another library, whose functions `map` then takes, as Keras' layers.
 
     Args:
-      dialect: `adapt(function)` is a function of `x` of one example, or None if it is not
-        the library's. `remarks(function)` are sentences that a statement must say of what
-        a function uses. `seeded(seed)` is a context in which the library draws seeds that
-        follow from this one, int64, shape [2].
+      dialect: `adapt(function)` returns a function of `x` of one example, or None if the
+        function is not the library's. `remarks(function)` returns sentences that a
+        statement must say about what a function uses. `seeded(seed)` returns a context in
+        which the library draws seeds that follow from `seed`, int64, shape [2].
     """
     _DIALECTS.append(dialect)
 
 
 def remarks_on(functions: Iterable[Any]) -> tuple[str, ...]:
-    """Sentences for a statement, of functions that change or make examples."""
+    """Sentences for a statement about functions that change or make examples."""
     said = [d.remarks(function) for function in functions for d in _DIALECTS]
     return tuple(dict.fromkeys(itertools.chain.from_iterable(said)))
 
@@ -62,7 +62,7 @@ class Mapped:
         tensor of shape [2] for `tf.random.stateless_*` and
         `tf.image.stateless_random_*`. Or a Keras layer, such as
         `keras.layers.RandomFlip`, which is called with `training=True` on batches of
-        one; its own seed is not used. Dense tensors of one shape for all examples.
+        one; its own seed is not used. Results are dense, of one shape for all examples.
       rows: contents of some examples, on which the function is tried.
       seeds: seeds of these examples, int64, shape [N, 2].
       parses: whether the function gets a record and returns `x`, `(x, y)` or
@@ -98,7 +98,7 @@ class Mapped:
         self.digest = b"mapped" + b"".join(map(bytes_of, made))
 
     def _arguments(self) -> list[str]:
-        """The names of the function's arguments, of those with defaults only `seed`."""
+        """The names of the function's arguments; of those with defaults, only `seed`."""
         if not callable(self._function):
             raise TypeError(
                 f"map must be a function of one example, or a Keras layer (import "
@@ -121,7 +121,7 @@ class Mapped:
     def __call__(
         self, rows: dict[str, Any], seeds: Callable[[], tf.Tensor]
     ) -> dict[str, Any]:
-        """The rows after the function, one by one."""
+        """The rows with the function applied to each by itself."""
         one_row = lambda row: self._traced(*row)  # noqa: E731
         made, works = _each_that_works(one_row, (rows, seeds()), self._spec)
         return with_weights({**rows, **made}, works)

@@ -4,10 +4,10 @@ Formal guarantees, if the words are independent and uniform:
 
 - The law is that of the participation, in whole numbers: no logarithm and no rounding, so
   a resumed run draws the same examples on every machine.
-- Where examples take part independently, none does with more than its probability, given
-  all others (`Trials`). Whoever takes part less often can be had from one who takes part,
-  by a coin: the accountant's bound holds.
-- A step costs as much as its batch is large, not as the data are.
+- Where examples take part independently, each does with at most its probability, given
+  all others (`Trials`). A coin makes participation with a smaller probability from
+  participation with the full one, so the accountant's bound holds.
+- The cost of a step grows with its batch, not with the data.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ import numpy as np
 from tf_bandmf.files.hidden import HiddenBytes
 
 SEED_BYTES = 32
-# `words(step, count)`: independent uniform uint64, shape [count], of which fewer are the
-# first of more. Every step has its own, and the step `WHOLE_RUN` those of no step.
+# `words(step, count)`: independent uniform uint64, shape [count]; a smaller count gives the
+# first of them. Every step has its own words; those of `WHOLE_RUN` belong to no step.
 Words = Callable[[int, int], np.ndarray]
 WHOLE_RUN = -1
 # See `Trials`.
 _LOWERED = 26
-# So many steps of a sampler with rests are kept: they are not always asked for in order.
+# Steps of a `RestSampler` that are kept: they are not always asked for in order.
 _KEPT = 4
 
 
 def random_words(seed: bytes, step: int, count: int) -> np.ndarray:
-    """Independent uniform numbers in [0, 2^64), of SHAKE-256 (FIPS 202).
+    """Independent uniform numbers in [0, 2^64), from SHAKE-256 (FIPS 202).
 
     Args:
       seed: the secret, 32 bytes.
       step: which numbers; every step has its own.
-      count: how many; fewer are the first of more.
+      count: how many; a smaller count gives the first of them.
 
     Returns:
       uint64, shape [count].
@@ -58,12 +58,12 @@ def random_words(seed: bytes, step: int, count: int) -> np.ndarray:
 
 
 def uniform_numbers(words: Words, step: int, count: int, bound: int) -> np.ndarray:
-    """Independent whole numbers below `bound`, each as likely as the other, exactly.
+    """Independent whole numbers below `bound`, exactly equally likely.
 
     Words beyond the last multiple of the bound are left out.
 
     Returns:
-      int64, shape [count]; fewer are the first of more.
+      int64, shape [count]; a smaller count gives the first of them.
     """
     limit, more = (1 << 64) // bound * bound, 0
     while True:
@@ -76,17 +76,18 @@ def uniform_numbers(words: Words, step: int, count: int, bound: int) -> np.ndarr
 
 
 class Trials:
-    """Independent trials of one probability q, from whole numbers.
+    """Independent trials with one probability q, from whole numbers.
 
     Up to 1/2: between trials that succeed there are geometric gaps, `a L + b` with
     independent a and b, where `P(a >= i) = (1 - q)^(L i)` and b is geometric within a block
     of L trials. Both are looked up among cut points of 64 bits, which are computed in 128.
-    A gap longer than the table, about `5 / q`, goes on with another one: it has no memory.
+    A gap longer than the table, about `5 / q`, continues with another gap: gaps have no
+    memory.
 
-    Cut points are rounded. So q is lowered by 2^-26 of it: given those before it, a trial
-    then succeeds with q (1 - 2^-26), exact up to 2^-36 of it. Given all others, those after
-    it as well, it succeeds with q at most, unless a gap is longer than 511 / q, which
-    happens with probability exp(-511).
+    Cut points are rounded. So q is lowered by 2^-26 of it: given the trials before it, a
+    trial then succeeds with probability q (1 - 2^-26), exact up to 2^-36 of it. Given all
+    other trials, those after it included, it succeeds with probability at most q, unless a
+    gap is longer than 511 / q, which happens with probability exp(-511).
 
     Above 1/2 each trial has a word of its own.
 
@@ -109,7 +110,7 @@ class Trials:
         blocks = [last]
         while blocks[-1] * 150 > one:  # about exp(-5)
             blocks.append(blocks[-1] * last >> 128)
-        # P(a >= i) and P(b >= i) for i = 1, 2, ..., from the last one, times 2^64.
+        # P(a >= i) and P(b >= i) times 2^64 for i = 1, 2, ..., in reverse order.
         within = [((power - last) << 64) // (one - last) for power in powers[-2:0:-1]]
         self._blocks = np.array([block >> 64 for block in blocks[::-1]], np.uint64)
         self._within = np.array(within, np.uint64)
@@ -138,7 +139,7 @@ def _cuts_above(cuts: np.ndarray, words: np.ndarray) -> np.ndarray:
 class Sampler(abc.ABC):
     """The examples that the steps of a run use: what the accountant analyses, in code.
 
-    A run continues after an interruption exactly as it would have gone on.
+    A run that is resumed draws exactly what it would have drawn without interruption.
 
     Attributes:
       spans_run: whether steps share random words: then another seed cannot continue a
@@ -153,7 +154,7 @@ class Sampler(abc.ABC):
 
 
 class PoissonSampler(Sampler):
-    """Each example of part `step mod b`, `j mod b` that part, with probability q."""
+    """Draws each example j with `j mod b = step mod b`, with probability q."""
 
     def __init__(self, words: Words, total: int, batch: int, parts: int = 1) -> None:
         self._words, self._total, self._parts = words, total, parts
@@ -166,7 +167,7 @@ class PoissonSampler(Sampler):
 
 
 class FixedSizeSampler(Sampler):
-    """B examples of part `step mod b`, which has `floor(m / b)`, uniformly."""
+    """Draws B of the `floor(m / b)` examples of part `step mod b`, uniformly."""
 
     def __init__(self, words: Words, total: int, batch: int, parts: int = 1) -> None:
         self._words, self._parts = words, parts
@@ -212,7 +213,7 @@ class OrderSampler(Sampler):
 
 
 class BinsSampler(OrderSampler):
-    """Each example in one of b bins, uniformly, at the step of its bin in every epoch."""
+    """Puts each example into one of b bins, uniformly; the bins are an epoch's batches."""
 
     def __init__(self, words: Words, total: int, bins: int) -> None:
         # Numbers of 16 bits are sorted by radix.
@@ -223,13 +224,13 @@ class BinsSampler(OrderSampler):
 
 
 class RestSampler(Sampler):
-    """Examples that took no part in the last b - 1 steps, each with probability p.
+    """Draws each example that took no part in the last b - 1 steps, with probability p.
 
-    p is `B / (m - B (b - 1))`. Before the run, as if it had no beginning, an example has
-    1, ..., b - 1 steps of rest to go with probability B / m each.
+    p is `B / (m - B (b - 1))`. At the start, as in a run without a beginning, an example
+    still rests for 1, ..., b - 1 steps with probability B / m each.
 
-    Steps in their order cost a batch each. A run that goes on at a later step takes those
-    before it again: who rests then follows from all of them.
+    Steps in their order cost a batch each. A run that is resumed at a later step draws the
+    steps before it again: they decide which examples rest.
     """
 
     spans_run: ClassVar[bool] = True

@@ -1,8 +1,8 @@
 """Rows by index: arrays, TFRecord files, or anything with a length and rows.
 
 A row that cannot be read (a damaged image, a text where a number should be) becomes a row
-of zeros with weight 0. It takes its part in the run, adds nothing to the sum, and does not
-end the run: a run that ended would tell about the record (invariants 5 and 18).
+of zeros with weight 0. It takes part in the run, adds nothing to the sum, and does not end
+the run: a run that ended would reveal something about the record (invariants 5 and 18).
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ OF_CLASS_WEIGHTS = (
 _OURS = os.path.dirname(os.path.dirname(__file__)) + os.sep
 # Bytes of rows that are read at once where all are read.
 _AT_ONCE = 1 << 22
-# Evenly spread examples that are looked at before a run begins, where all take too long.
+# Evenly spread examples that are read before a run begins, if reading all takes too long.
 _PROBED = 256
-# Of so many examples, those of the most common shape and dtype show what examples are.
+# Examples that are read to find the most common shape and dtype, which all must have.
 _SHOWN = 5
 
 
@@ -49,16 +49,16 @@ class ExampleSource(abc.ABC):
       sample: content of some examples.
 
     Attributes:
-      in_order: whether rows are read in the order of the data set alone: enough only for
-        a fixed epoch order.
-      may_fail: whether a row may be unreadable; if so, there are sample weights.
+      in_order: whether rows can be read only in the order of the data set, which suffices
+        only for a fixed epoch order.
+      may_fail: whether a row may be unreadable; if so, batches have sample weights.
       parse: a function that makes examples of the rows, or None.
       remarks: what the statement of a run on them must say, in sentences.
     """
 
     in_order: ClassVar[bool] = False
     may_fail: ClassVar[bool] = False
-    # Of rows that are not what they were; the first one is at `{place}`.
+    # The error for rows that are not what they were, the first of them at `{place}`.
     _changed: ClassVar[str]
     parse: Callable[[tf.Tensor], Any] | None = None
     remarks: tuple[str, ...] = ()
@@ -68,17 +68,17 @@ class ExampleSource(abc.ABC):
         self._sample, self._kind = sample, _kind_of(sample)
         self._lock = threading.Lock()
         self._failed, self._is_seen = np.zeros([2, num_examples], bool)
-        # Of each record, and of each row, that was read.
+        # The hashes of each record, and of each row, that was read.
         self._hashes = np.zeros([2, num_examples], np.int64)
-        # By which rows data sets are told apart.
+        # The rows by whose hashes `update_digest` tells data sets apart.
         self._probed = np.arange(num_examples)
 
     @abc.abstractmethod
     def _read(self, indices: np.ndarray) -> list[np.ndarray]:
-        """Leaves of rows, N >= 1; zeros for those that failed, which it notes."""
+        """Leaves of rows, N >= 1; zeros for rows that failed, which it marks as failed."""
 
     def rows(self, indices: np.ndarray) -> list[np.ndarray]:
-        """Leaves of rows, and which of them are some, bool, shape [N].
+        """Leaves of rows, and which of the rows could be read, bool, shape [N].
 
         Args:
           indices: int64, shape [N], N >= 0.
@@ -119,7 +119,7 @@ class ExampleSource(abc.ABC):
         return tf.nest.pack_sequence_as(self._sample, leaves), works
 
     def all_rows(self) -> Iterator[dict[str, Any]]:
-        """Reads all rows, so that all hashes are there; their contents, part by part."""
+        """Reads all rows, so that all have hashes; yields their contents, part by part."""
         size = sum(max(1, leaf.nbytes) for leaf in self._zeros(1))
         count = max(1, _AT_ONCE // size)
         starts = range(0, self.num_examples, count)
@@ -369,7 +369,7 @@ def _dense(rows: Any) -> np.ndarray:
 
 
 def _column(key: str, num_examples: int, given: Any) -> Any:
-    """An array of the arguments of `plan.batches`, checked."""
+    """Returns an argument of `plan.batches` as an array, after checking it."""
     is_read_once = any(hasattr(given, name) for name in ("__next__", "on_epoch_end"))
     if is_read_once or isinstance(given, (str, tf.data.Dataset)) or callable(given):
         raise TypeError(
@@ -433,7 +433,7 @@ def without_lists(value: Any) -> Any:
 
 
 def named_parts(given: Any) -> dict[str, Any]:
-    """The parts of examples by the names that contents have.
+    """The parts of examples, by their names in the contents of a batch.
 
     Args:
       given: x, (x, y) or (x, y, sample_weight).
@@ -453,13 +453,13 @@ def named_parts(given: Any) -> dict[str, Any]:
 
 
 def said_of(error: BaseException) -> str:
-    """The kind of an error and where it was raised; its text, if this library wrote it.
+    """The kind of an error and where it was raised; or its text, if this library's.
 
-    Other texts may hold values of records, as may those of errors before it: whoever
-    says this raises `from None`.
+    Other texts may hold values of records, as may the texts of chained errors: whoever
+    quotes this in an error raises it `from None`.
     """
     frames = traceback.extract_tb(error.__traceback__)
-    # What is written in C has no frames: `int` raises in whoever calls it.
+    # Functions in C have no frames: an error of `int` is raised in its caller.
     last = frames[-1]
     if last.filename.startswith(_OURS) and "raise " in (last.line or ""):
         return f"{type(error).__name__}: {error}"
@@ -470,7 +470,7 @@ def said_of(error: BaseException) -> str:
 
 
 def classes_of(content: dict[str, Any]) -> np.ndarray:
-    """The classes of examples whose targets are their numbers or one-hot; 0 for others."""
+    """The classes of examples, from class numbers or one-hot targets; 0 for others."""
     targets: Any = content.get(TARGETS)
     count = len(tf.nest.flatten(content)[0])
     kind = targets.dtype.kind if isinstance(targets, np.ndarray) else ""
@@ -485,14 +485,14 @@ def classes_of(content: dict[str, Any]) -> np.ndarray:
 
 
 def with_weights(content: dict[str, Any], works: tf.Tensor) -> dict[str, Any]:
-    """Rows with the weight 0 where they are none, as float32."""
+    """The content with float32 sample weights, which are 0 for rows that do not work."""
     weights = content.get(SAMPLE_WEIGHT, tf.ones_like(works, tf.float32))
     weights = tf.nest.map_structure(lambda w: tf.cast(w, tf.float32), weights)
     return {**content, SAMPLE_WEIGHT: zeros_unless(works, weights)}
 
 
 def zeros_unless(works: tf.Tensor, structure: Any) -> Any:
-    """Rows of zeros where they do not work, bool, shape [N]."""
+    """The structure with zeros in rows that do not work; `works` is bool, shape [N]."""
 
     def zeroed(rows: tf.Tensor) -> tf.Tensor:
         shaped = tf.reshape(works, [-1, *([1] * (rows.shape.rank - 1))])

@@ -43,8 +43,9 @@ class StreamedExamples(ExampleSource):
     WARNING: the order is the data set's. If it is sorted (by class, by date), shuffle it
     once, with a fixed seed.
 
-    An example that cannot be read leaves no place for those after it: the first reading,
-    before the run, raises an error. Catch it where the example is read, or read by index.
+    After an example that cannot be read, the places of later ones are unknown: the first
+    reading, before the run, raises an error. Catch the error where the example is read, or
+    give a data set that is read by index.
 
     Args:
       data: yields `x`, `(x, y)` or `(x, y, sample_weight)`. A `tf.data.Dataset`, of
@@ -55,8 +56,8 @@ class StreamedExamples(ExampleSource):
       num_examples: m, the plan's number of examples.
 
     Raises:
-      ValueError: if it has another number of examples, shapes vary, two passes differ, a
-        function sees several examples, or an example cannot be read.
+      ValueError: if the data set has another number of examples, shapes vary, two passes
+        differ, a function sees several examples, or an example cannot be read.
     """
 
     in_order = True
@@ -118,7 +119,7 @@ class StreamedExamples(ExampleSource):
         first, end = int(indices[0]), int(indices[-1]) + 1
         if first < self._next:
             self._pass, self._next = self._new_pass(), 0
-        begin, self._next = self._next, self.num_examples  # should it raise
+        begin, self._next = self._next, self.num_examples  # if the next line raises
         contents = list(itertools.islice(self._pass, first - begin, end - begin))
         if (count := first + len(contents)) < end:
             if self._is_seen[count]:
@@ -142,7 +143,7 @@ def _warn_of_order(labels: np.ndarray) -> None:
             f"The data set is sorted by its {len(sizes)} classes, and is read in this "
             f"order: each batch has one class, and the model forgets the others. "
             f"Shuffle once: dataset.shuffle(size, seed=1, "
-            f"reshuffle_each_iteration=False), for files that of their names.",
+            f"reshuffle_each_iteration=False); for files, shuffle their names.",
             stacklevel=6,
         )
 
@@ -204,10 +205,10 @@ def _blocks_of_dataset(
 
 
 def _is_batched(dataset: tf.data.Dataset, num_examples: int) -> bool:
-    """Tells whether a data set yields batches, as far as shapes and its length say it.
+    """Tells whether a data set yields batches, as far as shapes and its length show it.
 
     Raises:
-      ValueError: if they do not.
+      ValueError: if they do not show it.
     """
     shapes = [spec.shape for spec in tf.nest.flatten(dataset.element_spec)]
     sizes = {shape[0] if shape.rank else 0 for shape in shapes}
@@ -232,12 +233,12 @@ def _made_by(dataset: Any) -> tuple[int, list[tuple[Any, str, float]]]:
     is standardized, mixed up, or sorted.
 
     Returns:
-      In how many batches, one in another, rows are; and the functions, each with the name
-      of its data set, and in how many batches the rows are that it sees; infinitely many
-      if it sees one after the other.
+      How many nested batches hold the rows; and the functions, each with the name of its
+      data set, and the number of nested batches that hold the rows when it sees them:
+      infinite for a function that sees all rows, one after the other.
     """
     name = type(dataset).__name__.strip("_")
-    # What selects among data sets makes nothing.
+    # The input that selects among data sets makes no elements.
     inputs = list(dataset._inputs())["DirectedInterleave" in name :]
     below = [_made_by(one) for one in inputs]
     depth = max((depth for depth, _ in below), default=0)
