@@ -102,7 +102,7 @@ class Ledger:
         body = {"unit": unit, "adjacency": adjacency, "budget": budget}
         with self._store.transaction(writes=True) as tables:
             if name not in tables.ids():
-                # Data sets with the same settings get different ids.
+                # Makes the ids of data sets with equal settings different.
                 body["nonce"] = secrets.token_hex(16)
                 tables.append(Chain(name), self._who, "dataset", body)
             else:

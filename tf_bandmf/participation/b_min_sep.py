@@ -71,7 +71,7 @@ class BMinSepSampling(Cyclic):
 
         if self.num_parts == 1 and matrix.bands == 1:
             norms = matrix.column_norms()
-            if norms.min() == norms.max():  # `CyclicPoissonAccountant` needs one norm
+            if norms.min() == norms.max():  # then `CyclicPoissonAccountant` is exact
                 return CyclicPoissonAccountant.of_strategy(
                     matrix, 1, self.batch_size / self.num_examples
                 )

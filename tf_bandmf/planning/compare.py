@@ -45,8 +45,8 @@ _LOG = logging.getLogger("tf_bandmf")
 _AS_GOOD = 1.01
 # Time to read a kept vector in units of drawing one again: benchmarks/noise.py.
 _COST_OF_KEPT = 0.05
-# The most bands of a family that needs the budget: for each number of bands, it would have
-# to be searched again.
+# The most bands of a family that needs the budget. Only one number of bands is tried,
+# because each needs a search of its own.
 _BANDS_OF_BUDGET = 16
 # The column of each objective, and its name in texts.
 _COLUMNS, _SHORT = (

@@ -536,7 +536,7 @@ class JointGuarantee:
             bounds += self._by_losses(delta)
         if self.stated is not None and self.stated[1] <= delta * (1.0 + 1e-9):
             value = self.stated[0]
-            # Where it is no better, the others say more about how certain the number is.
+            # Taken only if smaller: the other bounds say more about how certain they are.
             if all(value < (1.0 - 1e-6) * bound.epsilon for bound in bounds):
                 bounds.append(Bound(value, BASIC, *_certainty(self.parts)))
         return bounds
@@ -652,7 +652,7 @@ def _composed_loss(parts: tuple[Release, ...], replaced: bool, interval: float) 
     return functools.reduce(lambda total, loss: total.compose(loss), losses)
 
 
-# Balances that differ in one run have the losses of the others in common.
+# Kept between calls: balances of a ledger that differ in one run share all other losses.
 @functools.lru_cache(maxsize=64)
 def _loss_of(part: Release, replaced: bool, interval: float, count: int) -> Loss:
     """A loss that dominates `count` copies of a part together."""

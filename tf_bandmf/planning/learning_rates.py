@@ -49,11 +49,11 @@ _HALF = 0.12
 SPREAD = 0.14
 # The moving average of the weights spans this fraction of the steps.
 _REMEMBERED = 0.1
-# With a Poisson loss and clip norm 1, models predict too small counts: the mean clipped
-# gradient of skewed residuals is zero near the median. Labels are divided by their usual
-# size. See `benchmarks/advice`.
 _SQUARES = ("squarederror", "mse")
-# Clip norm for each kind of loss, and parts of the losses' names.
+# Clip norm for each kind of loss, and parts of the losses' names. With a Poisson loss and
+# clip norm 1, models predict counts that are too small: the mean clipped gradient of skewed
+# residuals is zero near the median. Labels are divided by their usual size. See
+# `benchmarks/advice`.
 _CLIPS: dict[str, tuple[Any, ...]] = {
     "counts": (10.0, "poisson"),
     "two classes": (3.0, "binarycrossentropy"),
