@@ -78,7 +78,7 @@ def trained(
     )
     tf_bandmf.keras.make_private(model)
     inner = keras.optimizers.SGD(**plan.optimizer_arguments(model.count_params()))
-    # Each way is a model of its own: a release of all of them would be composed.
+    # Each way is a separate run: a release of several models would compose them.
     private = tf_bandmf.keras.PrivateOptimizer(inner, plan, additional_run=True)
     model.compile(private, loss)
     model.fit(plan.batches(x, y), epochs=_EPOCHS, class_weight=class_weight, verbose=0)

@@ -2,9 +2,9 @@
 
     python examples/growing_data.py
 
-Prints the table of docs/several-runs.md: the noise in the models that are released, per
-coordinate and unit of clip norm, as its root mean square over the year's releases and in
-the last one; in units of the mean gradient. Nothing is trained.
+Prints the table of docs/several-runs.md: the noise in the released models, per coordinate
+and unit of clip norm, in units of the mean gradient; first its root mean square over the
+year's releases, then that of the last release. Nothing is trained.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ BATCH = (
     500  # a week brings 20,000 records, or one batch's worth of each of 20,000 users
 )
 WINDOW = 4  # weeks
-# Closed forms, of which the best is taken; the others may be better still.
+# Closed-form strategies, of which the best is taken; optimized ones may be better still.
 CANDIDATES = ("identity", "lambda_cgd", "bisr:4", "bisr:32", "bsr:8", "bsr:32")
 # Noise of the mechanism that spends the year's budget at once.
 YEAR = gaussian.calibrate_noise_stddev(EPSILON, DELTA)
@@ -35,13 +35,13 @@ def errors(plan: tf_bandmf.Plan) -> np.ndarray:
 
 
 def best(num_steps: int, uses: int, separation: int, shares: int) -> tuple:
-    """The plan with the smallest error of those steps that are released.
+    """The error, name, released errors and plan of the mechanism that is best on releases.
 
     Args:
-      num_steps: of the mechanism.
+      num_steps: steps of the mechanism.
       uses: how often it uses the data of a unit.
-      separation: least number of steps between two uses.
-      shares: of how many such mechanisms the year's budget is.
+      separation: least number of steps from one use to the next.
+      shares: number of such mechanisms that share the year's budget.
     """
     candidates = []
     for name in CANDIDATES:
@@ -62,7 +62,7 @@ def best(num_steps: int, uses: int, separation: int, shares: int) -> tuple:
 
 
 def weekly(shares: int, batches: np.ndarray, continued: bool) -> tuple:
-    """One plan a week, composed: the errors of the weekly models, and the mechanism."""
+    """Errors of the weekly models, mechanism and epsilon, if each week has a plan."""
     _, name, (last,), plan = best(STEPS, 1, STEPS, shares)
     after = last / batches
     if continued:  # each week begins with the model of the week before, and its noise
@@ -71,7 +71,7 @@ def weekly(shares: int, batches: np.ndarray, continued: bool) -> tuple:
 
 
 def whole_year(uses: int, separation: int, batch: int) -> tuple:
-    """One mechanism for a model that continues over all weeks."""
+    """The same for one mechanism and a model that continues over all weeks."""
     _, name, released, plan = best(WEEKS * STEPS, uses, separation, 1)
     return released / batch, name, plan.epsilon
 

@@ -3,9 +3,9 @@
 A small GPT-2 learns bytes of the Python language reference without privacy, as a stand-in
 for a public model. Then adapters of rank 8 are trained on private text of another kind, in
 windows of 32 bytes (the unit of privacy): with correlated noise that keeps no noise state,
-and with DP-SGD at the same (epsilon, delta). For each, the learning rate is the best of the
-same few on validation text; the perplexity printed is that of other held-out text. The
-adapter is saved and loaded into an ordinary KerasHub model, which generates.
+and with DP-SGD at the same (epsilon, delta). For each mechanism, the learning rate is the
+best of the same few on validation text; the printed perplexity is on other held-out text.
+The adapter is saved and loaded into an ordinary KerasHub model, which generates text.
 
     python examples/language_model.py              # private: docstrings of Python
     python examples/language_model.py --text FILE  # private: a text file of your own
@@ -66,7 +66,7 @@ MECHANISMS = (
 
 
 def docstrings(characters: int) -> str:
-    """Docstrings of the standard library, `characters` in all if there are as many."""
+    """Docstrings of the standard library, `characters` or more if there are as many."""
     root = pathlib.Path(sysconfig.get_path("stdlib"))
     skipped = {"site-packages", "test", "tests", "idlelib", "pydoc_data"}
     documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
@@ -95,7 +95,7 @@ def windows(text: str) -> np.ndarray:
 
 
 def split(text: str) -> Text:
-    """Nine tenths to train on; half of the rest to choose learning rates by."""
+    """Nine tenths for training; the rest in halves for validation and for the test."""
     rows = windows(text)
     first, second = len(rows) * 18 // 20, len(rows) * 19 // 20
     return Text(rows[:first], rows[first:second], rows[second:])
@@ -166,7 +166,7 @@ def train_privately(
     # `fit` ends with the moving average of the weights that `advise` would advise:
     # post-processing, which costs no privacy.
     memory = learning_rates.ema_momentum(plan.num_steps)
-    # The runs of this comparison compose; a release has one.
+    # The runs of this comparison compose; a release would have only one run.
     optimizer = tf_bandmf.keras.PrivateOptimizer(
         keras.optimizers.SGD(
             rate, momentum=MOMENTUM, use_ema=True, ema_momentum=memory
@@ -262,7 +262,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     print(f"\n{model.privacy_statement()}\n")
     print("That is one run. The others compared here are not in its budget.")
     model.backbone.save_lora_weights(arguments.adapter)
-    # The file does not say which layers have adapters: the same ones need them before.
+    # The file does not say which layers have adapters: the model needs the same adapters
+    # before it loads the file.
     plain = adapted(public)
     plain.backbone.load_lora_weights(arguments.adapter)
     print(

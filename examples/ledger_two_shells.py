@@ -1,9 +1,9 @@
-"""Two processes want the rest of a budget: one begins, the other one is refused.
+"""Two processes compete for the rest of a budget: one begins, the other is refused.
 
     python examples/ledger_two_shells.py privacy.db
 
-runs both, as two shells would. By hand: the same command with `first` in one shell and
-`second` in another one, after the file was made. No model is trained: `ledger.begin` is
+runs both, as two shells would. To do it by hand, add `first` to the command in one shell
+and `second` in another one, once the file exists. No model is trained: `ledger.begin` is
 what the first step of `fit` calls.
 """
 
@@ -35,7 +35,7 @@ def plan_for(ledger: tf_bandmf.Ledger, epsilon: float) -> tf_bandmf.Plan:
 
 
 def say(name: str, text: str) -> None:
-    """One line of a shell."""
+    """Prints a message of a shell."""
     lines = textwrap.fill(
         f"{name + ':':8}{text}", 90, subsequent_indent=" " * 8, break_on_hyphens=False
     )
@@ -68,7 +68,7 @@ def shell(url: str, name: str) -> None:
 
 
 def main(path: str) -> None:
-    """Both shells: they plan, and then one after the other begins; a third comes late."""
+    """Runs two shells, which plan and then begin in turn, and a third, which is late."""
     url = f"sqlite:///{os.path.abspath(path)}"
     tf_bandmf.Ledger(url).add_dataset(DATASET, epsilon=5.0, delta=1e-6)
     command = [sys.executable, __file__, path]

@@ -1,4 +1,4 @@
-"""Trains one model with several mechanisms at one budget; table, statement, picture.
+"""Trains a model with several mechanisms at one budget; prints and draws the results.
 
 Shared by the examples; each of them brings data and a model.
 """
@@ -149,7 +149,7 @@ def print_joint_guarantee(runs: dict[str, list[Run]]) -> None:
     console.print(
         f"Each of these {len(plans)} runs on the same data spends a budget of its own. "
         f"All together are (epsilon = {joint.epsilon(delta):.4g}, delta = {delta:g})-DP: "
-        f"the statement of a single run holds for who trains once, and shows nothing else."
+        f"the statement of a single run holds if nothing of the other runs is released."
     )
 
 

@@ -1,8 +1,9 @@
 """Early stopping on a private held-out set, under one guarantee with the training.
 
-Handwritten digits: 1,080 images to train on, 360 held out, which are private, too, and 357
-for the test. At the same (epsilon, delta), with and without a reservation for evaluations,
-and with the checkpoint that the private metric chooses. Needs no download.
+Trains on handwritten digits: 1,080 images for training, 360 that are held out and private,
+too, and 357 for the test. Compares, at the same (epsilon, delta), plans with and without a
+reservation for evaluations, and the last model with the checkpoint that the private metric
+chooses. Needs no download.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ class Best(keras.callbacks.Callback):
 
 
 def train(plan: tf_bandmf.Plan, data: Data, factor: float, epochs: int, seed: int):
-    """Test accuracy after the last epoch and at the best one, and the best one's number."""
+    """Test accuracy after the last epoch and the best epoch, and the latter's number."""
     keras.utils.set_random_seed(seed)
     layers = [
         keras.layers.Input((64,)),

@@ -1,8 +1,8 @@
-"""A recommender of two towers, private for whole users, that works for new users.
+"""A two-tower recommender with user-level privacy, which works for new users.
 
 The user's tower is made of the items in a user's history: there is no table of users. The
-item's tower is a row of the same table. The loss is a sampled softmax of one item of the
-user among random ones. All rows of a user are clipped together.
+item's tower is a row of the table of items, which both towers share. The loss is a sampled
+softmax of one item of the user among random items. All rows of a user are clipped together.
 
     python examples/recommender.py                        # generated users, minutes
     python examples/recommender.py --movielens ml-25m     # a folder of MovieLens
@@ -39,7 +39,8 @@ from tf_bandmf.accounting.gaussian import calibrate_noise_stddev
 EPSILON, DELTA = 2.0, 1e-6
 HISTORY, NEGATIVES, WIDTH = 20, 20, 16
 ROWS_PER_USER, BATCH, EPOCHS = 2, 1000, 5
-# Of the mechanism's mu^2, what chooses the items that get a row; a user's items that count.
+# The share of the mechanism's mu^2 that the selection of items takes, and the most items
+# of a user that are counted for it.
 SELECTION_SHARE, MOST_COUNTED = 0.05, 10
 
 
@@ -68,7 +69,7 @@ class Users(NamedTuple):
 
     Attributes:
       items: [users, HISTORY + 1] int32, filled from the left.
-      num_items: of the public catalogue, with ids 1 to `num_items`.
+      num_items: number of items of the public catalogue, with ids 1 to `num_items`.
     """
 
     items: np.ndarray
@@ -112,8 +113,8 @@ def from_movielens(folder: pathlib.Path, seed: int) -> Users:
     Ids are places in `movies.csv`: the catalogue is public.
 
     Args:
-      folder: with `movies.csv` and `ratings.csv`.
-      seed: of the order of users, the last of whom are held out.
+      folder: folder with `movies.csv` and `ratings.csv`.
+      seed: seed of the order of users, the last of whom are held out.
     """
     movies = np.loadtxt(
         folder / "movies.csv",
@@ -144,7 +145,7 @@ def from_movielens(folder: pathlib.Path, seed: int) -> Users:
 class Rows(NamedTuple):
     """Rows of users: a history [rows, HISTORY], an item outside it, and the user.
 
-    A user without any has one that counts nothing, so that their number stays public.
+    A user without rows gets one of weight 0, so that the number of users stays public.
     """
 
     history: np.ndarray
@@ -154,7 +155,7 @@ class Rows(NamedTuple):
 
 
 def rows_of(users: Users, ids: np.ndarray) -> Rows:
-    """A row for each item of each user that has a row of the table, by new ids."""
+    """A row for each item of each user, if the item has a new id; with new ids."""
     items = ids[users.items]
     is_known = items > 0
     none = ~is_known.any(axis=1)
@@ -167,15 +168,16 @@ def rows_of(users: Users, ids: np.ndarray) -> Rows:
 
 
 def frequent(users: Users, kept: int, noise: float) -> np.ndarray:
-    """New ids of all items, [num_items + 1]; of the most frequent, and 0 for the others.
+    """New ids of the most frequent items, and 0 for the others, shape [num_items + 1].
 
-    DP-FEST (arXiv:2311.08357): counts with Gaussian noise. A user counts `MOST_COUNTED`
-    items at most, once each, so that their counts divided by the root of that have norm 1.
+    DP-FEST (arXiv:2311.08357): counts with Gaussian noise. At most `MOST_COUNTED` items of
+    a user are counted, once each, so a user's counts divided by `sqrt(MOST_COUNTED)` have
+    norm 1 at most.
 
     Args:
-      users: private ones.
+      users: the private users.
       kept: how many items keep a row.
-      noise: multiplier of the noise.
+      noise: the noise multiplier.
     """
     counted = users.items[:, :MOST_COUNTED].reshape(-1)
     counts = np.bincount(counted, minlength=users.num_items + 1)[1:]
@@ -239,10 +241,10 @@ def by_frequency(counts: np.ndarray, history: np.ndarray) -> np.ndarray:
 
 
 def hit_rate(scores_for: Callable[[np.ndarray], np.ndarray], held_out: Users) -> float:
-    """Share of users whose last item is among the first ten that they do not have.
+    """Share of users whose hidden last item is in the top ten outside their history.
 
     Args:
-      scores_for: gives the scores of all items for histories.
+      scores_for: returns the scores of all items for histories.
       held_out: users that no model was trained with.
     """
     lengths = (held_out.items > 0).sum(axis=1)
@@ -262,7 +264,7 @@ def plans(way: Way, num_users: int) -> tuple[tf_bandmf.Plan, list[Any]]:
     """The plan of a way, and all that is released, which together costs `EPSILON`.
 
     The selection of items is a Gaussian mechanism with a share of the budget; the plan gets
-    what is left of it, found by bisection on what both guarantee together.
+    the rest, found by bisection on the joint guarantee of both.
     """
 
     def plan(epsilon: float) -> tf_bandmf.Plan:
@@ -326,7 +328,7 @@ def trained(
         ids = frequent(users, kept, released[0].event.noise_multiplier)
     rows, num_items = rows_of(users, ids), int(ids.max())
     model = tf_bandmf.keras.make_private(two_towers(num_items), tables="lazy")
-    # Each way is a model of its own: a release of all of them would be composed.
+    # Each way is a separate run: a release of several models would compose them.
     private = tf_bandmf.keras.PrivateOptimizer(
         keras.optimizers.SGD(way.rate), plan, additional_run=True
     )

@@ -72,11 +72,11 @@ class Contender:
 
     Attributes:
       name: a key of `TITLES`.
-      plan: its guarantee. Of "none": only how devices may come.
+      plan: gives the guarantee; for "none", only the participation of devices.
       process: a learning process.
-      data: of the selected, tagged data: what the process takes.
-      rmse: of the noise in the models: root of the mean over rounds of its variance per
-        weight, for a server learning rate of 1.
+      data: turns a selected, tagged data set into what the process takes.
+      rmse: RMSE of the noise in the models: root of the mean over rounds of its variance
+        per weight, for a server learning rate of 1.
     """
 
     name: str
@@ -102,7 +102,7 @@ def build(name: str, setting: Setting) -> Contender:
 
 
 def _of_tff(name: str, setting: Setting) -> Contender:
-    """TFF's own: nothing of the tags reaches the process; the data source has to do."""
+    """TFF's own process, which gets no tags: only the data source enforces the plan."""
     plan = setting.plan("tree" if name == "tree" else "identity")
     if name == "tree":
         aggregator = tff.aggregators.DifferentiallyPrivateFactory.tree_aggregation(

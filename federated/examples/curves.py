@@ -12,10 +12,10 @@ class Curve:
     """The results of one mechanism.
 
     Attributes:
-      title: of the mechanism.
+      title: the mechanism's title.
       noise: RMSE of the noise in the models, per weight.
       rounds: after how many rounds the model was tested.
-      accuracy, loss: then; in [0, 1], and in nats per character.
+      accuracy, loss: results of these tests, in [0, 1] and in nats per character.
     """
 
     title: str
@@ -26,7 +26,7 @@ class Curve:
 
 
 def write_csv(path: str, curves: Sequence[Curve]) -> None:
-    """One line for each mechanism and test."""
+    """Writes one line for each mechanism and test."""
     with open(path, "w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(["mechanism", "round", "accuracy", "loss"])

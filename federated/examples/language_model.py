@@ -18,8 +18,8 @@ def build() -> tf.keras.Model:
         [
             tf.keras.layers.InputLayer([speakers.LENGTH], dtype=tf.int32),
             tf.keras.layers.Embedding(speakers.NUM_SYMBOLS, 8),
-            # The cell in a plain loop: Keras' GRU layer carries a choice of kernels in
-            # its graph, which costs TFF's worker more than the training, per client.
+            # The cell in a plain loop: the graph of Keras' GRU layer has a choice of
+            # kernels, which for each client costs TFF's worker more than the training.
             tf.keras.layers.RNN(tf.keras.layers.GRUCell(32), return_sequences=True),
             tf.keras.layers.Dense(speakers.NUM_SYMBOLS),
         ]
@@ -27,7 +27,7 @@ def build() -> tf.keras.Model:
 
 
 def loss() -> tf.keras.losses.Loss:
-    """Of logits, in nats per character."""
+    """The cross-entropy of logits, in nats per character."""
     return tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
 
@@ -42,8 +42,8 @@ class Test:
     """Accuracy and loss of weights on sequences that no device trains on.
 
     Args:
-      data: what the devices have.
-      limit: sequences to test on.
+      data: the devices' data.
+      limit: the most sequences to test on.
     """
 
     def __init__(self, data: speakers.Speakers, limit: int = 1000) -> None:

@@ -1,4 +1,4 @@
-"""Cost of a round of a large model to a server that adds up its devices' updates.
+"""Measures what a round with a large model costs the server that adds up the updates.
 
     python federated/examples/large_model.py --parameters 10000000 --devices 100
 
@@ -26,12 +26,12 @@ ROUNDS = 4
 
 
 def peak() -> float:
-    """Bytes that the process has held at once."""
+    """The most bytes that the process has held at once."""
     return 1024.0 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 def main() -> None:
-    """Measures."""
+    """Measures the rounds, and prints their cost."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--parameters", type=int, default=10_000_000)
     parser.add_argument("--devices", type=int, default=100)

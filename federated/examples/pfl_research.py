@@ -2,10 +2,10 @@
 
     python federated/examples/pfl_research.py --rounds 60 --cohort 20
 
-pfl-research simulates: nothing there counts how often a user takes part. Its sampler
-"minimize_reuse" takes users in turn, and the separation is then the number of users over
-the cohort; with another sampler the plan's epsilon does not hold. Real devices, which keep
-their separation themselves, are in docs/federated.md.
+pfl-research simulates, and does not count how often a user takes part. Its sampler
+"minimize_reuse" takes users in turn, so the separation is the number of users over the
+cohort size; with another sampler, the plan's epsilon does not hold. For real devices, which
+keep their separation themselves, see docs/federated.md.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class PlannedMechanism(GaussianMechanism):
     """Clips updates to the plan's norm and adds its correlated noise to their sum.
 
     Args:
-      plan: one step a round, of a `MinSep` that the sampler keeps.
+      plan: plan with one step per round, and a `MinSep` that the sampler keeps.
     """
 
     def __init__(self, plan: tf_bandmf.Plan) -> None:

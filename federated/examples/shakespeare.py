@@ -56,7 +56,7 @@ def train(
     wanted = int(contender.plan.expected_batch_size or 1)
     cohorts = source.cohorts(ledger, wanted, rounds)
     for number in range(1, rounds + 1):
-        # What a state would be for: a run that is killed begins again.
+        # The ledger gets no state: a run that is killed begins again.
         ledger.finished(number - 2, {})
         ledger.released(number - 2)
         selected = cohorts.select(number - 1, wanted)
@@ -73,7 +73,7 @@ def train(
 
 
 def too_few(setting: contenders.Setting) -> str:
-    """The cost of a small epsilon, with as much noise in the mean of the updates."""
+    """What a small epsilon would take, with as much noise in the mean of the updates."""
     now = setting.plan("banded")
     wanted = setting.plan(now.strategy, SMALL_EPSILON)
     ratio = wanted.noise_multiplier / now.noise_multiplier

@@ -1,4 +1,4 @@
-"""Tiny Shakespeare by speaker: each speaker is a device with the lines that it says."""
+"""Tiny Shakespeare by speaker: each speaker is a device with the lines of the speaker."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from collections.abc import Callable
 import numpy as np
 import tensorflow as tf
 
-# Public, not taken from the data. What is not in it becomes the last symbol.
+# Public, not taken from the data. All other characters become the last symbol.
 ALPHABET = "\n !',-.:;?" + string.ascii_letters
 NUM_SYMBOLS = len(ALPHABET) + 1
 LENGTH = 40  # characters that a sequence predicts
 BATCH = 32
-# Every so many sequences of a speaker are for testing.
+# One in this many sequences of a speaker is for testing.
 _TEST_EVERY = 10
 
 _NUMBERS = {symbol: number for number, symbol in enumerate(ALPHABET)}

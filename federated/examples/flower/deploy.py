@@ -5,7 +5,7 @@
 Each SuperNode is a device with one speaker's lines and a store of its own. The SuperLink
 with its server is killed once and started again, two SuperNodes are killed, one of them for
 good. All listen on 127.0.0.1 alone, without TLS. SuperLink keeps the devices' updates in
-memory alone (without `--database`), and what is written is for this user alone.
+memory alone (without `--database`), and only this user may read the files.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Deployment:
             self.start("warm", sys.executable, str(HERE / "warm.py"), str(folder))
 
     def start(self, name: str, *command: str, **environment: str) -> None:
-        """Starts a program of BIN, or of a path; a file of its name gets its output."""
+        """Starts a program in BIN or at a path; its output goes to the file NAME.log."""
         with open(self.folder / f"{name}.log", "ab") as log:
             self.processes[name] = subprocess.Popen(
                 [str(BIN / command[0]), *command[1:]],
@@ -87,7 +87,7 @@ class Deployment:
             )
 
     def start_link(self, *options: str) -> None:
-        """The SuperLink; the server is its child."""
+        """Starts the SuperLink; the server is its child."""
         self.start(
             "superlink",
             "flower-superlink",
@@ -99,7 +99,7 @@ class Deployment:
         )
 
     def start_node(self, number: int) -> None:
-        """The SuperNode of a device."""
+        """Starts the SuperNode of a device."""
         path, programs = self.environment["PATH"], str(self.programs)
         store = self.folder / "devices" / str(number)
         self.start(
@@ -122,14 +122,14 @@ class Deployment:
         process.wait()
 
     def kill_now(self, name: str) -> None:
-        """The same, and says so."""
+        """Does the same as `kill`, and prints it."""
         self.kill(name)
         print(f"{time.strftime('%H:%M:%S')} kill -9 {name}", flush=True)
 
     def submit(
         self, rounds: int, per_round: int, *options: str, **config: float
     ) -> None:
-        """`flwr run`, as soon as the SuperLink answers."""
+        """Calls `flwr run` until the SuperLink answers."""
         given = (
             f'folder="{self.folder}" rounds={rounds} per-round={per_round} '
             f'text="{self.text}" '
@@ -160,7 +160,7 @@ class Deployment:
         return [line.split() for line in path.read_text().splitlines()]
 
     def wait_for(self, rounds: int, limit: float) -> None:
-        """Until so many rounds are done."""
+        """Waits until this many rounds are done, and prints their progress."""
         end = time.monotonic() + limit
         while True:
             lines = self.progress()
@@ -183,7 +183,7 @@ class Deployment:
         return "\n".join(report.read_text().splitlines()[-12:])
 
     def end(self) -> None:
-        """Ends what is left."""
+        """Kills the processes that still run."""
         for name in list(self.processes):
             self.kill(name)
 
@@ -192,8 +192,8 @@ def _family(pid: int, forked: list[tuple[int, int]]) -> list[int]:
     """A process and its descendants: Flower gives some of them sessions of their own.
 
     Args:
-      pid: of the process.
-      forked: further processes, each with the one that it belongs to.
+      pid: number of the process.
+      forked: further processes, each with the number of the process that it belongs to.
     """
     listed = subprocess.run(
         ["ps", "-A", "-o", "pid=,ppid="], capture_output=True, text=True, check=True
@@ -201,7 +201,7 @@ def _family(pid: int, forked: list[tuple[int, int]]) -> list[int]:
     running = dict(map(int, line.split()) for line in listed.stdout.splitlines())
     parents = [*running.items(), *(pair for pair in forked if pair[0] in running)]
     family = [pid]
-    for member in family:  # it grows
+    for member in family:  # the list grows meanwhile
         family.extend(child for child, parent in parents if parent == member)
     return family
 
@@ -209,7 +209,7 @@ def _family(pid: int, forked: list[tuple[int, int]]) -> list[int]:
 def write_plan(
     folder: pathlib.Path, rounds: int, separation: int, epsilon: float
 ) -> None:
-    """The plan of the server, and the policy of the devices."""
+    """Writes the plan of the server, and the policy of the devices."""
     plan = tf_bandmf.plan(
         f"banded:{separation}",
         epsilon=epsilon,
@@ -249,7 +249,7 @@ def main() -> None:
     )
     parser.add_argument("--no-kills", action="store_true")
     options = parser.parse_args()
-    os.umask(0o077)  # of all that is started here, too
+    os.umask(0o077)  # also for the processes started here
     folder = pathlib.Path(options.out).resolve()
     if not options.go_on:
         shutil.rmtree(folder, ignore_errors=True)
@@ -260,7 +260,7 @@ def main() -> None:
     text = str(pathlib.Path(options.data).resolve()) if options.data else ""
     run = Deployment(folder, options.port, text, options.cold)
     began = time.monotonic()
-    # Ended from outside it ends what it started, too.
+    # If this program is ended from outside, it still ends the processes that it started.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     try:
         run.start_link()

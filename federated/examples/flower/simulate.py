@@ -51,7 +51,7 @@ def main() -> None:
             options.per_round,
             "--federation-config",
             f"num-supernodes={options.devices} client-resources-num-cpus=1",
-            wait=600.0,  # Ray needs its time to begin
+            wait=600.0,  # Ray takes long to start
             query_timeout=300.0,
             timeout=300.0,
         )

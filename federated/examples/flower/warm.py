@@ -1,10 +1,10 @@
 """Flower's programs of devices, forked from one process that has imported them already.
 
-Flower starts a Python process for each message to a device: 2 seconds of a processor,
-nearly all of them imports. On devices of their own that is nothing; eight of them on one
-machine with two processors hardly get on. So `deploy.py` puts small programs of Flower's
-names first on the nodes' PATH: each has the process of this file fork itself, and the
-child runs Flower's program with the given arguments and outputs.
+Flower starts a Python process for each message to a device, which takes 2 processor
+seconds, nearly all for imports. That is harmless on separate devices, but eight devices on
+one machine with two processors hardly make progress. So `deploy.py` puts small programs
+with the names of Flower's programs first on the nodes' PATH: each one makes the process of
+this file fork, and the child runs Flower's program with the given arguments and outputs.
 
     python warm.py FOLDER    # serves the programs of FOLDER/bin
 """
@@ -37,7 +37,7 @@ server.recv(1)
 
 
 def write_programs(folder: pathlib.Path) -> pathlib.Path:
-    """Writes the small programs; gives their folder, for PATH."""
+    """Writes the small programs; returns their folder, for PATH."""
     place = folder / "bin"
     place.mkdir(exist_ok=True)
     for name in PROGRAMS:
@@ -48,7 +48,7 @@ def write_programs(folder: pathlib.Path) -> pathlib.Path:
 
 
 def parents(folder: pathlib.Path) -> list[tuple[int, int]]:
-    """Processes that were forked, each with those that asked for it."""
+    """Processes that were forked, each paired with a process that asked for it."""
     path = folder / "forked"
     lines = path.read_text().splitlines() if path.exists() else []
     return [(int(pid), int(parent)) for pid, parent in map(str.split, lines)]

@@ -22,7 +22,7 @@ def _speaker(context: Context) -> int:
 
 
 def _store(context: Context) -> str:
-    """The device's folder; in a simulation one folder has them all."""
+    """The device's folder; in a simulation, one folder contains those of all devices."""
     path = context.node_config.get("store")
     return str(path or f"{os.environ['SPEAKERS_STORES']}/{_speaker(context)}")
 

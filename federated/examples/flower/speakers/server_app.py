@@ -16,7 +16,7 @@ app = ServerApp()
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Begins the run, or goes on with it."""
+    """Begins the run, or continues it."""
     config = context.run_config
     folder = str(config["folder"])
     plan = Plan.load(os.path.join(folder, "plan.json"))

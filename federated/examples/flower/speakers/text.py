@@ -19,9 +19,9 @@ def examples(path: str, speaker: int, limit: int = 600) -> tuple[np.ndarray, ...
     """Contexts and next characters of one device.
 
     Args:
-      path: of speeches ("NAME:", lines, an empty line), or "" for made-up ones.
-      speaker: its number; -1 for speakers who are no device, for testing.
-      limit: of characters.
+      path: path of speeches ("NAME:", lines, an empty line), or "" for made-up ones.
+      speaker: number of the speaker; -1 for speakers who are not devices, for testing.
+      limit: the most examples.
 
     Returns:
       int64, shapes [examples, CONTEXT] and [examples].
