@@ -66,7 +66,7 @@ class NoiseGenerator:
         Several shards have whole blocks of normals each; the last ones may reach past
         the end of the vector.
       memory_vectors: rows of the buffer.
-      key_terms: how many steps, up to the present one, have normals in a row of noise.
+      key_terms: number of steps, up to the present one, whose normals a row depends on.
       key_words: uint64 numbers of a step's key.
 
     Raises:
@@ -200,7 +200,7 @@ class NoiseGenerator:
     ) -> tuple[tf.Tensor, Updates]:
         """The noise of a checked step, and the rows of the buffer that change.
 
-        For callers that keep the buffer in a variable; others use `next`.
+        This is for callers that keep the buffer in a variable; others use `next`.
 
         Args:
           step_keys: the key of step `i` is at the place `i % len(step_keys)`, for at least

@@ -42,7 +42,7 @@ class LinearUpdate(NamedTuple):
 
     `theta -= eta weight_decay theta`; without momentum `theta -= eta g`; with it
     `v = momentum v - eta g`, then `theta += v`, or with Nesterov's look-ahead
-    `theta += momentum v - eta g`. As `keras.optimizers.SGD`.
+    `theta += momentum v - eta g`, as in `keras.optimizers.SGD`.
     """
 
     momentum: float = 0.0

@@ -25,7 +25,7 @@ _TABLE_BLOCKS = 1 << 40
 _SMALLEST_PIVOT = 1e-12
 # Lengths that windows of steps are padded to.
 _LENGTHS = 1 << np.arange(6, 31, dtype=np.int32)
-# Parts of a step's rows that are made at once, if there are as many.
+# Parts of a step's rows that are made at once, if there are that many.
 _TOGETHER = 8
 _DECAYED = (
     "The learning rate times the weight decay must not be 1 with tables='lazy': the step "
@@ -193,7 +193,7 @@ class LazyTable:
         return self._clocks.sparse_read(rows)
 
     def memory(self) -> np.ndarray:
-        """See the class; for the private state file alone."""
+        """The present `memory`, see the class; only for the private state file."""
         none = np.zeros([self.num_rows, 0], np.float32)
         return self._states[1].numpy() if self.jumps.entries > 1 else none
 

@@ -33,7 +33,7 @@ class Recurrence(abc.ABC):
 
     Attributes:
       memory_vectors: rows of the buffer.
-      key_terms: how many steps, up to the present one, have normals in a row of noise.
+      key_terms: number of steps, up to the present one, whose normals a row draws.
     """
 
     memory_vectors = 0
@@ -133,7 +133,7 @@ def _plus_terms(
     )[1]
 
 
-# XLA makes one pass of each function, without a copy of a variable, once for all models.
+# XLA compiles each to one pass without copies of variables, once for all models.
 _compiled = shared_function(jit_compile=True)
 
 

@@ -27,10 +27,9 @@ true gap does. For `G = A^T Omega A` and any `Z`,
     tr Z = f(X) - <X, E> / 2,        Z^T G^-1 Z = H - E + E H^-1 E / 4.
 
 If `E` holds the off-diagonal entries of `H` in the band, the off-diagonal entries that
-remain are of second order; they are added to `E`, and so on. All is banded:
-`H^-1 = X G^-1 X`,
-`C A^-1 = M` and `E H^-1 E = V^T V` with `V = Omega^-1/2 M^T C E`. The first bound, `U`,
-applies to this matrix as to `H`; with `t Z` in place of `Z`,
+remain are of second order; they are added to `E`, and so on. All factors are banded:
+`H^-1 = X G^-1 X`, `C A^-1 = M` and `E H^-1 E = V^T V` with `V = Omega^-1/2 M^T C E`. The
+first bound, `U`, applies to this matrix as to `H`; with `t Z` in place of `Z`,
 
     f(X') >= (tr Z)^2 / U    where tr Z > 0.
 

@@ -9,8 +9,8 @@ barrier: the largest
 
 which has one best G, `mu (diag(y) - X)^-1`, and the derivative `<dX, G>`. Under
 min-separation there is no exact value if `C` has entries below 0 or rises after lag b; then
-that of the Toeplitz majorant of `analysis.sensitivity.upper_bound` replaces it. Otherwise
-both sensitivities are the norm of the sum of the columns 0, b, 2b, ...
+the sensitivity of the Toeplitz majorant, see `analysis.sensitivity.upper_bound`, replaces
+it. Otherwise both sensitivities are the norm of the sum of the columns 0, b, 2b, ...
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class SquaredSensitivity:
       num_steps: n.
       separation: b.
       participations: k.
-      fixed_order: whether an example takes part at `i, i + b, ...` alone.
+      fixed_order: whether an example takes part only at steps `i, i + b, ...`
     """
 
     def __init__(

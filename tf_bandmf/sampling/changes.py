@@ -26,9 +26,9 @@ class Ranges:
     run (invariants 5 and 18). NaN is in no range.
 
     Args:
-      ranges: "x" or "y" to a pair (lowest, highest), which holds for all of its
-        numbers; or, if it has several parts, to a dictionary from their names, or a
-        list in their order, of pairs. Parts that are not named may be anything.
+      ranges: maps "x" or "y" to a pair (lowest, highest) for all of its numbers; or, if
+        it has several parts, to a dictionary from their names to pairs, or to a list of
+        pairs in their order. Parts that are not named may be anything.
 
     Raises:
       TypeError: if a range is invalid, or is for texts (when they are read).

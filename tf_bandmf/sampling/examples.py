@@ -1,4 +1,4 @@
-"""The data of `Plan.batches`: rows, what changes them, and which make one example.
+"""The data of `Plan.batches`: rows, their changes, and which rows make one example.
 
 An example is what the sampler draws, what is clipped, and whose presence is hidden. It is
 a row, or a unit of several rows: the views of one row, or the records of one user. The loss
@@ -43,13 +43,13 @@ class Examples:
       num_examples: of the plan.
       x: `TFRecordExamples`; or a data set that is read in its own order
         (`tf.data.Dataset`, `PyDataset`, a function that returns an iterator); or arrays;
-        or what has a length and rows by index.
+        or anything that has a length and rows by index.
       y: targets of arrays, or None.
       sample_weight: of arrays, or None.
       may_overlap: whether neighbors may be windows of a series that overlap.
       ranges: rows outside of these become zeros with weight 0; see `Ranges`.
       map: a function that changes rows; see `Mapped`.
-      views: of each row.
+      views: the number of views of each row.
       users: None if each row is an example; or the user of each row, shape [rows],
         integers or strings: an example is then a user.
       rows_per_user: the most rows of a user that a step takes; if there are more, a step

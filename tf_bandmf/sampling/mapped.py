@@ -3,7 +3,7 @@
 The function gets one example, without a batch axis, and a seed that follows from the run's
 seed, the step, the example and the view: another one in each epoch, the same one when a
 run is resumed. It is traced once and must be a pure function of example and seed: state,
-code of the host and random numbers from elsewhere are refused.
+Python code that runs at each call, and random numbers from elsewhere are refused.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _DIALECTS: list[Any] = []
 
 
 def register_dialect(dialect: Any) -> None:
-    """Registers another library, whose functions `map` then takes, as Keras' layers.
+    """Adds support for another library's functions; `tf_bandmf.keras` does it for Keras.
 
     Args:
       dialect: `adapt(function)` returns a function of `x` of one example, or None if the
@@ -129,7 +129,7 @@ class Mapped:
     def _tried(self, rows: dict[str, Any], seeds: tf.Tensor) -> dict[str, Any]:
         """The specs of what the function returns, from the examples on which it works.
 
-        The function is called eagerly, so that layers make their weights outside of the
+        The function is called eagerly, so that layers create their weights outside of the
         graph.
         """
         results, failure = [], ""

@@ -5,8 +5,8 @@ Formal guarantees, if the words are independent and uniform:
 - The law is that of the participation, in whole numbers: no logarithm and no rounding, so
   a resumed run draws the same examples on every machine.
 - Where examples take part independently, each does with at most its probability, given
-  all others (`Trials`). A coin makes participation with a smaller probability from
-  participation with the full one, so the accountant's bound holds.
+  all others (`Trials`). A coin that drops examples turns the full probability into a
+  smaller one, so the accountant's bound holds.
 - The cost of a step grows with its batch, not with the data.
 """
 
@@ -28,7 +28,7 @@ SEED_BYTES = 32
 # first of them. Every step has its own words; those of `WHOLE_RUN` belong to no step.
 Words = Callable[[int, int], np.ndarray]
 WHOLE_RUN = -1
-# See `Trials`.
+# Trials lower their probability by 2^-26 of it: see `Trials`.
 _LOWERED = 26
 # Steps of a `RestSampler` that are kept: they are not always asked for in order.
 _KEPT = 4
@@ -116,7 +116,7 @@ class Trials:
         self._within = np.array(within, np.uint64)
 
     def successes(self, words: Words, step: int, size: int) -> np.ndarray:
-        """Those of `size` trials that succeed at a step, ascending, int64."""
+        """Indices of those of `size` trials that succeed at a step, ascending, int64."""
         if 2 * self._limit > 1 << 64:
             return np.flatnonzero(words(step, size) <= np.uint64(self._limit - 1))
         count = math.ceil(1.01 * size * self._q) + 16
@@ -216,7 +216,7 @@ class BinsSampler(OrderSampler):
     """Puts each example into one of b bins, uniformly; the bins are an epoch's batches."""
 
     def __init__(self, words: Words, total: int, bins: int) -> None:
-        # Numbers of 16 bits are sorted by radix.
+        # NumPy sorts 16-bit numbers by radix, which is fast.
         kind = np.uint16 if bins < 1 << 16 else np.uint32
         drawn = uniform_numbers(words, WHOLE_RUN, total, bins).astype(kind)
         ends = np.cumsum(np.bincount(drawn, minlength=bins))

@@ -453,7 +453,7 @@ def named_parts(given: Any) -> dict[str, Any]:
 
 
 def said_of(error: BaseException) -> str:
-    """The kind of an error and where it was raised; or its text, if this library's.
+    """The kind of an error, with its text if this library raised it, else with its place.
 
     Other texts may hold values of records, as may the texts of chained errors: whoever
     quotes this in an error raises it `from None`.

@@ -107,9 +107,9 @@ def _optimum(
 class _Problem:
     """log(error^2 sens^2) of a BLT and its gradient, in time O(d^3 log n).
 
-    The first columns of `C` and `A C^-1`, and up to sign their logarithmic derivatives
-    times them, are states of linear recurrences `s[t + 1] = F s[t]`; `_sum` adds up the
-    products of two states over all steps.
+    The first columns of `C` and `A C^-1`, and up to sign their derivatives by the decays,
+    are states of linear recurrences `s[t + 1] = F s[t]`; `_sum` adds up the products of
+    two states over all steps.
     """
 
     def __init__(
@@ -197,7 +197,7 @@ def _powers(
 ) -> tuple[list[tuple[np.ndarray, np.ndarray | None]], np.ndarray]:
     """Powers of a recurrence, by the binary digits of a number of steps.
 
-    The result is kept minus 1, with the digits that decays close to 1 would lose.
+    They are kept minus the identity, since digits would be lost for decays close to 1.
 
     Args:
       change: `F - 1`, [m, m].
