@@ -1,4 +1,4 @@
-"""Privacy losses of events of dp-accounting, each from the pieces that it consists of."""
+"""Privacy losses of dp-accounting's events, each composed from the event's parts."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from tf_bandmf.accounting.checks import whole_number
 
 Loss: TypeAlias = privacy_loss_distribution.PrivacyLossDistribution
 
-# Rounding of convolutions by Fourier transforms: at least, and for each query.
+# The allowance for rounding in convolutions by Fourier transforms: at least, and per query.
 _LEAST_ROUNDING, _ROUNDING_OF_QUERY = 1e-13, 2.0**-51
-# By which a delta of dp-accounting may be outside of [0, 1].
+# A delta from dp-accounting may lie outside [0, 1] by this much.
 _TOLERANCE = 1e-12
 
 _ADDITIVE = {
@@ -36,10 +36,10 @@ _ADDITIVE = {
 def pieces(
     event: dp_accounting.DpEvent, count: int = 1
 ) -> Iterator[tuple[dp_accounting.DpEvent, int]]:
-    """The events that a composition consists of, and how often each happens.
+    """Yields the events that a composition consists of, and how often each happens.
 
     Raises:
-      ValueError: if a count is no whole number >= 0.
+      ValueError: if a count is not a whole number >= 0.
     """
     if isinstance(event, dp_accounting.NoOpDpEvent):
         return
@@ -56,15 +56,16 @@ def pieces(
 def of_event(
     event: dp_accounting.DpEvent, interval: float, is_replaced: bool = False
 ) -> Loss:
-    """A loss that dominates an event.
+    """Returns a privacy loss that dominates the loss of an event.
 
     Args:
-      event: any that dp-accounting has numbers for.
-      interval: of the discretization, which errs to the safe side.
-      is_replaced: whether a unit is replaced by another one, else added or removed.
+      event: any event that dp-accounting supports.
+      interval: of the discretization, which errs on the safe side.
+      is_replaced: True if neighbors replace a unit by another one, False if they add or
+        remove it.
 
     Raises:
-      ValueError: if dp-accounting has no numbers for it, under these neighbors.
+      ValueError: if dp-accounting does not support the event for these neighbors.
     """
     losses, others = [], []
     for piece, count in pieces(event):
@@ -80,12 +81,12 @@ def of_event(
 
 
 def profile_of(event: dp_accounting.DpEvent, is_replaced: bool) -> profiles.Profile:
-    """Delta at each epsilon, by the first accountant of dp-accounting that has it.
+    """Returns the profile by the first accountant of dp-accounting that supports the event.
 
     For zero-out, add-or-remove is tried first, then dp-accounting's REPLACE_SPECIAL.
 
     Raises:
-      ValueError: if none has, under these neighbors.
+      ValueError: if no accountant supports the event for these neighbors.
     """
     relations = dp_accounting.NeighboringRelation
     if is_replaced:
@@ -117,19 +118,20 @@ def profile_of(event: dp_accounting.DpEvent, is_replaced: bool) -> profiles.Prof
 def additive_loss(
     event: dp_accounting.DpEvent, count: int, interval: float
 ) -> Loss | None:
-    """The loss of an event without parts that happens `count` times.
+    """Returns the loss of `count` repetitions of an event that is no composition.
 
     Args:
-      event: under add-or-remove adjacency; a sample of fixed size, under replacements.
+      event: under add-or-remove adjacency; for samples of fixed size, under replacements.
       count: >= 1.
-      interval: of the discretization, which errs to the safe side.
+      interval: of the discretization, which errs on the safe side.
 
     Returns:
-      The loss; None unless noise with a density is added, perhaps after sampling.
+      The loss, if the event adds Gaussian or Laplace noise, perhaps after sampling; else
+      None.
     """
     query = query_of(event, count)
     if query is not None and query.is_replaced:
-        # Alike in both directions.
+        # The loss is the same in both directions.
         first, masses, infinite = tilted.Law(query, add=False).discretized(interval)
         pmf = pld_pmf.DensePLDPmf(interval, first, masses, infinite, True)
         return repeated(Loss(pmf), count, interval)
@@ -153,7 +155,10 @@ def additive_loss(
 
 
 def query_of(event: dp_accounting.DpEvent, count: int) -> tilted.Query | None:
-    """So many Gaussian queries on a sample, or on all; None if it is something else."""
+    """Returns `count` such events as a `Query`; None if the event is no Gaussian query.
+
+    The queries may be on all examples, or on a sample (Poisson, or of fixed size).
+    """
     single, probability = getattr(event, "event", event), 1.0
     if isinstance(event, dp_accounting.PoissonSampledDpEvent):
         probability = event.sampling_probability
@@ -171,10 +176,10 @@ def query_of(event: dp_accounting.DpEvent, count: int) -> tilted.Query | None:
 
 
 def repeated(loss: Loss, count: int, interval: float) -> Loss:
-    """The loss of `count` alike.
+    """Returns the loss of `count` independent copies.
 
-    What rounding may take from delta, four times what was measured (see `cyclic_poisson`),
-    counts as another release of which all is known with that probability.
+    Rounding may reduce delta. The allowance for it is four times the largest error that was
+    measured, and counts as another release that reveals everything with that probability.
     """
     if count == 1:
         return loss

@@ -1,12 +1,12 @@
 """Exact accounting of the Gaussian mechanism, without amplification by sampling.
 
 A correlated-noise run of any length is one Gaussian mechanism: the release of
-`C x + noise_stddev * z`, also when the gradients are chosen adaptively (arXiv:2202.08312,
+`C x + noise_stddev * z`, even if the gradients are chosen adaptively (arXiv:2202.08312,
 Theorem 2.1; cited in arXiv:2505.12128, Theorem 1). The functions are for a mechanism of
 sensitivity 1; `base.GaussianAccountant` is for a strategy.
 
-The privacy loss is that of dp-accounting; every result is rounded to the safe side and
-checked with it again.
+dp-accounting computes delta from the privacy loss. Every result is rounded to the safe side
+and checked again with this delta.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ from tf_bandmf.accounting.root_finding import log, to_safe_side
 
 NAME = "exact Gaussian mechanism (dp-accounting)"
 
-# Far outside of what a useful or even a meaningful run has.
+# Limits far outside the noise of any useful or even meaningful run.
 _LEAST_NOISE, _LARGEST_NOISE = 0.25 / LARGEST_EPSILON, 1e9
 _LARGEST_SQUARED = 1e100
 _TOLERANCE = 1e-12
-# Relative error of float64; beyond so many standard deviations tails are 0.
+# The relative error of float64; beyond this many standard deviations tails are 0.
 _EPSILON, _LARGEST_PLACE = 2.0**-52, 40.0
 
 
 def gaussian_delta(noise_stddev: float, epsilon: float) -> float:
-    """The smallest delta for which the mechanism is (epsilon, delta)-DP, rounded up.
+    """Returns the smallest delta of (epsilon, delta)-DP for the mechanism, rounded up.
 
-    Balle and Wang, 2018, arXiv:1805.06530, Theorem 8 (arXiv:2505.12128, Theorem 2): a
-    difference of two tails. What its rounding may have taken away is added.
+    By Balle and Wang, 2018, arXiv:1805.06530, Theorem 8 (arXiv:2505.12128, Theorem 2),
+    delta is a difference of two tails. A bound on its rounding error is added.
 
     Raises:
       ValueError: if noise_stddev is not positive and finite, or epsilon negative.
@@ -54,20 +54,20 @@ def gaussian_delta(noise_stddev: float, epsilon: float) -> float:
 
 
 def gaussian_deltas(noise_stddev: float, epsilons: np.ndarray) -> np.ndarray:
-    """`gaussian_delta` of many epsilons >= 0, of the same shape [N], at once.
+    """Returns `gaussian_delta` for each of N epsilons >= 0, shape [N].
 
     Raises:
       ValueError: if noise_stddev is not positive and finite.
       ArithmeticError: if dp-accounting returns no probability.
     """
     check_positive("noise_stddev", noise_stddev)
-    # Less noise is on the safe side; squares of more are no numbers.
+    # Less noise is on the safe side; the square of more noise could overflow.
     noise_stddev = float(min(noise_stddev, _LARGEST_SQUARED))
     loss = privacy_loss_mechanism.GaussianPrivacyLoss(noise_stddev, sensitivity=1.0)
     deltas = np.asarray(loss.get_delta_for_epsilon(epsilons), np.float64)
     place = epsilons * noise_stddev - 0.5 / noise_stddev
-    # The relative error of the larger tail at z grows like z^2, and with that of z, which
-    # is a difference of two numbers.
+    # The relative error of the larger tail at z grows like z^2, and with the error of z,
+    # which is a difference of two numbers.
     tail = tails.upper_tail(place)
     tail = np.where(tail > 2.0 * tails.LEAST, tail, 0.0)
     far = np.clip(place, 0.0, _LARGEST_PLACE)
@@ -85,9 +85,10 @@ def gaussian_deltas(noise_stddev: float, epsilons: np.ndarray) -> np.ndarray:
 
 
 def gaussian_excess(noise_stddev: float, epsilons: np.ndarray) -> np.ndarray:
-    """`E (1 - exp(epsilon - L))_+` of the loss L, for any epsilons.
+    """Returns `E (1 - exp(epsilon - L))_+` for the loss L and epsilons of any sign.
 
-    With infinite noise L is 0. Below 0 by symmetry: `1 - exp(e) + exp(e) delta(-e)`.
+    With infinite noise L is 0. For e < 0 it is, by symmetry,
+    `1 - exp(e) + exp(e) delta(-e)`.
     """
     excess = -np.expm1(np.minimum(epsilons, 0.0))
     if noise_stddev == math.inf:
@@ -97,7 +98,7 @@ def gaussian_excess(noise_stddev: float, epsilons: np.ndarray) -> np.ndarray:
 
 
 def gaussian_epsilon(noise_stddev: float, delta: float) -> float:
-    """The smallest epsilon, rounded up, for which the mechanism is (epsilon, delta)-DP.
+    """Returns the smallest epsilon of (epsilon, delta)-DP for the mechanism, rounded up.
 
     Raises:
       ValueError: on invalid input, or if epsilon would exceed 10**5.
@@ -111,7 +112,7 @@ def gaussian_epsilon(noise_stddev: float, delta: float) -> float:
     def excess(epsilon: float) -> float:
         return log(gaussian_delta(noise_stddev, epsilon)) - log(delta)
 
-    # dp-accounting has these roots, too, but not yet in the version of TFF's stack.
+    # dp-accounting can compute this epsilon, too, but not in the version that TFF requires.
     upper = 1.0
     while excess(upper) > 0.0:
         upper = min(2.0 * upper, LARGEST_STATED_EPSILON)
@@ -119,10 +120,10 @@ def gaussian_epsilon(noise_stddev: float, delta: float) -> float:
     return to_safe_side(float(root), lambda e: gaussian_delta(noise_stddev, e) <= delta)
 
 
-# All that is compared for a budget is scaled by the same noise.
+# Cached: all strategies that are compared for one budget need the same value.
 @functools.lru_cache(maxsize=1024)
 def calibrate_noise_stddev(epsilon: float, delta: float) -> float:
-    """The smallest noise, rounded up, that gives (epsilon, delta)-DP at sensitivity 1.
+    """Returns the smallest noise for (epsilon, delta)-DP at sensitivity 1, rounded up.
 
     Args:
       epsilon: > 0.
@@ -159,18 +160,18 @@ def calibrate_noise_stddev(epsilon: float, delta: float) -> float:
 
 
 def zcdp_rho(noise_stddev: float) -> float:
-    """Rho of zero-concentrated DP: `1 / (2 noise_stddev^2)` (arXiv:1605.02065)."""
+    """Returns rho of zCDP: `1 / (2 noise_stddev^2)` (arXiv:1605.02065)."""
     check_positive("noise_stddev", noise_stddev)
     return 0.5 / noise_stddev**2
 
 
 def grid_of(noise_stddev: float) -> float:
-    """The spacing of what is released: a power of two, at most 2^-10 of its noise.
+    """Returns the grid to which noisy sums are rounded: a power of two <= 2^-10 of the noise.
 
-    float32 has gaps in the noise, which depend on the sum that the noise is added to: its
-    last bits would exclude some sums with certainty (Mironov, 2012,
-    doi:10.1145/2382196.2382264). Each multiple of the spacing is the rounding of thousands
-    of float32 normals, whatever the sum is. That no probability changes by more than delta
-    is not proven.
+    A float32 sum plus float32 noise cannot take every value, and which values are missing
+    depends on the sum. So the last bits of a released value would exclude some sums with
+    certainty (Mironov, 2012, doi:10.1145/2382196.2382264). On the grid, each value is the
+    rounding of thousands of float32 normals, whatever the sum is. It is not proven that no
+    probability changes by more than delta.
     """
     return math.ldexp(1.0, math.frexp(noise_stddev)[1] - 11)

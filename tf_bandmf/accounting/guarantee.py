@@ -1,4 +1,4 @@
-"""Arguments and results of accountants: a simulation, a guarantee, the noise for it."""
+"""Arguments and results of accountants: simulation settings, guarantee, calibration."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import dataclasses
 from tf_bandmf.accounting import checks
 
 KINDS = ("exact", "bound", "estimate")
-# What the name of an accountant ends with that claims nothing from a secret sample.
+# The end of an accountant's name if its guarantee claims no amplification by sampling.
 UNAMPLIFIED = "without amplification (exact Gaussian mechanism)"
 ZERO_OUT = (
     "Zero-out: the contribution of one unit is replaced by zero (add-or-remove with a "
@@ -58,12 +58,12 @@ class Guarantee:
 
     @property
     def is_unamplified(self) -> bool:
-        """True where nothing is claimed from a secret sample, whatever the sampler is."""
+        """True if no amplification by sampling is claimed, whatever the sampler is."""
         return UNAMPLIFIED in self.accountant
 
     @property
     def certainty(self) -> str:
-        """The kind; "simulated" for a bound that a simulation fails to be with a chance."""
+        """The kind, or "simulated" for a bound that holds only with some confidence."""
         is_simulated = self.confidence is not None and not self.is_unamplified
         return "simulated" if is_simulated else self.kind
 
@@ -84,12 +84,12 @@ class Calibration:
 
 @dataclasses.dataclass(frozen=True)
 class Simulation:
-    """Settings of an accountant that simulates; the others need none of it.
+    """Settings of an accountant that simulates; other accountants ignore them.
 
     Attributes:
       confidence: None for an estimate, or `1 - beta` for a bound.
       seed: of the draws, >= 0; equal seeds give equal results.
-      num_draws: of an estimate; None for the accountant's number.
+      num_draws: the number of draws of an estimate; None for the accountant's default.
     """
 
     confidence: float | None = None

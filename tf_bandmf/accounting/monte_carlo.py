@@ -1,7 +1,7 @@
-"""Draws of a privacy loss, and the values of delta that they give.
+"""Draws of a privacy loss, and the values of delta that are computed from them.
 
-A Monte Carlo value is never passed on as a plain number: it says whether it is an estimate,
-or a bound at a stated confidence.
+A Monte Carlo value is never returned as a plain float: `MonteCarloValue` also says whether
+it is an estimate, or a bound at a stated confidence.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tf_bandmf.accounting import gaussian
 _ROUNDING = 1e-4
 # Values are rounded up to powers of exp(_GRID) before a bound is computed.
 _GRID = 5e-4
-# Bets tried, as fractions of the largest admissible one, and what is staked on each.
+# Bets, as fractions of the largest admissible bet, and the part of the wealth for each.
 _BETS = 0.999 * 3.0 ** -np.arange(12.0)
 _STAKES = np.concatenate([[0.5], np.full(11, 0.5 / 11)])
 
@@ -31,7 +31,7 @@ class MonteCarloValue(float):
     exceeds it with probability at most `1 - confidence`. An estimate may be too small.
 
     Attributes:
-      standard_error: of an estimate, from the same draws; 0 for a bound.
+      standard_error: of an estimate, computed from the same draws; 0 for a bound.
       confidence: None for an estimate, `1 - beta` for a bound.
     """
 
@@ -56,8 +56,8 @@ class Run:
     Attributes:
       losses: shape [N].
       log_weights: shape [N].
-      releases: noise multiplier of the Gaussian releases beside the run, whose losses are
-        integrated out.
+      releases: the joint noise multiplier of other Gaussian releases. Their losses are not
+        drawn but integrated.
     """
 
     losses: np.ndarray
@@ -65,9 +65,9 @@ class Run:
     releases: float = math.inf
 
     def values(self, epsilon: float) -> np.ndarray:
-        """Weight times what exceeds epsilon, `(1 - exp(epsilon - loss))_+`.
+        """Returns the weight times `(1 - exp(epsilon - loss))_+` of each draw, shape [N].
 
-        Their mean is delta.
+        The expectation of the values is delta.
         """
         short = epsilon - self.losses
         reached = short < (0.0 if self.releases == math.inf else math.inf)
@@ -86,9 +86,9 @@ class Run:
     ) -> float:
         """An upper bound on delta at confidence `1 - beta`.
 
-        Losses and weights have single precision: each value is computed as if both erred
-        by `_ROUNDING` to the unsafe side, and then reduced to `largest`, which the exact
-        value does not exceed.
+        Losses and weights have single precision. Each value is computed as if both erred
+        by `_ROUNDING` to the unsafe side, and then cut to `largest`, which the exact value
+        does not exceed.
         """
         most = float(self.values(epsilon).max(initial=0.0))
         if not most <= largest * (1.0 + _ROUNDING):
@@ -103,21 +103,21 @@ class Run:
 def betting_upper_bound(
     values: np.ndarray, largest: float, beta: float, resolution: float
 ) -> float:
-    """Upper confidence bound on the mean of independent draws in [0, `largest`].
+    """Returns an upper confidence bound on the mean of independent draws in [0, `largest`].
 
-    Betting (Waudby-Smith, Ramdas, 2024, arXiv:2010.09686): for the true mean `mu` the
-    wealth `prod_i (1 + bet (mu - values[i]))` has expectation 1, so that it reaches
-    `1 / beta` with probability at most `beta`; likewise its mean over several bets. The
-    bound is the smallest `mu` above which the wealth is at least `1 / beta`.
+    By betting (Waudby-Smith, Ramdas, 2024, arXiv:2010.09686): for the true mean `mu` the
+    wealth `prod_i (1 + bet (mu - values[i]))` has expectation 1, so it reaches `1 / beta`
+    with probability at most `beta`. The same holds for the mean wealth over several bets.
+    The bound is the smallest `mu` above which the wealth is at least `1 / beta`.
 
-    It falls if any of the values falls, so that a bound on a monotone function of the
+    The bound falls if any of the values falls, so a bound on a monotone function of the
     draws may be inverted without a union bound.
 
     Args:
       values: shape [N], identically distributed.
-      largest: every value is at most this, for certain.
+      largest: a guaranteed upper bound on every value.
       beta: in (0, 1).
-      resolution: smaller values are rounded up to this, at most.
+      resolution: positive values that are smaller are rounded up to this.
 
     Raises:
       ValueError: if a value is outside of [0, largest] or not finite.

@@ -1,10 +1,10 @@
-"""Privacy profiles, and the privacy losses that dominate every mechanism that has them.
+"""Privacy profiles, and privacy losses that dominate all mechanisms with a profile.
 
 A profile is delta as a function of epsilon >= 0: an upper bound on the hockey-stick
-divergence of the outputs on any two neighbors, in both directions. Two mechanisms whose
-profiles are known compose, also adaptively, like pairs of distributions that have these
-profiles (Zhu, Dong, Wang, 2022, arXiv:2106.08567, Theorem 10): `dominating_loss` makes
-the privacy loss of such a pair, which dp-accounting composes with any other.
+divergence of the outputs on any two neighbors, in both directions. Two mechanisms with
+known profiles compose, also adaptively, like pairs of distributions that have these
+profiles (Zhu, Dong, Wang, 2022, arXiv:2106.08567, Theorem 10). `dominating_loss` returns
+the privacy loss of such a pair, which dp-accounting can compose with any other loss.
 """
 
 from __future__ import annotations
@@ -19,17 +19,18 @@ from dp_accounting.pld import pld_pmf, privacy_loss_distribution
 # Delta for each epsilon >= 0, of the same shape.
 Profile = Callable[[np.ndarray], np.ndarray]
 
-# Points at which a profile is asked; what is below this much of its mass is given to an
-# infinite loss; no larger loss is looked at (its exponential is still a number).
+# The number of points at which a profile is evaluated; mass up to _NEGLIGIBLE may be given
+# to an infinite loss; the largest loss that is considered (its exponential is finite).
 _POINTS, _NEGLIGIBLE, _LARGEST_LOSS = 2_048, 1e-17, 500.0
 _LENGTHS, _BISECTIONS = 512, 60
 
 
 def pair_profile(epsilon: float, delta: float) -> Profile:
-    """A profile that holds for any (epsilon, delta)-DP mechanism.
+    """Returns a profile that holds for any (epsilon, delta)-DP mechanism.
 
-    The largest there is (Kairouz, Oh, Viswanath, 2015, arXiv:1311.0776, Theorem 3.3):
-    with probability delta all is revealed, else it is randomized response.
+    It is the largest such profile (Kairouz, Oh, Viswanath, 2015, arXiv:1311.0776, Theorem
+    3.3): everything is revealed with probability delta, otherwise the mechanism is
+    randomized response.
     """
 
     def profile(epsilons: np.ndarray) -> np.ndarray:
@@ -41,20 +42,20 @@ def pair_profile(epsilon: float, delta: float) -> Profile:
 
 
 def zcdp_profile(rho: float) -> Profile:
-    """The profile of a rho-zCDP mechanism: Renyi divergences at most `rho alpha`.
+    """Returns a profile that holds for any rho-zCDP mechanism.
 
-    For each order alpha, delta is at most
+    Its Renyi divergences are at most `rho alpha`. For each order alpha, delta is at most
 
         exp((alpha - 1) (rho alpha - epsilon)) (1 - 1 / alpha)^alpha / (alpha - 1)
 
-    (Canonne, Kamath, Steinke, 2020, arXiv:2004.00010, Proposition 12). The best order is
-    where the derivative of the exponent, `(2 alpha - 1) rho - epsilon + log(1 - 1 /
-    alpha)`, which rises, is 0; any order is on the safe side.
+    (Canonne, Kamath, Steinke, 2020, arXiv:2004.00010, Proposition 12). At the best order,
+    the derivative of the exponent, `(2 alpha - 1) rho - epsilon + log(1 - 1 / alpha)`,
+    is 0. It rises, so bisection finds the order; any order is on the safe side.
     """
 
     def profile(epsilons: np.ndarray) -> np.ndarray:
         excess = np.asarray(epsilons, np.float64)
-        # alpha - 1, in logarithms.
+        # Bisection on log(alpha - 1).
         lower = np.full_like(excess, -40.0)
         upper = np.log(1.0 + np.maximum(excess, 0.0) / rho + 1.0 / rho)
         for _ in range(_BISECTIONS):
@@ -76,9 +77,9 @@ def zcdp_profile(rho: float) -> Profile:
 
 
 def twice(profile: Profile) -> Profile:
-    """The profile between data sets that are neighbors of a common neighbor.
+    """Returns the profile for two data sets that have a common neighbor.
 
-    Group privacy: `D_(2 e)(P, R) <= D_e(P, Q) + exp(e) D_e(Q, R)`.
+    By group privacy, `D_(2 e)(P, R) <= D_e(P, Q) + exp(e) D_e(Q, R)`.
     """
 
     def doubled(epsilons: np.ndarray) -> np.ndarray:
@@ -89,25 +90,25 @@ def twice(profile: Profile) -> Profile:
 
 
 def least(*profiles: Profile) -> Profile:
-    """The profile of a mechanism for which all of these hold."""
+    """Returns the profile of a mechanism for which all of these profiles hold."""
     return lambda epsilons: np.minimum.reduce([p(epsilons) for p in profiles])
 
 
 def dominating_loss(
     profile: Profile, interval: float, kinks: Iterable[float] = ()
 ) -> privacy_loss_distribution.PrivacyLossDistribution:
-    """A privacy loss that dominates every mechanism with this profile.
+    """Returns a privacy loss that dominates every mechanism with this profile.
 
-    True profiles are convex in `exp(epsilon)`. So the lower convex hull of what is known at
-    some points, among them those of the other direction, `1 - exp(-e) + exp(-e)
-    delta(e)` at `-e`, is above every one of them; it is the profile of a pair of
-    distributions whose losses are these points (arXiv:2207.04380, Algorithm 1). As both
-    directions are bounded alike, the loss `-e` has `exp(-e)` times the probability of
-    `e`.
+    The true profile of a mechanism is convex in `exp(epsilon)`. So it is at most the lower
+    convex hull of upper bounds at some points. These include points of the other direction:
+    `1 - exp(-e) + exp(-e) delta(e)` at `-e`. The hull is the profile of a pair of
+    distributions whose losses are these points (arXiv:2207.04380, Algorithm 1). Because the
+    same profile bounds both directions, the loss `-e` has `exp(-e)` times the probability
+    of `e`.
 
     Args:
-      profile: asked at some 2,000 points, must be an upper bound at each.
-      interval: of the losses, which are multiples of it.
+      profile: evaluated at about 2,000 points; must be an upper bound at each.
+      interval: all losses are multiples of it.
       kinks: values of epsilon where the profile has a corner.
     """
     largest = _largest(profile, interval)
@@ -123,7 +124,8 @@ def dominating_loss(
     index, losses, deltas = _hull(index, losses, deltas)
     slopes = np.append(np.diff(deltas) / np.diff(np.exp(losses)), 0.0)
     first, before = _centre(losses, deltas, slopes)
-    # Probabilities of the other data set; there the loss is the opposite one.
+    # Probabilities under the other data set's distribution, where the loss has the opposite
+    # sign.
     other = np.maximum(np.diff(slopes[first:], prepend=before), 0.0)
     above = np.exp(losses[first:]) * other
     probabilities = dict(zip((-index[first:]).tolist(), other.tolist()))
@@ -143,9 +145,9 @@ def dominating_loss(
 
 
 def _largest(profile: Profile, interval: float) -> int:
-    """The index from which on the profile falls no further, nearly.
+    """Returns the index beyond which the profile hardly falls any further.
 
-    What is asked may rise again, by errors of tails that are taken twice.
+    A computed profile may even rise again, where `twice` multiplies the errors of tails.
     """
     tried = np.append(0.0, np.geomspace(4.0 * interval, _LARGEST_LOSS, _LENGTHS))
     deltas = np.asarray(profile(tried), np.float64)
@@ -156,7 +158,7 @@ def _largest(profile: Profile, interval: float) -> int:
 def _hull(
     index: np.ndarray, losses: np.ndarray, deltas: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The points on the lower convex hull of delta as a function of exp(loss)."""
+    """Returns the points on the lower convex hull of delta as a function of exp(loss)."""
     weights = np.exp(losses)
     kept: list[int] = []
     for i in range(index.size):
@@ -174,10 +176,10 @@ def _hull(
 def _centre(
     losses: np.ndarray, deltas: np.ndarray, slopes: np.ndarray
 ) -> tuple[int, float]:
-    """The first point of the hull of both directions, and the slope before it.
+    """Returns the first point >= 0 on the hull of both directions, and the slope before it.
 
-    The hull is its own mirror image: between the point and its image is a chord, or at
-    loss 0 a point.
+    The hull is its own mirror image. The point and its image are joined by a chord, unless
+    the point is at loss 0 and is its own image.
     """
     if 1.0 - deltas[0] + 2.0 * slopes[0] >= 0.0:
         # The slope on the other side, by symmetry.
