@@ -166,7 +166,7 @@ def zcdp_rho(noise_stddev: float) -> float:
 
 
 def grid_of(noise_stddev: float) -> float:
-    """Returns the grid to which noisy sums are rounded: a power of two <= 2^-10 of the noise.
+    """Returns the grid to round noisy sums to: a power of two <= 2^-10 of the noise.
 
     A float32 sum plus float32 noise cannot take every value, and which values are missing
     depends on the sum. So the last bits of a released value would exclude some sums with

@@ -5,24 +5,24 @@ from __future__ import annotations
 import math
 from typing import Callable
 
-# Steps to the safe side after root finding, relative.
+# The first relative step to the safe side after root finding.
 _NUDGE = 1e-10
 _TOLERANCE = 1e-5
-# A rough root, and the width of the difference that is its slope.
+# The tolerance of a rough root; the width of the difference that gives the slope there.
 _ROUGH_TOLERANCE, _WIDTH = 1e-3, 1e-3
-# Secants: the slope of log delta in log noise that they begin with, and the flattest; the
-# longest step; and where delta is 0 by rounding, for what is farther from 0 says nothing
-# about the slope near it.
+# Secants: the slope of log delta in log noise that they begin with, and the flattest one;
+# the longest step, and the longest where delta is 0 by rounding (an excess below
+# _ROUNDED_TO_ZERO). A value farther than _FAR from 0 says nothing about the slope near 0.
 _FIRST_SLOPE, _LEAST_SLOPE = -12.0, -1.0
 _LONGEST_STEP, _LONGEST_FROM_ZERO, _ROUNDED_TO_ZERO = 0.5, 1.0, -300.0
 _FAR, _MOST_SECANTS = 30.0, 100
 
 
 def to_safe_side(value: float, is_safe: Callable[[float], bool]) -> float:
-    """The value, increased by as little as makes it safe.
+    """Returns the value, increased by a little until it is safe.
 
     Raises:
-      ArithmeticError: if a thousandth does not suffice.
+      ArithmeticError: if an increase by about a thousandth does not suffice.
     """
     step = _NUDGE
     while not is_safe(value):
@@ -34,7 +34,7 @@ def to_safe_side(value: float, is_safe: Callable[[float], bool]) -> float:
 
 
 def log(x: float) -> float:
-    """The logarithm, finite for 0: far below any delta of interest."""
+    """Returns the logarithm; for 0, a finite value far below any log delta of interest."""
     return math.log(max(x, 1e-300))
 
 
@@ -45,13 +45,15 @@ def near_root(
     tolerance: float,
     slope: float = _FIRST_SLOPE,
 ) -> float:
-    """The root of a falling function of the log noise, by secants: few values near it.
+    """Returns the root of a falling function of the log noise, by the secant method.
+
+    The function is evaluated only a few times, near the root.
 
     Args:
-      excess: log of delta over the one that is wanted, smooth and falling.
+      excess: log of delta minus log of the wanted delta; smooth and falling.
       start: where to begin.
-      largest: returned where the function is not below 0 before.
-      tolerance: length of the last step.
+      largest: returned if the function is >= 0 up to this value.
+      tolerance: the search ends with a step of at most this length.
       slope: of the first step.
 
     Raises:
@@ -80,14 +82,16 @@ def smallest(
     start: float,
     largest: float,
 ) -> float:
-    """The smallest noise, or epsilon, with `fine(it) <= delta`, up to 1e-5, rounded up.
+    """Returns the smallest noise (or epsilon) x with `fine(x) <= delta`, rounded up.
+
+    The relative tolerance is about 1e-5.
 
     Args:
       rough: a cheap approximation of `fine`.
-      fine: delta, from above; slow, and falling.
+      fine: an upper bound on delta at x; slow, and falling.
       delta: in (0, 1).
       start: > 0, where to begin.
-      largest: what is known to be enough.
+      largest: a value of x that is known to be enough.
 
     Raises:
       ArithmeticError: if no safe value was found.

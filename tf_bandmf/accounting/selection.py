@@ -1,14 +1,14 @@
-"""The privacy of choosing: the best of a random number of private runs is released.
+"""The privacy cost of releasing only the best of a random number of private runs.
 
-K is drawn from a public distribution, K runs of one private mechanism are made on the
-same data (hyperparameters drawn anew for each are part of the mechanism), and the best
-run alone is released, by a score that is part of what a run releases. K has a truncated
-negative binomial distribution with shape eta >= 0 and parameter gamma in (0, 1], among
-them the logarithmic (eta = 0) and the geometric one (eta = 1): Papernot and Steinke, 2022,
-arXiv:2110.03620, Definition 1.
+K is drawn from a public distribution, and one private mechanism is run K times on the same
+data. (If each run draws its hyperparameters, the draw is part of the mechanism.) Only the
+best run is released, judged by a score that is part of what a run releases. K has a
+truncated negative binomial distribution with shape eta >= 0 and parameter gamma in (0, 1];
+special cases are the logarithmic (eta = 0) and the geometric distribution (eta = 1). See
+Papernot and Steinke, 2022, arXiv:2110.03620, Definition 1.
 
-`profile_epsilon` bounds the price: Koskela, Redberg and Wang, 2024, arXiv:2402.06701, on a
-mechanism's epsilon as a function of delta.
+`profile_epsilon` bounds epsilon of the choice from one run's epsilon as a function of delta
+(Koskela, Redberg and Wang, 2024, arXiv:2402.06701).
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from tf_bandmf.accounting.checks import check_delta, is_number
 DISTRIBUTIONS = {"geometric": 1.0, "logarithmic": 0.0}
 _SMALLEST_GAMMA = 1e-12
 _SMALLEST_SHAPE, _LARGEST_SHAPE = 1e-3, 1e3
-# Values between delta and 1 that the second factor of `profile_epsilon` tries.
+# How many values of delta' `profile_epsilon` tries.
 _TRIED_DELTAS = 24
-# What rounding may take from an epsilon, relative.
+# The relative amount by which rounding may reduce an epsilon.
 _RELATIVE_MARGIN = 1e-9
 
 
 def shape_of(distribution: str | float) -> float:
-    """Eta of a distribution of the number of runs.
+    """Returns the shape eta of a distribution of the number of runs.
 
     Args:
       distribution: a name in `DISTRIBUTIONS`, or eta of a truncated negative binomial
@@ -55,14 +55,14 @@ def shape_of(distribution: str | float) -> float:
 
 
 def check_expected_runs(name: str, value: float) -> float:
-    """E[K] as a float; raises ValueError unless it is in [1, 10**6]."""
+    """Returns E[K] as a float; raises ValueError unless it is in [1, 10**6]."""
     if not is_number(value) or not 1.0 <= value <= 1e6:
         raise ValueError(f"{name} must be a number from 1 to 10**6, found {value!r}.")
     return float(value)
 
 
 def gamma_of_mean(mean: float, shape: float) -> float:
-    """Gamma of the truncated negative binomial distribution, rounded down.
+    """Returns gamma of the truncated negative binomial distribution, rounded down.
 
     E[K] = eta (1 - gamma) / (gamma (1 - gamma^eta)), with the limit
     (1/gamma - 1) / log(1/gamma) for eta = 0 (arXiv:2110.03620, Definition 1).
@@ -99,7 +99,7 @@ def _mean(log_gamma: float, shape: float) -> float:
 
 
 def draw_number(mean: float, shape: float, rng: np.random.Generator) -> int:
-    """A draw of K, >= 1."""
+    """Returns a random draw of K >= 1."""
     gamma = gamma_of_mean(mean, shape)
     if gamma == 1.0:
         return 1
@@ -118,20 +118,22 @@ def profile_epsilon(
     delta: float,
     num_tried: int = _TRIED_DELTAS,
 ) -> float:
-    """Epsilon at delta of the best of K runs, by the privacy profile of one.
+    """Returns epsilon at delta of the best of K runs, by the privacy profile of one run.
 
-    For every delta' in (0, 1) and e' = epsilon_at(delta') the choice is (epsilon, delta)-DP
-    with (arXiv:2402.06701, for the truncated negative binomial distribution)
+    For every delta' in (0, 1) and e' = epsilon_at(delta'), releasing the best run is
+    (epsilon, delta)-DP with (arXiv:2402.06701, for the truncated negative binomial
+    distribution)
 
         epsilon = epsilon_at(delta / E[K])
                   + (eta + 1) log(exp(e') + (1 - gamma) / gamma * delta').
 
-    In short: with f the generating function of K, Q one run's distribution, Q' that of the
-    neighbor and S(y) the outputs that score less than y, the density of the choice is
+    Sketch of the proof: let f be the generating function of K, Q the distribution of one
+    run's output, q its density, Q' the distribution on a neighboring data set, and S(y) the
+    set of outputs that score less than y. The density of the released output is
     f'(Q(S(y))) q(y), where f'(x) is proportional to (1 - (1 - gamma) x)^-(eta + 1) and at
-    most E[K]. The ratio of the factors of two neighbors is at most
-    (exp(e') + (1 - gamma) / gamma * delta')^(eta + 1), by (e', delta')-DP of the outputs
-    that are not in S(y); what is left is E[K] times the delta of one run.
+    most E[K]. The factors f'(Q(S(y))) and f'(Q'(S(y))) have a ratio of at most
+    (exp(e') + (1 - gamma) / gamma * delta')^(eta + 1), by (e', delta')-DP of the event that
+    the output is not in S(y). What remains is E[K] times the delta of one run.
 
     Args:
       epsilon_at: epsilon >= 0 of one run at a delta in (0, 1), for neighbors in both
@@ -139,7 +141,7 @@ def profile_epsilon(
       mean: E[K] >= 1.
       shape: eta.
       delta: in (0, 1).
-      num_tried: how many values of delta' are tried, of which the least is delta / mean.
+      num_tried: how many values of delta' are tried; the least is delta / mean.
     """
     check_delta(delta)
     gamma = gamma_of_mean(mean, shape)

@@ -1,4 +1,4 @@
-"""The common part of the accountants that simulate the privacy loss."""
+"""The base class of accountants that simulate the privacy loss."""
 
 from __future__ import annotations
 
@@ -30,33 +30,33 @@ from tf_bandmf.accounting.simulator import (
     TooManyDraws,
 )
 
-# A calibrated or stated estimate is on the safe side by so many standard errors.
+# A calibrated or stated estimate is on the safe side by this many standard errors.
 SAFETY = 2.0
-# A stated estimate is checked with few draws: it may differ by so many standard errors,
+# A stated estimate is checked with few draws, so it may differ by this many standard errors
 # and by this factor.
 _CHECK_ERRORS, CHECK_FACTOR = 5.0, 1.1
-# Smaller values of delta are bounded by about this much.
+# Bounds aim at no smaller delta: for a smaller delta, the bound is about this value.
 _LEAST_BOUNDED = 1e-6
-# In logarithms: how far below the noise without amplification the search for a rough
-# noise begins; the last step of the search for a noise.
+# In log noise: how far below the noise without amplification the search for a rough noise
+# begins; the length of the last step of the search for a noise.
 _ROUGH_START, _PRECISION = 0.7, 1e-4
-# A direction that is by so many standard errors below so large a part of the other one is
-# left out of the search.
+# A direction is left out of the search if its delta plus _ERRORS standard errors is below
+# _MINOR times the delta of the other direction.
 _ERRORS, _MINOR = 5.0, 0.5
-# Checks of a noise by new draws; it grows by this much after the first.
+# How often a noise is checked by new draws; by how much it grows after the first failure.
 _ATTEMPTS, _MORE_NOISE = 8, 1e-3
-# A difference of epsilons, for the slope of delta.
+# The difference of epsilons from which the slope of delta is computed.
 _WIDTH = 1e-4
 
 
 class SimulatedAccountant(Accountant):
     """(epsilon, delta) of one strategy, from draws of the privacy loss.
 
-    Formal guarantee: with a `confidence`, a returned value is a bound, which the true
-    value exceeds with probability at most `1 - confidence` over the simulation, in each
-    call. Both directions of adjacency are covered (zero-out or add-or-remove: an example's
-    contribution is replaced by zero, or the reverse). A bound that would take too many
-    draws falls back to the Gaussian mechanism that the run is without amplification.
+    Formal guarantee: with a `confidence`, a returned value is a bound. In each call, the
+    true value exceeds the bound with probability at most `1 - confidence` over the
+    simulation. Both directions of adjacency are covered (zero-out or add-or-remove: an
+    example's contribution is replaced by zero, or the reverse). If a bound would take too
+    many draws, the bound without amplification is used, as for one Gaussian mechanism.
 
     Args:
       name: of the accountant, for guarantees.
@@ -66,7 +66,7 @@ class SimulatedAccountant(Accountant):
       confidence: None for estimates, or 1 - beta, for example `1 - 1e-6`.
     """
 
-    # Only that it is below 1 is known.
+    # The probability is not known. NaN is not equal to 1, so amplification is accounted for.
     sampling_probability = math.nan
 
     def __init__(
@@ -88,12 +88,12 @@ class SimulatedAccountant(Accountant):
     def delta(
         self, epsilon: float, noise_stddev: float, rough: bool = False
     ) -> MonteCarloValue:
-        """Delta at epsilon >= 0, of the worse direction.
+        """Returns delta at epsilon >= 0, for the worse direction.
 
         Args:
           epsilon: >= 0.
           noise_stddev: > 0.
-          rough: an estimate from few draws, equal ones at every noise.
+          rough: True for an estimate from few draws, which are the same at every noise.
 
         Raises:
           ValueError: on invalid input, or if a bound would take too many draws.
@@ -112,15 +112,14 @@ class SimulatedAccountant(Accountant):
         return largest * math.exp(-_ROUGH_START)
 
     def epsilon(self, delta: float, noise_stddev: float) -> MonteCarloValue:
-        """Epsilon at delta; 0 where delta is spent before.
+        """Returns epsilon at delta; 0 if epsilon = 0 has this delta.
 
         Raises:
-          ValueError: on invalid input, or if epsilon would exceed that of the run without
-            amplification by rounding, or 10**5.
+          ValueError: on invalid input, or if epsilon without amplification exceeds 10**5.
         """
         checks.check_delta(delta)
         checks.check_positive("noise_stddev", noise_stddev)
-        # Without amplification epsilon is never smaller: the pair is a mixture.
+        # Epsilon without amplification is an upper bound, because P is a mixture.
         upper = gaussian.gaussian_epsilon(self.multiplier(noise_stddev), delta)
         rough_runs = self._simulator.rough_runs(noise_stddev)
         rough = _falling_root(lambda e: worst(rough_runs, e), delta, upper)
@@ -134,18 +133,19 @@ class SimulatedAccountant(Accountant):
         return MonteCarloValue(value, error)
 
     def calibrate(self, epsilon: float, delta: float) -> Calibration:
-        """The smallest noise for the budget, on the safe side.
+        """Returns the smallest noise for the budget, on the safe side.
 
-        For an estimate: delta plus two standard errors is within the budget in the draws
-        that the search used, and delta in independent ones. For a bound: delta is, at the
-        confidence, by draws that the search did not use.
+        For an estimate, delta plus two standard errors is within the budget in the draws
+        that the search used, and delta is within the budget in independent draws. For a
+        bound, delta is within the budget at the confidence, by draws that the search did
+        not use.
 
         Raises:
           ValueError: on invalid input.
           ArithmeticError: if the simulation overflows.
         """
         largest = self.largest_noise(epsilon, delta)
-        # A bound takes BOUND_SLACK / (1 + BOUND_SLACK) of it, and some luck.
+        # A bound exceeds delta by about a BOUND_SLACK part, and some more for chance.
         is_estimate = self.confidence is None
         aim = delta if is_estimate else delta / (1.0 + 1.1 * BOUND_SLACK)
         near = min(self.rough_noise_stddev(epsilon, aim), largest)
@@ -172,7 +172,7 @@ class SimulatedAccountant(Accountant):
         return least <= guarantee.delta * CHECK_FACTOR
 
     def proposals(self, epsilon: float, noise_stddev: float) -> list[Proposal]:
-        """Proposals that suit delta at epsilon, for both directions."""
+        """Returns proposals that suit delta at epsilon, for both directions."""
         both = (self._simulator.at(noise_stddev, add) for add in (False, True))
         return [one.propose(epsilon) for one in both]
 
@@ -184,12 +184,13 @@ class SimulatedAccountant(Accountant):
         near: float,
         safety: float = 0.0,
     ) -> float:
-        """Noise at which the estimate plus so many standard errors is delta.
+        """Returns the noise at which the estimate plus `safety` standard errors is delta.
 
-        By equal draws at every noise level, and for every accountant with as many bins.
+        The draws are the same at every noise level, and for every accountant with the same
+        number of bins.
 
         Args:
-          proposals: of an accountant like this one.
+          proposals: from `proposals`, of this accountant or a similar one.
           epsilon: > 0.
           delta: in (0, 1).
           near: where the search begins.
@@ -205,7 +206,8 @@ class SimulatedAccountant(Accountant):
             }
             deltas = {add: run.estimate(epsilon) for add, run in runs.items()}
             larger = max(deltas.values())
-            # Far below the other one near this noise; the result is checked.
+            # A direction far below the other one near this noise does not matter; the
+            # result is checked for both.
             directions[:] = [
                 add
                 for add, one in deltas.items()
@@ -219,7 +221,7 @@ class SimulatedAccountant(Accountant):
     def _confirmed(
         self, epsilon: float, delta: float, noise: float, largest: float
     ) -> float:
-        """The noise, or so much more that draws that the search did not use confirm it."""
+        """Returns the noise, increased until draws not used by the search confirm it."""
         for attempt in range(_ATTEMPTS):
             if noise >= largest:
                 break
@@ -237,13 +239,13 @@ class SimulatedAccountant(Accountant):
             if reached <= delta:
                 return noise
             noise *= 1.0 + _MORE_NOISE * 2**attempt
-        # Certain: without amplification.
+        # This noise is enough without amplification, so it needs no simulation.
         return largest
 
     def _delta_bound(
         self, epsilon: float, noise: float, beta: float, aim: float, stage: Stage
     ) -> MonteCarloValue:
-        """Delta at confidence 1 - beta, both directions together."""
+        """Returns a bound on delta at confidence 1 - beta for both directions together."""
         runs = self._simulator.bound_runs(epsilon, noise, beta, aim, stage)
         value = max(
             run.bound(epsilon, largest, part, 1e-12) for run, largest, part in runs
@@ -253,8 +255,8 @@ class SimulatedAccountant(Accountant):
     def _epsilon_bound(
         self, delta: float, noise: float, rough: float, upper: float, confidence: float
     ) -> MonteCarloValue:
-        """Epsilon at delta and a confidence, near an estimate, at most `upper`."""
-        # The largest value is valid from here on, whatever the main draws say.
+        """Returns a bound on epsilon at delta, near the estimate `rough`, <= `upper`."""
+        # The bound on values holds from this epsilon on, whatever the main draws are.
         least, beta = 0.97 * rough, 1.0 - confidence
         try:
             runs = self._simulator.bound_runs(least, noise, beta, delta, MAIN)
@@ -279,14 +281,14 @@ def _warn(error: TooManyDraws) -> None:
 
 
 def worst(runs: Sequence[Run], epsilon: float) -> MonteCarloValue:
-    """Delta at epsilon, of the worse direction."""
+    """Returns delta at epsilon, for the worse direction."""
     return max(run.estimate(epsilon) for run in runs)
 
 
 def _falling_root(
     function: Callable[[float], float], delta: float, upper: float, lower: float = 0.0
 ) -> float:
-    """The root, within [lower, upper], of a falling function of epsilon less delta."""
+    """Returns the epsilon in [lower, upper] at which a falling function equals delta."""
 
     def excess(epsilon: float) -> float:
         return log(function(epsilon)) - math.log(delta)
