@@ -66,7 +66,7 @@ class SimulatedAccountant(Accountant):
       confidence: None for estimates, or 1 - beta, for example `1 - 1e-6`.
     """
 
-    # The probability is not known. NaN is not equal to 1, so amplification is accounted for.
+    # The probability is unknown. NaN is not equal to 1, so amplification is accounted for.
     sampling_probability = math.nan
 
     def __init__(

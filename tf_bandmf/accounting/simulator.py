@@ -1,8 +1,8 @@
 """Simulators of a privacy loss: pilot run, proposal, main run.
 
-Draws come from a mixture of tilted versions of the distribution that is simulated; a pilot
-run chooses the mixture. For an estimate it has the least variance. For a bound the weights
-are bounded for certain, too, and the bound is cheap.
+Draws come from a mixture (the proposal) of tilted versions of the simulated distribution; a
+pilot run chooses the mixture. For an estimate, the mixture has the least variance. For a
+bound, its weights also have a guaranteed bound, and it needs the fewest draws.
 """
 
 from __future__ import annotations
@@ -20,27 +20,27 @@ import numpy as np
 from tf_bandmf.accounting import gaussian
 from tf_bandmf.accounting.monte_carlo import Run
 
-# The random numbers of a stage; (CHECK, i) for the i-th check.
+# Each stage has its own random numbers; the stage of the i-th check is (CHECK, i).
 PILOT, MAIN, CHECK = (0, 0), (1, 0), 2
 Stage = tuple[int, int]
 
-# What a bound may cost: added to delta, as a part of it.
+# By how much a confidence bound may exceed delta, as a part of delta.
 BOUND_SLACK = 0.3
-# The direction with the smaller delta gets this part of the probability of failure.
+# The direction with the smaller delta gets this part of the allowed failure probability.
 _MINOR_PART = 0.1
 _LARGEST_BOUND_DRAWS, _LARGEST_BOUND_ENTRIES = 5e7, 2e10
-# Tilts with a smaller share of the draws are left out of an estimate; draws from the target
-# itself have a larger one, against a bad pilot run.
+# Tilts with a share of the draws below _LEAST_SHARE are left out of an estimate. The target
+# itself gets at least the share _DEFENSIVE, as protection against a bad pilot run.
 _LEAST_SHARE, _DEFENSIVE = 0.02, 0.1
 _ALMOST_CERTAIN = np.array([0.01, 0.99])
-# Candidates for a bound: the target's share, and that of the certain tilt in the rest; the
-# least share of the target, and of the draws that is kept.
+# Mixtures that are tried for a bound: the target's share, and the share of the certain tilt
+# in the rest. The least share of the target, and the least share that a tilt keeps.
 _TARGET_SHARES = (0.01, 0.05, 0.2, 0.5, 0.9)
 _CERTAIN_PARTS = (0.0, 0.2, 0.4, 0.6, 0.75, 0.85, 0.95, 1.0)
 _LEAST_TARGET = _LEAST_KEPT = 0.01
-# Updates of shares.
+# The number of updates of shares in `_least_variance`.
 _UPDATES = 100
-# Losses above epsilon at which the largest weight is looked for.
+# Distances of the loss from epsilon at which `largest_value` evaluates the weight.
 _BEYOND = np.geomspace(1e-4, 60.0, 4000)
 
 Self = TypeVar("Self", bound="Simulator")
@@ -52,24 +52,24 @@ class TooManyDraws(ValueError):
 
 @dataclasses.dataclass(frozen=True)
 class Proposal:
-    """A mixture of tilts, the first of which is the target, with a share > 0.
+    """A mixture of tilts. The first tilt is the target and has a share > 0.
 
     Attributes:
-      tilts: components.
-      shares: of the draws, shape [len(tilts)], sum 1.
+      tilts: the components.
+      shares: their shares of the draws, shape [len(tilts)], sum 1.
     """
 
     tilts: tuple[Any, ...]
     shares: np.ndarray
 
     def choose(self, generator: np.random.Generator, count: int) -> np.ndarray:
-        """The index of the tilt that each of so many draws is from, shape [count]."""
+        """Draws the index of the tilt that each draw comes from, shape [count]."""
         shares = np.asarray(self.shares) / np.sum(self.shares)
         return generator.choice(len(self.tilts), count, p=shares)
 
     @classmethod
     def of_shares(cls, tilts: Sequence[Any], shares: np.ndarray) -> Proposal:
-        """The proposal of these shares, without the tilts whose share is 0."""
+        """Returns the proposal with these shares, without the tilts whose share is 0."""
         positive = shares > 0.0
         chosen = tuple(tilt for tilt, keep in zip(tilts, positive) if keep)
         return cls(chosen, shares[positive] / shares[positive].sum())
@@ -82,17 +82,17 @@ class Simulator(abc.ABC):
 
     Args:
       entries: numbers per draw.
-      num_draws: of a main run, for each direction.
-      pilot_draws: of each tilt in a pilot run, and in a rough one.
+      num_draws: draws of a main run, for each direction.
+      pilot_draws: draws of each tilt in a pilot run, and in a rough one.
       seed: equal seeds give equal draws.
 
     Attributes:
       noise: sigma, on the raw `C`.
       add: False for the direction "remove" (draws from P), True for "add" (from Q).
-      releases: as of `Run`.
+      releases: as in `Run`.
     """
 
-    # Set by `at`: before that, there is no noise level to draw for.
+    # Both are set by `at`; without them a simulator cannot draw.
     noise: float
     add: bool
     releases = math.inf
@@ -104,45 +104,45 @@ class Simulator(abc.ABC):
         self._entries, self._pilot_draws = entries, pilot_draws
 
     def at(self: Self, noise: float, add: bool) -> Self:
-        """The simulator of this noise and direction; what it draws once serves all."""
+        """Returns a copy for this noise and direction, which shares the cache of draws."""
         there = copy.copy(self)
         there.noise, there.add = noise, add
         return there
 
     @abc.abstractmethod
     def pilot_tilts(self, is_rough: bool = False) -> list[Any]:
-        """Tilts of a pilot run; the first one is the target."""
+        """Returns the tilts of a pilot run; the first one is the target."""
 
     @abc.abstractmethod
     def certain_tilts(self) -> list[Any]:
-        """Tilts that `certain_density` knows."""
+        """Returns tilts for which `certain_density` has a bound."""
 
     @abc.abstractmethod
     def certain_density(self, tilt: Any) -> tuple[float, float] | None:
-        """A slope > 0 and an offset; None if no bound is known.
+        """Returns a slope > 0 and an offset that bound a tilt's density, or None.
 
-        The density of the tilt over the target's is at least `exp(slope l + offset)` at
-        every loss `l`, for certain.
+        The density of the tilt relative to the target is at least `exp(slope l + offset)`
+        at every loss `l`. None means that no bound is known.
         """
 
     @abc.abstractmethod
     def chunks(
         self, proposal: Proposal, stage: Stage, count: int
     ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """`log dP/dQ` [N] and log densities of the components relative to Q [T, N]."""
+        """Yields `log dP/dQ` [N], and log densities of the tilts relative to Q [T, N]."""
 
     def generator(self, *which: int) -> np.random.Generator:
-        """Random numbers of a part of a stage: equal ones at every noise level."""
-        # SFC64: twice as fast as the default, and this is no secret.
+        """Returns the generator of a part of a stage, the same at every noise level."""
+        # SFC64 is twice as fast as the default; these random numbers need not be secret.
         seed = np.random.SeedSequence([self.seed, *which])
         return np.random.Generator(np.random.SFC64(seed))
 
     def rough_runs(self, noise: float) -> list[Run]:
-        """Both directions from few draws, some for every epsilon."""
+        """Returns runs of both directions with few draws, spread to serve every epsilon."""
         return [self.at(noise, add)._pilot(is_rough=True)[1] for add in (False, True)]
 
     def runs(self, epsilon: float, noise: float, stage: Stage = MAIN) -> list[Run]:
-        """Both directions, each from a proposal that suits epsilon."""
+        """Returns runs of both directions, each from a proposal that suits epsilon."""
         both = (self.at(noise, add) for add in (False, True))
         return [one.simulate(one.propose(epsilon), stage) for one in both]
 
@@ -151,10 +151,11 @@ class Simulator(abc.ABC):
         return self._collected(proposal, stage, max(count, self.num_draws), rows=1)[0]
 
     def largest_value(self, proposal: Proposal, epsilon: float) -> float:
-        """An upper bound on each of `Run.values`, for certain.
+        """Returns a guaranteed upper bound on each of `Run.values`.
 
-        Where the proposal's density over the target's is at least `sum_i exp(slope_i l +
-        offset_i)` at every loss `l`: the supremum over `l`. It falls in `epsilon`.
+        The density of the proposal relative to the target is at least
+        `sum_i exp(slope_i l + offset_i)` at every loss `l`. The bound is the supremum over
+        `l` of the value with this density; it falls as `epsilon` rises.
         """
         slopes, offsets = [0.0], [math.log(proposal.shares[0])]
         for tilt, share in zip(proposal.tilts[1:], proposal.shares[1:]):
@@ -166,14 +167,14 @@ class Simulator(abc.ABC):
         if self.releases < math.inf:
             beyond = np.append(-_BEYOND[::-1], beyond)
         terms = np.outer(slopes, epsilon + beyond) + np.array(offsets)[:, None]
-        # Within a cell, also the first and the last, the weight is largest at the left, the
-        # excess at the right end.
+        # In each cell (also the first and the last) the weight is largest at the left end,
+        # and the excess at the right end.
         log_weights = np.append(-offsets[0], -np.logaddexp.reduce(terms, axis=0))
         excess = np.append(gaussian.gaussian_excess(self.releases, -beyond), 1.0)
         return float(np.max(excess * np.exp(log_weights))) * (1.0 + 1e-9)
 
     def propose(self, epsilon: float) -> Proposal:
-        """The mixture with the smallest variance in a pilot run."""
+        """Returns the mixture with the smallest variance in a pilot run."""
         tilts, run, ratios = self._pilot()
         shares = _least_variance(ratios, run.values(epsilon) ** 2, _DEFENSIVE)
         kept = shares >= _LEAST_SHARE
@@ -184,11 +185,12 @@ class Simulator(abc.ABC):
     def propose_for_bound(
         self, epsilon: float, log_odds: float, slack: float
     ) -> tuple[Proposal, float, int]:
-        """The cheapest mixture for a confidence bound, by a pilot run.
+        """Returns the cheapest mixture for a confidence bound, by a pilot run.
 
-        A bound exceeds the mean by about `S L / N + sqrt(2 V L / N)`: `S` the largest value
-        that is possible, `V` the second moment, `L` the `log_odds`, `N` draws. A tilt whose
-        weights are bounded for certain keeps S small, others keep V small.
+        A bound exceeds the mean by about `S L / N + sqrt(2 V L / N)`, with `S` the largest
+        possible value, `V` the second moment, `L` the `log_odds` and `N` the number of
+        draws. A tilt with a guaranteed bound on its weights keeps S small; others keep V
+        small.
 
         Args:
           epsilon: where delta is wanted, or the least epsilon of interest.
@@ -196,7 +198,7 @@ class Simulator(abc.ABC):
           slack: by how much the bound may exceed delta.
 
         Returns:
-          The proposal, the largest value, and how many draws it takes.
+          The proposal, the largest possible value, and the number of draws needed.
         """
         target = self.pilot_tilts()[0]
 
@@ -229,10 +231,10 @@ class Simulator(abc.ABC):
     def bound_runs(
         self, epsilon: float, noise: float, beta: float, aim: float, stage: Stage
     ) -> list[tuple[Run, float, float]]:
-        """A run for each direction, with its largest value from `epsilon` on and its beta.
+        """Returns (run, largest value, beta) for each direction.
 
-        There are so many draws that the bound exceeds a delta of `aim` by a part
-        BOUND_SLACK of it.
+        The largest value holds for every epsilon from `epsilon` on. The number of draws is
+        such that the bound exceeds a delta of `aim` by about `BOUND_SLACK * aim`.
 
         Raises:
           TooManyDraws: if that takes too many draws.
@@ -262,7 +264,7 @@ class Simulator(abc.ABC):
     def _pilot(
         self, is_rough: bool = False, more: tuple[Any, ...] = ()
     ) -> tuple[tuple[Any, ...], Run, np.ndarray]:
-        """All tilts, a run of their even mixture, density ratios [T, N]."""
+        """Returns all tilts, a run of their equal mixture, and density ratios [T, N]."""
         tilts = (*self.pilot_tilts(is_rough), *more)
         even = Proposal(tilts, np.full(len(tilts), 1.0 / len(tilts)))
         count = self._pilot_draws[is_rough] * len(tilts)
@@ -272,9 +274,10 @@ class Simulator(abc.ABC):
     def _collected(
         self, proposal: Proposal, stage: Stage, count: int, rows: int
     ) -> tuple[Run, np.ndarray]:
-        """So many draws, and log densities relative to the proposal, [rows, count].
+        """Returns a run of `count` draws, and log densities relative to the proposal.
 
-        Of so many components, the first of which is the target.
+        The log densities have shape [rows, count]: they are those of the first `rows`
+        components, of which the first is the target.
         """
         log_shares = np.log(np.asarray(proposal.shares))[:, None]
         losses, ratios = np.empty(count), np.empty((rows, count))
@@ -292,13 +295,14 @@ class Simulator(abc.ABC):
 def _least_variance(
     ratios: np.ndarray, squares: np.ndarray, defensive: float
 ) -> np.ndarray:
-    """Shares [T] that minimize the second moment `mean(squares / (shares @ ratios))`.
+    """Returns shares [T] that minimize the second moment of a value.
 
-    Multiplicative updates of a convex problem; the first share stays >= `defensive`.
+    Minimizes `mean(squares / (shares @ ratios))`, a convex problem, by multiplicative
+    updates; the first share stays >= `defensive`.
 
     Args:
-      ratios: density of each component over that of the pilot run, shape [T, N].
-      squares: of values of the pilot run, shape [N]; equal shares if all are 0.
+      ratios: density of each component relative to the pilot run, shape [T, N].
+      squares: squared values of the pilot run, shape [N]. If all are 0, shares are equal.
       defensive: in (0, 1).
     """
     shares = np.full(len(ratios), 1.0 / len(ratios))

@@ -1,14 +1,15 @@
 """Probabilities of tails and of intervals of a standard normal variable.
 
-The one home of these numbers: no accountant subtracts distribution functions itself. A
-distribution function of 1 - 1e-17 is 1 in float64, so that differences of such values are
-0 beyond 8.3 standard deviations. Here each interval is measured from its nearer tail, and
-results are **never below the true value**: the error of `scipy.special.ndtr` is added.
+All accountants take these probabilities from here and never subtract values of the
+distribution function. In float64, 1 - 1e-17 is 1, so differences of such values are 0
+beyond 8.3 standard deviations. Here the probability of an interval is computed from its
+nearer tail. Results are **never below the true value**: the error of `scipy.special.ndtr`
+is added.
 
-That error: the implementation's tails are accurate to a few units in the last place, but
-for the rounding of `z^2 / 2`, whose exponential has a relative error of `2^-53 z^2`. Up to
-`|z| = 37` this is below 2e-13; `RELATIVE_ERROR` is five times as much. Beyond, tails are
-below 1e-300, which `LEAST` stands for.
+The tails of `ndtr` are accurate to a few units in the last place, except for the rounding
+of `z^2 / 2`, which gives its exponential a relative error of `2^-53 z^2`. Up to `|z| = 37`
+this is below 2e-13; `RELATIVE_ERROR` is five times as much. Beyond, tails are below 1e-300,
+which `LEAST` allows for.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ LEAST = 1e-300
 
 
 def upper_tail(z: float | np.ndarray) -> np.ndarray:
-    """`P(Z > z)` from above, of the same shape.
+    """Returns an upper bound on `P(Z > z)`, shaped like z.
 
     Args:
       z: in standard deviations; may be infinite.
@@ -29,7 +30,7 @@ def upper_tail(z: float | np.ndarray) -> np.ndarray:
 
 
 def lower_tail(z: float | np.ndarray) -> np.ndarray:
-    """`P(Z <= z)` from above, of the same shape.
+    """Returns an upper bound on `P(Z <= z)`, shaped like z.
 
     Args:
       z: in standard deviations; may be infinite.
@@ -42,16 +43,16 @@ def lower_tail(z: float | np.ndarray) -> np.ndarray:
 
 
 def cells(z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Probabilities of the intervals between rising points, and what they may err by.
+    """Returns upper bounds on the probabilities of intervals, and their largest errors.
 
-    Each tail at `z` errs by at most `2^-51 (8 + z^2)` of itself: a few units in the last
-    place, the rounding of `z^2 / 2`, and that of `z`, with which callers come.
+    Each tail at `z` has a relative error of at most `2^-51 (8 + z^2)`, from a few units in
+    the last place, the rounding of `z^2 / 2`, and the rounding of the caller's `z`.
 
     Args:
       z: in standard deviations, rising along the last axis, shape [..., N].
 
     Returns:
-      Masses from above and the part of them that is added error, both [..., N - 1].
+      Upper bounds on the masses, and by how much they may be too large, both [..., N - 1].
     """
     from scipy.special import ndtr  # slow to import
 
