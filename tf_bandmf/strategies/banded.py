@@ -62,7 +62,7 @@ def optimized_banded(
     `optimality_gap`: no other strategy with these bands and constraints (the class
     `optimal_among`) has an objective, a squared error, that is smaller by more than this
     fraction. Strategies outside the class, with columns of other norms, may be better.
-    The certified gap is at least the true one. Both shrink like the square of the
+    The certified gap is at least the true one. Both shrink about like the square of the
     gradient, except where the error of some step has no weight, as for "last": there the
     certified gap shrinks like the gradient. `converged` says that the gap, the gradient
     or the decrease met its tolerance, and `message` says which.
