@@ -128,7 +128,7 @@ class DeviceStore:
         """
         with self._locked():
             if self._read()["request"] != request:
-                raise ValueError("Another round was begun since: this one is over.")
+                raise ValueError("Another round was begun meanwhile: this one is over.")
             stream = io.BytesIO()
             arrays = {f"a{i}": array for i, array in enumerate(contribution)}
             np.savez(

@@ -245,7 +245,7 @@ class Ledger:
           ValueError: if another entry comes next; if a name occurs twice.
         """
         if len(set(cohort)) != len(cohort):
-            raise ValueError("A device is twice in a round.")
+            raise ValueError("The cohort has a device twice. Give each name once.")
         if any("\0" in name for name in cohort):  # where SQLite's JSON ends a text
             raise ValueError("Device names must not contain a zero character (NUL).")
         measured = self._rounds[-1].measured if self._rounds else NOTHING

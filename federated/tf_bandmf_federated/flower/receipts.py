@@ -50,8 +50,8 @@ class Receipts:
             raise RuntimeError(
                 f"A device has this server's receipt for round {number}, in which its "
                 f"private_dir does not have it; {len(self._ledger.rounds)} rounds were "
-                f"begun there. It is older than the run (a backup, a snapshot), or a "
-                f"copy of it runs elsewhere. Noise is not used again, but both together "
+                f"begun there. The folder is older than the run (a backup, a snapshot), or "
+                f"a copy of it runs elsewhere. No noise is used twice, but both histories "
                 f"spend more than the plan. Bring back the newest private_dir, or begin "
                 f"a new run with a plan and device stores of its own."
             )

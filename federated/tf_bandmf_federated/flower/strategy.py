@@ -458,7 +458,7 @@ class PrivateFedAvg(Strategy):
         expected = (self._fingerprint, request.run, request.round_number, name)
         stated = tuple(about.get(key) for key in ("plan", "run", "round", "device"))
         if stated != expected:
-            return "it answers another request, or is another device by now"
+            return "it answers another request, or its node is another device by now"
         arrays = reply.content.get(messages.ARRAYS)
         if not isinstance(arrays, ArrayRecord) or list(arrays.keys()) != self._names:
             return "it did not send the model's arrays"

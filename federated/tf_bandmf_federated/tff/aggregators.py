@@ -186,7 +186,7 @@ class _Core:
             same_plan = tf.debugging.assert_equal(
                 state["plan_id"],
                 tf.constant(plan.plan_id, tf.int64),
-                "The state is of another plan: go on with the plan that it was made for.",
+                "The state belongs to another plan: go on with the plan it was made for.",
             )
             with tf.control_dependencies([same_plan]):
                 round_number = tf.identity(state["round"])
