@@ -1,46 +1,48 @@
 """Gaussian queries, sampled or not, composed by an exponentially tilted transform.
 
 One query has the loss `l(x) = log(1 - q + q exp((x - 1/2) / sigma^2))` of
-`P = (1 - q) N(0, sigma^2) + q N(1, sigma^2)` against `Q = N(0, sigma^2)`; under "add" the
-roles are exchanged and the loss is `-l`. Of `k` independent ones
+`P = (1 - q) N(0, sigma^2) + q N(1, sigma^2)` against `Q = N(0, sigma^2)`. In the direction
+"add" the roles are exchanged and the loss is `-l`. For `k` independent queries
 
     delta(epsilon) = E (1 - exp(epsilon - L))_+,   L = l_1 + ... + l_k.
 
-A sample of fixed size, one example of which is replaced, has at most the delta of this pair
-at each epsilon >= 0, in both directions (Balle, Barthe, Gaboardi, 2018, arXiv:1807.01647,
-Theorem 9; sigma per unit of what the replacement changes). Such queries compose like the
-pair that has this profile in both directions (arXiv:2106.08567, Theorem 10): its losses
-above 0 are those of `P`, its losses below 0 those of `Q` with the sign changed, and the
-rest of the probability, `(1 - q) P(|x| < 1/2)` for `x` of `Q`, has the loss 0.
+If a sample has a fixed size and neighbors replace one example, delta is at most that of
+this pair at each epsilon >= 0, in both directions (Balle, Barthe, Gaboardi, 2018,
+arXiv:1807.01647, Theorem 9; sigma is per unit of what the replacement changes). Such
+queries compose like the pair that has this profile in both directions (arXiv:2106.08567,
+Theorem 10). The losses of that pair above 0 are those of `P`, its losses below 0 are those
+of `Q` with the sign changed, and the rest of the probability, `(1 - q) P(|x| < 1/2)` for
+`x` from `Q`, has the loss 0.
 
-**Discretization.** Losses are moved to multiples of `h`, those of a cell to its two
-ends so that mass and `E exp(-l)` of the cell stay as they are. In each `y = exp(-l)` the
-function `(1 - exp(epsilon) y_1 ... y_k)_+` is convex and falls: moving `y` to the ends of
-an interval, its mean kept, can only increase its mean (Doroshenko, Ghazi, Kamath, Kumar
-and Manurangsi, arXiv:2207.04380, "connect the dots"), and so does what rounding adds: mass,
-and mass moved to the upper end. Losses beyond the last cell are infinite, those below the
-first one are moved up to it.
+**Discretization.** Losses are moved to multiples of `h`: those in a cell to its two ends,
+so that the mass and `E exp(-l)` of the cell do not change. The function `(1 - exp(epsilon)
+y_1 ... y_k)_+` is convex and falling in each `y = exp(-l)`. So its mean can only increase
+if `y` is moved to the ends of an interval and keeps its mean (Doroshenko, Ghazi, Kamath,
+Kumar and Manurangsi, arXiv:2207.04380, "connect the dots"). The allowances for rounding,
+which add mass and move mass to the upper end, increase it, too. Losses beyond the last cell
+become infinite; those below the first cell are moved up to it.
 
-**Composition.** A Fourier transform errs in absolute terms, by about `k 2^-53`, which is
-all that is left of small deltas. So the laws are tilted first, `w_i = p_i exp(theta l_i) /
-M`. The convolution `W` of all `w` has its mass around epsilon if theta minimizes the
-Chernoff bound `M_1 ... M_k exp(-theta epsilon)`, and
+**Composition.** A Fourier transform has an absolute error of about `k 2^-53`, which can
+exceed a small delta. So the laws are tilted first, `w_i = p_i exp(theta l_i) / M`. The
+convolution `W` of all `w` has its mass around epsilon if theta minimizes the Chernoff bound
+`M_1 ... M_k exp(-theta epsilon)`, and
 
-    delta = M_1 ... M_k sum_s W(s) exp(-theta s h) (1 - exp(epsilon - s h))_+:
+    delta = M_1 ... M_k sum_s W(s) exp(-theta s h) (1 - exp(epsilon - s h))_+.
 
-an error of W is one relative to the Chernoff bound. Any theta and any M > 0 are valid.
+An error of W therefore causes an error of delta relative to the Chernoff bound. Any theta
+and any M > 0 are valid.
 
-**Errors, each added.** Circular convolution moves mass of W from outside of the window of
-N places into it, which adds to it; what is lost above the window is at most
-`M^k exp(-theta a) P_theta(L >= a)`, `a` its end, `P_theta(L >= a) <= M(theta + t)^k
-exp(-t a) / M^k`. The transform `F` of `w` errs by at most `eta = 8 log2(N) 2^-53` at each
-frequency: every output is a sum of the `w_i`, whose sum is 1, times products of twiddle
-factors along a path of additions and multiplications (Higham, Accuracy and Stability,
-2002, section 24.1, entry by entry). So a product of such powers `F^k` errs by at most the
-product of the `(|F| + eta)^k` times the sum of the `k eta / (|F| + eta)`, and by its own
-rounding; W at each place by the mean of that over the frequencies, and by eta times the
-mean of the product's size.
-"""
+**Errors.** A bound on each of these errors is added to delta. Circular convolution moves
+mass of W from outside the window of N places into it, which only adds to delta. What is
+lost above the end `a` of the window is at most `M^k exp(-theta a) P_theta(L >= a)`, with
+`P_theta(L >= a) <= M(theta + t)^k exp(-t a) / M^k`. The transform `F` of `w` has an error
+of at most `eta = 8 log2(N) 2^-53` at each frequency: every output is a sum of the `w_i`,
+whose sum is 1, times products of twiddle factors along a path of additions and
+multiplications (Higham, Accuracy and Stability, 2002, section 24.1, entry by entry). So the
+error of a product of powers `F^k` is at most the product of the `(|F| + eta)^k` times the
+sum of the `k eta / (|F| + eta)`, plus its own rounding. The error of W at each place is at
+most the mean of this over the frequencies, plus eta times the mean of the product's
+absolute value."""
 
 from __future__ import annotations
 
@@ -55,22 +57,22 @@ import scipy.optimize
 
 from tf_bandmf.accounting import tails
 
-# By how much the discretization may increase log delta: where a number is stated, and in
-# a search for one.
+# By how much the discretization may increase log delta: for a result, and in a search.
 FINE, ROUGH = 0.0005, 0.05
-# Losses beyond so many standard deviations of the noise are infinite.
+# Losses from noise beyond this many standard deviations count as infinite.
 _REACH = 12.0
-# Half of the window in standard deviations of the tilted sum.
+# Half of the window's width, in standard deviations of the tilted sum.
 _WINDOW = 9.0
-# Places of the window, usually and at most: beyond the first number the discretization
-# may increase delta by so many times as much. Cells of one query, at most.
+# The most places of the window, usually and in any case. If the usual number is too small,
+# the discretization may increase log delta by up to _MORE_EXCESS times as much. The most
+# cells of one query.
 _USUAL_PLACES, _MOST_PLACES, _MORE_EXCESS = 2**20, 2**22, 10.0
 _MOST_CELLS = 2**21
 _LEAST_PLACES = 2**12
 _UNIT = 2.0**-53
-# Nodes of the quadrature that chooses theta.
+# The number of nodes of the quadrature that chooses theta.
 _NODES = 4_001
-# The least log theta; the most of theta times epsilon, where delta is 0.
+# The least log theta; the largest theta times epsilon, at which delta is 0.
 _LEAST_LOG_THETA, _MOST_EXPONENT = -7.0, 2_000.0
 
 
@@ -79,10 +81,10 @@ class Query:
     """Queries of one kind.
 
     Attributes:
-      probability: q in (0, 1], with which one takes an example.
-      noise: sigma, per unit of what an example contributes, or its replacement changes.
-      count: k, how many there are.
-      is_replaced: samples have a fixed size, and the example is replaced.
+      probability: q in (0, 1], with which a query samples an example.
+      noise: sigma, per unit of what an example contributes or what its replacement changes.
+      count: k, the number of queries.
+      is_replaced: True if samples have a fixed size and neighbors replace an example.
     """
 
     probability: float
@@ -93,22 +95,23 @@ class Query:
 
 @dataclasses.dataclass(frozen=True)
 class Law:
-    """The law of the loss of one query."""
+    """The distribution of the loss of one query in one direction."""
 
     query: Query
     add: bool
 
     @property
     def is_bounded(self) -> bool:
-        """True if a loss falls (if `add`, rises) by `-log(1 - q)` at most."""
+        """True if no loss is below `log(1 - q)` (if `add`, above `-log(1 - q)`)."""
         return self.query.probability < 1.0 and not self.query.is_replaced
 
     @property
     def range(self) -> tuple[float, float]:
-        """The least loss, and the largest that is finite.
+        """The least loss, and the largest finite loss.
 
-        If `add`, no loss exceeds `-log(1 - q)`; but under large noise no x within reach
-        comes near that, and steps in proportion to it would be too wide.
+        If `add`, no loss exceeds `-log(1 - q)`. But with large noise no x within _REACH
+        comes near that limit, and a step in proportion to it would be too wide, so the
+        largest loss within _REACH is used.
         """
         reach = _REACH * self.query.noise
         lowest, highest = self.losses(np.array([-reach, 1.0 + reach]))
@@ -129,16 +132,16 @@ class Law:
 
     @property
     def rounding(self) -> float:
-        """Bound on the error of the loss at the computed place of a cell's end.
+        """A bound on the error of the loss at the computed place of a cell's end.
 
-        Where `exp(l) - 1 + q` cancels, the sum errs by rounding of q, and l by that over
-        `exp(l) >= 1 - q`.
+        Where `exp(l) - 1 + q` cancels, its error is the rounding of q. The error of l is
+        this error divided by `exp(l) >= 1 - q`.
         """
         least = 1.0 - self.query.probability if self.is_bounded else 1.0
         return 32.0 * _UNIT * self.drop / least
 
     def losses(self, x: np.ndarray) -> np.ndarray:
-        """Losses of `P` against `Q` at values x; they rise with x."""
+        """Returns the losses of `P` against `Q` at values x; they rise with x."""
         q, s = self.query.probability, self.query.noise
         exponents = (x - 0.5) / s**2
         if q == 1.0:
@@ -148,7 +151,7 @@ class Law:
         return np.where(exponents < 1.0, small, large)
 
     def place(self, losses: np.ndarray) -> np.ndarray:
-        """The values x that have these losses; -inf for losses below the least one."""
+        """Returns the values x with these losses; -inf for losses below the least one."""
         q, s = self.query.probability, self.query.noise
         if q == 1.0:
             return losses * s**2 + 0.5
@@ -166,9 +169,10 @@ class Law:
         return (1.0 - self.query.probability) * float(tails.cells(around)[0][0])
 
     def nodes(self) -> tuple[np.ndarray, np.ndarray]:
-        """Losses and log weights of a quadrature that serves only to choose theta."""
+        """Returns losses and log weights of a quadrature, used only to choose theta."""
         s, is_replaced = self.query.noise, self.query.is_replaced
-        # As far as the discretization goes: large powers weigh the last losses most.
+        # Nodes reach as far as the discretization: a large theta gives the last losses the
+        # most weight.
         last = (1.0 if is_replaced or not self.add else 0.0) + _REACH * s
         x = np.linspace(0.5 if is_replaced else -_REACH * s, last, _NODES)
         weights, losses = -0.5 * (x / s) ** 2, self.losses(x)
@@ -184,7 +188,10 @@ class Law:
         return losses, weights - np.logaddexp.reduce(weights)
 
     def discretized(self, step: float) -> tuple[int, np.ndarray, float]:
-        """First index, masses at multiples of the step from above, that of infinity."""
+        """Returns the first index, masses from it on, and the mass at infinity.
+
+        Index i stands for the loss `i * step`. The masses are upper bounds.
+        """
         lowest, highest = self.range
         first, last = math.floor(lowest / step), math.ceil(highest / step)
         if not self.query.is_replaced:
@@ -196,7 +203,7 @@ class Law:
         return -last, masses, infinite
 
     def _masses(self, grid: np.ndarray, add: bool) -> tuple[np.ndarray, float]:
-        """Masses on the grid of losses, those of `Q` if `add`, and that of infinity."""
+        """Returns masses on the grid of losses (of `Q` if `add`), and that at infinity."""
         q, s = self.query.probability, self.query.noise
         x = np.maximum.accumulate(self.place(-grid[::-1] if add else grid))
         if add and not self.query.is_replaced:
@@ -205,7 +212,7 @@ class Law:
         moved, moved_error = tails.cells((x - 1.0) / s)
         mixed = (1.0 - q) * none + q * moved
         mixed_error = (1.0 - q) * none_error + q * moved_error
-        # Beyond both ends.
+        # Probabilities beyond both ends of the grid.
         none_ends = tails.upper_tail(np.array([-x[0], x[-1]]) / s)
         moved_ends = tails.upper_tail(np.array([1.0 - x[0], x[-1] - 1.0]) / s)
         mixed_ends = (1.0 - q) * none_ends + q * moved_ends
@@ -214,7 +221,8 @@ class Law:
             least, infinite = none_ends[::-1]
         else:
             upper, lower, error, (least, infinite) = mixed, none, none_error, mixed_ends
-        # E[1 - exp(left - l); cell] over its largest value: what goes to the upper end.
+        # The mass that moves to the upper end of a cell: E[1 - exp(left - l); cell] over
+        # the largest value of 1 - exp(left - l) in the cell.
         scale = np.exp(np.minimum(grid[:-1], 700.0))
         other = np.maximum(lower - error, 0.0) * scale
         right = upper - other + 4.0 * _UNIT * (upper + other)
@@ -227,13 +235,13 @@ class Law:
 
 
 def delta(queries: Iterable[Query], epsilon: float, excess: float = FINE) -> float:
-    """An upper bound on delta of all queries together, of both directions.
+    """Returns an upper bound on delta of all queries together, for both directions.
 
     Args:
-      queries: all of them, of some kinds.
+      queries: all queries, grouped by kind.
       epsilon: > 0.
-      excess: by how much the discretization may increase log delta; more where that
-        takes too many cells.
+      excess: by how much the discretization may increase log delta. The increase may be
+        larger if this needs too many cells.
     """
     kinds = tuple(queries)
     removed = _delta(kinds, False, epsilon, excess)
@@ -252,8 +260,8 @@ def _delta(kinds: tuple[Query, ...], add: bool, epsilon: float, excess: float) -
     # The window begins below epsilon and holds the tilted sum.
     begin = min(epsilon, mean - _WINDOW * deviation)
     end = max(epsilon, mean + _WINDOW * deviation) + 2.0 / theta
-    # Within a cell `exp(theta l)` lies below its chord by a factor of at most
-    # `1 + theta (theta + 1) h^2 / 8` or about that, once for each query.
+    # For each query, moving losses to the ends of cells increases `E exp(theta l)` by a
+    # factor of at most about `1 + theta (theta + 1) h^2 / 8`.
     step = math.sqrt(8.0 * excess / (counts.sum() * theta * (theta + 1.0)))
     most = math.sqrt(_MORE_EXCESS) * step
     step = min(max(step, (end - begin) / _USUAL_PLACES), most)
@@ -276,12 +284,13 @@ def _delta(kinds: tuple[Query, ...], add: bool, epsilon: float, excess: float) -
         size += count * (4.0 + abs(total) + abs(float(larger)))
         infinite += count * beyond
     window = _product(tilted, counts)
-    # Place s of the window is the sum congruent to it between `start` and the end.
+    # After the roll, place i of the window is the sum with index `start + i`.
     start = math.floor(begin / step)
     window = np.roll(window, -(start % places))
     sums = step * np.arange(start, start + places)
-    # Each loss errs by rounding, of itself and of the place of its cell; the sum of their
-    # sizes is at most that of the losses and twice what they fall (or rise) by.
+    # Each loss has rounding errors of its own and of the place of its cell. The sum of the
+    # absolute losses is at most the sum of the losses plus twice what they fall below 0 (if
+    # `add`, minus the sum plus twice what they rise above 0).
     drop = float(counts @ [law.drop for law in laws])
     largest = float(np.abs(sums[[0, -1]]).max())
     rounding = 2.0 * float(counts @ [law.rounding for law in laws])
@@ -289,12 +298,12 @@ def _delta(kinds: tuple[Query, ...], add: bool, epsilon: float, excess: float) -
     over = sums - (epsilon - rounding)
     reached = over > 0.0
     terms = window[reached] * np.exp(-theta * over[reached]) * -np.expm1(-over[reached])
-    # Beyond the window: by a larger tilt.
+    # A bound on the mass beyond the window, by a larger tilt.
     after = sums[-1] + step
     lost = min(log_top - log_m - (top - theta) * after, 0.0)
     lost = math.exp(lost - theta * (after - epsilon + rounding))
     exponent = log_m - theta * (epsilon - rounding)
-    # Rounding of tilted masses, of the logarithms of M and of the exponents here.
+    # Allowances for rounding: of tilted masses, of the logarithms of M, and of exponents.
     exponent += 8.0 * _UNIT * size
     exponent += 8.0 * _UNIT * (theta + top) * (largest + epsilon + 2.0 * drop)
     total = math.log(float(terms.sum()) + lost + 1e-300) + exponent
@@ -302,9 +311,10 @@ def _delta(kinds: tuple[Query, ...], add: bool, epsilon: float, excess: float) -
 
 
 def _tilt(laws: list[Law], epsilon: float) -> tuple[float, float, float, float]:
-    """Theta, mean and deviation of the tilted sum, a larger theta for what is beyond.
+    """Returns theta, mean and deviation of the tilted sum, and a larger theta.
 
-    By a quadrature that only chooses: any theta is right.
+    The larger theta bounds the mass beyond the window. All are computed by a quadrature;
+    its errors do not matter, because any theta is valid.
     """
     nodes = [(*law.nodes(), law.query.count) for law in laws]
 
@@ -334,7 +344,7 @@ def _tilt(laws: list[Law], epsilon: float) -> tuple[float, float, float, float]:
 
 
 def _product(laws: list[np.ndarray], counts: np.ndarray) -> np.ndarray:
-    """The circular convolution of so many copies of each, from above."""
+    """Returns an upper bound on the circular convolution of `counts` copies of each law."""
     places = laws[0].size
     eta = 8.0 * math.log2(places) * _UNIT
     log_product, log_upper, errors = 0.0, 0.0, 0.0
@@ -348,7 +358,8 @@ def _product(laws: list[np.ndarray], counts: np.ndarray) -> np.ndarray:
     raised = np.exp(log_product)
     rounding = 8.0 * _UNIT * (counts.sum() + 8.0)
     error = np.exp(log_upper) * errors + (rounding + eta) * np.abs(raised)
-    # The mean over all frequencies: all but the first and the last stand once for two.
+    # The mean over all frequencies: rfft returns one of each pair of conjugate frequencies,
+    # so all but the first and the last count twice.
     mean_error = (2.0 * float(error.sum()) - float(error[0])) / places
     convolved = scipy.fft.irfft(raised, n=places)
     return np.maximum(convolved, 0.0) + mean_error * (1.0 + 1e-6)
