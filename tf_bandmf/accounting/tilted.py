@@ -15,8 +15,8 @@ of `Q` with the sign changed, and the rest of the probability, `(1 - q) P(|x| < 
 `x` from `Q`, has the loss 0.
 
 **Discretization.** Losses are moved to multiples of `h`: those in a cell to its two ends,
-so that the mass and `E exp(-l)` of the cell do not change. The function `(1 - exp(epsilon)
-y_1 ... y_k)_+` is convex and falling in each `y = exp(-l)`. So its mean can only increase
+so that the mass and `E exp(-l)` of the cell do not change. In each `y = exp(-l)`, the
+function `(1 - exp(epsilon) y_1 ... y_k)_+` is convex and falls. So its mean can only grow
 if `y` is moved to the ends of an interval and keeps its mean (Doroshenko, Ghazi, Kamath,
 Kumar and Manurangsi, arXiv:2207.04380, "connect the dots"). The allowances for rounding,
 which add mass and move mass to the upper end, increase it, too. Losses beyond the last cell
@@ -42,7 +42,8 @@ multiplications (Higham, Accuracy and Stability, 2002, section 24.1, entry by en
 error of a product of powers `F^k` is at most the product of the `(|F| + eta)^k` times the
 sum of the `k eta / (|F| + eta)`, plus its own rounding. The error of W at each place is at
 most the mean of this over the frequencies, plus eta times the mean of the product's
-absolute value."""
+absolute value.
+"""
 
 from __future__ import annotations
 
