@@ -70,8 +70,8 @@ class DeviceStore:
     def record(self) -> dict[str, Any]:
         """Facts for a server: `device`, `last_round`, `receipt` and `participations`.
 
-        The name is random, and the same as long as the folder exists. The receipt is the
-        server's own for the last round, which is -1 before the first one.
+        The name is random, and the same as long as the folder exists. The last round is -1
+        before the first participation; the receipt is the server's, for the last round.
         """
         names = ("device", "last_round", "receipt", "participations")
         content = self._read()
@@ -121,7 +121,7 @@ class DeviceStore:
         return None
 
     def keep(self, request: str, contribution: Sequence[np.ndarray]) -> None:
-        """Keeps what leaves the device for this request, before it leaves.
+        """Stores the contribution for this request, before it leaves the device.
 
         Raises:
           ValueError: if another request was begun in the meantime.

@@ -313,7 +313,7 @@ class Ledger:
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
-        """Writes all of its changes or none; they are on the disk at its end."""
+        """A transaction, which writes all changes or none, to the disk before it ends."""
         if os.getpid() != self._owner or self._database is None:
             raise ValueError(
                 f"{self._path} was opened by another process, of which this one is a "

@@ -126,7 +126,7 @@ class SimulatedClients:
         )
 
     def check_enough(self, size: int, num_rounds: int) -> None:
-        """Raises ValueError if there are too few clients for this many in each round.
+        """Raises ValueError if there are too few clients for rounds of this size.
 
         Any b consecutive rounds need different clients, and all rounds together at most
         k participations per client. These conditions do not ensure that the clients are
