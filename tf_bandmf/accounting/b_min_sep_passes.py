@@ -1,4 +1,4 @@
-"""The pair of distributions that dominates b-min-sep sampling: a forward pass.
+"""The dominating pair of b-min-sep sampling, and its likelihood ratio by a forward pass.
 
 Let S be the set of steps at which an example takes part. For `C >= 0` the dominating pair
 is `P = sum_S P(S) N(m_S, sigma^2 I)` against `Q = N(0, sigma^2 I)`, with `m_S` the sum of

@@ -261,7 +261,7 @@ class Accountant(abc.ABC):
 
 
 class GaussianAccountant(Accountant):
-    """No amplification: one Gaussian mechanism.
+    """The accountant without amplification: a run is one Gaussian mechanism.
 
     Args:
       sensitivity: sens(C) under the participation, or an upper bound on it.

@@ -1,4 +1,4 @@
-"""The pair of distributions that dominates balls in bins, and how to draw from it.
+"""The dominating pair of distributions of balls in bins, and how to draw from it.
 
 Every example falls into one of `b` bins and takes part at the steps of its bin. For a
 strategy `C >= 0` the dominating pair is `P = mean_j N(m_j, sigma^2 I)` against
@@ -196,11 +196,12 @@ class BinsSimulator(Simulator):
         return _log_mean_exp(exponents - offset.astype(u.dtype)) + along
 
     def certain_density(self, tilt: Tilt) -> tuple[float, float] | None:
-        """See `Simulator.certain_density`; losses of "add" are -log dP/dQ.
+        """Returns the bound of `Simulator.certain_density`; losses of "add" are -log dP/dQ.
 
-        For "remove" by the power mean inequality, `mean_j v_j^(1 + t) >= (mean_j v_j)^(1 +
-        t)`: `exp(t l - t (1 + t) max_j |m_j|^2 / 2)`; for "add" by `log mean_j v_j >=
-        mean_j log v_j`.
+        With `v_j` the likelihood ratio of bin j, the bound for "remove" follows from the
+        power mean inequality, `mean_j v_j^(1 + t) >= (mean_j v_j)^(1 + t)`, and is
+        `exp(t l - t (1 + t) max_j |m_j|^2 / 2)` with `m_j` in units of the noise. The bound
+        for "add" follows from `log mean_j v_j >= mean_j log v_j`.
         """
         t = -tilt.common if self.add else tilt.single
         if t <= 0.0 or not (self.add or tilt.common == 0.0):

@@ -21,7 +21,7 @@ REPLACE_ONE = (
 
 @dataclasses.dataclass(frozen=True)
 class Guarantee:
-    """(epsilon, delta)-DP, and how certain the numbers are.
+    """An (epsilon, delta)-DP guarantee, and how certain its numbers are.
 
     Attributes:
       epsilon, delta: the guarantee.

@@ -1,4 +1,4 @@
-"""Root finding whose results lie on the safe side."""
+"""Root finding whose results are rounded to the safe side."""
 
 from __future__ import annotations
 

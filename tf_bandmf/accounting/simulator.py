@@ -147,7 +147,7 @@ class Simulator(abc.ABC):
         return [one.simulate(one.propose(epsilon), stage) for one in both]
 
     def simulate(self, proposal: Proposal, stage: Stage, count: int = 0) -> Run:
-        """Draws at least `count` times from a proposal."""
+        """Returns a run of at least `count` draws from a proposal."""
         return self._collected(proposal, stage, max(count, self.num_draws), rows=1)[0]
 
     def largest_value(self, proposal: Proposal, epsilon: float) -> float:

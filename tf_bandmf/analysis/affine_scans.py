@@ -1,4 +1,4 @@
-"""Affine recursions over matrices, in logarithmic depth."""
+"""Affine recursions over sequences of matrices, in logarithmic sequential depth."""
 
 from __future__ import annotations
 

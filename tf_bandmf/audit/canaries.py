@@ -107,11 +107,11 @@ class GradientCanaries:
 
     @property
     def signals(self) -> np.ndarray:
-        """`zeta |C x_j| / noise_stddev`, shape [m]: mu of each canary's own test."""
+        """The mu of each canary's own test, `zeta |C x_j| / noise_stddev`, shape [m]."""
         return np.sqrt(np.sum(self._moved() ** 2, axis=0))
 
     def _moved(self) -> np.ndarray:
-        """`zeta C x_j / noise_stddev`, shape [n, m]."""
+        """Returns each canary's signal `zeta C x_j / noise_stddev`, shape [n, m]."""
         scale = self.plan.l2_norm_clip / self.plan.noise_stddev
         return scale * self.plan.strategy.matrix.matmul(np.array(self.patterns.T))
 

@@ -19,7 +19,7 @@ from tf_bandmf.matrices.streaming import ForwardSubstitution
 
 
 class Banded(LowerTriangular):
-    """A matrix that is stored by its bands."""
+    """The base class of matrices that are stored by their bands."""
 
     @property
     def stored_bands(self) -> int:
@@ -40,7 +40,7 @@ class Banded(LowerTriangular):
 @register
 @dataclasses.dataclass(frozen=True, eq=False)
 class ToeplitzBanded(Banded):
-    """`M[i, j] = coefficients[i - j]` for `0 <= i - j < bands`, else 0.
+    """A banded Toeplitz matrix: `M[i, j] = coefficients[i - j]` for `0 <= i - j < bands`.
 
     Args:
       coefficients: one value per diagonal, the main diagonal first; shape [w],
@@ -110,7 +110,7 @@ class ToeplitzBanded(Banded):
 @register
 @dataclasses.dataclass(frozen=True, eq=False)
 class RowBanded(Banded):
-    """`M[i, i - j] = rows[i, j]` for `0 <= j < bands`.
+    """A matrix with arbitrary bands: `M[i, i - j] = rows[i, j]` for `0 <= j < bands`.
 
     Args:
       rows: shape [n, w]; entries that would fall left of the matrix (`j > i`) must be
@@ -138,7 +138,7 @@ class RowBanded(Banded):
             raise ValueError("The main diagonal has a zero: the matrix is singular.")
         for j in range(1, rows.shape[1]):
             if np.any(rows[:j, j] != 0.0):
-                raise ValueError(f"rows[:{j}, {j}] lie outside of the matrix: not 0.")
+                raise ValueError(f"rows[:{j}, {j}] is outside the matrix: must be 0.")
 
     @property
     def num_rows(self) -> int:  # type: ignore[override]
@@ -193,7 +193,7 @@ class RowBanded(Banded):
 
 
 def multiply(left: LowerTriangular, right: LowerTriangular) -> RowBanded:
-    """The product of two banded matrices of the same size, again banded.
+    """Returns the product of two banded matrices of the same size, which is banded.
 
     Raises:
       ValueError: if the sizes differ.

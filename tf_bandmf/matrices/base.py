@@ -72,12 +72,12 @@ class LowerTriangular(abc.ABC):
 
     @property
     def core(self) -> LowerTriangular:
-        """`M` before its columns were scaled."""
+        """The matrix before its columns were scaled; `M` itself if they were not."""
         return self
 
     @property
     def column_scale(self) -> np.ndarray | None:
-        """The factors of the columns of `core`, shape [n], or None."""
+        """The factors by which the columns of `core` are scaled, shape [n], or None."""
         return None
 
     @property
@@ -228,7 +228,7 @@ def check_num_rows(num_rows: int) -> int:
         raise TypeError(f"num_steps (num_rows) must be an int, found {num_rows!r}.")
     if num_rows < 1:
         raise ValueError(
-            f"num_steps (num_rows) must be an int: num_rows must be >= 1, found "
+            f"num_steps (num_rows) must be an int and num_rows must be >= 1, found "
             f"{num_rows}."
         )
     if num_rows > LARGEST_NUM_STEPS:

@@ -87,7 +87,7 @@ class Dense(LowerTriangular):
 
 
 def lower_triangular_factor(gram: np.ndarray) -> np.ndarray:
-    """The lower-triangular `C` with `C^T C = gram` (arXiv:2306.08153, Prop. 4.1).
+    """Returns the lower-triangular `C` with `C^T C = gram` (arXiv:2306.08153, Prop. 4.1).
 
     Args:
       gram: X, symmetric positive definite, shape [n, n].

@@ -11,13 +11,13 @@ import numpy as np
 
 
 def multiply(a: np.ndarray, b: np.ndarray, num_terms: int) -> np.ndarray:
-    """The first `num_terms` coefficients of the product of two series."""
+    """Returns the first `num_terms` coefficients of the product of two series."""
     product = np.convolve(a[:num_terms], b[:num_terms])[:num_terms]
     return np.pad(product, (0, num_terms - product.size))
 
 
 def square_root(a: np.ndarray, num_terms: int) -> np.ndarray:
-    """The first `num_terms` coefficients of the square root with positive leading term.
+    """Returns the first `num_terms` coefficients of the square root with `root[0] > 0`.
 
     Solves `s * s = a` term by term, in O(num_terms^2) operations and without cancellation
     for the workloads of this library.
@@ -37,7 +37,7 @@ def square_root(a: np.ndarray, num_terms: int) -> np.ndarray:
 
 
 def power(a: np.ndarray, exponent: float, num_terms: int) -> np.ndarray:
-    """The first `num_terms` coefficients of `a ** exponent`, any real exponent.
+    """Returns the first `num_terms` coefficients of `a ** exponent`, any real exponent.
 
     Uses Miller's recurrence for the power `p`, from `p a' exponent = a p'`, in
     O(num_terms len(a)) operations.

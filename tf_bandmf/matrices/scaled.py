@@ -23,7 +23,9 @@ NORMALIZED = 1e-9
 @register
 @dataclasses.dataclass(frozen=True, eq=False)
 class ColumnScaled(LowerTriangular):
-    """`M = inner diag(scale)`: column `j` of `inner` times `scale[j] > 0`.
+    """A matrix with scaled columns: column `j` is that of `inner` times `scale[j] > 0`.
+
+    `M = inner diag(scale)`.
 
     With `scale = 1 / column norms` this is column normalization (arXiv:2601.22334,
     Proposition 7). `M^-1 z = diag(1 / scale) inner^-1 z` costs one factor per row more
