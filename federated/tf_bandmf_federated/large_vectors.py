@@ -53,7 +53,7 @@ def in_chunks(work: Callable[..., T], *groups: Sequence[np.ndarray]) -> list[T]:
 
 
 def ahead(work: Callable[[S], T], items: Iterable[S]) -> Generator[T, None, None]:
-    """Yields `work(item)` of each item, in order; threads compute a few of them ahead.
+    """Yields `work(item)` for each item, in order; threads compute a few results ahead.
 
     The items must not depend on each other.
     """
@@ -72,7 +72,7 @@ def ahead(work: Callable[[S], T], items: Iterable[S]) -> Generator[T, None, None
     finally:
         for one in begun:
             one.cancel()
-        concurrent.futures.wait(begun)  # after an error, no thread still works
+        concurrent.futures.wait(begun)  # after an error, threads may still be working
 
 
 def _together(parts: list[Part]) -> Iterator[list[Part]]:

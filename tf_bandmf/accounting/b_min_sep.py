@@ -79,7 +79,7 @@ class BMinSepAccountant(SimulatedAccountant):
         if not matrix.is_nonnegative():
             raise ValueError(
                 "The accounting of b-min-sep sampling needs a strategy C without "
-                "negative entries, found one with some. Use CyclicPoisson."
+                "negative entries, but this one has some. Use CyclicPoisson."
             )
         return cls(Passes(matrix.as_rows(), separation, rate), simulation)
 

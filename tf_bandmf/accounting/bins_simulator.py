@@ -27,8 +27,8 @@ import numpy as np
 from tf_bandmf import matrices
 from tf_bandmf.accounting.simulator import MAIN, PILOT, Proposal, Simulator, Stage
 
-# The standard deviations by which a pilot run, and a rough one, move their draws; the draws
-# of each tilt in the two.
+# The numbers of standard deviations by which a pilot run and a rough pilot run move their
+# draws; and how many draws of each tilt the two runs make.
 _STRENGTHS = (1.0, 2.0, 3.0, 4.0, 5.0, 6.5, 8.0)
 _ROUGH_STRENGTHS = (1.0, 2.5, 4.0, 6.5)
 _PILOT_DRAWS = 400, 250
@@ -76,7 +76,7 @@ def gram_matrix(matrix: matrices.LowerTriangular, num_bins: int) -> np.ndarray:
     if not matrix.is_nonnegative():
         raise ValueError(
             "The accounting of balls in bins needs a strategy C without negative "
-            "entries, found one with some. Use FixedEpochOrder, or another strategy."
+            "entries, but this one has some. Use FixedEpochOrder, or another strategy."
         )
     cost = matrix.gram_diagonal_cost()
     is_small = matrix.bands > b and n * b <= _FEW_COLUMNS

@@ -122,7 +122,8 @@ def squared_radius(
       shared: `shared_part`, of a shape that broadcasts to theirs.
     """
     t = distance(first, second, third, shared)
-    # u = t = 2^-k (1 - x), or u = 1 - t: x = t, however small, and k = 0. Both terms of
+    # In the lower half, u = t = 2^-k (1 - x). In the upper half, u = 1 - t, so x = t,
+    # however small, and k = 0. In both, the two terms of
     # -log(u) = k log(2) - log(1 - x) have the same sign.
     bits = tf.bitcast(t, tf.int32)
     k = 126 + _SCALE - tf.bitwise.right_shift(bits, tf.constant(23, tf.int32))

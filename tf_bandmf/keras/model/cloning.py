@@ -121,8 +121,8 @@ def replace_batch_norm(model: keras.Model, groups: int = 8) -> keras.Model:
     """
     if not isinstance(model, keras.Sequential) and not hasattr(model, "operations"):
         raise TypeError(
-            f"Layers of a Sequential or functional model can be replaced, found "
-            f"{type(model).__name__}. Use keras.layers.GroupNormalization in its code."
+            f"The model must be Sequential or functional, found {type(model).__name__}. "
+            f"For other models, use keras.layers.GroupNormalization in the model's code."
         )
     if not model.built:
         raise ValueError("The model must be built: begin it with keras.Input.")

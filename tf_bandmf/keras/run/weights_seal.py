@@ -47,11 +47,11 @@ _INTEGERS = {1: tf.uint8, 2: tf.uint16, 4: tf.int32, 8: tf.int64}
 
 
 class WeightsSeal:
-    """Digests of all weights that the run's steps left when these were sealed.
+    """Digests of all weights as the run's steps left them, and of the optimizer's state.
 
-    Keras does not track this object, and no file holds it: a resumed run takes the digest
-    of weights that its private state file records. Digests of earlier weights of the run
-    are kept, so that an earlier checkpoint of the run may be put back.
+    Keras does not track this object, and no file holds it: a resumed run digests its
+    weights again after its private state file has confirmed them. Digests of earlier
+    weights of the run are kept, so that an earlier checkpoint of the run may be put back.
 
     Attributes:
       is_open: True while steps are taken: they change the weights, and nothing is compared.

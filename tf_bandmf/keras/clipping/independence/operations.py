@@ -40,7 +40,7 @@ class Call:
 
     def __init__(self, walk: Any, op: Any, args: Any, kwargs: Any) -> None:
         self.op, self.size = op, walk.size
-        # Places of tensors, None if they are the same for all examples; and their shapes,
+        # The place of a tensor, None if it is the same for all examples; and its shape,
         # with the batch size.
         self.place: Callable[[Any], Place | None] = walk.place
         self.shape: Callable[[Any], tuple[int, ...]] = walk.shape
@@ -60,13 +60,13 @@ def _signature(kind: Any) -> inspect.Signature:
 
 
 def tensors_of(structure: Any) -> list[Any]:
-    """Returns the tensors and arrays of a structure, symbolic or with numbers."""
+    """Returns the tensors and arrays of a structure, and Keras' symbolic tensors."""
     leaves = keras.tree.flatten(structure)
     return [leaf for leaf in leaves if isinstance(leaf, KerasTensor) or is_array(leaf)]
 
 
 def is_array(value: Any) -> bool:
-    """Returns True for tensors and variables with numbers."""
+    """Returns True for NumPy arrays, TensorFlow tensors and Keras variables."""
     return isinstance(value, (np.ndarray, keras.Variable)) or tf.is_tensor(value)
 
 
@@ -82,7 +82,7 @@ def _told(op: Any, rank: int) -> Collection[int]:
     """Returns the axes that an operation's attributes name."""
     names = [n for n in ("axes", "axis", "axis1", "axis2") if hasattr(op, n)]
     if not names:
-        raise CannotOpen(f"{type(op).__name__} does not tell its axes")
+        raise CannotOpen(f"{type(op).__name__} does not name its axes")
     return {one for name in names for one in axes_of(getattr(op, name), rank)}
 
 
@@ -136,13 +136,13 @@ def _aligned(call: Call) -> tuple[Place, int]:
 
 
 def _kept(call: Call, place: Place) -> list[Place]:
-    """Returns the place in each result: the only axis as long as the argument's."""
+    """Returns the place in each result: the only axis as long as the argument's axis."""
     length = call.size * place.inner
     places = []
     for tensor in call.outputs:
         axes = [axis for axis, n in enumerate(tensor.shape) if n in (None, length)]
         if len(axes) != 1:
-            raise Mixes("has no axis, or several, that could be that of the examples")
+            raise Mixes("has no axis, or several, that could hold the examples")
         places.append(place._replace(axis=axes[0]))
     return places
 
@@ -158,7 +158,7 @@ def _apart(crossed: Axes, several: bool = False) -> Rule:
     def rule(call: Call) -> list[Place]:
         place, rank = _aligned(call) if several else _first(call)
         if place.axis in crossed(call.op, rank):
-            raise Mixes("goes along the axis of examples")
+            raise Mixes("works along the axis of the examples")
         return _kept(call, place)
 
     return rule

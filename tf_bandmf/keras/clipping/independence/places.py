@@ -61,7 +61,7 @@ class CannotOpen(Exception):
     """Raised if it is not known where an operation puts examples.
 
     Args:
-      reason: the operation, and why.
+      reason: what cannot be opened, and why.
     """
 
     _keras_call_info_injected = True
@@ -93,8 +93,8 @@ def arranged(
       place: place of the examples in the tensor.
       shape: shape of the tensor.
       size: batch size.
-      arrange: the operation as a function of an array; it is tried on one whose entries are
-        the numbers of their examples.
+      arrange: the operation as a function of an array; it is applied to one whose entries
+        are the numbers of their examples.
 
     Raises:
       Mixes: if only some examples are picked, or parts of several share a row.
@@ -139,4 +139,4 @@ def constant_place(value: Any, size: int) -> tuple[Place, Any] | None:
         rows = np.moveaxis(split, axis, 0)
         if np.array_equal(rows, np.broadcast_to(rows[:1], rows.shape)):
             return Place(axis, parts[1]), rows[0]
-    raise Mixes("uses numbers that say which place in the batch an example has")
+    raise Mixes("uses numbers that depend on an example's place in the batch")

@@ -251,7 +251,7 @@ class Walk:
         places = [p for t in tensors if (p := self.place(t)) is not None]
         if any(place != ROWS for place in places):
             raise CannotOpen(
-                f"layer {layer.name!r} is called on rows that are no examples"
+                f"layer {layer.name!r} is called on rows that are not examples"
             )
         unit, was_within = self.units.get(id(layer)), self._is_within_unit
         if unit is not None and not was_within:
@@ -267,7 +267,7 @@ class Walk:
                 return None
             if places and (not spec.shape or spec.shape[0] not in (None, self.size)):
                 raise CannotOpen(
-                    f"layer {layer.name!r} returns no row for each example"
+                    f"layer {layer.name!r} does not return a row for each example"
                 )
             shape = (None, *spec.shape[1:]) if places else spec.shape
             tensor = self.put(KerasTensor(shape, spec.dtype), ROWS if places else None)
@@ -341,7 +341,7 @@ class Walk:
         return call
 
     def _share(self, outputs: Any, layer: Any) -> Any:
-        """Notes a result that all examples share: of a unit, or made of its result alone.
+        """Notes a result that all examples share: a unit's, or one made from it alone.
 
         The step repeats it for every example, so that each has a gradient of its own. That
         changes no value if the result is only combined, entry by entry, with rows of
@@ -360,7 +360,7 @@ class Walk:
         if not isinstance(value, KerasTensor):
             return original(variable, value)
         if self.place(value) is not None:
-            raise Mixes("keeps what it computes of the data for the next step")
+            raise Mixes("keeps a value computed from the data for the next step")
         return value
 
     def _draw(self, original: Any, *args: Any, **kwargs: Any) -> Any:
@@ -370,7 +370,7 @@ class Walk:
         if not tf.executing_eagerly() or is_array(x):
             return original(*args, **kwargs)
         if any(self.place(value) is not None for value in given.values()):
-            raise CannotOpen("random numbers with parameters of each example's own")
+            raise CannotOpen("random numbers whose parameters depend on the example")
         if x is None:
             kind = keras.backend.standardize_dtype(
                 given["dtype"] or keras.config.floatx()
@@ -381,10 +381,10 @@ class Walk:
             drawn, place = KerasTensor(x.shape, x.dtype), self.place(x)
         if place is not None and isinstance(given["seed"], int):
             raise Mixes(
-                "draws the same numbers for each place in the batch, every time"
+                "draws random numbers by place in the batch, the same in every step"
             )
         if place is not None and tf.is_tensor(given["seed"]):
-            raise CannotOpen("random numbers of a seed that is a tensor")
+            raise CannotOpen("random numbers whose seed is a tensor")
         return self.put(drawn, place)
 
     # Time.
@@ -399,7 +399,7 @@ class Walk:
         masks = [] if mask is None else [mask]
         places = [p for t in [*leaves, *masks] if (p := self.place(t)) is not None]
         if same(places).axis != 1 - time:
-            raise Mixes("goes from one example to the next")
+            raise Mixes("loops from one example to the next")
         first = keras.tree.map_structure(
             lambda t: t[0] if time == 0 else t[:, 0], inputs
         )
@@ -409,7 +409,7 @@ class Walk:
         output, states = given["step_function"](first, [*before, *constants])
         pairs = zip(keras.tree.flatten(before), keras.tree.flatten(states), strict=True)
         if any(self.place(one) != self.place(other) for one, other in pairs):
-            raise CannotOpen("a loop whose state moves")
+            raise CannotOpen("a loop whose state changes places")
         count = leaves[0].shape[time] if given["return_all_outputs"] else 1
         outputs = keras.ops.repeat(keras.ops.expand_dims(output, time), count, time)
         return output, outputs, states
@@ -460,7 +460,7 @@ def _as_operation(operation: Any, original: Any, *args: Any, **kwargs: Any) -> A
 def _unseen(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Refuses to choose a branch by the value that a weight has now."""
     if tf.executing_eagerly():
-        raise CannotOpen("a branch or a loop of what is no symbolic tensor")
+        raise CannotOpen("a branch or a loop on a tensor that is not symbolic")
     return original(*args, **kwargs)
 
 

@@ -1,11 +1,11 @@
-"""Finds losses that mean something only for a batch: they are refused or warned of.
+"""Finds losses that are meaningful only for a batch, and refuses them or warns.
 
 Private training takes the loss of each example alone. A loss that compares examples
 (Cox's partial likelihood, a covariance, in-batch negatives) has no gradient there, and
 would train on noise. A loss made of sums over the batch (Dice, R², hard examples) has a
-gradient there, but is another loss. Both are found by comparing the gradients for outputs,
-of a batch and of each example alone. Outputs and targets are made up, in the shapes and
-dtypes of the model's.
+gradient there, but is another loss. Both are found by comparing the loss's gradient for the
+outputs of a batch with its gradients for the outputs of each example alone. Outputs and
+targets are made up; their shapes and dtypes are those of the model.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def check_loss(model: keras.Model, y: Any, y_pred: Any, sample_weight: Any) -> N
 
     Args:
       model: a compiled model.
-      y: targets, nested tensors [B, ...], of which shapes and dtypes matter.
+      y: targets, nested tensors [B, ...], of which only shapes and dtypes matter.
       y_pred: predictions, likewise.
       sample_weight: None, or likewise.
 
@@ -70,7 +70,7 @@ def check_loss(model: keras.Model, y: Any, y_pred: Any, sample_weight: Any) -> N
             f"examples of a batch: on made-up outputs, its gradient is not the mean of "
             f"those of single examples (cosine {cosine:.2f}). Private training takes the "
             f"loss of each example alone, and trains on the mean of these, which is "
-            f"another loss. If you mean the one of the batch, it cannot be trained "
+            f"another loss. If you mean the batch's loss, it cannot be trained "
             f"privately. {_WAY_OUT} For `keras.losses.Dice` and `Tversky`, `axis=` says "
             f"that the loss is one of single examples.",
             stacklevel=2,
@@ -120,8 +120,8 @@ def _cosines(model: keras.Model, loss: CompileLoss, specs: Any) -> dict[int, flo
 def _cosine(together: Any, alone: Any) -> float | None:
     """Returns the cosine between a batch's gradient and those of its examples alone.
 
-    It is 0 if the examples alone have none, 1 only if theirs are the terms of the batch's
-    gradient, and None if the batch's gradient is zero or not finite.
+    It is 0 if the examples alone have no gradients, 1 only if their gradients are the terms
+    of the batch's gradient, and None if the batch's gradient is zero or not finite.
     """
     length = np.linalg.norm(together)
     if not (np.isfinite(length) and length > 0):
@@ -147,7 +147,7 @@ def _gradients_of(loss: CompileLoss) -> Callable[[Any], list[Any]]:
     def traced(y: Any, p: Any, weight: Any) -> list[tf.Tensor]:
         leaves = keras.tree.flatten(p)
         value = tf.reduce_sum(tf.convert_to_tensor(loss(y, p, weight)))
-        # Not with a tape: `tf.init_scope`, in which this runs, stops all recording.
+        # A tape would record nothing: this runs in `tf.init_scope`, which stops recording.
         gradients = tf.gradients(
             value, leaves, unconnected_gradients=tf.UnconnectedGradients.ZERO
         )
@@ -227,7 +227,7 @@ def _refusal(
 ) -> UnsupportedModelError:
     return UnsupportedModelError(
         f"The loss {_name(loss, place)} of model {model.name!r} would teach nothing. In "
-        f"private training it is taken on each example alone, where it {problem} on "
-        f"made-up outputs, though it does not for several examples together: it compares "
-        f"the examples of a batch. {_WAY_OUT}"
+        f"private training it is computed for each example alone. There it {problem} on "
+        f"made-up outputs, unlike the loss of several examples together: it compares the "
+        f"examples of a batch. {_WAY_OUT}"
     )

@@ -42,7 +42,7 @@ _REDUCTIONS = ("sum_over_batch_size", "sum", "mean", "none", None)
 def row_losses(
     loss: CompileLoss, y: Any, y_pred: Any, sample_weight: Any
 ) -> tf.Tensor | None:
-    """Returns the loss of every example alone, if the rows of the batch's loss are that.
+    """Returns the loss of every example alone, if the batch's loss has these as its rows.
 
     Args:
       loss: from `losses.compiled_loss`.
@@ -51,7 +51,7 @@ def row_losses(
       sample_weight: None, or nested tensors [B, ...].
 
     Returns:
-      Losses [B], or None: the loss must be executed for each example by itself.
+      Losses [B]; or None, if the loss must be executed for each example by itself.
 
     Raises:
       InvalidArgumentError: if there are not as many targets or weights as predictions.
@@ -93,7 +93,7 @@ def row_losses(
 
 
 def _ranks_of_targets(loss: Any, rank: int) -> tuple[int, ...]:
-    """Returns the ranks of targets whose positions are those of predictions of a rank."""
+    """Returns the ranks at which targets have the same positions as the predictions."""
     sparse = loss.fn is keras.losses.sparse_categorical_crossentropy
     return (rank - 1, rank) if rank == 2 or sparse else (rank,)
 

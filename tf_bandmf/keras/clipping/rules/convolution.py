@@ -31,10 +31,11 @@ from tf_bandmf.keras.clipping.tensors.batches import elements, reshape_examples
 from tf_bandmf.keras.compat.keras_objects import kernel_of
 
 _FEW_CHANNELS = 4
-# Up to this many positions, patches are small; or not much larger than the gradients that
-# are formed from them.
+# Up to the first number of positions, patches are small; up to the second, they are not
+# much larger than the gradients that are formed from them.
 _FEW_POSITIONS, _SOME_POSITIONS = 64, 256
-# From this many multiplications on, an example takes longer than to start its operation.
+# With this many multiplications or more, an example takes longer than starting its
+# operation.
 _MANY = 1 << 24
 # The most input channels times output channels for which groups are used.
 _MOST_OF_A_GROUP = 1 << 12
@@ -294,8 +295,8 @@ class Convolved:
     def _patches_by_channel(self, inputs: tf.Tensor) -> tf.Tensor:
         """Returns patches ordered by channel, then position: [B, H, W, C * positions].
 
-        They are a depthwise convolution with one kernel per position, which is 1 there and
-        0 elsewhere. For a few channels it is twice as fast as slices, which copy a few
+        A depthwise convolution computes them: each of its kernels is 1 at one position and
+        0 elsewhere. With few channels, this is twice as fast as slices, which copy a few
         floats at a time.
         """
         one_each = np.eye(self._positions, dtype=np.float32)
@@ -308,7 +309,7 @@ class Convolved:
 
 @functools.cache
 def groups_have_gradients() -> bool:
-    """Says if TensorFlow has gradients of grouped kernels on this CPU: oneDNN has."""
+    """Says if TensorFlow computes gradients of grouped kernels on this CPU (by oneDNN)."""
     with tf.init_scope(), tf.device("CPU:0"):
         try:
             tf.raw_ops.Conv2DBackpropFilter(
