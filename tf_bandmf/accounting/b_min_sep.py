@@ -19,9 +19,8 @@ NAME = "b-min-sep sampling, Monte Carlo with importance sampling"
 # Draws for each direction, and the fewest. Long runs, whose draws have more numbers, get
 # fewer: about _ENTRIES numbers in total.
 NUM_DRAWS, _LEAST_DRAWS, _ENTRIES = 10_000, 2_000, 20_000_000
-# The largest `num_steps * (bands + _STEP)`: a step costs as much as this many bands, plus
-# its own bands. A plan of 9,000 steps and 16 bands takes 20 seconds of one core
-# (benchmarks/planning.py sizes).
+# The largest `num_steps * (bands + _STEP)`, which a simulation needs about half a minute
+# for: each step costs as much as `_STEP` bands, plus its own bands.
 _LARGEST_WORK, _STEP = 1_900_000, 250
 
 
