@@ -16,6 +16,7 @@ import tensorflow as tf
 
 from tf_bandmf.keras.compat.keras_objects import is_distributed
 from tf_bandmf.keras.model import preparation
+from tf_bandmf.keras.run.admission import OTHER_PLAN
 from tf_bandmf.participation import MinSep, Participation
 from tf_bandmf.planning.plan import Plan
 from tf_bandmf.sampling.batches import BatchSchedule
@@ -199,10 +200,7 @@ def scheduled(
     run.refuse_restored()
     run.refuse_trained(model._training.plain_steps)
     if schedule.plan_id != plan.plan_id:
-        raise ValueError(
-            "The batches belong to another plan than the optimizer. Use the same "
-            "plan for both."
-        )
+        raise ValueError(OTHER_PLAN)
     taken = model.optimizer.steps_taken
     left = plan.num_steps - taken
     per_epoch = kwargs.get("steps_per_epoch") or schedule.steps_per_epoch

@@ -28,6 +28,10 @@ RESTORED = (
     "model.fit(batches, private_state=path), or start a new run with a new "
     "PrivateOptimizer and its own budget."
 )
+OTHER_PLAN = (
+    "The batches belong to another plan than the optimizer. Use the same plan object for "
+    "both: `reserve` and `bounded` return another plan."
+)
 OTHER_DATA = (
     "The run began with other data, or with the same data in another order, or in a custom "
     "loop with batches whose sample does not follow from the run's key: the accountant's "
@@ -112,10 +116,7 @@ def checked(
                     "This is not the part of the batch that this replica has to take: "
                     "examples would be used several times. Use model.fit.",
                 ),
-                (
-                    of_plan == plan.plan_id,
-                    "The batch belongs to another plan than the optimizer.",
-                ),
+                (of_plan == plan.plan_id, OTHER_PLAN),
                 (run.membership.schedule_id in (NO_SCHEDULE, schedule_id), OTHER_DATA),
                 # Last: wrong ids also change the fingerprint, and have clearer messages.
                 (fingerprint == digest, batches_lib.EDITED),

@@ -1,6 +1,6 @@
 """One private run: the part of a `PrivateOptimizer` that belongs to no Keras optimizer.
 
-A step of a run is five calls:
+A step of a run is these calls:
 
     run.start(weights)                        # where fit or train_on_batch begins
     admitted = run.admit(facts, weights)      # in Python: the step may be taken
