@@ -197,8 +197,8 @@ def _with_count(count):
         (lambda: Event(dp_accounting.NoOpDpEvent()), ValueError, "releases nothing"),
         (lambda: Event(dp_accounting.NonPrivateDpEvent()), ValueError, "privacy"),
         (lambda: Event(GAUSS(0.0)), ValueError, "privacy"),
-        (lambda: Event(GAUSS(math.nan)), ValueError, "numbers"),
-        (lambda: Event(LAPLACE(-1.0)), ValueError, "numbers"),
+        (lambda: Event(GAUSS(math.nan)), ValueError, "event must be"),
+        (lambda: Event(LAPLACE(-1.0)), ValueError, "event must be"),
         # What a count that is none would hide beside others.
         (lambda: Event(_with_count(-1)), ValueError, "count of a"),
         (lambda: Event(_with_count(0.5)), ValueError, "count of a"),
