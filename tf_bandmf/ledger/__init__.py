@@ -5,7 +5,7 @@ Use it by `tf_bandmf.Ledger`. It needs SQLAlchemy: `pip install "tf-bandmf[ledge
 | file | what it has |
 |---|---|
 | `releases` | what one run or release costs |
-| `balances` | what all cost together, by `tf_bandmf.compose`; what would still fit |
+| `balances` | the joint cost of all, by `tf_bandmf.compose`; what would still fit |
 | `chain` | entries, each with the digest of the one before it |
 | `store` | the database: two tables, one writer of a data set at a time |
 | `book` | the ledger |

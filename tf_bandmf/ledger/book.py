@@ -151,15 +151,15 @@ class Ledger:
     def bind(self, plan: Plan, dataset: str) -> Plan:
         """Binds a plan to a budget: its runs reserve their cost before the first step.
 
-        Nothing is reserved yet. Use the plan that is returned: a run of the one that was
-        given is refused at its first step.
+        Nothing is reserved yet. Use the plan that is returned: a run of the original plan
+        is refused at its first step.
 
         Args:
           plan: plan of the runs to come.
           dataset: the name of the data set that they use.
 
         Raises:
-          BudgetExceededError: if a run of it would not fit now.
+          BudgetExceededError: if a run of the plan would not fit now.
           ValueError: if the plan has another unit, or a test seed.
           LedgerError: if the data set is unknown.
         """
@@ -364,7 +364,7 @@ def _refuse_more(balance: Balance, *cost: Release, what: str) -> None:
 
 
 def _named(plan: Plan, run: str) -> str:
-    """A run, with a note if it counts otherwise than its plan states."""
+    """The run's name, with a note if its cost is not the epsilon that its plan states."""
     return f"{run} (an estimate, unamplified)" if plan.kind == "estimate" else run
 
 

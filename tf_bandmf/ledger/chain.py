@@ -119,7 +119,7 @@ class Chain:
 
 
 def canonical(value: Any) -> str:
-    """JSON of a plain value; the texts of two values are equal exactly if these are."""
+    """JSON of a plain value; two texts are equal if and only if the values are equal."""
     options: dict[str, Any] = {"sort_keys": True, "separators": (",", ":")}
     to_json = lambda release: release.to_json()  # noqa: E731
     return json.dumps(value, default=to_json, allow_nan=False, **options)

@@ -5,7 +5,7 @@
 | `datasets` | one for each data set: name, id, and number and digest of its newest entry |
 | `runs` | all entries, a chain for each data set; rows are only added |
 
-SQLite begins a write with `BEGIN IMMEDIATE`, so that others wait before they read;
+SQLite begins a write with `BEGIN IMMEDIATE`, so other writers wait before they read;
 PostgreSQL locks the row of the data set. In addition, `(dataset, previous)` is unique: two
 entries after the same one cannot both be stored, even if locking fails.
 """
@@ -61,7 +61,7 @@ class Store:
     """The database of a ledger.
 
     Args:
-      url: "sqlite:///file.db" (a path, relative; four slashes for an absolute one), or
+      url: "sqlite:///file.db" (a relative path; an absolute one has four slashes), or
         "postgresql://user@host/database".
       create: whether to create the file and the tables if they are missing.
 

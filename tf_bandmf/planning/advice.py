@@ -34,11 +34,11 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger("tf_bandmf")
 _WORKLOAD = f"sgd:momentum={MOMENTUM!r}"
-# The accounting of both is exact; other samplings are compared if they are named.
+# Both have exact accounting. Other samplings are compared only if the caller names them.
 DEFAULT_SAMPLINGS = ("fixed-order", "poisson")
 # The simulation of b-min-sep sampling takes minutes per setting.
 _SAMPLINGS = tuple(name for name in samplings() if name != "b-min-sep")
-# A sampling that demands more is advised only if its progress is larger by this fraction.
+# A later sampling in the list is advised only if its progress is larger by this fraction.
 _WORTH = 0.03
 # The search for a batch size goes down from the largest one, and ends where progress is
 # below `_HOPELESS` times the largest so far, or a run has more than `_MOST_STEPS` steps.
@@ -55,7 +55,7 @@ _NOTHING, _LITTLE = 0.2, 0.7
 
 @dataclasses.dataclass(frozen=True)
 class RunSetting:
-    """One way to use the data, with the noise that it has for a budget.
+    """One way to use the data, and the noise that it needs for a budget.
 
     Attributes:
       sampling, mechanism: by name, as `tf_bandmf.plan` takes them.
@@ -88,8 +88,8 @@ class Advice:
       optimizer: "sgd" or "adam", as given.
       optimizer_arguments: for `keras.optimizers.SGD` or `Adam`: rate, momentum, averaged
         weights.
-      expected_share: part of what the model gains without privacy that it is expected
-        to gain; see `learning_rates.expected_share`.
+      expected_share: the share of its gain without privacy that the model is expected
+        to reach; see `learning_rates.expected_share`.
       settings: the settings that were compared: for each sampling, the batch sizes,
         largest first, with mechanisms in closed form; the advised one is `setting`.
       reasons: pairs of a subject ("batch size") and a sentence or two.
@@ -161,13 +161,13 @@ def advise(
       optimizer: "sgd", with momentum 0.9, or "adam", with independent noise: Adam divides
         by a quantity that is noisy, too, which undoes correlations.
       loss: Keras loss of the model, or its name: counts and two classes need larger clip
-        norms than several classes, a squared error a smaller rate.
+        norms than several classes; a squared error needs a smaller rate.
       max_batch_size: the largest batch; None for no limit. Memory need not limit it:
         `make_private(model, microbatch_size=...)` clips a batch in parts.
       sampling: the names of the samplings that may be used, out of "fixed-order",
         "shuffled", "poisson", "cyclic-poisson", "cyclic-fixed-size" and "balls-in-bins"
-        (an estimate). A sampling that requires more than the first is advised only if
-        it has at least 3% more progress.
+        (an estimate). A sampling after the first one is advised only if it has at least
+        3% more progress.
       mechanism: as for `tf_bandmf.plan`. A name with a closed form is also used to
         compare batch sizes.
 

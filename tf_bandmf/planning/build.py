@@ -62,9 +62,9 @@ def plan(
     Args:
       mechanism: "auto", a name, or a `Strategy`. "auto" compares the mechanisms that
         fit the sampling and keep at most 31 vectors of the model's size, and takes the
-        best (name one of `compare(max_memory_vectors=...)` for less); `Plan.choice` says
-        what was compared and why this one was chosen; the logger "tf_bandmf" says what
-        is being compared, at level INFO. A name may have parameters:
+        best. To use less memory, name a mechanism from `compare(max_memory_vectors=...)`.
+        `Plan.choice` says what was compared and why this one was chosen; the logger
+        "tf_bandmf" says what is being compared, at level INFO. A name may have parameters:
         "identity" (DP-SGD), "lambda_cgd:0.9", "bisr:4", "bsr:4:normalized" (columns of
         norm 1) or "banded:max" (minimizes the largest error of a step instead of the
         mean; also "auto:max"); see `strategies.registry.parse`. Parameters that are not

@@ -36,8 +36,8 @@ from tf_bandmf.planning.texts import phrase, phrases
 from tf_bandmf.strategies import Family, Strategy, registry
 from tf_bandmf.workloads import Workload
 
-# The most vectors that the noise of a searched mechanism keeps by default. It may draw as
-# many again at each step; the limit of those is at least 31.
+# The most vectors that the noise of a searched mechanism keeps by default. The number of
+# vectors that it may draw again at each step has the same limit, but at least 31.
 MEMORY_VECTORS = 31
 _LEAST_REGENERATED = 31
 _LOG = logging.getLogger("tf_bandmf")
@@ -118,7 +118,7 @@ class Row:
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-    """Rows of mechanisms, why others have none, and which is the best.
+    """Rows of mechanisms, the best row, and why other mechanisms have no row.
 
     Attributes:
       title: title of the table.
@@ -256,8 +256,8 @@ def compare(
       objective: "mean" for the RMSE, "max" for the MaxSE.
       max_memory_vectors: vectors of the model's size that the noise may keep between
         steps; by default 31 where the size is searched for, and no limit where it is
-        given ("bsr:64"). As many vectors may be drawn again at each step; the limit of
-        those is at least 31.
+        given ("bsr:64"). The number of vectors drawn again at each step has the same
+        limit, but at least 31.
 
     Raises:
       ValueError: on invalid arguments, or if no mechanism has a row.
@@ -297,11 +297,11 @@ def compare(
 def _each(
     what: str, given: Iterable[Any], make: Callable[[Any], Any]
 ) -> tuple[list[Any], dict[str, str]]:
-    """Calls `make` for each of `given`: the results, and why the others have none.
+    """Calls `make` for each of `given`; returns the results, and the errors of the others.
 
     Raises:
       ValueError: if `make` fails for all.
-      ArithmeticError: if there is only one, and `make` raises this.
+      ArithmeticError: if `given` has a single item, and `make` raises this error.
     """
     made, failed = list[Any](), dict[str, Exception]()
     for one in given:
@@ -436,7 +436,7 @@ class Search:
 
         A second parameter is searched for only where the noise depends on more than the
         sensitivity; elsewhere the family computes its best value. Where more bands are
-        never worse, only the most are tried.
+        never worse, only the largest number is tried.
 
         Args:
           family: of the mechanism.
@@ -518,7 +518,9 @@ class Search:
         options: Mapping[str, Any],
         near: float | None = None,
     ) -> Row:
-        """The row with the best fraction: the family's or, with amplification, a search.
+        """The row with the best value of a parameter that is a fraction.
+
+        The family computes the value or, with amplification, a search finds it.
 
         As in arXiv:2601.22334, section 5.1, the search is coarse on a grid, then finer
         between the neighbors of the best. It goes downhill from the grid's value nearest
@@ -630,7 +632,7 @@ class Search:
 
         Where accounting is slow, the noise is accurate to a percent. Each search for it
         starts at a value predicted from earlier searches: noise per unit of sensitivity
-        depends mostly on the number of bands, so that it is extrapolated, in logarithms,
+        depends mostly on the number of bands, so it is extrapolated, in logarithms,
         from the two nearest numbers of bands, by at most the distance between these.
         """
         if self.budget is None:

@@ -224,7 +224,7 @@ class Release:
         )
 
     def proven(self) -> Release:
-        """The release without numbers that were simulated, if others are known."""
+        """The release without its simulated numbers, if it also has proven ones."""
         is_certain = self.kind != "estimate" and not self.risk
         if is_certain or self.noise_multiplier is None or self.is_gaussian:
             return self
@@ -383,8 +383,8 @@ class JointGuarantee:
 
     Attributes:
       parts: one for each run or release.
-      replaced: whether it is for neighbors in which one unit is replaced by another; else
-        for zero-out.
+      replaced: whether neighbors differ by the replacement of one unit; if False, they
+        differ by a zero-out.
     """
 
     parts: tuple[Release, ...]
@@ -405,7 +405,7 @@ class JointGuarantee:
 
     @property
     def zcdp_rho(self) -> float | None:
-        """Rho of zCDP of all, without amplification, under `adjacency`; None if unknown.
+        """Joint rho of zCDP of all parts, under `adjacency`, unamplified; None if unknown.
 
         Rhos add up (Bun and Steinke, 2016, arXiv:1605.02065, Lemma 1.7).
         """

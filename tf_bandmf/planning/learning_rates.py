@@ -137,7 +137,7 @@ def rate_of(plan: Plan, num_parameters: int, loss: Any = None) -> float:
 def expected_share(
     noise: float, num_parameters: int, num_steps: int, l2_norm_clip: float = 1.0
 ) -> float:
-    """The share of a model's gain without privacy that it reaches at the advised rate.
+    """The share of its gain without privacy that a model reaches at the advised rate.
 
     It is P / (P + 0.12 sqrt(k d)), where P is the progress at the rate for classification,
     fitted to the tasks of `benchmarks/advice`.

@@ -23,8 +23,8 @@ class Measurements:
     clipped gradient, they have the norm `l2_norm_clip / sqrt(1 - counts)` at most. So the
     accounting of the steps covers the counts, under any sampling, with any strategy.
 
-    An evaluation is a Gaussian mechanism of its own: a sum over records, to which each adds
-    a vector of norm 1 at most, with noise of standard deviation `noise_multiplier`.
+    An evaluation is a Gaussian mechanism of its own: each record adds a vector of norm at
+    most 1 to a sum, whose noise has standard deviation `noise_multiplier`.
 
     Attributes:
       counts: share of the squared norm, in [0, 0.5]; 0 for no counts.

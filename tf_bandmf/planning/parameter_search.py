@@ -19,7 +19,7 @@ def _lowest(function: Callable[[float], float], grid: Sequence[float], at: int) 
         here = function(grid[at])
         beside = [i for i in (at - 1, at + 1) if 0 <= i < len(grid)]
         if math.isinf(here):
-            # Too large a lambda or gamma is impossible, 0 never is.
+            # The function is infinite if lambda or gamma is too large, but never at 0.
             beside = [i for i in beside if i < at]
         next_at = min(beside, key=lambda i: function(grid[i]), default=at)
         if not (math.isinf(here) and beside) and function(grid[next_at]) >= here:
@@ -33,7 +33,7 @@ def search(function: Callable[[float], float], grid: Sequence[float], at: int) -
     Args:
       function: smooth, with one minimum; it may be infinite at the end of the grid. It is
         called more than once for a value, so it should keep its results.
-      grid: falling values where it is evaluated first, downhill.
+      grid: falling values at which it is evaluated first, from `at` downhill.
       at: index to begin with.
     """
     best = _lowest(function, grid, at)

@@ -95,7 +95,7 @@ class Plan:
         even where the accountant amplifies and uses another unit.
       epsilon, delta: the guarantee, computed by `accountant`.
       expected_batch_size: the public constant that divides the noisy sum of clipped
-        gradients; None if the consumer of the plan has its own.
+        gradients; None if the code that uses the plan has its own divisor.
       accountant: name of the accountant that computed (epsilon, delta) from
         noise_multiplier.
       kind: "exact", "bound" or "estimate"; see `accounting.guarantee.Guarantee`.
@@ -105,7 +105,7 @@ class Plan:
         who knows it can remove the noise.
       sensitivity: sensitivity of the strategy under the participation. It is computed;
         a given value (from a file) must agree with the computed one, and is then used
-        to the last bit.
+        unchanged.
       unit: whose presence is hidden, in one line: what the sampler draws.
       generator: generator of the noise, "philox" or "chacha20".
       account: the account in a ledger in which a run reserves its cost before it
@@ -476,7 +476,7 @@ class Plan:
         """Advised arguments of the Keras optimizer: rate, momentum, averaged weights.
 
         `keras.optimizers.SGD(**plan.optimizer_arguments(model.count_params()))`. The
-        rate is by the rule of `planning.learning_rates`, the momentum the workload's.
+        rate follows the rule of `planning.learning_rates`; the momentum is the workload's.
 
         Args:
           num_parameters: d, trainable weights of the model.

@@ -11,13 +11,13 @@ arXiv:2303.00654, section 5.3.
 A test explains what epsilon means for one person. An attacker sees all that is released,
 knows everything except whether one person's data were used, and has to decide whether
 they were. If the attacker accuses at most a share alpha of those who were not in the
-data, then of those who were, at most
+data, the share of those in the data whom the attacker finds is at most
 
     min(exp(epsilon) alpha + delta, 1 - exp(-epsilon) (1 - delta - alpha))
 
-are found (Kairouz, Oh, Viswanath, 2015, arXiv:1311.0776, Theorem 2.1); and at most `Phi(
-Phi^-1(alpha) + mu)` for a Gaussian mechanism (Dong, Roth, Su, 2019, arXiv:1905.02383,
-Theorem 2.7). Every run is one if the amplification by its sampling is ignored.
+(Kairouz, Oh, Viswanath, 2015, arXiv:1311.0776, Theorem 2.1). For a Gaussian mechanism it
+is at most `Phi(Phi^-1(alpha) + mu)` (Dong, Roth, Su, 2019, arXiv:1905.02383, Theorem 2.7).
+Every run is a Gaussian mechanism if the amplification by its sampling is ignored.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class PrivacyStatement:
         """The largest share of those in the data that an attacker can find.
 
         Args:
-          accused: alpha, the share of the others that is accused wrongly, in [0, 1].
+          accused: alpha, the share of those not in the data who are accused, in [0, 1].
         """
         epsilon, delta = self.epsilon, self.guarantee.delta
         kept = math.exp(-epsilon) * (1.0 - delta - accused)

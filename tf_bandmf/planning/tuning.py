@@ -54,7 +54,7 @@ class TuningCost:
       method: the theorem that gave epsilon, and the privacy of a trial that it used.
       trial_epsilon: epsilon of a single trial at delta, as planned.
       remark: what else a reader must know, or an empty text.
-      confidence: of simulated bounds that epsilon rests on, all together, or None.
+      confidence: joint confidence of the simulated bounds that epsilon rests on, or None.
       adjacency: which data sets count as neighbors: the plan's.
       unit: whose presence is hidden: the plan's.
     """
