@@ -234,5 +234,5 @@ def from_inverse(
     learning_rates: npt.ArrayLike | None = None,
     name: str = "custom",
 ) -> Workload:
-    """The workload of an optimizer that is a linear recurrence, by the diagonals of `T`."""
+    """The workload of a linear recurrence (an optimizer), from the diagonals of `T`."""
     return Workload(name, num_steps, np.asarray(inverse_coefficients), learning_rates)

@@ -82,8 +82,8 @@ class MeasuredParticipation:
 
         Args:
           round_number: round of the participation, from 0.
-          last: round of the client's last participation before.
-          count: number of the client's participations before.
+          last: round of the client's previous participation.
+          count: number of the client's earlier participations.
         """
         gaps = [round_number - last] if count else []
         if self.min_separation is not None:

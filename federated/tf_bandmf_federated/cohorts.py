@@ -97,7 +97,7 @@ class Cohorts:
         return Selected(names, past, available, eligible)
 
     def select_again(self, round_number: int, names: Sequence[str]) -> Selected:
-        """The devices that a round was begun with, after a search for those not there."""
+        """The devices that a round was begun with, after a search for absent ones."""
         past = self.ledger.history(names, round_number)
         if not np.all(self._may(past, round_number)):
             raise ValueError(

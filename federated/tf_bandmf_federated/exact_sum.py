@@ -85,7 +85,7 @@ class ExactSum:
         if self._left == 0:
             raise ValueError("More updates came than the sum has room for.")
         self._left -= 1
-        # Rounding the product to float32 adds less than the room that `bound_update`
+        # Rounding the product to float32 adds less than the margin that `bound_update`
         # leaves; if the factor is 1, the product is exact.
         scale = np.float32(bounded.factor / self.unit)
         ends = np.cumsum([array.size for array in bounded.update])

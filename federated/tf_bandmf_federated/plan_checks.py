@@ -94,7 +94,7 @@ def cohort_size(plan: Plan, clients_per_round: float | None) -> int:
     """The number of devices to select for a round.
 
     Raises:
-      ValueError: as `clients_per_round_of`, or if it is not whole.
+      ValueError: as `clients_per_round_of`, or if the number is not whole.
     """
     size = clients_per_round_of(plan, clients_per_round)
     if size != int(size):

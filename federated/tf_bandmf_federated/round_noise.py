@@ -62,7 +62,7 @@ class RoundNoise:
         self._part = tf.function(self._part_of_row)
 
     def initial_state(self) -> OrderedDict[str, np.ndarray]:
-        """A fresh key, 256 bits from the operating system, and digests of no rounds."""
+        """A fresh key, 256 bits from the operating system, and no digests yet."""
         secret = NoiseKey.from_operating_system().secret_bytes()
         return OrderedDict(
             key=np.frombuffer(secret, np.uint8), digests=np.zeros([0], np.int64)

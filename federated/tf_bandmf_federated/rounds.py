@@ -54,8 +54,8 @@ class Engine(Protocol):
     def skip_round(self, state: Any, point: str) -> Any:
         """The state after a round without a result, which was begun at this point.
 
-        Later rounds may be computed from the skipped round's normals, so these are bound
-        to the point: otherwise all histories that skip the round would share them.
+        The noise of later rounds may use the skipped round's normals, so these are bound to
+        the point: otherwise all histories that skip the round would share them.
         """
 
     async def weights(self, state: Any) -> Any:
@@ -173,7 +173,7 @@ class Run:
     async def _run_round(
         self, ledger: Ledger, cohorts: Cohorts, state: ProgramState, number: int
     ) -> ProgramState:
-        """Runs a new or an interrupted round, or skips the latter; the state after it."""
+        """Runs a round, or skips an interrupted round; returns the state after it."""
         engine, record = self.engine, ledger.interrupted
         if record is not None and self.interrupted_round == "skip":
             reason = "interrupted"

@@ -7,9 +7,9 @@ begins at a multiple of 32, and so lies within one sector of a disk: if the mach
 while an entry is written, the file ends with a part of it, or with zeros. Such an end is
 removed; any other entry without its digest is damaged.
 
-Once appended, an entry survives the end of the process. Entries are synced to the disk so
-often that syncs take one percent of the time: if the machine stops, entries of the last
-hundredfold of a sync's duration may be lost, a fraction of a second on a local disk.
+Once appended, an entry survives the end of the process. Syncs to the disk take at most one
+percent of the time. If the machine stops, the entries of the last 100 sync durations may
+be lost: a fraction of a second on a local disk.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Journal:
 
         Raises:
           FileNotFoundError: if there is no file.
-          PermissionError: if others than the owner may read or write it.
+          PermissionError: if anyone but the owner may read or write it.
           ValueError: if it is damaged, or is not such a file.
         """
         whole = private.whole_of(self._path)

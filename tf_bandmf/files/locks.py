@@ -19,7 +19,7 @@ class Lock:
       path: path of the lock's own file, which is created if it does not exist.
 
     Raises:
-      BlockingIOError: if another object holds it, of this process or another.
+      BlockingIOError: if another object holds it, in this process or in another.
       OSError: if the file system has no locks.
     """
 

@@ -55,7 +55,7 @@ def _unfinished(path: str | os.PathLike[str]) -> str:
 
 
 def write(path: str, content: bytes) -> bytes:
-    """Writes a private file: its content and the SHA-256 of that, mode 0600.
+    """Writes a private file, mode 0600: the content, and the SHA-256 of the content.
 
     Returns:
       The SHA-256.

@@ -2,7 +2,7 @@
 
 A pair `z` of normals has `|z|^2 = -2 log(u)` with a uniform `u`. The sign bit of a word
 says which half of the unit interval `u` is in; other bits give its distance `t` from the
-nearer end: `u = t` or `u = 1 - t`. This is a sum of multiples of powers of two,
+nearer end: `u = t` or `u = 1 - t`. Here t is a sum of multiples of powers of two,
 
     2^32 t = a + 2^-31 b + 2^-62 c + s,    s = 2^-93 g + 2^-124 (h + 1/2),
 
@@ -24,9 +24,9 @@ tell this noise from independent pairs of normals with `t` rounded to float32:
 
        R 2^-157 / pi sqrt(m d / 2) / noise_multiplier.
 
-2. *Too few bits.* The words' spacing of t, `2^-156`, exceeds that of float32 where
+2. *Too few bits.* Values of t are `2^-156` apart, more than those of float32 where
    `t < 2^-133`, which holds for any of the pairs with probability at most `m d 2^-133`.
-3. *Shared words.* Where `t >= 2^-70` they decide at most the last rounding. Two pairs of
+3. *Shared words.* If `t >= 2^-70`, they decide at most the last rounding. Two pairs of
    a block have smaller `t`, and are then not independent, with probability
    `2^21 2^-138`; over all blocks, this has probability `m d 2^-129`.
 

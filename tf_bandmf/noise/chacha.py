@@ -95,7 +95,7 @@ def chacha20_in_a_row(
       int32, shape [num_counters, 4].
     """
     first = tf.bitwise.right_shift(counter, tf.constant(2, tf.uint64))
-    # One block more, for the first counter may be within a block.
+    # One more block, because the first counter may be within a block.
     numbers = first + tf.cast(tf.range(-(-num_counters // 4) + 1), tf.uint64)
     words = tf.stack(chacha20_blocks(step_key, numbers), axis=-1)
     skipped = tf.cast(tf.bitwise.bitwise_and(counter, 3), tf.int32)

@@ -7,7 +7,7 @@ from tensorflow.python.ops import control_flow_util
 
 
 def device_kind() -> str:
-    """Returns `CPU` or `GPU`: the kind set by `tf.device`, else the best of the process.
+    """Returns `CPU` or `GPU`, as set by `tf.device`; by default the best kind there is.
 
     Only layouts depend on it, and these change no number: operations that are placed
     elsewhere are slower there, but correct.

@@ -67,7 +67,7 @@ _LAST_WORDS = 2 * 2 * (2 * _VALUES + 1)
 KEY_SIZE = LEVELS * _LEVEL_WORDS + _LAST_WORDS
 
 
-# Float32 of static shape [size]; or a list of its pieces, whose digest is another one.
+# Float32 of static shape [size]; or a list of its pieces, which have another digest.
 Vector = Union[tf.Tensor, Sequence[tf.Tensor]]
 
 
@@ -95,7 +95,7 @@ def plain_digest(
 
     Args:
       key: see `digest_key`; or the same as words of 64 bits.
-      value: float32 of static shape [size], or its pieces, whose digest is another one.
+      value: float32 of static shape [size], or its pieces, which have another digest.
       more: int32, of static shape [count]; count plus the number of pieces is at most 256.
 
     Returns:
@@ -168,7 +168,7 @@ def _digest(
         raise ValueError("There are more numbers than a digest takes.")
     halves = tf.stack(_halves(_hashed_blocks(keys[LEVELS - 1], left)), axis=1)
     key = tf.reshape(key[-_LAST_WORDS // 2 :], [2, 2 * _VALUES + 1])
-    # The first number of the key is added.
+    # The first number of the key is added as it is: its factor is 1.
     factors = tf.concat([tf.ones([1], tf.uint64), tf.reshape(halves, [-1])], axis=0)
     _, total = _halves(tf.reduce_sum(key * factors, axis=1))
     return tf.bitcast(tf.cast(total, tf.uint32), tf.int32)
@@ -176,8 +176,8 @@ def _digest(
 
 _shared_digest = shared_function(_digest)
 _compiled_digest = shared_function(_digest, jit_compile=True)
-# A separate function: else TensorFlow would use the program for any length, which hashes
-# at more levels, where the length is known, too.
+# A separate function: otherwise, even for known lengths, TensorFlow would use the program
+# for any length, which hashes at more levels.
 _digest_of_padded = shared_function(_digest, jit_compile=True)
 
 

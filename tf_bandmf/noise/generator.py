@@ -51,7 +51,7 @@ class NoiseGenerator:
     Args:
       strategy: gives C and the number of steps.
       num_parameters: d, length of the noise vector.
-      num_shards: R; with more than one shard, `next` returns the part of one.
+      num_shards: R; with more than one shard, `next` returns one shard's part.
       keep_normals: strategies with a banded inverse keep their last `bands - 1` normals
         instead of drawing them again: more memory, less time, the same noise
         to float precision.

@@ -70,8 +70,8 @@ class NoiseKey:
     def step_keys(self, num_steps: int, generator: str = "philox") -> np.ndarray:
         """The keys of the steps 0, ..., num_steps - 1.
 
-        About a second and 16 MB (ChaCha20: 40 MB) for 10**6 steps. As secret as the key
-        itself.
+        This takes about a second and 16 MB (ChaCha20: 40 MB) for 10**6 steps. The result
+        is as secret as the key itself.
 
         Args:
           num_steps: n.

@@ -62,7 +62,7 @@ class RowSystem(NamedTuple):
 
     @property
     def entries(self) -> int:
-        """m, of a state."""
+        """m, the number of entries of a state."""
         return int(self.rate.shape[1])
 
 
@@ -137,7 +137,7 @@ def row_system(
     constant, rate = np.zeros([2, len(noise), m, m + 2])
     constant[:, 0, 0], rate[:, 0, 0] = 1.0, -update.weight_decay
     if beta != 0.0:
-        # The factors of the old velocity in both.
+        # The factors of the old velocity in the weight and in the velocity.
         of_gradient[0] = 1.0 + beta if update.nesterov else 1.0
         constant[:, 0, 1] = beta * beta if update.nesterov else beta
         constant[:, 1, 1] = beta

@@ -16,12 +16,12 @@ from tf_bandmf.noise.lazy import RowSystem
 from tf_bandmf.noise.normals import BLOCK, weighted_normals
 from tf_bandmf.noise.shared import by_itself, shared_function
 
-# About how many normals are made at once, in a step (which makes at most this many more
-# than it needs) and at a release: they fit into a cache.
+# The approximate number of normals made at once, in a step (which makes at most this many
+# more than it needs) and at a release: they fit into a cache.
 _STEP_NUMBERS, _RELEASE_NUMBERS = 1 << 15, 1 << 18
 # Blocks of a key's normals that are reserved for one table: more than any table has.
 _TABLE_BLOCKS = 1 << 40
-# The least part of a variance that remains given earlier entries; less is float64 rounding.
+# If less than this part of a variance remains, given earlier entries, it is rounding.
 _SMALLEST_PIVOT = 1e-12
 # Lengths that windows of steps are padded to.
 _LENGTHS = 1 << np.arange(6, 31, dtype=np.int32)
@@ -89,7 +89,7 @@ class Jumps:
     def entering(self, step: tf.Tensor, rate: tf.Tensor) -> list[tf.Tensor]:
         """The factors of a sum in the state *before* its step: `u` with `F u = H`.
 
-        So the state remains that before the step, whose noise is still to be added.
+        So the stored state is still that before the step: the step's noise is added later.
 
         Args:
           step: see `of_step`.
@@ -304,7 +304,7 @@ class LazyTable:
 
         def part(i: tf.Tensor) -> tuple[tf.Tensor]:
             # All parts have the same number of rows: XLA compiles one program. The last
-            # repeats rows of the one before: P = I and L = 0 leave them as they are.
+            # part repeats rows of the part before: P = I and L = 0 leave them as they are.
             first = tf.minimum(i * together, self.num_rows - together)
             rows = first + tf.range(together)
             jump = self._jump(rows, tf.cast(i, tf.uint64) * blocks, jumps, key)
@@ -331,7 +331,7 @@ class LazyTable:
     def _jump(
         self, rows: tf.Tensor, block: tf.Tensor, jumps: Window, key: tf.Tensor
     ) -> tuple[tf.Tensor, tf.Tensor]:
-        """P and L of rows, whose number is static, and their normals from a block on."""
+        """P and L of a static number of rows, and the rows' normals from a block on."""
         numbers, block = rows.shape[0] * self._width, block + self._first_block
         normals = weighted_normals(key[None], tf.ones([1]), numbers, block)
         places = self._clocks.sparse_read(rows) - jumps.first
@@ -392,7 +392,7 @@ def _jumped(
 
 
 def _applied(matrices: tf.Tensor, states: tf.Tensor) -> tf.Tensor:
-    """Small matrices [U, m, m] times [U, m, columns]; `matmul` would call for each row."""
+    """Small matrices [U, m, m] times [U, m, columns]; `matmul` makes a call per row."""
     each = range(states.shape[1])
     return tf.add_n([matrices[:, :, j, None] * states[:, j, None] for j in each])
 

@@ -16,7 +16,7 @@ from tf_bandmf.noise.shared import shared_function
 # Normals are made in blocks of this many, so that any block can be made by itself.
 BLOCK = 4096
 _PAIRS = BLOCK // 2  # of a block; each has one counter of the generator: four words
-# The words that a block's pairs share have counters from here on; pairs' own are smaller.
+# Words that a block's pairs share have counters from here on; other words, smaller ones.
 _SHARED = 1 << 63
 # Blocks that are made at a time without XLA: intermediate results fit into a cache.
 _CHUNK = 8
@@ -75,7 +75,7 @@ def weighted_normals(
     pairs = (compiled_blocks if jit_compile else _blocks_in_chunks)(num_blocks)
     made = pairs(step_keys, weights, tf.cast(first_block, tf.uint64))
     # Normals 2 i and 2 i + 1 are real and imaginary part of number i.
-    if traced_under_xla():  # XLA knows no such bitcast
+    if traced_under_xla():  # XLA lacks this bitcast
         parts = tf.stack([tf.math.real(made), tf.math.imag(made)], axis=-1)
     else:
         parts = tf.bitcast(made, tf.float32)
@@ -128,7 +128,7 @@ def compiled_blocks(num_blocks: int) -> _Blocks:
             # Made outside, since XLA would compute a block's shared part for each pair.
             shared = _shared_parts(step_keys, first_block, num_blocks)
             return compiled(step_keys, weights, first_block, shared)
-        # XLA needs the better part of an hour for two terms of ChaCha20 in one expression.
+        # To compile two terms of ChaCha20 in one expression takes XLA most of an hour.
         total: tf.Tensor | None = None
         for j in range(weights.shape[0]):
             # One after the other, so that two vectors are in memory and not all.

@@ -20,7 +20,7 @@ by_itself = functools.partial(
 # Units of `near_length`: 8 to 2^27.
 _UNITS = 1 << np.arange(3, 28, dtype=np.int32)
 
-# What a function's graph shares with the one around it instead of copying it.
+# The collections that a function's graph shares with the outer graph, without a copy.
 _SHARED = ("variables", "local_variables", "trainable_variables")
 
 

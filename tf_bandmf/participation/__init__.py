@@ -11,7 +11,7 @@ object: a mismatch between the two cannot be expressed.
 | `CyclicPoisson` | each example of the current part, independently | amplified |
 | `Poisson` | each example, independently (DP-SGD) | amplified |
 | `CyclicFixedSize` | a fixed number of examples of the current part | amplified, a bound |
-| `BMinSepSampling` | each that was not in the last b - 1 steps | amplified, simulated |
+| `BMinSepSampling` | each example not in the last b - 1 steps | amplified, simulated |
 | `BallsInBins` | each example in one random bin of the epoch | amplified, simulated |
 """
 

@@ -120,7 +120,7 @@ class Participation(abc.ABC):
         raise TypeError(self.no_schedule())
 
     def amplification(self) -> str:
-        """The claim from the randomness of the sampling, one sentence."""
+        """What is claimed from the randomness of the sampling, as one sentence."""
         return "No amplification by sampling is claimed."
 
     @property
@@ -151,7 +151,7 @@ class Participation(abc.ABC):
         return {"kind": self.kind, **dataclasses.asdict(self)}  # type: ignore[call-overload]
 
     def no_schedule(self) -> str:
-        """The error message that the caller makes the batches."""
+        """The error message if the caller makes the batches, so there is no schedule."""
         return (
             f"Under {type(self).__name__} the caller makes the batches and enforces the "
             f"separation: it has no schedule."

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 @register
 @dataclasses.dataclass(frozen=True)
 class FixedEpochOrder(WholeEpochs):
-    """Every example exactly once per epoch, always at the same position of the epoch.
+    """Every example takes part exactly once per epoch, always at the same position.
 
     The (k, b)-participation of multi-epoch training (arXiv:2306.08153, section 2):
     an example takes part at the steps i, i + b, ..., i + (k - 1) b for one i < b. The

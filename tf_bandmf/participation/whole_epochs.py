@@ -11,7 +11,7 @@ from tf_bandmf.participation.checks import check_sizes
 
 @dataclasses.dataclass(frozen=True)
 class WholeEpochs(Participation):
-    """Each example once per epoch, at the same position of all epochs.
+    """Each example takes part once per epoch, at the same position in all epochs.
 
     Args:
       num_examples: m, size of the training set.

@@ -127,7 +127,7 @@ class BatchSchedule:
         self.labels, self.ranges = examples.labels, examples.ranges
 
     def __repr__(self) -> str:
-        # Keras' error quotes it if a schedule is given to anything but such a model.
+        # Keras quotes this text in its error if `fit` of another model gets a schedule.
         kind = type(self.participation).__name__
         return (
             f"<{type(self).__name__} of {self.num_steps} steps ({kind}), for fit of a "
@@ -283,7 +283,7 @@ class BatchSchedule:
           seed: `NoiseKey.sampler_seed()` of the run; not used if nothing is secret.
 
         Raises:
-          TypeError: if the seed is anything else: whoever chose a sample would know it.
+          TypeError: if the seed is anything else: whoever chose it would know the sample.
         """
         if not self._seed:
             return self
@@ -327,11 +327,11 @@ def pad(content: dict[str, Any], size: tf.Tensor, static: int | None) -> dict[st
     Args:
       content: structures of tensors whose first dimension N is the example.
       size: of the result, at least N.
-      static: the same, if it is known.
+      static: the value of `size`, if it is known before the graph runs.
 
     Returns:
-      The same with first dimension `size`, and a `sample_weight` unless `rows` says which
-      rows of a unit are there.
+      The content with first dimension `size`. It gets a `sample_weight`, unless `rows` says
+      which rows of a unit are present.
     """
     count = tf.shape(tf.nest.flatten(content)[0], tf.int64)[0]
     # A unit without any present row contributes nothing.

@@ -20,7 +20,7 @@ from tf_bandmf.sampling.sources import with_weights, zeros_unless
 
 
 class Ranges:
-    """Makes rows outside declared ranges rows of zeros with weight 0.
+    """Replaces rows outside declared ranges by rows of zeros with weight 0.
 
     Such an example takes part in the run, adds nothing to the sum, and does not end the
     run (invariants 5 and 18). NaN is in no range.

@@ -160,7 +160,7 @@ class Examples:
     def drawn(
         self, indices: tf.Tensor, step: tf.Tensor, base: np.ndarray
     ) -> dict[str, Any]:
-        """The contents of a batch, in a graph too.
+        """The contents of a batch; can also be called in a graph.
 
         Args:
           indices: of the examples, int64, shape [N], N >= 0.
@@ -193,7 +193,7 @@ class Examples:
         for place, unit in enumerate(units):
             rows = self._row_ids[self._starts[unit] : self._ends[unit]]
             if rows.size > self._most:
-                # Its stream is frozen by NumPy's compatibility policy.
+                # RandomState's stream is frozen by NumPy's compatibility policy.
                 seed = np.append(base.view(np.uint32), [int(step), unit])
                 order = np.random.RandomState(seed).permutation(rows.size)
                 rows = rows[np.sort(order[: self._most])]
@@ -203,7 +203,7 @@ class Examples:
 
     @functools.cached_property
     def digest(self) -> bytes:
-        """A hash that differs if the examples do, or their order."""
+        """A hash that differs if the examples or their order differ."""
         digest = hashlib.blake2b(digest_size=32)
         self.source.update_digest(digest.update)
         for change in self._changes:
@@ -228,7 +228,7 @@ def _seeds(base: np.ndarray, step: tf.Tensor, ids: tf.Tensor, views: int) -> tf.
       base: of the run.
       step: of the run.
       ids: of the rows, int64, shape [N].
-      views: of each; those of one row are neighbors.
+      views: number of views of each row; seeds of one row's views are neighbors.
     """
     ids = tf.repeat(ids, views)
     view = tf.math.floormod(tf.range(tf.size(ids, tf.int64), dtype=tf.int64), views)

@@ -37,7 +37,7 @@ ROWS = "rows"
 SHARE = "share"
 CONTENT = (INPUTS, TARGETS, SAMPLE_WEIGHT, ROWS, SHARE)
 FINGERPRINT = "fingerprint"
-# The share of examples in common that goes unnoticed.
+# Data sets with at most about this share of examples in common count as different.
 _FEW = 0.01
 
 
@@ -64,7 +64,7 @@ def row_hashes(leaves: Sequence[Any]) -> tf.Tensor:
 
 
 def record_hashes(inputs: Any) -> tf.Tensor:
-    """A hash of the values of each record's inputs, in a graph too.
+    """A hash of the values of each record's inputs; can also be called in a graph.
 
     Numbers count by their value, rounded to float32, so that float64 data and the float32
     data that were made of them are the same; whole numbers count with all their digits.
@@ -102,8 +102,9 @@ def share_examples(first: np.ndarray, second: np.ndarray) -> bool:
 
     If examples have few possible values, different people have equal examples. So only
     examples that occur once in each data set count, and only if they are more than chance
-    explains: of n examples of the same kind, on average at most `n / N` times as many
-    recur as there are examples in pairs among N (Good, 1953).
+    explains. If n more examples of the same kind are drawn after N examples, the expected
+    number that recur is at most `n / N` times the number of examples in pairs among the N
+    (Good, 1953).
 
     Args:
       first: `record_hashes` of one.
@@ -148,7 +149,7 @@ def records_of(schedule_id: int) -> np.ndarray:
 
 
 def with_fingerprint(batch: Mapping[str, Any]) -> dict[str, Any]:
-    """The batch with its fingerprint, in a graph too; see `content_digest`."""
+    """The batch with its fingerprint, also in a graph; see `content_digest`."""
     return {**batch, FINGERPRINT: content_digest(batch)}
 
 

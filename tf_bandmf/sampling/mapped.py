@@ -1,9 +1,9 @@
-"""A random function of single examples: augmentation that mixes none and is repeatable.
+"""A random function of single examples: repeatable augmentation that mixes no examples.
 
 The function gets one example, without a batch axis, and a seed that follows from the run's
-seed, the step, the example and the view: another one in each epoch, the same one when a
-run is resumed. It is traced once and must be a pure function of example and seed: state,
-Python code that runs at each call, and random numbers from elsewhere are refused.
+seed, the step, the example and the view: another seed in each epoch, the same seed when a
+run is resumed. The function is traced once and must depend on example and seed alone:
+state, Python code that runs at each call, and other random numbers are refused.
 """
 
 from __future__ import annotations

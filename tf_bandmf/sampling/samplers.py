@@ -5,8 +5,8 @@ Formal guarantees, if the words are independent and uniform:
 - The law is that of the participation, in whole numbers: no logarithm and no rounding, so
   a resumed run draws the same examples on every machine.
 - Where examples take part independently, each does with at most its probability, given
-  all others (`Trials`). A coin that drops examples turns the full probability into a
-  smaller one, so the accountant's bound holds.
+  all others (`Trials`). A smaller probability amounts to the full one followed by a
+  coin that drops examples, so the accountant's bound holds.
 - The cost of a step grows with its batch, not with the data.
 """
 
@@ -28,7 +28,7 @@ SEED_BYTES = 32
 # first of them. Every step has its own words; those of `WHOLE_RUN` belong to no step.
 Words = Callable[[int, int], np.ndarray]
 WHOLE_RUN = -1
-# Trials lower their probability by 2^-26 of it: see `Trials`.
+# `Trials` lower their probability by a relative 2^-26: see there.
 _LOWERED = 26
 # Steps of a `RestSampler` that are kept: they are not always asked for in order.
 _KEPT = 4
@@ -78,18 +78,18 @@ def uniform_numbers(words: Words, step: int, count: int, bound: int) -> np.ndarr
 class Trials:
     """Independent trials with one probability q, from whole numbers.
 
-    Up to 1/2: between trials that succeed there are geometric gaps, `a L + b` with
+    If q <= 1/2, the gaps between trials that succeed are geometric, `a L + b` with
     independent a and b, where `P(a >= i) = (1 - q)^(L i)` and b is geometric within a block
     of L trials. Both are looked up among cut points of 64 bits, which are computed in 128.
     A gap longer than the table, about `5 / q`, continues with another gap: gaps have no
     memory.
 
-    Cut points are rounded. So q is lowered by 2^-26 of it: given the trials before it, a
-    trial then succeeds with probability q (1 - 2^-26), exact up to 2^-36 of it. Given all
-    other trials, those after it included, it succeeds with probability at most q, unless a
-    gap is longer than 511 / q, which happens with probability exp(-511).
+    Cut points are rounded. So q is lowered by a relative 2^-26: given the trials before it,
+    a trial then succeeds with probability q (1 - 2^-26), up to a relative error of 2^-36.
+    Given all other trials, those after it included, it succeeds with probability at most q,
+    unless a gap is longer than 511 / q, which happens with probability exp(-511).
 
-    Above 1/2 each trial has a word of its own.
+    If q > 1/2, each trial has a word of its own.
 
     Args:
       numerator, denominator: of q, in (0, 1].
@@ -174,7 +174,7 @@ class FixedSizeSampler(Sampler):
         self._size, self._batch = total // parts, batch
 
     def example_indices(self, step: int) -> np.ndarray:
-        # The first distinct ones of independent draws; or all but these.
+        # The first distinct numbers of independent draws; or all numbers but these.
         leaves_out = self._batch > self._size // 2
         wanted = self._size - self._batch if leaves_out else self._batch
         count, chosen = wanted, np.empty(0, np.int64)
@@ -229,8 +229,8 @@ class RestSampler(Sampler):
     p is `B / (m - B (b - 1))`. At the start, as in a run without a beginning, an example
     still rests for 1, ..., b - 1 steps with probability B / m each.
 
-    Steps in their order cost a batch each. A run that is resumed at a later step draws the
-    steps before it again: they decide which examples rest.
+    If steps are drawn in order, each costs as much as its batch. A run that is resumed at a
+    later step draws the steps before it again: they decide which examples rest.
     """
 
     spans_run: ClassVar[bool] = True
@@ -259,7 +259,7 @@ class RestSampler(Sampler):
     def _first_free(self) -> np.ndarray:
         drawn, b = self._words(WHOLE_RUN, self._total), self._separation
         edges = [(self._batch * j << 64) // self._total for j in range(1, b)]
-        # 2^64 itself is the end of the last cell, where b batches are all examples.
+        # If b batches are all examples, the last cell ends at 2^64, which uint64 lacks.
         limits = np.array([min(edge, (1 << 64) - 1) for edge in edges], np.uint64)
         cells = np.searchsorted(limits, drawn, side="right")
         return ((cells + 1) % b).astype(np.int32)

@@ -94,7 +94,7 @@ class ExampleSource(abc.ABC):
             return [*leaves, works]
 
     def _note(self, indices: np.ndarray, leaves: list[np.ndarray]) -> None:
-        """Keeps the hashes of rows that are new, and refuses others that changed."""
+        """Keeps the hashes of new rows, and refuses rows that have changed."""
         rows, new = identity.row_hashes(leaves).numpy(), ~self._is_seen[indices]
         if new.any():
             inputs = tf.nest.pack_sequence_as(self._sample, leaves)[INPUTS]
@@ -156,7 +156,7 @@ class ExampleSource(abc.ABC):
         return leaves
 
     def update_digest(self, update: Callable[[Any], None]) -> None:
-        """Feeds bytes to a hash that differ if the data do, or their order."""
+        """Feeds a hash with bytes that differ if the data or their order differ."""
         update(f"{type(self).__name__} {self.num_examples} {self._kind}".encode())
         update(self._hashes[1, self._probed].tobytes())
 
@@ -417,7 +417,7 @@ def as_array(given: Any) -> np.ndarray:
 
 
 def without_lists(value: Any) -> Any:
-    """A list of numbers or texts, or of lists of them, as an array; others as tuples.
+    """Lists of numbers or texts, also nested ones, as arrays; other lists as tuples.
 
     tf.data takes a list of tensors for one tensor, where Keras means several inputs.
     """

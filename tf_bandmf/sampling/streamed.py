@@ -183,7 +183,7 @@ def _blocks_of_dataset(
     is_batched = _is_batched(dataset, num_examples)
     depth, functions = _made_by(dataset)
     for function, name, seen in functions:
-        # tf.data calls functions too, as where it takes sparse batches apart.
+        # tf.data also calls functions of its own, for example to split sparse batches.
         is_theirs = _module_of(function).startswith("tensorflow.python.data.")
         if seen > depth - is_batched and not is_theirs:
             raise ValueError(

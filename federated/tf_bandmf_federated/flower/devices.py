@@ -37,7 +37,7 @@ class Devices:
       grid: Flower's grid.
       plan: the plan's fingerprint; devices with another plan are left out.
       begun: the number of rounds that the server began. A device that says it took part
-        in a later one is left out.
+        in a later round is left out.
       receipts: the run's receipts.
       timeout: seconds to wait for the answers of nodes that were asked.
 
@@ -113,7 +113,7 @@ class Devices:
         return {name: nodes[name] for name in names if name in nodes}
 
     def gone(self, nodes: Iterable[int]) -> set[int]:
-        """Those of the nodes that are not connected any more."""
+        """The nodes, among the given ones, that are no longer connected."""
         return set(nodes).difference(self._grid.get_node_ids())
 
     def _look(self) -> None:

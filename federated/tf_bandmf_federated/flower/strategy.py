@@ -80,7 +80,7 @@ class PrivateFedAvg(Strategy):
         another's update is included. Later replies are counted as late.
       min_available: number of eligible devices to wait for before a round begins; by
         default `clients_per_round`.
-      max_wait: seconds to wait for them. Then the round runs with those available; if
+      max_wait: seconds to wait for these. Then the round runs with those available; if
         there are none, `start` raises, and no round is spent.
       query_timeout: seconds to wait for the names of nodes while too few are known.
       not_trained: names of arrays that are not part of the update, of any dtype, such as
@@ -404,7 +404,7 @@ class PrivateFedAvg(Strategy):
         return Replies(refused=refused, late=late, failed=failed)
 
     def _pulled(self, asked: list[str], request: Request) -> Iterator[Message]:
-        """Yields what has come, a few at a time: each takes the memory of a model."""
+        """Yields arrived replies, a few at a time: each takes as much memory as a model."""
         model = max(1, sum(weight.nbytes for weight in request.weights))
         for part in blocks(0, len(asked), max(1, _PULLED_BYTES // model)):
             yield from self._grid.pull_messages(asked[part])

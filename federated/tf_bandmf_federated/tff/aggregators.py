@@ -2,8 +2,8 @@
 
 `CorrelatedNoiseFactory` is a drop-in `model_aggregator` of TFF's
 `build_unweighted_fed_avg`. `AdmittingFactory`, which `build_fed_avg` uses, also decides
-which clients are admitted: the place of clients' weights, which a private mean cannot have,
-is taken by their tags.
+which clients are admitted: TFF passes it the clients' tags in place of weights, which a
+private mean cannot have.
 """
 
 from __future__ import annotations
