@@ -42,13 +42,13 @@ def sums_of(
     digest: Any = None,
     trace: Callable[..., Any] | None = None,
 ) -> tuple[np.ndarray, int]:
-    """The sum of the records' vectors; those of several metrics are concatenated.
+    """The sum of the records' vectors, which concatenate the vectors of all metrics.
 
     Args:
-      model: built.
+      model: a built model.
       x: inputs, arrays [N, ...]; or a `tf.data.Dataset` of batches `(x, y)`.
       y: targets, arrays [N, ...]; None with a data set.
-      metrics: the metrics; each has the same part of the norm.
+      metrics: the metrics; each gets an equal share of the norm.
       users: None, or the user of each record, [N]: the weights of a user's records add up
         to 1.
       batch_size: batch size for arrays.
@@ -60,7 +60,7 @@ def sums_of(
       Sums, float64 [M], and the number of units: records, or users.
 
     Raises:
-      UnsupportedModelError: if the model changes a variable, or runs code on the host.
+      UnsupportedModelError: if the model changes a variable, or runs Python code.
       ValueError: if the data do not fit together, or there are none.
     """
     total = np.zeros([sum(metric.size for metric in metrics)], np.int64)
@@ -187,8 +187,8 @@ def function_of(
         summed.get_concrete_function()
         return summed
 
-    # The metrics are part of the graph, too: a user's metric may mix rows, or fail for more
-    # than one.
+    # The metrics are part of the graph, too: a custom metric may mix rows, or fail if there
+    # is more than one row.
     with contextlib.suppress(Exception):
         return traced(together)
     try:
@@ -224,5 +224,5 @@ def _bounded(
 
 def _on_grid(vectors: tf.Tensor) -> tf.Tensor:
     """Whole multiples of 2^-30, rounded towards zero, int64."""
-    # The factor makes up for rounding errors of the norm, which are smaller.
+    # The factor is further below 1 than the norm's rounding errors could lift a vector.
     return tf.cast(vectors * (_GRID * (1.0 - 2.0**-40)), tf.int64)

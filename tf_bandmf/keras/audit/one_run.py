@@ -14,7 +14,7 @@ from tf_bandmf.keras.clipping import regularization_gradients
 from tf_bandmf.keras.optimizer.private import private_optimizer_of
 from tf_bandmf.planning.plan import Plan
 
-# The audit makes the strategy's dense matrix, for at most this many steps.
+# The audit builds the strategy's dense matrix, so it allows at most this many steps.
 _MOST_STEPS = 4096
 
 
@@ -168,7 +168,7 @@ class _Observer:
                 others = self._note(step, schedule.example_indices(step), scales)
             noisy = model.private_gradients(batch)
             if others is not None:
-                # In the coordinates in which noise was added.
+                # Scaled back to the coordinates in which the noise was added.
                 flat = _flat(noisy.gradients) * plan.expected_batch_size
                 self._released.append(scales * flat - others)
             model.optimizer.apply_noisy(noisy)

@@ -26,12 +26,13 @@ from tf_bandmf.keras.clipping.tensors import batches
 
 # The inner-product form costs 2 T^2 (I + O) operations and 2 T^2 floats per example;
 # forming the gradient costs 2 T I O operations and I O floats, but then the sum over
-# examples is cheap. Below this number of parameters forming it was always faster.
+# examples is cheap. Below this number of parameters, forming the gradient was always
+# faster.
 _MIN_INNER_PRODUCT_SIZE = 40_000
 
 
 def prefers_forming(terms: int | None, size: int) -> bool:
-    """Says if T outer products are added up to gradients; else inner products are taken.
+    """Says if gradients are formed from T outer products, not measured by inner products.
 
     Args:
       terms: T, or None if it is not known.
@@ -59,7 +60,7 @@ class Measured(NamedTuple):
 def cleaned(counts: tf.Tensor, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
     """Returns tensors [B, ...] with zeros for examples that do not count, [B] bool.
 
-    It makes as few operations as possible: on a CPU their branch hardly ever runs.
+    It makes as few operations as possible, as on a CPU the branch with them rarely runs.
     """
     zeros: dict[tf.DType, tf.Tensor] = {}
     masks: dict[int, tf.Tensor] = {}

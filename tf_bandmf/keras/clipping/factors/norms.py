@@ -35,10 +35,10 @@ from tf_bandmf.noise.devices import device_kind
 
 # κ u of the module's docstring.
 ROUNDING = 64 * 2.0**-24
-# Numbers below the first may be flushed to zero; squared lengths may lose the second.
+# Numbers below `_TINY` may be flushed to zero; squared lengths may lose `_VANISHING`.
 _TINY, _VANISHING = 2.0**-126, 2.0**-86
 _SHORT = (tf.bfloat16, tf.float16)
-# At most this many floats are added up in float32; the partial sums, in float64.
+# At most this many floats are added up in float32; partial sums are added in float64.
 _BLOCK = 1024
 
 
@@ -83,9 +83,9 @@ def pinned(*tensors: tf.Tensor) -> tuple[tf.Tensor, ...]:
 def kept(tensor: tf.Tensor) -> tf.Tensor:
     """Returns a tensor as it is kept until the norms are known.
 
-    It is float32, or on accelerators a 16-bit tensor as it is. This is converted to float32
-    before each computation, which is exact: norms and sums are those of the same numbers,
-    and no float32 copy has to be kept.
+    It is float32; on accelerators, a 16-bit tensor is kept unchanged. That tensor is
+    converted to float32 before each computation. The conversion is exact: norms and sums
+    are computed from the same numbers, and no float32 copy has to be kept.
     """
     if accelerator() and tensor.dtype in _SHORT:
         return tensor
@@ -96,9 +96,10 @@ def formed(left: tf.Tensor, right: tf.Tensor) -> tf.Tensor:
     """Returns gradients Lᵀ R, float32, from tensors as `kept` returns them.
 
     Products of 16-bit numbers are exact in float32, so that on accelerators no float32
-    copies are made of the operands. Only gradients that are formed may be computed so:
-    their norm is that of the result, however the sums were rounded. The bounds for others
-    assume float32 products that round to the nearest; those of 16-bit operands need not.
+    copies are made of the operands. This is allowed only for gradients that are formed:
+    their norm is the norm of the result, however the sums were rounded. The bounds for
+    gradients that are not formed assume float32 products that round to the nearest;
+    products of 16-bit operands need not.
     """
     if left.dtype == right.dtype and left.dtype in _SHORT:
         return tf.matmul(left, right, transpose_a=True, output_type=tf.float32)
@@ -111,11 +112,11 @@ def clip_weights(
     l2_norm_clip: float | tf.Tensor,
     gamma: float | tf.Tensor | None = None,
 ) -> tf.Tensor:
-    """Returns what a gradient is multiplied by so that its norm is within the clip norm.
+    """Returns the factors that bring the norms of gradients within the clip norm.
 
     Args:
       bounds: [B] float64, upper bounds of squared norms.
-      l2_norm_clip: the clip norm, one or [B].
+      l2_norm_clip: the clip norm, a scalar or [B].
       gamma: None; or the gamma > 0 of automatic clipping, AUTO-S (Bu et al., 2022,
         arXiv:2206.07136): gradients that are small compared with it stay small.
 

@@ -97,7 +97,7 @@ def _some_gpu_rounds() -> bool:
 
 
 def _has_tensor_float_32(device: tf.config.PhysicalDevice) -> bool:
-    """Says if a GPU rounds; one of unknown compute capability is assumed to."""
+    """Says if a GPU has TensorFloat-32, or has an unknown compute capability."""
     details = tf.config.experimental.get_device_details(device)
     capability = details.get("compute_capability")
     return capability is None or tuple(capability) >= _TENSOR_FLOAT_32_SINCE

@@ -158,8 +158,8 @@ class Rows(Factor):
             tf.cast(product.right, tf.float32),
         )
         # Inner products of the rows [e_id; l_t], and of [v_t; r_t], with e_k the k-th unit
-        # vector. Those with a unit vector are single entries, so that no tensor is as large
-        # as the table.
+        # vector. An inner product with a unit vector is a single entry, so no tensor is as
+        # large as the table.
         exists = (ids >= 0) & (ids < num_rows)
         equal = tf.cast(ids[:, :, None] == ids[:, None, :], tf.float32)
         entries = tf.gather(left, tf.where(exists, ids, 0), axis=2, batch_dims=1)

@@ -22,7 +22,8 @@ class Window(NamedTuple):
 
     Attributes:
       layer: the layer that was called.
-      unit: the unit that was being recorded, its own or one around it; or None.
+      unit: the unit that was being recorded: the layer's own, or one that encloses the
+        layer; or None.
     """
 
     layer: Any
@@ -124,8 +125,8 @@ class Recorder:
         kwargs: dict[str, Any],
     ) -> LayerCall:
         """Notes a call, with what is known about its batch dimensions."""
-        # Calls are in the order in which they begin: an opened layer's come before those
-        # of the layers inside.
+        # Calls are in the order in which they begin: an opened layer's call comes before
+        # the calls of the layers inside it.
         place = len(self.calls)
         shape = self._shapes[place] if place < len(self._shapes) else None
         leaves = keras.tree.flatten((args, kwargs))

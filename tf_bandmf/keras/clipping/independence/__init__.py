@@ -8,10 +8,10 @@ random numbers. Before the training step is traced,
   (`layers`) or whose classes the user vouches for (`registration`);
 * layers for which that fails are executed for each example by itself (`rules.per_example`,
   `map_examples`), where no other example can be seen: in a loop, or vectorized if each
-  operation is known to be converted correctly. So are losses, except for those of a closed
-  list, whose rows are those of the examples (`losses.rows`);
+  operation is known to be converted correctly. Losses are executed in the same way, except
+  for a closed list of losses whose row i depends on example i alone (`losses.rows`);
 * what remains is refused.
 
-The graph that is traced afterwards changes no variables (`state`), and what runs alone
-reads nothing of the batch.
+The graph that is traced afterwards changes no variables (`state`), and a function that runs
+on one example alone cannot read the rest of the batch.
 """

@@ -18,12 +18,12 @@ Condition = Callable[[Any, Shapes], bool]
 
 
 def _images(layer: Any, shapes: Shapes) -> bool:
-    """Says if all tensors are batches of images: one of rank 3 is a single image."""
+    """Says if all tensors are batches of images: a tensor of rank 3 is a single image."""
     return all(len(shape) == 4 for shape in shapes)
 
 
 def _vectors(layer: Any, shapes: Shapes) -> bool:
-    """Says if all tensors have rank 2 or more: one of rank 1 is a single example."""
+    """Says if all tensors have rank 2 or more: a tensor of rank 1 is a single example."""
     return all(len(shape) >= 2 for shape in shapes)
 
 
@@ -34,7 +34,7 @@ def _rescaling(layer: Any, shapes: Shapes) -> bool:
 
 
 def _encoded(layer: Any, shapes: Shapes) -> bool:
-    """Says if rows stay apart: some modes count classes over all of a rank 1 tensor."""
+    """Says if rows stay apart: some modes count classes over a whole tensor of rank 1."""
     one_each = layer.output_mode in ("int", "one_hot")
     return one_each or _vectors(layer, shapes)
 
@@ -85,7 +85,7 @@ HUB = frozenset(
 
 
 def knows(layer: Any, shapes: Shapes) -> bool:
-    """Returns True if each row that a layer returns is known to be of its own example.
+    """Returns True if row i of a layer's result is known to depend on example i alone.
 
     Args:
       layer: a built layer.

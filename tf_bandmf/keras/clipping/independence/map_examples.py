@@ -11,9 +11,10 @@ from tf_bandmf.keras.clipping.independence.state import NotIndependent
 from tf_bandmf.keras.compat.graphs import FuncGraph, depends_on_arguments, nodes_of
 from tf_bandmf.keras.compat.vectorizing import vectorized_map
 
-# Operations that TensorFlow vectorizes so that examples stay apart. Its conversion of
-# others is not trusted: for some, it numbers the entries of all examples consecutively, and
-# an index past the end of one example is an entry of the next.
+# Operations that TensorFlow vectorizes so that examples stay apart. Its conversion of other
+# operations is not trusted: for some of them, it numbers the entries of all examples
+# consecutively, so that an index past the end of one example refers to an entry of the
+# next.
 VECTORIZABLE = frozenset(
     (
         # Arguments, constants and weights.
@@ -93,9 +94,10 @@ def map_each(
 def map_examples(
     function: Callable[[Any], list[tf.Tensor]], elements: Any, name: str
 ) -> list[tf.Tensor]:
-    """Maps a function over the examples of a batch, in a graph; it sees one at a time.
+    """Maps a function of one example over the examples of a batch, in a graph.
 
-    It is vectorized if all its operations are in `VECTORIZABLE`; else it runs in a loop.
+    The function is vectorized if all its operations are in `VECTORIZABLE`; otherwise, it
+    runs in a loop, on one example at a time.
 
     Args:
       function: takes the nested tensors of one example, and returns a list of tensors.

@@ -40,8 +40,8 @@ class Call:
 
     def __init__(self, walk: Any, op: Any, args: Any, kwargs: Any) -> None:
         self.op, self.size = op, walk.size
-        # The place of a tensor, None if it is the same for all examples; and its shape,
-        # with the batch size.
+        # Functions of a tensor: its place, None if it is the same for all examples; and its
+        # shape, with the batch size.
         self.place: Callable[[Any], Place | None] = walk.place
         self.shape: Callable[[Any], tuple[int, ...]] = walk.shape
         kind: Any = type(op)

@@ -93,11 +93,11 @@ def arranged(
       place: place of the examples in the tensor.
       shape: shape of the tensor.
       size: batch size.
-      arrange: the operation as a function of an array; it is applied to one whose entries
-        are the numbers of their examples.
+      arrange: the operation as a function of an array; it is applied to an array whose
+        entries are the numbers of the examples that they belong to.
 
     Raises:
-      Mixes: if only some examples are picked, or parts of several share a row.
+      Mixes: if only some examples are picked, or a row has parts of several examples.
     """
     numbers = _numbers(place.axis, len(shape), size, place.inner)
     result = arrange(np.broadcast_to(numbers, shape))
@@ -127,7 +127,7 @@ def constant_place(value: Any, size: int) -> tuple[Place, Any] | None:
     """Finds the axis along which a constant has rows for examples, and one of the rows.
 
     Raises:
-      Mixes: if the rows differ: then they say where in the batch an example is.
+      Mixes: if the rows differ: then an example's row depends on its position in the batch.
     """
     axes = [axis for axis, n in enumerate(value.shape) if n and n % size == 0]
     if not axes:

@@ -20,7 +20,7 @@ import tensorflow as tf
 
 from tf_bandmf.keras.compat.graphs import nodes_of, op_def_registry, origin
 
-# Stateful operations that at most read what nothing in a step changes.
+# Stateful operations that write nothing, and read only what nothing in a step changes.
 _READS = frozenset(
     "AnonymousHashTable Assert Case CheckNumerics CheckNumericsV2 HashTableV2 If "
     "LookupTableFindV2 LookupTableSizeV2 ReadVariableOp ResourceGather ResourceGatherNd "
@@ -50,7 +50,7 @@ _NOT_STATELESS = re.compile(
 
 
 class NotIndependent(Exception):
-    """Raised if a graph does something that an example's gradient must not do.
+    """Raised if a graph does what a computation of an example's gradient must not do.
 
     Args:
       reason: what is done, as the predicate of a sentence.
@@ -116,12 +116,12 @@ def refuse_effects(
     branch, where it cannot be seen whose counter it is.
 
     Args:
-      operations: of one graph; functions that they call are searched as well.
+      operations: operations of one graph; functions that they call are searched as well.
       seeds: ids of the handles of random generators' counters.
       metrics: ids of the handles of metrics, whose state depends on the data.
 
     Raises:
-      NotIndependent: for the first such operation, which is its `operation`.
+      NotIndependent: for the first such operation; the error has it as `operation`.
     """
     for op in operations:
         read = [id(origin(t)) for t in op.inputs if t.dtype == tf.resource]

@@ -38,7 +38,7 @@ from tf_bandmf.keras.compat.keras_operations import KerasTensor
 from tf_bandmf.keras.compat.patching import patched
 
 _DRAWS = "normal uniform truncated_normal randint gamma binomial beta dropout".split()
-# Code that uses one of these names may treat symbolic tensors differently from others.
+# Code that uses one of these names may treat symbolic tensors unlike other tensors.
 _ASKS = frozenset({"KerasTensor", "is_keras_tensor", "any_symbolic_tensors"})
 # The length of axes whose length differs between batches.
 _LENGTH = 16
@@ -245,7 +245,7 @@ class Walk:
             self._inside.pop()
 
     def _rows_of(self, layer: Any, args: Any, kwargs: Any) -> Any:
-        """Returns the results of a layer whose rows are known to be those of examples."""
+        """Returns the results of a layer that is known to give each example its own row."""
         self._note(layer.name)
         tensors = tensors_of((args, kwargs))
         places = [p for t in tensors if (p := self.place(t)) is not None]
@@ -458,7 +458,7 @@ def _as_operation(operation: Any, original: Any, *args: Any, **kwargs: Any) -> A
 
 
 def _unseen(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Refuses to choose a branch by the value that a weight has now."""
+    """Refuses, in eager code, to choose a branch by a weight's current value."""
     if tf.executing_eagerly():
         raise CannotOpen("a branch or a loop on a tensor that is not symbolic")
     return original(*args, **kwargs)
@@ -473,7 +473,7 @@ _not_here = functools.partial(_as_operation, _raises)
 
 
 def _asks_for_symbols(kind: type) -> bool:
-    """Says if a user's layer may treat symbolic tensors differently from others."""
+    """Says if a user's layer may treat symbolic tensors unlike other tensors."""
     for base in kind.__mro__:
         if base.__module__.startswith(("keras.", "keras_hub.")):
             break

@@ -29,9 +29,9 @@ from tf_bandmf.keras.compat.replicas import unscaled_losses
 _EXAMPLES, _ELEMENTS = 8, 2**22
 # The size that made-up tensors have in a dimension that differs between batches.
 _LENGTH = 6
-# Both are relative to the batch's gradient. Gradients of single examples below _ROUNDING
-# are rounding errors. Where they differ from the batch's gradient by more than _TOLERANCE,
-# they are not in proportion to it.
+# Both bounds are relative to the batch's gradient. Gradients of single examples below
+# _ROUNDING count as rounding errors. If, once scaled, they differ from the batch's gradient
+# by more than _TOLERANCE, they are not proportional to it.
 _ROUNDING, _TOLERANCE = 1e-3, 1e-2
 _WAY_OUT = (
     "Use a loss of single examples, or make what is compared one example (a pair, a row "
@@ -49,8 +49,9 @@ def check_loss(model: keras.Model, y: Any, y_pred: Any, sample_weight: Any) -> N
       sample_weight: None, or likewise.
 
     Raises:
-      UnsupportedModelError: if gradients for made-up outputs of a single example are
-        zero, not finite, or fail to be computed, and those of several together are not.
+      UnsupportedModelError: if gradients for made-up outputs of a single example are zero,
+        not finite, or fail to be computed, while those for several examples together do
+        not.
     """
     specs = batches.map_tensors(
         lambda tensor: tf.TensorSpec(tensor.shape, tensor.dtype),
@@ -78,7 +79,7 @@ def check_loss(model: keras.Model, y: Any, y_pred: Any, sample_weight: Any) -> N
 
 
 def _cosines(model: keras.Model, loss: CompileLoss, specs: Any) -> dict[int, float]:
-    """Returns `_cosine` for each output tensor that could be compared, by its place.
+    """Returns `_cosine` by the number of the output tensor, for those that can be compared.
 
     Raises:
       UnsupportedModelError: if the loss of a single example fails.
@@ -132,8 +133,9 @@ def _cosine(together: Any, alone: Any) -> float | None:
     if size <= _ROUNDING * length:
         return 0.0
     ratio = np.sum(together * alone) / size**2
-    # Ratios between those of a mean and of a sum are accepted, too: the loss of a batch may
-    # be divided by the number of positions that a mask leaves.
+    # The ratio is 1 / number of examples for a mean, and 1 for a sum. Ratios in between are
+    # accepted, too: the loss of a batch may be divided by the number of positions that a
+    # mask leaves.
     is_mean_or_sum = (1 - _TOLERANCE) / len(alone) <= ratio <= 1 + _TOLERANCE
     is_close = np.linalg.norm(together - ratio * alone) <= _TOLERANCE * length
     if is_mean_or_sum and is_close:

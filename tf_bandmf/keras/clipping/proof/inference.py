@@ -31,7 +31,7 @@ def measured_rows(
       alone: whether the batch is a single record, which cannot be mixed with others.
 
     Returns:
-      What `measure` returned: row i is of record i.
+      What `measure` returned: row i belongs to record i.
 
     Raises:
       NotIndependent: if a row may depend on other records, a variable is changed, or code

@@ -37,7 +37,7 @@ CUT_ADVICE = (
 )
 # Packages of classes whose code does not depend on earlier calls.
 _OURS = frozenset({"builtins", "keras", "keras_hub", "tensorflow", "tf_bandmf"})
-# Batch sizes for walks: those are taken that occur nowhere else in a model.
+# Candidates for the batch sizes of walks, which must occur nowhere else in the model.
 _SIZES = (101, 103, 107, 109, 113, 127, 131, 137, 139, 149, 151, 157, 163, 167, 173)
 _OF_SHAPES = (ValueError, tf.errors.OpError)
 _JUDGED: weakref.WeakKeyDictionary[Any, dict[Any, Structure]] = (
@@ -143,7 +143,8 @@ def _judged(
     try:
         return _tried(model, x, variables, training, (first, second))
     except Mixes:
-        # A size may occur in the model after all: others are tried before it is refused.
+        # A size may occur in the model after all: other sizes are tried before the model is
+        # refused.
         try:
             return _tried(model, x, variables, training, others[:2])
         except Mixes as error:
@@ -212,7 +213,7 @@ def _walk(
     except Mixes:
         raise
     except Exception as error:
-        # Without Keras' list of arguments, whose shapes contain the batch size anyway.
+        # Keras' list of arguments is cut off: its shapes contain the batch size anyway.
         said = str(error).partition("Arguments received by")[0]
         if str(size) in said and isinstance(error, _OF_SHAPES):
             raise Mixes(
@@ -258,7 +259,7 @@ def _refusal(model: keras.Model, error: Mixes) -> UnsupportedModelError:
 
 
 def advice_on_preprocessing(model: keras.Model) -> str:
-    """Returns advice if a layer of preprocessing may have lost the batch; else ""."""
+    """Returns advice if a preprocessing layer may have dropped the batch axis; else ""."""
     for layer in all_layers(model):
         if isinstance(layer, PREPROCESSING):
             return f" Layer {layer.name!r} may have lost it. {CUT_ADVICE}"

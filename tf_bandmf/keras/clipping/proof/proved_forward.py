@@ -66,7 +66,7 @@ def proved_forward(
     """Runs the model and its loss in this graph, and proves that examples stay apart.
 
     The graph is made for an unknown batch size, even if the size is known, so that the
-    model cannot compute with it unseen.
+    model cannot use the size unnoticed.
 
     Args:
       model: a built and compiled model.
