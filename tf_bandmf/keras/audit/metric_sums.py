@@ -86,7 +86,7 @@ def sums_of(
 def _sum(
     function: Any, batch: Any, weights: np.ndarray, metrics: Sequence[PrivateMetric]
 ) -> np.ndarray:
-    """The sum of a batch; a record for which the model or a metric raises is bad."""
+    """The sum of a batch; records for which the model or a metric raises count as bad."""
     try:
         return np.asarray(function(*batch, weights))
     except OF_THE_MACHINE:
@@ -224,5 +224,5 @@ def _bounded(
 
 def _on_grid(vectors: tf.Tensor) -> tf.Tensor:
     """Whole multiples of 2^-30, rounded towards zero, int64."""
-    # The factor is further below 1 than the norm's rounding errors could lift a vector.
+    # The factor covers rounding errors of the norm, which are smaller than 2^-40.
     return tf.cast(vectors * (_GRID * (1.0 - 2.0**-40)), tf.int64)

@@ -68,7 +68,7 @@ class PrivateMetric(abc.ABC):
         """
 
     def describe(self) -> str:
-        """A text of all that decides what is summed; the key of the noise depends on it."""
+        """Describes all that decides what is summed; the noise's key depends on it."""
         return f"{type(self).__name__} {vars(self)}"
 
 

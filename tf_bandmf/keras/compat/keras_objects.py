@@ -224,7 +224,7 @@ def registered_name(kind: type) -> str:
 
 
 def copy_config_mark(source: Any, target: Any) -> None:
-    """Copies the mark by which Keras tells its default `get_config` from written ones."""
+    """Copies the mark by which Keras tells its default `get_config` from a custom one."""
     target._is_default = getattr(source, "_is_default", False)
 
 

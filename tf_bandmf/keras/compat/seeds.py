@@ -33,7 +33,8 @@ def _inner_graphs(outer: Any) -> list[Any]:
     """The graphs of loops and branches that are being traced within a graph, inner first.
 
     Args:
-      outer: the graph; None for all graphs that are being traced, of functions, too.
+      outer: the graph; None for all graphs that are being traced, including those of
+        functions.
 
     Raises:
       DrawsInFunction: if a function is being traced within `outer`.

@@ -56,7 +56,7 @@ def cautions_of(callbacks: Any, is_kept: bool) -> Iterator[str]:
 
 
 def restore_backup(model: keras.Model, callbacks: Any) -> None:
-    """Lets `BackupAndRestore` restore first, because its step decides where data begin.
+    """Lets `BackupAndRestore` restore first: the restored step decides where data begin.
 
     The epoch that the callback recorded is ignored: the optimizer's step, which belongs
     to the weights, says where the run is. The learning rate also comes from the backup;
@@ -75,7 +75,7 @@ def restore_backup(model: keras.Model, callbacks: Any) -> None:
             rate = float(optimizer.learning_rate)
             try:
                 callback.on_train_begin()
-            except Exception as error:  # h5py raises what it will
+            except Exception as error:  # h5py may raise any exception
                 raise ValueError(
                     f"The backup in {os.fspath(callback.backup_dir)} is damaged, or "
                     f"belongs to another model or optimizer "

@@ -29,8 +29,8 @@ _RATE_FACTOR = 4.0
 # to compute: the rate is then not checked.
 _QUICK_STEPS = 2048
 # Smaller differences from the plan's workload hardly change the error, and give no warning.
-# They are of the momentum, of the share of a weight that remains after all steps of decay,
-# and of the relative learning rates.
+# The differences are those of the momentum, of the share of a weight that remains after all
+# steps of decay, and of the relative learning rates, in this order.
 _MOMENTUM, _SHRINKAGE, _RATE = 1e-3, 0.1, 0.05
 _SCALES = (
     keras.layers.Rescaling,

@@ -196,7 +196,8 @@ def _adapted(model: keras.Model) -> bool:
 
 def _copy_weights(model: keras.Model, plain: keras.Model) -> None:
     if _adapted(model):
-        # Keras merges adapters when it saves; the classes' own `save_weights` does more.
+        # `keras.Model.save_weights` merges adapters. The class's own `save_weights` may do
+        # more, so it is not called.
         with tempfile.TemporaryDirectory() as folder:
             path = pathlib.Path(folder) / "merged.weights.h5"
             keras.Model.save_weights(model, path)

@@ -149,7 +149,7 @@ def _ways_of(x: Any) -> tuple[str, str]:
 def check_passes(
     data: Any, participation: Participation, fit_arguments: dict[str, Any]
 ) -> None:
-    """Raises ValueError if passes over a dataset are shorter or more than the plan permits.
+    """Raises ValueError if passes over a dataset are too short or too many for the plan.
 
     Args:
       data: the data given to `fit`. Only a `tf.data.Dataset` of known finite length is
@@ -158,8 +158,8 @@ def check_passes(
       fit_arguments: arguments of `fit`: `epochs`, `initial_epoch`, `steps_per_epoch`.
 
     Raises:
-      ValueError: if there would be several passes over it, and a pass is shorter than
-        the separation, or there are more passes than participations.
+      ValueError: if there would be several passes over the dataset, and a pass is shorter
+        than the separation, or there are more passes than participations.
     """
     if not (isinstance(data, tf.data.Dataset) and isinstance(participation, MinSep)):
         return

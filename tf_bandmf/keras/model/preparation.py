@@ -193,8 +193,8 @@ def refuse_preprocessor(model: Any) -> None:
 def without_dynamic_scale(new: Any, old: Any) -> Any:
     """Unwraps an optimizer that Keras' `compile` wrapped under mixed_float16.
 
-    Only if Keras made the LossScaleOptimizer itself: then it has just set the optimizer
-    without the wrapper. One that the user made is returned as it is.
+    This happens only if Keras made the LossScaleOptimizer itself: Keras has then just set
+    the optimizer without the wrapper. A wrapper that the user made is returned unchanged.
 
     Args:
       new: the optimizer that is about to be set.
@@ -284,7 +284,7 @@ def check_layers_alone(
     """Prints which layers run on single examples; refuses layers that mix examples.
 
     Args:
-      model: private, built, and traced for such inputs.
+      model: private, built, and traced for inputs like these.
       inputs: made-up inputs of several examples.
       accepted: names of layers that are not refused.
       quiet: if True, prints nothing.
@@ -337,7 +337,8 @@ def _dependent(
     for layer, args, kwargs, together in calls:
         if not _same(together, layer.call(*args, **kwargs)):
             continue  # it draws random numbers
-        # The first example alone would not show cumulative sums, or copies of the first.
+        # Comparing only the first example would miss cumulative sums, and copies of the
+        # first.
         for place in (0, EXAMPLES - 1):
             alone = layer.call(*_row(args, place), **_row(kwargs, place))
             if not _same(_row(together, place), alone):

@@ -305,8 +305,8 @@ class Programs:
     def _try_on_made_up(self, contents: Contents) -> None:
         """Clips made-up examples.
 
-        Only shapes and dtypes of the batch matter here. Of the result, only the shapes and
-        dtypes are kept, for an example that contributes nothing.
+        Only shapes and dtypes of the batch matter here. The result's shapes and dtypes are
+        kept in `_nothing`, which is the result for an example that contributes nothing.
         """
         parts = self._local(contents._replace(count=None))
         parts = [made_up(part, _size(part)) for part in parts]

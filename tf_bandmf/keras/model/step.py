@@ -176,7 +176,7 @@ class PrivateStep(_Model):
         """The private optimizer that the model is compiled with, ready for a step.
 
         Raises:
-          TypeError: if it is compiled with another one.
+          TypeError: if the model is compiled with an optimizer that is not private.
           ValueError: if the optimizer belongs to another distribution strategy, or its
             inner optimizer accumulates gradients.
           RuntimeError: if the process rounds float32 products, or runs functions or the
@@ -243,8 +243,9 @@ class PrivateStep(_Model):
     def _in_turn(self, iterator: Any) -> dict[str, Any]:
         """Takes the steps of one execution of Keras' loop; threads take turns.
 
-        Two threads that took one step at the same time would both use its noise. The
-        second thread finds the step taken, and is refused if its batch is of that step.
+        Two threads that took one step at the same time would both use its noise. The second
+        thread finds that the step was taken, and is refused if its batch belongs to that
+        step.
         """
         run = self._private_optimizer().run
         logs, spec = None, getattr(iterator, "element_spec", None)

@@ -129,7 +129,8 @@ class PrivateTraining(BuiltBefore, PrivateStep):
         else:
             kwargs["shuffle"] = False
             check_passes(x, optimizer.plan.participation, kwargs)
-        # Here, before gradients are compared: that would raise an obscure TensorFlow error.
+        # Checked before gradients are compared: comparing would raise an obscure TensorFlow
+        # error.
         if self.built:
             cautions.refuse_outputs(self, class_weight, getattr(batches, "ranges", {}))
         if optimizer.run.tables is not None:
@@ -142,7 +143,7 @@ class PrivateTraining(BuiltBefore, PrivateStep):
         try:
             with warnings.catch_warnings():
                 if is_resumed:
-                    # Its first epoch may be shorter than the others: Keras would warn.
+                    # The first epoch of a resumed run may be shorter: Keras would warn.
                     warnings.filterwarnings("ignore", "Your input ran out of data")
                 history = super().fit(x, **kwargs)
             warn_of_counts(self)
@@ -213,7 +214,7 @@ class PrivateTraining(BuiltBefore, PrivateStep):
 
         With `make_private(tables="lazy")`, the layers' variables hold the last release
         until the next one. `fit` releases tables at the ends of epochs; `evaluate` and
-        `predict` do before they begin. Without lazy tables, this does nothing.
+        `predict` release them before they begin. Without lazy tables, this does nothing.
 
         Raises:
           InvalidArgumentError: if something else changed a table since its last release,

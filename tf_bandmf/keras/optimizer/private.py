@@ -289,7 +289,8 @@ class PrivateOptimizer(keras.optimizers.Optimizer):
             return
         variables = list(variables)
         if not variables:
-            # Keras builds an optimizer that it loads from an .h5 file for no variables.
+            # Keras passes no variables here for an optimizer that it loads from an .h5
+            # file.
             self.run.was_loaded_without_weights = True
             return
         self.run.refuse_restored()

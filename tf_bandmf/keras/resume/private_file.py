@@ -82,7 +82,7 @@ class PrivateRun:
           The schedule of the run: the run's key decides its sample.
 
         Raises:
-          ValueError: if the file is of another run, or has no record of the weights.
+          ValueError: if the file belongs to another run, or has no record of the weights.
           PermissionError: if others may read the file.
           BlockingIOError: if another process uses the file.
         """
@@ -255,7 +255,7 @@ class PrivateRun:
         text = HiddenBytes(json.dumps(self._header).encode())
         header = np.frombuffer(text, np.uint8).view(HiddenArray)
         memory: Any = {f"memory{i:06}": one for i, one in enumerate(self._memory)}
-        # Points of steps from before the run was resumed from an earlier step are kept.
+        # If the run was resumed from an earlier step, the points of later steps are kept.
         points = self.run.secrets.points()
         assert self._buffer is not None  # by record()
         np.savez(stream, header=header, buffer=self._buffer, points=points, **memory)

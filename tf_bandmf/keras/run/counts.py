@@ -3,8 +3,8 @@
 An example adds to a step its clipped gradient, of norm at most `l2_norm_clip`, and a
 weight `w` at the coordinate where it is counted. Together these have norm at most
 `sqrt(clip^2 + w^2)`, for which the plan's noise is calibrated. So the counts have the
-noise of the strategy, and the steps' accounting covers them, whatever the sampling:
-private counts in private training as in Andrew et al., 2021, arXiv:1905.03871. Nothing
+noise of the strategy, and the steps' accounting covers them, whatever the sampling. Andrew
+et al., 2021, arXiv:1905.03871, also release private counts during private training. Nothing
 else is released.
 """
 
@@ -21,9 +21,10 @@ from tf_bandmf import workloads
 from tf_bandmf.keras.clipping import OUTCOMES, ClippedGradients
 from tf_bandmf.planning.plan import Plan
 
-# Outcomes that are counted; the first one, "used", is the rest of the examples.
+# Outcomes that are counted. The first outcome, "used", is not: it is the rest.
 COUNTED = OUTCOMES[1:]
-# `sentence` mentions a share only if it is this many times its noise, and at least this.
+# `sentence` mentions a share only if it is at least `_CLEARLY` times its noise, and at
+# least `_WORTH_SAYING`.
 _CLEARLY, _WORTH_SAYING = 4.0, 0.05
 
 

@@ -38,7 +38,7 @@ class Evaluations:
     def __init__(self, plan: Plan, key: NoiseKey | None = None) -> None:
         self._plan, self._key = plan, key
         self._spent: set[str] = set()
-        # All runs with one test seed have one key.
+        # Runs with the same test seed have the same key.
         if key is not None and plan.test_seed is None:
             self._spent = known_runs.evaluations_of(key)
         # The number of evaluations after each step, since the run began or was resumed.

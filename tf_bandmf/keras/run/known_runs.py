@@ -99,7 +99,7 @@ class Membership:
     def refuse_second(self, weights: Sequence[Any], schedule_id: int) -> None:
         """Raises RuntimeError if this is a second run that was not announced.
 
-        Also, announced or not, if another run used the same secret sample.
+        It also raises, announced or not, if another run used the same secret sample.
 
         Args:
           weights: all weights of the model.

@@ -2,8 +2,8 @@
 
 Schedules, constraints, regularizers and inner optimizers are the user's code. They are
 traced as a function of noisy gradients. So they cannot reach what another program has
-computed from data. Their graph is checked before it first runs: one that reads a metric or
-a stored tensor, or runs code on the host, is refused.
+computed from data. Their graph is checked before it first runs: a graph that reads a metric
+or a stored tensor, or runs Python code, is refused.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ class Program:
     Args:
       function: a function of nested tensors and None.
       jit_compile: whether XLA compiles it.
-      around: makes the context in which the function runs, but is not traced.
+      around: makes the context in which the compiled function runs. The function is traced
+        outside of it.
 
     Attributes:
       function: the `tf.function`.
@@ -105,7 +106,7 @@ class Update(Program):
 
         Raises:
           UnsupportedModelError: if the graph reads a metric or a stored tensor, or runs
-            Python code on the host.
+            Python code.
         """
         try:
             concrete = super().traced(*args)

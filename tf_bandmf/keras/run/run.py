@@ -1,6 +1,6 @@
 """One private run: the part of a `PrivateOptimizer` that belongs to no Keras optimizer.
 
-A step of a run is these calls:
+A step of a run consists of these calls:
 
     run.start(weights)                        # where fit or train_on_batch begins
     admitted = run.admit(facts, weights)      # in Python: the step may be taken
@@ -103,14 +103,14 @@ class Run:
       inner_optimizer: the optimizer of Keras.
       scaling: scaling of coordinates, or None.
       keep_normals: see `PrivateOptimizer`.
-      membership: the run among the runs of this process.
-      reservation: its reservation in the ledger that the plan is bound to.
+      membership: the run's entry in the records of this process.
+      reservation: the run's reservation in the ledger that the plan is bound to.
       strategy: distribution strategy in whose scope the run was made.
       evaluations: private evaluations that the plan has reserved.
       counts: private counts of examples that the plan has reserved.
       lazy: trainable variables, [rows, columns], whose noise is drawn when their rows are
         read; chosen before `begin`.
-      tables: their state, if there are any.
+      tables: the state of these tables; None if there are none.
       seal: notices changes of the weights between steps.
       has_begun: whether the run has a key.
       generator: the noise generator.
@@ -170,7 +170,7 @@ class Run:
         self.evaluations = Evaluations(plan, key)
 
     def eager(self, variables: Sequence[Any]) -> list[Any]:
-        """Those of the variables that get their noise in each step."""
+        """The variables that get their noise in each step: all but the lazy tables."""
         lazy = {id(table) for table in self.lazy}
         return [variable for variable in variables if id(variable) not in lazy]
 
@@ -186,7 +186,7 @@ class Run:
         """
         self._variables = list(variables)
         eager = self.eager(variables)
-        # A dummy parameter, if there are none.
+        # One dummy parameter if no variable is eager.
         num_parameters = sum(math.prod(variable.shape) for variable in eager) or 1
         num_parameters += self.counts.size
         # One device draws the noise for all replicas, in each process.

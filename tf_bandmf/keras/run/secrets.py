@@ -126,10 +126,10 @@ class SecretState:
 
     @contextlib.contextmanager
     def changing(self) -> Iterator[None]:
-        """Surrounds a program that changes state of the run, or its weights.
+        """A context for a program that changes the run's state or the model's weights.
 
-        If it is interrupted, state and weights may be of different steps, and training on
-        is refused.
+        If the program is interrupted, state and weights may belong to different steps, and
+        further training is refused.
         """
         self.is_whole = False
         yield

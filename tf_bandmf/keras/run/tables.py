@@ -8,7 +8,8 @@ guarantee, and why it holds.
 The noise that a row gets when it is read is bound to all earlier sums of the run, and to
 all earlier learning rates, which decide how much of each step's noise the row gets. The
 noise's key contains the digest of the previous step, which is chained through all steps
-with their learning rates; and the rows that are read together with this one.
+with their learning rates. The key also contains the rows that are read together with this
+one.
 """
 
 from __future__ import annotations

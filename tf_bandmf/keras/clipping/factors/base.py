@@ -60,7 +60,8 @@ class Measured(NamedTuple):
 def cleaned(counts: tf.Tensor, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
     """Returns tensors [B, ...] with zeros for examples that do not count, [B] bool.
 
-    It makes as few operations as possible, as on a CPU the branch with them rarely runs.
+    It makes as few operations as possible, because they are in a branch that rarely runs on
+    a CPU.
     """
     zeros: dict[tf.DType, tf.Tensor] = {}
     masks: dict[int, tf.Tensor] = {}

@@ -49,9 +49,8 @@ def check_loss(model: keras.Model, y: Any, y_pred: Any, sample_weight: Any) -> N
       sample_weight: None, or likewise.
 
     Raises:
-      UnsupportedModelError: if gradients for made-up outputs of a single example are zero,
-        not finite, or fail to be computed, while those for several examples together do
-        not.
+      UnsupportedModelError: if several made-up examples together have gradients, but a
+        single one's are zero, not finite, or fail to be computed.
     """
     specs = batches.map_tensors(
         lambda tensor: tf.TensorSpec(tensor.shape, tensor.dtype),

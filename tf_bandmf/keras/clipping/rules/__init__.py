@@ -47,7 +47,7 @@ def opening_rule_for(layer: Any, variables: Sequence[Any]) -> Rule | None:
       variables: the trainable variables that the layer itself owns.
 
     Returns:
-      The rule; or None, and the layer is one unit with all that is inside.
+      The rule; or None: then the layer and all layers inside it are one unit.
     """
     opening = (rule for rule in _RULES if rule.opens)
     return next((rule for rule in opening if rule.supports(layer, variables)), None)

@@ -29,7 +29,7 @@ class LayerCall:
         identity for other outputs.
       rows: how many rows a unit has: a rule may return gradients of units.
       notes: what the rule keeps from the forward pass.
-      replaced: operations to which the rule gave a gradient of its own.
+      replaced: operations to which the rule gave a custom gradient.
     """
 
     layer: Any
@@ -92,7 +92,7 @@ class Rule(abc.ABC):
 
     @abc.abstractmethod
     def supports(self, layer: Any, variables: Sequence[Any]) -> bool:
-        """Says if the rule is exact for this layer and this trainable set."""
+        """Says if the rule is exact for this layer with these trainable variables."""
 
     @abc.abstractmethod
     def forward(self, call: LayerCall) -> Any:
@@ -131,7 +131,7 @@ def is_plain(layer: Any, *kinds: type | str, adapted: bool = False) -> bool:
 
 
 def overridden(layer: Any, cls: type) -> set[str]:
-    """Returns the names that a layer's class overrides of a class that it derives from."""
+    """Returns the names of a base class's attributes that a layer's class overrides."""
     ancestors = type(layer).__mro__
     return {
         name
@@ -199,7 +199,7 @@ class PreActivationRule(LayerRule):
 
     Attributes:
       is_product: whether the layer multiplies matrices. XLA splits a product into parts.
-        Unless the product is pinned, it keeps these parts for the gradient of the
+        Unless the product is pinned, XLA keeps these parts for the gradient of the
         activation, which adds them up again.
     """
 

@@ -29,9 +29,10 @@ from tf_bandmf.keras.compat.keras_objects import MASK, embeddings_of
 class EmbeddingRule(LayerRule):
     """The rule of lookups and projections with one table, with adapters or without.
 
-    A lookup's gradients go to the rows that were looked up, repeats added. Position
-    embeddings are looked up once, and the result is repeated for each example. A call with
-    `reverse=True` multiplies with the transposed table: one outer product per position.
+    A lookup's gradients go to the rows that were looked up, and add up where a row was
+    looked up several times. Position embeddings are looked up once, and the result is
+    repeated for each example. A call with `reverse=True` multiplies with the transposed
+    table: one outer product per position.
     """
 
     spreads = True
@@ -89,7 +90,7 @@ def _adapter_of(layer: Any) -> Adapter | None:
 
 
 def is_lookup_table(layer: Any, variables: Sequence[Any]) -> bool:
-    """Says if a layer's one variable is for nothing but lookups and projections.
+    """Says if a layer's only variable is used only for lookups and projections.
 
     Args:
       layer: a built layer.

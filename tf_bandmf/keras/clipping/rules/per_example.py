@@ -133,7 +133,7 @@ def _pulled_back(
     upstream: Sequence[tf.Tensor | None],
     sources: Callable[[Sequence[tf.Tensor]], Sequence[Any]],
 ) -> list[tf.Tensor]:
-    """Returns each example's gradients for what `sources` chooses, given its inputs."""
+    """Returns each example's gradients for the tensors that `sources` chooses."""
     used = [i for i, gradient in enumerate(upstream) if gradient is not None]
 
     def one_example(
@@ -267,7 +267,7 @@ def _name(call: LayerCall) -> str:
 
 
 def _leaves(call: LayerCall, outputs: Any) -> list[tf.Tensor]:
-    """Returns the tensors of a layer's output, each with those that Keras attached."""
+    """Returns the tensors of a layer's output, and those that Keras attached to them."""
     for leaf in (*keras.tree.flatten(outputs), *batches.tensor_leaves(outputs)):
         is_ragged = isinstance(leaf, (tf.RaggedTensor, tf.SparseTensor))
         if leaf is not None and (is_ragged or not tf.is_tensor(leaf)):
@@ -296,7 +296,7 @@ def _floats(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
 
 
 def _packed(call: LayerCall, outputs: Any, leaves: Sequence[tf.Tensor]) -> Any:
-    """Puts leaves [B, ...] into the structure of an output, and taps those with floats."""
+    """Puts leaves [B, ...] into the structure of an output, and taps the float ones."""
     return batches.with_leaves(
         outputs,
         (

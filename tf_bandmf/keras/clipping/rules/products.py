@@ -110,7 +110,7 @@ def of_kernel(
     }
     if adapter is None:
         return factors
-    # The rank takes the place of the kernel's last letter.
+    # The adapter's rank r takes the place of the kernel's last letter.
     letters, weights, outputs = equation
     rank = next(c for c in string.ascii_letters if c not in "".join(equation))
     last = weights[-1]

@@ -4,8 +4,8 @@ The inputs are projected for all time steps at once, outside of the loop, and th
 projection is tapped: its gradient is that of the gates' sums at every step. The gradients
 of the kernels are then sums over steps of outer products, of inputs or states with this
 gradient. The loop is Keras' own (`keras.src.backend.rnn`: masks, order of time,
-unrolling). To its outputs are appended the states before each step, and the reset gates
-of a GRU.
+unrolling). The states before each step, and the reset gates of a GRU, are appended to its
+outputs.
 
 Dropout multiplies the inputs, or the states, of all steps with one mask, which Keras draws
 for each example before the loop. It draws one mask for all gates, or one for each gate;
@@ -132,7 +132,7 @@ class RecurrentRule(LayerRule):
 
 
 def _list_of(masks: Any) -> list[Any] | None:
-    """Lists a cell's masks [B, ...]: one for all gates or one each; None if none drop."""
+    """Lists a cell's masks [B, ...]: one for all gates or one per gate; None if none."""
     return masks if masks is None or isinstance(masks, list) else [masks]
 
 

@@ -99,7 +99,7 @@ def clipped_gradient_sums(
 
     Whatever the data, an example's contribution is at most `l2_norm_clip` up to a
     relative error of 1e-3: a bound on rounding is added to the norm. Therefore an example
-    may be clipped to less than `l2_norm_clip`, by below 1e-3 where terms do not cancel.
+    may be clipped to less than `l2_norm_clip`, by less than 1e-3 where terms do not cancel.
 
     Args:
       model: a built and compiled model.
@@ -119,13 +119,14 @@ def clipped_gradient_sums(
       shares: None; or the fraction of the clip norm that each example is clipped to, [B]
         float32 in [0, 1]. Values outside are moved into this range; NaN becomes 0.
       clipping: flat or automatic, as a whole or in groups of weights. Gamma of automatic
-        clipping is the same for all groups. Its `scaling` is not read: give `scales`.
+        clipping is the same for all groups. The attribute `scaling` is not read: give
+        `scales`.
       scales: None; or what each coordinate of an example's gradient is multiplied by
         before it is clipped: positive float32, aligned with the trainable variables and
         in their shapes. They must not depend on the batch.
-      readers: None; or the functions that read those tables which are not read from the
-        layer's variable, by the variable's `id`. The sums of these tables are
-        `tf.IndexedSlices`, in which rows may repeat and negative ids mean no row.
+      readers: None; or functions that read tables in place of the layers' variables, by the
+        `id` of the variable. The sums of these tables are `tf.IndexedSlices`, in which rows
+        may repeat and negative ids mean no row.
 
     Returns:
       Sums, norms, losses and predictions. With `scales`, sums and norms are those of the

@@ -60,11 +60,12 @@ def self_check(
     """Compares clipped gradients of a batch with gradients of examples taken one by one.
 
     The reference is a plain gradient tape on a batch of one, which knows nothing of taps
-    and rules. The batch holds a made-up example, and copies of another one: as it is, NaN,
-    zeros and an outlier. All weights and state are drawn at random several times: a gate
-    that is closed now may open later. Random layers are deterministic during the check,
-    and the model is left unchanged. The analysis of the model finds other layers that mix
-    examples; this check is for layers whose class was vouched for, and registered rules.
+    and rules. The batch holds a made-up example, and copies of another one: unchanged,
+    multiplied by NaN, by 0 and by 1000. All weights and state are drawn at random several
+    times: a gate that is closed now may open later. Random layers are deterministic during
+    the check, and the model is left unchanged. The analysis of the model finds other layers
+    that mix examples; this check is for layers whose class was vouched for, and registered
+    rules.
 
     Args:
       model: a built and compiled model.
@@ -121,7 +122,7 @@ def _compare(
       ClippingMismatchError: if norms or sums differ.
     """
     expected = np.zeros_like(each[0])
-    # The size of the terms, not of their sum, in which they may cancel and leave rounding.
+    # The size of the terms: in their sum, they may cancel and leave only rounding errors.
     size = 0.0
     for gradient, measured in zip(each, clipped.norms.numpy(), strict=True):
         norm = _norm(gradient)
@@ -205,11 +206,11 @@ def _flat(gradients: Sequence[Any]) -> tf.Tensor:
 
 @contextlib.contextmanager
 def _drawn_weights(model: keras.Model) -> Iterator[Callable[[bool], None]]:
-    """Restores a model's weights and state afterwards.
+    """A context that may draw a model's weights and state, and restores them at its end.
 
     Yields:
-      A function that draws all weights and state at random, as large as they are, or about
-      0.1 where they are 0: with both signs if its argument is True, else positive.
+      A function that draws all weights and state at random, of about their present size, or
+      about 0.1 where they are 0: with both signs if its argument is True, else positive.
     """
     states = model.variables
     before = [np.array(state.numpy()) for state in states]

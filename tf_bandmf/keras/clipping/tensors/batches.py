@@ -151,14 +151,14 @@ def reshape_examples(tensor: tf.Tensor, *shape: int) -> tf.Tensor:
 
 
 def split_first(tensor: tf.Tensor, *sizes: Any) -> tf.Tensor:
-    """Splits the first dimension into two: [N * K, ...] as [N, K, ...], one may be -1."""
+    """Splits the first dimension: [N * K, ...] to [N, K, ...]; N or K may be -1."""
     shape = tf.concat([sizes, tf.shape(tensor)[1:]], axis=0)
     static = [size if isinstance(size, int) and size >= 0 else None for size in sizes]
     return tf.ensure_shape(tf.reshape(tensor, shape), [*static, *tensor.shape[1:]])
 
 
 def join_first(tensor: tf.Tensor) -> tf.Tensor:
-    """Joins the first two dimensions: [N, K, ...] as [N * K, ...]."""
+    """Joins the first two dimensions: [N, K, ...] to [N * K, ...]."""
     rows, columns, *others = tensor.shape
     shape = tf.concat([[-1], tf.shape(tensor)[2:]], axis=0)
     static = rows * columns if rows and columns else None

@@ -26,7 +26,7 @@ _readers: contextvars.ContextVar[Mapping[int, TableReader]] = contextvars.Contex
 
 @contextlib.contextmanager
 def read_by(readers: Mapping[int, TableReader] | None) -> Iterator[None]:
-    """In the `with` block, tables are read by these readers, by `id` of the variable."""
+    """A context in which these readers, given by `id` of the variable, read the tables."""
     token = _readers.set(_NONE if readers is None else readers)
     try:
         yield

@@ -4,7 +4,7 @@ from typing import Any
 
 
 class Same:
-    """Equal to a `Same` of the same object, which it keeps alive: no id is used twice."""
+    """Compares by identity; keeps the object alive, so that its `id` is not used again."""
 
     __slots__ = ("_value",)
 
