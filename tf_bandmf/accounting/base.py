@@ -240,7 +240,7 @@ class Accountant(abc.ABC):
           ValueError: if dp-accounting has no event for it.
         """
         raise ValueError(
-            f"{self.claims[0][0]}: dp-accounting has no event for it. Use "
+            f"dp-accounting has no event for {self.claims[0][0]}. Use "
             f"guarantee_at(delta), or a participation with an event: CyclicPoisson, "
             f"Poisson, FixedEpochOrder."
         )

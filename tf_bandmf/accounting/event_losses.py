@@ -98,8 +98,8 @@ def profile_of(event: dp_accounting.DpEvent, is_replaced: bool) -> profiles.Prof
     if accountant is None:
         neighbors = "replaced" if is_replaced else "added or removed"
         raise ValueError(
-            f"it cannot account for it where a unit is {neighbors}. Give its epsilon and "
-            f"delta, or its rho."
+            f"no accountant can account for it where a unit is {neighbors}. Give the "
+            f"event's epsilon and delta, or its rho."
         )
     accountant.compose(event)
 

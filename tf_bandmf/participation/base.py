@@ -153,8 +153,8 @@ class Participation(abc.ABC):
     def no_schedule(self) -> str:
         """The error message if the caller makes the batches, so there is no schedule."""
         return (
-            f"Under {type(self).__name__} the caller makes the batches and enforces the "
-            f"separation: it has no schedule."
+            f"{type(self).__name__} has no batch schedule: the caller makes the batches "
+            f"and enforces the separation."
         )
 
 

@@ -34,7 +34,7 @@ class Cyclic(Participation):
             raise ValueError(
                 f"num_parts must be <= num_examples / batch_size = "
                 f"{self.num_examples // self.batch_size}, found {self.num_parts}: a part "
-                f"must hold a batch. With the most parts, nothing is amplified."
+                f"must hold a batch, and more than a batch to amplify anything."
             )
 
     def separation(self) -> int:

@@ -117,10 +117,10 @@ def plan(
     elif _is_open(name, options, data, epsilon):
         if epsilon is None:
             raise ValueError(
-                "Parameters that a name leaves open, and the number of parts of cyclic "
-                "sampling, are chosen for a budget: give epsilon instead of "
-                "noise_multiplier, or the mechanism with its parameters and, as sampling, "
-                "a participation (such as CyclicPoisson with num_parts) with num_steps."
+                "Parameters that the mechanism's name leaves open, and the number of parts "
+                "of cyclic sampling, are chosen for a budget: give epsilon instead of "
+                "noise_multiplier; or give the mechanism with its parameters, num_steps, "
+                "and as sampling a participation (such as CyclicPoisson with num_parts)."
             )
         budget, is_auto = (float(epsilon), delta), name == "auto"
         objective = options.get("objective", "mean")

@@ -473,8 +473,8 @@ class Search:
         if excess > _REFINEMENT:
             raise ValueError(
                 f"{coarse[0].mechanism} has {100.0 * (excess - 1.0):.3g}% more error than "
-                f"the best, and general columns gain a few percent at most. To plan it, "
-                f"name {name}."
+                f"the best, and refining it gains a few percent at most. To use "
+                f"{name} all the same, name it."
             )
         if self.data.is_cyclic:
             return {"bands": coarse[0].bands}

@@ -164,8 +164,8 @@ class Plan:
             self.sensitivity.value, computed.value, rel_tol=_RELATIVE_TOLERANCE
         ):
             raise ValueError(
-                f"The plan states {self.sensitivity}, but found {computed}: it was "
-                f"damaged. Make the plan again."
+                f"The plan states {self.sensitivity}, but its strategy has {computed}: "
+                f"the plan was damaged. Make it again."
             )
         self.accounting().validate(self.unit_noise_stddev, self.guarantee)
 

@@ -242,9 +242,9 @@ class BatchSchedule:
         size = self.padded_batch_size if self._padded else indices.size
         if indices.size > size:
             raise ValueError(
-                "A batch has more examples than its padded size: it is not cut off, for "
-                "that would be another sampler than the accountant's. Give a larger padded "
-                "size."
+                "A batch has more examples than its padded size. It is not cut, because "
+                "that would be another sampler than the accountant assumes. Give a larger "
+                "padded size."
             )
         first = size * int(number) // int(num_parts)
         end = size * int(number + 1) // int(num_parts)
@@ -268,8 +268,8 @@ class BatchSchedule:
             )
         if first_step and self._is_fresh and self._sampler.spans_run:
             raise ValueError(
-                f"The run's sample follows from another seed than this schedule's, which "
-                f"is fresh: it cannot continue at step "
+                f"This schedule's seed is fresh, and the run's sample follows from another "
+                f"seed: the run cannot continue with this schedule at step "
                 f"{first_step}. In Keras, draw the run's batches: "
                 f"model.begin_run(batches).dataset(step). Elsewhere, keep a key, and draw "
                 f"them by plan.batches(x, y).join(key.sampler_seed())."
@@ -289,8 +289,8 @@ class BatchSchedule:
             return self
         if not isinstance(seed, HiddenBytes):
             raise TypeError(
-                "A sample that somebody knows amplifies nothing: a sampler's seed is that "
-                "of a key, NoiseKey.from_operating_system().sampler_seed(). For tests: "
+                "A sample that is not secret amplifies nothing: give a noise key's seed, "
+                "NoiseKey.from_operating_system().sampler_seed(). For tests: "
                 "NoiseKey.for_testing(0).sampler_seed()."
             )
         return self._with(self._examples, seed)

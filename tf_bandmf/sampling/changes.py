@@ -100,10 +100,10 @@ def warn_of_example_weights(sample_weight: Any) -> None:
         warnings.warn(
             "sample_weight has one weight for each example. It multiplies losses before "
             "gradients are clipped, so an example whose gradient is still longer than the "
-            "clip norm contributes with weight 0.5 what it does with 1; under "
-            "clipping='automatic' nearly all do. For weights of classes give fit "
-            "class_weight, which acts on what is clipped. Weights within an example, of "
-            "its pixels or tokens, act as in Keras.",
+            "clip norm contributes as much with weight 0.5 as with weight 1; under "
+            "clipping='automatic' this holds for nearly all examples. For weights of "
+            "classes give fit class_weight, which acts on the clipped gradients. Weights "
+            "within an example, of its pixels or tokens, act as in Keras.",
             stacklevel=3,
         )
 

@@ -200,9 +200,9 @@ class Mapped:
                 f"{self._name} is no pure function of one example and its seed: it uses "
                 f"{state}. Random numbers: take an argument seed for tf.random.stateless_* "
                 f"or tf.image.stateless_random_*, or keras.random and Keras' layers "
-                f"(import tf_bandmf.keras first). Assign no variables and call no code of "
-                f"the host: examples could meet there, and a resumed run would see others. "
-                f"Python code belongs in a data set that is read by index."
+                f"(import tf_bandmf.keras first). Assign no variables and call no Python "
+                f"code (tf.py_function): it could mix examples, and change them in a "
+                f"resumed run. Python code belongs in a data set that is read by index."
             )
         return traced
 

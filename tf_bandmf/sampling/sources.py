@@ -209,8 +209,8 @@ class IndexedExamples(ExampleSource):
         if 2 * works.sum() <= works.size:
             raise ValueError(
                 f"{(~works).sum()} of {works.size} examples that were tried cannot be "
-                f"read, or have another shape or dtype than others: pad or cut them. A few "
-                f"that cannot be read count zero, but not most of them."
+                f"read, or differ from the others in shape or dtype: pad or cut them. A "
+                f"few such examples would count as zero; here they are half or more."
             )
 
     def _content(self, indices: np.ndarray) -> dict[str, Any]:

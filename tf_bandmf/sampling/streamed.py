@@ -108,8 +108,8 @@ class StreamedExamples(ExampleSource):
         except Exception as error:
             raise ValueError(
                 f"The data set raised an error at example {place}, or in the block of "
-                f"examples that begins there ({said_of(error)}), after which the others "
-                f"cannot be told apart. Let the code that reads an example catch the "
+                f"examples that begins there ({said_of(error)}). Which example is which "
+                f"is unknown after it. Let the code that reads an example catch the "
                 f"error, or give a data set that has a length and rows by index, where an "
                 f"example that cannot be read counts zero."
             ) from None

@@ -48,9 +48,9 @@ class Receipts:
         point = self._ledger.point_with(device, number)
         if point is None or point[:32] != draw:
             raise RuntimeError(
-                f"A device has this server's receipt for round {number}, in which its "
-                f"private_dir does not have it; {len(self._ledger.rounds)} rounds were "
-                f"begun there. The folder is older than the run (a backup, a snapshot), or "
+                f"A device has this server's receipt for round {number}, but private_dir "
+                f"does not match it: {len(self._ledger.rounds)} rounds were begun "
+                f"there. The folder is older than the run (a backup, a snapshot), or "
                 f"a copy of it runs elsewhere. No noise is used twice, but both histories "
                 f"spend more than the plan. Bring back the newest private_dir, or begin "
                 f"a new run with a plan and device stores of its own."

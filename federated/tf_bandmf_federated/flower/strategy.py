@@ -185,8 +185,8 @@ class PrivateFedAvg(Strategy):
         if timeout is None and self._over_selection > 1.0:
             raise ValueError(
                 "over_selection > 1 needs start's timeout, the seconds that a round may "
-                "last: it does not end when enough devices have answered, because then "
-                "one device's training time would decide about another's update."
+                "last. A round may not end when enough devices have answered: one device's "
+                "training time would then decide whether another's update is used."
             )
         self.summary()
         arrays = dict(initial_arrays.items())
@@ -265,9 +265,9 @@ class PrivateFedAvg(Strategy):
     def _refuse(self, *arguments: Any, **options: Any) -> Any:
         """Refuses a call by Flower: `start` begins rounds, and writes the ledger first."""
         raise RuntimeError(
-            "PrivateFedAvg runs its rounds itself: call start. Wrapped by another "
-            "strategy it would neither know nor keep what its guarantee needs. What "
-            "devices evaluate is not private."
+            "PrivateFedAvg runs its rounds itself: call start, and wrap it in no "
+            "other strategy, which would break its guarantee. It has no evaluation on "
+            "devices, whose results are not private."
         )
 
     configure_train = aggregate_train = _refuse

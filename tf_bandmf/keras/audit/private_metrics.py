@@ -278,7 +278,7 @@ def _only(value: Any, what: str) -> tf.Tensor:
     if len(leaves) != 1 or leaves[0] is None:
         raise ValueError(
             f"The metric is for models with one output, found {len(leaves)} {what}. "
-            f"For others use PrivateMean(lambda y, y_pred: ..., name=...)."
+            f"For other models use PrivateMean(lambda y, y_pred: ..., name=...)."
         )
     return tf.convert_to_tensor(leaves[0])
 
@@ -290,6 +290,6 @@ def _flat(tensor: tf.Tensor, rank: int) -> tf.Tensor:
     if tensor.shape.rank != rank:
         raise ValueError(
             f"The metric needs a target and an output of {rank} axes, found shape "
-            f"{tensor.shape}. For others use PrivateMean."
+            f"{tensor.shape}. For other shapes use PrivateMean."
         )
     return tensor

@@ -92,7 +92,7 @@ def given(data: Any) -> Any:
     data = keras.tree.map_structure(value, data)
     if isinstance(data, tuple) and batches_lib.is_scheduled_batch(data[0]):
         if any(item is not None for item in data[1:]):
-            raise ValueError("A scheduled batch holds its targets and weights itself.")
+            raise ValueError("Give a scheduled batch alone: it holds y, sample_weight.")
         return data[0]
     return data
 
@@ -299,13 +299,13 @@ def check_layers_alone(
     for layer in _dependent(model, layers, inputs):
         if layer.name not in accepted:
             raise UnsupportedModelError(
-                f"Layer {layer.name!r} ({type(layer).__name__}) gives an example another "
-                f"result beside other examples than by itself: it mixes the examples of "
-                f"a batch. In private training it would get batches of one, and learn "
+                f"Layer {layer.name!r} ({type(layer).__name__}) gives another result for "
+                f"an example in a batch than for the example alone: it mixes the examples "
+                f"of a batch. In private training it would get batches of one, and learn "
                 f"something other than you intend. Use statistics of each example by "
-                f"itself, or constants from public data; or make records that are compared "
-                f"one example (a pair, a row with its negatives); or, if batches of one "
-                f"are what you want, make_private(model, alone=[{layer.name!r}])."
+                f"itself, or constants from public data; or put records that are compared "
+                f"into one example (a pair, a row with its negatives); or, if batches of "
+                f"one are what you want, make_private(model, alone=[{layer.name!r}])."
             )
     if not quiet:
         names = ", ".join(f"{each.name} ({type(each).__name__})" for each in layers)

@@ -131,7 +131,7 @@ def split_preprocessing(model: keras.Model) -> tuple[keras.Model, keras.Model]:
         )
     if not frontier or last & encoded:
         raise ValueError(
-            f"Model {model.name!r} has an output that is preprocessing alone."
+            f"Model {model.name!r} has an output of preprocessing alone: leave it out."
         )
     tensors: Any = tuple(frontier.values())
     if len(frontier) == 1:

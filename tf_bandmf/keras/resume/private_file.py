@@ -113,8 +113,8 @@ class PrivateRun:
         run, header = self.run, self._header
         if run.is_restored():
             raise RuntimeError(
-                "A step was interrupted: these weights are of no step of the run, and "
-                "it could not be resumed from them."
+                "A step was interrupted: these weights are of no step of the run, which "
+                "cannot be resumed from them. Resume from the newest checkpoint."
             )
         header["buffer_step"] = run.secrets.step
         header["weights"][str(run.secrets.step)] = _weights_digest(self._model)
@@ -184,10 +184,10 @@ class PrivateRun:
             steps = ", ".join(header["weights"])
             raise ValueError(
                 f"{self.path} does not know these weights at step {step}: noise must "
-                f"not be used again with other weights. It knows those of the steps "
-                f"{steps}, as model.save, model.save_weights, BackupAndRestore and "
-                f"ModelCheckpoint saved them, with the optimizer. A program that starts "
-                f"again makes the same weights after keras.utils.set_random_seed(seed)."
+                f"not be used again with other weights. Load the weights of one of the "
+                f"steps {steps}, as model.save, model.save_weights, BackupAndRestore or "
+                f"ModelCheckpoint saved them, with the optimizer. To begin again with the "
+                f"same new weights, call keras.utils.set_random_seed(seed) in each start."
             )
         kept = header["buffer_step"]
         if self._memory and step != kept:

@@ -528,8 +528,8 @@ class Run:
                 f"The model took {plain_steps} steps with a plain optimizer before it was "
                 f"made private: if they used these records, its weights already reveal "
                 f"them, and no noise covers that. Begin from a new model; or if the "
-                f"weights come from other data, say so before training, which the "
-                f"statement quotes: "
+                f"weights come from other data, declare this before training, for the "
+                f"statement to quote: "
                 f'model.optimizer.vouch_for_weights("pretrained on public data: which").'
             )
 

@@ -70,8 +70,8 @@ def refusal(inner: Any, plan: Plan) -> str | None:
     """
     if type(inner) is not keras.optimizers.SGD:
         return (
-            f"{type(inner).__name__} is not linear in its gradients, so that what several "
-            f"steps of noise do to a row is not known without taking them. "
+            f"{type(inner).__name__} is not linear in its gradients, so the effect of "
+            f"several steps of noise on a row is known only by taking them. "
             f"keras.optimizers.SGD works, with any schedule, momentum and weight decay"
         )
     for name in ("clipnorm", "clipvalue", "global_clipnorm"):
@@ -204,9 +204,9 @@ class RunTables:
             due = self._due.pop(0)
             if due != step or not self.release():
                 raise RuntimeError(
-                    f"This run was resumed, and had released its tables at step {due}. "
-                    f"It must release them there again: take the steps as before "
-                    f"(steps_per_execution), or resume from the newest checkpoint."
+                    f"Before it was resumed, this run released its tables at step {due}, "
+                    f"and must release them at this step again: use the same "
+                    f"steps_per_execution, or resume from the newest checkpoint."
                 )
 
     def _replace_rows(self) -> None:

@@ -137,9 +137,9 @@ class Recorder:
             or max(tensors, default=-1) >= len(shape.batched)
         ):
             raise UnsupportedModelError(
-                f"Layer {unit.layer.name!r} is not called in the same order each time "
-                "the model is traced, and on symbolic tensors of Keras, so its gradients "
-                "cannot be followed. Make `call` deterministic, and the same for both."
+                f"Layer {unit.layer.name!r} is not called in the same order when the "
+                "model is traced as on symbolic tensors of Keras, so its gradients cannot "
+                "be followed. Let `call` make the same calls in the same order each time."
             )
         call = LayerCall(
             layer=unit.layer,

@@ -34,8 +34,8 @@ _LENGTH = 6
 # by more than _TOLERANCE, they are not proportional to it.
 _ROUNDING, _TOLERANCE = 1e-3, 1e-2
 _WAY_OUT = (
-    "Use a loss of single examples, or make what is compared one example (a pair, a row "
-    "with its negatives, all rows of a user)."
+    "Use a loss of single examples, or put all that is compared into one example (a pair, "
+    "a row with its negatives, all rows of a user)."
 )
 
 
@@ -68,11 +68,11 @@ def check_loss(model: keras.Model, y: Any, y_pred: Any, sample_weight: Any) -> N
         warnings.warn(
             f"The loss {_name(loss, min(others))} of model {model.name!r} combines the "
             f"examples of a batch: on made-up outputs, its gradient is not the mean of "
-            f"those of single examples (cosine {cosine:.2f}). Private training takes the "
-            f"loss of each example alone, and trains on the mean of these, which is "
-            f"another loss. If you mean the batch's loss, it cannot be trained "
-            f"privately. {_WAY_OUT} For `keras.losses.Dice` and `Tversky`, `axis=` says "
-            f"that the loss is one of single examples.",
+            f"those of single examples (cosine {cosine:.2f}). Private training computes "
+            f"the loss of each example alone and trains on the mean, which is another "
+            f"loss. The loss of the whole batch cannot be trained privately. {_WAY_OUT} "
+            f"`keras.losses.Dice` and `Tversky` are losses of single examples if their "
+            f"`axis=` leaves out the batch axis.",
             stacklevel=2,
         )
 

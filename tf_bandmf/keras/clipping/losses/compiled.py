@@ -69,8 +69,8 @@ def compiled_loss(model: keras.Model) -> CompileLoss:
     source = compile_loss(model)
     if source is None:
         raise UnsupportedModelError(
-            f"Model {model.name!r} has no compiled loss, which per-example gradients "
-            "are taken of. Call `model.compile(loss=...)`."
+            f"Model {model.name!r} has no compiled loss, and per-example gradients "
+            "need one. Call `model.compile(loss=...)`."
         )
     return copied_loss(source, _SilentCompileLoss)
 

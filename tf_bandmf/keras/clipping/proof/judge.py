@@ -116,9 +116,9 @@ def refuse_another(
         is_same = False
     if not is_same:
         raise UnsupportedModelError(
-            f"Model {model.name!r} does something else each time it is called on tensors "
-            f"of the same shapes: what is true of one call is not true of the next. Let "
-            f"no Python code of its layers depend on earlier calls."
+            f"Model {model.name!r} does not do the same each time it is called on tensors "
+            f"of the same shapes, so an analysis of one call does not hold for the next. "
+            f"Let no Python code of its layers depend on earlier calls."
         )
 
 

@@ -393,11 +393,11 @@ def _sum_of(variable: Any, total: Any) -> Any:
         return total
     if is_table:
         raise UnsupportedModelError(
-            f"The rows of table {variable.path!r} get their noise when they are read, and "
-            f"are read in another layer's call, or in one that is executed for each "
-            f"example by itself: which rows is not seen. Call the Embedding layer itself, "
-            f"which takes ids of any shape, build TimeDistributed for a known number of "
-            f"steps, or give make_private tables='dense'."
+            f"The rows of table {variable.path!r} get their noise when they are read, but "
+            f"it cannot be seen which rows are read: another layer reads them, or a layer "
+            f"that is executed for each example by itself. Call the Embedding layer "
+            f"itself, which takes ids of any shape, build TimeDistributed for a known "
+            f"number of steps, or give make_private tables='dense'."
         )
     return tf.ensure_shape(total, shape)
 

@@ -107,8 +107,8 @@ def self_check(
     if not is_compared:
         warnings.warn(
             f"The gradients of model {model.name!r} were not compared with those of "
-            f"examples taken one by one: no made-up example has a finite one. What its "
-            f"layers do to a batch was analysed all the same.",
+            f"examples taken one by one: no made-up example has a finite gradient but "
+            f"zero. The analysis of its layers does not depend on this comparison.",
             stacklevel=2,
         )
 
