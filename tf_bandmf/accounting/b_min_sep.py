@@ -16,11 +16,11 @@ from tf_bandmf.accounting.guarantee import Simulation
 from tf_bandmf.accounting.simulated_accountant import SimulatedAccountant
 
 NAME = "b-min-sep sampling, Monte Carlo with importance sampling"
-# Draws for each direction, and the fewest. Long runs, whose draws have more numbers, get
-# fewer: about _ENTRIES numbers in total.
+# The default number of draws for each direction, and the least for long runs. A draw of a
+# long run has more numbers, so there are fewer draws: about _ENTRIES numbers in total.
 NUM_DRAWS, _LEAST_DRAWS, _ENTRIES = 10_000, 2_000, 20_000_000
-# The largest `num_steps * (bands + _STEP)`, which a simulation needs about half a minute
-# for: each step costs as much as `_STEP` bands, plus its own bands.
+# The largest `num_steps * (bands + _STEP)`, for which a simulation takes about half a
+# minute: besides its bands, each step has a fixed cost like that of `_STEP` bands.
 _LARGEST_WORK, _STEP = 1_900_000, 250
 
 
@@ -42,7 +42,7 @@ class BMinSepAccountant(SimulatedAccountant):
     For the formal guarantee see `SimulatedAccountant`.
 
     Args:
-      passes: of the strategy.
+      passes: the forward passes for the strategy.
       simulation: settings of the simulation.
     """
 
@@ -83,8 +83,8 @@ class BMinSepAccountant(SimulatedAccountant):
         return cls(Passes(matrix.as_rows(), separation, rate), simulation)
 
     def first_noise(self, epsilon: float, delta: float, largest: float) -> float:
-        # The geometric mean of the noise for steps that are sampled independently, and of
-        # the noise for cyclic sampling with b parts that take turns.
+        # The geometric mean of two noise levels: one for steps that are sampled
+        # independently, one for cyclic sampling with b parts.
         passes, n, b = self._passes, self._passes.num_steps, self._passes.separation
         norm = math.sqrt(passes.squares.max())
         alone = CyclicPoissonAccountant(n, passes.rate, norm)

@@ -3,9 +3,10 @@
 Let S be the set of steps at which an example takes part. For `C >= 0` the dominating pair
 is `P = sum_S P(S) N(m_S, sigma^2 I)` against `Q = N(0, sigma^2 I)`, with `m_S` the sum of
 the columns of C in S (arXiv:2410.06266). If C has at most b bands, the columns of one S do
-not overlap, so `|m_S|^2 = sum_{i in S} |c_i|^2`. A forward pass over the steps since the
-last participation then computes the likelihood ratio at `y` (compare Dong and Ganesh,
-arXiv:2602.09338):
+not overlap, so `|m_S|^2 = sum_{i in S} |c_i|^2`. After a participation an example rests for
+b - 1 steps; in any other step it takes part with probability p. A forward pass computes the
+likelihood ratio at `y` step by step (compare Dong and Ganesh, arXiv:2602.09338). `F[t]` is
+the part of it, over the steps before t, from all S without a rest at step t:
 
     F[t + 1] = (1 - p) F[t] + p F[t + 1 - b] v[t + 1 - b],
     v[t] = exp(<c_t, y> / sigma^2 - |c_t|^2 / (2 sigma^2)).
@@ -23,10 +24,11 @@ import threadpoolctl
 
 from tf_bandmf import matrices
 
-# Sums are rescaled periodically, after about b / 4 steps within these limits, because one
-# rescaling costs as much as b steps. The period is shorter if the sum `free` could fall
-# below exp(-_LARGEST_DECAY), or sums could grow by exp(_LARGEST_GROWTH). If an exponent is
-# larger than _LARGEST_EXPONENT, sums are computed in logarithms.
+# Sums are rescaled periodically, about every b / 4 steps (from _LEAST_PERIOD to
+# _LARGEST_PERIOD), because one rescaling costs as much as b steps. The period is shorter if
+# the sum `free` could fall below exp(-_LARGEST_DECAY), or sums could grow by
+# exp(_LARGEST_GROWTH). If an exponent is larger than _LARGEST_EXPONENT, sums are computed
+# in logarithms.
 _LEAST_PERIOD, _LARGEST_PERIOD = 25, 100
 _LARGEST_DECAY, _LARGEST_GROWTH, _LARGEST_EXPONENT = 100.0, 600.0, 250.0
 # The least number of columns of C that are multiplied at once.
@@ -96,7 +98,7 @@ class Passes:
         """Returns means `m_S` of random S, one for each probability p, shape [N, n]."""
         count, b = probability.size, self.separation
         uniform = generator.random(count)
-        # An example begins with a rest of 1, ..., b - 1 steps, with probability q each.
+        # An example begins with a rest of 1, ..., or b - 1 steps, each with probability q.
         free = np.where(uniform < self.rate * (b - 1), 1 + uniform // self.rate, 0)
         free = free.astype(np.int64)
         taken, rows = np.zeros((self.num_steps, count)), np.arange(count)
@@ -179,13 +181,13 @@ class Passes:
         )
         period = int(min(max(_LEAST_PERIOD, min(b // 4, _LARGEST_PERIOD)), limit))
         free = np.full(count, max(1.0 - self.rate * (b - 1), 0.0))
-        # Row t mod b: the sum over all S whose last participation is step t, for the last b
-        # steps. `free` is the sum over all S without a rest.
+        # Row t mod b of `taken`: the sum over all S whose last participation is step t, for
+        # the last b steps. `free`: the sum over all S with which the example does not rest.
         taken, logs = np.zeros((min(b, n), count)), np.zeros(count)
         for t in range(n):
             if t:
                 free *= 1.0 - probability
-                # The rest after step t - b ends, or (for t < b) an initial rest.
+                # A rest ends: that after step t - b or, for t < b, an initial rest.
                 free += taken[t % b] if t >= b else self.rate * np.exp(-logs)
             np.multiply(free, factors[t], out=taken[t % b])
             if t % period == period - 1:

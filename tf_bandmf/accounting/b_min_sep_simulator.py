@@ -1,8 +1,8 @@
 """The simulator for b-min-sep sampling: tilts, draws and guaranteed bounds on weights.
 
-Draws come from mixtures of tilts; weights are ratios of forward passes. Tilts are versions
-of `P` with longer means and more participations ("remove"), or of `Q`, moved against the
-mean of the means ("add").
+Draws come from mixtures of tilts; weights are ratios of forward passes. For "remove", a
+tilt is a version of `P` with longer means and more participations. For "add", it is a
+version of `Q` that is moved against the mean of the means.
 
 Where participations are rare, a large loss comes from a few participations with much longer
 means. Tilts for this case imitate `P L^theta`, as if every step were sampled independently
@@ -36,8 +36,8 @@ import numpy as np
 from tf_bandmf.accounting.b_min_sep_passes import Passes
 from tf_bandmf.accounting.simulator import MAIN, PILOT, Proposal, Simulator, Stage
 
-# The most numbers that are drawn at once, and that are kept for the next noise level. They
-# are many because a step of many draws costs little more than one of few.
+# The most numbers that are drawn at once, and that are kept for the next noise level. The
+# limit is high because a step costs little more for many draws than for few.
 _CHUNK = _KEPT_ENTRIES = 20_000_000
 # Strengths of the certain tilts that are tried, in standard deviations along a mean.
 _CERTAIN_STRENGTHS = tuple(
@@ -45,10 +45,10 @@ _CERTAIN_STRENGTHS = tuple(
 )
 
 
-# Settings of a pilot run and, where there are two, of a rough one. Draws of each tilt. For
-# "remove": by how many standard deviations means are longer, and multiples of p. For "add":
-# moves in standard deviations. For "remove": negative logarithms of the probabilities of
-# large losses.
+# Settings of a pilot run and, where there are two values, of a rough pilot run. In order:
+# the draws of each tilt; for "remove", by how many standard deviations means are longer,
+# and multiples of p; for "add", moves in standard deviations; for "remove" again, negative
+# logarithms of the probabilities of large losses.
 _PILOT_DRAWS = 150, 200
 _LENGTHS = (0.0, 1.5, 3.5)
 _RATES = (1.0, 1.5, 2.5), (1.0, 2.0)
@@ -86,7 +86,7 @@ class BMinSepSimulator(Simulator):
     """Simulates the privacy loss of b-min-sep sampling in both directions.
 
     Args:
-      passes: of the strategy.
+      passes: the forward passes for the strategy.
       num_draws: draws of a main run, for each direction.
       seed: equal seeds give equal draws.
     """
@@ -205,7 +205,7 @@ class BMinSepSimulator(Simulator):
         kept = self._kept.get((stage, self.add))
         if kept is not None and kept[0] == key:
             return kept[1]
-        # Pilot runs only choose: single precision keeps as many draws in half the memory.
+        # Pilot runs only choose a mixture: single precision suffices, in half the memory.
         kind = np.float32 if stage == PILOT else np.float64
         generator = self.generator(*stage, int(self.add), index)
         choice = proposal.choose(generator, number)

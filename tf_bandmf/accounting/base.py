@@ -33,7 +33,7 @@ from tf_bandmf.accounting.checks import (
 from tf_bandmf.accounting.guarantee import ZERO_OUT, Calibration, Guarantee
 from tf_bandmf.accounting.root_finding import log, near_root, smallest, to_safe_side
 
-# With sampling, no smaller epsilon is stated. The tolerance of the log of a rough noise.
+# The least epsilon that is stated with sampling; the tolerance of the log of a rough noise.
 _LEAST_EPSILON, _ROUGH_TOLERANCE = 1e-6, 5e-3
 # A search for the noise begins at this fraction of a noise that is certainly enough.
 _START = 0.5
@@ -114,7 +114,7 @@ class Accountant(abc.ABC):
         return min(whole, self.sampled_delta(epsilon, noise_stddev, rough))
 
     def epsilon(self, delta: float, noise_stddev: float) -> float:
-        """Returns an upper bound on epsilon at delta; 0 if epsilon = 0 has this delta.
+        """Returns an upper bound on epsilon at delta; 0 if epsilon = 0 holds at delta.
 
         Raises:
           ValueError: on invalid input, or if epsilon is above `LARGEST_STATED_EPSILON`.

@@ -36,8 +36,8 @@ _PILOT_DRAWS = 400, 250
 _CERTAIN_STRENGTHS = (0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.5)
 # The most entries of an n x b matrix that is built for a strategy without structure.
 _LARGEST_COLUMNS = 100_000_000
-# With at most this many entries, this matrix is faster than sums over the Gram diagonals
-# if the strategy has more than b bands.
+# With at most this many entries, the n x b matrix is faster than sums over the Gram
+# diagonals if the strategy has more than b bands.
 _FEW_COLUMNS = 4_000_000
 _LARGEST_BINS = 8_192
 # The entries of the arrays of one chunk of draws.

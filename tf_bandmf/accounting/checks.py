@@ -12,8 +12,8 @@ _LARGEST_NUMBER = sys.float_info.max
 # lacks (`noise.box_muller`) has less than a thousandth of this probability, and so has a
 # correct guess of a 128-bit key.
 SMALLEST_DELTA = 1e-20
-# The largest epsilon of a plan, as larger ones mean nothing; and the largest that may be
-# stated for it at another delta.
+# The largest epsilon of a plan (a larger epsilon means nothing), and the largest epsilon
+# that may be stated for a plan at another delta.
 LARGEST_EPSILON, LARGEST_STATED_EPSILON = 1e4, 1e5
 
 

@@ -1,4 +1,4 @@
-"""Accounting of cyclic Poisson sampling for banded strategies; DP-SGD has one part.
+"""Accounting of cyclic Poisson sampling for banded strategies; DP-SGD is the case b = 1.
 
 The examples are split into `b` parts; step `i` takes each example of part `i mod b` with
 probability `q`. If `C` has at most `b` bands, a run is as private as `ceil(n / b)`
@@ -54,7 +54,7 @@ class ComposedQueries(Accountant):
       given: the queries; the noise of each is in units of `noise_stddev`.
 
     Attributes:
-      kinds: the queries, with equal ones merged into one that has their number as count.
+      kinds: the queries; equal queries are merged into one, and their counts are added.
     """
 
     claims: tuple[tuple[str, str, str], ...] = ((NAME, "bound", ZERO_OUT),)
@@ -143,12 +143,12 @@ class SampledQueries(ComposedQueries):
 class CyclicPoissonAccountant(SampledQueries):
     """(epsilon, delta) of `num_queries` Poisson-sampled Gaussian queries.
 
-    Formal guarantee: under add-or-remove adjacency (equal to zero-out for these
-    queries), errors of discretization and truncation increase the results.
+    Formal guarantee: results hold under add-or-remove adjacency, which is equal to zero-out
+    for these queries. Errors of discretization and truncation only increase the results.
 
     Example F.1 of arXiv:2306.08153 divides by `floor(n / b)` and composes `ceil(m / b)`
-    times: n and m are exchanged there. Correct are `ceil(n / b)` queries, each on a part of
-    `floor(m / b)` of the m examples.
+    times: n and m are exchanged there. In fact there are `ceil(n / b)` queries, each on a
+    part of `floor(m / b)` of the m examples.
 
     Args:
       num_queries: `ceil(n / b)`, how often one example can be sampled.

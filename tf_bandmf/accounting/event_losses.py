@@ -22,7 +22,8 @@ from tf_bandmf.accounting.checks import whole_number
 
 Loss: TypeAlias = privacy_loss_distribution.PrivacyLossDistribution
 
-# The allowance for rounding in convolutions by Fourier transforms: at least, and per query.
+# The allowance for rounding in convolutions by Fourier transforms: the least one, and the
+# one per query.
 _LEAST_ROUNDING, _ROUNDING_OF_QUERY = 1e-13, 2.0**-51
 # A delta from dp-accounting may lie outside [0, 1] by this much.
 _TOLERANCE = 1e-12
@@ -118,7 +119,7 @@ def profile_of(event: dp_accounting.DpEvent, is_replaced: bool) -> profiles.Prof
 def additive_loss(
     event: dp_accounting.DpEvent, count: int, interval: float
 ) -> Loss | None:
-    """Returns the loss of `count` repetitions of an event that is no composition.
+    """Returns the loss of `count` repetitions of an event that is not a composition.
 
     Args:
       event: under add-or-remove adjacency; for samples of fixed size, under replacements.
@@ -155,9 +156,9 @@ def additive_loss(
 
 
 def query_of(event: dp_accounting.DpEvent, count: int) -> tilted.Query | None:
-    """Returns `count` such events as a `Query`; None if the event is no Gaussian query.
+    """Returns `count` repetitions of an event as a `Query`; None if it is not Gaussian.
 
-    The queries may be on all examples, or on a sample (Poisson, or of fixed size).
+    The event is a Gaussian query on all examples, or on a Poisson or fixed-size sample.
     """
     single, probability = getattr(event, "event", event), 1.0
     if isinstance(event, dp_accounting.PoissonSampledDpEvent):

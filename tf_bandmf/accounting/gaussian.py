@@ -35,7 +35,7 @@ NAME = "exact Gaussian mechanism (dp-accounting)"
 _LEAST_NOISE, _LARGEST_NOISE = 0.25 / LARGEST_EPSILON, 1e9
 _LARGEST_SQUARED = 1e100
 _TOLERANCE = 1e-12
-# The relative error of float64; beyond this many standard deviations tails are 0.
+# The relative error of float64; the number of standard deviations beyond which tails are 0.
 _EPSILON, _LARGEST_PLACE = 2.0**-52, 40.0
 
 
@@ -87,7 +87,7 @@ def gaussian_deltas(noise_stddev: float, epsilons: np.ndarray) -> np.ndarray:
 def gaussian_excess(noise_stddev: float, epsilons: np.ndarray) -> np.ndarray:
     """Returns `E (1 - exp(epsilon - L))_+` for the loss L and epsilons of any sign.
 
-    With infinite noise L is 0. For e < 0 it is, by symmetry,
+    With infinite noise L is 0. For epsilon = e < 0 the result is, by symmetry,
     `1 - exp(e) + exp(e) delta(-e)`.
     """
     excess = -np.expm1(np.minimum(epsilons, 0.0))

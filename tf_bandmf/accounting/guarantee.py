@@ -32,7 +32,7 @@ class Guarantee:
       adjacency: which data sets count as neighbors.
       confidence: None, or the probability (over the accountant's simulation, not over
         the mechanism) with which a simulated bound holds.
-      zcdp_rho: rho of zero-concentrated DP, where it holds without amplification.
+      zcdp_rho: rho of zero-concentrated DP if computed without amplification; else None.
     """
 
     epsilon: float

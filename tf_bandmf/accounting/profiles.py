@@ -19,8 +19,8 @@ from dp_accounting.pld import pld_pmf, privacy_loss_distribution
 # Delta for each epsilon >= 0, of the same shape.
 Profile = Callable[[np.ndarray], np.ndarray]
 
-# The number of points at which a profile is evaluated; mass up to _NEGLIGIBLE may be given
-# to an infinite loss; the largest loss that is considered (its exponential is finite).
+# The number of points at which a profile is evaluated; the mass that may be given to an
+# infinite loss; the largest loss that is considered (its exponential is finite).
 _POINTS, _NEGLIGIBLE, _LARGEST_LOSS = 2_048, 1e-17, 500.0
 _LENGTHS, _BISECTIONS = 512, 60
 
@@ -44,13 +44,15 @@ def pair_profile(epsilon: float, delta: float) -> Profile:
 def zcdp_profile(rho: float) -> Profile:
     """Returns a profile that holds for any rho-zCDP mechanism.
 
-    Its Renyi divergences are at most `rho alpha`. For each order alpha, delta is at most
+    The mechanism's Renyi divergences are at most `rho alpha`. For each order alpha, delta
+    is at most
 
         exp((alpha - 1) (rho alpha - epsilon)) (1 - 1 / alpha)^alpha / (alpha - 1)
 
     (Canonne, Kamath, Steinke, 2020, arXiv:2004.00010, Proposition 12). At the best order,
     the derivative of the exponent, `(2 alpha - 1) rho - epsilon + log(1 - 1 / alpha)`,
-    is 0. It rises, so bisection finds the order; any order is on the safe side.
+    is 0. The derivative rises with alpha, so bisection finds this order. Any order is on
+    the safe side.
     """
 
     def profile(epsilons: np.ndarray) -> np.ndarray:

@@ -10,9 +10,10 @@ _NUDGE = 1e-10
 _TOLERANCE = 1e-5
 # The tolerance of a rough root; the width of the difference that gives the slope there.
 _ROUGH_TOLERANCE, _WIDTH = 1e-3, 1e-3
-# Secants: the slope of log delta in log noise that they begin with, and the flattest one;
-# the longest step, and the longest where delta is 0 by rounding (an excess below
-# _ROUNDED_TO_ZERO). A value farther than _FAR from 0 says nothing about the slope near 0.
+# For secants: the first slope of log delta as a function of log noise, and the flattest
+# slope; the longest step, and the longest step where delta is 0 by rounding (an excess
+# below _ROUNDED_TO_ZERO). A value farther than _FAR from 0 says nothing about the slope
+# near 0.
 _FIRST_SLOPE, _LEAST_SLOPE = -12.0, -1.0
 _LONGEST_STEP, _LONGEST_FROM_ZERO, _ROUNDED_TO_ZERO = 0.5, 1.0, -300.0
 _FAR, _MOST_SECANTS = 30.0, 100

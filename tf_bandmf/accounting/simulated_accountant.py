@@ -66,7 +66,7 @@ class SimulatedAccountant(Accountant):
       confidence: None for estimates, or 1 - beta, for example `1 - 1e-6`.
     """
 
-    # The probability is unknown. NaN is not equal to 1, so amplification is accounted for.
+    # The sampling probability is unknown. NaN is not 1, so amplification is accounted for.
     sampling_probability = math.nan
 
     def __init__(
@@ -112,7 +112,7 @@ class SimulatedAccountant(Accountant):
         return largest * math.exp(-_ROUGH_START)
 
     def epsilon(self, delta: float, noise_stddev: float) -> MonteCarloValue:
-        """Returns epsilon at delta; 0 if epsilon = 0 has this delta.
+        """Returns epsilon at delta; 0 if epsilon = 0 holds at delta.
 
         Raises:
           ValueError: on invalid input, or if epsilon without amplification exceeds 10**5.
@@ -145,7 +145,7 @@ class SimulatedAccountant(Accountant):
           ArithmeticError: if the simulation overflows.
         """
         largest = self.largest_noise(epsilon, delta)
-        # A bound exceeds delta by about a BOUND_SLACK part, and some more for chance.
+        # A bound exceeds delta by about BOUND_SLACK * delta, and perhaps more by chance.
         is_estimate = self.confidence is None
         aim = delta if is_estimate else delta / (1.0 + 1.1 * BOUND_SLACK)
         near = min(self.rough_noise_stddev(epsilon, aim), largest)
@@ -256,7 +256,7 @@ class SimulatedAccountant(Accountant):
         self, delta: float, noise: float, rough: float, upper: float, confidence: float
     ) -> MonteCarloValue:
         """Returns a bound on epsilon at delta, near the estimate `rough`, <= `upper`."""
-        # The bound on values holds from this epsilon on, whatever the main draws are.
+        # The largest value holds from this epsilon on, which the main draws do not affect.
         least, beta = 0.97 * rough, 1.0 - confidence
         try:
             runs = self._simulator.bound_runs(least, noise, beta, delta, MAIN)

@@ -33,8 +33,8 @@ _LARGEST_BOUND_DRAWS, _LARGEST_BOUND_ENTRIES = 5e7, 2e10
 # itself gets at least the share _DEFENSIVE, as protection against a bad pilot run.
 _LEAST_SHARE, _DEFENSIVE = 0.02, 0.1
 _ALMOST_CERTAIN = np.array([0.01, 0.99])
-# Mixtures that are tried for a bound: the target's share, and the share of the certain tilt
-# in the rest. The least share of the target, and the least share that a tilt keeps.
+# For the mixtures that are tried for a bound: shares of the target; shares of the certain
+# tilt (see `certain_tilts`) in the rest; the least share of the target, and of a kept tilt.
 _TARGET_SHARES = (0.01, 0.05, 0.2, 0.5, 0.9)
 _CERTAIN_PARTS = (0.0, 0.2, 0.4, 0.6, 0.75, 0.85, 0.95, 1.0)
 _LEAST_TARGET = _LEAST_KEPT = 0.01
@@ -81,7 +81,7 @@ class Simulator(abc.ABC):
     Draws are for one noise level and one direction of adjacency; `at` chooses both.
 
     Args:
-      entries: numbers per draw.
+      entries: how many random numbers a draw has.
       num_draws: draws of a main run, for each direction.
       pilot_draws: draws of each tilt in a pilot run, and in a rough one.
       seed: equal seeds give equal draws.
@@ -189,8 +189,8 @@ class Simulator(abc.ABC):
 
         A bound exceeds the mean by about `S L / N + sqrt(2 V L / N)`, with `S` the largest
         possible value, `V` the second moment, `L` the `log_odds` and `N` the number of
-        draws. A tilt with a guaranteed bound on its weights keeps S small; others keep V
-        small.
+        draws. A tilt with a guaranteed bound on its weights keeps S small; the other
+        tilts keep V small.
 
         Args:
           epsilon: where delta is wanted, or the least epsilon of interest.
@@ -237,7 +237,7 @@ class Simulator(abc.ABC):
         such that the bound exceeds a delta of `aim` by about `BOUND_SLACK * aim`.
 
         Raises:
-          TooManyDraws: if that takes too many draws.
+          TooManyDraws: if a run would need too many draws.
         """
         rough = [run.estimate(epsilon) for run in self.rough_runs(noise)]
         minor = int(rough[0] > rough[1])

@@ -16,11 +16,11 @@ of `Q` with the sign changed, and the rest of the probability, `(1 - q) P(|x| < 
 
 **Discretization.** Losses are moved to multiples of `h`: those in a cell to its two ends,
 so that the mass and `E exp(-l)` of the cell do not change. In each `y = exp(-l)`, the
-function `(1 - exp(epsilon) y_1 ... y_k)_+` is convex and falls. So its mean can only grow
-if `y` is moved to the ends of an interval and keeps its mean (Doroshenko, Ghazi, Kamath,
-Kumar and Manurangsi, arXiv:2207.04380, "connect the dots"). The allowances for rounding,
-which add mass and move mass to the upper end, increase it, too. Losses beyond the last cell
-become infinite; those below the first cell are moved up to it.
+function `(1 - exp(epsilon) y_1 ... y_k)_+` is convex and falls. So delta, the mean of the
+function, can only grow if `y` is moved to the ends of an interval and keeps its mean
+(Doroshenko, Ghazi, Kamath, Kumar and Manurangsi, arXiv:2207.04380, "connect the dots"). The
+allowances for rounding, which add mass and move mass to the upper end, increase delta, too.
+Losses beyond the last cell become infinite; losses below the first cell are moved up to it.
 
 **Composition.** A Fourier transform has an absolute error of about `k 2^-53`, which can
 exceed a small delta. So the laws are tilted first, `w_i = p_i exp(theta l_i) / M`. The
@@ -33,8 +33,9 @@ An error of W therefore causes an error of delta relative to the Chernoff bound.
 and any M > 0 are valid.
 
 **Errors.** A bound on each of these errors is added to delta. Circular convolution moves
-mass of W from outside the window of N places into it, which only adds to delta. What is
-lost above the end `a` of the window is at most `M^k exp(-theta a) P_theta(L >= a)`, with
+mass of W from outside the window of N places into it, which only adds to delta. The part of
+delta that is lost above the end `a` of the window is at most
+`M^k exp(-theta a) P_theta(L >= a)`, where `P_theta` is the tilted law and
 `P_theta(L >= a) <= M(theta + t)^k exp(-t a) / M^k`. The transform `F` of `w` has an error
 of at most `eta = 8 log2(N) 2^-53` at each frequency: every output is a sum of the `w_i`,
 whose sum is 1, times products of twiddle factors along a path of additions and
@@ -64,10 +65,10 @@ FINE, ROUGH = 0.0005, 0.05
 _REACH = 12.0
 # Half of the window's width, in standard deviations of the tilted sum.
 _WINDOW = 9.0
-# The most places of the window, usually and in any case. If the usual number is too small,
-# the discretization may increase log delta by up to _MORE_EXCESS times as much. The most
-# cells of one query.
+# The most places of the window, usually and in any case. Before the window has more places
+# than usual, the discretization may increase log delta by up to _MORE_EXCESS times as much.
 _USUAL_PLACES, _MOST_PLACES, _MORE_EXCESS = 2**20, 2**22, 10.0
+# The most cells of one query; the fewest places of the window.
 _MOST_CELLS = 2**21
 _LEAST_PLACES = 2**12
 _UNIT = 2.0**-53
@@ -111,8 +112,8 @@ class Law:
         """The least loss, and the largest finite loss.
 
         If `add`, no loss exceeds `-log(1 - q)`. But with large noise no x within _REACH
-        comes near that limit, and a step in proportion to it would be too wide, so the
-        largest loss within _REACH is used.
+        comes near that limit, and a step in proportion to the limit would be too wide. So
+        the largest loss within _REACH is used.
         """
         reach = _REACH * self.query.noise
         lowest, highest = self.losses(np.array([-reach, 1.0 + reach]))
@@ -126,7 +127,7 @@ class Law:
 
     @property
     def drop(self) -> float:
-        """The most that a loss falls below 0; if `add`, the most that it rises."""
+        """The most that a loss falls below 0; if `add`, the most that it rises above 0."""
         if self.is_bounded:
             return -math.log1p(-self.query.probability)
         return max(map(abs, self.range))
@@ -289,9 +290,9 @@ def _delta(kinds: tuple[Query, ...], add: bool, epsilon: float, excess: float) -
     start = math.floor(begin / step)
     window = np.roll(window, -(start % places))
     sums = step * np.arange(start, start + places)
-    # Each loss has rounding errors of its own and of the place of its cell. The sum of the
-    # absolute losses is at most the sum of the losses plus twice what they fall below 0 (if
-    # `add`, minus the sum plus twice what they rise above 0).
+    # Each loss has two rounding errors: its own, and that of the place of its cell. The sum
+    # of the absolute losses is at most the sum of the losses plus twice what they fall
+    # below 0 (if `add`, minus the sum plus twice what they rise above 0).
     drop = float(counts @ [law.drop for law in laws])
     largest = float(np.abs(sums[[0, -1]]).max())
     rounding = 2.0 * float(counts @ [law.rounding for law in laws])

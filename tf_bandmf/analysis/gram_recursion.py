@@ -288,10 +288,10 @@ def doubly_filtered_band(
     """Returns the band of `H = C^-1 (M^-T Omega M^-1) C^-T` for banded `C` and `M`.
 
     With `M = C A^-1` and `X = C^T C` this is `X^-1 A^T Omega A X^-1`, which is minus the
-    gradient of the weighted error with respect to `X`. `H` is the covariance of a process
-    with covariance `M^-T Omega M^-1`, a backward recursion, after the forward filter
-    `C^-1`. The cross covariance `Z = C^-1 M^-T` and `H` both follow affine recursions
-    over blocks.
+    gradient of the weighted error with respect to `X`. A backward recursion generates a
+    process with covariance `M^-T Omega M^-1`; after the forward filter `C^-1` its
+    covariance is `H`. The cross covariance `Z = C^-1 M^-T` and `H` both follow affine
+    recursions over blocks.
 
     Args:
       filter_rows: C, shape [n, b], b <= w.

@@ -173,7 +173,7 @@ def scaled_toeplitz_bound(
     columns `i` and `j = i + d` with `d >= d0` satisfy
 
         |X[i, j]| <= s[i] s[j] sum_{t < n - j} |c[t]| m[t + d]
-                  <= s[j] max_{i <= j - d0} s[i] sum_{t < n - j} |c[t]| m[t + d0],
+                  <= s[j] max_{i <= j - d0} s[i] sum_{t < n - j} |c[t]| m[t + d0].
 
     The maximum of the right side over `j`, `h(d0)`, bounds all entries of `|X|` at distance
     `d0` or more from the diagonal. The p-th and the q-th participation of a pattern are at
@@ -232,7 +232,7 @@ def fixed_order_maximum(
         return float(absolute[best]), "bound"
     diagonals = {offset: matrix.gram_diagonal(offset) for offset in offsets}
     value = 0.0
-    # Patterns are tried in the order of their bounds, until none that is left can exceed
+    # Patterns are tried in the order of their bounds, until no remaining pattern can exceed
     # the value. For a Toeplitz matrix one pattern is enough: moving its columns to the
     # right only cuts off rows at the bottom, so the pattern from step 0 is the best.
     order = np.argsort(-absolute, kind="stable")

@@ -135,7 +135,7 @@ def upper_bound(
 
     column = matrix.toeplitz_column()
     if column is not None:
-        # At least |c| in every entry, and meets the condition of Theorem 1; see `_exact`.
+        # No entry of the majorant is below |c|, and Theorem 1 applies to it; see `_exact`.
         majorant = np.abs(column)
         majorant[b:] = np.maximum.accumulate(majorant[b:][::-1])[::-1]
         larger = matrices.ToeplitzBanded(majorant, n)
@@ -203,7 +203,7 @@ def _exact_fixed_order(matrix: matrices.LowerTriangular, b: int) -> Sensitivity 
 def _exact_path(matrix: matrices.LowerTriangular, b: int, k: int) -> Sensitivity | None:
     """The exact sensitivity if only consecutive participations interact, or None.
 
-    That is the case for two participations, or if bands <= 2b.
+    Only these interact if there are at most two participations, or if bands <= 2b.
     """
     n, width = matrix.num_rows, matrix.bands
     if k > 2 and width > 2 * b:

@@ -7,8 +7,8 @@ The contributions of one example to the k steps of a pattern are vectors `u_i` w
 
 for the k x k Gram matrix X of the pattern's columns, if the vectors have k dimensions or
 more. Contributions that are signs (vectors of one dimension) attain at most this value, and
-`sum |X_ij|` (arXiv:2306.08153, Prop. E.1) is larger than it if no choice of signs makes all
-terms >= 0. For all y,
+`sum |X_ij|` (arXiv:2306.08153, Prop. E.1) exceeds this value if no choice of signs makes
+all terms >= 0. For all y,
 
     <X, G> <= sum_i y_i + k max(0, -least eigenvalue of diag(y) - X),
 

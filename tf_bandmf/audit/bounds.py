@@ -73,7 +73,7 @@ def mu_from_guesses(
 
     Mahloujifar, Melis, Chaudhuri (2024, arXiv:2410.22235), Theorem 3.2 and Algorithm 3,
     bound how many guesses are right if the mechanism is mu-GDP; guesses may depend on one
-    another. Sharper than `epsilon_from_guesses` if delta is small.
+    another. The bound is sharper than `epsilon_from_guesses` if delta is small.
 
     Args: as for `epsilon_from_guesses`.
 

@@ -25,11 +25,12 @@ class GradientCanaries:
     An auditor who sees the noisy sums `y = g + noise_stddev C^-1 z` of all steps, and
     knows C, can whiten them: `C y / noise_stddev` has independent standard normal noise.
     Canary j, with gradient `zeta x_j[i] v_j` at step i (`zeta` is the l2 norm clip), adds
-    the signal `zeta C x_j (x) v_j / noise_stddev` to it. The optimal statistic is the
-    matched filter, the inner product of signal and whitened sums: by Neyman and Pearson,
-    no other test of the same released values is better. If the participation is
-    amplified, the steps of a canary are secret. The plan's own sampler draws them, and
-    the statistic is the likelihood ratio of the mixture over the possible steps.
+    the signal `zeta C x_j (x) v_j / noise_stddev`, an outer product, to the whitened sums.
+    The optimal statistic is the matched filter, the inner product of signal and whitened
+    sums: by Neyman and Pearson, no other test of the same released values is better. If the
+    participation is amplified, the steps of a canary are secret. The plan's own sampler
+    draws them, and the statistic is the likelihood ratio of the mixture over the possible
+    steps.
 
     Attributes:
       plan: the plan whose mechanism is audited.
@@ -64,7 +65,7 @@ class GradientCanaries:
           num_parameters: d, the length of the released vectors.
           seed: of the coins and the sampler.
           num_canaries: m <= d; None for one per direction.
-          directions: see the class; other directions may reveal other faults.
+          directions: see the class. Different directions may reveal different faults.
 
         Raises:
           ValueError: if there are more canaries than orthogonal directions, or the
@@ -118,7 +119,7 @@ class GradientCanaries:
     def scores(self, released: np.ndarray) -> np.ndarray:
         """Returns the log likelihood ratio (included or not) of each canary, shape [m].
 
-        At 0, both hypotheses are equally likely.
+        If it is 0, the released values fit both hypotheses equally well.
 
         Args:
           released: noisy *sums*, shape [n, d], of the canaries alone. Subtract what other

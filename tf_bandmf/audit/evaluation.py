@@ -131,7 +131,7 @@ def evaluate(
         decided before the scores were seen.
       num_guesses: even number of guesses; None for a choice from m and `signal`, which
         does not look at the scores.
-      claimed_epsilon: the epsilon to compare with.
+      claimed_epsilon: the claimed epsilon, with which the result compares the bounds.
 
     Returns:
       The bounds.
@@ -202,14 +202,14 @@ def best_number_of_guesses(
       confidence: of the bound.
 
     Returns:
-      An even number in [2, m]. If no number promises a bound > 0, two fifths of m, which
-      still detects gross faults.
+      An even number in [2, m]. If no number of guesses promises a bound > 0, it is two
+      fifths of m, which still detects gross faults.
     """
     best, chosen = 0.0, max(2, int(0.4 * num_canaries) // 2 * 2)
     for share in _SHARES:
         guesses = max(2, int(share * num_canaries) // 2 * 2)
-        # Finds the threshold that half of the share of the mixture of N(+-signal / 2, 1)
-        # exceeds.
+        # Finds the threshold which half of `share` of the scores exceed, if scores are a
+        # mixture of N(signal / 2, 1) and N(-signal / 2, 1).
         low, high = -signal, signal + 40.0
         for _ in range(60):
             middle = 0.5 * (low + high)
@@ -231,7 +231,8 @@ def best_threshold(
 ) -> float:
     """Returns the threshold with the best `epsilon_from_rates` for these scores.
 
-    An audit with this threshold must use other scores, so that it is decided in advance.
+    The audit with this threshold must use other scores, so that the threshold is decided
+    in advance.
 
     Args:
       scores: shape [m].

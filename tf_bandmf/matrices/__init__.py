@@ -10,7 +10,7 @@ array; all other operations and classes work for `n = 10**6` as well as for `n =
 | `ToeplitzBanded` | constant diagonals, `w` of them | O(n w) |
 | `RowBanded` | any entries on `w` diagonals | O(n w) |
 | `Inverse` | the inverse of one of the above | as much as the inner matrix |
-| `ColumnScaled` | another one times a positive diagonal | as much as the inner matrix |
+| `ColumnScaled` | another matrix times a positive diagonal | as much as the inner matrix |
 | `Dense` | any lower-triangular matrix | O(n^2) |
 | `BufferedToeplitz` | Toeplitz, a constant plus `d` geometric sequences | O(n d) |
 | `DyadicTree` | the square factor of the binary tree | O(n^2) |

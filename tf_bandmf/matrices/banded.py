@@ -45,7 +45,7 @@ class ToeplitzBanded(Banded):
     Args:
       coefficients: one value per diagonal, the main diagonal first; shape [w],
         `1 <= w <= num_rows`. More coefficients than rows are refused: the matrix has no
-        such diagonals, and the number of steps is never inferred from their number.
+        diagonals for them, and the number of steps is never inferred from `w`.
       num_rows: n.
 
     Raises:

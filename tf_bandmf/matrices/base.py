@@ -133,7 +133,7 @@ class LowerTriangular(abc.ABC):
     ) -> float | None:
         """Returns sens(M)^2 under min-separation if a theorem on this kind gives it.
 
-        With None (the default), the caller uses a method that works for all matrices.
+        If it returns None (the default), the caller uses a method for all matrices.
         """
         return None
 

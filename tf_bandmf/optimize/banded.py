@@ -28,8 +28,8 @@ from tf_bandmf.optimize.objectives import Objective
 from tf_bandmf.optimize.result import OptimizationResult
 from tf_bandmf.workloads import Workload
 
-# From variables, and a function from errors to weights and an offset (see
-# `Objective.support`), to a lower bound on the objective and the errors.
+# Takes variables, and a function from errors to weights and an offset (see
+# `Objective.support`); gives a lower bound on the objective, and the errors.
 BoundFunction = Callable[
     [np.ndarray, "Callable[[np.ndarray], tuple[np.ndarray, float]]"],
     "tuple[float, np.ndarray]",
@@ -117,7 +117,7 @@ def _bound_function(problem: Problem) -> BoundFunction:
 
     @functools.cache
     def compiled() -> tuple[Callable[..., Any], Callable[..., Any]]:
-        # Concrete: TensorFlow would warn of retracing when several problems are solved.
+        # Concrete functions: otherwise TensorFlow warns of retracing after a few problems.
         position = tf.TensorSpec([_num_variables(problem)], tf.float64)
         weights = tf.TensorSpec([problem.workload.num_steps], tf.float64)
         errors = tf.function(evaluate, autograph=False)

@@ -15,9 +15,9 @@ off-diagonal entries in the band. The tangent at `t X` instead of `X` bounds
 
     f(X') >= f(X)^2 / U,    relative gap <= 1 - f / U.
 
-This gap shrinks with the gradient. That of a second bound shrinks with its square, as the
-true gap does. For `G = A^T Omega A` and any `Z`,
-`0 <= ||G^1/2 X'^-1/2 - G^-1/2 Z X'^1/2||^2` says
+This gap shrinks like the gradient. The gap of a second bound shrinks like the square of the
+gradient, as the true gap does. For `G = A^T Omega A` and any `Z`,
+`0 <= ||G^1/2 X'^-1/2 - G^-1/2 Z X'^1/2||^2` implies
 
     f(X') >= 2 tr Z - <Z^T G^-1 Z, X'>.
 
@@ -45,8 +45,8 @@ import numpy as np
 
 # Relative to the largest weight of a step: smaller weights have no useful inverse.
 _LEAST_WEIGHT = 1e-12
-# How often off-diagonal entries are removed; in rows where more than this part of them
-# would remain, less of them is removed.
+# How often off-diagonal entries are removed; in rows where more than the part _KEPT of them
+# would remain, they are removed only in part.
 _CORRECTIONS, _KEPT = 3, 0.5
 
 

@@ -2,8 +2,9 @@
 
 Where an evaluation takes a millisecond, tracing for TensorFlow's optimizer takes longer
 than the optimization; and SciPy's line search gives up at the first infinite value. The
-line search here bisects its step there: it finds weak Wolfe conditions (Lewis and Overton,
-"Nonsmooth optimization via quasi-Newton methods", 2013, Algorithm 2.6).
+line search of this module bisects its step at infinite values, and ends at a point that
+meets the weak Wolfe conditions (Lewis and Overton, "Nonsmooth optimization via quasi-Newton
+methods", 2013, Algorithm 2.6).
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _MOST_TRIALS = 60
 # If a step is expected to decrease the value by less than this, relatively, rounding
 # hides the decrease.
 _ROUNDING = 1e-14
-# Iterations over which the decrease is looked at.
+# Iterations over which the decrease is measured.
 _SEGMENT = 20
 
 Function = Callable[[np.ndarray], "tuple[float, np.ndarray]"]

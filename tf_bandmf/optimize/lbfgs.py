@@ -119,7 +119,7 @@ def value_and_gradient(
         jit_compile=by_xla or None,
         experimental_attributes={"_noinline": True},
     )
-    # Concrete: TensorFlow would warn of retracing when several problems are solved.
+    # A concrete function: otherwise TensorFlow warns of retracing after a few problems.
     concrete: Callable[[tf.Tensor], tuple[tf.Tensor, tf.Tensor]]
     concrete = function.get_concrete_function(tf.TensorSpec([size], tf.float64))
     return concrete
@@ -153,8 +153,8 @@ class Minimizer:
       log_loss: maps variables, shape [m], float64, to a scalar; differentiable. It may
         read variables that change between runs.
       size: m.
-      by_xla: whether XLA compiles `log_loss`: pays for hundreds of evaluations of
-        milliseconds each.
+      by_xla: whether XLA compiles `log_loss`, which pays for hundreds of evaluations that
+        take milliseconds each.
     """
 
     def __init__(
@@ -261,7 +261,7 @@ class Minimizer:
                 break
             last_done, last_value = done, value
             if bool(state.failed) or bool(state.converged):
-                # No step, or one without effect, and yet neither rule is met.
+                # L-BFGS made no step, or a step without effect, but neither rule is met.
                 if not value < restart_value:
                     converged = False
                     message = "line search failed: no further decrease"

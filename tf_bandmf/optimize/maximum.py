@@ -71,8 +71,8 @@ def minimize(
     """Minimizes the maximum of the errors.
 
     Args:
-      smooth: what is minimized in each stage.
-      minimize_smooth: minimizes it, from given variables.
+      smooth: the function that is minimized in each stage.
+      minimize_smooth: minimizes `smooth`, from given variables.
       errors: computes the errors at variables, shape [n].
       bound: a lower bound on the weighted mean of errors, from variables near its
         optimum, and the errors there; None for no certificate.

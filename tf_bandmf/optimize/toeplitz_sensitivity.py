@@ -46,7 +46,7 @@ class SquaredSensitivity:
         )
 
     def __call__(self, column: np.ndarray) -> tuple[float, np.ndarray]:
-        """The value, and its gradient by the column [n]; infinite if the column is."""
+        """The value, and its gradient by the column [n]; infinite if an entry is."""
         _, b, k = self._shape
         if not np.all(np.isfinite(column)):
             return np.inf, np.zeros(column.size)

@@ -1,8 +1,8 @@
-"""BLT strategies optimized for what a run pays: the error times the amplified noise.
+"""BLT strategies optimized for the product of error and noise under amplification.
 
 Other families minimize the error at unit sensitivity, or per unit of column norm.
 Amplification by sampling makes the noise depend on the whole Gram matrix of the bins, and
-on the budget: the best strategy for epsilon = 1 is not that for epsilon = 8. This was
+on the budget: the best strategies for epsilon = 1 and epsilon = 8 differ. This was
 published for banded Toeplitz `C` (Choquette-Choo, Ganesh, Haque, Steinke, Thakurta,
 arXiv:2410.06266); arXiv:2505.12128, section 6, leaves it open for banded inverses.
 """

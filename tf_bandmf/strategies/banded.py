@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 # Stopping rules: choosing a strategy needs about three digits, a plan six.
 _DRAFT_ITERATIONS, _DRAFT_DECREASE = 40, 2e-4
 _PLAN_DECREASE = 2e-7
-# For more than _MOST_AT_ONCE steps, the start is optimized for a fourth of them, to the
-# precision below, if these are at least _LEAST_PER_BAND steps for each band.
+# For more than _MOST_AT_ONCE steps, the start is optimized for a quarter of the steps, to
+# the precision below, if the quarter has at least _LEAST_PER_BAND steps for each band.
 _MOST_AT_ONCE, _LEAST_PER_BAND = 2**16, 64
 _START_GAP, _START_DECREASE = 5e-3, 1e-7
 
@@ -71,15 +71,15 @@ def optimized_banded(
       workload: A; a learning-rate schedule is taken into account.
       bands: number of diagonals of `C`, 1 <= bands <= n.
       objective: "mean" for the RMSE; "max" for the MaxSE, by p-norms of growing order;
-        "last" for only the final model: no invertible `C` attains the infimum, so the
-        optimization stops unconverged; or a differentiable function of the per-step
+        "last" for only the final model (no invertible `C` attains the infimum, so the
+        optimization stops unconverged); or a differentiable function of the per-step
         squared errors (an `Objective` if it is convex and a gap is wanted).
       column_normalized: whether all columns must have norm 1.
       participation: required without column normalization; then a `FixedEpochOrder`
         with at least as many steps per epoch as `C` has bands.
-      start: a banded strategy to start from, with any number of bands; by default the
-        optimal banded Toeplitz strategy, or, for prefix sums of more than 65,536 steps
-        and their mean error, one that continues the optimum for a quarter of the steps.
+      start: a banded strategy to start from, with any number of bands. The default is the
+        optimal banded Toeplitz strategy; for the mean error of prefix sums of more than
+        65,536 steps, a strategy continued from the optimum for a quarter of the steps.
       max_iterations: of L-BFGS, for each stage of the objective.
       gap_tolerance: converged when the certified relative gap is at most this.
       gradient_tolerance: converged when no derivative of `n log(objective)` exceeds
@@ -188,7 +188,7 @@ def _default_columns(
     """Columns [bands, n] to start from if the caller gave no start.
 
     They are those of the optimal Toeplitz strategy for the workload without its learning
-    rates; for prefix sums of very many steps, those continued from the optimum for fewer
+    rates; for prefix sums of very many steps, they are continued from the optimum for fewer
     steps. With momentum 0.9, continued columns were no better than the Toeplitz strategy
     in measurements up to 2^16 steps.
     """

@@ -41,10 +41,11 @@ def optimized_banded_inverse(
     """The Toeplitz `C` with banded inverse that has the smallest error.
 
     The noise generator keeps nothing and regenerates `bands - 1` earlier vectors at
-    each step. The error is minimized at the exact sensitivity under a fixed epoch order,
-    whatever the signs of `C` (up to thousands of steps), and under min-separation if `C`
-    has no entries below 0 and does not rise after lag b; otherwise at an upper bound on
-    the sensitivity. The result is never worse than its start.
+    each step. The error is minimized at the exact sensitivity in two cases: under a fixed
+    epoch order, whatever the signs of `C` (up to thousands of steps); and under
+    min-separation, if `C` has no entries below 0 and does not rise after lag b. Otherwise
+    it is minimized at an upper bound on the sensitivity. The result is never worse than
+    its start.
 
     Args:
       workload: A; a learning-rate schedule is taken into account.
@@ -84,12 +85,12 @@ class _Search:
         options: Options,
     ) -> None:
         self._workload, self._participation = workload, participation
-        # Cached: where it is only a bound, computing it can take seconds.
+        # Cached, because computing an upper bound on the sensitivity can take seconds.
         self._sensitivity = functools.cache(lambda x: x.sensitivity(participation))
         self._objective, self._options = objective, options
 
     def with_continuation(self, bands: int) -> Strategy:
-        """The best optimum found from BISR and, if that is unsound, from half the bands."""
+        """The best optimum from BISR and, unless that one is sound, from half the bands."""
         start = inverse_square_root_coefficients(self._workload, bands)
         best = self.from_start(start)
         if bands <= 2 or self._is_sound(best):
@@ -137,7 +138,7 @@ class _Search:
         )
 
     def _error(self, strategy: Strategy) -> float:
-        """The objective times the squared sensitivity, or times the bound on that."""
+        """The objective times the squared sensitivity, or times the bound on it."""
         errors = strategy.per_step_squared_error(self._workload)
         value = float(self._reduction(errors)) * self._sensitivity(strategy).value ** 2
         return value if math.isfinite(value) else math.inf

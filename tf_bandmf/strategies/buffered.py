@@ -41,10 +41,10 @@ def blt(
 
     Its first column is positive and decreasing by construction, so the sensitivity
     under min-separation is exact (arXiv:2601.22334, Theorem 1). The logarithm of the
-    error, not convex in the decays, is minimized by L-BFGS with exact gradients, for 1,
-    2, ... buffers in turn, each from the previous optimum with a new buffer added at
-    several places. The search ends early when another buffer gains nothing, as happens
-    for many participations. Every evaluation costs O(d^3 log n).
+    error, which is not convex in the decays, is minimized by L-BFGS with exact gradients,
+    for 1, 2, ... buffers in turn. Each search starts from the previous optimum, with a new
+    buffer added at several places. The search ends early when another buffer gains
+    nothing, as happens for many participations. Every evaluation costs O(d^3 log n).
 
     Args:
       workload: A. Only the Toeplitz part matters; a learning-rate schedule does not
@@ -118,7 +118,7 @@ class _Problem:
         self.num_steps, self._is_mean = workload.num_steps, objective == "mean"
         self._separation = participation.separation()
         self._participations = participation.participations(self.num_steps)
-        # 1 - p of the factors 1 - p x that A divides by.
+        # `1 - p` for each factor `1 - p x` of the denominator of A as a power series.
         self._poles = 1.0 - np.sort(np.roots(workload.inverse_coefficients))[::-1]
 
     def minimize(self, start: np.ndarray, max_iterations: int) -> Any:
@@ -244,7 +244,7 @@ def _sum(
 
 
 def _of_output(products: np.ndarray, start: np.ndarray) -> np.ndarray:
-    """The entries of the series of `_recurrence` with itself and the last 2 d states."""
+    """The sums over products of `_recurrence`'s series with itself and the last states."""
     output = int(start.sum()) - 1
     return products[output, output:].real
 
@@ -289,7 +289,7 @@ def _starts(
             candidates.append(variables_of(*(np.sort(x)[::-1] for x in pairs)))
         candidates.sort(key=lambda start: problem.loss(start)[0])
         starts.extend(candidates[:3])
-    # Decays spread evenly on a logarithmic scale, as a start from nothing.
+    # A start without the previous optimum: decays spread evenly on a logarithmic scale.
     spread = (
         1.0 - np.geomspace(1.0 / (num_steps + 1), 0.9, 2 * (theta.size + 1) + 1)[:-1]
     )

@@ -2,8 +2,8 @@
 
 Kalinin, Rehn, Andersson, Honkela, Lampert, "Beyond Square Roots: Explicit
 Memory-Efficient Factorization for Multi-Epoch Private Learning", arXiv:2605.18379. With
-two bands it is DP-lambda-CGD, and with gamma = 1/2 it is BISR; in between, a few bands
-correlate more of the noise than those of BISR.
+two bands it is DP-lambda-CGD, and with gamma = 1/2 it is BISR. Other gammas let a few bands
+correlate more of the noise than the bands of BISR do.
 """
 
 from __future__ import annotations

@@ -63,8 +63,8 @@ def dense(
 
     Args:
       workload: A.
-      participation: gives b and k. With k = 1, b does not matter; else all
-        `ceil(n / b)` participations count unless `equal_column_norms`.
+      participation: gives b and k. With k = 1, b does not matter. Otherwise k must be
+        `ceil(n / b)` unless `equal_column_norms`.
       equal_column_norms: whether the columns of `C` must have equal norms. By default
         True for min-separation, as Table 2 recommends for long runs, and False for fixed
         epoch order.

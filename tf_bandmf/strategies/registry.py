@@ -174,7 +174,7 @@ def family_of(name: str) -> Family:
 
 
 def auto_names(is_simulated: bool = False) -> tuple[str, ...]:
-    """The families that "auto" compares, where amplification is simulated or is not."""
+    """The families that "auto" compares; more of them if amplification is simulated."""
     return tuple(
         family.name for family in _ranked() if is_simulated or not family.needs_budget
     )
@@ -276,7 +276,8 @@ def parse(specification: str) -> tuple[str, dict[str, Any]]:
 def specification(strategy: Strategy) -> str:
     """The name of a strategy in tables, files and statements, such as "bisr:4".
 
-    `parse` reads it if the family is registered; else it is `Strategy.describe()`.
+    If the family is registered, `parse` can read the name. Otherwise the name is
+    `Strategy.describe()`.
     """
     family = FAMILIES.get(strategy.family)
     if family is None:
