@@ -200,8 +200,8 @@ class FederatedAveraging:
     def no_metrics(self) -> collections.OrderedDict:
         """Metrics of a round without a result.
 
-        `clipped_again` counts updates that came with more than the clip norm: devices
-        clip before they send. `skipped` is 1 for a round without a result.
+        `clipped_again` counts updates that arrived with a norm above the clip norm,
+        although devices clip before they send. `skipped` is 1 for a round without a result.
         """
         names = (
             "available eligible selected reported refused late failed contributing "

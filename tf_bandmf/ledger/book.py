@@ -85,7 +85,7 @@ class Ledger:
           epsilon: of the budget, together with delta.
           delta: of the budget, together with epsilon.
           rho: of zCDP, instead of epsilon and delta.
-          unit: whose presence the budget hides; plans must have the same.
+          unit: the one whose presence the budget hides; plans must have the same unit.
           adjacency: "zero-out" (or add-or-remove), or "replace-one".
 
         Returns:

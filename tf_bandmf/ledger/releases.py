@@ -23,7 +23,7 @@ class Dataset:
     Attributes:
       name: by which plans are bound to it.
       id: the digest of its first entry.
-      unit: whose presence its budget hides; plans must have the same.
+      unit: the one whose presence the budget hides; plans must have the same unit.
       adjacency: "zero-out" or "replace-one".
     """
 

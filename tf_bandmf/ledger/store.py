@@ -174,7 +174,7 @@ class Transaction:
         return str(name)
 
     def chain(self, name: str, anew: bool = False) -> Chain:
-        """All entries of a data set, each verified once by this process, or `anew`.
+        """All entries of a data set; each is verified once per process, or again if `anew`.
 
         Raises:
           LedgerError: if there is no such data set.

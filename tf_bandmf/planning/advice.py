@@ -36,7 +36,7 @@ _LOG = logging.getLogger("tf_bandmf")
 _WORKLOAD = f"sgd:momentum={MOMENTUM!r}"
 # Both have exact accounting. Other samplings are compared only if the caller names them.
 DEFAULT_SAMPLINGS = ("fixed-order", "poisson")
-# The simulation of b-min-sep sampling takes minutes per setting.
+# Without b-min-sep sampling, whose simulation takes minutes per setting.
 _SAMPLINGS = tuple(name for name in samplings() if name != "b-min-sep")
 # A later sampling in the list is advised only if its progress is larger by this fraction.
 _WORTH = 0.03

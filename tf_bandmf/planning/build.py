@@ -23,7 +23,7 @@ from tf_bandmf.planning.statement import ONE_EXAMPLE
 from tf_bandmf.strategies import Strategy, registry
 from tf_bandmf.workloads import Workload
 
-# `split` ends with plans that spend this part of the budget. `_ROUNDING` is the
+# The plans of `split` spend at least this part of the budget. `_ROUNDING` is the
 # tolerance above the budget.
 _ENOUGH, _ROUNDING = 0.995, 1e-9
 _MOST_TRIALS = 40
@@ -91,9 +91,9 @@ def plan(
         `workloads.momentum_sgd(num_steps, learning_rates=rates)` for a schedule. See
         `workloads.parse`.
       l2_norm_clip: zeta > 0.
-      unit: whose presence is hidden, in one line. With "one user", `num_examples` is
-        the number of users and `batch_size` the number of users per step: see `users`
-        of `Plan.batches`, outside federated learning.
+      unit: what one example stands for, whose presence is hidden, in one line. With "one
+        user", `num_examples` is the number of users, and `batch_size` the number of users
+        per step: see `users` of `Plan.batches`, outside federated learning.
 
     Returns:
       A `Plan`, whose noise is that of Philox; `dataclasses.replace(plan,
@@ -195,7 +195,7 @@ def split(
 ) -> tuple[Plan, ...]:
     """Plans of several runs on the same data that together are (epsilon, delta)-DP.
 
-    Runs with Gaussian noise of `sigma_i` per unit of sensitivity amount to one whose
+    Runs with Gaussian noise of `sigma_i` per unit of sensitivity amount to one run whose
     inverse variance is the sum of theirs (Dong, Roth, Su, 2019, arXiv:1905.02383,
     Corollary 3.3): a share is a part of that sum. For sampled runs the noise is searched
     for, so that `compose(plans).epsilon(delta)` is at most epsilon, and at least 99.5% of

@@ -10,18 +10,18 @@
     joint.epsilon(1e-5)
     print(joint.statement())
 
-Gaussian mechanisms compose exactly: together they are one, with
+Gaussian mechanisms compose exactly: together they are one mechanism, with
 `1 / sigma^2 = sum_i 1 / sigma_i^2` (Dong, Roth, Su, 2019, arXiv:1905.02383, Corollary
 3.3), also where later runs are chosen by the results of earlier ones.
 
 Every other release counts by a privacy loss that dominates it (Zhu, Dong, Wang, 2022,
-arXiv:2106.08567, Theorem 10). This is its own privacy loss where that is known: by
-`accounting.tilted` for samples, or by the deltas that dp-accounting has for an event.
-Otherwise it is the privacy loss of the worst mechanism that satisfies all known bounds: a
-pair (epsilon, delta) (Kairouz, Oh, Viswanath, 2015, arXiv:1311.0776, Theorem 3.3), a rho,
-or the Gaussian mechanism that a run is without its amplification. Rhos add up (Bun and
-Steinke, 2016, arXiv:1605.02065, Lemma 1.7) and count by their privacy profile. Basic
-composition is taken where its epsilon is smaller.
+arXiv:2106.08567, Theorem 10). If the release's own privacy loss is known, it is used: from
+`accounting.tilted` for samples, or from the deltas of dp-accounting for an event.
+Otherwise, the release counts by the privacy loss of the worst mechanism that satisfies all
+known bounds: a pair (epsilon, delta) (Kairouz, Oh, Viswanath, 2015, arXiv:1311.0776,
+Theorem 3.3), a rho, or the Gaussian mechanism that a run would be without its
+amplification. Rhos add up (Bun and Steinke, 2016, arXiv:1605.02065, Lemma 1.7) and count by
+their privacy profile. Basic composition is taken where its epsilon is smaller.
 """
 
 from __future__ import annotations

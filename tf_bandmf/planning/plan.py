@@ -106,7 +106,7 @@ class Plan:
       sensitivity: sensitivity of the strategy under the participation. It is computed;
         a given value (from a file) must agree with the computed one, and is then used
         unchanged.
-      unit: whose presence is hidden, in one line: what the sampler draws.
+      unit: what the sampler draws, whose presence is hidden, in one line.
       generator: generator of the noise, "philox" or "chacha20".
       account: the account in a ledger in which a run reserves its cost before it
         begins, or None.

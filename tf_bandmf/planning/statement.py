@@ -55,7 +55,7 @@ class PrivacyStatement:
       guarantee: (epsilon, delta), how certain they are, and the adjacency.
       mu: `1 / sigma` of all outputs together as one Gaussian mechanism, without
         amplification; None if they are not one.
-      unit: whose presence is hidden.
+      unit: the one whose presence is hidden, such as "one user".
       plans: the plans of the runs.
       sampling: what is claimed from the randomness of the sampling.
       participation: how the data are used; empty without runs.

@@ -68,7 +68,7 @@ def per_step_error(plans: Mapping[str, Plan], axes: Any | None = None) -> Any:
     """Standard deviation of the noise in the model after each step.
 
     Args:
-      plans: by name.
+      plans: plans by name.
       axes: where to draw; by default on a new figure.
 
     Raises:
@@ -90,7 +90,7 @@ def accumulated_noise(
     noise of a run.
 
     Args:
-      plans: by name.
+      plans: plans by name.
       seed: of the normals.
       axes: where to draw; by default on a new figure.
 
@@ -130,7 +130,7 @@ def epsilon_of_delta(
     """The pairs (epsilon, delta) that hold for one run of each plan.
 
     Args:
-      plans: by name; a point marks the pair that each plan was made for.
+      plans: plans by name; a point marks the pair that each plan was made for.
       deltas: in (0, 1); by default from 1e-3 to 1e-10.
       axes: where to draw; by default on a new figure.
 
@@ -163,7 +163,7 @@ def training_curves(
     """A quantity after each epoch: mean over runs, in a band of +- 1 standard error.
 
     Args:
-      runs: by name; for each run one value per epoch, such as
+      runs: runs by name; for each run one value per epoch, such as
         `history.history["val_accuracy"]`. All runs of a name have the same number of
         epochs.
       quantity: label of the axis. Values that are measured on training data are not
@@ -282,7 +282,7 @@ def plan_overview(name: str, plans: dict[str, Plan], figure: Any) -> Any:
 
     Args:
       name: of the plan to show.
-      plans: by name; all of them are drawn into the panels of errors and noise.
+      plans: plans by name; all of them are drawn into the panels of errors and noise.
       figure: a matplotlib figure or subfigure, drawn on.
 
     Returns:

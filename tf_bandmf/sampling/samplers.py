@@ -39,8 +39,8 @@ def random_words(seed: bytes, step: int, count: int) -> np.ndarray:
 
     Args:
       seed: the secret, 32 bytes.
-      step: which numbers; every step has its own.
-      count: how many; a smaller count gives the first of them.
+      step: the step that uses the numbers; every step has its own.
+      count: how many numbers; a smaller count gives the first of them.
 
     Returns:
       uint64, shape [count].
