@@ -93,9 +93,9 @@ def gram_matrix(matrix: matrices.LowerTriangular, num_bins: int) -> np.ndarray:
     else:
         if n * b > _LARGEST_COLUMNS:
             raise ValueError(
-                f"This strategy has no structure to exploit: num_steps * num_bins must "
-                f"be <= {_LARGEST_COLUMNS}, found {n * b}. Use a Toeplitz or banded "
-                f"strategy."
+                f"For a strategy that is neither Toeplitz nor banded, num_steps * "
+                f"num_bins must be <= {_LARGEST_COLUMNS}, found {n * b}. Use a Toeplitz or "
+                f"banded strategy."
             )
         pattern = np.zeros((n, b))
         pattern[np.arange(n), np.arange(n) % b] = 1.0

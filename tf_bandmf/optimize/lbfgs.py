@@ -50,7 +50,7 @@ def tfp_optimizer() -> Any:
             f"Optimizing a strategy needs TensorFlow Probability and, with TensorFlow "
             f"{tf.__version__}, tf-keras: pip install tf-bandmf[keras], or tf-keras of "
             f"the same minor version as TensorFlow. Strategies in closed form "
-            f"(identity, lambda_cgd, bsr, bisr) do without."
+            f"(identity, lambda_cgd, bsr, bisr) need neither."
         ) from error
 
 

@@ -125,8 +125,8 @@ def rate_of(plan: Plan, num_parameters: int, loss: Any = None) -> float:
     """
     if plan.expected_batch_size is None or plan.workload.learning_rates is not None:
         raise ValueError(
-            "The rule for learning rates needs the batch size of the plan, and is for a "
-            "constant rate: this plan has none, or a workload with learning_rates=."
+            "The rule for learning rates needs the batch size of the plan and a constant "
+            "rate: this plan has no batch size, or a workload with learning_rates=."
         )
     momentum = plan.workload.momentum or 0.0
     noise = noise_in_models(plan.rmse(), plan.expected_batch_size, momentum)

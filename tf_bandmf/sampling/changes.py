@@ -57,12 +57,12 @@ class Ranges:
                     low, high = map(float, wanted)
                 except (TypeError, ValueError):
                     raise TypeError(
-                        f"ranges: that of {key!r} must be the lowest and the highest "
+                        f"ranges: {key!r} must be given the lowest and the highest "
                         f"value, found {wanted!r}."
                     ) from None
                 if not low < high:
                     raise ValueError(
-                        f"ranges: in that of {key!r} the first value must be below the "
+                        f"ranges: the first value for {key!r} must be below the "
                         f"second, found {wanted!r}."
                     )
                 self._limits.append((key, name, low, high))

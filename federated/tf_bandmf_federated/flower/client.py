@@ -141,8 +141,8 @@ class ParticipationMod:
         after = {name: array.numpy() for name, array in weights.items()}
         if _kinds(after) != _kinds(before):
             raise ValueError(
-                "The app's weights must have the names, shapes and dtypes of those "
-                "that it got."
+                "The app's weights must have the names, shapes and dtypes of the "
+                "weights that it received."
             )
         with np.errstate(over="ignore", invalid="ignore"):
             update = [after[name] - before[name] for name in trained]

@@ -351,10 +351,10 @@ class PrivateFedAvg(Strategy):
                 devices.FAILED, 0
             ),
             "say that they took part in rounds that were not begun here: an earlier run of "
-            "the plan had them, and both together would spend more than the plan. Go on "
+            "the plan began them, and both together would spend more than the plan. Go on "
             "with that run's private_dir, or begin a new run with a plan and device stores "
             "of its own": problems.get(devices.STRANGER, 0),
-            f"took part {k} times, all that the plan permits: connect others": spent,
+            f"took part {k} times, all that the plan permits: connect other devices": spent,
             f"rest until {b - 1} other rounds are over: rounds of {wanted} with a "
             f"separation of {b} need {wanted * b} devices. Connect more and call start "
             f"again, or make a plan with fewer clients per round or a smaller separation": (

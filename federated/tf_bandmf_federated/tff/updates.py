@@ -44,7 +44,7 @@ def check_round(tags: collections.OrderedDict, round_number: tf.Tensor) -> tf.Op
     """
     same = tf.equal(tf.cast(tags["round"], tf.int64), round_number)
     message = (
-        "The data were tagged for another round than the state's. Tag them anew for "
+        "The data were tagged for another round than the state's. Tag them for "
         "every round, with process.round_number(state) and "
         "from a record that the last participation updated. Tagged for, and round:"
     )

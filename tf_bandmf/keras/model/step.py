@@ -100,7 +100,7 @@ class PrivateStep(_Model):
         run.refuse_trained(self._training.plain_steps)
         if run.tables is None and self._settings.tables != DENSE:
             raise RuntimeError(
-                "The optimizer was built without the model, so that its run has no "
+                "The optimizer was built without the model, so its run cannot have "
                 "tables='lazy'. Compile the model with a new PrivateOptimizer, and let "
                 "model.fit or model.train_on_batch build it."
             )

@@ -167,7 +167,7 @@ class PrivateRun:
             if header[name] != value:
                 raise ValueError(
                     f"{self.path} is of a run with another {what}. A run is resumed "
-                    f"with everything as it was; a new one needs a file of its own."
+                    f"with everything as it was; a new run needs its own file."
                 )
         key = NoiseKey(HiddenBytes(bytes.fromhex(header["key"])))
         schedule = schedule.join(key.sampler_seed())
