@@ -248,7 +248,7 @@ class PrivateAUC(PrivateMetric):
         return float(min(max(area, 0.0), 1.0)), float(spread)
 
 
-# A single object, so that evaluations by "accuracy" are traced only once.
+# One object for all evaluations by "accuracy", so that they are traced only once.
 _ACCURACY = PrivateAccuracy()
 
 

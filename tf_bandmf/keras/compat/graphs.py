@@ -66,7 +66,7 @@ def nodes_of(op: Any) -> Iterator[Any]:
     """The node of an operation, and those of all functions that it calls, at any depth.
 
     If no graph around the operation has the definition of a function, a node with the
-    function's name stands for it: what the function does is not known.
+    function's name stands for it: the content of the function is not known.
     """
     seen: set[str] = set()
     pending = [op.node_def]

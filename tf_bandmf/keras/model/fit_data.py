@@ -38,7 +38,7 @@ _BY_INDEX = (
 def checked_data(
     plan: Plan, x: Any, y: Any, kwargs: dict[str, Any]
 ) -> tuple[Any, dict[str, Any]]:
-    """The data of `fit`, and those of its other arguments that were not used here.
+    """The data of `fit`, and its other arguments, without those that were used here.
 
     Args:
       plan: plan of the optimizer.
@@ -124,7 +124,7 @@ def check_inputs(model: keras.Model, data: Any, name: str = "validation_data") -
 
 
 def _ways_of(x: Any) -> tuple[str, str]:
-    """What kind of data x is, and how to make the plan's batches of them."""
+    """What kind of data x is, and how to make the plan's batches from it."""
     is_dataset = isinstance(x, tf.data.Dataset)
     if is_dataset or isinstance(x, keras.utils.PyDataset):
         what = "tf.data.Dataset" if is_dataset else f"PyDataset ({type(x).__name__})"

@@ -82,7 +82,8 @@ class Contents(NamedTuple):
 def given(data: Any) -> Any:
     """Restores a batch (or its specs) to the form in which it was given to Keras.
 
-    It may come from an iterator or from `train_on_batch`. Optional parts become None.
+    The batch may come from an iterator or from `train_on_batch`. Optional parts become
+    None.
     """
 
     def value(leaf: Any) -> Any:
@@ -346,7 +347,7 @@ def _dependent(
 
 
 def _row(structure: Any, place: int) -> Any:
-    """Takes one example of the tensors that have `EXAMPLES`; leaves other values alone."""
+    """Takes one example from tensors of `EXAMPLES` rows; leaves other values unchanged."""
 
     def row(leaf: Any) -> Any:
         is_batch = tf.is_tensor(leaf) and leaf.shape.rank and leaf.shape[0] == EXAMPLES

@@ -47,7 +47,7 @@ class KerasDialect:
     """Calls layers on batches of one; their random seeds follow from the example's seed."""
 
     def adapt(self, function: Any) -> Callable[..., Any] | None:
-        """A layer as a function of one example, or None."""
+        """A layer as a function of one example; None if `function` is not a layer."""
         if not isinstance(function, keras.layers.Layer):
             return None
 

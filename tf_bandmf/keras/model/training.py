@@ -143,7 +143,7 @@ class PrivateTraining(BuiltBefore, PrivateStep):
         try:
             with warnings.catch_warnings():
                 if is_resumed:
-                    # The first epoch of a resumed run may be shorter: Keras would warn.
+                    # The last epoch of a resumed run may be shorter: Keras would warn.
                     warnings.filterwarnings("ignore", "Your input ran out of data")
                 history = super().fit(x, **kwargs)
             warn_of_counts(self)

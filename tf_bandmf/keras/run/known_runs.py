@@ -141,7 +141,7 @@ class Membership:
         return related
 
     def statement(self, unit: str | None, weights: Sequence[Any]) -> PrivacyStatement:
-        """The plan's statement; if there are other runs, the joint one of all of them.
+        """The plan's statement; if there are other runs, the joint statement of all runs.
 
         Args:
           unit: see `Plan.statement`.

@@ -154,7 +154,7 @@ class SecretState:
         return _hidden(self._buffer.numpy())
 
     def points(self) -> np.ndarray:
-        """Points of all steps that the run is known to have taken; 0 if not known."""
+        """Points of all steps that the run is known to have taken; 0 for unknown points."""
         for step, point in self._unread.items():
             self._points[step] = point.numpy()
         self._unread.clear()

@@ -94,7 +94,7 @@ def update_of(inner: Any, decays: bool) -> LinearUpdate:
 
 
 def environment() -> str:
-    """A text of all that decides how sums are rounded; noise differs if this text does."""
+    """Describes what decides how sums are rounded; if it changes, so does the noise."""
     threads = tf.config.threading.get_intra_op_parallelism_threads() or os.cpu_count()
     devices = sorted(
         str(tf.config.experimental.get_device_details(gpu).get("device_name"))
@@ -227,7 +227,7 @@ class RunTables:
         return tf.equal(table.clocks_of(rows), self._now())
 
     def _now(self) -> tf.Tensor:
-        """The coming step, int32; in programs."""
+        """The coming step, int32; for use in programs."""
         return tf.cast(tf.convert_to_tensor(self._inner.iterations), tf.int32)
 
     @property
@@ -420,7 +420,7 @@ def _reader(read: Reader, is_up_to_date: Reader) -> Reader:
 
 
 def _each_once(ids: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """The distinct rows among the ids, int32, and each id's place there; -1 if negative."""
+    """The distinct rows among the ids, int32, and each id's place there; -1 for no row."""
     unique, places = tf.unique(tf.cast(ids, tf.int32))
     exists = unique >= 0
     # Products, because `tf.where` with a scalar is slower.

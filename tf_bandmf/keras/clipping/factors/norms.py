@@ -169,7 +169,7 @@ def of_examples(gradients: tf.Tensor) -> Norms:
 
 
 def _block(size: int) -> int | None:
-    """The largest divisor of a size within `_BLOCK`; None if it had to be below 32."""
+    """The largest divisor of a size within `_BLOCK`; None if that divisor is below 32."""
     if size <= _BLOCK:
         return size
     block = next(n for n in range(_BLOCK, 0, -1) if size % n == 0)

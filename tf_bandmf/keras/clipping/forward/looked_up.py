@@ -26,7 +26,7 @@ class LookedUp:
     """The rows that the examples of a batch look up: a function of the inputs alone.
 
     It is the part of the model between its inputs and the ids of its lookups, cut out of
-    a graph of the model. That this part uses no weight, random number or state is checked.
+    a graph of the model. This part is refused if it uses a weight, random number or state.
     So the pass of the step, which computes the ids again, looks up the same rows.
 
     Args:
@@ -94,7 +94,7 @@ def _noted_call(
     *args: Any,
     **kwargs: Any,
 ) -> Any:
-    """Calls a layer, and adds the rows that it looks up to `read`."""
+    """Appends to `read` the rows that a layer looks up, and calls the layer."""
     if is_reverse(args, kwargs):
         raise UnsupportedModelError(
             f"Layer {layer.name!r} multiplies with its table (a tied output "

@@ -35,7 +35,7 @@ class Recorder:
 
     Args:
       units: the layers to tap.
-      shapes: what is known about each call, in their order.
+      shapes: what is known about each call, in the order of the calls.
       size: the batch size.
 
     Raises:

@@ -148,7 +148,7 @@ def _kept(call: Call, place: Place) -> list[Place]:
 
 
 def _apart(crossed: Axes, several: bool = False) -> Rule:
-    """Returns a rule: examples stay apart unless they lie along an axis that is crossed.
+    """Returns a rule: examples stay apart unless they lie along an axis that it crosses.
 
     Args:
       crossed: function of an operation and a rank that returns the axes it crosses.

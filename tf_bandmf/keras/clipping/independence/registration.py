@@ -53,6 +53,6 @@ def is_vouched(layer: Any) -> bool:
 
 
 def vouched_classes(model: keras.Model) -> tuple[str, ...]:
-    """Returns the names of a model's classes that its user vouched for, sorted."""
+    """Returns the names, sorted, of a model's layer classes that the user vouched for."""
     classes = {type(layer) for layer in all_layers(model)} & _vouched
     return tuple(sorted(f"{c.__module__}.{c.__qualname__}" for c in classes))

@@ -46,7 +46,7 @@ class _SilentCompileLoss(CompileLoss):
 
     @property
     def metrics(self) -> list[Any]:
-        # One entry per loss: the base class pairs losses with these.
+        # One entry per loss: the base class pairs losses with metrics.
         return [None] * len(loss_parts(self))
 
     @property

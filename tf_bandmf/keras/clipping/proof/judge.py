@@ -90,7 +90,8 @@ def structure_of(
     ids = tuple(map(id, (*variables, *all_layers(model))))
     key = (ids, batches.specs_of(x), training)
     structures = _JUDGED.setdefault(model, {})
-    # The result for a user's code is not reused: its log may have values of weights.
+    # If the model has code of the user's, the result is not reused: its log may contain
+    # values of weights.
     if key not in structures or _has_code_of_the_user(model):
         structures[key] = _judged(model, x, variables, training)
     return structures[key]
@@ -101,7 +102,8 @@ def refuse_another(
 ) -> None:
     """Refuses a model that does not do what it did when `structure_of` judged it.
 
-    It is called after the step is traced: the user's Python code may count its calls.
+    It is called after the step is traced: the user's Python code may behave differently
+    each time, for example if it counts calls.
 
     Raises:
       UnsupportedModelError: if another walk of the model differs from the first.

@@ -31,11 +31,11 @@ from tf_bandmf.keras.clipping.tensors.batches import elements, reshape_examples
 from tf_bandmf.keras.compat.keras_objects import kernel_of
 
 _FEW_CHANNELS = 4
-# Up to the first number of positions, patches are small; up to the second, they are not
-# much larger than the gradients that are formed from them.
+# Up to `_FEW_POSITIONS`, patches are small; up to `_SOME_POSITIONS`, they are not much
+# larger than the gradients that are formed from them.
 _FEW_POSITIONS, _SOME_POSITIONS = 64, 256
-# With this many multiplications or more, an example takes longer than starting its
-# operation.
+# With this many multiplications or more, computing an example takes longer than starting
+# its operation.
 _MANY = 1 << 24
 # The most input channels times output channels for which groups are used.
 _MOST_OF_A_GROUP = 1 << 12

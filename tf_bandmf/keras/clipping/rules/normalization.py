@@ -42,7 +42,7 @@ class NormalizationRule(LayerRule):
         return same_sign and axes == sorted(axes)
 
     def weights(self, layer: Any) -> Sequence[Any]:
-        # In a layer with `gamma`, `scale` is a flag that says if it has one.
+        # In a layer with `gamma`, `scale` is only a flag: whether the layer has a gamma.
         return getattr(layer, _scale(layer)), getattr(layer, "beta", None)
 
     def factors_of(self, call: LayerCall, gradient: tf.Tensor) -> Mapping[int, Factor]:

@@ -1,10 +1,10 @@
 """The rule for layers that have no other, and for those that are executed alone.
 
-The layer is differentiated on one example at a time, vectorized where that is known to be
-right. That is exact for any layer that treats examples separately, and costs memory for
-one gradient of the layer per example. A layer that cannot be shown to keep examples apart
-is never given two of them: it runs for each example by itself in the forward pass, too,
-and so do its custom gradients.
+The layer is differentiated on one example at a time, vectorized where vectorizing is known
+to be right. The gradients are exact for any layer that treats examples separately. The rule
+needs memory for one gradient of the layer per example. A layer that cannot be shown to keep
+examples apart is never given two of them: it runs for each example by itself in the forward
+pass, too, and so do its custom gradients.
 """
 
 import contextlib
@@ -46,7 +46,7 @@ class PerExampleRule(Rule):
 
     Args:
       alone: whether the layer runs on each example separately in the forward pass, too. A
-        layer that draws random numbers always does: its draws are repeated for its
+        layer that draws random numbers always runs so: its draws are repeated for its
         gradient.
     """
 
@@ -218,7 +218,7 @@ def _run_one(
 
 
 def _seeds_of_one(call: LayerCall, inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    """Returns a seed for each draw of a call; a graph that never runs counts them."""
+    """Returns a seed for each draw of a call, found in a graph that never runs."""
     if not inputs:
         raise UnsupportedModelError(
             f"{_name(call)} is called on no tensor with a batch dimension, so it cannot "

@@ -212,7 +212,7 @@ def _one_pass(
         return _pass_in_graph(model, data, valid, clip)
 
     # The analysed graph is separate: tensors that layers keep from it cannot be used by
-    # regularizers, constraints and metrics. It does not know the size of the batch.
+    # regularizers, constraints and metrics. The graph does not know the size of the batch.
     def traced(leaves: list[tf.Tensor], valid: tf.Tensor) -> ClippedGradients:
         return _pass_in_graph(model, batches.with_leaves(data, leaves), valid, clip)
 
@@ -291,7 +291,7 @@ def _measured(
     )
     if units is not None:
         upstream *= tf.cast(units.weights(), upstream.dtype)
-    # Not with a tape, which would have to record the whole pass.
+    # Not with a gradient tape: it would have to record the whole pass.
     taps = [tap for _, call in forward.calls for tap in call.taps]
     gradients = iter(tf.gradients(forward.losses, taps, grad_ys=upstream))
     factors: dict[int, list[Factor]] = {}

@@ -26,7 +26,7 @@ from tf_bandmf.keras.clipping.tensors.errors import UnsupportedModelError
 from tf_bandmf.keras.compat.keras_objects import all_layers
 
 LAYERS, SECOND_MOMENT = "layers", "second_moment"
-# Shares are from this to its inverse, so that their ratios are exact enough in float32.
+# Shares are between `_LEAST` and 1 / `_LEAST`: float32 has to represent their ratios.
 _LEAST = 1e-6
 _LEAST_GAMMA = 1e-12
 

@@ -1,8 +1,8 @@
 """Readers of tables whose rows a step does not read from the layer's variable.
 
 If the noise of a table is drawn when its rows are read, the layer's variable holds the
-last release. The current rows are kept apart from it, where nothing shows them, and are
-read by a reader.
+last release. The current rows are kept secret, outside of that variable, and are read by a
+reader.
 """
 
 from __future__ import annotations
