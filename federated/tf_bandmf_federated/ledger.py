@@ -147,8 +147,8 @@ class Ledger:
         self.expected = ("run", _NO_ROUND)
         self._database: sqlite3.Connection | None = None
         with self._guarded():
-            # Only a new file is opened here: closing one that is open would end SQLite's
-            # locks.
+            # Only a new file is opened here: closing one that this process also has
+            # open elsewhere would end SQLite's locks.
             with contextlib.suppress(FileExistsError):
                 os.close(os.open(path, os.O_CREAT | os.O_EXCL, 0o600))
             private_files.check_mode(path)  # SQLite gives its journal the same mode

@@ -61,8 +61,8 @@ def _draw(path: str | None, name: str, shown: tuple[Any, ...]) -> None:
 def _asserted(given: dict[str, Any]) -> dict[str, Any]:
     """The arguments of `plan` and `compare`, with `MinSep` made from its two options.
 
-    Arguments are checked here as far as no accountant is needed: accountants take seconds
-    to import.
+    Checks all that can be checked without an accountant: accountants take seconds to
+    import.
     """
     from tf_bandmf.accounting.checks import check_positive
     from tf_bandmf.participation import MinSep

@@ -2,7 +2,7 @@
 
     length of the content | content, padded | SHA-256 of both | entries
 
-An entry has 32 bytes: 16 of the caller, and a digest of these, keyed by the SHA-256. It
+An entry has 32 bytes: 16 from the caller, and their digest, keyed by the SHA-256. It
 begins at a multiple of 32, and so lies within one sector of a disk: if the machine stops
 while an entry is written, the file ends with a part of it, or with zeros. Such an end is
 removed; any other entry without its digest is damaged.

@@ -37,7 +37,7 @@ class Lock:
 
 
 def hold(path: str) -> Lock:
-    """Locks what is at `path` for this process, by a file `path`.lock beside it.
+    """Locks `path` for this process, by means of a file `<path>.lock` beside it.
 
     Objects of one process share the lock.
 

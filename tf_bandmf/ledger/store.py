@@ -190,7 +190,7 @@ class Transaction:
             self.chains[name] = Chain(name)
         chain, number = self.chains[name], _runs.c.number
         newer = (_runs.c.dataset == name) & (number >= len(chain.entries))
-        if not self.writes:  # ignores what others write meanwhile
+        if not self.writes:  # ignores entries written meanwhile
             newer &= number <= head.number
         query = sa.select(_runs).where(newer)
         rows = self.connection.execute(query.order_by(number))

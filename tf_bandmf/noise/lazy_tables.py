@@ -229,8 +229,8 @@ class LazyTable:
             kept = [part[:number] for part in moved]
             return self._write(some, kept, jumps.step)
 
-        # Usually one part or two hold all rows: no loop, which takes tens of operations.
-        # Two parts of whole blocks of normals are made as one, with the same normals.
+        # One or two parts usually hold all rows: then there is no loop, which takes tens of
+        # operations. Two parts of whole blocks are made as one, with the same normals.
         fills_blocks = together * self._width % BLOCK == 0
         parts = 2 if self.jumps.entries > 1 and fills_blocks else 1
         first_made = made(0, parts)

@@ -43,7 +43,7 @@ _LEAST_REGENERATED = 31
 _LOG = logging.getLogger("tf_bandmf")
 # Among mechanisms within this factor of the smallest error, the cheapest one is best.
 _AS_GOOD = 1.01
-# Time to read a kept vector in units of drawing one again.
+# Time to read a kept vector, in units of the time to draw a vector again.
 _COST_OF_KEPT = 0.05
 # The most bands of a family that needs the budget. Only one number of bands is tried,
 # because each needs a search of its own.

@@ -39,7 +39,7 @@ def comparison_bars(table: Comparison, axes: Any | None = None) -> Any:
     """RMSE and MaxSE of each mechanism as horizontal bars, the best on top.
 
     Args:
-      table: of `tf_bandmf.compare`.
+      table: a table from `tf_bandmf.compare`.
       axes: where to draw; by default on a new figure.
 
     Raises:

@@ -30,7 +30,7 @@ OF_CLASS_WEIGHTS = (
     "noise covers them, and each record changes the weight of all others."
 )
 _OURS = os.path.dirname(os.path.dirname(__file__)) + os.sep
-# Bytes of rows that are read at once where all are read.
+# Bytes of rows that are read at a time when all rows are read.
 _AT_ONCE = 1 << 22
 # Evenly spread examples that are read before a run begins, if reading all takes too long.
 _PROBED = 256
@@ -225,7 +225,7 @@ class IndexedExamples(ExampleSource):
 
     def _read(self, indices: np.ndarray) -> list[np.ndarray]:
         if not self._failed[indices].any():
-            with contextlib.suppress(Exception):  # which may be of one example
+            with contextlib.suppress(Exception):  # perhaps due to one example
                 return self._checked(self._content(indices))
         if len(indices) == 1:
             self._failed[indices] = True
@@ -396,7 +396,7 @@ def as_array(given: Any) -> np.ndarray:
       TypeError: if it is something else.
     """
     kind = type(given)
-    with contextlib.suppress(TypeError, ValueError):  # whose texts may hold values
+    with contextlib.suppress(TypeError, ValueError):  # may quote values
         is_text = isinstance(given, (str, bytes))
         array = np.array(given, object) if is_text else np.asarray(given)
         if array.dtype.kind not in "USO":

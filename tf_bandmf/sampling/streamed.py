@@ -95,7 +95,7 @@ class StreamedExamples(ExampleSource):
         _warn_of_order(np.concatenate(labels))
 
     def _new_pass(self) -> Iterator[dict[str, Any]]:
-        """Contents of one example each, in their order."""
+        """Yields the content of each example, in order."""
         place = 0
         try:
             for block in self._begin():

@@ -396,7 +396,7 @@ class PrivateFedAvg(Strategy):
                 look = time.monotonic() + _GONE
                 gone = self._devices.gone(nodes.values())
                 for message in [m for m, name in asked.items() if nodes[name] in gone]:
-                    del asked[message]  # for good: a late reply is not waited for
+                    del asked[message]  # for good: its reply is not awaited
                     failed += 1
             if asked:
                 time.sleep(_PAUSE)
