@@ -373,9 +373,9 @@ def _column(key: str, num_examples: int, given: Any) -> Any:
     is_read_once = any(hasattr(given, name) for name in ("__next__", "on_epoch_end"))
     if is_read_once or isinstance(given, (str, tf.data.Dataset)) or callable(given):
         raise TypeError(
-            f"plan.batches needs arrays, or one data set that yields targets, too, and "
-            f"is in no tuple or dictionary, found {type(given).__name__}. If it can be "
-            f"read only once, give the function that makes it; for TFRecord files give "
+            f"plan.batches needs arrays, or one data set that yields the targets, too, "
+            f"and is not within a structure, found {type(given).__name__}. What can be "
+            f"read once is given as the function that makes it; TFRecord files as "
             f"tf_bandmf.sampling.TFRecordExamples(files, parse)."
         )
     array = given.tocsr() if scipy.sparse.issparse(given) else as_array(given)
