@@ -6,9 +6,9 @@ uses a noise multiplier.
 
 Other Gaussian releases about the same records may come between the steps, and steps may
 depend on them. Without amplification, the run and the releases together are one Gaussian
-mechanism, whose `1 / sigma^2` is the sum of theirs (Dong, Roth, Su, 2019,
-arXiv:1905.02383, Corollary 3.3). With amplification, the dominating pair of the run is
-composed with the pairs of the releases (Zhu, Dong, Wang, 2022, arXiv:2106.08567, Theorem
+mechanism; its `1 / sigma^2` is the sum of `1 / sigma^2` over all of them (Dong, Roth, Su,
+2019, arXiv:1905.02383, Corollary 3.3). With amplification, the dominating pair of the run
+is composed with the pairs of the releases (Zhu, Dong, Wang, 2022, arXiv:2106.08567, Theorem
 10). This composition holds although releases come between the steps of a sampler that keeps
 its random numbers (Vadhan and Zhang, 2022, arXiv:2207.08335).
 """

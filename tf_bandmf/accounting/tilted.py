@@ -205,7 +205,7 @@ class Law:
         return -last, masses, infinite
 
     def _masses(self, grid: np.ndarray, add: bool) -> tuple[np.ndarray, float]:
-        """Returns masses on the grid of losses (of `Q` if `add`), and that at infinity."""
+        """Returns masses of losses (of `Q` if `add`) on the grid, and at infinity."""
         q, s = self.query.probability, self.query.noise
         x = np.maximum.accumulate(self.place(-grid[::-1] if add else grid))
         if add and not self.query.is_replaced:

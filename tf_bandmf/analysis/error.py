@@ -47,12 +47,12 @@ def per_step_squared_error(
 
 
 def root_mean_squared_error(per_step: np.ndarray) -> float:
-    """Returns the square root of the mean over steps; times sensitivity, the RMSE."""
+    """Returns the square root of the mean; the RMSE is the sensitivity times this."""
     return float(np.sqrt(np.mean(per_step)))
 
 
 def max_error(per_step: np.ndarray) -> float:
-    """Returns the square root of the largest value; times sensitivity, the MaxSE."""
+    """Returns the square root of the maximum; the MaxSE is the sensitivity times this."""
     return float(np.sqrt(np.max(per_step)))
 
 

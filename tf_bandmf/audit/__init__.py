@@ -4,7 +4,7 @@ An audit puts canaries into a run: a fair coin decides for each canary whether i
 part. From what the run released, the audit guesses which canaries took part. If too many
 guesses are right, the lower bound on epsilon is above the claimed epsilon, which
 contradicts the plan. A bound below the claimed epsilon does not prove the claim; the
-closer the two are, the sharper was the audit.
+closer the two are, the sharper the audit was.
 
     canaries = audit.GradientCanaries.for_plan(plan, num_parameters=4096, seed=0)
     released = ...  # noisy sums of `canaries.sums()`, as the mechanism gives them

@@ -121,14 +121,15 @@ def evaluate(
       included: bool, shape [m]: which canaries took part, by independent fair coins.
       delta: of the guarantee that is audited.
       confidence: of all bounds together.
-      signal: see `AuditResult`; used only to choose `num_guesses`, with 1 for None.
-      is_gaussian: the claim is Gaussian DP, as by the exact Gaussian accountant without
-        amplification. Bounds on mu are computed, and bounds on epsilon from them.
-      are_independent: the scores are from independent runs, or from a mechanism that is
-        claimed to make them independent. Bounds from true and false positive rates are
-        computed.
-      threshold: for these rates, a score above it counts as positive. It must have been
-        decided before the scores were seen.
+      signal: see `AuditResult`; used only to choose `num_guesses`. None counts as 1.
+      is_gaussian: True if the claim is Gaussian DP, as by the exact Gaussian accountant
+        without amplification. Then bounds on mu are computed, too, and bounds on epsilon
+        from them.
+      are_independent: True if the scores are from independent runs, or from a mechanism
+        that is claimed to make them independent. Then bounds from the rates of true and
+        false positives are computed, too.
+      threshold: a score above the threshold counts as positive in these rates. It must
+        have been decided before the scores were seen.
       num_guesses: even number of guesses; None for a choice from m and `signal`, which
         does not look at the scores.
       claimed_epsilon: the claimed epsilon, with which the result compares the bounds.

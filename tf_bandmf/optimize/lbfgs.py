@@ -57,8 +57,8 @@ def tfp_optimizer() -> Any:
 class _Certificate:
     """The certified gap, computed again when it may have met its tolerance.
 
-    Computing it takes as long as several iterations, and it falls about like the square
-    of the gradient.
+    Computing the gap takes as long as several iterations. The gap falls about like the
+    square of the gradient.
 
     Args:
       gap: computes the gap at a position; None if there is no certificate.
@@ -164,7 +164,7 @@ class Minimizer:
         by_xla: bool = False,
     ) -> None:
         self._optimizer = tfp_optimizer()
-        # TFP holds several copies of both queues while it updates them.
+        # TFP holds several copies of the correction pairs while it updates them.
         self._pairs = int(np.clip(50_000_000 // max(size, 1), 3, 10))
         self._evaluate = value_and_gradient(log_loss, size, by_xla)
         # Traced when the first state is known; concrete, see `value_and_gradient`.

@@ -17,8 +17,8 @@ class Objective:
       name: for tables and diagnostics.
       reduction: maps the squared errors, shape [n], float64, to a positive scalar.
       is_convex: whether `reduction` is convex and non-decreasing in every error. Only
-        then is the problem convex in `C^T C` and an optimality gap can be certified;
-        the claim is the caller's.
+        then is the problem convex in `C^T C`, so that an optimality gap can be certified.
+        Nothing checks whether this is right.
     """
 
     name: str
@@ -62,7 +62,7 @@ def resolve(objective: ObjectiveLike, errors_increase: bool = False) -> Objectiv
 
     Raises:
       ValueError: for an unknown name.
-      TypeError: if it is not one of the above.
+      TypeError: if `objective` is not one of the above.
     """
     if isinstance(objective, Objective):
         return objective

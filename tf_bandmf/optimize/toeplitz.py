@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 # Named objectives of errors that grow from step to step: "mean" or "last".
 _OBJECTIVES = {"mean": "mean", "last": "last", "max": "last"}
-# From the square root, longer first steps leave the region of stable inverses.
+# If the start is the square root, longer first steps leave the region of stable inverses.
 _FIRST_STEP = 0.05
 # Decrease of the log squared error in 20 iterations.
 _LEAST_DECREASE = 1e-12

@@ -9,8 +9,9 @@ barrier: the largest
 
 which has one best G, `mu (diag(y) - X)^-1`, and the derivative `<dX, G>`. Under
 min-separation there is no exact value if `C` has entries below 0 or rises after lag b; then
-the sensitivity of the Toeplitz majorant, see `analysis.sensitivity.upper_bound`, replaces
-it. Otherwise both sensitivities are the norm of the sum of the columns 0, b, 2b, ...
+the sensitivity of the Toeplitz majorant (see `analysis.sensitivity.upper_bound`) replaces
+it. If `C` has no entries below 0 and, under min-separation, does not rise after lag b, the
+sensitivity is the norm of the sum of the columns 0, b, 2b, ...
 """
 
 from __future__ import annotations
@@ -117,7 +118,7 @@ def _repeated(x: np.ndarray, b: int, k: int) -> np.ndarray:
 
 
 def _majorant(absolute: np.ndarray, b: int) -> tuple[np.ndarray, np.ndarray]:
-    """The least column above this one that does not rise after lag b, and its indices."""
+    """The least majorant that does not rise after lag b, and where its entries are from."""
     index = np.arange(absolute.size)
     tail = absolute[b:][::-1]
     most = np.maximum.accumulate(tail)

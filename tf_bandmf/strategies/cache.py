@@ -61,7 +61,7 @@ def fingerprint(
 
 
 def load(key: str, workload: Workload) -> Strategy | None:
-    """The strategy of a fingerprint; None if no intact entry has as many steps."""
+    """The strategy of a fingerprint; None without an intact entry for as many steps."""
     place = directory()
     if place is None:
         return None
@@ -90,7 +90,7 @@ def store(key: str, strategy: Strategy) -> None:
         try:
             with os.fdopen(handle, "w", encoding="utf-8") as file:
                 file.write(digest + body)
-            # Atomic: with several processes, too, an entry is whole or absent.
+            # Atomic: even with several processes, an entry is either whole or absent.
             os.replace(temporary, os.path.join(place, key))
         except OSError:
             os.unlink(temporary)

@@ -55,7 +55,7 @@ def dense(
     Method: with the steps grouped by their position in the epoch, at the optimum
     `X^-1 A^T A X^-1 = L` is block diagonal, and the blocks of `X` are diagonal. Given
     `L`, `X = L^-1/2 (L^1/2 A^T A L^1/2)^1/2 L^-1/2`. The iteration is
-    `L <- L^1/2 P^w L^1/2`, where `P` is the diagonal blocks of this `X` divided by their
+    `L <- L^1/2 P^w L^1/2`, where `P` holds the diagonal blocks of `X` divided by their
     target; for blocks of size one and `w = 1` it is the fixed-point iteration of Denisov
     et al., 2022 (arXiv:2202.08312, Theorem 3.2). Whitening the blocks of `X` makes it
     feasible, and `L` gives a lower bound on the error of every feasible `X` (Lagrange
@@ -183,7 +183,7 @@ def _optimize(
     tolerance: float,
     max_iterations: int,
 ) -> tuple[np.ndarray, float, float, int]:
-    """X, its squared error, the relative gap, and how many iterations it took.
+    """Returns X, its squared error, the relative gap, and the number of iterations.
 
     `X = D^1/2 Y D^1/2`, where the diagonal blocks of Y are identity matrices and the
     diagonal of D holds the squared column norms. At the optimal norms, the diagonal of

@@ -18,7 +18,7 @@ from tf_bandmf.strategies import cache
 from tf_bandmf.strategies.base import Strategy
 from tf_bandmf.workloads import Workload
 
-# Bands that a mechanism tries when none are given: more memory is a user's decision.
+# The most bands that are tried if the user gives none: more memory is a user's decision.
 _LARGEST_DEFAULT_BANDS = 32
 # Words that may follow a name's numbers, the last one first: word, option, and value.
 _FLAGS: tuple[tuple[str, str, Any], ...] = (
@@ -32,9 +32,9 @@ class Option:
     """The number of a family that follows its name, as in "bisr:4".
 
     Attributes:
-      name: of the builder's argument: "bands" for a number of diagonals, searched in
-        powers of two; another integer counts kept vectors and is not searched; a float
-        is searched on `grid`.
+      name: the name of the builder's argument. "bands" is a number of diagonals, searched
+        in powers of two; another integer is a number of kept vectors, which is not
+        searched; a float is searched on `grid`.
       convert: int or float.
       default: of an integer that is not "bands".
       grid: values from small to large, for a float in [0, 1).
@@ -53,7 +53,7 @@ class Option:
 
 @dataclasses.dataclass(frozen=True)
 class Refinement:
-    """A family that improves on another one, by a few percent at most, and slowly.
+    """A family that takes minutes to improve on another one, by a few percent at most.
 
     Attributes:
       of: the other family. On workloads without a learning-rate schedule, "auto" skips
@@ -228,12 +228,13 @@ def build_strategy(
 
 
 def parse(specification: str) -> tuple[str, dict[str, Any]]:
-    """A mechanism and its options from "name[:value][:normalized][:max]", as "bisr:4".
+    """Reads a mechanism and its options from "name[:value][:normalized][:max]".
 
-    The value is the number of bands, lambda of "lambda_cgd", or the number of buffers of
-    "blt"; without a value the mechanism chooses. "bifr" takes a second value, gamma.
-    ":normalized" scales the columns of `C` to norm 1. ":max" optimizes the largest error
-    of a step (MaxSE) instead of the mean (RMSE), in a family that optimizes something.
+    An example is "bisr:4". The value is the number of bands, lambda of "lambda_cgd", or the
+    number of buffers of "blt"; without a value the mechanism chooses. "bifr" takes a second
+    value, gamma. ":normalized" scales the columns of `C` to norm 1. ":max" optimizes the
+    largest error of a step (MaxSE) instead of the mean (RMSE), in a family that optimizes
+    something.
 
     Returns:
       The name and the options of `build_strategy`.
