@@ -18,7 +18,7 @@ _KEY_BYTES = 32
 # uint64 numbers of a step's key, by generator. Philox: a key of 64 bits and the upper 64
 # of its 128-bit counter. ChaCha20: a key of 256 bits, and the last 64 of its nonce.
 KEY_WORDS = {"philox": 2, "chacha20": 5}
-# How many of these numbers are made from the secret; the others are 0.
+# How many of these numbers are made from the secret; the remaining numbers are 0.
 _SECRET_WORDS = {"philox": 2, "chacha20": 4}
 _PERSONS = {"philox": b"tf-bandmf step", "chacha20": b"tf-bandmf chacha"}
 

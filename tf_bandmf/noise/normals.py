@@ -16,7 +16,7 @@ from tf_bandmf.noise.shared import shared_function
 # Normals are made in blocks of this many, so that any block can be made by itself.
 BLOCK = 4096
 _PAIRS = BLOCK // 2  # of a block; each has one counter of the generator: four words
-# Words that a block's pairs share have counters from here on; other words, smaller ones.
+# The first counter of words that a block's pairs share; all other counters are smaller.
 _SHARED = 1 << 63
 # Blocks that are made at a time without XLA: intermediate results fit into a cache.
 _CHUNK = 8

@@ -356,7 +356,7 @@ class Search:
 
     @property
     def _is_searched(self) -> bool:
-        """Whether the noise depends on more of the strategy than its sensitivity."""
+        """Whether the noise depends on the strategy by more than its sensitivity."""
         is_noisy = self.data.is_cyclic or self.data.sampling.is_simulated
         return self.budget is not None and is_noisy
 

@@ -5,8 +5,8 @@ k, the ratio of the clip norm to the norm of usual gradients, at least 1 (`_exce
 
     rate * clip norm = c / (sqrt(s) * (1 + k s sqrt(d) / 12))       SGD, momentum 0.9
 
-c is 0.08, and 0.05 for a squared error, whose curvature does not fall with the error:
-there c = 0.16 destroys models for which c = 0.05 is best.
+c is 0.08. It is 0.05 for a squared error, whose curvature does not fall with the error:
+for it, c = 0.16 destroys models for which c = 0.05 is best.
 
 Two limits meet here. Where there is little noise, the curvature of the loss limits the
 rate, and the best rates are proportional to 1 / sqrt(s). Where the norm of the noise,

@@ -518,11 +518,11 @@ class Plan:
 
         Args:
           x: array or nested structure of arrays with first dimension `num_examples`; or
-            a `tf.data.Dataset`, `keras.utils.PyDataset` or function that returns an
-            iterator, of examples with their targets, which is read in its own order:
-            only for `sampling="fixed-order"`; or TFRecord files,
-            `sampling.TFRecordExamples`; or anything with a length whose `x[i]` is an
-            example with its targets.
+            TFRecord files, as `sampling.TFRecordExamples`; or anything with a length
+            whose `x[i]` is an example with its targets. With `sampling="fixed-order"`
+            alone, it may also be a `tf.data.Dataset`, a `keras.utils.PyDataset`, or a
+            function that returns an iterator: these yield examples with their targets,
+            and are read in their own order.
           y: targets, or None.
           sample_weight: shape [num_examples], or None.
           padded: whether all batches are padded to one constant size, by zeros with

@@ -229,13 +229,13 @@ def _is_batched(dataset: tf.data.Dataset, num_examples: int) -> bool:
 def _made_by(dataset: Any) -> tuple[int, list[tuple[Any, str, float]]]:
     """The functions that make the elements of a data set.
 
-    What a function makes of an example may depend on others that it sees: in a batch that
-    is standardized, mixed up, or sorted.
+    A function's result for an example may depend on the other examples that it sees, as in
+    a batch that is standardized, mixed or sorted.
 
     Returns:
-      How many nested batches hold the rows; and the functions, each with the name of its
-      data set, and the number of nested batches that hold the rows when it sees them:
-      infinite for a function that sees all rows, one after the other.
+      The number of nested batches that hold the rows; and the functions. Each has the name
+      of its data set, and the number of nested batches that hold the rows when it sees
+      them: infinite for a function that sees all rows, one after the other.
     """
     name = type(dataset).__name__.strip("_")
     # The input that selects among data sets makes no elements.

@@ -139,10 +139,10 @@ class PrivateLearningProcess(tff.learning.templates.LearningProcess):
     def begin(self, state: Any) -> tuple[bytes, int] | None:
         """Run and round of a state, if `next` may compute its result now.
 
-        None if they are unknown (while TFF traces, for references of its programs, and for
-        anything but a state of this process), or if a second result does no harm (with a
-        test seed, or after `prepare`). The first call for a run reserves its budget in the
-        ledger that the plan is bound to.
+        Returns None if they are unknown (while TFF traces, for references of its programs,
+        and for anything but a state of this process), or if a second result does no harm
+        (with a test seed, or after `prepare`). The first call for a run reserves its budget
+        in the ledger that the plan is bound to.
 
         Raises:
           ValueError: if the round already has a result, and was not prepared (`prepare`).

@@ -2,7 +2,7 @@
 
 TFF traces `initialize` once: randomness drawn in Python would become a constant of the
 graph, the same for every run. TensorFlow does not say how its generators are seeded. So the
-graph reads the operating system's random device anew at every run.
+graph reads the operating system's random device at every run.
 """
 
 from __future__ import annotations
