@@ -181,7 +181,7 @@ class _Observer:
     def _note(
         self, step: int, indices: np.ndarray, scales: np.ndarray | float
     ) -> np.ndarray | float:
-        """Records the gradients of the step's canaries; returns the sum of the others."""
+        """Records the gradients of the step's canaries; returns the other examples' sum."""
         is_canary = np.isin(indices, self._canaries)
         weights = (~is_canary).astype(np.float32)
         others: np.ndarray | float = 0.0
@@ -231,7 +231,7 @@ class _Observer:
         return self._evaluated(scores, confidence, float(np.sqrt(squares.mean())))
 
     def black_box(self, confidence: float) -> AuditResult:
-        """Audits by losses of the final model: included canaries have smaller ones."""
+        """Audits by losses of the final model: included canaries have smaller losses."""
         losses = []
         for example in self._canaries:
             row = tf.nest.map_structure(lambda p, i=example: p[i : i + 1], self._data)

@@ -1,8 +1,8 @@
 """Limits how TensorFlow optimizes the graph of a training step before its first run.
 
 By default, TensorFlow goes through all its optimizations twice. The second pass finds next
-to nothing in a step's graph, and some optimizations find nothing at all: those of
-functions, which are inlined before, of branches, and, on CPUs, of layouts and memory.
+to nothing in a step's graph. Some optimizations find nothing at all: those of functions
+(which are inlined before), those of branches, and, on CPUs, those of layouts and memory.
 TensorFlow also converts the graph to MLIR and back, to sort it. Without these, the first
 run of a graph takes a third less time. There is no public way to configure this for one
 function.

@@ -150,7 +150,7 @@ def seeds_from(draw: Callable[[], tf.Tensor], graph: Any = None) -> Iterator[Non
       graph: if given, a `tf.function` that is traced within this graph must not draw.
 
     Raises:
-      DrawsInFunction: if one does.
+      DrawsInFunction: if a `tf.function` that is traced within `graph` draws.
     """
     with _patched(lambda *_, **__: _of_this_round(draw(), graph)):
         yield

@@ -231,7 +231,8 @@ def _end_executions_with_epochs(model: Any, per_epoch: int) -> None:
     """Lowers `steps_per_execution` to a divisor of the steps per epoch, with a warning.
 
     All epochs read one data set, which does not end with an epoch: the last execution of
-    an epoch would take steps of the next one. With arrays, Keras stops there.
+    an epoch would take steps of the next one. With arrays, Keras ends an execution at the
+    end of an epoch.
     """
     given = model.steps_per_execution
     most = max(k for k in range(1, min(given, per_epoch) + 1) if per_epoch % k == 0)

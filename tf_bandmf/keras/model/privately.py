@@ -98,7 +98,7 @@ def fit_privately(
       loss: as for `compile`; by default what the model is compiled with.
       metrics: as for `compile`; by default what the model is compiled with.
       microbatch_size: as for `make_private`.
-      additional_run: True if another run used these data: it composes with this one.
+      additional_run: True if another run used these data: the statement then covers both.
       verbose: as for `fit`; 0 also prints no advice.
       **fit_arguments: as for `fit` of private models: `validation_data`, `callbacks`,
         `class_weight`, `private_state`.

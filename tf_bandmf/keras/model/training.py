@@ -264,8 +264,8 @@ class PrivateTraining(BuiltBefore, PrivateStep):
             public.
           y: targets, arrays [N, ...].
           metrics: "accuracy", or `PrivateAccuracy`, `PrivateLoss`, `PrivateAUC`,
-            `PrivateMean`, or a list of them, which share the noise budget: q metrics
-            have sqrt(q) times the noise of one.
+            `PrivateMean`, or a list of them, which share the noise budget: each of q
+            metrics has sqrt(q) times the noise of a single metric.
           users: the user of each record, [N], if the plan hides users: the metric is
             the mean over users of the mean over a user's records.
           batch_size: batch size of the pass over arrays.

@@ -2,10 +2,10 @@
 
 A norm and the sum that it clips are computed in different ways, often by products of
 matrices. In float32 they agree to 1e-6. With operands rounded to TensorFloat-32,
-bfloat16 or float16 they agree to 1e-3 at best, and to nothing at all where terms cancel:
-no margin of the clip norm makes up for it, so that contributions could be larger than
-the plan says. Layers may compute in reduced precision: that changes which gradient is
-clipped, but not the norm that it is clipped to.
+bfloat16 or float16 they agree to 1e-3 at best, and not at all where terms cancel. No margin
+of the clip norm makes up for that: contributions could be larger than the plan says. Layers
+may compute in reduced precision: that changes which gradient is clipped, but not the norm
+that it is clipped to.
 """
 
 from __future__ import annotations

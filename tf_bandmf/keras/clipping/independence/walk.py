@@ -40,7 +40,7 @@ from tf_bandmf.keras.compat.patching import patched
 _DRAWS = "normal uniform truncated_normal randint gamma binomial beta dropout".split()
 # Code that uses one of these names may treat symbolic tensors unlike other tensors.
 _ASKS = frozenset({"KerasTensor", "is_keras_tensor", "any_symbolic_tensors"})
-# The length of axes whose length differs between batches.
+# The length that walks use for axes whose length differs between batches.
 _LENGTH = 16
 
 
@@ -295,7 +295,7 @@ class Walk:
     # Calls that are tapped.
 
     def _call(self, unit: Any, original: Any, *args: Any, **kwargs: Any) -> Any:
-        """Notes what a unit is called on, and whether its result has rows of examples."""
+        """Notes a unit's arguments, and whether its result has rows of examples."""
         if self._is_within_unit:
             return original(*args, **kwargs)
         call = self._noted(unit, args, kwargs)

@@ -45,7 +45,7 @@ class LayerCall:
     replaced: list[Any] = dataclasses.field(default_factory=list)
 
     def tap(self, tensor: tf.Tensor) -> tf.Tensor:
-        """Asks for the gradient of a tensor; returns what to pass on instead.
+        """Asks for the gradient of a tensor; returns a copy, to be passed on instead.
 
         The copy matters: a layer may return one tensor twice, or its own input, and
         the gradient must be that of this output alone.
@@ -222,7 +222,7 @@ def of_spread(
 
     Args:
       variable: the Keras variable, or None if there is none.
-      gradient: [B, ...], gradients for what the variable was added to.
+      gradient: [B, ...], gradients for the tensor that the variable was added to.
       spread: the shape in which it was added, aligned to the last dimensions; that of the
         variable itself if not given.
 

@@ -1,8 +1,8 @@
 """Norm rule of a layer of KerasHub, which need not be installed.
 
 The class is recognized by its module path: a rule never imports KerasHub. Privacy does not
-depend on whether the layer computes what the rule assumes: the norm is that of what is
-added up.
+depend on whether the layer computes what the rule assumes: clipping uses the norm of the
+gradients that are added up.
 """
 
 from collections.abc import Mapping, Sequence

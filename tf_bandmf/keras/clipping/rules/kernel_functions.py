@@ -8,9 +8,9 @@ Such a layer is a subclass of a layer of Keras that overrides the property `kern
             mean, variance = keras.ops.moments(self._kernel, axes=(0, 1, 2), keepdims=True)
             return (self._kernel - mean) * keras.ops.rsqrt(variance + 1e-5)
 
-The layer works on examples as the layer of Keras does. The gradient of the weight is that
-of the kernel, pulled back through the function. That takes small operations on each
-example's kernel gradient, and no convolution of single examples.
+The layer treats examples as the layer of Keras does. The gradient of the weight is the
+gradient of the kernel, pulled back through the function. That takes small operations on
+each example's kernel gradient, and no convolution of single examples.
 """
 
 from __future__ import annotations

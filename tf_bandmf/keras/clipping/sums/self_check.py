@@ -169,8 +169,8 @@ def _with_others(tensor: tf.Tensor) -> tf.Tensor:
 def _gradients_alone(model: keras.Model, scale: float) -> Callable[[Any], Any]:
     """Returns a function that gives a plain tape's gradient of a batch of one, flat.
 
-    It is NaN where the loss is not finite: such an example adds nothing to the sum, and
-    there is nothing to compare.
+    The gradient is NaN where the loss is not finite: such an example adds nothing to the
+    sum, and there is nothing to compare.
     """
     variables = [tensorflow_value(v) for v in model.trainable_variables]
     loss = compiled_loss(model)
