@@ -179,7 +179,7 @@ class BMinSepSimulator(Simulator):
         """Returns the log densities of "remove" tilts relative to Q, shape [T, N].
 
         Args:
-          tilts: of the proposal; those with equal scales must follow one another.
+          tilts: of the proposal; tilts with equal scales must be adjacent.
           log_v: shape [n, N].
           half: `|c_t|^2 / (2 sigma^2)`, shape [n].
         """
@@ -198,7 +198,7 @@ class BMinSepSimulator(Simulator):
     def _draws(
         self, proposal: Proposal, stage: Stage, index: int, number: int
     ) -> _Draws:
-        """Returns the random numbers of one chunk, if possible those kept from before."""
+        """Returns the random numbers of one chunk; kept ones if possible, else new ones."""
         tilts, passes = proposal.tilts, self.passes
         rates = np.array([tilt.probability for tilt in tilts])
         key = (index, number, rates.tobytes(), proposal.shares.tobytes())

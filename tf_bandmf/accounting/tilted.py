@@ -6,8 +6,8 @@ One query has the loss `l(x) = log(1 - q + q exp((x - 1/2) / sigma^2))` of
 
     delta(epsilon) = E (1 - exp(epsilon - L))_+,   L = l_1 + ... + l_k.
 
-If a sample has a fixed size and neighbors replace one example, delta is at most that of
-this pair at each epsilon >= 0, in both directions (Balle, Barthe, Gaboardi, 2018,
+If a sample has a fixed size and neighbors replace one example, delta is at most the delta
+of `P` and `Q` at each epsilon >= 0, in both directions (Balle, Barthe, Gaboardi, 2018,
 arXiv:1807.01647, Theorem 9; sigma is per unit of what the replacement changes). Such
 queries compose like the pair that has this profile in both directions (arXiv:2106.08567,
 Theorem 10). The losses of that pair above 0 are those of `P`, its losses below 0 are those

@@ -187,7 +187,7 @@ def _rates(
 
 
 def _largest_contradicted(is_contradicted: Callable[[float], bool]) -> float:
-    """Returns the largest contradicted parameter, if all smaller ones are, too."""
+    """Returns the largest contradicted parameter; all smaller ones must be contradicted."""
     if not is_contradicted(0.0):
         return 0.0
     low, high = 0.0, _LARGEST

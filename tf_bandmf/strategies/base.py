@@ -50,7 +50,7 @@ class Strategy:
 
     @property
     def noise_bands(self) -> int:
-        """Bands of `C`, or of `C^-1` if that is the banded one; n if neither is."""
+        """Bands of `C`, or of `C^-1` if only the inverse is banded; n if neither is."""
         stored = self.matrix.stored_bands
         return self.num_steps if stored is None else stored
 

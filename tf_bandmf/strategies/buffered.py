@@ -180,8 +180,8 @@ def _recurrence(
       decays: `1 - theta`: the last states are the series times `x / (1 - theta x)`.
 
     Returns:
-      Shapes [m, m] and [m]; the states that start at 1 are those of the factors, and the
-      last of these is the series itself.
+      Shapes [m, m] and [m]. The states that start at 1 belong to the factors; the last of
+      these states is the series itself.
     """
     size = len(poles) + 1  # with one more pole, at 0
     zeros = np.append(zeros, np.ones(poles.size - zeros.size))
@@ -204,8 +204,8 @@ def _powers(
       num_steps: n >= 0.
 
     Returns:
-      For each digit, `F^m` for the number m that the digits before it form, and `F^(2 m)`
-      if the digit is 1, else None; and `F^n - 1`.
+      A pair for each digit, and `F^n - 1`. If the digits before a digit form the number m,
+      its pair is `F^m`, and `F^(2 m)` if the digit is 1, else None.
     """
     one, power, powers = np.eye(len(change)), np.zeros_like(change), []
     for digit in f"{num_steps:b}":

@@ -78,7 +78,7 @@ def load(key: str, workload: Workload) -> Strategy | None:
 
 
 def store(key: str, strategy: Strategy) -> None:
-    """Stores a strategy under its fingerprint; does nothing where that is impossible."""
+    """Stores a strategy under its fingerprint; does nothing if files cannot be written."""
     place = directory()
     if place is None:
         return
