@@ -120,7 +120,7 @@ def audit_run(
         )
     rng = np.random.default_rng(seed)
     included = np.zeros(chosen.size, bool)
-    # Fair coins, conditioned on not being all alike.
+    # Fair coins, tossed again while all of them agree.
     while included.all() or not included.any():
         included = rng.random(chosen.size) < 0.5
     observer = _Observer(model, plan, data, chosen, included)
@@ -174,7 +174,7 @@ class _Observer:
             model.optimizer.apply_noisy(noisy)
 
     def _scales(self) -> np.ndarray | float:
-        """Factors of the coordinates in the coming step, before clipping."""
+        """Factors of the gradients' coordinates in the coming step, before clipping."""
         scales = self._model.optimizer.scales()
         return 1.0 if scales is None else _flat(scales)
 
@@ -201,7 +201,7 @@ class _Observer:
         return self._clipped(*rows, weights)[0].numpy().astype(np.float64)
 
     def _clip(self, x: Any, y: Any, weights: Any) -> tuple[tf.Tensor, tf.Tensor]:
-        # The clipping of the training step.
+        # The same clipping as in the training step.
         clipped = self._model._programs().sums(x, y, weights)
         parts = [tf.reshape(part, [-1]) for part in clipped.sums]
         return tf.concat(parts, axis=0), clipped.losses

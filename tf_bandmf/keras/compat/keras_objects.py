@@ -250,7 +250,8 @@ def metric_handles(model: Any) -> set[int]:
     """Ids of the handles of a model's metrics, including metrics not built for data yet."""
     variables = list(model.metrics_variables)
     for metric in keras.tree.flatten(given_metrics(model)):
-        # Names and functions have no variables yet: nothing can have read them.
+        # Metrics given as names or functions have no variables yet: nothing can have read
+        # them.
         if isinstance(metric, keras.metrics.Metric):
             variables.extend(metric.variables)
     return handles(variables)

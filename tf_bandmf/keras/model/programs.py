@@ -339,7 +339,7 @@ class Programs:
         return _map(self._distributed, *[self._each_alone(*part) for part in parts])
 
     def _each_alone(self, contents: Contents, scales: Any, seed: Any) -> Any:
-        """Clips one replica's examples one after another; those that raise add zero."""
+        """Clips one replica's examples one by one; an example that raises adds zero."""
         size = _size(contents)
         count = size if contents.count is None else int(contents.count)
         rows = (_row(contents._replace(count=None), place) for place in range(size))

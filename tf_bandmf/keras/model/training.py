@@ -316,7 +316,7 @@ class PrivateTraining(BuiltBefore, PrivateStep):
         return optimizer.run.statement(None, remarks, self.weights)
 
     def load_weights(self, *args: Any, **kwargs: Any) -> Any:
-        """Loads weights as Keras does; the statement of a run that begins mentions it."""
+        """Loads weights as Keras does; a run that begins with them states that."""
         super().load_weights(*args, **kwargs)
         self._note_loaded()
 
@@ -326,7 +326,7 @@ class PrivateTraining(BuiltBefore, PrivateStep):
         self._note_loaded()
 
     def set_weights(self, weights: Any) -> None:
-        """Sets weights as Keras does; the statement of a run that begins mentions it."""
+        """Sets weights as Keras does; a run that begins with them states that."""
         super().set_weights(weights)
         self._note_loaded()
 

@@ -147,7 +147,7 @@ class PrivateOptimizer(keras.optimizers.Optimizer):
         or the plan has no expected batch size.
     """
 
-    # Keras' base class reads it before `__init__` has set it.
+    # Keras' base class reads this attribute before `__init__` has set it.
     _loss_scale_factor: float | None = None
 
     def __init__(
@@ -489,7 +489,7 @@ def _checked(inner_optimizer: Any) -> keras.optimizers.Optimizer:
 
 
 def check_accumulation(inner: keras.optimizers.Optimizer) -> None:
-    """Raises ValueError if an optimizer accumulates gradients, which may be set late."""
+    """Raises ValueError if an optimizer accumulates gradients; users may set this late."""
     if getattr(inner, "gradient_accumulation_steps", None):
         raise ValueError(
             "inner_optimizer must not set gradient_accumulation_steps: noise is "

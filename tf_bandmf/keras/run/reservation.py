@@ -53,7 +53,7 @@ class Reservation:
             self.ensure()
 
     def note(self, steps: int) -> None:
-        """Records in the ledger how many steps were taken, if it does not have them yet."""
+        """Records in the ledger how many steps were taken, if this is not recorded yet."""
         if self._entry is None or steps <= self._noted_steps:
             return
         try:
@@ -67,7 +67,7 @@ class Reservation:
             )
 
     def end(self, steps: int, reason: str) -> Any:
-        """Ends the run after this many steps, and gives back the cost of the others.
+        """Ends the run after this many steps, and gives back the cost of those not taken.
 
         Raises:
           ValueError: if the plan is bound to no ledger, or the run has not begun.

@@ -618,7 +618,7 @@ def noisy_mean(
 
 
 def shared_key(strategy: tf.distribute.Strategy, key: NoiseKey) -> NoiseKey:
-    """Shares a key: every process of the strategy returns that of the first process."""
+    """Shares a key: every process of the strategy returns the first process' key."""
     resolver = strategy.cluster_resolver
     if resolver is None or not resolver.task_type:
         return key

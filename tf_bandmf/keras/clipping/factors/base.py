@@ -88,7 +88,7 @@ class Factor(abc.ABC):
         """Returns the gradients themselves, `[B, *shape]` float32."""
 
     def add(self, other: Factor) -> Factor | None:
-        """Returns the factored sum of both, or None if they have no common form."""
+        """Returns the sum with another factor; None if the two have no common form."""
         del other
         return None
 

@@ -33,7 +33,7 @@ import tensorflow as tf
 from tf_bandmf.keras.compat.graphs import GraphOrParentsInXlaContext, gen_xla_ops
 from tf_bandmf.noise.devices import device_kind
 
-# κ u of the module's docstring.
+# κ u in the formulas of the module's docstring.
 ROUNDING = 64 * 2.0**-24
 # Numbers below `_TINY` may be flushed to zero; squared lengths may lose `_VANISHING`.
 _TINY, _VANISHING = 2.0**-126, 2.0**-86
