@@ -186,7 +186,7 @@ class RoundNoise:
     def _from_buffer(
         self, keys: tf.Tensor, number: int, digests: np.ndarray
     ) -> tf.Tensor:
-        """The row of a round, after the earlier rows that the buffer lacks."""
+        """The row of a round; the earlier rows that the buffer lacks are made first."""
         position = self._position
         drawn = self._digests[:position]
         if number < position or not np.array_equal(drawn, digests[:position]):

@@ -15,7 +15,8 @@ from tf_bandmf.workloads import Workload
 def rows_from_columns(columns: tf.Tensor) -> tf.Tensor:
     """The inverse of `matrices.columns_from_rows`; drops entries outside the matrix."""
     bands, n = columns.shape
-    # Diagonal i moves i places to the right: pad, and read with a shorter row.
+    # Shifts diagonal i right by i places: rows are padded to n + bands numbers, put one
+    # after the other, and cut into rows of n + bands - 1.
     flat = tf.reshape(tf.pad(columns, [[0, 0], [0, bands]]), [-1])
     flat = flat[: bands * (n + bands - 1)]
     shifted = tf.reshape(flat, [bands, n + bands - 1])[:, :n]

@@ -87,7 +87,8 @@ class Family:
         None for neither.
       is_optimized: whether `build` optimizes numerically: what it finds is cached, and
         more bands, up to the separation, are never worse.
-      refinement: set if this family refines another one, which takes minutes; else None.
+      refinement: how this family refines another one, which takes minutes; None if it
+        refines none.
     """
 
     name: str

@@ -155,7 +155,10 @@ def first_record(x: Any, y: Any) -> tuple[Any, Any]:
 def function_of(
     model: keras.Model, batch: Any, metrics: Sequence[PrivateMetric]
 ) -> Any:
-    """A compiled function of (x, y, weights): the sum of a batch, records kept apart."""
+    """Returns a compiled function of (x, y, weights): the weighted sum of metrics.
+
+    No record affects what another one adds to the sum.
+    """
     specs = tf.nest.map_structure(
         lambda t: tf.TensorSpec([None, *t.shape[1:]], t.dtype), batch
     )

@@ -56,9 +56,10 @@ def cautions_of(callbacks: Any, is_kept: bool) -> Iterator[str]:
 
 
 def restore_backup(model: keras.Model, callbacks: Any) -> None:
-    """Lets `BackupAndRestore` restore first: the restored step decides where data begin.
+    """Lets `BackupAndRestore` restore before the run asks for its first batch.
 
-    The epoch that the callback recorded is ignored: the optimizer's step, which belongs
+    The restored step says which batch comes next. The epoch that the callback recorded
+    is ignored: the optimizer's step, which belongs
     to the weights, says where the run is. The learning rate also comes from the backup;
     if it differs from the program's, a warning says so.
 

@@ -109,7 +109,7 @@ class Recorder:
         return len(self._graph.get_operations())
 
     def windows(self) -> list[Window | None]:
-        """Returns the innermost call, or None, in which each operation was made."""
+        """Returns, for each operation, the innermost call that made it, or None."""
         self._note_operations()
         return self._windows
 

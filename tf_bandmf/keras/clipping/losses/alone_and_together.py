@@ -29,9 +29,9 @@ from tf_bandmf.keras.compat.replicas import unscaled_losses
 _EXAMPLES, _ELEMENTS = 8, 2**22
 # The size that made-up tensors have in a dimension that differs between batches.
 _LENGTH = 6
-# Both bounds are relative to the batch's gradient. Gradients of single examples below
-# _ROUNDING count as rounding errors. If, once scaled, they differ from the batch's gradient
-# by more than _TOLERANCE, they are not proportional to it.
+# Both bounds are relative to the norm of the batch's gradient. Gradients of single examples
+# below _ROUNDING count as zero. They are proportional to the batch's gradient if a multiple
+# of them is within _TOLERANCE of it.
 _ROUNDING, _TOLERANCE = 1e-3, 1e-2
 _WAY_OUT = (
     "Use a loss of single examples, or put all that is compared into one example (a pair, "
