@@ -81,7 +81,7 @@ def test_balls_in_bins_have_no_event_and_say_what_to_do():
         plan_under("bins").dp_event,
         plan_under("bins").privacy_loss_distribution,
     ):
-        with pytest.raises(ValueError, match=r"^balls in bins.* has no event"):
+        with pytest.raises(ValueError, match="no event for balls in bins"):
             call()
 
 
