@@ -95,7 +95,7 @@ def test_two_bins_agree_with_quadrature_in_both_directions(lam, noise, epsilon):
 def test_a_single_column_is_the_gaussian_mechanism(delta, num_bins):
     """With several bins, too, which are the same: their Gram matrix is singular."""
     noise = 2.0 * np.sqrt(1.7)
-    accountant = BallsInBinsAccountant(np.full((num_bins, num_bins), 1.7))
+    accountant = BallsInBinsAccountant(np.full((num_bins, num_bins), 1.7), Simulation())
     exact = gaussian.gaussian_epsilon(2.0, delta)
     actual = accountant.epsilon(delta, noise)
     assert abs(actual - exact) < ERRORS * actual.standard_error + 1e-9
@@ -191,9 +191,9 @@ def test_a_bound_that_would_take_for_ever_is_that_without_amplification():
 def test_shipped_example_of_jax_privacy():
     """n = 100, 10 bins: 3.74 there, on a grid of factors 1.1 and with a margin."""
     matrix = matrices.ToeplitzBanded([1.0, 0.5, 0.25, 0.125], 100)
-    actual = BallsInBinsAccountant.of_strategy(matrix, 10).calibrate(1, 1e-2)
-    per_column_norm = actual.noise_stddev / matrix.column_norms().max()
-    assert 3.74 / 1.1**2 < per_column_norm < 3.75
+    accountant = BallsInBinsAccountant.of_strategy(matrix, 10, Simulation())
+    noise = accountant.calibrate(1, 1e-2).noise_stddev
+    assert 3.74 / 1.1**2 < noise / matrix.column_norms().max() < 3.75
 
 
 @pytest.mark.parametrize("confidence", [None, 1 - 1e-6])
@@ -224,7 +224,7 @@ def test_releases_beside_a_run_are_one_more_coordinate_of_every_bin(confidence):
 )
 def test_dp_lambda_cgd_setting(noise, epsilon, tolerance):
     matrix = strategies.lambda_cgd(3910, 0.9).matrix
-    accountant = BallsInBinsAccountant.of_strategy(matrix, 391)
+    accountant = BallsInBinsAccountant.of_strategy(matrix, 391, Simulation())
     assert accountant.epsilon(1e-5, noise) == pytest.approx(epsilon, abs=tolerance)
 
 
@@ -254,7 +254,7 @@ def test_estimates_are_between_the_bounds_of_random_allocation(
     assert lower - 4.0 * actual.standard_error <= actual <= upper
 
 
-ONE = BallsInBinsAccountant(np.eye(2))
+ONE = BallsInBinsAccountant(np.eye(2), Simulation())
 
 
 @pytest.mark.parametrize(

@@ -26,22 +26,18 @@ class BallsInBinsAccountant(SimulatedAccountant):
 
     Args:
       gram: G of `bins_simulator.gram_matrix`, shape [b, b].
-      simulation: settings of the simulation; None for an estimate.
+      simulation: settings of the simulation.
     """
 
-    def __init__(self, gram: np.ndarray, simulation: Simulation | None = None) -> None:
-        simulation = simulation or Simulation()
-        draws = NUM_DRAWS if simulation.num_draws is None else simulation.num_draws
+    def __init__(self, gram: np.ndarray, simulation: Simulation) -> None:
         norm = math.sqrt(float(gram.diagonal().max()))
+        draws = simulation.num_draws or NUM_DRAWS
         simulator = BinsSimulator(gram, draws, simulation.seed)
         super().__init__(NAME, simulator, norm, simulation.confidence)
 
     @classmethod
     def of_strategy(
-        cls,
-        matrix: matrices.LowerTriangular,
-        num_bins: int,
-        simulation: Simulation | None = None,
+        cls, matrix: matrices.LowerTriangular, num_bins: int, simulation: Simulation
     ) -> BallsInBinsAccountant:
         """Returns the accountant of a strategy matrix `C`; raises as `gram_matrix` does."""
         return cls(gram_matrix(matrix, num_bins), simulation)

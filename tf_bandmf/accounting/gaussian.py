@@ -120,8 +120,6 @@ def gaussian_epsilon(noise_stddev: float, delta: float) -> float:
     return to_safe_side(float(root), lambda e: gaussian_delta(noise_stddev, e) <= delta)
 
 
-# Cached: all strategies that are compared for one budget need the same value.
-@functools.lru_cache(maxsize=1024)
 def calibrate_noise_stddev(epsilon: float, delta: float) -> float:
     """Returns the smallest noise for (epsilon, delta)-DP at sensitivity 1, rounded up.
 
@@ -137,8 +135,15 @@ def calibrate_noise_stddev(epsilon: float, delta: float) -> float:
       ValueError: on invalid input, or if the budget is so small that more than 10**9
         times the sensitivity would be needed.
     """
+    # Before the cache, in which True is 1.0, and which takes no lists.
     check_positive("epsilon", epsilon)
     check_delta(delta)
+    return _calibrated(float(epsilon), float(delta))
+
+
+# Cached: all strategies that are compared for one budget need the same value.
+@functools.lru_cache(maxsize=1024)
+def _calibrated(epsilon: float, delta: float) -> float:
     if gaussian_delta(_LARGEST_NOISE, epsilon) > delta:
         raise ValueError(
             f"No useful noise gives epsilon = {epsilon}, delta = {delta}: more "

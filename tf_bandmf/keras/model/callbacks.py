@@ -73,7 +73,7 @@ def restore_backup(model: keras.Model, callbacks: Any) -> None:
                     os.unlink(os.path.join(callback.backup_dir, name))
             callback.set_model(model)
             optimizer = model.optimizer.inner_optimizer
-            rate = float(optimizer.learning_rate)
+            given = float(optimizer.learning_rate)
             try:
                 callback.on_train_begin()
             except Exception as error:  # h5py may raise any exception
@@ -84,13 +84,13 @@ def restore_backup(model: keras.Model, callbacks: Any) -> None:
                     f"delete that folder, and the run begins again at its first step, "
                     f"with the same batches and noise."
                 ) from error
+            rate = float(optimizer.learning_rate)
             has_schedule = isinstance(given_learning_rate(optimizer), _Schedule)
-            if float(optimizer.learning_rate) != rate and not has_schedule:
+            if rate != given and not has_schedule:
                 warnings.warn(
-                    f"The run goes on with the learning rate of its backup, "
-                    f"{float(optimizer.learning_rate):.3g}: the program's, {rate:.3g}, has "
-                    f"no effect. To change it, set model.optimizer.learning_rate in a "
-                    f"callback.",
+                    f"The run goes on with the learning rate of its backup, {rate:.3g}: "
+                    f"the program's, {given:.3g}, has no effect. To change it, set "
+                    f"model.optimizer.learning_rate in a callback.",
                     stacklevel=3,
                 )
 

@@ -93,7 +93,7 @@ def given(data: Any) -> Any:
     data = keras.tree.map_structure(value, data)
     if isinstance(data, tuple) and batches_lib.is_scheduled_batch(data[0]):
         if any(item is not None for item in data[1:]):
-            raise ValueError("Give a scheduled batch alone: it holds y, sample_weight.")
+            raise ValueError("A scheduled batch has its y and weights: give it alone.")
         return data[0]
     return data
 

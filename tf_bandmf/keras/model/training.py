@@ -113,14 +113,13 @@ class PrivateTraining(BuiltBefore, PrivateStep):
         is_needed = self._is_distributed or self._settings.tables != DENSE
         if self.built or is_needed or isinstance(x, BatchSchedule):
             self._prepare(x)
-        is_resumed = False
+        kept = None
         if private_state is not None:
             refuse_shared_folder(private_state, callbacks)
             restore_backup(self, callbacks)
             x = self.begin_run(x, private_state)
             kept = self._training.run_file
-            is_resumed = kept is not None and kept.resumed
-            if is_resumed:
+            if kept is not None and kept.resumed:
                 per_epoch = kwargs.get("steps_per_epoch") or x.steps_per_epoch
                 done = optimizer.steps_taken // per_epoch
                 kwargs["initial_epoch"] = max(done, kwargs.get("initial_epoch", 0))
@@ -141,9 +140,10 @@ class PrivateTraining(BuiltBefore, PrivateStep):
         if optimizer.built:
             optimizer.run.check(self.weights)
         try:
-            with warnings.catch_warnings():
-                if is_resumed:
+            with contextlib.ExitStack() as stack:
+                if kept is not None and kept.resumed:
                     # The last epoch of a resumed run may be shorter: Keras would warn.
+                    stack.enter_context(warnings.catch_warnings())
                     warnings.filterwarnings("ignore", "Your input ran out of data")
                 history = super().fit(x, **kwargs)
             warn_of_counts(self)
