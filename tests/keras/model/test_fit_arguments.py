@@ -43,12 +43,6 @@ def test_arguments_that_would_change_the_batches_are_named(
     assert model.optimizer.steps_taken == 0
 
 
-def test_shuffling_has_no_effect_and_that_is_said(data, plan_and_model):
-    plan, model = plan_and_model(epochs=1, batch_size=22)
-    with pytest.warns(UserWarning, match="shuffle=True has no effect"):
-        model.fit(plan.batches(*data), shuffle=True, verbose=0)
-
-
 @pytest.mark.parametrize(
     ("weights", "drawn", "options", "says"),
     [
@@ -72,7 +66,7 @@ def test_weights_that_clipping_undoes_are_named(
     [
         (lambda x, y: tf.data.Dataset.from_tensor_slices((x, y)), "open_memmap"),
         (lambda x, y: Pairs(), "len.source."),
-        (lambda x, y: iter([(x, y)]), "from_generator"),
+        (lambda x, y: iter([(x, y)]), "makes a generator"),
         (lambda x, y: x, r"plan\.batches\(x, y\)"),
     ],
 )

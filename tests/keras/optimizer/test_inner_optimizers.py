@@ -46,17 +46,7 @@ def test_any_inner_optimizer_gets_the_noisy_gradients_and_nothing_else(
     assert int(model.optimizer.iterations) == plan.num_steps
 
 
-@pytest.mark.parametrize(
-    ("name", "where"),
-    [
-        ("l2_norm_clip", r"tf_bandmf\.plan\(\.\.\., l2_norm_clip="),
-        ("noise_multiplier", r"tf_bandmf\.plan"),
-        ("num_microbatches", "microbatch_size to make_private"),
-        ("weight_decay", "set it on the inner_optimizer"),
-    ],
-)
-def test_settings_of_something_else_are_refused_with_their_place(
-    name, where, make_plan
-):
-    with pytest.raises(ValueError, match=where):
+@pytest.mark.parametrize("name", ["l2_norm_clip", "num_microbatches", "weight_decay"])
+def test_settings_of_something_else_are_refused_with_their_place(name, make_plan):
+    with pytest.raises(ValueError, match=rf"{name}.*plan\(.*make_private.*inner_opt"):
         tf_bandmf.keras.PrivateOptimizer("sgd", make_plan(), **{name: 1.0})

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import keras
-from keras.src import backend as keras_backend
 from keras.src.backend.common import global_state
 from keras.src.backend.tensorflow.rnn import rnn
 from keras.src.losses.losses import LossFunctionWrapper
@@ -31,7 +30,6 @@ __all__ = [
     "Functional",
     "LossFunctionWrapper",
     "global_state",
-    "keras_backend",
     "rnn",
 ]
 
@@ -149,14 +147,9 @@ def loss_tracker(model: keras.Model) -> keras.metrics.Mean:
     return model._loss_tracker
 
 
-def compile_metrics(model: keras.Model) -> Any:
-    """The compiled metrics, or None."""
-    return getattr(model, "_compile_metrics", None)
-
-
 def given_metrics(model: keras.Model) -> tuple[Any, Any]:
     """The metrics and weighted metrics that `compile` was given."""
-    compiled = compile_metrics(model)
+    compiled = getattr(model, "_compile_metrics", None)
     return (
         getattr(compiled, "_user_metrics", None),
         getattr(compiled, "_user_weighted_metrics", None),
@@ -241,9 +234,9 @@ def calls_of(model: Any) -> Iterator[tuple[Any, list[Any], list[Any]]]:
                 yield node.operation, inputs, keras.tree.flatten(node.output_tensors)
 
 
-def output_shape_of_lambda(layer: keras.layers.Lambda) -> Any:
-    """The output shape that a `Lambda` was given."""
-    return layer._output_shape
+def maker_of(tensor: keras.KerasTensor) -> Any:
+    """The operation or layer whose call made a symbolic tensor."""
+    return tensor._keras_history.operation
 
 
 def metric_handles(model: Any) -> set[int]:

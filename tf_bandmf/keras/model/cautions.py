@@ -17,7 +17,11 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tf_bandmf.keras.compat.keras_objects import all_layers, given_learning_rate
+from tf_bandmf.keras.compat.keras_objects import (
+    all_layers,
+    given_learning_rate,
+    maker_of,
+)
 from tf_bandmf.keras.model.callbacks import cautions_of
 from tf_bandmf.planning import learning_rates
 from tf_bandmf.sampling.identity import INPUTS, TARGETS
@@ -39,18 +43,9 @@ _SCALES = (
     keras.layers.Lambda,
 )
 _NO_PROBABILITIES = ("linear", "relu", "tanh", "elu", "gelu", "silu", "leaky_relu")
-
-
-# Losses over classes; and loss functions, with the class of loss that each belongs to.
-_CLASSES = (
-    keras.losses.SparseCategoricalCrossentropy,
-    keras.losses.CategoricalCrossentropy,
-)
-_FUNCTIONS = {
-    keras.losses.sparse_categorical_crossentropy: _CLASSES[0],
-    keras.losses.categorical_crossentropy: _CLASSES[1],
-    keras.losses.binary_crossentropy: keras.losses.BinaryCrossentropy,
-}
+_OF_NUMBERS = keras.losses.sparse_categorical_crossentropy
+_OF_CLASSES = (_OF_NUMBERS, keras.losses.categorical_crossentropy)
+_OF_PROBABILITIES = (*_OF_CLASSES, keras.losses.binary_crossentropy)
 
 
 def warn(model: Any, data: Any, labels: Any, callbacks: Any, is_kept: bool) -> None:
@@ -68,7 +63,6 @@ def warn(model: Any, data: Any, labels: Any, callbacks: Any, is_kept: bool) -> N
         messages += [
             *_of_inputs(model, data),
             *_of_outputs(model, np.asarray(labels)),
-            *_of_counts(model),
             *_of_sgd(model),
         ]
     for message in messages:
@@ -90,40 +84,23 @@ def _of_inputs(model: keras.Model, data: Any) -> Iterator[str]:
 
 
 def _of_outputs(model: keras.Model, labels: np.ndarray) -> Iterator[str]:
-    layer, size = _last_layer(model)
+    layer, activation, size = _last_layer(model)
     if layer is None:
         return
-    where, activation = _described(layer)
-    kind, from_logits = _loss_of(model)
-    if kind is not None and not from_logits and activation in _NO_PROBABILITIES:
+    loss, from_logits = _loss_of(model)
+    is_bounded = from_logits or activation not in _NO_PROBABILITIES
+    if loss in _OF_PROBABILITIES and not is_bounded:
         yield (
-            f"{where} has no softmax or sigmoid, and {kind.__name__} expects "
-            f"probabilities: outputs outside [0, 1] get no gradient. Give the loss "
-            f"from_logits=True."
+            f"The model's last layer, {layer!r}, has no softmax or sigmoid, and "
+            f"{loss.__name__} expects probabilities: outputs outside [0, 1] get no "
+            f"gradient. Give the loss from_logits=True."
         )
     others = (labels < 0) | (labels >= size)
-    if kind is _CLASSES[0] and others.any():
+    if loss is _OF_NUMBERS and others.any():
         yield (
             f"{100.0 * others.mean():.2g}% of {others.size} examples that were looked at "
             f"have a label that is none of the classes 0 to {size - 1}: they teach the "
             f"model nothing, and the loss is NaN. Number classes from 0, one output each."
-        )
-
-
-def _of_counts(model: Any) -> Iterator[str]:
-    losses, optimizer = keras.tree.flatten(model.loss), model.optimizer
-    if not any(learning_rates.is_named(loss, "poisson") for loss in losses):
-        return
-    advised, _ = learning_rates.clip_norm("poisson")
-    clip = optimizer.plan.l2_norm_clip
-    is_automatic = optimizer.clipping.kind == "automatic"
-    if clip < advised / 2 or is_automatic:
-        what = "automatic clipping" if is_automatic else f"the clip norm {clip:.3g}"
-        yield (
-            f"With {what} a model with a Poisson loss predicts too few, at any epsilon: "
-            f"the clipped gradient of a skewed residual is zero near the median, not the "
-            f"mean. Divide labels by their usual size, if above 1, and plan with "
-            f'l2_norm_clip={advised:g}; tf_bandmf.advise(loss="poisson") does.'
         )
 
 
@@ -139,22 +116,23 @@ def _of_sgd(model: Any) -> Iterator[str]:
     if type(inner) is not keras.optimizers.SGD:
         return
     workload, n = plan.workload, plan.num_steps
-    rates, planned = _rates(inner, n), np.ones(n)
+    steps = np.unique(np.linspace(0, n - 1, 64).astype(np.int64))
+    rates, planned = _rates(inner, steps), np.ones(n)
     if workload.learning_rates is not None:
         planned = np.asarray(workload.learning_rates)
+    if not np.any(rates):
+        return  # nothing moves, whatever the noise
     momentum, is_constant = float(inner.momentum), np.ptp(rates) == 0.0
     decay = 1.0 - float(np.mean(rates)) * float(inner.weight_decay or 0.0)
     differs: list[str] = []
-    if not np.any(rates):
-        return  # nothing moves, whatever the noise
     # For a workload that the caller defined, only the learning rates are compared.
     if workload.momentum is not None and workload.decay is not None:
         if abs(momentum - workload.momentum) > _MOMENTUM:
             differs.append(f"momentum={momentum:g} instead of {workload.momentum:g}")
         if abs(max(decay, 0.0) ** n - max(workload.decay, 0.0) ** n) > _SHRINKAGE:
             differs.append(f"decay={decay:g} instead of {workload.decay:g}")
-    planned = planned[_some_steps(n)] / np.max(planned)
-    if np.max(np.abs(rates / np.max(rates) - planned)) > _RATE:
+    relative = planned[steps] / np.max(planned)
+    if np.max(np.abs(rates / np.max(rates) - relative)) > _RATE:
         kind = "a constant learning rate" if is_constant else "a learning rate schedule"
         differs.append(f"{kind}, unlike the workload's")
     if differs and plan.strategy.family != "identity":
@@ -187,13 +165,9 @@ def _of_sgd(model: Any) -> Iterator[str]:
         )
 
 
-def _some_steps(n: int) -> np.ndarray:
-    return np.unique(np.linspace(0, n - 1, 64).astype(np.int64))
-
-
-def _rates(inner: Any, n: int) -> np.ndarray:
-    """The optimizer's learning rates at `_some_steps(n)`."""
-    schedule, steps = given_learning_rate(inner), _some_steps(n)
+def _rates(inner: Any, steps: np.ndarray) -> np.ndarray:
+    """The optimizer's learning rates at these steps."""
+    schedule = given_learning_rate(inner)
     if isinstance(schedule, keras.optimizers.schedules.LearningRateSchedule):
         return np.array([float(schedule(int(step))) for step in steps])
     # A variable that is mirrored over replicas does not convert with `float` alone.
@@ -214,10 +188,10 @@ def refuse_outputs(
       ranges: the declared ranges of values; see `Plan.batches`.
 
     Raises:
-      ValueError: if the gradients of all examples are zero, `class_weight` or the declared
-        labels contain a class that has no output, or the loss divides by the class weights.
+      ValueError: if the gradients of all examples are zero, the declared labels contain a
+        class that has no output, or the loss divides by the class weights.
     """
-    losses = tf.nest.flatten(_given_loss(model))
+    losses = tf.nest.flatten(model.loss)
     if class_weight is not None and any(
         getattr(loss, "reduction", None) == "mean_with_sample_weight" for loss in losses
     ):
@@ -226,69 +200,40 @@ def refuse_outputs(
             "so that class_weight would act only where gradients are clipped. Use "
             "reduction='sum_over_batch_size'. Nothing was trained."
         )
-    layer, size = _last_layer(model)
-    if layer is None:
-        return
-    where, activation = _described(layer)
-    if activation == "softmax" and size == 1:
+    layer, activation, size = _last_layer(model)
+    loss, _ = _loss_of(model)
+    if size == 1 and (activation == "softmax" or loss in _OF_CLASSES):
         raise ValueError(
-            f"{where} has one output under softmax, which is always 1: no gradient, and "
-            f"nothing is learnt. For two classes use activation='sigmoid' with "
-            f"binary_crossentropy. Nothing was trained."
-        )
-    kind, _ = _loss_of(model)
-    if kind in _CLASSES and size == 1:
-        raise ValueError(
-            f"{where} has one output, and {kind.__name__} is for one output per class. Use "
+            f"The model's last layer, {layer!r}, has one output. A softmax of it is always "
+            f"1, without a gradient, and a loss of classes needs one output per class. Use "
             f"Dense(classes, activation='softmax'), or for two classes 'sigmoid' with "
             f"binary_crossentropy. Nothing was trained."
         )
-    beyond = sorted(c for c in class_weight or () if isinstance(c, int) and c >= size)
-    if kind in _CLASSES and beyond:
-        raise ValueError(
-            f"class_weight has a weight for class {beyond[0]}, and {where[0].lower()}"
-            f"{where[1:]} has outputs for the classes 0 to {size - 1}. Nothing was trained."
-        )
     labels = tf.nest.flatten(ranges.get(TARGETS, ()))
-    if kind is _CLASSES[0] and labels and (min(labels) < 0 or max(labels) > size - 1):
+    is_known = loss is _OF_NUMBERS and size and labels
+    if is_known and (min(labels) < 0 or max(labels) >= size):
         raise ValueError(
-            f"Labels are declared to be from {min(labels)} to {max(labels)}, and "
-            f"{where[0].lower()}{where[1:]} has outputs for the classes 0 to {size - 1}: "
-            f"examples of other classes would teach nothing. Nothing was trained."
+            f"Labels are declared to be from {min(labels)} to {max(labels)}, and the model "
+            f"has outputs for the classes 0 to {size - 1}: examples of other classes would "
+            f"teach nothing. Nothing was trained."
         )
 
 
-def _described(layer: Any) -> tuple[str, str]:
-    """How a message names the last layer, and the name of the layer's activation."""
-    activation = getattr(getattr(layer, "activation", None), "__name__", "")
-    return f"The model's last layer, {layer.name!r},", activation
+def _last_layer(model: keras.Model) -> tuple[str | None, str, int]:
+    """Name and activation of the layer of a model's only output, and its last axis.
 
-
-def _last_layer(model: keras.Model) -> tuple[Any, int]:
-    """The layer of a model's only output, and the size of its last axis; or (None, 0)."""
+    The name is None, and the size 0, if there is not exactly one output of known shape.
+    """
     outputs = getattr(model, "outputs", None) or []
     if len(outputs) != 1 or outputs[0].shape[-1] is None:
-        return None, 0
-    for layer in reversed(model.layers):
-        try:
-            if layer.output is outputs[0]:
-                return layer, int(outputs[0].shape[-1])
-        except (AttributeError, ValueError):  # called several times, or never
-            continue
-    return None, 0
-
-
-def _given_loss(model: keras.Model) -> Any:
-    """The loss that a model is compiled with; a name is replaced by its loss function."""
-    loss = model.loss
-    return keras.losses.get(loss) if isinstance(loss, str) else loss
+        return None, "", 0
+    layer = maker_of(outputs[0])
+    activation = getattr(getattr(layer, "activation", None), "__name__", "")
+    return layer.name, activation, int(outputs[0].shape[-1])
 
 
 def _loss_of(model: keras.Model) -> tuple[Any, bool]:
-    """The class of the loss, if it is in `_FUNCTIONS`, and whether it takes logits."""
-    loss = _given_loss(model)
-    for function, kind in _FUNCTIONS.items():
-        if loss is function or type(loss) is kind:
-            config = {} if loss is function else loss.get_config()
-            return kind, bool(config.get("from_logits", False))
-    return None, False
+    """The function of a model's loss, and whether it is known to take logits."""
+    loss = keras.losses.get(model.loss) if isinstance(model.loss, str) else model.loss
+    config = loss.get_config() if isinstance(loss, keras.losses.Loss) else {}
+    return getattr(loss, "fn", loss), bool(config.get("from_logits"))

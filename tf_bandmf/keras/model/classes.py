@@ -7,7 +7,6 @@ from typing import Any
 import keras
 
 from tf_bandmf.keras.compat.keras_objects import (
-    Functional,
     copy_config_mark,
     register_class,
     registered_name,
@@ -20,37 +19,16 @@ _KNOWN_MODULES = ("keras.", "keras_hub.", "tf_bandmf.")
 _PLAIN, _CONFIG = "plain_class", "config"
 
 
-@keras.saving.register_keras_serializable(package="tf_bandmf")
-class PrivateSequential(PrivateTraining, keras.Sequential):
-    """A `keras.Sequential` that trains privately."""
-
-
-@keras.saving.register_keras_serializable(package="tf_bandmf")
-class PrivateFunctional(PrivateTraining, Functional):
-    """A functional `keras.Model` that trains privately."""
-
-
-# Files of the .h5 format name classes without their package.
-keras.saving.get_custom_objects().update(
-    {cls.__name__: cls for cls in (PrivateSequential, PrivateFunctional)}
-)
-_PRIVATE_CLASSES: dict[type, type] = {
-    keras.Sequential: PrivateSequential,
-    keras.Model: PrivateFunctional,
-    Functional: PrivateFunctional,
-}
-_PLAIN_CLASSES: dict[type, type] = {
-    PrivateSequential: keras.Sequential,
-    PrivateFunctional: keras.Model,
-}
+_PRIVATE_CLASSES: dict[type, type] = {}
+_PLAIN_CLASSES: dict[type, type] = {}
 
 
 class PrivateModel:
     """Loads saved models of private classes; all of these are registered under one name.
 
-    The private class of a subclass of `keras.Model` is made when it is needed. When a file
-    is loaded, it is made from the plain class that the file names. Keras must know that
-    class: from KerasHub, by registration, or from `custom_objects`.
+    The private class of a plain one is made when it is needed. When a file is loaded, it is
+    made from the plain class that the file names. Keras must know that class: as one of its
+    own or KerasHub's, by registration, or from `custom_objects`.
     """
 
     @classmethod
@@ -123,10 +101,7 @@ def plain_config(model: keras.Model) -> dict[str, Any]:
     Raises:
       NotImplementedError: by Keras, if the class has no config.
     """
-    config = model.get_config()
-    if set(config) == {_PLAIN, _CONFIG}:
-        return dict(config[_CONFIG])
-    return dict(config)
+    return dict(model.get_config()[_CONFIG])
 
 
 def _get_config(plain_class: type) -> Any:

@@ -8,7 +8,7 @@ from typing import Any
 import keras
 
 from tf_bandmf.accounting.checks import whole_number
-from tf_bandmf.keras.compat.keras_objects import output_shape_of_lambda
+from tf_bandmf.keras.compat.keras_objects import Functional, all_layers
 
 
 def cloned(
@@ -17,7 +17,7 @@ def cloned(
     """A plain, uncompiled model of the same architecture with new weights.
 
     As in `keras.models.clone_model`, each layer is recreated by its own class, which need
-    not be registered. A `Lambda` layer keeps its function object.
+    not be registered. Both models share `Lambda` layers.
 
     Args:
       model: built, Sequential or functional, private or not; so are models within it.
@@ -49,9 +49,7 @@ def _cloned(
         clone = keras.models.clone_model(same, clone_function=again)
     else:
         same = keras.Model(model.input, model.output, name=model.name)
-        clone = keras.models.clone_model(
-            same, clone_function=again, call_function=_called
-        )
+        clone = keras.models.clone_model(same, clone_function=again)
     clone.trainable = model.trainable
     for layer, other in zip(same.layers, clone.layers):
         other.trainable = layer.trainable
@@ -62,13 +60,11 @@ def _one(layer: Any, replace: Callable[[Any], Any | None], made: dict[int, Any])
     replacement = replace(layer)
     if replacement is not None:
         return replacement
-    kind = type(layer)
-    # keras.Model(inputs, outputs) is of a class of its own.
-    functional = kind.__name__ == "Functional" and issubclass(kind, keras.Model)
-    if (kind is keras.Sequential or functional) and layer.built:
+    if type(layer) in (keras.Sequential, Functional) and layer.built:
         return _cloned(layer, replace, made)
     if isinstance(layer, keras.layers.Lambda):
-        return _same_lambda(layer)
+        # It has no weights; a copy from its config would lose the function's globals.
+        return layer
     try:
         return type(layer).from_config(layer.get_config())
     except NotImplementedError as error:
@@ -77,25 +73,6 @@ def _one(layer: Any, replace: Callable[[Any], Any | None], made: dict[int, Any])
             f"it from. Give its class one; or make a plain model yourself: "
             f"to_plain(model, into=plain)."
         ) from error
-
-
-def _called(layer: Any, *args: Any, **kwargs: Any) -> Any:
-    """Calls a cloned layer with the original call's arguments, but no mask=None."""
-    if kwargs.get("mask", 0) is None:
-        del kwargs["mask"]
-    return layer(*args, **kwargs)
-
-
-def _same_lambda(layer: keras.layers.Lambda) -> keras.layers.Lambda:
-    """Copies a layer and keeps its function object: serialized code would lose globals."""
-    config = keras.layers.Layer.get_config(layer)
-    return keras.layers.Lambda(
-        layer.function,
-        output_shape=output_shape_of_lambda(layer),
-        mask=layer.mask,
-        arguments=layer.arguments,
-        **config,
-    )
 
 
 def replace_batch_norm(model: keras.Model, groups: int = 8) -> keras.Model:
@@ -144,22 +121,12 @@ def replace_batch_norm(model: keras.Model, groups: int = 8) -> keras.Model:
         )
 
     made = cloned(model, replaced)
-    for layer, other in _pairs(model, made):
+    pairs = zip(all_layers(model), all_layers(made), strict=True)
+    for layer, other in pairs:
         if isinstance(layer, keras.layers.BatchNormalization):
             for name in ("gamma", "beta"):
                 if getattr(layer, name) is not None:
                     getattr(other, name).assign(getattr(layer, name))
-        else:
+        elif not isinstance(layer, keras.Model):
             other.set_weights(layer.get_weights())
     return made
-
-
-def _pairs(model: keras.Model, other: keras.Model) -> list[tuple[Any, Any]]:
-    """Pairs of corresponding layers of both models, inner models' layers included."""
-    pairs = []
-    for layer, same in zip(model.layers, other.layers, strict=True):
-        if isinstance(layer, keras.Model):
-            pairs.extend(_pairs(layer, same))
-        else:
-            pairs.append((layer, same))
-    return pairs

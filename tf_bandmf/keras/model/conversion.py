@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-import pathlib
 import tempfile
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import keras
 
-from tf_bandmf.accounting.checks import whole_number
 from tf_bandmf.keras.clipping import check_supported, turn_tensor_float_32_off
-from tf_bandmf.keras.compat.keras_objects import all_layers
+from tf_bandmf.keras.compat.keras_objects import Functional, all_layers
 from tf_bandmf.keras.model.classes import plain_class_of, plain_config, private_class
 from tf_bandmf.keras.model.cloning import cloned
-from tf_bandmf.keras.model.preparation import checked_names, without_dynamic_scale
-from tf_bandmf.keras.model.tables import DENSE, checked
+from tf_bandmf.keras.model.preparation import without_dynamic_scale
+from tf_bandmf.keras.model.tables import DENSE, StepSettings
 from tf_bandmf.keras.model.training import PrivateTraining
 from tf_bandmf.keras.optimizer.private import PrivateOptimizer
 
@@ -78,48 +76,38 @@ def make_private(
       UnsupportedModelError: if a layer mixes examples (batch normalization) or its
         per-example gradients are not available.
     """
-    if microbatch_size is not None:
-        if not isinstance(microbatch_size, int):
-            raise ValueError(
-                f"microbatch_size must be an integer or None, found {microbatch_size!r}."
-            )
-        microbatch_size = whole_number(
-            "microbatch_size", microbatch_size, most=2**31 - 1
-        )
-    tables = checked(tables)
-    if release_every is not None:
-        release_every = whole_number("release_every", release_every)
+    given = {
+        "microbatch_size": (microbatch_size, None),
+        "tables": (tables, DENSE),
+        "release_every": (release_every, None),
+        "alone": (alone, ()),
+    }
+    changes = {k: value for k, (value, usual) in given.items() if value != usual}
+    before = getattr(model, "_settings", StepSettings())
+    settings = dataclasses.replace(before, **changes)
     turn_tensor_float_32_off()
     optimizer = getattr(model, "optimizer", None)
-    is_lazy = tables != DENSE or release_every is not None
     is_private = isinstance(model, PrivateTraining)
-    if is_private and is_lazy and optimizer is not None and optimizer.built:
-        raise ValueError(
-            "tables must be chosen before the run begins: this model has an optimizer that "
-            "is built. Compile it with a new PrivateOptimizer after "
-            "make_private(model, tables=...)."
-        )
     chosen = type(model) if is_private else private_class(type(model))
+    names = {layer.name for layer in all_layers(model)}
+    unknown = sorted(set(settings.alone) - names)
+    if unknown and model.built:
+        raise ValueError(
+            f"alone names {', '.join(unknown)}, and the model has no such layer."
+        )
+    plain_steps = 0
     if not is_private:
         if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
             inner = optimizer.inner_optimizer
             model.optimizer = without_dynamic_scale(optimizer, inner)
         if model.built:
             check_supported(model)
-    names = checked_names(model, alone)
+        if optimizer is not None and not isinstance(optimizer, PrivateOptimizer):
+            plain_steps = int(keras.ops.convert_to_numpy(optimizer.iterations))
     model.__class__ = chosen
-    is_plain = not isinstance(optimizer, PrivateOptimizer)
-    if optimizer is not None and is_plain and not is_private:
-        steps = keras.ops.convert_to_numpy(optimizer.iterations)
-        model._training.plain_steps = int(steps)
+    model._settings = settings
+    model._training.plain_steps += plain_steps
     model.train_function = None
-    model._training.may_run_alone |= names
-    settings: dict[str, Any] = {}
-    if is_lazy:
-        settings = {"tables": tables, "release_every": release_every}
-    if microbatch_size is not None:
-        settings["microbatch_size"] = microbatch_size
-    model._settings = dataclasses.replace(model._settings, **settings)
     return model
 
 
@@ -154,7 +142,7 @@ def to_plain(model: keras.Model, into: keras.Model | None = None) -> keras.Model
     model._before_use()
     plain = into if into is not None else _again(model)
     if model.built:
-        _copy_weights(model, plain)
+        _copy_state(model, plain)
     return plain
 
 
@@ -167,7 +155,7 @@ def _again(model: keras.Model) -> keras.Model:
     )
     if plain_class is None:
         raise TypeError(f"{advice} was private from the beginning.")
-    if model.built and plain_class in (keras.Sequential, keras.Model):
+    if model.built and plain_class in (keras.Sequential, Functional):
         return cloned(model)
     try:
         plain = plain_class.from_config(plain_config(model))  # type: ignore[attr-defined]
@@ -194,35 +182,43 @@ def _adapted(model: keras.Model) -> bool:
     return any(getattr(layer, "lora_enabled", False) for layer in all_layers(model))
 
 
-def _copy_weights(model: keras.Model, plain: keras.Model) -> None:
-    if _adapted(model):
-        # `keras.Model.save_weights` merges adapters. The class's own `save_weights` may do
-        # more, so it is not called.
-        with tempfile.TemporaryDirectory() as folder:
-            path = pathlib.Path(folder) / "merged.weights.h5"
-            keras.Model.save_weights(model, path)
-            keras.Model.load_weights(plain, path)
-    else:
-        plain.set_weights(model.get_weights())
-        for layer, other in _pairs(model, plain, _loads_its_own):
-            _load_own(layer, other)
-    for layer, other in _pairs(model, plain, lambda each: hasattr(each, "save_assets")):
-        _copy_assets(layer, other)
+def _copy_state(model: keras.Model, plain: keras.Model) -> None:
+    """Copies weights and vocabularies as files do: layer by layer, by the layers' methods.
 
+    So adapters are merged, and what follows from weights (as in `Normalization`) is made.
 
-def _pairs(
-    model: keras.Model, plain: keras.Model, wanted: Callable[[Any], bool]
-) -> list[tuple[Any, Any]]:
-    """Pairs of the wanted layers of both models; none if their types do not correspond.
-
-    Only wanted layers are compared, because a model may make further layers when used.
+    Raises:
+      ValueError: if the plain model has other layers.
     """
     layers, others = (
-        [each for each in _layers(either) if wanted(each)] for either in (model, plain)
+        [each for each in (one, *_layers(one)) if _stored(each)]
+        for one in (model, plain)
     )
-    if [type(layer) for layer in layers] != [type(other) for other in others]:
-        return []
-    return list(zip(layers, others))
+    if len(layers) != len(others):
+        raise ValueError(
+            f"The plain model has {len(others)} layers with weights, found {len(layers)} "
+            f"in the private one: it must have the same architecture."
+        )
+    for layer, other in zip(layers, others):
+        other.load_own_variables(_stored(layer))
+    layers, others = (
+        [each for each in _layers(one) if hasattr(each, "save_assets")]
+        for one in (model, plain)
+    )
+    # `into` may have another preprocessing, which keeps its vocabularies.
+    if [type(layer) for layer in layers] == [type(other) for other in others]:
+        for layer, other in zip(layers, others):
+            with tempfile.TemporaryDirectory() as folder:
+                layer.save_assets(folder)
+                other.load_assets(folder)
+
+
+def _stored(layer: Any) -> dict[str, Any]:
+    """What a layer itself saves, without the layers inside it."""
+    store: dict[str, Any] = {}
+    if layer.built:
+        layer.save_own_variables(store)
+    return store
 
 
 def _layers(model: keras.Model) -> list[Any]:
@@ -232,29 +228,3 @@ def _layers(model: keras.Model) -> list[Any]:
     if isinstance(preprocessor, keras.layers.Layer):
         layers.extend(all_layers(preprocessor))
     return list({id(layer): layer for layer in layers}.values())
-
-
-def _loads_its_own(layer: keras.layers.Layer) -> bool:
-    """Tells if a layer has its own way of loading weights."""
-    usual = (
-        keras.layers.Layer.load_own_variables,
-        PrivateTraining.load_own_variables,
-    )
-    return layer.built and type(layer).load_own_variables not in usual
-
-
-def _load_own(layer: keras.layers.Layer, other: keras.layers.Layer) -> None:
-    """Copies weights by the layer's own saving and loading, which may derive state.
-
-    For example, `Normalization` derives its mean and variance when it loads weights.
-    """
-    store: dict[str, Any] = {}
-    layer.save_own_variables(store)
-    other.load_own_variables(store)
-
-
-def _copy_assets(layer: Any, other: Any) -> None:
-    """Copies the assets that Keras saves besides the weights, such as vocabularies."""
-    with tempfile.TemporaryDirectory() as folder:
-        layer.save_assets(folder)
-        other.load_assets(folder)

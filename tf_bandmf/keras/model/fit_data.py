@@ -21,17 +21,16 @@ from tf_bandmf.participation import MinSep, Participation
 from tf_bandmf.planning.plan import Plan
 from tf_bandmf.sampling.batches import BatchSchedule
 
-_OWN_ORDER = (
-    "model.fit(plan.batches({what})), which reads it in its own order, if that is the same "
-    "in each pass and the plan has sampling='fixed-order'"
-)
-_ON_DISK = (
-    "plan.batches(x, y) with arrays of np.lib.format.open_memmap, to which the examples "
-    "are written once, or plan.batches(tf_bandmf.sampling.TFRecordExamples(files, parse))"
-)
-_BY_INDEX = (
-    "plan.batches(source), where len(source) examples are source[0], source[1], ..., each "
-    "(x, y)"
+_NOT_ITS_BATCHES = (
+    "The plan's accountant assumes the batches of its own sampler, found data of type "
+    "{kind}. Use model.fit(plan.batches(x, y)), where x and y are arrays of all training "
+    "examples. plan.batches(data) also takes a tf.data.Dataset, a PyDataset or a function "
+    "that makes a generator, and reads it in its own order, if that is the same in each "
+    "pass and the plan has sampling='fixed-order'. Other samplings read by index: write "
+    "the examples once to arrays of np.lib.format.open_memmap, or give "
+    "tf_bandmf.sampling.TFRecordExamples(files, parse), or a source whose len(source) "
+    "examples are source[0], source[1], ..., each (x, y). Random augmentation goes into "
+    "plan.batches(..., map=function)."
 )
 
 
@@ -67,23 +66,12 @@ def checked_data(
                 f"sample_weight), the batch size to tf_bandmf.plan, and validation data "
                 f"as validation_data."
             )
-        if kwargs.get("shuffle"):
-            warnings.warn(
-                "shuffle=True has no effect: the plan's sampling decides the order of the "
-                "examples, as its accountant assumes. For random batches give "
-                "tf_bandmf.plan a sampling, such as 'poisson' or 'balls-in-bins'.",
-                stacklevel=3,
-            )
         class_weight = kwargs.pop("class_weight", None)
         return (
             x if class_weight is None else x.with_class_weight(class_weight)
         ), kwargs
     if plan.participation.has_schedule:
-        what, way = _ways_of(x)
-        raise TypeError(
-            f"The plan's accountant assumes the batches of its own sampler, found "
-            f"{what}. {way}"
-        )
+        raise TypeError(_NOT_ITS_BATCHES.format(kind=type(x).__name__))
     if y is not None or not (isinstance(x, tf.data.Dataset) or hasattr(x, "__next__")):
         raise TypeError(
             "Keras would shuffle arrays in every epoch and break the separation "
@@ -121,29 +109,6 @@ def check_inputs(model: keras.Model, data: Any, name: str = "validation_data") -
             f"{name} must have the inputs of the model, of shape "
             f"{(None, *expected)}, found {tuple(shape)}. Nothing was trained."
         )
-
-
-def _ways_of(x: Any) -> tuple[str, str]:
-    """What kind of data x is, and how to make the plan's batches from it."""
-    is_dataset = isinstance(x, tf.data.Dataset)
-    if is_dataset or isinstance(x, keras.utils.PyDataset):
-        what = "tf.data.Dataset" if is_dataset else f"PyDataset ({type(x).__name__})"
-        return f"a {what}", (
-            f"Use {_OWN_ORDER.format(what='dataset')}. For other samplings, which read by "
-            f"index, use {_ON_DISK if is_dataset else _BY_INDEX}. Random augmentation goes "
-            f"into plan.batches(..., map=function)."
-        )
-    if hasattr(x, "__next__"):
-        return "a generator", (
-            f"A generator can be read once: give the function that makes it. Use "
-            f"{_OWN_ORDER.format(what='function')}. For other samplings make it a "
-            f"tf.data.Dataset (tf.data.Dataset.from_generator) and use {_ON_DISK}; or use "
-            f"{_BY_INDEX}."
-        )
-    return f"data of type {type(x).__name__}", (
-        "Train with model.fit(plan.batches(x, y), ...); x and y are arrays of all training "
-        "examples."
-    )
 
 
 def check_passes(
@@ -198,7 +163,6 @@ def scheduled(
     """
     run, plan = model.optimizer.run, model.optimizer.plan
     run.refuse_restored()
-    run.refuse_trained(model._training.plain_steps)
     if schedule.plan_id != plan.plan_id:
         raise ValueError(OTHER_PLAN)
     taken = model.optimizer.steps_taken

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
-import threading
 from collections.abc import Collection, Iterator
 from typing import Any, NamedTuple
 
@@ -26,7 +25,6 @@ from tf_bandmf.keras.clipping import (
 )
 from tf_bandmf.keras.compat.keras_objects import (
     CALL_CONTEXT,
-    all_layers,
     global_state,
 )
 from tf_bandmf.keras.compat.optimizing import optimized_once
@@ -36,8 +34,6 @@ from tf_bandmf.keras.optimizer.private import PrivateOptimizer
 from tf_bandmf.sampling import batches as batches_lib
 from tf_bandmf.sampling.identity import CONTENT
 
-# Work that takes longer than this many seconds is announced.
-PATIENCE = 2.0
 # The number of made-up examples that layers are tried on.
 EXAMPLES = 3
 # Tolerances that cover differences by rounding, also in bfloat16.
@@ -114,7 +110,6 @@ def build(model: Any, data: Any = None) -> None:
     if not optimizer.built:
         build_model(model, data)
         state = model._training
-        optimizer.run.were_loaded |= state.were_loaded
         layers = lazy_layers(model, optimizer)
         state.looked_up = LookedUp(model, layers)
         optimizer.run.lazy = [layer.trainable_variables[0] for layer in layers]
@@ -161,14 +156,10 @@ def check_examples(model: Any, data: Any) -> None:
     if optimizer.run.tables is not None:
         state.looked_up(inputs, None)
     find_layers_alone(model, inputs)
-    check_layers_alone(model, inputs, state.may_run_alone, state.is_quiet)
+    check_layers_alone(model, inputs, model._settings.alone, state.is_quiet)
     if not needs_self_check(model):
         return
-    telling = announced(
-        "comparing the gradients of made-up examples in a batch with those of each alone.",
-        state.is_quiet,
-    )
-    with telling, optimized_once():
+    with optimized_once():
         self_check(model, *contents, loss_scale_factor=optimizer.loss_scale_factor)
 
 
@@ -233,50 +224,6 @@ def refuse_plain_outer_training(
             f"to_plain({model.name}) as its layer, then make_private), or set "
             f"{model.name}.trainable = False. For public data use to_plain({model.name})."
         )
-
-
-@contextlib.contextmanager
-def announced(what: str, quiet: bool = False) -> Iterator[None]:
-    """Prints to standard error what is being done, if it takes over two seconds.
-
-    Args:
-      what: a sentence.
-      quiet: if True, prints nothing.
-    """
-    if quiet:
-        yield
-        return
-
-    def say() -> None:
-        print(f"tf_bandmf: {what}", file=sys.stderr, flush=True)
-
-    timer = threading.Timer(PATIENCE, say)
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
-
-
-def checked_names(model: keras.Model, alone: Collection[str]) -> frozenset[str]:
-    """The names of layers that may run on batches of one, even if that changes results.
-
-    Raises:
-      ValueError: if `alone` is not a collection of names, or the model is built and has no
-        layer of such a name.
-    """
-    if isinstance(alone, str) or not all(isinstance(name, str) for name in alone):
-        raise ValueError(
-            f"alone must be a list of names of layers, found {alone!r}. Give "
-            f"alone=[layer.name]."
-        )
-    unknown = sorted(set(alone) - {layer.name for layer in all_layers(model)})
-    if unknown and model.built:
-        raise ValueError(
-            f"alone names {', '.join(unknown)}, and the model has no such layer."
-        )
-    return frozenset(alone)
 
 
 def check_layers_alone(

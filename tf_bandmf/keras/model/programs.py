@@ -35,12 +35,8 @@ from tf_bandmf.keras.clipping import (
     present_rows,
     regularization_gradients,
 )
-from tf_bandmf.keras.compat.keras_objects import (
-    compile_metrics,
-    keras_backend,
-    loss_tracker,
-)
-from tf_bandmf.keras.model.preparation import Contents, announced, check_examples, given
+from tf_bandmf.keras.compat.keras_objects import build_from, loss_tracker
+from tf_bandmf.keras.model.preparation import Contents, check_examples, given
 from tf_bandmf.keras.run import admission
 from tf_bandmf.keras.run.programs import Measure, Program, Update
 from tf_bandmf.keras.run.run import Noisy
@@ -48,7 +44,6 @@ from tf_bandmf.keras.run.scaling import UNSOUND
 from tf_bandmf.keras.run.tables import RowSums
 from tf_bandmf.noise.devices import device_kind
 
-_TRACING = "tracing the private training step."
 _BAD = OUTCOMES.index("bad")
 
 
@@ -116,9 +111,10 @@ class Programs:
             here = self._local(batch)[0]
             with _no_records_fault(self._model):
                 check_examples(self._model, here)
-                with announced(_TRACING, self._model._training.is_quiet):
-                    self._prepare(spec)
-                    self._try_on_made_up(contents)
+                with self._strategy.scope():
+                    build_from(self._model, Contents.of(here).by_row())
+                self._prepare(spec)
+                self._try_on_made_up(contents)
         facts = [part.numpy() for part in self._local(self._facts(batch))]
         admitted = run.admit(facts, self._model.weights)
         scales = self._checked_scales()
@@ -284,7 +280,6 @@ class Programs:
         size = tf.cast(tf.size(losses) if count is None else count, tf.float32)
         loss = tf.math.divide_no_nan(tf.reduce_sum(losses), size)
         loss_tracker(model).update_state(loss, sample_weight=size)
-        _build_metrics(model, *seen)
         logs: dict[str, Any] = model.compute_metrics(*seen)
         if isinstance(self._strategy, tf.distribute.MultiWorkerMirroredStrategy):
             # Keras takes the mean over workers along the first axis of each value.
@@ -459,31 +454,3 @@ def _added(parts: Sequence[Any]) -> Any:
         values = tf.concat([part.values for part in parts], 0)
         return tf.IndexedSlices(values, tf.concat([p.indices for p in parts], 0))
     return tf.add_n(list(parts))
-
-
-def _build_metrics(model: keras.Model, *seen: Any) -> None:
-    """Makes the variables of compiled metrics before they are used in a graph.
-
-    Variables that are made in a trace cost a second trace. As Keras does on other
-    backends, this updates the metrics once in a graph that is thrown away.
-
-    Args:
-      model: a compiled model.
-      *seen: inputs, targets, predictions and weights; only shapes and dtypes matter.
-    """
-    metrics = compile_metrics(model)
-    if metrics is None or metrics.built:
-        return
-    specs = _each(
-        lambda tensor: keras.KerasTensor(
-            tensor.shape, keras.backend.standardize_dtype(tensor.dtype)
-        ),
-        seen,
-    )
-    with tf.init_scope(), tf.variable_creator_scope(_at_once):
-        keras_backend.compute_output_spec(model.compute_metrics, *specs)
-
-
-def _at_once(make: Callable[..., Any], **arguments: Any) -> Any:
-    """Makes a variable outside of `tf.function`'s lifting, which would trace twice."""
-    return make(**{**arguments, "experimental_enable_variable_lifting": False})

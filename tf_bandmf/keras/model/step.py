@@ -19,7 +19,6 @@ from tf_bandmf.keras.clipping import (
 from tf_bandmf.keras.compat.keras_objects import (
     all_layers,
     compile_loss,
-    is_distributed,
 )
 from tf_bandmf.keras.compat.optimizing import optimized_once
 from tf_bandmf.keras.model import preparation
@@ -56,8 +55,6 @@ class TrainingState:
     Attributes:
       is_quiet: True if nothing is printed: `fit(verbose=0)`.
       run_file: private state file of `begin_run`; checkpoints are announced to it.
-      may_run_alone: names of layers that may run on batches of one, even if that changes
-        their results.
       programs: the programs of the steps, with a key: everything that they depend on.
       ready: the programs that the current `fit` uses, from its first step on.
       evaluation: the graph of the last private evaluation, with a key, likewise.
@@ -68,7 +65,6 @@ class TrainingState:
 
     is_quiet: bool = False
     run_file: PrivateRun | None = None
-    may_run_alone: frozenset[str] = frozenset()
     programs: tuple[Any, Any] | None = None
     ready: Any = None
     evaluation: tuple[Any, Any] | None = None
@@ -100,9 +96,9 @@ class PrivateStep(_Model):
         run.refuse_trained(self._training.plain_steps)
         if run.tables is None and self._settings.tables != DENSE:
             raise RuntimeError(
-                "The optimizer was built without the model, so its run cannot have "
-                "tables='lazy'. Compile the model with a new PrivateOptimizer, and let "
-                "model.fit or model.train_on_batch build it."
+                "The optimizer was built before the model's tables were chosen, so its run "
+                "cannot have tables='lazy'. Compile the model with a new PrivateOptimizer, "
+                "and let model.fit or model.train_on_batch build it."
             )
 
     def _programs(self) -> Programs:
@@ -198,12 +194,9 @@ class PrivateStep(_Model):
                 "Model and PrivateOptimizer belong to different distribution strategies: "
                 "make both within strategy.scope()."
             )
+        if not optimizer.steps_taken:
+            optimizer.run.were_loaded |= self._training.were_loaded
         return optimizer
-
-    @property
-    def _is_distributed(self) -> bool:
-        """Tells if the model was made within the scope of a distribution strategy."""
-        return is_distributed(self)
 
     @property
     def _training(self) -> TrainingState:

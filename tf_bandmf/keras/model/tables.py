@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Collection
 from typing import Any
 
 import keras
 
+from tf_bandmf.accounting.checks import whole_number
 from tf_bandmf.keras.clipping import UnsupportedModelError, is_lookup_table
-from tf_bandmf.keras.compat.keras_objects import all_layers, own_trainable_variables
+from tf_bandmf.keras.compat.keras_objects import (
+    all_layers,
+    is_distributed,
+    own_trainable_variables,
+)
 from tf_bandmf.keras.model.callbacks import each_callback
 from tf_bandmf.keras.run.tables import refusal
 
 DENSE, LAZY = "dense", "lazy"
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class StepSettings:
     """The settings of a model's private step; the arguments of `make_private`.
 
@@ -27,29 +32,33 @@ class StepSettings:
         "lazy" for all, or names of layers.
       release_every: number of steps after which lazy tables are also released; None for
         only at the ends of epochs.
+      alone: names of layers that may run on batches of one, even if that changes their
+        results.
+
+    Raises:
+      ValueError: if a number is not a positive integer, or names are not a list of names.
     """
 
     microbatch_size: int | None = None
     tables: str | list[str] = DENSE
     release_every: int | None = None
+    alone: Collection[str] = ()
+
+    def __post_init__(self) -> None:
+        for name in ("microbatch_size", "release_every"):
+            if getattr(self, name) is not None:
+                number = whole_number(name, getattr(self, name), most=2**31 - 1)
+                setattr(self, name, number)
+        if self.tables not in (DENSE, LAZY):
+            self.tables = _names("tables, if not 'dense' or 'lazy',", self.tables)
+        self.alone = _names("alone", self.alone)
 
 
-def checked(tables: Any) -> str | list[str]:
-    """The argument `tables` of `make_private`, after checks.
-
-    Raises:
-      ValueError: if it is not "dense", "lazy" or a sequence of names.
-    """
-    if isinstance(tables, str):
-        if tables in (DENSE, LAZY):
-            return tables
-    elif isinstance(tables, Sequence) and tables:
-        if all(isinstance(name, str) for name in tables):
-            return list(tables)
-    raise ValueError(
-        f"tables must be 'dense', 'lazy' or names of Embedding layers, found "
-        f"{tables!r}."
-    )
+def _names(name: str, given: Any) -> list[str]:
+    is_list = isinstance(given, Collection) and not isinstance(given, str)
+    if not is_list or not all(isinstance(each, str) for each in given):
+        raise ValueError(f"{name} must be a list of names of layers, found {given!r}.")
+    return list(given)
 
 
 def lazy_layers(model: Any, optimizer: Any) -> list[Any]:
@@ -110,7 +119,7 @@ def _reason(model: Any, optimizer: Any) -> str | None:
             "the model is compiled with jit_compile=True (as 'auto' means on a GPU if "
             "make_private is called later)"
         )
-    if optimizer.run.strategy.num_replicas_in_sync > 1 or model._is_distributed:
+    if optimizer.run.strategy.num_replicas_in_sync > 1 or is_distributed(model):
         return "the model is on several replicas"
     if optimizer.clipping.scaling is not None:
         return "scaling of coordinates reads all of them in each step"
@@ -148,7 +157,4 @@ def with_releases(callbacks: Any, model: Any) -> Any:
     releases = keras.callbacks.LambdaCallback(
         on_epoch_end=lambda epoch, logs: model.release()
     )
-    if isinstance(callbacks, keras.callbacks.CallbackList):
-        callbacks.callbacks.insert(0, releases)
-        return callbacks
     return [releases, *each_callback(callbacks)]

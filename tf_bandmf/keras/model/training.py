@@ -15,7 +15,7 @@ import keras
 
 from tf_bandmf.files import private as private_files
 from tf_bandmf.keras.clipping import vouched_classes
-from tf_bandmf.keras.compat.keras_objects import BuiltBefore, build_from
+from tf_bandmf.keras.compat.keras_objects import BuiltBefore, is_distributed
 from tf_bandmf.keras.model import cautions, preparation
 from tf_bandmf.keras.model.callbacks import refuse_shared_folder, restore_backup
 from tf_bandmf.keras.model.fit_data import (
@@ -24,7 +24,6 @@ from tf_bandmf.keras.model.fit_data import (
     checked_data,
     scheduled,
 )
-from tf_bandmf.keras.model.preparation import Contents
 from tf_bandmf.keras.model.preprocessing import of_adapted
 from tf_bandmf.keras.model.reporting import (
     NoisyMetrics,
@@ -32,7 +31,7 @@ from tf_bandmf.keras.model.reporting import (
     warn_of_counts,
 )
 from tf_bandmf.keras.model.step import PrivateStep
-from tf_bandmf.keras.model.tables import DENSE, StepSettings, checked, with_releases
+from tf_bandmf.keras.model.tables import DENSE, StepSettings, with_releases
 from tf_bandmf.keras.optimizer.private import PrivateOptimizer
 from tf_bandmf.keras.resume.private_file import PrivateRun
 from tf_bandmf.keras.run.counts import PrivateCounts
@@ -110,7 +109,7 @@ class PrivateTraining(BuiltBefore, PrivateStep):
         self._training.is_quiet = kwargs.get("verbose") == 0
         batches, callbacks = x, kwargs.get("callbacks")
         # A stream is read before its first step only if building the model needs a batch.
-        is_needed = self._is_distributed or self._settings.tables != DENSE
+        is_needed = is_distributed(self) or self._settings.tables != DENSE
         if self.built or is_needed or isinstance(x, BatchSchedule):
             self._prepare(x)
         kept = None
@@ -137,8 +136,6 @@ class PrivateTraining(BuiltBefore, PrivateStep):
         check_inputs(self, kwargs.get("validation_data"))
         labels = getattr(batches, "labels", ())
         cautions.warn(self, x, labels, callbacks, self._training.run_file is not None)
-        if optimizer.built:
-            optimizer.run.check(self.weights)
         try:
             with contextlib.ExitStack() as stack:
                 if kept is not None and kept.resumed:
@@ -187,9 +184,10 @@ class PrivateTraining(BuiltBefore, PrivateStep):
                 f"nothing ensures that repeated steps see the same batches: such runs "
                 f"cannot be resumed."
             )
+        optimizer = self._private_optimizer()
         self._prepare(batches)
         if private_state is None:
-            return self._private_optimizer().run.batches(batches)
+            return optimizer.run.batches(batches)
         kept = self._training.run_file
         if kept is not None and kept.is_elsewhere(private_state):
             raise ValueError(
@@ -199,7 +197,6 @@ class PrivateTraining(BuiltBefore, PrivateStep):
             )
         run = PrivateRun(os.fspath(private_state), self)
         batches = run.begin(batches)
-        optimizer = self._private_optimizer()
         membership = optimizer.run.membership
         membership.refuse_second(self.weights, batches.schedule_id)
         if optimizer.steps_taken:
@@ -222,12 +219,13 @@ class PrivateTraining(BuiltBefore, PrivateStep):
         """
         self._private_optimizer().run.release()
 
-    def _before_use(self) -> None:
+    def _before_use(self) -> Any:
+        """Releases tables; returns the run, or None if the optimizer is not private."""
         optimizer = getattr(self, "optimizer", None)
-        if not isinstance(optimizer, PrivateOptimizer):
-            return
-        if not optimizer.run.is_restored():
-            optimizer.run.release()
+        run = optimizer.run if isinstance(optimizer, PrivateOptimizer) else None
+        if run is not None and not run.is_restored():
+            run.release()
+        return run
 
     def make_test_function(self, force: bool = False) -> Any:
         """Makes the function of `evaluate`, after a release of tables."""
@@ -311,30 +309,22 @@ class PrivateTraining(BuiltBefore, PrivateStep):
                 f"each example alone; that was not shown.",
             )
         remarks = (*optimizer.clipping.remarks(), *remarks)
-        if not optimizer.steps_taken:
-            optimizer.run.were_loaded |= self._training.were_loaded
         return optimizer.run.statement(None, remarks, self.weights)
 
     def load_weights(self, *args: Any, **kwargs: Any) -> Any:
         """Loads weights as Keras does; a run that begins with them states that."""
         super().load_weights(*args, **kwargs)
-        self._note_loaded()
+        self._training.were_loaded = True
 
     def load_own_variables(self, store: Any) -> None:
         """Loads weights as Keras does; Keras calls this for models that it loads."""
         super().load_own_variables(store)
-        self._note_loaded()
+        self._training.were_loaded = True
 
     def set_weights(self, weights: Any) -> None:
         """Sets weights as Keras does; a run that begins with them states that."""
         super().set_weights(weights)
-        self._note_loaded()
-
-    def _note_loaded(self) -> None:
         self._training.were_loaded = True
-        optimizer = getattr(self, "optimizer", None)
-        if isinstance(optimizer, PrivateOptimizer) and not optimizer.steps_taken:
-            optimizer.run.were_loaded = True
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Calls the model; raises RuntimeError if a plain model is training it."""
@@ -365,34 +355,26 @@ class PrivateTraining(BuiltBefore, PrivateStep):
     @contextlib.contextmanager
     def _recorded(self, filepath: Any, args: Any, kwargs: Any) -> Iterator[Any]:
         """Announces a checkpoint to the run; yields the path to write it to."""
-        self._before_use()
-        optimizer, kept = getattr(self, "optimizer", None), self._training.run_file
-        run = optimizer.run if isinstance(optimizer, PrivateOptimizer) else None
+        run, kept = self._before_use(), self._training.run_file
         if run is not None:
             run.note_weights(self.weights)
-        if kept is None or kept.run is not run:
+        replaces = not args and kwargs.get("overwrite", True)
+        is_usual = kwargs.keys() <= {"overwrite", "include_optimizer"}
+        is_file = str(filepath).endswith((".keras", ".h5")) and "://" not in str(
+            filepath
+        )
+        is_kept = kept is not None and kept.run is run
+        if is_kept:
+            kept.record()
+        if is_kept and replaces and is_usual and is_file:
+            with private_files.replaced(filepath) as path:
+                yield path
+        else:
             yield filepath
-            return
-        kept.record()
-        options = {**kwargs}
-        may_replace = not args and options.pop("overwrite", True) is True
-        options.pop("include_optimizer", None)
-        is_one_file = str(filepath).endswith((".keras", ".h5")) and not options
-        if not (may_replace and is_one_file) or "://" in str(filepath):
-            yield filepath
-            return
-        with private_files.replaced(filepath) as path:
-            yield path
 
     def _prepare(self, data: Any) -> None:
-        """Builds model, optimizer, loss and metrics."""
-        batch = None
-        if not self.built or self._is_distributed:
-            batch = next(iter(data))
-        preparation.build(self, batch)
-        if self._is_distributed:
-            with self.distribute_strategy.scope():
-                build_from(self, Contents.of(batch).by_row())
+        """Builds model and optimizer."""
+        preparation.build(self, None if self.built else next(iter(data)))
 
     def train_on_batch(self, x: Any, y: Any = None, **kwargs: Any) -> Any:
         """Trains as Keras does on one batch; `x` is a batch of `plan.batches`.
@@ -408,7 +390,7 @@ class PrivateTraining(BuiltBefore, PrivateStep):
                 "example would count several times. Use model.fit."
             )
         preparation.refuse_preprocessor(self)
-        if self._is_distributed:
+        if is_distributed(self):
             self._prepare([(x, y, kwargs.get("sample_weight"))])
         try:
             return super().train_on_batch(x, y, **kwargs)
@@ -448,9 +430,7 @@ class PrivateTraining(BuiltBefore, PrivateStep):
         """
         optimizer = config.get("optimizer")
         step = optimizer.get(_STEP, {}) if isinstance(optimizer, dict) else {}
-        settings = StepSettings(**step)
-        tables = checked(settings.tables)
-        self._settings = dataclasses.replace(settings, tables=tables)
+        self._settings = StepSettings(**step)
         try:
             inspect.signature(self.compile).bind(**config)
         except TypeError:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 import keras
@@ -163,7 +163,13 @@ class PrivateOptimizer(keras.optimizers.Optimizer):
         **kwargs: Any,
     ) -> None:
         if kwargs:
-            raise ValueError(_not_taken(kwargs))
+            raise ValueError(
+                f"PrivateOptimizer does not take {', '.join(sorted(kwargs))}. Settings of "
+                f"the budget, the batches and the clip norm belong to the plan: "
+                f"tf_bandmf.plan(...). Give groups and scaling to "
+                f"tf_bandmf.keras.Clipping(...), microbatch_size to make_private (instead "
+                f"of num_microbatches), and all others to the inner_optimizer."
+            )
         if not isinstance(plan, Plan):
             raise TypeError(f"plan must be a tf_bandmf.Plan, found {plan!r}.")
         if plan.expected_batch_size is None:
@@ -282,18 +288,11 @@ class PrivateOptimizer(keras.optimizers.Optimizer):
           RuntimeError: within a step on several replicas.
           NotImplementedError: if the clipping scales gradients, on several replicas.
           ValueError: if a variable is in no group of the clipping.
-          InvalidArgumentError: if the optimizer was loaded from an .h5 file.
           MemoryError: if the noise needs more memory than there is.
         """
         if self.built:
             return
         variables = list(variables)
-        if not variables:
-            # Keras passes no variables here for an optimizer that it loads from an .h5
-            # file.
-            self.run.was_loaded_without_weights = True
-            return
-        self.run.refuse_restored()
         self._clipping.grouping(variables, self.plan.l2_norm_clip)
         strategy = self.run.strategy
         replicas = strategy.num_replicas_in_sync
@@ -515,35 +514,6 @@ def private_optimizer_of(model: Any) -> PrivateOptimizer:
             f"a LossScaleOptimizer depends on the data.)"
         )
     return optimizer
-
-
-# Settings that belong to a plan, as the literature and other libraries name them.
-_OF_THE_PLAN = (
-    "batch_size",
-    "delta",
-    "epochs",
-    "epsilon",
-    "l2_norm_clip",
-    "noise_multiplier",
-    "num_examples",
-)
-
-
-_OF_CLIPPING = {"clip_groups": "groups", "groups": "groups", "scaling": "scaling"}
-
-
-def _not_taken(names: Iterable[str]) -> str:
-    """The error text for a setting that the optimizer does not take: where it belongs."""
-    name = sorted(names)[0]
-    if name == "num_microbatches":
-        where = "give microbatch_size to make_private"
-    elif name in _OF_CLIPPING:
-        where = f"give clipping=tf_bandmf.keras.Clipping({_OF_CLIPPING[name]}=...)"
-    elif name in _OF_THE_PLAN:
-        where = f"it belongs to the plan: tf_bandmf.plan(..., {name}=...)"
-    else:
-        where = "set it on the inner_optimizer"
-    return f"PrivateOptimizer does not take {name}: {where}."
 
 
 def _refuse_parameter_servers() -> None:

@@ -53,17 +53,12 @@ class PrivateCounts:
         noise = math.sqrt(2.0) * self.noise
         if without < max(_CLEARLY * noise, _WORTH_SAYING):
             return ""
-        share = min(max(without, 0.0), 1.0)
-        parts = {
-            "their loss, label or gradient was not finite or valid": self.bad,
-            "weight 0, a failed map, or a loss without gradient": self.zero,
-        }
-        why = [
-            text for text, part in parts.items() if part >= max(0.1 * share, 2 * noise)
-        ]
+        bad, zero = max(self.bad, 0.0), max(self.zero, 0.0)
         return (
-            f"About {share:.0%} of the examples (noise {noise:.1%}) contributed nothing to "
-            f"the {self.steps} steps so far" + (f": {'; '.join(why)}." if why else ".")
+            f"About {min(without, 1.0):.0%} of the examples (noise {noise:.1%}) "
+            f"contributed nothing to the {self.steps} steps so far: {bad:.0%} had a loss, "
+            f"label or gradient that was not finite or valid, and {zero:.0%} weight 0, a "
+            f"failed map, or a loss without gradient."
         )
 
 

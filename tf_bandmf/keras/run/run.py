@@ -122,8 +122,6 @@ class Run:
       were_loaded: whether the initial weights had been loaded or set.
       initial_weights: the caller's text on where the initial weights come from, or None.
       resumed: steps at which the run was resumed after an interruption.
-      was_loaded_without_weights: whether Keras loaded the optimizer from an .h5 file,
-        which leaves its variables behind.
     """
 
     # `begin` sets these. Only the private state file may hold the secrets.
@@ -150,7 +148,6 @@ class Run:
         self.were_loaded = False
         self.initial_weights: str | None = None
         self.resumed: tuple[int, ...] = ()
-        self.was_loaded_without_weights = False
         self.keep_normals = keep_normals
         self._is_additional = is_additional
         self._variables: list[Any] = []
@@ -284,8 +281,8 @@ class Run:
 
         The optimizer was restored from a file, or a step was interrupted.
         """
-        if not self.has_begun or self.was_loaded_without_weights:
-            return self.was_loaded_without_weights
+        if not self.has_begun:
+            return False
         return not self.secrets.is_whole or self.iterations != self.step
 
     def refuse_restored(self) -> None:
@@ -312,12 +309,7 @@ class Run:
     # The steps of the run.
 
     def start(self, weights: Sequence[Any]) -> None:
-        """Calls `check`, then allows steps to change the weights, until `close_seal`."""
-        self.check(weights)
-        self.seal.is_open = self.has_begun
-
-    def check(self, weights: Sequence[Any]) -> None:
-        """Checks, where steps begin, that the run can go on from here.
+        """Lets steps change the weights, until `close_seal`, if the run can go on here.
 
         Args:
           weights: all weights of the model, in the same order each time.
@@ -331,6 +323,7 @@ class Run:
         self.reservation.refuse_ended()
         if self.step:
             self._refuse_changed(weights)
+        self.seal.is_open = self.has_begun
 
     def admit(
         self, facts: Sequence[np.ndarray], weights: Sequence[Any]

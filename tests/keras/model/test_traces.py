@@ -1,23 +1,11 @@
-"""What takes long says so."""
+"""How often a step is traced."""
 
 import keras
 import numpy as np
 import pytest
 
 from tf_bandmf.keras.clipping.sums import clipped_sums
-from tf_bandmf.keras.model import preparation
 from tf_bandmf.keras.model.programs import Programs
-
-
-def test_training_announces_its_trace_if_it_takes_long(
-    data, make_plan, make_private_model, monkeypatch, capsys
-):
-    plan = make_plan(epochs=1)
-    for patience, verbose, times in ((0.0, 2, 1), (0.0, 0, 0), (600.0, 2, 0)):
-        monkeypatch.setattr(preparation, "PATIENCE", patience)
-        model = make_private_model(plan, additional_run=True, hidden=False)
-        model.fit(plan.batches(*data), verbose=verbose)
-        assert capsys.readouterr().err.count("tf_bandmf: tracing") == times
 
 
 class LateMean(keras.metrics.Metric):
