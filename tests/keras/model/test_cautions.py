@@ -42,7 +42,6 @@ def said(data, make_plan, make_private_model):
         callbacks=(),
         y=data[1],
         ranges=None,
-        class_weight=None,
         **changes,
     ):
         plan = make_plan(**{"mechanism": "identity", **changes})
@@ -58,7 +57,6 @@ def said(data, make_plan, make_private_model):
                 epochs=1,
                 verbose=0,
                 callbacks=[*callbacks, Stops()],
-                class_weight=class_weight,
             )
         caught = [one for one in caught if one.category is UserWarning]
         assert all(one.filename == __file__ for one in caught)
@@ -122,7 +120,7 @@ def test_outputs_without_probabilities(said):
 
 
 SPARSE = keras.losses.SparseCategoricalCrossentropy
-SOFTMAX, DIVIDING = (3, "softmax"), SPARSE(reduction="mean_with_sample_weight")
+SOFTMAX = (3, "softmax")
 
 
 @pytest.mark.parametrize(
@@ -130,7 +128,6 @@ SOFTMAX, DIVIDING = (3, "softmax"), SPARSE(reduction="mean_with_sample_weight")
     [
         ((1, "softmax"), "binary_crossentropy", {}, "always 1"),
         ((1,), SPARSE(), {}, "one output per class"),
-        (SOFTMAX, DIVIDING, {"class_weight": {0: 0.5}}, "divides by the weights again"),
         (SOFTMAX, SPARSE(), {"ranges": {"y": (0, 9)}}, "declared to be from 0 to 9"),
     ],
 )

@@ -157,11 +157,9 @@ class _Observer:
         weights = np.ones(size, np.float32)
         weights[self._canaries[~self._included]] = 0.0
         schedule = plan.batches(x, y, weights)
-        if not model.built:
-            model(tf.nest.map_structure(lambda part: part[:1], x), training=False)
-        # Built before clipping is traced: clipping reads the optimizer's scales.
-        model.optimizer.build(model.trainable_variables)
         for step, batch in enumerate(schedule.dataset()):
+            # Built before clipping is traced: clipping reads the optimizer's scales.
+            model._ready_for(batch)
             others = None
             scales = self._scales()
             if not plan.participation.is_amplified:

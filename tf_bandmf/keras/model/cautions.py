@@ -175,31 +175,17 @@ def _rates(inner: Any, steps: np.ndarray) -> np.ndarray:
     return np.full(steps.size, value)
 
 
-def refuse_outputs(
-    model: keras.Model,
-    class_weight: Mapping[int, float] | None,
-    ranges: Mapping[str, Any],
-) -> None:
+def refuse_outputs(model: keras.Model, ranges: Mapping[str, Any]) -> None:
     """Raises ValueError for settings that would spend a budget and learn nothing.
 
     Args:
       model: private, built, compiled.
-      class_weight: the argument of `fit`, or None.
       ranges: the declared ranges of values; see `Plan.batches`.
 
     Raises:
-      ValueError: if the gradients of all examples are zero, the declared labels contain a
-        class that has no output, or the loss divides by the class weights.
+      ValueError: if the gradients of all examples are zero, or the declared labels contain
+        a class that has no output.
     """
-    losses = tf.nest.flatten(model.loss)
-    if class_weight is not None and any(
-        getattr(loss, "reduction", None) == "mean_with_sample_weight" for loss in losses
-    ):
-        raise ValueError(
-            "A loss with reduction='mean_with_sample_weight' divides by the weights again, "
-            "so that class_weight would act only where gradients are clipped. Use "
-            "reduction='sum_over_batch_size'. Nothing was trained."
-        )
     layer, activation, size = _last_layer(model)
     loss, _ = _loss_of(model)
     if size == 1 and (activation == "softmax" or loss in _OF_CLASSES):

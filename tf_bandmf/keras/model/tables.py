@@ -74,27 +74,26 @@ def lazy_layers(model: Any, optimizer: Any) -> list[Any]:
     setting = model._settings.tables
     if setting == DENSE:
         return []
-    layers = [layer for layer in all_layers(model) if _is_table(layer)]
-    if setting != LAZY:
-        by_name = {layer.name: layer for layer in layers}
-        missing = [name for name in setting if name not in by_name]
-        if missing:
-            raise UnsupportedModelError(
-                f"tables names {', '.join(missing)}, found trainable Embedding layers "
-                f"{', '.join(by_name) or '(none)'}."
-            )
-        layers = [by_name[name] for name in setting]
+    layers = [
+        layer
+        for layer in all_layers(model)
+        if isinstance(layer, keras.layers.Embedding) and layer.trainable_variables
+    ]
+    names = {layer.name for layer in layers}
+    chosen = names if setting == LAZY else set(setting)
+    if not chosen or not chosen <= names:
+        raise UnsupportedModelError(
+            f"make_private got tables={setting!r}, found trainable Embedding layers "
+            f"{', '.join(sorted(names)) or '(none)'}. Name some of these, or give "
+            f"tables='dense'."
+        )
     reason = _reason(model, optimizer)
     if reason is not None:
         raise UnsupportedModelError(
             f"Noise of tables cannot be drawn when rows are read: {reason}. Change that, "
             f"or give make_private tables='dense'."
         )
-    if not layers:
-        raise UnsupportedModelError(
-            "tables='lazy' is for models with trainable Embedding layers: this one has "
-            "none. Give make_private tables='dense'."
-        )
+    layers = [layer for layer in layers if layer.name in chosen]
     for layer in layers:
         reason = _reason_of(model, layer)
         if reason is not None:
@@ -104,10 +103,6 @@ def lazy_layers(model: Any, optimizer: Any) -> list[Any]:
                 f"make_private(tables=[...])."
             )
     return layers
-
-
-def _is_table(layer: Any) -> bool:
-    return isinstance(layer, keras.layers.Embedding) and bool(layer.trainable_variables)
 
 
 def _reason(model: Any, optimizer: Any) -> str | None:

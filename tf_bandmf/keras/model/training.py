@@ -103,7 +103,6 @@ class PrivateTraining(BuiltBefore, PrivateStep):
         """
         optimizer = self._private_optimizer()
         preparation.refuse_preprocessor(self)
-        class_weight = kwargs.get("class_weight")
         x, kwargs = checked_data(optimizer.plan, x, y, kwargs)
         optimizer.run.weighs_classes |= kwargs.get("class_weight") is not None
         self._training.is_quiet = kwargs.get("verbose") == 0
@@ -130,7 +129,7 @@ class PrivateTraining(BuiltBefore, PrivateStep):
         # Checked before gradients are compared: comparing would raise an obscure TensorFlow
         # error.
         if self.built:
-            cautions.refuse_outputs(self, class_weight, getattr(batches, "ranges", {}))
+            cautions.refuse_outputs(self, getattr(batches, "ranges", {}))
         if optimizer.run.tables is not None:
             kwargs["callbacks"] = with_releases(callbacks, self)
         check_inputs(self, kwargs.get("validation_data"))

@@ -102,6 +102,3 @@ class Evaluations:
         noise = self._plan.measurements.noise_multiplier
         assert noise is not None
         return np.asarray(sums + noise * self._key.bound_normals(message, len(sums)))
-
-    def __repr__(self) -> str:
-        return f"Evaluations(left={self.left})"
