@@ -140,12 +140,6 @@ def first_record(x: Any, y: Any) -> tuple[Any, Any]:
     Raises:
       ValueError: if the data do not fit together, or there are none.
     """
-    if not isinstance(x, tf.data.Dataset):
-        lengths = {len(leaf) for leaf in keras.tree.flatten((x, y)) if leaf is not None}
-        if len(lengths) > 1:
-            raise ValueError(
-                f"x and y must have equally many rows, found {sorted(lengths)} of them."
-            )
     for batch in _batches(x, y, 1):
         x, y = tf.nest.map_structure(lambda t: t[:1], batch)
         return x, y

@@ -117,9 +117,7 @@ def _of_sgd(model: Any) -> Iterator[str]:
         return
     workload, n = plan.workload, plan.num_steps
     steps = np.unique(np.linspace(0, n - 1, 64).astype(np.int64))
-    rates, planned = _rates(inner, steps), np.ones(n)
-    if workload.learning_rates is not None:
-        planned = np.asarray(workload.learning_rates)
+    rates, planned = _rates(inner, steps), workload.learning_rates
     if not np.any(rates):
         return  # nothing moves, whatever the noise
     momentum, is_constant = float(inner.momentum), np.ptp(rates) == 0.0
@@ -131,6 +129,7 @@ def _of_sgd(model: Any) -> Iterator[str]:
             differs.append(f"momentum={momentum:g} instead of {workload.momentum:g}")
         if abs(max(decay, 0.0) ** n - max(workload.decay, 0.0) ** n) > _SHRINKAGE:
             differs.append(f"decay={decay:g} instead of {workload.decay:g}")
+    planned = np.ones(n) if planned is None else np.asarray(planned)
     relative = planned[steps] / np.max(planned)
     if np.max(np.abs(rates / np.max(rates) - relative)) > _RATE:
         kind = "a constant learning rate" if is_constant else "a learning rate schedule"

@@ -12,7 +12,9 @@ from tf_bandmf.keras.compat.keras_objects import Functional, all_layers
 
 
 def cloned(
-    model: keras.Model, replace: Callable[[Any], Any | None] = lambda layer: None
+    model: keras.Model,
+    replace: Callable[[Any], Any | None] = lambda layer: None,
+    made: dict[int, Any] | None = None,
 ) -> keras.Model:
     """A plain, uncompiled model of the same architecture with new weights.
 
@@ -22,6 +24,7 @@ def cloned(
     Args:
       model: built, Sequential or functional, private or not; so are models within it.
       replace: function that returns a layer's replacement; or None, to clone the layer.
+      made: clones of layers that several models share, by the ids of the layers.
 
     Returns:
       A `keras.Sequential` or a functional `keras.Model`.
@@ -29,39 +32,30 @@ def cloned(
     Raises:
       TypeError: if a layer has no config from which it can be recreated.
     """
-    return _cloned(model, replace, {})
-
-
-def _cloned(
-    model: keras.Model, replace: Callable[[Any], Any | None], made: dict[int, Any]
-) -> keras.Model:
-    """Clones a model; `made` holds the clones of layers that several models share."""
+    made = {} if made is None else made
 
     def again(layer: Any) -> Any:
         if id(layer) not in made:
-            made[id(layer)] = _one(layer, replace, made)
+            if type(layer) in (keras.Sequential, Functional) and layer.built:
+                made[id(layer)] = cloned(layer, replace, made)
+            else:
+                made[id(layer)] = replace(layer) or _one(layer)
         return made[id(layer)]
 
     if isinstance(model, keras.Sequential):
         shape = tuple(model.input_shape)
         first = keras.Input(batch_shape=shape, dtype=model.inputs[0].dtype)
         same = keras.Sequential([first, *model.layers], name=model.name)
-        clone = keras.models.clone_model(same, clone_function=again)
     else:
         same = keras.Model(model.input, model.output, name=model.name)
-        clone = keras.models.clone_model(same, clone_function=again)
+    clone = keras.models.clone_model(same, clone_function=again)
     clone.trainable = model.trainable
     for layer, other in zip(same.layers, clone.layers):
         other.trainable = layer.trainable
     return clone
 
 
-def _one(layer: Any, replace: Callable[[Any], Any | None], made: dict[int, Any]) -> Any:
-    replacement = replace(layer)
-    if replacement is not None:
-        return replacement
-    if type(layer) in (keras.Sequential, Functional) and layer.built:
-        return _cloned(layer, replace, made)
+def _one(layer: Any) -> Any:
     if isinstance(layer, keras.layers.Lambda):
         # It has no weights; a copy from its config would lose the function's globals.
         return layer

@@ -171,15 +171,13 @@ def _again(model: keras.Model) -> keras.Model:
         if config is not None:
             plain.build_from_config(config)
         # Keras may call a model built although its layers are not: weights are counted.
-    if len(plain.weights) < len(model.weights) and not _adapted(model):
+    # Adapters have weights of their own, which are merged.
+    adapts = any(getattr(layer, "lora_enabled", False) for layer in all_layers(model))
+    if len(plain.weights) < len(model.weights) and not adapts:
         raise TypeError(
             f"{advice} cannot be built from the shapes of its inputs alone."
         )
     return plain
-
-
-def _adapted(model: keras.Model) -> bool:
-    return any(getattr(layer, "lora_enabled", False) for layer in all_layers(model))
 
 
 def _copy_state(model: keras.Model, plain: keras.Model) -> None:

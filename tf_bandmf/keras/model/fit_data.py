@@ -34,16 +34,14 @@ _NOT_ITS_BATCHES = (
 )
 
 
-def checked_data(
-    plan: Plan, x: Any, y: Any, kwargs: dict[str, Any]
-) -> tuple[Any, dict[str, Any]]:
-    """The data of `fit`, and its other arguments, without those that were used here.
+def checked_data(plan: Plan, x: Any, y: Any, kwargs: dict[str, Any]) -> Any:
+    """The data of `fit`, with class weights.
 
     Args:
       plan: plan of the optimizer.
       x: argument of `fit`.
       y: argument of `fit`.
-      kwargs: other arguments of `fit`.
+      kwargs: other arguments of `fit`; loses `class_weight` if that was used here.
 
     Raises:
       TypeError: if the data are not the plan's batches; or, where the plan leaves batches
@@ -67,9 +65,7 @@ def checked_data(
                 f"as validation_data."
             )
         class_weight = kwargs.pop("class_weight", None)
-        return (
-            x if class_weight is None else x.with_class_weight(class_weight)
-        ), kwargs
+        return x if class_weight is None else x.with_class_weight(class_weight)
     if plan.participation.has_schedule:
         raise TypeError(_NOT_ITS_BATCHES.format(kind=type(x).__name__))
     if y is not None or not (isinstance(x, tf.data.Dataset) or hasattr(x, "__next__")):
@@ -77,7 +73,7 @@ def checked_data(
             "Keras would shuffle arrays in every epoch and break the separation "
             "that the plan assumes. Give a tf.data.Dataset that respects it."
         )
-    return x, kwargs
+    return x
 
 
 def check_inputs(model: keras.Model, data: Any, name: str = "validation_data") -> None:
@@ -152,10 +148,13 @@ def check_passes(
         )
 
 
-def scheduled(
-    model: Any, schedule: BatchSchedule, kwargs: dict[str, Any]
-) -> tuple[tf.data.Dataset, dict[str, Any]]:
-    """The schedule's data set from the run's current step on, and arguments for `fit`.
+def scheduled(model: Any, schedule: BatchSchedule, kwargs: dict[str, Any]) -> Any:
+    """The schedule's data set from the run's current step on.
+
+    Args:
+      model: private, compiled and built.
+      schedule: the data of `fit`.
+      kwargs: other arguments of `fit`; gets the steps per epoch.
 
     Raises:
       ValueError: if the schedule is not the plan's or the run's, or has fewer steps left
@@ -188,7 +187,8 @@ def scheduled(
     run.membership.refuse_second(model.weights, schedule.schedule_id)
     if is_distributed(model):
         dataset = _distributed(model, schedule, taken)
-    return dataset, {**kwargs, "steps_per_epoch": per_epoch, "shuffle": False}
+    kwargs["steps_per_epoch"] = per_epoch
+    return dataset
 
 
 def _end_executions_with_epochs(model: Any, per_epoch: int) -> None:

@@ -120,10 +120,7 @@ def build_model(model: Any, data: Any = None) -> None:
     """Makes the weights; refuses models that mix the examples of a batch."""
     if not model.built and data is not None:
         # The rows are made up: `call` is the user's code, which could store its inputs.
-        rows = Contents.of(data).by_row()
-        _refuse_text(rows[1])
-        is_there = all(not tf.is_symbolic_tensor(t) for t in tf.nest.flatten(rows[0]))
-        rows = made_up(rows, EXAMPLES) if is_there else rows
+        rows = made_up(Contents.of(data).by_row(), EXAMPLES)
         model(rows[0], training=False)
     check_supported(model)
 

@@ -133,7 +133,10 @@ def fit_privately(
             f'optimizer must be "sgd", "adam" or a Keras optimizer, found {optimizer!r}.'
         )
     compiling = _compiling(model, loss, metrics)
-    _check_targets(x, y)
+    if y is None and _are_arrays(x):  # data sets contain their targets
+        raise ValueError(
+            "y is missing: fit_privately(model, x, y, ...). For an autoencoder, y is x."
+        )
     _build(model, x)
     check_inputs(model, (x, y), "x")
     num_weights = sum(int(np.prod(v.shape)) for v in model.trainable_variables)
@@ -181,12 +184,8 @@ def _compiling(model: keras.Model, loss: Any, metrics: Any) -> dict[str, Any]:
     return compiling
 
 
-def _check_targets(x: Any, y: Any) -> None:
-    """Raises ValueError for arrays without targets; data sets contain their targets."""
-    if y is None and all(hasattr(leaf, "shape") for leaf in tf.nest.flatten(x)):
-        raise ValueError(
-            "y is missing: fit_privately(model, x, y, ...). For an autoencoder, y is x."
-        )
+def _are_arrays(x: Any) -> bool:
+    return all(hasattr(leaf, "shape") for leaf in tf.nest.flatten(x))
 
 
 def _number_of(x: Any) -> int:
@@ -208,7 +207,7 @@ def _build(model: keras.Model, x: Any) -> None:
     """Builds a model that has no weights yet, from the shapes of arrays."""
     if model.built:
         return
-    if not all(hasattr(leaf, "shape") for leaf in tf.nest.flatten(x)):
+    if not _are_arrays(x):
         raise ValueError(
             "The model has no weights yet, and x has no shape to build them from. "
             "Call the model once on made-up inputs."

@@ -116,15 +116,14 @@ class Programs:
                 self._prepare(spec)
                 self._try_on_made_up(contents)
         facts = [part.numpy() for part in self._local(self._facts(batch))]
-        admitted = run.admit(facts, self._model.weights)
+        step, keys, seed = run.admit(facts, self._model.weights)
         scales = self._checked_scales()
         if self._refresh:
             ids = self._model._training.looked_up(contents.x, contents.rows)
-            self._refresh(ids, admitted.step)
-        clipped = self._clip_all(contents, scales, admitted.seed)
-        digest = self._distributed(*admitted.digests)
-        ours = clipped._replace(outputs=())
-        noisy = self._noise(ours, admitted.step, admitted.keys, digest)
+            self._refresh(ids, step)
+        clipped = self._clip_all(contents, scales, seed)
+        digest = self._distributed(*[tf.constant(part[0]) for part in facts])
+        noisy = self._noise(clipped._replace(outputs=()), step, keys, digest)
         run.secrets.confirm(noisy.drawn)
         return contents, clipped, noisy
 

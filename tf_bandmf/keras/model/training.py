@@ -103,7 +103,7 @@ class PrivateTraining(BuiltBefore, PrivateStep):
         """
         optimizer = self._private_optimizer()
         preparation.refuse_preprocessor(self)
-        x, kwargs = checked_data(optimizer.plan, x, y, kwargs)
+        x = checked_data(optimizer.plan, x, y, kwargs)
         optimizer.run.weighs_classes |= kwargs.get("class_weight") is not None
         self._training.is_quiet = kwargs.get("verbose") == 0
         batches, callbacks = x, kwargs.get("callbacks")
@@ -122,9 +122,8 @@ class PrivateTraining(BuiltBefore, PrivateStep):
                 done = optimizer.steps_taken // per_epoch
                 kwargs["initial_epoch"] = max(done, kwargs.get("initial_epoch", 0))
         if isinstance(x, BatchSchedule):
-            x, kwargs = scheduled(self, x, kwargs)
+            x = scheduled(self, x, kwargs)
         else:
-            kwargs["shuffle"] = False
             check_passes(x, optimizer.plan.participation, kwargs)
         # Checked before gradients are compared: comparing would raise an obscure TensorFlow
         # error.
@@ -141,7 +140,7 @@ class PrivateTraining(BuiltBefore, PrivateStep):
                     # The last epoch of a resumed run may be shorter: Keras would warn.
                     stack.enter_context(warnings.catch_warnings())
                     warnings.filterwarnings("ignore", "Your input ran out of data")
-                history = super().fit(x, **kwargs)
+                history = super().fit(x, **{**kwargs, "shuffle": False})
             warn_of_counts(self)
             return history
         finally:

@@ -8,7 +8,7 @@ second run.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import keras
 import numpy as np
@@ -40,22 +40,6 @@ OTHER_DATA = (
     "model.begin_run(plan.batches(x, y), private_state)."
 )
 _IDS = batches_lib.STEP, batches_lib.PLAN_ID, batches_lib.SCHEDULE_ID
-
-
-class Admitted(NamedTuple):
-    """A step that a run admitted.
-
-    Attributes:
-      step: its number, int64 scalar.
-      keys: the keys of its noise. Secret.
-      seed: the seed of the masks of its random layers, int32, shape [2]. Secret.
-      digests: the digests of the parts of its batch that this process has, int64.
-    """
-
-    step: tf.Tensor
-    keys: tf.Tensor
-    seed: tf.Tensor
-    digests: list[tf.Tensor]
 
 
 def facts(batch: Any) -> tf.Tensor:

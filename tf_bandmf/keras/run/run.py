@@ -56,20 +56,6 @@ HOW_TO_TRAIN = (
 )
 
 
-class StepSums(NamedTuple):
-    """The sums of a step: those of one replica, or of all replicas together.
-
-    Attributes:
-      sums: the sums of clipped gradients, one for each variable.
-      counts: the counts of examples, one vector; an empty list if the plan has none.
-      scales: the scales of the gradients' coordinates; an empty list if there are none.
-    """
-
-    sums: list[Any]
-    counts: list[tf.Tensor]
-    scales: list[tf.Tensor]
-
-
 class Noisy(NamedTuple):
     """The noisy gradients of a step, and what is needed to release them.
 
@@ -327,34 +313,40 @@ class Run:
 
     def admit(
         self, facts: Sequence[np.ndarray], weights: Sequence[Any]
-    ) -> admission.Admitted:
-        """Checks all conditions of the coming step and returns it; call `start` before.
+    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        """Checks all conditions of the coming step; call `start` before.
 
         Args:
           facts: `admission.facts` of the batch's parts that this process has.
           weights: all weights of the model, in the same order each time.
 
+        Returns:
+          The step's number, int64 scalar; the keys of its noise; and the seed of the masks
+          of its random layers, int32 of shape [2]. Keys and seed are secret.
+
         Raises:
           TypeError, InvalidArgumentError, RuntimeError, LedgerError: see
             `admission.checked`.
         """
-        step = self.step
+        step, secrets = self.step, self.secrets
         admission.checked(self, facts, step, weights)
-        return admission.Admitted(
-            tf.constant(step, tf.int64),
-            tf.constant(self.secrets.step_keys(step)),
-            self.secrets.seed(step),
-            [tf.constant(row[0]) for row in facts],
-        )
+        keys = tf.constant(secrets.step_keys(step))
+        return tf.constant(step, tf.int64), keys, secrets.seed(step)
 
-    def sums(self, clipped: ClippedGradients) -> StepSums:
-        """One replica's part of the sums of a step."""
+    def sums(self, clipped: ClippedGradients) -> tuple[list[Any], list[Any], list[Any]]:
+        """One replica's part of what a step adds up.
+
+        Returns:
+          The sums of clipped gradients, one for each variable; the counts of examples, one
+          vector, or none if the plan has no counts; and the scales of the gradients'
+          coordinates, if there are any.
+        """
         counts = self.counts.coordinates(clipped)
-        return StepSums(list(clipped.sums), counts, list(clipped.scales))
+        return list(clipped.sums), counts, list(clipped.scales)
 
     def privatize(
         self,
-        sums: StepSums,
+        sums: tuple[list[Any], list[Any], list[Any]],
         variables: Sequence[Any],
         step: tf.Tensor,
         keys: tf.Tensor,
@@ -363,7 +355,7 @@ class Run:
         """Adds noise to the clipped sum and divides it by the expected batch size.
 
         Args:
-          sums: the sums over all replicas.
+          sums: what `sums` returned, added up over all replicas.
           variables: the model's trainable variables, in the order of the sums.
           step: the admitted step, int64 scalar.
           keys: keys of the step's noise, see `SecretState.step_keys`.
@@ -373,7 +365,8 @@ class Run:
           ValueError: if the variables are not those that the run began with.
         """
         self._check_variables(variables)
-        by_id = {id(v): s for v, s in zip(variables, sums.sums, strict=True)}
+        gradients, counts, scales = sums
+        by_id = {id(v): s for v, s in zip(variables, gradients, strict=True)}
         row_sums: list[RowSums] = []
         inputs = tf.bitcast(digest, tf.int32)
         if self.tables is not None:
@@ -383,7 +376,7 @@ class Run:
             inputs = tf.concat([inputs, self.tables.digest(row_sums, step)], axis=0)
         eager = self.eager(variables)
         parts = [tf.reshape(by_id[id(v)], [-1]) for v in eager] or [tf.zeros([1])]
-        parts += sums.counts
+        parts += counts
         # The digest needs an even size: appending a zero here saves it a copy.
         count = self.generator.num_parameters
         parts += [tf.zeros([1])] * (count % 2)
@@ -396,8 +389,8 @@ class Run:
         sizes = [part.shape[0] for part in parts[: len(eager) or 1]]
         apart = tf.split(mean, [*sizes, count - sum(sizes)])
         gradients = [tf.reshape(g, v.shape) for g, v in zip(apart, eager)]
-        if sums.scales:
-            gradients = [g / s for g, s in zip(gradients, sums.scales, strict=True)]
+        if scales:
+            gradients = [g / s for g, s in zip(gradients, scales, strict=True)]
         noisy: dict[int, Any] = {
             id(variable): tf.cast(gradient, variable.dtype)
             for gradient, variable in zip(gradients, eager)
