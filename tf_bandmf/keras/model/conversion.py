@@ -82,7 +82,7 @@ def make_private(
         "release_every": (release_every, None),
         "alone": (alone, ()),
     }
-    changes = {k: value for k, (value, usual) in given.items() if value != usual}
+    changes = {k: value for k, (value, usual) in given.items() if value is not usual}
     before = getattr(model, "_settings", StepSettings())
     settings = dataclasses.replace(before, **changes)
     turn_tensor_float_32_off()

@@ -356,15 +356,15 @@ class PrivateTraining(BuiltBefore, PrivateStep):
         run, kept = self._before_use(), self._training.run_file
         if run is not None:
             run.note_weights(self.weights)
+        if kept is None or kept.run is not run:
+            yield filepath
+            return
+        kept.record()
         replaces = not args and kwargs.get("overwrite", True)
         is_usual = kwargs.keys() <= {"overwrite", "include_optimizer"}
-        is_file = str(filepath).endswith((".keras", ".h5")) and "://" not in str(
-            filepath
-        )
-        is_kept = kept is not None and kept.run is run
-        if is_kept:
-            kept.record()
-        if is_kept and replaces and is_usual and is_file:
+        name = str(filepath)
+        is_file = name.endswith((".keras", ".h5")) and "://" not in name
+        if replaces and is_usual and is_file:
             with private_files.replaced(filepath) as path:
                 yield path
         else:
