@@ -159,7 +159,10 @@ def settings_of(model):
 
 @pytest.mark.parametrize(
     "settings",
-    [{"microbatch_size": 2}, {"tables": ["words"], "release_every": 3}],
+    [
+        {"microbatch_size": 2, "alone": ["words"]},
+        {"tables": ["words"], "release_every": 3},
+    ],
     ids=["groups", "lazy"],
 )
 @pytest.mark.parametrize("functional", [False, True], ids=["sequential", "functional"])

@@ -41,7 +41,8 @@ def make_private(
     norms would come out too small.
 
     Without `import tf_bandmf.keras`, files of `to_plain(model).save(...)` can be
-    loaded; files that the private model itself saved cannot.
+    loaded; files that the private model itself saved cannot. The legacy .h5 format is for
+    plain models: a private one that was saved in it cannot be loaded.
 
     Args:
       model: a Sequential, functional or subclassed model, or a KerasHub task; built or
