@@ -220,5 +220,7 @@ def _last_layer(model: keras.Model) -> tuple[str | None, str, int]:
 def _loss_of(model: keras.Model) -> tuple[Any, bool]:
     """The function of a model's loss, and whether it is known to take logits."""
     loss = keras.losses.get(model.loss) if isinstance(model.loss, str) else model.loss
-    config = loss.get_config() if isinstance(loss, keras.losses.Loss) else {}
-    return getattr(loss, "fn", loss), bool(config.get("from_logits"))
+    function = getattr(loss, "fn", loss)
+    if function is loss or function not in _OF_PROBABILITIES:
+        return function, False
+    return function, bool(loss.get_config().get("from_logits"))
