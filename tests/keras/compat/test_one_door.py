@@ -21,6 +21,7 @@ NAMES = frozenset(
     __internal__ _all_reduce_sum_gradients _call_has_training_arg
     _compile_loss _compile_metrics _distribute_strategy _distribution_strategy _embeddings
     _finalize_ema_values _flat_losses _flatten_layers _fn_kwargs _is_default _kernel
+    _keras_history
     _keras_logits _keras_mask _learning_rate _loss_tracker _losses _maybe_symbolic_build
     _remat_mode _reshape_into_groups _swap_variables _symbolic_build _trainable_variables
     _user_loss _user_loss_weights _user_metrics _user_weighted_metrics _velocities
