@@ -64,7 +64,7 @@ FOLDERS = {
 # today only ever goes down: a change that takes lines away runs `--lower`, and one that
 # needs more in a folder takes them from another. "other" is what lies beside folders.
 CEILINGS = {
-    "keras": (9_810, 7_000),
+    "keras": (9_513, 7_000),
     "accounting": (2_089, 2_150),
     "planning": (2_290, 1_900),
     "strategies": (1_524, 1_600),
@@ -81,7 +81,7 @@ CEILINGS = {
     "files": (202, 190),
     "other": (252, 290),
     "federated": (3_187, 3_200),
-    "tests": (25_729, 22_000),
+    "tests": (25_686, 22_000),
     "benchmarks": (1_996, 2_000),
 }
 ELSEWHERE = {
