@@ -49,7 +49,7 @@ def test_a_strategy_with_mixed_signs_is_exact_under_a_fixed_order():
     column = np.array([1.0, -0.6, 0.5, 0.4, -0.5, 0.3, 0.2, -0.4, 0.3])
     matrix = matrices.ToeplitzBanded(column, 12)
     order = FixedEpochOrder(num_examples=2, batch_size=1, epochs=6)
-    actual = sensitivity.sensitivity(matrix, order, 12)
+    actual = sensitivity.sensitivity(matrix, order)
     assert actual.is_exact and "vectors" in actual.method
     dense = matrix.to_dense()
     absolute = max(np.abs(dense[:, i::2].T @ dense[:, i::2]).sum() for i in range(2))
@@ -61,5 +61,5 @@ def test_what_is_too_large_stays_a_bound(monkeypatch):
     column = np.array([1.0, -0.6, 0.5, 0.4, -0.5])
     matrix = matrices.ToeplitzBanded(column, 12)
     order = FixedEpochOrder(num_examples=2, batch_size=1, epochs=6)
-    actual = sensitivity.sensitivity(matrix, order, 12)
+    actual = sensitivity.sensitivity(matrix, order)
     assert not actual.is_exact and actual.method.startswith("bound")

@@ -143,6 +143,6 @@ def test_the_generator_is_part_of_the_plan(tmp_path):
 
 
 def test_the_generators_are_known_everywhere():
-    assert set(KEY_WORDS) == set(statement.GENERATORS) == set(memory.STEP_KEY_BYTES)
+    assert set(KEY_WORDS) == set(statement.GENERATORS) == set(memory.STEP_BYTES)
     for generator, words in KEY_WORDS.items():
-        assert memory.STEP_KEY_BYTES[generator] == 8 * words
+        assert memory.STEP_BYTES[generator] == 8 * words + 8

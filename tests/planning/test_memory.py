@@ -3,11 +3,18 @@
 import pytest
 
 import tf_bandmf
-from tf_bandmf import noise, strategies, workloads
+from tf_bandmf import noise
 from tf_bandmf.participation import MinSep
-from tf_bandmf.planning import memory
 
-WORKLOAD = workloads.prefix_sum(100)
+
+def plan_of(mechanism, num_steps=100):
+    return tf_bandmf.plan(
+        mechanism,
+        noise_multiplier=1.0,
+        delta=1e-5,
+        num_steps=num_steps,
+        sampling=MinSep(num_steps),
+    )
 
 
 @pytest.mark.parametrize(
@@ -18,33 +25,25 @@ WORKLOAD = workloads.prefix_sum(100)
 def test_scaling_up_examples(parameters, devices, vectors):
     # The paper says "roughly": it takes 1 GB for 64 copies of 16 MB.
     gigabyte = 64 * 16_000_000
-    actual = memory.bands_that_fit(gigabyte, parameters, devices)
+    actual = tf_bandmf.bands_that_fit(gigabyte, parameters, devices)
     assert actual == vectors + 1
-    strategy = strategies.bsr(workloads.prefix_sum(5000), actual)
-    needed = memory.noise_memory(strategy, parameters, devices)
+    needed = plan_of(f"bsr:{actual}", 5000).memory(parameters, devices)
     assert needed.buffer_bytes == gigabyte
 
 
 @pytest.mark.parametrize("keep_normals", [False, True])
 @pytest.mark.parametrize("name", ["bsr", "bisr"])
 def test_the_generator_keeps_what_is_said(name, keep_normals):
-    strategy = getattr(strategies, name)(WORKLOAD, 5)
-    needed = memory.noise_memory(strategy, 100_000, keep_normals=keep_normals)
-    generator = noise.NoiseGenerator(strategy, 100_000, keep_normals=keep_normals)
+    plan = plan_of(f"{name}:5")
+    needed = plan.memory(100_000, keep_normals=keep_normals)
+    generator = noise.NoiseGenerator(plan.strategy, 100_000, keep_normals=keep_normals)
     assert needed.vectors == generator.memory_vectors
     assert needed.buffer_bytes == 4 * generator.memory_vectors * 100_000
     assert needed.vectors + needed.regenerations_per_step == 4
 
 
 def test_a_plan_says_what_it_needs():
-    plan = tf_bandmf.plan(
-        "bsr:5",
-        epsilon=2.0,
-        delta=1e-5,
-        num_steps=100,
-        sampling=MinSep(50),
-    )
-    needed = plan.memory(1_000_000, num_devices=2)
+    needed = plan_of("bsr:5").memory(1_000_000, num_devices=2)
     assert needed.bytes_per_device == 4 * 4 * 500_000 + (16 + 8) * 100
     assert str(needed) == (
         "Noise keeps 4 vectors of 1,000,000 numbers: 8 MB on each of 2 devices, and keys "

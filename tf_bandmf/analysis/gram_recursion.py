@@ -43,15 +43,10 @@ class _Layout:
     block: int
 
     @classmethod
-    def of(cls, num_rows: int, bands: int, block: int | None) -> _Layout:
+    def of(cls, num_rows: int, bands: int) -> _Layout:
         bands = max(bands, 2)
-        smallest = max(bands - 1, min(_MIN_BLOCK, num_rows))
-        if 4 * smallest > 3 * num_rows:
-            smallest = num_rows
-        block = smallest if block is None else block
-        if block < bands - 1:
-            raise ValueError(f"block_size must be >= bands - 1, found {block}.")
-        return cls(num_rows, bands, block)
+        block = max(bands - 1, min(_MIN_BLOCK, num_rows))
+        return cls(num_rows, bands, num_rows if 4 * block > 3 * num_rows else block)
 
     @property
     def state(self) -> int:
@@ -71,11 +66,7 @@ class _Layout:
         absent = self.bands - rows.shape[1]
         rows = tf.pad(rows, [[0, 0], [0, absent]])
         identity = tf.one_hot(tf.zeros([missing], tf.int32), self.bands)
-        both = self._both(tf.concat([rows, tf.cast(identity, rows.dtype)], axis=0))
-        return both[:, :, self.state :], both[:, :, : self.state]
-
-    def _both(self, rows: tf.Tensor) -> tf.Tensor:
-        """Returns the left and diagonal blocks, [N, T, m + T], of rows [N T, w]."""
+        rows = tf.concat([rows, tf.cast(identity, rows.dtype)], axis=0)
         rows = tf.reverse(rows, axis=[1])
         rows = tf.reshape(rows, [self.num_blocks, self.block, self.bands])
         # Row a of a block starts a columns further right. Padding each row, and reading
@@ -84,7 +75,8 @@ class _Layout:
         width = self.bands + self.block
         flat = tf.reshape(rows, [self.num_blocks, self.block * width])
         flat = flat[:, : self.block * (width - 1)]
-        return tf.reshape(flat, [self.num_blocks, self.block, width - 1])
+        both = tf.reshape(flat, [self.num_blocks, self.block, width - 1])
+        return both[:, :, self.state :], both[:, :, : self.state]
 
     def merge(self, diagonal: tf.Tensor, left: tf.Tensor) -> tf.Tensor:
         """Returns the band [n, w] of diagonal and left blocks: the adjoint of `split`."""
@@ -132,20 +124,6 @@ class _Blocks:
         return self.inverse[:, -self.layout.state :, :]
 
 
-def _covariance_before(blocks: _Blocks, squared_scale: tf.Tensor | None) -> tf.Tensor:
-    """Returns the covariance of the last m steps before each block, [N, m, m]."""
-    fresh = _scaled(blocks.state_inverse, squared_scale)
-    fresh = tf.matmul(fresh, blocks.state_inverse, transpose_b=True)
-    transfer = blocks.state_transfer
-    return shifted(affine_scan(transfer, transfer, fresh))
-
-
-def _scaled(inverse: tf.Tensor, squared_scale: tf.Tensor | None) -> tf.Tensor:
-    if squared_scale is None:
-        return inverse
-    return inverse * squared_scale[:, None, :]
-
-
 def _adjoint(blocks: _Blocks, weights: tf.Tensor) -> tf.Tensor:
     """Returns `E_t = D_t^-T (Omega_t + R_t)`, [N, T, T], from weights `Omega` [N, T].
 
@@ -157,15 +135,13 @@ def _adjoint(blocks: _Blocks, weights: tf.Tensor) -> tf.Tensor:
     step = tf.linalg.matrix_transpose(reverse(blocks.state_transfer))
     later = reverse(shifted(affine_scan(step, step, reverse(shift))))
     tail = tf.matmul(blocks.state_inverse, later, transpose_a=True)
-    direct = _scaled(tf.linalg.matrix_transpose(blocks.inverse), weights)
+    direct = tf.linalg.matrix_transpose(blocks.inverse) * weights[:, None, :]
     ahead = blocks.layout.block - blocks.layout.state
     return direct + tf.pad(tail, [[0, 0], [0, 0], [ahead, 0]])
 
 
 def inverse_row_norms(
-    rows: tf.Tensor,
-    squared_scale: tf.Tensor | None = None,
-    block_size: int | None = None,
+    rows: tf.Tensor, squared_scale: tf.Tensor | None = None
 ) -> tf.Tensor:
     """Returns `||row i of M^-1 S||^2` for a banded `M`; differentiable in `M`.
 
@@ -176,75 +152,42 @@ def inverse_row_norms(
         of the matrix are ignored.
       squared_scale: the diagonal of `S^2`, shape [n], or None for ones; no gradient flows
         to it.
-      block_size: T >= w - 1, for tests and tuning.
 
     Returns:
       Shape [n].
     """
-    engine = engine_of(rows.shape[0], rows.shape[1], block_size)
+    n, bands = rows.shape
+    layout = _Layout.of(n, bands)
+    if squared_scale is None:
+        squared_scale = tf.ones([n], rows.dtype)
+    by_column = layout.split_vector(squared_scale, 1.0)[:, None, :]
 
     @tf.custom_gradient
     def norms(rows: tf.Tensor) -> tuple[tf.Tensor, Callable]:
-        variance, kept = engine.variance(rows, squared_scale)
-
-        def gradient(upstream: tf.Tensor) -> tf.Tensor:
-            return engine.gradient(kept, upstream)
-
-        return variance, gradient
-
-    return norms(rows)
-
-
-# What the gradient needs from the forward pass: `D^-1`, `-D^-1 L`, the product of `-D^-1 L`
-# with the covariance before the block, and the product of `D^-1` with `S^2`.
-_Kept = tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor]
-
-
-@dataclasses.dataclass(frozen=True)
-class Engine:
-    """Row norms of the inverse of a matrix with `bands` diagonals, and their gradient."""
-
-    layout: _Layout
-    bands: int
-
-    def variance(
-        self, rows: tf.Tensor, squared_scale: tf.Tensor | None
-    ) -> tuple[tf.Tensor, _Kept]:
-        """Returns the squared row norms [n], and what the gradient needs."""
-        layout = self.layout
-        if squared_scale is not None:
-            squared_scale = layout.split_vector(squared_scale, 1.0)
         blocks = _Blocks.of(layout, rows)
-        before = _covariance_before(blocks, squared_scale)
+        fresh = tf.matmul(
+            blocks.state_inverse * by_column, blocks.state_inverse, transpose_b=True
+        )
+        transfer = blocks.state_transfer
+        # The covariance of the last m steps before each block, [N, m, m].
+        before = shifted(affine_scan(transfer, transfer, fresh))
         inherited = tf.matmul(blocks.transfer, before)
-        scaled = _scaled(blocks.inverse, squared_scale)
+        scaled = blocks.inverse * by_column
         variance = tf.reduce_sum(inherited * blocks.transfer, axis=-1)
         variance += tf.reduce_sum(scaled * blocks.inverse, axis=-1)
-        of_rows = tf.reshape(variance, [-1])[: layout.num_rows]
-        return of_rows, (blocks.inverse, blocks.transfer, inherited, scaled)
 
-    def gradient(self, kept: _Kept, upstream: tf.Tensor) -> tf.Tensor:
-        """Returns the gradient with respect to the rows, [n, bands].
+        def gradient(upstream: tf.Tensor) -> tf.Tensor:
+            # d tr(Omega B S^2 B^T) = -2 tr(dM Sigma Omega B), in blocks.
+            adjoint = -2.0 * _adjoint(blocks, layout.split_vector(upstream, 0.0))
+            covariance = tf.matmul(inherited, blocks.transfer, transpose_b=True)
+            covariance += tf.matmul(scaled, blocks.inverse, transpose_b=True)
+            diagonal = tf.matmul(adjoint, covariance)
+            band = layout.merge(diagonal, tf.matmul(adjoint, inherited))
+            return band[:, :bands]
 
-        Args:
-          kept: the second result of `variance`.
-          upstream: the gradient with respect to the squared norms, shape [n].
-        """
-        # d tr(Omega B S^2 B^T) = -2 tr(dM Sigma Omega B), in blocks.
-        inverse, transfer, inherited, scaled = kept
-        weights = self.layout.split_vector(upstream, 0.0)
-        adjoint = -2.0 * _adjoint(_Blocks(self.layout, inverse, transfer), weights)
-        covariance = tf.matmul(inherited, transfer, transpose_b=True)
-        covariance += tf.matmul(scaled, inverse, transpose_b=True)
-        diagonal = tf.matmul(adjoint, covariance)
-        left = tf.matmul(adjoint, inherited)
-        band = self.layout.merge(diagonal, left)
-        return band[:, : self.bands]
+        return tf.reshape(variance, [-1])[:n], gradient
 
-
-def engine_of(num_rows: int, bands: int, block_size: int | None = None) -> Engine:
-    """Returns the engine that `inverse_row_norms` uses; see there for the arguments."""
-    return Engine(_Layout.of(num_rows, bands, block_size), bands)
+    return norms(rows)
 
 
 def filtered_row_norms(rows: tf.Tensor, average: tf.Tensor) -> tf.Tensor:
@@ -280,10 +223,7 @@ def filtered_row_norms(rows: tf.Tensor, average: tf.Tensor) -> tf.Tensor:
 
 
 def doubly_filtered_band(
-    filter_rows: tf.Tensor,
-    rows: tf.Tensor,
-    weights: tf.Tensor,
-    block_size: int | None = None,
+    filter_rows: tf.Tensor, rows: tf.Tensor, weights: tf.Tensor
 ) -> tf.Tensor:
     """Returns the band of `H = C^-1 (M^-T Omega M^-1) C^-T` for banded `C` and `M`.
 
@@ -297,12 +237,11 @@ def doubly_filtered_band(
       filter_rows: C, shape [n, b], b <= w.
       rows: M, shape [n, w].
       weights: the diagonal of Omega, shape [n].
-      block_size: as in `inverse_row_norms`.
 
     Returns:
       `H[i, i-j]`, shape [n, b]; entries left of the matrix are zero.
     """
-    layout = _Layout.of(rows.shape[0], rows.shape[1], block_size)
+    layout = _Layout.of(*rows.shape)
     m = _Blocks.of(layout, rows)
     c = _Blocks.of(layout, filter_rows)
     adjoint = _adjoint(m, layout.split_vector(weights, 0.0))

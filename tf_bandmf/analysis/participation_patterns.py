@@ -201,18 +201,18 @@ def scaled_toeplitz_bound(
 
 def fixed_order_maximum(
     matrix: matrices.LowerTriangular, min_separation: int
-) -> tuple[float, str]:
+) -> tuple[float, bool, str]:
     """The largest squared sensitivity over the patterns `i, i + b, i + 2b, ...`, `i < b`.
 
     Returns:
-      The maximum, and how it was found:
-        "signs": exact, because in the best pattern no entry of the Gram matrix is negative
-          (beyond rounding), or only consecutive participations interact, so that signs
-          can be chosen such that nothing cancels.
-        "vectors": the value for the best vectors (`vector_contributions`), rounded up, with
-          a relative error of at most 1e-8.
-        "bound": the largest sum of `|X|`, an upper bound, because the best vectors were
-          not affordable or not found.
+      The value, whether it is exact, and how it was found:
+        "the b fixed patterns": exact, because in the best pattern no entry of the Gram
+          matrix is negative (beyond rounding), or only consecutive participations
+          interact, so that signs can be chosen such that nothing cancels.
+        "..., the best vectors": the value for the best vectors (`vector_contributions`),
+          rounded up, with a relative error of at most 1e-8.
+        "bound, ...": the largest sum of `|X|`, because the best vectors were not
+          affordable or not found.
     """
     n, b = matrix.num_rows, min_separation
     absolute, signed = np.zeros(b), np.zeros(b)
@@ -226,10 +226,11 @@ def fixed_order_maximum(
     best = int(np.argmax(absolute))
     agree = absolute - signed <= 1e-9 * absolute
     if agree[best] or matrix.bands <= 2 * b or n <= 2 * b:
-        return float(absolute[best]), "signs"
+        return float(absolute[best]), True, "the b fixed patterns"
     k = -(-n // b)
+    bound = float(absolute[best]), False, "bound, |X| on the fixed patterns"
     if not vectors_are_affordable(n, k):
-        return float(absolute[best]), "bound"
+        return bound
     diagonals = {offset: matrix.gram_diagonal(offset) for offset in offsets}
     value = 0.0
     # Patterns are tried in the order of their bounds, until no remaining pattern can exceed
@@ -245,9 +246,9 @@ def fixed_order_maximum(
         grams = _pattern_grams(diagonals, chosen, n, b)
         value, upper = vector_contributions.largest(grams, value)
         if upper > value * (1.0 + 1e-8):
-            return float(absolute[best]), "bound"
+            return bound
         value = upper
-    return value, "vectors"
+    return value, True, "the b fixed patterns, the best vectors"
 
 
 def vectors_are_affordable(num_steps: int, participations: int) -> bool:

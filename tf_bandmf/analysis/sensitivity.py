@@ -9,15 +9,15 @@ its theorem hold for the actual coefficients. Otherwise the result is an upper b
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from tf_bandmf import matrices
 from tf_bandmf.analysis import participation_patterns as patterns
-from tf_bandmf.analysis.participation_patterns import vec_sens
 
-__all__ = ["Sensitivity", "sensitivity", "upper_bound", "vec_sens"]
+if TYPE_CHECKING:
+    from tf_bandmf.participation import Participation
 
 # A strategy with at most this many rows is materialized to compute its whole Gram matrix.
 _DENSE_LIMIT = 8_192
@@ -25,26 +25,8 @@ _DENSE_LIMIT = 8_192
 _TOEPLITZ_DENSE_LIMIT = 2_048
 # An exact dynamic program with more operations than this is replaced by a bound.
 _OPERATION_LIMIT = 2e9
-# `Sensitivity.method` for each result of `fixed_order_maximum`.
-_FIXED_ORDER = {
-    "signs": "the b fixed patterns",
-    "vectors": "the b fixed patterns, the best vectors",
-    "bound": "bound, |X| on the fixed patterns",
-}
 # A matrix with at most this many rows is materialized for its column norms alone.
 _NORMS_LIMIT = 20_000
-
-
-class Separated(Protocol):
-    """The part of a participation that determines the sensitivity."""
-
-    has_fixed_positions: ClassVar[bool]
-
-    def separation(self) -> int:
-        """Returns b: two participations of one example are at least b steps apart."""
-
-    def participations(self, num_steps: int) -> int:
-        """Returns k: one example takes part at most k times."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,7 +50,7 @@ class Sensitivity:
 
 
 def sensitivity(
-    matrix: matrices.LowerTriangular, participation: Separated, num_steps: int
+    matrix: matrices.LowerTriangular, participation: Participation
 ) -> Sensitivity:
     """Returns the sensitivity of `C`: exact where a theorem applies, else a bound.
 
@@ -89,16 +71,11 @@ def sensitivity(
     Args:
       matrix: `C`, n x n.
       participation: gives b and k.
-      num_steps: n; must be the number of rows of `C`.
 
     Raises:
-      ValueError: if the sizes differ, or the result is not finite.
+      ValueError: if the result is not finite.
     """
-    if matrix.num_rows != num_steps:
-        raise ValueError(
-            f"The strategy is for {matrix.num_rows} steps, the run has {num_steps}."
-        )
-    b, k = participation.separation(), participation.participations(num_steps)
+    b, k = participation.separation(), participation.participations(matrix.num_rows)
     result = _exact(matrix, b, k, participation.has_fixed_positions)
     if result is None:
         result = upper_bound(matrix, b, k)
@@ -140,7 +117,7 @@ def upper_bound(
         majorant[b:] = np.maximum.accumulate(majorant[b:][::-1])[::-1]
         larger = matrices.ToeplitzBanded(majorant, n)
         add(_leftmost_columns(larger, b, k) ** 2, "Toeplitz majorant of Theorem 1")
-    core = _toeplitz_core(matrix)
+    core = matrix.core.toeplitz_column()
     scale = matrix.column_scale
     if scale is not None and core is not None:
         squared = patterns.scaled_toeplitz_bound(core, scale, b, k)
@@ -153,7 +130,10 @@ def upper_bound(
     elif n <= (_DENSE_LIMIT if core is None else _TOEPLITZ_DENSE_LIMIT):
         add(patterns.dense_gram_bound(matrix.to_dense(), b, k), "Alg. 4")
     if not bounds:
-        add(float(vec_sens(_column_norms(matrix), b, k)) ** 2, "triangle inequality")
+        add(
+            float(patterns.vec_sens(_column_norms(matrix), b, k)) ** 2,
+            "triangle inequality",
+        )
     return min(bounds, key=lambda sensitivity_: sensitivity_.value)
 
 
@@ -167,7 +147,7 @@ def _exact(
         if fixed_order:
             value = max(squared[i::b].sum() for i in range(min(b, n)))
             return Sensitivity(float(np.sqrt(value)), True, "Proposition B.1")
-        value = vec_sens(squared, b, k)
+        value = patterns.vec_sens(squared, b, k)
         return Sensitivity(float(np.sqrt(value)), True, "Alg. 5: bands <= b")
     column = matrix.toeplitz_column()
     if column is not None:
@@ -196,8 +176,8 @@ def _exact_fixed_order(matrix: matrices.LowerTriangular, b: int) -> Sensitivity 
         if matrix.num_rows > _DENSE_LIMIT:
             return None
         matrix = matrices.Dense(matrix.to_dense())
-    squared, kind = patterns.fixed_order_maximum(matrix, b)
-    return Sensitivity(float(np.sqrt(squared)), kind != "bound", _FIXED_ORDER[kind])
+    squared, is_exact, method = patterns.fixed_order_maximum(matrix, b)
+    return Sensitivity(float(np.sqrt(squared)), is_exact, method)
 
 
 def _exact_path(matrix: matrices.LowerTriangular, b: int, k: int) -> Sensitivity | None:
@@ -219,11 +199,6 @@ def _exact_path(matrix: matrices.LowerTriangular, b: int, k: int) -> Sensitivity
         return None
     method = "consecutive participations, Prop. E.1"
     return Sensitivity(float(np.sqrt(squared)), True, method)
-
-
-def _toeplitz_core(matrix: matrices.LowerTriangular) -> np.ndarray | None:
-    """Returns the first column of the unscaled `C` if that is Toeplitz, else None."""
-    return matrix.core.toeplitz_column()
 
 
 def _column_norms(matrix: matrices.LowerTriangular) -> np.ndarray:

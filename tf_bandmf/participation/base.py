@@ -94,7 +94,7 @@ class Participation(abc.ABC):
         # dp-accounting takes a second to import.
         from tf_bandmf.accounting.base import GaussianAccountant
 
-        bound = sensitivity(matrix, self, matrix.num_rows)
+        bound = sensitivity(matrix, self)
         is_exact = bound.is_exact and self.bound_name is None
         return GaussianAccountant(bound.value, is_exact, self.bound_name)
 

@@ -1,4 +1,4 @@
-"""Computes the memory that a strategy's noise needs, on one device or on several.
+"""The memory that a strategy's noise needs, on one device or on several.
 
 arXiv:2405.15913, section 3.3: the entries of the noise vector do not depend on one
 another, so each of R devices generates one R-th of them, and keeps the buffer for its
@@ -10,12 +10,10 @@ from __future__ import annotations
 import dataclasses
 
 from tf_bandmf.accounting.checks import whole_number
-from tf_bandmf.strategies import Strategy
 
 _FLOAT_BYTES = 4
-STEP_KEY_BYTES = {"philox": 16, "chacha20": 40}
-# Bytes of the digest of each step's sum; see `tf_bandmf.noise.digests`.
-_DIGEST_BYTES = 8
+# Bytes of each step's key, with those of its sum's digest; see `tf_bandmf.noise.digests`.
+STEP_BYTES = {"philox": 16 + 8, "chacha20": 40 + 8}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,7 +27,6 @@ class NoiseMemory:
       num_devices: R, the number of devices that share the noise.
       vectors: number of vectors of length d that all devices together keep.
       regenerations_per_step: the most earlier vectors that a step draws again.
-      buffer_bytes: bytes of the kept vectors on each device.
       key_bytes: bytes of the keys of the steps on each device.
     """
 
@@ -37,8 +34,12 @@ class NoiseMemory:
     num_devices: int
     vectors: int
     regenerations_per_step: int
-    buffer_bytes: int
     key_bytes: int
+
+    @property
+    def buffer_bytes(self) -> int:
+        """Bytes of the kept vectors on each device."""
+        return _FLOAT_BYTES * self.vectors * -(-self.num_parameters // self.num_devices)
 
     @property
     def bytes_per_device(self) -> int:
@@ -55,35 +56,6 @@ class NoiseMemory:
             f"{again}: {_readable(self.buffer_bytes)}{shared}, and keys of "
             f"{_readable(self.key_bytes)}."
         )
-
-
-def noise_memory(
-    strategy: Strategy,
-    num_parameters: int,
-    num_devices: int = 1,
-    keep_normals: bool = False,
-    generator: str = "philox",
-) -> NoiseMemory:
-    """The memory of a strategy's noise.
-
-    Args:
-      strategy: C.
-      num_parameters: d, the number of trainable parameters.
-      num_devices: R, the number of devices that share the noise.
-      keep_normals: for strategies with a banded inverse, see `NoiseGenerator`.
-      generator: the plan's generator, whose keys are kept.
-
-    Raises:
-      ValueError: if a number is < 1.
-    """
-    part = _part(num_parameters, num_devices)
-    vectors, again = strategy.memory_vectors, strategy.regenerations_per_step
-    if keep_normals and strategy.is_inverse_banded:
-        vectors, again = again, 0
-    buffer_bytes = _FLOAT_BYTES * vectors * part
-    key_bytes = (STEP_KEY_BYTES[generator] + _DIGEST_BYTES) * strategy.num_steps
-    sizes = int(num_parameters), int(num_devices)
-    return NoiseMemory(*sizes, vectors, again, buffer_bytes, key_bytes)
 
 
 def refuse_too_large(needed: NoiseMemory, available: int | None) -> None:
@@ -116,15 +88,10 @@ def bands_that_fit(
     Raises:
       ValueError: if a number is < 1.
     """
-    part = _part(num_parameters, num_devices)
+    num_devices = whole_number("num_devices", num_devices)
+    part = -(-whole_number("num_parameters", num_parameters) // num_devices)
     bytes_per_device = whole_number("bytes_per_device", bytes_per_device)
     return 1 + bytes_per_device // (_FLOAT_BYTES * part)
-
-
-def _part(num_parameters: int, num_devices: int) -> int:
-    """The number of a vector's entries that one device holds."""
-    num_devices = whole_number("num_devices", num_devices)
-    return -(-whole_number("num_parameters", num_parameters) // num_devices)
 
 
 def _readable(num_bytes: int) -> str:

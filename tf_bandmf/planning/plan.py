@@ -31,7 +31,7 @@ from tf_bandmf.planning.account import Account
 from tf_bandmf.planning.arguments import check_word
 from tf_bandmf.planning.compare import Comparison
 from tf_bandmf.planning.measurements import Measurements
-from tf_bandmf.planning.memory import NoiseMemory, noise_memory
+from tf_bandmf.planning.memory import STEP_BYTES, NoiseMemory
 from tf_bandmf.planning.statement import ONE_EXAMPLE, PrivacyStatement
 from tf_bandmf.planning.texts import phrase, phrases
 from tf_bandmf.strategies import Strategy, registry
@@ -583,10 +583,26 @@ class Plan:
     def memory(
         self, num_parameters: int, num_devices: int = 1, keep_normals: bool = False
     ) -> NoiseMemory:
-        """The memory of the noise for a model; see `memory.noise_memory`."""
-        return noise_memory(
-            self.strategy, num_parameters, num_devices, keep_normals, self.generator
+        """The memory of the noise for a model.
+
+        Args:
+          num_parameters: d, the number of trainable parameters.
+          num_devices: R, the number of devices that share the noise.
+          keep_normals: for strategies with a banded inverse, see `NoiseGenerator`.
+
+        Raises:
+          ValueError: if a number is < 1.
+        """
+        size = checks.whole_number("num_parameters", num_parameters)
+        shares, strategy = (
+            checks.whole_number("num_devices", num_devices),
+            self.strategy,
         )
+        vectors, again = strategy.memory_vectors, strategy.regenerations_per_step
+        if keep_normals and strategy.is_inverse_banded:
+            vectors, again = again, 0
+        keys = STEP_BYTES[self.generator] * self.num_steps
+        return NoiseMemory(size, shares, vectors, again, keys)
 
     def statement(self, unit: str | None = None) -> PrivacyStatement:
         """The privacy statement of a run of this plan.

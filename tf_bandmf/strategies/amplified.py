@@ -177,7 +177,6 @@ register(
     Family(
         "amplified",
         _build,
-        "BLT, optimized for the noise of the budget under balls in bins",
         (Option("buffers", default=buffered.DEFAULT_BUFFERS),),
         auto=3,
         is_optimized=True,

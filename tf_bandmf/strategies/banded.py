@@ -258,7 +258,6 @@ register(
     Family(
         "banded",
         _build,
-        "C banded, every column optimized, with a certified gap",
         (Option("bands"),),
         auto=6,
         banded="C",

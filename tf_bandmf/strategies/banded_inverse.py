@@ -155,7 +155,6 @@ register(
     Family(
         "bandinv",
         optimized.builder(optimized_banded_inverse),
-        "C^-1 banded, optimized for the separation",
         (Option("bands"),),
         auto=3,
         banded="inverse",

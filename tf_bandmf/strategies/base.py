@@ -49,16 +49,6 @@ class Strategy:
         return self.core.banded_inverse() is not None
 
     @property
-    def noise_bands(self) -> int:
-        """Bands of `C`, or of `C^-1` if only the inverse is banded; n if neither is."""
-        stored = self.matrix.stored_bands
-        return self.num_steps if stored is None else stored
-
-    @property
-    def is_column_normalized(self) -> bool:
-        return bool(np.ptp(self.matrix.column_norms()) < 1e-9)
-
-    @property
     def memory_vectors(self) -> int:
         """Vectors of the model's size that the noise generator keeps between steps.
 
@@ -82,7 +72,7 @@ class Strategy:
 
     def sensitivity(self, participation: Participation) -> sensitivity_lib.Sensitivity:
         """Sensitivity under a participation; see `tf_bandmf.analysis.sensitivity`."""
-        return sensitivity_lib.sensitivity(self.matrix, participation, self.num_steps)
+        return sensitivity_lib.sensitivity(self.matrix, participation)
 
     def per_step_squared_error(self, workload: Workload) -> np.ndarray:
         """`||row i of A C^-1||^2`, shape [n]; see `tf_bandmf.analysis.error`."""

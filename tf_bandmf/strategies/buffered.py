@@ -310,7 +310,6 @@ register(
     Family(
         "blt",
         _build,
-        "a few geometric sequences",
         (Option("buffers", default=DEFAULT_BUFFERS),),
         auto=7,
         is_optimized=True,

@@ -6,10 +6,11 @@ Differentially Private Model Training", arXiv:2601.22334.
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 
 from tf_bandmf import matrices
-from tf_bandmf.analysis import error
 from tf_bandmf.participation import Participation
 from tf_bandmf.strategies import one_parameter
 from tf_bandmf.strategies.base import Strategy
@@ -65,22 +66,14 @@ def optimized_lambda_cgd(
       ValueError: for an unknown objective.
     """
     check_workload(workload)
-    if objective not in ("mean", "max"):
-        raise ValueError(f'objective must be "mean" or "max", found {objective!r}.')
-    summarize = (
-        error.root_mean_squared_error if objective == "mean" else error.max_error
+
+    def build(lambda_: float) -> Strategy:
+        return lambda_cgd(workload.num_steps, lambda_, column_normalized)
+
+    lambda_, diagnostics = one_parameter.best_fraction(
+        build, workload, participation, objective
     )
-
-    def log_error(lambda_: float) -> float:
-        strategy = lambda_cgd(workload.num_steps, lambda_, column_normalized)
-        per_step = strategy.per_step_squared_error(workload)
-        sensitivity = strategy.sensitivity(participation)
-        return float(np.log(summarize(per_step) * sensitivity.value))
-
-    lambda_, converged = one_parameter.best_fraction(log_error, workload.num_steps)
-    strategy = lambda_cgd(workload.num_steps, lambda_, column_normalized)
-    diagnostics = {"objective": objective, "converged": converged}
-    return Strategy(strategy.family, strategy.matrix, strategy.parameters, diagnostics)
+    return dataclasses.replace(build(lambda_), diagnostics=diagnostics)
 
 
 def _build(
@@ -101,7 +94,6 @@ register(
     Family(
         "lambda_cgd",
         _build,
-        "fresh noise minus lambda times the last one",
         (Option("lambda_", float, grid=_GRID),),
         auto=1,
         banded="inverse",

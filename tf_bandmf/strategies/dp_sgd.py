@@ -24,7 +24,6 @@ register(
     Family(
         "identity",
         _build,
-        "fresh noise at every step, DP-SGD",
         aliases=("dp_sgd",),
         auto=0,
         banded="C",

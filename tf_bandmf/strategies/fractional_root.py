@@ -8,12 +8,11 @@ correlate more of the noise than the bands of BISR do.
 
 from __future__ import annotations
 
-import math
+import dataclasses
 
 import numpy as np
 
 from tf_bandmf import matrices
-from tf_bandmf.analysis import error
 from tf_bandmf.matrices import power_series
 from tf_bandmf.participation import Participation
 from tf_bandmf.strategies import one_parameter, optimized
@@ -87,30 +86,16 @@ def optimized_bifr(
       ValueError: if an argument is out of range.
     """
     check_workload(workload)
-    if objective not in ("mean", "max"):
-        raise ValueError(f'objective must be "mean" or "max", found {objective!r}.')
-    bands = optimized.check_bands(bands, workload.num_steps)
-    summarize = (
-        error.root_mean_squared_error if objective == "mean" else error.max_error
+
+    def build(gamma: float) -> Strategy:
+        return bifr(workload, bands, gamma, column_normalized)
+
+    best, diagnostics = one_parameter.best_fraction(
+        build, workload, participation, objective
     )
-
-    def log_error(gamma: float) -> float:
-        # C may grow like a geometric series, until it overflows.
-        with np.errstate(all="ignore"):
-            strategy = bifr(workload, bands, gamma, column_normalized)
-            value = summarize(strategy.per_step_squared_error(workload))
-            try:
-                value *= strategy.sensitivity(participation).value
-            except ValueError:
-                return math.inf
-        return math.log(value) if 0.0 < value < math.inf else math.inf
-
-    best, converged = one_parameter.best_fraction(log_error, workload.num_steps)
     # Four digits: names stay short, and errors at their minimum do not change.
-    gamma = min(round(best, 4), 0.9999)
-    strategy = bifr(workload, bands, gamma, column_normalized)
-    diagnostics = {"objective": objective, "converged": converged}
-    return Strategy(strategy.family, strategy.matrix, strategy.parameters, diagnostics)
+    strategy = build(min(round(best, 4), 0.9999))
+    return dataclasses.replace(strategy, diagnostics=diagnostics)
 
 
 def _build(
@@ -137,7 +122,6 @@ register(
     Family(
         "bifr",
         _build,
-        "C^-1 banded, from a fractional power of the workload",
         (Option("bands"), Option("gamma", float, grid=_GRID)),
         auto=2,
         banded="inverse",

@@ -316,7 +316,6 @@ register(
     Family(
         "dense",
         _build,
-        "dense, optimal among orthogonal columns (one participation: among all)",
         is_optimized=True,
     )
 )

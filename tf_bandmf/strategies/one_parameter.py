@@ -2,32 +2,59 @@
 
 from __future__ import annotations
 
-from typing import Callable
+import math
+from typing import Any, Callable
 
 import numpy as np
+
+from tf_bandmf.participation import Participation
+from tf_bandmf.strategies.base import Strategy
+from tf_bandmf.workloads import Workload
 
 _POINTS = 25
 _TOLERANCE = 1e-7
 
 
 def best_fraction(
-    log_error: Callable[[float], float], num_steps: int
-) -> tuple[float, bool]:
-    """The fraction in [0, 1) with the smallest error, and whether the search converged.
+    build: Callable[[float], Strategy],
+    workload: Workload,
+    participation: Participation,
+    objective: str,
+) -> tuple[float, dict[str, Any]]:
+    """The fraction in [0, 1) with the smallest error without amplification.
 
     `1 - fraction` spans orders of magnitude: its logarithm is searched, on a grid down to
     `0.1 / num_steps` and then between the neighbors of the best point.
 
     Args:
-      log_error: the logarithm of the error at a fraction; infinite where there is none.
-      num_steps: n.
+      build: makes the strategy of a fraction.
+      workload: A.
+      participation: determines the sensitivity.
+      objective: "mean" for the RMSE, "max" for the MaxSE.
+
+    Returns:
+      The fraction, and diagnostics of the search.
+
+    Raises:
+      ValueError: for an unknown objective.
     """
     import scipy.optimize  # slow to import
 
-    def at(log_rest: float) -> float:
-        return log_error(-np.expm1(log_rest))
+    if objective not in ("mean", "max"):
+        raise ValueError(f'objective must be "mean" or "max", found {objective!r}.')
+    measure = Strategy.rmse if objective == "mean" else Strategy.max_se
 
-    grid = np.log(np.geomspace(1e-1 / num_steps, 1.0, _POINTS))
+    def at(log_rest: float) -> float:
+        # C may grow like a geometric series, until it overflows.
+        with np.errstate(all="ignore"):
+            strategy = build(-np.expm1(log_rest))
+            try:
+                value = measure(strategy, workload, participation)
+            except ValueError:
+                return math.inf
+        return float(np.log(value)) if 0.0 < value < math.inf else math.inf
+
+    grid = np.log(np.geomspace(1e-1 / workload.num_steps, 1.0, _POINTS))
     values = [at(x) for x in grid]
     best = int(np.argmin(values))
     low, high = grid[max(best - 1, 0)], grid[min(best + 1, len(grid) - 1)]
@@ -35,4 +62,5 @@ def best_fraction(
         at, bounds=(low, high), method="bounded", options={"xatol": _TOLERANCE}
     )
     log_rest = result.x if result.fun < values[best] else grid[best]
-    return float(-np.expm1(log_rest)), bool(result.success)
+    diagnostics = {"objective": objective, "converged": bool(result.success)}
+    return float(-np.expm1(log_rest)), diagnostics

@@ -78,7 +78,6 @@ class Family:
       build: function of workload, participation and the options, all of them optional,
         that returns the strategy. Its signature says which options it takes: those of
         `numbers`, `column_normalized` and `objective`.
-      summary: a few words about its noise, for help texts.
       numbers: the options whose values follow the name, in order, as in "bifr:4:0.6".
       aliases: other names.
       auto: its place in the tables of "auto" and of `compare`; None if in neither.
@@ -93,7 +92,6 @@ class Family:
 
     name: str
     build: Callable[..., Strategy]
-    summary: str
     numbers: tuple[Option, ...] = ()
     aliases: tuple[str, ...] = ()
     auto: int | None = None

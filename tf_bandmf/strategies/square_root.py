@@ -124,7 +124,6 @@ register(
     Family(
         "bisr",
         _build_bisr,
-        "C^-1 banded, from the square root of the workload",
         (Option("bands"),),
         auto=2,
         banded="inverse",
@@ -134,7 +133,6 @@ register(
     Family(
         "bsr",
         _build_bsr,
-        "C banded, square root of the workload",
         (Option("bands"),),
         auto=4,
         banded="C",

@@ -86,7 +86,6 @@ register(
     Family(
         "toeplitz",
         optimized.builder(optimized_toeplitz),
-        "C banded Toeplitz, optimized",
         (Option("bands"),),
         auto=5,
         banded="C",

@@ -35,4 +35,4 @@ def _build(workload: Workload, participation: Participation) -> Strategy:
     return binary_tree(workload.num_steps)
 
 
-register(Family("tree", _build, "the binary tree of partial sums"))
+register(Family("tree", _build))
