@@ -166,20 +166,17 @@ class Accountant(abc.ABC):
             )
         return multiplier * self.whole_sensitivity
 
-    def rough_noise_stddev(
-        self, epsilon: float, delta: float, near: float | None = None
-    ) -> float:
+    def rough_noise_stddev(self, epsilon: float, delta: float) -> float:
         """Returns the noise for the budget within one percent, to compare runs only.
 
         Args:
           epsilon: > 0.
           delta: in (0, 1).
-          near: an approximate value at which the search starts, if known.
         """
         largest = self.largest_noise(epsilon, delta)
         if self.sampling_probability == 1.0:
             return largest
-        near = near or self.first_noise(epsilon, delta, largest)
+        near = self.first_noise(epsilon, delta, largest)
 
         def excess(log_noise: float) -> float:
             reached = self.delta(epsilon, math.exp(log_noise), rough=True)

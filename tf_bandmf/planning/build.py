@@ -181,7 +181,7 @@ def _is_open(
     if name == "auto" or data.is_cyclic:
         return True
     family = registry.family_of(name)
-    searched = (one.name for one in family.numbers if one.grid or one.name == "bands")
+    searched = (one.name for one in family.numbers if one.default is None)
     is_amplified = data.sampling.is_simulated and epsilon is not None
     return family.needs_budget or (is_amplified and not options.keys() >= set(searched))
 

@@ -30,7 +30,6 @@ from tf_bandmf.accounting.checks import check_positive, whole_number
 from tf_bandmf.accounting.guarantee import ZERO_OUT
 from tf_bandmf.analysis import error
 from tf_bandmf.participation import Participation
-from tf_bandmf.planning import parameter_search
 from tf_bandmf.planning.arguments import DataUse, check_budget, check_word, resolve_data
 from tf_bandmf.planning.texts import phrase, phrases
 from tf_bandmf.strategies import Family, Strategy, registry
@@ -53,6 +52,8 @@ _COLUMNS, _SHORT = (
     {"mean": "rmse", "max": "max_se"},
     {"rmse": "RMSE", "max_se": "MaxSE"},
 )
+# The tolerance of the logarithm of a fraction's distance to 1.
+_COARSE = {"xatol": 0.1}
 # If a family is worse than the best by more than this factor, its refinement is left out.
 _REFINEMENT = 1.1
 
@@ -343,8 +344,6 @@ class Search:
     is_auto: bool = False
     # The most vectors that a searched mechanism may keep.
     _limit: int = MEMORY_VECTORS
-    # Results so far: logarithm of bands, and logarithm of noise per unit of sensitivity.
-    _noise_so_far: dict[float, float] = dataclasses.field(default_factory=dict)
     _rows: list[Row] = dataclasses.field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -429,9 +428,7 @@ class Search:
             options.update(self._refined(family.name, family.refinement.of))
         self._rows.append(self._best(family, options))
 
-    def _best(
-        self, family: Family, options: Mapping[str, Any], near: float | None = None
-    ) -> Row:
+    def _best(self, family: Family, options: Mapping[str, Any]) -> Row:
         """The best row over the parameters left open; the first is the outer loop.
 
         A second parameter is searched for only where the noise depends on more than the
@@ -441,19 +438,17 @@ class Search:
         Args:
           family: of the mechanism.
           options: the parameters that are given.
-          near: the best second parameter for the previous value of the first.
         """
         opened = [one for one in family.numbers if one.name not in options]
         is_whole = len(opened) == len(family.numbers)
-        if not opened or not (is_whole or (opened[0].grid and self._is_searched)):
+        is_fraction = bool(opened) and opened[0].convert is float
+        if not opened or not (is_whole or (is_fraction and self._is_searched)):
             return self._candidate(family, options)
-        if opened[0].grid:
-            return self._over_grid(family, opened[0], options, near)
+        if is_fraction:
+            return self._best_fraction(family, opened[0].name, options)
         made: list[Row] = []
         for size in self._sizes(family):
-            made.append(self._best(family, {**options, opened[0].name: size}, near))
-            if len(opened) > 1:
-                near = registry.parse(made[-1].mechanism)[1].get(opened[1].name)
+            made.append(self._best(family, {**options, opened[0].name: size}))
             # The error falls with the number of bands, then it rises.
             is_worse = len(made) > 1 and self._value(made[-1]) > self._value(made[-2])
             if self._is_searched and is_worse:
@@ -511,49 +506,42 @@ class Search:
             return sizes[1:]
         return [most] if family.is_optimized else sizes
 
-    def _over_grid(
-        self,
-        family: Family,
-        number: registry.Option,
-        options: Mapping[str, Any],
-        near: float | None = None,
+    def _best_fraction(
+        self, family: Family, name: str, options: Mapping[str, Any]
     ) -> Row:
         """The row with the best value of a parameter that is a fraction.
 
-        The family computes the value or, with amplification, a search finds it.
-
-        As in arXiv:2601.22334, section 5.1, the search is coarse on a grid, then finer
-        between the neighbors of the best. It goes downhill from the grid's value nearest
-        to `near`, or from the middle of the grid, because every value costs a simulation.
+        The family computes the best value without amplification. With amplification,
+        smaller values are better (arXiv:2601.22334, section 5.1). The search for them is on
+        a logarithmic scale, because fractions close to 1 matter most, and is coarse,
+        because every value costs a simulation.
         """
+        best = self._strategy(family, options, is_draft=False)
+        largest = best.parameters[name.rstrip("_")]
         if not self._is_searched:
-            best = self._strategy(family, options, is_draft=False)
-            value = best.parameters[number.name.rstrip("_")]
-            options = {**options, number.name: _three_digits(value)}
-            return self._candidate(family, options)
-        tried: dict[float, Row | None] = {}
+            given = {**options, name: _three_digits(largest)}
+            return self._candidate(family, given)
+        from scipy import optimize  # slow to import
+
+        made = list[Row]()
 
         def log_error(log_rest: float) -> float:
-            value = _three_digits(1.0 - math.exp(log_rest))
-            if value not in tried:
-                tried[value] = None
-                try:
-                    with np.errstate(all="ignore"):
-                        given = {**options, number.name: value}
-                        tried[value] = self._candidate(family, given)
-                except (ValueError, ArithmeticError):
-                    # C overflows or has negative entries, as for gamma near 1.
-                    if value == 0.0:
-                        raise
-            made = tried[value]
-            return math.inf if made is None else math.log(self._value(made))
+            given = {**options, name: _three_digits(1.0 - math.exp(log_rest))}
+            try:
+                with np.errstate(all="ignore"):
+                    made.append(self._candidate(family, given))
+            except (ValueError, ArithmeticError):
+                # C overflows or has negative entries, as for gamma near 1.
+                return math.inf
+            return math.log(self._value(made[-1]))
 
-        grid = [math.log(1.0 - value) for value in number.grid]
-        start = len(grid) // 2
-        if near is not None:
-            start = int(np.argmin(np.abs(np.array(grid) - math.log(1.0 - near))))
-        parameter_search.search(log_error, grid, start)
-        return min((one for one in tried.values() if one is not None), key=self._value)
+        bounds = math.log(1.0 - largest), 0.0
+        optimize.minimize_scalar(
+            log_error, bounds=bounds, method="bounded", options=_COARSE
+        )
+        if not made:  # says why
+            return self._candidate(family, {**options, name: 0.0})
+        return min(made, key=self._value)
 
     def _candidate(self, family: Family, options: Mapping[str, Any]) -> Row:
         """Builds a mechanism with all parameters given, and accounts for it."""
@@ -593,7 +581,11 @@ class Search:
         """
         participation = self.data.participation(strategy.matrix.bands)
         sensitivity = strategy.sensitivity(participation)
-        noise, adjacency = self._noise(strategy, participation, sensitivity.value)
+        noise, adjacency = sensitivity.value, ZERO_OUT
+        if self.budget is not None:
+            accountant = participation.accountant(strategy.matrix)
+            noise = accountant.rough_noise_stddev(*self.budget)
+            adjacency = accountant.claims[0][2]
         per_step = strategy.per_step_squared_error(self.workload)
         search = strategy.diagnostics
         gap = search.get("optimality_gap")
@@ -624,35 +616,6 @@ class Search:
         for name in ("rmse", "max_se", "sensitivity", "noise_multiplier"):
             check_positive(f"{name} of {row.mechanism}", getattr(row, name))
         return row
-
-    def _noise(
-        self, strategy: Strategy, participation: Participation, unit: float
-    ) -> tuple[float, str]:
-        """The noise for the budget, and the adjacency that it is for.
-
-        Where accounting is slow, the noise is accurate to a percent. Each search for it
-        starts at a value predicted from earlier searches: noise per unit of sensitivity
-        depends mostly on the number of bands, so it is extrapolated, in logarithms,
-        from the two nearest numbers of bands, by at most the distance between these.
-        """
-        if self.budget is None:
-            return unit, ZERO_OUT
-        accountant = participation.accountant(strategy.matrix)
-        adjacency = accountant.claims[0][2]
-        if not participation.is_amplified:
-            return accountant.calibrate(*self.budget).noise_stddev, adjacency
-        bands, so_far, near = math.log(strategy.matrix.bands), self._noise_so_far, None
-        if so_far:
-            nearest, *others = sorted(so_far, key=lambda other: abs(other - bands))
-            expected = so_far[nearest]
-            if nearest != bands and others:
-                apart = nearest - others[0]
-                share = min(max((bands - nearest) / apart, -1.0), 1.0)
-                expected += share * (expected - so_far[others[0]])
-            near = unit * math.exp(expected)
-        noise = accountant.rough_noise_stddev(*self.budget, near)
-        so_far[bands] = math.log(noise / unit)
-        return noise, adjacency
 
 
 def _three_digits(value: float) -> float:

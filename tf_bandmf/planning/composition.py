@@ -37,7 +37,7 @@ from typing import Any, NamedTuple
 
 import dp_accounting
 import numpy as np
-from dp_accounting.pld import common, privacy_loss_distribution
+from dp_accounting.pld import privacy_loss_distribution
 
 from tf_bandmf.accounting import checks, event_losses, gaussian, profiles, tilted
 from tf_bandmf.accounting.cyclic_poisson import ComposedQueries
@@ -290,8 +290,6 @@ class Release:
             if not self.is_doubled(replaced):
                 return whole
         noise, pair = self.gaussian_noise(replaced), self.stated(replaced)
-        if pair is not None and (whole, noise, self.rho) == (None, None, None):
-            return _pair_loss(pair, interval)
         bounds = list[profiles.Profile]()
         if noise is not None:
             bounds.append(functools.partial(gaussian.gaussian_deltas, noise))
@@ -340,15 +338,6 @@ class Release:
         if not fields.keys() & {"epsilon", "rho", "noise_multiplier"}:
             fields["epsilon"] = 0.0
         return cls(**fields)
-
-
-def _pair_loss(pair: tuple[float, float], interval: float) -> Loss:
-    if pair == (0.0, 0.0):
-        return privacy_loss_distribution.identity(interval)
-    return privacy_loss_distribution.from_privacy_parameters(
-        common.DifferentialPrivacyParameters(*pair),
-        value_discretization_interval=interval,
-    )
 
 
 def _event_of(numbers: list[Any] | None) -> dp_accounting.DpEvent | None:

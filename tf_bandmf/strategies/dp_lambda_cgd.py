@@ -88,13 +88,11 @@ def _build(
     return optimized_lambda_cgd(workload, participation, objective, column_normalized)
 
 
-_GRID = (0.0, 0.3, 0.5, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995, 0.999)
-
 register(
     Family(
         "lambda_cgd",
         _build,
-        (Option("lambda_", float, grid=_GRID),),
+        (Option("lambda_", float),),
         auto=1,
         banded="inverse",
     )

@@ -116,13 +116,11 @@ def _build(
     return with_best_bands(family, workload, participation, bands, column_normalized)
 
 
-_GRID = (0.0, 0.3, 0.45, 0.55, 0.65, 0.75, 0.85, 0.95)
-
 register(
     Family(
         "bifr",
         _build,
-        (Option("bands"), Option("gamma", float, grid=_GRID)),
+        (Option("bands"), Option("gamma", float)),
         auto=2,
         banded="inverse",
     )

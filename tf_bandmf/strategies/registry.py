@@ -34,16 +34,14 @@ class Option:
     Attributes:
       name: the name of the builder's argument. "bands" is a number of diagonals, searched
         in powers of two; another integer is a number of kept vectors, which is not
-        searched; a float is searched on `grid`.
+        searched; a float is a fraction, in [0, 1).
       convert: int or float.
       default: of an integer that is not "bands".
-      grid: values from small to large, for a float in [0, 1).
     """
 
     name: str
     convert: Callable[[str], Any] = int
     default: int | None = None
-    grid: tuple[float, ...] = ()
 
     @property
     def example(self) -> str:
