@@ -59,20 +59,9 @@ def _draw(path: str | None, name: str, shown: tuple[Any, ...]) -> None:
 
 
 def _asserted(given: dict[str, Any]) -> dict[str, Any]:
-    """The arguments of `plan` and `compare`, with `MinSep` made from its two options.
-
-    Checks all that can be checked without an accountant: accountants take seconds to
-    import.
-    """
-    from tf_bandmf.accounting.checks import check_positive
+    """The arguments of `plan` and `compare`, with `MinSep` made from its two options."""
     from tf_bandmf.participation import MinSep
-    from tf_bandmf.strategies import registry
 
-    for name in ("epsilon", "delta", "noise_multiplier"):
-        check_positive(name, given.get(name, 1.0))
-    for each in given.get("mechanisms", [given.get("mechanism", "auto")]):
-        if each.partition(":")[0] != "auto":
-            registry.parse(each)
     b, k = given.pop("min_separation", None), given.pop("max_participations", None)
     return given if b is None else dict(sampling=MinSep(b, k), **given)
 

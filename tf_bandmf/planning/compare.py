@@ -368,10 +368,7 @@ class Search:
         """
         if mechanisms is None:
             is_simulated = self.data.sampling.is_simulated
-            names = registry.auto_names(is_simulated and not self.data.is_cyclic)
-            # A family that refines another one comes after it.
-            refines = lambda name: bool(registry.FAMILIES[name].refinement)  # noqa: E731
-            mechanisms = sorted(names, key=refines)
+            mechanisms = registry.auto_names(is_simulated and not self.data.is_cyclic)
         is_list = isinstance(mechanisms, (list, tuple)) and len(mechanisms) > 0
         if not is_list or not all(isinstance(n, (str, Strategy)) for n in mechanisms):
             raise ValueError(
@@ -594,8 +591,7 @@ class Search:
             mechanism=registry.specification(strategy),
             sampling=participation.sampling,
             adjacency=adjacency,
-            batch_size=participation.expected_batch_size()
-            or self.data.expected_batch_size,
+            batch_size=self.data.expected_batch_size,
             num_steps=self.workload.num_steps,
             bands=strategy.matrix.stored_bands,
             rmse=error.root_mean_squared_error(per_step) * noise,

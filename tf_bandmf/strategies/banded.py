@@ -259,7 +259,7 @@ register(
         "banded",
         _build,
         (Option("bands"),),
-        auto=6,
+        auto=8,
         banded="C",
         is_optimized=True,
         refinement=Refinement("toeplitz", _draft, largest_work=2**22),

@@ -78,7 +78,8 @@ class Family:
         `numbers`, `column_normalized` and `objective`.
       numbers: the options whose values follow the name, in order, as in "bifr:4:0.6".
       aliases: other names.
-      auto: its place in the tables of "auto" and of `compare`; None if in neither.
+      auto: its place in the tables of "auto" and of `compare`, behind the family that it
+        refines; None if in neither.
       banded: which matrix has few bands: "C", so that cyclic sampling amplifies it;
         "inverse" for `C^-1`, so that earlier normals are drawn again instead of kept;
         None for neither.
@@ -172,14 +173,9 @@ def family_of(name: str) -> Family:
 
 def auto_names(is_simulated: bool = False) -> tuple[str, ...]:
     """The families that "auto" compares; more of them if amplification is simulated."""
-    return tuple(
-        family.name for family in _ranked() if is_simulated or not family.needs_budget
-    )
-
-
-def _ranked() -> list[Family]:
     ranked = [family for family in FAMILIES.values() if family.auto is not None]
-    return sorted(ranked, key=lambda family: (family.auto, family.name))
+    ranked.sort(key=lambda family: (family.auto, family.name))
+    return tuple(one.name for one in ranked if is_simulated or not one.needs_budget)
 
 
 def build_strategy(
