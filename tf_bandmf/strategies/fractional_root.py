@@ -113,7 +113,8 @@ def _build(
             workload, participation, bands, objective, column_normalized
         )
 
-    return with_best_bands(family, workload, participation, bands, column_normalized)
+    best = with_best_bands(family)
+    return best(workload, participation, bands, column_normalized)
 
 
 register(

@@ -300,16 +300,22 @@ def default_bands(workload: Workload, participation: Participation) -> int:
     return min(_LARGEST_DEFAULT_BANDS, separation, workload.num_steps)
 
 
-def with_best_bands(
-    build: Callable[[Workload, int, bool], Strategy],
-    workload: Workload,
-    participation: Participation,
-    bands: int | None,
-    column_normalized: bool,
-) -> Strategy:
-    """A closed-form strategy with the given bands, or else with the best power of two."""
-    if bands is not None:
-        return build(workload, bands, column_normalized)
-    sizes = powers_of_two(default_bands(workload, participation))
-    candidates = [build(workload, size, column_normalized) for size in sizes]
-    return min(candidates, key=lambda s: s.rmse(workload, participation))
+def with_best_bands(build: Callable[..., Strategy]) -> Callable[..., Strategy]:
+    """`Family.build` for a closed form of (workload, bands, column_normalized).
+
+    Without a number of bands, it takes the best power of two.
+    """
+
+    def best(
+        workload: Workload,
+        participation: Participation,
+        bands: int | None = None,
+        column_normalized: bool = False,
+    ) -> Strategy:
+        if bands is not None:
+            return build(workload, bands, column_normalized)
+        sizes = powers_of_two(default_bands(workload, participation))
+        candidates = [build(workload, size, column_normalized) for size in sizes]
+        return min(candidates, key=lambda s: s.rmse(workload, participation))
+
+    return best

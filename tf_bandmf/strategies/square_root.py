@@ -15,7 +15,6 @@ import numpy as np
 
 from tf_bandmf import matrices
 from tf_bandmf.matrices import power_series
-from tf_bandmf.participation import Participation
 from tf_bandmf.strategies.base import Strategy
 from tf_bandmf.strategies.optimized import check_bands
 from tf_bandmf.strategies.registry import (
@@ -102,28 +101,10 @@ def bisr(workload: Workload, bands: int, column_normalized: bool = False) -> Str
     return strategy.normalize_columns() if column_normalized else strategy
 
 
-def _build_bsr(
-    workload: Workload,
-    participation: Participation,
-    bands: int | None = None,
-    column_normalized: bool = False,
-) -> Strategy:
-    return with_best_bands(bsr, workload, participation, bands, column_normalized)
-
-
-def _build_bisr(
-    workload: Workload,
-    participation: Participation,
-    bands: int | None = None,
-    column_normalized: bool = False,
-) -> Strategy:
-    return with_best_bands(bisr, workload, participation, bands, column_normalized)
-
-
 register(
     Family(
         "bisr",
-        _build_bisr,
+        with_best_bands(bisr),
         (Option("bands"),),
         auto=2,
         banded="inverse",
@@ -132,7 +113,7 @@ register(
 register(
     Family(
         "bsr",
-        _build_bsr,
+        with_best_bands(bsr),
         (Option("bands"),),
         auto=4,
         banded="C",
