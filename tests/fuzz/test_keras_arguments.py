@@ -17,7 +17,6 @@ RIGHT = {
     "kind": set(),
     "groups": {"None"},
     "scaling": {"None"},
-    "gamma": {"half", "1.5"},
     "model": set(),
     "microbatch_size": {"None"},
 }
@@ -55,7 +54,7 @@ def test_a_wrong_argument_gets_an_error_that_names_it(function, plan):
             "loss_scale_factor": None,
             "clipping": "flat",
         },
-        "Clipping": {"kind": "flat", "groups": None, "scaling": None, "gamma": 0.01},
+        "Clipping": {"kind": "flat", "groups": None, "scaling": None},
         "make_private": {"model": model(), "microbatch_size": None},
         "to_plain": {"model": tf_bandmf.keras.make_private(model())},
     }[function.__name__]

@@ -99,8 +99,8 @@ def clipped_sums(gradients, clip, clipping=FLAT, variables=()):
             places = [i for i, member in enumerate(members) if member == group]
             length = norm(of_example[i] for i in places)
             scale = min(1.0, most / length) if length > 0 else 1.0
-            if clipping.automatic is not None:
-                scale = most / (length + clipping.automatic)
+            if clipping.kind == "automatic":
+                scale = most / (length + 0.01)
             for i in places:
                 totals[i] = totals[i] + scale * of_example[i]
     return totals

@@ -363,9 +363,3 @@ def test_a_weight_without_a_group_is_refused_when_the_run_begins(make_plan):
 def test_what_is_no_grouping_is_refused(groups):
     with pytest.raises(ValueError, match="groups"):
         Clipping(groups=groups)
-
-
-@pytest.mark.parametrize("gamma", [0.0, -1.0, np.inf, True])
-def test_automatic_clipping_needs_a_positive_gamma(gamma):
-    with pytest.raises(ValueError, match="gamma"):
-        Clipping("automatic", gamma=gamma)

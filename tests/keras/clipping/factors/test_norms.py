@@ -27,12 +27,6 @@ def product(left, right):
     return base.Product(left, right, LAYOUT((left.shape[-1], right.shape[-1])))
 
 
-def grouped(left, right):
-    left, right = (tf.stack([part, part[:, ::-1]], axis=1) for part in (left, right))
-    shape = (2, left.shape[-1], right.shape[-1])
-    return base.Product(left, right, LAYOUT(shape))
-
-
 def two_calls(left, right):
     first = product(left[:, :1], right[:, :1])
     return base.add_factors([first, product(left[:, 1:], right[:, 1:])])
@@ -60,7 +54,6 @@ KINDS = {
     "unknown number of terms": (product, 6, 201, 211),
     "many terms": (product, 1024, 201, 211),
     "wide": (product, 2, 11, 4001),
-    "groups": (grouped, 4, 201, 101),
     "two calls": (two_calls, 2, 256, 256),
     "kept": (formed, 4, 7, 37),
     "a prime number": (formed, 4, 1, 1009),

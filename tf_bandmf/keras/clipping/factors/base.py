@@ -156,7 +156,7 @@ class Formed(Instantiated):
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """The way from a matrix [G, I, O] to a kernel: reshape, transpose, reshape.
+    """The way from a matrix [I, O] to a kernel: reshape, transpose, reshape.
 
     Attributes:
       split: the shape that the matrix is reshaped to.
@@ -170,14 +170,14 @@ class Layout:
 
     @classmethod
     def plain(cls, shape: Sequence[int]) -> Layout:
-        """Returns the layout of a kernel that is a reshaped [1, I, O]."""
+        """Returns the layout of a kernel that is a reshaped [I, O]."""
         shape = tuple(shape)
         return cls(shape, tuple(range(len(shape))), shape)
 
     def to_kernels(
         self, matrices: tf.Tensor, batch: Sequence[int] = (-1,)
     ) -> tf.Tensor:
-        """Maps `[*batch, G, I, O]` (or `[*batch, I, O]`) to `[*batch, *kernel shape]`."""
+        """Maps `[*batch, I, O]` to `[*batch, *kernel shape]`."""
         axes = len(batch)
         if self.order != tuple(range(len(self.order))):
             order = [*range(axes), *(axes + axis for axis in self.order)]
@@ -190,9 +190,9 @@ class Product(Factor):
     """Gradients that are sums of T outer products: `left_bᵀ right_b`.
 
     Attributes:
-      left: [B, T, I], or [B, G, T, I] for G independent groups.
-      right: [B, T, O], or [B, G, T, O].
-      layout: how [G, I, O] becomes the kernel.
+      left: [B, T, I].
+      right: [B, T, O].
+      layout: how [I, O] becomes the kernel.
       copied: None; or a smaller tensor [B, ...] and the function that makes `left` from
         it, only by copying its numbers. On accelerators, `left` is made once for the
         norms and once more for the sum, and is not kept in between.
@@ -204,17 +204,11 @@ class Product(Factor):
     copied: tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]] | None = None
 
     def add(self, other: Factor) -> Product | None:
-        if (
-            not isinstance(other, Product)
-            or self.layout != other.layout
-            or self.left.shape.rank != other.left.shape.rank
-        ):
+        if not isinstance(other, Product) or self.layout != other.layout:
             return None
-        return Product(
-            tf.concat([self.left, other.left], axis=-2),
-            tf.concat([self.right, other.right], axis=-2),
-            self.layout,
-        )
+        left = tf.concat([self.left, other.left], axis=1)
+        right = tf.concat([self.right, other.right], axis=1)
+        return Product(left, right, self.layout)
 
     def of_units(self, rows: int) -> Product:
         """See the base class: the terms of a unit are those of all its rows."""
@@ -226,7 +220,7 @@ class Product(Factor):
         return self.layout.to_kernels(norms.formed(left, right))
 
     def measure(self) -> Measured:
-        terms, size = self.left.shape[-2], math.prod(self.layout.shape)
+        terms, size = self.left.shape[1], math.prod(self.layout.shape)
         if terms != 1 and terms is not None and prefers_forming(terms, size):
             return Instantiated(self.instantiate()).measure()
         source, make = self.copied or (self.left, _unchanged)
@@ -235,12 +229,12 @@ class Product(Factor):
         source, right = norms.pinned(norms.kept(source), norms.kept(self.right))
         left = make(source)
         if terms == 1:
-            # One outer product in each group: nothing cancels.
+            # One outer product: nothing cancels.
             measured = norms.of_outer_products(left, right)
         elif terms is not None:
             measured = norms.of_terms(left, right)
         else:
-            dynamic_terms = tf.cast(tf.shape(left)[-2], tf.float32)
+            dynamic_terms = tf.cast(tf.shape(left)[1], tf.float32)
             measured = tf.cond(
                 2.0 * dynamic_terms**2 <= float(size),
                 lambda: norms.of_terms(left, right),
@@ -258,13 +252,10 @@ class Product(Factor):
         """Returns the sum over examples, with weights [B], from left and right sides."""
         left, right = tf.cast(left, tf.float32), tf.cast(right, tf.float32)
         right = right * batches.expand_example(weights, right)
-        if left.shape.rank == 3:
-            # One large matrix product over examples and terms together.
-            left = tf.reshape(left, [-1, left.shape[-1]])
-            right = tf.reshape(right, [-1, right.shape[-1]])
-            total = tf.matmul(left, right, transpose_a=True)
-        else:
-            total = tf.einsum("bgti,bgto->gio", left, right)
+        # One large matrix product over examples and terms together.
+        left = tf.reshape(left, [-1, left.shape[-1]])
+        right = tf.reshape(right, [-1, right.shape[-1]])
+        total = tf.matmul(left, right, transpose_a=True)
         return self.layout.to_kernels(total, batch=())
 
 
@@ -276,19 +267,12 @@ def join_terms(tensor: tf.Tensor, rows: int) -> tf.Tensor:
     """Concatenates the terms of the K rows of each unit.
 
     Args:
-      tensor: [U * K, T, n], or [U * K, G, T, n] with groups, or [U * K, T].
+      tensor: [U * K, T, n] or [U * K, T].
       rows: K.
 
     Returns:
-      [U, K * T, n], [U, G, K * T, n] or [U, K * T].
+      [U, K * T, n] or [U, K * T].
     """
-    if tensor.shape.rank == 4:
-        order = [0, 2, 1, 3]
-        return tf.transpose(_joined(tf.transpose(tensor, order), rows), order)
-    return _joined(tensor, rows)
-
-
-def _joined(tensor: tf.Tensor, rows: int) -> tf.Tensor:
     terms = tensor.shape[1]
     if terms is None:
         terms = tf.shape(tensor)[1]

@@ -180,14 +180,14 @@ def of_outer_products(left: tf.Tensor, right: tf.Tensor) -> Norms:
     """Norms of gradients l rᵀ: |l rᵀ| = |l| |r|, and nothing cancels.
 
     Args:
-      left: [B, 1, I] or [B, G, 1, I], as `kept` returns it.
-      right: [B, 1, O] or [B, G, 1, O], likewise.
+      left: [B, 1, I], as `kept` returns it.
+      right: [B, 1, O], likewise.
 
     Returns:
       Norms [B].
     """
     pairs = zip(of_last_axis(left), of_last_axis(right), strict=True)
-    return Norms(*(_together(one * other) for one, other in pairs))
+    return Norms(*((one * other)[:, 0] for one, other in pairs))
 
 
 def of_sums(measured: tf.Tensor, absolute: tf.Tensor) -> Norms:
@@ -208,8 +208,8 @@ def of_terms(left: tf.Tensor, right: tf.Tensor) -> Norms:
         |Lᵀ R|² = Σ_st a_st b_st,    a_st = <l_s, l_t>,  b_st = <r_s, r_t>
 
     Args:
-      left: [B, T, I] or [B, G, T, I], as `kept` returns it.
-      right: [B, T, O] or [B, G, T, O], likewise.
+      left: [B, T, I], as `kept` returns it.
+      right: [B, T, O], likewise.
 
     Returns:
       Norms [B].
@@ -224,7 +224,7 @@ def gram(rows: tf.Tensor) -> tf.Tensor:
 
 
 def of_gram(lefts: tf.Tensor, rights: tf.Tensor) -> Norms:
-    """The norms of `of_terms`, from inner products [B, T, T] or [B, G, T, T]."""
+    """The norms of `of_terms`, from inner products [B, T, T]."""
     total = tf.reduce_sum(tf.cast(tf.reduce_sum(lefts * rights, -1), tf.float64), -1)
     # |l_t|² and |r_t|² are the diagonals: sums without cancellation.
     lengths = [
@@ -232,7 +232,7 @@ def of_gram(lefts: tf.Tensor, rights: tf.Tensor) -> Norms:
         for part in (lefts, rights)
     ]
     squares = tf.square(tf.reduce_sum(lengths[0] * lengths[1], -1))
-    return of_sums(_together(total), _together(squares))
+    return of_sums(total, squares)
 
 
 def of_products(left: tf.Tensor, right: tf.Tensor) -> Norms:
@@ -241,10 +241,4 @@ def of_products(left: tf.Tensor, right: tf.Tensor) -> Norms:
     measured = of_examples(tf.matmul(left, right, transpose_a=True)).squared
     lengths = of_last_axis(left).bounds * of_last_axis(right).bounds
     squares = tf.square(tf.reduce_sum(tf.sqrt(lengths), -1))
-    return of_sums(measured, _together(squares))
-
-
-def _together(squares: tf.Tensor) -> tf.Tensor:
-    """Adds squared norms [B, ...] of parts of a vector, such as groups of a kernel: [B]."""
-    axes = list(range(1, squares.shape.rank))
-    return tf.reduce_sum(squares, axes) if axes else squares
+    return of_sums(measured, squares)

@@ -57,8 +57,7 @@ class Rows(Factor):
     def _with_product(self, other: Product) -> Factor | None:
         """Returns the sum with a product; None unless its layout is that of the table."""
         shape = (self.num_rows, self.values.shape[-1])
-        is_table = other.left.shape.rank == 3 and other.layout == Layout.plain(shape)
-        if self.stays_sparse or not is_table:
+        if self.stays_sparse or other.layout != Layout.plain(shape):
             return None
         product = other if self.product is None else self.product.add(other)
         return product and dataclasses.replace(self, product=product)
@@ -147,7 +146,7 @@ class Rows(Factor):
 
     def _measured_with(self, product: Product) -> Measured:
         ids, num_rows = self.ids, self.num_rows
-        lookups, terms = ids.shape[1], product.left.shape[-2]
+        lookups, terms = ids.shape[1], product.left.shape[1]
         total = None if lookups is None or terms is None else lookups + terms
         size = num_rows * int(self.values.shape[-1])
         if prefers_forming(total, size):

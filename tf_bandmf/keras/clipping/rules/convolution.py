@@ -16,6 +16,7 @@ from tf_bandmf.keras.clipping.factors import norms
 from tf_bandmf.keras.clipping.factors.base import (
     Factor,
     Formed,
+    Instantiated,
     Layout,
     Product,
     prefers_forming,
@@ -26,7 +27,6 @@ from tf_bandmf.keras.clipping.rules.base import (
     kernel_shape,
     of_spread,
 )
-from tf_bandmf.keras.clipping.rules.products import Equation, product
 from tf_bandmf.keras.clipping.tensors.batches import elements, reshape_examples
 from tf_bandmf.keras.compat.keras_objects import kernel_of
 
@@ -149,7 +149,7 @@ class Convolved:
     def factor(self) -> Factor:
         """Returns the factor of the kernel."""
         if self._layer.groups > 1:
-            return self._product_of_groups()
+            return Instantiated(self._formed_in_groups())
         terms = self._rows * self._terms if self._terms > 0 else None
         if prefers_forming(terms, math.prod(self._shape)):
             return Formed(self._formed())
@@ -162,20 +162,17 @@ class Convolved:
         plain, inputs = Layout.plain(self._shape), self._inputs
         return Product(left(inputs), right, plain, (inputs, left))
 
-    def _product_of_groups(self) -> Product:
-        """Returns the factor if channels are in groups, each with its own inputs only."""
-        groups, filters = self._layer.groups, self._filters // self._layer.groups
-        sizes = self._positions, self._depth, groups, filters
-        return product(
-            Equation("btpgd", "pdgf", "btgf"),
-            reshape_examples(
-                self._patches(self._inputs),
-                *(self._terms, self._positions, groups, self._depth),
-            ),
-            reshape_examples(self._gradient, self._terms, groups, filters),
-            sizes,
-            self._shape,
+    def _formed_in_groups(self) -> tf.Tensor:
+        """Returns [B, *kernel.shape] if groups of channels have their own inputs only."""
+        groups = self._layer.groups
+        sizes = self._terms, self._positions, groups, self._depth
+        patches = reshape_examples(self._patches(self._inputs), *sizes)
+        gradient = reshape_examples(
+            self._gradient, self._terms, groups, self._filters // groups
         )
+        patches, gradient = tf.cast(patches, tf.float32), tf.cast(gradient, tf.float32)
+        formed = tf.einsum("btpgd,btgf->bpdgf", patches, gradient)
+        return reshape_examples(formed, *self._shape)
 
     def _patches(self, inputs: tf.Tensor) -> tf.Tensor:
         """Returns the inputs of each output position, by kernel position, concatenated."""

@@ -1,5 +1,12 @@
-"""Norm rule of `Dense` and `EinsumDense`."""
+"""Norm rule of `Dense` and `EinsumDense`.
 
+An adapted kernel (LoRA) is W + s A B with a frozen W (Hu et al., 2021, arXiv:2106.09685),
+so that x (W + s A B) = x W + s (x A) B: two products in a row. With g the gradient of the
+output, the gradient of A is the sum of outer products of x and s g Bᵀ, and that of B the
+sum of outer products of s x A and g. Nothing of the size of W is made for single examples.
+"""
+
+import string
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,10 +17,11 @@ from tf_bandmf.keras.clipping.factors.base import Factor
 from tf_bandmf.keras.clipping.rules.base import (
     LayerCall,
     PreActivationRule,
+    kernel_shape,
     of_spread,
 )
-from tf_bandmf.keras.clipping.rules.products import adapter_of, of_kernel, parsed
-from tf_bandmf.keras.compat.keras_objects import kernel_of
+from tf_bandmf.keras.clipping.rules.products import Equation, parsed, product
+from tf_bandmf.keras.compat.keras_objects import kernel_of, tensorflow_value
 
 
 class DenseRule(PreActivationRule):
@@ -27,8 +35,7 @@ class DenseRule(PreActivationRule):
     is_product = True
 
     def weights(self, layer: Any) -> Sequence[Any]:
-        adapter = adapter_of(layer)
-        return (kernel_of(layer), layer.bias, *(adapter[:2] if adapter else ()))
+        return (kernel_of(layer), layer.bias, *_adapter_of(layer))
 
     def fits(self, layer: Any) -> bool:
         if not super().fits(layer):
@@ -38,20 +45,55 @@ class DenseRule(PreActivationRule):
         equation = parsed(_spelled(layer), len(inputs.replace("...", "A")))
         if equation is None:
             return False
-        return adapter_of(layer) is None or equation.kernel[-1] not in equation.inputs
+        return not _adapter_of(layer) or equation.kernel[-1] not in equation.inputs
 
     def factors_of(self, call: LayerCall, gradient: tf.Tensor) -> Mapping[int, Factor]:
-        layer, inputs = call.layer, call.inputs
+        layer, inputs, kernel = call.layer, call.inputs, kernel_of(call.layer)
         equation = parsed(_spelled(layer), inputs.shape.rank)
         assert equation is not None
-        return {
-            **of_kernel(
-                equation, inputs, gradient, kernel_of(layer), adapter_of(layer)
-            ),
+        factors: dict[int, Factor] = {
+            id(kernel): product(equation, inputs, gradient, kernel_shape(kernel)),
             **of_spread(layer.bias, gradient),
         }
+        if _adapter_of(layer):
+            factors.update(_of_adapter(layer, equation, inputs, gradient))
+        return factors
 
 
 def _spelled(layer: Any) -> str:
     """Returns the equation of a layer, without spaces."""
     return getattr(layer, "equation", "...i,io->...o").replace(" ", "")
+
+
+def _adapter_of(layer: Any) -> tuple[Any, ...]:
+    """Returns the variables A, [..., r], and B, [r, O], of a layer's adapter, if any."""
+    if not getattr(layer, "lora_enabled", False):
+        return ()
+    return layer.lora_kernel_a, layer.lora_kernel_b
+
+
+def _of_adapter(
+    layer: Any, equation: Equation, inputs: tf.Tensor, gradient: tf.Tensor
+) -> dict[int, Factor]:
+    """Returns factors of an adapter, by `id` of the Keras variable."""
+    # The adapter's rank r takes the place of the kernel's last letter.
+    letters, kernel, outputs = equation
+    rank = next(c for c in string.ascii_letters if c not in "".join(equation))
+    last = kernel[-1]
+    between, of_down = outputs.replace(last, rank), kernel[:-1] + rank
+    scale = layer.lora_alpha / layer.lora_rank
+    down, up = _adapter_of(layer)
+    # Each appears in the gradient of the other one.
+    scaled_down, scaled_up = (
+        scale * tf.cast(tf.convert_to_tensor(tensorflow_value(v)), tf.float32)
+        for v in (down, up)
+    )
+    inputs, gradient = tf.cast(inputs, tf.float32), tf.cast(gradient, tf.float32)
+    pulled = tf.einsum(f"{outputs},{rank}{last}->{between}", gradient, scaled_up)
+    pushed = tf.einsum(f"{letters},{of_down}->{between}", inputs, scaled_down)
+    of_one = Equation(letters, of_down, between)
+    of_other = Equation(between, rank + last, outputs)
+    return {
+        id(down): product(of_one, inputs, pulled, kernel_shape(down)),
+        id(up): product(of_other, pushed, gradient, kernel_shape(up)),
+    }

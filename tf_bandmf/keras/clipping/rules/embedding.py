@@ -6,7 +6,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_bandmf.keras.clipping.factors.base import Factor, Layout, Product
+from tf_bandmf.keras.clipping.factors.base import Factor
 from tf_bandmf.keras.clipping.factors.tables import Rows
 from tf_bandmf.keras.clipping.rules.base import (
     LayerCall,
@@ -15,19 +15,14 @@ from tf_bandmf.keras.clipping.rules.base import (
     kernel_shape,
     overridden,
 )
-from tf_bandmf.keras.clipping.rules.products import (
-    Adapter,
-    adapter_of,
-    of_kernel,
-    parsed,
-)
+from tf_bandmf.keras.clipping.rules.products import parsed, product
 from tf_bandmf.keras.clipping.tensors.batches import elements, reshape_examples
 from tf_bandmf.keras.clipping.tensors.table_readers import reader_of
 from tf_bandmf.keras.compat.keras_objects import MASK, embeddings_of
 
 
 class EmbeddingRule(LayerRule):
-    """The rule of lookups and projections with one table, with adapters or without.
+    """The rule of lookups and projections with one table.
 
     A lookup's gradients go to the rows that were looked up, and add up where a row was
     looked up several times. Position embeddings are looked up once, and the result is
@@ -41,13 +36,10 @@ class EmbeddingRule(LayerRule):
         """See the base class; subclasses of `ReversibleEmbedding` may override nothing."""
         kind: type = keras.layers.ReversibleEmbedding
         is_reversible = isinstance(layer, kind) and not overridden(layer, kind)
-        kind = type(layer) if is_reversible else keras.layers.Embedding
-        return is_plain(layer, kind, adapted=True)
+        return is_plain(layer, type(layer) if is_reversible else keras.layers.Embedding)
 
     def weights(self, layer: Any) -> Sequence[Any]:
-        adapter = _adapter_of(layer)
-        tables = embeddings_of(layer), getattr(layer, "reverse_embeddings", None)
-        return (*tables, *(adapter[:2] if adapter else ()))
+        return embeddings_of(layer), getattr(layer, "reverse_embeddings", None)
 
     def forward(self, call: LayerCall) -> Any:
         layer = call.layer
@@ -76,17 +68,13 @@ class EmbeddingRule(LayerRule):
         if layer.tie_weights:
             # The transposed table: inputs and output gradients change places.
             equation, pair = "...o,oi->...i", (gradient, inputs)
-            kernel, adapter = embeddings_of(layer), _adapter_of(layer)
+            kernel = embeddings_of(layer)
         else:
             equation, pair = "...i,io->...o", (inputs, gradient)
-            kernel, adapter = layer.reverse_embeddings, None
+            kernel = layer.reverse_embeddings
         letters = parsed(equation, inputs.shape.rank)
         assert letters is not None
-        return of_kernel(letters, *pair, kernel, adapter)
-
-
-def _adapter_of(layer: Any) -> Adapter | None:
-    return adapter_of(layer, "lora_embeddings")
+        return {id(kernel): product(letters, *pair, kernel_shape(kernel))}
 
 
 def is_lookup_table(layer: Any, variables: Sequence[Any]) -> bool:
@@ -96,10 +84,7 @@ def is_lookup_table(layer: Any, variables: Sequence[Any]) -> bool:
       layer: a built layer.
       variables: its trainable variables.
     """
-    is_table = isinstance(layer, keras.layers.Embedding) and _adapter_of(layer) is None
-    return (
-        is_table and len(variables) == 1 and EmbeddingRule().supports(layer, variables)
-    )
+    return len(variables) == 1 and EmbeddingRule().supports(layer, variables)
 
 
 def is_reverse(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
@@ -125,17 +110,4 @@ def _of_lookup(layer: Any, ids: tf.Tensor, gradient: tf.Tensor) -> dict[int, Fac
     terms = elements(ids.shape[1:])
     ids = reshape_examples(rows_of_ids(layer, ids), terms)
     values = reshape_examples(gradient, terms, width)
-    factors: dict[int, Factor] = {
-        id(table): Rows(ids, values, num_rows, reader_of(table) is not None)
-    }
-    adapter = _adapter_of(layer)
-    if adapter is not None:
-        down, up = adapter.values()
-        values = tf.cast(values, tf.float32)
-        projected = tf.matmul(values, up, transpose_b=True)
-        factors[id(adapter.down)] = Rows(ids, projected, num_rows)
-        entries = tf.gather(down, tf.maximum(ids, 0), axis=0)
-        entries = tf.where((ids >= 0)[..., None], entries, 0.0)
-        layout = Layout.plain(kernel_shape(adapter.up))
-        factors[id(adapter.up)] = Product(entries, values, layout)
-    return factors
+    return {id(table): Rows(ids, values, num_rows, reader_of(table) is not None)}

@@ -6,12 +6,10 @@ whether it refuses a model must not depend on any record.
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import itertools
 import math
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -86,24 +84,32 @@ def self_check(
         _TOLERANCES.get(layer.compute_dtype, 1e-3) for layer in all_layers(model)
     )
     alone = _gradients_alone(model, loss_scale_factor or 1.0)
-    is_compared = False
-    with _drawn_weights(model) as draw, fixed_draws.without_randomness():
-        # At least one of the first two examples is clipped, with the current weights.
-        first = itertools.islice(batches.single_examples(data), 2)
-        lengths = [_norm(alone(example)) for example in first]
-        clip = max(filter(math.isfinite, lengths), default=0.0) / 2 or 1.0
 
-        @functools.partial(tf.function, autograph=False, reduce_retracing=True)
-        def step(batch: Any) -> Any:
-            return clipped_gradient_sums(
-                model, *batch, l2_norm_clip=clip, loss_scale_factor=loss_scale_factor
-            )
+    @functools.partial(tf.function, autograph=False, reduce_retracing=True)
+    def step(batch: Any, clip: float) -> Any:
+        return clipped_gradient_sums(
+            model, *batch, l2_norm_clip=clip, loss_scale_factor=loss_scale_factor
+        )
 
-        for has_both_signs in _DRAWS:
-            draw(has_both_signs)
-            each = [alone(example) for example in batches.single_examples(data)]
-            _compare(model, step(data), each, clip, rtol)
-            is_compared |= any(0.0 < _norm(one) < math.inf for one in each)
+    rng, clip, is_compared = np.random.default_rng(0), 0.0, False
+    before = [(state, np.array(state.numpy())) for state in model.variables]
+    try:
+        with fixed_draws.without_randomness():
+            for has_both_signs in _DRAWS:
+                for state, old in before:
+                    if state.dtype.startswith(("float", "bfloat")):
+                        values = _drawn(rng, old, has_both_signs)
+                        state.assign(tf.cast(values, state.dtype))
+                each = np.stack([alone(one) for one in batches.single_examples(data)])
+                lengths = np.linalg.norm(each, axis=1)
+                # At least one of the first two examples is clipped.
+                longest = max(filter(math.isfinite, lengths[:2]), default=0.0)
+                clip = clip or float(longest) / 2 or 1.0
+                _compare(model, step(data, clip), each, lengths, clip, rtol)
+                is_compared |= bool(np.any((lengths > 0.0) & (lengths < math.inf)))
+    finally:
+        for state, old in before:
+            state.assign(old)
     if not is_compared:
         warnings.warn(
             f"The gradients of model {model.name!r} were not compared with those of "
@@ -114,33 +120,31 @@ def self_check(
 
 
 def _compare(
-    model: keras.Model, clipped: Any, each: Sequence[Any], clip: float, rtol: float
+    model: keras.Model, clipped: Any, each: Any, lengths: Any, clip: float, rtol: float
 ) -> None:
-    """Compares norms and the sum of a batch with the gradients of each example.
+    """Compares norms and the sum of a batch with each example's gradient and its length.
 
     Raises:
       ClippingMismatchError: if norms or sums differ.
     """
-    expected = np.zeros_like(each[0])
-    # The size of the terms: in their sum, they may cancel and leave only rounding errors.
-    size = 0.0
-    for gradient, measured in zip(each, clipped.norms.numpy(), strict=True):
-        norm = _norm(gradient)
-        if not math.isfinite(norm):
-            continue
-        if not abs(measured - norm) <= rtol * norm + 1e-6:
+    counts = np.isfinite(lengths)
+    for length, norm in zip(
+        lengths[counts], clipped.norms.numpy()[counts], strict=True
+    ):
+        if not abs(norm - length) <= rtol * length + 1e-6:
             raise ClippingMismatchError(
-                f"The gradient norm of an example is {norm:.6g} when it is alone, but "
-                f"{measured:.6g} in a batch. {_CAUSES}"
+                f"The gradient norm of an example is {length:.6g} when it is alone, but "
+                f"{norm:.6g} in a batch. {_CAUSES}"
             )
-        weight = min(1.0, clip / norm) if norm else 1.0
-        size = math.hypot(size, weight * norm)
-        expected += weight * gradient
-    differences = _flat(clipped.sums).numpy() - expected
-    if not _norm(differences) <= rtol * size + 1e-6:
+    weights = np.minimum(1.0, clip / np.maximum(lengths[counts], 1e-300))
+    terms = weights[:, None] * each[counts]
+    # The size of the terms: in their sum, they may cancel and leave only rounding errors.
+    size = np.linalg.norm(terms)
+    differences = _flat(clipped.sums).numpy() - terms.sum(axis=0)
+    if not np.linalg.norm(differences) <= rtol * size + 1e-6:
         variables = model.trainable_variables
         ends = np.cumsum([math.prod(variable.shape) for variable in variables])
-        errors = [_norm(part) for part in np.split(differences, ends[:-1])]
+        errors = [np.linalg.norm(part) for part in np.split(differences, ends[:-1])]
         worst = variables[int(np.argmax(errors))]
         raise ClippingMismatchError(
             f"The clipped gradient sum of a batch differs from that of examples taken "
@@ -194,43 +198,19 @@ def _gradients_alone(model: keras.Model, scale: float) -> Callable[[Any], Any]:
     return lambda example: alone(*example).numpy()
 
 
-def _norm(gradient: Any) -> float:
-    return float(np.linalg.norm(gradient))
-
-
 def _flat(gradients: Sequence[Any]) -> tf.Tensor:
     """Concatenates the gradients of all variables into one float64 vector."""
     dense = map(tf.convert_to_tensor, gradients)
     return tf.concat([tf.cast(tf.reshape(g, [-1]), tf.float64) for g in dense], axis=0)
 
 
-@contextlib.contextmanager
-def _drawn_weights(model: keras.Model) -> Iterator[Callable[[bool], None]]:
-    """A context that may draw a model's weights and state, and restores them at its end.
+def _drawn(rng: np.random.Generator, old: Any, has_both_signs: bool) -> Any:
+    """Draws values of about the present size, or about 0.1 where they are 0 or not finite.
 
-    Yields:
-      A function that draws all weights and state at random, of about their present size, or
-      about 0.1 where they are 0: with both signs if its argument is True, else positive.
+    They are kept away from zero.
     """
-    states = model.variables
-    before = [np.array(state.numpy()) for state in states]
-    rng = np.random.default_rng(0)
-
-    def draw(has_both_signs: bool) -> None:
-        for state, old in zip(states, before, strict=True):
-            if not state.dtype.startswith(("float", "bfloat")):
-                continue
-            size = float(np.sqrt(np.mean(np.square(old.astype(np.float64))))) or 0.1
-            # Values are kept away from zero.
-            values = rng.uniform(0.2, 1.2, old.shape)
-            if has_both_signs:
-                values *= rng.choice([-1.0, 1.0], old.shape)
-            state.assign(
-                tf.cast(values * (size if math.isfinite(size) else 0.1), state.dtype)
-            )
-
-    try:
-        yield draw
-    finally:
-        for state, old in zip(states, before, strict=True):
-            state.assign(old)
+    size = float(np.sqrt(np.mean(np.square(old.astype(np.float64)))))
+    values = rng.uniform(0.2, 1.2, old.shape)
+    if has_both_signs:
+        values *= rng.choice([-1.0, 1.0], old.shape)
+    return values * (size if math.isfinite(size) and size else 0.1)

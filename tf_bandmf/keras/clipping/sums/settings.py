@@ -28,7 +28,8 @@ from tf_bandmf.keras.compat.keras_objects import all_layers
 LAYERS, SECOND_MOMENT = "layers", "second_moment"
 # Shares are between `_LEAST` and 1 / `_LEAST`: float32 has to represent their ratios.
 _LEAST = 1e-6
-_LEAST_GAMMA = 1e-12
+# Of automatic clipping; Bu et al. find this value good everywhere.
+GAMMA = 0.01
 
 
 def check_groups(groups: Any) -> str | dict[str, float] | None:
@@ -84,7 +85,7 @@ class Clipping:
 
     Attributes:
       kind: "flat": a gradient longer than C is shortened to it. "automatic": each
-        gradient g is multiplied by C / (|g| + gamma), AUTO-S of Bu et al. (2022,
+        gradient g is multiplied by C / (|g| + 0.01), AUTO-S of Bu et al. (2022,
         arXiv:2206.07136): C and the learning rate then act as one parameter, and there
         is no clip norm to tune.
       groups: None: a gradient is clipped as a whole. "layers": each layer is clipped
@@ -98,8 +99,6 @@ class Clipping:
         `tf_bandmf.keras.run.scaling`). Scales come from the noisy gradients of earlier
         steps. Each example's gradient is held in memory, as large as the weights: see
         `microbatch_size` of `make_private`. One replica only.
-      gamma: gamma of automatic clipping; Bu et al. use 0.01 and find it good
-        everywhere.
 
     Raises:
       ValueError: if a setting is unknown.
@@ -108,7 +107,6 @@ class Clipping:
     kind: str = "flat"
     groups: str | Mapping[str, float] | None = None
     scaling: str | None = None
-    gamma: float = 0.01
 
     def __post_init__(self) -> None:
         if not isinstance(self.kind, str) or self.kind not in ("flat", "automatic"):
@@ -123,18 +121,6 @@ class Clipping:
             raise ValueError(
                 f"scaling must be None or {SECOND_MOMENT!r}, found {self.scaling!r}."
             )
-
-        number = isinstance(self.gamma, (int, float)) and self.gamma is not True
-        if not (number and _LEAST_GAMMA <= self.gamma <= 1.0 / _LEAST_GAMMA):
-            raise ValueError(
-                f"gamma must be a number in [{_LEAST_GAMMA:g}, {1 / _LEAST_GAMMA:g}], "
-                f"found {self.gamma!r}."
-            )
-
-    @property
-    def automatic(self) -> float | None:
-        """Gamma of automatic clipping; None if gradients are clipped flat."""
-        return self.gamma if self.kind == "automatic" else None
 
     def grouping(
         self, variables: Sequence[Any], l2_norm_clip: float
@@ -208,14 +194,14 @@ class Clip(NamedTuple):
     Attributes:
       groups: for each trainable variable, the number of its group.
       norms: clip norms of the groups, [G] float64; their squares add up to at most C^2.
-      automatic: gamma of automatic clipping, or None.
+      is_automatic: whether gradients are clipped automatically.
       scale: the power of two by which losses are multiplied in the backward pass.
       scales: factors of the gradients' coordinates before they are clipped; or empty.
     """
 
     groups: tuple[int, ...]
     norms: tf.Tensor
-    automatic: float | None
+    is_automatic: bool
     scale: float
     scales: tuple[tf.Tensor, ...] = ()
 
@@ -230,9 +216,7 @@ class Clip(NamedTuple):
           bounds: upper bounds of squared norms, [G, B] float64.
           shares: fractions of the clip norm, [B] float32, in (0, 1] where weights are used.
         """
-        gamma = self.automatic
-        if gamma is not None:
-            gamma *= tf.cast(shares, tf.float64)
+        gamma = GAMMA * tf.cast(shares, tf.float64) if self.is_automatic else None
         return clip_weights(bounds, self.allowed(shares), gamma)
 
 
@@ -258,8 +242,8 @@ def how_to_clip(
             f"`scales` must have the shapes of the {len(variables)} trainable "
             f"weights, found {shapes}."
         )
-    clips = tf.constant(norms, tf.float64)
-    return Clip(groups, clips, clipping.automatic, scale, tuple(given))
+    clips, is_automatic = tf.constant(norms, tf.float64), clipping.kind == "automatic"
+    return Clip(groups, clips, is_automatic, scale, tuple(given))
 
 
 def check_loss_scale(value: Any) -> None:
