@@ -118,8 +118,8 @@ def clipped_gradient_sums(
         of its rows' losses: see `tensors.multi_row`.
       shares: None; or the fraction of the clip norm that each example is clipped to, [B]
         float32 in [0, 1]. Values outside are moved into this range; NaN becomes 0.
-      clipping: flat or automatic, as a whole or in groups of weights. The attribute `scaling` is not read: give
-        `scales`.
+      clipping: flat or automatic, as a whole or in groups of weights. The attribute
+        `scaling` is not read: give `scales`.
       scales: None; or what each coordinate of an example's gradient is multiplied by
         before it is clipped: positive float32, aligned with the trainable variables and
         in their shapes. They must not depend on the batch.
