@@ -2,8 +2,7 @@
 
 from tf_bandmf.keras.clipping.factors.base import Factor, Instantiated, Layout, Product
 from tf_bandmf.keras.clipping.factors.precision import (
-    check_functions_are_traced,
-    check_matmul_precision,
+    check_process,
     turn_tensor_float_32_off,
 )
 from tf_bandmf.keras.clipping.forward.looked_up import LookedUp
@@ -60,9 +59,8 @@ __all__ = [
     "Rule",
     "Same",
     "UnsupportedModelError",
-    "check_functions_are_traced",
     "check_loss_scale",
-    "check_matmul_precision",
+    "check_process",
     "check_supported",
     "needs_self_check",
     "clipped_gradient_sums",

@@ -13,8 +13,7 @@ import tensorflow as tf
 from tf_bandmf.keras.clipping import (
     Same,
     UnsupportedModelError,
-    check_functions_are_traced,
-    check_matmul_precision,
+    check_process,
 )
 from tf_bandmf.keras.compat.keras_objects import (
     all_layers,
@@ -179,8 +178,7 @@ class PrivateStep(_Model):
             model's steps eagerly.
         """
         optimizer = private_optimizer_of(self)
-        check_matmul_precision()
-        check_functions_are_traced()
+        check_process()
         if self.run_eagerly:
             raise RuntimeError(
                 "A private step runs as a graph: debug the plain model, before "

@@ -9,7 +9,7 @@ import tensorflow as tf
 from keras import layers
 
 from tf_bandmf.keras import make_private
-from tf_bandmf.keras.clipping import check_matmul_precision, clipped_gradient_sums
+from tf_bandmf.keras.clipping import check_process, clipped_gradient_sums
 from tf_bandmf.keras.clipping.factors import precision
 
 GPU = types.SimpleNamespace(device_type="GPU", name="/physical_device:GPU:0")
@@ -45,7 +45,7 @@ def clip_some():
 def test_tensor_float_32_is_refused_and_turned_off(gpu, set_tensor_float_32, capsys):
     set_tensor_float_32(True)
     gpu(7, 5)
-    check_matmul_precision()
+    check_process()
     make_private(reference.classifier(inputs=(4,)))
     assert OPTION.tensor_float_32_execution_enabled() and not capsys.readouterr().err
     for capability in ((8, 0), ()):

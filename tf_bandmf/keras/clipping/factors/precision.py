@@ -1,11 +1,11 @@
-"""Settings of the process under which products of float32 matrices are not float32.
+"""Settings of the process under which clipping would be wrong.
 
-A norm and the sum that it clips are computed in different ways, often by products of
-matrices. In float32 they agree to 1e-6. With operands rounded to TensorFloat-32,
-bfloat16 or float16 they agree to 1e-3 at best, and not at all where terms cancel. No margin
-of the clip norm makes up for that: contributions could be larger than the plan says. Layers
-may compute in reduced precision: that changes which gradient is clipped, but not the norm
-that it is clipped to.
+Some of them round the operands of float32 products. A norm and the sum that it clips are
+computed in different ways, often by products of matrices. In float32 they agree to 1e-6.
+With operands rounded to TensorFloat-32, bfloat16 or float16 they agree to 1e-3 at best, and
+not at all where terms cancel. No margin of the clip norm makes up for that: contributions
+could be larger than the plan says. Layers may compute in reduced precision: that changes
+which gradient is clipped, but not the norm that it is clipped to.
 """
 
 from __future__ import annotations
@@ -24,12 +24,20 @@ _FPMATH_MODES = (
 )
 
 
-def check_matmul_precision() -> None:
-    """Refuses settings that round the operands of float32 products.
+def check_process() -> None:
+    """Refuses settings that round the operands of float32 products, or prevent tracing.
+
+    If TensorFlow ran all functions as Python code, neither what a step computes nor what it
+    keeps could be analysed.
 
     Raises:
       RuntimeError: for such a setting; the message says how to change it.
     """
+    if tf.config.functions_run_eagerly():
+        raise RuntimeError(
+            "tf.config.run_functions_eagerly(True) is set: what a private step computes "
+            "must be traced to be analysed. Call tf.config.run_functions_eagerly(False)."
+        )
     is_on = tf.config.experimental.tensor_float_32_execution_enabled()
     if is_on and _some_gpu_rounds():
         raise RuntimeError(
@@ -59,18 +67,6 @@ def check_matmul_precision() -> None:
                 f"float32 matrices: per-example norms would be wrong. Unset it, and use "
                 f"the dtype policy mixed_bfloat16 for speed."
             )
-
-
-def check_functions_are_traced() -> None:
-    """Raises RuntimeError if TensorFlow runs all functions as Python code.
-
-    In that case neither what a step computes nor what it keeps could be analysed.
-    """
-    if tf.config.functions_run_eagerly():
-        raise RuntimeError(
-            "tf.config.run_functions_eagerly(True) is set: what a private step computes "
-            "must be traced to be analysed. Call tf.config.run_functions_eagerly(False)."
-        )
 
 
 def turn_tensor_float_32_off() -> None:

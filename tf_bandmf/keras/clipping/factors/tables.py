@@ -27,11 +27,11 @@ class Rows(Factor):
     """Gradients of a lookup table: row `ids[b, t]` receives `values[b, t]`.
 
     Attributes:
-      ids: [B, T] integers.
+      ids: [B, T] integers below `num_rows`; negative where there is no row.
       values: [B, T, O].
       num_rows: rows of the table.
       stays_sparse: whether the weighted sum is made of (ids, values) as `tf.IndexedSlices`,
-        in which rows may occur several times and rows that do not exist have negative ids.
+        in which rows may occur several times.
       product: None; or the gradients of a projection with the same table, which are added:
         left [B, T, num_rows], right [B, T, O].
     """
@@ -82,8 +82,7 @@ class Rows(Factor):
         offsets = tf.range(batch, dtype=tf.int64)[:, None] * self.num_rows
         ids = tf.cast(self.ids, tf.int64)
         # A negative segment is dropped, as a row that does not exist must be.
-        valid = (ids >= 0) & (ids < self.num_rows)
-        segments = tf.where(valid, ids + offsets, -1)
+        segments = tf.where(ids >= 0, ids + offsets, -1)
         table = tf.math.unsorted_segment_sum(
             values, segments, tf.cast(batch, tf.int64) * self.num_rows
         )
@@ -94,8 +93,7 @@ class Rows(Factor):
         """See the base class: every value is multiplied by the scales of its row."""
         if self.product is not None:
             return super().scaled(scale)
-        exists = (self.ids >= 0) & (self.ids < self.num_rows)
-        scales = tf.gather(scale, tf.where(exists, self.ids, 0))
+        scales = tf.gather(scale, tf.maximum(self.ids, 0))
         scaled = tf.cast(self.values, tf.float32) * scales
         return dataclasses.replace(self, values=scaled)
 
@@ -145,10 +143,9 @@ class Rows(Factor):
         )
 
     def _measured_with(self, product: Product) -> Measured:
-        ids, num_rows = self.ids, self.num_rows
-        lookups, terms = ids.shape[1], product.left.shape[1]
+        ids, lookups, terms = self.ids, self.ids.shape[1], product.left.shape[1]
         total = None if lookups is None or terms is None else lookups + terms
-        size = num_rows * int(self.values.shape[-1])
+        size = self.num_rows * int(self.values.shape[-1])
         if prefers_forming(total, size):
             return Instantiated(self.instantiate()).measure()
         values, left, right = norms.pinned(
@@ -159,10 +156,9 @@ class Rows(Factor):
         # Inner products of the rows [e_id; l_t], and of [v_t; r_t], with e_k the k-th unit
         # vector. An inner product with a unit vector is a single entry, so no tensor is as
         # large as the table.
-        exists = (ids >= 0) & (ids < num_rows)
         equal = tf.cast(ids[:, :, None] == ids[:, None, :], tf.float32)
-        entries = tf.gather(left, tf.where(exists, ids, 0), axis=2, batch_dims=1)
-        entries = tf.where(exists[:, None, :], entries, 0.0)
+        entries = tf.gather(left, tf.maximum(ids, 0), axis=2, batch_dims=1)
+        entries = tf.where(ids[:, None, :] >= 0, entries, 0.0)
         above = tf.concat([equal, tf.linalg.matrix_transpose(entries)], axis=2)
         lefts = tf.concat([above, tf.concat([entries, norms.gram(left)], 2)], axis=1)
         measured = norms.of_gram(lefts, norms.gram(tf.concat([values, right], axis=1)))

@@ -18,10 +18,7 @@ from tf_bandmf.keras.clipping.factors.base import (
     cleaned,
 )
 from tf_bandmf.keras.clipping.factors.norms import accelerator, pinned
-from tf_bandmf.keras.clipping.factors.precision import (
-    check_functions_are_traced,
-    check_matmul_precision,
-)
+from tf_bandmf.keras.clipping.factors.precision import check_process
 from tf_bandmf.keras.clipping.forward.supported import check_supported
 from tf_bandmf.keras.clipping.proof.judge import structure_of
 from tf_bandmf.keras.clipping.proof.proved_forward import Forward, proved_forward
@@ -138,8 +135,7 @@ def clipped_gradient_sums(
       RuntimeError: if the process rounds float32 products or runs functions eagerly: see
         `factors.precision`.
     """
-    check_matmul_precision()
-    check_functions_are_traced()
+    check_process()
     if microbatch_size is not None and microbatch_size < 1:
         raise ValueError(
             f"`microbatch_size` must be at least 1, found {microbatch_size}."
