@@ -10,6 +10,7 @@ import tensorflow as tf
 from tf_bandmf.keras.clipping.factors import norms
 from tf_bandmf.keras.clipping.factors.base import Factor, Instantiated
 from tf_bandmf.keras.clipping.tensors import batches
+from tf_bandmf.keras.compat.keras_objects import kernel_of
 
 
 @dataclasses.dataclass
@@ -195,7 +196,7 @@ class LayerRule(OneTapRule):
 
 
 class PreActivationRule(LayerRule):
-    """Base of the rules that tap a layer just before its activation.
+    """Base of the rules of a kernel and a bias, which tap the sum before the activation.
 
     Attributes:
       is_product: whether the layer multiplies matrices. XLA splits a product into parts.
@@ -204,6 +205,9 @@ class PreActivationRule(LayerRule):
     """
 
     is_product = False
+
+    def weights(self, layer: Any) -> Sequence[Any]:
+        return kernel_of(layer), layer.bias
 
     def forward(self, call: LayerCall) -> Any:
         outputs = call.run_with(activation=None)

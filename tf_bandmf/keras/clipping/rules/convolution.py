@@ -112,18 +112,12 @@ class ConvolutionRule(PreActivationRule):
 
     kinds = (keras.layers.Conv1D, keras.layers.Conv2D, keras.layers.Conv3D)
 
-    def weights(self, layer: Any) -> Sequence[Any]:
-        return kernel_of(layer), layer.bias
-
     def factors_of(self, call: LayerCall, gradient: tf.Tensor) -> Mapping[int, Factor]:
         layer, kernel = call.layer, kernel_of(call.layer)
         gradient = channels_last(gradient, layer.data_format)
-        factors = of_spread(layer.bias, gradient)
-        if any(variable is kernel for variable in call.variables):
-            inputs = channels_last(call.inputs, layer.data_format)
-            convolved = Convolved(layer, inputs, gradient, call.rows)
-            factors[id(kernel)] = convolved.factor()
-        return factors
+        inputs = channels_last(call.inputs, layer.data_format)
+        of_kernel = Convolved(layer, inputs, gradient, call.rows).factor()
+        return {id(kernel): of_kernel, **of_spread(layer.bias, gradient)}
 
 
 class Convolved:

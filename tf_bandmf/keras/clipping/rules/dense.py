@@ -35,7 +35,7 @@ class DenseRule(PreActivationRule):
     is_product = True
 
     def weights(self, layer: Any) -> Sequence[Any]:
-        return (kernel_of(layer), layer.bias, *_adapter_of(layer))
+        return (*super().weights(layer), *_adapter_of(layer))
 
     def fits(self, layer: Any) -> bool:
         if not super().fits(layer):

@@ -15,7 +15,7 @@ each example's kernel gradient, and no convolution of single examples.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import keras
@@ -41,9 +41,6 @@ class KernelFunctionRule(PreActivationRule):
 
     def fits(self, layer: Any) -> bool:
         return _rule_below(layer) is not None and is_plain(layer, type(layer))
-
-    def weights(self, layer: Any) -> Sequence[Any]:
-        return kernel_of(layer), layer.bias
 
     def factors_of(self, call: LayerCall, gradient: tf.Tensor) -> Mapping[int, Factor]:
         layer, rule = call.layer, _rule_below(call.layer)

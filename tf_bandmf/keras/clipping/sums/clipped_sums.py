@@ -365,9 +365,8 @@ def _weighted_sums(
     counts: tf.Tensor,
 ) -> list[Any]:
     """Sums the gradients of the examples that count, with their weights in each group."""
-    sum_up = _sums_in_turns if accelerator() else _sums_at_once
     sums: dict[int, Any] = {}
-    for part, total in zip(parts, sum_up(parts, weights, counts), strict=True):
+    for part, total in zip(parts, _sums_of(parts, weights, counts), strict=True):
         pieces, shapes = [total], [tuple(variables[i].shape) for i in part.positions]
         if len(shapes) > 1:
             pieces = tf.split(total, [math.prod(shape) for shape in shapes])
@@ -397,37 +396,32 @@ def _sum_of(variable: Any, total: Any) -> Any:
     return tf.ensure_shape(total, shape)
 
 
-def _sums_at_once(
+def _sums_of(
     parts: Sequence[Part], weights: Sequence[tf.Tensor], counts: tf.Tensor
 ) -> list[Any]:
+    """Computes the weighted sums of parts, on accelerators one after the other.
+
+    A GPU would otherwise zero and weight the gradients of several layers at once. The last
+    layer comes first, as its gradients have been in memory the longest.
+    """
     tensors = [list(part.measured.tensors) for part in parts]
 
     # Zero times infinity is not zero: gradients of examples that do not count are replaced
-    # by zeros. Such examples are rare, so the copy is made only if there are any.
+    # by zeros. Such examples are rare, so a CPU makes the copy only if there are any.
     def without_others() -> list[list[tf.Tensor]]:
         flat = cleaned(counts, tf.nest.flatten(tensors))
         zeroed: list[list[tf.Tensor]] = tf.nest.pack_sequence_as(tensors, flat)
         return zeroed
 
-    tensors = tf.cond(tf.reduce_all(counts), lambda: tensors, without_others)
-    return [
-        part.measured.weighted_sum(weights[part.group], of_part)
-        for part, of_part in zip(parts, tensors, strict=True)
-    ]
-
-
-def _sums_in_turns(
-    parts: Sequence[Part], weights: Sequence[tf.Tensor], counts: tf.Tensor
-) -> list[Any]:
-    """Computes the sums one after the other, for less memory.
-
-    A GPU would otherwise zero and weight the gradients of several layers at once. The last
-    layer comes first, as its gradients have been in memory the longest.
-    """
+    in_turns = accelerator()
+    if not in_turns:
+        tensors = tf.cond(tf.reduce_all(counts), lambda: tensors, without_others)
     sums: list[Any] = []
-    for part in reversed(parts):
-        before = tf.nest.flatten(sums[-1:], expand_composites=True)
-        weight, now, *_ = pinned(weights[part.group], counts, *before)
-        of_part = cleaned(now, part.measured.tensors)
+    for part, of_part in zip(reversed(parts), reversed(tensors), strict=True):
+        weight = weights[part.group]
+        if in_turns:
+            before = tf.nest.flatten(sums[-1:], expand_composites=True)
+            weight, now, *_ = pinned(weight, counts, *before)
+            of_part = cleaned(now, of_part)
         sums.append(part.measured.weighted_sum(weight, of_part))
     return sums[::-1]
