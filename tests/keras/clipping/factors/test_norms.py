@@ -20,7 +20,7 @@ def contribution(factor, clip=CLIP):
     finite = tf.math.is_finite(measured.norms.bounds)
     weights = tf.where(finite, norms.clip_weights(measured.norms.bounds, clip), 0.0)
     tensors = base.cleaned(finite, measured.tensors)
-    return measured.weighted_sum(weights, tensors), weights
+    return measured.weighted_sum(weights, *tensors), weights
 
 
 def product(left, right):
@@ -238,7 +238,7 @@ def test_lookups_that_cancel_a_projection():
     rows = tables.Rows(ids, values, 3000)
     opposite = base.Product(tf.one_hot(ids, 3000), -values, LAYOUT((3000, 16)))
     measured = base.add_factors([rows, opposite]).measure()
-    total = measured.weighted_sum(tf.constant([1.0, 0, 0]), list(measured.tensors))
+    total = measured.weighted_sum(tf.constant([1.0, 0, 0]), *measured.tensors)
     bound = float(measured.norms.bounds[0]) ** 0.5
     assert bound >= np.linalg.norm(np.asarray(total, "f8"))
     # As for any cancellation, the norm counts as at least a 256th of the terms' norms.

@@ -16,7 +16,7 @@ import abc
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -48,31 +48,24 @@ class Measured(NamedTuple):
       norms: [B], with bounds that hold for what `weighted_sum` adds up.
       tensors: tensors with leading dimension B that the sum is computed from; float32, or
         on accelerators also 16-bit floats, see `norms.kept`.
-      weighted_sum: maps weights [B] and (cleaned) tensors to the weighted sum of
-        the per-example gradients, in the variable's shape.
+      weighted_sum: maps weights [B] and the (cleaned) tensors, one argument each, to the
+        weighted sum of the per-example gradients, in the variable's shape.
     """
 
     norms: Norms
     tensors: tuple[tf.Tensor, ...]
-    weighted_sum: Callable[[tf.Tensor, Sequence[tf.Tensor]], tf.Tensor]
+    weighted_sum: Callable[..., Any]
 
 
 def cleaned(counts: tf.Tensor, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
     """Returns tensors [B, ...] with zeros for examples that do not count, [B] bool.
 
-    It makes as few operations as possible, because they are in a branch that rarely runs on
-    a CPU.
+    Zero times infinity is not zero, so a weight of zero is not enough.
     """
-    zeros: dict[tf.DType, tf.Tensor] = {}
-    masks: dict[int, tf.Tensor] = {}
-    for tensor in tensors:
-        if tensor.dtype not in zeros:
-            zeros[tensor.dtype] = tf.constant(0.0, tensor.dtype)
-        if tensor.shape.rank not in masks:
-            masks[tensor.shape.rank] = batches.expand_example(counts, tensor)
     return [
-        tf.where(masks[tensor.shape.rank], tensor, zeros[tensor.dtype])
+        tf.where(batches.expand_example(counts, tensor), tensor, zero)
         for tensor in tensors
+        for zero in [tf.constant(0.0, tensor.dtype)]
     ]
 
 
@@ -243,7 +236,7 @@ class Product(Factor):
         return Measured(
             measured,
             (source, right),
-            lambda weights, tensors: self.summed(weights, make(tensors[0]), tensors[1]),
+            lambda weights, source, right: self.summed(weights, make(source), right),
         )
 
     def summed(
@@ -279,9 +272,8 @@ def join_terms(tensor: tf.Tensor, rows: int) -> tf.Tensor:
     return tf.reshape(tensor, [-1, rows * terms, *tensor.shape[2:]])
 
 
-def _tensordot(weights: tf.Tensor, tensors: Sequence[tf.Tensor]) -> tf.Tensor:
-    """Contracts weights [B] with the only tensor [B, ...]."""
-    (gradients,) = tensors
+def _tensordot(weights: tf.Tensor, gradients: tf.Tensor) -> tf.Tensor:
+    """Contracts weights [B] with gradients [B, ...]."""
     shape = gradients.shape[1:]
     if not shape.is_fully_defined() or shape.num_elements() == 0:
         return tf.tensordot(weights, gradients, axes=1)

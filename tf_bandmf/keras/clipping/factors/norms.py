@@ -159,11 +159,8 @@ def of_last_axis(tensor: tf.Tensor) -> Norms:
 def of_examples(gradients: tf.Tensor) -> Norms:
     """Norms [B] of gradients [B, ...] that are added to the sum as they are."""
     size = gradients.shape[1:].num_elements()
-    if size == 0:
-        zeros = tf.zeros(tf.shape(gradients)[:1], tf.float64)
-        return Norms(zeros, zeros)
     if gradients.shape.rank != 2:
-        rows = -1 if size is not None else tf.shape(gradients)[0]
+        rows = -1 if size else tf.shape(gradients)[0]
         gradients = tf.reshape(gradients, [rows, -1 if size is None else size])
     return of_last_axis(gradients)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -103,11 +102,7 @@ class Rows(Factor):
         (values,) = norms.pinned(tf.cast(self.values, tf.float32))
         terms = self.ids.shape[1]
         measured = norms.of_examples(values) if terms == 1 else self._norms(values)
-
-        def weighted_sum(weights: tf.Tensor, tensors: Sequence[tf.Tensor]) -> tf.Tensor:
-            return self.summed(weights, *tensors)
-
-        return Measured(measured, (values,), weighted_sum)
+        return Measured(measured, (values,), self.summed)
 
     def summed(self, weights: tf.Tensor, values: tf.Tensor) -> Any:
         """Returns the sum of these values over examples, with weights [B]."""
@@ -163,9 +158,9 @@ class Rows(Factor):
         lefts = tf.concat([above, tf.concat([entries, norms.gram(left)], 2)], axis=1)
         measured = norms.of_gram(lefts, norms.gram(tf.concat([values, right], axis=1)))
 
-        def weighted_sum(weights: tf.Tensor, tensors: Sequence[tf.Tensor]) -> tf.Tensor:
-            values, left, right = tensors
-            projected = product.summed(weights, left, right)
-            return self.summed(weights, values) + projected
+        def summed(
+            weights: tf.Tensor, values: tf.Tensor, *sides: tf.Tensor
+        ) -> tf.Tensor:
+            return self.summed(weights, values) + product.summed(weights, *sides)
 
-        return Measured(measured, (values, left, right), weighted_sum)
+        return Measured(measured, (values, left, right), summed)

@@ -44,32 +44,28 @@ class KernelFunctionRule(PreActivationRule):
 
     def factors_of(self, call: LayerCall, gradient: tf.Tensor) -> Mapping[int, Factor]:
         layer, rule = call.layer, _rule_below(call.layer)
+        weight = kernel_of(layer)
         assert rule is not None
-        factors = dict(rule.factors_of(call, gradient))
-        of_kernel = factors.get(id(kernel_of(layer)))
-        if of_kernel is None:
-            return factors
-        weight = tensorflow_value(kernel_of(layer))
-        with tf.GradientTape(persistent=True, watch_accessed_variables=False) as tape:
-            tape.watch(weight)
-            kernel = tf.convert_to_tensor(layer.kernel)
+        factors = rule.factors_of(call, gradient)
 
         def pulled_back(of_unit: tf.Tensor) -> list[tf.Tensor]:
+            value = tensorflow_value(weight)
+            with tf.GradientTape(watch_accessed_variables=False) as tape:
+                tape.watch(value)
+                kernel = tf.convert_to_tensor(layer.kernel)
             pulled = tape.gradient(
                 kernel,
-                weight,
+                value,
                 output_gradients=tf.cast(of_unit, kernel.dtype),
                 unconnected_gradients=tf.UnconnectedGradients.ZERO,
             )
             return [tf.convert_to_tensor(pulled)]
 
         # The pull-back is linear: the gradients of a unit's rows are added up before it.
-        if call.rows > 1:
-            of_kernel = of_kernel.of_units(call.rows)
+        of_kernels = factors[id(weight)].of_units(call.rows).instantiate()
         name = f"The kernel of layer {layer.name!r} ({type(layer).__name__})"
-        (of_weight,) = map_examples(pulled_back, of_kernel.instantiate(), name)
-        factors[id(kernel_of(layer))] = Formed(of_weight)
-        return factors
+        (of_weights,) = map_examples(pulled_back, of_kernels, name)
+        return {**factors, id(weight): Formed(of_weights)}
 
 
 def _rule_below(layer: Any) -> PreActivationRule | None:

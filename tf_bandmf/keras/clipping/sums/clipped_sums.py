@@ -406,8 +406,7 @@ def _sums_of(
     """
     tensors = [list(part.measured.tensors) for part in parts]
 
-    # Zero times infinity is not zero: gradients of examples that do not count are replaced
-    # by zeros. Such examples are rare, so a CPU makes the copy only if there are any.
+    # Examples that do not count are rare, so a CPU makes a copy only if there are any.
     def without_others() -> list[list[tf.Tensor]]:
         flat = cleaned(counts, tf.nest.flatten(tensors))
         zeroed: list[list[tf.Tensor]] = tf.nest.pack_sequence_as(tensors, flat)
@@ -423,5 +422,5 @@ def _sums_of(
             before = tf.nest.flatten(sums[-1:], expand_composites=True)
             weight, now, *_ = pinned(weight, counts, *before)
             of_part = cleaned(now, of_part)
-        sums.append(part.measured.weighted_sum(weight, of_part))
+        sums.append(part.measured.weighted_sum(weight, *of_part))
     return sums[::-1]
