@@ -73,12 +73,13 @@ class Factor(abc.ABC):
     """Per-example gradients, `[B, *shape]`, of one variable."""
 
     @abc.abstractmethod
-    def measure(self) -> Measured:
-        """Returns norms and what the weighted sum needs."""
-
-    @abc.abstractmethod
     def instantiate(self) -> tf.Tensor:
         """Returns the gradients themselves, `[B, *shape]` float32."""
+
+    def measure(self) -> Measured:
+        """Returns norms and what the weighted sum needs: here, the gradients themselves."""
+        pinned = norms.pinned(self.instantiate())
+        return Measured(norms.of_examples(*pinned), pinned, _tensordot)
 
     def add(self, other: Factor) -> Factor | None:
         """Returns the sum with another factor; None if the two have no common form."""
@@ -132,19 +133,8 @@ class Instantiated(Factor):
 
     gradients: tf.Tensor
 
-    def measure(self) -> Measured:
-        pinned = norms.pinned(tf.cast(self.gradients, tf.float32))
-        return Measured(norms.of_examples(*pinned), pinned, _tensordot)
-
     def instantiate(self) -> tf.Tensor:
         return tf.cast(self.gradients, tf.float32)
-
-
-class Formed(Instantiated):
-    """Gradients [U, *shape] of units, whose rows are added up already."""
-
-    def of_units(self, rows: int) -> Factor:
-        return self
 
 
 @dataclasses.dataclass(frozen=True)
@@ -215,7 +205,7 @@ class Product(Factor):
     def measure(self) -> Measured:
         terms, size = self.left.shape[1], math.prod(self.layout.shape)
         if terms != 1 and terms is not None and prefers_forming(terms, size):
-            return Instantiated(self.instantiate()).measure()
+            return super().measure()
         source, make = self.copied or (self.left, _unchanged)
         if not norms.accelerator():
             source, make = self.left, _unchanged

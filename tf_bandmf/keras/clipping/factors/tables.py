@@ -10,7 +10,6 @@ import tensorflow as tf
 from tf_bandmf.keras.clipping.factors import norms
 from tf_bandmf.keras.clipping.factors.base import (
     Factor,
-    Instantiated,
     Layout,
     Measured,
     Product,
@@ -142,7 +141,7 @@ class Rows(Factor):
         total = None if lookups is None or terms is None else lookups + terms
         size = self.num_rows * int(self.values.shape[-1])
         if prefers_forming(total, size):
-            return Instantiated(self.instantiate()).measure()
+            return super().measure()
         values, left, right = norms.pinned(
             tf.cast(self.values, tf.float32),
             tf.cast(product.left, tf.float32),

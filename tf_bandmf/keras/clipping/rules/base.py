@@ -28,7 +28,6 @@ class LayerCall:
         the batch.
       spread: function that repeats an output that all examples share, to [B, ...]; the
         identity for other outputs.
-      rows: how many rows a unit has: a rule may return gradients of units.
       notes: what the rule keeps from the forward pass.
       replaced: operations to which the rule gave a custom gradient.
     """
@@ -41,7 +40,6 @@ class LayerCall:
     batched: Sequence[bool] | None = None
     spread: Callable[[tf.Tensor], tf.Tensor] = tf.identity
     taps: list[tf.Tensor] = dataclasses.field(default_factory=list)
-    rows: int = 1
     notes: dict[str, Any] = dataclasses.field(default_factory=dict)
     replaced: list[Any] = dataclasses.field(default_factory=list)
 

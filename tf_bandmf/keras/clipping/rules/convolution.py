@@ -9,15 +9,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 from tf_bandmf.keras.clipping.factors import norms
 from tf_bandmf.keras.clipping.factors.base import (
     Factor,
-    Formed,
-    Instantiated,
     Layout,
+    Measured,
     Product,
     prefers_forming,
 )
@@ -49,48 +47,6 @@ def channels_last(tensor: tf.Tensor, data_format: str) -> tf.Tensor:
     return tf.transpose(tensor, [0, *range(2, rank), 1])
 
 
-def shifted_inputs(
-    layer: Any, inputs: tf.Tensor, outputs: tf.Tensor, size: Sequence[int]
-) -> list[tf.Tensor]:
-    """Returns, for each kernel position, the inputs that it is multiplied with.
-
-    It takes one strided slice per position: `tf.image.extract_patches` gives the same, but
-    several times slower.
-
-    Args:
-      layer: a convolution.
-      inputs: [B, *spatial, C].
-      outputs: [B, *output spatial, F]; only the shape matters.
-      size: spatial kernel size.
-
-    Returns:
-      Tensors [B, *output spatial, C], in row-major order of kernel positions.
-    """
-    counts = _spatial(outputs)
-    paddings, steps = (
-        [(0, 0)],
-        list(zip(layer.strides, layer.dilation_rate, strict=True)),
-    )
-    for length, kernel, count, (stride, dilation) in zip(
-        _spatial(inputs), size, counts, steps, strict=True
-    ):
-        reach = (kernel - 1) * dilation
-        missing = (count - 1) * stride + 1 + reach - length
-        paddings.append(_padding(layer.padding, reach, missing))
-    if any(not isinstance(n, int) or n for pair in paddings for n in pair):
-        inputs = tf.pad(inputs, [*paddings, (0, 0)])
-    slices = []
-    for position in itertools.product(*map(range, size)):
-        index: list[Any] = [slice(None)]
-        for offset, count, (stride, dilation) in zip(
-            position, counts, steps, strict=True
-        ):
-            start = offset * dilation
-            index.append(slice(start, start + (count - 1) * stride + 1, stride))
-        slices.append(inputs[tuple(index)])
-    return slices
-
-
 def _spatial(tensor: tf.Tensor) -> list[Any]:
     """Returns the spatial lengths of [B, *spatial, C], as numbers or scalar tensors."""
     return [
@@ -116,12 +72,12 @@ class ConvolutionRule(PreActivationRule):
         layer, kernel = call.layer, kernel_of(call.layer)
         gradient = channels_last(gradient, layer.data_format)
         inputs = channels_last(call.inputs, layer.data_format)
-        of_kernel = Convolved(layer, inputs, gradient, call.rows).factor()
+        of_kernel = Convolved(layer, inputs, gradient)
         return {id(kernel): of_kernel, **of_spread(layer.bias, gradient)}
 
 
-class Convolved:
-    """The inputs of a convolution and the gradients of its outputs.
+class Convolved(Factor):
+    """Gradients of a kernel, from the convolution's inputs and gradients of its outputs.
 
     Args:
       layer: the convolution.
@@ -140,13 +96,14 @@ class Convolved:
         self._positions = math.prod(self._size)
         self._terms = elements(gradient.shape[1:-1])
 
-    def factor(self) -> Factor:
-        """Returns the factor of the kernel."""
-        if self._layer.groups > 1:
-            return Instantiated(self._formed_in_groups())
+    def of_units(self, rows: int) -> Factor:
+        """See the base class: the rows of a unit are added up as more positions are."""
+        return Convolved(self._layer, self._inputs, self._gradient, rows)
+
+    def measure(self) -> Measured:
         terms = self._rows * self._terms if self._terms > 0 else None
-        if prefers_forming(terms, math.prod(self._shape)):
-            return Formed(self._formed())
+        if self._layer.groups > 1 or prefers_forming(terms, math.prod(self._shape)):
+            return super().measure()
 
         def left(inputs: tf.Tensor) -> tf.Tensor:
             patches = self._patches(inputs)
@@ -154,30 +111,39 @@ class Convolved:
 
         right = reshape_examples(self._gradient, self._terms, self._filters)
         plain, inputs = Layout.plain(self._shape), self._inputs
-        return Product(left(inputs), right, plain, (inputs, left))
-
-    def _formed_in_groups(self) -> tf.Tensor:
-        """Returns [B, *kernel.shape] if groups of channels have their own inputs only."""
-        groups = self._layer.groups
-        sizes = self._terms, self._positions, groups, self._depth
-        patches = reshape_examples(self._patches(self._inputs), *sizes)
-        gradient = reshape_examples(
-            self._gradient, self._terms, groups, self._filters // groups
-        )
-        patches, gradient = tf.cast(patches, tf.float32), tf.cast(gradient, tf.float32)
-        formed = tf.einsum("btpgd,btgf->bpdgf", patches, gradient)
-        return reshape_examples(formed, *self._shape)
+        product = Product(left(inputs), right, plain, (inputs, left))
+        return (product if self._rows == 1 else product.of_units(self._rows)).measure()
 
     def _patches(self, inputs: tf.Tensor) -> tf.Tensor:
-        """Returns the inputs of each output position, by kernel position, concatenated."""
-        slices = shifted_inputs(self._layer, inputs, self._gradient, self._size)
+        """Returns the inputs of each output position: [B, *output spatial, positions * C].
+
+        It takes one strided slice for each position of the kernel, in row-major order:
+        `tf.image.extract_patches` gives the same, but several times slower.
+        """
+        layer, counts = self._layer, _spatial(self._gradient)
+        steps = list(zip(layer.strides, layer.dilation_rate, strict=True))
+        paddings: list[tuple[Any, Any]] = [(0, 0)]
+        for length, kernel, count, (stride, dilation) in zip(
+            _spatial(inputs), self._size, counts, steps, strict=True
+        ):
+            reach = (kernel - 1) * dilation
+            missing = (count - 1) * stride + 1 + reach - length
+            paddings.append(_padding(layer.padding, reach, missing))
+        if any(not isinstance(n, int) or n for pair in paddings for n in pair):
+            inputs = tf.pad(inputs, [*paddings, (0, 0)])
+        slices = []
+        for position in itertools.product(*map(range, self._size)):
+            index: list[Any] = [slice(None)]
+            for offset, count, (stride, dilation) in zip(
+                position, counts, steps, strict=True
+            ):
+                start = offset * dilation
+                index.append(slice(start, start + (count - 1) * stride + 1, stride))
+            slices.append(inputs[tuple(index)])
         return slices[0] if len(slices) == 1 else tf.concat(slices, axis=-1)
 
-    def _formed(self) -> tf.Tensor:
-        """Returns the kernel's gradients, [U, *kernel.shape], added over a unit's rows.
-
-        It takes the fastest of three ways for these shapes, see benchmarks/README.md.
-        """
+    def instantiate(self) -> tf.Tensor:
+        """See the base class: by the fastest of three ways, see benchmarks/README.md."""
         # Counted in positions of the inputs: slices that skip some of them are slow.
         places = self._terms * math.prod(self._layer.strides)
         multiplications = self._terms * math.prod(self._shape)
@@ -187,6 +153,7 @@ class Convolved:
             or tf.config.list_logical_devices("GPU")
             or self._positions == 1  # patches are the inputs
             or not self._has_two_dimensional_form()
+            or self._layer.groups > 1
             or (is_small and (self._depth <= _FEW_CHANNELS or places <= _FEW_POSITIONS))
         ):
             return self.from_patches()
@@ -273,29 +240,19 @@ class Convolved:
         inputs, gradient = norms.kept(self._inputs), norms.kept(self._gradient)
         batch = tf.shape(gradient)[0] // self._rows
         terms = self._terms * (self._rows if self._terms > 0 else 1)
-        depth, filters, positions = self._depth, self._filters, self._positions
-        by_channel = depth <= _FEW_CHANNELS and self._has_two_dimensional_form()
-        patches = (self._patches_by_channel if by_channel else self._patches)(inputs)
-        left = tf.reshape(patches, [batch, terms, positions * depth])
-        formed = norms.formed(left, tf.reshape(gradient, [batch, terms, filters]))
-        if by_channel:
-            formed = tf.reshape(formed, [batch, depth, positions, filters])
-            formed = tf.transpose(formed, [0, 2, 1, 3])
+        patches, groups = self._patches(inputs), self._layer.groups
+        if groups > 1:
+            sizes = self._positions, groups, self._depth
+            patches = tf.reshape(patches, [batch, terms, *sizes])
+            shape = batch, terms, groups, self._filters // groups
+            gradient = tf.cast(tf.reshape(gradient, shape), tf.float32)
+            patches = tf.cast(patches, tf.float32)
+            formed = tf.einsum("btpgd,btgf->bpdgf", patches, gradient)
+        else:
+            left = tf.reshape(patches, [batch, terms, self._positions * self._depth])
+            right = tf.reshape(gradient, [batch, terms, self._filters])
+            formed = norms.formed(left, right)
         return tf.reshape(formed, [batch, *self._shape])
-
-    def _patches_by_channel(self, inputs: tf.Tensor) -> tf.Tensor:
-        """Returns patches ordered by channel, then position: [B, H, W, C * positions].
-
-        A depthwise convolution computes them: each of its kernels is 1 at one position and
-        0 elsewhere. With few channels, this is twice as fast as slices, which copy a few
-        floats at a time.
-        """
-        one_each = np.eye(self._positions, dtype=np.float32)
-        one_each = one_each.reshape(*self._size, 1, self._positions)
-        kernel = tf.cast(tf.tile(one_each, [1, 1, inputs.shape[-1], 1]), inputs.dtype)
-        strides = [1, *self._layer.strides, 1]
-        padding = self._layer.padding.upper()
-        return tf.nn.depthwise_conv2d(inputs, kernel, strides, padding)
 
 
 @functools.cache

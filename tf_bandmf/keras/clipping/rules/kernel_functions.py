@@ -15,13 +15,14 @@ each example's kernel gradient, and no convolution of single examples.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from tf_bandmf.keras.clipping.factors.base import Factor, Formed
+from tf_bandmf.keras.clipping.factors.base import Factor
 from tf_bandmf.keras.clipping.independence.map_examples import map_examples
 from tf_bandmf.keras.clipping.rules.base import (
     LayerCall,
@@ -44,28 +45,45 @@ class KernelFunctionRule(PreActivationRule):
 
     def factors_of(self, call: LayerCall, gradient: tf.Tensor) -> Mapping[int, Factor]:
         layer, rule = call.layer, _rule_below(call.layer)
-        weight = kernel_of(layer)
         assert rule is not None
-        factors = rule.factors_of(call, gradient)
+        factors, weight = rule.factors_of(call, gradient), id(kernel_of(layer))
+        return {**factors, weight: PulledBack(layer, factors[weight])}
+
+
+@dataclasses.dataclass(frozen=True)
+class PulledBack(Factor):
+    """Gradients of a weight, from those of the kernel that is a function of it.
+
+    Attributes:
+      layer: the layer that has both.
+      of_kernel: gradients of the kernel.
+    """
+
+    layer: Any
+    of_kernel: Factor
+
+    def of_units(self, rows: int) -> Factor:
+        """See the base class: the pull-back is linear, and follows the sum over rows."""
+        return PulledBack(self.layer, self.of_kernel.of_units(rows))
+
+    def instantiate(self) -> tf.Tensor:
+        layer, weight = self.layer, tensorflow_value(kernel_of(self.layer))
 
         def pulled_back(of_unit: tf.Tensor) -> list[tf.Tensor]:
-            value = tensorflow_value(weight)
             with tf.GradientTape(watch_accessed_variables=False) as tape:
-                tape.watch(value)
+                tape.watch(weight)
                 kernel = tf.convert_to_tensor(layer.kernel)
             pulled = tape.gradient(
                 kernel,
-                value,
+                weight,
                 output_gradients=tf.cast(of_unit, kernel.dtype),
                 unconnected_gradients=tf.UnconnectedGradients.ZERO,
             )
             return [tf.convert_to_tensor(pulled)]
 
-        # The pull-back is linear: the gradients of a unit's rows are added up before it.
-        of_kernels = factors[id(weight)].of_units(call.rows).instantiate()
         name = f"The kernel of layer {layer.name!r} ({type(layer).__name__})"
-        (of_weights,) = map_examples(pulled_back, of_kernels, name)
-        return {**factors, id(weight): Formed(of_weights)}
+        (of_weight,) = map_examples(pulled_back, self.of_kernel.instantiate(), name)
+        return tf.cast(of_weight, tf.float32)
 
 
 def _rule_below(layer: Any) -> PreActivationRule | None:

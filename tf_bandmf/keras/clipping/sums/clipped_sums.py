@@ -292,7 +292,6 @@ def _measured(
     factors: dict[int, list[Factor]] = {}
     for unit, call in forward.calls:
         received = [_dense(next(gradients)) for _ in call.taps]
-        call.rows = 1 if units is None else units.rows
         for key, factor in unit.rule.factors(call, received).items():
             if units is not None:
                 factor = factor.of_units(units.rows)
