@@ -125,7 +125,7 @@ def test_units_of_a_convolution_are_formed_without_patches(monkeypatch):
     def refused(*arguments):
         raise AssertionError("Patches were made.")
 
-    monkeypatch.setattr(convolution, "shifted_inputs", refused)
+    monkeypatch.setattr(convolution.Convolved, "_patches", refused)
     model, x = many_channels()
     y = labels(batch=BATCH * ROWS).reshape(BATCH, ROWS)
     reference.assert_exact(model, x, y, rows=PRESENT)
