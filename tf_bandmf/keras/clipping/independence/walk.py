@@ -334,7 +334,7 @@ class Walk:
         is_allowed = unit.rule.spreads
         if any(call.batched):
             first = call.batched[is_tensor.index(True)]
-            is_allowed = first or not unit.rule.batched_input_only
+            is_allowed = first or unit.rule.runs_again
         if not is_allowed:
             raise _not_told_apart(unit.layer)
         self.calls.append(call)

@@ -78,14 +78,13 @@ class Rule(abc.ABC):
 
     Attributes:
       spreads: whether a call whose output is shared by all examples is handled.
-      batched_input_only: whether the first argument must have a batch dimension.
-      runs_again: whether the rule runs the layer a second time.
+      runs_again: whether the rule runs the layer a second time, on the arguments that have
+        a batch dimension; for other rules, the first argument must have one.
       opens: whether the rule is only for the layer's own variables, and the layers
         inside are tapped with their own rules.
     """
 
     spreads = False
-    batched_input_only = True
     runs_again = False
     opens = False
 

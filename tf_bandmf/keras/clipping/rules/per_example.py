@@ -50,7 +50,6 @@ class PerExampleRule(Rule):
         gradient.
     """
 
-    batched_input_only = False
     runs_again = True
 
     def __init__(self, alone: bool = False) -> None:
