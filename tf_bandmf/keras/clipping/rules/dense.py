@@ -27,7 +27,7 @@ from tf_bandmf.keras.compat.keras_objects import kernel_of, tensorflow_value
 class DenseRule(PreActivationRule):
     """The rule of `Dense`, and of `EinsumDense` with any equation with the batch first.
 
-    A layer may have an adapter if the last letter of the kernel is new, see `products`.
+    A layer may have an adapter if the last letter of the kernel is new.
     """
 
     kinds = (keras.layers.Dense, keras.layers.EinsumDense)
