@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import math
 import pathlib
@@ -449,7 +450,7 @@ class Plan:
         base = self.participation.accountant(matrix, Simulation(confidence))
         return self.measurements.with_evaluations(base)
 
-    @property
+    @functools.cached_property
     def fingerprint(self) -> str:
         """SHA-256 over every privacy-relevant field, as 64 hexadecimal digits."""
         content = self.to_config()
