@@ -39,7 +39,6 @@ from tf_bandmf.strategies import Strategy, registry
 from tf_bandmf.workloads import Workload
 
 if TYPE_CHECKING:
-    from tf_bandmf.accounting.guarantee import Calibration
     from tf_bandmf.sampling import BatchSchedule
 
 _FORMAT = 1
@@ -285,13 +284,12 @@ class Plan:
             raise ValueError(f"metrics must be in [0, 1), found {metrics!r}.")
         if not evaluations:
             return dataclasses.replace(self, measurements=Measurements(float(counts)))
-        base, budget = self.accounting(), (self.epsilon, self.delta)
+        base = self.accounting()
         # A share of `1 / sigma^2` of the Gaussian mechanism that would spend all of it.
-        unit = base.moved_by * gaussian.calibrate_noise_stddev(*budget)
-        noise = unit * math.sqrt(evaluations / metrics)
+        unit = gaussian.calibrate_noise_stddev(self.epsilon, self.delta)
+        noise = base.moved_by * unit * math.sqrt(evaluations / metrics)
         kept = Measurements(float(counts), evaluations, noise)
-        made = kept.with_evaluations(base).calibrate(*budget)
-        return self._with_noise(made, measurements=kept)
+        return self._with_noise_of(kept.with_evaluations(base), measurements=kept)
 
     def bounded(self, *, confidence: float = 0.999999) -> Plan:
         """The plan with noise by a simulated bound on epsilon instead of an estimate.
@@ -315,12 +313,12 @@ class Plan:
             )
         if self.measurements != Measurements():
             raise ValueError("The plan has a reservation: call bounded before reserve.")
-        accountant = self.accounting(confidence)
-        return self._with_noise(accountant.calibrate(self.epsilon, self.delta))
+        return self._with_noise_of(self.accounting(confidence))
 
-    def _with_noise(self, made: Calibration, **changes: Any) -> Plan:
-        """The plan with a calibrated noise, and the guarantee that it has."""
+    def _with_noise_of(self, accountant: Accountant, **changes: Any) -> Plan:
+        """The plan with the noise that this accountant asks for its budget."""
         assert self.sensitivity is not None
+        made = accountant.calibrate(self.epsilon, self.delta)
         noise = multiplier_of(made.noise_stddev, self.sensitivity.value)
         changes |= stated(made.guarantee)
         return dataclasses.replace(self, noise_multiplier=noise, **changes)
