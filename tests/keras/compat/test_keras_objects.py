@@ -36,12 +36,6 @@ def test_what_stands_around_a_call():
     layer(tf.zeros([1]), training=None)
     context, autocast = seen
     assert context.entry_layer is layer and autocast is not None
-    with keras.StatelessScope(initialize_variables=False):
-        objects.global_state.set_global_attribute(objects.UNINITIALIZED_VARIABLES, [])
-        keras.Variable("zeros", shape=(1,))
-        name = objects.UNINITIALIZED_VARIABLES
-        assert len(objects.global_state.get_global_attribute(name)) == 1
-        objects.global_state.set_global_attribute(name, [])
 
 
 @pytest.mark.parametrize("excluded", [False, True])

@@ -21,11 +21,6 @@ from keras.src.saving import object_registration
 from keras.src.trainers.compile_utils import CompileLoss
 
 __all__ = [
-    "AUTOCAST_SCOPE",
-    "CALL_CONTEXT",
-    "EXTRAS",
-    "LOGITS",
-    "MASK",
     "CompileLoss",
     "Functional",
     "LossFunctionWrapper",
@@ -38,7 +33,6 @@ MASK, LOGITS = "_keras_mask", "_keras_logits"
 EXTRAS = (MASK, LOGITS)
 # Names of the entries of `global_state` for the context of a call.
 CALL_CONTEXT, AUTOCAST_SCOPE = "current_call_ctx", "autocast_scope"
-UNINITIALIZED_VARIABLES = "uninitialized_variables"
 
 
 def all_layers(
@@ -147,15 +141,6 @@ def loss_tracker(model: keras.Model) -> keras.metrics.Mean:
     return model._loss_tracker
 
 
-def given_metrics(model: keras.Model) -> tuple[Any, Any]:
-    """The metrics and weighted metrics that `compile` was given."""
-    compiled = getattr(model, "_compile_metrics", None)
-    return (
-        getattr(compiled, "_user_metrics", None),
-        getattr(compiled, "_user_weighted_metrics", None),
-    )
-
-
 def compiled_arguments(model: keras.Model) -> dict[str, Any]:
     """The arguments that `compile` was given, unchanged; empty if it was not called."""
     return dict(model._compile_config.config) if model.compiled else {}
@@ -242,7 +227,9 @@ def maker_of(tensor: keras.KerasTensor) -> Any:
 def metric_handles(model: Any) -> set[int]:
     """Ids of the handles of a model's metrics, including metrics not built for data yet."""
     variables = list(model.metrics_variables)
-    for metric in keras.tree.flatten(given_metrics(model)):
+    compiled = getattr(model, "_compile_metrics", None)
+    names = "_user_metrics", "_user_weighted_metrics"
+    for metric in keras.tree.flatten([getattr(compiled, n, None) for n in names]):
         # Metrics given as names or functions have no variables yet: nothing can have read
         # them.
         if isinstance(metric, keras.metrics.Metric):

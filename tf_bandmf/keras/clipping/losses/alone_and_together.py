@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -23,6 +23,7 @@ from tf_bandmf.keras.clipping.losses.compiled import compiled_loss
 from tf_bandmf.keras.clipping.losses.rows import has_rows
 from tf_bandmf.keras.clipping.tensors import batches
 from tf_bandmf.keras.clipping.tensors.errors import UnsupportedModelError
+from tf_bandmf.keras.clipping.tensors.made_up import made_up
 from tf_bandmf.keras.compat.keras_objects import CompileLoss, loss_parts
 from tf_bandmf.keras.compat.replicas import unscaled_losses
 
@@ -86,10 +87,9 @@ def _cosines(model: keras.Model, loss: CompileLoss, specs: Any) -> dict[int, flo
     y, p, _ = specs
     sizes = [math.prod(_sizes(leaf)) for leaf in keras.tree.flatten((y, p))]
     count = min(_EXAMPLES, max(3, _ELEMENTS // max(1, *sizes)))
-    rng = np.random.default_rng(0)
     gradients = _gradients_of(loss)
-    for targets in (_values, _classes):
-        made = _made_up(rng, specs, count, targets)
+    for as_classes in (False, True):
+        made = _made_up(specs, count, as_classes)
         try:
             if not loss.built:
                 loss.build(*made[:2])
@@ -168,52 +168,29 @@ def _sizes(spec: Any) -> list[int]:
     return [_LENGTH if size is None else size for size in shape]
 
 
-def _made_up(rng: Any, specs: Any, count: int, targets: Callable[..., Any]) -> Any:
-    """Makes up targets, outputs in (0.1, 0.9) and weights of 1 for specs [B, ...]."""
-    y, p, weight = specs
-    of_outputs = keras.tree.flatten(p)
-    of_targets = keras.tree.flatten(y)
-    paired = len(of_targets) == len(of_outputs)
-    made = []
-    for place, spec in enumerate(of_targets):
-        shape = _sizes(of_outputs[place] if paired else of_outputs[0])
-        make = targets if spec is None or spec.dtype.is_floating else _classes
-        values = None if spec is None else make(rng, count, _sizes(spec), shape)
-        made.append(None if spec is None else tf.cast(values, spec.dtype))
-    return (
-        keras.tree.pack_sequence_as(y, made),
-        keras.tree.map_structure(
-            lambda s: tf.constant(
-                rng.uniform(0.1, 0.9, (count, *_sizes(s))), tf.float32
-            ),
-            p,
-        ),
-        keras.tree.map_structure(
-            lambda s: None if s is None else tf.ones((count, *_sizes(s)), s.dtype),
-            weight,
-        ),
-    )
+def _made_up(specs: Any, count: int, as_classes: bool) -> Any:
+    """Makes up targets, float32 outputs and weights of 1 for specs [B, ...].
 
-
-def _values(rng: Any, count: int, shape: Sequence[int], output: Sequence[int]) -> Any:
-    """Makes up targets that are numbers, none of which is special."""
-    return rng.uniform(0.2, 0.8, (count, *shape))
-
-
-def _classes(rng: Any, count: int, shape: Sequence[int], output: Sequence[int]) -> Any:
-    """Makes up targets that are classes: 0 or 1, or from 1 on, as 0 is often padding.
-
-    If examples have several positions, each class is as frequent in all examples: a mask
-    then leaves equally many positions of every example.
+    Args:
+      specs: of targets, outputs and weights.
+      count: the number of examples.
+      as_classes: whether targets are 0 or 1 even if they are floats.
     """
-    shape, output = list(shape), list(output)
-    classes = output[-1] if output else 1
-    is_number = shape != output and classes > 2
-    size = math.prod(shape) if shape else 1
-    numbers = np.arange(size * (count if size == 1 else 1))
-    numbers = 1 + numbers % (classes - 1) if is_number else numbers % 2
-    rows = [rng.permutation(numbers) for _ in range(1 if size == 1 else count)]
-    return np.stack(rows).reshape(count, *shape)
+    y, p, weight = keras.tree.map_structure(
+        lambda s: None if s is None else tf.zeros((count, *_sizes(s)), s.dtype), specs
+    )
+    targets = _cast(y, tf.int32) if as_classes else y
+    targets, p = made_up((targets, _cast(p, tf.float32)), count)
+    targets = keras.tree.map_structure(
+        lambda made, like: None if like is None else tf.cast(made, like.dtype),
+        targets,
+        y,
+    )
+    return targets, p, batches.map_tensors(tf.ones_like, weight)
+
+
+def _cast(structure: Any, dtype: Any) -> Any:
+    return batches.map_tensors(lambda tensor: tf.cast(tensor, dtype), structure)
 
 
 def _name(loss: CompileLoss, place: int | None = None) -> str:

@@ -16,11 +16,9 @@ from tf_bandmf.keras.clipping.losses.rows import row_losses
 from tf_bandmf.keras.clipping.tensors import batches
 from tf_bandmf.keras.clipping.tensors.errors import UnsupportedModelError
 from tf_bandmf.keras.compat.keras_objects import (
-    UNINITIALIZED_VARIABLES,
     CompileLoss,
     compile_loss,
     copied_loss,
-    global_state,
     loss_parts,
 )
 from tf_bandmf.keras.compat.replicas import unscaled_losses
@@ -29,20 +27,8 @@ from tf_bandmf.keras.compat.replicas import unscaled_losses
 class _SilentCompileLoss(CompileLoss):
     """A compiled loss without trackers of single outputs' losses.
 
-    Trackers would be created, and updated once per example, inside a vectorized loop.
+    Trackers would be updated once per example, inside a vectorized loop.
     """
-
-    def build(self, y_true: Any, y_pred: Any) -> None:
-        """Resolves the losses; see the base class."""
-        # The base class creates trackers, which are variables. In a stateless scope
-        # they stay plain objects; then they are forgotten.
-        pending = global_state.get_global_attribute(UNINITIALIZED_VARIABLES)
-        global_state.set_global_attribute(UNINITIALIZED_VARIABLES, [])
-        try:
-            with keras.StatelessScope(initialize_variables=False):
-                super().build(y_true, y_pred)
-        finally:
-            global_state.set_global_attribute(UNINITIALIZED_VARIABLES, pending)
 
     @property
     def metrics(self) -> list[Any]:

@@ -4,8 +4,9 @@ Executing a loss for each example by itself costs as many operations as the rest
 small model; on a GPU, one example after the other, it takes forty times as long as the
 rest of a large model. Keras' usual losses do not need this: before they are reduced, they
 have a value for each example and position, which depends on nothing but that position
-of the example. A closed list holds their exact classes and functions. It also restricts
-their arguments: the axis must be the last one, and no class may be ignored.
+of the example. A closed list holds their functions, which a class of Keras' own must call.
+Their arguments are restricted, too: the axis must be the last one, and no class may be
+ignored.
 """
 
 from __future__ import annotations
@@ -24,17 +25,13 @@ from tf_bandmf.keras.compat.keras_objects import (
     loss_parts,
 )
 
-_CLASSES = {
-    LossFunctionWrapper: None,
-    keras.losses.BinaryCrossentropy: keras.losses.binary_crossentropy,
-    keras.losses.CategoricalCrossentropy: keras.losses.categorical_crossentropy,
-    keras.losses.MeanAbsoluteError: keras.losses.mean_absolute_error,
-    keras.losses.MeanSquaredError: keras.losses.mean_squared_error,
-    keras.losses.SparseCategoricalCrossentropy: (
-        keras.losses.sparse_categorical_crossentropy
-    ),
-}
-_FUNCTIONS = tuple(function for function in _CLASSES.values() if function is not None)
+_FUNCTIONS = (
+    keras.losses.binary_crossentropy,
+    keras.losses.categorical_crossentropy,
+    keras.losses.mean_absolute_error,
+    keras.losses.mean_squared_error,
+    keras.losses.sparse_categorical_crossentropy,
+)
 # For a batch of one row, each of these reductions returns the row's value.
 _REDUCTIONS = ("sum_over_batch_size", "sum", "mean", "none", None)
 
@@ -111,11 +108,11 @@ def _reduced(values: tf.Tensor, reduction: str | None) -> tf.Tensor:
 
 
 def has_rows(loss: Any) -> bool:
-    """Returns True for a loss of one output that is in the closed list."""
+    """Returns True for a loss of one output whose function is in the closed list."""
     kind = type(loss)
-    if kind not in _CLASSES or loss.reduction not in _REDUCTIONS:
+    if kind is not getattr(keras.losses, kind.__name__, LossFunctionWrapper):
         return False
-    if loss.fn not in (_FUNCTIONS if _CLASSES[kind] is None else (_CLASSES[kind],)):
+    if getattr(loss, "fn", None) not in _FUNCTIONS or loss.reduction not in _REDUCTIONS:
         return False
     arguments = dict(loss_arguments(loss))
     if arguments.pop("ignore_class", None) is not None:

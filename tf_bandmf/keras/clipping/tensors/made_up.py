@@ -6,6 +6,7 @@ would reveal something about a record.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ def made_up(data: Any, num_examples: int) -> Any:
 
     Floats are in (0.05, 0.95); integers and strings are 0 and 1, which nearly every
     vocabulary, number of classes and mask allows; images of bytes have values 0 to 255.
+    Each example has the same number of ones: a mask leaves as many positions of each.
 
     Args:
       data: structure of arrays or tensors [B, ...]; None stays None.
@@ -32,13 +34,15 @@ def made_up(data: Any, num_examples: int) -> Any:
         shape = (num_examples, *tensor.shape[1:])
         if tensor.dtype.is_floating or tensor.dtype.is_complex:
             return tf.cast(0.05 + 0.9 * rng.random(shape), tensor.dtype)
-        bits = rng.integers(0, 2, shape)
-        if tensor.dtype == tf.string:
-            return tf.strings.as_string(bits)
         if tensor.dtype == tf.uint8 and len(shape) > 2:
             return tf.constant(rng.integers(0, 256, shape), tf.uint8)
-        if len(shape) > 1:
-            bits[:, 0] = 1  # No sequence is all padding.
+        size = math.prod(shape[1:])
+        # One number for each example is 1 for half of the examples.
+        bits = np.resize([1, 0], size if size > 1 else (num_examples, 1))
+        bits = np.broadcast_to(bits, (num_examples, size))
+        bits = rng.permuted(bits, axis=1 if size > 1 else 0).reshape(shape)
+        if tensor.dtype == tf.string:
+            return tf.strings.as_string(bits)
         return tf.cast(bits, tensor.dtype)
 
     return batches.map_tensors(like, batches.to_tensors(data))
