@@ -7,7 +7,7 @@ import functools
 import inspect
 from typing import Any
 
-from keras.src import backend, ops, tree
+from keras.src import backend, ops
 from keras.src.activations import activations
 from keras.src.backend import KerasTensor
 from keras.src.layers import layer
@@ -16,18 +16,11 @@ from keras.src.ops import operation as operations
 from tensorflow.python.ops import cond, control_flow_switch_case, while_loop
 
 __all__ = [
-    "BRANCHES",
-    "MODULES",
-    "RECURRENT",
     "KerasTensor",
     "backend",
-    "core",
     "layer",
-    "nn",
-    "numpy",
     "operations",
     "ops",
-    "tree",
 ]
 
 # From Keras 3.16 on, the backend's operations are in its `ops`, its loops in its `rnn`.
@@ -45,9 +38,10 @@ BRANCHES = (
 )
 
 
-def _names(function: Any) -> tuple[str, ...]:
-    code = getattr(function, "__code__", None)
-    return () if code is None else code.co_names
+def names_in(code: Any) -> set[str]:
+    """Returns the names that code uses, the code of functions inside it included."""
+    names = set(getattr(code, "co_names", ()))
+    return names.union(*map(names_in, getattr(code, "co_consts", ())))
 
 
 @functools.cache
@@ -60,5 +54,6 @@ def of_the_backend() -> list[tuple[Any, str, Any]]:
         for name, function in vars(module).items()
         if callable(function)
         and getattr(function, "__module__", "").startswith("keras.src.backend")
-        and "any_symbolic_tensors" in _names(getattr(ops, name, None))
+        and "any_symbolic_tensors"
+        in names_in(getattr(getattr(ops, name, None), "__code__", None))
     ]

@@ -199,7 +199,7 @@ def test_an_operation_moves_no_other_example(name):
 
 
 # Entries that were tried with arguments of their own; the others are called in some ways.
-SPECIAL = {kind for name in CASES for _, kind, *_ in walked(CASES[name])[0].log}
+SPECIAL = {kind for name in CASES for kind, *_ in walked(CASES[name])[0].log}
 OTHERS = [kind for kind in OPERATIONS if kind.__name__ not in SPECIAL]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -17,26 +17,19 @@ from tf_bandmf.keras.clipping.tensors.errors import UnsupportedModelError
 from tf_bandmf.keras.compat.patching import patched
 
 
-class Window(NamedTuple):
-    """The call of a layer, in which operations of a graph were made.
-
-    Attributes:
-      layer: the layer that was called.
-      unit: the unit that was being recorded: the layer's own, or one that encloses the
-        layer; or None.
-    """
-
-    layer: Any
-    unit: Unit | None
-
-
 class Recorder:
-    """Records the calls of tapped layers, and in which call each operation was made.
+    """Records the calls of tapped layers, and the operations that each call made.
 
     Args:
       units: the layers to tap.
       shapes: what is known about each call, in the order of the calls.
       size: the batch size.
+
+    Attributes:
+      start: how many operations the graph had before.
+      calls: the calls of tapped layers, in the order in which they begin.
+      spans: for each call, the numbers of the operations that it made, and the unit; in
+        the order in which calls end.
 
     Raises:
       RuntimeError: in eager code, which leaves no operations that could be checked.
@@ -47,75 +40,61 @@ class Recorder:
     ) -> None:
         if tf.executing_eagerly():
             raise RuntimeError("A pass is recorded in a graph, found eager code.")
-        self._units = {id(unit.layer): unit for unit in units}
+        self._units = units
         self._shapes = shapes
         self._size = size
         self._graph = tf.compat.v1.get_default_graph()
-        self._window: Window | None = None
-        # The window of each operation, except those since the last call began or ended.
-        self._windows: list[Window | None] = []
+        self._unit: Unit | None = None
+        self.start = self._position()
         self.calls: list[tuple[Unit, LayerCall]] = []
+        self.spans: list[tuple[range, Unit]] = []
 
     @contextlib.contextmanager
-    def tapping(self, layers: Sequence[Any]) -> Iterator[None]:
-        """Directs calls of layers to the recorder, in this thread.
+    def tapping(self) -> Iterator[None]:
+        """Directs calls of the units to the recorder, in this thread.
 
         The layers' own `call` is restored afterwards, whatever happens. Replicas of a
         distribution strategy trace in threads that take turns in the middle of a forward
         pass: only the thread that replaced a `call` sees the replacement.
-
-        Args:
-          layers: all layers whose calls are to be seen.
         """
         with contextlib.ExitStack() as stack:
-            for layer in layers:
-                redirect = functools.partial(self._called, layer)
-                stack.enter_context(patched(layer, "call", redirect))
+            for unit in self._units:
+                redirect = functools.partial(self._called, unit)
+                stack.enter_context(patched(unit.layer, "call", redirect))
             yield
 
     def _called(
-        self, layer: Any, original: Callable[..., Any], *args: Any, **kwargs: Any
+        self, unit: Unit, original: Callable[..., Any], *args: Any, **kwargs: Any
     ) -> Any:
-        """Handles a call of a layer.
+        """Handles a call of a unit.
 
         Raises:
-          UnsupportedModelError: if a tapped layer is called in a loop or inner function.
+          UnsupportedModelError: if it is called in a loop or inner function.
         """
-        window = self._window
-        around = None if window is None else window.unit
-        is_open = around is None or around.rule.opens
-        unit = self._units.get(id(layer)) if is_open else None
+        around, layer = self._unit, unit.layer
+        if around is not None and not around.rule.opens:
+            return original(*args, **kwargs)
         if tf.compat.v1.get_default_graph() is not self._graph:
-            if unit is None:
-                return original(*args, **kwargs)
             raise UnsupportedModelError(
                 f"Layer {layer.name!r} ({type(layer).__name__}) is called inside a "
                 "loop, a condition or a tf.function within the model, where its "
                 "per-example gradients cannot be followed. Call it directly from "
                 "`call`, or put the loop and the layer's weights into one layer."
             )
-        self._note_operations()
-        self._window = Window(layer, unit or around)
+        start, self._unit = self._position(), unit
         try:
-            if unit is None:
-                return original(*args, **kwargs)
             return unit.rule.forward(self._described(unit, original, args, kwargs))
         finally:
-            self._note_operations()
-            self._window = window
+            self.spans.append((range(start, self._position()), unit))
+            self._unit = around
 
-    def position(self) -> int:
-        """Returns the number of operations that the graph has."""
+    def _position(self) -> int:
         return len(self._graph.get_operations())
 
-    def windows(self) -> list[Window | None]:
-        """Returns, for each operation, the innermost call that made it, or None."""
-        self._note_operations()
-        return self._windows
-
-    def _note_operations(self) -> None:
-        """Notes the current call for all operations since a call last began or ended."""
-        self._windows += [self._window] * (self.position() - len(self._windows))
+    def unit_of(self, number: int) -> Unit | None:
+        """Returns the unit whose call made an operation, given by number, or None."""
+        # Inner calls end first.
+        return next((unit for numbers, unit in self.spans if number in numbers), None)
 
     def _described(
         self,
@@ -149,13 +128,14 @@ class Recorder:
             kwargs=kwargs,
             batched=tuple(shape.batched[place] for place in tensors),
         )
-        if shape.new_axes is not None:
-            call.spread = functools.partial(self._repeat, new_axes=shape.new_axes)
+        if not any(shape.batched):
+            call.spread = self._repeat
         self.calls.append((unit, call))
         return call
 
-    def _repeat(self, tensor: tf.Tensor, new_axes: int) -> tf.Tensor:
-        if new_axes:
+    def _repeat(self, tensor: tf.Tensor) -> tf.Tensor:
+        """Repeats an output that all examples share for each of them."""
+        if tuple(tensor.shape[:1]) != (1,):
             tensor = tensor[None]
         shape = tf.concat([[self._size], tf.shape(tensor)[1:]], axis=0)
         repeated = tf.broadcast_to(tensor, shape)

@@ -31,7 +31,7 @@ class Call:
     """An operation on symbolic tensors.
 
     Args:
-      walk: the walk, which knows places and shapes of tensors, and the batch size.
+      walk: the walk, which knows the batch size and the places in tensors.
       op: the operation, with its attributes.
       args: its positional arguments. `inputs` has all arguments by name, and `tensors`
         those that are tensors.
@@ -40,10 +40,8 @@ class Call:
 
     def __init__(self, walk: Any, op: Any, args: Any, kwargs: Any) -> None:
         self.op, self.size = op, walk.size
-        # Functions of a tensor: its place, None if it is the same for all examples; and its
-        # shape, with the batch size.
+        # The place in a tensor; None if it is the same for all examples.
         self.place: Callable[[Any], Place | None] = walk.place
-        self.shape: Callable[[Any], tuple[int, ...]] = walk.shape
         kind: Any = type(op)
         self.inputs: dict[str, Any] = dict(
             _signature(kind).bind(op, *args, **kwargs).arguments
@@ -274,11 +272,8 @@ _TABLE: list[tuple[Rule, str]] = [
 
 
 def _classes(names: str) -> list[type]:
-    kinds = [getattr(m, name, None) for name in names.split() for m in MODULES]
-    is_kind = [isinstance(k, type) and issubclass(k, keras.Operation) for k in kinds]
-    return [
-        kind for kind, is_one in zip(kinds, is_kind, strict=True) if kind and is_one
-    ]
+    kinds = (getattr(m, name, None) for name in names.split() for m in MODULES)
+    return [k for k in kinds if isinstance(k, type) and issubclass(k, keras.Operation)]
 
 
 OPERATIONS: dict[type, Rule] = {

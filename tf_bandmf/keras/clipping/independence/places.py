@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -24,20 +23,17 @@ class Place(NamedTuple):
 ROWS = Place(0)
 
 
-@dataclasses.dataclass
-class CallShape:
+class CallShape(NamedTuple):
     """One call of a layer that is tapped, as a walk saw it.
 
     Attributes:
       layer: the layer called.
-      batched: for each leaf of the arguments, whether its first dimension is the batch.
-      new_axes: None; or, for an output that all examples share, how many axes (0 or 1) are
-        put in front of it before it is repeated for each example.
+      batched: for each leaf of the arguments, whether its first dimension is the batch. If
+        none has it, all examples share the output.
     """
 
     layer: Any
     batched: tuple[bool, ...]
-    new_axes: int | None = None
 
 
 class Mixes(Exception):
@@ -53,7 +49,7 @@ class Mixes(Exception):
 
     def __init__(self, reason: str, advice: str | None = None) -> None:
         super().__init__(reason)
-        self.reason, self.advice = reason, advice
+        self.advice = advice
         self.layer: Any = None
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-import types
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -34,7 +33,7 @@ from tf_bandmf.keras.clipping.independence.places import (
 from tf_bandmf.keras.compat import keras_operations
 from tf_bandmf.keras.compat.graphs import FuncGraph, context
 from tf_bandmf.keras.compat.keras_objects import MASK, all_layers, takes_training
-from tf_bandmf.keras.compat.keras_operations import KerasTensor
+from tf_bandmf.keras.compat.keras_operations import KerasTensor, names_in
 from tf_bandmf.keras.compat.patching import patched
 
 _DRAWS = "normal uniform truncated_normal randint gamma binomial beta dropout".split()
@@ -51,12 +50,18 @@ class Walk:
       size: the batch size, which occurs nowhere else in the model.
       alone: layers that run for each example by itself.
       units: the layers that are tapped, whose calls are noted.
+      like: None, or the log of a walk with another batch size, from which this one must
+        not differ.
     """
 
     def __init__(
-        self, size: int, alone: Sequence[Any], units: Sequence[Any] = ()
+        self,
+        size: int,
+        alone: Sequence[Any],
+        units: Sequence[Any] = (),
+        like: Sequence[Any] | None = None,
     ) -> None:
-        self.size = size
+        self.size, self.like = size, like
         self.units = {id(unit.layer): unit for unit in units}
         # Calls of units, in the order in which they begin.
         self.calls: list[CallShape] = []
@@ -69,7 +74,6 @@ class Walk:
         # What was called, with numbers that must not depend on the batch size.
         self.log: list[Any] = []
         self._places: dict[int, tuple[Any, Place | None]] = {}
-        self._inside: list[Any] = []
 
     def tensor(self, shape: Sequence[int | None], dtype: Any) -> Any:
         """Returns a symbolic tensor of examples, of a shape [B, ...]."""
@@ -140,9 +144,18 @@ class Walk:
         return self.shape(x) if isinstance(x, KerasTensor) else original(x)
 
     def _note(self, *entry: Any) -> None:
-        """Logs what must not change with the batch size, and the layer that it is in."""
-        layers = [one for one in self._inside if not isinstance(one, keras.Model)]
-        self.log.append((layers[-1] if layers else None, *entry))
+        """Logs what must not change with the batch size.
+
+        Raises:
+          Mixes: if it differs from the log of another size.
+        """
+        place = len(self.log)
+        self.log.append(entry)
+        if self.like is not None and list(self.like[place : place + 1]) != [entry]:
+            # What follows is not compared: the layer that is open now will run alone, and
+            # the model is walked through again.
+            self.like = None
+            raise Mixes("computes with the number of examples in the batch")
 
     # Operations.
 
@@ -182,11 +195,9 @@ class Walk:
                 for tensor, place in zip(call.outputs, places, strict=True):
                     self.put(tensor, place or self._by_size(tensor))
         except Mixes as error:
-            if not error.args[0].startswith("operation"):
-                shapes = ", ".join(str(list(self.shape(t))) for t in of_examples)
-                error.reason = f"operation {kind.__name__} on {shapes} {error.reason}"
-                error.args = (error.reason,)
-            raise
+            shapes = ", ".join(str(list(self.shape(t))) for t in of_examples)
+            reason = f"operation {kind.__name__} on {shapes} {error}"
+            raise Mixes(reason, error.advice) from error
         given = keras.tree.flatten(list(call.inputs.values()))
         numbers = [repr(one) for one in given if isinstance(one, (int, float, slice))]
         self._note(kind.__name__, numbers, _settings(op))
@@ -227,11 +238,12 @@ class Walk:
         shapes = [self.shape(t) for t in tensors_of((args, kwargs))]
         if id(layer) not in self._overridden and knows(layer, shapes):
             return self._rows_of(layer, args, kwargs)
-        self._inside.append(layer)
         try:
             if _asks_for_symbols(type(layer)):
                 raise CannotOpen("it treats symbolic tensors differently")
-            return layer.call(*args, **kwargs)
+            outputs = layer.call(*args, **kwargs)
+            self._note("end")
+            return outputs
         except Exception as error:
             mixes = isinstance(error, Mixes)
             if isinstance(error, Mixes) and error.layer is None:
@@ -241,8 +253,6 @@ class Walk:
                 raise
             self.alone = [*closed, layer]
             return self._rows_of(layer, args, kwargs)
-        finally:
-            self._inside.pop()
 
     def _rows_of(self, layer: Any, args: Any, kwargs: Any) -> Any:
         """Returns the results of a layer that is known to give each example its own row."""
@@ -313,16 +323,11 @@ class Walk:
             return outputs
         if len(results) != 1 or outputs is not results[0]:
             raise _not_told_apart(unit.layer)
-        call.new_axes = int(tuple(outputs.shape[:1]) != (1,))
         return self._share(outputs, unit.layer)
 
     def _noted(self, unit: Any, args: Any, kwargs: Any) -> CallShape:
         leaves = keras.tree.flatten((args, kwargs))
-        is_tensor = [isinstance(t, KerasTensor) or tf.is_tensor(t) for t in leaves]
-        places = [
-            self.place(t) if is_one else None
-            for t, is_one in zip(leaves, is_tensor, strict=True)
-        ]
+        places = [self.place(leaf) for leaf in leaves]
         if any(place not in (None, ROWS) for place in places):
             raise Mixes(
                 "is called on a tensor that depends on the data but has no batch "
@@ -333,8 +338,8 @@ class Walk:
         call = CallShape(unit.layer, tuple(place == ROWS for place in places))
         is_allowed = unit.rule.spreads
         if any(call.batched):
-            first = call.batched[is_tensor.index(True)]
-            is_allowed = first or unit.rule.runs_again
+            first = self.place(tensors_of(leaves)[0])
+            is_allowed = first == ROWS or unit.rule.runs_again
         if not is_allowed:
             raise _not_told_apart(unit.layer)
         self.calls.append(call)
@@ -478,11 +483,7 @@ def _asks_for_symbols(kind: type) -> bool:
         if base.__module__.startswith(("keras.", "keras_hub.")):
             break
         for value in vars(base).values():
-            if isinstance(value, types.FunctionType) and _names(value.__code__) & _ASKS:
+            code = getattr(value, "__code__", None)
+            if names_in(code) & _ASKS:
                 return True
     return False
-
-
-def _names(code: types.CodeType) -> set[str]:
-    inner = [part for part in code.co_consts if isinstance(part, types.CodeType)]
-    return set(code.co_names).union(*map(_names, inner))

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import weakref
 from collections.abc import Sequence
-from itertools import zip_longest
 from typing import Any, NamedTuple
 
 import keras
@@ -58,14 +58,12 @@ class Structure(NamedTuple):
       alone: layers that must run for each example by itself: they cannot be opened, or
         examples meet in them.
       calls: for each call of a tapped layer, in order, which arguments have the batch.
-      size: the batch size of the first walk.
-      log: what that walk noted.
+      log: what walks noted.
     """
 
     alone: tuple[Any, ...]
     calls: tuple[CallShape, ...] = ()
-    size: int = 0
-    log: tuple[Any, ...] = ()
+    log: Sequence[Any] = ()
 
 
 def structure_of(
@@ -106,17 +104,9 @@ def refuse_another(
     each time, for example if it counts calls.
 
     Raises:
-      UnsupportedModelError: if another walk of the model differs from the first.
+      UnsupportedModelError: if another judgement differs from the first.
     """
-    if not structure.log or not _has_code_of_the_user(model):
-        return
-    units = find_units(model, variables, structure.alone)
-    try:
-        again = _walk(model, x, structure.alone, structure.size, True, units)
-        is_same = tuple(again.log) == structure.log
-    except Mixes:
-        is_same = False
-    if not is_same:
+    if structure_of(model, x, variables) != structure:
         raise UnsupportedModelError(
             f"Model {model.name!r} does not do the same each time it is called on tensors "
             f"of the same shapes, so an analysis of one call does not hold for the next. "
@@ -141,16 +131,15 @@ def layers_executed_alone(model: keras.Model) -> tuple[Any, ...]:
 def _judged(
     model: keras.Model, x: Any, variables: Sequence[Any], training: bool
 ) -> Structure:
-    first, second, *others = _unused_sizes(model, x)
+    sizes = _unused_sizes(model, x)
+    with contextlib.suppress(Mixes):
+        return _tried(model, x, variables, training, sizes[:2])
+    # A size may occur in the model after all: other sizes are tried before the model is
+    # refused.
     try:
-        return _tried(model, x, variables, training, (first, second))
-    except Mixes:
-        # A size may occur in the model after all: other sizes are tried before the model is
-        # refused.
-        try:
-            return _tried(model, x, variables, training, others[:2])
-        except Mixes as error:
-            raise _refusal(model, error) from error
+        return _tried(model, x, variables, training, sizes[2:4])
+    except Mixes as error:
+        raise _refusal(model, error) from error
 
 
 def _tried(
@@ -165,33 +154,19 @@ def _tried(
     Raises:
       Mixes: if examples meet outside of a layer.
     """
-    alone: tuple[Any, ...] = ()
+    alone: list[Any] = []
     while all(layer is not model for layer in alone):
         units = find_units(model, variables, alone) if variables else []
-        walks = [_walk(model, x, alone, size, training, units) for size in sizes]
-        layer = _counts(*walks)
-        closed = max((walk.alone for walk in walks), key=len)
-        if layer is None and len(closed) == len(alone):
-            log = tuple(walks[0].log)
-            return Structure(alone, tuple(walks[0].calls), sizes[0], log)
-        alone = tuple(closed) if layer is None else (*alone, layer)
-    of_inputs = tuple(map(tf.is_tensor, keras.tree.flatten(x)))
-    return Structure(alone, (CallShape(model, of_inputs),))
-
-
-def _counts(first: Walk, second: Walk) -> Any:
-    """Returns the layer that computes with the number of examples, if there is one.
-
-    Raises:
-      Mixes: if the model does so outside of its layers.
-    """
-    for one, other in zip_longest(first.log, second.log):
-        if one != other:
-            layer = (one or other)[0]
-            if layer is None:
+        first = second = _walk(model, x, alone, sizes[0], training, units)
+        if len(first.alone) == len(alone):
+            second = _walk(model, x, alone, sizes[1], training, units, first.log)
+        if len(second.alone) == len(alone):
+            if second.log != first.log:  # The user's code caught the error.
                 raise Mixes("computes with the number of examples in the batch")
-            return layer
-    return None
+            return Structure(tuple(alone), tuple(second.calls), second.log)
+        alone = second.alone
+    of_inputs = tuple(map(tf.is_tensor, keras.tree.flatten(x)))
+    return Structure(tuple(alone), (CallShape(model, of_inputs),))
 
 
 def _walk(
@@ -201,8 +176,9 @@ def _walk(
     size: int,
     training: bool,
     units: Sequence[Any],
+    like: Sequence[Any] | None = None,
 ) -> Walk:
-    walk = Walk(size, alone, units)
+    walk = Walk(size, alone, units, like)
 
     def symbolic(leaf: Any) -> Any:
         if leaf is None:
@@ -252,10 +228,10 @@ def _refusal(model: keras.Model, error: Mixes) -> UnsupportedModelError:
         where = ", in its own `call` or a `keras.ops` node"
     if error.advice is not None:
         return UnsupportedModelError(
-            f"Model {model.name!r}{where}: {error.reason}. {error.advice}"
+            f"Model {model.name!r}{where}: {error}. {error.advice}"
         )
     return UnsupportedModelError(
-        f"Model {model.name!r}{where}: {error.reason}. It mixes examples of the batch. "
+        f"Model {model.name!r}{where}: {error}. It mixes examples of the batch. "
         f"{ADVICE}"
     )
 

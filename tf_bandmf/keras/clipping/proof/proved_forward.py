@@ -88,14 +88,9 @@ def proved_forward(
     recorder = Recorder(
         units, structure.calls, batches.batch_size((x, y, sample_weight))[1]
     )
-    layers = {id(layer): layer for layer in all_layers(model)}
-    layers.update((id(unit.layer), unit.layer) for unit in units)
-    if all(unit.layer is not model for unit in units):
-        layers.pop(id(model))
-    start = recorder.position()
     try:
         with used_generators() as generators:
-            with recorder.tapping(list(layers.values())):
+            with recorder.tapping():
                 y_pred = run_model(model, x)
             _refuse_added_losses(model)
             _try_loss(model, y, y_pred, sample_weight)
@@ -106,9 +101,9 @@ def proved_forward(
                 f"data before training, so that all weights are known."
             )
         refuse_another(model, x, variables, structure)
-        _check_reads(model, variables, recorder, start)
+        _check_reads(model, variables, recorder)
         yield Forward(y_pred, losses, recorder.calls)
-        _check_state(model, recorder, generators, start)
+        _check_state(model, recorder, generators)
     except NotIndependent as error:
         raise UnsupportedModelError(
             f"Model {model.name!r}: {error.reason}. {ADVICE}"
@@ -148,7 +143,7 @@ def _refuse_added_losses(model: keras.Model) -> None:
 
 
 def _check_reads(
-    model: keras.Model, variables: Sequence[Any], recorder: Recorder, start: int
+    model: keras.Model, variables: Sequence[Any], recorder: Recorder
 ) -> None:
     """Refuses reads of weights that no tapped call accounts for.
 
@@ -162,32 +157,33 @@ def _check_reads(
     """
     owners = {key: variable for variable in variables for key in handles([variable])}
     operations = tf.compat.v1.get_default_graph().get_operations()
-    for window, operation in list(zip(recorder.windows(), operations, strict=True))[
-        start:
-    ]:
-        unit = None if window is None else window.unit
-        for tensor in operation.inputs:
+    for number in range(recorder.start, len(operations)):
+        for tensor in operations[number].inputs:
             if tensor.dtype != tf.resource:
                 continue
             variable = owners.get(id(origin(tensor)))
             if variable is None:
                 continue
-            if unit is None:
-                raise _escapes(model, variable, "outside the call of its own layer")
-            if not any(variable is each for each in unit.variables):
-                name = unit.layer.name
-                where = f"in the call of layer {name!r}, which does not own it"
-                raise _escapes(model, variable, where)
-        if unit is not None and unit.rule.runs_again:
-            if Effect.DRAWS in effects(operation):
+            unit = recorder.unit_of(number)
+            if unit is None or not any(variable is each for each in unit.variables):
+                raise _escapes(model, variable, unit)
+    for numbers, unit in recorder.spans:
+        layer = unit.layer
+        for operation in operations[numbers.start : numbers.stop]:
+            if unit.rule.runs_again and Effect.DRAWS in effects(operation):
                 raise UnsupportedModelError(
-                    f"Layer {unit.layer.name!r} ({type(unit.layer).__name__}) draws random "
+                    f"Layer {layer.name!r} ({type(layer).__name__}) draws random "
                     f"numbers with {operation.type}, which cannot be repeated. Use "
                     "`keras.random` with a `keras.random.SeedGenerator`."
                 )
 
 
-def _escapes(model: keras.Model, variable: Any, where: str) -> UnsupportedModelError:
+def _escapes(
+    model: keras.Model, variable: Any, unit: Unit | None
+) -> UnsupportedModelError:
+    where = "outside the call of its own layer"
+    if unit is not None:
+        where = f"in the call of layer {unit.layer.name!r}, which does not own it"
     return UnsupportedModelError(
         f"Weight {variable.path!r} of model {model.name!r} is read {where}. "
         "That part of its gradient would escape clipping. Use the weight in one "
@@ -200,7 +196,6 @@ def _check_state(
     model: keras.Model,
     recorder: Recorder,
     generators: Sequence[keras.random.SeedGenerator],
-    start: int,
 ) -> None:
     """Refuses writes to variables, and code outside of the graph.
 
@@ -210,13 +205,13 @@ def _check_state(
     operations = tf.compat.v1.get_default_graph().get_operations()
     seeds = handles(generator.state for generator in generators)
     try:
-        refuse_effects(operations[start:], seeds, metric_handles(model))
+        refuse_effects(operations[recorder.start :], seeds, metric_handles(model))
     except NotIndependent as error:
-        window = recorder.windows()[operations.index(error.operation)]
-        where = ""
-        if window is not None:
-            name, kind = window.layer.name, type(window.layer).__name__
-            where = f", in layer {name!r} ({kind}),"
+        # TensorFlow's names contain those of the layers around.
+        names, where = error.operation.name.split("/"), ""
+        for layer in all_layers(model, include_self=False):
+            if layer.name in names:
+                where = f", in layer {layer.name!r} ({type(layer).__name__}),"
         raise UnsupportedModelError(
             f"The training step of model {model.name!r}{where} "
             f"{error.reason} (in {error.operation.name!r}). {_STATE_ADVICE}"
