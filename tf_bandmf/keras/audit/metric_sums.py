@@ -23,7 +23,7 @@ from tf_bandmf.keras.clipping import (
     OF_THE_MACHINE,
     NotIndependent,
     UnsupportedModelError,
-    map_each,
+    map_examples,
     measured_rows,
 )
 from tf_bandmf.sampling.identity import hash_rows
@@ -168,12 +168,12 @@ def function_of(
         return measured_rows(model, x, y, measure)
 
     def alone(x: Any, y: Any) -> tf.Tensor:
-        def one(record: tuple[Any, Any]) -> tf.Tensor:
+        def one(record: tuple[Any, Any]) -> list[tf.Tensor]:
             x, y = tf.nest.map_structure(lambda t: t[None], record)
-            return measured_rows(model, x, y, measure, alone=True)[0]
+            return [measured_rows(model, x, y, measure, alone=True)[0]]
 
-        size = sum(metric.size for metric in metrics)
-        return map_each(one, (x, y), tf.TensorSpec([size], tf.float64))
+        (rows,) = map_examples(one, (x, y), f"Model {model.name!r}")
+        return rows
 
     def traced(rows_of: Callable[..., tf.Tensor]) -> Any:
         @functools.partial(tf.function, autograph=False, input_signature=signature)

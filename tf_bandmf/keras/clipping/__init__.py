@@ -7,7 +7,7 @@ from tf_bandmf.keras.clipping.factors.precision import (
 )
 from tf_bandmf.keras.clipping.forward.looked_up import LookedUp
 from tf_bandmf.keras.clipping.forward.supported import check_supported
-from tf_bandmf.keras.clipping.independence.map_examples import map_each, map_examples
+from tf_bandmf.keras.clipping.independence.map_examples import map_examples
 from tf_bandmf.keras.clipping.independence.registration import (
     register_per_example_layer,
     vouched_classes,
@@ -68,7 +68,6 @@ __all__ = [
     "is_lookup_table",
     "layers_executed_alone",
     "made_up",
-    "map_each",
     "map_examples",
     "measured_rows",
     "present_rows",

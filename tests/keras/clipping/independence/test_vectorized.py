@@ -175,7 +175,7 @@ def test_an_operation_is_vectorized_as_a_loop_would_do_it(name, size, monkeypatc
     def no_loop(*args, **kwargs):
         raise AssertionError("a loop")
 
-    monkeypatch.setattr(mapping, "map_each", no_loop)
+    monkeypatch.setattr(tf, "map_fn", no_loop)
 
     @tf.function(
         autograph=False, input_signature=[tf.TensorSpec([None, size, size and 4])]
@@ -226,15 +226,9 @@ def test_a_conversion_is_not_believed():
         of_all(values, tf.constant([[2, 1], [0, 1]]))
 
 
-@pytest.mark.parametrize("dies_at", [1, 2])
-def test_what_the_function_itself_raises_is_passed_on(dies_at):
-    called = []
-
+def test_what_the_function_itself_raises_is_passed_on():
     def one(x):
-        called.append(x)
-        if len(called) == dies_at:
-            raise ValueError("of the caller")
-        return [2.0 * x]
+        raise ValueError("of the caller")
 
     with pytest.raises(ValueError, match="of the caller"):
         tf.function(lambda x: mapping.map_examples(one, x, "one")[0], autograph=False)(

@@ -1,8 +1,7 @@
 """Executes a function of one example for each example of a batch by itself."""
 
 import contextlib
-import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
@@ -56,41 +55,6 @@ VECTORIZABLE = frozenset(
 )
 
 
-def map_each(
-    function: Callable[[Any], Any],
-    elements: Any,
-    signature: Any,
-    parallel_iterations: int | None = None,
-) -> Any:
-    """Calls `tf.map_fn`, and restores the variable scope even if the function raises.
-
-    If it raises in a graph, `tf.map_fn` leaves a caching device in the variable scope,
-    which graphs share with the program around them: no distribution strategy could be
-    entered in this process any more.
-
-    Args:
-      function: takes the elements of one example.
-      elements: structure of tensors [N, ...].
-      signature: structure of specs of what the function returns.
-      parallel_iterations: as for `tf.map_fn`.
-
-    Returns:
-      Structure of tensors [N, ...].
-    """
-    scope = tf.compat.v1.get_variable_scope()
-    before = scope.caching_device
-    try:
-        return tf.map_fn(
-            function,
-            elements,
-            fn_output_signature=signature,
-            parallel_iterations=parallel_iterations,
-        )
-    finally:
-        if not tf.executing_eagerly():
-            scope.set_caching_device(before)
-
-
 def map_examples(
     function: Callable[[Any], list[tf.Tensor]], elements: Any, name: str
 ) -> list[tf.Tensor]:
@@ -119,10 +83,17 @@ def map_examples(
         )
     nodes = (node for op in graph.get_operations() for node in nodes_of(op))
     if all(node.op in VECTORIZABLE for node in nodes):
-        outputs = _vectorized(function, elements)
-        if outputs is not None:
-            return outputs
-    return list(map_each(function, elements, signature, parallel_iterations=1))
+        # TensorFlow cannot convert each configuration of an operation.
+        with contextlib.suppress(Exception):
+            return list(vectorized_map(function, elements))
+    # If the function raised in the loop, TensorFlow would leave a caching device in the
+    # variable scope, so that no distribution strategy could be entered any more. It was
+    # called before, outside of a loop.
+    return list(
+        tf.map_fn(
+            function, elements, fn_output_signature=signature, parallel_iterations=1
+        )
+    )
 
 
 def _of_one(
@@ -137,43 +108,3 @@ def _of_one(
         results = function(placeholders)
     signature = [tf.TensorSpec(out.shape, out.dtype) for out in results]
     return signature, beside
-
-
-def _vectorized(
-    function: Callable[[Any], list[tf.Tensor]], elements: Any
-) -> list[Any] | None:
-    """Returns the results of all examples; None if vectorizing fails.
-
-    Exceptions that the function itself raises are passed on.
-    """
-    raised: list[Exception] = []
-
-    def noted(element: Any) -> list[tf.Tensor]:
-        try:
-            return function(element)
-        except Exception as error:
-            raised.append(error)
-            raise
-
-    try:
-        with _silent():
-            return list(vectorized_map(noted, elements))
-    except Exception:
-        if raised:
-            raise
-        return None
-
-
-@contextlib.contextmanager
-def _silent() -> Iterator[None]:
-    """Suppresses what TensorFlow logs about an operation that it cannot vectorize."""
-
-    def is_wanted(record: logging.LogRecord) -> bool:
-        return record.module != "pfor"
-
-    log = tf.get_logger()
-    log.addFilter(is_wanted)
-    try:
-        yield
-    finally:
-        log.removeFilter(is_wanted)
