@@ -52,11 +52,6 @@ _PROBLEMS: tuple[tuple[Callable[[Any], bool], str], ...] = (
         "(`enable_lora`) if it is large, and quantize the trained model.",
     ),
     (
-        lambda layer: layer.activity_regularizer is not None,
-        "has an activity regularizer, a loss that is not per example. Remove it, "
-        "or make it an output of the model with a loss of its own.",
-    ),
-    (
         lambda layer: remat_mode(layer) is not None,
         "is in a `RematScope`: activations that are thrown away cannot be used "
         "for per-example gradients. Build the model outside of the scope and "

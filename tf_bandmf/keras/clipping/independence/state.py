@@ -12,7 +12,6 @@ registered as stateless.
 from __future__ import annotations
 
 import enum
-import re
 from collections.abc import Collection, Sequence
 from typing import Any
 
@@ -39,14 +38,9 @@ _DRAWS = frozenset(
 _ASSIGNS = frozenset({"AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp"})
 # Where `PrintV2` may write to: what is in a file could be read again.
 _TERMINAL = frozenset({"stdout", "stderr", "log(info)", "log(warning)", "log(error)"})
-# Operations that are refused even if they are registered as stateless: they may write
-# references, read files, run code outside of the graph, or reach other calls or devices.
-_NOT_STATELESS = re.compile(
-    r"Assign(Add|Sub)?$|PyFuncStateless|ReadFile|MatchingFiles|ImmutableConst|"
-    r"Batch$|BatchFunction|Unbatch|"
-    r"XlaCustomCall|XlaAllReduce|XlaReduceScatter|DTensor|TPU|.*(Dataset|Iterator|Queue|"
-    r"Reader|Barrier[A-Z]|Accumulator|Stack(Push|Pop|Close)|Host|Infeed)"
-)
+# Operations that are registered as stateless, but run code outside of the graph, read
+# files, or put examples of several calls together.
+_OUTSIDE = frozenset({"PyFuncStateless", "ReadFile", "MatchingFiles", "BatchFunction"})
 
 
 class NotIndependent(Exception):
@@ -80,14 +74,10 @@ def effect(node: Any) -> Effect:
         return Effect.ASSIGNS
     if node.op == "PrintV2":
         is_pure = node.attr["output_stream"].s.decode() in _TERMINAL
-    elif node.op == "Empty":  # without `init` it shows what was in memory
-        is_pure = node.attr["init"].b
     else:
         definition = op_def_registry.get(node.op)
         is_stateless = definition is not None and not definition.is_stateful
-        is_pure = node.op in _READS or (
-            is_stateless and not _NOT_STATELESS.match(node.op)
-        )
+        is_pure = node.op in _READS or (is_stateless and node.op not in _OUTSIDE)
     return Effect.NONE if is_pure else Effect.UNKNOWN
 
 
