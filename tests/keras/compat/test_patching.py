@@ -45,7 +45,7 @@ def test_a_function_is_replaced_and_set_back(kind):
         assert call() == 4
         with patched(owner, "value", lambda original, *args: 0):
             assert call() == 0
-        with patched(owner, "value", replacement, on_top=True):
+        with patched(owner, "value", replacement):
             assert call() == 8
         assert call() == 4
     assert call() == 2

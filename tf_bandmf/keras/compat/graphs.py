@@ -26,19 +26,12 @@ LOOP_GRAPHS = (_control_flow.WhileBodyFuncGraph, _control_flow.WhileCondFuncGrap
 BRANCH_GRAPHS = (_control_flow.CondBranchFuncGraph,)
 
 __all__ = [
-    "BRANCH_GRAPHS",
-    "EagerTensor",
     "FuncGraph",
     "GraphOrParentsInXlaContext",
-    "LOOP_GRAPHS",
-    "captured",
     "context",
     "gen_xla_ops",
-    "depends_on_arguments",
-    "nodes_of",
     "op_def_registry",
     "ops",
-    "origin",
 ]
 # Types of tensors that stand for variables and tables.
 _HANDLES = (dtypes.resource, dtypes.variant)

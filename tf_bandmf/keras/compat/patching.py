@@ -52,22 +52,16 @@ _HERE = _Replacements()
 
 
 @contextlib.contextmanager
-def patched(
-    owner: Any, name: str, replacement: Callable[..., Any], *, on_top: bool = False
-) -> Iterator[Callable[..., Any]]:
+def patched(owner: Any, name: str, replacement: Callable[..., Any]) -> Iterator[None]:
     """Replaces a function, in this thread, until the context is left.
 
-    Contexts of one function nest: the innermost replacement is called.
+    Contexts of one function nest: the innermost replacement is called, and what it gets as
+    the original function is the replacement around it.
 
     Args:
       owner: a module, a class, an object, or a dictionary of functions.
       name: name of the attribute, or the key.
       replacement: called with the original function and then the call's arguments.
-      on_top: if the thread has replaced the function already, passes that replacement
-        instead of the original function.
-
-    Yields:
-      The original function.
     """
     key = (id(owner), name)
     with _LOCK:
@@ -76,10 +70,10 @@ def patched(
             installed = _install(owner, name, key)
         installed.users += 1
     stack = _HERE.stacks.setdefault(key, [])
-    inner = stack[-1] if on_top and stack else installed.original
-    stack.append(functools.partial(replacement, inner))
+    on_top = functools.partial(replacement, stack[-1] if stack else installed.original)
+    stack.append(functools.update_wrapper(on_top, installed.original))
     try:
-        yield installed.original
+        yield
     finally:
         stack.pop()
         if not stack:

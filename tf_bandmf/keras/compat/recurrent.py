@@ -9,7 +9,6 @@ What tells that it broke: `tests/keras/compat/test_recurrent.py`.
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 from typing import Any
 
@@ -22,14 +21,9 @@ from tf_bandmf.keras.compat.patching import patched
 _RNN = importlib.import_module("keras.src.backend.tensorflow.rnn")
 
 
-def without_cudnn() -> contextlib.AbstractContextManager[Any]:
-    """A context in which, in this thread, Keras' layers do not use cuDNN."""
-    return patched(_RNN, "cudnn_ok", lambda original, *_, **__: False)
-
-
 def run_model(model: keras.Model, x: Any) -> Any:
     """Calls a model the way Keras' training step does, but without cuDNN."""
-    with without_cudnn():
+    with patched(_RNN, "cudnn_ok", lambda *_, **__: False):
         if takes_training(model):
             return model(x, training=True)
         return model(x)

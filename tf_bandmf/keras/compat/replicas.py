@@ -10,33 +10,20 @@ What tells that it broke: the weights of two replicas in
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
-from typing import Any
 
 import keras
-import tensorflow as tf
 from keras.src.losses import loss as loss_module
 
 from tf_bandmf.keras.compat.patching import patched
 
 
-@contextlib.contextmanager
-def unscaled_losses() -> Iterator[None]:
-    """Stops Keras from dividing losses by the number of replicas, in this thread.
+def unscaled_losses() -> contextlib.AbstractContextManager[None]:
+    """Returns a context in which this thread divides no losses by the number of replicas.
 
     Multiplying afterwards would be wrong for losses that Keras does not scale (those
     that return a scalar).
     """
-    if tf.distribute.get_strategy().num_replicas_in_sync == 1:
-        yield
-        return
-    with patched(loss_module, "scale_loss_for_distribution", _as_it_is):
-        yield
-
-
-def _as_it_is(original: Any, value: Any) -> Any:
-    del original
-    return value
+    return patched(loss_module, "scale_loss_for_distribution", lambda _, value: value)
 
 
 def keep_gradients_apart(optimizer: keras.optimizers.Optimizer) -> None:

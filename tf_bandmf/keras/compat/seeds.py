@@ -68,7 +68,7 @@ def _of_this_round(seed: tf.Tensor, outer: Any) -> tf.Tensor:
 def _patched(
     replacement: Callable[..., Any],
 ) -> contextlib.AbstractContextManager[Any]:
-    return patched(keras.random.SeedGenerator, "next", replacement, on_top=True)
+    return patched(keras.random.SeedGenerator, "next", replacement)
 
 
 @contextlib.contextmanager

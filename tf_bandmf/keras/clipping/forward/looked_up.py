@@ -37,7 +37,7 @@ class LookedUp:
     def __init__(self, model: keras.Model, layers: Sequence[Any]) -> None:
         self._model = model
         self._layers = list(layers)
-        self._known: dict[Any, Any] = {}
+        self._traces: dict[Any, Any] = {}
 
     def __call__(self, x: Any, rows: tf.Tensor | None) -> list[tf.Tensor]:
         """Returns the rows that each layer looks up, [N] int64, with repeats; -1: no row.
@@ -51,10 +51,10 @@ class LookedUp:
         """
         data = batches.to_tensors((x, rows))
         specs = batches.specs_of(data)
-        if specs not in self._known:
+        if specs not in self._traces:
             with tf.init_scope():
-                self._known[specs] = self._traced(data, specs)
-        return list(self._known[specs](*batches.tensor_leaves(data)))
+                self._traces[specs] = self._traced(data, specs)
+        return list(self._traces[specs](*batches.tensor_leaves(data)))
 
     def _traced(self, data: Any, specs: Sequence[tf.TensorSpec]) -> Any:
         def forward(*leaves: tf.Tensor) -> list[tf.Tensor]:
