@@ -64,7 +64,7 @@ FOLDERS = {
 # today only ever goes down: a change that takes lines away runs `--lower`, and one that
 # needs more in a folder takes them from another. "other" is what lies beside folders.
 CEILINGS = {
-    "keras": (9_361, 7_000),
+    "keras": (9_185, 7_000),
     "accounting": (2_087, 2_150),
     "planning": (2_188, 1_900),
     "strategies": (1_481, 1_600),
@@ -81,7 +81,7 @@ CEILINGS = {
     "files": (202, 190),
     "other": (252, 290),
     "federated": (3_187, 3_200),
-    "tests": (25_657, 22_000),
+    "tests": (25_647, 22_000),
     "benchmarks": (1_996, 2_000),
 }
 ELSEWHERE = {
