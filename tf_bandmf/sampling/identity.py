@@ -162,26 +162,17 @@ def content_digest(batch: Mapping[str, Any]) -> tf.Tensor:
     """
     structure: list[str] = []
     words: list[tf.Tensor] = []
-    # Consecutive ids, which become words together: every operation of a graph takes time.
-    ids: list[tf.Tensor] = []
     # The kernel of `hash_rows` is for the host.
     with tf.device("/CPU:0"):
         for name in sorted(set(batch) - {FINGERPRINT}):
             for path, leaf in _leaves(name, batch[name]):
                 tensor = tf.convert_to_tensor(leaf)
                 structure.append(f"{path} {tensor.dtype.name} {tensor.shape.rank}")
-                if name not in CONTENT and tensor.shape.rank == 0:  # without sizes
-                    ids.append(tf.cast(tensor, tf.int64))
-                    continue
-                words += [tf.stack(ids)] if ids else []
-                ids.clear()
                 is_content = name in CONTENT
+                if is_content or tensor.shape.rank != 0:
+                    words.append(tf.shape(tensor, out_type=tf.int64))
                 integers = hash_rows(tensor) if is_content else tf.reshape(tensor, [-1])
-                words += [
-                    tf.shape(tensor, out_type=tf.int64),
-                    tf.cast(integers, tf.int64),
-                ]
-        words += [tf.stack(ids)] if ids else []
+                words.append(tf.cast(integers, tf.int64))
         digest = hashlib.blake2b("\n".join(structure).encode(), digest_size=8).digest()
         message = tf.concat([np.frombuffer(digest, np.int64), *words], axis=0)
         return hash_rows(message[None])[0]

@@ -473,12 +473,13 @@ def classes_of(content: dict[str, Any]) -> np.ndarray:
     """The classes of examples, from class numbers or one-hot targets; 0 for others."""
     targets: Any = content.get(TARGETS)
     count = len(tf.nest.flatten(content)[0])
-    kind = targets.dtype.kind if isinstance(targets, np.ndarray) else ""
-    if kind and kind in "iubf" and targets.size == count:
+    if not isinstance(targets, np.ndarray) or targets.dtype.kind not in "iubf":
+        return np.zeros(count, np.int64)
+    if targets.size == count:
         # Two classes are often 0.0 and 1.0.
         is_whole = np.mod(targets, 1) == 0
         return np.where(is_whole, targets, 0).reshape(-1).astype(np.int64)
-    if kind and kind in "iubf" and targets.ndim == 2 and targets.size:
+    if targets.ndim == 2 and targets.size:
         is_one_hot = (targets.sum(axis=1) == 1.0) & (targets.max(axis=1) == 1.0)
         return np.where(is_one_hot, targets.argmax(axis=1), 0)
     return np.zeros(count, np.int64)
