@@ -233,9 +233,9 @@ def bands_in_wrong_order(patch):
 @broken("Column norms forgotten in the noise", [3, 9], white, "bsr:4:normalized")
 def column_norms_forgotten(patch):
     def unscaled(recurrence, normals_of, buffer, step):
-        return recurrence._inner.row(normals_of, buffer, step)
+        return recurrence._row(normals_of, buffer, step)
 
-    patch.setattr(recurrences.ScaledOutput, "row", unscaled)
+    patch.setattr(recurrences.Recurrence, "row", unscaled)
 
 
 @broken("A replica that takes another's part of the noise", [8], white, "identity", 2)

@@ -177,12 +177,10 @@ class LazyTable:
         )
         # Separate from the rest of the state: a lookup reads only weights.
         self._weights = tf.Variable(weights.read_value(), trainable=False)
+        if memory is None:
+            memory = tf.zeros([self.num_rows, self._width - self.columns])
         # The parts of the rows' states, in order.
-        self._states = [self._weights]
-        if jumps.entries > 1:
-            if memory is None:
-                memory = tf.zeros([self.num_rows, self._width - self.columns])
-            self._states.append(tf.Variable(memory, trainable=False))
+        self._states = [self._weights, tf.Variable(memory, trainable=False)]
 
     def weights_of(self, rows: tf.Tensor) -> tf.Tensor:
         """The stored weights, [..., columns], of existing rows [...], without an update."""
@@ -194,8 +192,7 @@ class LazyTable:
 
     def memory(self) -> np.ndarray:
         """The present `memory`, see the class; only for the private state file."""
-        none = np.zeros([self.num_rows, 0], np.float32)
-        return self._states[1].numpy() if self.jumps.entries > 1 else none
+        return self._states[1].numpy()
 
     def replace_weights(self, weights: tf.Variable) -> None:
         """Replaces the weights, at a time at which every row is up to date."""
@@ -387,8 +384,7 @@ def _jumped(
     apart = tf.reshape(tf.concat(states, axis=1), [-1, entries, columns])
     fresh = tf.reshape(normals, [-1, entries, columns])
     moved = _applied(products, apart) + _applied(factors, fresh)
-    memory = tf.reshape(moved[:, 1:], [-1, (entries - 1) * columns])
-    return [moved[:, 0], memory][: len(states)]
+    return [moved[:, 0], tf.reshape(moved[:, 1:], [jump.shape[0], -1])]
 
 
 def _applied(matrices: tf.Tensor, states: tf.Tensor) -> tf.Tensor:

@@ -34,12 +34,13 @@ class Recurrence(abc.ABC):
     Attributes:
       memory_vectors: rows of the buffer.
       key_terms: number of steps, up to the present one, whose normals a row draws.
+      row_scale: factors by which rows are multiplied in the end, shape [n], or None.
     """
 
     memory_vectors = 0
     key_terms = 1
+    row_scale: np.ndarray | None = None
 
-    @abc.abstractmethod
     def row(self, normals: Normals, buffer: tf.Tensor, step: tf.Tensor) -> Row:
         """The row of a step, and the rows of the buffer that change.
 
@@ -48,6 +49,14 @@ class Recurrence(abc.ABC):
           buffer: float32, shape [memory_vectors, size], after the steps before.
           step: int64 scalar.
         """
+        output, updates = self._row(normals, buffer, step)
+        if self.row_scale is not None:
+            output *= tf.gather(tf.constant(self.row_scale, tf.float32), step)
+        return output, updates
+
+    @abc.abstractmethod
+    def _row(self, normals: Normals, buffer: tf.Tensor, step: tf.Tensor) -> Row:
+        """`row`, before it is scaled."""
 
 
 class Regeneration(Recurrence):
@@ -60,7 +69,7 @@ class Regeneration(Recurrence):
         self._rows = rows
         self.key_terms = rows.terms
 
-    def row(self, normals: Normals, buffer: tf.Tensor, step: tf.Tensor) -> Row:
+    def _row(self, normals: Normals, buffer: tf.Tensor, step: tf.Tensor) -> Row:
         weights, terms = self._rows.at(step), self._rows.terms
         # Steps before the first have weight 0.
         steps = tf.maximum(step - tf.range(terms, dtype=tf.int64), 0)
@@ -94,7 +103,7 @@ class KeptNormals(Recurrence):
         self._rows = rows
         self.memory_vectors = rows.terms - 1
 
-    def row(self, normals: Normals, buffer: tf.Tensor, step: tf.Tensor) -> Row:
+    def _row(self, normals: Normals, buffer: tf.Tensor, step: tf.Tensor) -> Row:
         weights = self._rows.at(step)
 
         def slot(j: tf.Tensor | int) -> tf.Tensor:
@@ -163,7 +172,7 @@ class RingBuffer(Recurrence):
         self.memory_vectors = rows.terms - 1
         self._jit_compile = jit_compile
 
-    def row(self, normals: Normals, buffer: tf.Tensor, step: tf.Tensor) -> Row:
+    def _row(self, normals: Normals, buffer: tf.Tensor, step: tf.Tensor) -> Row:
         weights = self._rows.at(step)
         if not self.memory_vectors:
             return normals(step[None], 1.0 / weights), ()
@@ -203,7 +212,7 @@ class GeometricBuffers(Recurrence):
         self._num_steps = sums.num_rows
         self.memory_vectors = sums.memory_vectors
 
-    def row(self, normals: Normals, buffer: tf.Tensor, step: tf.Tensor) -> Row:
+    def _row(self, normals: Normals, buffer: tf.Tensor, step: tf.Tensor) -> Row:
         # NaN past the horizon, as in _Rows.at.
         one = tf.where(step < self._num_steps, 1.0, np.nan)
         scales, decays = tf.constant(self._scales), tf.constant(self._decays)
@@ -212,18 +221,6 @@ class GeometricBuffers(Recurrence):
         output = fresh + tf.linalg.matvec(buffer, scales, transpose_a=True)
         updated = decays[:, None] * buffer + fresh[None]
         return output, (tf.IndexedSlices(updated, slots),)
-
-
-class ScaledOutput(Recurrence):
-    """The rows of another recurrence, each multiplied by its own factor."""
-
-    def __init__(self, inner: Recurrence, row_scale: np.ndarray) -> None:
-        self._inner, self._row_scale = inner, row_scale.astype(np.float32)
-        self.memory_vectors, self.key_terms = inner.memory_vectors, inner.key_terms
-
-    def row(self, normals: Normals, buffer: tf.Tensor, step: tf.Tensor) -> Row:
-        output, updates = self._inner.row(normals, buffer, step)
-        return output * tf.gather(tf.constant(self._row_scale), step), updates
 
 
 def recurrence_of(
@@ -248,16 +245,15 @@ def recurrence_of(
         keeps = keeps and matrix.core.banded_inverse() is not None
         rows = _Rows(streaming, streaming.row_scale)
         return (KeptNormals if keeps else Regeneration)(rows)
-    inner: Recurrence
+    made: Recurrence
     if isinstance(streaming, matrices.GeometricSums):
-        inner = GeometricBuffers(streaming)
+        made = GeometricBuffers(streaming)
     elif isinstance(streaming, matrices.ForwardSubstitution):
-        inner = RingBuffer(_Rows(streaming), jit_compile)
+        made = RingBuffer(_Rows(streaming), jit_compile)
     else:
         raise TypeError(f"No recurrence for {type(streaming).__name__}.")
-    if streaming.row_scale is None:
-        return inner
-    return ScaledOutput(inner, streaming.row_scale)
+    made.row_scale = streaming.row_scale
+    return made
 
 
 class _Rows:
