@@ -84,6 +84,10 @@ class Accountant(abc.ABC):
             return alone
         return 1.0 / math.hypot(1.0 / alone, 1.0 / self.releases)
 
+    def whole_delta(self, epsilon: float, noise_stddev: float) -> float:
+        """Returns delta at epsilon >= 0 without amplification."""
+        return gaussian.gaussian_delta(self.multiplier(noise_stddev), epsilon)
+
     def sampled_delta(
         self, epsilon: float, noise_stddev: float, rough: bool = False
     ) -> float:
@@ -107,7 +111,7 @@ class Accountant(abc.ABC):
         Raises:
           ValueError: on invalid input.
         """
-        whole = gaussian.gaussian_delta(self.multiplier(noise_stddev), epsilon)
+        whole = self.whole_delta(epsilon, noise_stddev)
         if self.sampling_probability == 1.0:
             return whole
         check_positive("epsilon", epsilon)
@@ -119,11 +123,10 @@ class Accountant(abc.ABC):
         Raises:
           ValueError: on invalid input, or if epsilon is above `LARGEST_STATED_EPSILON`.
         """
-        whole, upper = self.multiplier(noise_stddev), LARGEST_STATED_EPSILON
+        upper, is_whole = LARGEST_STATED_EPSILON, self.sampling_probability == 1.0
         check_delta(delta)
-        is_whole = self.sampling_probability == 1.0
-        if is_whole or gaussian.gaussian_delta(whole, upper) <= delta:
-            upper = gaussian.gaussian_epsilon(whole, delta)
+        if is_whole or self.whole_delta(upper, noise_stddev) <= delta:
+            upper = gaussian.gaussian_epsilon(self.multiplier(noise_stddev), delta)
         elif self.delta(upper, noise_stddev) > delta:
             raise no_privacy(noise_stddev, delta, upper)
         least = min(_LEAST_EPSILON, upper)
@@ -159,10 +162,7 @@ class Accountant(abc.ABC):
             whole = self.whole_sensitivity
             multiplier = to_safe_side(
                 left**-0.5,
-                lambda noise: (
-                    gaussian.gaussian_delta(self.multiplier(noise * whole), epsilon)
-                    <= delta
-                ),
+                lambda noise: self.whole_delta(epsilon, noise * whole) <= delta,
             )
         return multiplier * self.whole_sensitivity
 
@@ -221,8 +221,8 @@ class Accountant(abc.ABC):
 
     def stated(self, epsilon: float, delta: float, noise_stddev: float) -> Guarantee:
         """Returns the guarantee; it claims amplification only if the numbers need it."""
-        whole = gaussian.gaussian_delta(self.multiplier(noise_stddev), epsilon)
-        name, kind, adjacency = self.claims[-1 if whole <= delta else 0]
+        is_whole = self.whole_delta(epsilon, noise_stddev) <= delta
+        name, kind, adjacency = self.claims[-1 if is_whole else 0]
         return Guarantee(epsilon, delta, kind, name, adjacency, self.confidence)
 
     def confirms(self, noise_stddev: float, guarantee: Guarantee) -> bool:

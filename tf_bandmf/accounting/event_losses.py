@@ -142,15 +142,11 @@ def additive_loss(
     make = _ADDITIVE.get(type(event))
     if make is None or not (0.0 < probability <= 1.0 and event.noise_multiplier > 0.0):
         return None
+    noise = event.noise_multiplier
     if probability == 1.0 and isinstance(event, dp_accounting.GaussianDpEvent):
-        return make(
-            event.noise_multiplier / math.sqrt(count),
-            value_discretization_interval=interval,
-        )
+        noise, count = noise / math.sqrt(count), 1
     loss = make(
-        event.noise_multiplier,
-        value_discretization_interval=interval,
-        sampling_prob=probability,
+        noise, value_discretization_interval=interval, sampling_prob=probability
     )
     return repeated(loss, count, interval)
 

@@ -164,8 +164,7 @@ class SimulatedAccountant(Accountant):
 
     def confirms(self, noise_stddev: float, guarantee: Guarantee) -> bool:
         if guarantee.is_unamplified:
-            whole = self.multiplier(noise_stddev)
-            least = gaussian.gaussian_delta(whole, guarantee.epsilon)
+            least = self.whole_delta(guarantee.epsilon, noise_stddev)
             return least <= guarantee.delta * (1.0 + 1e-6)
         rough = self.delta(guarantee.epsilon, noise_stddev, rough=True)
         least = rough - _CHECK_ERRORS * rough.standard_error
