@@ -28,21 +28,13 @@ from tf_bandmf.optimize.objectives import Objective
 from tf_bandmf.optimize.result import OptimizationResult
 from tf_bandmf.workloads import Workload
 
-# Takes variables, and a function from errors to weights and an offset (see
-# `Objective.support`); gives a lower bound on the objective, and the errors.
-BoundFunction = Callable[
-    [np.ndarray, "Callable[[np.ndarray], tuple[np.ndarray, float]]"],
-    "tuple[float, np.ndarray]",
-]
-
 # Entries of C for which compiling by XLA pays, and the most bands.
 _XLA_ENTRIES, _MOST_XLA_BANDS = range(2**15, 2**21), 64
 _NAMED = (objectives.MEAN, objectives.MAX)
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Problem:
-    """A parametrization of the feasible set, and the error on it.
+class _Problem:
+    """A parametrization of the feasible set, the errors on it, and their programs.
 
     For column-normalized strategies the variables `y` are the entries below the diagonal,
     divided by the diagonal and by a scale `s_j` of the column: column `j` is
@@ -50,42 +42,116 @@ class Problem:
     such that the squared norms of the columns `i, i + b, ...` sum to 1. Each
     parametrization was the faster of the two on its problem.
 
-    Attributes:
+    Args:
       workload: A.
+      objective: of the per-step squared errors.
       bands: of C.
       separation: b, or None for column-normalized strategies.
-      scale: `s_j`, shape [n]; used only for column-normalized strategies.
+
+    Attributes:
+      minimizer: of the objective.
+      maximum: what the minimizer minimizes if the objective is the maximum of the errors.
     """
 
-    workload: Workload
-    bands: int
-    separation: int | None
-    scale: np.ndarray
+    def __init__(
+        self,
+        workload: Workload,
+        objective: Objective,
+        bands: int,
+        separation: int | None,
+    ) -> None:
+        n = workload.num_steps
+        self._workload, self._bands, self._separation = workload, bands, separation
+        self._scale = _column_scale(n, objective)
+        self._num_variables = (bands - (separation is None)) * n
+        is_maximum = objective == objectives.MAX
+        self.maximum = maximum.SmoothMaximum(n) if is_maximum else None
+        reduction = self.maximum or objective.reduction
+
+        def log_loss(position: tf.Tensor) -> tf.Tensor:
+            return tf.math.log(reduction(self.errors(self.columns(position))))
+
+        # Measured: 1.6 times as fast for 32 bands, slower for 128; 1.3 s to compile. A
+        # caller's own objective may contain operations that XLA does not compile.
+        suits_xla = objective in (*_NAMED, objectives.LAST) and bands <= _MOST_XLA_BANDS
+        by_xla = suits_xla and bands * n in _XLA_ENTRIES
+        self.minimizer = lbfgs.Minimizer(log_loss, self._num_variables, by_xla)
 
     def columns(self, position: tf.Tensor) -> tf.Tensor:
-        n = self.workload.num_steps
+        """Columns of C, shape [bands, n], at variables."""
+        n = self._workload.num_steps
         columns = tf.reshape(position, [-1, n])
-        if self.separation is None:
-            columns *= self.scale
+        if self._separation is None:
+            columns *= self._scale
             columns = tf.concat([tf.ones([1, n], tf.float64), columns], axis=0)
-        columns *= banded_matrices.inside(self.bands, n)
+        columns *= banded_matrices.inside(self._bands, n)
         squared = tf.reduce_sum(columns**2, axis=0)
-        if self.separation is not None:
-            epochs = -(-n // self.separation)
-            missing = epochs * self.separation - n
+        if self._separation is not None:
+            epochs = -(-n // self._separation)
+            missing = epochs * self._separation - n
             table = tf.reshape(tf.pad(squared, [[0, missing]]), [epochs, -1])
             squared = tf.tile(tf.reduce_sum(table, axis=0), [epochs])[:n]
         return columns * tf.math.rsqrt(squared)
 
     def position(self, columns: np.ndarray) -> np.ndarray:
         """Variables of given columns [bands, n] with a positive diagonal."""
-        if self.separation is None:
-            return (columns[1:] / columns[:1] / self.scale).reshape(-1)
+        if self._separation is None:
+            return (columns[1:] / columns[:1] / self._scale).reshape(-1)
         return (columns / np.linalg.norm(columns, axis=0)).reshape(-1)
 
     def errors(self, columns: tf.Tensor) -> tf.Tensor:
-        rows = banded_matrices.times_inverse_workload(columns, self.workload)
+        """Per-step squared errors, shape [n]."""
+        rows = banded_matrices.times_inverse_workload(columns, self._workload)
         return gram_recursion.inverse_row_norms(rows)
+
+    def bound(
+        self,
+        position: np.ndarray,
+        support: Callable[[np.ndarray], tuple[np.ndarray, float]],
+    ) -> tuple[float, np.ndarray]:
+        """A lower bound on the objective of all feasible strategies, and the errors.
+
+        Args:
+          position: variables.
+          support: from errors to weights and an offset, see `Objective.support`.
+        """
+        variables, (errors_at, band_at) = tf.constant(position), self._programs
+        errors, norms = (x.numpy() for x in errors_at(variables))
+        groups = self._separation or self._workload.num_steps
+        weights, offset = support(errors)
+        band, rows, product = (
+            x.numpy() for x in band_at(variables, tf.constant(weights))
+        )
+        error = float(weights @ errors)
+        at = certificate.Tangent(error, band, norms, groups, rows, product, weights)
+        return certificate.lower_bound(at) + offset, errors
+
+    @functools.cached_property
+    def _programs(self) -> tuple[Callable[..., Any], Callable[..., Any]]:
+        """The errors and the columns' norms; a band of the Gram matrix, `C` and `M`."""
+
+        def errors(position: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+            columns = self.columns(position)
+            return self.errors(columns), tf.norm(columns, axis=0)
+
+        def gram_band(
+            position: tf.Tensor, weights: tf.Tensor
+        ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+            columns = self.columns(position)
+            rows = banded_matrices.times_inverse_workload(columns, self._workload)
+            strategy = banded_matrices.rows_from_columns(columns)
+            band = gram_recursion.doubly_filtered_band(strategy, rows, weights)
+            return band, strategy, rows
+
+        # Concrete functions: otherwise TensorFlow warns of retracing after a few problems.
+        position = tf.TensorSpec([self._num_variables], tf.float64)
+        weights = tf.TensorSpec([self._workload.num_steps], tf.float64)
+        return (
+            tf.function(errors, autograph=False).get_concrete_function(position),
+            tf.function(gram_band, autograph=False).get_concrete_function(
+                position, weights
+            ),
+        )
 
 
 def _column_scale(num_steps: int, objective: Objective) -> np.ndarray:
@@ -97,53 +163,6 @@ def _column_scale(num_steps: int, objective: Objective) -> np.ndarray:
     if objective != objectives.MEAN:
         return np.ones(num_steps)
     return (num_steps / (num_steps - np.arange(num_steps))) ** 0.25
-
-
-def _bound_function(problem: Problem) -> BoundFunction:
-    """Returns a function for lower bounds on the objective of all feasible strategies."""
-
-    def evaluate(position: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        columns = problem.columns(position)
-        return problem.errors(columns), tf.norm(columns, axis=0)
-
-    def gram_band(
-        position: tf.Tensor, weights: tf.Tensor
-    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        columns = problem.columns(position)
-        rows = banded_matrices.times_inverse_workload(columns, problem.workload)
-        strategy = banded_matrices.rows_from_columns(columns)
-        band = gram_recursion.doubly_filtered_band(strategy, rows, weights)
-        return band, strategy, rows
-
-    @functools.cache
-    def compiled() -> tuple[Callable[..., Any], Callable[..., Any]]:
-        # Concrete functions: otherwise TensorFlow warns of retracing after a few problems.
-        position = tf.TensorSpec([_num_variables(problem)], tf.float64)
-        weights = tf.TensorSpec([problem.workload.num_steps], tf.float64)
-        errors = tf.function(evaluate, autograph=False)
-        band = tf.function(gram_band, autograph=False)
-        return (
-            errors.get_concrete_function(position),
-            band.get_concrete_function(position, weights),
-        )
-
-    def bound(
-        position: np.ndarray,
-        support: Callable[[np.ndarray], tuple[np.ndarray, float]],
-    ) -> tuple[float, np.ndarray]:
-        variables = tf.constant(position)
-        compiled_errors, compiled_band = compiled()
-        errors, norms = (x.numpy() for x in compiled_errors(variables))
-        groups = problem.separation or problem.workload.num_steps
-        weights, offset = support(errors)
-        band, rows, product = (
-            x.numpy() for x in compiled_band(variables, tf.constant(weights))
-        )
-        error = float(weights @ errors)
-        at = certificate.Tangent(error, band, norms, groups, rows, product, weights)
-        return certificate.lower_bound(at) + offset, errors
-
-    return bound
 
 
 def optimize(
@@ -174,11 +193,11 @@ def optimize(
     config = configs.dumps(workload.to_config())
     # A caller's own function is traced again: it may give other values the next time.
     trace = _traced if objective in _NAMED else _traced.__wrapped__
-    traced = trace(config, objective, len(start), separation)
-    problem, is_certified = traced.problem, is_certified and objective.is_convex
+    problem = trace(config, objective, len(start), separation)
+    is_certified = is_certified and objective.is_convex
     position = problem.position(start)
     minimize = functools.partial(
-        traced.minimizer.minimize, scale=float(workload.num_steps), options=options
+        problem.minimizer.minimize, scale=float(workload.num_steps), options=options
     )
     # Every lower bound that was found along the way holds: the largest one counts.
     best = -math.inf
@@ -188,77 +207,31 @@ def optimize(
 
     def gap(at: np.ndarray) -> float:
         nonlocal best
-        bound, errors = traced.bound(at, objective.support)
+        bound, errors = problem.bound(at, objective.support)
         best = max(best, bound)
         # Rounding may push the bound above the value at a perfect optimum.
         return max(0.0, 1.0 - best / float(objective.reduction(tf.constant(errors))))
 
     def weighted(at: np.ndarray, weights: np.ndarray) -> tuple[float, np.ndarray]:
-        return traced.bound(at, lambda errors: (weights, 0.0))
+        return problem.bound(at, lambda errors: (weights, 0.0))
 
-    if traced.maximum is None:
+    if problem.maximum is None:
         result = minimize(position, gap=gap if is_certified else None)
     else:
         bound = weighted if is_certified else None
         result = maximum.minimize(
-            traced.maximum, minimize, errors_of, bound, position, options
+            problem.maximum, minimize, errors_of, bound, position, options
         )
     columns = problem.columns(tf.constant(result.position))
     value = float(objective.reduction(problem.errors(columns)))
     return columns.numpy(), dataclasses.replace(result, value=value)
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class _Traced:
-    """A problem and its functions, compiled.
-
-    Attributes:
-      problem: the parametrization and its errors.
-      bound: see `_bound_function`.
-      minimizer: of the objective.
-      maximum: what the minimizer minimizes if the objective is the maximum of the errors.
-    """
-
-    problem: Problem
-    bound: BoundFunction
-    minimizer: lbfgs.Minimizer
-    maximum: maximum.SmoothMaximum | None
-
-
 # The last problem is kept, since a plan follows the draft of the same problem.
 @functools.lru_cache(maxsize=1)
 def _traced(
     config: str, objective: Objective, bands: int, separation: int | None
-) -> _Traced:
-    """The functions that `optimize` evaluates, for a workload's configuration."""
+) -> _Problem:
+    """The problem that `optimize` solves, for a workload's configuration."""
     workload = Workload.from_config(configs.loads(config))
-    n = workload.num_steps
-    scale = _column_scale(n, objective)
-    problem = Problem(workload, bands, separation, scale)
-    smooth = maximum.SmoothMaximum(n) if objective == objectives.MAX else None
-    reduction = smooth or objective.reduction
-
-    def log_loss(position: tf.Tensor) -> tf.Tensor:
-        return tf.math.log(reduction(problem.errors(problem.columns(position))))
-
-    minimizer = lbfgs.Minimizer(
-        log_loss, _num_variables(problem), _suits_xla(problem, objective)
-    )
-    return _Traced(problem, _bound_function(problem), minimizer, smooth)
-
-
-def _suits_xla(problem: Problem, objective: Objective) -> bool:
-    """Tells whether to compile the objective by XLA.
-
-    Measured: 1.6 times as fast for 32 bands, slower for 128; 1.3 s to compile. A caller's
-    own objective may contain operations that XLA does not compile.
-    """
-    if objective not in (objectives.MEAN, objectives.LAST, objectives.MAX):
-        return False
-    entries = problem.bands * problem.workload.num_steps
-    return entries in _XLA_ENTRIES and problem.bands <= _MOST_XLA_BANDS
-
-
-def _num_variables(problem: Problem) -> int:
-    rows = problem.bands - (problem.separation is None)
-    return rows * problem.workload.num_steps
+    return _Problem(workload, objective, bands, separation)
