@@ -94,11 +94,6 @@ class ToeplitzBanded(Banded):
     def toeplitz_column(self) -> np.ndarray:
         return np.pad(self.coefficients, (0, self.num_rows - self.bands))
 
-    def streaming(self) -> ForwardSubstitution:
-        return ForwardSubstitution(
-            self.num_rows, self.bands, lambda: self.coefficients[None]
-        )
-
     def in_float32(self) -> ToeplitzBanded:
         return ToeplitzBanded(self.coefficients.astype(np.float32), self.num_rows)
 

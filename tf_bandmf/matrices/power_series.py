@@ -56,13 +56,7 @@ def power(a: np.ndarray, exponent: float, num_terms: int) -> np.ndarray:
     return result
 
 
-def inverse_square_root_of_linear(decay: float, num_terms: int) -> np.ndarray:
-    """Returns the coefficients of `(1 - decay x)^(-1/2)`: `decay^k |binom(-1/2, k)|`."""
+def power_of_linear(decay: float, exponent: float, num_terms: int) -> np.ndarray:
+    """Returns the coefficients of `(1 - decay x)^e`: `(-decay)^k binom(e, k)`."""
     k = np.arange(1, num_terms)
-    return np.concatenate([[1.0], np.cumprod(decay * (k - 0.5) / k)])
-
-
-def square_root_of_linear(decay: float, num_terms: int) -> np.ndarray:
-    """Returns the coefficients of `(1 - decay x)^(1/2)`: `decay^k (-1)^k binom(1/2, k)`."""
-    k = np.arange(1, num_terms)
-    return np.concatenate([[1.0], np.cumprod(decay * (k - 1.5) / k)])
+    return np.concatenate([[1.0], np.cumprod(decay * (k - 1.0 - exponent) / k)])

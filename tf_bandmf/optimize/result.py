@@ -37,8 +37,12 @@ class OptimizationResult:
     seconds: float
     optimality_gap: float | None = None
 
-    def diagnostics(self) -> dict[str, Any]:
-        """Plain numbers and text for `Strategy.diagnostics` and for plans."""
-        fields = dataclasses.asdict(self)
+    def diagnostics(self, objective: str) -> dict[str, Any]:
+        """Plain numbers and text for `Strategy.diagnostics` and for plans.
+
+        Args:
+          objective: name of the objective.
+        """
+        fields = {"objective": objective, **dataclasses.asdict(self)}
         del fields["position"]
         return fields

@@ -65,7 +65,9 @@ def optimize(
       ValueError: for an unknown name, or if the objective is not finite at the start.
     """
     start = start / start[0]
-    name = named_objective(workload, objective)
+    name = None
+    if workload.is_toeplitz and isinstance(objective, str):
+        name = _OBJECTIVES.get(objective)
     if name is not None:
         error = SeriesError(workload, name, inverse)
         problem = ToeplitzProblem(error, sensitivity, inverse)
@@ -80,13 +82,6 @@ def optimize(
         descend = ToeplitzProblem(traced, sensitivity, inverse).minimize
         result = traced.minimize(descend, start[1:], options)
     return np.append(1.0, result.position), result, name, reduction
-
-
-def named_objective(workload: Workload, objective: object) -> str | None:
-    """The name "mean" or "last"; None where `traced_toeplitz` is needed."""
-    if not workload.is_toeplitz or not isinstance(objective, str):
-        return None
-    return _OBJECTIVES.get(objective)
 
 
 class ToeplitzProblem:

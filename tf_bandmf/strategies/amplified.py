@@ -155,29 +155,11 @@ def optimized_amplified(
     )
 
 
-def _build(
-    workload: Workload,
-    participation: Participation,
-    buffers: int = buffered.DEFAULT_BUFFERS,
-    epsilon: float | None = None,
-    delta: float | None = None,
-    objective: str = "mean",
-) -> Strategy:
-    return optimized_amplified(
-        workload,
-        participation,
-        buffers,
-        epsilon=epsilon,
-        delta=delta,
-        objective=objective,
-    )
-
-
 register(
     Family(
         "amplified",
-        _build,
-        (Option("buffers", default=buffered.DEFAULT_BUFFERS),),
+        optimized_amplified,
+        (Option("num_buffers", default=buffered.DEFAULT_BUFFERS),),
         auto=3,
         is_optimized=True,
     )

@@ -12,26 +12,20 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tf_bandmf import matrices
+from tf_bandmf.optimize.options import Options
 from tf_bandmf.participation import FixedEpochOrder, MinSep, Participation
 from tf_bandmf.strategies import optimized
 from tf_bandmf.strategies.base import Strategy
-from tf_bandmf.strategies.registry import (
-    Family,
-    Option,
-    Refinement,
-    default_bands,
-    register,
-)
+from tf_bandmf.strategies.registry import Family, Option, Refinement, register
 from tf_bandmf.strategies.toeplitz import optimized_toeplitz
 from tf_bandmf.workloads import Workload, check_workload
 
 if TYPE_CHECKING:
-    from tf_bandmf.optimize.lbfgs import Options
     from tf_bandmf.optimize.objectives import Objective, ObjectiveLike
 
 # Stopping rules: choosing a strategy needs about three digits, a plan six.
-_DRAFT_ITERATIONS, _DRAFT_DECREASE = 40, 2e-4
-_PLAN_DECREASE = 2e-7
+_DRAFT = Options(max_iterations=40, decrease_tolerance=2e-4)
+_PLAN = Options(decrease_tolerance=2e-7)
 # For more than _MOST_AT_ONCE steps, the start is optimized for a quarter of the steps, to
 # the precision below, if the quarter has at least _LEAST_PER_BAND steps for each band.
 _MOST_AT_ONCE, _LEAST_PER_BAND = 2**16, 64
@@ -94,9 +88,7 @@ def optimized_banded(
       ValueError: if an argument is out of range, or participation is unsuitable.
     """
     check_workload(workload)
-    from tf_bandmf.optimize import lbfgs
-
-    options = lbfgs.Options(
+    options = Options(
         max_iterations=max_iterations,
         gap_tolerance=gap_tolerance,
         gradient_tolerance=gradient_tolerance,
@@ -106,16 +98,16 @@ def optimized_banded(
     separation = None
     if not column_normalized:
         separation = _epoch(participation, bands, workload.num_steps)
-    return _optimized(workload, bands, objective, separation, start, options)
+    return _optimized(workload, bands, objective, options, separation, start)
 
 
 def _optimized(
     workload: Workload,
     bands: int,
     objective: ObjectiveLike,
-    separation: int | None,
-    start: Strategy | None,
     options: Options,
+    separation: int | None = None,
+    start: Strategy | None = None,
     is_certified: bool = True,
 ) -> Strategy:
     """See `optimized_banded`; without a `separation` columns have norm 1."""
@@ -139,7 +131,7 @@ def _optimized(
         matrices.RowBanded(rows),
         {"bands": bands, "column_normalized": separation is None},
         {
-            **optimized.diagnostics(goal.name, result),
+            **result.diagnostics(goal.name),
             "optimal_among": f"{bands} band{'s' * (bands > 1)}{norms}",
         },
     )
@@ -210,7 +202,7 @@ def _default_columns(
         )
         shorter = dataclasses.replace(workload, num_steps=fewer)
         strategy = _optimized(
-            shorter, bands, objective, None, None, options, is_certified
+            shorter, bands, objective, options, is_certified=is_certified
         )
         return continuation.continued(_start_columns(shorter, strategy, bands), n)
     plain = dataclasses.replace(workload, learning_rates=None)
@@ -227,31 +219,14 @@ def _is_prefix_sum(workload: Workload) -> bool:
 def _build(
     workload: Workload,
     participation: Participation,
-    bands: int | None = None,
+    bands: int,
     objective: str = "mean",
+    is_draft: bool = False,
 ) -> Strategy:
-    bands = default_bands(workload, participation) if bands is None else bands
-    return optimized_banded(
-        workload, bands, objective=objective, decrease_tolerance=_PLAN_DECREASE
-    )
-
-
-def _draft(
-    workload: Workload,
-    participation: Participation,
-    bands: int | None = None,
-    objective: str = "mean",
-) -> Strategy:
-    from tf_bandmf.optimize import lbfgs
-
-    bands = default_bands(workload, participation) if bands is None else bands
+    check_workload(workload)
     bands = optimized.check_bands(bands, workload.num_steps)
-    options = lbfgs.Options(
-        max_iterations=_DRAFT_ITERATIONS, decrease_tolerance=_DRAFT_DECREASE
-    )
-    return _optimized(
-        workload, bands, objective, None, None, options, is_certified=False
-    )
+    options = _DRAFT if is_draft else _PLAN
+    return _optimized(workload, bands, objective, options, is_certified=not is_draft)
 
 
 register(
@@ -262,6 +237,6 @@ register(
         auto=8,
         banded="C",
         is_optimized=True,
-        refinement=Refinement("toeplitz", _draft, largest_work=2**22),
+        refinement=Refinement("toeplitz", largest_work=2**22),
     )
 )

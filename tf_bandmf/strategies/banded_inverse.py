@@ -20,7 +20,7 @@ from tf_bandmf.participation import Participation
 from tf_bandmf.strategies import optimized
 from tf_bandmf.strategies.base import Strategy
 from tf_bandmf.strategies.registry import Family, Option, register
-from tf_bandmf.strategies.square_root import inverse_square_root_coefficients
+from tf_bandmf.strategies.square_root import square_root_coefficients
 from tf_bandmf.workloads import Workload, check_workload
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ class _Search:
 
     def with_continuation(self, bands: int) -> Strategy:
         """The best optimum from BISR and, unless that one is sound, from half the bands."""
-        start = inverse_square_root_coefficients(self._workload, bands)
+        start = square_root_coefficients(self._workload, bands, inverse=True)
         best = self.from_start(start)
         if bands <= 2 or self._is_sound(best):
             return best
@@ -129,7 +129,7 @@ class _Search:
                 matrices.ToeplitzBanded(coefficients, self._workload.num_steps)
             ),
             {"bands": coefficients.size},
-            optimized.diagnostics(name, result),
+            result.diagnostics(name),
         )
 
     def _is_sound(self, strategy: Strategy) -> bool:
@@ -154,7 +154,7 @@ def _coefficients(strategy: Strategy) -> np.ndarray:
 register(
     Family(
         "bandinv",
-        optimized.builder(optimized_banded_inverse),
+        optimized_banded_inverse,
         (Option("bands"),),
         auto=3,
         banded="inverse",

@@ -297,20 +297,11 @@ def _starts(
     return starts
 
 
-def _build(
-    workload: Workload,
-    participation: Participation,
-    buffers: int = DEFAULT_BUFFERS,
-    objective: str = "mean",
-) -> Strategy:
-    return blt(workload, participation, buffers, objective)
-
-
 register(
     Family(
         "blt",
-        _build,
-        (Option("buffers", default=DEFAULT_BUFFERS),),
+        blt,
+        (Option("num_buffers", default=DEFAULT_BUFFERS),),
         auto=7,
         is_optimized=True,
     )

@@ -1,7 +1,7 @@
 """Optimized strategies, kept in the user's cache directory.
 
 An entry is found by a fingerprint of everything that determines the strategy: workload,
-participation, family, its options, precision, and the version of the library. A wrong
+participation, family, its options, and the version of the library. A wrong
 entry cannot weaken a guarantee: plans compute sensitivity, error and noise from the matrix
 that they hold, wherever it came from. Entries that cannot be read are ignored.
 
@@ -13,12 +13,13 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import tempfile
 from collections.abc import Mapping
 from typing import Any
 
+import platformdirs
+
 from tf_bandmf._version import __version__
-from tf_bandmf.files import configs
+from tf_bandmf.files import configs, private
 from tf_bandmf.participation import Participation
 from tf_bandmf.strategies.base import Strategy
 from tf_bandmf.workloads import Workload
@@ -29,14 +30,10 @@ _DIGEST = 64
 
 
 def directory() -> str | None:
-    """The directory of the entries; None if the cache is off or no directory is found."""
+    """The directory of the entries; None if the cache is off."""
     wanted = os.environ.get(VARIABLE)
     if wanted is not None:
         return None if wanted.strip().lower() in ("", "off", "0") else wanted
-    try:
-        import platformdirs
-    except ImportError:
-        return None
     return os.path.join(platformdirs.user_cache_dir("tf-bandmf"), "strategies")
 
 
@@ -45,7 +42,6 @@ def fingerprint(
     workload: Workload,
     participation: Participation,
     options: Mapping[str, Any],
-    is_draft: bool,
 ) -> str:
     """Returns 64 hexadecimal digits, equal only for arguments with equal strategies."""
     content = {
@@ -55,7 +51,6 @@ def fingerprint(
         "workload": workload.to_config(),
         "participation": participation.to_config(),
         "options": dict(options),
-        "draft": is_draft,
     }
     return hashlib.sha256(configs.canonical_bytes(content)).hexdigest()
 
@@ -86,12 +81,7 @@ def store(key: str, strategy: Strategy) -> None:
     digest = hashlib.sha256(f"{key}{body}".encode()).hexdigest()
     with contextlib.suppress(OSError):
         os.makedirs(place, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=place)
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
+        # If several processes write an entry at once, its digest says when it is whole.
+        with private.replaced(os.path.join(place, key)) as path:
+            with open(path, "w", encoding="utf-8") as file:
                 file.write(digest + body)
-            # Atomic: even with several processes, an entry is either whole or absent.
-            os.replace(temporary, os.path.join(place, key))
-        except OSError:
-            os.unlink(temporary)
-            raise

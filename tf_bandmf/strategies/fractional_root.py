@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import dataclasses
 
-import numpy as np
-
 from tf_bandmf import matrices
 from tf_bandmf.matrices import power_series
 from tf_bandmf.participation import Participation
@@ -19,17 +17,6 @@ from tf_bandmf.strategies import one_parameter, optimized
 from tf_bandmf.strategies.base import Strategy
 from tf_bandmf.strategies.registry import Family, Option, register, with_best_bands
 from tf_bandmf.workloads import Workload, check_workload
-
-
-def fractional_root_coefficients(
-    workload: Workload, gamma: float, num_terms: int
-) -> np.ndarray:
-    """First column of `A^(-gamma)`, shape [num_terms], float64; leading 1 for SGD.
-
-    For the prefix sum it is the series of `(1 - x)^gamma`; with decay alpha and momentum
-    beta it is that of `(1 - alpha x)^gamma (1 - beta x)^gamma`.
-    """
-    return power_series.power(workload.inverse_coefficients, gamma, num_terms)
 
 
 def bifr(
@@ -59,7 +46,8 @@ def bifr(
             f"gamma must be in [0, 1), found {gamma}: 0 is DP-SGD, and 1 asks for all of "
             f"the workload's inverse."
         )
-    coefficients = fractional_root_coefficients(workload, gamma, bands)
+    # With decay alpha and momentum beta: of (1 - alpha x)^gamma (1 - beta x)^gamma.
+    coefficients = power_series.power(workload.inverse_coefficients, gamma, bands)
     inverse = matrices.ToeplitzBanded(coefficients, workload.num_steps)
     parameters = {"bands": bands, "gamma": float(gamma)}
     strategy = Strategy("bifr", matrices.Inverse(inverse), parameters)

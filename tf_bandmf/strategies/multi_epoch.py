@@ -25,6 +25,8 @@ from tf_bandmf.workloads import Workload, check_workload
 _LARGEST_NUM_STEPS = 8_192
 # Exponent of the multiplicative update; 2 would be exact for a diagonal X.
 _RELAXATION = 1.8
+# How many results an accelerated iteration combines.
+_DEPTH = 12
 
 
 def dense(
@@ -258,8 +260,7 @@ class _Anderson:
     the iteration were linear.
     """
 
-    def __init__(self, depth: int = 12) -> None:
-        self._depth = depth
+    def __init__(self) -> None:
         self._residuals: list[np.ndarray] = []
         self._results: list[np.ndarray] = []
 
@@ -269,8 +270,8 @@ class _Anderson:
         result: tuple[list[np.ndarray], list[np.ndarray]],
     ) -> tuple[list[np.ndarray], list[np.ndarray]]:
         before, after = self._flatten(point), self._flatten(result)
-        self._residuals = [*self._residuals[-self._depth + 1 :], after - before]
-        self._results = [*self._results[-self._depth + 1 :], after]
+        self._residuals = [*self._residuals[1 - _DEPTH :], after - before]
+        self._results = [*self._results[1 - _DEPTH :], after]
         if len(self._results) == 1:
             return result
         change = np.diff(np.stack(self._residuals, axis=1), axis=1)
@@ -308,14 +309,10 @@ def _largest_inner(
     return sum(float(d.max(axis=1).sum()) for d in diagonal)
 
 
-def _build(workload: Workload, participation: Participation) -> Strategy:
-    return dense(workload, participation)
-
-
 register(
     Family(
         "dense",
-        _build,
+        dense,
         is_optimized=True,
     )
 )

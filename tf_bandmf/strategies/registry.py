@@ -25,6 +25,8 @@ _FLAGS: tuple[tuple[str, str, Any], ...] = (
     ("max", "objective", "max"),
     ("normalized", "column_normalized", True),
 )
+# Options that no number of a name gives.
+_OTHERS = ("column_normalized", "objective", "epsilon", "delta")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,13 +59,10 @@ class Refinement:
       of: the other family. On workloads without a learning-rate schedule, "auto" skips
         this family if the other one is far from the best; otherwise, under cyclic
         sampling, it uses as many bands as the other one.
-      draft: like `Family.build`, at the precision that a choice needs; "auto" builds in
-        full only what it chooses.
       largest_work: `n * bands^2` above which "auto" does not try that many bands.
     """
 
     of: str
-    draft: Callable[..., Strategy]
     largest_work: int
 
 
@@ -73,9 +72,10 @@ class Family:
 
     Attributes:
       name: by which users request it; also the `Strategy.family` of what it builds.
-      build: function of workload, participation and the options, all of them optional,
-        that returns the strategy. Its signature says which options it takes: those of
-        `numbers`, `column_normalized` and `objective`.
+      build: function of workload, participation and options that returns the strategy.
+        Its signature says which options it takes: those of `numbers`, the budget,
+        `column_normalized` and `objective`. All are optional; "bands" always has a value
+        if `is_optimized`.
       numbers: the options whose values follow the name, in order, as in "bifr:4:0.6".
       aliases: other names.
       auto: its place in the tables of "auto" and of `compare`, behind the family that it
@@ -86,7 +86,8 @@ class Family:
       is_optimized: whether `build` optimizes numerically: what it finds is cached, and
         more bands, up to the separation, are never worse.
       refinement: how this family refines another one, which takes minutes; None if it
-        refines none.
+        refines none. Then `build` takes `is_draft`, too: True for the precision that a
+        choice needs. "auto" builds in full only what it chooses.
     """
 
     name: str
@@ -101,8 +102,9 @@ class Family:
     @functools.cached_property
     def options(self) -> tuple[str, ...]:
         """Names of the options that `build` takes."""
-        parameters = list(inspect.signature(self.build).parameters)
-        return tuple(parameters[2:])
+        known = [one.name for one in self.numbers] + [*_OTHERS]
+        parameters = inspect.signature(self.build).parameters
+        return tuple(name for name in parameters if name in known)
 
     @property
     def needs_budget(self) -> bool:
@@ -194,8 +196,8 @@ def build_strategy(
       workload: A; gives the number of steps.
       participation: for the mechanisms that optimize their sensitivity.
       is_draft: whether to optimize only to the precision that a choice needs, in families
-        that have a `Refinement.draft`.
-      **options: `bands`, `lambda_`, `gamma`, `buffers`, `column_normalized`,
+        that refine another one.
+      **options: `bands`, `lambda_`, `gamma`, `num_buffers`, `column_normalized`,
         `objective`: those that the mechanism takes. An option that is None counts as
         not given.
 
@@ -208,14 +210,16 @@ def build_strategy(
     if unknown:
         takes = ", ".join(sorted(family.options)) or "no options"
         raise ValueError(f"{mechanism} takes {takes}, found {', '.join(unknown)}.")
-    is_draft = is_draft and family.refinement is not None
-    build = family.refinement.draft if is_draft and family.refinement else family.build
     if not family.is_optimized:
-        return build(workload, participation, **given)
-    key = cache.fingerprint(family.name, workload, participation, given, is_draft)
+        return family.build(workload, participation, **given)
+    if family.has_bands:
+        given.setdefault("bands", default_bands(workload, participation))
+    if family.refinement is not None:
+        given["is_draft"] = is_draft
+    key = cache.fingerprint(family.name, workload, participation, given)
     strategy = cache.load(key, workload)
     if strategy is None:
-        strategy = build(workload, participation, **given)
+        strategy = family.build(workload, participation, **given)
         cache.store(key, strategy)
     return strategy
 
@@ -261,8 +265,8 @@ def parse(specification: str) -> tuple[str, dict[str, Any]]:
             options[option.name] = option.convert(value)
         except ValueError:
             raise ValueError(
-                f"{name} takes {option.name.rstrip('_')} as its value, for instance "
-                f'"{name}:{option.example}", found {specification!r}.'
+                f"{name} takes {option.name.strip('_').replace('num_', '')} as its value, "
+                f'for instance "{name}:{option.example}", found {specification!r}.'
             ) from None
     return name, options
 
@@ -278,8 +282,7 @@ def specification(strategy: Strategy) -> str:
         return strategy.describe()
     parameters, name = dict(strategy.parameters), family.name
     for option in family.numbers:
-        key = option.name.rstrip("_")
-        value = parameters.get(key, parameters.get(f"num_{key}"))
+        value = parameters.get(option.name.rstrip("_"))
         if value is None:
             break
         name += f":{value:.8g}" if isinstance(value, float) else f":{value}"

@@ -26,35 +26,24 @@ from tf_bandmf.strategies.registry import (
 from tf_bandmf.workloads import Workload, check_workload
 
 
-def square_root_coefficients(workload: Workload, num_terms: int) -> np.ndarray:
-    """First column of `A^(1/2)`, shape [num_terms].
+def square_root_coefficients(
+    workload: Workload, num_terms: int, inverse: bool = False
+) -> np.ndarray:
+    """First column of `A^(1/2)`, or of `A^(-1/2)` if `inverse`, shape [num_terms].
 
-    For SGD with momentum beta and decay alpha
+    For SGD with momentum beta and decay alpha, `A^(1/2)` has
     `c[k] = sum_i alpha^(k-i) r[k-i] r[i] beta^i` with `r[k] = |binom(-1/2, k)|`
-    (arXiv:2405.13763, the lemma on regularized SGD with momentum).
+    (arXiv:2405.13763, the lemma on regularized SGD with momentum). `A^(-1/2)` is the
+    product of the series of `(1 - alpha x)^(1/2)` and `(1 - beta x)^(1/2)`
+    (arXiv:2505.12128, Lemma 1, eq. 9).
     """
     if workload.momentum is None or workload.decay is None:
-        return power_series.square_root(workload.first_column(), num_terms)
-    return power_series.multiply(
-        power_series.inverse_square_root_of_linear(workload.decay, num_terms),
-        power_series.inverse_square_root_of_linear(workload.momentum, num_terms),
-        num_terms,
-    )
-
-
-def inverse_square_root_coefficients(workload: Workload, num_terms: int) -> np.ndarray:
-    """First column of `A^(-1/2)`, shape [num_terms].
-
-    arXiv:2505.12128, Lemma 1 (eq. 9): the product of the series of
-    `(1 - alpha x)^(1/2)` and `(1 - beta x)^(1/2)`.
-    """
-    if workload.momentum is None or workload.decay is None:
-        return power_series.square_root(workload.inverse_coefficients, num_terms)
-    return power_series.multiply(
-        power_series.square_root_of_linear(workload.decay, num_terms),
-        power_series.square_root_of_linear(workload.momentum, num_terms),
-        num_terms,
-    )
+        series = workload.inverse_coefficients if inverse else workload.first_column()
+        return power_series.square_root(series, num_terms)
+    both = workload.decay, workload.momentum
+    exponent = 0.5 if inverse else -0.5
+    roots = (power_series.power_of_linear(one, exponent, num_terms) for one in both)
+    return power_series.multiply(*roots, num_terms)
 
 
 def bsr(workload: Workload, bands: int, column_normalized: bool = False) -> Strategy:
@@ -95,7 +84,7 @@ def bisr(workload: Workload, bands: int, column_normalized: bool = False) -> Str
     """
     check_workload(workload)
     check_bands(bands, workload.num_steps)
-    coefficients = inverse_square_root_coefficients(workload, bands)
+    coefficients = square_root_coefficients(workload, bands, inverse=True)
     inverse = matrices.ToeplitzBanded(coefficients, workload.num_steps)
     strategy = Strategy("bisr", matrices.Inverse(inverse), {"bands": int(bands)})
     return strategy.normalize_columns() if column_normalized else strategy

@@ -77,7 +77,7 @@ def optimized_toeplitz(
         "toeplitz",
         matrices.ToeplitzBanded(coefficients, n),
         {"bands": bands},
-        optimized.diagnostics(name, result),
+        result.diagnostics(name),
     )
     return strategy.normalize_columns() if column_normalized else strategy
 
@@ -85,7 +85,7 @@ def optimized_toeplitz(
 register(
     Family(
         "toeplitz",
-        optimized.builder(optimized_toeplitz),
+        optimized_toeplitz,
         (Option("bands"),),
         auto=5,
         banded="C",
