@@ -1,4 +1,4 @@
-"""Times private Keras training beside ordinary Keras training, in turns in one run.
+"""Times private Keras training against ordinary Keras training, in turns in one run.
 
     python benchmarks/keras_steps.py --models mlp,cnn,transformer --rounds 6
     python benchmarks/keras_steps.py --models cnn --microbatch-size 64
@@ -54,7 +54,7 @@ def mlp() -> keras.Model:
 
 
 def cnn() -> keras.Model:
-    """0.29 million parameters."""
+    """Builds a network with 0.29 million parameters."""
     blocks: list[Any] = [keras.Input((32, 32, 3))]
     for filters in (32, 64, 128):
         blocks.append(layers.Conv2D(filters, 3, padding="same", activation="relu"))
@@ -64,7 +64,7 @@ def cnn() -> keras.Model:
 
 
 def transformer() -> keras.Model:
-    """Two blocks, 0.5 million parameters."""
+    """Builds two transformer blocks with 0.5 million parameters."""
     inputs = keras.Input((LENGTH,), dtype="int32")
     x = layers.Embedding(VOCABULARY, WIDTH)(inputs)
     for _ in range(2):
@@ -120,7 +120,7 @@ def plan_for(mechanism: str, name: str, num_examples: int, epochs: int) -> Any:
 
 
 def private_optimizer(inner: Any, kind: str, plan: Any) -> Any:
-    # Of random data: each mechanism is a run of its own.
+    # The data are random: the runs need not be accounted for together.
     return tf_bandmf.keras.PrivateOptimizer(
         inner, plan, keep_normals=kind == "kept", additional_run=True
     )
@@ -146,7 +146,7 @@ def step_of(kind: str, name: str, options: Any) -> Callable[[], Any]:
 
 
 def private_step(kind: str, name: str, options: Any) -> Callable[[], Any]:
-    """One step with the noise of a mechanism, or, "clipped", with none."""
+    """Returns a step with the noise of a mechanism, or, for "clipped", with none."""
     size = BATCH_SIZES[name]
     x, y = map(tf.constant, data(name, size))
     optimizer = inner = keras.optimizers.SGD(1e-3)
@@ -177,7 +177,7 @@ def private_step(kind: str, name: str, options: Any) -> Callable[[], Any]:
 
 
 def fit_of(kind: str, name: str, options: Any) -> Callable[[], Any]:
-    """One epoch of `model.fit` a call."""
+    """Returns a function that runs one epoch of `model.fit` a call."""
     num_examples = BATCH_SIZES[name] * options.steps_per_epoch
     x, y = data(name, num_examples)
     if kind == "ordinary":
@@ -193,10 +193,10 @@ def fit_of(kind: str, name: str, options: Any) -> Callable[[], Any]:
 def in_turns(
     functions: dict[str, Callable[[], Any]], repeats: int, rounds: int
 ) -> dict[str, tuple[float, float, float]]:
-    """Median wall and processor seconds of a call, and processor seconds of the first."""
+    """Returns median wall and processor seconds of calls, and those of the first call."""
     taken: dict[str, list[tuple[float, float]]] = {kind: [] for kind in functions}
     first = {}
-    # What a process does once is no matter of the first one that is asked.
+    # Work that a process does once must not count for the first contender.
     tf.function(lambda x: x @ x)(tf.ones([2, 2]))
     for kind, function in functions.items():
         used = time.process_time()
@@ -215,7 +215,7 @@ def in_turns(
 
 def peak(kind: str, name: str, options: Any) -> None:
     """Prints the megabytes that a step takes above a process that has built it."""
-    # XLA's compiler takes its hundred megabytes once in a process, for any model.
+    # XLA's compiler takes a hundred megabytes once in a process, for any model.
     noise.standard_normals(tf.constant([0, 0], tf.uint64), 1)
     step = step_of(kind, name, options)
     before = largest_memory()
@@ -225,7 +225,7 @@ def peak(kind: str, name: str, options: Any) -> None:
 
 
 def largest_memory() -> float:
-    """Megabytes. (`getrusage` gives that of the parent, should it be larger.)"""
+    """Returns megabytes. (`getrusage` gives the parent's peak if that is larger.)"""
     lines = pathlib.Path("/proc/self/status").read_text().splitlines()
     return next(
         float(line.split()[1]) / 1024.0 for line in lines if line.startswith("VmHWM")

@@ -1,4 +1,4 @@
-"""Small private runs of all kinds, each with a known seed: their noise and weights.
+"""Noise and weights of small private runs of all kinds, each with a fixed seed.
 
     python benchmarks/same_runs.py --save before.json
     python benchmarks/same_runs.py --compare before.json
@@ -97,9 +97,9 @@ class Run:
       model, inner: functions that build the network and Keras' optimizer.
       plan, private, make, batches, fit, compile: more arguments of `plan`,
         `PrivateOptimizer`, `make_private`, `Plan.batches`, `fit` and `compile`.
-      reserve: of `Plan.reserve`.
-      policy: of the layers' numbers.
-      replicas: on how many logical processors.
+      reserve: arguments of `Plan.reserve`.
+      policy: dtype policy of the layers.
+      replicas: number of logical processors.
       is_resumed: whether the second epoch is another model's, from the private file.
     """
 
@@ -180,7 +180,7 @@ RUNS = {
 
 
 def trained(run: Run) -> dict[str, str]:
-    """A digest of the first rows of noise, and the weights after the run."""
+    """Trains; returns a digest of the first rows of noise, and the final weights."""
     given = {"sampling": "fixed-order", **run.plan}
     generator = given.pop("generator", "philox")
     plan = tf_bandmf.plan(
@@ -208,7 +208,7 @@ def trained(run: Run) -> dict[str, str]:
 
 
 def _budget(run: Run) -> dict[str, float]:
-    # Mechanisms are fitted to these samplings, which have parts, for a budget.
+    # For these samplings, which have parts, mechanisms are fitted to a budget.
     if run.plan.get("sampling", "").startswith(("cyclic", "b-min-sep")):
         return {"epsilon": 8.0, "delta": 1e-5}
     return {"noise_multiplier": 1.0, "delta": 1e-5}
@@ -258,7 +258,7 @@ def _compiled(run: Run, plan: tf_bandmf.Plan) -> keras.Model:
 
 
 def machine() -> str:
-    """What may change the bits, besides the library."""
+    """Returns everything besides the library that may change the bits."""
     processor = platform.processor() or platform.machine()
     info = pathlib.Path("/proc/cpuinfo")
     if info.exists():
@@ -269,7 +269,7 @@ def machine() -> str:
 
 
 def difference(before: dict[str, str], now: dict[str, str]) -> str:
-    """What differs between two runs; empty if nothing does."""
+    """Describes the difference of two runs; empty if there is none."""
     if before == now:
         return ""
     words = [] if before["noise"] == now["noise"] else ["other noise"]

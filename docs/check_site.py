@@ -3,8 +3,8 @@
     python docs/check_site.py docs/_build/html
 
 Links within the site must lead to a file and, if they name one, to an anchor there.
-Links to the outside must be well-formed `https` URLs, and those to arXiv must have an
-identifier. Whether the outside answers is `make linkcheck`'s question, with a network.
+External links must be well-formed `https` URLs, and those to arXiv must have an
+identifier. `make linkcheck`, which needs a network, checks that external links work.
 
 The search must find the page of each of `SUBJECTS`.
 """
@@ -36,7 +36,7 @@ SUBJECTS = {
     "steps_per_execut": "keras",
     "multi task": "loss",
 }
-# Links for a browser, not for a reader.
+# Relations of links that only browsers follow.
 _WITHOUT_FILE = ("data", "javascript", "mailto")
 
 
@@ -55,7 +55,7 @@ class Page(html.parser.HTMLParser):
         self.feed(text)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        """Takes what the tag has."""
+        """Collects anchors and links of a tag."""
         for name, value in attrs:
             if name in ("id", "name") and value:
                 self.anchors.add(value)
@@ -64,7 +64,7 @@ class Page(html.parser.HTMLParser):
 
 
 def wrong_links(site: pathlib.Path) -> list[str]:
-    """A line for each link that leads nowhere, with the page that has it."""
+    """Returns a line for each broken link, with the page that has it."""
     pages = {
         path.resolve(): Page(path.read_text("utf-8"))
         for path in site.rglob("*.html")
@@ -118,7 +118,7 @@ def _what_is_wrong_outside(
 
 
 def lost_subjects(index: str) -> list[str]:
-    """A line for each subject whose page the search does not find, from the index."""
+    """Returns a line for each subject whose page the search index does not find."""
     search = json.loads(index[index.index("(") + 1 : index.rindex(")")])
     lost = []
     for subject, page in SUBJECTS.items():

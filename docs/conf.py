@@ -39,7 +39,7 @@ myst_heading_anchors = 3
 # Names in docstrings stand in single backticks.
 default_role = "code"
 
-# The federated distribution has an environment of its own; see federated/README.md.
+# The federated distribution needs another environment; see federated/README.md.
 autodoc_mock_imports = ["tensorflow_federated", "tensorflow_privacy"]
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
@@ -67,7 +67,7 @@ html_theme_options = {
 }
 
 _INDENTED = re.compile(r" {4,}\S")
-# |g| is a norm here, and no substitution.
+# |g| is a norm here, not a substitution of reStructuredText.
 _NORM = re.compile(r"(?<![`\w])\|(\w+)\|")
 _SECTION = re.compile(
     r"(Args|Attributes|Returns|Raises|Yields|Note|Notes|Example|Examples):$"
@@ -75,7 +75,7 @@ _SECTION = re.compile(
 
 
 def to_rst(lines):
-    """Markdown's indented code and tables, as literal blocks of reStructuredText."""
+    """Converts Markdown's indented code and tables to reStructuredText's literal blocks."""
     result = []
     in_block, in_section = False, False
     for i, line in enumerate(lines):
@@ -99,7 +99,7 @@ def to_rst(lines):
 
 
 class ArxivLinks(SphinxTransform):
-    """Makes links of `arXiv:2405.13763`."""
+    """Turns text like `arXiv:2405.13763` into links."""
 
     default_priority = 800
     identifier = re.compile(r"arXiv:(\d{4}\.\d{5})")
@@ -131,7 +131,7 @@ def setup(app):
     return {"parallel_read_safe": True}
 
 
-# `make linkcheck`: of what pages and docstrings link to, outside of the site.
+# For `make linkcheck`, which checks external links of pages and docstrings.
 linkcheck_timeout = 20
 linkcheck_retries = 2
 linkcheck_anchors = False

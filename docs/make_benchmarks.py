@@ -2,8 +2,8 @@
 
     python docs/make_benchmarks.py
 
-A setting (learning rate, readout) is chosen by the validation accuracy of its row, and
-the test accuracy is that setting's; a row without validation has one setting.
+For each row, the setting (learning rate, readout) with the best validation accuracy is
+chosen, and its test accuracy is shown; a row without validation has one setting.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "utility" / "results"
 PAGE = ROOT / "docs" / "benchmarks.md"
 PICTURE = ROOT / "docs" / "figures" / "accuracy.png"
-# Of Tramèr and Boneh (arXiv:2011.11660) at epsilon = 3, by DP-SGD.
+# DP-SGD of Tramèr and Boneh (arXiv:2011.11660) at epsilon = 3.
 PUBLISHED = {"fashion-mnist": 0.897, "cifar-10": 0.67, "fashion-mnist-cnn": 0.86}
-# Of arXiv:2505.12128, Table 2, at epsilon = 9: each row has its own.
+# For each row, the value of arXiv:2505.12128, Table 2, at epsilon = 9.
 PUBLISHED_ROWS = {
     "cifar-10-cnn": {
         "DP-SGD, no sampling": 0.390,
@@ -107,7 +107,7 @@ def main() -> None:
 
 
 def results() -> dict[str, list[dict[str, str]]]:
-    """The runs of each task."""
+    """Reads the runs of each task."""
     tasks = {}
     for path in sorted(RESULTS.glob("*.csv")):
         with open(path, newline="", encoding="utf-8") as file:
@@ -116,13 +116,13 @@ def results() -> dict[str, list[dict[str, str]]]:
 
 
 def page() -> str:
-    """The page, from the results."""
+    """Returns the text of the page."""
     sections = [section(task, runs) for task, runs in results().items()]
     return "\n".join([HEAD, *sections])
 
 
 def picture(tasks: dict[str, list[dict[str, str]]]) -> None:
-    """One panel for each task: the rows that were tested."""
+    """Draws one panel for each task, with all tested rows."""
     tested = {}
     for task in TITLES:
         rows = collections.defaultdict(list)
@@ -151,7 +151,7 @@ def picture(tasks: dict[str, list[dict[str, str]]]) -> None:
 
 
 def without_sampling(name: str) -> str:
-    """A row's name; a last part that says how batches are drawn is left out."""
+    """Returns a row's name without a last part that says how batches are drawn."""
     rest, _, last = name.rpartition(", ")
     return rest if last in SAMPLINGS else name
 
@@ -159,7 +159,7 @@ def without_sampling(name: str) -> str:
 def draw(
     axes: Any, task: str, runs: list[dict[str, str]], tested: dict[str, list[float]]
 ) -> None:
-    """Accuracies of one task, the best row on top."""
+    """Draws the accuracies of one task, the best row on top."""
     samplings = {run["row"]: run["sampling"] for run in runs}
     mechanisms = {run["row"]: run["mechanism"] for run in runs}
     names = sorted(tested, key=lambda name: statistics.mean(tested[name]))
@@ -213,7 +213,7 @@ def draw(
 
 
 def section(task: str, runs: list[dict[str, str]]) -> str:
-    """One table for a task."""
+    """Returns the table of a task."""
     epsilons = sorted({run["epsilon"] for run in runs}, key=float)
     lines = [
         f"## {task}",
@@ -242,7 +242,7 @@ def section(task: str, runs: list[dict[str, str]]) -> str:
 
 
 def results_of(runs: list[dict[str, str]]) -> tuple[list[float], list[float]]:
-    """Of a row: the validation and the test accuracies of its chosen setting."""
+    """Returns the validation and the test accuracies of a row's chosen setting."""
     validation, test = by_setting(runs, "validation"), by_setting(runs, "test")
     tried = validation or test
     chosen = max(tried, key=lambda setting: statistics.mean(tried[setting]))
@@ -252,7 +252,7 @@ def results_of(runs: list[dict[str, str]]) -> tuple[list[float], list[float]]:
 def by_setting(
     runs: list[dict[str, str]], phase: str
 ) -> dict[tuple[str, str], list[float]]:
-    """Accuracies of the seeds, by learning rate and readout."""
+    """Groups the accuracies of the seeds by learning rate and readout."""
     accuracies = collections.defaultdict(list)
     for run in runs:
         if run["phase"] == phase:
@@ -262,7 +262,7 @@ def by_setting(
 
 
 def text(values: list[float], with_error: bool) -> str:
-    """A percentage."""
+    """Formats a share as a percentage."""
     if not values:
         return "not run"
     mean = f"{statistics.mean(values):.2%}"

@@ -1,4 +1,4 @@
-"""A rare class under privacy: what class weights, thresholds and sampling do.
+"""The effect of class weights, thresholds and sampling on a rare class, privately.
 
 Generated customers, 15 % of whom leave. Prints, for each way, the mean predicted
 probability, balanced accuracy at the threshold 0.5, and the area under the ROC curve, on

@@ -71,7 +71,7 @@ def weekly(shares: int, batches: np.ndarray, continued: bool) -> tuple:
 
 
 def whole_year(uses: int, separation: int, batch: int) -> tuple:
-    """The same for one mechanism and a model that continues over all weeks."""
+    """Errors, mechanism and epsilon if one model continues over all weeks."""
     _, name, released, plan = best(WEEKS * STEPS, uses, separation, 1)
     return released / batch, name, plan.epsilon
 

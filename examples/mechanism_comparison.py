@@ -142,7 +142,7 @@ def print_table(title: str, runs: dict[str, list[Run]]) -> None:
 
 
 def print_joint_guarantee(runs: dict[str, list[Run]]) -> None:
-    """Joint guarantee of all runs: a comparison is not one run."""
+    """Prints the joint guarantee of all runs, since a comparison is not one run."""
     plans = [run.plan for group in runs.values() for run in group]
     joint = tf_bandmf.compose(plans)
     delta = plans[0].delta
@@ -161,7 +161,7 @@ def mean_and_standard_error(values: Sequence[float]) -> tuple[float, float]:
 
 
 def save_picture(path: str, runs: dict[str, list[Run]]) -> None:
-    """Test accuracy, and the noise that has accumulated in the model, per step."""
+    """Draws the test accuracy, and the noise accumulated in the model, for each step."""
     figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4), layout="constrained")
     for name, group in runs.items():
         accuracy = np.mean([run.accuracy for run in group], axis=0)

@@ -53,7 +53,9 @@ class Best(keras.callbacks.Callback):
 
 
 def train(plan: tf_bandmf.Plan, data: Data, factor: float, epochs: int, seed: int):
-    """Test accuracy after the last epoch and the best epoch, and the latter's number."""
+    """Trains; returns the test accuracies of the last and the best epoch, and the
+    latter's number.
+    """
     keras.utils.set_random_seed(seed)
     layers = [
         keras.layers.Input((64,)),

@@ -13,14 +13,13 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 import pytest
 import tensorflow as tf
 
-# The marker `attack`, for the page "what was attacked"; `invariant`, and its option;
-# `slow_cases`.
+# They define the markers `attack`, `invariant` and `slow_cases`, and their options.
 pytest_plugins = ["attack_report", "invariant_marks", "slow_marks"]
 
 # The user's cache is the user's.
 os.environ["TF_BANDMF_CACHE"] = "off"
 
-# Private steps refuse it. It is there on GPUs alone, and on by default.
+# Private steps refuse TensorFloat-32, which is on by default on GPUs.
 tf.config.experimental.enable_tensor_float_32_execution(False)
 tf.config.set_logical_device_configuration(
     tf.config.list_physical_devices("CPU")[0],
@@ -30,7 +29,7 @@ tf.config.set_logical_device_configuration(
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """What is about CPUs needs one."""
+    """Skips tests marked `on_cpu` where there is a GPU."""
     on_cpu = pytest.mark.skip(reason="says what is done where there is no GPU")
     for item in items:
         if tf.config.list_physical_devices("GPU") and item.get_closest_marker("on_cpu"):
@@ -38,8 +37,8 @@ def pytest_collection_modifyitems(items):
 
 
 def pytest_collection_finish(session):
-    """What is imported by now stays: the collector need not look through it again."""
+    """Exempts the imported modules, which stay, from garbage collection."""
     gc.collect()
     gc.freeze()
-    # Tracing makes objects by the hundred thousand, most of which stay for a while.
+    # Tracing makes hundreds of thousands of objects, most of which stay for a while.
     gc.set_threshold(10_000, 10, 5)

@@ -1,4 +1,4 @@
-"""Smoke test of an installed distribution: run it outside of the source tree.
+"""Smoke test of an installed distribution; run it outside of the source tree.
 
 cd /tmp && python .../tests/smoke_installed.py
 """

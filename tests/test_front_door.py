@@ -1,4 +1,4 @@
-"""What `import tf_bandmf` and the command line load, and which names are public."""
+"""Packages that `import tf_bandmf` and the command line load, and public names."""
 
 import importlib
 import inspect
@@ -20,7 +20,7 @@ COMPARE = (
 
 
 def loaded(code):
-    """Which heavy packages a fresh interpreter has loaded after some code."""
+    """Returns the heavy packages that a new interpreter has loaded after some code."""
     program = (
         f"import sys\n{code}\n"
         f"print('LOADED', *[m for m in {HEAVY} if m in sys.modules])"

@@ -13,7 +13,7 @@ def listed_numbers():
 
 
 def numbers_of(function):
-    """What a test's markers say: invariant(...) and attack(invariants=...)."""
+    """Returns the invariants in a test's markers `invariant` and `attack`."""
     for marker in function.decorator_list:
         if not isinstance(marker, ast.Call):
             continue

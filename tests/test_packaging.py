@@ -1,4 +1,4 @@
-"""What a build puts into wheel and sdist, and what it leaves behind: nothing."""
+"""A build puts the right files into wheel and sdist, and leaves nothing behind."""
 
 import email
 import pathlib
@@ -22,7 +22,7 @@ def tree(folder):
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory):
-    """A copy of the sources, what was in it before, and the folder with both files."""
+    """Builds a copy of the sources; returns it, its files before, and the output folder."""
     pytest.importorskip("wheel")
     copy, out = tmp_path_factory.mktemp("copy"), tmp_path_factory.mktemp("dist")
     for name in SOURCES:

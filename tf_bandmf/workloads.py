@@ -37,7 +37,7 @@ class Workload:
     Build one with `prefix_sum`, `momentum_sgd`, `identity` or `from_inverse`.
 
     Attributes:
-      name: for tables and statements.
+      name: name in tables and statements.
       num_steps: n, always explicit.
       inverse_coefficients: the diagonals of the banded Toeplitz `T`, shape [q + 1].
       learning_rates: relative learning rate of each step, shape [n], between 1e-50 and

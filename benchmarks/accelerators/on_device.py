@@ -2,19 +2,20 @@
 
     python benchmarks/accelerators/on_device.py --results a100.json
 
-On the first GPU, else on the CPU. One file comes out, with versions and names of devices
-and without anything of the user: please send it.
+It runs on the first GPU, or else on the CPU, and writes one file, which names versions and
+devices but nothing about the user: please send it.
 
-* noise: a noisy step of each mechanism, its seconds over those of independent noise; beside
-  it a step of `tf.random.stateless_normal`, and a vector that is read and written;
-* normals: how many of a million differ from those of the CPU of the same machine, and by
-  how much; the random words must not;
+* noise: seconds of a noisy step of each mechanism, relative to independent noise; also a
+  step of `tf.random.stateless_normal`, and reading and writing a vector;
+* normals: how many of a million differ from those of the same machine's CPU, and by how
+  much; the random words must not differ;
 * steps: clipped and private steps of models over the ordinary one, and memory, with the
   benchmark's batches and with larger ones (`--scales`). Products are of float32: a private
   step refuses TensorFloat-32. The ordinary step is timed with it, too;
-* epochs: of `fit`, with the compilation that Keras chooses, over ordinary ones.
+* epochs: private epochs of `fit`, with the compilation that Keras chooses, relative to
+  ordinary ones.
 
-All ratios are of medians in turns, within one process.
+All ratios are ratios of medians; the variants take turns within one process.
 """
 
 from __future__ import annotations
@@ -49,10 +50,7 @@ set_tensor_float_32 = tf.config.experimental.enable_tensor_float_32_execution
 
 
 def timed(step: Callable[[], Any], repeats: int = 1) -> Callable[[], None]:
-    """Steps one after the other, as `fit` takes them, with all that they started.
-
-    The device may lag behind.
-    """
+    """Returns a function that takes steps as `fit` does, and waits for the device."""
 
     def call() -> None:
         for _ in range(repeats):
@@ -65,7 +63,7 @@ def timed(step: Callable[[], Any], repeats: int = 1) -> Callable[[], None]:
 def noisy_step(
     num_parameters: int, strategy: strategies.Strategy, **options: Any
 ) -> Callable[[], tf.Tensor]:
-    """A step as a training step takes it: the buffer changes in place."""
+    """Returns a step that draws noise as in training: it updates the buffer in place."""
     generator = noise.NoiseGenerator(strategy, num_parameters, **options)
     keys = tf.constant(generator.step_keys(NoiseKey.for_testing(0)))
     shape = [generator.memory_vectors, num_parameters]
@@ -86,7 +84,7 @@ def noisy_step(
 
 
 def steps_of_all(num_parameters: int, bands: int) -> dict[str, Callable[[], tf.Tensor]]:
-    """A step of each mechanism."""
+    """Returns a noisy step of each mechanism."""
     workload = workloads.prefix_sum(NUM_STEPS)
     cgd = strategies.lambda_cgd(NUM_STEPS, 0.9)
     normalized = strategies.lambda_cgd(NUM_STEPS, 0.9, True)
@@ -111,7 +109,7 @@ def steps_of_all(num_parameters: int, bands: int) -> dict[str, Callable[[], tf.T
 
 
 def common_step(num_parameters: int) -> Callable[[], tf.Tensor]:
-    """With independent noise of TensorFlow's own generator."""
+    """Returns a step with independent noise from TensorFlow's own generator."""
     zeros, count = tf.zeros([num_parameters]), tf.Variable(0, dtype=tf.int64)
 
     @tf.function
@@ -140,7 +138,7 @@ def noise_ratios(num_parameters: int, repetitions: int, bands: int) -> dict[str,
 
 
 def against_the_cpu(device: str) -> dict[str, Any]:
-    """Words and normals of the device and of the CPU, from the same keys."""
+    """Compares words and normals of the device and of the CPU, from the same keys."""
     actual: dict[str, Any] = {"numbers": _SAMPLE}
     counters = tf.range(_SAMPLE // 4, dtype=tf.int64)
     for generator in ("philox", "chacha20"):
@@ -187,7 +185,7 @@ def step_ratios(name: str, rounds: int, device: str) -> dict[str, Any]:
 
 
 def epoch_ratios(name: str, rounds: int) -> dict[str, Any]:
-    """Epochs of `model.fit` as users have them: Keras chooses whether XLA compiles."""
+    """Times epochs of `model.fit` as users run them: Keras chooses whether XLA compiles."""
     options = argparse.Namespace(
         microbatch_size=None,
         accuracy=True,
@@ -203,7 +201,7 @@ def epoch_ratios(name: str, rounds: int) -> dict[str, Any]:
 
 
 def compared(name: str, seconds: dict[str, float]) -> dict[str, Any]:
-    """Seconds of a step of each kind, and what they are of."""
+    """Returns the seconds of each kind of step, with its model and batch size."""
     ordinary = seconds["ordinary"]
     return {
         "model": name,

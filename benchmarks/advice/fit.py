@@ -1,12 +1,12 @@
-"""The constants of the learning-rate rule, fitted, and leaving one task out at a time.
+"""Fits the constants of the learning-rate rule, also leaving one task out at a time.
 
     python benchmarks/advice/fit.py
 
 Reads rates and scores of grids: `results/runs.csv` here (advised and momentum), and
 `benchmarks/utility/results/advised/weight_noise.csv` (networks from pixels, whose column
 "weight_noise" is rate * RMSE / B * sqrt(fan-in) of a workload with momentum 0.9). The
-regret of a rate is what its score, interpolated in the logarithm of the rate, lacks to the
-best of its grid, as a part of the gain over the trivial score.
+regret of a rate is the difference of its score, interpolated in the logarithm of the rate,
+to the best of its grid, as a part of the gain over the trivial score.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tf_bandmf.planning import learning_rates
 
 HERE = pathlib.Path(__file__).parent
 NETWORKS = HERE.parent / "utility" / "results" / "advised" / "weight_noise.csv"
-# Sum of fan-ins, and weights, of the networks.
+# Sum of fan-ins, and number of weights, of the networks.
 SIZES = {"fashion-mnist-cnn": (864, 26_010), "cifar-10-cnn": (2939, 113_738)}
 RATES = 0.08 * 2.0 ** np.arange(-2, 2.25, 0.25)
 LIMITS = (3.0, 6.0, 9.0, 12.0, 18.0, 24.0, 48.0, math.inf)
@@ -91,7 +91,7 @@ def regrets(several: list[Grid], constant: float, limit: float) -> np.ndarray:
 def fitted(
     several: list[Grid], limits: tuple[float, ...] = LIMITS
 ) -> tuple[float, float]:
-    """Constants with the least mean squared regret."""
+    """Fits the constants with the least mean squared regret."""
     return min(
         itertools.product(RATES, limits),
         key=lambda two: float(np.mean(regrets(several, *two) ** 2)),

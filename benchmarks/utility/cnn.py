@@ -31,7 +31,7 @@ TUNING_SEED = 100
 
 
 class LastWeights(keras.callbacks.Callback):
-    """The weights of the last step: `fit` ends with the moving average in their place."""
+    """Keeps the weights of the last step, which `fit` replaces by their moving average."""
 
     def on_epoch_end(self, epoch: int, logs: object = None) -> None:
         self.values = self.model.get_weights()
@@ -39,7 +39,7 @@ class LastWeights(keras.callbacks.Callback):
 
 @functools.lru_cache
 def plan_for(task: Task, row: Row, num_examples: int, num_train: int) -> tf_bandmf.Plan:
-    """The batch is the same share of the examples."""
+    """Makes a plan whose batch is the same share of the examples."""
     return tf_bandmf.plan(
         row.mechanism,
         epsilon=task.epsilon,
@@ -63,7 +63,7 @@ def trained(
     y: np.ndarray,
     rate: float,
 ) -> tuple[keras.Model, dict[str, list[np.ndarray]]]:
-    """A model that Keras trained, and its weights for each readout."""
+    """Trains with Keras; returns the model and its weights for each readout."""
     model = tf_bandmf.keras.make_private(task.build_model())
     rate /= row.l2_norm_clip
     inner = keras.optimizers.SGD(
@@ -85,7 +85,7 @@ def trained(
 
 
 def accuracy_of(model: keras.Model, x: np.ndarray, y: np.ndarray) -> float:
-    """Of the class with the largest logit."""
+    """Returns the accuracy of the class with the largest logit."""
     logits = model.predict(x, batch_size=1000, verbose=0)
     return float(np.mean(logits.argmax(axis=1) == y))
 
@@ -101,7 +101,7 @@ class Experiment:
     def train(
         self, row: Row, phase: str, rate: float, seed: int
     ) -> list[dict[str, object]]:
-        """One run, as a row of the CSV file for each readout."""
+        """Trains once; yields a row of the CSV file for each readout."""
         start = time.process_time()
         task, end = self.task, self.num_train
         train, test = slice(0, end), slice(end, None)

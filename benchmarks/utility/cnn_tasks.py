@@ -1,4 +1,4 @@
-"""The convolutional networks that cnn.py trains, on what, and with which mechanisms."""
+"""The networks, data and mechanisms of cnn.py."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import datasets
 import keras
 import numpy as np
 
-# What a run releases: the last weights, or their exponential moving average.
+# A run releases the last weights, or their exponential moving average.
 READOUTS = ("last", "moving average")
 
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """A mechanism; `learning_rates` are per unit of clip norm.
+    """A mechanism; `learning_rates` are for gradients divided by the clip norm.
 
     Attributes:
       matched: the strategy is made for the task's momentum and decay, and not for plain
@@ -37,9 +37,9 @@ class Task:
     """A network, its data and its budget.
 
     Attributes:
-      dataset: of `datasets.load`.
-      inputs: of the images, what the network sees.
-      batch_size: of all training images.
+      dataset: a name of `datasets.load`.
+      inputs: function that makes the network's inputs from the images.
+      batch_size: batch size for all training images.
       decay: the factor by which a step shrinks the weights.
     """
 
@@ -58,7 +58,7 @@ class Task:
 
 
 def fashion_network() -> keras.Model:
-    """Of Tramèr and Boneh: 26,010 parameters; inputs [28, 28, 1], logits [10]."""
+    """Tramèr and Boneh's network: 26,010 parameters; inputs [28, 28, 1], logits [10]."""
     layers = keras.layers
     return keras.Sequential(
         [
@@ -96,11 +96,11 @@ FASHION_MNIST = Task(
     epochs=40,
     epsilon=3.0,
     rows=(
-        # The published settings: clip norm 0.1, learning rate 4 x 0.1 per unit of it.
+        # The published settings: a clip norm of 0.1 and a learning rate of 4, here 4 x 0.1.
         Row("published", "identity", "poisson", 0.1, "flat", (0.4,), ("last",)),
         Row("DP-SGD", "identity", "poisson", learning_rates=(0.2, 0.4, 0.8)),
         Row("BISR", "bisr:4", "balls-in-bins"),
-        # More noise in the models, so smaller rates.
+        # These have more noise in the models, so their rates are smaller.
         Row(
             "DP-SGD, no sampling",
             "identity",
@@ -115,12 +115,12 @@ FASHION_MNIST = Task(
 def _tuned(
     name: str, mechanism: str, sampling: str, words: str, rates: tuple[float, ...]
 ) -> Row:
-    """Automatic clipping, also the moving average, and a choice of rates."""
+    """Returns a row with automatic clipping, the moving average, and several rates."""
     name = f"{name} tuned, {words}"
     return Row(name, mechanism, sampling, learning_rates=rates, matched=True)
 
 
-# From half of the published rate without sampling, doubling until the best is no edge.
+# Rates double, from half of the published one without sampling, until the best is no end.
 TUNED = (
     _tuned("BISR", "bisr:4", "fixed-order", "no sampling", (0.35, 0.7, 1.4)),
     _tuned("DP-SGD", "identity", "fixed-order", "no sampling", (0.05, 0.1, 0.2)),

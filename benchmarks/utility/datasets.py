@@ -25,7 +25,7 @@ def load(name: str, directory: pathlib.Path) -> tuple[np.ndarray, np.ndarray, in
 
 
 def _fashion_mnist(directory: pathlib.Path) -> tuple[np.ndarray, np.ndarray, int]:
-    """IDX files, compressed or not, in DIRECTORY or DIRECTORY/fashion-mnist."""
+    """Reads IDX files, compressed or not, from DIRECTORY or DIRECTORY/fashion-mnist."""
     if (directory / "fashion-mnist").is_dir():
         directory = directory / "fashion-mnist"
     parts = ("train", "t10k")
@@ -36,7 +36,7 @@ def _fashion_mnist(directory: pathlib.Path) -> tuple[np.ndarray, np.ndarray, int
 
 
 def _cifar_10(directory: pathlib.Path) -> tuple[np.ndarray, np.ndarray, int]:
-    """`cifar10_jpeg.npz`: images encoded as JPEG, one after the other, and offsets."""
+    """Reads `cifar10_jpeg.npz`: concatenated JPEG images, and offsets."""
     images, labels = [], []
     with np.load(directory / "cifar10_jpeg.npz") as file:
         for part in ("train", "test"):
@@ -61,13 +61,13 @@ def _idx(directory: pathlib.Path, name: str, header: int) -> np.ndarray:
     return np.frombuffer(content, np.uint8, offset=header)
 
 
-# Of ImageNet's channels: constants that do not depend on the data in hand.
+# Constants of ImageNet's channels, which do not depend on the private data.
 COLOR_MEAN = np.array([0.485, 0.456, 0.406], np.float32)
 COLOR_STDDEV = np.array([0.229, 0.224, 0.225], np.float32)
 
 
 def standardized_colors(images: np.ndarray) -> np.ndarray:
-    """Colors less ImageNet's means, divided by its standard deviations."""
+    """Subtracts ImageNet's mean colors, and divides by its standard deviations."""
     return (images - COLOR_MEAN) / COLOR_STDDEV
 
 

@@ -17,7 +17,7 @@ GROUPS = 27
 def load(
     name: str, directory: pathlib.Path, cache: pathlib.Path
 ) -> tuple[np.ndarray, np.ndarray, int]:
-    """Features for a linear model, from the cache if they are there.
+    """Returns features for a linear model, from the cache if it has them.
 
     Returns:
       float32, [examples, features], the training set first; labels (int32), and the
@@ -42,10 +42,10 @@ def load(
 
 
 def group_normalized(features: np.ndarray, groups: int) -> np.ndarray:
-    """Each example's groups of channels with mean 0 and variance 1, no parameters.
+    """Normalizes groups of channels to mean 0 and variance 1, without parameters.
 
-    A function of each example by itself: unlike a normalization by statistics of the
-    data set it costs no privacy.
+    This is a function of single examples: unlike a normalization by statistics of the
+    data set, it costs no privacy.
 
     Args:
       features: [examples, channels, size, size].
@@ -60,13 +60,12 @@ def group_normalized(features: np.ndarray, groups: int) -> np.ndarray:
 def private_mean(
     features: np.ndarray, epsilon: float, delta: float, seed: int
 ) -> np.ndarray:
-    """The mean of group-normalized features, (epsilon, delta)-DP under zero-out.
+    """Returns the mean of group-normalized features, (epsilon, delta)-DP under zero-out.
 
-    Normalized features have norm at most sqrt(features); to be sure, they are clipped.
+    Normalized features have norm at most sqrt(features), to which they are also clipped.
 
     Args:
-      seed: of the noise, for repetition; leave it secret where somebody is to be
-        protected.
+      seed: seed of the noise, for repetition; it must be secret if the data are private.
     """
     count, size = features.shape
     bound = np.sqrt(size)
@@ -80,10 +79,10 @@ def private_mean(
 def leading_components(
     features: np.ndarray, num_fit: int, dimensions: int, path: pathlib.Path
 ) -> np.ndarray:
-    """Coordinates along the leading principal axes, for tuning in less time.
+    """Returns coordinates along the leading principal axes, for faster tuning.
 
-    Clipping and isotropic noise do not see a rotation; the coordinates that are left
-    out hold few percent of the squares. The axes are those of the first `num_fit`
+    Clipping and isotropic noise are invariant under rotations; the other coordinates have
+    a few percent of the sum of squares. The axes are those of the first `num_fit`
     examples and, like all of tuning, not covered by the guarantee.
 
     Returns:

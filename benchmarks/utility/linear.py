@@ -1,9 +1,9 @@
 """Softmax regressions in parallel: several models on the batches of one plan.
 
-Does what Keras' `fit` does with one private `Dense` layer, for several learning rates or
-noise draws at once: a batch is read once, each model's gradients are clipped for
-themselves and get noise of their own. Together the models spend the plan's budget as
-often as there are models: this is for measuring.
+Trains like Keras' `fit` with one private `Dense` layer, for several learning rates or
+noise draws at once: each batch is read once, and each model's gradients are clipped
+separately and get their own noise. Each model spends the plan's budget once more, so this
+is for measurements only.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from tf_bandmf.noise import NoiseGenerator
 from tf_bandmf.noise.keys import NoiseKey
 
 _PART = 5000
-# What a run releases: the last weights, or their mean over the end of the run.
+# A run releases the last weights, or their mean over the end of the run.
 READOUTS = {"last": 1.0, "mean of last fifth": 0.8, "mean of last half": 0.5}
 
 
 class Features:
-    """Features less a public centre, which is subtracted without a copy of them.
+    """Features minus a public centre, subtracted without a copy of the features.
 
     Args:
       values: float32, [examples, features].
@@ -37,11 +37,11 @@ class Features:
         for part in self.parts():
             rows = values[part]
             squares = np.einsum("ij,ij->i", rows, rows) - 2 * rows @ self.centre
-            # The constant feature of the bias has square 1.
+            # The bias is a constant feature, whose square is 1.
             self.squared_norms[part] = squares + self.centre @ self.centre + 1.0
 
     def parts(self) -> Iterator[slice]:
-        """All examples, in parts of some hundred megabytes at most."""
+        """Yields all examples in parts of at most a few hundred megabytes."""
         for start in range(0, len(self.values), _PART):
             yield slice(start, start + _PART)
 
@@ -50,10 +50,9 @@ class LinearModels:
     """Weights of several models, [features + 1, models, classes]; the last row is the bias.
 
     Args:
-      learning_rates: [models]; a step moves the weights by at most so much times the
-        batch's share, because gradients are divided by the clip norm.
-      l2_norm_clip: zeta, of all models or [models].
-      momentum: of SGD.
+      learning_rates: [models], for gradients that are divided by the clip norm.
+      l2_norm_clip: zeta, one for all models or shape [models].
+      momentum: momentum of SGD.
     """
 
     def __init__(
@@ -73,7 +72,7 @@ class LinearModels:
         self.counts = dict.fromkeys(READOUTS, 0)
 
     def clipped_sum(self, x: Features, y: np.ndarray, chosen: np.ndarray) -> np.ndarray:
-        """Sum of the chosen examples' gradients, each divided by max(norm, clip)."""
+        """Sums the chosen examples' gradients, each divided by max(norm, clip)."""
         rows = x.values[chosen]
         logits = self._logits(rows, x.centre, self.weights)
         residuals = scipy.special.softmax(logits, axis=2)
@@ -87,7 +86,7 @@ class LinearModels:
         return np.vstack([total, bias]).reshape(self.shape)
 
     def update(self, gradient: np.ndarray, done: float) -> None:
-        """One step of SGD with momentum; `done` in (0, 1] is the run's part so far."""
+        """Takes a step of SGD with momentum; `done` in (0, 1] is the run's part so far."""
         self.velocity = self.momentum * self.velocity + gradient
         self.weights = self.weights - self.rates * self.velocity
         for name, start in READOUTS.items():
@@ -96,7 +95,7 @@ class LinearModels:
                 self.counts[name] += 1
 
     def accuracy(self, x: Features, y: np.ndarray) -> dict[str, np.ndarray]:
-        """For each readout, [models]."""
+        """Returns the accuracies for each readout, shape [models]."""
         actual = {}
         for name in READOUTS:
             weights = self.sums[name] / self.counts[name]
@@ -125,9 +124,9 @@ def train(
     """Trains the models on the plan's batches.
 
     Args:
-      plan: with a test seed, because `seed` is known, and with `l2_norm_clip = 1`,
-        because clipped gradients are divided by the clip.
-      seed: of batches and noise, for repetition; a run that is to protect somebody
+      plan: a plan with a test seed, because `seed` is not secret, and with `l2_norm_clip
+        = 1`, because clipped gradients are divided by the clip norm.
+      seed: seed of batches and noise, for repetition; a run that is to protect somebody
         leaves both to the operating system.
 
     Raises:
@@ -140,7 +139,7 @@ def train(
     generator = NoiseGenerator(plan.strategy, int(np.prod(models.shape)))
     key = NoiseKey.for_testing(seed)
     state = generator.initial_state(key)
-    # As Keras' runs with this key draw them.
+    # Keras' runs with this key draw the same noise.
     batches = plan.batches(np.arange(len(y))).join(key.sampler_seed())
     for batch in batches.indices():
         noise, state = generator.next(state, tf.constant(batch.step, tf.int64))

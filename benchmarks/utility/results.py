@@ -14,7 +14,7 @@ import numpy as np
 import tf_bandmf
 
 HERE = pathlib.Path(__file__).parent
-# Of the training examples, the last ones: they choose the settings.
+# The last training examples are held out to choose the settings.
 VALIDATION = 10_000
 
 COLUMNS = (
@@ -26,13 +26,13 @@ COLUMNS = (
 def record(
     task: Any, row: Any, plan: tf_bandmf.Plan, accuracy: float, start: float, **run: Any
 ) -> dict[str, object]:
-    """A row of the file: one run, trained since `start` of the process's time.
+    """Returns a row of the file for one run, with the processor time since `start`.
 
     Args:
-      task: what is trained on.
-      row: of the task.
-      plan: of the run.
-      accuracy: of its weights.
+      task: the task that was trained.
+      row: the row of the task.
+      plan: the run's plan.
+      accuracy: accuracy of the run's weights.
       start: `time.process_time()` when it began.
       run: `phase`, `seed`, `learning_rate` and `readout`.
     """
@@ -51,7 +51,7 @@ def record(
 
 
 class Results:
-    """A CSV file of runs that grows and says what is done."""
+    """A CSV file of finished runs, to which new ones are appended."""
 
     def __init__(self, path: pathlib.Path) -> None:
         self.path = path
@@ -61,7 +61,7 @@ class Results:
                 self.rows = list(csv.DictReader(file))
 
     def of(self, **wanted: object) -> list[dict[str, str]]:
-        """The rows with these values."""
+        """Returns the rows with these values."""
         return [
             row
             for row in self.rows
@@ -80,7 +80,7 @@ class Results:
 
 
 def best(tuning: list[dict[str, str]]) -> tuple[float, str]:
-    """Learning rate and readout with the best mean accuracy over the tuning seeds."""
+    """Returns learning rate and readout with the best mean accuracy over tuning seeds."""
     settings = sorted({(row["learning_rate"], row["readout"]) for row in tuning})
 
     def mean(setting: tuple[str, str]) -> float:
@@ -105,7 +105,7 @@ def report(results: Results, name: str, rate: float, readout: str) -> None:
     print(line, flush=True)
 
 
-# What stands in a run's row of the file, and the function that takes the run.
+# The key of a run's row in the file, and the function that trains the run.
 Run = tuple[dict[str, Any], Callable[[], list[dict[str, object]]]]
 
 
@@ -115,11 +115,11 @@ def measure(
     tuning: Callable[[Any], Iterable[Run]],
     tests: Callable[[Any, float], Iterable[Run]],
 ) -> None:
-    """Takes the runs of some rows that are not there, and reports each row.
+    """Trains the runs that the file lacks for some rows, and reports each row.
 
     Args:
-      rows: of the task.
-      results: of the runs, which grow.
+      rows: rows of the task.
+      results: results of the runs, to which new ones are added.
       tuning: runs that choose learning rate and readout of a row that has several rates.
       tests: runs of a row with a learning rate.
     """
@@ -139,7 +139,7 @@ def measure(
 
 
 def parser_of(text: str) -> argparse.ArgumentParser:
-    """The arguments of both programs."""
+    """Returns the parser for the arguments of both programs."""
     parser = argparse.ArgumentParser(description=text)
     parser.add_argument("--data", type=pathlib.Path, required=True)
     parser.add_argument("--rows", nargs="+", help="by default all")

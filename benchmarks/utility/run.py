@@ -23,13 +23,13 @@ from results import VALIDATION, Results, Run, measure, parser_of, record
 
 import tf_bandmf
 
-# Of the budget, for the private mean; training has the rest (basic composition).
+# Share of the budget for the private mean; training has the rest (basic composition).
 MEAN_EPSILON, MEAN_DELTA = 0.1, 1e-6
 
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """The data set, and how long it is trained on, as published."""
+    """A data set, with the published numbers of epochs and examples in a batch."""
 
     name: str = "fashion-mnist"
     batch_size: int = 8192
@@ -37,18 +37,18 @@ class Task:
     epsilon: float = 3.0
     delta: float = 1e-5
     momentum: float = 0.9
-    # Of the features, for tuning in less time.
+    # Number of principal components of the features, for faster tuning.
     tuning_dimensions: int = 400
-    # Of the noise of each run of tuning.
+    # Seeds of the noise of tuning runs.
     tuning_seeds: tuple[int, ...] = (100, 101)
 
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """A mechanism and how it is used; `learning_rates` are divided by the clip norm.
+    """A mechanism and its use; `learning_rates` are for gradients divided by the clip norm.
 
     Attributes:
-      centred: features less their private mean.
+      centred: True if the private mean is subtracted from the features.
     """
 
     name: str
@@ -60,9 +60,9 @@ class Row:
     readouts: tuple[str, ...] = tuple(linear.READOUTS)
 
 
-# The published settings: a clip norm of 0.1, and a learning rate of 16 with it.
+# The published settings are a clip norm of 0.1 and a learning rate of 16.
 PUBLISHED = {"centred": False, "l2_norm_clip": 0.1, "readouts": ("last",)}
-# DP-SGD without sampling has the most noise and wants smaller learning rates.
+# DP-SGD without sampling has the most noise and needs smaller learning rates.
 ROWS = (
     Row("published", "identity", "poisson", learning_rates=(1.6,), **PUBLISHED),
     Row("DP-SGD", "identity", "poisson"),
@@ -78,14 +78,14 @@ ROWS = (
 
 
 class Experiment:
-    """The task on its data."""
+    """A task, its data, and the runs on them."""
 
     def __init__(self, data: pathlib.Path, cache: pathlib.Path) -> None:
         self.task, self.cache = Task(), cache
         self.x, self.y, self.num_train = features.load(self.task.name, data, cache)
 
     def plan(self, row: Row, num_examples: int) -> tf_bandmf.Plan:
-        """The batch is the same share of the examples."""
+        """Makes a plan whose batch is the same share of the examples."""
         task = self.task
         epsilon, delta = task.epsilon, task.delta
         if row.centred:
@@ -101,7 +101,7 @@ class Experiment:
         )
 
     def tune(self, row: Row, seed: int) -> list[dict[str, object]]:
-        """Accuracy on held-out training images for each learning rate and readout."""
+        """Measures held-out accuracy for each learning rate and readout."""
         dimensions, end = self.task.tuning_dimensions, self.num_train - VALIDATION
         path = self.cache / f"{self.task.name}-{dimensions}.npy"
         x = features.leading_components(self.x, VALIDATION, dimensions, path)
@@ -111,7 +111,7 @@ class Experiment:
         return self._train(row, runs, x, centre, end)
 
     def test(self, row: Row, rate: float, seeds: list[int]) -> list[dict[str, object]]:
-        """Test accuracy after training on all training images."""
+        """Measures test accuracy after training on all training images."""
         x, end = self.x, self.num_train
         centre = np.zeros(x.shape[1])
         if row.centred:
@@ -127,7 +127,7 @@ class Experiment:
         centre: np.ndarray,
         end: int,
     ) -> list[dict[str, object]]:
-        """Trains on the examples before `end`, all runs together; judges on the others."""
+        """Trains all runs at once on the examples before `end`, and tests on the others."""
         start = time.process_time()
         task, y, plan = self.task, self.y[: len(x)], self.plan(row, end)
         rates = np.array([run["learning_rate"] for run in runs], float)

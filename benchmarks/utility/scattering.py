@@ -22,7 +22,7 @@ ANGLES = 8
 
 
 def scattering(images: np.ndarray) -> np.ndarray:
-    """Scattering channels of images, of some hundred at a time.
+    """Computes scattering channels of images, a few hundred at a time.
 
     Args:
       images: float, shape [images, size, size]; size is a multiple of 4.
@@ -65,7 +65,7 @@ _filters = functools.cache(_Filters)
 
 
 def _scatter(images: np.ndarray, filters: _Filters) -> np.ndarray:
-    """Shape [images, 81, size / 4, size / 4], zeroth order first."""
+    """Returns channels [images, 81, size / 4, size / 4], zeroth order first."""
     margin = _margin()
     width = [(0, 0), (margin, margin), (margin, margin)]
     transformed = scipy.fft.fft2(np.pad(images, width, mode="reflect"))
@@ -83,7 +83,7 @@ def _scatter(images: np.ndarray, filters: _Filters) -> np.ndarray:
 
 
 def _modulus(transformed: np.ndarray, wavelet: np.ndarray, stride: int) -> np.ndarray:
-    """Fourier transform of |x * psi|, every `stride`-th pixel of it."""
+    """Returns the Fourier transform of every `stride`-th pixel of |x * psi|."""
     product = transformed * wavelet
     if stride == 2:
         product = _fold(product)
@@ -91,7 +91,7 @@ def _modulus(transformed: np.ndarray, wavelet: np.ndarray, stride: int) -> np.nd
 
 
 def _average(transformed: np.ndarray, low_pass: np.ndarray, stride: int) -> np.ndarray:
-    """x * phi, every `stride`-th pixel, without the margin."""
+    """Returns every `stride`-th pixel of x * phi, without the margin."""
     product = _fold(transformed * low_pass)
     if stride == 4:
         product = _fold(product)
@@ -100,14 +100,14 @@ def _average(transformed: np.ndarray, low_pass: np.ndarray, stride: int) -> np.n
 
 
 def _fold(transformed: np.ndarray) -> np.ndarray:
-    """The transform of every second pixel of a signal: the mean of its aliases."""
+    """Returns the transform of every second pixel of a signal: the mean of its aliases."""
     half = transformed.shape[-1] // 2
     rows = transformed[..., :half, :] + transformed[..., half:, :]
     return (rows[..., :half] + rows[..., half:]) / 4
 
 
 def _low_frequencies(transformed: np.ndarray) -> np.ndarray:
-    """Without the higher half of the frequencies, times 4: `_fold` then samples it."""
+    """Drops the higher half of the frequencies and multiplies by 4, for `_fold`."""
     size = transformed.shape[-1]
     kept = np.ones(size, np.float32)
     kept[size // 4 : size // 4 + size // 2] = 0.0
@@ -147,10 +147,10 @@ def morlet(
 
 
 def _transform(signal: np.ndarray) -> np.ndarray:
-    """Real: both filters are symmetric under conjugation and reflection."""
+    """Returns a filter's transform, which is real because filters are Hermitian."""
     return scipy.fft.fft2(signal).real.astype(np.float32)
 
 
 def _margin() -> int:
-    """Pixels of reflection around an image: one pixel of the result."""
+    """Returns the width of the reflected margin, which is one pixel of the result."""
     return 2**SCALES

@@ -2,8 +2,8 @@
 
     python docs/figures/make.py
 
-Plans with closed forms, and what searches found once (`benchmarks/results`): no training,
-seconds.
+This takes seconds and no training: plans are in closed form, or from earlier searches
+(`benchmarks/results`).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ SETTING = {
 
 
 def noise() -> None:
-    """The picture of README: one coordinate of the model, and the error of each step."""
+    """Draws README's picture: one coordinate of the model, and the error of each step."""
     plans = {
         "DP-SGD": tf_bandmf.plan("identity", **SETTING),
         "BISR, 32 bands": tf_bandmf.plan("bisr:32", **SETTING),
@@ -49,7 +49,7 @@ def noise() -> None:
 
 
 def noising_matrices() -> None:
-    """C^-1 of four mechanisms, as the guide to mechanisms shows."""
+    """Draws C^-1 of four mechanisms, for the guide to mechanisms."""
     titles = {
         "identity": "DP-SGD",
         "lambda_cgd:0.9": "DP-λCGD",
@@ -65,7 +65,7 @@ def noising_matrices() -> None:
 
 
 def regions() -> None:
-    """Regions in which correlated noise has less error than DP-SGD, or more."""
+    """Draws the regions in which correlated noise has less error than DP-SGD, or more."""
     results = json.loads(REGIONS.read_text(encoding="utf-8"))
     cells, n = results["cells"], results["steps"]
     figure, (left, right) = plt.subplots(
@@ -82,7 +82,7 @@ def regions() -> None:
     left.set_aspect("auto")
     left.set_title("secret random batches: best BandMF / DP-SGD", fontsize="medium")
     figure.colorbar(image, ax=left, extend="min", label="ratio of RMSE")
-    # Of the last epsilon: without amplification the ratio is the same for every one.
+    # For the last epsilon only: without amplification the ratio is the same for all.
     last = max(cell["epsilon"] for cell in cells)
     noise = gaussian.calibrate_noise_stddev(last, results["delta"])
     independent = strategies.identity(n)
@@ -113,12 +113,12 @@ def over_epsilon_and_epochs(
     least: float,
     dark: float,
 ) -> Any:
-    """A ratio of errors for every pair of epsilon and epochs, with a text in each.
+    """Draws a ratio of errors for every pair of epsilon and epochs, with a text in each.
 
     Args:
-      cells: with "epsilon" and "epochs"; one for each pair.
-      ratio: of a cell, about 1 and less.
-      text: of a cell.
+      cells: one for each pair, with "epsilon" and "epochs".
+      ratio: returns the ratio of a cell, about 1 or less.
+      text: returns the text of a cell.
       axes: where to draw.
       least: the ratio of the darkest color.
       dark: below this ratio text is white.

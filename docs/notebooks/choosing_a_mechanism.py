@@ -1,8 +1,8 @@
 # %% [markdown]
 # # Choosing a mechanism
 #
-# Nothing here needs data or training: errors of noise are known from the plan. 20,000 examples,
-# batches of 250, 8 epochs: 640 steps.
+# Nothing here needs data or training: the error of the noise follows from the plan.
+# 20,000 examples, batches of 250, 8 epochs: 640 steps.
 
 # %%
 from matplotlib import pyplot as plt
@@ -16,8 +16,9 @@ use = {"num_examples": 20_000, "batch_size": 250, "epochs": 8}
 # %% [markdown]
 # ## A table
 #
-# RMSE is the standard deviation of the noise in a coordinate of the model, mean over steps;
-# max SE that of the worst step. `tf-bandmf compare` prints the same.
+# RMSE is the root mean square, over steps, of the standard deviation of the noise in a
+# coordinate of the model; max SE is the standard deviation at the worst step. `tf-bandmf
+# compare` prints the same.
 
 # %%
 names = ["identity", "tree", "lambda_cgd", "bisr:4", "bisr:16", "bsr:16", "blt"]
@@ -28,8 +29,9 @@ axes = plots.comparison_bars(table)
 # %% [markdown]
 # ## What the matrices look like
 #
-# C⁻¹ says how the noise of a step is made: its row i is what step i adds. Negative entries take
-# back noise of earlier steps. BISR has few of them; BLT remembers all the past in a few vectors.
+# C⁻¹ says how the noise of a step is made: step i adds row i of C⁻¹Z. Negative entries
+# cancel noise of earlier steps. BISR has few of them; BLT summarizes the whole past in a
+# few vectors.
 
 # %%
 plans = {

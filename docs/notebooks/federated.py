@@ -1,10 +1,10 @@
 # %% [markdown]
 # # Federated averaging with correlated noise
 #
-# 400 devices, 24 rounds, 20 devices a round. A device that took part stays away for 6 rounds:
-# that is all the mechanism needs, no amplification by sampling. Here the rounds are a loop of
-# our own, with the parts of `tf-bandmf-federated` that know no engine; for TensorFlow Federated
-# and Flower it has complete programs.
+# 400 devices, 24 rounds, 20 devices a round. A device that took part stays away for 6
+# rounds: the mechanism needs nothing else, and no amplification by sampling. Here the
+# rounds are a custom loop around the engine-independent parts of `tf-bandmf-federated`,
+# which also has complete programs for TensorFlow Federated and Flower.
 
 # %%
 import numpy as np
@@ -34,8 +34,9 @@ axes = plots.per_step_error(plans)
 # %% [markdown]
 # ## The devices
 #
-# Each device has a few examples of one linear model, whose weights many small steps find: the
-# noise of all rounds adds up, unless later noise takes earlier noise back.
+# All devices have a few examples of the same linear model. Its weights are learned in
+# many small steps, so the noise of all rounds adds up, unless later noise cancels earlier
+# noise.
 
 # %%
 rng = np.random.default_rng(0)
@@ -54,8 +55,8 @@ def update_of(device, weights, clip):
 # %% [markdown]
 # ## Rounds
 #
-# Who took part rests, and each round gets its noise. The divisor is the public size of the
-# cohort.
+# Devices that took part rest, and each round gets its noise. The divisor is the public
+# cohort size.
 
 
 # %%
@@ -85,9 +86,10 @@ axes = plots.training_curves(
 axes.set_xlabel("round")
 
 # %% [markdown]
-# ## What the participation that happened guarantees
+# ## The guarantee of the actual participation
 #
-# The plan promises for the worst case. A record of who took part when may promise more.
+# The plan's guarantee is for the worst case. A record of the actual participation may
+# give a better one.
 
 # %%
 measured = outcomes["BLT"][0]

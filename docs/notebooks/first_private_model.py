@@ -37,7 +37,7 @@ for name, plan in plans.items():
     print(f"{name:7s} RMSE of the noise {plan.rmse():.2f}")
 
 # %% [markdown]
-# What that means for one weight of the model: both walks are made of the same random numbers.
+# The effect on one weight of the model: both curves are made from the same random numbers.
 
 # %%
 axes = plots.accumulated_noise(plans)
@@ -47,8 +47,8 @@ axes = plots.accumulated_noise(plans)
 #
 # `make_private` and `PrivateOptimizer` are all that changes in Keras, and the batches come from
 # the plan. The rate and the average of the weights follow from the noise of the plan and the
-# size of the model: nothing is tuned. `additional_run=True` says that it is meant: a second run on the same data spends a
-# second budget.
+# size of the model: nothing is tuned. `additional_run=True` confirms that the second run
+# is intended: it spends a second budget on the same data.
 
 
 # %%
@@ -84,10 +84,10 @@ curves = {name: [accuracy] for name, (_, accuracy) in trained.items()}
 axes = plots.training_curves(curves)
 
 # %% [markdown]
-# ## What may be said of the model
+# ## What to say about the model
 #
-# The statement is for who trained once, with this plan. Two runs are a composition: here is
-# what both spent together.
+# The statement is for somebody who trained only once, with this plan. Two runs compose:
+# the joint guarantee says what both spent together.
 
 # %%
 print(plans["BISR"].statement())

@@ -20,8 +20,8 @@ rng = np.random.default_rng(0)
 # %% [markdown]
 # ## Text
 #
-# One form of sentence. Who somebody is decides what they mostly do, and to which things; in
-# private text otherwise than in public text.
+# All sentences have one form. The person determines what they mostly do, and to which
+# things; in private text, this differs from public text.
 
 # %%
 WHO = "ann ben carl dora emma finn gita hugo".split()
@@ -33,7 +33,7 @@ LENGTH = 6  # "ann sees the red boats ."
 
 
 def sentences(count, shift):
-    """Word numbers, int32 [count, LENGTH]; one word in ten is any of its kind."""
+    """Draws word numbers, int32 [count, LENGTH]; one word in ten is random."""
     who, free = rng.integers(8, size=count), rng.integers(8, size=(3, count))
     kept = rng.random((3, count)) < 0.9
     does = np.where(kept[0], (3 * who + shift) % 8, free[0])
@@ -83,7 +83,7 @@ def compiled(model, optimizer):
 
 
 def perplexity(model, rows):
-    """Per word."""
+    """Computes the perplexity per word."""
     loss = model.evaluate(inputs_of(rows), rows[:, 1:], batch_size=500, verbose=0)
     return float(np.exp(loss))
 
@@ -97,7 +97,7 @@ frozen = perplexity(model, test)
 print(f"perplexity of private text {frozen:.2f}")
 
 # %% [markdown]
-# No model can do better on private text than one that knows how it was made:
+# The lower bound for private text is the perplexity of its true distribution:
 
 # %%
 likely, other = 0.9 + 0.1 / 8, 0.1 / 8
@@ -124,9 +124,10 @@ print(
 # %% [markdown]
 # ## Adapters, trained privately
 #
-# `enable_lora` freezes the model but for the adapters; `make_private` and `PrivateOptimizer` are
-# used as ever. Automatic clipping has no norm to tune; rate, momentum and average of the weights
-# follow from the plan and the number of weights that are trained.
+# `enable_lora` freezes everything except the adapters; `make_private` and
+# `PrivateOptimizer` are used as always. Automatic clipping has no norm to tune; rate,
+# momentum and average of the weights follow from the plan and the number of weights that
+# are trained.
 
 # %%
 ADAPTED = [
@@ -171,8 +172,8 @@ axes = plots.training_curves(
 )
 
 # %% [markdown]
-# One run, one seed, a toy: `examples/language_model.py` compares mechanisms on more text, with
-# tuned rates.
+# This was a toy, with one run and one seed: `examples/language_model.py` compares
+# mechanisms on more text, with tuned rates.
 #
 # ## Release
 #

@@ -3,8 +3,8 @@
     make notebooks
     python docs/notebooks/make.py [NAME ...]
 
-The scripts are the source; `tests/docs/test_notebooks.py` runs them and checks that the
-notebooks are theirs.
+The scripts are the source; `tests/docs/test_notebooks.py` runs them and checks that each
+notebook matches its script.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def main() -> None:
 
 
 def executed(path: pathlib.Path) -> nbformat.NotebookNode:
-    """The notebook of a script, run in an empty folder."""
+    """Runs a script in an empty folder and returns its notebook."""
     notebook = jupytext.read(path)
     notebook.metadata = {
         "kernelspec": {
@@ -56,7 +56,7 @@ def executed(path: pathlib.Path) -> nbformat.NotebookNode:
         )
         client.execute()
     for i, cell in enumerate(notebook.cells):
-        # What differs from run to run by itself is left out.
+        # Leave out everything that differs from run to run.
         cell.id = f"cell-{i}"
         cell.metadata = {}
         if cell.cell_type == "code":

@@ -27,7 +27,7 @@ MOMENTUM = 0.9
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """Settings of all mechanisms; l2_norm_clip is of a device's update."""
+    """Settings of all mechanisms; `l2_norm_clip` is for a device's update."""
 
     epsilon: float
     delta: float
@@ -38,7 +38,7 @@ class Setting:
     client_learning_rate: float
     server_learning_rate: float
 
-    # A setting lives as long as the program.
+    # The cache keeps a setting as long as the program runs.
     @functools.cache  # noqa: B019
     def plan(
         self, mechanism: str | tf_bandmf.Strategy, epsilon: float | None = None
@@ -87,7 +87,7 @@ class Contender:
 
 
 def build(name: str, setting: Setting) -> Contender:
-    """The contender of this name."""
+    """Builds the contender of this name."""
     if name in ("none", "tree"):
         return _of_tff(name, setting)
     plan = setting.plan(name)

@@ -14,7 +14,7 @@ class Curve:
     Attributes:
       title: the mechanism's title.
       noise: RMSE of the noise in the models, per weight.
-      rounds: after how many rounds the model was tested.
+      rounds: numbers of rounds after which the model was tested.
       accuracy, loss: results of these tests, in [0, 1] and in nats per character.
     """
 
@@ -36,7 +36,7 @@ def write_csv(path: str, curves: Sequence[Curve]) -> None:
 
 
 def markdown(curves: Sequence[Curve]) -> str:
-    """A table: accuracy at four times during the run, and the loss at its end."""
+    """Returns a table of the accuracy at four times, and the loss at the end."""
     rounds = curves[0].rounds
     count = min(4, len(rounds))
     chosen = [(len(rounds) - 1) * (i + 1) // count for i in range(count)]

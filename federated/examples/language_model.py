@@ -13,13 +13,13 @@ INPUT_SPEC = (
 
 
 def build() -> tf.keras.Model:
-    """Embedding, one recurrent layer, softmax."""
+    """Returns a model with an embedding, one recurrent layer and a dense layer."""
     return tf.keras.Sequential(
         [
             tf.keras.layers.InputLayer([speakers.LENGTH], dtype=tf.int32),
             tf.keras.layers.Embedding(speakers.NUM_SYMBOLS, 8),
-            # The cell in a plain loop: the graph of Keras' GRU layer has a choice of
-            # kernels, which for each client costs TFF's worker more than the training.
+            # The cell runs in a plain loop: the graph of Keras' GRU layer chooses between
+            # kernels, which for each client takes TFF's worker longer than the training.
             tf.keras.layers.RNN(tf.keras.layers.GRUCell(32), return_sequences=True),
             tf.keras.layers.Dense(speakers.NUM_SYMBOLS),
         ]
@@ -32,7 +32,7 @@ def loss() -> tf.keras.losses.Loss:
 
 
 def model_fn() -> tff.learning.models.VariableModel:
-    """The model as TFF takes it."""
+    """Returns the model in TFF's form."""
     return tff.learning.models.from_keras_model(
         build(), loss=loss(), input_spec=INPUT_SPEC
     )

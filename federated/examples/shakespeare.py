@@ -73,7 +73,7 @@ def train(
 
 
 def too_few(setting: contenders.Setting) -> str:
-    """What a small epsilon would take, with as much noise in the mean of the updates."""
+    """Says how many devices a small epsilon needs for equal noise in the mean update."""
     now = setting.plan("banded")
     wanted = setting.plan(now.strategy, SMALL_EPSILON)
     ratio = wanted.noise_multiplier / now.noise_multiplier
@@ -211,7 +211,7 @@ def report(
 
 
 def write(folder: str, results: Sequence[curves.Curve]) -> None:
-    """Curves, table and picture."""
+    """Writes curves, table and picture."""
     curves.write_csv(os.path.join(folder, "curves.csv"), results)
     table = curves.markdown(results)
     with open(os.path.join(folder, "table.md"), "w", encoding="utf-8") as file:

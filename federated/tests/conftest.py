@@ -1,7 +1,7 @@
-"""Which tests run here, and the end of TFF's workers.
+"""Selects the tests that this environment can run, and ends TFF's workers.
 
-Modules that know no engine are tested wherever the core runs; the others need TensorFlow
-Federated. Its worker must not outlive the tests: it would keep their output open.
+Modules that do not depend on an engine are tested wherever the core runs; the others need
+TensorFlow Federated. Its worker must not outlive the tests: it would keep output open.
 """
 
 import atexit
@@ -11,8 +11,7 @@ import pathlib
 import re
 import sys
 
-# The marker `attack`, for the page "what was attacked"; `invariant`, and its option;
-# `slow_cases`.
+# They define the markers `attack`, `invariant` and `slow_cases`, and their options.
 pytest_plugins = ["attack_report", "invariant_marks", "slow_marks"]
 
 # The user's cache is the user's.
@@ -26,7 +25,7 @@ if importlib.util.find_spec("tensorflow_federated"):
 
     @atexit.register
     def end_workers():
-        """TFF's own way of ending its worker may wait for ever."""
+        """Kills TFF's workers, since TFF's own way of ending them may wait for ever."""
         for child in psutil.Process().children(recursive=True):
             if child.name() == "worker_binary":
                 child.kill()
@@ -36,6 +35,6 @@ else:
     files = pathlib.Path(__file__).parent.glob("test_*.py")
     collect_ignore = [f.name for f in files if engines.search(f.read_text("utf-8"))]
 
-# On Flower's stack only; a folder, because it has a conftest of its own.
+# These tests need Flower; they are in a folder because they need their own conftest.
 if not importlib.util.find_spec("flwr"):
     collect_ignore = [*globals().get("collect_ignore", []), "flower"]

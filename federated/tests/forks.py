@@ -1,4 +1,4 @@
-"""Forks of a process that has TensorFlow, whose threads are not in the fork."""
+"""Forks of a process that has loaded TensorFlow, whose threads the fork lacks."""
 
 import gc
 import os
@@ -12,7 +12,7 @@ def fork():
 
 
 def in_a_child(function):
-    """The wait status of a forked process; it must not use what TensorFlow had begun."""
+    """Calls a function in a fork, without TensorFlow's threads; returns the wait status."""
     child = fork()
     if child == 0:
         try:

@@ -1,4 +1,4 @@
-"""Ledgers as they were earlier, for tests."""
+"""Copies of ledgers, and rounds that begin, for tests."""
 
 import contextlib
 import os
@@ -6,7 +6,7 @@ import sqlite3
 
 
 def copy_ledger(source, target):
-    """A copy with what a killed program left in the journal."""
+    """Copies a ledger together with the journal that a killed program left."""
     os.makedirs(os.path.dirname(target), mode=0o700, exist_ok=True)
     os.close(os.open(target, os.O_CREAT | os.O_WRONLY, 0o600))
     with contextlib.ExitStack() as stack:
@@ -24,7 +24,7 @@ def changed(path, *statements):
 
 
 def begin_round(ledger, number, cohort):
-    """A round that begins; the one before, or the first state, is done."""
+    """Begins a round, after finishing the round before it, or the first state."""
     if ledger.expected[0] == "finished":
         ledger.finished(number - 1, {"a": number})
         ledger.released(number - 1)

@@ -17,7 +17,7 @@ def model_fn():
 
 
 def examples(client, shift=0.0, bad=False):
-    """Two batches, other ones for each number of a client."""
+    """Returns two batches that depend on the client's number."""
     rng = np.random.default_rng(client)
     x = rng.normal(size=(8, 3)).astype(np.float32) + np.float32(shift)
     if bad:

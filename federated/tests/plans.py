@@ -6,7 +6,7 @@ import tf_bandmf
 
 
 def min_sep_plan(mechanism, num_steps, b, k, *, test_seed=None, **options):
-    """A plan of a b-min-separation and k participations, of delta 1e-5."""
+    """Makes a plan with b-min-separation, k participations and delta 1e-5."""
     if "epsilon" not in options:
         options.setdefault("noise_multiplier", 1.0)
     options.setdefault("sampling", tf_bandmf.MinSep(b, k))

@@ -14,11 +14,11 @@ from tf_bandmf_federated.rounds import Run
 
 
 class Crash(BaseException):
-    """What `except Exception` does not catch, as little as a kill."""
+    """An exception that `except Exception` does not catch, to stand for a kill."""
 
 
 class Models:
-    """All models that left, in their order; dies after one, if it is told to."""
+    """Collects the released models in order; raises `Crash` after a given one."""
 
     def __init__(self, dies_at=None):
         self.released, self._dies_at = [], dies_at
@@ -31,14 +31,14 @@ class Models:
 
 
 class Weights(dict):
-    """Weights that left, by rounds done."""
+    """Collects the released weights, by the number of rounds done."""
 
     async def release(self, value, key):
         self[key] = value[0].astype(np.float64)
 
 
 def make_run(engine, devices, folder, over_selection=1.0, **options):
-    """A run of `FederatedAveraging` with devices in this process."""
+    """Makes a run of `FederatedAveraging` with devices in this process."""
 
     def cohorts(ledger):
         participation = engine.plan.participation
@@ -49,12 +49,12 @@ def make_run(engine, devices, folder, over_selection=1.0, **options):
 
 
 class SimulatedDevices:
-    """Each has a store in a folder; each adds a constant of its own.
+    """Devices that each have a store in a folder, and add their own constant.
 
     Args:
-      folder: of all stores.
-      plan: of the run.
-      number: of devices.
+      folder: folder of all stores.
+      plan: plan of the run.
+      number: number of devices.
     """
 
     def __init__(self, folder, plan, number):

@@ -1,4 +1,4 @@
-"""From the record of a run to its guarantee."""
+"""The guarantee that follows from the record of a run."""
 
 import collections
 import itertools
@@ -31,12 +31,12 @@ PLAN = make_plan(l2_norm_clip=0.25)
 
 
 def measured(b, k, n=N):
-    """So many participations, so far apart, of one of two clients."""
+    """Returns a measurement in which one of two clients took part k times, b apart."""
     return MeasuredParticipation(n, 2, b, k, k + 1)
 
 
 def delta_by_formula(sensitivity, stddev, epsilon):
-    """Balle and Wang, 2018, Theorem 8, in terms of the normal distribution."""
+    """Computes delta by Balle and Wang, 2018, Theorem 8."""
     ratio = sensitivity / stddev
     cdf = scipy.stats.norm.cdf
     upper = cdf(ratio / 2 - epsilon / ratio)
@@ -44,7 +44,7 @@ def delta_by_formula(sensitivity, stddev, epsilon):
 
 
 def patterns(n, b, k):
-    """Every set of at most k rounds, b or more apart; brute force."""
+    """Yields every set of at most k rounds that are b or more apart."""
     for size in range(1, k + 1):
         for rounds in itertools.combinations(range(n), size):
             if all(j - i >= b for i, j in itertools.pairwise(rounds)):

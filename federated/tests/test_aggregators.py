@@ -49,7 +49,7 @@ def normals(num_steps=N, d=D):
 
 
 def run_process(process, plan, denominator, clients=(), state=None):
-    """The noise `(C^-1 Z)` of all rounds, shape [N, D], measured at the output."""
+    """Measures the noise `C^-1 Z` of all rounds in the results, shape [N, D]."""
     state = process.initialize() if state is None else state
     rows = []
     for _ in range(N):
@@ -62,7 +62,7 @@ def run_process(process, plan, denominator, clients=(), state=None):
 @pytest.mark.slow_cases("bandinv", "tree", "blt", "bisr", "dense", "identity", "banded")
 @pytest.mark.parametrize("mechanism", FAMILIES)
 def test_noise_of_every_family_is_that_of_the_strategy(mechanism):
-    """C y = z, up to the grid of what is released."""
+    """C times the noise is z, up to the grid of released values."""
     plan = make_plan(mechanism)
     c = plan.strategy.matrix.to_dense()
     factory = CorrelatedNoiseFactory(plan, clients_per_round=4)
@@ -122,7 +122,7 @@ def test_keys_are_fresh_in_every_run_and_from_the_operating_system():
 
 @pytest.mark.parametrize("mechanism", ["bsr", "bisr"])
 def test_a_ring_buffer_too_large_for_the_state_is_refused(mechanism):
-    """What the refusal names runs at that size."""
+    """Mechanisms that the error message names do run at that size."""
     plan, wide = make_plan(mechanism), tff.TensorType(np.float32, [3_000_000])
     factory = CorrelatedNoiseFactory(plan, 1.0)
     if mechanism == "bsr":
@@ -158,7 +158,7 @@ def test_wrong_plans_are_refused():
 
 
 def drop_in(mechanism):
-    """Trainable weights after 3 rounds of TFF's own federated averaging."""
+    """Returns the weights after 3 rounds of TFF's averaging with the factory."""
     plan = make_plan(mechanism, noise_multiplier=0.01)
     aggregator = CorrelatedNoiseFactory(plan, 2.0)
     process = tff.learning.algorithms.build_unweighted_fed_avg(
@@ -175,13 +175,13 @@ def drop_in(mechanism):
 def test_drop_in_of_build_unweighted_fed_avg():
     actual, reference = drop_in("bsr"), drop_in("identity")
     assert np.abs(actual).max() > 0.01
-    # Little noise: both are the mean of the clipped updates.
+    # With so little noise, both are the mean of the clipped updates.
     np.testing.assert_allclose(actual, reference, atol=0.2)
 
 
 @pytest.mark.parametrize(("rounds", "expected"), [(60, 35), (64, 67)])
 def test_a_tree_has_the_sensitivity_of_tff_s(rounds, expected):
-    """Squared, as the federated guide has it, by TensorFlow Privacy's accountant."""
+    """The squared sensitivity equals that of TensorFlow Privacy's accountant."""
     plan = make_plan("tree", rounds, sampling=tf_bandmf.MinSep(12, 5))
     rho = tree_aggregation_accountant.compute_zcdp_single_tree(
         noise_multiplier=1.0,

@@ -1,4 +1,4 @@
-"""A federated run of a plan that is bound to a budget reserves before its first noise."""
+"""A federated run with a budget ledger reserves its cost before its first noise."""
 
 import pytest
 from plans import min_sep_plan
@@ -42,7 +42,7 @@ def test_a_run_that_crashed_reserves_once(tmp_path, ledger, plan):
     notes = [e.body["steps"] for e in ledger.history() if e.kind == "steps"]
     assert notes == [N]
     assert ledger.verify() == []
-    # Another run, in another folder, is another one.
+    # A run in another folder is a second run.
     other = tmp_path / "other"
     other.mkdir()
     finish(other, make_devices(other, plan=plan), plan=plan)

@@ -27,7 +27,7 @@ def test_the_norm_is_at_most_the_clip_norm(array, clip):
     assert exact <= clip
     assert actual.is_finite
     before = np.linalg.norm(array.astype(np.longdouble).ravel())
-    if abs(before / clip - 1.0) > 2.0**-35:  # below is what a norm is rounded up by
+    if abs(before / clip - 1.0) > 2.0**-35:  # norms are rounded up by less than this
         assert actual.was_clipped == (before > clip)
     if not actual.was_clipped:
         assert actual.update[0].tobytes() == array.tobytes()
@@ -64,7 +64,7 @@ def test_what_was_clipped_is_not_clipped_again(size, scale, law):
 
 @pytest.mark.invariant(17)
 def test_a_quick_norm_decides_nothing_that_it_cannot_know():
-    # Squares that float32 loses, or cannot hold, and a norm a hair above the clip norm.
+    # Squares that underflow or overflow in float32, and a norm just above the clip norm.
     assert clip_update([np.full(10_000, 1e-24, np.float32)], 1e-23).was_clipped
     assert clip_update([np.full(10_000, 1e20, np.float32)], 1e23).was_clipped is False
     update = [np.full(4, 0.5, np.float32)]
@@ -75,7 +75,7 @@ def test_a_quick_norm_decides_nothing_that_it_cannot_know():
 @pytest.mark.parametrize("small", [2.0**-12.5, 2.0**-12, 2.0**-11.9, 2.0**-64])
 @pytest.mark.invariant(17)
 def test_squares_that_a_sum_loses_are_in_the_norm(small):
-    # In float32 each small square is lost beside the large one.
+    # In float32 each small square is rounded away beside the large one.
     update = np.full([50, 64], small, np.float32)
     update[:, 0] = 1.0
     for clip in (1.0, 7.0):
@@ -91,7 +91,7 @@ def test_integers_are_refused():
 
 @pytest.mark.invariant(17)
 def test_a_norm_is_rounded_up():
-    # Its exact value, in whole numbers: float32 numbers are multiples of 2^-149.
+    # The exact squared norm is a rational number, as each float32 number is.
     values = np.random.default_rng(3).normal(size=70_000).astype(np.float32)
     exact = sum(fractions.Fraction(float(v)) ** 2 for v in values)
     actual = fractions.Fraction(norm_of([values, values[:1]]))

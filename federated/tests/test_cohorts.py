@@ -1,4 +1,4 @@
-"""Selection of who is there and may take part; who did is in the ledger."""
+"""Selection among available devices that may take part, according to the ledger."""
 
 import collections
 import random
@@ -28,7 +28,7 @@ def make(ledger, here=HERE, b=2, k=2, **options):
 
 
 def begin(cohorts, ledger, k):
-    """A round that begins."""
+    """Selects the cohort of the next round, and begins it."""
     number = len(ledger.rounds)
     actual = cohorts.select(number, k)
     begin_round(ledger, number, actual.names)

@@ -1,4 +1,4 @@
-"""A device counts before it works, refuses by itself, and answers a request once."""
+"""A device counts before it trains, refuses by itself, and answers a request once."""
 
 import os
 import subprocess
@@ -95,7 +95,7 @@ def test_a_policy_survives_as_text_and_refuses_another_text(tmp_path):
     with pytest.raises(ValueError, match="A device policy has"):
         DevicePolicy.load(str(path))
     path.write_text('{"format": "else"}')
-    with pytest.raises(ValueError, match="no device policy"):
+    with pytest.raises(ValueError, match="not a device policy"):
         DevicePolicy.load(str(path))
 
 

@@ -1,4 +1,4 @@
-"""What knows no engine imports none, so that another one can build on it."""
+"""Modules that any engine can use import no engine."""
 
 import ast
 import importlib
@@ -12,7 +12,7 @@ import tf_bandmf_federated
 
 ROOT = pathlib.Path(tf_bandmf_federated.__file__).parent
 ENGINES = ("tensorflow_federated", "tensorflow_privacy", "flwr")
-# What names no engine: the rules of the house, whatever moves the updates.
+# Modules that must not depend on an engine.
 FREE = sorted(
     path.relative_to(ROOT).with_suffix("").as_posix().replace("/", ".")
     for path in ROOT.rglob("*.py")
@@ -67,7 +67,7 @@ def test_what_needs_the_engine_says_so():
         tf_bandmf_federated.build_fed_avg  # noqa: B018
 
 
-# A file imports only files of later lines: engines, rounds, ledger, device.
+# Layers, from engines down to devices: a file imports only files of lower layers.
 LAYERS = [
     "flower tff",
     "averaging rounds",

@@ -1,4 +1,4 @@
-"""The sum of a round: of any order, exact, and no longer than what is added."""
+"""The sum of a round is exact, in any order, and no update grows by rounding."""
 
 import itertools
 
@@ -12,7 +12,7 @@ from tf_bandmf_federated.clipping import clip_update
 from tf_bandmf_federated.exact_sum import ExactSum
 
 CLIP = 0.7
-MANY = [100, 1000]  # updates: whole numbers of 32 and of 64 bits
+MANY = [100, 1000]  # numbers of updates, for sums in int32 and in int64
 
 
 def updates(number, size, seed=0):
@@ -32,7 +32,7 @@ def test_the_order_makes_no_difference_to_a_single_bit():
     added = updates(5, 40)
     actual = {units_of(order, 40).tobytes() for order in itertools.permutations(added)}
     assert len(actual) == 1
-    # The control: floats that are added up do depend on it.
+    # The control: sums of floats do depend on the order.
     orders = itertools.permutations([clip_update([u], CLIP).update[0] for u in added])
     assert len({sum(order).tobytes() for order in orders}) > 1
 
@@ -62,7 +62,7 @@ def test_what_is_added_has_at_most_the_clip_norm(values, clip, most):
     total.add([update])
     added = total.units.astype(np.longdouble) * np.longdouble(total.unit)
     assert np.sqrt(np.sum(added**2)) <= clip
-    # And it is the update, but for a unit in each coordinate.
+    # The result differs from the update by less than a unit in each coordinate.
     wanted = clip_update([update], clip).update[0].astype(np.longdouble)
     assert np.all(np.abs(added - wanted) <= total.unit * 1.5 + 1e-6 * np.abs(wanted))
 
@@ -70,7 +70,7 @@ def test_what_is_added_has_at_most_the_clip_norm(values, clip, most):
 @pytest.mark.parametrize("clip", [0.3, 1.0, 7.0])
 @pytest.mark.invariant(3)
 def test_one_device_more_does_not_round_the_others_otherwise(clip):
-    # 127 updates fit into 32 bits, 128 do not. All alike: their rounding adds up.
+    # 127 updates fit into 32 bits, 128 do not. All are equal, so that rounding adds up.
     (update,) = updates(1, 10_000)
     sums = []
     for count in (127, 128):
@@ -87,7 +87,7 @@ def test_sums_have_room_for_the_last_update(most):
     total = ExactSum(2, clip, most)
     assert total.unit == 2.0**-23
     largest = np.float32(clip * (1.0 - 2.0**-16))
-    # As if all but one had come, each as large as can be.
+    # The sum is as if all but one update had been added, each as large as possible.
     before = (most - 1) * 2**24
     for sign in (1, -1):
         total = ExactSum(2, clip, most)
@@ -129,10 +129,10 @@ def test_the_mean_with_noise_is_that_of_float64(most):
 
 
 def impossible(weights, released, stddev, denominator):
-    """How many released weights no float32 noise gives, if nobody added anything."""
+    """Counts released weights that no float32 noise could give for a sum of zero."""
 
     def after(words):
-        # Numbers in the order of floats, as the words of float32.
+        # Maps integers in order to float32 numbers in order.
         bits = np.where(words < 0, -(2**31) - words - 1, words).astype(np.int32)
         total = ExactSum(len(weights), CLIP, 1)
         return weights + total.mean_with([bits.view(np.float32)], stddev, denominator)

@@ -1,4 +1,4 @@
-"""Twenty reports of federated runs have the epsilon that they had when golden/ was written.
+"""Twenty reports of federated runs have the epsilons in golden/reports.json.
 
     python tests/test_golden_reports.py      # writes golden/reports.json anew
 
@@ -32,7 +32,7 @@ def make_plan(mechanism="bsr:3", **options):
 
 
 def in_turns(n=N, b=B):
-    """A record in which each of b groups of two comes again and again."""
+    """Returns a record in which b groups of two clients take turns."""
     return {t: [f"{t % b} {i}" for i in range(PER_ROUND)] for t in range(n)}
 
 
@@ -42,7 +42,7 @@ def of_record(plan, record, num_rounds=None, delta=None):
 
 
 def run(folder, over_selection=1.0, answers=None, skips=False, sizes=(3, 1)):
-    """A run of devices in this process, in which all devices come in turns."""
+    """Runs devices in this process, which take turns; returns the plan and measurement."""
     plan = make_plan()
     number = int(PER_ROUND * over_selection) * B
     devices = simulated.SimulatedDevices(f"{folder}/devices", plan, number)
@@ -75,7 +75,7 @@ def run(folder, over_selection=1.0, answers=None, skips=False, sizes=(3, 1)):
 
 
 def too_large(request, add):
-    """Devices that state weights of their own by sending more: they count as one."""
+    """Devices that send large updates to get more weight; each counts as one."""
     for name in request.names:
         add(name, [np.full_like(w, 1e9) for w in request.weights])
     return Replies()
@@ -112,7 +112,7 @@ CASES = {
 
 
 def report(name, folder):
-    """What the written report's table says of epsilon, and the exact numbers."""
+    """Writes a report; returns the epsilons in its table and the exact numbers."""
     plan, measured, delta = CASES[name](folder)
     path = pathlib.Path(folder) / "report.md"
     actual = write_report(path, plan, measured, delta=delta)

@@ -1,4 +1,4 @@
-"""Work that a few threads share: in order, and nothing goes on behind an error."""
+"""Work shared by a few threads keeps its order, and stops after an error."""
 
 import itertools
 import os
@@ -43,7 +43,7 @@ def test_a_forked_process_has_threads_of_its_own(monkeypatch):
     assert threading.get_ident() not in here
 
     def child():
-        signal.alarm(20)  # threads that are not there would be waited for
+        signal.alarm(20)  # a fork would wait for threads that it does not have
         if list(ahead(lambda item: item + 1, range(9))) != list(range(1, 10)):
             os._exit(1)
 

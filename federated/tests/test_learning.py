@@ -1,4 +1,4 @@
-"""Private federated averaging, whole."""
+"""Private federated averaging, end to end."""
 
 import functools
 
@@ -37,7 +37,7 @@ def build(plan, **options):
 
 
 def run(process, cohorts, state=None):
-    """Flat weights after each round."""
+    """Returns the flat weights after each round."""
     state = process.initialize() if state is None else state
     weights = []
     for cohort in cohorts:
@@ -68,7 +68,7 @@ def means_of_noise(plan):
 def test_updates_are_the_plan_s_noise_on_clipped_means():
     plan = make_plan()
     none, _ = run(in_state(), [[]] * N)
-    # The server adds the mean: rounds without clients release the noise alone.
+    # Rounds without clients release the noise alone.
     total = -np.cumsum(means_of_noise(plan), axis=0)
     np.testing.assert_allclose(none, total, rtol=1e-4, atol=2e-3)
     some, _ = run(in_state(), [first_time(0, 1)])
@@ -116,7 +116,7 @@ def test_rounds_are_counted_and_skipped():
     state = process.skip_round(state)
     assert process.round_number(state) == 2
     np.testing.assert_array_equal(weights_of(process, state), before)
-    # The noise of round 2 is what it would have been.
+    # The noise of round 2 does not depend on the skipped round.
     state = process.next(state, []).state
     actual = before - weights_of(process, state)
     expected = means_of_noise(make_plan())[2]
@@ -227,7 +227,7 @@ def test_a_round_that_failed_may_be_called_again(secret_process):
     process.next(skipped, [])
 
 
-# --- Plans that are bound to a ledger.
+# --- Plans that are bound to a budget ledger.
 
 
 @pytest.mark.invariant(19)

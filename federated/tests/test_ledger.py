@@ -1,4 +1,4 @@
-"""The write-ahead record: what it takes, refuses and reads again."""
+"""The write-ahead record: entries that it accepts, refuses and restores."""
 
 import collections
 import os
@@ -62,7 +62,7 @@ def test_every_entry_is_read_again_and_in_the_file_when_the_call_returns(
     with Ledger(path, RUN) as ledger:
         for number, act in enumerate(acts):
             act(ledger)
-            # What a kill would leave: the file and its journal.
+            # A kill would leave the file and its journal like this.
             copied = str(tmp_path / f"{number}")
             for name in ("", "-wal"):
                 shutil.copy2(path + name, copied + name)
@@ -179,7 +179,7 @@ def test_a_changed_removed_or_added_row_is_seen(path, tmp_path, figure):
         with pytest.raises(ValueError, match="damaged or was changed"):
             with Ledger(copied, RUN) as ledger:
                 ledger.state(state(0))
-    with Ledger(path, RUN) as ledger:  # the control: what was not changed is read
+    with Ledger(path, RUN) as ledger:  # the control: an unchanged ledger can be read
         assert ledger.state(state(0))["round"] == 1
     figure(f"{len(DAMAGES)} changes, each refused")
 
@@ -233,16 +233,16 @@ def test_another_process_neither_reads_nor_writes_an_open_file(path):
         return subprocess.run(command, capture_output=True, text=True).stdout.strip()
 
     statements = ("SELECT * FROM entries", "DELETE FROM entries")
-    for _ in range(2):  # a new file, and one that is only read
+    for _ in range(2):  # for a new file, and for one that is only read
         with Ledger(path, RUN):
             with pytest.raises(BlockingIOError):
-                Ledger(path, RUN)  # which does not end the lock of the first
+                Ledger(path, RUN)  # must not end the lock of the first
             assert [actual(one) for one in statements] == 2 * ["database is locked"]
     assert actual(statements[0]) == ""  # the control
 
 
 def connecting(statement):
-    """`sqlite3.connect` that runs a statement on each new connection."""
+    """Makes `sqlite3.connect` run a statement on each new connection."""
     real = sqlite3.connect
 
     def connect(*arguments, **options):
@@ -282,7 +282,7 @@ def test_a_round_that_cannot_be_written_is_not_begun(
         with Ledger(path, RUN) as ledger:
             with pytest.raises(OSError, match=match):
                 ledger.started(1, [f"device {i}" for i in range(2000)])
-            # It may not know what is on the disk: nothing more is written by it.
+            # Its memory may differ from the disk, so it must not write any more.
             with pytest.raises(ValueError, match="is closed"):
                 ledger.started(1, COHORT)
     with Ledger(path, RUN) as ledger:

@@ -1,4 +1,4 @@
-"""One program has a ledger, whatever is copied, forked or deleted meanwhile."""
+"""Only one program can use a ledger, even if files are copied, linked or deleted."""
 
 import os
 import shutil
@@ -15,7 +15,7 @@ RUN = {"plan": "p"}
 
 
 def begin(ledger):
-    """Up to the start of the first round."""
+    """Writes the entries up to the start of the first round."""
     ledger.finished(-1, {"a": 0})
     ledger.released(-1)
     ledger.started(0, ("a", "b"))
@@ -38,7 +38,7 @@ def rounds_of(path):
 
 
 class Other:
-    """A process that was forked before anything was open; opens when it is told to."""
+    """A process forked before any ledger was open; opens one when it is told to."""
 
     def __init__(self, path):
         (reading, self._told), (self._answer, writing) = os.pipe(), os.pipe()
@@ -142,9 +142,9 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 def test_forks_leave_the_journal_to_the_program_and_do_not_keep_its_lock(path):
-    """One that ends before the program, and one that outlives it."""
-    # In a process of its own: a fork of this one cannot collect what TensorFlow made, and
-    # a fork of a fork may crash.
+    """One fork ends before the program, and another one outlives it."""
+    # This needs a new process: a fork of this one cannot free what TensorFlow made, and a
+    # fork of a fork may crash.
     command = [sys.executable, "-c", PROGRAM, path]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as program:
         outlives = int(program.stdout.readline())

@@ -1,4 +1,4 @@
-"""The loop of README runs as it stands, and keeps what it claims."""
+"""The README's loop runs as it stands, and keeps the separation."""
 
 import pathlib
 import re
@@ -17,7 +17,7 @@ def the_loop():
 
 
 def test_the_loop_keeps_the_separation(capfd):
-    # Each tag that is made, to see who came when.
+    # Record when each device takes part.
     source = the_loop()
     names = {"__name__": "readme"}
     came = []

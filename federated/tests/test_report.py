@@ -1,4 +1,4 @@
-"""The report says what plan and measurement say, and nothing else."""
+"""The report states what follows from plan and measurement, and nothing else."""
 
 import dataclasses
 import re
@@ -16,7 +16,7 @@ from tf_bandmf_federated import (
 N = 12
 AS_PLANNED = MeasuredParticipation(N, 30, 4, 3, 60)
 BELOW = MeasuredParticipation(N, 30, 2, 3, 60)
-# arXiv:2306.08153, App. K.1, and two of our own.
+# The points of arXiv:2306.08153, App. K.1, and two more.
 TITLES = [
     "DP setting",
     "Data accesses covered",
@@ -58,7 +58,7 @@ def table(text):
 
 
 def numbers(text):
-    """(rho, epsilon, delta) of each statement."""
+    """Returns (rho, epsilon, delta) of each statement."""
     pattern = r"([\d.e-]+)-zCDP and \(epsilon = ([\d.e-]+), delta = ([\d.e-]+)\)-DP"
     return [tuple(map(float, actual)) for actual in re.findall(pattern, text)]
 

@@ -1,4 +1,4 @@
-"""Old copies of a server's folder: no two releases share noise on different sums."""
+"""With old copies of a server's folder, no two releases share noise on different sums."""
 
 import asyncio
 import itertools
@@ -24,7 +24,7 @@ def make_plan(mechanism):
 def make_engine(
     plan, devices, sums, meanwhile=lambda round_number: None, scale=1.0, order=1, data=0
 ):
-    """Devices add vectors of their own; `sums` gets the sum of each round."""
+    """Makes an engine whose devices add their own vectors; appends each sum to `sums`."""
 
     def exchange(request, add):
         meanwhile(request.round_number)
@@ -52,7 +52,7 @@ def run(
     interrupted_round="replay",
     **options,
 ):
-    """Releases of the rounds up to `total`, and the sums that were sent."""
+    """Runs up to round `total`; returns the releases and the devices' sums."""
     sums, models = {}, Weights()
     engine = make_engine(plan, devices, sums, meanwhile, **options)
     begun = make_run(
@@ -69,8 +69,10 @@ def run(
 
 
 def noise_left(plan, rounds, *histories):
-    """Standard deviation, in units of the noise, of what the difference of the releases of
-    two histories has beside the difference of the devices' sums; by round."""
+    """Returns the deviation of the difference of two histories' noise, for each round.
+
+    The noise is what releases have beside the devices' sums, in units of the plan's noise.
+    """
     steps = [
         np.array([PER_ROUND * (left[t + 1] - left[t]) - sums[t] for t in rounds])
         for left, sums in histories
@@ -79,7 +81,7 @@ def noise_left(plan, rounds, *histories):
 
 
 def noise_of_two_histories(plan, folder):
-    """What is left of the noise of rounds 5 to 7, from two copies of round 5's folder."""
+    """Returns the noise left in the difference of two copies' rounds 5 to 7."""
     devices = SimulatedDevices(str(folder / "devices"), plan, 40)
     before, _ = run(plan, folder / "first", 5, devices)
     histories = []
@@ -95,22 +97,22 @@ def noise_of_two_histories(plan, folder):
 @pytest.mark.slow_cases("banded")
 @pytest.mark.attack(
     "A backup of the server's folder goes on",
-    tried="Copies the folder after 5 rounds, goes on from both copies with other cohorts, "
-    "and subtracts the devices' sums from the difference of what both release.",
+    tried="Copies the folder after 5 rounds, continues from both copies with other "
+    "cohorts, and subtracts the devices' sums from the difference of what both release.",
     area="noise",
     invariants=[8],
 )
 @pytest.mark.parametrize("mechanism", ["banded", "lambda_cgd", "bisr"])
 @pytest.mark.invariant(8)
 def test_two_histories_share_no_noise(mechanism, tmp_path, figure):
-    # Of each round: 2000 differences, of rows of C^-1 Z with independent new normals.
+    # Each round has 2000 differences of rows of C^-1 Z with independent new normals.
     deviations = noise_of_two_histories(make_plan(mechanism), tmp_path)
     figure(f"{mechanism}: {deviations.min():.2f} times the noise is left")
     assert deviations.min() > 1.25 and deviations.max() < 3.0
 
 
 def test_the_measure_sees_noise_that_is_reused(tmp_path, monkeypatch):
-    # The control: noise that is bound to the rounds alone.
+    # The control: noise is bound to the rounds alone.
     monkeypatch.setattr(RoundNoise, "_digest", lambda *arguments: 0)
     deviations = noise_of_two_histories(make_plan("banded"), tmp_path)
     assert deviations.max() < 3e-3  # the grid
@@ -118,8 +120,8 @@ def test_the_measure_sees_noise_that_is_reused(tmp_path, monkeypatch):
 
 @pytest.mark.attack(
     "Two histories whose sums are equal",
-    tried="Goes on from two copies of a folder with other devices, all of whose updates "
-    "are zeros, and looks whether equal releases tell that the sums are equal.",
+    tried="Continues from two copies of a folder with other devices, all of whose updates "
+    "are zeros, and checks whether equal releases show that the sums are equal.",
     area="noise",
     invariants=[8],
 )
@@ -181,7 +183,7 @@ def test_parts_of_a_backup(tmp_path, figure):
             continue
         twice = [t for t in again_sums if t in sums]
         again.setdefault(min(twice), left[min(twice)])  # what it went on from
-        # Its first round was begun before: the same devices, sum and noise.
+        # Its first round was begun before the copy: devices, sum and noise are the same.
         np.testing.assert_array_equal(again[min(twice) + 1], left[min(twice) + 1])
         if twice[1:]:
             deviations = noise_left(plan, twice[1:], (left, sums), (again, again_sums))
@@ -192,7 +194,7 @@ def test_parts_of_a_backup(tmp_path, figure):
 
 @pytest.mark.attack(
     "A snapshot in the middle of a round goes on otherwise",
-    tried="Goes on from a copy that was made while devices compute: with replies in "
+    tried="Continues from a copy that was made while devices compute: with replies in "
     "another order and other threads, and with other data on the same devices.",
     area="noise",
     invariants=[8, 9, 11],
@@ -221,7 +223,7 @@ def test_a_round_that_goes_on_otherwise(tmp_path, figure, monkeypatch):
 
 
 def noise_after_a_skipped_round(plan, folder, devices):
-    """What round 6 adds beside the sum, where round 5 was begun, killed and skipped."""
+    """Returns the noise of round 6 if round 5 was begun, killed and skipped."""
 
     def killed(round_number):
         if round_number == 5:
@@ -235,7 +237,7 @@ def noise_after_a_skipped_round(plan, folder, devices):
 
 @pytest.mark.attack(
     "Two histories skip the same round",
-    tried="Goes on from two copies of a folder, skips one round in both, and looks for "
+    tried="Continues from two copies of a folder, skips one round in both, and looks for "
     "normals of the skipped round that both have in the noise of the next one.",
     area="noise",
     invariants=[8],
@@ -251,5 +253,6 @@ def test_histories_that_skip_a_round_share_no_normals(tmp_path, figure):
         rows.append(noise_after_a_skipped_round(plan, tmp_path / name, devices))
     actual = np.corrcoef(*rows)[0, 1]
     figure(f"correlation {actual:.3f}")
-    # Shared normals: 0.81 / 1.81 = 0.45. Independent ones: more in 1 of 100,000 runs.
+    # Shared normals have a correlation of 0.81 / 1.81 = 0.45. Independent ones exceed
+    # this bound in 1 of 100,000 runs.
     assert abs(actual) < 4.4 / np.sqrt(SIZE)

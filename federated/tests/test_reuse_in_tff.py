@@ -1,4 +1,4 @@
-"""Old states in TensorFlow Federated: no two results share noise on different sums."""
+"""With old states in TFF, no two results share noise on different sums."""
 
 import numpy as np
 import pytest
@@ -17,8 +17,9 @@ def make_plan(mechanism):
 
 
 def two_results(plan):
-    """What a round adds beside its sum, from one state and two cohorts, with the noise's
-    standard deviation as the unit."""
+    """Returns the noise of a round, in standard deviations, for one state and two
+    cohorts.
+    """
     factory = CorrelatedNoiseFactory(plan, 1.0)
     process = factory.create(tff.TensorType(np.float32, [SIZE]))
 
@@ -51,7 +52,7 @@ def test_two_results_of_one_state_share_no_noise(mechanism, figure):
 
 
 def test_the_measure_sees_noise_that_is_reused(monkeypatch):
-    # The control: noise that is bound to the rounds alone.
+    # The control: noise is bound to the rounds alone.
     monkeypatch.setattr(
         state_noise.digests, "plain_digest", lambda key, total: tf.zeros([2], tf.int32)
     )
@@ -78,7 +79,7 @@ def make_process():
 
 
 def model_after(process, state, inputs):
-    """The model after a round of nobody: its sum is zero, whoever was asked."""
+    """Returns the model after a round without clients, whose sum is zero."""
     if inputs:
         state = process.prepare(state, inputs)
     after = process.next(state, []).state
@@ -87,8 +88,8 @@ def model_after(process, state, inputs):
 
 @pytest.mark.attack(
     "Equal sums in TensorFlow Federated",
-    tried="Runs one round of one state twice, whose sums are zero, and looks whether equal "
-    "releases tell that the sums are equal.",
+    tried="Runs one round of one state twice, whose sums are zero, and checks "
+    "whether equal releases show that the sums are equal.",
     area="noise",
     invariants=[8],
 )
@@ -97,7 +98,7 @@ def model_after(process, state, inputs):
 def test_equal_sums_do_not_show(inputs, figure):
     process = make_process()
     state = process.initialize()
-    if not inputs[0]:  # two processes, which know nothing of one another
+    if not inputs[0]:  # two processes without common state
         first, second = (model_after(p, state, "") for p in (process, make_process()))
     else:
         first, second = (model_after(process, state, one) for one in inputs)
@@ -116,5 +117,6 @@ def test_states_that_skip_a_round_share_no_normals():
         before = np.ravel(process.get_model_weights(skipped).trainable[0])
         rounds.append(model_after(process, skipped, "") - before)
     actual = np.corrcoef(*rounds)[0, 1]
-    # Shared normals: 0.2. Independent ones: more in 1 of 100,000 runs.
+    # Shared normals have a correlation of 0.2. Independent ones exceed this bound in 1 of
+    # 100,000 runs.
     assert abs(actual) < 4.4 / np.sqrt(SIZE)

@@ -1,4 +1,4 @@
-"""Noise that the server makes itself."""
+"""Noise that the server draws itself."""
 
 import numpy as np
 import pytest
@@ -20,7 +20,7 @@ PLANS = {
 
 
 class Made:
-    """The noise of one run: its key, and how it is made."""
+    """The noise of one run, from `RoundNoise` and from the core's generator."""
 
     def __init__(self, plan, size=D, state=None):
         self.plan, self.size, self.noise = plan, size, RoundNoise(plan, size)
@@ -30,12 +30,12 @@ class Made:
         return {**self.state, "digests": np.array(digests, np.int64)}
 
     def row(self, digests, point=""):
-        """The noise of the round after those with these digests, and all digests."""
+        """Returns the noise of the next round after these digests, and all digests."""
         parts, after = self.noise.bound_to(self.after(digests), np.zeros(D), point)
         return np.concatenate(list(parts)), after["digests"]
 
     def straight(self, digests):
-        """The core's rows for the key, bound to digests."""
+        """Returns the core's rows for the key, bound to these digests."""
         generator = noise.NoiseGenerator(self.plan.strategy, self.size)
         keys = generator.step_keys(self.noise._key)
         keys[: len(digests)] = generator.bound_key(keys[: len(digests)], digests)
@@ -52,7 +52,7 @@ class Made:
 def test_any_round_is_the_core_s_bit_for_bit(name):
     made, other = Made(PLANS[name]), Made(PLANS[name])
     digests = np.arange(N) + 3
-    # In order, left out, backward, the same again.
+    # Rounds in order, repeated, skipped, and backward.
     for number in (0, 1, 4, 4, 2, 7, 0):
         actual, after = made.row(digests[:number], point=f"{number}")
         np.testing.assert_array_equal(actual, made.straight(after)[number])
@@ -83,7 +83,7 @@ def test_every_bit_of_a_large_sum_is_in_its_digest():
 
 @pytest.mark.invariant(11)
 def test_a_state_brings_its_key(tmp_path):
-    """Also that of another run, and after a restart."""
+    """This holds for a state of another run, and after a restart."""
     made = Made(PLANS["ring buffer"])
     _, digests = made.row([], point="drawn")
     second, _ = made.row(digests, point="more")
@@ -143,7 +143,7 @@ def test_parts_of_a_row_are_the_row_bit_for_bit(name, monkeypatch):
     state = made.after([3, 4])
     parts, after = made.noise.bound_to(state, np.arange(size), "")
     actual = [next(parts)]
-    # Another sum's noise is asked for before this one is done.
+    # The noise of another sum is requested before this one is complete.
     others, other = made.noise.bound_to(state, np.arange(size) + 1, "")
     actual.extend(parts)
     for values, bound in ((actual, after), (list(others), other)):

@@ -1,7 +1,7 @@
-"""kill -9 at random moments of a run: no noise on two contents, no device too early.
+"""After kills at random moments, no noise is used twice, and no device comes too early.
 
-This file runs itself as a program that forks a child for each kill: so TensorFlow starts
-in each of them anew.
+This file runs itself as a program that forks a child for each kill, so that TensorFlow
+starts anew in each of them.
 """
 
 import asyncio
@@ -22,8 +22,8 @@ N, B, K, PER_ROUND = 15, 3, 5, 2
 
 @pytest.mark.attack(
     "kill -9 (federated training)",
-    tried="At random moments of a run, when something is about to reach the disk: what "
-    "leaves of a round is one content, and no device comes too early or too often.",
+    tried="Kills at random moments, when something is about to reach the disk: only "
+    "one content of a round leaves, and no device comes too early or too often.",
     area="faults",
     invariants=[2, 11],
 )
@@ -58,9 +58,9 @@ def lines_of(path):
 
 
 def main(folder, kills):
-    """`kills` children that are killed, and one that ends the run."""
+    """Starts `kills` children that are killed, and one that finishes the run."""
     random.seed(kills)
-    # There are about 60 moments in a round.
+    # A round has about 60 moments at which it can be killed.
     end = max(2, 120 * N // (kills + 20))
     moments = [random.randrange(1, end) for _ in range(kills)]
     for moment in [*moments, None]:
@@ -70,7 +70,7 @@ def main(folder, kills):
 
 
 def die_at(moment):
-    """Kills this process before something of it reaches the disk."""
+    """Kills this process just before one of its writes reaches the disk."""
     left = [moment]
 
     def count(real):
@@ -87,7 +87,7 @@ def die_at(moment):
     connect = sqlite3.connect
 
     def connected(*arguments, **options):
-        # Before each statement, commits among them, and in the middle of those.
+        # Moments are before each SQL statement, and in the middle of commits.
         database = connect(*arguments, **options)
         database.set_trace_callback(count(lambda statement: None))
         database.set_progress_handler(count(lambda: 0), 100)
@@ -97,7 +97,7 @@ def die_at(moment):
 
 
 def train(folder, moment):
-    # A closed form: each child makes its plan anew.
+    # A closed-form mechanism, since each child makes its plan anew.
     plan = min_sep_plan(f"bsr:{B}", N, B, K, noise_multiplier=0.5)
     devices = SimulatedDevices(str(folder / "devices"), plan, 9)
     rng = random.Random()

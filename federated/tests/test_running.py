@@ -1,4 +1,4 @@
-"""A run without an engine: what the ledger permits, whatever ends a program."""
+"""Runs without an engine that are interrupted in all ways."""
 
 import asyncio
 import dataclasses
@@ -58,7 +58,7 @@ def flat(state):
 
 
 def check_one_content(devices, models):
-    """Of each round's noise one result was sent or released."""
+    """Checks that only one result of each round's noise was sent or released."""
     contents = {}
     for number, content, _ in devices.asked:
         contents.setdefault(number, set()).add(content)
@@ -193,7 +193,7 @@ def test_a_crash_gives_no_second_content(
     if skips:
         contents = dict(models.released + after.released)
         assert contents[3] == contents[2]
-    # Done: once more does nothing, and releases nothing.
+    # The run is done: a further call does nothing, and releases nothing.
     again = Models()
     finish(tmp_path, devices, models=again)
     assert again.released == []

@@ -1,4 +1,4 @@
-"""Simulated clients: who is there, who is selected, and what each is told."""
+"""Simulated clients: availability, selection and tags."""
 
 import collections
 
@@ -45,7 +45,7 @@ def ledger(tmp_path):
 
 
 def select(source, ledger, size):
-    """A round that begins: its number and who was selected."""
+    """Selects clients and begins a round; returns its number and the selection."""
     number = len(ledger.rounds)
     selected = source.cohorts(ledger, size, 1).select(number, size)
     begin_round(ledger, number, selected.names)
@@ -53,7 +53,7 @@ def select(source, ledger, size):
 
 
 def tags(dataset):
-    """Tags and value of a client's data: the same in all elements."""
+    """Returns the tags and the value of a client's data, which all elements share."""
     rows = {
         (*e["tags"].numpy().tolist(), float(e["example"][0][0, 0])) for e in dataset
     }
@@ -110,7 +110,8 @@ def test_takes_client_data_of_tff_and_preprocesses_it(ledger):
     ],
 )
 def test_clients_are_there_as_often_as_they_should_be(availability):
-    # 2,000 rounds of 12 clients, 6 standard deviations per client: false alarm < 1e-7.
+    # 2,000 rounds of 12 clients; with six standard deviations per client, the false-alarm
+    # rate is below 1e-7.
     source, rounds = source_of(availability=availability), 2000
     expected = np.array(
         [[availability(t, name) for name in source.names] for t in range(rounds)], float
@@ -141,7 +142,8 @@ def test_too_few_clients_are_an_error_that_begins_nothing(ledger):
 
 @pytest.mark.parametrize(("size", "rounds", "needed"), [(4, N, 20), (5, 3, 15)])
 def test_says_beforehand_that_there_are_too_few_clients(ledger, size, rounds, needed):
-    # b = 3, k = 2: 3 rounds in a row, and 10 rounds of two participations each.
+    # With b = 3 and k = 2, three consecutive rounds need different clients, and ten
+    # rounds need half as many clients as participations.
     for count in (needed, needed - 1):
         poor = source_of(clients=make_clients(count))
         if count == needed:

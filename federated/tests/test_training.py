@@ -1,4 +1,4 @@
-"""The training program of TFF: what `rounds` promises, with its processes and states."""
+"""TFF's training program keeps the promises of `rounds`."""
 
 import asyncio
 import contextlib
@@ -59,12 +59,12 @@ PLAN = make_plan(noise_multiplier=0.5)
 
 @pytest.fixture(scope="module")
 def process():
-    """Built once: a restart in one process goes on with it."""
+    """Builds the process once: a restart within this program continues with it."""
     return build(PLAN)
 
 
 class Models(tff.program.ReleaseManager):
-    """All releases, in their order."""
+    """Collects all releases in order."""
 
     def __init__(self):
         self.releases = []
@@ -83,7 +83,7 @@ class Metrics(tff.program.ReleaseManager):
 
 
 def train(path, process, models=None, metrics=None, source=None, dies=None, **more):
-    """`dies`: (before or after, round): the result of a round is written."""
+    """Trains; `dies = (when, round)` raises before or after a round's result is written."""
     more.setdefault("clients_per_round", CLIENTS_PER_ROUND)
     wrote = Ledger.finished
 
@@ -109,7 +109,7 @@ def train(path, process, models=None, metrics=None, source=None, dies=None, **mo
 
 
 def cohorts_of(path):
-    """Names of the devices of each round."""
+    """Returns the names of the devices of each round."""
     with contextlib.closing(sqlite3.connect(path / LEDGER)) as database:
         rows = database.execute("SELECT names FROM entries WHERE names IS NOT NULL")
         return [json.loads(names) for (names,) in rows]
@@ -129,7 +129,7 @@ def test_a_run_releases_every_model_and_measures_participation(tmp_path, process
     assert outcome.measured.min_separation >= B
     actual = measured_guarantee(PLAN, outcome.measured)
     assert actual.is_within_plan
-    # Done: once more does nothing, and releases nothing.
+    # The run is done: a further call does nothing, and releases nothing.
     again = Models()
     train(tmp_path, process, again)
     assert again.releases == []
@@ -169,7 +169,7 @@ def test_an_interrupted_round_goes_on_with_what_is_there(tmp_path, process, chan
     outcome = train(tmp_path, process, after, source=other, **options)
     assert [key for key, _ in before.releases + after.releases] == [1, 2, 3, 4, 5]
     assert (after.releases[0][1] == before.releases[1][1]) == skip
-    # Its clients count, and stay away for b rounds.
+    # Its clients count as having taken part, and rest for b rounds.
     cohorts = cohorts_of(tmp_path)
     assert cohorts[2] == cohort and not set(cohort) & set(cohorts[3])
     assert outcome.measured == dataclasses.replace(
@@ -209,7 +209,7 @@ def test_releases_hold_no_secret(tmp_path, process):
 def test_it_runs_in_a_federated_context_of_tff_s_programs(
     tmp_path, process, monkeypatch
 ):
-    # TFF interrupts its service and waits for its end without limit; some never end.
+    # TFF interrupts its service and waits for it without limit, but it may never end.
     monkeypatch.setattr(
         importlib.import_module(
             "tensorflow_federated.python.core.impl.executor_stacks.executor_factory"
@@ -223,7 +223,7 @@ def test_it_runs_in_a_federated_context_of_tff_s_programs(
     )
     with tff.framework.get_context_stack().install(context):
         train(tmp_path, process, models, total_rounds=2)
-    # It goes on in another context, as the same run.
+    # In another context it continues as the same run.
     train(tmp_path, process, models)
     assert [key for key, _ in models.releases] == list(range(1, N + 1))
 

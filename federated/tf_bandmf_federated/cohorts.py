@@ -23,7 +23,7 @@ class Selected:
     """The devices that are asked in a round.
 
     Attributes:
-      names: of the devices.
+      names: names of the devices.
       past: each device's record before the round, int64, shape [devices, 2]: last round,
         or `NEVER`, and number of participations.
       available: number of available devices.

@@ -106,7 +106,7 @@ class DevicePolicy:
         with open(path, encoding="utf-8") as file:
             content: dict[str, Any] = json.load(file)
         if content.pop("format", None) != _FORMAT:
-            raise ValueError(f"{path} is no device policy of format {_FORMAT!r}.")
+            raise ValueError(f"{path} is not a device policy of format {_FORMAT!r}.")
         names = {field.name for field in dataclasses.fields(cls)}
         if set(content) != names:
             raise ValueError(

@@ -50,7 +50,7 @@ def test_forward_pass_is_the_sum_over_all_participations(separation, rate):
     n, bands = 7, min(separation, 3)
     exact = law(n, separation, rate)
     assert sum(exact.values()) == pytest.approx(1.0)
-    # Every step takes everybody with the same probability.
+    # Every step takes every example with the same probability.
     for t in range(n):
         marginal = sum(weight for taken, weight in exact.items() if taken[t])
         assert marginal == pytest.approx(rate)
@@ -100,7 +100,7 @@ def estimate(matrix, separation, rate, num_draws=8000):
 
 
 def test_without_a_rest_it_is_poisson_sampling():
-    """Its accountant simulates nothing, at any size; a simulation agrees."""
+    """At any size its accountant needs no simulation; a simulation agrees with it."""
     large = strategies.identity(50_000).matrix
     actual = BMinSepSampling(10**7, 1000, 1).accountant(large)
     assert isinstance(actual, CyclicPoissonAccountant)
@@ -129,7 +129,7 @@ SMALL = np.array([[1.0, 0.0], [1.2, 0.5], [0.8, 0.7]])
 
 
 def exact_deltas(rows, separation, rate, noise, epsilon):
-    """Both directions for three steps, on a grid in space over all participations."""
+    """Integrates delta for three steps, in both directions, on a grid of outputs."""
     dense = matrices.RowBanded(rows).to_dense()
     axis = np.linspace(-8.0, 10.0, 145)
     y = noise * np.stack(np.meshgrid(axis, axis, axis, indexing="ij"), -1)
@@ -170,7 +170,9 @@ def test_estimates_and_bounds_against_enumeration(separation, rate, noise, epsil
 @pytest.mark.slow
 @pytest.mark.parametrize("add", [False, True])
 def test_bounds_fail_no_more_often_than_stated(add):
-    """At confidence 0.9: over many seeds the bound of each direction covers the truth."""
+    """Bounds at confidence 0.9 cover the exact delta for at least that share of the
+    seeds.
+    """
     noise, epsilon, times = 1.3, 1.0, 60
     exact = exact_deltas(SMALL, 2, 0.3, noise, epsilon)[add]
     misses = 0
@@ -185,7 +187,7 @@ def test_bounds_fail_no_more_often_than_stated(add):
 
 
 def test_less_noise_than_cyclic_poisson_where_privacy_is_weak():
-    """arXiv:2602.09338: equal at high noise, better at low noise."""
+    """arXiv:2602.09338: noise is equal where it is high, and smaller where it is low."""
     q, b = 0.1, 4
     cyclic = CyclicPoissonAccountant.of_strategy(BANDED, b, q * b)
     actual = estimate(BANDED, b, q).calibrate(8.0, 1e-5)
@@ -228,7 +230,7 @@ def test_runs_that_are_too_long_to_simulate_are_refused_before_anything(mechanis
 
 
 def test_importance_sampling_knows_rare_losses_of_long_runs():
-    """3,000 steps, 9 expected participations: a wide proposal errs by a half."""
+    """With 3,000 steps and 9 expected participations a wide proposal errs by a half."""
     matrix = strategies.bsr(tf_bandmf.workloads.prefix_sum(3000), bands=8).matrix
     accountant = BMinSepAccountant.of_strategy(
         matrix, 8, 3e-3, Simulation(num_draws=1000)

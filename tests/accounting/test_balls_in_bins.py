@@ -1,7 +1,7 @@
 """Accounting of balls in bins against independent computations.
 
-Statistical tests use fixed seeds; were they drawn anew, each comparison would fail by
-chance with probability at most 1e-4 (4 standard errors).
+Statistical tests use fixed seeds. With random seeds each comparison would fail by chance
+with probability at most 1e-4 (4 standard errors).
 """
 
 import numpy as np
@@ -60,7 +60,9 @@ def hockey_stick(p, q, epsilon, cell):
 
 
 def two_bins_by_quadrature(gram, noise, epsilon):
-    """Both directions for two bins, on a grid in the plane of the bin columns."""
+    """Integrates delta for two bins, in both directions, on a grid in their columns'
+    plane.
+    """
     means = np.linalg.cholesky(gram) / noise
     axis = np.linspace(-9.0, 13.0, 2201)
     cell = (axis[1] - axis[0]) ** 2
@@ -93,7 +95,7 @@ def test_two_bins_agree_with_quadrature_in_both_directions(lam, noise, epsilon):
 @pytest.mark.parametrize("delta", [1e-3, 1e-9])
 @pytest.mark.parametrize("num_bins", [1, 3])
 def test_a_single_column_is_the_gaussian_mechanism(delta, num_bins):
-    """With several bins, too, which are the same: their Gram matrix is singular."""
+    """Equal columns of several bins are one column; their Gram matrix is singular."""
     noise = 2.0 * np.sqrt(1.7)
     accountant = BallsInBinsAccountant(np.full((num_bins, num_bins), 1.7), Simulation())
     exact = gaussian.gaussian_epsilon(2.0, delta)
@@ -138,12 +140,12 @@ def test_a_bound_lies_above_the_exact_value_and_near_it():
     [("bins", 4.0, 1.0), ("bins", 2.0, 3.0), ("rests", 0.8, 2.0), ("rests", 2.0, 0.5)],
 )
 def test_no_value_of_a_bound_exceeds_what_is_certain(sampling, noise, epsilon, add):
-    """The certain part of a bound, looked for where it is nearly reached."""
+    """Searches for values above the deterministic bound where it is nearly attained."""
     if sampling == "bins":
         gram = gram_matrix(strategies.lambda_cgd(24, 0.8).matrix, 6)
         simulator = BinsSimulator(gram, 20_000, 0).at(noise, add)
         tilts, target = simulator.certain_tilts()[1:], Tilt()
-        # Draws from elsewhere reach losses that the proposal's seldom have.
+        # A stronger tilt reaches losses that draws from the proposal seldom have.
         strong = Tilt(common=-4.0 * tilts[0].common) if add else Tilt(4.0, 4.0)
     else:
         rows = matrices.ToeplitzBanded([1.0, 0.5, 0.25], 24).as_rows()
@@ -169,7 +171,7 @@ def test_no_value_of_a_bound_exceeds_what_is_certain(sampling, noise, epsilon, a
 
 
 def test_a_bound_that_would_take_for_ever_is_that_without_amplification():
-    """With a single bin they are the same."""
+    """A bound that needs too many draws is replaced by the one without amplification."""
     gram = gram_matrix(strategies.lambda_cgd(40, 0.7).matrix, 10)
     norm = np.sqrt(gram.max())
     accountant = BallsInBinsAccountant(gram, Simulation(1 - 1e-6))
@@ -189,7 +191,9 @@ def test_a_bound_that_would_take_for_ever_is_that_without_amplification():
 
 
 def test_shipped_example_of_jax_privacy():
-    """n = 100, 10 bins: 3.74 there, on a grid of factors 1.1 and with a margin."""
+    """For n = 100 and 10 bins they get 3.74, from a grid of factors 1.1 and with a
+    margin.
+    """
     matrix = matrices.ToeplitzBanded([1.0, 0.5, 0.25, 0.125], 100)
     accountant = BallsInBinsAccountant.of_strategy(matrix, 10, Simulation())
     noise = accountant.calibrate(1, 1e-2).noise_stddev
@@ -242,7 +246,7 @@ PUBLISHED = [
 def test_estimates_are_between_the_bounds_of_random_allocation(
     bins, noise, lower, upper
 ):
-    """With C = I and one epoch it is random allocation: Feldman, Shenfeld, 2502.08202.
+    """With C = I and one epoch, bins are random allocation (Feldman, Shenfeld, 2502.08202).
 
     The package random-allocation 1.0.5 gives bounds of epsilon from below
     (`allocation_epsilon_lower_bound`) and from above (`allocation_epsilon_combined`, both

@@ -70,7 +70,7 @@ class TestFixedSize:
     )
     @pytest.mark.parametrize("delta", [1e-3, 1e-7])
     def test_noise_is_that_of_dp_accountings_losses(self, queries, part, batch, delta):
-        """Above Poisson sampling with half of the noise, far below no amplification."""
+        """Checks the noise against Poisson sampling and against dp-accounting's losses."""
         fixed = CyclicFixedSizeAccountant(queries, part, batch)
         actual = fixed.calibrate(1.0, delta)
         noise = actual.noise_stddev
@@ -102,7 +102,7 @@ class TestFixedSize:
     @pytest.mark.parametrize("queries, part, batch", [(1, 10, 1), (100, 1000, 900)])
     @pytest.mark.invariant(12)
     def test_no_delta_is_below_its_floor(self, queries, part, batch, noise):
-        """Of one step, for replacing an example."""
+        """The floor is the delta of one step for which an example is replaced."""
         fixed = CyclicFixedSizeAccountant(queries, part, batch)
         q = batch / part
         for epsilon in (0.01, 1.0, 10.0, 50.0):
@@ -122,9 +122,10 @@ class TestFixedSize:
 
 
 def replaced_loss(probability, noise, interval):
-    """Of a sample one example of which is replaced, from dp-accounting's of "remove".
+    """Returns the loss of a sample in which one example is replaced.
 
-    Its losses above 0 with their probabilities p, those below with p exp(-loss), rest 0.
+    It is made of dp-accounting's losses for "remove": a loss above 0 keeps its probability
+    p, minus that loss gets p exp(-loss), and the rest of the probability is at 0.
     """
     pmf = privacy_loss_distribution.from_gaussian_mechanism(
         0.5 * noise, value_discretization_interval=interval, sampling_prob=probability
@@ -144,7 +145,7 @@ def replaced_loss(probability, noise, interval):
 @pytest.mark.parametrize("epsilon, releases", [(2.0, 5.0), (0.7, 3.0)])
 @pytest.mark.invariant(12)
 def test_releases_beside_a_run_compose_with_it(epsilon, releases):
-    """Against dp-accounting's convolution of the losses of both."""
+    """The reference is dp-accounting's convolution of both privacy losses."""
     make = {"value_discretization_interval": 1e-4}
     noise, count, q = 1.0, 100, 0.02
     run = privacy_loss_distribution.from_gaussian_mechanism(
@@ -169,5 +170,5 @@ def test_releases_beside_a_run_compose_with_it(epsilon, releases):
 def test_the_rounding_of_transforms_is_in_the_privacy_loss_distribution():
     queries = CyclicPoissonAccountant(50_000, 0.001)
     loss = event_losses.of_event(queries.event(1.0), 1e-2)
-    # Beyond every finite loss what is left is that of rounding.
+    # Beyond every finite loss only the allowance for rounding is left.
     assert loss.get_delta_for_epsilon(500.0) >= 50_000 * 2.0**-51

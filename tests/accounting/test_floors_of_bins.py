@@ -10,7 +10,9 @@ from tf_bandmf.accounting.guarantee import Simulation
 
 
 def grams(num_bins, participations):
-    """Orthogonal columns; equal correlations; those that die away along the bins."""
+    """Returns Gram matrices whose correlations are zero, equal or decaying along the
+    bins.
+    """
     identity = np.eye(num_bins)
     distance = np.abs(np.subtract.outer(np.arange(num_bins), np.arange(num_bins)))
     distance = np.minimum(distance, num_bins - distance)

@@ -28,7 +28,7 @@ def test_calibration_is_safe_and_tight(epsilon, log10_delta):
 
 @pytest.mark.parametrize("noise", [0.008, 0.007])
 def test_an_epsilon_near_the_largest_of_a_budget_is_stated(noise):
-    """Above 8,192 it was refused; guarantees at other deltas were above 10,000."""
+    """Epsilons from 8,192 to 11,000 are stated, not refused."""
     actual = gaussian.gaussian_epsilon(noise, 1e-5)
     with mpmath.workdps(50):
         s = mpmath.mpf(noise)
@@ -77,7 +77,7 @@ def test_no_delta_is_below_60_digits():
     noises = 10.0 ** rng.uniform(-2.0, 2.0, 400)
     places = rng.uniform(-2.0, 30.0, 400)
     epsilons = (places + 0.5 / noises) / noises
-    # The last two were below by 6e-14, relative.
+    # For the last two, rounding once made delta too small by a relative 6e-14.
     known = [(2.2564810416155723, 3.627097444543423), (0.3, 100.0)]
     for noise, epsilon in [*zip(noises.tolist(), epsilons.tolist()), *known]:
         if not 0.0 <= epsilon <= 1e4:

@@ -1,4 +1,4 @@
-"""What a plan's accountant gives beside (epsilon, delta): curves, events, PLD, others."""
+"""Further outputs of a plan's accountant: curves, DP events and privacy losses."""
 
 import functools
 
@@ -29,7 +29,7 @@ def epsilon_by(accountant, event, delta=1e-5):
 
 @functools.cache
 def plan_under(kind):
-    """Clipped to 3: no noise here is in units of one."""
+    """Returns a plan with clip norm 3, so that noise in wrong units is noticed."""
     strategy = strategies.bsr(tf_bandmf.workloads.prefix_sum(N), 4)
     if kind == "bins":
         strategy = strategies.lambda_cgd(N, 0.8)

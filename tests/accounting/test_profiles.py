@@ -1,4 +1,4 @@
-"""Dominating privacy losses of mechanisms of which a profile is known."""
+"""Dominating privacy losses of mechanisms whose privacy profiles are given."""
 
 import math
 
@@ -33,7 +33,7 @@ def test_neighbors_of_neighbors_of_a_gaussian_mechanism_are_bounded():
 
 
 def test_the_loss_is_a_distribution_in_both_directions():
-    """Of P and of Q: the loss -e has exp(-e) times the probability of e."""
+    """Under P and Q probabilities sum to 1: loss -e has exp(-e) times that of e."""
     both = profiles.least(gaussian_profile(1.0), profiles.pair_profile(1.5, 1e-6))
     loss = profiles.dominating_loss(both, INTERVAL, [1.5])
     deltas = loss.get_delta_for_epsilon([-40.0, 0.0, 600.0])

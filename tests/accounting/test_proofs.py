@@ -1,4 +1,4 @@
-"""Statements of docs/proofs.md held against whole distributions of small runs."""
+"""Statements of docs/proofs.md, checked on the complete output of small runs."""
 
 import itertools
 import math
@@ -13,14 +13,14 @@ from tf_bandmf.accounting.guarantee import Simulation
 
 
 def cyclic_delta(strategy, num_parts, q, noise, epsilon, num_draws, seed):
-    """Of whoever sees all of C x + z: the example's part is the first one."""
+    """Estimates delta for an observer of all of C x + z; the example is in part 0."""
     n = len(strategy)
     steps = np.arange(0, n, num_parts)
     patterns = list(itertools.product((0, 1), repeat=steps.size))
     weights = np.array([q ** sum(p) * (1 - q) ** (len(p) - sum(p)) for p in patterns])
     means = np.array([strategy[:, steps] @ np.array(p) for p in patterns])
     generator = np.random.default_rng(seed)
-    # Means twice as long: draws of rare losses, with their weights.
+    # Importance sampling: longer means give rare losses, which weights correct for.
     chosen = generator.choice(len(patterns), num_draws, p=weights)
     y = 1.5 * means[chosen] + noise * generator.standard_normal((num_draws, n))
 
@@ -36,7 +36,7 @@ def cyclic_delta(strategy, num_parts, q, noise, epsilon, num_draws, seed):
 
 @pytest.mark.parametrize("bands", [1, 2, 3])
 def test_cyclic_sampling_is_that_of_its_queries_up_to_as_many_bands_as_parts(bands):
-    """Six steps, three parts; with four bands columns of one part overlap: control."""
+    """Uses six steps and three parts; four bands, where columns overlap, are a control."""
     q, noise, epsilon, parts = 0.4, 1.2, 2.0, 3
     column = np.array([1.0, 0.6, 0.4, 0.5])
 
@@ -63,7 +63,9 @@ def test_cyclic_sampling_is_that_of_its_queries_up_to_as_many_bands_as_parts(ban
 def test_no_choice_by_what_was_released_is_worse_than_the_dominating_pair(
     coupling, noise, epsilon
 ):
-    """Two bins, two steps: the second gradient is any sign by the first output."""
+    """With two bins and two steps, the second gradient's sign depends on the first
+    output.
+    """
     strategy = np.array([[1.0, 0.0], [coupling, 1.0]])
     matrix = matrices.Dense(strategy)
     places = np.linspace(-7.0, 10.0, 241) * noise

@@ -1,4 +1,4 @@
-"""Noise and examples that the papers print."""
+"""Noise levels and worked examples that the papers print."""
 
 import math
 
@@ -9,12 +9,12 @@ from tf_bandmf import strategies
 from tf_bandmf.accounting import gaussian
 from tf_bandmf.accounting.cyclic_poisson import CyclicPoissonAccountant
 
-# Users of Stack Overflow, as TensorFlow Federated has them.
+# Number of users in TensorFlow Federated's Stack Overflow data.
 USERS = 342_477
 
 
 def test_appendix_f5():
-    """b = 2: parts of 25,000, q = 2%, 1,000 events; b = 100: no amplification."""
+    """With b = 2 there are 1,000 events at q = 2%; with b = 100 nothing is amplified."""
     two = tf_bandmf.CyclicPoisson(50_000, 500, 2)
     matrix = strategies.bsr(tf_bandmf.workloads.prefix_sum(2000), 2).matrix
     actual = CyclicPoissonAccountant.of_strategy(matrix, 2, two.sampling_probability)
@@ -38,7 +38,9 @@ def test_appendix_f5():
     ],
 )
 def test_table_5_of_amplified_banded_mf(epsilon, bands, queries, published):
-    """Amplified rows; sigma there is for sensitivity 1 under (k=6, b=342): times sqrt 6."""
+    """Published sigmas are for sensitivity 1 under (k=6, b=342): ours are sqrt(6) times
+    them.
+    """
     sampler = tf_bandmf.CyclicPoisson(USERS, 1000, bands)
     assert sampler.participations(2052) == queries
     actual = CyclicPoissonAccountant(queries, sampler.sampling_probability)
@@ -51,7 +53,9 @@ def test_table_5_of_amplified_banded_mf(epsilon, bands, queries, published):
     [(1, 4.22468), (2, 2.23048), (4, 1.19352), (8, 0.65294), (16, 0.36861)],
 )
 def test_table_4_of_amplified_banded_mf(epsilon, published):
-    """And Table 5 without amplification, for which b = n = 2052 counts at epsilon = 16."""
+    """These are also Table 5's rows without amplification (at epsilon = 16, b = n =
+    2052).
+    """
     noise = gaussian.calibrate_noise_stddev(epsilon, 1e-6)
     assert noise == pytest.approx(published, rel=2e-5)
     strategy = strategies.identity(2052)

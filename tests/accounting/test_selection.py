@@ -34,7 +34,7 @@ def test_draws_have_the_distribution_and_the_mean(shape):
 
 
 def renyi_epsilon(noise, mean, shape, delta):
-    """Theorem 2 of arXiv:2110.03620 for a Gaussian mechanism, and conversion.
+    """Evaluates Theorem 2 of arXiv:2110.03620 for a Gaussian mechanism, and converts it.
 
     Written from the paper, on a fine grid of orders; the conversion to (epsilon, delta) is
     Proposition 12 of Canonne, Kamath and Steinke, 2020, arXiv:2004.00010.
@@ -69,7 +69,7 @@ def test_a_pure_mechanism_pays_2_plus_eta_times_epsilon(shape):
 
 
 def generating(x, mean, shape):
-    """E[x^K]."""
+    """Returns the generating function E[x^K]."""
     gamma = selection.gamma_of_mean(mean, shape)
     rest = 1.0 - (1.0 - gamma) * x
     if shape == 0.0:
@@ -129,7 +129,7 @@ def test_bounds_hold_by_brute_force_and_are_not_far(shape):
 
 
 def test_errors():
-    """What `tuning_cost` is given is tried in tests/fuzz."""
+    """Tries functions below `tuning_cost`, whose own arguments are tried in tests/fuzz."""
     for shape in (1e-9, 1e9, 10**400, math.inf):
         with pytest.raises(ValueError, match=r"0 or from 0\.001 to 1000"):
             selection.shape_of(shape)
@@ -149,7 +149,7 @@ def test_errors():
 @pytest.mark.parametrize("mean, shape", [(1.0, 0.0), (10.0, 1.0), (100.0, 2.0)])
 @pytest.mark.invariant(12)
 def test_no_epsilon_is_below_its_floor(mean, shape, noise):
-    """The largest of K Gaussian answers, in 60 digits."""
+    """The floor, in 60 digits, is the delta of the largest of K Gaussian answers."""
     at = functools.partial(gaussian.gaussian_epsilon, noise)
     for delta in (1e-3, 1e-15):
         epsilon = selection.profile_epsilon(at, mean, shape, delta)

@@ -41,7 +41,7 @@ def test_one_query_is_not_below_its_closed_form(noise, figure):
 
 
 def simulated(query, add, epsilon, num_draws, seed):
-    """Delta and its standard error: draws from a histogram of the tilted density."""
+    """Estimates delta and its standard error by draws from a tilted histogram."""
     law = tilted.Law(query, add)
     theta = tilted._tilt([law], epsilon)[0]
     s, q, count = query.noise, query.probability, query.count
@@ -77,7 +77,7 @@ def simulated(query, add, epsilon, num_draws, seed):
     [(0.05, 1.0, 60, 4.0), (0.3, 3.0, 40, 3.0), (0.5, 6.0, 100, 2.5)],
 )
 def test_many_queries_are_those_of_simulation(probability, noise, count, epsilon, add):
-    """Deltas down to 1e-20, where a transform that is not tilted has nothing left."""
+    """Deltas go down to 1e-20, where an untilted transform has no correct digit."""
     query = tilted.Query(probability, noise, count)
     value, error = simulated(query, add, epsilon, 10_000, 3)
     actual = tilted._delta((query,), add, epsilon, tilted.FINE)
@@ -112,7 +112,7 @@ def test_small_deltas_have_noise(delta):
 def test_delta_is_that_of_dp_accounting_and_not_below(
     probability, noise, count, epsilons
 ):
-    """Its losses, whose discretization errs by the square of its interval."""
+    """dp-accounting's discretization error is of second order: two intervals remove it."""
     coarse, fine = (
         from_gaussian_mechanism(
             noise, value_discretization_interval=interval, sampling_prob=probability
@@ -131,7 +131,7 @@ def test_delta_is_that_of_dp_accounting_and_not_below(
 
 @pytest.mark.parametrize("noise", [0.001, 0.003])
 def test_noise_far_too_small_is_refused_at_once(noise):
-    """It took 50 seconds and 4.6 GB."""
+    """Without the check it takes 50 seconds and 4.6 GB until the refusal."""
     began = time.perf_counter()
     with pytest.raises(
         ValueError, match=r"epsilon > 100000? at delta = 1e-05\. Add noise"
@@ -169,7 +169,7 @@ def test_gaussian_queries_are_one_gaussian_mechanism(noise, epsilon):
 def test_small_budgets_and_many_steps_are_amplified(
     epsilon, delta, probability, queries
 ):
-    """Renyi DP, which is valid and looser, needs more noise; it was a 20th of ours."""
+    """Renyi DP, which is valid but looser, states an epsilon up to 25 % larger."""
     noise = (
         CyclicPoissonAccountant(queries, probability)
         .calibrate(epsilon, delta)

@@ -13,7 +13,7 @@ from tf_bandmf.analysis import error, gram_recursion
 
 
 def random_rows(rng, n, w):
-    """A well-conditioned banded matrix, [n, w], zero left of the matrix."""
+    """Returns the rows [n, w] of a well-conditioned banded matrix, padded with zeros."""
     rows = rng.uniform(-1.0, 1.0, size=(n, w)) / w
     rows[:, 0] = rng.uniform(0.7, 1.5, size=n)
     for j in range(1, w):
@@ -73,7 +73,7 @@ def test_error_of_random_strategies_is_that_of_the_dense_factor(
     matrix = matrices.Inverse(matrix) if inverse else matrix
     matrix = matrix.normalize_columns() if scaled else matrix
     factor = workload.to_dense() @ np.linalg.inv(matrix.to_dense())
-    # The dense way of short runs is that of the contracts of matrices.
+    # (tests/contracts tests the dense algorithm, which short runs use.)
     with unittest.mock.patch.object(error, "_DENSE_STEPS", 0):
         actual = error.per_step_squared_error(matrix, workload)
     np.testing.assert_allclose(actual, np.sum(factor**2, axis=1), rtol=1e-9)

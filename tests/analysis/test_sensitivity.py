@@ -67,7 +67,7 @@ def test_no_kind_of_matrix_is_underestimated(kind, seed, n, b, width, lowest):
         else:
             # Vectors can do more than signs: tests/analysis/test_vector_contributions.py.
             assert actual.value >= expected * (1 - 1e-9)
-    # The bound holds whether or not an exact value is known, and says what it is.
+    # The bound holds whether or not an exact value exists, and says that it is a bound.
     bound = sensitivity_lib.upper_bound(matrix, b, k)
     assert not bound.is_exact
     assert bound.value >= brute_force(dense, min_sep_patterns(n, b, k)) * (1 - 1e-9)
@@ -92,13 +92,13 @@ def test_the_production_case_400_bands_at_separation_385():
     actual = sensitivity_lib.sensitivity(matrix, MinSep(b))
     bound = sensitivity_lib.upper_bound(matrix, b, -(-n // b))
     assert actual.is_exact
-    # More than orthogonal columns would have, and at most what Alg. 4 says.
+    # It is more than orthogonal columns would have, and at most the bound of Alg. 4.
     assert np.sqrt(6) * 1.001 < actual.value <= bound.value * (1 + 1e-12)
-    # It is attained: no pattern of these has a larger norm, and one comes close.
+    # It is nearly attained: the norm of this pattern is at most 1 % below it.
     pattern = np.zeros(n)
     pattern[::b] = 1.0
     assert actual.value >= np.linalg.norm(matrix.matmul(pattern)) > 0.99 * actual.value
-    # At the separation that it was made for the columns are orthogonal.
+    # At the separation that the matrix was optimized for, its columns are orthogonal.
     at_400 = sensitivity_lib.sensitivity(matrix, MinSep(400, 5))
     np.testing.assert_allclose(at_400.value, np.sqrt(5), rtol=1e-12)
 
@@ -128,7 +128,7 @@ def test_the_bound_for_scaled_toeplitz_columns_holds_for_overlapping_columns():
 
 
 def test_lemma_8_needs_the_columns_own_norms():
-    """Other scales of the same core are not covered by the lemma."""
+    """The lemma does not cover other scales of the same core."""
     n = 9
     normalized = families.lambda_cgd(n, 0.9, column_normalized=True)
     assert normalized.sensitivity(MinSep(3)).method.endswith("Lemma 8")

@@ -32,12 +32,12 @@ def test_vectors_are_between_signs_and_absolute_values_and_certified(k):
     signs = np.array([best_signs(gram) for gram in grams])
     assert np.all(signs <= upper * (1.0 + 1e-12))
     assert np.all(upper <= absolute * (1.0 + 1e-8))
-    # Vectors gain on signs, and absolute values are a bound that is not attained.
+    # Vectors can do better than signs, and the bound by absolute values is not attained.
     assert np.any(upper > 1.001 * signs) and np.any(upper < 0.99 * absolute)
 
 
 def test_three_vectors_that_repel_one_another_have_a_closed_form():
-    """X = I + c (1 - I), c < 0: at 120 degrees, 3 - 3 c."""
+    """For X = I + c (1 - I) with c < 0, vectors at 120 degrees give 3 - 3 c."""
     for c in (-0.1, -0.5):
         gram = np.full((1, 3, 3), c) + (1.0 - c) * np.eye(3)
         _, upper = vector_contributions.largest(gram)

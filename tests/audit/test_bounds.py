@@ -1,4 +1,4 @@
-"""Lower bounds from counts: exact cases, and that they hold as often as they say."""
+"""Lower bounds from counts: exact cases, and how often they hold."""
 
 import math
 
@@ -51,7 +51,7 @@ def test_rates_are_those_of_clopper_and_pearson():
 @pytest.mark.slow_cases("0.5")
 @pytest.mark.parametrize("epsilon", [0.5, 2.0])
 def test_randomized_response_is_bounded_as_often_as_stated(epsilon):
-    # The tight case of the theorem: each guess right with e^eps / (1 + e^eps).
+    # The theorem is tight if each guess is right with probability e^eps / (1 + e^eps).
     rng = np.random.default_rng(0)
     right = rng.binomial(500, special.expit(epsilon), size=1000)
     table = {

@@ -1,4 +1,4 @@
-"""The white-box audit: sharp on correct mechanisms, above epsilon as rarely as stated."""
+"""The white-box audit: close to epsilon for correct mechanisms, and seldom above it."""
 
 import functools
 
@@ -109,7 +109,7 @@ def test_an_amplified_mechanism_is_audited_under_its_sampler(mechanism, sampling
     canaries = audit.GradientCanaries.for_plan(plan, 16_384, seed=0)
     result = canaries.audit(canaries.simulated(1))
     assert 0.3 * plan.epsilon <= result.epsilon <= plan.epsilon
-    # Accounted as if amplified, but the canary takes part as often as it can.
+    # The plan claims amplification, but the canary takes part as often as it can.
     fixed = np.zeros(plan.num_steps)
     fixed[:: plan.participation.separation()] = 1.0
     careless = audit.GradientCanaries(
@@ -161,7 +161,7 @@ def test_too_little_noise_contradicts(mechanism):
     result = canaries.audit(released)
     if plan.sensitivity.is_exact:
         assert result.contradicts and "CONTRADICTS" in str(result)
-    # So do the guesses alone, which assume nothing, if there is hardly any.
+    # With hardly any noise, the guesses alone, which assume nothing, contradict it too.
     released = sums + 0.05 * (canaries.simulated(1) - sums)
     result = canaries.audit(released, num_guesses=4096)
     assert result.bounds[0].epsilon > plan.epsilon

@@ -1,4 +1,4 @@
-"""The linear benchmark: scattering features, and training beside Keras' `fit`."""
+"""The linear benchmark: its scattering features, and its training against `fit`."""
 
 import pathlib
 

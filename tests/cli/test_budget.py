@@ -58,7 +58,7 @@ def test_show_and_fits_agree_with_the_library(filled, run):
 
 
 def test_a_budget_is_changed_by_those_who_say_so(filled, run):
-    """`add` with another budget changed it in silence."""
+    """`add` with another budget does not change it: `set` does."""
     same = ["add", "patients", "--unit", "one patient"]
     run(*same, "--epsilon", "2", "--delta", "1e-6")
     assert "set_budget" in run(*same, "--epsilon", "9", "--delta", "1e-6", code=2)
@@ -76,7 +76,7 @@ def test_an_auditor_gets_every_entry(filled, run):
     assert [int(row["number"]) for row in rows] == [0, 1, 2]
     # No cell is a formula.
     assert not [v for row in rows for v in row.values() if v[:1] in ("=", "@", "+")]
-    # Whoever has nothing but the file can check its digests.
+    # The digests can be checked with nothing but the file.
     previous = ""
     for entry in records:
         digest, entry["digest"] = entry["digest"], ""

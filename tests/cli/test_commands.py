@@ -49,7 +49,7 @@ def test_options_are_the_arguments_of_python(json_of):
     # 0 is a value.
     table = json_of(*COMPARE, "--max-memory-vectors", "0")
     assert {row["memory_vectors"] for row in table} == {0}
-    # What is changed of a plan once it is made.
+    # An option that changes the plan after it was made.
     secure = json_of(*PLAN, "--mechanism", "bisr:4", "--generator", "chacha20")
     assert secure["statement"]["Not covered"].count("ChaCha20") == 1
     # A separation that the caller keeps.
@@ -88,7 +88,7 @@ def test_a_plan_is_saved_and_shown(run, json_of, tmp_path):
 def test_a_comparison_is_that_of_python(run, json_of):
     rows = json_of("compare", *RATES, "--mechanisms", "identity, bsr:4,dense")
     assert [row["mechanism"] for row in rows] == ["identity", "bsr:4", "dense"]
-    # Independent noise on the prefix sum: the mean of 1, ..., 60, times k = 5.
+    # For independent noise on the prefix sum, the squared error is mean(1, ..., 60) * k.
     np.testing.assert_allclose(rows[0]["rmse"], np.sqrt(30.5 * 5))
     assert rows[0]["noise_multiplier"] == 1.0
     (limited,) = json_of(
@@ -97,7 +97,7 @@ def test_a_comparison_is_that_of_python(run, json_of):
     np.testing.assert_allclose(limited["sensitivity"], np.sqrt(2.0))
     table = run("compare", *RATES, "--mechanisms", "identity,bsr:4")
     assert "RMSE" in table and "\nbsr:4 " in table
-    # Bands are a column of it, and so are samplings.
+    # Every mechanism is compared under every sampling.
     use = ["compare", *BUDGET, *DATA, "--sampling", "cyclic-poisson,fixed-order"]
     several = json_of(*use, "--mechanisms", "bsr:4,bsr:2")
     assert [r["mechanism"] for r in several] == ["bsr:4", "bsr:2"] * 2

@@ -1,4 +1,4 @@
-"""Every registered accountant against floors of 60 digits, and against shape."""
+"""Every registered accountant: lower bounds in 60 digits, and monotonicity."""
 
 from importlib.metadata import version
 
@@ -26,7 +26,7 @@ STRATEGIES = {
 
 
 def floor_of(participation, noise, epsilon):
-    """Delta of whoever sees one step alone, with all that the sampler hides."""
+    """Returns the delta of an observer of a single step, amplified by the sampling."""
     probability = 1.0
     if participation.is_amplified:
         size = participation.expected_batch_size()
@@ -56,11 +56,12 @@ def test_no_certain_epsilon_is_below_its_floor(kind, name, noises):
             try:
                 actual = accountant.guarantee(noise, float(delta))
             except ValueError as error:
-                # Privacy that means nothing in either direction, said so.
+                # The noise is far too small or too large, and the error says so.
                 assert "epsilon" in str(error) or "delta must be" in str(error), error
                 continue
             assert actual.kind in ("exact", "bound")
-            # The least column of C is 1 or more: one step's release is not less private.
+            # Columns of C have norm 1 or more: a single step reveals at most what the run
+            # does.
             assert floor_of(participation, noise, actual.epsilon) <= delta * (1 + 1e-9)
             assert actual.epsilon >= before
             before = actual.epsilon
@@ -73,7 +74,7 @@ def test_no_certain_epsilon_is_below_its_floor(kind, name, noises):
     "kind", [k for k, cls in sorted(lib.PARTICIPATIONS.items()) if cls.is_simulated]
 )
 def test_what_simulates_is_not_below_its_floor(kind, confidence):
-    """Estimates, on the safe side, and bounds."""
+    """The floor holds for estimates, which err on the safe side, and for bounds."""
     participation = lib.PARTICIPATIONS[kind].example(N)
     matrix = STRATEGIES["identity"].matrix
     accountant = participation.accountant(matrix, Simulation(confidence))

@@ -1,4 +1,4 @@
-"""What every registered kind of matrix must do, against dense linear algebra."""
+"""The contract of every registered kind of matrix, against dense linear algebra."""
 
 import numpy as np
 import pytest
@@ -135,6 +135,6 @@ def test_a_kind_that_forgets_a_method_is_refused_with_its_name():
 
     with pytest.raises(TypeError, match="Wavelet lacks example, matmul, solve"):
         matrices.register(Wavelet)
-    with pytest.raises(ValueError, match="kind 'dense' of Other is that of Dense"):
+    with pytest.raises(ValueError, match="kind 'dense' of Other is taken by Dense"):
         matrices.register(type("Other", (matrices.Dense,), {}))
     assert sorted(matrices.KINDS) == KINDS

@@ -1,4 +1,4 @@
-"""What every registered participation must do: sampler, accountant, plan."""
+"""The contract of every registered participation: sampler, accountant, plan."""
 
 import dataclasses
 import math
@@ -88,13 +88,14 @@ def test_the_sampler_takes_examples_only_as_the_participation_says(
             assert all(gap >= b for gap in np.diff(taken))
             if participation.has_fixed_positions:
                 assert all(gap % b == 0 for gap in np.diff(taken))
-        # A pure function of words and step, in any order.
+        # The sample is a pure function of words and step, in any order.
         again = participation.sampler(words(seed))
         np.testing.assert_array_equal(
             again.example_indices(N - 1), sampler.example_indices(N - 1)
         )
-    # The mean batch is the public constant that divides the noisy sum. Fixed seeds; six
-    # standard errors of batches that are dependent in whole runs.
+    # The mean batch size is the public constant that divides the noisy sum. Seeds are
+    # fixed; six standard errors are over whole runs, within which batches depend on one
+    # another.
     expected = participation.expected_batch_size()
     error = np.std(sizes) / math.sqrt(SEEDS)
     assert abs(np.mean(sizes) - expected) <= 6.0 * error + 0.05 * expected
@@ -115,7 +116,7 @@ def test_calibrated_noise_gives_the_budget_and_less_noise_does_not(participation
 
 
 def test_noise_is_in_units_of_the_raw_strategy(participation):
-    """C times 3 needs 3 times the noise: no accountant has a unit of its own."""
+    """Three times C needs three times the noise: no accountant rescales C."""
     one = tf_bandmf.strategies.identity(N).matrix
     three = tf_bandmf.matrices.ToeplitzBanded([3.0], N)
     small = participation.accountant(one).calibrate(2.0, 1e-4)
@@ -169,7 +170,7 @@ def test_a_participation_that_forgets_a_method_is_refused_with_its_name():
     with pytest.raises(TypeError, match="Lottery lacks describe, example"):
         lib.register(Lottery)
     with pytest.raises(
-        ValueError, match="name 'shuffled' of Again is that of Shuffled"
+        ValueError, match="name 'shuffled' of Again is taken by Shuffled"
     ):
         lib.register(type("Again", (lib.Shuffled,), {}))
     amplified = type("Bold", (lib.MinSep,), {"is_amplified": True, "kind": "bold"})

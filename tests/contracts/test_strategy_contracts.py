@@ -1,4 +1,4 @@
-"""What every registered family of strategies must do, in all its variants."""
+"""The contract of every registered family of strategies, in all its variants."""
 
 import numpy as np
 import pytest
@@ -25,7 +25,7 @@ def specification(request):
 
 @pytest.fixture(scope="module")
 def built(specification):
-    """Optimized strategies are found once for all tests."""
+    """Builds a strategy; optimized ones are computed once for all tests."""
     name, options = registry.parse(specification)
     participation = PARTICIPATIONS["min_sep"]
     return registry.build_strategy(name, WORKLOAD, participation, **options)

@@ -1,9 +1,9 @@
-"""The page of benchmarks is what its script writes, and its choices are by validation."""
+"""The benchmarks page is the output of its script, and settings are from validation."""
 
 import pytest
 from modules import ROOT, module_at
 
-pytest.importorskip("matplotlib")  # of the extra for plots, not of that for tests
+pytest.importorskip("matplotlib")  # needs the extra for plots
 
 made = module_at("docs/make_benchmarks.py")
 

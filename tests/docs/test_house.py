@@ -1,4 +1,4 @@
-"""The rooms of the house are as few as promised, and the page names each folder."""
+"""The package stays below its ceilings of code lines, and the page names each folder."""
 
 import re
 

@@ -22,7 +22,7 @@ PAGES = sorted(
 
 
 def anchors(text):
-    """As GitHub and MyST make them of headings."""
+    """Returns the anchors that GitHub and MyST make from headings."""
     return {
         re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-")
         for heading in HEADING.findall(text)

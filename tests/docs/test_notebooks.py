@@ -1,4 +1,4 @@
-"""The scripts of the notebooks run, and the notebooks are theirs, with outputs."""
+"""The notebooks' scripts run, and each notebook matches its script and has outputs."""
 
 import json
 import pathlib
@@ -17,7 +17,7 @@ from tf_bandmf.keras.run import known_runs  # noqa: E402
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "docs" / "notebooks"
 NAMES = sorted(p.stem for p in FOLDER.glob("*.py") if p.stem != "make")
-# By script; a text of a key must occur in its script.
+# For each script: texts, which must occur in it, and their replacements.
 SMALLER = {
     "first_private_model": {"EPOCHS = 10": "EPOCHS = 1"},
     "lora": {
@@ -35,7 +35,7 @@ def test_there_are_notebooks():
 
 
 def script_of(cells):
-    """The script, as jupytext's percent format writes these cells."""
+    """Returns the cells as a script in jupytext's percent format."""
     parts = []
     for cell in cells:
         source = "".join(cell["source"])

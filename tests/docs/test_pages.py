@@ -1,9 +1,8 @@
 """The Python blocks of README and site run as they stand, page by page.
 
-A page's blocks run in order, in one namespace. Each block stands for a program of its
-own: runs of earlier blocks are forgotten. A block below the line `<!-- excerpt -->` is of
-another library, or a fragment, and is not run. Sizes that are too large for a test are
-replaced.
+A page's blocks run in order, in one namespace. Each block counts as a new program: runs
+of earlier blocks are forgotten. A block below the line `<!-- excerpt -->` is a fragment,
+or uses another library, and is not run. Sizes that are too large for a test are replaced.
 """
 
 import pathlib
@@ -26,7 +25,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 BLOCK = re.compile(
     r"(?P<excerpt><!-- excerpt -->\n+)?^```python\n(?P<code>.*?)^```$", re.M | re.S
 )
-# Of pages: texts that must occur in their code, and what stands in their place.
+# For each page: texts, which must occur in its code, and their replacements.
 SMALLER = {
     "README.md": {"epochs=20": "epochs=1"},
     "docs/start.md": {"epochs=20": "epochs=1"},
@@ -62,7 +61,7 @@ def build_model():
 
 
 def given(num_examples=64):
-    """What pages take as given: arrays, and a function that makes a model."""
+    """Returns names that pages use without defining them: arrays and a model function."""
     rng = np.random.default_rng(0)
     x = rng.normal(size=(num_examples, 5)).astype(np.float32)
     y = rng.integers(0, 3, num_examples).astype(np.int32)
@@ -85,7 +84,7 @@ def test_no_block_is_missed():
 
 @pytest.fixture(autouse=True)
 def same_precision():
-    """A page turns TensorFloat-32 off: other tests find it as it was."""
+    """Restores the setting of TensorFloat-32, which a page turns off."""
     config = tf.config.experimental
     before = config.tensor_float_32_execution_enabled()
     yield
@@ -94,7 +93,7 @@ def same_precision():
 
 @pytest.fixture(autouse=True)
 def same_registries():
-    """A page registers a family and a participation: other tests do not see them."""
+    """Restores the registries, to which a page adds a family and a participation."""
     registries = (registry.FAMILIES, participation.PARTICIPATIONS, participation.NAMED)
     before = [dict(entries) for entries in registries]
     yield
@@ -121,7 +120,7 @@ def test_the_code_of_a_page_runs(page, tmp_path, monkeypatch, capsys):
             replaced |= {old} if old in code else set()
             code = code.replace(old, new)
         known_runs.forget()
-        # Empty lines before it, so that a traceback has the line of the page.
+        # Empty lines before the block, so that tracebacks name the page's line.
         exec(compile("\n" * line + code, page, "exec"), vars(module))
     known_runs.forget()
     assert replaced == set(smaller)

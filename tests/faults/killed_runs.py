@@ -1,10 +1,10 @@
 """A small resumable `fit` in a program that forks a child for each fault.
 
 `python killed_runs.py FOLDER 3 1 1` brings a run to its end through 3 kills and 1 full
-disk, compares it with a run without any, and lets 1 pair of processes train in one
-folder. Whatever noise is drawn is written down outside of the run, by digest, before it
-is used: `check_uses` compares. The plan is bound to a ledger, which must know each run
-once: `check_ledger`.
+disk, compares it with a run without any fault, and lets 1 pair of processes train in one
+folder. Digests of all noise are recorded outside of the run before it is used, and
+`check_uses` compares them. The plan is bound to a ledger, which must have each run
+exactly once (`check_ledger`).
 
 Children are forked before TensorFlow has done anything: it starts in each of them anew,
 without being imported again.
@@ -40,7 +40,7 @@ NUM_STEPS = 12
 
 
 def ledger_of(folder):
-    """Beside the folders of the runs; what this machine has seen of it, too."""
+    """Returns the ledger beside the runs' folders, with its data set."""
     folder = folder.parent
     ledger = tf_bandmf.Ledger(f"sqlite:///{folder}/privacy.db")
     ledger.add_dataset("examples", epsilon=1000.0, delta=1e-5)
@@ -79,7 +79,7 @@ def data():
 
 
 def report_uses(model, report):
-    """Calls `report` with key, step, digest of the clipped sum and of the noisy mean."""
+    """Reports each use of a key: step, and digests of clipped sum and noisy mean."""
     optimizer = model.optimizer
     real = optimizer.run.privatize
 
@@ -108,7 +108,7 @@ def report_uses(model, report):
 
 
 def train(folder, report):
-    """The program that a user starts again and again until it ends."""
+    """Trains as a user's program would, which is restarted until it ends."""
     plan = make_plan(folder)
     model = make_model(plan)
     report_uses(model, report)
@@ -128,7 +128,7 @@ def train(folder, report):
 
 
 def start(function):
-    """Forks a child that calls `function(report)`; its number and where it reports."""
+    """Forks a child that calls `function(report)`; returns its id and the pipe's end."""
     read_end, write_end = os.pipe()
     child = os.fork()
     if child == 0:
@@ -144,7 +144,7 @@ def start(function):
 
 
 def finish(child, read_end):
-    """How it ended ("done", "error", "killed" or "crashed"), its uses, and its error."""
+    """Waits; returns "done", "error", "killed" or "crashed", the uses and the error."""
     with os.fdopen(read_end, "rb") as pipe:
         text = pipe.read().decode()
     status = os.waitpid(child, 0)[1]
@@ -157,13 +157,13 @@ def finish(child, read_end):
         return "crashed", [line for line in lines if len(line) == 4], ""
     if os.WIFSIGNALED(status):
         assert os.WTERMSIG(status) == signal.SIGKILL, status
-        # Of a line that was cut off nothing had left yet.
+        # A use whose line was cut off had not taken place yet.
         return "killed", [line for line in lines if len(line) == 4], ""
     return ("done" if status == 0 else "error"), lines, error
 
 
 def check_uses(uses):
-    """One key; for each of its steps one sum of gradients and one noisy mean."""
+    """Checks that one key had, for each step, only one sum and one noisy mean."""
     keys = {use[0] for use in uses}
     assert len(keys) == 1, f"{len(keys)} keys"
     sums = collections.defaultdict(set)
@@ -175,7 +175,7 @@ def check_uses(uses):
 
 
 def check_ledger(folder, runs):
-    """So many runs reserved, each once, and nothing of the ledger is broken."""
+    """Checks that this many runs reserved, each once, and that the ledger is sound."""
     ledger = ledger_of(folder)
     kinds = collections.Counter(entry.kind for entry in ledger.history())
     assert kinds["begun"] == runs, kinds
@@ -185,7 +185,7 @@ def check_ledger(folder, runs):
 
 
 class Faults:
-    """Runs that all begin with the same secrets, and the one without any fault.
+    """Faulty runs that all begin with the same secrets, and one run without faults.
 
     Args:
       folder: to work in.
@@ -221,14 +221,14 @@ class Faults:
         assert ended == "done", error
 
     def beginning(self, name):
-        """A new folder with the secrets of the run that is about to begin."""
+        """Makes a folder with the secrets of a run that is about to begin."""
         run = self._folder / name
         run.mkdir()
         shutil.copy2(self._folder / "first" / "run.private", run / "run.private")
         return run
 
     def end(self, run, uses):
-        """Ends the run without a fault and compares all of it with the straight one."""
+        """Brings the run to its end and compares all of it with the run without faults."""
         ended, last, error = finish(*start(lambda report: train(run, report)))
         assert ended == "done", error
         check_uses([*uses, *last, *self._uses])
@@ -237,13 +237,13 @@ class Faults:
         assert left == {"run.private", "run.private.lock", "backup", "final"}, left
 
     def interrupted(self, kills, full_disks):
-        """A run that is killed and runs out of space so often, in random order."""
+        """Trains with this many kills and full disks, in random order."""
         run, uses, endings = self.beginning("run"), [], collections.Counter()
         faults = [self._kill] * kills + [self._fill_disk] * full_disks
         random.Random(kills).shuffle(faults)
         for number, fault in enumerate(faults):
             if (run / "final").exists():
-                # It came to its end: the next faults are from the beginning on.
+                # The run came to its end: the next fault hits a new one.
                 shutil.rmtree(run)
                 run = self.beginning("run")
             ended, used, error = fault(run, random.Random(number))
@@ -259,7 +259,7 @@ class Faults:
         return endings
 
     def _kill(self, run, rng):
-        """`kill -9`: at a random time, or when something is about to reach the disk.
+        """Kills a child at a random time, or when it is about to write to the disk.
 
         The clock is another one in each child.
         """
@@ -275,13 +275,13 @@ class Faults:
 
         process, pipe = start(child)
         if moment is None:
-            # It is not waited for until then: it may have ended, but keeps its number.
+            # Nobody has waited for it: its process id is valid even if it has ended.
             time.sleep(rng.uniform(0.2, 0.8) * self.seconds)
             os.kill(process, signal.SIGKILL)
         return finish(process, pipe)
 
     def _fill_disk(self, run, rng):
-        """No file of the child may be longer than a random number of bytes."""
+        """Limits the child's files to a random number of bytes."""
         limit = int(10 ** rng.uniform(2.5, 4.5))
 
         def child(report):
@@ -291,7 +291,7 @@ class Faults:
         return finish(*start(child))
 
     def two_processes(self, count):
-        """Two processes in one folder, from its beginning on, again and again."""
+        """Starts two processes at once in one folder, `count` times."""
         run, uses, endings = self._folder / "two", [], collections.Counter()
         run.mkdir()
         for number in range(count):

@@ -18,7 +18,7 @@ ENTRY = 32
 
 @pytest.fixture(scope="module")
 def interrupted(tmp_path_factory):
-    """A plan, and the folder of a run that was interrupted after STEPS steps."""
+    """Returns a plan, and the folder of a run that was interrupted after STEPS steps."""
 
     class Stop(keras.callbacks.Callback):
         def on_train_batch_end(self, batch, logs=None):
@@ -46,7 +46,7 @@ def backup(folder):
 
 
 def begun(plan, folder):
-    """A model whose run was resumed, and the batches of the run."""
+    """Resumes the run in a folder; returns the model and the resumed run."""
     known_runs.forget()
     model = make_model(plan)
     model._prepare(plan.batches(*data()))
@@ -55,7 +55,7 @@ def begun(plan, folder):
 
 
 def resumed(plan, folder):
-    """All that decides how the run goes on."""
+    """Returns everything that determines how the run goes on."""
     model, _ = begun(plan, folder)
     state = model.optimizer.run.secrets
     return [
@@ -72,13 +72,13 @@ def resumed(plan, folder):
 
 
 def regions(size, count, rng):
-    """Random places, of which each of `count` parts of a file has one."""
+    """Draws one random place in each of `count` parts of a file."""
     borders = np.linspace(0, size, count + 1).astype(int)
     return [rng.randrange(a, max(a + 1, b)) for a, b in zip(borders, borders[1:])]
 
 
 def damages(content, count, rng):
-    """The content with one bit flipped in each region; cut off; overwritten; empty."""
+    """Yields damaged copies: bits flipped, cut off, overwritten, and emptied."""
     for place in regions(len(content), count, rng):
         flipped = bytearray(content)
         flipped[place] ^= 1 << rng.randrange(8)
@@ -122,7 +122,7 @@ def test_a_damaged_file_is_refused_or_does_not_matter(count, interrupted, tmp_pa
                 assert actual == expected, f"{name}: {what}"
             shutil.rmtree(folder)
         endings[name] = (refused, len(tried))
-    # Every bit of the secrets is checked, and of the backup what holds weights.
+    # Damage to the private file is always noticed; in the backup, damage to weights.
     refused, tried = endings["run.private"]
     assert refused == tried
     refused, tried = endings["backup/latest.weights.h5"]

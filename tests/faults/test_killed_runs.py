@@ -1,4 +1,4 @@
-"""kill -9, full disks, second processes: the identical run, or an error."""
+"""After kill -9, a full disk or a second process, a run is identical or refused."""
 
 import json
 import os
@@ -14,9 +14,9 @@ PROGRAM = pathlib.Path(__file__).with_name("killed_runs.py")
 @pytest.mark.slow
 @pytest.mark.attack(
     "kill -9, full disks, two processes in one folder (centralized training)",
-    tried="At random moments of a resumable fit, with other clocks; a digest of "
+    tried="Kills at random moments of a resumable fit, with different clocks; a digest of "
     "every sum and of its noise is kept outside: no noise meets other data, "
-    "and the end is the same, bit for bit. The run's ledger knows it once.",
+    "and the end is the same, bit for bit. The run's ledger has it once.",
     area="faults",
     invariants=[9, 11, 19],
 )
@@ -41,10 +41,10 @@ def test_whatever_happens_to_a_run_it_is_the_identical_one(
     assert done.returncode == 0, (tmp_path / "output").read_text()[-4000:]
     interrupted, two = json.loads((tmp_path / "endings").read_text())
     print(interrupted, two)
-    # Some moments are after the end of a run.
+    # Some of the random times are after the end of a run.
     assert interrupted["killed"] >= 0.5 * kills
     refused = interrupted.get("error", 0) + interrupted.get("crashed", 0)
     assert refused >= 0.3 * full_disks
-    # Whoever comes while the other one runs is refused.
+    # A process is refused while the other one runs.
     assert two["done"] >= pairs
     assert two["error"] >= 0.5 * pairs

@@ -20,7 +20,7 @@ def path(tmp_path):
 
 @pytest.fixture
 def whole(path):
-    """The bytes of a file with entries, and how many were there before them."""
+    """Returns the bytes of a file with entries, and the size without them."""
     journal = Journal(path)
     journal.replace(CONTENT)
     size = os.path.getsize(path)
@@ -55,7 +55,7 @@ def test_every_damaged_byte_is_seen(path, whole):
         write(path, damaged)
         with pytest.raises(ValueError, match="damaged"):
             Journal(path).read()
-    # Nor does an entry count after other content, or in another place.
+    # An entry is not valid after other content, nor in another place.
     other = Journal(path)
     other.replace(CONTENT + b"!")
     with open(path, "rb") as file:
@@ -69,7 +69,7 @@ def test_the_end_of_an_interrupted_machine_is_no_entry(path, whole, fill):
     content, size = whole
     for length in range(size, len(content)):
         entries = (length - size) // 32
-        # Zeros are in the place of whole sectors alone.
+        # Zeros replace whole entries only.
         end = length if not fill else size + 32 * entries
         write(path, content[:end] + fill)
         journal = Journal(path)

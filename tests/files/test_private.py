@@ -1,4 +1,4 @@
-"""Files of secrets: mode, checksum, whole or not there."""
+"""Files with secrets: mode, checksum and atomic writes."""
 
 import os
 import stat

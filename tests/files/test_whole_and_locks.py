@@ -1,4 +1,4 @@
-"""Files that are whole or not there, and locks that end with their process."""
+"""Atomic writes, and locks that end with their process."""
 
 import gc
 import os
@@ -31,7 +31,7 @@ HELD, NOT_LOCKED, REFUSED = 0, 1, 3
 
 
 def in_a_child(path, hold_on=False):
-    """The end of a process that tried to lock the path; its number if it holds on."""
+    """Locks the path in a child; returns its exit code, or its id if it holds on."""
     ready, begun = os.pipe()
     child = os.fork()
     if child == 0:
@@ -63,7 +63,7 @@ def test_a_copy_that_the_process_makes_does_not_end_its_lock(tmp_path):
 def test_a_fork_that_lives_on_does_not_keep_the_lock(tmp_path):
     path = str(tmp_path / "run.private")
     held = locks.hold(path)
-    # It holds another one, and has this one from its parent.
+    # The child holds a lock of its own, and inherits this one.
     other = in_a_child(str(tmp_path / "other"), hold_on=True)
     del held
     try:

@@ -1,4 +1,4 @@
-"""Every argument of the public functions, with everything that it must not be."""
+"""Every argument of the public functions is given every kind of wrong value."""
 
 import numpy as np
 import pytest
@@ -84,8 +84,8 @@ FUNCTIONS = {
         },
     ),
 }
-# What the values of an argument may be that are given and accepted, by argument: for all
-# others a result is wrong. (None stands for a default.)
+# For each argument, the kinds of values that may be accepted: with any other kind a
+# result is a failure. (None stands for a default.)
 RIGHT = {
     "epsilon": {"half", "1.5", "tiny"},
     "delta": {"half", "tiny"},
@@ -108,7 +108,7 @@ RIGHT = {
     "expected_trials": {"1.5"},
     "distribution": {"0", "-0.0", "half", "1.5", "inf"},
 }
-# Other words than the argument's name by which a message may name it.
+# Words that a message may use instead of an argument's name.
 NAMES = {
     "lambda_": ["lambda"],
     "num_examples": ["num_steps", "batch_size"],

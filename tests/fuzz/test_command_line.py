@@ -1,4 +1,4 @@
-"""The command line with arguments of any kind: an exit code and a message, no traceback."""
+"""The command line answers arguments of any kind without a traceback."""
 
 import pytest
 from hostile import limited
@@ -43,7 +43,7 @@ TEXTS = [
 
 
 def ending(arguments):
-    """The exit code, whichever way the command line gives it."""
+    """Returns the exit code, whether it is returned or raised."""
     try:
         with limited():
             code = main(arguments)

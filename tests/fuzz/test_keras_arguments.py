@@ -1,4 +1,4 @@
-"""Every argument of what makes a Keras model private, with what it must not be."""
+"""Every argument of the Keras front end is given every kind of wrong value."""
 
 import keras
 import pytest
@@ -8,7 +8,7 @@ from small_plans import small_plan
 import tf_bandmf
 import tf_bandmf.keras
 
-# What is right for an argument, by the names of `VALUES`.
+# For each argument, the names of those `VALUES` that are right.
 RIGHT = {
     "inner_optimizer": set(),
     "plan": set(),

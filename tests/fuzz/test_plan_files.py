@@ -1,4 +1,4 @@
-"""Plan files in which something was changed: refused, whatever it was."""
+"""Plan files are refused if anything in them was changed."""
 
 import copy
 import json
@@ -15,7 +15,7 @@ JUNK = [None, True, 0, -1, 0.5, 1e308, float("nan"), 10**30, "", "x", [], [1.0],
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
-    """A file of a plan with arrays, and what it says."""
+    """Saves a plan that has arrays; returns the path and the parsed content."""
     path = tmp_path_factory.mktemp("plan") / "plan.json"
     small_plan(
         "bsr:2",
@@ -29,7 +29,7 @@ def saved(tmp_path_factory):
 
 
 def places(value, path=()):
-    """The paths of all parts of a JSON value."""
+    """Yields the paths of all parts of a JSON value."""
     if path:
         yield path
     items = ()
@@ -79,7 +79,7 @@ def test_a_changed_plan_is_refused(saved, tmp_path, figure):
         except (ValueError, FileNotFoundError) as error:
             assert str(path.with_suffix("")) in str(error), error
         else:
-            # Names of diagnostics, and numbers like 1 for 1.0, say the same.
+            # Names of diagnostics, and 1 in place of 1.0, do not change the plan.
             assert plan.fingerprint == fingerprint
     figure(f"{tried} changes")
     assert tried > 500

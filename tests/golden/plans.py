@@ -1,11 +1,11 @@
-"""Sixty small plans: what each was when plans.json was written, and what it is now.
+"""Numbers of sixty small plans, compared with those in plans.json.
 
     python tests/golden/plans.py             # prints what differs from plans.json
     python tests/golden/plans.py --save      # writes plans.json anew
     python tests/golden/plans.py --save --only poisson     # names that contain a word
 
-A change that promises equal numbers leaves the file as it is. One that improves on some
-numbers writes these anew, and says in its commit which, and by how much.
+A change that promises equal numbers leaves the file as it is. A change that improves some
+numbers writes them anew, and its commit says which, and by how much.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def _sampled(sampling: str, *mechanisms: str, **options: Any) -> dict[str, Any]:
     }
 
 
-# Gaussian mechanisms of closed form: equal up to the rounding of sums.
+# Gaussian mechanisms in closed form are equal up to the rounding of sums.
 CLOSED = {
     name: _of(name)
     for name in (
@@ -77,7 +77,7 @@ CLOSED = {
         "sampling": tf_bandmf.MinSep(8, 5),
     },
 }
-# Optimized numerically: the coefficients are those of an optimum within a tolerance.
+# Numerically optimized coefficients are those of an optimum within a tolerance.
 OPTIMIZED = {
     name: _of(name)
     for name in (
@@ -141,8 +141,8 @@ SIMULATED = {
     | {"delta": 1e-3},
 }
 PLANS = {**CLOSED, **OPTIMIZED, **POISSON, **SIMULATED}
-# A few seconds or more each: optimized with general columns, searched, or calibrated
-# under sampling.
+# These take a few seconds or more each: general columns are optimized, a parameter is
+# searched, or noise is calibrated under sampling.
 SLOW = (
     {name for name in OPTIMIZED if "banded" in name or "bandinv:3, " in name}
     | {"blt:3", "blt:2, one epoch", "balls-in-bins, amplified:2"}
@@ -151,11 +151,11 @@ SLOW = (
 
 
 def tolerance(name: str, field: str) -> float:
-    """What may differ, relative to the largest number of the field.
+    """Returns the allowed difference, relative to the largest number of the field.
 
-    On one machine all are equal to the last bit. Other machines sum in other orders; an
-    optimizer then stops elsewhere in its tolerance, near an optimum, where the error is
-    flat; and amplification depends on where it stopped.
+    On one machine all numbers are equal to the last bit. Other machines sum in other
+    orders: an optimizer then stops elsewhere within its tolerance of the optimum, where
+    the error is flat, and amplification depends on where it stopped.
     """
     if name in SIMULATED:
         return 1e-3
@@ -172,7 +172,7 @@ def _made(
     confidence: float | None = None,
     **use: Any,
 ) -> tf_bandmf.Plan:
-    """A plan, with what is chosen before it is made, or changed after."""
+    """Makes a plan, with the options that are applied before or after `plan`."""
     if max_memory_vectors is not None:
         table = tf_bandmf.compare(max_memory_vectors=max_memory_vectors, **use)
         mechanism = table.mechanism
@@ -181,7 +181,7 @@ def _made(
 
 
 def record(name: str) -> dict[str, Any]:
-    """The numbers of a plan, computed now."""
+    """Computes the numbers of a plan."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         plan = _made(**PLANS[name])
@@ -201,7 +201,7 @@ def record(name: str) -> dict[str, Any]:
 
 
 def differences(name: str, before: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """What differs by more than its tolerance, one line for each field."""
+    """Returns one line for each field that differs by more than its tolerance."""
     lines = []
     for field in sorted({*before, *now}):
         old, new = before.get(field), now.get(field)
@@ -222,7 +222,7 @@ def _distance(old: Any, new: Any) -> float:
 
 
 def saved() -> dict[str, dict[str, Any]]:
-    """The numbers of plans.json."""
+    """Reads the numbers of plans.json."""
     return json.loads(FILE.read_text(encoding="utf-8"))
 
 

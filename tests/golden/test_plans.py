@@ -1,4 +1,4 @@
-"""Sixty plans have the numbers that they had when plans.json was written."""
+"""Sixty plans have the numbers of plans.json."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""A small private problem that all tests of the Keras room share."""
+"""A small private problem that all Keras tests share."""
 
 import functools
 import pathlib
@@ -19,16 +19,16 @@ sys.path.insert(0, str(pathlib.Path(__file__).parent))
 
 NUM_EXAMPLES, FEATURES, CLASSES = 22, 5, 3
 
-# Of layers that test files make when they are imported.
+# For layers that test files make when they are imported.
 keras.utils.set_random_seed(0)
 
 
 @pytest.fixture(autouse=True)
 def as_if_alone():
-    """Tests share a process and data: to each, its first run is the first one.
+    """Forgets earlier runs, since tests share a process and data, and fixes the seed.
 
-    Weights and masks are the same in all runs of the suite: drawn anew, a rectifier's
-    input is so near to 0 in one of many that rounding decides about its gradient.
+    With random weights and masks, a rectifier's input would now and then be so near to 0
+    that rounding decides its gradient.
     """
     known_runs.forget()
     keras.utils.set_random_seed(0)
@@ -126,14 +126,14 @@ def make_private_model(make_plain_model, compile_model):
     return make
 
 
-# What `plan_and_model` is given for the model; all else is for the plan.
+# Options of `plan_and_model` that are for the model; all others are for the plan.
 OF_MODEL = {"inner", "functional", "additional_run", "hidden", "loss", "metrics"}
 OF_MODEL |= {"jit_compile", "run_eagerly", "steps_per_execution", "model", "clipping"}
 
 
 @pytest.fixture(scope="session")
 def plan_and_model(make_plan, make_private_model):
-    """A plan, and a private model that is compiled for it."""
+    """Makes a plan, and a private model that is compiled for it."""
 
     def make(*mechanism, **changes):
         of_model = {name: changes.pop(name) for name in OF_MODEL & set(changes)}
@@ -145,7 +145,7 @@ def plan_and_model(make_plan, make_private_model):
 
 @pytest.fixture(scope="session")
 def straight_weights(data, make_plan, make_private_model):
-    """Weights after all steps of a plan in one `fit`, in arrays that cannot be changed."""
+    """Returns the weights after one `fit` with all steps, as read-only arrays."""
 
     @functools.cache
     def run(mechanism="lambda_cgd", epochs=2, **changes):
@@ -163,7 +163,7 @@ def straight_weights(data, make_plan, make_private_model):
 
 @pytest.fixture(scope="session")
 def written_steps():
-    """Steps in the entries of a private state file, in the order in which they came."""
+    """Returns the steps in the entries of a private state file, in order."""
 
     def read(path):
         _, entries = Journal(str(path)).read()

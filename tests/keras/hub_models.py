@@ -21,7 +21,7 @@ SECOND = {
     "use_sliding_window_attention": True,
     "sliding_window_size": 4,
 }
-# All sizes that a backbone has a name for.
+# Values for every size argument of any backbone.
 EVERY_SIZE = dict(
     **{**ENCODER, **DECODER},
     num_experts=2,
@@ -79,14 +79,14 @@ def backbone(name):
 
 
 def adapted(name):
-    """The model with adapters in its backbone, which is frozen."""
+    """Returns the model with a frozen backbone and adapters in it."""
     model = MAKERS[name]()
     model.backbone.enable_lora(2)
     return model
 
 
 def data(name, count=5):
-    """Inputs, targets and sample weights, padded to different lengths."""
+    """Makes inputs, targets and sample weights; inputs have different padding."""
     rng = np.random.default_rng(0)
     ids = rng.integers(1, VOCABULARY, (count, LENGTH)).astype("i4")
     padding = (np.arange(LENGTH) < LENGTH - np.arange(count)[:, None] % 3).astype("i4")

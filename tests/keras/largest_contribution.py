@@ -10,11 +10,11 @@ from tf_bandmf.keras.optimizer.private import private_optimizer_of
 
 # By what records are multiplied.
 _SCALES = (0.0, 1e-42, 1e-30, 1e-12, 1e-3, 1e3, 1e6, 1e12, 1e19, 1e30, 3e38)
-# What a single number becomes, or all of them.
+# Values that replace a single number, or all of them.
 _VALUES = (np.nan, np.inf, -np.inf, 3.4e38, -3.4e38, 1e-45, 0.0, 1e6, 1e19)
 # How far apart near-duplicates are, relative to their size.
 _NEARNESS = (0.0, 1e-7, 1e-5, 1e-3)
-# Ordinary records beside the one that is tried.
+# Number of ordinary records in the batch with the one that is tried.
 _COMPANY = 7
 
 
@@ -30,18 +30,18 @@ class Largest(NamedTuple):
 def largest_contribution(model, x, y, *, rounds=100, seed=0):
     """Searches for the record that adds most to the clipped sum of a private model.
 
-    Clipping promises that a record's contribution has norm at most l2_norm_clip, up to
-    a relative 1e-3 (docs/guarantee.md); the guarantee of every step rests on this
-    ratio. It is measured for the record by itself, and as the change that the record
-    makes in the sum of a batch with seven others. After extreme records a random search
-    starts from the worst one. Weights do not change, and no step is taken.
+    Clipping promises that the norm of a record's contribution is at most l2_norm_clip, up
+    to a relative 1e-3 (docs/guarantee.md); the guarantee of every step rests on this
+    ratio. It is measured for the record alone, and as the change that the record makes in
+    the sum of a batch with seven others. After extreme records, a random search starts
+    from the worst one. Weights do not change, and no step is taken.
     """
     optimizer = private_optimizer_of(model)
     records = tf.nest.map_structure(np.asarray, (x, y))
     model(tf.nest.map_structure(lambda part: part[:1], records[0]), training=False)
     clip = optimizer.plan.l2_norm_clip
     optimizer.build(model.trainable_variables)
-    # Those of the training step, with records that raise.
+    # The programs of the training step, which also handle records that raise.
     programs = model._programs()
     company = tf.nest.map_structure(lambda part: part[:_COMPANY], records)
     ordinary = len(tf.nest.flatten(company)[0])
@@ -59,7 +59,7 @@ def largest_contribution(model, x, y, *, rounds=100, seed=0):
         return tf.concat(parts, axis=0)
 
     def ratio(record):
-        """By itself, and among others: their sums are rounded together."""
+        """Returns the larger ratio of the record alone and of its effect on a batch."""
         alone = tf.nest.map_structure(lambda part: np.asarray(part)[None], record)
         group = tf.nest.map_structure(lambda *p: np.concatenate(p), alone, company)
         others = [1] * ordinary
@@ -82,7 +82,7 @@ def largest_contribution(model, x, y, *, rounds=100, seed=0):
 
 
 def _extremes(records, rng):
-    """Records by what was done to ordinary ones."""
+    """Yields extreme records, with a text on how each was made from an ordinary one."""
 
     def one(part, value):
         changed = np.array(part)
@@ -90,7 +90,7 @@ def _extremes(records, rng):
         return changed
 
     def near(part, scale, nearness):
-        """All inputs almost the same; within an input its rows."""
+        """Makes the rows of an input almost equal."""
         base = np.resize(first if len(leaves) > 1 else part[:1], part.shape)
         return scale * base * (1.0 + nearness * rng.standard_normal(part.shape))
 
@@ -119,7 +119,7 @@ def _extremes(records, rng):
 
 
 def _changed(record: Any, kind: type, change: Any) -> Any:
-    """The record, with a change of all its tensors of numbers of a kind."""
+    """Applies a change to all tensors of a record whose numbers are of one kind."""
 
     def changed(part):
         if not np.issubdtype(part.dtype, kind):

@@ -1,6 +1,6 @@
-"""Which operations of a graph a device has no kernel for, as TensorFlow registers them.
+"""Finds operations of a graph for which TensorFlow has registered no kernel.
 
-A wheel for CPUs alone knows the kernels of GPUs too: no device is needed to ask.
+TensorFlow's CPU wheel also registers the kernels of GPUs, so this needs no GPU.
 """
 
 import functools
@@ -21,9 +21,9 @@ def _functions_of(node):
 
 
 def executed_nodes(graph):
-    """All nodes of a function's graph that TensorFlow executes, with functions they call.
+    """Returns all nodes of a graph that TensorFlow executes, and of functions they call.
 
-    What XLA compiles needs no kernels: functions that it must compile are left out.
+    Functions that XLA must compile are left out, since they need no kernels.
     """
     definition = graph.as_graph_def()
     library = {f.signature.name: f for f in definition.library.function}
@@ -41,7 +41,7 @@ def executed_nodes(graph):
 
 
 def has_kernel(node, device):
-    """Whether a kernel for the node's types is registered for a kind of device."""
+    """Tells whether a kernel for the node's types is registered for a kind of device."""
     for kernel in _registered(node.op):
         if kernel.device_type not in (device, "DEFAULT"):
             continue
@@ -51,10 +51,10 @@ def has_kernel(node, device):
             if constraint.name in node.attr and constraint.allowed_values.list.type
         ):
             return True
-    # Calls, loops and placeholders have no kernels at all.
+    # Calls, loops and placeholders never have kernels.
     return not _registered(node.op)
 
 
 def without_kernel(graph, device="GPU"):
-    """Nodes that run on the host wherever the others run."""
+    """Returns the nodes that run on the host, wherever the others run."""
     return [node for node in executed_nodes(graph) if not has_kernel(node, device)]

@@ -1,10 +1,10 @@
-"""Weights of models side by side."""
+"""Comparison of the weights of models."""
 
 import numpy as np
 
 
 def flat(model):
-    """Weights, or those of a model, as one vector."""
+    """Returns weights, or those of a model, as one vector."""
     weights = getattr(model, "get_weights", lambda: model)()
     return np.concatenate([np.ravel(weight) for weight in weights])
 

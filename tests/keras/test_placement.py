@@ -1,4 +1,4 @@
-"""What of a private step runs on the host, when the rest runs on a GPU."""
+"""Operations of a private step that run on the host if the rest runs on a GPU."""
 
 import collections
 import re
@@ -18,7 +18,7 @@ import tf_bandmf.keras
 from tf_bandmf.keras.model import programs as programs_lib
 from tf_bandmf.keras.model.programs import Programs
 
-# What has no kernel for GPUs, and why it does not matter.
+# Operations without a kernel for GPUs, and the reason why it does not matter.
 ON_THE_HOST = {
     "Const": "the name of a hash",
     "Fingerprint": "of the batch, which is on the host: the pipeline made it there",
@@ -65,7 +65,7 @@ def private_model(
     jit_compile="auto",
     test_seed=None,
 ):
-    """A model and its optimizer's plan, with data for it."""
+    """Makes a private model and batches for it."""
     keras.config.set_dtype_policy(dtype)
     try:
         made = make()
@@ -105,7 +105,7 @@ def graphs_of(model, batches):
 
 @pytest.fixture
 def as_on_a_gpu(monkeypatch):
-    """Layouts and digests are those that a process with a GPU would choose."""
+    """Makes layouts and digests those of a process with a GPU."""
     devices = tf.config.list_logical_devices
     monkeypatch.setattr(
         tf.config,
@@ -134,14 +134,14 @@ def test_what_runs_on_the_host_beside_a_gpu_is_known(name, as_on_a_gpu):
     graphs = graphs_of(model, batches)
     actual = [node for graph in graphs for node in without_kernel(graph)]
     assert {node.op for node in actual} <= set(ON_THE_HOST)
-    # No weight: batches have these numbers of entries alone.
+    # No weight is hashed: only tensors of batches are.
     count = collections.Counter(node.op for node in actual)
     assert (
         sum(n.op == "Fingerprint" for graph in graphs for n in executed_nodes(graph))
         == (count["Fingerprint"])
     )
     of_batch = [node for node in actual if node.op == "Fingerprint"]
-    # Inputs, targets, and the two that put them and the ids together.
+    # They hash inputs and targets, and combine these with the ids.
     assert len(of_batch) <= 5
     assert all("CPU" in node.device for node in of_batch)
     text = tf.string.as_datatype_enum
@@ -149,7 +149,7 @@ def test_what_runs_on_the_host_beside_a_gpu_is_known(name, as_on_a_gpu):
 
 
 def integers_on_the_host(create, **arguments):
-    """Creates a variable where TensorFlow does if "CPU:1" is a GPU."""
+    """Creates a variable where TensorFlow would if "CPU:1" were a GPU."""
     value = arguments["initial_value"]
     value = value() if callable(value) else value
     kind = tf.dtypes.as_dtype(
@@ -166,7 +166,7 @@ def integers_on_the_host(create, **arguments):
 def test_a_step_runs_where_integers_stay_on_the_host(
     mechanism, jit_compile, as_on_a_gpu
 ):
-    # What XLA compiles reads no variable of another device, of whichever kind.
+    # A compiled program cannot read a variable of another device, of any kind.
     with tf.variable_creator_scope(integers_on_the_host), tf.device("CPU:1"):
         model, batches = private_model(
             convolutional, mechanism, jit_compile=jit_compile
@@ -178,7 +178,7 @@ def test_a_step_runs_where_integers_stay_on_the_host(
 
 
 class Starts(keras.callbacks.Callback):
-    """What the host starts in the last step."""
+    """Records the operations that the host starts in the last step."""
 
     def __init__(self):
         super().__init__()

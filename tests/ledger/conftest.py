@@ -1,4 +1,4 @@
-"""Ledgers in files, and on a PostgreSQL that the session starts and stops."""
+"""Ledgers in files, and on a PostgreSQL server that the test session starts and stops."""
 
 import hashlib
 import itertools
@@ -20,7 +20,7 @@ BACKENDS = ("sqlite", "postgresql")
 
 
 def server_programs():
-    """The folder of `initdb` and `pg_ctl`, or None."""
+    """Returns the folder of `initdb` and `pg_ctl`, or None."""
     program = shutil.which("pg_ctl")
     folders = [pathlib.Path(program).resolve().parent] if program else []
     folders += sorted(pathlib.Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)
@@ -31,7 +31,7 @@ def server_programs():
 
 
 def other_user():
-    """Whom the server runs as: it refuses to be root."""
+    """Returns the user that the server runs as, since it refuses to run as root."""
     if os.geteuid() != 0:
         return None
     for name in ("postgres", "nobody"):
@@ -44,7 +44,7 @@ def other_user():
 
 
 class Server:
-    """A PostgreSQL without a port: on a socket in its own folder."""
+    """A PostgreSQL server without a port, on a socket in its own folder."""
 
     def __init__(self, programs, user):
         self._programs, self._user = programs, user
@@ -143,5 +143,5 @@ def run_name():
 
 @pytest.fixture
 def spent():
-    """Epsilon, or rho, of a data set."""
+    """Returns the spent epsilon, or rho, of a data set."""
     return lambda ledger, dataset="patients": ledger.balance(dataset).spent

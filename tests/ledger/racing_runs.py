@@ -1,10 +1,10 @@
 """Processes that begin, note and end runs in one ledger.
 
-`python racing_runs.py URL PLAN race 8`: so many begin one run each, at once.
-`python racing_runs.py URL PLAN kill 100`: so many begin runs, and end half of them, eight
-at once, until each is killed, at a random moment.
+`python racing_runs.py URL PLAN race 8`: 8 processes begin one run each, at once.
+`python racing_runs.py URL PLAN kill 100`: 100 processes, eight at a time, begin runs and
+end half of them, until each is killed at a random moment.
 
-What each was told is printed, one line each.
+The answers that each process got are printed, one a line.
 
 Children are forked, so that only the first one imports.
 """
@@ -77,7 +77,7 @@ def finish(child, read_end):
     with os.fdopen(read_end, "r") as pipe:
         text = pipe.read()
     os.waitpid(child, 0)
-    # Of a line that was cut off nothing was told.
+    # An answer whose line was cut off does not count.
     print(text[: text.rfind("\n") + 1], end="")
 
 
@@ -100,7 +100,7 @@ def main(url, path, what, count):
         here = range(first, min(first + 8, count))
         children = [fork(begin_many, url, plan, f"{number}") for number in here]
         for number, child in enumerate(children):
-            if number % 2:  # in the midst of its runs, however slow the machine is
+            if number % 2:  # while it has runs, however slow the machine is
                 select.select([child[1]], [], [], 60.0)
             time.sleep(rng.uniform(0.0, 0.8))
             os.kill(child[0], signal.SIGKILL)

@@ -56,7 +56,7 @@ def test_a_run_that_does_not_fit_is_refused_with_what_would(
         make_plan(ledger=ledger, dataset="patients", epsilon=1.002 * fitting)
     ledger.begin(last, run_name(2))
     assert 1.399 < spent(ledger) <= 1.4
-    # What was planned before somebody else began is refused when it begins.
+    # A plan made before another run began is refused when its own run begins.
     with pytest.raises(BudgetExceededError):
         ledger.begin(last, run_name(3))
     assert not ledger.balance("patients").is_over
@@ -114,9 +114,9 @@ def test_what_is_spent_is_of_the_budgets_unit_and_possible(
     sampled = dp_accounting.PoissonSampledDpEvent
     several = dp_accounting.SelfComposedDpEvent
     attempts = [
-        (lambda: rows, "hides 'one training example'"),
-        (lambda: tf_bandmf.compose([patients, rows]), "hides"),
-        (lambda: tf_bandmf.tuning_cost(rows, 2), "hides"),
+        (lambda: rows, "is 'one patient', that of the plan 'one training"),
+        (lambda: tf_bandmf.compose([patients, rows]), "The unit of"),
+        (lambda: tf_bandmf.tuning_cost(rows, 2), "The unit of"),
         (lambda: seeded, "test seed"),
         (lambda: tf_bandmf.Guarantee(1, 1e-6, "bound", "me", zcdp_rho=-1.0), "rho"),
         (lambda: gaussian(-1.0), "event must be"),
@@ -195,7 +195,7 @@ def test_sampled_runs_of_replaced_data_are_settled(
     before = spent(file_ledger)
     file_ledger.end(run_name(1), plan=plan, steps=9, reason="a clock")
     assert 0.0 < spent(file_ledger) < before
-    # Without amplification an example is in each step, of twice the sensitivity.
+    # Without amplification the ledger counts an example in each step, at twice the norm.
     if mechanism == "identity":
         noise = plan.noise_stddev / (2.0 * math.sqrt(9.0))
         most = gaussian.gaussian_epsilon(noise, 1e-3)
@@ -253,7 +253,7 @@ def test_a_bound_plan_stays_bound_in_files(file_ledger, make_plan, run_name, tmp
     with pytest.raises(LedgerError, match="not open in this process"):
         find_open(Account("patients", "0" * 64))
     file_ledger.begin(again, run_name(1))
-    # A data set of the same name is another one.
+    # A data set of the same name in another ledger is a different one.
     other = tf_bandmf.Ledger(f"sqlite:///{tmp_path}/other.db")
     with pytest.raises(LedgerError, match="not bound to this ledger"):
         other.begin(plan, run_name(1))

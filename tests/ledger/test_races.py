@@ -1,4 +1,4 @@
-"""Many processes at once; kills; full disks: nothing is lost, nothing is overspent."""
+"""With many processes, kills and full disks, nothing is lost and nothing overspent."""
 
 import os
 import pathlib
@@ -15,7 +15,7 @@ PROGRAM = pathlib.Path(__file__).with_name("racing_runs.py")
 
 
 def told(url, plan, what, count):
-    """The answers that the processes got, one line each."""
+    """Returns the answers that the processes got, one a line."""
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "-1"}
     done = subprocess.run(
         [sys.executable, str(PROGRAM), url, str(plan), what, str(count)],
@@ -41,7 +41,7 @@ def told(url, plan, what, count):
 )
 @pytest.mark.parametrize("count", [2, pytest.param(8, marks=pytest.mark.slow)], ids=str)
 def test_processes_race_for_the_last_of_a_budget(count, ledger, make_plan, tmp_path):
-    # Room for half of them, by exact composition.
+    # The budget has room for half of them, by exact composition.
     noise = make_plan().noise_multiplier
     rho = 0.5 * (count // 2) / noise**2
     ledger.add_dataset("patients", rho=rho * 1.001)
@@ -58,7 +58,7 @@ def test_processes_race_for_the_last_of_a_budget(count, ledger, make_plan, tmp_p
 
 
 def check_told(ledger, lines):
-    """The ledger knows what a process was told."""
+    """Checks that the ledger has everything that a process was told."""
     for line in lines:
         word, _, run = line.strip().partition(" ")
         if word in ("begun", "ended"):
@@ -69,8 +69,8 @@ def check_told(ledger, lines):
 @pytest.mark.slow_cases("postgresql-3")
 @pytest.mark.attack(
     "kill -9 while runs begin, step and end",
-    tried="At random moments, on SQLite and PostgreSQL: what a process was told the ledger "
-    "knows, the chain is whole, and a budget with room for ten runs is never overspent.",
+    tried="Kills at random, on SQLite and PostgreSQL: the ledger has all that processes "
+    "were told, the chain is whole, and a budget for ten runs is never overspent.",
     area="faults",
     invariants=[19],
 )
@@ -91,7 +91,7 @@ def test_kills_lose_nothing(kills, each_url, make_plan, run_name, tmp_path):
     begun = {entry.run for entry in entries if entry.kind == "begun"}
     ended = {entry.run for entry in entries if entry.kind == "ended"}
     assert ledger.balance("patients").runs == len(begun) and ended <= begun
-    # What is left goes to others, and no more.
+    # Other runs get what is left of the budget, and no more.
     plan = tf_bandmf.Plan.load(str(path))
     with pytest.raises(BudgetExceededError):
         for number in range(21):

@@ -1,4 +1,4 @@
-"""A row that was changed, removed, added or moved; a database that was replaced."""
+"""Changed, removed, added and moved rows, and replaced databases, are noticed."""
 
 import shutil
 import sqlite3
@@ -11,7 +11,7 @@ from tf_bandmf.ledger import DamagedLedgerError, LedgerError
 
 @pytest.fixture
 def filled(ledger, make_plan, run_name):
-    """A ledger with two runs: 0 the data set, 1 and 3 begun, 2 and 4 steps."""
+    """Makes a ledger: entry 0 is the data set; 1 and 3 begin runs; 2 and 4 are steps."""
     ledger.add_dataset("patients", epsilon=4.0, delta=1e-6)
     plan = make_plan(ledger=ledger, dataset="patients")
     for number in range(2):
@@ -21,7 +21,7 @@ def filled(ledger, make_plan, run_name):
 
 
 def change(ledger, *statements, guarded=False):
-    """Writes as whoever has the database's password."""
+    """Writes to the database directly, as anybody with its password can."""
     with ledger._store.transaction(writes=True) as actual:
         if not guarded:
             on = "" if actual.connection.dialect.name == "sqlite" else " ON runs"
@@ -48,8 +48,8 @@ ATTACKS = {
 @pytest.mark.slow_cases("postgresql-head")
 @pytest.mark.attack(
     "Rows of the ledger changed, deleted, added, reordered, cut off",
-    tried="By whoever may write to the database and knows SQL, SQLite and PostgreSQL: "
-    "verification names the entry, and nothing is reserved by who reads them.",
+    tried="Writes to the database with SQL, on SQLite and on PostgreSQL: "
+    "verification names the entry, and a process that reads it reserves nothing.",
     area="faults",
     invariants=[19],
 )
@@ -64,7 +64,7 @@ def test_what_was_changed_is_seen(attack, filled, make_plan):
     change(filled, *ATTACKS[attack].split("; "))
     assert len(filled.verify()) == 1
     fresh = tf_bandmf.Ledger(filled._store.url.render_as_string(False))
-    if attack != "added":  # what is beyond the newest entry is not read
+    if attack != "added":  # entries beyond the newest one are not read
         with pytest.raises(DamagedLedgerError):
             make_plan(ledger=fresh, dataset="patients", epsilon=0.1)
     with pytest.raises(LedgerError):

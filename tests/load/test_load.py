@@ -29,7 +29,7 @@ def resident_bytes():
 
 
 def all_rows(generator, keys, buffer, first, count):
-    """Rows of steps in order, in one graph, as a training loop takes them."""
+    """Computes the rows of all steps in order, in one graph, as a training loop does."""
     rows = tf.TensorArray(tf.float32, count, element_shape=[generator.shard_size])
 
     def step(i, buffer, rows):
@@ -127,7 +127,7 @@ def test_a_long_fit_does_not_grow_nor_trace_again(num_steps, monkeypatch):
                 sizes[step] = resident_bytes()
 
     x, y = np.ones([16, 3], np.float32), np.ones([16, 2], np.float32)
-    # One epoch of `fit` is as long as it is told to be.
+    # `steps_per_epoch` makes the whole run one epoch.
     model.fit(
         plan.batches(x, y),
         epochs=1,
@@ -138,7 +138,7 @@ def test_a_long_fit_does_not_grow_nor_trace_again(num_steps, monkeypatch):
     assert model.optimizer.steps_taken == num_steps
     assert len(traces) == 1
     assert all(np.all(np.isfinite(w)) for w in model.get_weights())
-    # After a tenth of the steps everything is there that is needed.
+    # After a tenth of the steps all memory that training needs is allocated.
     later = [size for step, size in sizes.items() if step > num_steps // 10]
     grown = max(later) - sizes[num_steps // 10]
     assert grown < 20e6 + 100 * num_steps, f"{grown / 1e6:.0f} MB"

@@ -1,8 +1,8 @@
-"""Mechanisms that are broken on purpose: audits and statistics of noise see them.
+"""Audits and tests of noise detect mechanisms that are broken on purpose.
 
-A mutation changes one function of the package. The same check holds for the code as it
-is, and fails with the mutation: so it can fail, and does for the reason that it should.
-Here are checks that have a power; what fails for certain has tests of its own.
+A mutation changes one function of the package. A check must pass for the code as it is,
+and fail with the mutation: this shows that it can fail, and why. These are statistical
+checks; deterministic ones have other tests.
 """
 
 import functools
@@ -30,16 +30,16 @@ from tf_bandmf.noise.keys import NoiseKey  # noqa: E402
 from tf_bandmf.planning.plan import Plan  # noqa: E402
 from tf_bandmf.sampling import samplers  # noqa: E402
 
-# Coordinates, each with an example of its own as its canary.
+# Number of coordinates, each of which has one example as its canary.
 WIDTH = 1024
 STEPS = 12
-# Of the family-wise false-alarm rate of a check.
+# Family-wise false-alarm rate of a check.
 ALPHA = 1e-6
 
 
 @pytest.fixture(autouse=True)
 def forgets():
-    """What a process keeps from one mechanism to the next."""
+    """Clears what a process would keep from one mechanism to the next."""
 
     def forget():
         known_runs.forget()
@@ -52,7 +52,7 @@ def forgets():
 
 
 def restart(run):
-    """The secret state of a run, as another process makes it from what was kept."""
+    """Rebuilds the secret state of a run as a new process would, from what was saved."""
     state = run.secrets
     run.adopt(
         run.secrets_of(
@@ -66,7 +66,7 @@ def restart(run):
 
 
 def train(mechanism, restart_at=None):
-    """A whole run on examples that are canaries; its canaries and noisy sums."""
+    """Trains on examples that are canaries; returns the canaries and the noisy sums."""
     plan = planned(
         mechanism,
         epsilon=4.0,
@@ -77,7 +77,7 @@ def train(mechanism, restart_at=None):
         test_seed=3,
     )
     included = np.random.default_rng(5).random(WIDTH) < 0.5
-    # Three times the clip norm along a coordinate of its own, which is the gradient.
+    # Each example's gradient has three times the clip norm, along its own coordinate.
     x = 3.0 * plan.l2_norm_clip * np.eye(WIDTH, dtype=np.float32)
     y, weights = np.zeros((WIDTH, 1), np.float32), included.astype(np.float32)
     batches = plan.batches(x, y, weights)
@@ -102,9 +102,9 @@ def train(mechanism, restart_at=None):
 
 
 def audited(mechanism):
-    """The audit of a run of Keras does not contradict its plan."""
+    """Tells whether the audit of a Keras run agrees with its plan."""
     canaries, released = train(mechanism)
-    # Nor can the signal be more than the sensitivity.
+    # The signal must not exceed the sensitivity either.
     most = 1.0 / canaries.plan.noise_multiplier
     return (
         canaries.signals.max() <= most * (1 + 1e-5)
@@ -113,17 +113,17 @@ def audited(mechanism):
 
 
 def audited_sampler():
-    """Canaries that the sampler of a plan draws do not contradict its epsilon."""
+    """Tells whether canaries that the plan's sampler draws agree with its epsilon."""
     plan = small_plan("identity", 64, 4, 2, epsilon=1.0, sampling="poisson")
     canaries = audit.GradientCanaries.for_plan(plan, 16_384, seed=0)
     return not canaries.audit(canaries.simulated(1), confidence=1 - ALPHA).contradicts
 
 
 def white_restart(mechanism):
-    """What a run of Keras releases, restarted once, is its sum and noise of its plan."""
+    """Tells whether releases of a Keras run, restarted once, have the plan's noise."""
     canaries, released = train(mechanism, restart_at=5)
     plan = canaries.plan
-    # Numbers on a grid repeat: what they were rounded from is somewhere in their cell.
+    # Numbers on a grid repeat: spread each over the cell that was rounded to it.
     batch_size = plan.expected_batch_size
     cell = gaussian.grid_of(plan.noise_stddev / batch_size) * batch_size
     within = np.random.default_rng(6).uniform(-0.5, 0.5, released.shape) * cell
@@ -132,7 +132,7 @@ def white_restart(mechanism):
 
 
 def white(mechanism, num_shards=1):
-    """The generator's noise, without Keras, is that of the strategy."""
+    """Tells whether the generator's noise, without Keras, is that of the strategy."""
     plan = planned(
         mechanism,
         epsilon=4.0,
@@ -160,7 +160,9 @@ MUTATIONS = []
 
 
 def broken(title, invariants, *check):
-    """Registers the function below it, which a check (and its arguments) must notice."""
+    """Registers the mutation below it; `check` is the function, and its arguments, that
+    fails.
+    """
 
     def register(change):
         attack = pytest.mark.attack(
@@ -312,5 +314,5 @@ def test_it_is_caught(check, change, figure, monkeypatch):
 
 @functools.cache
 def passes(check, *arguments):
-    """Whether the code as it is holds."""
+    """Tells whether a check passes for the code as it is."""
     return check(*arguments)

@@ -10,9 +10,9 @@ from tf_bandmf import noise
 from tf_bandmf.noise.keys import NoiseKey
 from tf_bandmf.noise.normals import weighted_normals
 
-# Rounded as IEEE 754 says, or exact; a product and a sum may become one operation.
+# Rounded by IEEE 754, or exact; a product and a sum may be fused into one operation.
 ROUNDED = {"add", "multiply", "subtract", "sqrt", "convert"}
-# Floats that are moved, chosen or made of bits.
+# These move or choose floats, or make them from bits.
 MOVED = {
     "bitcast-convert", "broadcast", "concatenate", "constant", "copy", "gather",
     "get-tuple-element", "parameter", "reduce", "reshape", "select", "slice", "transpose",
@@ -22,7 +22,7 @@ MOVED = {
 
 
 def float_operations(function, *arguments):
-    """Names of XLA's operations with a float result, before any optimization."""
+    """Returns the names of XLA's operations with float results, before optimization."""
     compiled = tf.function(function, jit_compile=True, autograph=False)
     ir = compiled.experimental_get_compiler_ir(*arguments)
     text = ir(stage="hlo", device_name="/device:CPU:0")
@@ -40,13 +40,14 @@ def test_no_device_has_a_function_of_its_own_in_the_noise(generator):
 
 
 def test_a_device_has_functions_of_its_own_in_the_normals_of_tensorflow():
-    # The control: the test above sees logarithms, of which each device has its own.
+    # The control: the test above notices logarithms, which every device computes its own
+    # way.
     operations = float_operations(lambda: tf.random.stateless_normal([100], [1, 2]))
     assert not operations <= ROUNDED | MOVED
 
 
 def test_noise_drawn_again_by_another_compiler_is_the_same_to_rounding():
-    # What a resumed run on another kind of device has of the steps before.
+    # A run that is resumed on another kind of device draws earlier normals like this.
     keys = tf.constant(NoiseKey.for_testing(1).step_keys(1)[0])
     here = noise.standard_normals(keys, 50_000, jit_compile=True).numpy()
     there = noise.standard_normals(keys, 50_000, jit_compile=False).numpy()

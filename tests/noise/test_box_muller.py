@@ -25,7 +25,7 @@ KNOWN_NORMALS = (
 
 
 def reference_philox(key, counter):
-    """Salmon et al., 2011, section 3.3, on integers: key of 64 bits, counter of 128."""
+    """Computes Philox (Salmon et al., 2011, section 3.3) on Python's integers."""
     keys = [key & 0xFFFFFFFF, key >> 32]
     words = [(counter >> 32 * i) & 0xFFFFFFFF for i in range(4)]
     for _ in range(10):
@@ -42,7 +42,7 @@ def reference_philox(key, counter):
 
 
 def reference_pair(words, shared_words):
-    """Box-Muller in float64, from the words of a pair and of its block."""
+    """Computes Box-Muller in float64, from the words of a pair and of its block."""
     a, b, c, angle = words
     first, second = shared_words
     units = (a & LOW) << 124  # of 2^-156
@@ -81,7 +81,9 @@ def reference_normals(step_key, block):
 )
 @pytest.mark.parametrize("jit_compile", [False, True])
 def test_known_answers_of_philox(key, counter, expected, jit_compile):
-    """Those of the authors' library Random123 (kat_vectors, philox4x32 10)."""
+    """The answers are those of the authors' library Random123 (kat_vectors, philox4x32
+    10).
+    """
     assert tuple(reference_philox(key, counter)) == expected
     step_key = tf.constant([key, counter >> 64], tf.uint64)
     low = tf.constant([counter & (2**64 - 1)], tf.uint64)
@@ -105,7 +107,7 @@ def test_normals_are_those_of_float64(block, jit_compile):
 
 
 def test_known_answers_of_normals():
-    """Whoever changes these numbers changes the version and the ledger's format."""
+    """If these numbers change, the version and the ledger's format must change, too."""
     key = tf.constant(NoiseKey.for_testing(0).step_keys(1)[0])
     np.testing.assert_allclose(
         noise.standard_normals(key, 6),
@@ -117,7 +119,7 @@ def test_known_answers_of_normals():
 @pytest.mark.slow_cases("True")
 @pytest.mark.parametrize("jit_compile", [False, True])
 def test_many_blocks_are_the_same_as_one_by_one(jit_compile):
-    # Without XLA they are made in chunks; the last one is not full.
+    # Without XLA blocks are computed in chunks, of which the last one is not full.
     key = tf.constant(NoiseKey.for_testing(3).step_keys(1)[0])
     blocks, last = 70, 100
     whole = noise.standard_normals(
@@ -133,15 +135,15 @@ def words(*values):
     return tf.constant(np.array(values, np.uint32).view(np.int32))
 
 
-FIRST_BITS = (1, 32, 63, 94, 125)  # that of each word halves t so many times
+FIRST_BITS = (1, 32, 63, 94, 125)  # index of the first bit that each word adds to t
 
 
 @pytest.mark.parametrize("k", range(1, 157))
 def test_tail_probabilities_are_those_of_the_normal_distribution(k):
-    """The radius of `u = 2^-k` is exceeded where the first k bits are zero: in 2^-k.
+    """The radius at `u = 2^-k` is exceeded with probability 2^-k: if k bits are zero.
 
-    The sign bit is one of them. The least radius of those words, and the largest of the
-    others, are the two neighbors of `sqrt(2 k log 2)`.
+    The sign bit is one of the k bits. The smallest radius where all of them are zero and
+    the largest radius elsewhere are the two neighbors of `sqrt(2 k log 2)`.
     """
     edge = 2.0 * k * math.log(2.0)
     zeros = [min(max(k - first, 0), 31) for first in FIRST_BITS]

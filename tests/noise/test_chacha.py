@@ -51,7 +51,7 @@ def test_published_keystreams(key, number, keystream):
 @pytest.mark.slow
 def test_words_are_the_keystream_in_order_across_32_bits_of_counter():
     key = KEY.step_keys(1, "chacha20")[0]
-    # From within a block, over the border of the block counter's lower word.
+    # Starts within a block, and crosses the border of the block counter's lower word.
     first = 4 * 2**32 - 7
     counters = np.arange(first, first + 20, dtype=np.uint64)
     function = tf.function(chacha20, jit_compile=True)
@@ -78,7 +78,7 @@ def test_normals_agree_with_and_without_xla_and_a_shard_is_a_part():
 
 @pytest.mark.slow
 def test_rows_of_several_normals_agree_with_and_without_xla():
-    # XLA never ended with the sum of two terms in one expression.
+    # With the sum of two terms in one expression XLA would never end.
     def last_row(jit_compile):
         generator = noise.NoiseGenerator(
             strategies.bisr(workloads.prefix_sum(4), 3),

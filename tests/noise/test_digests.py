@@ -16,7 +16,7 @@ KEY = NoiseKey.for_testing(0)
 
 
 def hashed(key, words, level):
-    """Words of 64 bits after a level, by Python's integers."""
+    """Returns the 64-bit words of the next level, computed with Python's integers."""
     keys = long(key[2048 * level : 2048 * (level + 1)])
     words = words + [0] * (512 - len(words))
     blocks = len(words) // 512
@@ -46,7 +46,7 @@ def long(words):
 
 
 def reference(key, pieces, more=()):
-    """The digest of pieces of 32-bit numbers, by its definition."""
+    """Computes the digest of pieces of 32-bit numbers from its definition."""
     key, left, most = integers(key), integers(more), 512 // (2 * len(pieces))
     words = []
     for piece in map(integers, pieces):
@@ -68,7 +68,7 @@ def test_pieces_are_hashed_apart_and_then_together(sizes):
     cut = [rng.normal(size=size).astype("f4") for size in sizes]
     key, more = digest_key(bytes(32), "plan"), np.array([1, 2, 3], "i4")
     digest = keyed_digest(tf.constant(key), [tf.constant(p) for p in cut], more)
-    # What is left of a piece of odd size comes after the numbers.
+    # The odd number that a piece may have left over comes after the others.
     np.testing.assert_array_equal(digest, reference(key, cut, more))
 
 
@@ -105,7 +105,7 @@ def test_it_is_what_its_formula_says(size):
 def test_words_of_any_number_are_digested_with_it(size):
     words = np.random.default_rng(size).integers(-(2**31), 2**31, size, np.int32)
     key = digest_key(bytes(32), "rows")
-    # In a step nobody knows their number while it is traced.
+    # While a step is traced the number of words is unknown.
     spec = tf.TensorSpec([None], tf.int32)
     function = tf.function(digests.digest_of_any_length, autograph=False)
     traced = function.get_concrete_function(tf.constant(key), spec)
@@ -163,7 +163,7 @@ def test_a_few_recent_keys_suffice():
         np.testing.assert_array_equal(row, whole)
 
 
-# Digests of the numbers 0, 1, ... by version: a new line for a new one, none is changed.
+# Digests of the numbers 0, 1, ... by version. A new version adds a line; none is changed.
 OF_VERSIONS = {
     3: {
         5: (1608067432, 326217624),

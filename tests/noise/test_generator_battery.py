@@ -1,8 +1,8 @@
-"""The bits that are really drawn, and the normals that are made of them.
+"""Statistical tests of the bits that are drawn, and of the normals made from them.
 
-PractRand and TestU01 are no packages of Python: `generator_battery` is the part of NIST SP
-800-22 and TestU01 that finds what simple generators do wrong. Seeds are fixed; over all
-tests and streams a false alarm has probability below 1e-6.
+PractRand and TestU01 are not available in Python: `generator_battery` has those tests of
+NIST SP 800-22 and TestU01 that simple generators fail. Seeds are fixed; over all tests
+and streams a false alarm has probability below 1e-6.
 """
 
 import generator_battery as battery
@@ -24,25 +24,25 @@ def counters(first, count):
 
 
 def one_step():
-    """Words of one step, counter after counter."""
+    """Returns the words of one step, counter after counter."""
     return np.stack(philox(tf.constant(KEYS[0]), counters(0, QUARTER)), 1).ravel()
 
 
 def many_steps():
-    """The same counters under the keys of 256 steps."""
+    """Returns the words of equal counters under the keys of 256 steps."""
     each = QUARTER // 256
     parts = [np.stack(philox(tf.constant(key), counters(0, each)), 1) for key in KEYS]
     return np.stack(parts, 1).ravel()
 
 
 def far_counters():
-    """Across the border of the lower 32 bits of the counter."""
+    """Returns words from counters that cross the border of the lower 32 bits."""
     first = 2**32 - QUARTER // 2
     return np.stack(philox(tf.constant(KEYS[1]), counters(first, QUARTER)), 1).ravel()
 
 
 def of_normals():
-    """The bits that normals of float32 keep: their quantiles."""
+    """Returns the bits that float32 normals keep, by way of their quantiles."""
     z = noise.standard_normals(
         tf.constant(KEYS[2]), 2 * battery.SIZE, jit_compile=False
     )
@@ -52,7 +52,7 @@ def of_normals():
 
 
 def step_keys():
-    """The keys of steps themselves, by BLAKE2b."""
+    """Returns the words of the steps' keys themselves, which BLAKE2b derives."""
     keys = NoiseKey.for_testing(12).step_keys(QUARTER)
     return np.ascontiguousarray(keys).view(np.uint32).ravel()
 

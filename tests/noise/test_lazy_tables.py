@@ -1,4 +1,4 @@
-"""Rows that are brought up to date when they are read have the law of the eager noise."""
+"""Rows that are updated only when they are read have the law of the eager noise."""
 
 import numpy as np
 import pytest
@@ -39,7 +39,7 @@ def _system(kind, update):
 
 
 def _eager(kind, update):
-    """Weights before each step as functions of all z, [n + 1, n]."""
+    """Returns the weights before each step as linear functions of all z, [n + 1, n]."""
     noising = np.linalg.inv(_MATRICES[kind].to_dense())
     weights, velocity = np.zeros([2, _STEPS + 1, _STEPS])
     for t in range(_STEPS):
@@ -60,7 +60,7 @@ def test_all_pairs_of_reads_have_the_covariance_of_the_eager_noise(kind, update)
     jumps = Jumps(_system(kind, update), _STEPS)
     times = [2, 3, 7, 9]
     m = jumps.entries
-    # The state as a function of the normals of all jumps: exact, nothing is drawn.
+    # The state is an exact function of the normals of all jumps: nothing is drawn.
     state, reads, last = np.zeros([m, m * len(times)]), [], 0
     for t in range(_STEPS):
         rate = tf.constant(_RATES[t], tf.float64)
@@ -130,7 +130,7 @@ def test_what_is_shown_has_the_law_of_the_eager_noise():
     np.testing.assert_array_less(np.abs(neighbours.mean()), 5 / 268)
 
 
-# Of the fewer rows, the second part has nearly all of the first one's.
+# With 720 rows, the second part overlaps nearly all of the first one.
 @pytest.mark.slow_cases("5000")
 @pytest.mark.parametrize("rows", [5000, 720])
 def test_a_release_is_made_of_parts_and_a_second_one_changes_nothing(monkeypatch, rows):
@@ -153,7 +153,7 @@ def test_a_release_is_made_of_parts_and_a_second_one_changes_nothing(monkeypatch
     np.testing.assert_array_equal(weights.numpy(), first)
 
 
-# None; in the first part, which it fills or not; a second one; several, the last one full.
+# No row; part of the first block of rows, or all of it; one more; several full blocks.
 @pytest.mark.slow_cases("False-9", "False-24")
 @pytest.mark.parametrize("count", [0, 5, 8, 9, 24])
 @pytest.mark.parametrize("traces", [False, True])
@@ -189,7 +189,7 @@ def test_rows_of_a_step_get_the_normals_of_their_part(monkeypatch, count, traces
 
 
 def test_many_parts_that_are_made_as_one_have_the_same_normals(monkeypatch):
-    # 1024 rows to a part: two at first, two together, and the rest of a fifth.
+    # Parts have 1024 rows: two alone, two taken together, and an incomplete fifth one.
     monkeypatch.setattr("tf_bandmf.noise.lazy_tables._STEP_NUMBERS", 12288)
     rows = np.random.default_rng(0).permutation(5000)[:4500].astype("i4")
 

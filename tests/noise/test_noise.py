@@ -13,7 +13,7 @@ KEY = NoiseKey.for_testing(0)
 
 
 WORKLOAD = workloads.momentum_sgd(N, 0.5, 0.9)
-# One for each way to compute a row.
+# One strategy for each way to compute a row.
 STRATEGIES = {
     "lambda_cgd": strategies.lambda_cgd(N, 0.7),
     "lambda_cgd_normalized": strategies.lambda_cgd(N, 0.7, True),
@@ -49,13 +49,13 @@ def test_terms_that_a_gpu_adds_by_twos_are_the_same(name, monkeypatch):
 
 
 def test_replay_is_bit_identical():
-    # Regenerated normals are those that were drawn first: cancel them exactly.
+    # Regenerated normals equal those that were drawn first: the difference is exactly 0.
     generator = noise.NoiseGenerator(STRATEGIES["lambda_cgd"], 300)
     keys = generator.initial_state(KEY).step_keys
     z = [noise.standard_normals(keys[i], 300).numpy() for i in range(N)]
     streamed = run(generator)
     for i in range(1, N):
-        # Rounded once: XLA multiplies and adds in one instruction.
+        # XLA multiplies and adds in one instruction, which rounds once.
         exact = z[i].astype(np.float64) + np.float32(-0.7) * z[i - 1].astype(np.float64)
         np.testing.assert_allclose(streamed[i], exact, rtol=2.0**-23, atol=1e-7)
 
@@ -96,9 +96,9 @@ def test_kept_normals_give_the_noise_of_regenerated_ones(name):
     bands = strategy.matrix.stored_bands
     assert (again.memory_vectors, kept.memory_vectors) == (0, bands - 1)
     expected = run(again)
-    # The sum is compiled in another way: its last bit may differ.
+    # The sum may be compiled in another way: its last bit may differ.
     np.testing.assert_allclose(run(kept), expected, rtol=0, atol=2e-6)
-    # A training step keeps them in a variable.
+    # A training step keeps the normals in a variable.
     buffer = tf.Variable(tf.zeros([kept.memory_vectors, 5000]))
     keys = kept.initial_state(KEY).step_keys
 

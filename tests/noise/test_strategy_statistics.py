@@ -1,8 +1,9 @@
 """The noise of every registered strategy, eager, as a graph and under XLA, is C^-1 Z.
 
-Whitened by C it must be independent standard normals, over steps (the covariance
-C^-1 C^-T), coordinates, variables and replicas: `whiteness`. Seeds are fixed. Over
-all cases of this file together a false alarm has probability below 1e-6 (Bonferroni).
+Multiplied by C, it must be independent standard normals over steps (which tests the
+covariance C^-1 C^-T), coordinates, variables and replicas: see `whiteness`. Seeds are
+fixed. Over all cases of this file together a false alarm has probability below 1e-6
+(Bonferroni).
 """
 
 import numpy as np
@@ -32,7 +33,7 @@ def strategy(request):
 
 
 def rows(strategy, mode, seed=5):
-    """All rows, the parts of two replicas one after the other."""
+    """Returns all rows; the parts of two replicas are next to each other."""
     generator = NoiseGenerator(
         strategy, D * SHARDS, num_shards=SHARDS, jit_compile=mode == "xla"
     )
@@ -71,7 +72,7 @@ def test_the_noise_is_that_of_the_strategy(strategy, mode):
         noise = rows(strategy, mode)
     finally:
         tf.config.run_functions_eagerly(False)
-    # Variables begin anywhere: distances that are no powers of two, and the replicas'.
+    # Variables begin anywhere: also test other distances than powers of two, and replicas.
     verdict = whiteness(strategy, noise, lags=(3, 100, 1000, D))
     assert verdict.p_value >= ALPHA, str(verdict)
 

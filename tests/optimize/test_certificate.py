@@ -1,4 +1,4 @@
-"""Certified lower bounds on the error of banded strategies, beside dense algebra."""
+"""Certified lower bounds on the error of banded strategies, against dense algebra."""
 
 import numpy as np
 from hypothesis import given, settings
@@ -17,7 +17,7 @@ def rows_of(dense, bands):
 
 
 def feasible(c, separation):
-    """Scaled such that the squared norms of the columns i, i + b, ... sum to 1."""
+    """Scales rows such that the squared norms of the columns i, i + b, ... sum to 1."""
     n = len(c)
     squared = np.zeros(separation)
     np.add.at(squared, np.arange(n) % separation, (c**2).sum(axis=0))
@@ -29,7 +29,7 @@ def weighted_error(c, a, weights):
 
 
 def bounds(c, a, weights, bands, separation):
-    """The first bound on the weighted error, the second and the one that is used."""
+    """Returns both bounds on the weighted error, and the one that is used."""
     inverse = np.linalg.inv(c.T @ c)
     gram = rows_of(inverse @ a.T @ np.diag(weights) @ a @ inverse, bands)
     value, norms = weighted_error(c, a, weights), np.linalg.norm(c, axis=0)
@@ -80,7 +80,7 @@ def test_no_strategy_is_below_a_bound(problem):
 
 
 def test_dual_bound_is_reached_by_columns_that_are_nearly_parallel():
-    """Of two columns of norm 1: 2 + 2 a, to which each one's row adds a."""
+    """For two columns of norm 1 the bound is 2 + 2 a: each of two entries adds a."""
     a = 0.7
     rows = np.array([[1.0, 0.0], [1.0, a]])
     dual = certificate.dual_bound(rows, np.ones(2), 2)

@@ -1,4 +1,4 @@
-"""Columns for many steps from those for fewer."""
+"""Columns for many steps, continued from those for fewer steps."""
 
 import pytest
 
@@ -11,14 +11,14 @@ FEW, BANDS = 512, 4
 
 @pytest.fixture(scope="module")
 def long_runs():
-    """From the Toeplitz optimum: after no steps, after five and the optimum."""
+    """Returns the Toeplitz optimum, five iterations from it, and the full optimum."""
     workload = workloads.prefix_sum(4 * FEW)
     start = strategies.optimized_banded(workload, BANDS, max_iterations=0)
     five = strategies.optimized_banded(workload, BANDS, start=start, max_iterations=5)
     return start, five, strategies.optimized_banded(workload, BANDS, start=start)
 
 
-# A problem stays traced until the next one: this is the one that long runs begin with.
+# Only the latest problem stays traced: this is the one that long runs begin with.
 @pytest.fixture(scope="module")
 def columns(long_runs):
     actual = strategies.optimized_banded(

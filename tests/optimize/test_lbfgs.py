@@ -1,4 +1,4 @@
-"""The optimizer's outcomes, above all the bad ones."""
+"""The optimizer's outcomes, above all its failures."""
 
 import subprocess
 import sys
@@ -13,13 +13,13 @@ SCALES = np.array([1.0, 3.0, 10.0])
 
 
 def bowl(x):
-    """log(1 + a quadratic): the minimum is 1, at 2."""
+    """Returns log(1 + a quadratic), which is smallest at 2."""
     return tf.math.log1p(tf.reduce_sum(SCALES * (x - 2.0) ** 2))
 
 
 @pytest.fixture(scope="module")
 def in_bowl():
-    """A minimizer of `bowl`: tracing one takes seconds."""
+    """Returns a minimizer of `bowl`, once for all tests: tracing one takes seconds."""
     return lbfgs.Minimizer(bowl, 3).minimize
 
 
@@ -115,7 +115,7 @@ except ImportError as error:
 
 @pytest.mark.slow
 def test_only_optimizing_needs_tensorflow_probability_and_tf_keras():
-    """Adapters to engines import the core without Keras."""
+    """The federated package imports the core without either of them."""
     done = subprocess.run(
         [sys.executable, "-c", _WITHOUT_TF_KERAS], capture_output=True, text=True
     )

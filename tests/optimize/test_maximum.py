@@ -1,4 +1,4 @@
-"""The largest per-step error: weighted norms, and what bounds the maximum."""
+"""Strategies of the least largest per-step error, and bounds on it."""
 
 import functools
 
@@ -11,7 +11,7 @@ from tf_bandmf.optimize import lbfgs, maximum
 
 
 def errors_of(position):
-    """Three convex errors of two variables; the least maximum is 1.25, at (1/2, 0)."""
+    """Returns three convex errors; their least maximum is 1.25, at (1/2, 0)."""
     x, y = tf.unstack(position)
     return tf.stack([x**2 + y**2 + 1.0, (1.0 - x) ** 2 + y**2 + 1.0, 0.1 + 0.01 * x**2])
 
@@ -37,7 +37,7 @@ def minimized(bound, **options):
 
 
 def least_weighted_mean(position, weights):
-    """Exact: the quadratic's minimum over both variables; and the errors."""
+    """Minimizes the weighted mean exactly; it is quadratic."""
     first, second, third = weights
     x = second / (first + second + 0.01 * third)
     least = float(weights @ errors_of(tf.constant([x, 0.0], tf.float64)).numpy())
@@ -50,7 +50,7 @@ def test_the_least_maximum_is_found_with_its_certificate():
     np.testing.assert_allclose(actual.position, [0.5, 0.0], atol=1e-4)
     assert actual.value == pytest.approx(1.25, rel=1e-5)
     assert actual.value == max(errors_of(tf.constant(actual.position)).numpy())
-    # What all steps weigh alike costs 3e-4 of the difference to the mean.
+    # (Equal weights, which every step has in part, cost 3e-4 of the gap.)
     assert 0.0 <= actual.optimality_gap < 4e-4
 
 
@@ -62,7 +62,7 @@ def test_a_certificate_within_its_tolerance_says_converged():
 def test_without_a_bound_there_is_no_gap_and_the_same_minimum():
     actual, certified = minimized(None), minimized(least_weighted_mean)
     assert actual.optimality_gap is None
-    # Last bits of a logarithm may differ between two runs on a busy machine.
+    # On a busy machine the last bits of a logarithm may differ between two runs.
     np.testing.assert_allclose(actual.position, certified.position, atol=1e-5)
 
 
@@ -73,7 +73,7 @@ def test_general_columns_are_certified_to_a_thousandth_by_default():
     largest = np.max(actual.per_step_squared_error(workload))
     assert actual.diagnostics["value"] == pytest.approx(largest)
     assert actual.diagnostics["optimality_gap"] < 1e-3
-    # No strategy of the class is better by more, wherever the search begins.
+    # From another start, no strategy is better by more than the stated gap.
     start = strategies.bsr(workload, 4).normalize_columns()
     other = strategies.optimized_banded(
         workload, 4, objective="max", start=start, max_iterations=100

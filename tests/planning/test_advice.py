@@ -1,4 +1,4 @@
-"""Advice: what is predicted is what the plan has, and what follows from it."""
+"""Advice: its predictions are those of the plan, and its settings follow from them."""
 
 import json
 import math
@@ -17,7 +17,7 @@ FIXED = {**DATA, "sampling": "fixed-order", "mechanism": "bisr:16"}
 
 @pytest.fixture(scope="module", autouse=True)
 def few_mechanisms():
-    """What "auto" compares, in seconds: these tests do not depend on it."""
+    """Reduces the mechanisms that "auto" compares, on which these tests do not depend."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(registry, "auto_names", lambda *_: ("identity", "bisr"))
         yield
@@ -77,7 +77,7 @@ def test_the_setting_with_the_most_progress_is_advised(advice):
 @pytest.mark.parametrize(
     ("row", "noise", "num_parameters", "best"),
     [
-        # benchmarks/utility/README.md: the best of grids of rates, a factor of two apart.
+        # benchmarks/utility/README.md: the best rates of grids with factors of two.
         ("CIFAR-10, BISR, epsilon 9", 0.0146, 113_738, 0.7),
         ("CIFAR-10, DP-SGD, Poisson, epsilon 1", 0.0738, 113_738, 0.1),
         ("CIFAR-10, DP-SGD, fixed order, epsilon 0.5", 1.15, 113_738, 0.003125),
@@ -93,7 +93,7 @@ def test_the_rule_gives_the_best_rates_that_were_measured(
 
 
 def test_a_squared_error_gets_a_smaller_rate():
-    """By whatever name: twice the rate for classes destroys a regression."""
+    """A regression diverges at twice the rate for classes, however its loss is named."""
     squared = tf_bandmf.advise(epsilon=4.0, loss="mse", **FIXED)
 
     def rate(loss):
@@ -126,7 +126,7 @@ def test_adam_has_independent_noise_and_a_rate_of_its_own():
 
 
 def test_a_sampling_that_demands_more_must_be_worth_it():
-    """Few epochs of small batches: fixed order wins; large batches: sampling does."""
+    """Fixed order wins for few epochs of small batches, sampling for large batches."""
     settings = {**DATA, "epsilon": 1.0, "mechanism": "identity"}
     secret = tf_bandmf.advise(**{**settings, "max_batch_size": 64})
     assert secret.setting.sampling == "poisson"

@@ -27,7 +27,7 @@ def alone(strategy, participation, epsilon, delta, confidence=None):
 
 @pytest.fixture
 def main_runs(monkeypatch):
-    """Counts main runs of the simulation."""
+    """Counts the simulation's main runs, without pilot runs."""
     actual = []
     original = BMinSepSimulator.simulate
 

@@ -1,4 +1,4 @@
-"""Privacy in plain words: what it says is true, complete, and safe to print."""
+"""The privacy card in plain words is true, complete, and safe to print."""
 
 import dataclasses
 import itertools
@@ -21,7 +21,7 @@ def plan():
 
 
 def said_of(plan, epsilon, delta=1e-5, mu=None, kind="exact", confidence=None):
-    """The statement of a plan with other numbers."""
+    """Returns a card's text for the plan with other numbers."""
     made = tf_bandmf.Guarantee(epsilon, delta, kind, "test", confidence=confidence)
     return dataclasses.replace(plan.statement(unit="one user"), guarantee=made, mu=mu)
 
@@ -29,7 +29,7 @@ def said_of(plan, epsilon, delta=1e-5, mu=None, kind="exact", confidence=None):
 @pytest.mark.parametrize("epsilon", [0.1, 1.0, 4.0, 30.0, 900.0])
 @pytest.mark.parametrize("delta", [1e-9, 0.01])
 def test_no_test_of_randomized_response_does_better(plan, epsilon, delta):
-    """The worst (epsilon, delta)-DP mechanism, by its four outputs and all its tests."""
+    """Tries all tests of the worst (epsilon, delta)-DP mechanism; it has four outputs."""
     right = 1.0 / (1.0 + math.exp(-epsilon))
     wrong = math.exp(-epsilon) * right
     out = np.array([delta, 0.0, (1 - delta) * right, (1 - delta) * wrong])

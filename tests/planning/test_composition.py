@@ -35,7 +35,7 @@ def sampled(participation, epsilon=2.0, num_steps=20, **changes):
 
 @pytest.fixture(scope="module")
 def replaced():
-    # About epsilon = 2, without a search for the noise.
+    # This noise gives an epsilon of about 2, without a search.
     return sampled(
         tf_bandmf.CyclicFixedSize(M, 6, 1), epsilon=None, noise_multiplier=0.36
     )
@@ -46,7 +46,7 @@ def test_gaussian_runs_compose_exactly():
     plans = [fixed(), fixed("lambda_cgd:0.5", 0.7), fixed(epsilon=1.0)]
     joint = tf_bandmf.compose(plans)
     mu = math.sqrt(sum(plan.noise_multiplier**-2 for plan in plans))
-    # The closed form of Balle and Wang, 2018, Theorem 8.
+    # This is the closed form of Balle and Wang, 2018, Theorem 8.
     normal = lambda t: 0.5 * math.erfc(-t / math.sqrt(2.0))  # noqa: E731
     for epsilon in (0.5, 2.0, 4.0):
         delta = normal(mu / 2 - epsilon / mu) - math.exp(epsilon) * normal(
@@ -79,7 +79,9 @@ def test_amplified_runs_compose_by_their_privacy_loss():
 
 @pytest.mark.parametrize("delta", [1e-6, 1e-14])
 def test_poisson_runs_of_one_kind_are_one_longer_run(delta):
-    """At 1e-14 convolutions say nothing: 32 was stated, that of no amplification."""
+    """At delta = 1e-14, where convolutions are too coarse, amplification must still
+    count.
+    """
     run = sampled(tf_bandmf.Poisson(M, 6), epsilon=None, noise_multiplier=0.4)
     noise = run.unit_noise_stddev
     longer = CyclicPoissonAccountant(40, 0.01).epsilon(delta, noise)
@@ -122,7 +124,7 @@ def test_beside_others_runs_without_replacement_are_stated_for_zero_out(
         count * 0.5 * replaced.unamplified_noise**-2 + other.zcdp_rho
     )
     guarantee = joint.guarantee_at(DELTA)
-    # No less than what each is alone, and no more than what they are added up.
+    # The joint epsilon is at least that of each run alone, and at most their sum.
     both = tf_bandmf.compose([replaced] * count)
     assert max(replaced.epsilon, other.epsilon) < guarantee.epsilon
     added = both.epsilon(DELTA / 2) + other.guarantee_at(DELTA / 2).epsilon
@@ -166,20 +168,20 @@ def test_impossible_neighbors_and_budgets_are_refused():
 @pytest.mark.slow_cases("b_min_sep_sampling", "poisson")
 @pytest.mark.parametrize("kind", ["b_min_sep_sampling", "balls_in_bins", "poisson"])
 def test_never_more_than_basic_composition(kind):
-    """Two simulated plans of (2, 1e-5) were 7.92 together, where 4 at 2e-5 is free."""
+    """Basic composition of two simulated plans is never exceeded."""
     participation = lib.PARTICIPATIONS[kind].example(16)
     plan = sampled(participation, num_steps=16)
     together = tf_bandmf.compose([plan, plan])
     actual = together.guarantee_at(2.0 * plan.delta)
     assert actual.epsilon <= 2.0 * plan.epsilon * (1.0 + 1e-6)
     assert actual.kind == ("estimate" if plan.kind == "estimate" else "bound")
-    # Below the sum of the deltas nothing is claimed from it.
+    # Below the sum of the deltas basic composition does not apply.
     less = together.guarantee_at(1.9 * plan.delta)
     assert less.accountant != "basic composition of what each part guarantees alone"
 
 
 def test_a_poisson_run_where_records_are_replaced_is_what_its_event_is():
-    """Group privacy of the whole run: epsilon was 314 without the amplification."""
+    """Group privacy is applied to the amplified run as a whole, not to its steps."""
     run = small_plan(
         "identity", 640, 20, 3, epsilon=3.0, delta=1e-6, sampling="poisson"
     )

@@ -75,9 +75,9 @@ def test_rhos_add_up_and_cost_more_than_the_gaussian_mechanism(plan):
 
 @pytest.mark.parametrize("delta", [1e-6, 1e-11, 1e-12, 1e-13, 1e-14])
 def test_many_pure_releases_are_never_below_their_binomial(delta):
-    """1000 randomized responses of epsilon .01: their exact delta, in rationals' stead.
+    """The reference is the exact delta of 1000 randomized responses of epsilon 0.01.
 
-    Losses are (2 k - n) epsilon; beyond the epsilon found, the mass must be <= delta.
+    The privacy loss is (2 k - n) epsilon, with k binomial.
     """
     count, epsilon = 1000, 0.01
     actual = tf_bandmf.compose([Pair(epsilon)] * count).epsilon(delta)
@@ -94,7 +94,7 @@ def test_many_pure_releases_are_never_below_their_binomial(delta):
 
 
 def test_several_kinds_are_never_below_the_best_that_one_can_do():
-    """A Gaussian mechanism beside randomized response, by one dimensional integrals.
+    """Composes a Gaussian mechanism with randomized response, by Gaussian profiles.
 
     The joint delta is the mean over the response's two losses of the Gaussian profile.
     """
@@ -199,7 +199,7 @@ def _with_count(count):
         (lambda: Event(GAUSS(0.0)), ValueError, "privacy"),
         (lambda: Event(GAUSS(math.nan)), ValueError, "event must be"),
         (lambda: Event(LAPLACE(-1.0)), ValueError, "event must be"),
-        # What a count that is none would hide beside others.
+        # A count that is not a natural number would hide other releases.
         (lambda: Event(_with_count(-1)), ValueError, "count of a"),
         (lambda: Event(_with_count(0.5)), ValueError, "count of a"),
         (lambda: Event(dp_accounting.UnsupportedDpEvent()), ValueError, "account for"),

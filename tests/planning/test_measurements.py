@@ -27,7 +27,7 @@ BOTH = PLAN.reserve(counts=0.02, metrics=0.1, evaluations=8)
 
 def test_one_guarantee_covers_steps_and_evaluations():
     assert (BOTH.epsilon, BOTH.delta) == (PLAN.epsilon, PLAN.delta)
-    # By hand: 1 / sigma^2 adds up, and a tenth of it is kept.
+    # By hand: values of 1 / sigma^2 add up, and a tenth of the total is reserved.
     steps = BOTH.noise_multiplier**-2
     kept = 8 * BOTH.measurements.noise_multiplier**-2
     whole = gaussian.calibrate_noise_stddev(2.0, DELTA) ** -2
@@ -59,7 +59,7 @@ def test_amplified_plans_keep_a_part_too(sampling):
     both = plan.reserve(metrics=0.2, evaluations=4)
     assert both.epsilon == plan.epsilon
     assert both.noise_multiplier > plan.noise_multiplier * 1.001
-    # Half of delta for each: what both spend alone is at least what they spend together.
+    # At delta / 2 each, the sum of both epsilons is at least the joint one.
     steps = both.participation.accountant(both.strategy.matrix)
     alone = steps.guarantee(both.unit_noise_stddev, DELTA / 2).epsilon
     factor = 2.0 if "Replace" in both.adjacency else 1.0
@@ -120,7 +120,7 @@ def test_statement_card_and_ledger_cover_it():
     patients = Dataset("patients", "0" * 64, BOTH.unit, "zero-out")
     square = lambda plan, steps=None: of_plan(plan, patients, steps).zcdp(False)  # noqa: E731
     assert square(BOTH) == pytest.approx(square(PLAN), rel=1e-6)
-    # A run that ended early has spent its evaluations.
+    # A run that ended early counts as having made all its evaluations.
     alone = planned(epsilon=None, noise_multiplier=BOTH.noise_multiplier)
     expected = square(alone, 20) + square(BOTH) - square(alone)
     assert square(BOTH, 20) == pytest.approx(expected, rel=1e-6)

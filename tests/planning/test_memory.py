@@ -1,4 +1,4 @@
-"""What the noise keeps in memory."""
+"""Memory that the noise needs."""
 
 import pytest
 
@@ -23,7 +23,7 @@ def plan_of(mechanism, num_steps=100):
     ids=["example 3.1", "example 3.2", "example 3.3"],
 )
 def test_scaling_up_examples(parameters, devices, vectors):
-    # The paper says "roughly": it takes 1 GB for 64 copies of 16 MB.
+    # The paper says "roughly": it counts 64 vectors of 16 MB as 1 GB.
     gigabyte = 64 * 16_000_000
     actual = tf_bandmf.bands_that_fit(gigabyte, parameters, devices)
     assert actual == vectors + 1

@@ -41,7 +41,7 @@ def test_expected_batch_size_is_the_mean_over_an_epoch():
 
 
 def test_save_and_load(tmp_path):
-    """Of a workload with a schedule; all families and samplings: tests/contracts."""
+    """Uses a workload with a schedule; tests/contracts has all families and samplings."""
     plan = tf_bandmf.plan(
         "lambda_cgd",
         **BUDGET,
@@ -177,7 +177,7 @@ def test_a_delta_below_what_the_noise_can_give_is_refused():
 @pytest.mark.parametrize("noise", [0.3, 0.7, 1.0, 1.1, 123.4])
 @pytest.mark.invariant(12)
 def test_noise_of_single_precision_is_not_less(noise, clip):
-    """Training multiplies in float32: the clip norm and the noise are rounded to it."""
+    """Training multiplies in float32: both rounded numbers must err on the safe side."""
     plan = tf_bandmf.plan(
         "lambda_cgd:0.5",
         noise_multiplier=noise,

@@ -1,4 +1,4 @@
-"""The price of private trials: which bound holds for which plan."""
+"""The price of private trials, and the bounds that hold for each kind of plan."""
 
 import dp_accounting
 import pytest
@@ -20,7 +20,7 @@ def fixed():
 
 @pytest.fixture(scope="module")
 def poisson():
-    # About epsilon = 2, without a search for the noise.
+    # This noise gives an epsilon of about 2, without a search.
     return tf_bandmf.plan(
         "identity", noise_multiplier=0.26, delta=1e-5, sampling="poisson", **DATA
     )
@@ -61,7 +61,7 @@ def test_amplification_by_poisson_sampling_counts(poisson):
         lambda d: gaussian.gaussian_epsilon(poisson.noise_multiplier, d), 5, 1.0, 1e-5
     )
     assert poisson.epsilon < cost.epsilon < 0.8 * whole
-    # Renyi DP, which dp-accounting has for the same choice, is never better.
+    # dp-accounting's Renyi DP bound for the same selection is never better.
     accountant = dp_accounting.rdp.RdpAccountant()
     event = dp_event.RepeatAndSelectDpEvent(poisson.dp_event(), 5, 1.0)
     assert cost.epsilon <= accountant.compose(event).get_epsilon(1e-5)
@@ -93,7 +93,7 @@ def test_a_simulated_bound_counts_and_its_confidence_too():
     def of_one(epsilon_at):
         return selection.profile_epsilon(epsilon_at, 3, 1.0, 1e-3, num_tried=8)
 
-    # Another simulation, by estimates, and no amplification at all.
+    # One plan is accounted for by estimates, the other without amplification.
     estimated = of_one(
         lambda delta: BallsInBinsAccountant.of_strategy(
             plan.strategy.matrix, 4, Simulation(num_draws=5000, seed=7)

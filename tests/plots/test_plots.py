@@ -1,4 +1,4 @@
-"""Pictures show what the library computes, with labels and units."""
+"""Plots show what the library computes, with labels and units."""
 
 import numpy as np
 import pytest

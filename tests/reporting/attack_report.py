@@ -1,4 +1,4 @@
-"""What was attacked, and what held: collected from the tests that are marked `attack`.
+"""Collects the results of tests that are marked `attack`, for "what was attacked".
 
     @pytest.mark.attack(
         "Secrets by value in a shared checkpoint",
@@ -10,12 +10,12 @@
         ...
         figure("0 of 14 files")
 
-Every such test is a row of the page "what was attacked", in whichever folder it stands;
-parameters, and tests with the same title, share one. `figure` (optional) says in a few
-words what was measured: nothing that differs from run to run, no times. A test that is
-skipped is a row that says why it did not run.
+Every such test of any folder is a row of the page "what was attacked"; the cases of a
+parametrized test, and tests with the same title, share one row. The optional fixture
+`figure` records in a few words what was measured, but nothing that differs from run to
+run, such as a time. The row of a skipped test says why it did not run.
 
-`pytest -m attack --attacks=FILE` writes what it found to FILE, as JSON; `page.py` makes
+`pytest -m attack --attacks=FILE` writes the results to FILE, as JSON; `page.py` makes
 the page from such files.
 """
 
@@ -38,7 +38,7 @@ AREAS = {
 
 
 def attack(title, *, tried, area, invariants=()):
-    """What the marker says, checked."""
+    """Checks the arguments of the marker `attack`, and returns them."""
     if area not in AREAS:
         raise ValueError(f"area must be one of {', '.join(AREAS)}, found {area!r}.")
     for text in (title, tried):
@@ -80,7 +80,7 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture
 def figure(request):
-    """Says what an attack measured; a few words, the same in every run."""
+    """Records what an attack measured, in a few words that are the same in every run."""
 
     def say(text):
         request.node.user_properties.append(("figure", str(text)))
@@ -89,7 +89,7 @@ def figure(request):
 
 
 class _Collector:
-    """Writes the file; with pytest-xdist, in the process that hears from the others."""
+    """Writes the file; under pytest-xdist only the controlling process does."""
 
     def __init__(self, path):
         self._path = pathlib.Path(path)

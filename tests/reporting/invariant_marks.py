@@ -3,8 +3,8 @@
     @pytest.mark.invariant(5)
     def test_an_empty_batch_takes_a_noisy_step(): ...
 
-`pytest --invariant 5` runs those of invariant 5, and none of 15 or 50; it can be given
-more than once.
+`pytest --invariant 5` runs the tests of invariant 5, not those of 15 or 50. The option
+can be given more than once.
 """
 
 import pytest

@@ -1,8 +1,8 @@
-"""Makes docs/what-was-attacked.md from what `pytest --attacks=FILE` wrote.
+"""Makes docs/what-was-attacked.md from the files that `pytest --attacks=FILE` writes.
 
     python tests/reporting/page.py docs/what-was-attacked.md FILE...
 
-Everything above the line MARK of the page is written by hand and kept.
+Everything above the line `MARK` of the page is written by hand, and is kept.
 """
 
 import json
@@ -15,7 +15,7 @@ MARK = "<!-- Below this line: written by `make audit`. -->"
 
 
 def rows(cases):
-    """One row for each title: tests and parameters together."""
+    """Groups cases by title: each group is one row."""
     groups = {}
     for case in cases:
         groups.setdefault((case["area"], case["title"]), []).append(case)
@@ -23,13 +23,13 @@ def rows(cases):
 
 
 def cell(texts):
-    """Distinct texts in their order, as one cell of a table."""
+    """Joins the distinct texts, in their order, into one cell of a table."""
     distinct = [text for text in dict.fromkeys(texts) if text]
     return "; ".join(distinct).replace("|", "\\|").replace("\n", " ")
 
 
 def outcome(cases):
-    """Held, if every case did; else what the others say."""
+    """Returns "held" if every case held; otherwise the outcomes of the others as well."""
     others = [case["outcome"] for case in cases if case["outcome"] != "held"]
     held = len(cases) - len(others)
     count = f" ({len(cases)} cases)" if len(cases) > 1 else ""
@@ -39,7 +39,7 @@ def outcome(cases):
 
 
 def page(cases):
-    """The tables, as Markdown."""
+    """Returns the tables as Markdown."""
     grouped = rows(cases)
     total = len(grouped)
     held = sum(all(c["outcome"] == "held" for c in group) for group in grouped.values())

@@ -1,4 +1,4 @@
-"""Whether noise is the noise of a strategy: independent standard normals once whitened."""
+"""Tests whether noise is that of a strategy: whitened, it is independent normals."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from scipy import special, stats
 
 from tf_bandmf.strategies import Strategy
 
-# Pairs of steps that are compared at once.
+# Number of pairs of steps that are compared at once.
 _MOST_STEPS = 512
 
 
@@ -26,11 +26,11 @@ class Whiteness:
 
     @property
     def p_value(self) -> float:
-        """All tests together (Bonferroni): below alpha with probability <= alpha."""
+        """P-value of all tests together (Bonferroni)."""
         return min(1.0, min(self.p_values.values()) * len(self.p_values))
 
     def __str__(self) -> str:
-        """For people: the tests, the worst first."""
+        """Returns one line for each test, smallest p-value first."""
         ordered = sorted(self.p_values.items(), key=lambda item: item[1])
         return ", ".join(f"{name}: p = {value:.3g}" for name, value in ordered)
 
@@ -99,7 +99,7 @@ def _between_steps(rows: np.ndarray) -> np.ndarray:
 
 
 def _between_coordinates(white: np.ndarray, distances: list[int]) -> np.ndarray:
-    """P-values of the correlations of each row with itself, moved by a distance."""
+    """P-values of the correlations of each row with itself, shifted by a distance."""
     p_values = []
     for distance in distances:
         a, b = white[:, distance:], white[:, :-distance]
@@ -116,8 +116,8 @@ def _of_correlations(correlations: np.ndarray, size: int) -> np.ndarray:
 def _repeats(white: np.ndarray) -> float:
     """Counts values of the float32 grid that occur more often than they should.
 
-    Numbers of one step that are equal to 6 digits: about `size^2 / 2` pairs, each equal
-    with a probability of about 1e-6 / (2 sqrt(pi)). Large counts are not by chance.
+    A step has about `size^2 / 2` pairs of numbers, and each pair agrees to 6 digits with a
+    probability of about 1e-6 / (2 sqrt(pi)).
     """
     p_value = 1.0
     for row in white:

@@ -24,7 +24,7 @@ def data():
 
 
 def write(directory, names=("a", "b", "c"), x=None):
-    """Records of different lengths, spread unevenly over files."""
+    """Writes records of different lengths, spread unevenly over files."""
     x, y = (data()[0] if x is None else x), data()[1]
     cuts = np.array_split(np.arange(M), [5, 6][: len(names) - 1])
 
@@ -57,7 +57,7 @@ def parse(record):
 
 
 class AtOnce(ByIndex):
-    """Data sets such as those of Hugging Face."""
+    """A data set that returns many rows at once, as those of Hugging Face do."""
 
     shape = (M, 2)
 
@@ -74,7 +74,7 @@ def rows_of(values, kind=ByIndex):
 
 
 def on_disk(kind, tmp_path):
-    """The arguments of plan.batches, for examples on disk."""
+    """Returns the arguments of plan.batches for examples on disk."""
     x, y = data()
     if kind == "tfrecord":
         return (TFRecordExamples(write(tmp_path), parse),)
@@ -86,13 +86,15 @@ def on_disk(kind, tmp_path):
     return np.load(tmp_path / "x.npy", mmap_mode="r"), y
 
 
-# What is read does not depend on who drew it, apart from order and empty batches.
+# Each sampling reads the same examples, apart from order and empty batches.
 CASES = [("tfrecord", FIXED), ("tfrecord", POISSON), ("indexed", POISSON)]
 CASES += [("memmap", SHUFFLED), ("several at once", SHUFFLED)]
 
 
 def test_parse_may_branch_on_tensors(tmp_path):
-    """Python's `if` on tensors is for AutoGraph, which converts no other function here."""
+    """AutoGraph, which allows `if` on tensors, converts `parse` and no other function
+    here.
+    """
 
     def larger(record):
         x, y = parse(record)
@@ -201,7 +203,7 @@ def test_texts_that_are_fetched_are_the_texts(kind):
 
 
 def _repeated(kind, tmp_path):
-    """20 different examples as 1,000."""
+    """Repeats 20 different examples to make 1,000."""
     of = np.arange(1_000) % 20
     if kind == "by index":
         return rows_of([(np.array([value + 0.5]), value) for value in of])

@@ -1,4 +1,4 @@
-"""A record of which `map` or `parse` fails becomes a row of weight 0; no run ends."""
+"""A record for which `map` or `parse` fails becomes a row of weight 0; the run goes on."""
 
 import traceback
 
@@ -44,8 +44,8 @@ def decoded(record):
 
 @pytest.mark.attack(
     "A record that cannot be read",
-    tried="Texts that are no numbers, a damaged PNG, bytes that are no example, in map and "
-    "in parse: each would end the run, and that it ended would tell about the record.",
+    tried="Texts that are not numbers, a damaged PNG, bytes that are not an example, in "
+    "map and parse: each would end the run, which would tell about the record.",
     area="inputs",
     invariants=[5, 18],
 )
@@ -82,7 +82,7 @@ def test_a_function_that_always_fails_is_an_error():
 
 
 def test_no_error_of_a_row_holds_values_of_records():
-    """An error tracker or a log is no place for records; the line that failed is said."""
+    """Errors name the line that failed; logs and error trackers must hold no records."""
 
     def row(index):
         raise ValueError(f"no number: {PRIVATE}")
@@ -100,7 +100,7 @@ def test_what_the_library_says_of_a_row_is_said():
 
 @pytest.mark.attack(
     "An example that cannot be fetched",
-    tried="What is read by index raises for a record, or has another "
+    tried="A source that is read by index raises for a record, or returns another "
     "shape: its weight is 0; the others are as they were.",
     area="inputs",
     invariants=[18],

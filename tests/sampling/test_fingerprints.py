@@ -46,7 +46,7 @@ def is_as_drawn(batch):
 
 
 def put(**changes):
-    """An edit: these parts are functions of the batch."""
+    """Returns an edit of a batch; each changed part is a function of the batch."""
     return lambda b: {**b, **{name: change(b) for name, change in changes.items()}}
 
 
@@ -113,7 +113,7 @@ def test_every_edit_of_a_batch_shows(name, padded):
 
 @pytest.mark.invariant(20)
 def test_ids_count_as_they_always_did():
-    """Digests are parts of the keys of noise: a run is resumed with the same ones."""
+    """Keys of noise depend on these digests: a resumed run needs the same ones."""
     ids = {"plan_id": 77, "schedule_id": -5, "step": 3}
     content = {
         "x": np.arange(6, dtype=np.float32).reshape(3, 2),
@@ -149,7 +149,7 @@ def test_every_batch_is_as_drawn_also_empty_and_as_numpy():
 @pytest.mark.invariant(18)
 @pytest.mark.parametrize("shape", [(1, 0), (2, 0, 2)])
 def test_texts_of_no_width_are_as_drawn(shape):
-    """TensorFlow hashes them to what the memory held before."""
+    """TensorFlow's hash of an empty tensor is uninitialized memory, and must not count."""
     content = {"x": tf.zeros(shape, tf.string), "step": 3}
     drawn = with_fingerprint(content)
     assert all(is_as_drawn(drawn) for _ in range(50))
@@ -169,7 +169,7 @@ def test_parts_have_fingerprints_of_their_own(padded):
         assert not is_as_drawn({**part, "part": tf.constant([1, 2])})
     first, second, *_ = parts
     assert not is_as_drawn({**first, "part": second["part"]})
-    # One after the other they are the batch; some of them alone are the same.
+    # Joined, the parts are the batch; a subset of parts is read the same way.
     for step, batch in enumerate(schedule.dataset()):
         of_step = [part["x"] for part in parts[3 * step : 3 * step + 3]]
         joined = tf.nest.map_structure(lambda *p: tf.concat(p, 0), *of_step)

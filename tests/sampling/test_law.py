@@ -1,4 +1,4 @@
-"""The law of each sampler, exactly: every outcome of its random words is enumerated."""
+"""The exact law of each sampler: every outcome of its random words is enumerated."""
 
 import collections
 import itertools
@@ -17,25 +17,25 @@ from tf_bandmf.sampling.samplers import (
 )
 
 LARGEST = (1 << 64) - 1
-# By how much of q the probability of a trial may be below it.
+# The probability of a trial may be below q by this share of q.
 TOLERANCE = Fraction(1, 2**25)
 
 
 def fixed(words_of_step):
-    """Words that are given; -1: those of the whole run."""
+    """Returns a source of given words, by step; step -1 has those of the whole run."""
     return lambda step, count: np.array(words_of_step[step][:count], np.uint64)
 
 
 def cells(cuts):
-    """The cells of [0, 2^64) between cut points: their smallest and largest words."""
+    """Returns the smallest and the largest word of each cell between cut points."""
     edges = [0, *map(int, cuts), 1 << 64]
     return [(low, high - 1) for low, high in zip(edges, edges[1:]) if low < high]
 
 
 def gaps_of(trials):
-    """The law of the first success, by running every cell of the first two words.
+    """Computes the law of the first success by running every cell of the first two words.
 
-    Where the first gap does not end, the next one is 0: words are the largest there are.
+    Where the first gap does not end, the next one is 0, since words are the largest ones.
     """
     law = collections.Counter()
     for (a, last_a), (b, last_b) in itertools.product(
@@ -67,11 +67,11 @@ def test_trials_succeed_with_no_more_than_the_probability(q):
         survives.append(left)
 
     def first(gap):
-        """P(the first success is at this place or later), for any place."""
+        """Returns P(the first success is at this place or later)."""
         whole, rest = divmod(gap, table)
         return survives[table] ** whole * survives[rest]
 
-    # Given all others: each outcome of six trials, and the same with one of them changed.
+    # Compare each outcome of six trials with the outcome in which one trial is changed.
     law = {}
     for taken in itertools.product([False, True], repeat=6):
         chance, begin = Fraction(1), 0
@@ -90,13 +90,13 @@ def test_trials_succeed_with_no_more_than_the_probability(q):
 @pytest.mark.invariant(2)
 @pytest.mark.parametrize("q", ["9/20", "512/10000000", "1/1000000", "2/10000000000"])
 def test_rare_trials_succeed_with_no_more_than_the_probability(q):
-    """The test above for some gaps: those of the table's edges, and others."""
+    """Tests the law above for some gaps only, among them those at the table's edges."""
     q = Fraction(q)
     trials = Trials(q.numerator, q.denominator)
     blocks, within, length = trials._blocks, trials._within, trials._length
 
     def least(cuts, number):
-        """P(at least so many cut points are above a word)."""
+        """Returns P(at least this many cut points are above a word)."""
         if number == 0:
             return Fraction(1)
         return Fraction(int(cuts[-number]), 1 << 64) if number <= cuts.size else 0
@@ -136,7 +136,7 @@ def test_frequent_trials_have_a_word_each(num_examples, batch_size, parts):
 
 def test_numbers_below_a_bound_are_uniform():
     words = fixed({0: [LARGEST, 5, LARGEST, 7, 3, *range(60)]})
-    # Of 2^64 words one is left out, and a third of the others gives each number.
+    # One of the 2^64 words is rejected; each number gets a third of the others.
     assert uniform_numbers(words, 0, 3, 3).tolist() == [2, 1, 0]
     assert LARGEST % 3 == 0
     assert uniform_numbers(words, 0, 3, 4).tolist() == [3, 1, 3]
@@ -197,13 +197,13 @@ def test_shuffled_takes_every_order_equally_often():
 
 @pytest.mark.parametrize("separation", [1, 2, 3])
 def test_who_rests_is_not_taken_and_nobody_else_is_left_out(separation):
-    """Every outcome of the trials of one example, and every rest that it begins with."""
+    """Enumerates the outcomes of one example's trials, and the rests it may begin with."""
     total, batch, steps = 8, 2, 6
     quarter = 1 << 62
     for rest, tried in itertools.product(
         range(separation), itertools.product([False, True], repeat=steps)
     ):
-        # A quarter of the words for each rest, and what is left for none.
+        # Each rest gets a quarter of the words, and no rest gets what is left.
         cell = separation - 1 if rest == 0 else rest - 1
         for word in (cell * quarter, (cell + 1) * quarter - 1):
             sampler = RestSampler(

@@ -1,4 +1,4 @@
-"""Declared ranges: what is outside of them contributes nothing, and stops nothing."""
+"""Declared ranges: rows outside of them contribute zero, and the run goes on."""
 
 import numpy as np
 import pytest
@@ -91,7 +91,7 @@ def test_a_schedule_has_them_before_map_and_tells_runs_apart():
         if float(w)
     }
     assert rows == {0: ([0.0, 2.0], 1.0), 9: ([2.0, 2.0], 1.0)}
-    # What map makes of x is its own.
+    # The range of x does not apply to the result of `map`.
     assert ranged.ranges == {"y": (0, 9)}
     others = plan.batches(X, Y, ranges={"x": (0, 2)}), plan.batches(X, Y)
     assert len({ranged.schedule_id, *(s.schedule_id for s in others)}) == 3

@@ -1,4 +1,4 @@
-"""A record is a record in every container: the second run on it is noticed."""
+"""A second run on the same records is noticed, whatever container they are in."""
 
 import keras
 import numpy as np
@@ -37,7 +37,7 @@ class Batches(keras.utils.PyDataset):
 
 
 def structures(values, numbers, y):
-    """Records of four values and a number, divided among inputs in different ways."""
+    """Returns the same records, divided among inputs and containers in different ways."""
     named = {"a": values.astype(np.float32), "b": numbers}
     matrix = np.column_stack([values, numbers])
     dataset = tf.data.Dataset.from_tensor_slices((named, y))
@@ -116,7 +116,7 @@ def test_values_count_and_not_dtypes():
 
 
 def test_what_is_read_later_is_recognized_too():
-    """Of a large set behind an index, only some examples are read before the run."""
+    """Of a large indexed data set, only some examples are read before the run."""
     m = 2_000
     x = np.random.default_rng(0).normal(size=(m, 2)).astype(np.float32)
     source = IndexedExamples(ByIndex(lambda i: x[i], m))
@@ -138,7 +138,7 @@ def test_different_people_with_equal_records_are_not_the_same():
         assert not any(identity.share_examples(*pair) for pair in pairs)
         pairs = [(drawn(count, values), drawn(5 * count, values)) for _ in range(5)]
         assert not any(identity.share_examples(*pair) for pair in pairs)
-    # The same people, however few values there are; and a part of others.
+    # The same records in another order, with few distinct values; and a common part.
     hashes = rng.integers(8, size=64)
     assert identity.share_examples(hashes, rng.permutation(hashes))
     hashes = rng.integers(2**60, size=1_000)

@@ -1,4 +1,4 @@
-"""Examples stay what they were when the schedule was made, and apart from one another."""
+"""Examples do not change after the schedule was made, and do not affect one another."""
 
 import numpy as np
 import pytest
@@ -78,14 +78,14 @@ def impure():
 
 @pytest.mark.attack(
     "A parse function in which records meet",
-    tried="A running mean in a variable, random numbers, code of the host.",
+    tried="A running mean in a variable, random numbers, Python code.",
     area="inputs",
     invariants=[16],
 )
 @pytest.mark.parametrize("operation", ["AssignVariableOp", "RandomUniform", "PyFunc"])
 @pytest.mark.invariant(16)
 def test_parse_is_a_function_of_one_record(operation, records, plan):
-    with pytest.raises(ValueError, match=f"no pure function .* {operation}"):
+    with pytest.raises(ValueError, match=f"not a pure function .* {operation}"):
         plan.batches(TFRecordExamples(records, impure()[operation]))
 
 
@@ -99,7 +99,7 @@ def test_another_parse_is_other_data(plan, records):
 
 
 class Rows:
-    """Rows by index; several at once are centered."""
+    """Rows by index, which are centered if several are read at once."""
 
     def __len__(self):
         return M

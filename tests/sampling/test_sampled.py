@@ -1,6 +1,6 @@
 """The samplers: distribution, resuming, secrecy, misuse.
 
-Statistical tests use fixed seeds; were they drawn anew, each would fail by chance with
+Statistical tests use fixed seeds. With random seeds each would fail by chance with
 probability at most 1e-4.
 """
 
@@ -33,7 +33,7 @@ def sampler_of(participation, number=0):
 @pytest.mark.invariant(11)
 @pytest.mark.parametrize("batch_size", [2, 20, 30, 33])
 def test_rests_are_the_same_wherever_a_run_goes_on(batch_size):
-    """At 33, all who do not rest are nearly always taken: nobody is free for long."""
+    """With batches of 33, nearly every example that does not rest is taken at once."""
     participation = tf_bandmf.BMinSepSampling(100, batch_size, 3)
     sampler = sampler_of(participation)
     straight = [sampler.example_indices(step) for step in range(600)]
@@ -44,7 +44,7 @@ def test_rests_are_the_same_wherever_a_run_goes_on(batch_size):
 
 
 def test_a_step_costs_a_batch_and_not_the_data():
-    """Words that are drawn at a step of a run on 10^9 examples."""
+    """Counts the words that are drawn for a step of a run on 10^9 examples."""
     drawn = []
 
     def words(step, count):
@@ -118,7 +118,7 @@ def test_dataset_is_the_schedule_and_a_resumed_run_is_the_uninterrupted_one(
         np.testing.assert_array_equal(batch["x"][:, 0], batch["y"])
         assert int(batch["step"]) == step and int(batch["plan_id"]) == 7
     assert sampled.dataset().element_spec["x"].shape.as_list() == [None, 2]
-    # Restarted from the key; also within the same process.
+    # The run is restarted from its key, also within the same process.
     other = schedule_for(participation, steps, 7, x, np.arange(20)).join(seed(1))
     for continued in (other, sampled):
         for batch, expected in zip(continued.dataset(first_step=6), batches[6:]):

@@ -1,4 +1,4 @@
-"""Data that are read in their own order: the plan's batches, or a refusal."""
+"""Data that are read in order: they become the plan's batches, or are refused."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def test_batches_where_examples_are_wanted_are_recognized(batches, said):
     ids=["all, arrays", "one, stream"],
 )
 def test_a_record_in_several_rows_is_warned_of(data, said):
-    """One of four copies moved a clipped sum by 2.45 clip norms: no refusal, no silence."""
+    """A record with four copies moves a clipped sum by 2.45 clip norms: `batches` warns."""
     plan = _plan(num_examples=int(said.split()[2]))
     with pytest.warns(UserWarning, match=said):
         assert plan.batches(*data).num_steps == plan.num_steps
@@ -190,7 +190,7 @@ def _added(state, example):
     ids=["unbatched", "padded", "filter", "scan", "twice"],
 )
 def test_a_function_of_a_data_set_that_sees_several_examples_is_refused(meeting):
-    """Batches that were standardized moved a clipped sum by 5.97 clip norms."""
+    """Without the refusal, standardized batches move a clipped sum by 5.97 clip norms."""
     with pytest.raises(ValueError, match=r"map before batch.*unbatch\(\)\.map"):
         _plan().batches(meeting)
 
@@ -228,7 +228,7 @@ def test_examples_of_several_shapes_or_no_tensors_are_refused():
         StreamedExamples(tf.data.Dataset.from_tensor_slices(rows), 2)
     with pytest.raises(ValueError, match="tuple of 4"):
         StreamedExamples(lambda: iter([(1, 2, 3, 4)]), 1)
-    with pytest.raises(TypeError, match="given as the function that makes it"):
+    with pytest.raises(TypeError, match="given as the function that makes them"):
         _plan().batches(_generator())
     with pytest.raises(ValueError, match="holds its targets"):
         _plan().batches(_dataset(), Y)
@@ -308,6 +308,6 @@ def test_a_data_set_that_is_sorted_by_class_is_named(kind):
     with warnings.catch_warnings():
         warnings.filterwarnings("error", "The data set is sorted")
         _plan().batches(ordered.shuffle(M, seed=1, reshuffle_each_iteration=False))
-        # One class alone, and values that are no classes.
+        # A single class, and targets that are not classes, cause no warning.
         _plan().batches(tf.data.Dataset.from_tensor_slices((X, 0 * labels)))
         _plan().batches(tf.data.Dataset.from_tensor_slices((X, np.arange(M))))

@@ -1,4 +1,4 @@
-"""Units of privacy that are users: whose rows a step takes, and how many."""
+"""Users as units of privacy: whose rows a step takes, and how many."""
 
 import numpy as np
 import pytest
@@ -44,7 +44,7 @@ def test_rows_beyond_the_cap_take_turns_at_random():
         for rows, present in zip(batch["x"], batch["rows"], strict=True)
         if USERS[rows[0]] == "b"
     ]
-    # 8 choices of 2 of 6 rows: all the same one with probability 15^-7.
+    # Of 15 pairs of rows, 8 random ones are all equal with probability 15^-7.
     assert len(set(seen)) > 1
 
 
@@ -80,6 +80,6 @@ def test_wrong_arguments_are_refused():
         make_plan().batches(rows, users=USERS)
     with pytest.raises(ValueError, match="rows_per_user needs users"):
         make_plan().batches(np.arange(4), rows_per_user=2)
-    # Rows in place of users: nobody was named whose they are.
+    # These are rows, and `users`, which says whose they are, is missing.
     with pytest.raises(ValueError, match="4 examples"):
         make_plan().batches(rows)

@@ -1,4 +1,4 @@
-"""What a secret looks like in files, and what files contain."""
+"""Forms in which a secret may stand in files, and the contents of files."""
 
 import base64
 import io
@@ -11,18 +11,18 @@ import tensorflow as tf
 
 from tf_bandmf.noise import standard_normals
 
-# Shorter than this a form may be there by chance.
+# Forms shorter than this may occur by chance.
 _SHORTEST = 7
 
 
 def forms_of_bytes(secret):
-    """Byte strings: raw, reversed, as text of several kinds, as numbers."""
+    """Returns a byte string's forms: raw, reversed, in several text codes, as numbers."""
     words = np.frombuffer(secret[: len(secret) // 8 * 8], "<u8")
     forms = {secret, secret[::-1], secret[:8], secret[8:16][::-1]}
     half = secret[: max(8, len(secret) // 2)]
     forms |= {half.hex().encode(), half.hex().upper().encode()}
     for shift in range(3):
-        # What stands before it in a longer text decides which of three texts it is.
+        # In a longer text, its offset modulo 3 decides which of three base64 texts it is.
         text = base64.b64encode(secret[shift:])[: 4 * ((len(secret) - shift) // 3)]
         forms |= {text, text.replace(b"+", b"-").replace(b"/", b"_")}
     forms.add(repr(half)[2:-1].encode())
@@ -42,25 +42,25 @@ def forms_of_bytes(secret):
 
 
 def forms_of_floats(row):
-    """Byte strings of a vector's first entries: raw, and as text in usual formats."""
+    """Returns forms of a vector's first entries: raw, and as text in usual formats."""
     row = np.asarray(row, np.float32)
     forms = {row[:4].tobytes(), row[:4].astype("<f8").tobytes(), row[4:8].tobytes()}
     for pattern in ("{!r}", "{:.8g}", "{:.8e}", "{:.17g}", "{:.7f}"):
         for value in (float(row[0]), float(row[1]), float(row[2])):
             forms.add(pattern.format(value).encode())
     forms |= {str(value).encode() for value in row[:3]}
-    # Numbers with few digits are there by chance.
+    # Numbers with few digits occur by chance.
     return {form for form in forms if len(re.sub(rb"[-0.e+]", b"", form)) >= _SHORTEST}
 
 
 def step_keys_of(state):
-    """Keys of the noise of the steps taken, bound to their points."""
+    """Derives the noise keys of the steps taken, from the run's key and their points."""
     keys = state._step_keys[: state.step].view(np.uint64)
     return np.asarray(state._bound(keys, state.points()[: state.step]))
 
 
 def forms_of_run(model):
-    """Forms of all secrets of a run, by the name of the secret."""
+    """Returns the forms of all secrets of a run, by the name of the secret."""
     state = model.optimizer.run.secrets
     forms = {"key": forms_of_bytes(state.key.secret_bytes())}
     for step, key in enumerate(step_keys_of(state)):
@@ -75,7 +75,7 @@ def forms_of_run(model):
 
 
 def contents_of(content):
-    """The content, and whatever is compressed or encoded in it."""
+    """Yields the content, and everything compressed or encoded in it."""
     contents = [content]
     if zipfile.is_zipfile(io.BytesIO(content)):
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
@@ -103,12 +103,12 @@ def contents_of(content):
 
 
 def files_below(path):
-    """All files below a folder, or the file itself."""
+    """Returns all files below a folder, or the file itself."""
     return [path] if path.is_file() else [f for f in path.rglob("*") if f.is_file()]
 
 
 def found_in(content, forms):
-    """Names of the secrets that are in a content."""
+    """Returns the names of the secrets that a content has."""
     everything = contents_of(content)
     return [
         name

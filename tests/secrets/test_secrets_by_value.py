@@ -1,4 +1,4 @@
-"""Key, kept vectors and the sampler's seed by value, in whatever leaves a program."""
+"""Key, kept vectors and sampler seed are searched by value in all outputs of a program."""
 
 import copy
 import io
@@ -64,14 +64,14 @@ def data():
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
-    """A run with every callback that writes; all that it wrote, said and kept."""
+    """Trains with every callback that writes; returns what it wrote, printed and kept."""
     known_runs.forget()
     shared = tmp_path_factory.mktemp("shared")
     private = tmp_path_factory.mktemp("private") / "run.private"
     plan = make_plan()
     model = make_model(plan)
-    # The same key and seed in all runs: in so many texts the few digits of a number may
-    # stand by chance.
+    # Key and seed are fixed: in so many texts the few digits of a number may occur by
+    # chance.
     draws = np.random.default_rng(0)
     fixed = pytest.MonkeyPatch()
     fixed.setattr("secrets.token_bytes", draws.bytes)
@@ -114,7 +114,7 @@ def finished(tmp_path_factory):
 
 
 def export(model, folder):
-    """What else users write and share."""
+    """Writes everything else that users share."""
     plan = model.optimizer.plan
     write_model(model, folder)
     model.save(folder / "no_optimizer.keras", include_optimizer=False)
@@ -129,7 +129,7 @@ def export(model, folder):
 
 
 def dump_graphs(model, schedule, folder):
-    """Graphs of the training step and of the data, as debuggers and tools write them."""
+    """Writes the graphs of training step and data, as debuggers and tools do."""
     programs = model._programs()
     compiled = [programs._facts, programs._clip, programs._noise]
     compiled += [programs._update, programs._measure]
@@ -189,13 +189,13 @@ def test_no_secret_by_value_in_what_a_run_writes(finished, capfd, tmp_path):
     dump_graphs(model, schedule, tmp_path)
     assert len(files_below(tmp_path)) > 15
     assert_no_secret(tmp_path, forms)
-    # What the search must find: it is in the private file, as text and as numbers.
+    # The control: the search finds the secrets in the private file.
     actual = set(found_in(private.read_bytes(), forms))
     assert actual == {"key", "kept vector 0", "kept vector 1"}
 
 
 def shown_by(error):
-    """As pytest, Sentry and rich print it: with the local variables of the library."""
+    """Returns an error as pytest, Sentry and rich show it, with local variables."""
     texts = []
     while error is not None:
         texts.append(str(error))

@@ -1,4 +1,4 @@
-"""Rows of lazy tables, as they are between releases, by value in what leaves a program."""
+"""Rows of lazy tables between releases are searched by value in a program's outputs."""
 
 import copy
 import pickle
@@ -18,7 +18,7 @@ ROWS, WIDTH, LENGTH, EXAMPLES, BATCH = 50, 8, 3, 24, 6
 
 
 class InMidEpoch(keras.callbacks.Callback):
-    """Writes all that a user can, after the second step of an epoch."""
+    """Writes everything that a user can write, after the second step of an epoch."""
 
     def __init__(self, folder):
         super().__init__()
@@ -30,8 +30,8 @@ class InMidEpoch(keras.callbacks.Callback):
         self.done = True
         model, folder = self.model, self.folder
         (table,) = model.optimizer.run.tables._tables
-        # What must not be seen: rows of now that are not those of the last release, their
-        # velocity, and what they remember of their noise.
+        # Secret are: rows that changed since the last release, their velocity, and the
+        # entries that remember their noise.
         public = model.get_layer("items").embeddings.numpy()
         states = np.concatenate([part.numpy() for part in table._states], axis=1)
         parts = np.split(states, table.jumps.entries, axis=1)
@@ -52,7 +52,7 @@ class InMidEpoch(keras.callbacks.Callback):
             vars(table.__class__),
         ]
         errors = []
-        # A step that is refused says nothing of rows.
+        # The error of a refused step must not have values of rows.
         with pytest.raises((TypeError, tf.errors.InvalidArgumentError)) as caught:
             model.train_on_batch(np.zeros([BATCH, LENGTH], "i4"), np.zeros([BATCH, 1]))
         errors.append(caught.value)
@@ -65,7 +65,7 @@ class InMidEpoch(keras.callbacks.Callback):
 
 
 class Jumping(keras.optimizers.schedules.LearningRateSchedule):
-    """A learning rate that jumps, and begins with nothing."""
+    """A learning rate that begins with 0 and jumps."""
 
     def __call__(self, step):
         return tf.where(step == 0, 0.0, tf.where(step == 1, 2.0, 0.1))
@@ -153,7 +153,7 @@ def test_no_row_of_now_in_what_is_written_in_mid_epoch(tmp_path, figure, name):
     assert len(files) > 20
     actual = {str(path): rows for path in files if (rows := rows_in(hidden, path))}
     assert not actual
-    # The search sees a row that is there: of the last release, and of now.
+    # The control: the search finds rows of the last release, and rows of now.
     assert rows_in(watch.public[:3], shared / "model.weights.h5") == [0, 1, 2]
     np.save(tmp_path / "breach.npy", hidden)
     assert rows_in(hidden, tmp_path / "breach.npy") == list(range(len(hidden)))

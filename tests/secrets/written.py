@@ -1,4 +1,4 @@
-"""The files of a model that users write and share, in every format there is."""
+"""Writes the files of a model that users share, in every format."""
 
 import pickle
 

@@ -1,4 +1,4 @@
-"""Floors of delta that no accountant had a part in: Gaussian tails in 60 digits."""
+"""Lower bounds on delta from Gaussian tails in 60 digits, independent of accountants."""
 
 import functools
 
@@ -13,10 +13,10 @@ def _tail(z):
 
 @functools.cache
 def gaussian(norm, noise, log_threshold):
-    """`E_P (1 - K / L)_+` of N(norm, noise^2) and N(0, noise^2), log K >= 0 or less.
+    """Returns `E_P (1 - K / L)_+` for N(norm, noise^2) and N(0, noise^2).
 
     Args:
-      norm: of what the example adds.
+      norm: norm of what the example adds.
       noise: standard deviation.
       log_threshold: log K; a float or an mpf.
     """
@@ -28,9 +28,9 @@ def gaussian(norm, noise, log_threshold):
 
 
 def one_step(probability, noise, epsilon):
-    """Delta of one step, which a release of all steps cannot be below.
+    """Delta of one step: that of all steps together cannot be smaller.
 
-    An example takes part with a probability that is 1 for whoever knows the order:
+    An example takes part with probability q, which is 1 if the order is public:
     `(1 - q) N(0) + q N(1) - e^eps N(0) = q (N(1) - K N(0))`, `K = (e^eps - 1 + q) / q`.
     """
     with mpmath.workdps(DIGITS):
@@ -40,9 +40,9 @@ def one_step(probability, noise, epsilon):
 
 
 def own_bin(norm, noise, num_bins, epsilon):
-    """Delta of balls in bins of whoever looks at the own bin's term alone.
+    """Lower bound on delta for balls in bins from the term of the example's bin alone.
 
-    `L >= L_j / b`, and so `E_P (1 - K / L)_+ >= E_P_j (1 - b K / L_j)_+`; whatever the
+    `L >= L_j / b`, and so `E_P (1 - K / L)_+ >= E_P_j (1 - b K / L_j)_+`, whatever the
     columns of the other bins are.
     """
     with mpmath.workdps(DIGITS):
@@ -79,10 +79,10 @@ def replaced_step(probability, noise, epsilon):
 
 
 def best_of_runs(noise, mean, shape, epsilon, places=40):
-    """Delta of the largest of K Gaussian answers, for whoever asks whether it is large.
+    """Lower bound on delta for the largest of K Gaussian answers, from one threshold.
 
-    K is truncated negative binomial. The largest of K is at most t with
-    probability `f(Phi(t))`, f its generating function. Any threshold gives a floor.
+    K is truncated negative binomial, with generating function f. The largest of K answers
+    is at most t with probability `f(Phi(t))`. Any threshold t gives a lower bound.
     """
     with mpmath.workdps(DIGITS):
         sigma, factor = mpmath.mpf(noise), mpmath.exp(mpmath.mpf(epsilon))
@@ -110,7 +110,7 @@ def _more(tail, mean, shape):
 
 
 def _most(x, mean, shape):
-    """`f(x)`, likewise."""
+    """`f(x)`, without a loss of digits."""
     if mean == 1:
         return x
     gamma = _gamma(mean, shape)
@@ -122,7 +122,7 @@ def _most(x, mean, shape):
 
 @functools.cache
 def _gamma(mean, shape):
-    """Gamma of a mean, by bisection of the definition."""
+    """Solves for the parameter gamma that gives K this mean, by bisection."""
     with mpmath.workdps(DIGITS):
         lower, upper = mpmath.mpf("1e-13"), mpmath.mpf(1) - mpmath.mpf("1e-30")
         for _ in range(200):

@@ -1,8 +1,8 @@
 """Tests of random bits: a documented part of NIST SP 800-22 and of TestU01.
 
-Each takes words, uint32, shape [2^17], and returns a p-value that is uniform for random
-bits. Sources: A. Rukhin et al., NIST SP 800-22 rev. 1a (2010), sections 2.1 to 2.6 and
-2.11; P. L'Ecuyer and R. Simard, TestU01 (ACM TOMS 33, 2007): SmallCrush's birthday
+Each test takes words, uint32, shape [2^17], and returns a p-value that is uniform for
+random bits. Sources: A. Rukhin et al., NIST SP 800-22 rev. 1a (2010), sections 2.1 to 2.6
+and 2.11; P. L'Ecuyer and R. Simard, TestU01 (ACM TOMS 33, 2007): SmallCrush's birthday
 spacings, collisions, gaps and weights; G. Marsaglia's rank of binary matrices.
 """
 
@@ -21,20 +21,20 @@ def _two_sided(p_low):
 
 
 def monobit(words):
-    """As many ones as zeros (2.1)."""
+    """Tests that there are as many ones as zeros (2.1)."""
     drawn = bits(words)
     z = (2.0 * drawn.sum() - drawn.size) / np.sqrt(drawn.size)
     return float(2.0 * special.ndtr(-abs(z)))
 
 
 def block_frequency(words):
-    """As many ones in each block of 4096 bits (2.2)."""
+    """Tests that half of the bits are ones in each block of 4096 bits (2.2)."""
     ones = bits(words).reshape(-1, 4096).sum(1)
     return float(stats.chi2.sf(np.sum((ones - 2048.0) ** 2) / 1024.0, ones.size))
 
 
 def runs(words):
-    """The number of runs of equal bits (2.3)."""
+    """Tests the number of runs of equal bits (2.3)."""
     drawn = bits(words)
     changes = int(np.sum(drawn[1:] != drawn[:-1]))
     z = (changes - 0.5 * (drawn.size - 1)) / np.sqrt(0.25 * (drawn.size - 1))
@@ -42,7 +42,7 @@ def runs(words):
 
 
 def bit_positions(words):
-    """Each of the 32 positions is as often one, and each pair as often equal."""
+    """Tests that each of the 32 positions is uniform, and each pair independent."""
     matrix = ((words[:, None] >> np.arange(32, dtype=np.uint32)) & 1).astype(np.float64)
     gram = (2.0 * matrix - 1.0).T @ (2.0 * matrix - 1.0) / np.sqrt(len(words))
     means = (2.0 * matrix - 1.0).sum(0) / np.sqrt(len(words))
@@ -51,14 +51,14 @@ def bit_positions(words):
 
 
 def serial(words):
-    """Pairs of neighbouring bytes are uniform (2.11)."""
+    """Tests that pairs of neighbouring bytes are uniform (2.11)."""
     part = words.astype("<u4").view(np.uint8).astype(np.int64)
     counts = np.bincount(256 * part[0::2] + part[1::2], minlength=65536)
     return float(_two_sided(stats.chisquare(counts).pvalue))
 
 
 def spectral(words):
-    """No frequency stands out (2.6; the largest of all, instead of a count)."""
+    """Tests the largest amplitude of all frequencies (2.6, which counts them instead)."""
     signal = 2.0 * bits(words[: 2**14]).astype(np.float64) - 1.0
     power = np.abs(np.fft.rfft(signal))[1:-1] ** 2 / signal.size
     # Exponential, independent: the largest of them.
@@ -66,7 +66,7 @@ def spectral(words):
 
 
 def matrix_rank(words):
-    """Ranks of 32 x 32 matrices over GF(2) (2.5; Marsaglia)."""
+    """Tests the ranks of 32 x 32 matrices over GF(2) (2.5; Marsaglia)."""
     rows = words.reshape(-1, 32).copy()
     rank = np.zeros(len(rows), int)
     for column in range(32):
@@ -84,7 +84,7 @@ def matrix_rank(words):
 
 
 def gaps(words):
-    """Lengths of gaps between numbers below 1/16 (Knuth; SmallCrush)."""
+    """Tests the lengths of gaps between numbers below 1/16 (Knuth; SmallCrush)."""
     hits = np.flatnonzero(words < 2**28)
     length = np.minimum(np.diff(hits) - 1, 60)
     counts = np.bincount(length, minlength=61)
@@ -94,7 +94,7 @@ def gaps(words):
 
 
 def birthday_spacings(words):
-    """Equal distances between 4096 birthdays in 2^32 days, Poisson (Marsaglia)."""
+    """Tests that equal spacings of 4096 birthdays in 2^32 days are Poisson (Marsaglia)."""
     total = 0
     groups = words.reshape(-1, 4096).astype(np.int64)
     for group in groups:
@@ -107,7 +107,7 @@ def birthday_spacings(words):
 
 
 def collisions(words):
-    """Equal words among 2^17, Poisson to first order (SmallCrush)."""
+    """Tests that equal words among 2^17 are Poisson, to first order (SmallCrush)."""
     repeated = words.size - len(np.unique(words))
     mean = words.size**2 / 2.0**33
     upper = stats.poisson.sf(repeated - 1, mean)
@@ -116,7 +116,7 @@ def collisions(words):
 
 
 def weights(words):
-    """Numbers of ones in words are binomial (SmallCrush)."""
+    """Tests that the numbers of ones in words are binomial (SmallCrush)."""
     counts = np.bincount(
         bits(words).reshape(-1, 32).sum(1, dtype=np.int64), minlength=33
     )

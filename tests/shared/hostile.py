@@ -1,4 +1,4 @@
-"""Hostile arguments, and what a public function may do with them."""
+"""Hostile arguments, and checks of how public functions respond to them."""
 
 import contextlib
 import functools
@@ -7,7 +7,7 @@ import warnings
 
 import numpy as np
 
-# By kind, so that a message of a test names what was given.
+# Values by a name of their kind, which failures of tests show.
 VALUES = {
     "None": None,
     "True": True,
@@ -47,7 +47,7 @@ SECONDS = 120
 
 
 class TooSlow(BaseException):
-    """What nobody catches."""
+    """An exception that no `except Exception` catches."""
 
 
 @contextlib.contextmanager
@@ -69,13 +69,14 @@ def limited():
 
 
 def complaints(function, usual, right, names):
-    """What is wrong with what a function does with each argument and each value.
+    """Yields complaints about a function's response to each hostile value of each argument.
 
     Args:
-      function: called with `usual`, in which one argument is another value.
-      usual: the right arguments.
-      right: kinds of values that may be accepted, by argument and kind: a function.
-      names: other words for an argument, by argument.
+      function: called with `usual`, in which one argument has a hostile value.
+      usual: valid arguments.
+      right: for an argument, the kinds of values that it may accept, each with a function
+        that tells whether a result is right.
+      names: for an argument, words that a message may use instead of its name.
     """
     complaints = []
     for argument, own in usual.items():
@@ -93,12 +94,12 @@ def complaints(function, usual, right, names):
 
 
 def complaint(call, names, is_right):
-    """What is wrong with what a call did with an argument, or None.
+    """Returns a complaint about a call's response to a hostile argument, or None.
 
     Args:
-      call: without arguments.
+      call: function without arguments that makes the call.
       names: words of which a message must have one, such as the argument's name.
-      is_right: whether a result is right.
+      is_right: function that tells whether a result is right.
     """
     try:
         with limited():

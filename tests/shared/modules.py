@@ -1,4 +1,4 @@
-"""Files of the repository as modules, whatever folder they stand in."""
+"""Loads files of the repository as modules, from any folder."""
 
 import importlib.util
 import pathlib
@@ -7,7 +7,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
 def module_at(path):
-    """The module of a file, whose path begins at the root of the repository."""
+    """Loads a file as a module; its path is relative to the root of the repository."""
     path = ROOT / path
     spec = importlib.util.spec_from_file_location(f"loaded_{path.stem}", path)
     module = importlib.util.module_from_spec(spec)

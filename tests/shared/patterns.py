@@ -6,7 +6,7 @@ import numpy as np
 
 
 def min_sep_patterns(n, b, k):
-    """Up to k of n steps, each at least b after the one before."""
+    """Yields patterns of up to k of n steps, each at least b after the one before."""
     for size in range(1, k + 1):
         for pattern in itertools.combinations(range(n), size):
             if all(j - i >= b for i, j in zip(pattern, pattern[1:])):
@@ -14,12 +14,12 @@ def min_sep_patterns(n, b, k):
 
 
 def fixed_patterns(n, b):
-    """The same step of each epoch of b steps."""
+    """Yields patterns with the same step of each epoch of b steps."""
     return [list(range(i, n, b)) for i in range(b)]
 
 
 def brute_force(dense, patterns):
-    """The largest norm over patterns and signs of the contributions."""
+    """Returns the largest norm over patterns and over signs of the contributions."""
     best = 0.0
     for pattern in patterns:
         signs = np.array(list(itertools.product([1.0, -1.0], repeat=len(pattern) - 1)))

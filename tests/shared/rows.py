@@ -4,7 +4,7 @@ import tensorflow as tf
 
 
 def record_file(path, records, compression=""):
-    """The path of a TFRecord file, as text, once it has these records."""
+    """Writes records to a TFRecord file, and returns its path as text."""
     with tf.io.TFRecordWriter(str(path), compression) as writer:
         for record in records:
             writer.write(record)
@@ -12,7 +12,7 @@ def record_file(path, records, compression=""):
 
 
 class ByIndex:
-    """As data sets of Grain and PyTorch: a function of the index, and their number."""
+    """A data set like those of Grain and PyTorch: a function of the index, and a length."""
 
     def __init__(self, row, size):
         self.row, self.size = row, size

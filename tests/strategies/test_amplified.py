@@ -1,4 +1,4 @@
-"""BLT strategies for the amplified error: better than what other families pay."""
+"""BLT strategies optimized for the amplified error are better than other families."""
 
 import itertools
 
@@ -15,7 +15,7 @@ WORKLOAD = workloads.prefix_sum(96)
 
 
 def small(mechanism):
-    """Of six steps, which a dense simulation can follow."""
+    """Makes a plan of six steps, for which a dense simulation is fast."""
     return tf_bandmf.plan(
         mechanism, sampling=BallsInBins(12, 4, 2), epsilon=1.0, delta=0.02
     )
@@ -76,7 +76,7 @@ def test_without_a_budget_it_is_refused():
 @pytest.mark.slow
 @pytest.mark.parametrize(("epsilon", "limit"), [(1.0, 22.54), (8.0, 4.47)])
 def test_reference_points(epsilon, limit):
-    """n = 512, b = 64, k = 8; BLT has 27.42 and 4.588 there."""
+    """For n = 512, b = 64 and k = 8, plain BLT has an RMSE of 27.42 and 4.588."""
     plan = small_plan(
         "amplified:4", 64 * 128, 128, 8, sampling="balls-in-bins", epsilon=epsilon
     )

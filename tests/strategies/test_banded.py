@@ -23,14 +23,14 @@ def mean_error(strategy, workload):
 
 @functools.cache
 def example():
-    """Problem B.1, from the default start."""
+    """Optimizes problem B.1 from the default start."""
     return strategies.optimized_banded(
         workloads.prefix_sum(9), 3, gradient_tolerance=1e-8, gap_tolerance=1e-8
     )
 
 
 def square_root(workload, bands):
-    """A start that costs nothing."""
+    """Returns a start that needs no optimization."""
     return strategies.bsr(workload, bands, column_normalized=True)
 
 
@@ -68,7 +68,7 @@ def test_without_equal_column_norms_the_optimum_is_certified():
 
 
 def test_the_stated_gap_is_above_the_true_one():
-    """Far from the optimum, too; the bounds themselves: tests/optimize."""
+    """The gap is right far from the optimum, too; tests/optimize tests the bounds."""
     workload = workloads.prefix_sum(9)
     start = square_root(workload, 3)
     actual = strategies.optimized_banded(workload, 3, start=start, max_iterations=0)

@@ -16,7 +16,7 @@ def test_the_matrix_is_the_one_of_its_output_scales():
     powers = DECAYS[:, None] ** np.arange(n - 1)
     column = np.r_[1.0, matrix.output_scales @ powers]
     np.testing.assert_allclose(matrix.toeplitz_column(), column)
-    # As a power series it is the quotient of the two products.
+    # As a power series the column is the quotient of two products.
     quotient = np.convolve(column, np.poly(matrix.decays))[:n]
     np.testing.assert_allclose(
         quotient, np.pad(np.poly(matrix.inverse_decays), (0, n - 4)), atol=1e-12
@@ -26,7 +26,7 @@ def test_the_matrix_is_the_one_of_its_output_scales():
 
 
 def test_it_reaches_the_value_of_jax_privacy():
-    """Prefix sum, n = 1000, k = 10, b = 100: 12.193852 with two buffers."""
+    """For the prefix sum with n = 1000, k = 10 and b = 100, two buffers give 12.193852."""
     workload, participation = workloads.prefix_sum(1000), MinSep(100)
     strategy = strategies.blt(workload, participation, 2)
     np.testing.assert_allclose(
@@ -36,7 +36,7 @@ def test_it_reaches_the_value_of_jax_privacy():
     assert strategy.diagnostics["converged"]
     assert strategy.memory_vectors == 2
     assert strategy.regenerations_per_step == 0
-    # More buffers gain nothing here, and none is taken for nothing.
+    # A third buffer would gain nothing here, so it is not used.
     assert strategies.blt(workload, participation, 3).memory_vectors == 2
 
 
@@ -93,6 +93,6 @@ def test_a_run_of_a_million_steps_comes_close_to_the_best_toeplitz_strategy():
     assert actual.diagnostics["converged"]
     column = actual.matrix.toeplitz_column()
     loss = np.linalg.norm(column) * np.linalg.norm(actual.matrix.solve(np.ones(n)))
-    # For the MaxSE the square root of the workload is the best Toeplitz factorization.
+    # For the MaxSE, the workload's square root is the best Toeplitz factorization.
     root = power_series.power_of_linear(1.0, -0.5, n)
     assert 1.0 < loss / (root @ root) < 1.005

@@ -18,7 +18,7 @@ N = 10
     ],
 )
 def test_square_roots_are_roots_of_the_workload_cut_off_at_their_bands(workload):
-    """arXiv:2405.13763 and arXiv:2505.12128, Lemma 1: a first column decides."""
+    """The families are those of arXiv:2405.13763 and arXiv:2505.12128, Lemma 1."""
     for family in (strategies.bsr, strategies.bisr):
         root = family(workload, N).matrix.to_dense()
         np.testing.assert_allclose(root @ root, workload.to_dense(), atol=1e-12)
@@ -49,7 +49,7 @@ def test_optimized_lambda_beats_its_neighbours(n, b, k):
 
 
 def test_invalid_strategies_are_refused():
-    """By name; numbers of every kind are those of tests/fuzz."""
+    """Tries wrong names; tests/fuzz tries numbers of every kind."""
     workload = workloads.prefix_sum(5)
     with pytest.raises(ValueError, match="objective must be"):
         strategies.optimized_lambda_cgd(workload, MinSep(5, 1), "median")

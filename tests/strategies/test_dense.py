@@ -1,4 +1,4 @@
-"""The dense optimum: theorems, an independent optimizer, peers' values."""
+"""The dense optimum against theorems, an independent optimizer and other libraries."""
 
 import numpy as np
 import pytest
@@ -62,7 +62,7 @@ def test_the_certificate_bounds_the_true_gap_and_shrinks():
 @pytest.mark.parametrize("n", [1, 2, 7, 30])
 @pytest.mark.slow_cases("30")
 def test_full_batch_optimum_is_the_diagonal_factorization(n):
-    """arXiv:2601.22334, Theorem 4, eq. 12: b = 1, k = n."""
+    """The optimum for b = 1 and k = n is that of arXiv:2601.22334, Theorem 4, eq. 12."""
     workload = workloads.prefix_sum(n)
     participation = FixedEpochOrder(1, 1, n)
     strategy = dense(workload, participation, tolerance=1e-8)
@@ -78,11 +78,11 @@ def test_full_batch_optimum_is_the_diagonal_factorization(n):
 
 @pytest.mark.slow
 def test_it_is_at_least_as_good_as_jax_privacy():
-    """Values that jax_privacy 2.3.0.dev0 reached for the prefix sum, n = 512."""
+    """Compares with values of jax_privacy 2.3.0.dev0 for the prefix sum, n = 512."""
     workload = workloads.prefix_sum(512)
     once = dense(workload, MinSep(512, 1))
     assert once.rmse(workload, MinSep(512, 1)) <= 2.741681 * (1 + 1e-6)
-    # It had stopped at its limit of 150 iterations for eight epochs.
+    # (For eight epochs jax_privacy stopped at its limit of 150 iterations.)
     eight = epochs(512, 8)
     many = dense(workload, eight, tolerance=1e-4)
     assert many.diagnostics["optimality_gap"] <= 1e-4

@@ -1,4 +1,4 @@
-"""gamma-BIFR between DP-lambda-CGD and BISR, and its one parameter."""
+"""gamma-BIFR, which lies between DP-lambda-CGD and BISR, and its parameter."""
 
 import numpy as np
 import pytest

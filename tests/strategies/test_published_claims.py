@@ -1,4 +1,4 @@
-"""What the papers prove or report about the closed forms and BandInvMF."""
+"""Claims of the papers about the closed forms and BandInvMF."""
 
 import numpy as np
 import pytest
@@ -56,6 +56,6 @@ def test_theorem_4_full_batch_bounds(n):
     for name in names:
         strategy = registry.build_strategy(name, workload, participation)
         assert strategy.rmse(workload, participation) >= lower * (1 - 1e-9)
-    # Corollary 6: no lambda is better than none.
+    # Corollary 6: lambda = 0 is optimal here.
     best = strategies.optimized_lambda_cgd(workload, participation)
     assert best.rmse(workload, participation) >= trivial * (1 - 1e-9)

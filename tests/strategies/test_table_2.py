@@ -1,7 +1,7 @@
 """arXiv:2306.08153, Table 2: n = 2052 steps, k = 6, b = 342, prefix sum.
 
-Errors are relative to the dense optimum under fixed epoch order. Minutes of optimization:
-run with `-m slow`.
+Errors are relative to the dense optimum under fixed epoch order. The optimization takes
+minutes: run it with `-m slow`.
 """
 
 import functools
@@ -45,7 +45,7 @@ def optimum_of_equal_norms():
     ],
 )
 def test_table_2(build, sensitivities, errors):
-    """Sensitivities for k = 1 and b-min-sep, columns A and B; two digits."""
+    """Compares errors for k = 1 and b-min-sep (columns A and B), which have two digits."""
     strategy = build()
     scale = strategy.sensitivity(FIXED)
     assert scale.is_exact

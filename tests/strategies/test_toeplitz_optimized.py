@@ -7,7 +7,7 @@ import scipy.optimize
 from tf_bandmf import matrices, strategies, workloads
 from tf_bandmf.participation import FixedEpochOrder, MinSep
 
-# n, bands and RMSE of the optimum for one participation at sensitivity 1.
+# Each row: n, bands, and the optimum's RMSE for one participation at sensitivity 1.
 KNOWN = [
     (4096, 16, 11.883879),
     (16384, 16, 23.092455),
@@ -22,7 +22,7 @@ def test_known_optimum_of_1024_steps():
     actual = strategies.optimized_toeplitz(workload, once, 16)
     assert actual.diagnostics["converged"]
     np.testing.assert_allclose(actual.rmse(workload, once), 6.342793, rtol=1e-7)
-    # Equal columns cost nothing and do not hurt.
+    # Normalized columns have a smaller error.
     normalized = strategies.optimized_toeplitz(
         workload, once, 16, column_normalized=True
     )
@@ -49,7 +49,7 @@ def test_invalid_arguments_are_refused():
 
 
 def test_inverse_coefficients_meet_the_peer_s_optimum():
-    # jax_privacy finds 13.402731 here, by another bound on the sensitivity.
+    # jax_privacy gets 13.402731 here, with another bound on the sensitivity.
     n, participation = 1000, MinSep(100, 10)
     workload = workloads.prefix_sum(n)
     actual = strategies.optimized_banded_inverse(workload, participation, 4)
@@ -58,7 +58,7 @@ def test_inverse_coefficients_meet_the_peer_s_optimum():
     rmse = actual.rmse(workload, participation)
     assert rmse < 13.402731
     assert rmse < 0.5 * strategies.bisr(workload, 4).rmse(workload, participation)
-    # The reported sensitivity covers what the leftmost columns reach.
+    # The reported sensitivity is at least the norm of the sum of columns 0, 100, ...
     column = actual.core.toeplitz_column()
     response = sum(np.pad(column, (j, 0))[:n] for j in range(0, n, 100))
     reached = actual.sensitivity(participation).value
@@ -66,7 +66,7 @@ def test_inverse_coefficients_meet_the_peer_s_optimum():
 
 
 def searched(workload, participation, bands):
-    """The least logarithm of the RMSE that a search without gradients finds."""
+    """Returns the smallest log RMSE that a search without gradients finds."""
 
     def error(x):
         inner = matrices.ToeplitzBanded(np.r_[1.0, x], workload.num_steps)
@@ -78,7 +78,7 @@ def searched(workload, participation, bands):
 
 
 SIGNS = [
-    # Where the optimum of entries >= 0 is no optimum: 1.1 to 1.4 times BISR's RMSE.
+    # Here the best nonnegative column has 1.1 to 1.4 times the RMSE of BISR.
     ("sgd:momentum=0.9", 16, 8, 3),
     ("prefix", 16, 4, 4),
     ("sgd:momentum=0.9,decay=0.99", 64, 8, 8),

@@ -9,7 +9,7 @@ from tf_bandmf.participation import MinSep
 
 
 def rectangular_tree(n):
-    """One row for each complete dyadic interval."""
+    """Returns the matrix with one row for each complete dyadic interval."""
     rows, size = [], 1
     while size <= n:
         for start in range(0, n - size + 1, size):

@@ -169,7 +169,7 @@ class Passes:
 
         Args:
           factors: `probability * exp(exponents)`, shape [n, N].
-          probability: of a participation.
+          probability: probability of a participation.
           largest: >= 0; no exponent exceeds it.
         """
         (n, count), b = factors.shape, self.separation

@@ -179,7 +179,7 @@ class BMinSepSimulator(Simulator):
         """Returns the log densities of "remove" tilts relative to Q, shape [T, N].
 
         Args:
-          tilts: of the proposal; tilts with equal scales must be adjacent.
+          tilts: tilts of the proposal; tilts with equal scales must be adjacent.
           log_v: shape [n, N].
           half: `|c_t|^2 / (2 sigma^2)`, shape [n].
         """

@@ -35,7 +35,7 @@ def whole_number(
     """Returns the value as an int.
 
     Args:
-      name: of the value, for the message.
+      name: name of the value, for the message.
       value: anything.
       least: the smallest allowed value.
       most: the largest allowed value, or None.

@@ -61,7 +61,7 @@ def of_event(
 
     Args:
       event: any event that dp-accounting supports.
-      interval: of the discretization, which errs on the safe side.
+      interval: interval of the discretization, which errs on the safe side.
       is_replaced: True if neighbors replace a unit by another one, False if they add or
         remove it.
 
@@ -124,7 +124,7 @@ def additive_loss(
     Args:
       event: under add-or-remove adjacency; for samples of fixed size, under replacements.
       count: >= 1.
-      interval: of the discretization, which errs on the safe side.
+      interval: interval of the discretization, which errs on the safe side.
 
     Returns:
       The loss, if the event adds Gaussian or Laplace noise, perhaps after sampling; else

@@ -75,7 +75,7 @@ class Calibration:
     Attributes:
       noise_stddev: sigma on the **raw** `C`, for l2_norm_clip = 1: `C x` is released
         with noise of this standard deviation in every entry.
-      guarantee: of a run with this noise.
+      guarantee: guarantee of a run with this noise.
     """
 
     noise_stddev: float
@@ -88,7 +88,7 @@ class Simulation:
 
     Attributes:
       confidence: None for an estimate, or `1 - beta` for a bound.
-      seed: of the draws, >= 0; equal seeds give equal results.
+      seed: seed of the draws, >= 0; equal seeds give equal results.
       num_draws: the number of draws of an estimate; None for the accountant's default.
     """
 

@@ -31,7 +31,7 @@ class MonteCarloValue(float):
     exceeds it with probability at most `1 - confidence`. An estimate may be too small.
 
     Attributes:
-      standard_error: of an estimate, computed from the same draws; 0 for a bound.
+      standard_error: standard error of an estimate, from the same draws; 0 for a bound.
       confidence: None for an estimate, `1 - beta` for a bound.
     """
 

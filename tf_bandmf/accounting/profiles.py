@@ -122,7 +122,7 @@ def dominating_loss(
     deltas = np.minimum(np.asarray(profile(losses), np.float64), 1.0)
     deltas = np.minimum.accumulate(deltas)
     if not (np.all(np.isfinite(deltas)) and np.all(deltas >= 0.0)):
-        raise ArithmeticError(f"The profile has values that are no deltas: {deltas}.")
+        raise ArithmeticError(f"The profile has values that are not deltas: {deltas}.")
     index, losses, deltas = _hull(index, losses, deltas)
     slopes = np.append(np.diff(deltas) / np.diff(np.exp(losses)), 0.0)
     first, before = _centre(losses, deltas, slopes)

@@ -55,7 +55,7 @@ def near_root(
       start: where to begin.
       largest: returned if the function is >= 0 up to this value.
       tolerance: the search ends with a step of at most this length.
-      slope: of the first step.
+      slope: slope of the first step.
 
     Raises:
       ArithmeticError: if no root was found.

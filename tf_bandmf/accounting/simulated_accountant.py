@@ -59,8 +59,8 @@ class SimulatedAccountant(Accountant):
     many draws, the bound without amplification is used, as for one Gaussian mechanism.
 
     Args:
-      name: of the accountant, for guarantees.
-      simulator: of the privacy loss.
+      name: name of the accountant, for guarantees.
+      simulator: simulator of the privacy loss.
       norm: the largest l2 norm of an example's contribution `C x`: without amplification
         the run is a Gaussian mechanism of this sensitivity.
       confidence: None for estimates, or 1 - beta, for example `1 - 1e-6`.

@@ -36,7 +36,7 @@ _MIN_BLOCK = 16
 
 @dataclasses.dataclass(frozen=True)
 class _Layout:
-    """How `n` rows with `w` diagonals are cut into `N` blocks of `T` rows."""
+    """The division of `n` rows with `w` diagonals into `N` blocks of `T` rows."""
 
     num_rows: int
     bands: int

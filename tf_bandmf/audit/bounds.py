@@ -40,7 +40,7 @@ def epsilon_from_guesses(
       num_canaries: m.
       num_guesses: r <= m, decided in advance; the auditor does not guess the other coins.
       num_right: v <= r, right guesses.
-      delta: of the guarantee that is audited.
+      delta: delta of the guarantee that is audited.
       confidence: in (0, 1).
 
     Returns:
@@ -125,7 +125,7 @@ def epsilon_from_rates(
       positives: trials with the canary.
       false_positives: trials without the canary in which the test was positive.
       negatives: trials without the canary.
-      delta: of the guarantee that is audited.
+      delta: delta of the guarantee that is audited.
       confidence: in (0, 1).
 
     Returns:

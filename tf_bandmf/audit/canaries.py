@@ -61,9 +61,9 @@ class GradientCanaries:
         """Returns canaries that take part as often as the plan's participation permits.
 
         Args:
-          plan: of the run.
+          plan: plan of the run.
           num_parameters: d, the length of the released vectors.
-          seed: of the coins and the sampler.
+          seed: seed of the coins and the sampler.
           num_canaries: m <= d; None for one per direction.
           directions: see the class. Different directions may reveal different faults.
 
@@ -185,7 +185,7 @@ class GradientCanaries:
         """Returns noisy sums as a correct mechanism releases them, shape [n, d].
 
         Args:
-          seed: of the noise.
+          seed: seed of the noise.
         """
         shape = (self.plan.num_steps, self.num_parameters)
         normals = np.random.default_rng(seed).standard_normal(shape)
@@ -220,7 +220,7 @@ class GradientCanaries:
 
         Args:
           released: see `scores`.
-          confidence: of all bounds together.
+          confidence: confidence of all bounds together.
           num_guesses: see `evaluate`.
 
         Raises:

@@ -45,11 +45,11 @@ class AuditResult:
 
     Attributes:
       bounds: one for each method.
-      delta: for which the bounds hold.
-      confidence: of all bounds together.
+      delta: delta for which the bounds hold.
+      confidence: confidence of all bounds together.
       num_canaries: m.
       num_included: how many canaries took part.
-      claimed_epsilon: of the plan; None if nothing was claimed.
+      claimed_epsilon: claimed epsilon of the plan; None if nothing was claimed.
       signal: mean distance of the scores with and without the canary, in standard
         deviations of the plan's noise: `1 / noise_multiplier` for a canary with the
         worst pattern; None if unknown.
@@ -119,8 +119,8 @@ def evaluate(
       scores: shape [m]; larger for canaries that seem to have taken part. They must be
         computed from what the run released, without looking at `included`.
       included: bool, shape [m]: which canaries took part, by independent fair coins.
-      delta: of the guarantee that is audited.
-      confidence: of all bounds together.
+      delta: delta of the guarantee that is audited.
+      confidence: confidence of all bounds together.
       signal: see `AuditResult`; used only to choose `num_guesses`. None counts as 1.
       is_gaussian: True if the claim is Gaussian DP, as by the exact Gaussian accountant
         without amplification. Then bounds on mu are computed, too, and bounds on epsilon
@@ -199,8 +199,8 @@ def best_number_of_guesses(
     Args:
       num_canaries: m.
       signal: distance of the two means (with and without) in standard deviations.
-      delta: of the guarantee.
-      confidence: of the bound.
+      delta: delta of the guarantee.
+      confidence: confidence of the bound.
 
     Returns:
       An even number in [2, m]. If no number of guesses promises a bound > 0, it is two
@@ -238,8 +238,8 @@ def best_threshold(
     Args:
       scores: shape [m].
       included: bool, shape [m].
-      delta: of the guarantee.
-      confidence: of the bound.
+      delta: delta of the guarantee.
+      confidence: confidence of the bound.
     """
     tails = np.geomspace(max(1e-4, 5.0 / scores.size), 0.5, 12)
     levels = np.concatenate([tails, 1.0 - tails])

@@ -58,7 +58,7 @@ def _table(balances: list[Any]) -> str:
 
 
 def _rows(entries: list[Any], *names: str) -> list[list[str]]:
-    """Columns of entries, with a line of headings."""
+    """Yields entries as rows for a table, after a row of headings."""
     said = [[getattr(e, n, e.body.get(n)) for n in names] for e in entries]
     return [[*names], *(["" if v is None else str(v) for v in row] for row in said)]
 

@@ -44,7 +44,7 @@ def command(
     """A command that calls a function and prints what it returns.
 
     Args:
-      name: of the command.
+      name: name of the command.
       function: is called with the options that are given, by name.
       *sources: where signatures and docstrings are, such as "ledger.book:Ledger.fits"; the
         first one says what the command does.

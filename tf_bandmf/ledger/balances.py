@@ -114,7 +114,7 @@ class Balance:
         """The largest epsilon of a run without amplification that would still fit.
 
         Args:
-          delta: of that run; by default the budget's, or 1e-6.
+          delta: delta of that run; by default the budget's, or 1e-6.
 
         Returns:
           Epsilon as `tf_bandmf.plan` takes it, rounded down to four digits; 0 if nothing

@@ -81,10 +81,10 @@ class Ledger:
         """Adds a data set with its budget; repeating the call changes nothing.
 
         Args:
-          name: of the data set, by which plans are bound to it.
-          epsilon: of the budget, together with delta.
-          delta: of the budget, together with epsilon.
-          rho: of zCDP, instead of epsilon and delta.
+          name: name of the data set, by which plans are bound to it.
+          epsilon: epsilon of the budget, together with delta.
+          delta: delta of the budget, together with epsilon.
+          rho: rho of zCDP, instead of epsilon and delta.
           unit: the one whose presence the budget hides; plans must have the same unit.
           adjacency: "zero-out" (or add-or-remove), or "replace-one".
 
@@ -128,9 +128,9 @@ class Ledger:
 
         Args:
           dataset: its name.
-          epsilon: of the budget, together with delta.
-          delta: of the budget, together with epsilon.
-          rho: of zCDP, instead of epsilon and delta.
+          epsilon: epsilon of the budget, together with delta.
+          delta: delta of the budget, together with epsilon.
+          rho: rho of zCDP, instead of epsilon and delta.
 
         Returns:
           The balance under the new budget.
@@ -289,7 +289,7 @@ class Ledger:
 
         Args:
           dataset: its name.
-          delta: of that run; by default the budget's.
+          delta: delta of that run; by default the budget's.
         """
         return self.balance(dataset).fits(delta)
 

@@ -21,7 +21,7 @@ class Dataset:
     """A data set of a ledger.
 
     Attributes:
-      name: by which plans are bound to it.
+      name: the name by which plans are bound to it.
       id: the digest of its first entry.
       unit: the one whose presence the budget hides; plans must have the same unit.
       adjacency: "zero-out" or "replace-one".
@@ -41,7 +41,7 @@ class Dataset:
         """Raises ValueError if a run may not use the data, or hides another unit."""
         if unit != self.unit:
             raise ValueError(
-                f"{self.name!r} is for unit={self.unit!r}, and the plan hides {unit!r}."
+                f"The unit of {self.name!r} is {self.unit!r}, that of the plan {unit!r}."
             )
         if test_seed is not None:
             raise ValueError("A plan with a test seed protects nobody: omit the seed.")

@@ -144,7 +144,7 @@ class Transaction:
             return
         if names or not create:
             raise LedgerError(
-                f"There is no ledger in the database, and {len(names)} other tables. A "
+                f"The database has no ledger, but {len(names)} other tables. A "
                 f"ledger needs a database of its own."
             )
         _metadata.create_all(self.connection)

@@ -187,8 +187,8 @@ def register(cls: _Kind) -> _Kind:
         raise TypeError(f"{cls.__name__} lacks {missing}.")
     if KINDS.setdefault(cls.kind, cls) is not cls:
         raise ValueError(
-            f"The kind {cls.kind!r} of {cls.__name__} is that of "
-            f"{KINDS[cls.kind].__name__}."
+            f"The kind {cls.kind!r} of {cls.__name__} is taken by "
+            f"{KINDS[cls.kind].__name__}: use another one."
         )
     return cls
 

@@ -84,7 +84,7 @@ def box_muller(
 
 def cosine_and_sine(angle: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     """Cosine and sine of an int32 angle in units of `2^-31 pi`."""
-    # The nearest multiple of a quarter turn, modulo 4, and what is left of the angle.
+    # The nearest multiple of a quarter turn, modulo 4, and the rest of the angle.
     # (Integers wrap around, as angles do.)
     quarter = tf.constant(30, tf.int32)
     turns = tf.bitwise.right_shift(angle + (1 << 29), quarter)

@@ -23,7 +23,7 @@ def chacha20_blocks(step_key: tf.Tensor, number: tf.Tensor) -> list[tf.Tensor]:
     Args:
       step_key: uint64, shape [5]: the key, in the order of its bytes, and the last two
         words of the nonce.
-      number: of the block, uint64, any shape. Its lower half is the block counter of
+      number: number of the block, uint64, any shape. Its lower half is the block counter of
         RFC 8439, its upper half the first word of the nonce.
 
     Returns:

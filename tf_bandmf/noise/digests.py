@@ -76,7 +76,7 @@ def digest_key(secret: bytes, context: str) -> np.ndarray:
 
     Args:
       secret: 32 bytes.
-      context: what else the noise depends on, beside the secret and the sums.
+      context: everything that the noise depends on, apart from the secret and the sums.
 
     Returns:
       int32, shape [words]: 49 kB. As secret as what it is made from.

@@ -152,10 +152,10 @@ class NoiseGenerator:
         """The noise of a step, and the state after it.
 
         Args:
-          state: after the steps before.
+          state: the state after the earlier steps.
           step: int64 scalar in [0, num_steps). With a buffer the steps must come in
             order.
-          shard: which part, int32 scalar in [0, num_shards).
+          shard: the number of the part, int32 scalar in [0, num_shards).
 
         Returns:
           float32, shape [shard_size], and the new state.

@@ -119,9 +119,9 @@ def row_system(
     """The state of a row under noisy SGD, `g = (s + stddev y) / batch_size`.
 
     Args:
-      noise: of the strategy, `noise_system`.
-      update: of the optimizer.
-      stddev: of the noise, `Plan.noise_stddev`.
+      noise: noise of the strategy, `noise_system`.
+      update: update of the optimizer.
+      stddev: standard deviation of the noise, `Plan.noise_stddev`.
       batch_size: the public constant.
 
     Raises:

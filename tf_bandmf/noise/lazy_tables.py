@@ -37,8 +37,8 @@ class Window(NamedTuple):
     """The jumps to a step from each step since the last release.
 
     Attributes:
-      step: to which the jumps lead, int32.
-      first: the first step from which they lead, int32.
+      step: the step to which the jumps lead, int32.
+      first: the first step from which jumps lead there, int32.
       matrices: P and L, at the place `clock - first`, float32, shape [steps, 2, m, m]:
         side by side, since they are gathered for many rows.
     """
@@ -52,7 +52,7 @@ class Jumps:
     """`P(l, t)` and `Q(l, t)` of a system, for each `l` since the last release.
 
     Args:
-      system: of the rows.
+      system: system of the rows.
       num_steps: n.
       step: t, at which every row is up to date.
     """
@@ -153,10 +153,10 @@ class LazyTable:
 
     Args:
       weights: the table, float32, shape [rows, columns], at `step`.
-      jumps: of its rows.
-      number: of the table, among those that share keys.
-      step: at which every row is up to date.
-      memory: what the rows' states have beside the weights, at `step`: float32, shape
+      jumps: jumps of the rows.
+      number: the table's number among those that share keys.
+      step: the step at which every row is up to date.
+      memory: the rest of the rows' states, after the weights, at `step`: float32, shape
         [rows, (m - 1) columns]; None for zeros.
     """
 
@@ -322,7 +322,9 @@ class LazyTable:
         return done
 
     def _rows_of(self, numbers: int) -> int:
-        """About how many rows have this many numbers in their states; at least 1."""
+        """Returns the approximate number of rows whose states have this many numbers; >=
+        1.
+        """
         return max(1, numbers // self._width)
 
     def _jump(
@@ -371,7 +373,8 @@ def _jumped(
 
     Args:
       entries: m.
-      states: of the rows; or of a table, whose rows from `first` on XLA reads in place.
+      states: states of the rows; or the table's, whose rows from `first` on XLA reads in
+        place.
       jump: P and L of U rows.
       normals: as many as `U m columns`.
       first: None, or the first of the table's rows.

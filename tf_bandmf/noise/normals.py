@@ -15,7 +15,8 @@ from tf_bandmf.noise.shared import shared_function
 
 # Normals are made in blocks of this many, so that any block can be made by itself.
 BLOCK = 4096
-_PAIRS = BLOCK // 2  # of a block; each has one counter of the generator: four words
+# Pairs in a block. Each has one counter of the generator, which gives four words.
+_PAIRS = BLOCK // 2
 # The first counter of words that a block's pairs share; all other counters are smaller.
 _SHARED = 1 << 63
 # Blocks that are made at a time without XLA: intermediate results fit into a cache.
@@ -99,7 +100,8 @@ class WordSource(NamedTuple):
     of_many_operations: bool
 
 
-# By the number of uint64 words in a step's key: no run changes its generator.
+# Word sources by the number of uint64 words in a step's key; a run never changes its
+# source.
 _SOURCES = {
     2: WordSource(philox, philox_in_a_row, False),
     5: WordSource(chacha20, chacha20_in_a_row, True),

@@ -45,7 +45,7 @@ class Recurrence(abc.ABC):
         """The row of a step, and the rows of the buffer that change.
 
         Args:
-          normals: of any step up to this one.
+          normals: gives the normals of any step up to this one.
           buffer: float32, shape [memory_vectors, size], after the steps before.
           step: int64 scalar.
         """

@@ -34,12 +34,12 @@ def shared_function(
     long as the process runs. So the collections are removed while the function is called.
 
     Args:
-      function: of tensors, variables and Python numbers; it closes over no tensor. It may
-        be left out, for use as a decorator. If XLA compiles it, integer variables are
-        passed by value: they may be on the host when all else is on a GPU, and a compiled
-        program cannot read a variable of another device. Float variables are read within
-        it: outside, TensorFlow would copy them.
-      **options: of `tf.function`.
+      function: function of tensors, variables and Python numbers; it closes over no
+        tensor. It may be left out, for use as a decorator. If XLA compiles it, integer
+        variables are passed by value: they may be on the host when all else is on a GPU,
+        and a compiled program cannot read a variable of another device. Float variables
+        are read within it: outside, TensorFlow would copy them.
+      **options: options of `tf.function`.
 
     Returns:
       The function.

@@ -44,12 +44,12 @@ class _Problem:
 
     Args:
       workload: A.
-      objective: of the per-step squared errors.
-      bands: of C.
+      objective: objective of the per-step squared errors.
+      bands: bands of C.
       separation: b, or None for column-normalized strategies.
 
     Attributes:
-      minimizer: of the objective.
+      minimizer: minimizer of the objective.
       maximum: what the minimizer minimizes if the objective is the maximum of the errors.
     """
 
@@ -177,7 +177,7 @@ def optimize(
 
     Args:
       workload: A.
-      objective: of the per-step squared errors at unit sensitivity.
+      objective: objective of the per-step squared errors at unit sensitivity.
       start: columns of a strategy, `start[i, j] = C[j + i, j]`, shape [bands, n], with
         a positive diagonal.
       separation: None for columns of norm 1; b for `sum over columns i, i + b, ... of

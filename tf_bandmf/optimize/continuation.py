@@ -28,9 +28,9 @@ def continued(columns: np.ndarray, num_steps: int) -> np.ndarray:
     """Columns near the optimum for more steps.
 
     Args:
-      columns: of norm 1, optimized for the mean squared error of the same workload with
-        constant learning rates and fewer steps; shape [bands, m], `[i, j]` is
-        `C[j + i, j]`. m should be many times the number of bands.
+      columns: columns of norm 1, optimized for the mean squared error of the same
+        workload with constant learning rates and fewer steps; shape [bands, m], and
+        `[i, j]` is `C[j + i, j]`. m should be many times the number of bands.
       num_steps: n >= m.
 
     Returns:

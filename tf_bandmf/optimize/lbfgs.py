@@ -62,7 +62,7 @@ class _Certificate:
 
     Args:
       gap: computes the gap at a position; None if there is no certificate.
-      tolerance: of the gap.
+      tolerance: tolerance of the gap.
 
     Attributes:
       value: the gap when it was last computed.

@@ -34,10 +34,11 @@ _ALIKE = 3e-4
 # decrease tolerance, but the gap need not be below _BOUND_GAP.
 _MORE_ITERATIONS, _LESS_DECREASE, _BOUND_GAP = 4, 1e-4, 1e-4
 
-# Takes variables, options, and optionally a function for the certified gap at variables.
+# Such a function takes variables, options, and optionally a function that returns the
+# certified gap at variables.
 Minimize = Callable[..., OptimizationResult]
-# Takes variables and the weights of the steps; gives a lower bound on the weighted mean,
-# and the errors.
+# Such a function takes variables and the weights of the steps. It returns a lower bound
+# on the weighted mean, and the errors.
 Bound = Callable[[np.ndarray, np.ndarray], "tuple[float, np.ndarray]"]
 
 
@@ -77,7 +78,7 @@ def minimize(
       bound: a lower bound on the weighted mean of errors, from variables near its
         optimum, and the errors there; None for no certificate.
       start: initial variables.
-      options: of each stage.
+      options: options of each stage.
 
     Returns:
       The result of the last stage, with the maximum as its value and the iterations,

@@ -14,7 +14,7 @@ class Objective:
     """A differentiable function of the per-step squared errors.
 
     Attributes:
-      name: for tables and diagnostics.
+      name: name in tables and diagnostics.
       reduction: maps the squared errors, shape [n], float64, to a positive scalar.
       is_convex: whether `reduction` is convex and non-decreasing in every error. Only
         then is the problem convex in `C^T C`, so that an optimality gap can be certified.

@@ -12,7 +12,7 @@ class Options:
     """Stopping rules of an optimization.
 
     Attributes:
-      max_iterations: of L-BFGS, for each stage.
+      max_iterations: largest number of iterations of L-BFGS, for each stage.
       gradient_tolerance: converged when no entry of the gradient of `scale * log f`
         exceeds this in absolute value.
       gap_tolerance: converged when the certified relative gap is at most this; only

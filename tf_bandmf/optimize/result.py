@@ -20,8 +20,8 @@ class OptimizationResult:
       value: the objective at `position`, in its own units (a squared error).
       gradient_norm: largest entry of the gradient of `scale * log(objective)` with
         respect to the variables, in absolute value; without units.
-      num_iterations: of L-BFGS.
-      num_evaluations: of value and gradient.
+      num_iterations: number of iterations of L-BFGS.
+      num_evaluations: number of evaluations of value and gradient.
       seconds: wall time, tracing included.
       optimality_gap: certified upper bound on `1 - optimum / value`, or None if there
         is no certificate for this problem.

@@ -29,7 +29,8 @@ _FIRST_STEP = 0.05
 # Decrease of the log squared error in 20 iterations.
 _LEAST_DECREASE = 1e-12
 
-# Takes coefficients [p]; gives a reduced squared error and its gradient.
+# Such a function takes coefficients [p] and returns a reduced squared error and its
+# gradient.
 Error = Callable[[np.ndarray], "tuple[float, np.ndarray]"]
 
 

@@ -35,7 +35,7 @@ class TracedError:
 
     Args:
       workload: A.
-      objective: of the per-step squared errors.
+      objective: objective of the per-step squared errors.
       bands: number of coefficients.
       inverse: whether the coefficients are those of `C^-1`.
     """

@@ -120,7 +120,7 @@ class Participation(abc.ABC):
         raise TypeError(self.no_schedule())
 
     def amplification(self) -> str:
-        """What is claimed from the randomness of the sampling, as one sentence."""
+        """One sentence on the amplification that is claimed from the sampling."""
         return "No amplification by sampling is claimed."
 
     @property
@@ -178,12 +178,12 @@ def register(cls: _Class) -> _Class:
         raise TypeError(f"{cls.__name__} lacks {missing}.")
     if cls.is_amplified and cls.accountant is Participation.accountant:
         raise TypeError(
-            f"{cls.__name__} lacks accountant: the default one amplifies nothing."
+            f"{cls.__name__} lacks accountant: the default one claims no amplification."
         )
     for table, name in ((PARTICIPATIONS, cls.kind), (NAMED, cls.sampling)):
         if name is not None and table.setdefault(name, cls) is not cls:
             raise ValueError(
-                f"The name {name!r} of {cls.__name__} is that of {table[name].__name__}."
+                f"The name {name!r} of {cls.__name__} is taken by {table[name].__name__}."
             )
     return cls
 

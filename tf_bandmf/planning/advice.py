@@ -58,11 +58,12 @@ class RunSetting:
     """One way to use the data, and the noise that it needs for a budget.
 
     Attributes:
-      sampling, mechanism: by name, as `tf_bandmf.plan` takes them.
-      batch_size, epochs, num_steps: of the run.
+      sampling, mechanism: names, as `tf_bandmf.plan` takes them.
+      batch_size, epochs, num_steps: sizes of the run.
       noise: s, see `learning_rates.noise_in_models`; accurate to a percent for settings
         that were only compared.
-      learning_rate: of SGD, per unit of clip norm; see `learning_rates.per_clip_unit`.
+      learning_rate: learning rate of SGD, per unit of clip norm; see
+        `learning_rates.per_clip_unit`.
       progress: how far the weights can move, per unit of clip norm; see
         `learning_rates.progress`. The setting with the most progress is advised.
     """

@@ -63,8 +63,8 @@ class Row:
     """One mechanism with its parameters, errors and costs.
 
     Attributes:
-      mechanism: "bisr:4", as `tf_bandmf.plan` takes it.
-      sampling: by name; None where the caller makes the batches.
+      mechanism: its name for `tf_bandmf.plan`, such as "bisr:4".
+      sampling: name of the sampling; None where the caller makes the batches.
       adjacency: which data sets are neighbors for the noise.
       batch_size: expected number of examples of a step; None if unknown.
       num_steps: n.
@@ -124,7 +124,7 @@ class Comparison:
     Attributes:
       title: title of the table.
       rows: one for each mechanism that can be used, with all parameters chosen.
-      excluded: the other mechanisms, and why each has no row.
+      excluded: the other mechanisms, and the reason why each has no row.
       objective: the error that the best row minimizes: "rmse" or "max_se".
     """
 
@@ -163,7 +163,7 @@ class Comparison:
 
     @property
     def reason(self) -> str:
-        """Why the best row was chosen, in a sentence."""
+        """The reason for the choice of the best row, in a sentence."""
         row, least = self.best(), min(self.rows, key=self.value)
         facts = {"row": least, "chosen": row, "best": self._label(row), "second": ""}
         facts |= {"error": _SHORT[self.objective], "value": self.value(row)}
@@ -355,7 +355,7 @@ class Search:
 
     @property
     def _is_searched(self) -> bool:
-        """Whether the noise depends on the strategy by more than its sensitivity."""
+        """True if the noise depends on more of the strategy than its sensitivity."""
         is_noisy = self.data.is_cyclic or self.data.sampling.is_simulated
         return self.budget is not None and is_noisy
 
@@ -433,7 +433,7 @@ class Search:
         never worse, only the largest number is tried.
 
         Args:
-          family: of the mechanism.
+          family: family of the mechanism.
           options: the parameters that are given.
         """
         opened = [one for one in family.numbers if one.name not in options]

@@ -81,14 +81,15 @@ class Release:
 
     Attributes:
       about: what it is, in one line.
-      epsilon: of (epsilon, delta)-DP, >= 0.
+      epsilon: epsilon of (epsilon, delta)-DP, >= 0.
       delta: in [0, 1); 0 for pure DP, such as the Laplace mechanism.
-      rho: of zero-concentrated DP. For a Gaussian mechanism give the event: it says more.
-      event: of dp-accounting; noise multipliers are relative to the contribution of one
-        unit, or to the change by a replacement under "replace-one". Gaussian noise
+      rho: rho of zero-concentrated DP. For a Gaussian mechanism give the event instead.
+      event: event of dp-accounting; noise multipliers are relative to the contribution of
+        one unit, or to the change by a replacement under "replace-one". Gaussian noise
         composes exactly.
-      noise_multiplier: of a Gaussian mechanism that is at most as private, relative to
-        the contribution of one unit: for a run, the run without its amplification.
+      noise_multiplier: noise multiplier of a Gaussian mechanism that is at most as
+        private, relative to the contribution of one unit: for a run, the run without its
+        amplification.
       adjacency: "zero-out" (one unit is added, removed or zeroed out), "replace-one"
         (one is replaced by another, as for sampling without replacement), or "either"
         for runs whose numbers hold for both. A replacement is two zero-outs.

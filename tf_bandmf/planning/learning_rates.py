@@ -68,7 +68,7 @@ def noise_in_models(rmse: float, batch_size: float, momentum: float) -> float:
       rmse: RMSE of the noisy models per coordinate and unit of clip norm, for sums of
         gradients and the workload with `momentum`.
       batch_size: B, by which sums are divided.
-      momentum: of SGD, in [0, 1): updates are 1 / (1 - momentum) times as large.
+      momentum: momentum of SGD, in [0, 1): updates are 1 / (1 - momentum) times as large.
 
     Returns:
       s = (1 - momentum) rmse / B.
@@ -93,7 +93,7 @@ def per_clip_unit(
     Args:
       noise: s; see `noise_in_models`.
       num_parameters: d.
-      momentum: of SGD, in [0, 1).
+      momentum: momentum of SGD, in [0, 1).
       l2_norm_clip: zeta, > 0.
       loss: Keras loss, or its name; None for classification.
     """
@@ -103,7 +103,7 @@ def per_clip_unit(
 
 
 def progress(rate: float, num_steps: int) -> float:
-    """How far weights can move in one direction: rate times steps at the full rate.
+    """The distance that weights can move in one direction: rate times steps at full rate.
 
     SGD with momentum beta reaches its full rate only after some 1 / (1 - beta) steps, so
     that a short run moves less than rate times all steps.

@@ -29,7 +29,7 @@ class Measurements:
     Attributes:
       counts: share of the squared norm, in [0, 0.5]; 0 for no counts.
       evaluations: the most evaluations that the run may make, >= 0.
-      noise_multiplier: of each evaluation; None without any.
+      noise_multiplier: noise multiplier of each evaluation; None without any.
 
     Raises:
       ValueError: if a number is out of range.

@@ -63,7 +63,7 @@ def refuse_too_large(needed: NoiseMemory, available: int | None) -> None:
 
     Args:
       needed: memory of the noise.
-      available: bytes; None if unknown, which raises nothing.
+      available: available bytes; None if unknown, and then nothing is raised.
     """
     total = needed.bytes_per_device
     if available is None or total <= available:

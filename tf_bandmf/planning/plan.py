@@ -300,7 +300,7 @@ class Plan:
         statement say so.
 
         Args:
-          confidence: of the simulated bound, in (0, 1).
+          confidence: confidence of the simulated bound, in (0, 1).
 
         Raises:
           ValueError: if confidence is out of range, nothing is simulated, or the plan has
@@ -328,7 +328,8 @@ class Plan:
 
         Args:
           delta: in (0, 1).
-          confidence: of a simulated bound, for this delta only; by default the plan's.
+          confidence: confidence of a simulated bound, for this delta only; by default that
+            of the plan.
 
         Raises:
           ValueError: if delta is not in (0, 1), or so large that epsilon would be 0.

@@ -98,7 +98,7 @@ class PrivacyStatement:
 
     @property
     def test_only(self) -> bool:
-        """Whether noise comes from a known seed: then there is no guarantee at all."""
+        """True if noise comes from a known seed: then there is no guarantee at all."""
         return any(plan.test_seed is not None for plan in self.plans)
 
     @property

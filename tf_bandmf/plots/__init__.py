@@ -91,7 +91,7 @@ def accumulated_noise(
 
     Args:
       plans: plans by name.
-      seed: of the normals.
+      seed: seed of the normals.
       axes: where to draw; by default on a new figure.
 
     Raises:
@@ -203,7 +203,7 @@ def strategy_matrix(
     """A heat map of C, for its first `rows` steps.
 
     Args:
-      strategy: of n steps.
+      strategy: strategy of n steps.
       rows: the most rows and columns drawn.
       axes: where to draw; by default on a new figure.
 
@@ -223,7 +223,7 @@ def noising_matrix(
     """A heat map of C^-1, for its first `rows` steps: row i makes step i's noise from Z.
 
     Args:
-      strategy: of n steps.
+      strategy: strategy of n steps.
       rows: the most rows and columns drawn.
       axes: where to draw; by default on a new figure.
 
@@ -281,7 +281,7 @@ def plan_overview(name: str, plans: dict[str, Plan], figure: Any) -> Any:
     """C and C^-1, per-step error, accumulated noise and epsilon(delta) of a plan.
 
     Args:
-      name: of the plan to show.
+      name: name of the plan to show.
       plans: plans by name; all of them are drawn into the panels of errors and noise.
       figure: a matplotlib figure or subfigure, drawn on.
 

@@ -20,8 +20,8 @@ from tf_bandmf.sampling.samplers import SEED_BYTES, OrderSampler, Sampler, rando
 if TYPE_CHECKING:
     from tf_bandmf.participation import Participation
 
-# Keys of a batch, beside its contents. `step` and `plan_id` let the training step refuse
-# a batch that is not the one which the accountant analysed.
+# Keys of a batch, in addition to its contents. `step` and `plan_id` let the training step
+# refuse a batch that is not the one which the accountant analysed.
 STEP, PLAN_ID, SCHEDULE_ID = "step", "plan_id", "schedule_id"
 # Only in padded batches: the number of examples that are not padding.
 NUM_EXAMPLES = "num_examples"
@@ -43,7 +43,7 @@ class IndexBatch(NamedTuple):
     """The examples that a step uses.
 
     Attributes:
-      step: of the run.
+      step: step of the run.
       indices: int64, shape [N].
     """
 
@@ -80,13 +80,13 @@ class BatchSchedule:
       participation: what the accountant analyses; it has a schedule.
       num_steps: n.
       plan_id: identifies the plan; int64.
-      examples: as many as the participation has.
+      examples: the examples, as many as the participation has.
       padded: whether every batch has `padded_batch_size` rows. Surplus rows are zeros
         with sample weight 0; `num_examples` counts the real rows.
 
     Attributes:
       steps_per_epoch: steps of one pass over the data, exactly or on average.
-      labels: classes of the examples that were looked at; 0 where targets are no classes.
+      labels: classes of the examples that were looked at; 0 where targets are not classes.
       ranges: declared ranges of inputs and targets; see `sampling.changes.Ranges`.
 
     Raises:
@@ -184,7 +184,7 @@ class BatchSchedule:
         the run's seed, the step and the example: it is the same after a restart.
 
         Args:
-          first_step: of the run.
+          first_step: first step of the run.
           parts: None for whole batches; or which parts of each batch, in this order.
             Every example is in one part; parts may differ in size, and may be empty.
           num_parts: the number of replicas.
@@ -326,7 +326,7 @@ def pad(content: dict[str, Any], size: tf.Tensor, static: int | None) -> dict[st
 
     Args:
       content: structures of tensors whose first dimension N is the example.
-      size: of the result, at least N.
+      size: size of the result, at least N.
       static: the value of `size`, if it is known before the graph runs.
 
     Returns:

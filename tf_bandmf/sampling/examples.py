@@ -40,12 +40,12 @@ class Examples:
     """Examples that are drawn by index, at a step.
 
     Args:
-      num_examples: of the plan.
+      num_examples: number of examples of the plan.
       x: `TFRecordExamples`; or a data set that is read in its own order
         (`tf.data.Dataset`, `PyDataset`, a function that returns an iterator); or arrays;
         or anything that has a length and rows by index.
       y: targets of arrays, or None.
-      sample_weight: of arrays, or None.
+      sample_weight: sample weight of arrays, or None.
       may_overlap: whether neighbors may be windows of a series that overlap.
       ranges: rows outside of these become zeros with weight 0; see `Ranges`.
       map: a function that changes rows; see `Mapped`.
@@ -56,7 +56,7 @@ class Examples:
         takes a random choice of them.
 
     Attributes:
-      source: of the rows.
+      source: source of the rows.
       num_examples: how many there are.
       ranges: the declared ranges of what the model gets, "x" and "y".
       remarks: what the statement of a run on them must say, in sentences.
@@ -163,8 +163,8 @@ class Examples:
         """The contents of a batch; can also be called in a graph.
 
         Args:
-          indices: of the examples, int64, shape [N], N >= 0.
-          step: of the run, int64 scalar.
+          indices: indices of the examples, int64, shape [N], N >= 0.
+          step: step of the run, int64 scalar.
           base: the seed of the run's random numbers, int64, shape [2].
         """
         ids, present = indices[:, None], tf.fill([tf.size(indices), 1], True)
@@ -225,9 +225,9 @@ def _seeds(base: np.ndarray, step: tf.Tensor, ids: tf.Tensor, views: int) -> tf.
     """Seeds for `tf.random.stateless_*`, int64, shape [N * views, 2].
 
     Args:
-      base: of the run.
-      step: of the run.
-      ids: of the rows, int64, shape [N].
+      base: base of the run.
+      step: step of the run.
+      ids: ids of the rows, int64, shape [N].
       views: number of views of each row; seeds of one row's views are neighbors.
     """
     ids = tf.repeat(ids, views)

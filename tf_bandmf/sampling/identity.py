@@ -15,8 +15,8 @@ that its tensors are the ones that were drawn. It covers values (bit by bit), sh
 dtypes, structure, order of the rows, sample weights, padding, and the ids. The pipeline
 computes it when it has made a batch, the training step again before it does anything. It
 guards against mistakes (augmentation, mixing, repeating, reweighting after the batch was
-made), and is no cryptographic authentication. The same digest is a part of the key of a
-step's noise.
+made), and is not a cryptographic authentication. The same digest is a part of the key of
+a step's noise.
 """
 
 from __future__ import annotations
@@ -107,8 +107,8 @@ def share_examples(first: np.ndarray, second: np.ndarray) -> bool:
     (Good, 1953).
 
     Args:
-      first: `record_hashes` of one.
-      second: of the other.
+      first: `record_hashes` of one data set.
+      second: `record_hashes` of the other one.
     """
     if not first.size or not second.size:
         return False

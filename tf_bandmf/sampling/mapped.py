@@ -57,9 +57,9 @@ class Mapped:
     function could fail for some example, there are sample weights.
 
     Args:
-      function: of one example, without a batch axis: `function(x)` returns another x,
-        or `function(x, y)` returns `(x, y)`. With an argument `seed`, it gets an int64
-        tensor of shape [2] for `tf.random.stateless_*` and
+      function: function of one example, without a batch axis: `function(x)` returns
+        another x, or `function(x, y)` returns `(x, y)`. With an argument `seed`, it gets
+        an int64 tensor of shape [2] for `tf.random.stateless_*` and
         `tf.image.stateless_random_*`. Or a Keras layer, such as
         `keras.layers.RandomFlip`, which is called with `training=True` on batches of
         one; its own seed is not used. Results are dense, of one shape for all examples.
@@ -197,7 +197,7 @@ class Mapped:
         state = _impure_operation(traced.graph)
         if state is not None:
             raise ValueError(
-                f"{self._name} is no pure function of one example and its seed: it uses "
+                f"{self._name} is not a pure function of one example and its seed: it uses "
                 f"{state}. Random numbers: take an argument seed for tf.random.stateless_* "
                 f"or tf.image.stateless_random_*, or keras.random and Keras' layers "
                 f"(import tf_bandmf.keras first). Assign no variables and call no Python "

@@ -137,7 +137,7 @@ def _cuts_above(cuts: np.ndarray, words: np.ndarray) -> np.ndarray:
 
 
 class Sampler(abc.ABC):
-    """The examples that the steps of a run use: what the accountant analyses, in code.
+    """Draws the examples that the steps of a run use, as the accountant assumes.
 
     A run that is resumed draws exactly what it would have drawn without interruption.
 
@@ -192,10 +192,10 @@ class OrderSampler(Sampler):
     """One order of the examples, cut into the batches of an epoch, again and again.
 
     Args:
-      order: of the examples, int64, shape [m].
+      order: order of the examples, int64, shape [m].
       steps_per_epoch: number of batches.
-      ends: of the batches in the order, int64, shape [steps_per_epoch]; None where their
-        sizes differ by one at most.
+      ends: ends of the batches in the order, int64, shape [steps_per_epoch]; None where
+        their sizes differ by one at most.
     """
 
     spans_run: ClassVar[bool] = True

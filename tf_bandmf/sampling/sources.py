@@ -374,9 +374,9 @@ def _column(key: str, num_examples: int, given: Any) -> Any:
     if is_read_once or isinstance(given, (str, tf.data.Dataset)) or callable(given):
         raise TypeError(
             f"plan.batches needs arrays, or one data set that yields the targets, too, "
-            f"and is not within a structure, found {type(given).__name__}. What can be "
-            f"read once is given as the function that makes it; TFRecord files as "
-            f"tf_bandmf.sampling.TFRecordExamples(files, parse)."
+            f"and is not within a structure, found {type(given).__name__}. Data that "
+            f"can be read only once are given as the function that makes them; TFRecord "
+            f"files as tf_bandmf.sampling.TFRecordExamples(files, parse)."
         )
     array = given.tocsr() if scipy.sparse.issparse(given) else as_array(given)
     if array.shape[:1] != (num_examples,):

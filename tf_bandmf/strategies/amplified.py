@@ -66,8 +66,8 @@ def optimized_amplified(
       participation: gives the bins, or b and k.
       num_buffers: vectors of the model's size that the noise generator may keep, from 1
         to 10. Like `blt`, the result may have fewer.
-      epsilon: of the budget, > 0; needed under balls in bins.
-      delta: of the budget, in (0, 1); needed under balls in bins.
+      epsilon: epsilon of the budget, > 0; needed under balls in bins.
+      delta: delta of the budget, in (0, 1); needed under balls in bins.
       objective: "mean" for the RMSE, "max" for the MaxSE.
       max_rounds: the most rounds; each has a few iterations of L-BFGS and its own draws.
 

@@ -74,7 +74,7 @@ def optimized_banded(
       start: a banded strategy to start from, with any number of bands. The default is the
         optimal banded Toeplitz strategy; for the mean error of prefix sums of more than
         65,536 steps, a strategy continued from the optimum for a quarter of the steps.
-      max_iterations: of L-BFGS, for each stage of the objective.
+      max_iterations: largest number of iterations of L-BFGS for each stage.
       gap_tolerance: converged when the certified relative gap is at most this.
       gradient_tolerance: converged when no derivative of `n log(objective)` exceeds
         this.

@@ -54,7 +54,7 @@ def optimized_banded_inverse(
       objective: "mean" for the RMSE, "max" for the MaxSE, "last" for the final model,
         or a differentiable function of the per-step squared errors.
       column_normalized: scale the columns of `C` to norm 1, after the optimization.
-      max_iterations: of L-BFGS.
+      max_iterations: largest number of iterations of L-BFGS.
       gradient_tolerance: converged when no derivative of the logarithm of the squared
         error exceeds this.
 

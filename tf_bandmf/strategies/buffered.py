@@ -53,7 +53,7 @@ def blt(
       num_buffers: d, vectors of the model's size that the noise generator may keep, from
         1 to 10. The error hardly falls beyond 4 (arXiv:2505.12128, section 4).
       objective: "mean" for the RMSE, "max" for the MaxSE.
-      max_iterations: of each L-BFGS run.
+      max_iterations: largest number of iterations of each L-BFGS run.
 
     Returns:
       The strategy. Its diagnostics have `converged`, `objective`, `gradient_norm` (of

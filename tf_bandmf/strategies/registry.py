@@ -38,7 +38,7 @@ class Option:
         in powers of two; another integer is a number of kept vectors, which is not
         searched; a float is a fraction, in [0, 1).
       convert: int or float.
-      default: of an integer that is not "bands".
+      default: default of an integer that is not "bands".
     """
 
     name: str
@@ -71,7 +71,8 @@ class Family:
     """A family of strategies: how it is built, named and compared.
 
     Attributes:
-      name: by which users request it; also the `Strategy.family` of what it builds.
+      name: the name by which users request it; also the `Strategy.family` of its
+        strategies.
       build: function of workload, participation and options that returns the strategy.
         Its signature says which options it takes: those of `numbers`, the budget,
         `column_normalized` and `objective`. All are optional; "bands" always has a value

@@ -50,7 +50,7 @@ def optimized_toeplitz(
         or a differentiable function of the per-step squared errors.
       column_normalized: scale the columns of the result to norm 1, after the
         optimization, as arXiv:2405.15913 recommends.
-      max_iterations: of L-BFGS.
+      max_iterations: largest number of iterations of L-BFGS.
       gradient_tolerance: converged when no derivative of the logarithm of the squared
         error exceeds this.
 

@@ -1,4 +1,4 @@
-"""Flower in one process: who a message is from is otherwise set by its processes."""
+"""Flower in one process: sets the sender of messages, as its processes would."""
 
 import pathlib
 import sys

@@ -17,7 +17,7 @@ def is_train(message):
 
 
 def on_updates(change):
-    """A change of replies to what asks for an update, and of no others."""
+    """Returns a function that changes replies with updates, and no others."""
     return lambda reply: change(reply) if is_train(reply) else reply
 
 
@@ -45,15 +45,16 @@ class Node:
 
 
 class OneProcess(Grid):
-    """Nodes answer when they are asked for their answers.
+    """A Flower grid whose nodes answer when the server pulls their replies.
 
     Attributes:
-      nodes: by number.
-      silent: numbers of nodes that say their names, and send no updates.
-      slow: numbers of nodes that answer once, when they are not slow any more.
+      nodes: the nodes, by number.
+      silent: numbers of nodes that tell their names, but send no updates.
+      slow: numbers of nodes that answer only once they are removed from this set.
       asked: (node, content) of each train message.
-      before_train: a function of the messages that ask for updates, before they leave.
-      change: what becomes of a reply: a function of it.
+      before_train: a function that gets the messages that ask for updates, before they
+        are sent.
+      change: a function that replaces each reply.
     """
 
     def __init__(self, folder, plan, number):
@@ -68,7 +69,7 @@ class OneProcess(Grid):
         self._messages, self._count = {}, 0
 
     def restart(self, number, new_number):
-        """A node's process ends and begins again: another number, the same store."""
+        """Restarts a node's process, which gets another number and keeps its store."""
         policy = DevicePolicy.from_plan(self._plan)
         del self.nodes[number]
         folder = os.path.join(self._folder, str(number))

@@ -15,7 +15,7 @@ EXAMPLE = pathlib.Path(__file__).parents[2] / "examples" / "flower" / "deploy.py
 
 
 def free_ports(number):
-    """The first of so many ports that are free now."""
+    """Returns the first of this many consecutive ports that are free now."""
     for first in range(18200, 30000, number):
         sockets = [socket.socket() for _ in range(number)]
         try:
@@ -58,7 +58,8 @@ def test_a_deployment_runs_to_its_end(tmp_path, rounds, devices, separation, kil
     assert "absl::InitializeLog" not in done.stderr and "cuda" not in done.stderr
     killed = re.findall(r"kill -9 (.*)", done.stdout)
     assert killed == (["device 0", "superlink", "device 1"] if kills else [])
-    # Every round once, whatever was killed; a round is evaluated after it is saved.
+    # Every round is there once, whatever was killed; a round is evaluated after it is
+    # saved.
     evaluated = re.findall(r"^round (\d+):", done.stdout, re.MULTILINE)
     assert sorted(set(map(int, evaluated))) == list(range(1, rounds + 1))
     report = (tmp_path / "out" / "privacy.md").read_text()
@@ -67,7 +68,7 @@ def test_a_deployment_runs_to_its_end(tmp_path, rounds, devices, separation, kil
         r"\| epsilon at delta = 1e-05 \| (\S+) \| (\S+) \|", report
     ).groups()
     assert float(measured) <= 1.0001 * float(planned) <= 100.1
-    # What the devices counted themselves, each in its own store.
+    # The participations that devices counted themselves, each in its own store.
     stores = sorted((tmp_path / "out" / "devices").glob("*/*.device"))
     counts = [
         json.loads(private_files.read(str(path)))["participations"] for path in stores

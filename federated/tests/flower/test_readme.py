@@ -1,4 +1,4 @@
-"""The programs of README for Flower run as they stand."""
+"""The README's programs for Flower run as they stand."""
 
 import pathlib
 import re

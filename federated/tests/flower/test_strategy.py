@@ -50,7 +50,7 @@ def start(strategy, grid, timeout=60.0, **options):
 
 
 def start_in_full(strategy, grid, **options):
-    """A run in which all who are asked contribute; its result."""
+    """Runs, checks that all devices that were asked contributed, and returns the result."""
     result = start(strategy, grid, **options)
     for counts in result.train_metrics_clientapp.values():
         assert counts["contributing"] == PER_ROUND
@@ -78,7 +78,7 @@ def test_a_run_keeps_the_plan_and_reports_it(tmp_path):
     actual = write_report(str(tmp_path / "privacy.md"), PLAN, strategy.measured)
     assert actual.is_within_plan
     assert actual.guarantee.epsilon <= PLAN.epsilon * 1.0001
-    # Flower's counter is the plan's plus 1, on the devices too.
+    # Flower's counter of rounds is the plan's plus 1, also on the devices.
     rounds = [c["config"]["server-round"] for _, c in grid.asked]
     assert rounds == sorted(rounds) and set(rounds) == set(range(1, N + 1))
     # All is done.
@@ -89,7 +89,7 @@ def test_a_run_keeps_the_plan_and_reports_it(tmp_path):
 
 @pytest.mark.invariant(14)
 def test_the_sum_is_uniform_and_the_denominator_constant(tmp_path):
-    """Node i adds a vector of norm min(1, 2 i), whatever num-examples it would say."""
+    """Node i adds a vector of norm min(1, 2 i), whatever num-examples it reports."""
     grid = make_grid(tmp_path, TEST_PLAN)
     result = start(make_strategy(tmp_path, TEST_PLAN), grid)
     silent = make_grid(tmp_path / "2", TEST_PLAN)
@@ -112,7 +112,7 @@ def test_a_crash_and_another_flower_run_give_no_second_content(tmp_path):
     with pytest.raises(Crash):
         start(make_strategy(tmp_path, models=models), grid)
     grid.change = lambda reply: reply
-    # Meanwhile the nodes were started again: other numbers, the same stores.
+    # Meanwhile the nodes were restarted with other numbers and the same stores.
     for number in list(grid.nodes):
         grid.restart(number, number + 100)
     after = Models()
@@ -132,17 +132,17 @@ def test_a_crash_and_another_flower_run_give_no_second_content(tmp_path):
 
 
 def test_a_device_refuses_by_itself_whatever_the_server_forgot(tmp_path, monkeypatch):
-    """A second run of one plan finds the record of the first one."""
-    # Four devices, two a round and none twice in a row: whoever is drawn, all four come.
+    """In a second run of a plan, devices still have the record of the first one."""
+    # With two of four devices a round, none twice in a row, all four take part.
     grid = make_grid(tmp_path, number=4)
     start(make_strategy(tmp_path), grid)
     before = came(grid)
     assert all(len(rounds) == K for rounds in before.values())
-    # The server notices it first, and spends nothing.
+    # The server notices this first, and no round is spent.
     with pytest.raises(RuntimeError, match=r"4 say .* were not begun here"):
         start(make_strategy(tmp_path / "another"), grid)
     assert came(grid) == before
-    # A server that does not listen is refused by the devices.
+    # If the server ignores it, the devices refuse.
     monkeypatch.setattr(Devices, "_is_of_this_run", lambda *arguments: True)
     result = start(make_strategy(tmp_path / "another"), grid)
     counts = result.train_metrics_clientapp
@@ -185,19 +185,19 @@ def test_a_receipt_ends_the_run_also_when_its_round_has_passed(tmp_path, monkeyp
 
 @pytest.mark.invariant(8)
 def test_a_refusal_shows_that_a_copy_runs_beside(tmp_path, monkeypatch):
-    # As if both had asked for names before: a node is asked once per connection.
+    # Skip the check of names, as if both servers had asked for them before.
     monkeypatch.setattr(Devices, "_is_of_this_run", lambda *arguments: True)
     grid, copies = make_grid(tmp_path, number=4), [tmp_path / "a", tmp_path / "b"]
     start(make_strategy(copies[0]), grid, num_rounds=1)
     shutil.copytree(*copies)
     start(make_strategy(copies[0]), grid, num_rounds=2)
-    # It asks the same two, of four: they have another receipt for the same round.
+    # The copy asks the same two devices, which have another receipt for this round.
     with pytest.raises(RuntimeError, match=r"receipt for round 1, .* 2 rounds"):
         start(make_strategy(copies[1]), grid)
 
 
 def says(**entries):
-    """What a device answers when it is asked who it is."""
+    """Returns a change of a device's answer to the query for its name."""
 
     def change(reply):
         about = dict(reply.content["tf-bandmf"])
@@ -324,7 +324,7 @@ def test_over_selection_and_late_reports(tmp_path):
     late_round = {}
 
     def slow_first(server_round, arrays):
-        # Who did not answer in round 0 does so after it.
+        # Devices that did not answer in round 0 do so after it.
         late_round.setdefault(server_round, set(grid.slow))
         grid.slow = set()
 
@@ -340,15 +340,15 @@ def test_over_selection_and_late_reports(tmp_path):
     assert counts[2]["contributing"] == counts[2]["selected"] > PER_ROUND
     assert len(late_round[1]) == 2
     assert counts[2]["late"] == 2
-    # A late device took part, in the ledger and in its own record.
+    # A late device counts as having taken part, in the ledger and in its own record.
     assert strategy.measured.num_participations >= 4 + 2
 
 
 def sum_of_a_round(folder, victim):
-    """The released sum of a round of three devices, asked for two, whose noise is known.
+    """Returns the released sum, without noise, of a round that asks three devices for two.
 
-    Device 1 answers at the first look, the others later: whoever a server does not wait
-    for is not in the sum.
+    Device 1 answers at the first look, and the others later: devices that the server does
+    not wait for are not in the sum.
     """
     grid, looks = make_grid(folder, TEST_PLAN, number=3), []
     policy = DevicePolicy.from_plan(TEST_PLAN)
@@ -420,7 +420,7 @@ def test_wrong_arguments_are_refused_before_anything_is_sent(tmp_path, options, 
 
 
 def app_with(node, mods, install=lambda app: app):
-    """The node's app as its author writes it, around the function that trains."""
+    """Builds a node's app around a function that trains, as a user would write it."""
     node.app = install(ClientApp(mods=mods))
 
     @node.app.train()
@@ -480,7 +480,7 @@ def test_a_mod_that_is_installed_serves_an_app_with_further_mods(tmp_path):
 
 
 def test_arrays_that_are_not_trained_are_sent_and_never_come_back(tmp_path):
-    """A counter of int64 and a moving average, in the middle of the model."""
+    """The model has an int64 counter and a moving average between its weights."""
     grid, seen, left = make_grid(tmp_path, TEST_PLAN), [], []
     first = {
         "w0": np.zeros([3, 1], np.float32),
@@ -510,7 +510,7 @@ def test_arrays_that_are_not_trained_are_sent_and_never_come_back(tmp_path):
         assert list(one) == list(first)
         for name in ("batches", "average"):
             np.testing.assert_array_equal(one[name], first[name])
-    # The norm, 2, is that of what is trained: each update is clipped to a half of it.
+    # Only trained arrays count for the norm, which is 2: updates are clipped to half of it.
     plain = make_grid(tmp_path / "plain", TEST_PLAN)
     plain.silent = set(plain.nodes)
     nobody = start(make_strategy(tmp_path / "plain", TEST_PLAN), plain, timeout=0.0)
@@ -589,7 +589,8 @@ def test_devices_too_few_to_take_turns_are_told_before_the_first_round(
     monkeypatch.setattr(
         strategy_module, "log", lambda level, text, *values: lines.append(text % values)
     )
-    # Two devices in rounds of two, with a separation of two: nobody for every other one.
+    # With two devices, rounds of two and a separation of two, every other round lacks
+    # devices.
     grid = make_grid(tmp_path, number=2)
     with pytest.raises(RuntimeError, match="rest until 1 other rounds") as stopped:
         start(make_strategy(tmp_path), grid)
@@ -597,7 +598,7 @@ def test_devices_too_few_to_take_turns_are_told_before_the_first_round(
     assert all(rounds == [0] for rounds in came(grid).values())
     (told,) = [line for line in lines if "2 nodes are connected" in line]
     assert "need 4" in told and "stops after 1 rounds" in told
-    # With more devices the run goes on where it was.
+    # With more devices the run continues where it was.
     result = start_in_full(make_strategy(tmp_path), make_grid(tmp_path))
     assert sorted(result.train_metrics_clientapp) == list(range(2, N + 1))
 

@@ -108,7 +108,7 @@ def add_noise(total: Any, noise: tf.Tensor, stddev: float, denominator: float) -
     Args:
       total: nested structure of float32 tensors of static shapes.
       noise: float32, one vector over all of them, in the order of `tf.nest.flatten`.
-      stddev: of the noise per unit of `noise`.
+      stddev: stddev of the noise per unit of `noise`.
       denominator: a public constant.
     """
     leaves = tf.nest.flatten(total)

@@ -39,7 +39,7 @@ MODELS = {
 
 
 def given(model, rng):
-    """Eight ordinary records."""
+    """Returns eight ordinary records."""
     shapes = [(8, *tensor.shape[1:]) for tensor in model.inputs]
     if model.inputs[0].dtype == "int32":
         return rng.integers(0, 9, shapes[0]).astype(np.int32)

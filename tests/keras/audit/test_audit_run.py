@@ -1,4 +1,4 @@
-"""The audit of a Keras run: sees what a broken run reveals, and believes a sound one."""
+"""The audit of a Keras run contradicts a broken run, and agrees with a sound one."""
 
 import keras
 import numpy as np
@@ -13,7 +13,7 @@ NUM, WIDTH = 300, 256
 
 
 def problem():
-    """Canaries 0 ... WIDTH - 1 have gradients of their own; the others are ordinary."""
+    """Returns examples; the first WIDTH are canaries with orthogonal gradients."""
     rng = np.random.default_rng(0)
     x = rng.normal(size=(NUM, WIDTH)).astype(np.float32)
     x[:WIDTH] = 3.0 * np.eye(WIDTH)
@@ -64,10 +64,10 @@ def scaled(plan):
 def test_a_sound_run_is_believed(kind, figure):
     plan = plan_of("bsr:4" if kind == "scaled" else kind)
     optimizer = scaled(plan) if kind == "scaled" else None
-    # A penalty on weights is no part of the sum.
+    # A penalty on weights is not part of the sum.
     actual = audited(plan, optimizer=optimizer, kernel_regularizer="l2")
     assert not actual.contradicts and actual.white_box.num_canaries == WIDTH
-    # The signal is that of canaries that use the clip norm three times.
+    # The signal is that of canaries that take part three times at the clip norm.
     assert 0.8 / plan.noise_multiplier < actual.white_box.signal
     assert actual.white_box.signal <= (1 + 1e-5) / plan.noise_multiplier
     assert 0.1 * plan.epsilon < actual.white_box.epsilon <= plan.epsilon
@@ -85,13 +85,13 @@ def test_a_run_without_noise_is_seen(scales, monkeypatch):
     plan = plan_of("identity", epsilon=1.0)
     actual = audited(plan, optimizer=scaled(plan) if scales else None)
     assert actual.white_box.contradicts
-    # Adam's steps are as long whatever the gradient is.
+    # (Adam's steps have the same length for any gradient.)
     assert scales or actual.black_box.contradicts
 
 
 @pytest.mark.slow
 def test_an_amplified_run_has_a_black_box_alone():
-    # Of an epsilon near 8, without a search for the noise.
+    # This noise gives an epsilon near 8, without a search.
     changes = {"epsilon": None, "noise_multiplier": 0.25, "sampling": "poisson"}
     actual = audited(plan_of("identity", **changes))
     assert actual.white_box is None and not actual.contradicts

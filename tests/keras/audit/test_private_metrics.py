@@ -1,4 +1,4 @@
-"""What records add to private metrics: bounded, row by row, whatever is in them."""
+"""A record's contribution to private metrics is bounded, whatever its values are."""
 
 import keras
 import numpy as np
@@ -52,7 +52,7 @@ class Counting(layers.Layer):
 
 
 class Greedy(PrivateMetric):
-    """Of every record in the batch."""
+    """A metric whose row for a record depends on every record of the batch."""
 
     name = "greedy"
 
@@ -64,14 +64,14 @@ class Greedy(PrivateMetric):
 
 
 def overridden():
-    """A metric of the library, one of whose functions looks at other records."""
+    """Returns a metric of the library, with one method that depends on other records."""
     metric = PrivateAccuracy(name="own")
     metric.values = lambda rows: rows.y_pred[:, 0] - tf.reduce_mean(rows.y_pred)
     return metric
 
 
 class Patient(Greedy):
-    """Of itself, which is seen in its graph."""
+    """A metric whose row for a record depends on that record alone."""
 
     def vectors(self, rows):
         return 50.0 * rows.y_pred
@@ -95,7 +95,7 @@ ALL = [PrivateAccuracy(), PrivateLoss(1.4), PrivateAUC(bins=4)]
     ids=["plain", "layer", "mixing", "overridden", "own", "function"],
 )
 def test_a_neighbor_moves_the_sums_by_one_at_most(records, middle, metrics):
-    """By brute force: records are replaced by another one, which moves nobody else."""
+    """Replaces single records, and compares the sums."""
     x, y = (part[:12] for part in records)
     x, y = x.copy(), y.copy()
     x[0], x[1], y[2] = np.nan, 3e38, 7
@@ -168,7 +168,7 @@ def test_without_noise_they_are_the_metrics_of_keras(records):
 
 @pytest.mark.parametrize("metric", [PrivateAccuracy(), PrivateLoss(2.0), PrivateAUC(8)])
 def test_the_stated_noise_is_that_of_the_metric(metric):
-    """2000 draws; the ratio of standard deviations is within 10 %, six sigma."""
+    """In 2000 draws the standard deviation is within 10 % (six sigma) of the stated one."""
     rng = np.random.default_rng(1)
     sums = 0.4 * np.ones(1) * 1e4 if metric.size == 1 else 600 + 50.0 * np.arange(16)
     noise = 40.0

@@ -1,4 +1,4 @@
-"""Slow, obviously right per-example clipping, and tools of the tests."""
+"""Slow but obviously correct per-example clipping, and tools for tests."""
 
 import keras
 import numpy as np
@@ -10,13 +10,13 @@ from tf_bandmf.keras.clipping import UnsupportedModelError, clipped_gradient_sum
 from tf_bandmf.keras.clipping.sums.settings import FLAT
 
 CLIP = 0.7
-# Up to which relative error of rounding a contribution is within the clip norm.
+# Relative rounding error by which a contribution may exceed the clip norm.
 TOLERANCE = 1e-3
 FROM_LOGITS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
 
 class Scale(keras.layers.Layer):
-    """A custom layer with a weight of its own."""
+    """A custom layer with one weight."""
 
     def build(self, shape):
         self.scale = self.add_weight(shape=(shape[-1],), initializer="ones")
@@ -26,7 +26,7 @@ class Scale(keras.layers.Layer):
 
 
 class Around(Scale):
-    """As `Scale`, of a function of an inner layer and the input."""
+    """Scales the result of a function of an inner layer and the input."""
 
     def __init__(self, inner, function=lambda inner, x: inner(x)):
         super().__init__()
@@ -65,7 +65,7 @@ def example_gradients(model, x, y, sample_weight=None):
 
 
 def unit_gradients(model, rows, *data):
-    """Losses and gradients of units: means over their rows, each taken alone."""
+    """Losses and gradients of units, which are means over their rows."""
     flat = keras.tree.map_structure(
         lambda a: None if a is None else np.reshape(a, (-1, *np.shape(a)[2:])), data
     )
@@ -89,7 +89,7 @@ def norm(arrays):
 
 
 def clipped_sums(gradients, clip, clipping=FLAT, variables=()):
-    """Brute force: the norm of each group of each example, one after the other."""
+    """Computes clipped sums by brute force, one example and one group at a time."""
     totals = [np.zeros_like(g) for g in gradients[0]]
     members, clips = [0] * len(totals), [clip]
     if clipping.groups:
@@ -107,13 +107,13 @@ def clipped_sums(gradients, clip, clipping=FLAT, variables=()):
 
 
 def step_of(model, data, **options):
-    """Clipped sums from a graph with an unknown batch size."""
+    """Returns a graph that computes clipped sums for any batch size."""
     signature = keras.tree.map_structure(
         lambda a: tf.TensorSpec([None, *np.shape(a)[1:]], tf.as_dtype(a.dtype)), data
     )
     inputs = getattr(model, "inputs", None)
     if "rows" not in data and inputs and not isinstance(data["x"], (dict, list)):
-        # Sizes that the model does not know either are unknown.
+        # The graph leaves the same sizes unknown as the model does.
         signature["x"] = tf.TensorSpec(inputs[0].shape, signature["x"].dtype)
 
     @tf.function(autograph=False, input_signature=[signature])
@@ -128,7 +128,7 @@ def named(**data):
 
 
 def traced(model, x, y, sample_weight=None, clip=CLIP, rows=None, **options):
-    """Clipped sums of one batch, from a graph with an unknown batch size."""
+    """Computes the clipped sums of one batch in a graph for any batch size."""
     data = named(x=x, y=y, sample_weight=sample_weight, rows=rows)
     return step_of(model, data, l2_norm_clip=clip, **options)(data)
 
@@ -142,7 +142,7 @@ def assert_sums_close(actual, expected, rtol=1e-4):
 
 
 def extremes(x, index):
-    """Inputs with one example that is not a number, huge, tiny or the same everywhere."""
+    """Yields inputs of which one example is NaN, huge, tiny or nearly constant."""
     for change in (
         lambda part: np.nan * part,
         *(lambda part, scale=scale: scale * part for scale in (1e-20, 1e6, 1e18)),
@@ -159,10 +159,11 @@ def extremes(x, index):
 
 
 def assert_exact(model, x, y, sample_weight=None, rtol=1e-4, rows=None, **options):
-    """Holds the clipped sums of a batch against gradients of the examples one by one.
+    """Compares the clipped sums of a batch with gradients of single examples.
 
-    Then, in the same graph: one example contributes the clip norm, and not more, also if
-    it is an extreme one; one that is not finite adds nothing; no examples give zeros.
+    In the same graph, it also checks that one example contributes the clip norm and not
+    more, even with extreme values, that a non-finite example adds nothing, and that an
+    empty batch gives zeros.
     """
     data = named(x=x, y=y, sample_weight=sample_weight, rows=rows)
     given = (model, x, y, sample_weight)
@@ -210,7 +211,7 @@ def assert_exact(model, x, y, sample_weight=None, rtol=1e-4, rows=None, **option
 
 
 def assert_fit_refuses(model, plan, data, message, inner="sgd", **compiled):
-    """`fit` refuses a private model, and leaves its weights."""
+    """Asserts that `fit` refuses a private model, and leaves its weights unchanged."""
     tf_bandmf.keras.make_private(model)
     optimizer = tf_bandmf.keras.PrivateOptimizer(inner, plan)
     model.compile(optimizer, **{"loss": FROM_LOGITS, **compiled})
@@ -243,7 +244,7 @@ def labels(seed=1, batch=5, classes=3):
 
 
 def classifier(*layers, inputs, dtype=None):
-    """A compiled classifier into 3 classes, by its probabilities."""
+    """Compiles a classifier with 3 classes that returns probabilities."""
     keras.utils.set_random_seed(3)
     model = keras.Sequential(
         [keras.Input(inputs, dtype=dtype), *layers, keras.layers.Flatten()]
@@ -255,7 +256,7 @@ def classifier(*layers, inputs, dtype=None):
 
 
 def functional(shape, body, *, dtype=None, head=True, loss=FROM_LOGITS):
-    """A compiled model around a function of its input, mostly into 3 classes."""
+    """Compiles a model around a function of its input, mostly with 3 classes."""
     keras.utils.set_random_seed(3)
     inputs = keras.Input(shape, dtype=dtype)
     outputs = body(inputs)
@@ -269,7 +270,7 @@ def functional(shape, body, *, dtype=None, head=True, loss=FROM_LOGITS):
 
 
 def randomize(model, seed=5):
-    """Moves zero biases and unit scales away from where gradients are special."""
+    """Makes biases and scales random: at 0 and 1 their gradients are special cases."""
     rng = np.random.default_rng(seed)
     for variable in model.trainable_variables:
         noise = 0.1 * rng.normal(size=tuple(variable.shape))

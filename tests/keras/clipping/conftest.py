@@ -1,7 +1,4 @@
-"""Makes `clipping_reference` importable, and two CPUs for distribution strategies.
-
-Holds what several tests break.
-"""
+"""Makes `clipping_reference` importable and two CPUs available; has broken rules."""
 
 import contextlib
 import pathlib
@@ -22,7 +19,7 @@ with contextlib.suppress(RuntimeError):
 
 @pytest.fixture
 def wrong_dense_rule(monkeypatch):
-    """The rule of Dense leaves out the bias."""
+    """Replaces the rule of Dense by one that leaves out the bias."""
     from tf_bandmf.keras.clipping.rules import dense
 
     factors = dense.DenseRule.factors

@@ -1,4 +1,4 @@
-"""Models around one layer or loss, and what one record changes in their clipped sum."""
+"""Models around one layer or loss, and one record's effect on their clipped sum."""
 
 import clipping_reference as reference
 import keras
@@ -27,7 +27,7 @@ class Custom(layers.Layer):
 
 
 class Weighted(Custom):
-    """As `Custom`, with a weight of its own."""
+    """A layer around a function of its input, with a weight."""
 
     def build(self, shape):
         self.scale = self.add_weight(shape=(shape[-1],), initializer="ones")
@@ -43,7 +43,7 @@ def examples(batch=BATCH, seed=0):
 
 
 def model_with(*inner, loss="mse"):
-    """A model [LENGTH, WIDTH] -> [2] with some layers in its middle."""
+    """Builds a model [LENGTH, WIDTH] -> [2] around some layers."""
     keras.utils.set_random_seed(1)
     inputs = keras.Input((LENGTH, WIDTH))
     x = layers.Dense(WIDTH, activation="tanh")(inputs)
@@ -57,7 +57,7 @@ def model_with(*inner, loss="mse"):
 
 
 def clipping_of(model, clip=CLIP):
-    """The clipped sum as one graph for any batch size."""
+    """Returns the clipped sum as one graph for any batch size."""
     signature = [
         tf.TensorSpec([None, *model.input_shape[1:]]),
         tf.TensorSpec([None, *model.output_shape[1:]]),
@@ -67,8 +67,8 @@ def clipping_of(model, clip=CLIP):
     def step(x, y):
         return clipped_gradient_sums(model, x, y, l2_norm_clip=clip).sums
 
-    # As `fit` runs a step. A second round of TensorFlow's optimizations breaks loops in
-    # loops: of `tf.reverse(v, [0])` or `v[:1]` on one example they return nothing.
+    # `fit` runs a step like this. A second round of TensorFlow's optimizations breaks
+    # nested loops: `tf.reverse(v, [0])` or `v[:1]` on one example would return nothing.
     def run(x, y):
         with optimized_once():
             return step(x, y)
@@ -84,7 +84,7 @@ def distance(first, second):
 
 
 def largest_change(model):
-    """How far removing one record, or making it NaN, moves the sum, in clip norms."""
+    """Returns how far the sum moves if a record is removed or NaN, in clip norms."""
     x, y = examples()
     x[-1] *= 30
     step = clipping_of(model)
@@ -101,7 +101,7 @@ def largest_change(model):
 
 
 def assert_harmless(make):
-    """A model with a layer is refused, or no record moves its sum by more than the norm."""
+    """Asserts that a model is refused, or no record moves its sum by more than the norm."""
     try:
         assert largest_change(model_with(make())) <= 1 + 1e-3
     except (UnsupportedModelError, ValueError):
@@ -109,6 +109,6 @@ def assert_harmless(make):
 
 
 def executed_alone(model, x=None, y=None):
-    """Layers that run for each example by themselves."""
+    """Returns the layers that run for each example alone."""
     x = to_tensors(examples()[0] if x is None else x)
     return structure_of(model, x, model.trainable_variables).alone

@@ -1,4 +1,4 @@
-"""Every kind of layer against gradients of the examples one by one."""
+"""Every kind of layer against gradients of single examples."""
 
 import os
 import subprocess
@@ -37,7 +37,7 @@ class SoftmaxHead(L.Layer):
 
 
 class DenseSubclass(L.Dense):
-    """Computes something else with a kernel of the same name."""
+    """Computes a different function with a kernel of the same name."""
 
     def call(self, inputs):
         return super().call(inputs) + keras.ops.sum(self.kernel**2)
@@ -62,7 +62,7 @@ class Positions(L.Layer):
 
 
 def with_activation():
-    """Weights in an activation."""
+    """Returns a layer whose activation has weights."""
     activation = L.PReLU()
     activation.build((None, 6, 3))
     return L.Dense(3, activation=activation)
@@ -111,7 +111,7 @@ LAYERS = {
         "embedding": lambda: L.Embedding(5, 3),
         "positions": lambda: Positions(),
         "positions_of_one": lambda: Positions(True),
-        # Entry by entry, they may be repeated for each example; along them, they may not.
+        # Elementwise functions may run on repeated positions; functions along them may not.
         "positions_scaled": lambda: Positions(then=lambda p: 0.5 * p),
         "positions_normalized": lambda: Positions(
             then=lambda p: keras.ops.softmax(p, axis=0)
@@ -152,7 +152,7 @@ def test_as_many_examples_as_positions():
     reference.assert_exact(model, x, y)
 
 
-# By how their shapes let the gradients of their kernels be formed.
+# One for each way in which kernel gradients can be formed, which depends on shapes.
 CONVOLUTIONS = {
     "points": lambda: L.Conv2D(7, 1),
     "points_strided": lambda: L.Conv2D(7, 1, strides=2),
@@ -179,7 +179,7 @@ def test_convolution_of_several_channels(name):
 
 @pytest.mark.slow
 def test_convolutions_where_groups_have_no_gradients():
-    """Without oneDNN, which TensorFlow uses on some processors alone."""
+    """Runs without oneDNN, which TensorFlow uses only on some processors."""
     tests = [__file__, "-k", "convolution_of_several_channels"]
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests],
@@ -204,7 +204,7 @@ def test_bfloat16():
 
 
 class Standardized(L.Conv2D):
-    """A kernel that is a function of the weight."""
+    """A convolution whose kernel is a function of the weight."""
 
     @property
     def kernel(self):

@@ -67,7 +67,7 @@ def cells(*makers):
 
 
 class Penalized(L.Layer):
-    """A score, and a penalty of its slope in the input: a derivative within a model."""
+    """Returns a score, and a penalty on its derivative with respect to the input."""
 
     def __init__(self, penalty):
         super().__init__()
@@ -121,7 +121,7 @@ def test_model(name):
 
 
 class Own(keras.Model):
-    """Takes a derivative itself, and has a layer that nothing uses."""
+    """Takes a derivative, and has a layer that nothing uses."""
 
     def __init__(self):
         super().__init__()
@@ -177,7 +177,7 @@ RECURRENT = {
 
 
 def give_masks(cell):
-    """Masks that are functions of the example, not drawn."""
+    """Replaces random masks by functions of the example."""
 
     def masks(step_input, rate):
         gates = getattr(cell, "dropout_mask_count", None)
@@ -208,7 +208,7 @@ def test_recurrent_layers(group):
     before = np.asarray(model(x, training=True))
     result = reference.assert_exact(model, x, labels())
     assert layers_executed_alone(model) == ()
-    # Also what does not reach the loss, and the ordinary call afterwards.
+    # Outputs without a loss, and the ordinary call afterwards, are right as well.
     np.testing.assert_allclose(result.outputs, before, rtol=1e-5, atol=1e-6)
     np.testing.assert_array_equal(np.asarray(model(x, training=True)), before)
 
@@ -294,7 +294,7 @@ def test_masked_loss_divides_by_the_examples_own_steps():
 
 
 class Frozen(L.Layer):
-    """Is frozen, with a layer inside that is not."""
+    """A frozen layer with a trainable layer inside."""
 
     def __init__(self):
         super().__init__()
@@ -330,7 +330,7 @@ def freeze(layer):
     layer.trainable = False
 
 
-# A layer, what is done to it, and how many trainable weights the model has then.
+# A layer, a change of it, and the model's number of trainable weights afterwards.
 CHANGED = {
     "adapter": (lambda: L.Dense(6), adapt, 5),
     "adapter of a convolution": (lambda: L.Conv1D(3, 2), adapt, 5),
@@ -407,7 +407,7 @@ def test_losses(loss):
 
 
 def test_connectionist_temporal_classification():
-    # The second has a label twice in a row; 0 is the blank, and pads.
+    # The second example repeats a label; 0 is both the blank and the padding.
     y = np.array([[1, 2, 3], [2, 2, 1], [3, 0, 0], [1, 3, 0]])
     model = functional((6, 4), L.Dense(4), head=False, loss=keras.losses.CTC())
     reference.assert_exact(model, reference.normal(4, 6, 4), y)
@@ -458,7 +458,7 @@ def test_dict_inputs_and_outputs(weighted):
     y = {"label": labels(batch=6), "value": reference.normal(6, 1, seed=2)}
     weight = {"label": np.arange(6.0, dtype="f4"), "value": np.ones(6, "f4")}
     reference.assert_exact(model, x, y, weight if weighted else None)
-    # Trackers of single outputs' losses belong to Keras: they are not touched.
+    # Keras owns the trackers of single outputs' losses: they stay unchanged.
     before = [np.asarray(v) for m in model.metrics for v in m.variables]
     reference.traced(model, x, y)
     after = [np.asarray(v) for m in model.metrics for v in m.variables]

@@ -1,4 +1,4 @@
-"""What clipped sums are with each option, apart from the kind of layer."""
+"""Clipped sums with each option, whatever the kind of layer."""
 
 import clipping_reference as reference
 import keras
@@ -26,7 +26,7 @@ def dense():
 
 def images():
     stack = [L.Conv2D(4, 3, activation="relu"), L.GroupNormalization(2), L.PReLU()]
-    # More parameters than are formed: inner products of terms.
+    # Gradients of so many parameters are not formed: norms come from inner products.
     stack += [L.Flatten(), L.Dense(200), L.Dense(201)]
     return classifier(*stack, inputs=(8, 8, 3)), normal(BATCH, ROWS, 8, 8, 3)
 
@@ -46,7 +46,7 @@ def texts():
 
 
 def many_channels():
-    # A row's 64 terms are cheaper as inner products, the 192 of three rows formed.
+    # The 64 terms of a row are cheaper as inner products; the 192 of three rows are formed.
     stack = [L.Conv2D(80, 3, padding="same"), L.GlobalAveragePooling2D()]
     return classifier(*stack, inputs=(8, 8, 64)), normal(BATCH, ROWS, 8, 8, 64)
 
@@ -107,7 +107,7 @@ def test_sums_are_those_of_examples_one_by_one(make, options):
         options["scales"] = random_scales(model)
     if options.get("rows"):
         options["rows"] = PRESENT
-        # What is in rows that are absent is never seen.
+        # Contents of absent rows are never used.
         x[~options["rows"]] = 9
     else:
         x, y, weights = x[:, 0], y[:, 0], weights[:, 0]
@@ -132,7 +132,7 @@ def test_units_of_a_convolution_are_formed_without_patches(monkeypatch):
 
 
 def test_what_is_infinite_contributes_zero_and_nothing_is_nothing():
-    # An input, a target whose gradient is finite, and a sample weight.
+    # Infinite are an input, a target whose gradient is finite, and a sample weight.
     model, x, y = classifier(inputs=(4,)), normal(BATCH, 4), normal(BATCH, 3)
     model.compile(loss="mae")
     x[0, 1], y[1], weights = np.inf, np.inf, np.ones(BATCH, "f4")
@@ -149,7 +149,7 @@ def test_what_is_infinite_contributes_zero_and_nothing_is_nothing():
 
 
 def scales_and_shifts(count=5, width=300):
-    """Ten variables of 300 elements: three fit beside one another."""
+    """Returns a model with ten variables of 300 elements, and a batch."""
     model = classifier(*[L.LayerNormalization() for _ in range(count)], inputs=(width,))
     return model, normal(5, width), labels()
 
@@ -171,7 +171,7 @@ def test_no_scale_lifts_a_contribution_above_the_clip_norm(value):
     scales[0] = tf.fill(scales[0].shape, tf.constant(value, tf.float32))
     sums = traced(model, x[:1, 0], labels(batch=1), clip=1e-2, scales=scales).sums
     assert norm(sums) <= 1e-2
-    # What does not count adds exactly zero; the other weights of a scale of zero count.
+    # An invalid scale makes the example add exactly zero; a scale of 0 is valid.
     assert (norm(sums) > 0.99e-2) == (value == 0.0)
 
 
@@ -187,7 +187,7 @@ def test_rows_of_one_unit_are_kept_apart():
 
 @pytest.mark.invariant(17)
 def test_a_units_contribution_is_within_the_clip_norm():
-    # Two rows whose terms cancel all but for rounding.
+    # The terms of these two rows cancel except for rounding.
     keras.utils.set_random_seed(0)
     model = keras.Sequential([keras.Input((256,)), L.Dense(256)])
     model.compile("sgd", "mse")
@@ -228,7 +228,7 @@ DROPPING = {
 @pytest.mark.parametrize("name", DROPPING)
 def test_dropout_masks_are_fresh(name, microbatch_size):
     model = classifier(DROPPING[name](), inputs=(6, 4))
-    # The same example over and over: masks differ between examples too.
+    # All examples are equal, but masks differ between examples.
     data = {"x": np.repeat(normal(1, 6, 4), 6, axis=0), "y": labels(batch=6)}
     step = reference.step_of(
         model, data, l2_norm_clip=1.0, microbatch_size=microbatch_size
@@ -240,7 +240,7 @@ def test_dropout_masks_are_fresh(name, microbatch_size):
 
 
 def float16():
-    """A model in mixed_float16, and its like in float32."""
+    """Returns equal models in mixed_float16 and in float32."""
     keras.config.set_dtype_policy("mixed_float16")
     try:
         stack = [L.Conv2D(4, 3, activation="relu"), L.GroupNormalization(2), L.PReLU()]
@@ -251,13 +251,13 @@ def float16():
     stack = [L.Conv2D(4, 3, activation="relu"), L.GroupNormalization(2), L.PReLU()]
     full = classifier(*stack, inputs=(8, 8, 3))
     half.set_weights(full.get_weights())
-    # Keras wraps the optimizer, which these tests do not use.
+    # (Keras wraps the optimizer, but these tests do not use it.)
     half.optimizer = None
     return half, full
 
 
 def error(got, want):
-    """The distance of lists of arrays, relative to the norm of the second."""
+    """Returns the distance of two lists of arrays, relative to the norm of the second."""
     return norm([np.asarray(a) - b for a, b in zip(got, want)]) / norm(want)
 
 

@@ -42,7 +42,7 @@ class AddsLoss(L.Layer):
 
 
 class Unseeded(L.Layer):
-    """Draws random numbers past Keras, in a layer with a weight."""
+    """A layer with a weight that draws random numbers without Keras' generators."""
 
     def build(self, shape):
         self.w = self.add_weight(shape=(4,), initializer="ones")
@@ -93,7 +93,7 @@ class TiedProjection(L.Layer):
 
 
 class HiddenTie(L.Layer):
-    """Has a weight of its own and reads that of another layer, hidden from Keras."""
+    """Has a weight, and reads that of another layer, which is hidden from Keras."""
 
     def __init__(self, other):
         super().__init__()
@@ -206,17 +206,17 @@ def test_refused_model(name):
 
 
 def rows_of_all(dense, x):
-    """What a layer makes of rows of all examples together."""
+    """Calls a layer on the rows of all examples as one batch."""
     rows = dense(keras.ops.reshape(x, (-1, 2)))
     return keras.ops.reshape(rows, (*keras.ops.shape(x)[:-1], -1))
 
 
 def same_for_all(dense, x):
-    """A layer that is called on something that is the same for all examples."""
+    """Calls a layer on a constant, which all examples share."""
     return x + dense(keras.ops.ones((1, 4)))
 
 
-# In a layer, which runs alone then; and in the model itself, all of which does, or which
+# In a layer, they make that layer run alone; in the model itself, the whole model, or it
 # is refused.
 TOGETHER = {
     "rows of all examples": (2, rows_of_all, None),

@@ -16,7 +16,7 @@ FILTERS, SIDE, BATCH, CHANNELS = 80, 4, 7, 5
 
 
 def wide_convolution():
-    """A kernel so large that norms come from inner products of patches."""
+    """Returns a kernel so large that norms come from inner products of patches."""
     inputs = keras.Input((SIDE, SIDE, 64))
     h = layers.Conv2D(FILTERS, 3, padding="same", activation="relu")(inputs)
     h = layers.Dense(8, activation="gelu")(layers.Flatten()(h))
@@ -24,7 +24,7 @@ def wide_convolution():
 
 
 def narrow_convolution():
-    """A kernel so small that gradients of examples are formed."""
+    """Returns a kernel so small that gradients of examples are formed."""
     inputs = keras.Input((SIDE, SIDE, 64))
     h = layers.Conv2D(CHANNELS, 1, activation="relu")(inputs)
     h = layers.Conv2D(6, 3, padding="same", activation="relu")(h)
@@ -32,7 +32,7 @@ def narrow_convolution():
 
 
 def shared_convolution():
-    """As `wide_convolution`, with two calls whose patches are put together."""
+    """Calls a wide convolution twice; the patches of both calls are joined."""
     inputs = keras.Input((SIDE, SIDE, 64))
     convolution = layers.Conv2D(64, 3, padding="same", activation="relu")
     h = convolution(convolution(inputs))
@@ -48,7 +48,7 @@ def attention():
 
 
 def stepped(make):
-    """A function of a batch, and a batch whose third example is not finite."""
+    """Returns a function of a batch, and a batch whose third example is not finite."""
     keras.utils.set_random_seed(1)
     model = make()
     model.compile(loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
@@ -63,14 +63,14 @@ def stepped(make):
 
 
 def program_of(make):
-    """What XLA is given, as text."""
+    """Returns the program that XLA compiles, as text."""
     step, batch = stepped(make)
     compiled = tf.function(step, autograph=False, jit_compile=True)
     return compiled.experimental_get_compiler_ir(*batch)(stage="hlo")
 
 
 def sums_agree(first, second):
-    """Whether sums of scale 1 agree, and outcomes are equal."""
+    """Asserts that the sums agree, and that the outcomes are equal."""
     *first, outcomes = first
     *second, others = second
     assert np.array_equal(outcomes, others) and outcomes[2] == 3
@@ -79,7 +79,7 @@ def sums_agree(first, second):
 
 @pytest.fixture
 def traced_for(monkeypatch):
-    """Traces what XLA compiles as for a device of some kind, and runs it here."""
+    """Makes XLA's programs those for another kind of device, which run on this one."""
     return lambda kind: monkeypatch.setattr(norms, "device_kind", lambda: kind)
 
 
@@ -110,7 +110,7 @@ def test_a_gpu_sums_one_layer_after_the_other(traced_for):
     traced_for("GPU")
     program = program_of(wide_convolution)
     counted = rf"\(f32\[{BATCH}\]\S*, pred\[{BATCH}\]\S*"
-    # Weights, and which examples count, that wait for the sum of another variable.
+    # Clipping weights, and valid examples, that wait for the sum of another variable.
     waiting = re.findall(rf"= {counted}, f32\[([\d,]+)\]\S*\) opt-barrier", program)
     inputs = SIDE * SIDE * FILTERS
     in_order = ["3", "8,3", "8", f"{inputs},8", f"{FILTERS}"]
@@ -150,7 +150,7 @@ def test_what_waits_for_the_norms_has_the_bits_of_the_layer(traced_for, policy):
     gradients = f"[{BATCH},{SIDE * SIDE},{FILTERS}]"
     assert any(f"bf16{gradients}" in line for line in waiting)
     assert not any(f"f32{gradients}" in line for line in waiting)
-    # The norm is that of the numbers that are summed: one example's is the clip norm.
+    # Norms are those of the rounded numbers: a single example's sum has the clip norm.
     *sums, _ = compiled(*(tensor[:1] for tensor in batch))
     norm = np.sqrt(sum(np.sum(np.square(total)) for total in sums))
     assert 0.499 < norm <= 0.5 * 1.001

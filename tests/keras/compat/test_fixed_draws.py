@@ -1,4 +1,4 @@
-"""Keras' random functions without chance."""
+"""Deterministic replacements of Keras' random functions."""
 
 import keras
 import pytest

@@ -1,4 +1,4 @@
-"""What Keras might change without an error: names that are asked for and not there."""
+"""Attributes that Keras could rename without an error in the package."""
 
 import keras
 import numpy as np

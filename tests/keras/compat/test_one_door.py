@@ -7,10 +7,10 @@ import tf_bandmf
 
 PACKAGE = pathlib.Path(tf_bandmf.__file__).parent
 DOOR = PACKAGE / "keras" / "compat"
-# Of the tests: the package may be installed elsewhere.
+# The repository of the tests; the package may be installed elsewhere.
 ROOT = pathlib.Path(__file__).parents[3]
 MODULES = ("keras.src", "tensorflow.python", "tensorflow.core", "tensorflow.compiler")
-# Files without Keras, which cannot use its door, and what they need it for.
+# Files that do not import Keras, and so cannot use `compat`, with their reasons.
 CORE = {
     "sampling/mapped.py": "which operations have state",
     "noise/devices.py": "whether noise is traced for XLA",
@@ -28,12 +28,12 @@ NAMES = frozenset(
     _y_pred_build_structure _y_true_build_structure GLOBAL_CUSTOM_NAMES
     """.split()
 )
-# Functions that somebody else's code looks up: replaced by `compat.patching` alone.
+# Owners of functions that only `compat.patching` may replace.
 PATCHED_OWNERS = ("tf", "keras", "backend", "layer", "callback")
 
 
 def imported(path):
-    """Private modules that a file imports."""
+    """Yields the private modules that a file imports."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -44,7 +44,7 @@ def imported(path):
 
 
 def used(path):
-    """Private names of Keras in a file, and assignments to what is others'."""
+    """Yields private names of Keras in a file, and assignments to others' attributes."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Attribute):
             if node.attr in NAMES:
@@ -64,7 +64,7 @@ def used(path):
 
 
 def others(folder):
-    """Files of a folder of the package that are not of the door, by their path."""
+    """Returns the files of a folder outside of `compat`, by their path."""
     actual = [path for path in folder.rglob("*.py") if DOOR not in path.parents]
     return {path.relative_to(PACKAGE).as_posix(): path for path in actual}
 
@@ -86,6 +86,6 @@ def test_no_other_file_of_keras_uses_private_names():
 def test_each_file_of_the_door_says_what_tells_that_it_broke():
     for path in DOOR.glob("[!_]*.py"):
         text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
-        assert "What tells that it broke:" in text, path.name
+        assert "Tests that fail if it breaks:" in text, path.name
         named = [word.strip("`.,") for word in text.split() if "tests/" in word]
         assert all((ROOT / name).exists() for name in named), path.name

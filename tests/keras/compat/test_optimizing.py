@@ -1,4 +1,4 @@
-"""One round of optimizations: for the thread that asks, and until it has been served."""
+"""TensorFlow's single round of optimizations, for one thread and one program."""
 
 import threading
 

@@ -38,7 +38,7 @@ def test_the_layers_of_a_private_step_use_no_cudnn(layer, monkeypatch):
     rnn = importlib.import_module("keras.src.backend.tensorflow.rnn")
     monkeypatch.setattr(rnn, "_is_gpu_available", lambda: True)
     model = model_of(layer)
-    # The control: outside of the step, Keras takes cuDNN.
+    # The control: outside of the step, Keras uses cuDNN.
     plain = tf.function(model).get_concrete_function(tf.TensorSpec(x.shape))
     assert "CudnnRNNV3" in operations_of(plain.graph)
     for one, other in zip(step(model), on_a_cpu, strict=True):

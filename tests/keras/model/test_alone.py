@@ -1,4 +1,4 @@
-"""Layers that run for each example by itself are named, and refused if that matters."""
+"""Layers that run for each example alone are named, and refused if that breaks them."""
 
 import keras
 import pytest
@@ -10,14 +10,14 @@ MIXING = tf_bandmf.keras.UnsupportedModelError
 
 
 class Centred(keras.layers.Layer):
-    """What the batch looks like decides what an example becomes."""
+    """Centers the batch, so that an example's result depends on the others."""
 
     def call(self, x):
         return x - keras.ops.mean(x, axis=0, keepdims=True)
 
 
 class Spectrum(keras.layers.Layer):
-    """Sizes of frequencies, in raw TensorFlow, which the table of Keras does not know."""
+    """Computes a spectrum in plain TensorFlow, which is not in the table of operations."""
 
     def call(self, x):
         return tf.abs(tf.signal.rfft(x))
@@ -42,7 +42,7 @@ def test_a_layer_whose_result_depends_on_others_is_refused_before_training(fit):
 
 
 class Similarities(keras.layers.Layer):
-    """How similar each example is to each of the batch: contrastive learning."""
+    """Returns each example's similarity to all others, as in contrastive learning."""
 
     def call(self, x):
         return keras.ops.matmul(x, keras.ops.transpose(x))

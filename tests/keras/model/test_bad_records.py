@@ -16,7 +16,7 @@ CROSS_ENTROPY = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
 
 def trained(model, x, y, loss=CROSS_ENTROPY, **changes):
-    """Weights after one step on all records, with the same test noise every time."""
+    """Returns the weights after one step on all records, with fixed test noise."""
     plan = small_plan("identity", len(y), len(y), 1, epsilon=1.0, test_seed=1)
     tf_bandmf.keras.make_private(model)
     optimizer = tf_bandmf.keras.PrivateOptimizer(keras.optimizers.SGD(1.0), plan)
@@ -46,7 +46,7 @@ def test_training_goes_on_after_any_feature(xla):
     x[:3] = np.nan
     base = trained(classifier(), x, y, **changes)
     np.testing.assert_array_equal(moved, base)
-    # Three records are replaced: at most twice the clip norm for each.
+    # Replacing three records moves the sum by at most twice the clip norm for each.
     x[3:6] = 0.0
     base = trained(classifier(), x, y)
     assert np.linalg.norm(moved - base) * BATCH <= 6.0 + 6e-3
@@ -101,7 +101,7 @@ def test_training_goes_on_after_an_id_that_is_no_row(trainable):
 
 
 class OfTheHost(keras.metrics.Metric):
-    """A metric of another library, which raises for what is not finite."""
+    """A metric in Python that raises for non-finite values."""
 
     def __init__(self):
         super().__init__(name="of_host")
@@ -122,7 +122,7 @@ class OfTheHost(keras.metrics.Metric):
 
 
 class Confusions(keras.metrics.Metric):
-    """A metric of graph operations that raise for a label that is no class."""
+    """A metric of graph operations that raise for a label that is not a class."""
 
     def __init__(self, name="table"):
         super().__init__(name=name)
@@ -144,9 +144,9 @@ METRICS = {"graph": Confusions, "xla": Confusions, "host": OfTheHost}
 @pytest.mark.slow_cases("xla")
 @pytest.mark.attack(
     "A metric that raises for a record",
-    tried="A table of confusions gets a label that is no class, and a metric in Python, as "
-    "of scikit-learn, a prediction that is NaN: the metric is NaN, training goes on, and "
-    "the weights are those without it.",
+    tried="A table of confusions gets a label that is not a class, and a metric in "
+    "Python, as of scikit-learn, a prediction that is NaN: the metric is NaN, "
+    "training goes on, and the weights are those without it.",
     area="inputs",
     invariants=[5, 18],
 )

@@ -1,4 +1,4 @@
-"""What wastes a budget, acts on private data or cannot learn is said before a step."""
+"""Warnings and refusals before the first step, such as for a run that cannot learn."""
 
 import math
 import warnings
@@ -17,7 +17,7 @@ MOMENTUM = "sgd:momentum=0.9"
 
 
 class Begun(Exception):
-    """Training would begin."""
+    """Raised instead of the first step."""
 
 
 class Stops(keras.callbacks.Callback):
@@ -31,7 +31,7 @@ class OwnStop(keras.callbacks.TerminateOnNaN):
 
 @pytest.fixture
 def said(data, make_plan, make_private_model):
-    """All that `fit` says of a model with one weight matrix, before its first step."""
+    """Returns all warnings of `fit` for a model with one weight matrix."""
 
     def run(
         inner=None,
@@ -88,9 +88,9 @@ def test_a_workload_that_is_not_what_sgd_does(inner, workload, message, said):
         (lambda: sgd(0.1, momentum=0.9, nesterov=True), "bsr", MOMENTUM),
         (lambda: sgd(COSINE), "lambda_cgd", SCHEDULE),
         (lambda: sgd(0.1, weight_decay=0.5), "lambda_cgd", "sgd:decay=0.95"),
-        # A decay too weak to be seen within the run.
+        # The decay is too weak to matter within the run.
         (lambda: sgd(0.1, weight_decay=1e-3), "bsr", None),
-        # Independent noise is the same for every workload; Adam has none.
+        # Independent noise is the same for every workload; Adam has no workload.
         (lambda: sgd(0.1, momentum=0.9), "identity", None),
         (lambda: keras.optimizers.Adam(), "bsr", MOMENTUM),
         # The rule for rates does not apply.
@@ -133,7 +133,8 @@ SOFTMAX = (3, "softmax")
 )
 def test_what_learns_nothing_is_refused(outputs, loss, options, message, said):
     with pytest.raises(ValueError, match=f"{message}.*Nothing was trained"):
-        # Before the self-check, where TensorFlow would refuse labels in words of its own.
+        # The refusal comes before the self-check, where TensorFlow would raise for such
+        # labels.
         said(last=layers.Dense(*outputs), loss=loss, **options)
 
 
@@ -181,7 +182,7 @@ def test_a_backup_that_no_run_can_resume_from(said, tmp_path):
 def test_weights_that_the_loss_does_not_depend_on(
     trains, data, make_plan, make_private_model
 ):
-    """The head of an output without a loss trained on noise, and nobody was told."""
+    """The head of an output without a loss would be trained on noise alone."""
     (x, y), plan = data, make_plan()
     inputs = keras.Input((5,))
     spare = layers.Dense(2, name="spare", trainable=trains)(inputs)

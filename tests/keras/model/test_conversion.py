@@ -9,7 +9,7 @@ import tf_bandmf.keras
 
 
 class Subclassed(keras.Model):
-    """Its weights exist when it was called once. Keras has no config of it."""
+    """Has no weights before its first call, and no config."""
 
     def __init__(self, units, **kwargs):
         super().__init__(**kwargs)
@@ -92,7 +92,7 @@ def test_a_model_trains_is_saved_and_becomes_plain(make, data, train, tmp_path):
 
 
 class Mine(tf_bandmf.keras.PrivateTraining, Subclassed):
-    """Private from the beginning."""
+    """A model class that is private from the beginning."""
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Examples at a tiny size: a recommender, and adapters of a language model."""
+"""The examples run at a tiny size: a recommender, and adapters of a language model."""
 
 import re
 
@@ -25,7 +25,7 @@ def test_selection_and_training_cost_the_budget_together():
 
 def test_the_self_check_takes_examples_that_cancel_but_for_rounding():
     example = module_at("examples/recommender.py")
-    # As those that are made up for ids: of two items, of which each likes another one.
+    # Like made-up ids: there are two items, and each user likes one of them.
     keras.utils.set_random_seed(1)
     model = tf_bandmf.keras.make_private(example.two_towers(300))
     rng = np.random.default_rng(3)

@@ -1,4 +1,4 @@
-"""Every way around the privacy of a run is refused, with a message that names the fix."""
+"""Every way around a run's privacy is refused, with a message that names the fix."""
 
 import keras
 import numpy as np
@@ -266,7 +266,7 @@ def test_a_run_keeps_its_weights(data, plan_and_model, compile_model):
     fit(model, plan, data, epochs=1)
     before = model.get_weights()
     model.layers[0].trainable = False
-    # Keras asks for it, and traces the step again.
+    # Keras asks for this, and traces the step again.
     compile_model(model, model.optimizer)
     with pytest.raises(ValueError, match="not those that the run began with"):
         fit(model, plan, data, epochs=1)
@@ -341,7 +341,7 @@ def test_a_private_model_as_a_layer_of_a_plain_one(data, make_plain_model):
     with pytest.raises(RuntimeError, match="without privacy"):
         outer.fit(*data, verbose=0)
     assert_same(outer, before)
-    # It predicts, and a frozen one may be a part of a model that trains.
+    # The model may predict; frozen, it may be part of a model that trains.
     outer.predict(data[0][:4], verbose=0)
     outer.evaluate(*data, verbose=0)
     inner.trainable = False

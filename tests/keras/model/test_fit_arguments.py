@@ -1,4 +1,4 @@
-"""What `fit` and `plan.batches` are given by people who know Keras, and what they say."""
+"""`fit` and `plan.batches` with the arguments that Keras users would try."""
 
 import subprocess
 import sys
@@ -48,7 +48,7 @@ def test_arguments_that_would_change_the_batches_are_named(
     [
         (np.full(22, 0.5), {}, {}, True),
         (None, {}, {"class_weight": {0: 0.5}}, False),
-        # A record that fails has weight 0: a weight that nobody gave.
+        # (If `map` may fail, records have weights, which the caller did not give.)
         (None, {"map": lambda x: 2.0 * x}, {}, False),
     ],
 )
@@ -81,7 +81,7 @@ def test_the_first_error_names_the_way(
     ("make", "match"),
     [
         (lambda x: {"a": Pairs()}, "within a structure"),
-        (lambda x: iter(x), "can be read once"),
+        (lambda x: iter(x), "can be read only once"),
         (lambda x: [tf.constant(1234.5)] * 22, r"found x of shape \(\)"),
         (lambda x: [np.full(1 + i % 2, 1234.5) for i in range(22)], "pad_sequences"),
         (lambda x: tf.ragged.constant([[1234.5], []] * 11), "to_tensor"),
@@ -114,7 +114,7 @@ def test_epochs_end_where_they_do_with_single_steps(data, plan_and_model):
     )
     with pytest.warns(UserWarning, match="does not divide the 4 steps"):
         model.fit(plan.batches(*data), epochs=2, callbacks=[count], verbose=0)
-    # 22 examples in batches of 6, and Keras' own fit on arrays.
+    # With 22 examples in batches of 6, an epoch has four steps.
     assert ends == [4, 8]
 
 
@@ -146,7 +146,7 @@ def test_class_weights_multiply_what_examples_contribute(
     if one_hot:
         y = np.eye(3, dtype=np.float32)[y]
         loss = keras.losses.CategoricalCrossentropy(from_logits=True)
-    # Every gradient is longer than the clip norm. The same noise in all runs.
+    # Every gradient is longer than the clip norm, and all runs have the same noise.
     plan = make_plan(batch_size=22, epochs=1, l2_norm_clip=0.01)
     learned = []
     for options in ({}, {"class_weight": class_weight}):
@@ -163,7 +163,7 @@ def test_class_weights_multiply_what_examples_contribute(
         return clipped_gradient_sums(model, *data, l2_norm_clip=0.01, clipping=how).sums
 
     rows = [flat(alone(*map(tf.constant, pair))) for pair in zip(x, y)]
-    # SGD with rate 1 on sums over 22.
+    # SGD with rate 1 subtracts the sums divided by 22.
     expected = (1.0 - weights) @ np.array(rows) / 22
     grid = 2.0**-10 * plan.noise_stddev / 22
     np.testing.assert_allclose(learned[1] - learned[0], expected, atol=grid)
@@ -182,7 +182,7 @@ def test_class_weights_multiply_what_examples_contribute(
 def test_where_the_weight_of_an_example_acts(
     reduction, clipping, clip_norm, acts, data, make_plain_model
 ):
-    # As docs/loss.md says: on gradients that are shorter than the clip norm alone.
+    # docs/loss.md says that it acts on gradients below the clip norm only.
     x, y = data
     model = make_plain_model(hidden=False)
     loss = keras.losses.SparseCategoricalCrossentropy(True, reduction=reduction)
@@ -242,7 +242,7 @@ def test_a_backend_that_is_not_there_is_named_as_the_cause():
 
 
 def test_keras_layers_augment_one_example_at_a_time(data, make_plan):
-    # All examples are alike, and moved by different distances.
+    # All examples are equal, but translated by different distances.
     x = np.broadcast_to(np.arange(36, dtype=np.float32).reshape(6, 6, 1), (22, 6, 6, 1))
     layers = keras.Sequential([keras.layers.RandomTranslation(0.3, 0.3)])
     runs = [list(make_plan().batches(x, data[1], map=layers)) for _ in range(2)]

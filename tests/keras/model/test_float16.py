@@ -11,7 +11,7 @@ import tf_bandmf.keras
 
 @pytest.fixture
 def make_half(make_plain_model, compile_model):
-    """A private model under mixed_float16; compiled after or before it was made so."""
+    """Returns a private model in mixed_float16, compiled after or before `make_private`."""
 
     def make(plan, compile_first=False, scale=1024, optimizer=None, **changes):
         keras.config.set_dtype_policy("mixed_float16")
@@ -21,7 +21,7 @@ def make_half(make_plain_model, compile_model):
             keras.config.set_dtype_policy("float32")
         settings = {"microbatch_size": changes.pop("microbatch", None)}
         if not compile_first:
-            # As tasks of KerasHub do by themselves; Keras wraps this optimizer.
+            # Tasks of KerasHub are compiled at once as well; Keras wraps this optimizer.
             model.compile("sgd", "mse")
             tf_bandmf.keras.make_private(model, **settings)
         optimizer = optimizer or tf_bandmf.keras.PrivateOptimizer(
@@ -48,7 +48,7 @@ def test_float16_trains_like_float32(
 ):
     plan, full = make_plan("bsr", epochs=1), straight_weights("bsr", epochs=1)
     half = make_half(plan, compile_first, **changes)
-    # Keras' own wrapper, whose scale depends on the data, is not there.
+    # Keras' wrapper, whose scale depends on the data, is gone.
     assert type(half.optimizer) is tf_bandmf.keras.PrivateOptimizer
     half.fit(plan.batches(*data), verbose=0)
     assert half.optimizer.steps_taken == plan.num_steps

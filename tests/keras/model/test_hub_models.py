@@ -55,11 +55,11 @@ def test_a_task_trains_is_saved_and_becomes_plain(name, train, tmp_path):
     model.save(tmp_path / "private.keras")
     again = keras.models.load_model(tmp_path / "private.keras")
     assert type(again) is type(model)
-    # Not with the Adam of KerasHub, which overrides `compile`.
+    # KerasHub overrides `compile`, but must not bring back its Adam.
     assert isinstance(again.optimizer, tf_bandmf.keras.PrivateOptimizer)
     assert again.optimizer.plan.fingerprint == model.optimizer.plan.fingerprint
     assert again.optimizer.steps_taken == 0 < int(again.optimizer.iterations)
-    # Its key is in no file: it does not train, and not without privacy either.
+    # No file has its key: it does not train, not even without privacy.
     with pytest.raises(tf.errors.InvalidArgumentError, match="restored from a file"):
         again.fit(model.optimizer.plan.batches(x, y, sample_weight=weight), verbose=0)
     plain = tf_bandmf.keras.to_plain(model)
@@ -111,7 +111,7 @@ def test_tables_that_are_not_tied_have_lazy_noise(make_plan):
     train_lazily(model, x, y, plan)
     actual = model.optimizer.run.tables.variables
     assert {id(table) for table in actual} == {id(table) for table in tables}
-    # Noise of a release is in every row, in those that no example has, too.
+    # A release adds noise to every row, also to rows that no example looks up.
     for table, old in zip(tables, before):
         assert np.all(np.any(table.numpy() != old, axis=1))
 

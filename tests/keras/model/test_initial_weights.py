@@ -1,4 +1,4 @@
-"""Weights that were trained without privacy begin no run unless that is vouched for."""
+"""A run does not begin from weights trained without privacy, unless that is allowed."""
 
 import keras
 import pytest
@@ -12,7 +12,7 @@ LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
 @pytest.fixture
 def trained(make_plain_model, data):
-    """A model with the baseline of a notebook."""
+    """Returns a model that was trained without privacy, as a notebook's baseline."""
     model = make_plain_model()
     model.compile(keras.optimizers.SGD(0.1), LOSS)
     model.fit(*data, epochs=1, batch_size=11, verbose=0)
@@ -32,7 +32,7 @@ def test_a_plain_baseline_is_refused_before_anything_is_trained(
     with pytest.raises(ValueError, match="vouch_for_weights"):
         trained.train_on_batch(next(iter(plan.batches(*data))))
     assert_same(trained, before)
-    # Weights of other data may begin a run, and the statement quotes the caller.
+    # A run may begin from weights of other data, and the statement quotes the caller.
     optimizer.vouch_for_weights("pretrained on public letters")
     trained.fit(plan.batches(*data), epochs=2, verbose=0)
     assert "Pretrained on public letters" in str(trained.privacy_statement())

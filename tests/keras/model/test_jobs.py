@@ -1,7 +1,7 @@
-"""A job that users bring, from plain code to what it predicts: it learns, privately.
+"""Typical jobs learn privately, from plain Keras code to predictions.
 
-Others are examples (digits, growing data, adapters of a language model, early stopping, a
-recommender) or code on pages (a GAN, tuning).
+Further jobs are examples (digits, growing data, adapters of a language model, early
+stopping, a recommender) or code on pages (a GAN, tuning).
 """
 
 import keras

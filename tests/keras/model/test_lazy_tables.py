@@ -22,7 +22,7 @@ LOSS = keras.losses.BinaryCrossentropy(from_logits=True)
 def data():
     rng = np.random.default_rng(1)
     ids = rng.integers(0, ROWS, (EXAMPLES, LENGTH)).astype(np.int32)
-    # Padding, an id from the end, one that does not exist, repeats.
+    # Padding, a negative id, an id that does not exist, and repeated ids.
     ids[0], ids[1, 0], ids[2, 1], ids[3] = 0, -1, ROWS + 5, 7
     return ids, rng.integers(0, 2, (EXAMPLES, 1)).astype(np.float32)
 
@@ -34,7 +34,7 @@ def make_plan(mechanism="dp_sgd", epochs=2, **changes):
 
 
 def two_towers():
-    """A shared table, a bag with a mask, a table of its own, a small dense part."""
+    """Builds a model with a shared table, a masked bag, another table and a dense part."""
     keras.utils.set_random_seed(0)
     ids = keras.Input((LENGTH,), dtype="int32")
     items = keras.layers.Embedding(ROWS, WIDTH, mask_zero=True, name="items")
@@ -47,7 +47,7 @@ def two_towers():
 
 
 def reader(*layers, first=(), dtype="int32", **options):
-    """Layers on what a table says of ids."""
+    """Builds a model of layers on one table's rows."""
     keras.utils.set_random_seed(0)
     table = keras.layers.Embedding(ROWS, WIDTH, name="items", **options)
     inputs = keras.Input((LENGTH,), dtype=dtype)
@@ -69,7 +69,7 @@ def table_of(model, name="items"):
 
 @pytest.fixture
 def silent(monkeypatch):
-    """No noise at all: what is left is what the data do."""
+    """Replaces all noise by zeros, so that only the data's effect is left."""
 
     def zeros(step_keys, weights, num_normals, first_block=0, **options):
         return tf.zeros([num_normals])
@@ -84,14 +84,14 @@ def silent(monkeypatch):
 
 
 def in_time(layer):
-    """Two steps of two ids."""
+    """Builds a model of sequences of two steps with two ids each."""
     layers = [keras.layers.TimeDistributed(layer), keras.layers.Flatten()]
     inputs = keras.Input((2, 2), dtype="int32")
     return keras.Sequential([inputs, *layers, keras.layers.Dense(1)])
 
 
 def sentences():
-    """A document is made of sentences: the table is in the model of one sentence."""
+    """Builds a model of documents around a model of sentences, which has the table."""
     sentence = keras.Sequential(
         [
             keras.Input((2,), dtype="int32"),
@@ -145,7 +145,7 @@ def test_without_noise_weights_are_those_of_dense_tables(silent, data, kind):
     elif kind in ("words", "sentences"):
         ids = ids.reshape(-1, 2, 2)
     elif kind == "vocabulary":
-        # There is no row of its own for "d".
+        # The vocabulary lacks "d".
         ids = np.array(["a", "b", "c", "d"], object)[ids % 4]
     both = []
     for tables in ("dense", "lazy"):
@@ -190,7 +190,7 @@ def test_between_releases_everybody_sees_the_last_one(data):
         np.testing.assert_array_equal(seen, before)
     for seen in watch.steps[per_epoch:]:
         np.testing.assert_array_equal(seen, watch.epochs[0])
-    # A release moves every row, whether somebody touched it or not.
+    # A release changes every row, whether it was looked up or not.
     for earlier, later in zip([before, *watch.epochs], watch.epochs):
         assert np.all(np.any(earlier != later, axis=1))
     np.testing.assert_array_equal(table_of(model), watch.epochs[1])
@@ -246,7 +246,7 @@ def test_a_resumed_run_repeats_releases_that_were_made_after_its_checkpoint(
 
 
 def test_what_is_shown_after_a_custom_loop_is_what_was_trained(data, tmp_path):
-    """The tables of the copy, the file and the export: they were the initial ones."""
+    """A copy, a file and an export have the trained tables, not the initial ones."""
     plan = make_plan(epochs=3)
     model = prepare(reader(), plan)
 
@@ -289,7 +289,9 @@ def test_what_is_shown_after_a_custom_loop_is_what_was_trained(data, tmp_path):
 
 
 def test_weights_that_something_else_changed_are_not_released(data):
-    """By an evaluation one record moved the sum by 4.0 where 1 is allowed."""
+    """Otherwise one record could move the sum of an evaluation by 4.0, where 1 is
+    allowed.
+    """
     plan = make_plan().reserve(metrics=0.2, evaluations=3)
     model = prepare(reader(), plan)
     batches = iter(plan.batches(*data).dataset(0))
@@ -353,7 +355,7 @@ def test_an_optimizer_that_was_built_without_the_model_is_refused(data):
 
 
 class Noised(keras.layers.Layer):
-    """Ids that are random in training."""
+    """Makes ids random in training."""
 
     def __init__(self):
         super().__init__()
@@ -372,7 +374,7 @@ class Noised(keras.layers.Layer):
         (reader, {"tables": ["nobody"]}, "nobody"),
         (lambda: reader(embeddings_regularizer="l2"), {}, "regularizer"),
         (lambda: reader(lora_rank=2), {}, "does more than look rows up"),
-        (lambda: reader(first=[Noised()]), {}, "no function of the inputs"),
+        (lambda: reader(first=[Noised()]), {}, "do not depend on the inputs alone"),
         (
             lambda: keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)]),
             {},
@@ -388,7 +390,7 @@ def test_what_cannot_be_had_is_refused_by_name(make, settings, says, data):
 
 @pytest.mark.parametrize("tables", ["dense", "lazy"])
 def test_xla_that_nobody_asked_for_is_left_out_for_lazy_tables(tables, monkeypatch):
-    # What Keras takes "auto" for where there is a GPU.
+    # Where there is a GPU, Keras' "auto" means this.
     name = "_resolve_auto_jit_compile"
     (trainer,) = [kind for kind in keras.Model.__mro__ if name in vars(kind)]
     monkeypatch.setattr(trainer, name, lambda self: True)
@@ -398,7 +400,7 @@ def test_xla_that_nobody_asked_for_is_left_out_for_lazy_tables(tables, monkeypat
 
 @pytest.mark.invariant(8)
 def test_other_data_after_the_same_steps_get_other_noise(data):
-    """Two histories of one key: what they share ends where their sums differ."""
+    """Two histories with one key share noise only up to the first different sum."""
     shown = []
     rows = tf.constant([0, 1, 2], tf.int64)
     for value in (1.0, 1.0, 2.0):
@@ -425,7 +427,7 @@ def test_other_data_after_the_same_steps_get_other_noise(data):
         assert tables.release()
         shown.append(table_of(model))
     np.testing.assert_array_equal(shown[0], shown[1])
-    # Rows that nobody touched differ, too: nothing that was drawn after is shared.
+    # Rows that were not looked up differ, too: no later noise is shared.
     assert np.all(np.any(shown[0] != shown[2], axis=1))
     untouched = shown[0][3:] - shown[2][3:]
     assert np.all(untouched != 0.0)
@@ -433,7 +435,7 @@ def test_other_data_after_the_same_steps_get_other_noise(data):
 
 @pytest.mark.invariant(5)
 def test_an_empty_batch_takes_no_noise_from_a_row():
-    """The pass of an empty batch has a made-up example, which looks up row 0."""
+    """An empty batch runs with a made-up example, which looks up row 0."""
     ids = np.arange(EXAMPLES * LENGTH, dtype=np.int32).reshape(EXAMPLES, LENGTH) % ROWS
     ids[:, 0] = 0
     plan = make_plan(sampling="poisson", batch_size=1)
@@ -446,16 +448,16 @@ def test_an_empty_batch_takes_no_noise_from_a_row():
         model.train_on_batch(batch)
         (table,) = model.optimizer.run.tables._tables
         clocks.append(table.clocks_of(tf.range(ROWS)).numpy())
-    # The noise of the step that touched it last is still to come.
+    # The noise of the latest step that looked it up is still pending.
     assert clocks[-2][0] == first - 1
     np.testing.assert_array_equal(clocks[-1], clocks[-2])
 
 
 @pytest.mark.invariant(5)
 def test_a_run_may_begin_with_an_empty_batch():
-    """Its pass has a made-up example, of which nothing was looked up."""
+    """An empty batch runs with a made-up example, whose rows were never looked up."""
     data = np.zeros([EXAMPLES, LENGTH], np.int32), np.ones([EXAMPLES, 1], np.float32)
-    # One in three runs begins so: 60 others in a row come once in 10^11 times.
+    # A third of all runs begin so: 60 runs that do not have a probability of 10^-11.
     plans = (make_plan(sampling="poisson", batch_size=1) for _ in range(60))
     sampled = ((p, list(p.batches(*data).dataset(0))[:2]) for p in plans)
     plan, batches = next(pair for pair in sampled if not len(pair[1][0]["x"]))

@@ -1,4 +1,4 @@
-"""Training on batches of constant size is training on the batches."""
+"""Training on padded batches of constant size equals training on the batches."""
 
 import keras
 import numpy as np
@@ -39,7 +39,7 @@ def test_padding_changes_neither_weights_nor_metrics(
     "users", [None, np.arange(22) // 3], ids=["examples", "several rows each"]
 )
 def test_padding_counts_in_no_metric(users, plan_and_model):
-    """A pass over the data has the metrics that `evaluate` has, padded or not."""
+    """An epoch has the metrics of `evaluate`, whether batches are padded or not."""
     rng = np.random.default_rng(0)
     x = rng.normal(size=(22, 4)).astype(np.float32)
     y = (x[:, :1] + 0.3 > 0).astype(np.float32)
@@ -60,7 +60,7 @@ def test_padding_counts_in_no_metric(users, plan_and_model):
     )
     history = model.fit(plan.batches(x, y, padded=True, **units), verbose=0).history
     expected = model.evaluate(x, y, verbose=0, return_dict=True)
-    if users is not None:  # The loss is a mean over users, metrics are over rows.
+    if users is not None:  # The loss is a mean over users, and metrics are over rows.
         del expected["loss"]
     for name, value in expected.items():
         assert history[name][-1] == pytest.approx(value, rel=1e-4), name

@@ -1,4 +1,4 @@
-"""Private evaluations of a run: as many as the plan says, with noise of their own."""
+"""A run makes as many private evaluations as its plan says, each with its own noise."""
 
 import keras
 import numpy as np
@@ -20,7 +20,7 @@ def reserved(make_plan):
 
 @pytest.fixture
 def begun(data, make_private_model, reserved):
-    """A model after the first epoch."""
+    """Returns a model after its first epoch."""
     model = make_private_model(reserved)
     model.fit(reserved.batches(*data), epochs=1, verbose=0)
     return model
@@ -28,7 +28,7 @@ def begun(data, make_private_model, reserved):
 
 @pytest.fixture
 def begun_at(data, make_private_model, reserved):
-    """A model in a new process' state, with its private file, and from a checkpoint."""
+    """Returns a model as in a new process, from a private file and a checkpoint."""
 
     def make(path=None, checkpoint=None):
         known_runs.forget()
@@ -46,11 +46,11 @@ def begun_at(data, make_private_model, reserved):
 
 def test_a_run_evaluates_as_often_as_its_plan_says(begun, data, reserved):
     x = data[0]
-    # Half of the records are right: five standard deviations from 0 and 1, where values
-    # are cut and may be equal.
+    # Half of the records are right, so that values are five standard deviations from 0
+    # and 1, to which they would be clipped.
     y = (begun.predict(x, verbose=0).argmax(1) + np.arange(len(x)) % 2) % 3
     one = begun.evaluate_privately(x, y)
-    # Each has its own noise, at one step, too.
+    # Each evaluation has its own noise, also at the same step.
     again = begun.evaluate_privately(x, y)
     assert one != again
     metrics = [tf_bandmf.keras.PrivateAccuracy(), tf_bandmf.keras.PrivateLoss(2.0)]
@@ -105,7 +105,7 @@ def test_what_is_refused(data, begun_at, begun, tmp_path):
         tf.function(lambda: begun.evaluate_privately(*data))()
     begun.save(tmp_path / "model.keras")
     loaded = keras.saving.load_model(tmp_path / "model.keras")
-    # A file holds no key: its evaluations would have independent noise, without end.
+    # A saved model has no key: it could be evaluated with new noise without limit.
     with pytest.raises(tf.errors.InvalidArgumentError, match="restored from a file"):
         loaded.evaluate_privately(*data)
     begun.layers[0].bias.assign(begun.layers[0].bias + 1.0)
@@ -169,7 +169,7 @@ def evaluations_of(plan, secret=b"k" * 32):
 
 
 def test_the_law_of_the_noise(make_plan):
-    """4000 numbers of 40 keys are normal; a false alarm in 1 of 10^6."""
+    """4000 numbers of 40 keys are normal; the false-alarm rate is 10^-6."""
     plan = make_plan(test_seed=None).reserve(metrics=0.2, evaluations=4)
     sigma = plan.measurements.noise_multiplier
     sums = np.linspace(-5.0, 5.0, 25)
@@ -207,7 +207,7 @@ def test_noise_is_bound_to_what_it_is_added_to(make_plan):
 
 
 def evaluated(model, data, are_right):
-    """An evaluation of which it is known which records are right."""
+    """Evaluates with targets for which exactly the given records are right."""
     classes = model.predict(data[0], verbose=0).argmax(1)
     return model.evaluate_privately(data[0], (classes + ~are_right) % 3)["accuracy"]
 
@@ -228,18 +228,18 @@ def test_a_restored_run_releases_the_same_number_or_spends_another(
     model = begun_at(path)
     model.fit(reserved.batches(*data), epochs=1, verbose=0)
     model.save_weights(checkpoint)
-    # 16 of 22 records are right, and 6: neither is near the ends, where values are cut.
+    # 16 and 6 of 22 records are right: neither is near 0 or 1, where values are clipped.
     some = np.arange(22) % 4 == 0
     first = evaluated(model, data, ~some)
-    # The same value, from which nothing new is learnt: it costs nothing.
+    # The same evaluation returns the same value, which reveals nothing new and is free.
     again = begun_at(path, checkpoint)
     assert evaluated(again, data, ~some) == first
     assert again.optimizer.run.evaluations.left == 2
-    # Other sums have independent noise, and are counted, whatever was restored.
+    # Evaluations with other sums have independent noise and count, whatever was restored.
     third = np.arange(22) % 3 == 0
     others = [evaluated(begun_at(path, checkpoint), data, s) for s in (some, third)]
     assert len({first, *others}) == 3
-    # Control: with the same noise the values would differ by what the sums do.
+    # Control: with the same noise the values would differ by the difference of the sums.
     assert first - others[0] != pytest.approx(10 / 22, abs=1e-6)
     with pytest.raises(ValueError, match="All 3 private evaluations"):
         evaluated(begun_at(path, checkpoint), data, np.arange(22) % 2 == 0)
@@ -268,7 +268,7 @@ def test_the_private_file_knows_all_that_was_spent(
     with pytest.raises(ValueError, match="one private state file"):
         model.fit(batches, epochs=1, private_state=tmp_path / "other.private")
     again = begun_at(path, checkpoint)
-    # Control: it is the run at its third step, which would release.
+    # Control: this is the run at its third step, which could release.
     assert again.optimizer.steps_taken == 3
     assert len(again.optimizer.run.evaluations.spent) == 3
     with pytest.raises(ValueError, match="All 3 private evaluations"):
@@ -305,7 +305,7 @@ def test_it_is_in_the_ledger(data, make_private_model, make_plan, tmp_path):
     model = make_private_model(bound)
     model.fit(bound.batches(*data), epochs=1, verbose=0)
     model.evaluate_privately(*data)
-    # The entry covers the reservation: nothing is left for another run.
+    # The run's entry includes the reservation: nothing is left for another run.
     with pytest.raises(BudgetExceededError):
         ledger.bind(plan, "patients")
     model.optimizer.end_run("the test ends it")

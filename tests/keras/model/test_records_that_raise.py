@@ -1,4 +1,4 @@
-"""A record that makes model, loss or gradient raise adds zero; a wrong program raises."""
+"""A record for which model, loss or gradient raises adds zero; wrong programs raise."""
 
 import keras
 import numpy as np
@@ -24,7 +24,7 @@ def own_layer(function):
 
 
 def trained(function, x, y, weights=None, steps=2):
-    """Weights after a run without dropout whose noise is the same each time."""
+    """Returns the weights after a run without dropout and with fixed noise."""
     keras.utils.set_random_seed(0)
     model = keras.Sequential(
         [
@@ -85,8 +85,8 @@ RAISING = {
 
 @pytest.mark.attack(
     "Values of a record that would end a step",
-    tried="Assertions, positions beyond an end, texts that are no numbers, in layers and "
-    "in gradients of their own: the record adds zero, and the others what they add "
+    tried="Assertions, positions beyond an end, texts that are not numbers, in "
+    "layers and in custom gradients: the record adds zero, and the others what they add "
     "without it.",
     area="inputs",
     invariants=[5, 18],

@@ -1,4 +1,4 @@
-"""Every registered participation with a schedule of its own trains in `fit`."""
+"""Every registered participation that has a schedule trains in `fit`."""
 
 import keras
 import numpy as np

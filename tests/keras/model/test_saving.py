@@ -1,4 +1,4 @@
-"""Saving, loading and copying: no secret in any file, no way to train on unnoticed."""
+"""Saved, loaded and copied models have no secrets, and do not train without privacy."""
 
 import copy
 import pickle
@@ -18,7 +18,7 @@ def reload_keras(model, path):
 
 
 def reload_keras_after_h5(model, path):
-    # Keras' legacy writer removes the optimizer from the compile config it is given.
+    # Keras' legacy writer removes the optimizer from the model's own compile config.
     model.save(path / "m.h5")
     return reload_keras(model, path)
 
@@ -45,14 +45,14 @@ def reload_clone(model, path):
 def reload_clone_with_its_weights(model, path):
     clone = keras.models.clone_model(model)
     clone.set_weights(model.get_weights())
-    # Of a functional model a private one: it is a run of its own, with its own key.
+    # The clone of a functional model is private: a separate run, with its own key.
     clone.optimizer.build(clone.trainable_variables)
     for mine, other in zip(clone.optimizer.variables, model.optimizer.variables):
         mine.assign(other)
     return clone
 
 
-# Raised by TensorFlow in a graph, and by what refuses before.
+# TensorFlow raises the first in a graph; the others are raised before.
 REFUSALS = (tf.errors.InvalidArgumentError, TypeError, ValueError, RuntimeError)
 RELOADS = [
     reload_keras,
@@ -66,7 +66,7 @@ RELOADS = [
 
 
 def ways_to_train(model, plan, data):
-    """All data that a private model, or a plain one, would train on."""
+    """Returns ways to train, with data for private models and for plain ones."""
     x, y = data
     first = next(iter(plan.batches(x, y)))
     stream = tf.data.Dataset.from_tensor_slices(data).batch(6)
@@ -80,7 +80,7 @@ def ways_to_train(model, plan, data):
 
 
 def assert_trains_with_privacy_or_not_at_all(model, plan, data):
-    """Returns the ways in which it trained."""
+    """Asserts that all training was private, and returns the ways in which it trained."""
     trained = []
     for name, train in ways_to_train(model, plan, data).items():
         before = [weight.copy() for weight in model.get_weights()]
@@ -91,7 +91,7 @@ def assert_trains_with_privacy_or_not_at_all(model, plan, data):
             after = model.get_weights()
             assert all(map(np.array_equal, before, after)), name
         else:
-            # The clock of the noise goes on with nothing but a noisy step.
+            # Only a noisy step advances the counter of steps.
             assert isinstance(model, tf_bandmf.keras.PrivateTraining), name
             assert isinstance(model.optimizer, tf_bandmf.keras.PrivateOptimizer), name
             assert model.optimizer.plan.fingerprint == plan.fingerprint
@@ -102,7 +102,7 @@ def assert_trains_with_privacy_or_not_at_all(model, plan, data):
 
 @pytest.fixture(scope="module", params=[False, True], ids=["sequential", "functional"])
 def halfway(request, data, make_plan, make_private_model):
-    """A model after its first epoch, which no test changes."""
+    """Returns a model after its first epoch; no test changes it."""
     known_runs.forget()
     plan = make_plan("lambda_cgd", test_seed=None)
     model = make_private_model(plan, functional=request.param)
@@ -111,7 +111,7 @@ def halfway(request, data, make_plan, make_private_model):
 
 
 def note_run(model):
-    """As if the model had been trained in this test: others forgot its run."""
+    """Registers the model's run again, which other tests have forgotten."""
     run = model.optimizer.run
     run.membership.note(run.membership.schedule_id)
 
@@ -128,7 +128,7 @@ def test_a_reloaded_model_does_not_train_without_privacy(
     note_run(halfway)
     again = reload(halfway, tmp_path)
     trained = assert_trains_with_privacy_or_not_at_all(again, plan, data)
-    # A functional clone, too: it would begin a second run on the same data.
+    # This holds for functional clones, which would begin a second run on the same data.
     assert trained == []
     assert optimizer.steps_taken == plan.num_steps // 2
 
@@ -147,7 +147,7 @@ def test_uncompiled_and_with_a_new_private_optimizer(
     new = tf_bandmf.keras.PrivateOptimizer("sgd", plan, additional_run=True)
     compile_model(again, new)
     trained = assert_trains_with_privacy_or_not_at_all(again, plan, data)
-    # A run of its own, with a key and a budget of its own.
+    # This is a separate run, with its own key and budget.
     assert trained == ["schedule"]
     keys = [m.optimizer.run.secrets.key.secret_bytes() for m in (model, again)]
     assert keys[0] != keys[1]

@@ -1,4 +1,4 @@
-"""A model is cut where its weights begin; what is before it is a map of one example."""
+"""A model is split before its first weights; the first part maps single examples."""
 
 import keras
 import numpy as np

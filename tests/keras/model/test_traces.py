@@ -1,4 +1,4 @@
-"""How often a step is traced."""
+"""A training step, and the clipping pass in it, are traced once in a fit."""
 
 import keras
 import numpy as np

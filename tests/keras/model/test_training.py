@@ -1,4 +1,4 @@
-"""Private training against a plain re-implementation, and in all of Keras' ways."""
+"""Private training against a plain re-implementation, with all features of Keras."""
 
 import keras
 import numpy as np
@@ -16,7 +16,7 @@ MECHANISMS = [family.examples[0] for family in FAMILIES.values()]
 
 
 def reference_weights(model, plan, x, y, learning_rate, clip):
-    """The same run by batch-of-one gradients, NumPy and a dense C^-1 Z."""
+    """Computes the same run from gradients of single examples and a dense C^-1 Z."""
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     variables = model.trainable_variables
     sizes = [int(np.prod(v.shape)) for v in variables]
@@ -49,7 +49,7 @@ def reference_weights(model, plan, x, y, learning_rate, clip):
 def test_noise_on_the_clipped_sum_then_a_public_constant(
     mechanism, data, make_plan, make_plain_model, make_private_model
 ):
-    # 22 examples in batches of 5 and 6: the realized batch size is not used.
+    # Batches have 5 and 6 examples, but the realized batch size is not used.
     plan = make_plan(mechanism, l2_norm_clip=0.7)
     private = make_private_model(plan)
     private.fit(plan.batches(*data), epochs=2, verbose=0)
@@ -57,7 +57,7 @@ def test_noise_on_the_clipped_sum_then_a_public_constant(
     assert_same(private, expected, atol=2e-4)
 
 
-# Batches of 5 and 6 examples: microbatches that fit, do not fit, and are larger.
+# Microbatches that divide batches of 5 and 6 examples, do not, or are larger.
 @pytest.mark.parametrize(
     ("microbatch_size", "changes"),
     [
@@ -86,7 +86,7 @@ def test_every_way_to_execute_gives_the_same_weights(
     tf_bandmf.keras.make_private(model, microbatch_size=microbatch_size)
     make_private_model(plan, model=model, **changes)
     model.fit(plan.batches(*data), verbose=0)
-    # One noise draw for each logical step, whatever the number of groups.
+    # Noise is drawn once for each logical step, whatever the number of microbatches.
     assert model.optimizer.steps_taken == plan.num_steps
     # Sums that differ in last bits may be rounded to neighbors on the grid.
     assert_same(model, usual, atol=1e-4)
@@ -146,7 +146,7 @@ def test_a_run_in_parts_or_by_hand_is_the_straight_run(
     model = make_private_model(plan)
     train(model, plan.batches(*data))
     assert model.optimizer.steps_taken == plan.num_steps
-    # Two graphs: on some processors TensorFlow fuses other operations in one of them.
+    # These are two graphs: on some processors TensorFlow fuses operations differently.
     assert_same(model, whole, **({"atol": 1e-6} if "loop" in train.__name__ else {}))
 
 
@@ -164,7 +164,7 @@ def test_metrics_validation_and_callbacks(data, plan_and_model, tmp_path):
     ).history
     assert set(history) == {"loss", "accuracy", "val_loss", "val_accuracy"}
     assert model.optimizer.steps_taken == int(model.optimizer.iterations) == 8
-    # Nothing has moved: means over an epoch are those of the data.
+    # With a rate of 0 weights stay: means over an epoch are those over the data.
     for name in ("loss", "accuracy"):
         np.testing.assert_allclose(history[name], history[f"val_{name}"], rtol=1e-5)
     model.optimizer.learning_rate = 0.25
@@ -179,7 +179,7 @@ def test_fresh_keys_and_distinct_noise(data, make_plan, make_private_model):
         model = make_private_model(plan, additional_run=additional_run)
         model.fit(plan.batches(*data), verbose=0)
         weights.append(flat(model))
-    # Independent numbers of float32: one may be equal by chance, not two.
+    # Of independent float32 numbers, one may be equal by chance, but not two.
     assert np.sum(weights[0] == weights[1]) <= 1
 
 
@@ -191,7 +191,7 @@ def test_variables_of_equal_shape_get_different_noise(
     model = keras.Sequential([keras.Input((3,)), *layers])
     model = make_private_model(make_min_sep_plan(), model=model, loss="mse")
     before = model.get_weights()
-    # Examples of weight zero: what moves the weights is noise alone.
+    # Examples have weight zero, so that only noise moves the weights.
     model.train_on_batch(np.ones((2, 3)), np.ones((2, 3)), sample_weight=np.zeros(2))
     first, second = (a - b for a, b in zip(model.get_weights(), before))
     assert np.all(first != 0.0)

@@ -1,4 +1,4 @@
-"""Ways around the private step: other loops, threads, assigned states."""
+"""Ways around the private step are refused: other loops, threads, assigned states."""
 
 import threading
 

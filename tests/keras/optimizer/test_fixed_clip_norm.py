@@ -1,4 +1,4 @@
-"""The clip norm is a constant of a run: earlier noise was scaled for it."""
+"""The clip norm is constant within a run, since earlier noise was scaled for it."""
 
 import dataclasses
 

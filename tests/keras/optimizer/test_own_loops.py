@@ -1,4 +1,4 @@
-"""Loops of one's own: `private_gradients` keeps what `fit` promises."""
+"""Custom loops with `private_gradients` keep the promises of `fit`."""
 
 import json
 
@@ -16,7 +16,7 @@ import tf_bandmf.keras
 def test_noisy_gradients_are_multiples_of_one_spacing_whatever_was_added(
     scale, data, make_plan, make_private_model
 ):
-    """In float32 the gaps of the noise depend on the sum: last bits would exclude sums."""
+    """Without a common grid, the last bits of float32 numbers would exclude some sums."""
     plan = make_plan("bsr:2")
     model = make_private_model(plan)
     batch = next(iter(plan.batches(scale * data[0], data[1])))
@@ -28,7 +28,7 @@ def test_noisy_gradients_are_multiples_of_one_spacing_whatever_was_added(
 
 
 class Watched(keras.optimizers.SGD):
-    """Notes whether AutoGraph converts what calls it."""
+    """Records whether AutoGraph converts the calling code."""
 
     def apply(self, grads, trainable_variables=None):
         context = tf.__internal__.autograph.control_status_ctx()
@@ -92,7 +92,7 @@ def test_batches_are_those_of_the_plan_and_noise_is_used_once(data, plan_and_mod
     with pytest.raises(tf.errors.InvalidArgumentError, match="not the one"):
         model.private_gradients(second)
     noisy = model.private_gradients(first)
-    # The step was taken: it is neither taken again nor left out.
+    # The step's noise was drawn: it can be neither repeated nor skipped.
     for batch in (first, second):
         with pytest.raises(tf.errors.InvalidArgumentError):
             model.private_gradients(batch)
@@ -114,7 +114,7 @@ def test_weights_that_changed_between_gradient_and_update_are_noticed(
 
 @pytest.mark.invariant(8)
 def test_a_step_of_the_inner_optimizer_is_noticed(data, plan_and_model):
-    """It leaves weights and moments as they were: its step counter alone tells."""
+    """The optimizer leaves weights and moments unchanged: only its step counter tells."""
     plan, model = plan_and_model(batch_size=11)
     first, second, *_ = plan.batches(*data)
     noisy = model.private_gradients(first)
@@ -131,7 +131,7 @@ def test_a_step_of_the_inner_optimizer_is_noticed(data, plan_and_model):
 
 
 class Critic(tf_bandmf.keras.PrivateTraining, keras.Model):
-    """A discriminator that compares each example with a picture of the generator's."""
+    """A discriminator that compares each example with a generated picture."""
 
     def __init__(self, discriminator, generator):
         super().__init__()
@@ -160,7 +160,7 @@ def test_a_gan_whose_discriminator_is_private(data, plan_and_model):
     variables, before = [v.value for v in generator.weights], flat(generator)
     for batch in plan.batches(x, x):
         critic.optimizer.apply_noisy(critic.private_gradients(batch))
-        # The generator sees the discriminator alone, which is private.
+        # The generator depends on data only through the discriminator, which is private.
         with tf.GradientTape() as tape:
             tape.watch(variables)
             fakes = generator(keras.random.normal((8, 2)))

@@ -1,4 +1,4 @@
-"""Stop and resume: the resumed run is the straight run, or it is refused."""
+"""A resumed run equals the uninterrupted run, or is refused."""
 
 import os
 import shutil
@@ -21,7 +21,7 @@ NUM_EXAMPLES = 22
 
 
 class Crash(BaseException):
-    """What nobody catches."""
+    """An exception that no `except Exception` catches."""
 
 
 class CrashAt(keras.callbacks.Callback):
@@ -36,7 +36,7 @@ class CrashAt(keras.callbacks.Callback):
 
 @pytest.fixture
 def noisy_model(make_private_model):
-    """Makes models with masks, moments and averages."""
+    """Makes models with dropout masks, moments and averaged weights."""
 
     def make(plan, rate=0.01):
         keras.utils.set_random_seed(1)
@@ -117,7 +117,7 @@ def test_key_and_sampler_are_those_of_the_interrupted_run(
     model = noisy_model(plan)
     model.fit(plan.batches(*data), callbacks=[Keep()], **options)
     for step in (3, 7):
-        # Another process would have another key and another sampler's seed.
+        # Like another process, the new model would have its own key and sampler seed.
         again = restored(noisy_model(plan), tmp_path / f"{step}.weights.h5")
         again.fit(plan.batches(*data), **options)
         assert_same(again, model)
@@ -125,7 +125,7 @@ def test_key_and_sampler_are_those_of_the_interrupted_run(
 
 @pytest.fixture(scope="module")
 def half_a_run(data, make_plan, make_private_model, tmp_path_factory):
-    """A plan, and the folder that a run left after its first epoch."""
+    """Returns a plan, and the folder that a run left after its first epoch."""
     known_runs.forget()
     plan = make_plan("bsr", test_seed=None, batch_size=11)
     folder = tmp_path_factory.mktemp("half")
@@ -138,7 +138,7 @@ def half_a_run(data, make_plan, make_private_model, tmp_path_factory):
 
 @pytest.fixture
 def halfway(half_a_run, tmp_path):
-    """The plan, a weights file and a private file of the test's own."""
+    """Returns the plan, and copies of the weights file and the private file."""
     plan, folder = half_a_run
     for name in ("run.private", "half.weights.h5"):
         shutil.copy2(folder / name, tmp_path / name)
@@ -227,7 +227,7 @@ def test_a_step_that_was_lost_is_repeated_as_it_was_or_stops(
     if lost == "control":
         os.truncate(path, size)
     elif lost == "torn":
-        # The machine stopped while the second step was written down.
+        # The machine stopped while it wrote the entry of the second step.
         os.truncate(path, path.stat().st_size - 5)
     again = make_model(0.5 if lost in ("edited", "control") else 1.0)
     restored(again, tmp_path / "0.weights.h5")
@@ -265,7 +265,7 @@ def test_each_step_is_written_down_however_it_is_run(
     )
     batches = plan.batches(*data)
     drawn, path = list(batches.dataset()), tmp_path / "run.private"
-    # Graphs that were traced before there was a file write to it, too.
+    # Graphs that were traced before the file existed write to it as well.
     model.train_on_batch(drawn[0])
     model.begin_run(batches, path)
     model.train_on_batch(drawn[1])
@@ -302,7 +302,7 @@ def test_a_file_that_two_processes_wrote_is_refused(
     halfway, data, make_private_model, tmp_path
 ):
     plan, weights, path = halfway
-    # As two forks would, of which each takes the third step.
+    # Write what two forks would if each took the third step.
     file = Journal(str(path))
     file.read()
     for digest in (5, 6):
@@ -361,7 +361,7 @@ def test_a_resumed_run_is_named_by_its_statement_and_has_no_more_steps(
 ):
     plan, weights, path = halfway
     ends = []
-    # Nor does another process get more: it comes to the end with these very weights.
+    # A resumed run does not get more steps: it ends with these weights.
     for at_once in (True, False):
         model, batches = (
             restored(make_private_model(plan), weights),

@@ -1,4 +1,4 @@
-"""Runs that go on in what stands for another process."""
+"""Runs that are resumed as in another process."""
 
 import keras
 import pytest
@@ -8,7 +8,7 @@ from tf_bandmf.keras.run import known_runs
 
 @pytest.fixture
 def train_from_files(data, tmp_path):
-    """Trains a new model up to an epoch, from where the files of this name left off."""
+    """Trains a new model up to an epoch, from the state in the files of this name."""
 
     def train(model, name, epochs):
         known_runs.forget()

@@ -1,4 +1,4 @@
-"""A private step takes the tensors that the schedule drew, not others of the same name."""
+"""A private step refuses tensors that the schedule did not draw for it."""
 
 import numpy as np
 import pytest
@@ -32,7 +32,7 @@ EDITS = {
 def test_an_edited_batch_is_refused_before_anything_is_computed(
     changes, data, plan_and_model
 ):
-    # Batches of one size: one trace of the sound ones.
+    # Equal batch sizes need a single trace.
     plan, model = plan_and_model(batch_size=11, **changes)
     batches = list(plan.batches(*data))
     model.train_on_batch(batches[0])
@@ -40,7 +40,7 @@ def test_an_edited_batch_is_refused_before_anything_is_computed(
     for edit in EDITS.values():
         with pytest.raises(tf.errors.InvalidArgumentError, match="not those that"):
             model.train_on_batch(edit(batches[1]))
-    # Nor the contents of another step under the ids of this one.
+    # Contents of another step with this step's number are refused, too.
     relabelled = {**batches[2], "step": batches[1]["step"]}
     with pytest.raises(tf.errors.InvalidArgumentError, match="not those that"):
         model.train_on_batch(relabelled)

@@ -1,4 +1,4 @@
-"""Private counts: coordinates of what a step releases, under its noise and its norm."""
+"""Private counts are extra coordinates of a step's noisy sum, within its clip norm."""
 
 import math
 import warnings
@@ -30,7 +30,7 @@ def test_it_counts_what_became_of_examples(data, make_plan, make_private_model, 
         warnings.simplefilter("ignore")
         model.fit(plan.batches(x, y, weights), epochs=2, verbose=0)
     actual = model.private_counts()
-    # 22 examples in epochs of 4 batches of 6.
+    # An epoch is 4 batches of about 6 of the 22 examples.
     per_epoch = plan.expected_batch_size * plan.num_steps / 2
     close = pytest.approx
     assert actual.bad * per_epoch == close(7, abs=5 * actual.noise * per_epoch)
@@ -61,7 +61,7 @@ def test_gradient_and_count_have_the_norm_that_the_noise_is_for(make_plan, count
 def test_a_neighbor_moves_the_sum_of_an_epoch_by_one_for_each_participation(
     data, make_plan, make_private_model
 ):
-    """By brute force: with the same test noise, a record is made bad."""
+    """Compares two runs with the same test noise, in one of which a record is bad."""
     plan = make_plan("identity", test_seed=5).reserve(counts=0.1)
 
     def sums(x):
@@ -78,7 +78,7 @@ def test_a_neighbor_moves_the_sum_of_an_epoch_by_one_for_each_participation(
     x = data[0].copy()
     x[21] = np.nan
     moved = sums(x) - ordinary
-    # It was used or clipped, and is bad, in each of two epochs.
+    # In each of two epochs the record was used or clipped, and is now bad.
     assert moved[1:] == pytest.approx([0.0, 2.0], abs=1e-2)
     assert abs(moved[0] + 1.0) == pytest.approx(1.0, abs=1e-2)
 
@@ -109,7 +109,7 @@ def test_no_file_and_no_attribute_has_a_raw_count(
 ):
     import h5py
 
-    # With a fixed key: among so many numbers one may be a raw count by chance.
+    # The key is fixed: among so many numbers one may equal a raw count by chance.
     plan = make_plan("identity").reserve(counts=0.1)
     x = data[0].copy()
     x[:7] = np.nan
@@ -154,7 +154,7 @@ def test_no_file_and_no_attribute_has_a_raw_count(
     }
     hits = [n for n in numbers for r in raw if abs(n - r) < 1e-6 * r]
     assert not hits
-    # The noisy number is there to be found.
+    # The control: the search finds the noisy number.
     noisy = model.private_counts().bad
     control = [n for n in numbers if abs(n - noisy * steps) < 1e-4]
     assert control
@@ -173,7 +173,7 @@ def test_what_is_said_at_the_end():
 
 
 def test_the_noise_is_the_strategys(data, make_plan, make_private_model):
-    """Whitened, that of 48 steps is normal; a false alarm in 1 of 10^9."""
+    """Whitened noise of 48 steps is normal; the false-alarm rate is 10^-9."""
     from scipy import stats
 
     plan = make_plan("bisr:3", test_seed=None, epochs=12).reserve(counts=0.5)
@@ -185,14 +185,14 @@ def test_the_noise_is_the_strategys(data, make_plan, make_private_model):
             sums.append(model.optimizer.run.counts._variable.numpy().copy())
 
     model.fit(plan.batches(*data), epochs=12, verbose=0, callbacks=[Watch()])
-    # Nothing is bad or without gradient: what is released is noise.
+    # No record is bad or without a gradient: the released counts are pure noise.
     steps = np.diff(np.array(sums), axis=0, prepend=0.0)[:, 1:]
     actual = model.private_counts()
     scale = model.optimizer.run.counts._weight * plan.expected_batch_size
     whitened = plan.strategy.matrix.to_dense() @ (steps * scale) / plan.noise_stddev
     assert whitened.shape == (48, 2)
     assert stats.kstest(np.ravel(whitened), "norm").pvalue > 1e-9
-    # Stated is the noise of the sum over all steps.
+    # The stated noise is that of the sum over all steps.
     row = np.ones(48) @ np.linalg.inv(plan.strategy.matrix.to_dense())
     noise = plan.noise_stddev * np.linalg.norm(row) / scale / 48
     assert actual.noise == pytest.approx(noise, rel=1e-5)

@@ -1,4 +1,4 @@
-"""Several replicas: the same run as on one, whose noise is drawn once."""
+"""A run on several replicas equals that on one, and its noise is drawn once."""
 
 import contextlib
 import functools
@@ -30,7 +30,7 @@ def strategy():
 
 @pytest.fixture(scope="module")
 def train(data, compile_model):
-    """A model of several blocks of noise, trained for two epochs."""
+    """Trains a model that needs several blocks of noise for two epochs."""
 
     def go(plan, strategy=None, inner=None, epochs=2, **fit):
         strategy = strategy or tf.distribute.get_strategy()
@@ -56,15 +56,15 @@ def assert_close(a, b, atol=1e-6):
 
 INNER = {
     None: lambda: keras.optimizers.SGD(0.1),
-    # Clipping what the optimizer gets must see the noisy sum of all replicas.
+    # The optimizer's own clipping must apply to the noisy sum of all replicas.
     "clipped": lambda: keras.optimizers.SGD(0.1, momentum=0.9, global_clipnorm=0.5),
 }
 
 
-# No test changes these models; by mechanism and inner optimizer.
+# Models by mechanism and inner optimizer; no test changes them.
 @pytest.fixture(scope="module")
 def alone(make_plan, train):
-    """Models that one replica trained."""
+    """Returns a model that one replica trained."""
     return functools.cache(
         lambda mechanism, inner=None: train(make_plan(mechanism), None, INNER[inner])
     )
@@ -72,7 +72,7 @@ def alone(make_plan, train):
 
 @pytest.fixture(scope="module")
 def together(make_plan, train, strategy):
-    """Models that two replicas trained."""
+    """Returns a model that two replicas trained."""
 
     @functools.cache
     def run(mechanism, inner=None):
@@ -83,7 +83,7 @@ def together(make_plan, train, strategy):
 
 @pytest.fixture(scope="module")
 def after_an_epoch(make_plan, train, strategy, tmp_path_factory):
-    """A model of two replicas, halfway; no test changes it."""
+    """Returns a model of two replicas after one epoch; no test changes it."""
     path = tmp_path_factory.mktemp("halfway") / "run.private"
     return train(make_plan("identity"), strategy, epochs=1, private_state=path)
 
@@ -113,7 +113,7 @@ def test_two_replicas_train_like_one(mechanism, together, alone):
 
 
 def test_replicas_have_one_buffer(together, alone):
-    # The buffer is of the noise, whatever the inner optimizer.
+    # The noise buffer does not depend on the inner optimizer.
     one, two = alone("bsr", "clipped"), together("bsr", "clipped")
     buffers = [m.optimizer.run.secrets.buffer for m in (one, two)]
     np.testing.assert_array_equal(*buffers)
@@ -122,7 +122,7 @@ def test_replicas_have_one_buffer(together, alone):
 
 
 class Keeping(keras.layers.Layer):
-    """Keeps what it gets, which is of the step's own graph on replicas."""
+    """Keeps its input, which on replicas is a tensor of the step's graph."""
 
     def call(self, x):
         self.seen = x
@@ -130,7 +130,7 @@ class Keeping(keras.layers.Layer):
 
 
 def constrained():
-    """A layer that keeps its inputs, and one whose constraint reads them."""
+    """Builds a layer that keeps its inputs, and one whose constraint reads them."""
     keeping = Keeping()
 
     def constraint(weights):
@@ -318,7 +318,7 @@ def test_workers_train_like_one(count, tmp_path, monkeypatch):
             np.testing.assert_array_equal(worker[name], each[0][name])
             if name != "key":  # neighbors on the grid, where last bits differ
                 np.testing.assert_allclose(worker[name], alone[name], atol=1e-5)
-    # Each worker drew a key of its own; they use the first one's.
+    # Each worker drew a key, but all use that of the first one.
     assert each[0]["key"].any()
 
 

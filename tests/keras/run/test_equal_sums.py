@@ -1,4 +1,4 @@
-"""Two histories that come to the same sum in different ways share no noise."""
+"""Two histories that arrive at the same sum in different ways share no noise."""
 
 import functools
 
@@ -25,13 +25,13 @@ def data():
 
 
 def releases_of_history(change=None, factors=(0.0, 0.0, 0.0), **compiled):
-    """The noisy gradients of three steps, in a history of one key; weights stay.
+    """Returns the noisy gradients of three steps with one key; weights do not change.
 
     Args:
-      change: of what the history begins with: gets the inputs, the targets, and a place of
-        theirs in the first batch.
-      factors: of each step's loss. At 0, all sums are equal, to the bit.
-      **compiled: for `compile`.
+      change: function that changes the data; it gets the inputs, the targets, and the
+        index of an example of the first batch.
+      factors: factor of each step's loss. At 0, all sums are equal to the last bit.
+      **compiled: arguments of `compile`.
     """
     known_runs.forget()
     plan = tf_bandmf.plan(
@@ -55,7 +55,7 @@ def releases_of_history(change=None, factors=(0.0, 0.0, 0.0), **compiled):
     )
     model.optimizer.build(model.trainable_variables)
     run = model.optimizer.run
-    # As a fork of the process, or a copied machine.
+    # This is what a fork of the process, or a copied machine, would do.
     run.adopt(run.secrets_of(NoiseKey(bytes(32))))
     x, y = data()
     if change is not None:
@@ -78,13 +78,13 @@ def other_target(x, y, place):
 
 
 HISTORIES = {"record": other_record, "target": other_target}
-# The noise of one coordinate; C has the coefficients 1 and 1/2, its columns this norm.
+# Noise of one coordinate: C has the coefficients 1 and 1/2, so columns of norm sqrt(1.25).
 STEP = 3.0 / BATCH * np.sqrt(1.25)
 
 
 @pytest.fixture(scope="module")
 def unchanged():
-    """The history that nothing changes, by how noise is bound."""
+    """Returns the unchanged history, for each way of binding noise."""
     return functools.cache(lambda binding: releases_of_history())
 
 
@@ -104,7 +104,7 @@ def test_equal_sums_do_not_show(history, unchanged, figure, monkeypatch):
     actual = difference[0].std() / (np.sqrt(2.0) * STEP)
     figure(f"{history}: the difference is noise, {actual:.1f} times that of two runs")
     assert 0.9 < actual < 1.1
-    # Bound to the sums alone, the releases are the same.
+    # The control: if noise is bound to the sums alone, the releases are the same.
     privatize = Run.privatize
 
     def of_sums_alone(self, sums, variables, step, keys, digest, *more):
@@ -134,9 +134,9 @@ def test_histories_that_meet_again_share_no_noise(unchanged, figure, monkeypatch
     difference = unchanged("as it is") - releases_of_history(factors=(1.0, 0.0, 0.0))
     actual = correlation(difference)
     figure(f"the differences of two steps are correlated by {actual:.2f}")
-    # As within one run: by its own C, whose second coefficient is a half.
+    # This is the correlation within one run, since C's second coefficient is 1/2.
     assert -0.6 < actual < -0.2
-    # All steps after the one that differs have noise of their own.
+    # All steps after the different one have independent noise.
     assert min(difference.std(axis=1)) > STEP
     monkeypatch.setattr(SecretState, "_point", lambda self, digest, step: digest)
     without = unchanged("no chain") - releases_of_history(factors=(1.0, 0.0, 0.0))
@@ -147,11 +147,11 @@ ROWS, STDDEV = 60, 3.0
 
 
 def releases_of(rates, releases):
-    """What a table releases of the rows that the first of two steps alone read.
+    """Returns a table's releases of the rows that only the first of two steps read.
 
     Args:
       rates: learning rates of the steps.
-      releases: after which steps it releases.
+      releases: steps after which the table is released.
     """
     known_runs.forget()
     plan = tf_bandmf.plan(
@@ -166,7 +166,7 @@ def releases_of(rates, releases):
     model = keras.Model(ids, keras.layers.Flatten()(table(ids)))
     tf_bandmf.keras.make_private(model, tables="lazy")
     inner = keras.optimizers.SGD(1.0)
-    # Its gradient is one, whatever the weights are.
+    # The gradient of this loss is 1 for any weights.
     model.compile(
         tf_bandmf.keras.PrivateOptimizer(inner, plan),
         lambda y, y_pred: keras.ops.sum(y_pred, axis=-1),
@@ -192,14 +192,14 @@ def noise_of(*rates):
 
 
 def by_two_rates():
-    """Rows without noise, from two copies whose second steps have different rates."""
+    """Solves for the rows without noise from two copies with different second rates."""
     (a,), (b,) = releases_of((0.5, 0.6), {1}), releases_of((0.5, 2.0), {1})
     u, v = noise_of(0.5, 0.6), noise_of(0.5, 2.0)
     return (a * v - b * u) / (v - u)
 
 
 def by_one_more_release():
-    """Rows without noise, from two copies of which one releases after the first step."""
+    """Solves for the rows without noise from two copies, one with an extra release."""
     (a,), (first, b) = releases_of((0.5, 0.5), {1}), releases_of((0.5, 0.5), {0, 1})
     return a - noise_of(0.5, 0.5) * (b - first) / noise_of(0.5)
 
@@ -224,9 +224,9 @@ def test_lazy_rows_do_not_give_two_equations(solved, figure, monkeypatch):
         nothing = tf.zeros([], tf.float64)
         return digest(self, [own._replace(rate=nothing) for own in sums], step)
 
-    # The control: as it was, bound to the sums alone.
+    # The control: noise is bound to the sums alone.
     monkeypatch.setattr(RunTables, "digest", of_sums_alone)
-    # Two rows of three numbers, clipped to one, at the rate of the first step.
+    # Two rows of three numbers, clipped to norm 1 together, at the first step's rate.
     exact = 1.0 - 0.5 / BATCH / np.sqrt(6.0)
     np.testing.assert_allclose(solved(), exact, atol=1e-4)
     error = (actual - exact).std() / noise_of(0.5)

@@ -1,4 +1,4 @@
-"""A run of a plan that is bound to a ledger reserves at its first step, or takes none."""
+"""A run with a ledger reserves its budget before its first step, or takes no step."""
 
 import keras
 import pytest
@@ -39,7 +39,7 @@ def test_a_run_reserves_at_its_first_step(data, plan, ledger, make_private_model
     assert runs(ledger) == 1
     (entry,) = [entry for entry in ledger.history() if entry.kind == "begun"]
     assert f"entry {entry.name}" in str(model.privacy_statement())
-    # It goes on without another one, and what it took is noted.
+    # The run continues without a second reservation, and its steps are recorded.
     model.fit(plan.batches(*data), epochs=1, verbose=0)
     assert runs(ledger) == 1
     steps = [e.body["steps"] for e in ledger.history() if e.kind == "steps"]

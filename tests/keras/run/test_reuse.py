@@ -1,4 +1,4 @@
-"""Old states that come back: no two releases share noise on different sums."""
+"""If old states come back, no two releases share noise on different sums."""
 
 import shutil
 
@@ -16,7 +16,7 @@ LEARNING_RATE = 1.0
 
 
 class Switched(keras.losses.Loss):
-    """A loss whose code changes between two processes, though its name does not."""
+    """A loss whose code changes between two processes, while its name stays."""
 
     sign = 1.0
 
@@ -57,7 +57,7 @@ def plan_of(mechanism):
 
 
 def begun(mechanism, folder):
-    """The plan of a run that left a private file and a checkpoint of its first step."""
+    """Starts a run that leaves files of its first step, and returns its plan."""
     plan = plan_of(mechanism)
     model = make_model(plan)
     batches = model.begin_run(plan.batches(*data()), folder / "run.private")
@@ -68,7 +68,7 @@ def begun(mechanism, folder):
 
 
 def step_from_a_copy(plan, folder, world, sign):
-    """The weights of step 1 and 2 of the run that the files of step 1 go on with."""
+    """Resumes a run from a copy of its files; returns the weights of steps 1 and 2."""
     shutil.copy(folder / "run.private", folder / f"{world}.private")
     model = make_model(plan, folder / "1.weights.h5")
     batches = model.begin_run(plan.batches(*data()), folder / f"{world}.private")
@@ -98,10 +98,10 @@ def test_two_worlds_share_no_noise(mechanism, tmp_path, figure):
     ]
     # The same sum again: the same release, to the bit.
     np.testing.assert_array_equal(releases[0], releases[2])
-    # S + N and -S + N': the mean of both has no sum in it, and no noise if N' = -N; their
-    # difference is 2 S without noise if N' = N. Independent noise has, in each of the
-    # 1640 coordinates, the standard deviation of sqrt(2) times the noise; S has a norm of
-    # at most 8 clip norms in all of them together.
+    # The releases are S + N and -S + N'. If N' = N, their difference is 2 S without
+    # noise. If the noise is independent, the standard deviation of each of the 1640
+    # coordinates of the difference is sqrt(2) times that of the noise; the norm of S, at
+    # most 8 clip norms, adds little to it.
     deviation = plan.noise_stddev / plan.expected_batch_size
     actual = (releases[0] - releases[1]).std() / (np.sqrt(2) * deviation)
     figure(f"{mechanism}: noise of the difference {actual:.2f} times what is promised")
@@ -111,7 +111,7 @@ def test_two_worlds_share_no_noise(mechanism, tmp_path, figure):
 
 
 def test_the_measure_sees_noise_that_is_reused(tmp_path, monkeypatch):
-    # The control: bound to the step alone, the noise of both worlds cancels.
+    # The control: if noise is bound to the step alone, that of both worlds cancels.
     monkeypatch.setattr(
         secrets, "keyed_digest", lambda *values, **options: tf.zeros([2], tf.int32)
     )

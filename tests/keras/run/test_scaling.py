@@ -1,4 +1,4 @@
-"""Scale-then-privatize: where scales come from, and what is noised and divided."""
+"""Scale-then-privatize: the source of scales, and scaling before and after noise."""
 
 import keras
 import numpy as np
@@ -89,7 +89,7 @@ def test_moments_of_which_no_scales_follow_are_seen(values):
 
 
 class OfAMetric(keras.optimizers.RMSprop):
-    """Its moments, which only scales read, are the state of a metric."""
+    """Uses a metric's state as the moments that scales read."""
 
     def update_step(self, gradient, variable, learning_rate):
         variable.assign_sub(learning_rate * gradient)
@@ -134,7 +134,7 @@ def test_scales_of_a_metric_are_refused(make_plan, make_scaled, data):
 def test_a_step_is_the_scaled_sum_with_noise_divided_by_the_scales(
     mechanism, changes, make_plan, make_scaled, data
 ):
-    # Batches of one size: one trace of each model.
+    # Equal batch sizes need one trace of each model.
     plan = make_plan(mechanism, epochs=1, batch_size=11)
     # Groups are of several layers.
     options = {"hidden": "clip_groups" in changes, **changes}
@@ -156,7 +156,7 @@ def test_a_step_of_views_is_scaled_after_the_views_are_averaged(
 
 
 def assert_steps_scale(scaled, plain, schedule):
-    """Two steps of a model with scales, beside one without that has the same noise."""
+    """Compares two steps of models with and without scales, under the same noise."""
     plan = scaled.optimizer.plan
     batches = list(schedule.dataset(0))
     for model in (scaled, plain):
@@ -177,7 +177,7 @@ def assert_steps_scale(scaled, plain, schedule):
         of_scaled = clipped_gradient_sums(scaled, x, y, scales=scales, **options)
         first = scaled.private_gradients(batch)
         second = plain.private_gradients(batch)
-        # The noise is the same: of one test seed.
+        # The noise is the same, from one test seed.
         size = plan.expected_batch_size
         grid = 2.0**-10 * plan.noise_stddev / size
         for a, b, s, plain_sum, scaled_sum in zip(

@@ -1,4 +1,4 @@
-"""A new noise key on the same model or data is a second run, and never silent."""
+"""A new noise key on the same model or data is a second run, and must be announced."""
 
 import copy
 
@@ -22,7 +22,7 @@ def test_a_second_run_on_the_same_data_is_refused(data, make_plan, make_private_
     before = second.get_weights()
     order = np.random.default_rng(1).permutation(len(x))
     half = make_plan("identity", num_examples=len(x) // 2, **SECRET)
-    # The same data, in another order, with other targets, a part of them.
+    # The same data: in another order, with other targets, and a part of them.
     for batches in (
         plan.batches(x, y),
         plan.batches(x[order], y[order]),
@@ -37,7 +37,7 @@ def test_a_second_run_on_the_same_data_is_refused(data, make_plan, make_private_
         fold.fit(half.batches(x[::2], y[::2]), epochs=1, verbose=0)
     assert_same(second.get_weights(), before)
     assert second.optimizer.steps_taken == 0
-    # The first run goes on, and other data are another matter.
+    # The first run continues; a run on other data is not a second run.
     first.fit(plan.batches(x, y), epochs=1, verbose=0)
     assert first.optimizer.steps_taken == plan.num_steps
     second.fit(plan.batches(x + 1.0, y), epochs=1, verbose=0)
@@ -71,7 +71,7 @@ def test_an_additional_run_says_so(data, make_plan, make_private_model):
         assert points["This run"].startswith("1 other run(s)")
         assert plan.fingerprint[:12] in points["This run"]
         assert points["Unit of privacy"] == "One device."
-    # What was announced once is not announced for all that follow.
+    # An announcement counts once, and not for copies of the optimizer.
     config = second.optimizer.get_config()
     assert "additional_run" not in config
 
@@ -83,13 +83,13 @@ def test_a_new_key_for_the_same_model(
     plan = make_min_sep_plan(**SECRET)
     x, y = data[0][:4], data[1][:4]
     model = make_private_model(plan)
-    # A key that was never used is no run.
+    # A key that was never used does not count as a run.
     unused = tf_bandmf.keras.PrivateOptimizer("sgd", plan)
     unused.build(model.trainable_variables)
     model.train_on_batch(x, y)
     first, before = model.optimizer, model.get_weights()
     compile_model(model, tf_bandmf.keras.PrivateOptimizer("sgd", plan))
-    # Data whose batches the caller makes are not known; the weights are.
+    # With the caller's own batches the data are unknown, but the weights are recognized.
     with pytest.raises(RuntimeError, match="second run"):
         model.train_on_batch(x, y)
     assert_same(model.get_weights(), before)
@@ -112,7 +112,7 @@ def test_a_run_that_is_resumed_is_the_same_run(
     resumed.load_weights(weights)
     resumed.fit(plan.batches(*data), epochs=2, private_state=path, verbose=0)
     assert resumed.optimizer.steps_taken == plan.num_steps
-    # In a process where another run came first it would be a second one.
+    # After another run in the same process, the resumed run would be a second one.
     known_runs.forget()
     other = make_private_model(plan)
     other.fit(plan.batches(*data), epochs=1, verbose=0)

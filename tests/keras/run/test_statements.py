@@ -1,4 +1,4 @@
-"""The statement is made of the run: its data, its weights, and the runs beside it."""
+"""The statement reflects the run: its data, its weights, and related runs."""
 
 import math
 
@@ -31,7 +31,7 @@ class Rows(keras.utils.PyDataset):
 @pytest.mark.slow_cases("PyDataset", "in tf.data")
 @pytest.mark.parametrize("kind", ["PyDataset", "generator", "in tf.data", "tf.data"])
 def test_it_says_for_what_data_the_caller_vouches(kind, data, plan_and_model):
-    # To each case its own examples: a process knows them, wherever they come from.
+    # Cases need different examples, which a process recognizes in any container.
     data = data[0] + len(kind), data[1]
     dataset = tf.data.Dataset.from_tensor_slices(data)
     signature = tuple(tf.TensorSpec(s.shape, s.dtype) for s in dataset.element_spec)
@@ -61,7 +61,7 @@ def adapted(data):
 @pytest.mark.slow_cases("by class")
 @pytest.mark.parametrize("kind", ["class_weight", "by class", "each"])
 def test_it_says_that_classes_have_weights(kind, data, plan_and_model):
-    """ "Balanced" weights of private labels moved a step by 2.0 clip norms."""
+    """Balanced weights of private labels can move a step by 2.0 clip norms."""
     plan, model = plan_and_model("identity", batch_size=22, hidden=False)
     by_class = np.array([1.0, 1.0, 4.0], np.float32)
     each = np.linspace(0.5, 1.0, len(data[1]), dtype=np.float32)
@@ -110,7 +110,7 @@ def test_it_names_layers_that_were_adapted(where, data, make_plan, compile_model
 
 
 def gaussian_epsilon(mu, delta):
-    """Of a Gaussian mechanism (Balle and Wang, 2018, Theorem 5), by itself."""
+    """Computes the epsilon of a Gaussian mechanism (Balle and Wang, 2018, Theorem 5)."""
     cdf = scipy.stats.norm.cdf
 
     def excess(epsilon):
@@ -122,7 +122,7 @@ def gaussian_epsilon(mu, delta):
 
 @pytest.fixture
 def make_run(make_plan, make_private_model):
-    """A model that is to train for one step, with a secret key."""
+    """Makes a model, with a secret key, and trains it for one step if there are data."""
 
     def make(data=None, epsilon=4.0, **changes):
         plan = make_plan(
@@ -157,7 +157,7 @@ def test_runs_on_the_same_examples_headline_what_they_spend_together(data, make_
         assert "for all runs together" in headline(model)
         assert f"Epsilon is {expected:.3g}" in statement.card().to_markdown()
         assert statement.remarks[0].startswith("1 other run(s)")
-    # Another optimizer for the trained weights: theirs is what was spent on them.
+    # With another optimizer, trained weights still carry the epsilon spent on them.
     plan = plans[0]
     optimizer = tf_bandmf.keras.PrivateOptimizer("sgd", plan, additional_run=True)
     first.compile(optimizer, first.loss)
@@ -167,7 +167,7 @@ def test_runs_on_the_same_examples_headline_what_they_spend_together(data, make_
 
 @pytest.fixture
 def make_loaded(make_plain_model, compile_model):
-    """A private model that is given weights before it is compiled, as tuners do."""
+    """Makes a private model that gets weights before it is compiled, as tuners do."""
 
     def make(source):
         model = tf_bandmf.keras.make_private(make_plain_model(hidden=False))
@@ -181,12 +181,12 @@ def make_loaded(make_plain_model, compile_model):
 
 @pytest.mark.invariant(15)
 def test_weights_that_were_loaded_are_in_the_headline(data, make_run, make_loaded):
-    """Nobody is told the epsilon of the last run as if it were that of the model."""
+    """The headline must not give the epsilon of the last run as that of the model."""
     trained, (x, y) = make_run(data), data
     assert headline(trained).startswith("(epsilon = 4,")
     assert headline(make_run()).startswith("This run has taken no step yet")
     best = make_loaded(trained)
-    # What a tuner gives as its best model.
+    # A tuner returns its best model like this.
     assert "has taken no step, and the model's weights were loaded" in headline(best)
     assert "trials" in headline(best)
     best.fit(best.optimizer.plan.batches(x + 1.0, y), epochs=1, verbose=0)

@@ -1,4 +1,4 @@
-"""Updates see noisy gradients, variables and constants, never data."""
+"""Updates may depend on noisy gradients, variables and constants, never on data."""
 
 import keras
 import numpy as np
@@ -46,12 +46,12 @@ class Halving(keras.optimizers.schedules.LearningRateSchedule):
 
 
 def of_another_program():
-    """A tensor that a layer has kept while another program was traced."""
+    """Returns a tensor that a layer kept while another program was traced."""
     tf.function(kept.append, autograph=False).get_concrete_function(tf.ones([4, 3]))
 
 
 def of_the_host():
-    """A batch that Python has kept."""
+    """Returns a batch that Python code kept."""
     kept.append(tf.ones([400, 3]))
 
 
@@ -78,7 +78,7 @@ HONEST = {
 
 
 def updated(keep, make, constraint):
-    """What is left of ones after an update."""
+    """Returns a variable of ones after an update."""
     if keep is not None:
         keep()
     variable = keras.Variable(np.ones(300, "f4"))

@@ -1,4 +1,4 @@
-"""Weights that something else than the private step changed are noticed."""
+"""Weights that anything but the private step changed are noticed."""
 
 import keras
 import numpy as np
@@ -47,7 +47,7 @@ def test_fit_is_refused_before_anything_runs(data, plan_and_model):
         inner=keras.optimizers.SGD(0.1, momentum=0.5),
     )
     batches, began = plan.batches(*data), []
-    # No epoch is that much better than the first one.
+    # No epoch improves that much: training stops and restores the first one.
     stops = keras.callbacks.EarlyStopping(
         "val_loss", min_delta=1e9, patience=1, restore_best_weights=True
     )
@@ -56,7 +56,7 @@ def test_fit_is_refused_before_anything_runs(data, plan_and_model):
     model.fit(batches, validation_data=data, **options)
     assert stops.best_epoch == 0
     taken = model.optimizer.steps_taken
-    # What a callback restores is of the run.
+    # Weights that the callback restored are those of the run.
     model.fit(batches, epochs=1, verbose=0)
     assert model.optimizer.steps_taken == taken + 1
     model.layers[-1].bias.assign_add([1.0] * 3)
@@ -110,7 +110,7 @@ def test_averages_of_the_run_are_its_own_and_hide_no_other_change(
         callbacks=[swap],
         verbose=0,
     )
-    # Keras has put the averages in the weights' place.
+    # Keras has replaced the weights by their averages.
     bias = model.layers[0].bias
     average = bias.numpy()
     bias.assign(tf.ones([4]))

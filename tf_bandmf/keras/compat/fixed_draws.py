@@ -3,8 +3,8 @@
 The self-check compares the gradients of a batch with those of each example alone; for
 these, a random layer would draw other masks than for the batch.
 
-What tells that it broke: `tests/keras/compat/test_fixed_draws.py`, which calls each of
-the functions named here.
+Tests that fail if it breaks: `tests/keras/compat/test_fixed_draws.py`, which calls each
+of the functions named here.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ code is traced for XLA, or to tell the body of a loop from other functions while
 traced. It also has no gradient for `XlaOptimizationBarrier`, an operation that returns its
 inputs; this module registers one.
 
-What tells that it broke: `tests/keras/compat/test_graphs.py`.
+Tests that fail if it breaks: `tests/keras/compat/test_graphs.py`.
 """
 
 from collections.abc import Iterable, Iterator

@@ -3,7 +3,7 @@
 The private step reads a layer's own variables (not the values that adapters make of them),
 and the parts of a compiled loss. Keras has no public names for these.
 
-What tells that it broke: the tests of its callers, such as `tests/keras/clipping/losses`,
+Tests that fail if it breaks: those of its callers, such as `tests/keras/clipping/losses`,
 and `tests/keras/compat/test_keras_objects.py`, for changes that would raise no error.
 """
 

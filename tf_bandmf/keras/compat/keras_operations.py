@@ -1,6 +1,6 @@
 """Modules and functions of Keras that are called with symbolic tensors.
 
-What tells that it broke: `tests/keras/clipping/independence/test_table.py`.
+Tests that fail if it breaks: `tests/keras/clipping/independence/test_table.py`.
 """
 
 import functools

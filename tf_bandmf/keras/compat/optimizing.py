@@ -7,7 +7,7 @@ TensorFlow also converts the graph to MLIR and back, to sort it. Without these, 
 run of a graph takes a third less time. There is no public way to configure this for one
 function.
 
-What tells that it broke: `tests/keras/compat/test_optimizing.py`.
+Tests that fail if it breaks: `tests/keras/compat/test_optimizing.py`.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ A function is replaced once, by a dispatcher that calls the replacement that its
 asked for; other threads get the original. The original is restored when the last user is
 done, in whichever order the users leave.
 
-What tells that it broke: `tests/keras/compat/test_patching.py`.
+Tests that fail if it breaks: `tests/keras/compat/test_patching.py`.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ On a GPU, Keras runs LSTM and GRU as one operation over all time steps, which do
 how it treats the examples. Within a private step, frozen layers run time step by time step,
 as on a CPU. (Recurrent layers that are trained have a rule of their own.)
 
-What tells that it broke: `tests/keras/compat/test_recurrent.py`.
+Tests that fail if it breaks: `tests/keras/compat/test_recurrent.py`.
 """
 
 from __future__ import annotations

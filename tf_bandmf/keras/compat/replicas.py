@@ -3,7 +3,7 @@
 Clipping needs the gradient of the undivided loss, and each replica already has the whole
 noisy gradient.
 
-What tells that it broke: the weights of two replicas in
+Tests that fail if it breaks: the weights of two replicas in
 `tests/keras/run/test_distribution.py`.
 """
 

@@ -10,8 +10,8 @@ The body of a loop is traced once and runs many times: there, the number of the 
 folded into the seed. TensorFlow counts iterations itself: the number is the first argument
 of the function that it makes of the body.
 
-What tells that it broke: `tests/keras/clipping/test_options.py`, and for
-loops `tests/keras/clipping/rules/test_draws_in_loops.py`.
+Tests that fail if it breaks: `tests/keras/clipping/test_options.py`, and for loops
+`tests/keras/clipping/rules/test_draws_in_loops.py`.
 """
 
 import contextlib

@@ -5,8 +5,8 @@ function, from which the loop's gradient gets shapes. XLA must know shapes when 
 so it treats all inputs of that function as constants: it would compile again for every
 batch. Here, the loop is made in the graph itself.
 
-What tells that it broke: `tests/keras/clipping/test_options.py` and the cases under XLA of
-`tests/keras/model/test_training.py`.
+Tests that fail if it breaks: `tests/keras/clipping/test_options.py` and the cases under
+XLA of `tests/keras/model/test_training.py`.
 """
 
 from __future__ import annotations

@@ -213,7 +213,7 @@ def _copy_state(model: keras.Model, plain: keras.Model) -> None:
 
 
 def _stored(layer: Any) -> dict[str, Any]:
-    """What a layer itself saves, without the layers inside it."""
+    """Returns the variables that a layer itself saves, without the layers inside it."""
     store: dict[str, Any] = {}
     if layer.built:
         layer.save_own_variables(store)

@@ -3,7 +3,7 @@
     0. facts    the ids and digest of the batch; Python checks the conditions of a step.
     1. clip     each example's gradient is formed and clipped; the clipped ones are summed.
     2. noise    the run draws the noise of the step, and adds it to the sum.
-    3. update   a function of noisy gradients: the run goes on, the optimizer applies them.
+    3. update   a function of noisy gradients: the run advances, the optimizer applies them.
     4. measure  the loss and the metrics of the batch, outside of the guarantee.
 
 Nothing changes before the third program: a step that is interrupted until then is repeated.
@@ -128,7 +128,7 @@ class Programs:
         return contents, clipped, noisy
 
     def _prepare(self, spec: Any) -> None:
-        """If the sizes of batches vary, traces the programs once for all sizes."""
+        """Traces the programs once for all batch sizes, if these vary."""
         if not (self._is_one and any(map(_may_vary, tf.nest.flatten(spec)))):
             return
         batch = given(spec)

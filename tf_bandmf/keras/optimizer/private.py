@@ -467,7 +467,7 @@ def _checked(inner_optimizer: Any) -> keras.optimizers.Optimizer:
     try:
         inner = keras.optimizers.get(inner_optimizer)
         if not isinstance(inner, keras.optimizers.Optimizer):
-            raise TypeError(f"{type(inner).__name__} is no optimizer.")
+            raise TypeError(f"{type(inner).__name__} is not an optimizer.")
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise ValueError(
             f"inner_optimizer must be a Keras optimizer, its name or its config, found "

@@ -231,9 +231,9 @@ class PrivateRun:
             version = None  # The error is not shown: it may quote the secret content.
         if version != _FORMAT:
             raise ValueError(
-                f"{self.path} is no private state file of this version (format {_FORMAT}), "
-                f"or is damaged: resume the run with the version that began it, or start a "
-                f"new one, with its own budget."
+                f"{self.path} is not a private state file of this version (format "
+                f"{_FORMAT}), or is damaged: resume the run with the version that "
+                f"began it, or start a new one, with its own budget."
             )
         noted = np.frombuffer(HiddenBytes(b"".join(entries)), "<i8").view(HiddenArray)
         steps, their_points = noted[::2], noted[1::2]

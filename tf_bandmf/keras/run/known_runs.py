@@ -128,7 +128,9 @@ class Membership:
     def _related(
         self, weights: Sequence[Any], schedule_id: int
     ) -> list[tuple[str, Plan]]:
-        """What each related run shares ("weights", "examples" or both), and its plan."""
+        """Yields for each related run what is shared ("weights", "examples"), and its
+        plan.
+        """
         related = []
         for run in self._others():
             trained = {id(variable) for variable in run._variables()}

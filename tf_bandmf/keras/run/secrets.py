@@ -162,7 +162,7 @@ class SecretState:
         return _hidden(self._points[: int(last)].copy())
 
     def _recent_steps(self, step: int) -> np.ndarray:
-        """The latest step up to this one for each remainder modulo `key_terms`."""
+        """Returns the latest step so far for each remainder modulo `key_terms`."""
         terms = self.generator.key_terms
         return np.maximum(step - (step - np.arange(terms)) % terms, 0)
 
@@ -193,7 +193,7 @@ class SecretState:
         total: tf.Tensor | Sequence[tf.Tensor],
         inputs: tf.Tensor | None = None,
     ) -> tuple[tf.Tensor, Drawn]:
-        """Row `step` of `C^-1 Z`, and what `take` needs to go on to the next step.
+        """Row `step` of `C^-1 Z`, and the drawn step, by which `take` advances.
 
         Args:
           step: the coming step, int64 scalar.
@@ -264,13 +264,13 @@ class SecretState:
             self._note(HiddenBytes(np.array([step, point], "<i8").tobytes()))
 
     def take(self, drawn: Drawn) -> list[tf.Operation]:
-        """Goes on to the next step; its operations must run before anything is released."""
+        """Advances to the next step; its operations must run before any release."""
         recent = self._recent.assign(drawn.recent, read_value=False)
         rows = [self._buffer.scatter_update(row) for row in drawn.rows]
         return [done for done in (recent, *rows) if done is not None]
 
     def replay(self, last: int) -> None:
-        """Goes on to a later step: draws the noise of steps with known points again."""
+        """Advances to a later step: draws the noise of steps with known points again."""
 
         @tf.function(autograph=False)
         def again(step: tf.Tensor, keys: tf.Tensor, point: tf.Tensor) -> None:

@@ -264,7 +264,7 @@ class RunTables:
             table.bring_up_to_date(rows, window, key)
 
     def _since_release(self, step: tf.Tensor) -> list[Window]:
-        """For each table, the window of steps from the last release to this step."""
+        """Returns each table's window of steps from the last release to this step."""
         windows = {id(j): j.since_release(step) for j in self._jumps.values()}
         return [windows[id(table.jumps)] for table in self._tables]
 

@@ -15,7 +15,7 @@ CLIP = 0.5
 
 
 def contribution(factor, clip=CLIP):
-    """The clipped sum of a batch, and its weights."""
+    """Computes the clipped sum of a batch, and its clipping weights."""
     measured = factor.measure()
     finite = tf.math.is_finite(measured.norms.bounds)
     weights = tf.where(finite, norms.clip_weights(measured.norms.bounds, clip), 0.0)
@@ -46,7 +46,7 @@ def rows_of(ids):
     return make
 
 
-# Name: (kind, T, I, O); inner products are used above 40,000 parameters.
+# Name: (function, T, I, O). Above 40,000 parameters norms come from inner products.
 KINDS = {
     "one outer product": (product, 1, 40, 30),
     "formed": (product, 4, 20, 30),
@@ -80,7 +80,7 @@ def compiled(name, dtype, xla):
 
 
 def terms(rng, count, size, form, nearness):
-    """Rows [T, n] that are alike, opposite, equal or unrelated."""
+    """Returns rows [T, n] that are nearly equal, of alternating sign, or unrelated."""
     if form == "unrelated":
         return rng.normal(size=(count, size))
     base = np.ones((1, size)) if form == "ties" else rng.normal(size=(1, size))
@@ -92,7 +92,7 @@ def terms(rng, count, size, form, nearness):
 
 @st.composite
 def pairs(draw):
-    """Seed, forms, sizes and nearness of the terms of a gradient."""
+    """Draws seed, forms, sizes and nearness of the terms of a gradient."""
     forms = st.sampled_from(["unrelated", "alike", "opposite", "ties"])
     exponent = st.floats(-30, 30)
     return (
@@ -136,7 +136,7 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.invariant(17)
 def test_no_contribution_is_larger_than_the_clip_norm(case):
-    """A search that climbs towards the largest contribution."""
+    """Searches uphill for the largest contribution."""
     name, dtype, xla = CASES[case]
     run = compiled(name, dtype, xla)
 
@@ -173,7 +173,7 @@ def test_bounds_of_terms_that_do_not_cancel_are_close_at_all_scales(name, forms)
 
 @pytest.mark.invariant(17)
 def test_terms_that_cancel_exactly_leave_rounding_within_the_bound():
-    # The sum of l rᵀ over all terms is zero; in float32 it is not.
+    # The sum of l rᵀ over all terms is zero, but not in float32.
     rng = np.random.default_rng(0)
     half = 1e6 * rng.normal(size=(1, 3, 256)).astype("f4")
     left = tf.constant(np.concatenate([half, half[:, ::-1]], axis=1))
@@ -182,13 +182,13 @@ def test_terms_that_cancel_exactly_leave_rounding_within_the_bound():
     total, weights = contribution(product(left, right))
     assert_within(total)
     lengths = np.linalg.norm(left, axis=-1) * np.linalg.norm(right, axis=-1)
-    # Nor may the terms be so large that what others add is rounded away.
+    # The terms must not be so large either that other examples are rounded away.
     assert weights[0] * lengths.sum() <= 256 * CLIP * (1 + 1e-5)
 
 
 @pytest.mark.invariant(17)
 def test_squares_that_vanish_are_counted():
-    # Each square is flushed to zero, and the product of the vectors is not small.
+    # Each square of `left` is flushed to zero, although the product is not small.
     left = tf.fill([1, 1, 40000], 1e-19)
     right = tf.fill([1, 1, 2], 1e19)
     total, _ = contribution(product(left, right))
@@ -201,7 +201,7 @@ def test_squares_that_vanish_are_counted():
 @pytest.mark.parametrize("size", [2**22, 999_983])
 @pytest.mark.invariant(17)
 def test_long_sums_of_equal_numbers(size, xla):
-    # In float32, one after the other, such sums are too small.
+    # If they are added one by one in float32, such sums are too small.
     @tf.function(autograph=False, jit_compile=xla)
     def run(gradients):
         return contribution(base.Instantiated(gradients))
@@ -230,7 +230,7 @@ def test_a_row_that_an_example_has_twice_is_measured_as_one():
 
 @pytest.mark.invariant(17)
 def test_lookups_that_cancel_a_projection():
-    """What is added is a rounding error; its bound must not be below it."""
+    """The contribution is a rounding error, and the bound must not be below its norm."""
     ids = tf.constant([[0, 7, 7, 9]] * 3)
     values = tf.constant(
         1e4 * np.random.default_rng(0).normal(size=(3, 4, 16)), tf.float32

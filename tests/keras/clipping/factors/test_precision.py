@@ -18,7 +18,7 @@ OPTION = tf.config.experimental
 
 @pytest.fixture
 def gpu(monkeypatch):
-    """Pretends that there is a GPU of a compute capability."""
+    """Pretends that there is a GPU of the given compute capability."""
 
     def pretend(*capability):
         details = {"compute_capability": capability} if capability else {}
@@ -30,7 +30,7 @@ def gpu(monkeypatch):
 
 @pytest.fixture
 def set_tensor_float_32():
-    """Sets TensorFlow's option; after the test it is what it was."""
+    """Sets TensorFlow's option, and restores it after the test."""
     before = OPTION.tensor_float_32_execution_enabled()
     yield OPTION.enable_tensor_float_32_execution
     OPTION.enable_tensor_float_32_execution(before)
@@ -66,7 +66,7 @@ def test_tensor_float_32_is_refused_and_turned_off(gpu, set_tensor_float_32, cap
 def test_the_setting_reaches_every_product_that_xla_compiles(
     usual, set_tensor_float_32
 ):
-    # In the program, where GPUs find it; True is the control.
+    # The setting must be in the program, where GPUs read it; True is the control.
     def body(inputs):
         h = layers.Reshape((36, 8))(layers.Conv2D(8, 3, groups=2)(inputs))
         return layers.MultiHeadAttention(2, 4)(h, h)

@@ -1,5 +1,5 @@
 # ruff: noqa: E501
-"""Layers that are known without being opened give each example a row of its own."""
+"""Layers of the closed table give each example its own row."""
 
 import keras
 import numpy as np
@@ -16,7 +16,7 @@ NUMBERS = rng.uniform(-2, 2, (5, 3)).astype("f4")
 WHOLE = rng.integers(0, 6, (5, 3))
 WORDS = np.array([["a b"], ["c"], ["b"], ["a a c"], ["d"]])
 R = {"seed": 1}
-# Layer, batch, and examples that take the place of the third.
+# Arguments of layers of images, by the name of the layer.
 IMAGE_LAYERS = {
     "AutoContrast": dict(value_range=(0, 255)),
     "CenterCrop": dict(height=4, width=3),

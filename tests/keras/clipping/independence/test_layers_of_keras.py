@@ -78,7 +78,7 @@ def images():
 
 
 def of_one(items):
-    """Branches of a model: a layer on one input each."""
+    """Yields branches of a model, each with one layer on its own input."""
     for name, arguments, shape in items:
         layer = getattr(layers, name)(**arguments)
         inputs = keras.Input(shape)

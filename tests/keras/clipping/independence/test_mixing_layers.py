@@ -1,4 +1,4 @@
-"""Layers and losses that mix examples get single ones, or are refused."""
+"""Layers and losses that mix examples run for each example alone, or are refused."""
 
 import independence_cases as cases
 import keras
@@ -33,7 +33,7 @@ def attention_over_batch(x):
 
 
 def capacity(x):
-    """A mixture of experts, of which each takes two examples."""
+    """A mixture of experts with capacity: each expert takes two examples."""
     hot = ops.one_hot(ops.argmax(x[:, 0], -1), cases.WIDTH)
     place = ops.cumsum(hot, axis=0) * hot  # in the expert's queue
     kept = ops.cast(ops.max(place, -1, keepdims=True) <= 2, "float32")
@@ -74,12 +74,12 @@ class Centre(keras.Operation):
         return keras.KerasTensor(x.shape, x.dtype)
 
 
-# It is named like one of Keras': the table asks for classes.
+# It has the name of an operation of Keras, but the table compares classes.
 Clip = type("Clip", (Centre,), {})
 
 
 class Subclass(L.Dropout):
-    """A layer of the closed list, changed."""
+    """A subclass of a layer of the closed table."""
 
     def __init__(self):
         super().__init__(0.1)
@@ -89,21 +89,23 @@ class Subclass(L.Dropout):
 
 
 class ByContext(L.Layer):
-    """`training` comes from Keras' call context, which `layer.call` does not open."""
+    """Depends on `training`, which Keras' call context provides, and `layer.call` does
+    not.
+    """
 
     def call(self, x, training=False):
         return centred(x) if training else x
 
 
 class Symbolic(L.Layer):
-    """The idiom of Keras' own operations: another way for symbolic tensors."""
+    """Branches on symbolic tensors, as operations of Keras do."""
 
     def call(self, x):
         return ops.identity(x) if any_symbolic_tensors((x,)) else centred(x)
 
 
 class Queue(L.Layer):
-    """A memory of the last batch, as MoCo's or an average of activations."""
+    """Keeps the last batch, like MoCo's queue or a moving average of activations."""
 
     def build(self, shape):
         self.seen = self.add_weight(shape[1:], "zeros", trainable=False)
@@ -140,7 +142,7 @@ def tf_centred(x):
 
 
 def dilated(function):
-    """A function of the rows that a dilated convolution cuts an image into."""
+    """Applies a function to the rows that a dilated convolution cuts an image into."""
 
     def call(x):
         cut = tf.space_to_batch(x, [2], [[0, 1]])
@@ -189,7 +191,7 @@ REFUSED = {
     "normalization": L.BatchNormalization,
 }
 EITHER = {
-    # Seen where the batch size is not a constant.
+    # The dependence shows if the batch size is not a constant.
     "batch size": lambda: cases.Custom(
         lambda x: x / ops.cast(ops.shape(x)[0], "float32")
     ),
@@ -251,7 +253,7 @@ def test_alone_gradients_are_those_of_single_examples():
 
 
 class Chosen(cases.Weighted):
-    """A layer in which an example decides which weights it meets."""
+    """A layer in which the example determines which weights it uses."""
 
     def call(self, x):
         return self.function(
@@ -282,7 +284,7 @@ def test_an_example_may_decide_what_runs_for_it(name):
 
 @pytest.mark.invariant(16)
 def test_last_layer_is_executed_alone():
-    # The gradient that it gets from a loss with sparse labels is sparse.
+    # Its gradient from a loss with sparse labels is sparse.
     last = cases.Custom(lambda t: t - ops.max(t, axis=0) + ops.tanh(t))
     model = cases.reference.functional(
         (cases.LENGTH, cases.WIDTH),
@@ -294,7 +296,7 @@ def test_last_layer_is_executed_alone():
 
 
 class Gate(L.Layer):
-    """Mixes examples as soon as a weight is not zero."""
+    """Mixes examples once its weight is not zero."""
 
     def __init__(self, cond):
         super().__init__()
@@ -318,7 +320,7 @@ def test_gate_that_opens_later_is_isolated(cond):
 
 
 class PythonGate(L.Layer):
-    """Mixes examples after some calls."""
+    """Mixes examples after several calls."""
 
     def __init__(self, calls):
         super().__init__()
@@ -340,7 +342,7 @@ def test_gate_in_python_is_isolated_or_refused(calls):
 
 
 class Keeps(L.Layer):
-    """Keeps the whole batch for others to see."""
+    """Keeps the whole batch where other layers can read it."""
 
     def call(self, x):
         self.kept = x
@@ -373,7 +375,7 @@ def test_loss_with_host_code_is_refused():
 
 
 def ratio(y, p):
-    """A mean over what a mask leaves of the batch; alone, over what it leaves of one."""
+    """A mean over the unmasked entries of the batch, or of one example alone."""
     mask = ops.cast(ops.abs(y) > 0.1, "float32")
     return ops.sum(mask * (y - p) ** 2) / (1e-3 + ops.sum(mask))
 

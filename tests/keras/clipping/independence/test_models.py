@@ -1,4 +1,4 @@
-"""What keeps examples apart runs for the whole batch, with exact gradients."""
+"""Layers that keep examples apart run for the whole batch, with exact gradients."""
 
 import independence_cases as cases
 import keras
@@ -27,13 +27,13 @@ def attention(x):
 
 
 def rows_apart(x):
-    """Each step as a row of its own, as `TimeDistributed` does it."""
+    """Treats each step as a row, as `TimeDistributed` does."""
     rows = ops.reshape(x, (-1, cases.WIDTH))
     return ops.reshape(ops.softmax(rows), (-1, cases.LENGTH, cases.WIDTH))
 
 
 def experts(x):
-    """A mixture, of which each example chooses two."""
+    """A mixture of experts, of which each example chooses two."""
     value, index = ops.top_k(x[:, 0], 2)
     of_all = ops.stack([x * (1.0 + i) for i in range(cases.WIDTH)], axis=1)
     chosen = ops.take_along_axis(of_all, index[..., None, None], axis=1)
@@ -69,8 +69,8 @@ class Cell(L.Layer):
         return h, [h]
 
 
-# Tracing a model costs more than what is in it: layers share one. Bare functions are
-# nodes of a functional model.
+# Tracing a model is slow, so one model has several layers. Bare functions become nodes of
+# a functional model.
 HONEST = {
     "nodes": [attention, lambda x: x * ops.sigmoid(x) + 1.0],
     "layers": [
@@ -81,7 +81,7 @@ HONEST = {
         ),
         L.RNN(Cell(), return_sequences=True),
     ],
-    # What is not written with operations of Keras cannot be opened.
+    # Functions that are not written with operations of Keras cannot be opened.
     "TensorFlow": [cases.Custom(f) for f in (own_rows, scan_over_time, while_loop)],
 }
 
@@ -97,7 +97,7 @@ def test_honest_layers_are_exact(name):
 
 
 def each(function):
-    """Of the first example, which is the only one of a layer that is executed alone."""
+    """Returns a function of the first example, the only one if the layer runs alone."""
     return lambda x: function(x[0])[None] + tf.zeros_like(x)
 
 
@@ -156,7 +156,7 @@ def test_backbones_of_keras_hub(name):
 
 
 def test_a_model_is_judged_anew_where_training_has_changed_its_weights():
-    # The bias of a convolution is a constant of a walk.
+    # The bias of a convolution is a constant while the model is judged.
     stack = [L.Conv2D(3, 3), cases.Custom(lambda x: 2.0 * x), L.Flatten(), L.Dense(2)]
     model = keras.Sequential([keras.Input((6, 6, 1)), *stack])
     for variable, size in ((0.0, 4), (1.0, 6)):

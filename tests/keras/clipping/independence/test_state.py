@@ -1,4 +1,4 @@
-"""State: nothing that a step computes from data stays behind, at any depth."""
+"""State: nothing that a step computes from data may stay behind, at any depth."""
 
 import clipping_reference as reference
 import independence_cases as cases
@@ -36,7 +36,7 @@ PLACES = {
 
 
 class Average(keras.layers.Layer):
-    """Keeps a moving average of the data, assigned in some place."""
+    """Keeps a moving average of the data, which it assigns in one of several ways."""
 
     def __init__(self, place):
         super().__init__()
@@ -55,7 +55,7 @@ class Average(keras.layers.Layer):
 
 
 class Tracks(keras.layers.Layer):
-    """Updates a metric of its own, or only reads it."""
+    """Updates a metric, or only reads it."""
 
     def __init__(self, update):
         super().__init__()
@@ -118,7 +118,7 @@ def test_only_layers_can_be_vouched_for():
 
 @pytest.mark.invariant(16)
 def test_layers_that_read_compiled_metrics_are_refused(data, make_plan):
-    # An exact statistic of the data, of a metric that is not yet built for data.
+    # The metric, which is not built yet, will be an exact statistic of the data.
     metric = keras.metrics.SparseCategoricalAccuracy()
     reads = cases.Custom(lambda x: x * (1.0 + metric.variables[0]))
     model = keras.Sequential([keras.Input((5,)), reads, keras.layers.Dense(3)])

@@ -1,4 +1,4 @@
-"""Each entry of the table of operations, against numbers: no other example moves."""
+"""For each operation of the table, replacing one example changes no other one."""
 
 import numpy as np
 import pytest
@@ -29,7 +29,9 @@ def image(x):
 
 
 def called(*arguments, inputs=lambda x: [x], **named):
-    """Makes of a class of operations a function of x, or of several results the last."""
+    """Returns a maker of functions of x from classes of operations; the last result
+    counts.
+    """
 
     def of(kind):
         def function(x):
@@ -41,7 +43,7 @@ def called(*arguments, inputs=lambda x: [x], **named):
     return of
 
 
-# Ways to call operations: some are wrong for one, or mix examples.
+# Ways to call operations, some of which raise, or mix examples.
 WAYS = [
     called(axis=1),
     called(axis=-1),
@@ -153,7 +155,7 @@ def drawn_alike(function, x):
 
 
 def walked(function):
-    """What a walk says of a function: the walk, and the place of its result."""
+    """Walks a function; returns the walk, and the place and the shape of the result."""
     walk = Walk(SIZE, ())
     x = walk.tensor((None, 3, 4), "float32")
     with walk._hooks():
@@ -162,7 +164,7 @@ def walked(function):
 
 
 def numbers():
-    """A batch, and others that differ in the third example alone."""
+    """Yields pairs of batches that differ in the third example only."""
     rng = np.random.default_rng(0)
     x = rng.normal(size=(BATCH, 3, 4)).astype("f4")
     for replaced in (rng.normal(size=(3, 4)), 0.0, 100.0 * x[2], np.nan):
@@ -198,7 +200,7 @@ def test_an_operation_moves_no_other_example(name):
     assert_no_other_moves(CASES[name])
 
 
-# Entries that were tried with arguments of their own; the others are called in some ways.
+# Entries that `CASES` calls with specific arguments; the others are called in all `WAYS`.
 SPECIAL = {kind for name in CASES for kind, *_ in walked(CASES[name])[0].log}
 OTHERS = [kind for kind in OPERATIONS if kind.__name__ not in SPECIAL]
 
@@ -257,7 +259,7 @@ MIXING = {
     "top_k": lambda x: ops.top_k(x[:, 0, 0], 2)[0],
     "image": lambda x: ops.image.resize(x, (4, 4)),
     "padded": lambda x: ops.pad(ops.transpose(x, (1, 0, 2)), 1),
-    # They run for each example alone, whether they mix or not.
+    # These run for each example alone, whether they mix examples or not.
     "segments": lambda x: ops.segment_sum(x, whole(x)[:, 0, 0], 3),
     "classes of a vector": lambda x: ops.multi_hot(whole(x)[:, 0, 0], 5),
     "cross-entropy": lambda x: ops.categorical_crossentropy(x, ops.softmax(x), axis=0),

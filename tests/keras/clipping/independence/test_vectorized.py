@@ -1,5 +1,5 @@
 # ruff: noqa: E501
-"""Operations that are vectorized give each example what a loop gives it; others loop."""
+"""Vectorized operations give each example the result of a loop; all others do loop."""
 
 import numpy as np
 import pytest
@@ -28,7 +28,7 @@ REDUCE = "Max Mean Min Prod Sum".split()
 
 
 def gradient(function):
-    """The derivative of a function's squared sum."""
+    """Returns the derivative of a function's squared sum."""
 
     def call(x):
         with tf.GradientTape() as tape:
@@ -153,7 +153,7 @@ def examples():
     return tf.constant(x)
 
 
-# With sizes that are known only as it runs.
+# Cases that also run with sizes that are unknown while they are traced.
 DYNAMIC = [
     *(f"{n}{kept}" for n in REDUCE for kept in ("", " kept")),
     *(

@@ -1,4 +1,4 @@
-"""Ways by which the examples of a batch could meet, each of which is refused."""
+"""Ways in which the examples of a batch could affect one another; each is refused."""
 
 import functools
 
@@ -20,7 +20,7 @@ def batch_size(x):
     return tf.shape(x)[0]
 
 
-# Entries of each example that the number of examples chooses.
+# The number of examples determines which entries of each example are used.
 CHOSEN_BY_SIZE = {
     "strided slice, begin": lambda x: x[:, batch_size(x) - 4 :],
     "roll": lambda x: tf.roll(x, batch_size(x), axis=1)[:, :1],
@@ -45,7 +45,7 @@ def test_the_number_of_examples_cuts_nothing_out(name):
     )
 
 
-# Noise for each place in the batch, the same at each step.
+# Each position in the batch has noise, which is the same at each step.
 SEEDED = {
     "constant": lambda x, seed: tf.random.stateless_uniform(tf.shape(x), [1, 2]),
     "keras": lambda x, seed: keras.random.uniform(ops.shape(x), seed=7),
@@ -73,7 +73,7 @@ def test_a_known_seed_numbers_no_places(kind):
 
 
 def pooled(attention, x):
-    """One query that attends to the steps that a mask of sequences names."""
+    """Attends with one query to the steps that a mask selects."""
     query = ops.mean(x, axis=1, keepdims=True)
     mask = ops.mean(x, axis=-1) > 0  # [B, T], broadcast to [1, 1, B, T].
     actual = attention(query, x, attention_mask=mask)
@@ -83,8 +83,8 @@ def pooled(attention, x):
 @pytest.mark.slow
 @attack(
     "A mask that attention broadcasts over the batch",
-    tried="Gives attention_mask the shape of a mask of sequences, where Keras meets every "
-    "example with the masks of all.",
+    tried="Gives attention_mask the shape of a mask of sequences, where Keras "
+    "combines every example with the masks of all.",
 )
 @pytest.mark.parametrize("kind", ["MultiHeadAttention", "GroupQueryAttention"])
 def test_a_mask_of_sequences_is_no_attention_mask(kind):
@@ -111,7 +111,7 @@ def test_the_last_axis_of_a_vector_is_the_batch(kind):
 
 
 class KeptInSeed(layers.Layer):
-    """Writes the data into the counter of a generator, and reads them a step later."""
+    """Writes data into a generator's counter, and reads them a step later."""
 
     def __init__(self, kind):
         super().__init__()
@@ -164,8 +164,8 @@ class WritesElsewhere(keras.metrics.Metric):
 
 @attack(
     "Metrics that write for others to read",
-    tried="A metric assigns the labels to a variable of nobody, which a layer multiplies "
-    "with at the next step.",
+    tried="A metric assigns the labels to a variable that belongs to nothing, by "
+    "which a layer multiplies at the next step.",
 )
 def test_metrics_write_no_variables_of_others(data, make_plan):
     place = tf.Variable(0.0, trainable=False)
@@ -219,8 +219,8 @@ def test_updates_read_no_metrics(kind, data, make_plan):
         tracker = getattr(model, "_loss_tracker", None)  # once it is compiled
         return 0.0 if tracker is None else tf.convert_to_tensor(tracker.total)
 
-    # Eagerly the private update is over when the constraint is called: only what the
-    # constraint adds may not come.
+    # In eager mode the private update is finished when the constraint is called: then
+    # only the constraint's change must not take effect.
     inner = keras.optimizers.SGD(0.0 if kind == "constraint" else 0.1)
     if kind == "schedule":
         inner = keras.optimizers.SGD(Schedule(loss))
@@ -232,7 +232,7 @@ def test_updates_read_no_metrics(kind, data, make_plan):
 
 
 def print_and_read(path):
-    """A mean over the batch goes through a file, and comes back as a constant."""
+    """Returns a layer that writes the batch mean to a file and reads it as a constant."""
 
     def call(x):
         mean = tf.reduce_mean(x)
@@ -244,13 +244,13 @@ def print_and_read(path):
 
 
 def segments(x, segment_sum):
-    """Each example's steps by their category, of which a large one is past the end."""
+    """Sums each example's steps by category; a large category is past the end."""
     category = tf.cast(tf.round(x[:, :, 0]), tf.int32)  # of 4
     return tf.map_fn(lambda e: segment_sum(e[0], e[1], 3), (x, category), x.dtype)
 
 
 def segments_in_a_function(x):
-    """TensorFlow vectorizes what a layer calls, too."""
+    """Calls the operation in a function, which TensorFlow would vectorize as well."""
     inner = tf.function(tf.math.unsorted_segment_sum, autograph=False)
     flat = tf.reshape(x, [-1, cases.WIDTH])
     category = tf.cast(tf.clip_by_value(flat[:, 0] * 3, 0, 2), tf.int32)
@@ -272,7 +272,7 @@ LAYERS = {
 @pytest.mark.slow_cases("segments")
 @attack(
     "Operations that are not known to keep examples apart",
-    tried="Host code that TensorFlow calls stateless, categories past the last segment.",
+    tried="Python code registered as stateless, categories past the last segment.",
 )
 @pytest.mark.parametrize("name", LAYERS)
 def test_what_is_not_listed_is_refused_or_alone(name):
@@ -321,7 +321,7 @@ def test_a_class_is_known_only_as_it_is_configured(name):
 
 
 class HostSchedule(keras.optimizers.schedules.LearningRateSchedule):
-    """A rate that code of the host decides: it could have seen the batch."""
+    """A learning rate that Python code computes, which could have seen the batch."""
 
     def __call__(self, step):
         rate = tf.numpy_function(lambda: np.float32(0.1), [], tf.float32)

@@ -1,4 +1,4 @@
-"""Losses that alone teach nothing are refused, and those that alone are others named."""
+"""Losses of single examples: useless ones are refused, changed ones are named."""
 
 import warnings
 
@@ -24,7 +24,7 @@ SCORES, TEXT = spec(CLASSES), spec(TIME, CLASSES)
 
 
 def cox(y, p):
-    """The partial likelihood of Cox, by pairs; y is (time, event)."""
+    """Cox' partial likelihood, by pairs; y is (time, event)."""
     at_risk = ops.cast(y[None, :, 0] >= y[:, None, 0], "float32")
     risk = ops.log(ops.sum(at_risk * ops.exp(p[:, 0])[None], axis=1))
     events = ops.maximum(ops.sum(y[:, 1]), 1.0)
@@ -32,7 +32,7 @@ def cox(y, p):
 
 
 def concordance(y, p):
-    """The coefficient of Lin, of raw moments."""
+    """Lin's concordance coefficient, from raw moments."""
     centers = ops.mean(y), ops.mean(p)
     spread = ops.mean(y * y) - centers[0] ** 2 + ops.mean(p * p) - centers[1] ** 2
     common = ops.mean(y * p) - centers[0] * centers[1]
@@ -54,7 +54,7 @@ def information(y, p):
 
 
 def hard(more_than):
-    """Squares of the errors that are above a threshold, which the batch sets."""
+    """Returns a loss of the errors above a threshold that depends on the batch."""
 
     def loss(y, p):
         errors = ops.mean((y - p) ** 2, axis=-1)
@@ -114,7 +114,7 @@ def masked(y, p):
 
 
 def positive_only(y, p):
-    """NaN for an example by itself that is not."""
+    """A loss of positive examples, which is NaN for a negative example alone."""
     positive = ops.cast(y == 1, "float32")
     return ops.sum(positive * ops.softplus(-p)) / ops.sum(positive)
 

@@ -1,4 +1,4 @@
-"""Losses whose rows are those of the examples: which are, and that they are."""
+"""Losses with one row for each example: which losses have them, and their values."""
 
 import keras
 import numpy as np
@@ -75,7 +75,7 @@ def test_rows_and_their_gradients_are_those_of_batches_of_one(case, weights):
 
 
 def test_logits_that_a_softmax_keeps_are_used():
-    """A saturated softmax: of probabilities alone the loss would be that of epsilon."""
+    """From a saturated softmax's probabilities alone, the loss would be -log(epsilon)."""
     y_pred = keras.activations.softmax(100.0 * LOGITS)
     loss = losses.SparseCategoricalCrossentropy()
     rows = row_losses(compiled(loss), LABELS, y_pred, None)

@@ -1,4 +1,4 @@
-"""Regularizers see weights and constants, never data."""
+"""Regularizers may depend on weights and constants, never on data."""
 
 import keras
 import numpy as np

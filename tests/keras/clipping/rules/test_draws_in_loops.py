@@ -1,4 +1,4 @@
-"""Layers that draw, in loops too: each round anew; the gradient is of what was drawn."""
+"""Random layers draw anew in each round of a loop, and gradients use those draws."""
 
 import keras
 import numpy as np
@@ -17,7 +17,7 @@ def rounds(count, body, start):
 
 
 class Noisy(keras.layers.Layer):
-    """w times a function of draws: its gradient is what it returns over w."""
+    """Returns w times a function of draws, whose gradient is the output divided by w."""
 
     def __init__(self, function):
         super().__init__()
@@ -45,7 +45,7 @@ def looped(drawn, x):
 
 
 def nested(drawn, x):
-    """Signs (+, -), then (-, +): nothing is left if rounds of either loop draw the same."""
+    """Sums with signs that give 0 if the rounds of either loop draw the same numbers."""
 
     def outer(i, h):
         def inner(j, k):
@@ -65,12 +65,12 @@ def branching(drawn, x):
 
 
 def alone(drawn, x):
-    """Its reshape forgets where the examples are, so that it runs for each by itself."""
+    """Reshapes such that the batch axis is lost, so that each example runs alone."""
     return tf.reshape(tf.reshape(looped(drawn, x), [-1]), tf.shape(x))
 
 
 def mapped(drawn, x):
-    """Each part by itself, as `tf.map_fn` does it, also without randomness."""
+    """Draws for each part in `tf.map_fn`."""
     parts = tf.constant([1.0, -1.0]), tf.stack([x, x])
     actual = tf.map_fn(lambda p: p[0] * drawn(p[1]), parts, tf.float32)
     return tf.reduce_sum(actual, axis=0)
@@ -93,7 +93,7 @@ def clipped(function):
 def test_the_gradient_is_of_what_each_round_drew(name):
     result = clipped(FUNCTIONS[name])
     outputs = result.outputs.numpy()
-    # Rounds, examples and features have numbers of their own.
+    # No two rounds, examples or features share a number.
     assert len(np.unique(outputs)) == outputs.size
     means = outputs.mean(axis=-1) / WEIGHT
     np.testing.assert_allclose(result.norms, np.abs(means), rtol=1e-4)

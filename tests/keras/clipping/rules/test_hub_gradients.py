@@ -1,4 +1,4 @@
-"""Tasks of KerasHub against gradients of the examples one by one."""
+"""Tasks of KerasHub against gradients of single examples."""
 
 import clipping_reference as reference
 import hub_models
@@ -15,7 +15,7 @@ MODELS = {
         f"{name}, adapted": (name, lambda name=name: hub_models.adapted(name))
         for name in ("bert", "gpt2", "gemma")
     },
-    # A tied table that is not formed: products of lookups and of projections together.
+    # Gradients of this tied table are not formed: lookups and projections stay products.
     "gpt2, large": (
         "gpt2",
         lambda: hub_models.gpt2(vocabulary_size=4000, hidden_dim=16),
@@ -31,7 +31,7 @@ def test_gradients_equal_those_of_examples_one_by_one(name):
     model = hub_models.compile_for_training(make())
     reference.randomize(model)
     reference.assert_exact(model, *hub_models.data(kind))
-    # No layer ran for each example by itself, forward or, but for positions, backward.
+    # No layer ran for each example alone: neither forward nor, except positions, backward.
     assert layers_executed_alone(model) == ()
     for unit in find_units(model, model.trainable_variables):
         is_position = type(unit.layer).__name__ == "PositionEmbedding"

@@ -1,4 +1,4 @@
-"""The numerical check finds what structure alone does not show."""
+"""The numerical check finds errors that the model's structure does not show."""
 
 import contextlib
 
@@ -52,7 +52,7 @@ def test_finds_a_wrong_rule(stack, wrong_dense_rule):
 
 
 class Gained(layers.Layer):
-    """(x kernel) * gain, with gains of one to begin with."""
+    """Returns (x kernel) * gain, with initial gains of 1."""
 
     def build(self, shape):
         self.kernel = self.add_weight(shape=(shape[-1], 3))
@@ -63,7 +63,7 @@ class Gained(layers.Layer):
 
 
 class RuleOfGained(OneTapRule):
-    """Its kernel's gradient is right as long as all gains are one, or with them."""
+    """A rule whose kernel gradient is right, or right only while all gains are 1."""
 
     def __init__(self, is_right):
         self._is_right = is_right
@@ -113,7 +113,7 @@ def test_needs_eager_execution():
 
 
 class Gated(layers.Layer):
-    """Mixes examples through a gate that is shut by the weights as they are."""
+    """Mixes examples through a gate that the initial weights close."""
 
     def __init__(self, gate, initial):
         super().__init__()

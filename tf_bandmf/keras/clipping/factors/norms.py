@@ -233,7 +233,7 @@ def of_gram(lefts: tf.Tensor, rights: tf.Tensor) -> Norms:
 
 
 def of_products(left: tf.Tensor, right: tf.Tensor) -> Norms:
-    """The norms of `of_terms`, from gradients that are formed only to be measured."""
+    """The same norms as `of_terms`, computed by forming the gradients."""
     left, right = tf.cast(left, tf.float32), tf.cast(right, tf.float32)
     measured = of_examples(tf.matmul(left, right, transpose_a=True)).squared
     lengths = of_last_axis(left).bounds * of_last_axis(right).bounds

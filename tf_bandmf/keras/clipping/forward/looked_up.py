@@ -80,8 +80,8 @@ class LookedUp:
             if effect(node) is not Effect.NONE or node.op in _WEIGHTS:
                 names = ", ".join(repr(layer.name) for layer in self._layers)
                 raise UnsupportedModelError(
-                    f"The ids that layers {names} look up are no function of the inputs "
-                    f"alone: they depend on operation {node.name!r} ({node.op}). So it is "
+                    f"The ids that layers {names} look up do not depend on the inputs "
+                    f"alone, but on operation {node.name!r} ({node.op}), too. So it is "
                     f"not known before the step which rows it reads. Give make_private "
                     f"tables='dense', or compute the ids from the inputs."
                 )

@@ -150,7 +150,8 @@ def _apart(crossed: Axes, several: bool = False) -> Rule:
 
     Args:
       crossed: function of an operation and a rank that returns the axes it crosses.
-      several: whether arguments are broadcast; else only the first may have examples.
+      several: True if several arguments may have examples, and are broadcast; False if
+        only the first may have examples.
     """
 
     def rule(call: Call) -> list[Place]:
@@ -208,7 +209,7 @@ def _matmul(call: Call) -> Place:
 def _dot(call: Call) -> Place:
     """Treats `Dot` and `Tensordot` with a vector or matrix, along one axis, as `Matmul`."""
     if len(call.inputs["x2"].shape) > 2 or getattr(call.op, "axes", 1) != 1:
-        raise CannotOpen(f"{type(call.op).__name__} along other axes")
+        raise CannotOpen(f"{type(call.op).__name__} beyond a matrix product")
     return _matmul(call)
 
 

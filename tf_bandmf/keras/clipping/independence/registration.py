@@ -40,7 +40,7 @@ def register_per_example_layer(layer_class: _Class) -> _Class:
         )
     if issubclass(layer_class, keras.Model):
         raise TypeError(
-            f"layer_class must be a layer and no model, found {layer_class.__name__}: "
+            f"layer_class must be a layer, not a model, found {layer_class.__name__}: "
             "vouch for the layers in it."
         )
     _vouched.add(layer_class)

@@ -58,7 +58,7 @@ class NotIndependent(Exception):
 
 
 class Effect(enum.Enum):
-    """Something that an operation does beside computing its outputs."""
+    """Something that an operation does in addition to computing its outputs."""
 
     NONE = "none, or it reads what nothing in a step changes, or prints to the terminal"
     DRAWS = "draws from a generator of TensorFlow"

@@ -39,7 +39,7 @@ from tf_bandmf.keras.compat.patching import patched
 _DRAWS = "normal uniform truncated_normal randint gamma binomial beta dropout".split()
 # Code that uses one of these names may treat symbolic tensors unlike other tensors.
 _ASKS = frozenset({"KerasTensor", "is_keras_tensor", "any_symbolic_tensors"})
-# The length that walks use for axes whose length differs between batches.
+# Walks use this length for axes whose length differs between batches.
 _LENGTH = 16
 
 

@@ -17,7 +17,7 @@ from tf_bandmf.keras.clipping.tensors import batches
 from tf_bandmf.keras.clipping.tensors.errors import UnsupportedModelError
 from tf_bandmf.keras.compat.keras_objects import all_layers
 
-# Layers that turn raw data into numbers, which belongs before the step.
+# Layers that turn raw data into numbers: they belong before the step.
 PREPROCESSING = (
     keras.layers.CategoryEncoding,
     keras.layers.Discretization,
@@ -52,7 +52,7 @@ ADVICE = (
 
 
 class Structure(NamedTuple):
-    """How a model keeps the examples of a batch apart.
+    """The way in which a model keeps the examples of a batch apart.
 
     Attributes:
       alone: layers that must run for each example by itself: they cannot be opened, or

@@ -185,7 +185,7 @@ class LayerRule(OneTapRule):
 
     @abc.abstractmethod
     def weights(self, layer: Any) -> Sequence[Any]:
-        """Returns the variables that the rule gives factors of; None for a missing one.
+        """Returns the variables for which the rule gives factors; None for a missing one.
 
         Args:
           layer: a layer that fits.

@@ -33,7 +33,7 @@ from tf_bandmf.keras.clipping.tensors.table_readers import (
     reader_of,
 )
 
-# What became of an example. "used": its gradient was summed as it was. Rows that pad a
+# Outcomes of an example. "used": its gradient was summed without clipping. Rows that pad a
 # batch are "used", too.
 OUTCOMES = ("used", "clipped", "zero", "bad")
 

@@ -78,7 +78,7 @@ def _first_match(groups: Mapping[str, float], path: str) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Clipping:
-    """How each example's gradient is clipped to the plan's norm C.
+    """The way in which each example's gradient is clipped to the plan's norm C.
 
     Whatever you choose, a contribution's norm is at most C, so the guarantee is the
     same with every mechanism. Choose it without looking at the data.
@@ -189,7 +189,7 @@ _LARGEST_SCALE = 2**127
 
 
 class Clip(NamedTuple):
-    """How a pass clips gradients.
+    """The way in which a pass clips gradients.
 
     Attributes:
       groups: for each trainable variable, the number of its group.

@@ -1,4 +1,4 @@
-"""A wrapper that compares objects by identity."""
+"""A wrapper whose comparison is by identity of the wrapped objects."""
 
 from typing import Any
 
