@@ -35,6 +35,13 @@ SUBJECTS = {
     "unfreez": "recipes",
     "steps_per_execut": "keras",
     "multi task": "loss",
+    "class weight": "loss",
+    "miss valu": "recipes",
+    "muon": "recipes",
+    "checkpoint": "keras",
+    "mix precis": "keras",
+    "multi gpu": "keras",
+    "learn rate schedul": "choosing-budget",
 }
 # Relations of links that only browsers follow.
 _WITHOUT_FILE = ("data", "javascript", "mailto")

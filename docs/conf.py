@@ -44,7 +44,7 @@ autodoc_mock_imports = ["tensorflow_federated", "tensorflow_privacy"]
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 autodoc_typehints_format = "short"
-autodoc_default_options = {"members": True, "show-inheritance": False}
+autodoc_default_options = {"members": True}
 python_use_unqualified_type_names = True
 toc_object_entries_show_parents = "hide"
 python_maximum_signature_line_length = 80
@@ -54,6 +54,9 @@ napoleon_use_rtype = False
 
 html_theme = "pydata_sphinx_theme"
 html_title = "tf-bandmf"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
+html_search_scorer = str(ROOT / "docs" / "_static" / "scorer.js")
 html_show_sourcelink = False
 # These have no pages below or beside them.
 html_sidebars = {name: [] for name in ("index", "keras", "recipes", "pitfalls")}

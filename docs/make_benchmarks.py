@@ -216,7 +216,7 @@ def section(task: str, runs: list[dict[str, str]]) -> str:
     """Returns the table of a task."""
     epsilons = sorted({run["epsilon"] for run in runs}, key=float)
     lines = [
-        f"## {task}",
+        f"## {TITLES[task]}",
         "",
         f"ε = {', '.join(epsilons)} in all, "
         f"{runs[0]['epochs']} epochs, batches of {runs[0]['batch_size']}.",

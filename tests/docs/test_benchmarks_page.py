@@ -11,4 +11,4 @@ made = module_at("docs/make_benchmarks.py")
 def test_the_page_is_of_the_results():
     text = (ROOT / "docs" / "benchmarks.md").read_text("utf-8")
     assert text == made.page(), "run: python docs/make_benchmarks.py"
-    assert "fashion-mnist" in text
+    assert "## Fashion-MNIST" in text

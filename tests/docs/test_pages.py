@@ -12,7 +12,6 @@ import types
 
 import numpy as np
 import pytest
-import tensorflow as tf
 
 from tf_bandmf import participation
 from tf_bandmf.strategies import registry
@@ -80,15 +79,6 @@ def test_no_block_is_missed():
         assert text.count("```python") == len(BLOCK.findall(text)), page
     assert len(pages()) > 5
     assert set(SMALLER) <= set(pages())
-
-
-@pytest.fixture(autouse=True)
-def same_precision():
-    """Restores the setting of TensorFloat-32, which a page turns off."""
-    config = tf.config.experimental
-    before = config.tensor_float_32_execution_enabled()
-    yield
-    config.enable_tensor_float_32_execution(before)
 
 
 @pytest.fixture(autouse=True)
