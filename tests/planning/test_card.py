@@ -7,6 +7,7 @@ import math
 
 import numpy as np
 import pytest
+from dp_accounting import pld
 from scipy import stats
 from small_plans import planned
 
@@ -52,6 +53,17 @@ def test_a_gaussian_mechanism_is_known_exactly(plan, mu):
         assert said.found(accused) == pytest.approx(expected, rel=1e-9)
     assert said.right() == pytest.approx(normal.cdf(mu / 2.0), rel=1e-9)
     assert said.right() >= normal.cdf(mu / 2.0)
+
+
+def test_a_sampled_run_is_known_by_its_privacy_profile():
+    run = tf_bandmf.plan("identity", epochs=2, sampling="poisson", **ARGUMENTS)
+    said, accountant = run.statement(), pld.PLDAccountant().compose(run.dp_event())
+    tests = [(one, accountant.get_delta(one)) for one in np.linspace(0.0, 4.0, 81)]
+    for accused in (0.001, 0.05):
+        best = min(math.exp(epsilon) * accused + delta for epsilon, delta in tests)
+        assert 0.999 * best < said.found(accused) < 1.2 * best
+    assert 0.5 * (1.0 + tests[0][1]) < said.right() < 0.55 * (1.0 + tests[0][1])
+    assert tf_bandmf.compose([run, run]).statement().found(0.05) > said.found(0.05)
 
 
 def test_plain_words_come_first_and_name_the_numbers(plan):

@@ -17,11 +17,10 @@ from typing import TYPE_CHECKING, Any, Callable
 
 import dp_accounting
 import numpy as np
-from dp_accounting.pld import privacy_loss_distribution
 
 from tf_bandmf import matrices
 from tf_bandmf import participation as participation_lib
-from tf_bandmf.accounting import checks, event_losses, gaussian
+from tf_bandmf.accounting import checks, gaussian
 from tf_bandmf.accounting.base import Accountant, EpsilonIsZero
 from tf_bandmf.accounting.guarantee import REPLACE_ONE, ZERO_OUT, Guarantee, Simulation
 from tf_bandmf.analysis.sensitivity import Sensitivity
@@ -357,10 +356,7 @@ class Plan:
         """
         given = self.delta if delta is None else delta
         checks.check_delta(given)
-        if isinstance(steps, bool) or not 0 <= steps <= self.num_steps:
-            raise ValueError(
-                f"steps must be in [0, {self.num_steps}], found {steps!r}."
-            )
+        steps = checks.whole_number("steps", steps, 0, self.num_steps, "num_steps")
         if steps == 0:
             return 0.0
         if self.participation.is_simulated:
@@ -378,7 +374,7 @@ class Plan:
         # The first steps are part of the whole run, so the run's epsilon holds for them,
         # also where the bound for the leading block of C is larger.
         whole = self.epsilon if given == self.delta else reached(self.num_steps)
-        return whole if steps == self.num_steps else min(reached(int(steps)), whole)
+        return whole if steps == self.num_steps else min(reached(steps), whole)
 
     @property
     def choice(self) -> Comparison | None:
@@ -417,23 +413,6 @@ class Plan:
             `BallsInBins` and `BMinSepSampling`.
         """
         return self.accounting().event(self.unit_noise_stddev)
-
-    def privacy_loss_distribution(
-        self, interval: float = 1e-4
-    ) -> privacy_loss_distribution.PrivacyLossDistribution:
-        """The run's privacy loss distribution in dp-accounting, for epsilon and delta.
-
-        The possible error of Fourier transforms is added to the probability of an
-        infinite loss.
-
-        Args:
-          interval: width of the discretization, which errs on the safe side.
-
-        Raises:
-          ValueError: if dp-accounting has no event for the participation; see `dp_event`.
-        """
-        checks.check_positive("interval", interval)
-        return event_losses.of_event(self.dp_event(), interval)
 
     def accounting(
         self, confidence: float | None = None, steps: int | None = None

@@ -17,7 +17,9 @@ data, the share of those in the data whom the attacker finds is at most
 
 (Kairouz, Oh, Viswanath, 2015, arXiv:1311.0776, Theorem 2.1). For a Gaussian mechanism it
 is at most `Phi(Phi^-1(alpha) + mu)` (Dong, Roth, Su, 2019, arXiv:1905.02383, Theorem 2.7).
-Every run is a Gaussian mechanism if the amplification by its sampling is ignored.
+Every run is a Gaussian mechanism if the amplification by its sampling is ignored. For a
+sampled run, the bound above holds at every epsilon with the run's delta there, and the
+smallest of them counts (ibid., section 2.3).
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tf_bandmf._version import __version__
@@ -38,6 +40,8 @@ if TYPE_CHECKING:
 ONE_EXAMPLE = "one training example"
 # The share of people who are accused though they were not in the data.
 _ACCUSED = 0.05
+# Where the privacy profile of a sampled run is computed for a test's power.
+_EPSILONS = (0.25, 0.5, 1.0, 1.5, 2.0, 3.0)
 _TAGS = ("differential-privacy", "tf-bandmf")
 _Points = list[tuple[str, str]]
 # What the statement says about the generators of noise.
@@ -112,11 +116,11 @@ class PrivacyStatement:
         Args:
           accused: alpha, the share of those not in the data who are accused, in [0, 1].
         """
-        epsilon, delta = self.epsilon, self.guarantee.delta
-        kept = math.exp(-epsilon) * (1.0 - delta - accused)
-        bounds = [1.0, 1.0 - max(kept, 0.0)]
-        if epsilon < 700.0:
-            bounds.append(math.exp(epsilon) * accused + delta)
+        bounds = [1.0]
+        for epsilon, delta in self._pairs():
+            bounds.append(1.0 - math.exp(-epsilon) * (1.0 - delta - accused))
+            if epsilon < 700.0:
+                bounds.append(math.exp(epsilon) * accused + delta)
         if self.mu is not None and 0.0 < accused < 1.0:
             from scipy.special import ndtri  # slow to import
 
@@ -126,11 +130,19 @@ class PrivacyStatement:
     def right(self) -> float:
         """The largest share of right guesses if both answers are equally likely."""
         # (1 + total variation distance) / 2; the distance is the largest found - accused.
-        shift = math.tanh(0.5 * self.epsilon)
-        distance = min(shift + self.guarantee.delta * (1.0 - shift), 1.0)
+        shifts = [(math.tanh(0.5 * epsilon), delta) for epsilon, delta in self._pairs()]
+        distance = min(shift + delta * (1.0 - shift) for shift, delta in shifts)
         if self.mu is not None:
             distance = min(distance, 2.0 * _normal(0.5 * self.mu) - 1.0)
         return 0.5 * (1.0 + distance)
+
+    def _pairs(self) -> Iterator[tuple[float, float]]:
+        """Epsilons with their deltas: as stated, and more of a single run's profile."""
+        yield self.epsilon, self.guarantee.delta
+        for plan in () if self.runs else self.plans:
+            if plan.guarantee == self.guarantee and not plan.participation.is_simulated:
+                run, noise = plan.accounting(), plan.unit_noise_stddev
+                yield from ((one, run.delta(one, noise)) for one in _EPSILONS)
 
     def card(self, model_name: str | None = None) -> PrivacyCard:
         """The statement with a version in plain words, for a model card or for lawyers.

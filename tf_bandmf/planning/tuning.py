@@ -20,7 +20,7 @@ from typing import Callable
 
 import numpy as np
 
-from tf_bandmf.accounting import gaussian, selection
+from tf_bandmf.accounting import event_losses, gaussian, selection
 from tf_bandmf.accounting.base import EpsilonIsZero
 from tf_bandmf.accounting.checks import check_planned_delta
 from tf_bandmf.accounting.guarantee import REPLACE_ONE, ZERO_OUT
@@ -178,7 +178,8 @@ def _trials(
     if use.is_simulated and plan.confidence is not None:
         yield _PROFILE, plan.confidence, functools.partial(_bounded, plan)
     elif use.is_amplified and not use.is_simulated:
-        loss = plan.privacy_loss_distribution(_INTERVAL * min(plan.epsilon, 20.0))
+        interval = _INTERVAL * min(plan.epsilon, 20.0)
+        loss = event_losses.of_event(plan.dp_event(), interval)
         yield _PROFILE, None, lambda d: max(0.0, float(loss.get_epsilon_for_delta(d)))
 
 

@@ -142,12 +142,18 @@ def test_a_class_is_released_or_refused_before_a_step(line):
     assert_same(model, before)
 
 
-def test_streams_and_private_models_are_told_the_other_way(line):
+def test_streams_are_told_the_other_way(line):
     x, y = line
-    model = linear()
     stream = tf.data.Dataset.from_tensor_slices((x, y))
     with pytest.raises(TypeError, match=r"plan=tf_bandmf\.plan"):
-        fit_privately(model, stream, loss="mse", **BUDGET)
-    tf_bandmf.keras.make_private(model)
-    with pytest.raises(TypeError, match="plain model"):
-        fit_privately(model, x, y, loss="mse", **BUDGET)
+        fit_privately(linear(), stream, loss="mse", **BUDGET)
+
+
+def test_a_second_run_is_refused_and_the_same_model_trains_if_it_is_meant(line):
+    x, y = line
+    model, given = linear(), {"plan": PLAN, "loss": "mse", "verbose": 0}
+    fit_privately(model, x, y, additional_run=True, **given)
+    with pytest.raises(RuntimeError, match="second run"):
+        fit_privately(model, x, y, **given)
+    fitted = fit_privately(model, x, y, additional_run=True, **given)
+    assert fitted.statement.epsilon > PLAN.epsilon

@@ -16,11 +16,11 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tf_bandmf.keras.clipping import check_supported
 from tf_bandmf.keras.compat.keras_objects import compiled_arguments
 from tf_bandmf.keras.model import preparation
 from tf_bandmf.keras.model.conversion import make_private, to_plain
 from tf_bandmf.keras.model.fit_data import check_inputs
-from tf_bandmf.keras.model.training import PrivateTraining
 from tf_bandmf.keras.optimizer.private import PrivateOptimizer
 from tf_bandmf.planning.advice import Advice, advise
 from tf_bandmf.planning.plan import Plan
@@ -85,7 +85,7 @@ def fit_privately(
     1: divide them by public scales.
 
     Args:
-      model: a plain model, built or not; compiled or not. It is made private in place.
+      model: built or not, compiled or not. It is made private in place.
       x: inputs, arrays [N, ...]; or anything else that `Plan.batches` reads by index.
       y: targets, arrays [N, ...].
       sample_weight: shape [N], or None.
@@ -107,17 +107,12 @@ def fit_privately(
       The released model with its statement.
 
     Raises:
-      TypeError: if the model is private already, the data are a stream, or `optimizer` is
-        neither "sgd" nor "adam" nor a Keras optimizer.
+      TypeError: if the data are a stream, or `optimizer` is neither "sgd" nor "adam" nor a
+        Keras optimizer.
       ValueError: if there is no loss; or if neither a plan nor a whole budget is given, or
         both are.
       UnsupportedModelError: if the model mixes examples. Nothing was trained then.
     """
-    if isinstance(model, PrivateTraining):
-        raise TypeError(
-            "fit_privately takes a plain model, found a private one: train it with "
-            "model.fit(plan.batches(x, y)), or give a new model."
-        )
     budget = {"epsilon": epsilon, "delta": delta, "epochs": epochs}
     missing = [name for name, value in budget.items() if value is None]
     if len(missing) != (0 if plan is None else len(budget)):
@@ -139,6 +134,7 @@ def fit_privately(
         )
     _build(model, x)
     check_inputs(model, (x, y), "x")
+    check_supported(model)  # before advice, which takes seconds
     num_weights = sum(int(np.prod(v.shape)) for v in model.trainable_variables)
     advice = None
     if plan is None:
@@ -167,7 +163,8 @@ def fit_privately(
         **fit_arguments,
     )
     to_plain(model, into=released)
-    released.compile(**compiling)
+    # Keras' default, RMSprop, has variables only after a step, and warns when it is loaded.
+    released.compile("sgd", **compiling)
     return PrivateFit(released, plan, advice, history, model.privacy_statement())
 
 

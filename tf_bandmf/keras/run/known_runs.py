@@ -29,9 +29,9 @@ NO_SCHEDULE = -1
 SECOND_RUN = (
     "This is a second run: a run of this process trained on the same weights or examples "
     "with another noise key, and both together spend more than either. If it is intended, "
-    "give PrivateOptimizer(..., additional_run=True), or fit_privately, and publish the "
-    "joint guarantee, model.privacy_statement(). To go on with the first run, compile "
-    "with its optimizer, or resume it from its private state file."
+    "give additional_run=True to PrivateOptimizer or fit_privately, and publish the joint "
+    "guarantee, model.privacy_statement(). To go on with the first run, compile with its "
+    "optimizer, or resume it from its private state file."
 )
 SAME_SAMPLE = (
     "Another run was trained on these batches. Their sample is secret and drawn for one "
