@@ -13,7 +13,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 import pytest
 import tensorflow as tf
 
-# They define the markers `attack`, `invariant` and `slow_cases`, and their options.
+# The plugins define the markers `attack`, `invariant` and `slow_cases`, and their options.
 pytest_plugins = ["attack_report", "invariant_marks", "slow_marks"]
 
 # The user's cache is the user's.

@@ -11,7 +11,7 @@ import pathlib
 import re
 import sys
 
-# They define the markers `attack`, `invariant` and `slow_cases`, and their options.
+# The plugins define the markers `attack`, `invariant` and `slow_cases`, and their options.
 pytest_plugins = ["attack_report", "invariant_marks", "slow_marks"]
 
 # The user's cache is the user's.
@@ -35,6 +35,6 @@ else:
     files = pathlib.Path(__file__).parent.glob("test_*.py")
     collect_ignore = [f.name for f in files if engines.search(f.read_text("utf-8"))]
 
-# These tests need Flower; they are in a folder because they need their own conftest.
+# Tests that need Flower are in a folder because they need their own conftest.
 if not importlib.util.find_spec("flwr"):
     collect_ignore = [*globals().get("collect_ignore", []), "flower"]

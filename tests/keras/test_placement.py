@@ -141,7 +141,7 @@ def test_what_runs_on_the_host_beside_a_gpu_is_known(name, as_on_a_gpu):
         == (count["Fingerprint"])
     )
     of_batch = [node for node in actual if node.op == "Fingerprint"]
-    # They hash inputs and targets, and combine these with the ids.
+    # The digests of a batch hash inputs and targets, and combine these with the ids.
     assert len(of_batch) <= 5
     assert all("CPU" in node.device for node in of_batch)
     text = tf.string.as_datatype_enum

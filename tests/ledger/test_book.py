@@ -50,7 +50,7 @@ def test_a_run_that_does_not_fit_is_refused_with_what_would(
         make_plan(ledger=ledger, dataset="patients")
     fitting = actual.value.fitting_epsilon
     assert fitting == ledger.fits("patients") > 0.5
-    # It fits, and not much more does.
+    # A plan with this epsilon fits the budget; one with slightly more does not.
     last = make_plan(ledger=ledger, dataset="patients", epsilon=fitting)
     with pytest.raises(BudgetExceededError):
         make_plan(ledger=ledger, dataset="patients", epsilon=1.002 * fitting)

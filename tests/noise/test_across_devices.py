@@ -12,7 +12,7 @@ from tf_bandmf.noise.normals import weighted_normals
 
 # Rounded by IEEE 754, or exact; a product and a sum may be fused into one operation.
 ROUNDED = {"add", "multiply", "subtract", "sqrt", "convert"}
-# These move or choose floats, or make them from bits.
+# Operations that move or choose floats, or make them from bits.
 MOVED = {
     "bitcast-convert", "broadcast", "concatenate", "constant", "copy", "gather",
     "get-tuple-element", "parameter", "reduce", "reshape", "select", "slice", "transpose",

@@ -80,6 +80,6 @@ def test_wrong_arguments_are_refused():
         make_plan().batches(rows, users=USERS)
     with pytest.raises(ValueError, match="rows_per_user needs users"):
         make_plan().batches(np.arange(4), rows_per_user=2)
-    # These are rows, and `users`, which says whose they are, is missing.
+    # The data are rows, but `users`, which says whose they are, is missing.
     with pytest.raises(ValueError, match="4 examples"):
         make_plan().batches(rows)

@@ -15,8 +15,9 @@ from tf_bandmf.noise.shared import shared_function
 # From steps, int64, and weights, float32, shape [terms], to `sum_k weights[k] z[steps[k]]`,
 # float32, shape [size]. `z` of a step never changes; `z` of other steps is independent.
 Normals = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
-# This many terms form one program. Further terms are added in a loop: one by one, but two
-# at a time on a GPU, where XLA splits more than two into kernels, with words in memory.
+# The number of terms that form one program. Further terms are added in a loop: one by
+# one, but two at a time on a GPU, where XLA splits more than two into kernels, with words
+# in memory.
 _TERMS, _TERMS_OF_GPU = 4, 2
 _ONE = [1.0]
 

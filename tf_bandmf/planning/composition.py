@@ -555,7 +555,7 @@ class JointGuarantee:
                 return
         if delta <= _SMALLEST or self._expected() > _LARGEST:
             return
-        # The interval is the finest one times a power of two.
+        # The width of an interval is the finest one times a power of two.
         coarser = max(0, math.ceil(math.log2(self._expected() / _FINE)))
         proven = tuple(part.proven() for part in self.parts)
         # Simulated parts are tried as Gaussian mechanisms without amplification, too.

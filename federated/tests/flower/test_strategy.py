@@ -516,7 +516,7 @@ def test_arrays_that_are_not_trained_are_sent_and_never_come_back(tmp_path):
     nobody = start(make_strategy(tmp_path / "plain", TEST_PLAN), plain, timeout=0.0)
     moved = np.concatenate([actual["w0"].ravel(), actual["w1"]]) - flat(nobody.arrays)
     np.testing.assert_allclose(moved, N * 0.5, rtol=1e-3)
-    # They belong to the run.
+    # The values of arrays that are not trained belong to the run.
     with pytest.raises(ValueError, match="of another run: not_trained"):
         changed = {**first, "batches": np.array(8, np.int64)}
         arrays = ArrayRecord({name: Array(value) for name, value in changed.items()})

@@ -172,7 +172,7 @@ def _check_same_plan(
             f"clients must be SimulatedClients, found {type(clients).__name__}."
         )
     if clients.plan.fingerprint != process.plan.fingerprint:
-        raise ValueError("process and clients must be of one plan.")
+        raise ValueError("process and clients must have the same plan.")
 
 
 def _zeros(tensor_type: tff.TensorType) -> np.ndarray:

@@ -209,7 +209,7 @@ def _end_executions_with_epochs(model: Any, per_epoch: int) -> None:
         stacklevel=4,
     )
     model.steps_per_execution = most
-    # These functions were traced with the old number.
+    # Functions that were traced with the old number must be traced again.
     model.train_function = model.test_function = model.predict_function = None
 
 

@@ -28,7 +28,7 @@ REPEATED = (
     "publish tf_bandmf.compose([plan, plan]).statement()."
 )
 _PHILOX = 1  # of TensorFlow's random operations
-# The most points that stay on the device before all are read together.
+# At most this many points stay on the device; then all are read together.
 _MOST_UNREAD = 1000
 
 

@@ -74,7 +74,7 @@ class Centre(keras.Operation):
         return keras.KerasTensor(x.shape, x.dtype)
 
 
-# It has the name of an operation of Keras, but the table compares classes.
+# The class has the name of an operation of Keras, but the table compares classes.
 Clip = type("Clip", (Centre,), {})
 
 

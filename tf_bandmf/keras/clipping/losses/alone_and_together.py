@@ -94,7 +94,7 @@ def _cosines(model: keras.Model, loss: CompileLoss, specs: Any) -> dict[int, flo
             if not loss.built:
                 loss.build(*made[:2])
         except Exception:
-            return {}  # The step will fail, too, and say why.
+            return {}  # The step will fail as well, with the reason.
         if all(has_rows(part.loss) for part in loss_parts(loss)):
             return {}
         try:
