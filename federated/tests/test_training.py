@@ -185,7 +185,7 @@ def test_too_many_rounds_and_wrong_arguments_are_refused(tmp_path, process):
         train(tmp_path, "process")
     with pytest.raises(TypeError, match="SimulatedClients"):
         train(tmp_path, process, source=[1])
-    with pytest.raises(ValueError, match="of one plan"):
+    with pytest.raises(ValueError, match="have the same plan"):
         train(tmp_path, build(make_plan(noise_multiplier=2.0)))
     with pytest.raises(ValueError, match="interrupted_round"):
         train(tmp_path, process, interrupted_round="retry")
