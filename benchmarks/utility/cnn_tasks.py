@@ -100,7 +100,7 @@ FASHION_MNIST = Task(
         Row("published", "identity", "poisson", 0.1, "flat", (0.4,), ("last",)),
         Row("DP-SGD", "identity", "poisson", learning_rates=(0.2, 0.4, 0.8)),
         Row("BISR", "bisr:4", "balls-in-bins"),
-        # These have more noise in the models, so their rates are smaller.
+        # Rows without sampling have more noise in the models, so their rates are smaller.
         Row(
             "DP-SGD, no sampling",
             "identity",
@@ -120,7 +120,7 @@ def _tuned(
     return Row(name, mechanism, sampling, learning_rates=rates, matched=True)
 
 
-# Rates double, from half of the published one without sampling, until the best is no end.
+# Rates double, from half of the published one without sampling, until the best one is inside the range.
 TUNED = (
     _tuned("BISR", "bisr:4", "fixed-order", "no sampling", (0.35, 0.7, 1.4)),
     _tuned("DP-SGD", "identity", "fixed-order", "no sampling", (0.05, 0.1, 0.2)),

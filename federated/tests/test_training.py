@@ -223,7 +223,7 @@ def test_it_runs_in_a_federated_context_of_tff_s_programs(
     )
     with tff.framework.get_context_stack().install(context):
         train(tmp_path, process, models, total_rounds=2)
-    # In another context it continues as the same run.
+    # In another execution context of TFF, the process continues the same run.
     train(tmp_path, process, models)
     assert [key for key, _ in models.releases] == list(range(1, N + 1))
 

@@ -117,7 +117,7 @@ class ExactSum:
                 noisy[place] = np.rint(mean, mean) * grid
             start += part.size
         if start != noisy.size:
-            raise ValueError(f"Noise for {start} of {noisy.size} numbers came.")
+            raise ValueError(f"The noise has {start} numbers, the sum {noisy.size}.")
         self.units = np.zeros(0, self.units.dtype)
         return noisy
 

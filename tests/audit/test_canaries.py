@@ -161,7 +161,8 @@ def test_too_little_noise_contradicts(mechanism):
     result = canaries.audit(released)
     if plan.sensitivity.is_exact:
         assert result.contradicts and "CONTRADICTS" in str(result)
-    # With hardly any noise, the guesses alone, which assume nothing, contradict it too.
+    # With hardly any noise, the bound from guesses alone, which assumes nothing about the
+    # mechanism, contradicts the plan, too.
     released = sums + 0.05 * (canaries.simulated(1) - sums)
     result = canaries.audit(released, num_guesses=4096)
     assert result.bounds[0].epsilon > plan.epsilon

@@ -107,7 +107,7 @@ def birthday_spacings(words):
 
 
 def collisions(words):
-    """Tests that equal words among 2^17 are Poisson, to first order (SmallCrush)."""
+    """Tests that the number of equal words among 2^17 is Poisson (as in SmallCrush)."""
     repeated = words.size - len(np.unique(words))
     mean = words.size**2 / 2.0**33
     upper = stats.poisson.sf(repeated - 1, mean)

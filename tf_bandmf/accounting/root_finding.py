@@ -30,7 +30,9 @@ def to_safe_side(value: float, is_safe: Callable[[float], bool]) -> float:
         value *= 1.0 + step
         step *= 8.0
         if step > 8e-3:
-            raise ArithmeticError("Calibration did not find a safe value.")
+            raise ArithmeticError(
+                f"Calibration did not find a safe value near {value:g}."
+            )
     return value
 
 
@@ -52,7 +54,7 @@ def near_root(
 
     Args:
       excess: log of delta minus log of the wanted delta; smooth and falling.
-      start: where to begin.
+      start: value at which the search begins.
       largest: returned if the function is >= 0 up to this value.
       tolerance: the search ends with a step of at most this length.
       slope: slope of the first step.
@@ -91,7 +93,7 @@ def smallest(
       rough: a cheap approximation of `fine`.
       fine: an upper bound on delta at x; slow, and falling.
       delta: in (0, 1).
-      start: > 0, where to begin.
+      start: value at which the search begins, > 0.
       largest: a value of x that is known to be enough.
 
     Raises:

@@ -37,7 +37,7 @@ def epsilon_from_guesses(
     on one another.
 
     Args:
-      num_canaries: m.
+      num_canaries: number of canaries, m.
       num_guesses: r <= m, decided in advance; the auditor does not guess the other coins.
       num_right: v <= r, right guesses.
       delta: delta of the guarantee that is audited.

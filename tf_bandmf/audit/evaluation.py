@@ -47,7 +47,7 @@ class AuditResult:
       bounds: one for each method.
       delta: delta for which the bounds hold.
       confidence: confidence of all bounds together.
-      num_canaries: m.
+      num_canaries: number of canaries, m.
       num_included: how many canaries took part.
       claimed_epsilon: claimed epsilon of the plan; None if nothing was claimed.
       signal: mean distance of the scores with and without the canary, in standard
@@ -197,7 +197,7 @@ def best_number_of_guesses(
     """Returns the number of guesses with the best expected bound if scores are normal.
 
     Args:
-      num_canaries: m.
+      num_canaries: number of canaries, m.
       signal: distance of the two means (with and without) in standard deviations.
       delta: delta of the guarantee.
       confidence: confidence of the bound.

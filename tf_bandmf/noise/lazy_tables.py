@@ -372,7 +372,7 @@ def _jumped(
     """States after their jump, [U, columns] and [U, (m - 1) columns].
 
     Args:
-      entries: m.
+      entries: number of entries in a row's state, m.
       states: states of the rows; or the table's, whose rows from `first` on XLA reads in
         place.
       jump: P and L of U rows.

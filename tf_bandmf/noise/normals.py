@@ -35,14 +35,14 @@ def standard_normals(
     Box-Muller on the bits of Philox or ChaCha20: the bits are the same with and without
     XLA and on every device, and the normals agree to float precision. (The generator
     `tf.random.stateless_normal` gives other numbers under XLA.) The largest magnitude
-    is 14.75; see `box_muller` for what that means for delta, and what remains of
-    floating point.
+    is 14.75. `box_muller` bounds the effect on delta, and says which floating-point
+    errors remain.
 
     Args:
       step_key: uint64, shape [2]: Philox key, and upper half of its counter; or shape
         [5]: ChaCha20 key, and the last two words of its nonce.
-      num_normals: static.
-      first_block: where to begin, in blocks of 4096 normals: a shard generates its
+      num_normals: number of normals, a Python integer.
+      first_block: number of the first block of 4096 normals: a shard generates its
         part alone.
       jit_compile: False for graphs that are executed where XLA is missing: three to
         six times slower.
@@ -75,7 +75,7 @@ def weighted_normals(
     num_blocks = -(-num_normals // BLOCK)
     pairs = (compiled_blocks if jit_compile else _blocks_in_chunks)(num_blocks)
     made = pairs(step_keys, weights, tf.cast(first_block, tf.uint64))
-    # Normals 2 i and 2 i + 1 are real and imaginary part of number i.
+    # Normals 2 i and 2 i + 1 are the real and the imaginary part of number i.
     if traced_under_xla():  # XLA lacks this bitcast
         parts = tf.stack([tf.math.real(made), tf.math.imag(made)], axis=-1)
     else:

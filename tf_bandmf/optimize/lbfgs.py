@@ -152,7 +152,7 @@ class Minimizer:
     Args:
       log_loss: maps variables, shape [m], float64, to a scalar; differentiable. It may
         read variables that change between runs.
-      size: m.
+      size: number of variables, m.
       by_xla: whether XLA compiles `log_loss`, which pays for hundreds of evaluations that
         take milliseconds each.
     """
