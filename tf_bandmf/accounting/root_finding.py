@@ -30,9 +30,7 @@ def to_safe_side(value: float, is_safe: Callable[[float], bool]) -> float:
         value *= 1.0 + step
         step *= 8.0
         if step > 8e-3:
-            raise ArithmeticError(
-                f"Calibration did not find a safe value near {value:g}."
-            )
+            raise ArithmeticError(f"Calibration found no safe value near {value:g}.")
     return value
 
 
