@@ -120,7 +120,7 @@ def _tuned(
     return Row(name, mechanism, sampling, learning_rates=rates, matched=True)
 
 
-# Rates double, from half of the published one without sampling, until the best one is inside the range.
+# Rates double, from half of the published one without sampling, until neither end is best.
 TUNED = (
     _tuned("BISR", "bisr:4", "fixed-order", "no sampling", (0.35, 0.7, 1.4)),
     _tuned("DP-SGD", "identity", "fixed-order", "no sampling", (0.05, 0.1, 0.2)),
