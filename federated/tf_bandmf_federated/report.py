@@ -139,6 +139,7 @@ def _values(
         version=__version__,
         code=_said("Code", operator.verifiability),
         mechanism=plan.mechanism,
+        bands=plan.strategy.matrix.stored_bands or plan.num_steps,
         of="its inverse" if plan.strategy.is_inverse_banded else "the strategy",
         generator=GENERATORS[plan.generator],
         num_skipped=len(measured.skipped_rounds),
