@@ -121,7 +121,6 @@ def _values(
             f"two participations of one device were at least {measured.min_separation} "
             f"rounds apart."
         )
-    none = measured.min_separation is None
     return dict(
         actual=actual,
         plan=plan,
@@ -143,7 +142,7 @@ def _values(
         of="its inverse" if plan.strategy.is_inverse_banded else "the strategy",
         generator=GENERATORS[plan.generator],
         num_skipped=len(measured.skipped_rounds),
-        separation="none twice" if none else measured.min_separation,
+        separation=measured.min_separation or "none twice",
         planned_separation=plan.participation.separation(),
         planned_most=plan.participation.participations(plan.num_steps),
         rho=_rho(actual.guarantee),
