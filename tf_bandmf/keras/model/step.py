@@ -247,15 +247,11 @@ class PrivateStep(_Model):
                     self._ready_for(batch)
                     run.start(self.weights)
                     self._training.ready = self._programs()
-                if run.tables is not None:
-                    run.tables.begin()
+                tables, every = run.tables, self._settings.release_every
+                if tables is not None:
+                    tables.begin()
                 logs = self._training.ready.step(batch, spec)
-                every = self._settings.release_every
-                if (
-                    every
-                    and run.tables is not None
-                    and run.tables.steps_behind >= every
-                ):
+                if every and tables is not None and tables.steps_behind >= every:
                     run.release()
         if logs is None:
             raise StopIteration

@@ -74,10 +74,11 @@ def effect(node: Any) -> Effect:
         return Effect.ASSIGNS
     if node.op == "PrintV2":
         is_pure = node.attr["output_stream"].s.decode() in _TERMINAL
+    elif node.op == "Empty":  # without `init` it shows what was in memory
+        is_pure = node.attr["init"].b
     else:
-        definition = op_def_registry.get(node.op)
-        is_stateless = definition is not None and not definition.is_stateful
-        is_pure = node.op in _READS or (is_stateless and node.op not in _OUTSIDE)
+        is_stateful = getattr(op_def_registry.get(node.op), "is_stateful", True)
+        is_pure = node.op in _READS or not (is_stateful or node.op in _OUTSIDE)
     return Effect.NONE if is_pure else Effect.UNKNOWN
 
 
