@@ -175,7 +175,7 @@ def _rates(inner: Any, steps: np.ndarray) -> np.ndarray:
 
 
 def refuse_outputs(model: keras.Model, ranges: Mapping[str, Any]) -> None:
-    """Raises ValueError for settings that would spend a budget and learn nothing.
+    """Refuses a last layer that has too few outputs for its loss.
 
     Args:
       model: private, built, compiled.
@@ -187,20 +187,15 @@ def refuse_outputs(model: keras.Model, ranges: Mapping[str, Any]) -> None:
     """
     layer, activation, size = _last_layer(model)
     loss, _ = _loss_of(model)
-    if size == 1 and (activation == "softmax" or loss in _OF_CLASSES):
+    last = max(tf.nest.flatten(ranges.get(TARGETS, 0)))
+    is_constant = size == 1 and (activation == "softmax" or loss in _OF_CLASSES)
+    if is_constant or (loss is _OF_NUMBERS and 0 < size <= last):
         raise ValueError(
-            f"The model's last layer, {layer!r}, has one output. A softmax of it is always "
-            f"1, without a gradient, and a loss of classes needs one output per class. Use "
-            f"Dense(classes, activation='softmax'), or for two classes 'sigmoid' with "
+            f"The model's last layer, {layer!r}, has {size} outputs, too few for its loss: "
+            f"a softmax of one output is always 1, without a gradient, and a loss of "
+            f"classes needs one output per class, here for labels declared up to {last}. "
+            f"Use Dense(classes, activation='softmax'), or for two classes 'sigmoid' with "
             f"binary_crossentropy. Nothing was trained."
-        )
-    labels = tf.nest.flatten(ranges.get(TARGETS, ()))
-    is_known = loss is _OF_NUMBERS and size and labels
-    if is_known and (min(labels) < 0 or max(labels) >= size):
-        raise ValueError(
-            f"Labels are declared to be from {min(labels)} to {max(labels)}, and the model "
-            f"has outputs for the classes 0 to {size - 1}: examples of other classes would "
-            f"teach nothing. Nothing was trained."
         )
 
 

@@ -45,10 +45,10 @@ def cloned(
     if isinstance(model, keras.Sequential):
         shape = tuple(model.input_shape)
         first = keras.Input(batch_shape=shape, dtype=model.inputs[0].dtype)
-        same = keras.Sequential([first, *model.layers], name=model.name)
+        same, call = keras.Sequential([first, *model.layers], name=model.name), None
     else:
-        same = keras.Model(model.input, model.output, name=model.name)
-    clone = keras.models.clone_model(same, clone_function=again)
+        same, call = keras.Model(model.input, model.output, name=model.name), _called
+    clone = keras.models.clone_model(same, clone_function=again, call_function=call)
     clone.trainable = model.trainable
     for layer, other in zip(same.layers, clone.layers):
         other.trainable = layer.trainable
@@ -67,6 +67,13 @@ def _one(layer: Any) -> Any:
             f"it from. Give its class one; or make a plain model yourself: "
             f"to_plain(model, into=plain)."
         ) from error
+
+
+def _called(layer: Any, *args: Any, **kwargs: Any) -> Any:
+    """Calls a cloned layer with the original call's arguments, but no mask=None."""
+    if kwargs.get("mask", 0) is None:
+        del kwargs["mask"]
+    return layer(*args, **kwargs)
 
 
 def replace_batch_norm(model: keras.Model, groups: int = 8) -> keras.Model:
