@@ -225,7 +225,6 @@ class PrivateStep(_Model):
 
     def make_train_function(self, force: bool = False) -> Any:
         """Sets Keras' train function to one that calls the programs of each step."""
-        self._private_optimizer()
         self._training.ready = None
         # Any other function that was set here would take steps that are not private.
         self.train_function = self._in_turn

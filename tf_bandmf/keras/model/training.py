@@ -127,13 +127,15 @@ class PrivateTraining(BuiltBefore, PrivateStep):
             check_passes(x, optimizer.plan.participation, kwargs)
         # Checked before gradients are compared: comparing would raise an obscure TensorFlow
         # error.
-        if self.built:
-            cautions.refuse_outputs(self, getattr(batches, "ranges", {}))
+        cautions.refuse_outputs(self, getattr(batches, "ranges", {}))
         if optimizer.run.tables is not None:
             kwargs["callbacks"] = with_releases(callbacks, self)
         check_inputs(self, kwargs.get("validation_data"))
         labels = getattr(batches, "labels", ())
         cautions.warn(self, x, labels, callbacks, self._training.run_file is not None)
+        optimizer.run.start(self.weights)
+        # Callbacks run before the first step, which checks the weights again.
+        optimizer.run.seal.is_open = False
         try:
             with contextlib.ExitStack() as stack:
                 if kept is not None and kept.resumed:
