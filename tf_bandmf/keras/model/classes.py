@@ -7,6 +7,7 @@ from typing import Any
 import keras
 
 from tf_bandmf.keras.compat.keras_objects import (
+    Functional,
     copy_config_mark,
     register_class,
     registered_name,
@@ -79,9 +80,7 @@ def private_class(plain_class: type) -> type:
             "__module__": __name__,
             "__doc__": f"A `{plain_class.__name__}` that trains privately.",
             "get_config": _get_config(plain_class),
-            "from_config": classmethod(
-                lambda cls, config: PrivateModel.from_config(config)
-            ),
+            "from_config": PrivateModel.from_config,
         },
     )
     register_class(made, _REGISTERED_NAME)
@@ -107,12 +106,11 @@ def plain_config(model: keras.Model) -> dict[str, Any]:
 def _get_config(plain_class: type) -> Any:
     def get_config(self: Any) -> dict[str, Any]:
         """The config of the plain class, and which class that is."""
-        registered = registered_name(plain_class)
         return {
             _PLAIN: {
                 "module": plain_class.__module__,
                 "class_name": plain_class.__name__,
-                "registered_name": registered,
+                "registered_name": registered_name(plain_class),
             },
             _CONFIG: plain_class.get_config(self),  # type: ignore[attr-defined]
         }
@@ -121,3 +119,8 @@ def _get_config(plain_class: type) -> Any:
     # arguments of `__init__`; the mark tells it to.
     copy_config_mark(plain_class.get_config, get_config)  # type: ignore[attr-defined]
     return get_config
+
+
+# Pickled models name these classes.
+PrivateSequential = private_class(keras.Sequential)
+PrivateFunctional = private_class(Functional)
