@@ -16,8 +16,6 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-import platformdirs
-
 from tf_bandmf._version import __version__
 from tf_bandmf.files import configs, private
 from tf_bandmf.participation import Participation
@@ -34,6 +32,9 @@ def directory() -> str | None:
     wanted = os.environ.get(VARIABLE)
     if wanted is not None:
         return None if wanted.strip().lower() in ("", "off", "0") else wanted
+    # Devices that only take part in rounds do without this package.
+    import platformdirs
+
     return os.path.join(platformdirs.user_cache_dir("tf-bandmf"), "strategies")
 
 

@@ -40,10 +40,10 @@ def square_root_coefficients(
     if workload.momentum is None or workload.decay is None:
         series = workload.inverse_coefficients if inverse else workload.first_column()
         return power_series.square_root(series, num_terms)
-    both = workload.decay, workload.momentum
     exponent = 0.5 if inverse else -0.5
-    roots = (power_series.power_of_linear(one, exponent, num_terms) for one in both)
-    return power_series.multiply(*roots, num_terms)
+    of_decay = power_series.power_of_linear(workload.decay, exponent, num_terms)
+    of_momentum = power_series.power_of_linear(workload.momentum, exponent, num_terms)
+    return power_series.multiply(of_decay, of_momentum, num_terms)
 
 
 def bsr(workload: Workload, bands: int, column_normalized: bool = False) -> Strategy:
