@@ -21,7 +21,6 @@ _PLAIN, _CONFIG = "plain_class", "config"
 
 
 _PRIVATE_CLASSES: dict[type, type] = {}
-_PLAIN_CLASSES: dict[type, type] = {}
 
 
 class PrivateModel:
@@ -85,13 +84,13 @@ def private_class(plain_class: type) -> type:
     )
     register_class(made, _REGISTERED_NAME)
     _PRIVATE_CLASSES[plain_class] = made
-    _PLAIN_CLASSES[made] = plain_class
     return made
 
 
 def plain_class_of(model: keras.Model) -> type | None:
     """The class that a model had before it was made private; None if it never had one."""
-    return _PLAIN_CLASSES.get(type(model))
+    kind = type(model)
+    return kind.__bases__[1] if kind in _PRIVATE_CLASSES.values() else None
 
 
 def plain_config(model: keras.Model) -> dict[str, Any]:

@@ -133,9 +133,8 @@ class PrivateTraining(BuiltBefore, PrivateStep):
         check_inputs(self, kwargs.get("validation_data"))
         labels = getattr(batches, "labels", ())
         cautions.warn(self, x, labels, callbacks, self._training.run_file is not None)
-        optimizer.run.start(self.weights)
         # Callbacks run before the first step, which checks the weights again.
-        optimizer.run.seal.is_open = False
+        optimizer.run.check(self.weights)
         try:
             with contextlib.ExitStack() as stack:
                 if kept is not None and kept.resumed:

@@ -128,9 +128,7 @@ class Membership:
     def _related(
         self, weights: Sequence[Any], schedule_id: int
     ) -> list[tuple[str, Plan]]:
-        """Yields for each related run what is shared ("weights", "examples"), and its
-        plan.
-        """
+        """Returns what each related run shares ("weights", "examples"), and its plan."""
         related = []
         for run in self._others():
             trained = {id(variable) for variable in run._variables()}

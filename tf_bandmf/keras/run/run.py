@@ -295,7 +295,12 @@ class Run:
     # The steps of the run.
 
     def start(self, weights: Sequence[Any]) -> None:
-        """Lets steps change the weights, until `close_seal`, if the run can go on here.
+        """Calls `check`, then lets steps change the weights, until `close_seal`."""
+        self.check(weights)
+        self.seal.is_open = self.has_begun
+
+    def check(self, weights: Sequence[Any]) -> None:
+        """Checks that the run can go on from these weights.
 
         Args:
           weights: all weights of the model, in the same order each time.
@@ -309,7 +314,6 @@ class Run:
         self.reservation.refuse_ended()
         if self.step:
             self._refuse_changed(weights)
-        self.seal.is_open = self.has_begun
 
     def admit(
         self, facts: Sequence[np.ndarray], weights: Sequence[Any]
