@@ -1,8 +1,8 @@
 # %% [markdown]
 # # Choosing a mechanism
 #
-# Nothing here needs data or training: the error of the noise follows from the plan.
-# 20,000 examples, batches of 250, 8 epochs: 640 steps.
+# This notebook needs no data and no training: the error of the noise follows from the
+# plan. 20,000 examples, batches of 250, 8 epochs: 640 steps.
 
 # %%
 from matplotlib import pyplot as plt
@@ -29,9 +29,9 @@ axes = plots.comparison_bars(table)
 # %% [markdown]
 # ## What the matrices look like
 #
-# C⁻¹ says how the noise of a step is made: step i adds row i of C⁻¹Z. Negative entries
-# cancel noise of earlier steps. BISR has few of them; BLT summarizes the whole past in a
-# few vectors.
+# C⁻¹ defines the noise of each step: step i adds row i of C⁻¹Z. Negative entries cancel
+# noise of earlier steps. BISR has few of them; BLT summarizes the whole past in a few
+# vectors.
 
 # %%
 plans = {

@@ -2,7 +2,7 @@
 # # Federated averaging with correlated noise
 #
 # 400 devices, 24 rounds, 20 devices a round. A device that took part stays away for 6
-# rounds: the mechanism needs nothing else, and no amplification by sampling. Here the
+# rounds: the mechanism needs nothing more, not even amplification by sampling. Here the
 # rounds are a custom loop around the engine-independent parts of `tf-bandmf-federated`,
 # which also has complete programs for TensorFlow Federated and Flower.
 
@@ -34,9 +34,9 @@ axes = plots.per_step_error(plans)
 # %% [markdown]
 # ## The devices
 #
-# All devices have a few examples of the same linear model. Its weights are learned in
-# many small steps, so the noise of all rounds adds up, unless later noise cancels earlier
-# noise.
+# Each device has a few examples of the same linear model. Its weights are learned in
+# many small steps, so the noise of all rounds adds up, unless later noise cancels
+# earlier noise.
 
 # %%
 rng = np.random.default_rng(0)

@@ -3,7 +3,7 @@
 #
 # Handwritten digits from scikit-learn: 1,440 images for training, 357 for testing. The same
 # model is trained twice at the same (ε, δ): with DP-SGD, whose noise is fresh at every step,
-# and with BISR, whose noise cancels part of what was added before.
+# and with BISR, whose noise cancels part of the noise added before.
 
 # %%
 import keras
@@ -45,10 +45,10 @@ axes = plots.accumulated_noise(plans)
 # %% [markdown]
 # ## Training
 #
-# `make_private` and `PrivateOptimizer` are all that changes in Keras, and the batches come from
-# the plan. The rate and the average of the weights follow from the noise of the plan and the
-# size of the model: nothing is tuned. `additional_run=True` confirms that the second run
-# is intended: it spends a second budget on the same data.
+# The Keras program changes only by `make_private`, `PrivateOptimizer` and the batches
+# of the plan. The rate and the average of the weights follow from the noise of the plan
+# and the size of the model: nothing is tuned. `additional_run=True` confirms that the
+# second run, which spends a second budget on the same data, is intended.
 
 
 # %%
@@ -86,8 +86,8 @@ axes = plots.training_curves(curves)
 # %% [markdown]
 # ## What to say about the model
 #
-# The statement is for somebody who trained only once, with this plan. Two runs compose:
-# the joint guarantee says what both spent together.
+# A plan's statement holds if it is the only run on the data. Two runs compose: the
+# joint guarantee covers both.
 
 # %%
 print(plans["BISR"].statement())

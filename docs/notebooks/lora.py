@@ -2,9 +2,9 @@
 # # Fine-tuning a language model with LoRA
 #
 # A small GPT-2 of KerasHub learns English sentences without privacy: a stand-in for a public
-# model. Then adapters of rank 4 learn private sentences of another kind with (ε, δ)-DP, with
-# correlated noise. All text is made here, and nothing is downloaded. With a real model,
-# `from_preset` takes the place of `build_model`.
+# model. Then adapters of rank 4 learn private sentences of another kind with (ε, δ)-DP
+# and correlated noise. All text is generated here; nothing is downloaded. With a real
+# model, `from_preset` takes the place of `build_model`.
 
 # %%
 import keras
@@ -20,8 +20,8 @@ rng = np.random.default_rng(0)
 # %% [markdown]
 # ## Text
 #
-# All sentences have one form. The person determines what they mostly do, and to which
-# things; in private text, this differs from public text.
+# All sentences have one form. The person determines the most likely verb, adjective and
+# object; private and public text differ in this choice.
 
 # %%
 WHO = "ann ben carl dora emma finn gita hugo".split()
@@ -107,8 +107,8 @@ print(f"least perplexity {np.exp(3 * entropy / (LENGTH - 1)):.2f}")
 # %% [markdown]
 # ## A plan
 #
-# The unit of privacy is one sentence. Before anything is trained, the plan says what its noise
-# will be, and what DP-SGD's would be on the same batches.
+# The unit of privacy is one sentence. Before anything is trained, the plan gives the
+# error of its noise, which is compared with that of DP-SGD on the same batches.
 
 # %%
 EPOCHS = 12
