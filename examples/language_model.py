@@ -140,7 +140,7 @@ def adapted(public: list[np.ndarray]) -> keras.Model:
 def perplexity(model: keras.Model, held_out: np.ndarray) -> float:
     """Perplexity per byte of windows."""
     x, y = inputs_of(held_out[:, :-1]), held_out[:, 1:]
-    if not isinstance(model, tf_bandmf.keras.PrivateTraining):
+    if not isinstance(model, tf_bandmf.keras.extending.PrivateTraining):
         compiled(model, "sgd")
     return float(np.exp(model.evaluate(x, y, batch_size=256, verbose=0)))
 

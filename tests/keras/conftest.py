@@ -113,7 +113,7 @@ def make_private_model(make_plain_model, compile_model):
         **changes,
     ):
         model = make_plain_model(functional, hidden) if model is None else model
-        if not isinstance(model, tf_bandmf.keras.PrivateTraining):
+        if not isinstance(model, tf_bandmf.keras.extending.PrivateTraining):
             tf_bandmf.keras.make_private(model)
         optimizer = tf_bandmf.keras.PrivateOptimizer(
             inner or keras.optimizers.SGD(0.1),

@@ -40,7 +40,9 @@ def linear(plan, optimizer=None, **changes):
 def audited(plan, **changes):
     canaries = np.arange(WIDTH)
     model = linear(plan, **changes)
-    actual = tf_bandmf.keras.audit_run(model, *problem(), canaries=canaries, seed=0)
+    actual = tf_bandmf.keras.audit.audit_run(
+        model, *problem(), canaries=canaries, seed=0
+    )
     assert model.optimizer.steps_taken == plan.num_steps
     return actual
 
@@ -103,12 +105,14 @@ def test_what_cannot_be_audited_is_refused(make_min_sep_plan):
     model = linear(plan_of("identity"))
     for canaries in ([1, 1], [0.5, 1.0], [3], [-1, 2], [0, NUM]):
         with pytest.raises(ValueError, match="distinct indices"):
-            tf_bandmf.keras.audit_run(model, x, y, canaries=canaries)
+            tf_bandmf.keras.audit.audit_run(model, x, y, canaries=canaries)
     with pytest.raises(TypeError, match="own batches"):
-        tf_bandmf.keras.audit_run(linear(make_min_sep_plan()), x, y, canaries=[0, 1])
+        tf_bandmf.keras.audit.audit_run(
+            linear(make_min_sep_plan()), x, y, canaries=[0, 1]
+        )
     model.train_on_batch(next(iter(model.optimizer.plan.batches(x, y))))
     with pytest.raises(ValueError, match="whole run"):
-        tf_bandmf.keras.audit_run(model, x, y, canaries=[0, 1])
+        tf_bandmf.keras.audit.audit_run(model, x, y, canaries=[0, 1])
     model.compile("sgd", "mse")
     with pytest.raises(TypeError, match="PrivateOptimizer"):
-        tf_bandmf.keras.audit_run(model, x, y, canaries=[0, 1])
+        tf_bandmf.keras.audit.audit_run(model, x, y, canaries=[0, 1])

@@ -6,7 +6,7 @@ import tensorflow as tf
 
 import tf_bandmf.keras
 
-MIXING = tf_bandmf.keras.UnsupportedModelError
+MIXING = tf_bandmf.keras.extending.UnsupportedModelError
 
 
 class Centred(keras.layers.Layer):

@@ -72,7 +72,7 @@ def assert_same_outputs(model, other, x):
 def test_a_model_trains_is_saved_and_becomes_plain(make, data, train, tmp_path):
     model = train(make())
     kind, x = type(make()), data[0]
-    assert isinstance(model, tf_bandmf.keras.PrivateTraining)
+    assert isinstance(model, tf_bandmf.keras.extending.PrivateTraining)
     assert isinstance(model, kind)
     assert type(model).__name__ == f"Private{kind.__name__}"
     model.save(tmp_path / "m.keras")
@@ -91,7 +91,7 @@ def test_a_model_trains_is_saved_and_becomes_plain(make, data, train, tmp_path):
     plain.fit(x, np.zeros((len(x), 3)), verbose=0)
 
 
-class Mine(tf_bandmf.keras.PrivateTraining, Subclassed):
+class Mine(tf_bandmf.keras.extending.PrivateTraining, Subclassed):
     """A model class that is private from the beginning."""
 
 
@@ -120,7 +120,7 @@ def test_a_training_step_of_its_own_is_refused(name):
     model = type("Own", (Subclassed,), override)(4)
     with pytest.raises(TypeError, match=f"overrides {name}"):
         tf_bandmf.keras.make_private(model)
-    assert not isinstance(model, tf_bandmf.keras.PrivateTraining)
+    assert not isinstance(model, tf_bandmf.keras.extending.PrivateTraining)
 
 
 def test_other_things_are_refused():

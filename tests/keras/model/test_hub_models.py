@@ -50,7 +50,7 @@ def test_a_task_trains_is_saved_and_becomes_plain(name, train, tmp_path):
     x, y, weight = hub_models.data(name, NUM_EXAMPLES)
     train(model, x, y, weight)
     assert np.any(flat(model) != before)
-    assert isinstance(model, tf_bandmf.keras.PrivateTraining)
+    assert isinstance(model, tf_bandmf.keras.extending.PrivateTraining)
     assert isinstance(model, plain_class)
     model.save(tmp_path / "private.keras")
     again = keras.models.load_model(tmp_path / "private.keras")

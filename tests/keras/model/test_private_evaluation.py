@@ -152,7 +152,9 @@ def test_users_must_be_named(data, make_private_model, make_plan):
 def test_evaluations_of_one_kind_are_traced_once(data, make_private_model, make_plan):
     plan = make_plan("identity").reserve(metrics=0.2, evaluations=4)
     model, traced = make_private_model(plan), []
-    metric = tf_bandmf.keras.PrivateMean(lambda y, p: traced.append(p) or p[0], "one")
+    metric = tf_bandmf.keras.extending.PrivateMean(
+        lambda y, p: traced.append(p) or p[0], "one"
+    )
     model.fit(plan.batches(*data), epochs=1, verbose=0)
     model.evaluate_privately(*data, metrics=metric)
     first = len(traced)

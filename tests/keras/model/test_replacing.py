@@ -43,7 +43,7 @@ def test_other_weights_scale_and_offset_are_kept():
 def test_the_refusal_of_batch_normalization_names_it(make_plan):
     model = _network()
     with pytest.raises(
-        tf_bandmf.keras.UnsupportedModelError, match="replace_batch_norm"
+        tf_bandmf.keras.extending.UnsupportedModelError, match="replace_batch_norm"
     ):
         tf_bandmf.keras.make_private(model)
     tf_bandmf.keras.make_private(tf_bandmf.keras.replace_batch_norm(model))

@@ -92,7 +92,7 @@ def assert_trains_with_privacy_or_not_at_all(model, plan, data):
             assert all(map(np.array_equal, before, after)), name
         else:
             # Only a noisy step advances the counter of steps.
-            assert isinstance(model, tf_bandmf.keras.PrivateTraining), name
+            assert isinstance(model, tf_bandmf.keras.extending.PrivateTraining), name
             assert isinstance(model.optimizer, tf_bandmf.keras.PrivateOptimizer), name
             assert model.optimizer.plan.fingerprint == plan.fingerprint
             assert model.optimizer.steps_taken > steps, name

@@ -95,7 +95,7 @@ class Loop:
         return self.train_function
 
 
-class Own(tf_bandmf.keras.PrivateTraining, keras.Model):
+class Own(tf_bandmf.keras.extending.PrivateTraining, keras.Model):
     def __init__(self):
         super().__init__()
         self.dense = keras.layers.Dense(3)

@@ -130,7 +130,7 @@ def test_a_step_of_the_inner_optimizer_is_noticed(data, plan_and_model):
     assert_same(model, before)
 
 
-class Critic(tf_bandmf.keras.PrivateTraining, keras.Model):
+class Critic(tf_bandmf.keras.extending.PrivateTraining, keras.Model):
     """A discriminator that compares each example with a generated picture."""
 
     def __init__(self, discriminator, generator):

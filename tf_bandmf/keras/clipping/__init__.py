@@ -12,9 +12,7 @@ from tf_bandmf.keras.clipping.independence.registration import (
     register_per_example_layer,
     vouched_classes,
 )
-from tf_bandmf.keras.clipping.independence.state import (
-    NotIndependent,
-)
+from tf_bandmf.keras.clipping.independence.state import NotIndependent
 from tf_bandmf.keras.clipping.proof.inference import measured_rows
 from tf_bandmf.keras.clipping.proof.judge import (
     PREPROCESSING,

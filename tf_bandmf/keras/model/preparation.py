@@ -257,8 +257,8 @@ def check_layers_alone(
         print(
             f"tf_bandmf: these layers run on each example by itself, as it could not be "
             f"shown that they keep examples apart: {names}. That takes longer. Write "
-            f"them with keras.ops instead of tf functions; or, if a class acts on each "
-            f"example alone, vouch for it: tf_bandmf.keras.register_per_example_layer.",
+            f"them with keras.ops instead of tf functions; or vouch for a class that acts "
+            f"on each example alone: tf_bandmf.keras.extending.register_per_example_layer.",
             file=sys.stderr,
             flush=True,
         )

@@ -45,7 +45,7 @@ _STEP = "private_step"
 class PrivateTraining(BuiltBefore, PrivateStep):
     """Mixin that trains a Keras model privately; put it before `keras.Model`.
 
-        class MyModel(tf_bandmf.keras.PrivateTraining, keras.Model): ...
+        class MyModel(tf_bandmf.keras.extending.PrivateTraining, keras.Model): ...
 
     `make_private` does this for Sequential and Functional models. Evaluation,
     prediction and saving work as for the plain model.

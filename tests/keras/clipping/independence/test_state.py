@@ -86,7 +86,7 @@ def test_state_assigned_at_any_depth_is_refused(name):
 def test_a_vouched_class_is_named_in_the_statement(data, make_plan, monkeypatch):
     monkeypatch.setattr(registration, "_vouched", set())
 
-    @tf_bandmf.keras.register_per_example_layer
+    @tf_bandmf.keras.extending.register_per_example_layer
     class Vouched(keras.layers.Layer):
         def call(self, x):
             return x * tf.ensure_shape(tf.ones(tf.shape(x)), x.shape)
@@ -113,7 +113,7 @@ def test_a_vouched_class_is_named_in_the_statement(data, make_plan, monkeypatch)
 def test_only_layers_can_be_vouched_for():
     for wrong in (keras.Sequential, int, keras.layers.Dense(2)):
         with pytest.raises(TypeError, match="layer_class"):
-            tf_bandmf.keras.register_per_example_layer(wrong)
+            tf_bandmf.keras.extending.register_per_example_layer(wrong)
 
 
 @pytest.mark.invariant(16)

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tf_bandmf.keras import PrivateOptimizer, UnsupportedModelError, make_private
-from tf_bandmf.keras.clipping import clipped_gradient_sums
+from tf_bandmf.keras import PrivateOptimizer, make_private
+from tf_bandmf.keras.clipping import UnsupportedModelError, clipped_gradient_sums
 from tf_bandmf.keras.compat.seeds import seeds_from
 
 WEIGHT = 2.0

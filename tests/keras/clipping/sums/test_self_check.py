@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tf_bandmf.keras import Instantiated, Layout, OneTapRule, Product
 from tf_bandmf.keras.clipping import ClippingMismatchError, rules, self_check
 from tf_bandmf.keras.clipping.independence import registration
+from tf_bandmf.keras.extending import Instantiated, Layout, OneTapRule, Product
 
 layers = keras.layers
 

@@ -45,9 +45,9 @@ _JUDGED: weakref.WeakKeyDictionary[Any, dict[Any, Structure]] = (
 )
 ADVICE = (
     "Keep the batch as the first axis and let no operation cross it; normalize along "
-    "other axes (`LayerNormalization`, `GroupNormalization`); or vouch for a layer's "
-    "class with `tf_bandmf.keras.register_per_example_layer`, if each row of what it "
-    "returns is of one example all the same."
+    "other axes (`LayerNormalization`, `GroupNormalization`). If each row of a layer "
+    "depends on one example all the same, vouch for the layer's class with "
+    "`tf_bandmf.keras.extending.register_per_example_layer`."
 )
 
 

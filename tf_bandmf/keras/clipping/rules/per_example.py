@@ -257,7 +257,7 @@ def _refusal(call: LayerCall, reason: str) -> UnsupportedModelError:
         f"{_name(call)} has no rule for its gradients or cannot be shown to keep examples "
         f"apart, and cannot be executed for each example by itself either ({reason}). "
         "Write it with operations on axes other than that of the batch, or vouch for "
-        "its class with `tf_bandmf.keras.register_per_example_layer`."
+        "its class with `tf_bandmf.keras.extending.register_per_example_layer`."
     )
 
 
