@@ -45,5 +45,5 @@ def test_the_loss_is_a_distribution_in_both_directions():
 
 
 def test_a_profile_that_is_none_is_refused():
-    with pytest.raises(ArithmeticError, match="not deltas"):
+    with pytest.raises(ArithmeticError, match="values must be in"):
         profiles.dominating_loss(lambda epsilons: np.full_like(epsilons, np.nan), 1e-3)

@@ -90,7 +90,7 @@ def test_an_auditor_gets_every_entry(filled, run):
 
 def test_verification_says_what_it_found(filled, run):
     newest = filled.history()[-1].name
-    assert "as it was written" in run("verify", newest)
+    assert "entries are unchanged" in run("verify", newest)
     assert "no entry 3-01" in run("verify", "3-0123456789abcdef", code=1)
     with filled._store.transaction(writes=True) as actual:
         actual.connection.exec_driver_sql("DROP TRIGGER no_delete_of_runs")
@@ -103,7 +103,7 @@ def test_what_is_missing_is_said(run, path, capsys, tmp_path):
     assert "There is no ledger at" in run("show", code=2)
     assert not (tmp_path / "privacy.db").exists()
     assert cli.main(["budget", "show"]) == 2
-    assert "--ledger is missing" in capsys.readouterr().err
+    assert "must be set, found neither" in capsys.readouterr().err
     run("add", "patients", "--epsilon", "1", code=2)
     run("add", "patients", "--epsilon", "1", "--delta", "1e-6")
     assert "no data set" in run("fits", "doctors", code=2)

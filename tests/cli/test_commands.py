@@ -126,7 +126,7 @@ def test_advice_is_that_of_python(run, json_of):
         ([*PLAN, "--batch-size", "2001"], "--batch-size must be <= --num-examples"),
         ([*PLAN, "--epochs", "2.5"], "not a valid integer"),
         ([*PLAN, "--min-separation", "3", "--sampling", "poisson"], "multiple values"),
-        ([*PLAN, "--out", "nowhere/plan.json"], "the folder does not exist"),
+        ([*PLAN, "--out", "nowhere/plan.json"], "The folder of nowhere"),
         (["compare", "--num-steps", "10"], "missing: give --num-examples"),
         (["compare", *DATA, "--sampling", "poisson"], "amplifies"),
         (["show", "none.json"], "none.json"),

@@ -91,7 +91,7 @@ def test_a_run_that_ended_early_keeps_what_its_steps_cost(
 def test_only_a_run_that_began_ends(file_ledger, make_plan, run_name):
     file_ledger.add_dataset("patients", epsilon=1.0, delta=1e-6)
     plan = make_plan(ledger=file_ledger, dataset="patients")
-    with pytest.raises(LedgerError, match="knows no run"):
+    with pytest.raises(LedgerError, match="is not in the ledger"):
         file_ledger.end(run_name(2), plan=plan, steps=1, reason="a clock")
     with pytest.raises(ValueError, match="64 hexadecimal digits"):
         file_ledger.begin(plan, "my run")
@@ -114,9 +114,9 @@ def test_what_is_spent_is_of_the_budgets_unit_and_possible(
     sampled = dp_accounting.PoissonSampledDpEvent
     several = dp_accounting.SelfComposedDpEvent
     attempts = [
-        (lambda: rows, "is 'one patient', that of the plan 'one training"),
-        (lambda: tf_bandmf.compose([patients, rows]), "The unit of"),
-        (lambda: tf_bandmf.tuning_cost(rows, 2), "The unit of"),
+        (lambda: rows, "must be 'one patient' for 'patients', found 'one training"),
+        (lambda: tf_bandmf.compose([patients, rows]), "The unit must be"),
+        (lambda: tf_bandmf.tuning_cost(rows, 2), "The unit must be"),
         (lambda: seeded, "test seed"),
         (lambda: tf_bandmf.Guarantee(1, 1e-6, "bound", "me", zcdp_rho=-1.0), "rho"),
         (lambda: gaussian(-1.0), "event must be"),
@@ -157,7 +157,7 @@ def test_other_releases_are_entries_like_any_other(ledger, make_plan, spent):
     total = 0.26 + cost.epsilon + 0.5 + 0.1 + 2 * plan.epsilon
     assert 1.0 < spent(ledger) <= total
     estimate = tf_bandmf.Guarantee(0.1, 1e-8, "estimate", "simulation")
-    with pytest.raises(ValueError, match="not a bound"):
+    with pytest.raises(ValueError, match="must be a bound"):
         ledger.spend("patients", estimate, about="a guess")
     with pytest.raises(TypeError, match="what must be"):
         ledger.spend("patients", "0.1", about="a guess")
@@ -221,7 +221,7 @@ def test_what_is_not_meant_is_refused(file_ledger, make_plan, tmp_path):
         make_plan(ledger=ledger, dataset="patients")
     budget = {"epsilon": 1, "delta": 1e-6}
     ledger.add_dataset("patients", **budget, unit="one patient")
-    with pytest.raises(ValueError, match="Give other data another name"):
+    with pytest.raises(ValueError, match="Use another name"):
         ledger.add_dataset("patients", **budget, unit="one visit")
     ledger.add_dataset("patients", **budget, unit="one patient")  # the same
     for bad in ("sqlite://", "mysql://a/b", "privacy.db"):

@@ -110,5 +110,5 @@ def test_a_database_that_forgot(how, url, tmp_path, make_plan, run_name):
 def test_a_database_of_something_else_is_refused(url, tmp_path):
     with sqlite3.connect(tmp_path / "privacy.db") as database:
         database.execute("CREATE TABLE entries (number INTEGER)")
-    with pytest.raises(LedgerError, match="database of its own"):
+    with pytest.raises(LedgerError, match="separate database"):
         tf_bandmf.Ledger(url)

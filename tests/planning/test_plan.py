@@ -139,7 +139,7 @@ def test_a_plan_with_too_little_noise_does_not_exist():
     plan = tf_bandmf.plan("identity", **BUDGET, **DATA)
     config = plan.to_config()
     config["noise_multiplier"] *= 0.9
-    with pytest.raises(ValueError, match="more than the plan's"):
+    with pytest.raises(ValueError, match="above the plan's"):
         tf_bandmf.Plan.from_config(config)
     config = plan.to_config()
     config["sensitivity"]["value"] *= 0.9

@@ -1,7 +1,7 @@
 """Accounting of b-min-sep sampling by simulation, for banded strategies.
 
-Dong and Ganesh, arXiv:2602.09338; the distributions are in `b_min_sep_passes`, the draws in
-`b_min_sep_simulator`.
+The method is that of Dong and Ganesh, arXiv:2602.09338. `b_min_sep_passes` defines the
+distributions, and `b_min_sep_simulator` draws from them.
 """
 
 from __future__ import annotations
@@ -16,11 +16,13 @@ from tf_bandmf.accounting.guarantee import Simulation
 from tf_bandmf.accounting.simulated_accountant import SimulatedAccountant
 
 NAME = "b-min-sep sampling, Monte Carlo with importance sampling"
-# The default number of draws for each direction, and the least for long runs. A draw of a
-# long run has more numbers, so there are fewer draws: about _ENTRIES numbers in total.
+# NUM_DRAWS is the default number of draws for each direction. Each draw of a long run
+# consists of many numbers, so long runs use fewer draws, at least _LEAST_DRAWS: about
+# _ENTRIES numbers in total.
 NUM_DRAWS, _LEAST_DRAWS, _ENTRIES = 10_000, 2_000, 20_000_000
-# The largest `num_steps * (bands + _STEP)`, for which a simulation takes about half a
-# minute: besides its bands, each step has a fixed cost like that of `_STEP` bands.
+# The largest allowed value of `num_steps * (bands + _STEP)`; a simulation of this size
+# takes about half a minute. Each step has a fixed cost, equal to that of about `_STEP`
+# bands.
 _LARGEST_WORK, _STEP = 1_900_000, 250
 
 
@@ -37,7 +39,7 @@ def check_size(num_steps: int, bands: int) -> None:
 
 
 class BMinSepAccountant(SimulatedAccountant):
-    """(epsilon, delta) of b-min-sep sampling for one strategy.
+    """Computes (epsilon, delta) of one strategy under b-min-sep sampling.
 
     For the formal guarantee see `SimulatedAccountant`.
 

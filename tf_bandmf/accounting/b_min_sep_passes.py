@@ -6,7 +6,8 @@ the columns of C in S (arXiv:2410.06266). If C has at most b bands, the columns 
 not overlap, so `|m_S|^2 = sum_{i in S} |c_i|^2`. After a participation an example rests for
 b - 1 steps; in any other step it takes part with probability p. A forward pass computes the
 likelihood ratio at `y` step by step (compare Dong and Ganesh, arXiv:2602.09338). `F[t]` is
-the part of it, over the steps before t, from all S without a rest at step t:
+the part of the ratio, over the steps before t, that comes from the sets S with which the
+example is not resting at step t:
 
     F[t + 1] = (1 - p) F[t] + p F[t + 1 - b] v[t + 1 - b],
     v[t] = exp(<c_t, y> / sigma^2 - |c_t|^2 / (2 sigma^2)).
@@ -31,7 +32,7 @@ from tf_bandmf import matrices
 # in logarithms.
 _LEAST_PERIOD, _LARGEST_PERIOD = 25, 100
 _LARGEST_DECAY, _LARGEST_GROWTH, _LARGEST_EXPONENT = 100.0, 600.0, 250.0
-# The least number of columns of C that are multiplied at once.
+# The smallest number of columns of C that are multiplied in one operation.
 _BLOCK = 24
 # For each product of small matrices, BLAS starts its threads and waits for all of them.
 # Where processors are shared, this takes ten times as long as one thread, so products use
@@ -41,10 +42,11 @@ _BLAS = functools.cache(threadpoolctl.ThreadpoolController)
 
 
 class Passes:
-    """Draws of participations, and likelihood ratios, for one strategy and sampling.
+    """Draws participations and computes likelihood ratios, for one strategy and sampler.
 
-    Passes go from step to step. So arrays [N, n] are returned in Fortran order, with the N
-    numbers of a step adjacent in memory, and arguments in this order are the fastest.
+    A pass goes from step to step. Therefore arrays [N, n] are returned in Fortran order,
+    with the N numbers of a step adjacent in memory, and arguments in this order are
+    processed fastest.
 
     Args:
       rows: `rows[i, j] = C[i, i - j]`, shape [n, bands], not negative.
@@ -58,8 +60,8 @@ class Passes:
         (n, bands), size = rows.shape, max(_BLOCK, rows.shape[1])
         diagonals = matrices.columns_from_rows(rows), -np.arange(bands)
         strategy = scipy.sparse.dia_array(diagonals, shape=(n, n)).tocsc()
-        # Slices of columns of C, and of the rows in which these may be non-zero; `_blocks`
-        # adds the entries.
+        # Pairs of slices: columns of C, and the rows in which they may be non-zero;
+        # `_blocks` adds the entries.
         places = [
             (slice(start, start + size), slice(start, start + size + bands - 1))
             for start in range(0, n, size)
@@ -95,10 +97,11 @@ class Passes:
     def draw(
         self, generator: np.random.Generator, probability: np.ndarray
     ) -> np.ndarray:
-        """Returns means `m_S` of random S, one for each probability p, shape [N, n]."""
+        """Draws a random S for each probability p; returns means `m_S`, shape [N, n]."""
         count, b = probability.size, self.separation
         uniform = generator.random(count)
-        # An example begins with a rest of 1, ..., or b - 1 steps, each with probability q.
+        # An example begins with a rest; each length from 1 to b - 1 steps has probability
+        # q.
         free = np.where(uniform < self.rate * (b - 1), 1 + uniform // self.rate, 0)
         free = free.astype(np.int64)
         taken, rows = np.zeros((self.num_steps, count)), np.arange(count)
@@ -114,7 +117,7 @@ class Passes:
     def draw_weighted(
         self, generator: np.random.Generator, count: int, log_weights: np.ndarray
     ) -> np.ndarray:
-        """Returns means `m_S` of random S from a weighted law, shape [count, n].
+        """Draws random S from a weighted law; returns the means `m_S`, shape [count, n].
 
         The law is `P(S) prod_{t in S} exp(log_weights[t]) / Z`, and `log Z` is `log_ratio`
         of the log weights.
@@ -181,13 +184,14 @@ class Passes:
         )
         period = int(min(max(_LEAST_PERIOD, min(b // 4, _LARGEST_PERIOD)), limit))
         free = np.full(count, max(1.0 - self.rate * (b - 1), 0.0))
-        # Row t mod b of `taken`: the sum over all S whose last participation is step t, for
-        # the last b steps. `free`: the sum over all S with which the example does not rest.
+        # Row t mod b of `taken` is the sum over all S whose last participation is step t,
+        # for the last b steps. `free` is the sum over all S with which the example is not
+        # resting.
         taken, logs = np.zeros((min(b, n), count)), np.zeros(count)
         for t in range(n):
             if t:
                 free *= 1.0 - probability
-                # A rest ends: that after step t - b or, for t < b, an initial rest.
+                # A rest ends: the one after step t - b or, for t < b, an initial rest.
                 free += taken[t % b] if t >= b else self.rate * np.exp(-logs)
             np.multiply(free, factors[t], out=taken[t % b])
             if t % period == period - 1:

@@ -36,19 +36,19 @@ import numpy as np
 from tf_bandmf.accounting.b_min_sep_passes import Passes
 from tf_bandmf.accounting.simulator import MAIN, PILOT, Proposal, Simulator, Stage
 
-# The most numbers that are drawn at once, and that are kept for the next noise level. The
+# The maximum count of numbers per chunk, and of those kept for the next noise level. The
 # limit is high because a step costs little more for many draws than for few.
 _CHUNK = _KEPT_ENTRIES = 20_000_000
-# Strengths of the certain tilts that are tried, in standard deviations along a mean.
+# Strengths that are tried for certain tilts, in standard deviations along a mean.
 _CERTAIN_STRENGTHS = tuple(
     s / 20 for s in (2, 4, 7, 10, 15, 20, 25, 30, 40, 50, 60, 80, 120)
 )
 
 
-# Settings of a pilot run and, where there are two values, of a rough pilot run. In order:
-# the draws of each tilt; for "remove", by how many standard deviations means are longer,
-# and multiples of p; for "add", moves in standard deviations; for "remove" again, negative
-# logarithms of the probabilities of large losses.
+# Settings of a pilot run; a second value is for a rough pilot run. In order: the number of
+# draws of each tilt; for "remove", the lengthening of means in standard deviations, and the
+# factors of p; for "add", the shifts in standard deviations; for "remove" again, the
+# negative logarithms of the probabilities of large losses.
 _PILOT_DRAWS = 150, 200
 _LENGTHS = (0.0, 1.5, 3.5)
 _RATES = (1.0, 1.5, 2.5), (1.0, 2.0)
@@ -59,7 +59,7 @@ _RARITIES = (2.0, 5.0, 9.0, 14.0, 21.0, 30.0, 42.0), (4.0, 11.0, 20.0, 36.0)
 _LOG_THETAS, _BISECTIONS, _NODES = (-4.0, 8.0), 24, 1000
 
 
-# N draws that serve any noise level and scale: the index of the tilt, [N]; `<c_t, z>` with
+# N draws, usable at any noise level and scale: the index of the tilt, [N]; `<c_t, z>` with
 # normals z, [N, n]; `<c_t, m>` with the means m of the participations, [N, n], or with the
 # mean of all these means, [1, n].
 _Draws = tuple[np.ndarray, np.ndarray, np.ndarray]
@@ -72,7 +72,7 @@ class Tilt:
     Attributes:
       scale: the component's mean, as a multiple of its participations' mean ("remove"), or
         of the mean of all these means ("add"; at most 0).
-      probability: replaces p, the probability of a participation, in this component
+      probability: the probability of a participation in this component, in place of p
         ("remove").
       is_weighted: True if S has the weights `w_S`, which bound the density ("remove").
     """
@@ -198,14 +198,15 @@ class BMinSepSimulator(Simulator):
     def _draws(
         self, proposal: Proposal, stage: Stage, index: int, number: int
     ) -> _Draws:
-        """Returns the random numbers of one chunk; kept ones if possible, else new ones."""
+        """Returns the random numbers of one chunk, from the cache if possible."""
         tilts, passes = proposal.tilts, self.passes
         rates = np.array([tilt.probability for tilt in tilts])
         key = (index, number, rates.tobytes(), proposal.shares.tobytes())
         kept = self._kept.get((stage, self.add))
         if kept is not None and kept[0] == key:
             return kept[1]
-        # Pilot runs only choose a mixture: single precision suffices, in half the memory.
+        # A pilot run only chooses a mixture, so single precision suffices and halves the
+        # memory.
         kind = np.float32 if stage == PILOT else np.float64
         generator = self.generator(*stage, int(self.add), index)
         choice = proposal.choose(generator, number)

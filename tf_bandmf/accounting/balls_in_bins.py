@@ -20,7 +20,7 @@ NUM_DRAWS = 50_000
 
 
 class BallsInBinsAccountant(SimulatedAccountant):
-    """(epsilon, delta) of balls in bins for one strategy and number of bins.
+    """Computes (epsilon, delta) of balls in bins for one strategy and number of bins.
 
     For the formal guarantee see `SimulatedAccountant`.
 
@@ -39,5 +39,5 @@ class BallsInBinsAccountant(SimulatedAccountant):
     def of_strategy(
         cls, matrix: matrices.LowerTriangular, num_bins: int, simulation: Simulation
     ) -> BallsInBinsAccountant:
-        """Returns the accountant of a strategy matrix `C`; raises as `gram_matrix` does."""
+        """Returns the accountant of a strategy matrix `C`; errors: see `gram_matrix`."""
         return cls(gram_matrix(matrix, num_bins), simulation)

@@ -33,9 +33,9 @@ from tf_bandmf.accounting.checks import (
 from tf_bandmf.accounting.guarantee import ZERO_OUT, Calibration, Guarantee
 from tf_bandmf.accounting.root_finding import log, near_root, smallest, to_safe_side
 
-# The least epsilon that is stated with sampling; the tolerance of the log of a rough noise.
+# The smallest epsilon stated with sampling; the tolerance of the log of a rough noise.
 _LEAST_EPSILON, _ROUGH_TOLERANCE = 1e-6, 5e-3
-# A search for the noise begins at this fraction of a noise that is certainly enough.
+# A search for the noise begins at this fraction of a noise that is known to suffice.
 _START = 0.5
 
 Self = TypeVar("Self", bound="Accountant")
@@ -44,8 +44,8 @@ Self = TypeVar("Self", bound="Accountant")
 class Accountant(abc.ABC):
     """Accounting for one strategy under one participation.
 
-    A subclass implements `sampled_delta`. Epsilon and noise are found from it by root
-    finding, and are on the safe side.
+    A subclass implements `sampled_delta`. The base class computes epsilon and noise from it
+    by root finding; both are on the safe side.
 
     Noise is given as `noise_stddev`, on the raw `C` for l2_norm_clip = 1.
     """
@@ -57,12 +57,12 @@ class Accountant(abc.ABC):
     sampling_probability = 1.0
     # Sensitivity of the run as one Gaussian mechanism, without amplification.
     whole_sensitivity: float
-    # How far a neighbor moves the contribution of a unit, in units of the largest norm of a
-    # contribution: 1 if the contribution becomes zero, 2 if the unit is replaced.
+    # The distance by which a neighbor moves a unit's contribution, in units of the largest
+    # norm of a contribution: 1 if the contribution becomes zero, 2 if the unit is replaced.
     moved_by = 1.0
     # The joint noise multiplier of all Gaussian releases in addition to the run.
     releases = math.inf
-    # The confidence of simulated bounds; else None.
+    # The confidence of simulated bounds; None if nothing is simulated.
     confidence: float | None = None
 
     def beside(self: Self, releases: float) -> Self:
@@ -145,7 +145,7 @@ class Accountant(abc.ABC):
         )
 
     def largest_noise(self, epsilon: float, delta: float) -> float:
-        """Returns the noise without amplification, which is certainly enough.
+        """Returns the noise that is needed without amplification: an upper bound.
 
         Raises:
           ValueError: on invalid input, if no useful noise gives the budget, or if the other
@@ -156,8 +156,8 @@ class Accountant(abc.ABC):
             left = multiplier**-2 - self.releases**-2
             if left <= 0.0:
                 raise ValueError(
-                    f"The releases beside the run leave nothing of (epsilon = "
-                    f"{epsilon:g}, delta = {delta:g}) for its steps. Reserve less."
+                    f"The other releases leave no budget for the steps, found epsilon = "
+                    f"{epsilon:g}, delta = {delta:g} in total. Reserve less."
                 )
             whole = self.whole_sensitivity
             multiplier = to_safe_side(
@@ -167,7 +167,7 @@ class Accountant(abc.ABC):
         return multiplier * self.whole_sensitivity
 
     def rough_noise_stddev(self, epsilon: float, delta: float) -> float:
-        """Returns the noise for the budget within one percent, to compare runs only.
+        """Returns the noise for the budget within one percent, only for comparing runs.
 
         Args:
           epsilon: > 0.
@@ -188,13 +188,14 @@ class Accountant(abc.ABC):
 
     def first_noise(self, epsilon: float, delta: float, largest: float) -> float:
         """Returns the noise at which a search begins, at most `largest`."""
-        # Large noise is about the noise without amplification times the probability.
+        # If the noise is large, it is about the noise without amplification times the
+        # probability.
         return min(1.5 * self.sampling_probability, 1.0) * largest
 
     def calibrate(self, epsilon: float, delta: float) -> Calibration:
         """Returns the smallest noise for the budget, rounded up.
 
-        The result was checked: `self.delta(epsilon, result.noise_stddev) <= delta`.
+        The result is checked: `self.delta(epsilon, result.noise_stddev) <= delta`.
 
         Raises:
           ValueError: on invalid input, or if no useful noise gives the budget.
@@ -226,7 +227,7 @@ class Accountant(abc.ABC):
         return Guarantee(epsilon, delta, kind, name, adjacency, self.confidence)
 
     def confirms(self, noise_stddev: float, guarantee: Guarantee) -> bool:
-        """True if the noise gives the guarantee, as far as a quick check can tell."""
+        """Returns True if a quick check confirms that the noise gives the guarantee."""
         reached = self.delta(guarantee.epsilon, noise_stddev)
         return reached <= guarantee.delta * (1.0 + 1e-6)
 
@@ -247,13 +248,13 @@ class Accountant(abc.ABC):
         claim = (guarantee.accountant, guarantee.kind, guarantee.adjacency)
         if claim not in self.claims:
             raise ValueError(
-                f"The participation is accounted for by {self.claims[0]}, found {claim}."
+                f"Guarantees must be by {self.claims[0]}, found {claim}. Plan again."
             )
         if not self.confirms(noise_stddev, guarantee):
             raise ValueError(
                 f"noise_stddev = {noise_stddev} (on the raw strategy, for l2_norm_clip "
-                f"= 1) gives at epsilon = {guarantee.epsilon} a delta that is more than "
-                f"the plan's {guarantee.delta}: it was damaged. Make the plan again."
+                f"= 1) gives at epsilon = {guarantee.epsilon} a delta above the plan's "
+                f"{guarantee.delta}: the plan was damaged. Make the plan again."
             )
 
 
@@ -284,11 +285,11 @@ class GaussianAccountant(Accountant):
 
 
 class EpsilonIsZero(ValueError):
-    """No guarantee can be stated: delta is so large that epsilon is 0."""
+    """Raised if no guarantee can be stated because delta is so large that epsilon is 0."""
 
 
 def meaningful(epsilon: float, noise_stddev: float, delta: float) -> float:
-    """Returns epsilon unless it is 0, which a guarantee cannot state.
+    """Returns epsilon, unless it is 0: a guarantee cannot state 0.
 
     Raises:
       EpsilonIsZero: if epsilon is 0.

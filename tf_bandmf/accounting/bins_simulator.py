@@ -2,9 +2,9 @@
 
 Every example falls into one of `b` bins and takes part at the steps of its bin. For a
 strategy `C >= 0` the dominating pair is `P = mean_j N(m_j, sigma^2 I)` against
-`Q = N(0, sigma^2 I)`, `m_j` being the sum of the columns of `C` of bin `j` (Choquette-Choo,
-Ganesh, Haque, Steinke, Thakurta: "Near exact privacy amplification for matrix
-mechanisms", arXiv:2410.06266; used in arXiv:2601.22334, section 5.1).
+`Q = N(0, sigma^2 I)`, where `m_j` is the sum of the columns of `C` of bin `j`
+(Choquette-Choo, Ganesh, Haque, Steinke, Thakurta: "Near exact privacy amplification for
+matrix mechanisms", arXiv:2410.06266; used in arXiv:2601.22334, section 5.1).
 
 The privacy loss depends only on the `b` inner products `u_j = <m_j, x> / sigma^2`. They are
 jointly Gaussian with covariance `G / sigma^2`, `G[i, j] = <m_i, m_j>`, so the cost of a
@@ -27,24 +27,24 @@ import numpy as np
 from tf_bandmf import matrices
 from tf_bandmf.accounting.simulator import MAIN, PILOT, Proposal, Simulator, Stage
 
-# The numbers of standard deviations by which a pilot run and a rough pilot run move their
-# draws; and how many draws of each tilt the two runs make.
+# Shifts of the draws of a pilot run and of a rough one, in standard deviations; and the
+# number of draws of each tilt in both runs.
 _STRENGTHS = (1.0, 2.0, 3.0, 4.0, 5.0, 6.5, 8.0)
 _ROUGH_STRENGTHS = (1.0, 2.5, 4.0, 6.5)
 _PILOT_DRAWS = 400, 250
-# Strengths of the certain tilts that are tried for a bound, in standard deviations.
+# Strengths that are tried for the certain tilts of a bound, in standard deviations.
 _CERTAIN_STRENGTHS = (0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.5)
-# The most entries of an n x b matrix that is built for a strategy without structure.
+# The maximum size of the n x b matrix that is built for a strategy without structure.
 _LARGEST_COLUMNS = 100_000_000
 # With at most this many entries, the n x b matrix is faster than sums over the Gram
 # diagonals if the strategy has more than b bands.
 _FEW_COLUMNS = 4_000_000
 _LARGEST_BINS = 8_192
-# The entries of the arrays of one chunk of draws.
+# The number of array entries in one chunk of draws.
 _CHUNK = 300_000
-# The most bytes of Gaussian draws that are kept for use at several noise levels.
+# The maximum number of bytes of Gaussian draws that are cached for other noise levels.
 _CACHE = 400_000_000
-# With exponents larger than this, single precision no longer resolves the loss well.
+# Beyond this exponent, single precision no longer resolves the loss well.
 _SINGLE_PRECISION_LIMIT = 300.0
 
 
@@ -111,9 +111,9 @@ class Tilt:
     """One component of a proposal.
 
     Attributes:
-      single: the mean moves by this multiple of the column `m_j` of the draw's own bin, in
-        addition to the mean of the target distribution.
-      common: the mean moves by this multiple of the average of all bin columns.
+      single: multiple of the column `m_j` of the draw's own bin that is added to the mean
+        of the target distribution.
+      common: multiple of the average of all bin columns that is added to the mean.
     """
 
     single: float = 0.0
@@ -155,7 +155,7 @@ class BinsSimulator(Simulator):
         return self._grid(_ROUGH_STRENGTHS if is_rough else _STRENGTHS)
 
     def _grid(self, strengths: Sequence[float]) -> list[Tilt]:
-        """Returns tilts by the given numbers of standard deviations, the target first."""
+        """Returns the target, then tilts by the given numbers of standard deviations."""
         unit = 1.0 / math.sqrt(2.0 * float(self.half.max()))
         common = 1.0 / math.sqrt(self.common_squared)
         if self.add:

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 
 _LARGEST_NUMBER = sys.float_info.max
-# The smallest delta of a plan. The part of a normal distribution that the generated noise
-# lacks (`noise.box_muller`) has less than a thousandth of this probability, and so has a
-# correct guess of a 128-bit key.
+# The smallest delta of a plan. The tails that the generated noise lacks
+# (`noise.box_muller`) have less than a thousandth of this probability, and so has a correct
+# guess of a 128-bit key.
 SMALLEST_DELTA = 1e-20
-# The largest epsilon of a plan (a larger epsilon means nothing), and the largest epsilon
+# The largest epsilon of a plan (a larger epsilon is meaningless), and the largest epsilon
 # that may be stated for a plan at another delta.
 LARGEST_EPSILON, LARGEST_STATED_EPSILON = 1e4, 1e5
 
@@ -64,8 +64,8 @@ def check_confidence(confidence: Any) -> None:
     if confidence is None or (is_number(confidence) and 0.5 <= confidence < 1.0):
         return
     raise ValueError(
-        f"confidence must be in [0.5, 1), found {confidence!r}: a bound is simulated, and "
-        f"holds except with probability 1 - confidence. Use 1 - 1e-6, for instance."
+        f"confidence must be in [0.5, 1), found {confidence!r}: a simulated bound fails "
+        f"with probability at most 1 - confidence. Use 1 - 1e-6, for instance."
     )
 
 
@@ -80,7 +80,7 @@ def check_planned_delta(delta: Any) -> None:
 
 
 def no_privacy(noise_stddev: float, delta: float, limit: float) -> ValueError:
-    """Returns the error for noise whose epsilon is above a limit."""
+    """Returns the error for noise that gives an epsilon above a limit."""
     return ValueError(
         f"noise_stddev = {noise_stddev} gives no meaningful privacy: epsilon > {limit:g} "
         f"at delta = {delta}. Add noise."

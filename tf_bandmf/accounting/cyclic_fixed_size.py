@@ -7,8 +7,8 @@ that differ in **one example, replaced by another**. The contributions then diff
 twice the clipping norm, so the queries count with half of the noise. Setting an example's
 contribution to zero is such a replacement, so zero-out adjacency is included.
 
-Without amplification the run is also a Gaussian mechanism; the better of the two bounds is
-used. The results are not those of Poisson sampling, which is another sampler.
+The run is also one Gaussian mechanism without amplification; the better of the two bounds
+is used. The results differ from those of Poisson sampling, which is another sampler.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ NAME = "sampling without replacement (tilted Fourier transform; replace-one)"
 
 
 class CyclicFixedSizeAccountant(SampledQueries):
-    """(epsilon, delta) of `num_queries` Gaussian queries on fixed-size samples.
+    """Computes (epsilon, delta) of `num_queries` Gaussian queries on fixed-size samples.
 
     Formal guarantee: an upper bound for replace-one adjacency, which includes zero-out
     adjacency with a public number of examples.
@@ -52,7 +52,7 @@ class CyclicFixedSizeAccountant(SampledQueries):
         self.batch_size = whole_number("batch_size", batch_size)
         if batch_size > part_size:
             raise ValueError(
-                f"batch_size must be <= part_size = {part_size}, found {batch_size}."
+                f"batch_size must be <= {part_size}, the part size, found {batch_size}."
             )
         super().__init__(num_queries, batch_size / part_size, column_norm)
 

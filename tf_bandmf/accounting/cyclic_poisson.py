@@ -5,7 +5,7 @@ probability `q`. If `C` has at most `b` bands, a run is as private as `ceil(n / 
 Poisson-sampled Gaussian queries (arXiv:2306.08153, Theorem 4 and Theorem 5), each with
 sensitivity `kappa`, the largest column norm of `C`.
 
-`tilted` composes the queries; its errors are on the safe side, and small relative to delta.
+`tilted` composes the queries; its errors are on the safe side and small relative to delta.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ def check_bands(matrix: matrices.LowerTriangular, num_parts: int) -> None:
         return
     if matrix.bands >= matrix.num_rows:
         raise ValueError(
-            f"Cyclic sampling amplifies only banded strategies, found one without bands "
-            f"({matrix.bands} of {matrix.num_rows}), such as DP-lambda-CGD or BISR. "
-            f"Use BallsInBins for it, or a banded strategy (bsr, banded Toeplitz)."
+            f"Cyclic sampling amplifies only banded strategies, found {matrix.bands} bands "
+            f"in {matrix.num_rows} steps, as DP-lambda-CGD and BISR have. Use "
+            f"BallsInBins for it, or a banded strategy (bsr, banded Toeplitz)."
         )
     raise ValueError(
-        f"The strategy must have at most as many bands as there are parts, found "
+        f"The strategy must not have more bands than there are parts, found "
         f"{matrix.bands} bands and {num_parts} parts: one example's participations "
         f"would overlap. Use num_parts >= {matrix.bands}, fewer bands, or BallsInBins."
     )
@@ -84,7 +84,7 @@ class SampledQueries(ComposedQueries):
     """Gaussian queries, each on a sample that contains an example with probability q.
 
     Args:
-      num_queries: `ceil(n / b)`, how often one example can be sampled.
+      num_queries: `ceil(n / b)`, the number of steps that can sample one example.
       probability: q in (0, 1].
       column_norm: kappa, the sensitivity of each query to zeroing an example out.
     """
@@ -106,7 +106,7 @@ class SampledQueries(ComposedQueries):
         Args:
           matrix: `C`.
           num_parts: b.
-          sample: the arguments between `num_queries` and `column_norm`.
+          sample: constructor arguments between `num_queries` and `column_norm`.
 
         Raises:
           ValueError: if the strategy has more bands than there are parts, or its column
@@ -141,17 +141,18 @@ class SampledQueries(ComposedQueries):
 
 
 class CyclicPoissonAccountant(SampledQueries):
-    """(epsilon, delta) of `num_queries` Poisson-sampled Gaussian queries.
+    """Computes (epsilon, delta) of `num_queries` Poisson-sampled Gaussian queries.
 
-    Formal guarantee: results hold under add-or-remove adjacency, which is equal to zero-out
-    for these queries. Errors of discretization and truncation only increase the results.
+    Formal guarantee: results hold under add-or-remove adjacency, which is equivalent to
+    zero-out for these queries. Errors of discretization and truncation only increase the
+    results.
 
     Example F.1 of arXiv:2306.08153 divides by `floor(n / b)` and composes `ceil(m / b)`
-    times: n and m are exchanged there. In fact there are `ceil(n / b)` queries, each on a
-    part of `floor(m / b)` of the m examples.
+    times: the example exchanges n and m. The correct count is `ceil(n / b)` queries, each
+    on a part of `floor(m / b)` of the m examples.
 
     Args:
-      num_queries: `ceil(n / b)`, how often one example can be sampled.
+      num_queries: `ceil(n / b)`, the number of steps that can sample one example.
       sampling_probability: q in (0, 1], the probability that a step samples an example of
         its part.
       column_norm: kappa, the sensitivity of each query.

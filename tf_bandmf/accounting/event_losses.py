@@ -22,8 +22,8 @@ from tf_bandmf.accounting.checks import whole_number
 
 Loss: TypeAlias = privacy_loss_distribution.PrivacyLossDistribution
 
-# The allowance for rounding in convolutions by Fourier transforms: the least one, and the
-# one per query.
+# Allowances for rounding in convolutions by Fourier transforms: the minimum, and the amount
+# per query.
 _LEAST_ROUNDING, _ROUNDING_OF_QUERY = 1e-13, 2.0**-51
 # A delta from dp-accounting may lie outside [0, 1] by this much.
 _TOLERANCE = 1e-12
@@ -37,7 +37,7 @@ _ADDITIVE = {
 def pieces(
     event: dp_accounting.DpEvent, count: int = 1
 ) -> Iterator[tuple[dp_accounting.DpEvent, int]]:
-    """Yields the events that a composition consists of, and how often each happens.
+    """Yields the events that a composition consists of, each with its count.
 
     Raises:
       ValueError: if a count is not a whole number >= 0.
@@ -108,8 +108,8 @@ def profile_of(event: dp_accounting.DpEvent, is_replaced: bool) -> profiles.Prof
         deltas = np.array([float(accountant.get_delta(float(e))) for e in epsilons])
         if not np.all((deltas >= -_TOLERANCE) & (deltas <= 1.0 + _TOLERANCE)):
             raise ArithmeticError(
-                f"The accountant returned delta = {deltas} for {event} at epsilon = "
-                f"{epsilons}."
+                f"delta must be in [0, 1], found {deltas} from dp-accounting for {event} "
+                f"at epsilon = {epsilons}."
             )
         return np.clip(deltas, 0.0, 1.0)
 
@@ -122,12 +122,13 @@ def additive_loss(
     """Returns the loss of `count` repetitions of an event that is not a composition.
 
     Args:
-      event: under add-or-remove adjacency; for samples of fixed size, under replacements.
+      event: not a composition; its neighbors are add-or-remove, or for samples of fixed
+        size replacements.
       count: >= 1.
       interval: interval of the discretization, which errs on the safe side.
 
     Returns:
-      The loss, if the event adds Gaussian or Laplace noise, perhaps after sampling; else
+      The loss if the event adds Gaussian or Laplace noise, with or without sampling; else
       None.
     """
     query = query_of(event, count)
@@ -175,8 +176,8 @@ def query_of(event: dp_accounting.DpEvent, count: int) -> tilted.Query | None:
 def repeated(loss: Loss, count: int, interval: float) -> Loss:
     """Returns the loss of `count` independent copies.
 
-    Rounding may reduce delta. The allowance for it is four times the largest error that was
-    measured, and counts as another release that reveals everything with that probability.
+    Rounding may reduce delta. The allowance for rounding is four times the largest measured
+    error, and counts as another release that reveals everything with that probability.
     """
     if count == 1:
         return loss

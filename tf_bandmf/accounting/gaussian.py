@@ -2,11 +2,11 @@
 
 A correlated-noise run of any length is one Gaussian mechanism: the release of
 `C x + noise_stddev * z`, even if the gradients are chosen adaptively (arXiv:2202.08312,
-Theorem 2.1; cited in arXiv:2505.12128, Theorem 1). The functions are for a mechanism of
-sensitivity 1; `base.GaussianAccountant` is for a strategy.
+Theorem 2.1; cited in arXiv:2505.12128, Theorem 1). The functions here are for a mechanism
+of sensitivity 1; `base.GaussianAccountant` is for a strategy.
 
-dp-accounting computes delta from the privacy loss. Every result is rounded to the safe side
-and checked again with this delta.
+Every result is rounded to the safe side and then checked with the delta that dp-accounting
+computes from the privacy loss.
 """
 
 from __future__ import annotations
@@ -31,23 +31,24 @@ from tf_bandmf.accounting.root_finding import log, to_safe_side
 
 NAME = "exact Gaussian mechanism (dp-accounting)"
 
-# Limits far outside the noise of any useful or even meaningful run.
+# Limits of the noise, far outside the range of any useful or even meaningful run.
 _LEAST_NOISE, _LARGEST_NOISE = 0.25 / LARGEST_EPSILON, 1e9
 _LARGEST_SQUARED = 1e100
 _TOLERANCE = 1e-12
-# The relative error of float64; the number of standard deviations beyond which tails are 0.
+# The relative error of float64; and the number of standard deviations beyond which tails
+# are 0.
 _EPSILON, _LARGEST_PLACE = 2.0**-52, 40.0
 
 
 def gaussian_delta(noise_stddev: float, epsilon: float) -> float:
     """Returns the smallest delta of (epsilon, delta)-DP for the mechanism, rounded up.
 
-    By Balle and Wang, 2018, arXiv:1805.06530, Theorem 8 (arXiv:2505.12128, Theorem 2),
-    delta is a difference of two tails. A bound on its rounding error is added.
+    Delta is a difference of two tails (Balle and Wang, 2018, arXiv:1805.06530, Theorem 8;
+    arXiv:2505.12128, Theorem 2). The result includes a bound on its rounding error.
 
     Raises:
       ValueError: if noise_stddev is not positive and finite, or epsilon negative.
-      ArithmeticError: if dp-accounting returns no probability.
+      ArithmeticError: if dp-accounting returns a delta that is not a probability.
     """
     check_nonnegative("epsilon", epsilon)
     return float(gaussian_deltas(noise_stddev, np.array([epsilon], np.float64))[0])
@@ -58,10 +59,10 @@ def gaussian_deltas(noise_stddev: float, epsilons: np.ndarray) -> np.ndarray:
 
     Raises:
       ValueError: if noise_stddev is not positive and finite.
-      ArithmeticError: if dp-accounting returns no probability.
+      ArithmeticError: if dp-accounting returns a delta that is not a probability.
     """
     check_positive("noise_stddev", noise_stddev)
-    # Less noise is on the safe side; the square of more noise could overflow.
+    # Assuming less noise is on the safe side; the square of more noise could overflow.
     noise_stddev = float(min(noise_stddev, _LARGEST_SQUARED))
     loss = privacy_loss_mechanism.GaussianPrivacyLoss(noise_stddev, sensitivity=1.0)
     deltas = np.asarray(loss.get_delta_for_epsilon(epsilons), np.float64)
@@ -78,8 +79,8 @@ def gaussian_deltas(noise_stddev: float, epsilons: np.ndarray) -> np.ndarray:
     wrong = ~((deltas >= 0.0) & (deltas <= 1.0))
     if np.any(wrong):
         raise ArithmeticError(
-            f"The accountant returned delta = {deltas[wrong][0]} for noise_stddev = "
-            f"{noise_stddev}, epsilon = {epsilons[wrong][0]}."
+            f"delta must be in [0, 1], found {deltas[wrong][0]} from dp-accounting for "
+            f"noise_stddev = {noise_stddev}, epsilon = {epsilons[wrong][0]}."
         )
     return deltas
 
@@ -128,14 +129,14 @@ def calibrate_noise_stddev(epsilon: float, delta: float) -> float:
       delta: in (0, 1).
 
     Returns:
-      The noise standard deviation. It was checked with the accountant:
+      The noise standard deviation, checked with the accountant:
       `gaussian_delta(result, epsilon) <= delta`.
 
     Raises:
       ValueError: on invalid input, or if the budget is so small that more than 10**9
         times the sensitivity would be needed.
     """
-    # Before the cache, in which True is 1.0, and which takes no lists.
+    # Checked before the cache, which treats True as 1.0 and does not accept lists.
     check_positive("epsilon", epsilon)
     check_delta(delta)
     return _calibrated(float(epsilon), float(delta))
@@ -152,7 +153,7 @@ def _calibrated(epsilon: float, delta: float) -> float:
         )
     if gaussian_delta(_LEAST_NOISE, epsilon) <= delta:
         raise ValueError(
-            f"epsilon = {epsilon} gives no meaningful privacy: found noise below "
+            f"epsilon = {epsilon} gives no meaningful privacy: it needs less noise than "
             f"{_LEAST_NOISE:g} times the sensitivity. Choose a smaller epsilon."
         )
 
@@ -173,10 +174,10 @@ def zcdp_rho(noise_stddev: float) -> float:
 def grid_of(noise_stddev: float) -> float:
     """Returns the grid to round noisy sums to: a power of two <= 2^-10 of the noise.
 
-    A float32 sum plus float32 noise cannot take every value, and which values are missing
-    depends on the sum. So the last bits of a released value would exclude some sums with
-    certainty (Mironov, 2012, doi:10.1145/2382196.2382264). On the grid, each value is the
-    rounding of thousands of float32 normals, whatever the sum is. It is not proven that no
-    probability changes by more than delta.
+    A float32 sum plus float32 noise cannot take every value, and the set of missing values
+    depends on the sum. Therefore the last bits of a released value would exclude some sums
+    with certainty (Mironov, 2012, doi:10.1145/2382196.2382264). On the grid, each value is
+    the rounding of thousands of float32 normals, whatever the sum is. It is not proven that
+    no probability changes by more than delta.
     """
     return math.ldexp(1.0, math.frexp(noise_stddev)[1] - 11)

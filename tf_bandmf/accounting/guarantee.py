@@ -7,7 +7,7 @@ import dataclasses
 from tf_bandmf.accounting import checks
 
 KINDS = ("exact", "bound", "estimate")
-# The end of an accountant's name if its guarantee claims no amplification by sampling.
+# Suffix of an accountant's name if its guarantee claims no amplification by sampling.
 UNAMPLIFIED = "without amplification (exact Gaussian mechanism)"
 ZERO_OUT = (
     "Zero-out: the contribution of one unit is replaced by zero (add-or-remove with a "
@@ -21,15 +21,15 @@ REPLACE_ONE = (
 
 @dataclasses.dataclass(frozen=True)
 class Guarantee:
-    """An (epsilon, delta)-DP guarantee, and how certain its numbers are.
+    """An (epsilon, delta)-DP guarantee, and the certainty of its numbers.
 
     Attributes:
       epsilon, delta: the guarantee.
-      kind: "exact": computed for the mechanism itself, numerical errors on the safe
-        side; "bound": a proven upper bound that may be loose; "estimate": by simulation,
-        with no certainty.
+      kind: "exact" if computed for the mechanism itself, with numerical errors on the safe
+        side; "bound" for a proven upper bound that may be loose; "estimate" for a simulated
+        value without certainty.
       accountant: name of the accountant that computed it.
-      adjacency: which data sets count as neighbors.
+      adjacency: definition of neighboring data sets.
       confidence: None, or the probability (over the accountant's simulation, not over
         the mechanism) with which a simulated bound holds.
       zcdp_rho: rho of zero-concentrated DP if computed without amplification; else None.
@@ -58,7 +58,7 @@ class Guarantee:
 
     @property
     def is_unamplified(self) -> bool:
-        """True if no amplification by sampling is claimed, whatever the sampler is."""
+        """True if the guarantee claims no amplification by sampling, for any sampler."""
         return UNAMPLIFIED in self.accountant
 
     @property

@@ -14,18 +14,18 @@ import scipy.optimize
 
 from tf_bandmf.accounting import gaussian
 
-# Allowance for rounding of losses and log weights in single precision: their sums reach
-# 300, and this is several times 300 2^-24.
+# Allowance for rounding of losses and log weights in single precision: several times 300
+# 2^-24, because their sums reach 300.
 _ROUNDING = 1e-4
 # Values are rounded up to powers of exp(_GRID) before a bound is computed.
 _GRID = 5e-4
-# Bets, as fractions of the largest admissible bet, and the part of the wealth for each.
+# Bets, as fractions of the largest admissible bet, and the share of the wealth for each.
 _BETS = 0.999 * 3.0 ** -np.arange(12.0)
 _STAKES = np.concatenate([[0.5], np.full(11, 0.5 / 11)])
 
 
 class MonteCarloValue(float):
-    """A simulated value, and its uncertainty.
+    """A simulated value with its uncertainty.
 
     Formal guarantee of a bound: over the randomness of the simulation, the true value
     exceeds it with probability at most `1 - confidence`. An estimate may be too small.
@@ -56,8 +56,8 @@ class Run:
     Attributes:
       losses: shape [N].
       log_weights: shape [N].
-      releases: the joint noise multiplier of other Gaussian releases. Their losses are not
-        drawn but integrated.
+      releases: the joint noise multiplier of other Gaussian releases. Their losses are
+        integrated, not drawn.
     """
 
     losses: np.ndarray
@@ -84,16 +84,16 @@ class Run:
     def bound(
         self, epsilon: float, largest: float, beta: float, resolution: float
     ) -> float:
-        """An upper bound on delta at confidence `1 - beta`.
+        """Returns an upper bound on delta at confidence `1 - beta`.
 
-        Losses and weights have single precision. Each value is computed as if both erred
-        by `_ROUNDING` to the unsafe side, and then cut to `largest`, which the exact value
-        does not exceed.
+        Losses and weights have single precision. Each value is computed as if both had an
+        error of `_ROUNDING` to the unsafe side, and is then clipped to `largest`, which the
+        exact value does not exceed.
         """
         most = float(self.values(epsilon).max(initial=0.0))
         if not most <= largest * (1.0 + _ROUNDING):
             raise ArithmeticError(
-                f"A simulated value must be at most {largest}, found {most}."
+                f"Simulated values must be <= {largest}, found {most}: a wrong bound."
             )
         values = self.values(epsilon - _ROUNDING) * math.exp(_ROUNDING)
         values = np.minimum(values, largest)
@@ -105,10 +105,11 @@ def betting_upper_bound(
 ) -> float:
     """Returns an upper confidence bound on the mean of independent draws in [0, `largest`].
 
-    By betting (Waudby-Smith, Ramdas, 2024, arXiv:2010.09686): for the true mean `mu` the
-    wealth `prod_i (1 + bet (mu - values[i]))` has expectation 1, so it reaches `1 / beta`
-    with probability at most `beta`. The same holds for the mean wealth over several bets.
-    The bound is the smallest `mu` above which the wealth is at least `1 / beta`.
+    The bound is by betting (Waudby-Smith, Ramdas, 2024, arXiv:2010.09686): for the true
+    mean `mu` the wealth `prod_i (1 + bet (mu - values[i]))` has expectation 1, so it
+    reaches `1 / beta` with probability at most `beta`. The same holds for the mean wealth
+    over several bets. The bound is the smallest `mu` above which the wealth is at least
+    `1 / beta`.
 
     The bound falls if any of the values falls, so a bound on a monotone function of the
     draws may be inverted without a union bound.
@@ -117,7 +118,7 @@ def betting_upper_bound(
       values: shape [N], identically distributed.
       largest: a guaranteed upper bound on every value.
       beta: in (0, 1).
-      resolution: positive values that are smaller are rounded up to this.
+      resolution: smaller positive values are rounded up to this.
 
     Raises:
       ValueError: if a value is outside of [0, largest] or not finite.
@@ -129,7 +130,7 @@ def betting_upper_bound(
     if not (
         values.size and values.min() >= 0.0 and values.max() <= largest * (1 + 1e-4)
     ):
-        raise ValueError(f"values must be in [0, {largest}].")
+        raise ValueError(f"values must be in [0, {largest}], found a value outside.")
     levels = np.ceil(np.log(np.maximum(values[values > 0.0], resolution)) / _GRID)
     codes, counts = np.unique(levels.astype(np.int64), return_counts=True)
     support = np.concatenate([[0.0], np.exp(codes * _GRID)])

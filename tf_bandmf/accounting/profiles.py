@@ -16,10 +16,10 @@ from typing import Callable
 import numpy as np
 from dp_accounting.pld import pld_pmf, privacy_loss_distribution
 
-# Delta for each epsilon >= 0, of the same shape.
+# A function from epsilons >= 0 to deltas of the same shape.
 Profile = Callable[[np.ndarray], np.ndarray]
 
-# The number of points at which a profile is evaluated; the mass that may be given to an
+# The number of points at which a profile is evaluated; the largest mass that is moved to an
 # infinite loss; the largest loss that is considered (its exponential is finite).
 _POINTS, _NEGLIGIBLE, _LARGEST_LOSS = 2_048, 1e-17, 500.0
 _LENGTHS, _BISECTIONS = 512, 60
@@ -51,13 +51,13 @@ def zcdp_profile(rho: float) -> Profile:
 
     (Canonne, Kamath, Steinke, 2020, arXiv:2004.00010, Proposition 12). At the best order,
     the derivative of the exponent, `(2 alpha - 1) rho - epsilon + log(1 - 1 / alpha)`,
-    is 0. The derivative rises with alpha, so bisection finds this order. Any order is on
-    the safe side.
+    is 0. The derivative rises with alpha, so bisection finds this order. The bound holds
+    for any order.
     """
 
     def profile(epsilons: np.ndarray) -> np.ndarray:
         excess = np.asarray(epsilons, np.float64)
-        # Bisection on log(alpha - 1).
+        # The search is a bisection on log(alpha - 1).
         lower = np.full_like(excess, -40.0)
         upper = np.log(1.0 + np.maximum(excess, 0.0) / rho + 1.0 / rho)
         for _ in range(_BISECTIONS):
@@ -92,7 +92,7 @@ def twice(profile: Profile) -> Profile:
 
 
 def least(*profiles: Profile) -> Profile:
-    """Returns the profile of a mechanism for which all of these profiles hold."""
+    """Returns the pointwise minimum of profiles that all hold for one mechanism."""
     return lambda epsilons: np.minimum.reduce([p(epsilons) for p in profiles])
 
 
@@ -101,12 +101,12 @@ def dominating_loss(
 ) -> privacy_loss_distribution.PrivacyLossDistribution:
     """Returns a privacy loss that dominates every mechanism with this profile.
 
-    The true profile of a mechanism is convex in `exp(epsilon)`. So it is at most the lower
-    convex hull of upper bounds at some points. These include points of the other direction:
-    `1 - exp(-e) + exp(-e) delta(e)` at `-e`. The hull is the profile of a pair of
-    distributions whose losses are these points (arXiv:2207.04380, Algorithm 1). Because the
-    same profile bounds both directions, the loss `-e` has `exp(-e)` times the probability
-    of `e`.
+    The true profile of a mechanism is convex in `exp(epsilon)`. Therefore it is at most the
+    lower convex hull of upper bounds at some points. These include points of the other
+    direction: `1 - exp(-e) + exp(-e) delta(e)` at `-e`. The hull is the profile of a pair
+    of distributions whose losses are these points (arXiv:2207.04380, Algorithm 1). Because
+    the same profile bounds both directions, the loss `-e` has `exp(-e)` times the
+    probability of `e`.
 
     Args:
       profile: evaluated at about 2,000 points; must be an upper bound at each.
@@ -122,7 +122,7 @@ def dominating_loss(
     deltas = np.minimum(np.asarray(profile(losses), np.float64), 1.0)
     deltas = np.minimum.accumulate(deltas)
     if not (np.all(np.isfinite(deltas)) and np.all(deltas >= 0.0)):
-        raise ArithmeticError(f"The profile has values that are not deltas: {deltas}.")
+        raise ArithmeticError(f"A profile's values must be in [0, 1], found {deltas}.")
     index, losses, deltas = _hull(index, losses, deltas)
     slopes = np.append(np.diff(deltas) / np.diff(np.exp(losses)), 0.0)
     first, before = _centre(losses, deltas, slopes)
@@ -147,9 +147,9 @@ def dominating_loss(
 
 
 def _largest(profile: Profile, interval: float) -> int:
-    """Returns the index beyond which the profile hardly falls any further.
+    """Returns the index beyond which the profile hardly decreases.
 
-    A computed profile may even rise again, where `twice` multiplies the errors of tails.
+    A computed profile may even increase where `twice` multiplies the errors of tails.
     """
     tried = np.append(0.0, np.geomspace(4.0 * interval, _LARGEST_LOSS, _LENGTHS))
     deltas = np.asarray(profile(tried), np.float64)

@@ -5,22 +5,22 @@ from __future__ import annotations
 import math
 from typing import Callable
 
-# The first relative step to the safe side after root finding.
+# The relative size of the first step to the safe side after root finding.
 _NUDGE = 1e-10
 _TOLERANCE = 1e-5
-# The tolerance of a rough root; the width of the difference that gives the slope there.
+# The tolerance of a rough root; the step of the difference quotient that gives its slope.
 _ROUGH_TOLERANCE, _WIDTH = 1e-3, 1e-3
-# For secants: the first slope of log delta as a function of log noise, and the flattest
-# slope; the longest step, and the longest step where delta is 0 by rounding (an excess
-# below _ROUNDED_TO_ZERO). A value farther than _FAR from 0 says nothing about the slope
-# near 0.
+# Settings of the secant method: the initial slope of log delta as a function of log noise,
+# and the flattest allowed slope; the longest step, and the longest step where delta is
+# rounded to 0 (an excess below _ROUNDED_TO_ZERO). A value farther than _FAR from 0 is not
+# used to estimate the slope near 0.
 _FIRST_SLOPE, _LEAST_SLOPE = -12.0, -1.0
 _LONGEST_STEP, _LONGEST_FROM_ZERO, _ROUNDED_TO_ZERO = 0.5, 1.0, -300.0
 _FAR, _MOST_SECANTS = 30.0, 100
 
 
 def to_safe_side(value: float, is_safe: Callable[[float], bool]) -> float:
-    """Returns the value, increased by a little until it is safe.
+    """Returns the value, increased slightly until it is safe.
 
     Raises:
       ArithmeticError: if an increase by about a thousandth does not suffice.
@@ -30,7 +30,7 @@ def to_safe_side(value: float, is_safe: Callable[[float], bool]) -> float:
         value *= 1.0 + step
         step *= 8.0
         if step > 8e-3:
-            raise ArithmeticError(f"Calibration found no safe value near {value:g}.")
+            raise ArithmeticError(f"Calibration: no value near {value:g} is safe.")
     return value
 
 
@@ -73,7 +73,7 @@ def near_root(
         before, x = (x, value), min(x + move, largest)
         if abs(move) <= tolerance:
             return x
-    raise ArithmeticError("Calibration found no lower limit of the noise.")
+    raise ArithmeticError("Calibration: the noise has no lower limit.")
 
 
 def smallest(
@@ -92,7 +92,7 @@ def smallest(
       fine: an upper bound on delta at x; slow, and falling.
       delta: in (0, 1).
       start: value at which the search begins, > 0.
-      largest: a value of x that is known to be enough.
+      largest: a value of x that is known to suffice.
 
     Raises:
       ArithmeticError: if no safe value was found.

@@ -1,8 +1,8 @@
 """The privacy cost of releasing only the best of a random number of private runs.
 
-K is drawn from a public distribution, and one private mechanism is run K times on the same
-data. (If each run draws its hyperparameters, the draw is part of the mechanism.) Only the
-best run is released, judged by a score that is part of what a run releases. K has a
+A number K is drawn from a public distribution, and one private mechanism is run K times on
+the same data. (If each run draws its hyperparameters, the draw is part of the mechanism.)
+Only the run with the best score is released; the score is part of a run's output. K has a
 truncated negative binomial distribution with shape eta >= 0 and parameter gamma in (0, 1];
 special cases are the logarithmic (eta = 0) and the geometric distribution (eta = 1). See
 Papernot and Steinke, 2022, arXiv:2110.03620, Definition 1.
@@ -25,9 +25,9 @@ from tf_bandmf.accounting.checks import check_delta, is_number
 DISTRIBUTIONS = {"geometric": 1.0, "logarithmic": 0.0}
 _SMALLEST_GAMMA = 1e-12
 _SMALLEST_SHAPE, _LARGEST_SHAPE = 1e-3, 1e3
-# How many values of delta' `profile_epsilon` tries.
+# The number of values of delta' that `profile_epsilon` tries.
 _TRIED_DELTAS = 24
-# The relative amount by which rounding may reduce an epsilon.
+# The largest relative amount by which rounding may reduce an epsilon.
 _RELATIVE_MARGIN = 1e-9
 
 
@@ -133,7 +133,7 @@ def profile_epsilon(
     f'(Q(S(y))) q(y), where f'(x) is proportional to (1 - (1 - gamma) x)^-(eta + 1) and at
     most E[K]. The factors f'(Q(S(y))) and f'(Q'(S(y))) have a ratio of at most
     (exp(e') + (1 - gamma) / gamma * delta')^(eta + 1), by (e', delta')-DP of the event that
-    the output is not in S(y). What remains is E[K] times the delta of one run.
+    the output is not in S(y). The remaining term is E[K] times the delta of one run.
 
     Args:
       epsilon_at: epsilon >= 0 of one run at a delta in (0, 1), for neighbors in both
@@ -141,7 +141,7 @@ def profile_epsilon(
       mean: E[K] >= 1.
       shape: eta.
       delta: in (0, 1).
-      num_tried: how many values of delta' are tried; the least is delta / mean.
+      num_tried: number of values of delta' that are tried; the smallest is delta / mean.
     """
     check_delta(delta)
     gamma = gamma_of_mean(mean, shape)

@@ -30,39 +30,42 @@ from tf_bandmf.accounting.simulator import (
     TooManyDraws,
 )
 
-# A calibrated or stated estimate is on the safe side by this many standard errors.
+# The safety margin of a calibrated or stated estimate, in standard errors.
 SAFETY = 2.0
-# A stated estimate is checked with few draws, so it may differ by this many standard errors
-# and by this factor.
+# A check of a stated estimate uses few draws, so it allows a difference of this many
+# standard errors and of this factor.
 _CHECK_ERRORS, CHECK_FACTOR = 5.0, 1.1
-# Bounds aim at no smaller delta: for a smaller delta, the bound is about this value.
+# The smallest delta at which bounds aim; for a smaller delta, the bound is about this
+# value.
 _LEAST_BOUNDED = 1e-6
-# In log noise: how far below the noise without amplification the search for a rough noise
-# begins; the length of the last step of the search for a noise.
+# Both in log noise: the distance below the noise without amplification at which the search
+# for a rough noise begins; the length of the last step of a search.
 _ROUGH_START, _PRECISION = 0.7, 1e-4
 # A direction is left out of the search if its delta plus _ERRORS standard errors is below
 # _MINOR times the delta of the other direction.
 _ERRORS, _MINOR = 5.0, 0.5
-# How often a noise is checked by new draws; by how much it grows after the first failure.
+# The number of checks of a noise by new draws; its relative increase after the first
+# failure.
 _ATTEMPTS, _MORE_NOISE = 8, 1e-3
-# The difference of epsilons from which the slope of delta is computed.
+# The step in epsilon of the difference quotient for the slope of delta.
 _WIDTH = 1e-4
 
 
 class SimulatedAccountant(Accountant):
-    """(epsilon, delta) of one strategy, from draws of the privacy loss.
+    """Computes (epsilon, delta) of one strategy from draws of the privacy loss.
 
     Formal guarantee: with a `confidence`, a returned value is a bound. In each call, the
     true value exceeds the bound with probability at most `1 - confidence` over the
     simulation. Both directions of adjacency are covered (zero-out or add-or-remove: an
     example's contribution is replaced by zero, or the reverse). If a bound would take too
-    many draws, the bound without amplification is used, as for one Gaussian mechanism.
+    many draws, the result is the bound without amplification: that of one Gaussian
+    mechanism.
 
     Args:
       name: name of the accountant, for guarantees.
       simulator: simulator of the privacy loss.
-      norm: the largest l2 norm of an example's contribution `C x`: without amplification
-        the run is a Gaussian mechanism of this sensitivity.
+      norm: the largest l2 norm of an example's contribution `C x`, which is the sensitivity
+        of the run as one Gaussian mechanism without amplification.
       confidence: None for estimates, or 1 - beta, for example `1 - 1e-6`.
     """
 
@@ -93,7 +96,8 @@ class SimulatedAccountant(Accountant):
         Args:
           epsilon: >= 0.
           noise_stddev: > 0.
-          rough: True for an estimate from few draws, which are the same at every noise.
+          rough: True for an estimate from a few draws that are the same at every noise
+            level.
 
         Raises:
           ValueError: on invalid input, or if a bound would take too many draws.
@@ -135,10 +139,9 @@ class SimulatedAccountant(Accountant):
     def calibrate(self, epsilon: float, delta: float) -> Calibration:
         """Returns the smallest noise for the budget, on the safe side.
 
-        For an estimate, delta plus two standard errors is within the budget in the draws
-        that the search used, and delta is within the budget in independent draws. For a
-        bound, delta is within the budget at the confidence, by draws that the search did
-        not use.
+        For an estimate, delta plus two standard errors is within the budget for the draws
+        of the search, and delta is within the budget for independent draws. For a bound,
+        delta is within the budget at the confidence, for draws that the search did not use.
 
         Raises:
           ValueError: on invalid input.
@@ -192,8 +195,8 @@ class SimulatedAccountant(Accountant):
           proposals: from `proposals`, of this accountant or a similar one.
           epsilon: > 0.
           delta: in (0, 1).
-          near: where the search begins.
-          safety: in standard errors.
+          near: noise at which the search begins.
+          safety: safety margin in standard errors.
         """
         directions = [False, True]
 
@@ -220,7 +223,7 @@ class SimulatedAccountant(Accountant):
     def _confirmed(
         self, epsilon: float, delta: float, noise: float, largest: float
     ) -> float:
-        """Returns the noise, increased until draws not used by the search confirm it."""
+        """Returns the noise, increased until fresh draws confirm it."""
         for attempt in range(_ATTEMPTS):
             if noise >= largest:
                 break
@@ -255,7 +258,8 @@ class SimulatedAccountant(Accountant):
         self, delta: float, noise: float, rough: float, upper: float, confidence: float
     ) -> MonteCarloValue:
         """Returns a bound on epsilon at delta, near the estimate `rough`, <= `upper`."""
-        # The largest value holds from this epsilon on, which the main draws do not affect.
+        # The largest value is valid for every epsilon >= `least`, which does not depend on
+        # the main draws.
         least, beta = 0.97 * rough, 1.0 - confidence
         try:
             runs = self._simulator.bound_runs(least, noise, beta, delta, MAIN)

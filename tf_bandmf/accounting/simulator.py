@@ -24,17 +24,18 @@ from tf_bandmf.accounting.monte_carlo import Run
 PILOT, MAIN, CHECK = (0, 0), (1, 0), 2
 Stage = tuple[int, int]
 
-# By how much a confidence bound may exceed delta, as a part of delta.
+# The amount by which a confidence bound may exceed delta, as a fraction of delta.
 BOUND_SLACK = 0.3
-# The direction with the smaller delta gets this part of the allowed failure probability.
+# The share of the allowed failure probability for the direction with the smaller delta.
 _MINOR_PART = 0.1
 _LARGEST_BOUND_DRAWS, _LARGEST_BOUND_ENTRIES = 5e7, 2e10
 # Tilts with a share of the draws below _LEAST_SHARE are left out of an estimate. The target
 # itself gets at least the share _DEFENSIVE, as protection against a bad pilot run.
 _LEAST_SHARE, _DEFENSIVE = 0.02, 0.1
 _ALMOST_CERTAIN = np.array([0.01, 0.99])
-# For the mixtures that are tried for a bound: shares of the target; shares of the certain
-# tilt (see `certain_tilts`) in the rest; the least share of the target, and of a kept tilt.
+# Settings of the mixtures that are tried for a bound: shares of the target; shares of the
+# certain tilt (see `certain_tilts`) in the remainder; the smallest share of the target, and
+# of a kept tilt.
 _TARGET_SHARES = (0.01, 0.05, 0.2, 0.5, 0.9)
 _CERTAIN_PARTS = (0.0, 0.2, 0.4, 0.6, 0.75, 0.85, 0.95, 1.0)
 _LEAST_TARGET = _LEAST_KEPT = 0.01
@@ -47,7 +48,7 @@ Self = TypeVar("Self", bound="Simulator")
 
 
 class TooManyDraws(ValueError):
-    """A bound by simulation would take too many draws."""
+    """Raised if a bound by simulation would take too many draws."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,18 +79,18 @@ class Proposal:
 class Simulator(abc.ABC):
     """Simulates the privacy loss of a sampler.
 
-    Draws are for one noise level and one direction of adjacency; `at` chooses both.
+    It draws for one noise level and one direction of adjacency; `at` chooses both.
 
     Args:
-      entries: how many random numbers a draw has.
+      entries: number of random numbers in a draw.
       num_draws: draws of a main run, for each direction.
-      pilot_draws: draws of each tilt in a pilot run, and in a rough one.
+      pilot_draws: draws of each tilt, in a pilot run and in a rough pilot run.
       seed: equal seeds give equal draws.
 
     Attributes:
       noise: sigma, on the raw `C`.
       add: False for the direction "remove" (draws from P), True for "add" (from Q).
-      releases: as in `Run`.
+      releases: see `Run`.
     """
 
     # Both are set by `at`; without them a simulator cannot draw.
@@ -129,10 +130,10 @@ class Simulator(abc.ABC):
     def chunks(
         self, proposal: Proposal, stage: Stage, count: int
     ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Yields `log dP/dQ` [N], and log densities of the tilts relative to Q [T, N]."""
+        """Draws in chunks; yields `log dP/dQ` [N], and log tilt densities over Q [T, N]."""
 
     def generator(self, *which: int) -> np.random.Generator:
-        """Returns the generator of a part of a stage, the same at every noise level."""
+        """Returns the random generator of a part of a stage, equal at every noise level."""
         # SFC64 is twice as fast as the default; these random numbers need not be secret.
         seed = np.random.SeedSequence([self.seed, *which])
         return np.random.Generator(np.random.SFC64(seed))
@@ -193,9 +194,10 @@ class Simulator(abc.ABC):
         tilts keep V small.
 
         Args:
-          epsilon: where delta is wanted, or the least epsilon of interest.
-          log_odds: log of one over the probability with which the bound may fail.
-          slack: by how much the bound may exceed delta.
+          epsilon: the epsilon at which delta is wanted, or the smallest epsilon of
+            interest.
+          log_odds: `log(1 / p)` for the probability p with which the bound may fail.
+          slack: amount by which the bound may exceed delta.
 
         Returns:
           The proposal, the largest possible value, and the number of draws needed.
@@ -244,7 +246,7 @@ class Simulator(abc.ABC):
         runs = []
         for add in (False, True):
             part = beta * (_MINOR_PART if add == minor else 1.0 - _MINOR_PART)
-            # Betting on several bets at once costs a factor of 2.
+            # Dividing the wealth among several bets costs a factor of 2.
             log_odds, there = math.log(2.0 / part), self.at(noise, add)
             proposal, largest, count = there.propose_for_bound(
                 epsilon, log_odds, BOUND_SLACK * aim

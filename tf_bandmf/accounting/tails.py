@@ -1,10 +1,9 @@
 """Probabilities of tails and of intervals of a standard normal variable.
 
-All accountants take these probabilities from here and never subtract values of the
-distribution function. In float64, 1 - 1e-17 is 1, so differences of such values are 0
-beyond 8.3 standard deviations. Here the probability of an interval is computed from its
-nearer tail. Results are **never below the true value**: the error of `scipy.special.ndtr`
-is added.
+All accountants use these functions and never subtract values of the distribution function:
+in float64, 1 - 1e-17 is 1, so such differences are 0 beyond 8.3 standard deviations. Here
+the probability of an interval is computed from its nearer tail. Results are **never below
+the true value**: the error of `scipy.special.ndtr` is added.
 
 The tails of `ndtr` are accurate to a few units in the last place, except for the rounding
 of `z^2 / 2`, which gives its exponential a relative error of `2^-53 z^2`. Up to `|z| = 37`
@@ -52,7 +51,7 @@ def cells(z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
       z: in standard deviations, rising along the last axis, shape [..., N].
 
     Returns:
-      Upper bounds on the masses, and by how much they may be too large, both [..., N - 1].
+      Upper bounds on the masses, and bounds on their excess, both [..., N - 1].
     """
     from scipy.special import ndtr  # slow to import
 

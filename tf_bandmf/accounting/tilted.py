@@ -59,22 +59,23 @@ import scipy.optimize
 
 from tf_bandmf.accounting import tails
 
-# By how much the discretization may increase log delta: for a result, and in a search.
+# The increase of log delta that discretization may cause: for a result, and in a search.
 FINE, ROUGH = 0.0005, 0.05
 # Losses from noise beyond this many standard deviations count as infinite.
 _REACH = 12.0
 # Half of the window's width, in standard deviations of the tilted sum.
 _WINDOW = 9.0
-# The most places of the window, usually and in any case. Before the window has more places
-# than usual, the discretization may increase log delta by up to _MORE_EXCESS times as much.
+# The maximum length of the window: the usual one, and the absolute one. Before the window
+# exceeds the usual length, the discretization may increase log delta by up to _MORE_EXCESS
+# times as much.
 _USUAL_PLACES, _MOST_PLACES, _MORE_EXCESS = 2**20, 2**22, 10.0
-# The most cells of one query; the fewest places of the window.
+# The maximum number of cells for one query; the minimum length of the window.
 _MOST_CELLS = 2**21
 _LEAST_PLACES = 2**12
 _UNIT = 2.0**-53
 # The number of nodes of the quadrature that chooses theta.
 _NODES = 4_001
-# The least log theta; the largest theta times epsilon, at which delta is 0.
+# The smallest log theta; the largest theta times epsilon, beyond which delta is 0.
 _LEAST_LOG_THETA, _MOST_EXPONENT = -7.0, 2_000.0
 
 
@@ -112,8 +113,8 @@ class Law:
         """The least loss, and the largest finite loss.
 
         If `add`, no loss exceeds `-log(1 - q)`. But with large noise no x within _REACH
-        comes near that limit, and a step in proportion to the limit would be too wide. So
-        the largest loss within _REACH is used.
+        comes near that limit, and a step in proportion to the limit would be too wide.
+        Therefore the property returns the largest loss within _REACH.
         """
         reach = _REACH * self.query.noise
         lowest, highest = self.losses(np.array([-reach, 1.0 + reach]))
@@ -127,7 +128,7 @@ class Law:
 
     @property
     def drop(self) -> float:
-        """The most that a loss falls below 0; if `add`, the most that it rises above 0."""
+        """The largest distance of a loss below 0; if `add`, of a loss above 0."""
         if self.is_bounded:
             return -math.log1p(-self.query.probability)
         return max(map(abs, self.range))
@@ -173,8 +174,8 @@ class Law:
     def nodes(self) -> tuple[np.ndarray, np.ndarray]:
         """Returns losses and log weights of a quadrature, used only to choose theta."""
         s, is_replaced = self.query.noise, self.query.is_replaced
-        # Nodes reach as far as the discretization: a large theta gives the last losses the
-        # most weight.
+        # The nodes cover the range of the discretization, because a large theta gives the
+        # last losses the largest weights.
         last = (1.0 if is_replaced or not self.add else 0.0) + _REACH * s
         x = np.linspace(0.5 if is_replaced else -_REACH * s, last, _NODES)
         weights, losses = -0.5 * (x / s) ** 2, self.losses(x)
@@ -190,7 +191,7 @@ class Law:
         return losses, weights - np.logaddexp.reduce(weights)
 
     def discretized(self, step: float) -> tuple[int, np.ndarray, float]:
-        """Returns the first index, masses from it on, and the mass at infinity.
+        """Returns the first index, the masses from that index on, and the mass at infinity.
 
         Index i stands for the loss `i * step`. The masses are upper bounds.
         """
@@ -242,13 +243,13 @@ def delta(queries: Iterable[Query], epsilon: float, excess: float = FINE) -> flo
     Args:
       queries: all queries, grouped by kind.
       epsilon: > 0.
-      excess: by how much the discretization may increase log delta. The increase may be
-        larger if this needs too many cells.
+      excess: increase of log delta that discretization may cause. The increase may be
+        larger if this limit needs too many cells.
     """
     kinds = tuple(queries)
     removed = _delta(kinds, False, epsilon, excess)
     if all(query.is_replaced or query.probability == 1.0 for query in kinds):
-        return removed  # both directions are alike
+        return removed  # both directions have the same delta
     if _delta(kinds, True, epsilon, max(excess, ROUGH)) <= removed:
         return removed
     return max(removed, _delta(kinds, True, epsilon, excess))
@@ -291,8 +292,8 @@ def _delta(kinds: tuple[Query, ...], add: bool, epsilon: float, excess: float) -
     window = np.roll(window, -(start % places))
     sums = step * np.arange(start, start + places)
     # Each loss has two rounding errors: its own, and that of the place of its cell. The sum
-    # of the absolute losses is at most the sum of the losses plus twice what they fall
-    # below 0 (if `add`, minus the sum plus twice what they rise above 0).
+    # of the absolute losses is at most the sum of the losses plus twice their distance
+    # below 0 (if `add`, minus the sum plus twice their distance above 0).
     drop = float(counts @ [law.drop for law in laws])
     largest = float(np.abs(sums[[0, -1]]).max())
     rounding = 2.0 * float(counts @ [law.rounding for law in laws])
@@ -300,12 +301,13 @@ def _delta(kinds: tuple[Query, ...], add: bool, epsilon: float, excess: float) -
     over = sums - (epsilon - rounding)
     reached = over > 0.0
     terms = window[reached] * np.exp(-theta * over[reached]) * -np.expm1(-over[reached])
-    # A bound on the mass beyond the window, by a larger tilt.
+    # The larger tilt gives a bound on the mass beyond the window.
     after = sums[-1] + step
     lost = min(log_top - log_m - (top - theta) * after, 0.0)
     lost = math.exp(lost - theta * (after - epsilon + rounding))
     exponent = log_m - theta * (epsilon - rounding)
-    # Allowances for rounding: of tilted masses, of the logarithms of M, and of exponents.
+    # Allowances for rounding errors of tilted masses, of the logarithms of M, and of
+    # exponents.
     exponent += 8.0 * _UNIT * size
     exponent += 8.0 * _UNIT * (theta + top) * (largest + epsilon + 2.0 * drop)
     total = math.log(float(terms.sum()) + lost + 1e-300) + exponent
@@ -315,8 +317,8 @@ def _delta(kinds: tuple[Query, ...], add: bool, epsilon: float, excess: float) -
 def _tilt(laws: list[Law], epsilon: float) -> tuple[float, float, float, float]:
     """Returns theta, mean and deviation of the tilted sum, and a larger theta.
 
-    The larger theta bounds the mass beyond the window. All are computed by a quadrature;
-    its errors do not matter, because any theta is valid.
+    The larger theta bounds the mass beyond the window. A quadrature computes all four; its
+    errors do not matter, because any theta is valid.
     """
     nodes = [(*law.nodes(), law.query.count) for law in laws]
 

@@ -1,4 +1,4 @@
-"""The command line: the library's functions, whose arguments are its options.
+"""The command line: commands call functions of the library; options are arguments.
 
 Messages are one line on standard error; results go to standard output.
 
@@ -6,8 +6,8 @@ Messages are one line on standard error; results go to standard output.
 |---|---|
 | 0 | done |
 | 1 | the computation failed, or a file could not be written |
-| 2 | bad arguments or a bad file: the message says what to change |
-| 130 | interrupted |
+| 2 | invalid arguments or an invalid file; the message says what to change | | 130 |
+interrupted |
 """
 
 from __future__ import annotations
@@ -36,10 +36,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line.
 
     Args:
-      arguments: without the program's name; by default those of the process.
+      arguments: command-line arguments without the program's name; by default those of the
+        process.
 
     Returns:
-      The exit code; see above.
+      The exit code; see the module's docstring.
     """
     logger = logging.getLogger("tf_bandmf")
     logger.setLevel(logging.INFO)
@@ -48,14 +49,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with without_native_logs():
             _GROUP.main(arguments, prog_name=PROGRAM, standalone_mode=False)
     except SystemExit as stop:
-        # click has answered a shell that asks for completions.
+        # Raised after click has answered a shell's request for completions.
         return stop.code if isinstance(stop.code, int) else 2
     except click.ClickException as error:
         return _report(error.format_message(), 2)
     except (click.Abort, KeyboardInterrupt):
         return _report("interrupted", 130)
     except BrokenPipeError:
-        # The reader, `head` for instance, has seen enough.
+        # The reader, for example `head`, has closed the pipe.
         sys.stderr.close()
         return 1
     except (ArithmeticError, OSError, MemoryError, RuntimeError) as error:

@@ -1,4 +1,4 @@
-"""`tf-bandmf budget`: data sets, what was spent of their budgets, and by whom."""
+"""The command `tf-bandmf budget`, which shows and changes the budgets of data sets."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _ENTRY = ("dataset", "number", "at", "who", "kind", "run", "previous", "digest")
 _FORMULAS = [*"=+-@\t\r"]
 
 
-@click.group("budget", short_help="what was spent of the budgets of data sets")
-@click.option("--ledger", envvar=VARIABLE, help=f"by default what {VARIABLE} says")
+@click.group("budget", short_help="show and change the budgets of data sets")
+@click.option("--ledger", envvar=VARIABLE, help=f"by default the value of {VARIABLE}")
 @click.pass_context
 def command(context: click.Context, ledger: str | None) -> None:
-    """Shows and changes the budgets of data sets: what was spent, by whom, what would fit.
+    """Shows and changes the budgets of data sets: the costs, their authors, the remainder.
 
     LEDGER is a file such as privacy.db, or postgresql://user@host/database.
     """
@@ -32,7 +32,7 @@ def command(context: click.Context, ledger: str | None) -> None:
 def _call(method: str, cited: tuple[str, ...] = (), **given: Any) -> Any:
     url = click.get_current_context().obj
     if not url:
-        raise ValueError(f"--ledger is missing, and {VARIABLE} is not set.")
+        raise ValueError(f"--ledger or {VARIABLE} must be set, found neither.")
     from tf_bandmf.ledger.book import Ledger
 
     url = url if "://" in url else f"sqlite:///{url}"
@@ -41,7 +41,7 @@ def _call(method: str, cited: tuple[str, ...] = (), **given: Any) -> Any:
 
 
 def _record(balance: Any) -> dict[str, Any]:
-    """A balance in plain finite values."""
+    """Returns a balance as plain finite values."""
     names = ("spent", "method", "runs", "risk")
     record = {name: getattr(balance, name) for name in names}
     record |= {"dataset": vars(balance.dataset), "budget": vars(balance.budget)}
@@ -77,13 +77,13 @@ def _lines(entries: list[Any]) -> str:
 def _verified(problems: list[str]) -> str:
     if problems:
         raise RuntimeError(f"The ledger was changed or damaged: {' '.join(problems)}")
-    return "Each entry is as it was written."
+    return "All entries are unchanged."
 
 
 def _export(file: Any, **given: Any) -> None:
-    """One line for each entry, with a line of headings; UTF-8, RFC 4180."""
+    """Writes a line of headings and a line for each entry; UTF-8, RFC 4180."""
     for row in _rows(_call("history", **given), *_ENTRY, *_SAID):
-        # Values that a spreadsheet program would take for a formula are quoted.
+        # Values that a spreadsheet program would interpret as a formula are quoted.
         csv.writer(file).writerow(f"'{v}" if v[:1] in _FORMULAS else v for v in row)
 
 
@@ -93,7 +93,7 @@ for _name, _method, _show, _plain in (
     ("add", "add_dataset", lambda one: _table([one]), _record),
     ("set", "set_budget", lambda one: _table([one]), _record),
     ("show", "balances", _table, lambda all: [*map(_record, all)]),
-    ("fits", "fits", "A run fits up to epsilon = {:g}.".format, float),
+    ("fits", "fits", "A run fits if its epsilon is at most {:g}.".format, float),
     ("history", "history", _lines, lambda all: [*map(dataclasses.asdict, all)]),
     ("verify", "verify", _verified, None),
 ):

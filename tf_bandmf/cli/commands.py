@@ -1,4 +1,4 @@
-"""`plan`, `compare`, `advise` and `show`."""
+"""The commands `plan`, `compare`, `advise` and `show`."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from tf_bandmf.cli.signatures import command
 
 
 class _File(click.Path):
-    """An output file, refused before the computation if its folder does not exist."""
+    """An output file; a missing folder is an error before the computation starts."""
 
     def convert(self, value: Any, param: Any, ctx: Any) -> Any:
         if not pathlib.Path(value).resolve().parent.is_dir():
-            self.fail(f"{value}: the folder does not exist.", param, ctx)
+            self.fail(f"The folder of {value} must exist.", param, ctx)
         return super().convert(value, param, ctx)
 
 
@@ -32,22 +32,22 @@ _FILE = _File(dir_okay=False)
 _PLOT = _option("--plot", "save a picture (.png, .pdf, .svg; tf-bandmf[plot])", _FILE)
 _OUT = _option("--out", "save the plan (JSON)", _FILE)
 _CARD = _option("--card", "save a privacy card: .md or .json", _FILE)
-_MODEL = _option("--model-name", "of the model, for the card")
-_UNIT = _option("--unit", "whose presence is hidden; by default as planned")
+_MODEL = _option("--model-name", "name of the model, for the card")
+_UNIT = _option("--unit", "unit whose presence is hidden; by default the plan's")
 _SEPARATION = _option("--min-separation", "of MinSep, with --num-steps", int)
-_GENERATOR = _option("--generator", "of the noise: philox, or chacha20", str)
+_GENERATOR = _option("--generator", "generator of the noise: philox, or chacha20", str)
 _MOST = _option("--max-participations", "of MinSep, with --num-steps", int)
 
 
 def tell(record: logging.LogRecord) -> bool:
-    """Prints on standard error what is being computed, after 4 seconds of it."""
+    """Prints the current task on standard error if it takes more than 4 seconds."""
     if time.process_time() > 4.0:
         print(f"{record.getMessage()} ...", file=sys.stderr, flush=True)
     return True
 
 
 def _draw(path: str | None, name: str, shown: tuple[Any, ...]) -> None:
-    """Saves a picture of `tf_bandmf.plots`."""
+    """Saves a picture made by `tf_bandmf.plots`."""
     if path is not None:
         from matplotlib import figure
 
@@ -59,7 +59,7 @@ def _draw(path: str | None, name: str, shown: tuple[Any, ...]) -> None:
 
 
 def _asserted(given: dict[str, Any]) -> dict[str, Any]:
-    """The arguments of `plan` and `compare`, with `MinSep` made from its two options."""
+    """Returns the arguments of `plan` or `compare`; makes `MinSep` from its two options."""
     from tf_bandmf.participation import MinSep
 
     b, k = given.pop("min_separation", None), given.pop("max_participations", None)
@@ -88,7 +88,7 @@ def _text(plan: Any) -> str:
 
 
 def _record(plan: Any) -> dict[str, Any]:
-    """A plan in plain finite values."""
+    """Returns a plan as plain finite values."""
     from tf_bandmf.strategies import registry
 
     names = "num_steps epsilon delta kind confidence accountant adjacency fingerprint "

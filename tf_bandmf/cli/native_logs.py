@@ -1,7 +1,7 @@
 """Keeps log lines of native code (TensorFlow, XLA, CUDA) out of a program's output.
 
-TensorFlow logs to file descriptor 2 before a log level can be set. What it writes there is
-filtered: lines that look like logs below "fatal" are dropped, all others pass.
+TensorFlow logs to file descriptor 2 before a log level can be set. This module filters that
+output: lines that look like logs below "fatal" are dropped, all others pass.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ _LOG_LINE = re.compile(
 def without_native_logs() -> Iterator[None]:
     """Drops log lines of native code while the block runs.
 
-    Does nothing where the environment asks for them: `TF_CPP_MIN_LOG_LEVEL=0`. What Python
-    writes is not filtered.
+    The filter is off if the environment sets `TF_CPP_MIN_LOG_LEVEL=0`. Python's own output
+    is not filtered.
     """
     if os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3") == "0":
         yield
@@ -45,21 +45,21 @@ def without_native_logs() -> Iterator[None]:
         with contextlib.redirect_stderr(ours):
             yield
     finally:
-        # This closes the last writer of the pipe, so that the thread ends, unless a child
+        # This closes the last writer of the pipe, so the thread ends, unless a child
         # process holds the pipe open.
         os.dup2(terminal, 2)
         filtering.join(timeout=1.0)
 
 
 def drop_native_logs() -> None:
-    """`without_native_logs` until the program ends; call it before TensorFlow is loaded."""
+    """Drops native log lines until the program ends; call this before TensorFlow loads."""
     block = contextlib.ExitStack()
     block.enter_context(without_native_logs())
     atexit.register(block.close)
 
 
 def _pass_on(source: int, sink: int) -> None:
-    """Copies lines that are not logs until the other end is closed."""
+    """Copies lines that are not logs until the other end of the pipe is closed."""
     with os.fdopen(source, "rb") as pipe:
         for line in pipe:
             if not _LOG_LINE.match(line):

@@ -1,7 +1,7 @@
 """Commands made from Python functions: the functions' arguments become options.
 
-Name, type and default of an option come from the signature, its help from the docstring.
-Both are read from the source, so that help and completion import nothing.
+Name, type and default of an option come from the signature; the help text comes from the
+docstring. Both are read from the source, so that help and completion import nothing.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ _REFUSED = (ValueError, TypeError, ImportError, FileNotFoundError)
 
 
 class Several(click.ParamType):
-    """Texts, separated by commas."""
+    """The type of an option that takes texts, separated by commas."""
 
     name = "a,b,..."
 
     def convert(self, value: Any, param: Any, ctx: Any) -> list[str]:
-        """The list of texts."""
+        """Returns the list of texts."""
         return [part.strip() for part in value.split(",") if part.strip()]
 
 
@@ -41,16 +41,17 @@ def command(
     show: Callable[[Any], str | None] = str,
     record: Callable[[Any], Any] | None = None,
 ) -> click.Command:
-    """A command that calls a function and prints what it returns.
+    """Returns a command that calls a function and prints the result.
 
     Args:
       name: name of the command.
-      function: is called with the options that are given, by name.
-      *sources: where signatures and docstrings are, such as "ledger.book:Ledger.fits"; the
-        first one says what the command does.
-      more: further options.
-      show: makes a text from the result; it returns None to print nothing.
-      record: makes plain values from the result, for `--json`; None for no such option.
+      function: called with the given options as keyword arguments.
+      *sources: functions whose signatures and docstrings are used, such as
+        "ledger.book:Ledger.fits"; the first function's summary describes the command.
+      more: additional options.
+      show: function that turns the result into text, or returns None to print nothing.
+      record: function that turns the result into plain values for `--json`; None for no
+        such option.
     """
     nodes = [_source(source) for source in sources]
     options = [option for node in nodes for option in _options(node)] + [*more]
@@ -66,7 +67,7 @@ def command(
         except DamagedLedgerError:
             raise
         except (*_REFUSED, LedgerError) as error:
-            # In messages, the names of arguments become those of the options.
+            # In messages, the names of arguments are replaced by those of the options.
             words = {str(option.name): option.opts[0] for option in options}
             named = lambda word: words.get(word[0], word[0])  # noqa: E731
             raise click.UsageError(re.sub(r"\b\w+_\w+\b", named, str(error))) from error
@@ -92,7 +93,7 @@ def _text(node: Any) -> str:
 
 
 def _options(node: Any) -> Iterator[click.Parameter]:
-    """The parameters of a command, for the arguments of plain types.
+    """Returns the command parameters for the arguments that have plain types.
 
     Positional arguments without a default stay positional; all others become options.
     """

@@ -1,4 +1,4 @@
-"""Configurations with arrays, as bytes to hash and as text to keep."""
+"""Serialization of configurations with arrays: bytes for hashing, and text for storing."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _ARRAY = "__zlib_base64__"
 
 
 def canonical_bytes(config: Any) -> bytes:
-    """Bytes that are equal exactly if two configurations are equal, arrays included."""
+    """Returns bytes, equal if and only if two configurations and their arrays are equal."""
 
     def named(array: np.ndarray) -> list[Any]:
         return [str(array.dtype), array.shape, array.tobytes().hex()]
@@ -23,7 +23,7 @@ def canonical_bytes(config: Any) -> bytes:
 
 
 def dumps(config: Any, indent: int | None = None) -> str:
-    """JSON of a configuration, with its arrays."""
+    """Returns the JSON of a configuration, including arrays."""
 
     def encoded(array: np.ndarray) -> dict[str, Any]:
         data = base64.b64encode(zlib.compress(array.tobytes())).decode()
@@ -33,7 +33,7 @@ def dumps(config: Any, indent: int | None = None) -> str:
 
 
 def loads(text: str) -> Any:
-    """Reads what `dumps` wrote; raises ValueError if it is not JSON."""
+    """Reads the output of `dumps`; raises ValueError if it is not JSON."""
 
     def decoded(value: dict[str, Any]) -> Any:
         if _ARRAY not in value:

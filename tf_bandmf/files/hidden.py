@@ -22,7 +22,7 @@ class _Hidden:
 
 
 class HiddenBytes(_Hidden, bytes):
-    """Hidden bytes; what is made from them, such as a slice, is not hidden."""
+    """Hidden bytes; derived values such as slices are not hidden."""
 
 
 class HiddenDict(_Hidden, dict[str, Any]):
@@ -30,4 +30,4 @@ class HiddenDict(_Hidden, dict[str, Any]):
 
 
 class HiddenArray(_Hidden, np.ndarray):  # type: ignore[type-arg,unused-ignore]
-    """A hidden array; make it by `array.view(HiddenArray)`. Its parts are hidden, too."""
+    """A hidden array, made by `array.view(HiddenArray)`. Its parts are hidden, too."""

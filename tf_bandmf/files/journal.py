@@ -1,15 +1,15 @@
-"""A private file that grows: content that is replaced as a whole, and entries after it.
+"""A private file with content that is replaced as a whole, and appended entries.
 
     length of the content | content, padded | SHA-256 of both | entries
 
-An entry has 32 bytes: 16 from the caller, and their digest, keyed by the SHA-256. It
-begins at a multiple of 32, and so lies within one sector of a disk: if the machine stops
-while an entry is written, the file ends with a part of it, or with zeros. Such an end is
-removed; any other entry without its digest is damaged.
+An entry has 32 bytes: 16 from the caller, and their digest, keyed by the SHA-256. It begins
+at a multiple of 32, and therefore lies within one sector of a disk: if the machine stops
+while an entry is being written, the file ends with a part of the entry, or with zeros. Such
+an end is removed; any other entry with a wrong digest is an error.
 
 Once appended, an entry survives the end of the process. Syncs to the disk take at most one
-percent of the time. If the machine stops, the entries of the last 100 sync durations may
-be lost: a fraction of a second on a local disk.
+percent of the time, so a machine failure may lose the entries of the last 100 sync
+durations: a fraction of a second on a local disk.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tf_bandmf.files.hidden import HiddenBytes
 
 ENTRY_BYTES = 16
 _PLACE = private.DIGEST_BYTES
-# Syncs take at most this share of the time.
+# The largest share of the time that syncs may take.
 _SYNC_SHARE = 0.01
 
 
@@ -40,19 +40,19 @@ class Journal:
         self._next_sync, self._lock = 0.0, threading.Lock()
 
     def replace(self, content: bytes) -> None:
-        """Replaces the file by this content, without entries; completely or not at all."""
+        """Atomically replaces the file by this content, without entries."""
         length = len(content).to_bytes(_PLACE, "little")
         padded = HiddenBytes(length + content + bytes(-len(content) % _PLACE))
         with self._lock:
             self._key = private.write(self._path, padded)
 
     def read(self) -> tuple[HiddenBytes, list[HiddenBytes]]:
-        """The content, and the entries in order; removes an unfinished one at the end.
+        """Returns content and entries in order; removes an unfinished entry at the end.
 
         Raises:
           FileNotFoundError: if there is no file.
           PermissionError: if anyone but the owner may read or write it.
-          ValueError: if it is damaged, or is not such a file.
+          ValueError: if the file is damaged, or is not a journal.
         """
         whole = private.whole_of(self._path)
         length = int.from_bytes(whole[:_PLACE], "little")
@@ -60,7 +60,7 @@ class Journal:
         self._key = hashlib.sha256(whole[:end]).digest()
         if whole[end : end + _PLACE] != self._key:
             raise ValueError(
-                f"{self._path} is damaged, or not a private file of this kind."
+                f"{self._path} is damaged, or was not written by tf-bandmf."
             )
         entries = []
         for place in range(end + _PLACE, len(whole), _PLACE):
@@ -74,7 +74,7 @@ class Journal:
         return HiddenBytes(whole[_PLACE : _PLACE + length]), entries
 
     def append(self, entry: bytes) -> None:
-        """Appends an entry of `ENTRY_BYTES` to the file that was read or replaced."""
+        """Appends an entry of `ENTRY_BYTES`, after `read` or `replace`."""
         marked = self._marked(entry)
         with self._lock, open(self._path, "r+b", buffering=0) as file:
             size = file.seek(0, os.SEEK_END)

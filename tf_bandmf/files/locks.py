@@ -1,4 +1,4 @@
-"""Locks, so that one process at a time uses a file; a lock ends with its process."""
+"""Locks that let only one process at a time use a file; a lock ends with its process."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 import threading
 import weakref
 
-# The locks that this process holds, by the path of their file.
+# The locks that this process holds, by path of the lock file.
 _LOCKS: weakref.WeakValueDictionary[str, Lock] = weakref.WeakValueDictionary()
 _GUARD = threading.Lock()
 
@@ -16,7 +16,7 @@ class Lock:
     """A lock, held until it is closed or no longer referenced; forked processes drop it.
 
     Args:
-      path: path of the lock's own file, which is created if it does not exist.
+      path: path of the lock file, which is created if it does not exist.
 
     Raises:
       BlockingIOError: if another object holds it, in this process or in another.
@@ -26,8 +26,9 @@ class Lock:
     def __init__(self, path: str) -> None:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
         try:
-            # Not `lockf`: a process loses that lock when it closes any descriptor of the
-            # file, for example to copy it. `flock` also ends if the process is killed.
+            # This is not `lockf`: a process loses such a lock when it closes any descriptor
+            # of the file, for example after copying it. A `flock` also ends if the process
+            # is killed.
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             os.close(descriptor)
@@ -37,12 +38,12 @@ class Lock:
 
 
 def hold(path: str) -> Lock:
-    """Locks `path` for this process, by means of a file `<path>.lock` beside it.
+    """Locks `path` for this process through a file `<path>.lock` beside it.
 
-    Objects of one process share the lock.
+    All objects of a process share the lock.
 
     Returns:
-      The lock; it is held as long as this object is referenced.
+      The lock, which is held as long as the returned object is referenced.
 
     Raises:
       BlockingIOError: if another process holds it.
@@ -56,12 +57,12 @@ def hold(path: str) -> Lock:
             return held if held is not None and held.close.alive else Lock(name)
         except BlockingIOError as error:
             raise BlockingIOError(
-                f"Another process uses {path} (its lock is {name}). End that one "
+                f"Another process uses {path} (its lock is {name}). End that process "
                 f"first, or wait until it has ended."
             ) from error
 
 
-# Otherwise the descriptors that a forked process inherits would hold the locks, too.
+# Otherwise the file descriptors that a forked process inherits would also hold the locks.
 os.register_at_fork(
     after_in_child=lambda: [lock.close() for lock in list(_LOCKS.values())]
 )

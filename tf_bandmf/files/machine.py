@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 
-# Limits of a container: version 2 of control groups, and version 1.
+# Files with a container's memory limit: control groups version 2, and version 1.
 _LIMITS = (
     "/sys/fs/cgroup/memory.max",
     "/sys/fs/cgroup/memory/memory.limit_in_bytes",
@@ -13,10 +13,10 @@ _LIMITS = (
 
 
 def memory_bytes() -> int:
-    """The most bytes of memory that a process may use."""
+    """Returns the maximum number of bytes of memory that a process may use."""
     sizes = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
     for path in _LIMITS:
-        # There is no such file, or it says "max".
+        # The file may be missing, or contain "max".
         with contextlib.suppress(OSError, ValueError), open(path) as file:
             sizes.append(int(file.read()))
     return min(size for size in sizes if size > 0)

@@ -1,4 +1,4 @@
-"""Files that are written completely or not at all, and private files with a checksum."""
+"""Files that are written atomically, and private files with a checksum."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ DIGEST_BYTES = 32
 
 @contextlib.contextmanager
 def replaced(path: str | os.PathLike[str]) -> Iterator[str]:
-    """A path to write a file to, which takes the name `path` when the block ends.
+    """Yields a temporary path; the file written there is renamed to `path` at the end.
 
-    It is in the same folder and has the same ending. Contents are fsynced before the
-    rename, and the rename before this returns: after a crash the old file is there,
-    or the new one. If the block raises, or the process is killed, what was at `path` stays.
+    The temporary file is in the same folder and has the same suffix. Contents are fsynced
+    before the rename, and the rename before the block ends: after a crash `path` is either
+    the old or the new file. If the block raises, or the process is killed, the old file at
+    `path` remains.
     """
     unfinished = _unfinished(path)
     try:
@@ -35,7 +36,7 @@ def replaced(path: str | os.PathLike[str]) -> Iterator[str]:
 
 
 def sync(path: str) -> None:
-    """Fsyncs a file, or a folder: a rename in it survives a crash."""
+    """Fsyncs a file, or a folder, so that a rename in it survives a crash."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -55,7 +56,7 @@ def _unfinished(path: str | os.PathLike[str]) -> str:
 
 
 def write(path: str, content: bytes) -> bytes:
-    """Writes a private file, mode 0600: the content, and the SHA-256 of the content.
+    """Writes a private file, mode 0600, with the content and the content's SHA-256.
 
     Returns:
       The SHA-256.
@@ -69,25 +70,25 @@ def write(path: str, content: bytes) -> bytes:
 
 
 def read(path: str) -> bytes:
-    """The content of a file that `write` wrote.
+    """Returns the content of a file that `write` wrote.
 
     Raises:
-      FileNotFoundError: if there is none.
+      FileNotFoundError: if there is no file.
       PermissionError: if anyone but the owner may read or write it.
-      ValueError: if it is damaged, or was not written by `write`.
+      ValueError: if the file is damaged, or was not written by `write`.
     """
     whole = whole_of(path)
     content = HiddenBytes(whole[:-DIGEST_BYTES])
     if hashlib.sha256(content).digest() != whole[-DIGEST_BYTES:]:
         raise ValueError(
-            f"{path} does not have the SHA-256 that it states: it is damaged, or was not "
-            f"written by tf-bandmf."
+            f"The checksum in {path} does not match its content: the file is damaged, or "
+            f"was not written by tf-bandmf."
         )
     return content
 
 
 def whole_of(path: str) -> HiddenBytes:
-    """All bytes of a private file; see `check_mode`."""
+    """Returns all bytes of a private file, after `check_mode`."""
     check_mode(path)
     with open(path, "rb") as file:
         return HiddenBytes(file.read())

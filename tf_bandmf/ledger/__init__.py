@@ -1,15 +1,13 @@
-"""The ledger of an organisation: budgets of data sets, and the runs that spend them.
+"""An organisation's ledger: the privacy budgets of data sets, and the runs that spend them.
 
-Use it by `tf_bandmf.Ledger`. It needs SQLAlchemy: `pip install "tf-bandmf[ledger]"`.
+The public class is `tf_bandmf.Ledger`. It needs SQLAlchemy:
+`pip install "tf-bandmf[ledger]"`.
 
-| file | what it has |
-|---|---|
-| `releases` | what one run or release costs |
-| `balances` | the joint cost of all, by `tf_bandmf.compose`; what would still fit |
-| `chain` | entries, each with the digest of the one before it |
-| `store` | the database: two tables, one writer of a data set at a time |
-| `book` | the ledger |
-| `hooks` | what the code that draws noise calls |
+| file | content | |---|---| | `releases` | the cost of one run or release | | `balances` |
+the joint cost of all releases, by `tf_bandmf.compose`; the remaining budget | | `chain` |
+entries, each with the digest of the one before it | | `store` | the database: two tables,
+one writer of a data set at a time | | `book` | the ledger | | `hooks` | functions for the
+code that generates noise |
 """
 
 from __future__ import annotations

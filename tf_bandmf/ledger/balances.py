@@ -1,4 +1,4 @@
-"""The budget of a data set, what was spent of it, and what would still fit.
+"""The budget of a data set, the part that was spent, and the part that remains.
 
 The cost of all releases together is computed by `tf_bandmf.compose`; under a budget in rho,
 it is the sum of their rhos, which holds however releases are chosen.
@@ -18,18 +18,18 @@ from tf_bandmf.ledger.releases import Dataset
 from tf_bandmf.planning.composition import BASIC, Release, compose
 
 ADAPTIVE = "sum of rho of zCDP (valid for adaptive plans)"
-# Tolerance for rounding in sums of decimal and of computed values.
+# Tolerance for rounding in sums of decimal and computed values.
 _ROUNDING = 1.0 + 1e-9
 _LEAST_EPSILON = 1e-4
 
 
 @dataclasses.dataclass(frozen=True)
 class Budget:
-    """The most that all releases from one data set may spend together.
+    """The limit on the joint privacy cost of all releases from one data set.
 
     Attributes:
       epsilon, delta: the budget, if it is not in rho.
-      rho: the budget in rho of zCDP, else None.
+      rho: the budget in rho of zCDP, or None.
     """
 
     epsilon: float | None = None
@@ -39,14 +39,14 @@ class Budget:
     def __post_init__(self) -> None:
         given = [v is not None for v in (self.epsilon, self.delta, self.rho)]
         if given not in ([True, True, False], [False, False, True]):
-            raise ValueError(f"A budget is epsilon and delta, or rho, found {self}.")
+            raise ValueError(f"Budgets are epsilon and delta, or rho, found {self}.")
         check_positive("epsilon" if self.rho is None else "rho", self.whole)
         if self.rho is None:
             check_delta(self.delta)
 
     @property
     def whole(self) -> float:
-        """Epsilon or rho."""
+        """The budget's epsilon or rho."""
         return self.epsilon if self.rho is None else self.rho  # type: ignore[return-value]
 
     def __str__(self) -> str:
@@ -56,12 +56,12 @@ class Budget:
 
 @dataclasses.dataclass(frozen=True)
 class Balance:
-    """The budget of a data set, and what was spent of it.
+    """The budget of a data set, and the cost of its releases.
 
     Attributes:
       dataset: the data set.
       budget: its newest budget.
-      costs: for each run or release, what is known of its privacy.
+      costs: the privacy cost of each run or release.
     """
 
     dataset: Dataset
@@ -79,7 +79,7 @@ class Balance:
         return math.fsum(release.risk for cost in self.costs for release in cost)
 
     def with_more(self, *cost: Release) -> Balance:
-        """The balance after one more release."""
+        """Returns the balance after one more release."""
         return dataclasses.replace(self, costs=(*self.costs, cost))
 
     @functools.cached_property
@@ -92,7 +92,7 @@ class Balance:
 
     @property
     def spent(self) -> float:
-        """Epsilon at the budget's delta, or rho."""
+        """The epsilon spent at the budget's delta, or the rho spent."""
         return self._spent[0]
 
     @property
@@ -102,7 +102,7 @@ class Balance:
 
     @property
     def part(self) -> float:
-        """The part of the budget that is spent; 1 is all of it."""
+        """The fraction of the budget that is spent."""
         return self.spent / self.budget.whole
 
     @property
@@ -111,7 +111,7 @@ class Balance:
         return self.part > _ROUNDING
 
     def fits(self, delta: float | None = None) -> float:
-        """The largest epsilon of a run without amplification that would still fit.
+        """Returns the largest epsilon of a run without amplification that would still fit.
 
         Args:
           delta: delta of that run; by default the budget's, or 1e-6.
@@ -139,7 +139,7 @@ class Balance:
 
 
 def best(releases: list[Release], delta: float, adjacency: str) -> tuple[float, str]:
-    """The smallest proven epsilon of all releases together, and its method.
+    """Returns the smallest proven epsilon of all releases together, and its method.
 
     Each release may depend on the results of those before it; only its cost is fixed.
     """

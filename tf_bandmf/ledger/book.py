@@ -1,13 +1,13 @@
-"""An organisation's ledger: which runs and releases may still use a data set.
+"""An organisation's ledger, which decides if a run or release may still use a data set.
 
     ledger = tf_bandmf.Ledger("sqlite:///privacy.db")
     ledger.add_dataset("patients-2026", unit="one patient", epsilon=8, delta=1e-6)
     plan = ledger.bind(tf_bandmf.plan(..., unit="one patient"), "patients-2026")
 
-Planning reserves nothing: plans may be made and never run. A run reserves the whole cost
-of its plan when it *begins*, at its first step, or is refused. Its name is a digest of its
-noise key: a resumed run has the same name and reserves nothing more, and a second run of
-the same plan reserves the cost once more. A reservation counts in full until the run is
+Planning reserves nothing, because plans may be made and never run. A run reserves the whole
+cost of its plan when it *begins*, at its first step, or is refused. The run's name is a
+digest of its noise key: a resumed run has the same name and reserves nothing more; a second
+run of the same plan reserves the cost again. A reservation counts in full until the run is
 ended, even if its process has died.
 """
 
@@ -38,24 +38,24 @@ _OPEN: dict[str, Ledger] = {}
 class Ledger:
     """Data sets, budgets, runs and releases, in a database.
 
-    Formal guarantee: all runs and releases that were admitted for a data set are together
-    (epsilon, delta)-DP, or rho-zCDP, as its budget says, for the data set's unit and
-    adjacency, if all uses of the data are in the ledger, and under a budget in epsilon if
-    privacy parameters do not depend on results of earlier releases. A budget in rho also
-    holds if they do.
+    Formal guarantee: if all uses of a data set are in the ledger, then all runs and
+    releases that the ledger admitted are together (epsilon, delta)-DP, or rho-zCDP, with
+    the parameters of the budget, for the data set's unit and adjacency. A budget in epsilon
+    also requires that privacy parameters do not depend on results of earlier releases; a
+    budget in rho does not.
 
-    It contains no secrets: no key, no data, no password. Each process that trains opens
-    the ledger; several processes, and with PostgreSQL several machines, may write at
-    once.
+    The ledger contains no secrets: no key, no data, no password. Each process that trains
+    opens the ledger; several processes, and with PostgreSQL several machines, may write
+    concurrently.
 
     Args:
       url: "sqlite:///privacy.db" for a file, which is created if it does not exist, or
         "postgresql://user@host/database".
       who: the author of new entries; by default the user's name and machine.
-      create: whether to create a ledger if there is none; if False, that is an error.
+      create: True to create a ledger if there is none; False to raise an error.
 
     Raises:
-      ValueError: if the URL is of neither kind.
+      ValueError: if the URL has another form.
       ImportError: if SQLAlchemy or the driver is missing.
       LedgerError: if the database cannot be used.
     """
@@ -78,14 +78,14 @@ class Ledger:
         unit: str = ONE_EXAMPLE,
         adjacency: str = "zero-out",
     ) -> Balance:
-        """Adds a data set with its budget; repeating the call changes nothing.
+        """Adds a data set with its budget; repeating the call has no effect.
 
         Args:
           name: name of the data set, by which plans are bound to it.
           epsilon: epsilon of the budget, together with delta.
           delta: delta of the budget, together with epsilon.
           rho: rho of zCDP, instead of epsilon and delta.
-          unit: the one whose presence the budget hides; plans must have the same unit.
+          unit: the unit whose presence the budget hides; plans must have the same unit.
           adjacency: "zero-out" (or add-or-remove), or "replace-one".
 
         Returns:
@@ -102,7 +102,7 @@ class Ledger:
         body = {"unit": unit, "adjacency": adjacency, "budget": budget}
         with self._store.transaction(writes=True) as tables:
             if name not in tables.ids():
-                # Makes the ids of data sets with equal settings different.
+                # The nonce gives data sets with equal settings different ids.
                 body["nonce"] = secrets.token_hex(16)
                 tables.append(Chain(name), self._who, "dataset", body)
             else:
@@ -111,8 +111,8 @@ class Ledger:
                 there["budget"] = vars(chain.budget)
                 if there != body:
                     raise ValueError(
-                        f"The data set {name!r} exists with {there}, found {body}. Give "
-                        f"other data another name; change a budget by set_budget."
+                        f"The data set {name!r} already exists with {there}, found {body}. "
+                        f"Use another name, or change the budget with set_budget."
                     )
         return self.balance(name)
 
@@ -127,7 +127,7 @@ class Ledger:
         """Changes the budget of a data set, for past and future runs and releases.
 
         Args:
-          dataset: its name.
+          dataset: name of the data set.
           epsilon: epsilon of the budget, together with delta.
           delta: delta of the budget, together with epsilon.
           rho: rho of zCDP, instead of epsilon and delta.
@@ -146,17 +146,17 @@ class Ledger:
                 tables.append(chain, self._who, "budget", {"budget": vars(budget)})
         return self.balance(dataset)
 
-    # Plans and runs.
+    # Methods for plans and runs.
 
     def bind(self, plan: Plan, dataset: str) -> Plan:
         """Binds a plan to a budget: its runs reserve their cost before the first step.
 
-        Nothing is reserved yet. Use the plan that is returned: a run of the original plan
-        is refused at its first step.
+        This reserves nothing yet. Use the returned plan: a run of the original plan is
+        refused at its first step.
 
         Args:
-          plan: plan of the runs to come.
-          dataset: the name of the data set that they use.
+          plan: plan of the future runs.
+          dataset: name of the data set that these runs use.
 
         Raises:
           BudgetExceededError: if a run of the plan would not fit now.
@@ -172,12 +172,12 @@ class Ledger:
         """Reserves the cost of a run; the run may begin once this returns.
 
         Args:
-          plan: a plan that is bound to this ledger.
-          run: identifies the run, 64 hexadecimal digits: a digest of the noise key.
-            Repeating it for the same run reserves nothing new.
+          plan: plan of the run, bound to this ledger.
+          run: name of the run, 64 hexadecimal digits: a digest of the noise key. A second
+            call with the same name reserves nothing new.
 
         Returns:
-          The entry, whose name statements cite.
+          The ledger's entry; statements cite its name.
 
         Raises:
           BudgetExceededError: if the run would spend more than is left.
@@ -188,12 +188,12 @@ class Ledger:
         account = plan.account
         with self._store.transaction(writes=True) as tables:
             if account is None or tables.ids().get(account.dataset) != account.id:
-                raise LedgerError("The plan is not bound to this ledger: bind it.")
+                raise LedgerError("The plan is not bound to this ledger. Bind it.")
             chain = tables.chain(account.dataset)
             for first in chain.of_run(run, "begun"):
                 _check_same(first, plan)
                 if chain.of_run(run, "ended"):
-                    raise LedgerError(f"Run {run[:12]} has ended: begin a new one.")
+                    raise LedgerError(f"Run {run[:12]} has ended. Begin a new run.")
                 return first
             cost = of_plan(plan, chain.dataset)
             _refuse_more(chain.balance(), cost, what=_named(plan, f"Run {run[:12]}"))
@@ -203,25 +203,25 @@ class Ledger:
             return tables.append(chain, self._who, "begun", body, run)
 
     def note_steps(self, run: str, steps: int) -> Entry:
-        """Records how many steps a run has taken so far; spends nothing."""
+        """Records the number of steps that a run has taken so far; spends nothing."""
         with self._store.transaction(writes=True) as tables:
             chain = tables.chain(tables.dataset_of(run))
             return tables.append(chain, self._who, "steps", {"steps": int(steps)}, run)
 
     def end(self, run: str, *, plan: Plan, steps: int, reason: str) -> Entry:
-        """Ends a run, which then cannot continue, and gives back what was not used.
+        """Ends a run, which then cannot continue, and returns the unused part of its cost.
 
-        The run then costs what the steps taken cost; see `Plan.epsilon_after`.
+        The run then costs as much as the steps that it took; see `Plan.epsilon_after`.
 
-        WARNING: use this only if the number of steps does not depend on private data:
-        an accident, a clock, a deadline. A run that was stopped because of its model
+        WARNING: use this only if the number of steps does not depend on private data, for
+        example after a crash or at a deadline. A run that was stopped because of its model
         has spent the cost of its whole plan.
 
         Args:
           run: the run's name.
           plan: plan of the run.
           steps: number of steps taken, including lost ones; 0 if there were none.
-          reason: why it ended, one line; the caller asserts that it did not depend on
+          reason: reason for the end, one line; the caller asserts that it did not depend on
             data.
 
         Raises:
@@ -244,19 +244,20 @@ class Ledger:
     def spend(self, dataset: str, what: Any, *, about: str) -> Entry:
         """Records a release that is not a run of a bound plan, if it fits.
 
-        Use it for private statistics, normalization, metrics, the trials of a tuner,
-        runs of other libraries, and what was spent before the ledger existed.
+        Use this for private statistics, normalization, metrics, the trials of a tuner, runs
+        of other libraries, and releases from before the ledger existed.
 
         Args:
-          dataset: its name.
-          what: what `tuning_cost` returns, a `Guarantee`, a `Plan` that was run unbound,
-            a joint guarantee from `compose`, a `tf_bandmf.Release` made elsewhere, an
-            event of dp-accounting, or (epsilon, delta) for the data set's adjacency.
-          about: what was released, one line.
+          dataset: name of the data set.
+          what: the cost of the release: the result of `tuning_cost` or `compose`, a
+            `Guarantee`, a `Plan` that was run unbound, a `tf_bandmf.Release` made
+            elsewhere, an event of dp-accounting, or (epsilon, delta) for the data set's
+            adjacency.
+          about: description of the release, one line.
 
         Raises:
-          BudgetExceededError: if the release would spend more than is left: do not
-            release it.
+          BudgetExceededError: if the release would spend more than is left; it must then
+            not be released.
           TypeError: if `what` is none of these.
         """
         about = _one_line("about", about)
@@ -268,39 +269,39 @@ class Ledger:
             body = {"about": about, "epsilon": total, "costs": cost}
             return tables.append(chain, self._who, "spent", body)
 
-    # Reading the ledger.
+    # Methods that read the ledger.
 
     def balance(self, dataset: str) -> Balance:
-        """The balance of a data set: what was spent of its budget.
+        """Returns the balance of a data set: its budget and the cost of its releases.
 
         Args:
-          dataset: its name.
+          dataset: name of the data set.
         """
         with self._store.transaction(writes=False) as tables:
             return tables.chain(dataset).balance()
 
     def balances(self) -> list[Balance]:
-        """The balances of all data sets."""
+        """Lists the balances of all data sets."""
         with self._store.transaction(writes=False) as tables:
             return [tables.chain(name).balance() for name in tables.ids()]
 
     def fits(self, dataset: str, *, delta: float | None = None) -> float:
-        """The largest epsilon of a run without amplification that fits now; 0 if none.
+        """Computes the largest epsilon of an unamplified run that fits now; 0 if none does.
 
         Args:
-          dataset: its name.
-          delta: delta of that run; by default the budget's.
+          dataset: name of the data set.
+          delta: delta of that run; by default the delta of the budget.
         """
         return self.balance(dataset).fits(delta)
 
     def history(
         self, *, dataset: str | None = None, run: str | None = None
     ) -> list[Entry]:
-        """The entries in order, verified from the first one of each data set.
+        """Lists the entries in order, verified from the first entry of each data set.
 
         Args:
-          dataset: None for all.
-          run: a run's digest, or its first digits; None for all.
+          dataset: name of a data set, or None for all.
+          run: name of a run, or its first digits; None for all.
         """
         with self._store.transaction(writes=False) as tables:
             names = tables.ids() if dataset is None else [dataset]
@@ -308,7 +309,7 @@ class Ledger:
         return [e for e in entries if run is None or (e.run or "").startswith(run)]
 
     def verify(self, *cited: str) -> list[str]:
-        """Checks the ledger, and returns sentences that say what is wrong; none if intact.
+        """Checks the ledger, and returns a sentence for each problem; none if it is intact.
 
         Args:
           *cited: names of entries that must exist, from statements or exports.
@@ -331,10 +332,10 @@ class Ledger:
 
 
 def opened(account: accounts.Account) -> Ledger:
-    """The ledger with this account, if this process has opened it.
+    """Returns the ledger with this account, if this process has opened it.
 
     Raises:
-      LedgerError: if it has not.
+      LedgerError: if this process has not opened it.
     """
     refusal = None
     for ledger in reversed(_OPEN.values()):
@@ -345,13 +346,13 @@ def opened(account: accounts.Account) -> Ledger:
         except LedgerError as error:
             refusal = error
     raise LedgerError(
-        f"The ledger with the {account} is not open in this process, and no run begins "
-        f"without its reservation. Open it first: ledger = tf_bandmf.Ledger(url)."
+        f"The ledger with the {account} is not open in this process, so it cannot reserve "
+        f"the run's cost. Open it first: ledger = tf_bandmf.Ledger(url)."
     ) from refusal
 
 
 def _refuse_more(balance: Balance, *cost: Release, what: str) -> None:
-    """Raises BudgetExceededError if a cost does not fit, and says what would fit."""
+    """Raises BudgetExceededError if a cost does not fit; the message says what would."""
     if not balance.with_more(*cost).is_over:
         return
     fits, budget = balance.fits(cost[0].delta or None), balance.budget
@@ -364,16 +365,16 @@ def _refuse_more(balance: Balance, *cost: Release, what: str) -> None:
 
 
 def _named(plan: Plan, run: str) -> str:
-    """The run's name, with a note if its cost is not the epsilon that its plan states."""
+    """Returns the run's name, with a note if its cost differs from the plan's epsilon."""
     return f"{run} (an estimate, unamplified)" if plan.kind == "estimate" else run
 
 
 def _check_same(first: Entry, plan: Plan) -> None:
     if first.body["fingerprint"] != plan.fingerprint:
-        raise LedgerError(f"Run {first.run} was begun with another plan.")
+        raise LedgerError(f"Run {first.run} was begun with another plan. Use it.")
 
 
 def _one_line(name: str, text: Any) -> str:
     if not isinstance(text, str) or len(text.strip().splitlines()) != 1:
-        raise ValueError(f"{name} must be a text of one line, found {text!r}.")
+        raise ValueError(f"{name} must be one line of text, found {text!r}.")
     return text.strip()

@@ -1,7 +1,7 @@
 """The chain of a data set: entries, each with the digest of the one before it.
 
-Changing, deleting, inserting or reordering entries breaks the chain. The digests have no
-key: anyone who may write to the database can make a new chain, but not one with the
+Changing, deleting, inserting or reordering entries breaks the chain. The digests are not
+keyed: anyone who may write to the database can make a new chain, but not a chain with the
 digests that published statements and exports cite.
 """
 
@@ -26,11 +26,11 @@ class Entry:
 
     Attributes:
       dataset: the data set's name.
-      number: from 0, without gaps.
-      at: when the entry was written, UTC.
-      who: who wrote it.
+      number: index of the entry, from 0, without gaps.
+      at: time at which the entry was written, UTC.
+      who: author of the entry.
       kind: "dataset", "budget", "begun", "steps", "ended" or "spent".
-      run: the run that it is about, by a digest of the noise key; or None.
+      run: name of the run that the entry is about, a digest of the noise key; or None.
       text: the content, as canonical JSON.
       previous: digest of the entry before it.
       digest: SHA-256 of all other fields.
@@ -48,23 +48,23 @@ class Entry:
 
     @functools.cached_property
     def body(self) -> dict[str, Any]:
-        """The content of the text."""
+        """The parsed content of the text."""
         return json.loads(self.text)
 
     def sealed(self) -> Entry:
-        """The entry with the digest of its content."""
+        """Returns the entry with the digest of its content."""
         content = {**dataclasses.asdict(self), "digest": ""}
         digest = hashlib.sha256(canonical(content).encode()).hexdigest()
         return dataclasses.replace(self, digest=digest)
 
     @property
     def name(self) -> str:
-        """The name by which statements cite it."""
+        """The name by which statements cite the entry."""
         return f"{self.number}-{self.digest[:16]}"
 
 
 class Chain:
-    """The entries of one data set that were read so far, and what follows from them.
+    """The entries of one data set that were read so far, and the resulting balance.
 
     Attributes:
       entries: in order.
@@ -89,7 +89,8 @@ class Chain:
         """Appends the next entries.
 
         Raises:
-          DamagedLedgerError: if an entry does not follow, or does not have its digest.
+          DamagedLedgerError: if an entry does not follow the one before it, or has a wrong
+            digest.
         """
         for entry in entries:
             place = (len(self.entries), self.digest)
@@ -110,16 +111,16 @@ class Chain:
             self.entries.append(entry)
 
     def of_run(self, run: str, kind: str) -> list[Entry]:
-        """The entries of one kind that are about a run."""
+        """Returns the entries of one kind that are about a run."""
         return [e for e in self.entries if e.run == run and e.kind == kind]
 
     def balance(self) -> Balance:
-        """The budget, and what was spent of it."""
+        """Returns the budget, and the costs of the releases."""
         return Balance(self.dataset, self.budget, tuple(self._costs.values()))
 
 
 def canonical(value: Any) -> str:
-    """JSON of a plain value; two texts are equal if and only if the values are equal."""
+    """Returns JSON of a plain value; equal texts have equal values, and vice versa."""
     options: dict[str, Any] = {"sort_keys": True, "separators": (",", ":")}
     to_json = lambda release: release.to_json()  # noqa: E731
     return json.dumps(value, default=to_json, allow_nan=False, **options)

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 
 class LedgerError(RuntimeError):
-    """The ledger cannot be used, or does not allow a run."""
+    """Raised if the ledger cannot be used, or does not allow a run."""
 
 
 class BudgetExceededError(LedgerError):
-    """A run or release would spend more than is left; the message says what would fit.
+    """Raised if a run or release would spend more than is left; the message says what fits.
 
     Attributes:
       fitting_epsilon: the largest epsilon of a run without amplification that would fit,
-        at the delta of what was refused; 0 if no run would.
+        at the delta of the refused run or release; 0 if no run would fit.
     """
 
     def __init__(self, message: str, fitting_epsilon: float) -> None:
@@ -21,4 +21,4 @@ class BudgetExceededError(LedgerError):
 
 
 class DamagedLedgerError(LedgerError):
-    """Entries of the ledger were changed, or are missing."""
+    """Raised if entries of the ledger were changed or are missing."""

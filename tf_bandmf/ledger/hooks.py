@@ -1,4 +1,4 @@
-"""The functions by which code that draws the noise of a run calls a ledger.
+"""The functions through which code that generates the noise of a run calls a ledger.
 
 They do not depend on a training framework, and need SQLAlchemy only for bound plans.
 """
@@ -17,18 +17,18 @@ if TYPE_CHECKING:
 
 
 def is_needed(plan: Plan) -> bool:
-    """Returns whether a run of the plan must call `begin` before its first noise."""
+    """Returns True if a run of the plan must call `begin` before its first noise."""
     return plan.account is not None or is_left_unbound(plan)
 
 
 def name_of(key: NoiseKey) -> str:
-    """The name of a run in a ledger: a digest that reveals nothing of its key."""
+    """Returns the name of a run in a ledger: a digest that does not reveal the key."""
     content = b"tf-bandmf run in a ledger" + key.secret_bytes()
     return hashlib.sha256(content).hexdigest()
 
 
 def begin(plan: Plan, run: str) -> Any:
-    """Reserves what a run costs, or finds what it has reserved, before its first noise.
+    """Reserves a run's cost before its first noise, or returns its earlier reservation.
 
     Args:
       plan: the run's plan.
@@ -38,8 +38,8 @@ def begin(plan: Plan, run: str) -> Any:
       The entry of the ledger; None if the plan is bound to no ledger.
 
     Raises:
-      LedgerError: if the ledger does not let the run begin, or is not open; or if the
-        plan was bound, and this is not the plan that `Ledger.bind` returned.
+      LedgerError: if the ledger does not let the run begin, or is not open; or if the plan
+        was bound, but this is not the plan that `Ledger.bind` returned.
     """
     if plan.account is not None:
         return _ledger(plan).begin(plan, run)
@@ -52,13 +52,13 @@ def begin(plan: Plan, run: str) -> Any:
 
 
 def note_steps(plan: Plan, run: str, steps: int) -> None:
-    """Records how many steps, or rounds, a run that has begun took so far."""
+    """Records the number of steps (or rounds) that a run has taken so far."""
     if plan.account is not None:
         _ledger(plan).note_steps(run, steps)
 
 
 def end(plan: Plan, run: str, steps: int, reason: str) -> Any:
-    """Ends a run early, and gives back what was not used; see `Ledger.end`."""
+    """Ends a run early, and returns the unused part of its cost; see `Ledger.end`."""
     return _ledger(plan).end(run, plan=plan, steps=steps, reason=reason)
 
 

@@ -12,7 +12,7 @@ from tf_bandmf.planning.composition import ADJACENCIES, JointGuarantee, Release,
 from tf_bandmf.planning.plan import Plan
 from tf_bandmf.planning.tuning import TuningCost
 
-# The delta at which releases without a delta of their own get an epsilon.
+# The delta at which releases without a delta get an epsilon.
 _DELTA = 1e-9
 
 
@@ -23,7 +23,7 @@ class Dataset:
     Attributes:
       name: the name by which plans are bound to it.
       id: the digest of its first entry.
-      unit: the one whose presence the budget hides; plans must have the same unit.
+      unit: the unit whose presence the budget hides; plans must have the same unit.
       adjacency: "zero-out" or "replace-one".
     """
 
@@ -38,17 +38,17 @@ class Dataset:
         return self.adjacency == "replace-one"
 
     def check(self, unit: str, test_seed: int | None = None) -> None:
-        """Raises ValueError if a run may not use the data, or hides another unit."""
+        """Raises ValueError if a run may not use the data set, or protects another unit."""
         if unit != self.unit:
             raise ValueError(
-                f"The unit of {self.name!r} is {self.unit!r}, that of the plan {unit!r}."
+                f"The unit must be {self.unit!r} for {self.name!r}, found {unit!r}."
             )
         if test_seed is not None:
-            raise ValueError("A plan with a test seed protects nobody: omit the seed.")
+            raise ValueError("A plan with a test seed gives no privacy. Omit the seed.")
 
 
 def of_plan(plan: Plan, dataset: Dataset, steps: int | None = None) -> Release:
-    """The cost of a run of a plan, or of its first steps alone.
+    """Returns the cost of a run of a plan, or of its first steps alone.
 
     Raises:
       ValueError: if no meaningful epsilon is known, or the plan may not use the data.
@@ -70,11 +70,11 @@ def of_plan(plan: Plan, dataset: Dataset, steps: int | None = None) -> Release:
 
 
 def described(what: Any, dataset: Dataset) -> tuple[Release, ...]:
-    """The cost of a release that is not a run of a bound plan; see `Ledger.spend`.
+    """Returns the cost of a release that is not a bound plan's run; see `Ledger.spend`.
 
     Raises:
-      TypeError: if it is none of the kinds that `Ledger.spend` takes.
-      ValueError: if it guarantees nothing for the data set's unit or adjacency.
+      TypeError: if `Ledger.spend` does not take releases of this type.
+      ValueError: if the release has no guarantee for the data set's unit or adjacency.
     """
     if isinstance(what, JointGuarantee):
         parts = [part.plan or part for part in what.parts]
@@ -104,15 +104,15 @@ def described(what: Any, dataset: Dataset) -> tuple[Release, ...]:
 
 
 def recorded(release: Release, dataset: Dataset) -> Release:
-    """The proven part of a release, as numbers that an entry can hold.
+    """Returns the proven part of a release, as numbers that an entry can store.
 
     Raises:
-      ValueError: if it is an estimate, guarantees nothing for the data set's adjacency, or
-        has no meaningful epsilon.
+      ValueError: if the release is an estimate, has no guarantee for the data set's
+        adjacency, or has no meaningful epsilon.
     """
     one = release.proven()
     if one.kind == "estimate":
-        raise ValueError(f"An estimate is not a bound, and cannot be spent: {release}.")
+        raise ValueError(f"A release must be a bound, found an estimate: {release}.")
     if one.adjacency == "replace-one" and not dataset.replaces:
         raise ValueError(
             f"{one.describe()} It is stated for neighbors in which one unit is replaced, "

@@ -2,12 +2,12 @@
 
 | table | rows |
 |---|---|
-| `datasets` | one for each data set: name, id, and number and digest of its newest entry |
-| `runs` | all entries, a chain for each data set; rows are only added |
+| `datasets` | a row per data set: name, id, and number and digest of the newest entry | |
+`runs` | all entries, a chain for each data set; rows are only added |
 
 SQLite begins a write with `BEGIN IMMEDIATE`, so other writers wait before they read;
-PostgreSQL locks the row of the data set. In addition, `(dataset, previous)` is unique: two
-entries after the same one cannot both be stored, even if locking fails.
+PostgreSQL locks the row of the data set. In addition, `(dataset, previous)` is unique: even
+if locking fails, two entries cannot both follow the same entry.
 """
 
 from __future__ import annotations
@@ -63,10 +63,10 @@ class Store:
     Args:
       url: "sqlite:///file.db" (a relative path; an absolute one has four slashes), or
         "postgresql://user@host/database".
-      create: whether to create the file and the tables if they are missing.
+      create: True to create the file and the tables if they are missing.
 
     Raises:
-      ValueError: if the URL is none of these.
+      ValueError: if the URL has another form.
       ImportError: if the driver of PostgreSQL is missing.
       LedgerError: if the database has other tables, or no ledger and `create` is False.
     """
@@ -92,7 +92,7 @@ class Store:
 
     @contextlib.contextmanager
     def transaction(self, writes: bool) -> Iterator[Transaction]:
-        """One transaction, of one thread; what it writes is stored once it ends.
+        """Opens a transaction for one thread; its writes are stored when it ends.
 
         Raises:
           LedgerError: if the database cannot be used.
@@ -104,11 +104,11 @@ class Store:
             with self._lock, engine.begin() as connection:
                 yield Transaction(connection, self._chains, writes)
         except BaseException as error:
-            self._chains.clear()  # they may have entries that were not stored
+            self._chains.clear()  # chains may contain entries that were not stored
             if not isinstance(error, sa.exc.DBAPIError):
                 raise
             raise LedgerError(
-                f"{self!r} cannot be used ({error.orig}). Nothing was reserved."
+                f"{self!r} could not be used ({error.orig}). Nothing was reserved."
             ) from error
 
     def __repr__(self) -> str:
@@ -117,12 +117,12 @@ class Store:
 
 @dataclasses.dataclass(frozen=True)
 class Transaction:
-    """Reads and writes that are made together, or not at all.
+    """Reads and writes that take effect together, or not at all.
 
     Attributes:
-      connection: within a transaction.
-      chains: the entries that were verified already, by data set.
-      writes: whether data sets that are read are locked until the end.
+      connection: database connection within a transaction.
+      chains: the entries that were already verified, by data set.
+      writes: True to lock data sets that are read until the end.
     """
 
     connection: sa.Connection
@@ -130,7 +130,7 @@ class Transaction:
     writes: bool
 
     def refuse_others(self, create: bool) -> None:
-        """Creates the tables in an empty database.
+        """Creates the tables in an empty database; raises if other tables exist.
 
         Raises:
           LedgerError: if there are other tables, or none and `create` is False.
@@ -144,8 +144,8 @@ class Transaction:
             return
         if names or not create:
             raise LedgerError(
-                f"The database has no ledger, but {len(names)} other tables. A "
-                f"ledger needs a database of its own."
+                f"The database must be empty or a ledger, found {len(names)} other "
+                f"tables. Use a separate database."
             )
         _metadata.create_all(self.connection)
         action = _RAISE
@@ -157,12 +157,12 @@ class Transaction:
             run(f"{trigger} FOR EACH ROW {action}")
 
     def ids(self) -> dict[str, str]:
-        """The ids of all data sets, by name."""
+        """Returns the ids of all data sets, by name."""
         query = sa.select(_datasets).order_by(_datasets.c.name)
         return {row.name: row.id for row in self.connection.execute(query)}
 
     def dataset_of(self, run: str) -> str:
-        """The data set that a run uses.
+        """Returns the data set that a run uses.
 
         Raises:
           LedgerError: if there is no such run.
@@ -170,15 +170,15 @@ class Transaction:
         query = sa.select(_runs.c.dataset).where(_runs.c.run == run).limit(1)
         name = self.connection.execute(query).scalar()
         if name is None:
-            raise LedgerError(f"The ledger knows no run {run[:12]}: it has not begun.")
+            raise LedgerError(f"Run {run[:12]} is not in the ledger: it has not begun.")
         return str(name)
 
     def chain(self, name: str, anew: bool = False) -> Chain:
-        """All entries of a data set; each is verified once per process, or again if `anew`.
+        """Returns a data set's entries, verified once per process, or again if `anew`.
 
         Raises:
           LedgerError: if there is no such data set.
-          DamagedLedgerError: if they are not what was written, or some are missing.
+          DamagedLedgerError: if entries were changed, or are missing.
         """
         query = sa.select(_datasets).where(_datasets.c.name == name)
         # PostgreSQL locks this row; SQLite has locked the whole database.
@@ -190,7 +190,7 @@ class Transaction:
             self.chains[name] = Chain(name)
         chain, number = self.chains[name], _runs.c.number
         newer = (_runs.c.dataset == name) & (number >= len(chain.entries))
-        if not self.writes:  # ignores entries written meanwhile
+        if not self.writes:  # ignores entries that were written in the meantime
             newer &= number <= head.number
         query = sa.select(_runs).where(newer)
         rows = self.connection.execute(query.order_by(number))
@@ -198,7 +198,7 @@ class Transaction:
         if (head.number, head.digest) != (len(chain.entries) - 1, chain.digest):
             raise DamagedLedgerError(
                 f"Entries of {name!r} up to {head.number}-{head.digest[:16]} are missing, "
-                f"or are not those that this process has read. Restore the database."
+                f"or changed since this process read them. Restore the database."
             )
         return chain
 
@@ -219,11 +219,11 @@ class Transaction:
 
 
 def _checked(url: str) -> sa.engine.URL:
-    """The parsed URL, which must name a file of SQLite or a database of PostgreSQL."""
+    """Returns the parsed URL, which must name an SQLite file or a PostgreSQL database."""
     try:
         parsed = sa.engine.make_url(url)
     except sa.exc.ArgumentError:
-        parsed = sa.engine.URL.create("something else")  # `url` may have a password
+        parsed = sa.engine.URL.create("something else")  # `url` may contain a password
     name = parsed.get_backend_name()
     if name == "postgresql" and parsed.database:
         return parsed.set(drivername="postgresql+psycopg")
@@ -237,9 +237,9 @@ def _checked(url: str) -> sa.engine.URL:
 
 
 def _without_implicit_transactions(connection: Any, _: Any) -> None:
-    # Python's sqlite3 would begin transactions by itself, and too late.
+    # Otherwise Python's sqlite3 would begin transactions by itself, and too late.
     connection.isolation_level = None
-    # What was reserved survives a loss of power, too.
+    # Reservations also survive a power failure.
     connection.execute("PRAGMA synchronous = EXTRA")
 
 

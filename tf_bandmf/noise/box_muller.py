@@ -1,45 +1,46 @@
-"""Box-Muller: from four words to two independent normals, with both ends of the radius.
+"""Box-Muller: two independent normals from four random words, accurate in both tails.
 
 A pair `z` of normals has `|z|^2 = -2 log(u)` with a uniform `u`. The sign bit of a word
-says which half of the unit interval `u` is in; other bits give its distance `t` from the
-nearer end: `u = t` or `u = 1 - t`. Here t is a sum of multiples of powers of two,
+selects the half of the unit interval that contains `u`; other bits give the distance `t` of
+`u` from the nearer end: `u = t` or `u = 1 - t`. Here t is a sum of multiples of powers of
+two,
 
     2^32 t = a + 2^-31 b + 2^-62 c + s,    s = 2^-93 g + 2^-124 (h + 1/2),
 
-of 31-bit integers: `a`, `b`, `c` from three words of the pair's own, `g` and `h` from two
-words that the 2048 pairs of a block share. Products with powers of two are exact and
-nothing underflows (`2^32 t >= 2^-125`), hence float32 rounds `t` in the same way with and
-without fused multiply-add, XLA and flushing of subnormals to zero.
+with 31-bit integers: `a`, `b`, `c` from three words that belong to the pair alone, `g` and
+`h` from two words that the 2048 pairs of a block share. Products with powers of two are
+exact and nothing underflows (`2^32 t >= 2^-125`). Therefore float32 rounds `t` identically
+with and without fused multiply-add, XLA and flushing of subnormals to zero.
 
-**What is missing from the normal distribution.** A record moves `m` rows of `Z` by
-shifts whose norm, over all, is at most `1 / noise_multiplier` (m is at most the number of
-steps; under DP-SGD the number of participations): `m d / 2` pairs. Three things could
-tell this noise from independent pairs of normals with `t` rounded to float32:
+**Deviations from the normal distribution.** A record shifts `m` rows of `Z`, which are
+`m d / 2` pairs; the joint norm of all shifts is at most `1 / noise_multiplier` (m is at
+most the number of steps, and under DP-SGD the number of participations). Three effects
+could distinguish this noise from independent pairs of normals with `t` rounded to float32:
 
 1. *The edge.* `|z| <= R = sqrt(2 * 157 log 2) = 14.75`. To first order, a shift `v` of a
    pair moves it over the edge with probability `R exp(-R^2 / 2) |v| / pi`, the
-   density at the edge times the mean of the shift's outward part. By Cauchy and Schwarz
-   `sum |v| <= sqrt(m d / 2) / noise_multiplier`, so that outputs that are impossible
-   without the record have probability at most
+   density at the edge times the mean of the shift's outward part. By Cauchy-Schwarz,
+   `sum |v| <= sqrt(m d / 2) / noise_multiplier`, so outputs that are impossible without the
+   record have probability at most
 
        R 2^-157 / pi sqrt(m d / 2) / noise_multiplier.
 
-2. *Too few bits.* Values of t are `2^-156` apart, more than those of float32 where
-   `t < 2^-133`, which holds for any of the pairs with probability at most `m d 2^-133`.
-3. *Shared words.* If `t >= 2^-70`, they decide at most the last rounding. Two pairs of
-   a block have smaller `t`, and are then not independent, with probability
-   `2^21 2^-138`; over all blocks, this has probability `m d 2^-129`.
+2. *Too few bits.* Values of t are `2^-156` apart, which is more than the spacing of float32
+where `t < 2^-133`. Some pair has such a `t` with probability at most `m d 2^-133`. 3.
+*Shared words.* If `t >= 2^-70`, they affect at most the last rounding. Two pairs of a block
+both have a smaller `t`, and are then dependent, with probability `2^21 2^-138`; some block
+has such pairs with probability `m d 2^-129`.
 
-For `m d <= 10^15` (a thousand million parameters, a million steps) and noise multipliers
-above `10^-12` the sum is below `2 * 10^-24`: less than a thousandth of the smallest delta
-that a plan accepts, `checks.SMALLEST_DELTA = 10^-20`.
+For `m d <= 10^15` (a billion parameters, a million steps) and noise multipliers above
+`10^-12` the sum is below `2 * 10^-24`: less than a thousandth of the smallest delta that a
+plan accepts, `checks.SMALLEST_DELTA = 10^-20`.
 
-**What remains of floating point.** The noise consists of float32 numbers: rounded normals,
-not a discrete Gaussian. Radius and angle have relative errors of about 2^-23; the `2^32`
-angles lie `1.5e-9` apart, so that entries below 0.02 are coarser than float32 could be;
-and sums with gradients round again. The exact bits of such a sum rule out some gradients;
-hence means are rounded to a grid (`accounting.gaussian.grid_of`). (epsilon, delta) is for
-ideal real arithmetic.
+**Remaining floating-point effects.** The noise consists of float32 numbers: rounded
+normals, not a discrete Gaussian. Radius and angle have relative errors of about 2^-23. The
+`2^32` angles lie `1.5e-9` apart, so entries below 0.02 are coarser than float32 permits.
+Sums with gradients are rounded again, and the exact bits of such a sum rule out some
+gradients; therefore means are rounded to a grid (`accounting.gaussian.grid_of`). (epsilon,
+delta) is for ideal real arithmetic.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ from collections.abc import Sequence
 import numpy as np
 import tensorflow as tf
 
-# The largest radius is that of t = 2^-157.
+# The largest radius, which occurs at t = 2^-157.
 LARGEST_NORMAL = float(np.sqrt(2.0 * 157.0 * np.log(2.0)))
 
 # -2 log(1 - x) / x where 0 <= x <= 1/2: a minimax polynomial, relative error 5e-8.
@@ -64,10 +65,10 @@ _LOGARITHM = (
     0.9999857,
     2.0,
 )
-_MANTISSA, _HALF = 0x7FFFFF, 0x3F000000  # bits of float32
-_SCALE = 32  # t is kept as 2^32 t, so that the smallest one is not subnormal
-# Polynomials in x**2 for sin(x)/x and cos(x) where |x| <= pi/4, errors below 1e-8:
-# S. Moshier's Cephes library, sinf.c.
+_MANTISSA, _HALF = 0x7FFFFF, 0x3F000000  # mantissa, 1/2
+_SCALE = 32  # t is stored as 2^32 t, so that the smallest value is not subnormal
+# Polynomials in x**2 for sin(x)/x and cos(x) where |x| <= pi/4, with errors below 1e-8,
+# from S. Moshier's Cephes library, sinf.c.
 _SINE = (-1.9515295891e-4, 8.3321608736e-3, -1.6666654611e-1, 1.0)
 _COSINE = (2.443315711809948e-5, -1.388731625493765e-3, 4.166664568298827e-2, -0.5, 1.0)
 
@@ -75,7 +76,7 @@ _COSINE = (2.443315711809948e-5, -1.388731625493765e-3, 4.166664568298827e-2, -0
 def box_muller(
     words: Sequence[tf.Tensor], shared: tf.Tensor
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Two independent normals from four int32 words and a block's shared part."""
+    """Returns two independent normals from four int32 words and a block's shared part."""
     first, second, third, angle = words
     radius = tf.sqrt(squared_radius(first, second, third, shared))
     cosine, sine = cosine_and_sine(angle)
@@ -83,9 +84,9 @@ def box_muller(
 
 
 def cosine_and_sine(angle: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Cosine and sine of an int32 angle in units of `2^-31 pi`."""
-    # The nearest multiple of a quarter turn, modulo 4, and the rest of the angle.
-    # (Integers wrap around, as angles do.)
+    """Returns cosine and sine of an int32 angle in units of `2^-31 pi`."""
+    # Split the angle into the nearest multiple of a quarter turn, modulo 4, and the
+    # remainder. (Integers wrap around, as angles do.)
     quarter = tf.constant(30, tf.int32)
     turns = tf.bitwise.right_shift(angle + (1 << 29), quarter)
     rest = tf.cast(angle - tf.bitwise.left_shift(turns, quarter), tf.float32)
@@ -100,31 +101,31 @@ def cosine_and_sine(angle: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
 
 
 def _negated(x: tf.Tensor, turns: tf.Tensor) -> tf.Tensor:
-    """`-x` where the second bit of `turns` is set."""
+    """Returns `-x` where the second bit of `turns` is set, else `x`."""
     sign = tf.bitwise.left_shift(tf.bitwise.bitwise_and(turns, 2), tf.constant(30))
     return tf.bitcast(tf.bitwise.bitwise_xor(tf.bitcast(x, tf.int32), sign), tf.float32)
 
 
 def shared_part(first: tf.Tensor, second: tf.Tensor) -> tf.Tensor:
-    """`s`, float32, in [2^-125, 2^-62], from two int32 words; same shape."""
+    """Returns `s`, float32, in [2^-125, 2^-62], from two int32 words of its shape."""
     return _scaled(first, -93) + (_low_bits(second) + 0.5) * np.float32(2.0**-124)
 
 
 def squared_radius(
     first: tf.Tensor, second: tf.Tensor, third: tf.Tensor, shared: tf.Tensor
 ) -> tf.Tensor:
-    """`-2 log(u)`, float32: exponential with mean 2; relative error about 2^-22.
+    """Returns `-2 log(u)`, float32: exponential with mean 2; relative error about 2^-22.
 
     Args:
       first: int32 words.
       second: int32 words, same shape.
       third: int32 words, same shape.
-      shared: `shared_part`, of a shape that broadcasts to theirs.
+      shared: `shared_part`, of a shape that broadcasts to that of the words.
     """
     t = distance(first, second, third, shared)
     # In the lower half, u = t = 2^-k (1 - x). In the upper half, u = 1 - t, so x = t,
-    # however small, and k = 0. In both, the two terms of
-    # -log(u) = k log(2) - log(1 - x) have the same sign.
+    # however small, and k = 0. In both halves, the two terms of
+    # `-log(u) = k log(2) - log(1 - x)` have the same sign.
     bits = tf.bitcast(t, tf.int32)
     k = 126 + _SCALE - tf.bitwise.right_shift(bits, tf.constant(23, tf.int32))
     mantissa = tf.bitwise.bitwise_or(tf.bitwise.bitwise_and(bits, _MANTISSA), _HALF)
@@ -139,13 +140,13 @@ def squared_radius(
 def distance(
     first: tf.Tensor, second: tf.Tensor, third: tf.Tensor, shared: tf.Tensor
 ) -> tf.Tensor:
-    """`2^32 t`, float32 in [2^-125, 2^31]; the same bits everywhere."""
+    """Returns `2^32 t`, float32 in [2^-125, 2^31], with the same bits on all devices."""
     low_words = _scaled(second, -31) + (_scaled(third, -62) + shared)
     return _low_bits(first) + low_words
 
 
 def polynomial(coefficients: tuple[float, ...], x: tf.Tensor) -> tf.Tensor:
-    """Horner's rule, in float32; the highest power's coefficient comes first."""
+    """Evaluates a polynomial in float32; the highest power's coefficient comes first."""
     value = tf.constant(coefficients[0], tf.float32)
     for coefficient in coefficients[1:]:
         value = value * x + coefficient
@@ -153,7 +154,7 @@ def polynomial(coefficients: tuple[float, ...], x: tf.Tensor) -> tf.Tensor:
 
 
 def _low_bits(word: tf.Tensor) -> tf.Tensor:
-    """The lower 31 bits; conversion from signed integers is one vector instruction."""
+    """Returns the lower 31 bits, signed: this converts to float in one instruction."""
     return tf.cast(tf.bitwise.bitwise_and(word, 0x7FFFFFFF), tf.float32)
 
 

@@ -1,8 +1,8 @@
-"""ChaCha20, a stream cipher whose keystream no known method tells from random bits.
+"""ChaCha20, a stream cipher: no known method distinguishes its output from random bits.
 
-It is written in TensorFlow's integer arithmetic: additions, rotations and exclusive ors of
-32-bit words (RFC 8439, section 2.3), so that the words are the same on every device, with
-and without XLA.
+The cipher uses only TensorFlow's integer arithmetic: additions, rotations and exclusive ors
+of 32-bit words (RFC 8439, section 2.3). Therefore the words are the same on every device,
+with and without XLA.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ _DIAGONALS = ((0, 5, 10, 15), (1, 6, 11, 12), (2, 7, 8, 13), (3, 4, 9, 14))
 
 
 def chacha20_blocks(step_key: tf.Tensor, number: tf.Tensor) -> list[tf.Tensor]:
-    """The 16 words of keystream blocks, by their number.
+    """Returns the 16 words of each keystream block with the given number.
 
     Args:
-      step_key: uint64, shape [5]: the key, in the order of its bytes, and the last two
-        words of the nonce.
-      number: number of the block, uint64, any shape. Its lower half is the block counter of
-        RFC 8439, its upper half the first word of the nonce.
+      step_key: uint64, shape [5]: the key in byte order, and the last two words of the
+        nonce.
+      number: number of the block, uint64, any shape. The lower half is the block counter of
+        RFC 8439, the upper half the first word of the nonce.
 
     Returns:
       16 uint32 tensors of the number's shape.
@@ -44,10 +44,10 @@ def chacha20_blocks(step_key: tf.Tensor, number: tf.Tensor) -> list[tf.Tensor]:
 def chacha20(
     step_key: tf.Tensor, counter: tf.Tensor
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Four words for each counter: words `4 counter, ..., 4 counter + 3` of the keystream.
+    """Returns words `4 counter, ..., 4 counter + 3` of the keystream for each counter.
 
-    The whole block is computed for every counter: XLA makes one pass of this, which
-    stores no blocks.
+    The function computes the whole block for every counter; XLA compiles this to one pass
+    that stores no blocks.
 
     Args:
       step_key: see `chacha20_blocks`.
@@ -89,13 +89,13 @@ def _rotated(word: tf.Tensor, bits: int) -> tf.Tensor:
 def chacha20_in_a_row(
     step_key: tf.Tensor, counter: tf.Tensor, num_counters: int
 ) -> tf.Tensor:
-    """The words of `chacha20` for consecutive counters; each block is computed once.
+    """Returns the words of `chacha20` for consecutive counters; computes a block once.
 
     Returns:
       int32, shape [num_counters, 4].
     """
     first = tf.bitwise.right_shift(counter, tf.constant(2, tf.uint64))
-    # One more block, because the first counter may be within a block.
+    # One additional block, because the first counter may lie within a block.
     numbers = first + tf.cast(tf.range(-(-num_counters // 4) + 1), tf.uint64)
     words = tf.stack(chacha20_blocks(step_key, numbers), axis=-1)
     skipped = tf.cast(tf.bitwise.bitwise_and(counter, 3), tf.int32)

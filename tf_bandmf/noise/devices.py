@@ -1,4 +1,4 @@
-"""The kind of device, and the compiler, that an operation is being traced for."""
+"""The kind of device and the compiler for which an operation is being traced."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from tensorflow.python.ops import control_flow_util
 
 
 def device_kind() -> str:
-    """Returns `CPU` or `GPU`, as set by `tf.device`; by default the best kind there is.
+    """Returns `CPU` or `GPU`, as set by `tf.device`; by default the best available kind.
 
-    Only layouts depend on it, and these change no number: operations that are placed
-    elsewhere are slower there, but correct.
+    Only memory layouts depend on the result, never values: an operation that is placed on
+    another kind of device is slower, but correct.
     """
-    # An operation that is made here is on the device of the scope, if there is one.
+    # A new operation is placed on the device of the enclosing scope, if there is one.
     named = tf.DeviceSpec.from_string(tf.zeros([]).device).device_type
     if named is not None:
         return str(named)
@@ -20,6 +20,6 @@ def device_kind() -> str:
 
 
 def traced_under_xla() -> bool:
-    """Tells whether this is traced into a function that XLA compiles."""
+    """Returns True while a function that XLA compiles is traced."""
     graph = tf.compat.v1.get_default_graph()
     return bool(control_flow_util.GraphOrParentsInXlaContext(graph))

@@ -1,12 +1,12 @@
-"""A keyed digest of the sum that noise is added to, which becomes part of the noise's key.
+"""A keyed digest of a sum; it becomes part of the key of the noise added to that sum.
 
-It takes plain integer operations, which XLA compiles to one pass. Compiling takes up to
-half a second, so on a CPU only the digests of long vectors are compiled. Two 32-bit numbers
-that are neighbors in memory are one word of 64 bits. There are two steps.
+The digest consists of plain integer operations, which XLA compiles to one pass. Compiling
+takes up to half a second, so on a CPU only the digests of long vectors are compiled. Two
+32-bit numbers that are adjacent in memory form one word of 64 bits. There are two steps.
 
 The first is NH of Black, Halevi, Krawczyk, Krovetz and Rogaway ("UMAC: fast and secure
-message authentication", Crypto 1999, theorem 4.2), for words `x` of a block, with keys `k`,
-but with one sum of 64 bits where NH has two of 32:
+message authentication", Crypto 1999, theorem 4.2), for words `x` of a block and keys `k`,
+with one sum of 64 bits in place of NH's two of 32 bits:
 
     NH(x) = sum_i low(x[i] + k[i] mod 2^64) high(x[i] + k[i] mod 2^64)  mod 2^64.
 
@@ -18,22 +18,22 @@ with e given. If low(d) is 0, then low(y') = low(y), and high(y') = high(y) + hi
 differs from high(y) whatever low(y) is. Either way, one factor of the two products is given
 and differs, and the other factor is uniform and shifted by a given number: the theorem's
 proof shows that such products have any given difference for at most one of 2^32 values.
-Two values with separate keys both agree with probability at most 2^-64.
+With two values under separate keys, both agree with probability at most 2^-64.
 
-Each block is hashed to two values. These, and the words that fill no block, are hashed
-again with other keys, until few words are left. Pieces of a vector are hashed separately,
-with the same keys. The words left of all pieces are one block, padded with zeros, which
-has its own keys.
+Each block is hashed to two values. These values, and the words that do not fill a block,
+are hashed again with other keys, until few words remain. Pieces of a vector are hashed
+separately, with the same keys. The remaining words of all pieces form one last block,
+padded with zeros, which has its own keys.
 
-In the second step, the four halves of this block's values are hashed to two words by
-`floor((k[0] + sum_i k[i] x[i] mod 2^64) / 2^32)`, whose values for two different inputs
-are independent and uniform (Dietzfelbinger, "Universal hashing and k-wise independent
-random variables via integer arithmetic", STACS 1996).
+In the second step, the four halves of the last block's values are hashed to two words by
+`floor((k[0] + sum_i k[i] x[i] mod 2^64) / 2^32)`, whose values for two different inputs are
+independent and uniform (Dietzfelbinger, "Universal hashing and k-wise independent random
+variables via integer arithmetic", STACS 1996).
 
-So two different inputs of the same lengths, chosen without the key, have the same digest
-with probability at most `COLLISION = (LEVELS + 1) 2^-64`, below 4e-19; where the length
-varies, it is in the last block. Released values depend on digests only through a generator
-whose key they are part of.
+Therefore two different inputs of the same lengths, chosen without the key, have the same
+digest with probability at most `COLLISION = (LEVELS + 1) 2^-64`, below 4e-19. If the length
+varies, the last block contains it. Released values depend on digests only through the
+random generator whose key contains them.
 """
 
 from __future__ import annotations
@@ -49,37 +49,38 @@ from tf_bandmf.files.hidden import HiddenArray
 from tf_bandmf.noise.devices import device_kind
 from tf_bandmf.noise.shared import near_length, shared_function
 
-# Increased when a change gives the same sum another digest, and hence other noise.
+# Version of the digest; increased when a change gives the same sum another digest, and
+# therefore other noise.
 VERSION = 3
-# Levels of hashing, the last block's included: enough for 2^33 numbers, more than any
-# model has.
+# Levels of hashing, including that of the last block: enough for 2^33 numbers, more than
+# any model has.
 LEVELS = 6
 COLLISION = (LEVELS + 1) * 2.0**-64
-_BLOCK = 512  # words of 64 bits
+_BLOCK = 512  # in words of 64 bits
 _VALUES = 2
-# Products that are added up before the sum along columns. XLA vectorizes no more than 8.
+# Products that are added up before the sum along columns. XLA vectorizes at most 8.
 _SUMMANDS = 8
 _LEVEL_WORDS = 2 * _VALUES * _BLOCK
-# The digest of this many numbers takes below 0.5 ms on one core without XLA.
+# The digest of this many numbers takes less than 0.5 ms on one core without XLA.
 _FEW = 1 << 16
 # The key of the last step: 64 bits for each of five numbers, for two words of the result.
 _LAST_WORDS = 2 * 2 * (2 * _VALUES + 1)
 KEY_SIZE = LEVELS * _LEVEL_WORDS + _LAST_WORDS
 
 
-# Float32 of static shape [size]; or a list of its pieces, which have another digest.
+# A float32 vector of static shape [size], or a list of its pieces (with another digest).
 Vector = Union[tf.Tensor, Sequence[tf.Tensor]]
 
 
 def digest_key(secret: bytes, context: str) -> np.ndarray:
-    """The key of digests, by SHAKE-256 (FIPS 202).
+    """Returns the key of digests, computed by SHAKE-256 (FIPS 202).
 
     Args:
       secret: 32 bytes.
       context: everything that the noise depends on, apart from the secret and the sums.
 
     Returns:
-      int32, shape [words]: 49 kB. As secret as what it is made from.
+      int32, shape [words]: 49 kB. As secret as the arguments.
     """
     stream = hashlib.shake_256(b"tf-bandmf digest" + secret + context.encode())
     words = stream.digest(4 * KEY_SIZE)
@@ -89,13 +90,14 @@ def digest_key(secret: bytes, context: str) -> np.ndarray:
 def plain_digest(
     key: tf.Tensor, value: Vector, more: tf.Tensor | None = None
 ) -> tf.Tensor:
-    """The digest of all bits of a vector, and of a few more numbers, without XLA.
+    """Returns the digest of all bits of a vector and of a few more numbers, without XLA.
 
-    It does not depend on lengths: all inputs of one key must have the same lengths.
+    The digest does not depend on lengths: all inputs under one key must have the same
+    lengths.
 
     Args:
-      key: see `digest_key`; or the same as words of 64 bits.
-      value: float32 of static shape [size], or its pieces, which have another digest.
+      key: from `digest_key`, or the same bits as words of 64 bits.
+      value: float32 of static shape [size], or a list of its pieces (with another digest).
       more: int32, of static shape [count]; count plus the number of pieces is at most 256.
 
     Returns:
@@ -111,14 +113,13 @@ def keyed_digest(
     *,
     compiles: bool = False,
 ) -> tf.Tensor:
-    """`plain_digest`, compiled by XLA where that pays.
+    """Returns `plain_digest`, compiled with XLA where that is faster.
 
     Args:
       key: see `plain_digest`.
       value: see `plain_digest`; vectors and pieces of odd size are copied.
       more: see `plain_digest`.
-      compiles: whether XLA compiles it for short vectors, too, as in programs of many
-        steps.
+      compiles: True to use XLA for short vectors, too, as programs of many steps do.
     """
     pieces, numbers = _inputs(value, more)
     size = 2 * sum(piece.shape[0] for piece in pieces)
@@ -128,7 +129,7 @@ def keyed_digest(
 
 
 def _inputs(value: Vector, more: tf.Tensor | None) -> tuple[list[Any], list[Any]]:
-    """The words of two numbers of each piece, and words of the single numbers left."""
+    """Returns words of two numbers for each piece, and words of the single numbers left."""
     given: Any = [value] if tf.is_tensor(value) else value
     pieces, numbers = [], [] if more is None else [_long(more)]
     for piece in given:
@@ -140,7 +141,7 @@ def _inputs(value: Vector, more: tf.Tensor | None) -> tuple[list[Any], list[Any]
 
 
 def digest_of_any_length(key: tf.Tensor, words: tf.Tensor) -> tf.Tensor:
-    """The digest of a varying number of words, and of that number.
+    """Returns the digest of a varying number of words, and of that number.
 
     Args:
       key: see `digest_key`.
@@ -159,16 +160,17 @@ def digest_of_any_length(key: tf.Tensor, words: tf.Tensor) -> tf.Tensor:
 def _digest(
     key: tf.Tensor, pieces: list[tf.Tensor], numbers: list[tf.Tensor]
 ) -> tf.Tensor:
-    """The digest of pieces and of more numbers, all given as uint64 words."""
+    """Returns the digest of pieces and of more numbers, all given as uint64 words."""
     keys = tf.reshape(key[: -_LAST_WORDS // 2], [LEVELS, _VALUES, _BLOCK])
-    # The words left of each piece: those of all pieces fit into half of the last block.
+    # Limit of the words left of each piece: those of all pieces fill half of the last
+    # block.
     most = _BLOCK // (2 * len(pieces))
     left = tf.concat([*(_hashed(keys, p, most) for p in pieces), *numbers], axis=0)
     if left.shape[0] > _BLOCK:
-        raise ValueError("There are more numbers than a digest takes.")
+        raise ValueError("The digest got more numbers than fit into a block.")
     halves = tf.stack(_halves(_hashed_blocks(keys[LEVELS - 1], left)), axis=1)
     key = tf.reshape(key[-_LAST_WORDS // 2 :], [2, 2 * _VALUES + 1])
-    # The first number of the key is added as it is: its factor is 1.
+    # The first number of the key is added unchanged: its factor is 1.
     factors = tf.concat([tf.ones([1], tf.uint64), tf.reshape(halves, [-1])], axis=0)
     _, total = _halves(tf.reduce_sum(key * factors, axis=1))
     return tf.bitcast(tf.cast(total, tf.uint32), tf.int32)
@@ -176,13 +178,13 @@ def _digest(
 
 _shared_digest = shared_function(_digest)
 _compiled_digest = shared_function(_digest, jit_compile=True)
-# A separate function: otherwise, even for known lengths, TensorFlow would use the program
-# for any length, which hashes at more levels.
+# A separate function, because otherwise TensorFlow would use the program for any length,
+# which hashes at more levels, even for known lengths.
 _digest_of_padded = shared_function(_digest, jit_compile=True)
 
 
 def _hashed(keys: tf.Tensor, words: tf.Tensor, most: int) -> tf.Tensor:
-    """Hashes words down to at most `most` of them; to two if their number is unknown."""
+    """Hashes words to at most `most` words; to two if the number of words is unknown."""
     for level in range(LEVELS - 1):
         size = words.shape[0]
         if size is not None and size <= most:
@@ -192,14 +194,14 @@ def _hashed(keys: tf.Tensor, words: tf.Tensor, most: int) -> tf.Tensor:
 
 
 def _hashed_blocks(key: tf.Tensor, words: tf.Tensor) -> tf.Tensor:
-    """Two words for each block, then the words that fill no block.
+    """Returns two words for each block, then the words that do not fill a block.
 
-    The vector is cut into rows, and each column of these is a block: sums along columns
-    are vectorized. Fewer words than a block are padded with zeros.
+    The vector is cut into rows, and each column of the rows is a block, because sums along
+    columns are vectorized. Fewer words than a block are padded with zeros.
     """
     size, highest = words.shape[0], max
     is_large = size is None or 2 * size > _FEW
-    if size is None:  # XLA knows it when it compiles
+    if size is None:  # XLA knows the size when it compiles
         size, highest = tf.shape(words)[0], tf.maximum
     blocks = highest(size // _BLOCK, 1)
     rest = words[_BLOCK * blocks :]
@@ -215,18 +217,18 @@ def _hashed_blocks(key: tf.Tensor, words: tf.Tensor) -> tf.Tensor:
 
 
 def _halves(words: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """The lower and the upper half of each word."""
+    """Returns the lower and the upper half of each word."""
     upper = tf.bitwise.right_shift(words, tf.constant(32, tf.uint64))
     return words & tf.constant(2**32 - 1, tf.uint64), upper
 
 
 def _as_words(numbers: tf.Tensor) -> tf.Tensor:
-    """Two 32-bit numbers as one uint64 word of the same memory; words stay as they are."""
+    """Views pairs of 32-bit numbers as uint64 words; leaves words unchanged."""
     if numbers.dtype.size < 8:
         numbers = tf.reshape(numbers, [-1, 2])
     return tf.bitcast(numbers, tf.uint64)
 
 
 def _long(numbers: tf.Tensor) -> tf.Tensor:
-    """uint64 of the bits of float32 or int32, one each."""
+    """Returns one uint64 with the bits of each float32 or int32."""
     return tf.cast(tf.bitcast(numbers, tf.uint32), tf.uint64)

@@ -14,7 +14,8 @@ from tf_bandmf.noise.normals import BLOCK, weighted_normals
 from tf_bandmf.noise.recurrences import Updates, recurrence_of
 from tf_bandmf.strategies import Strategy
 
-# Taking a vector's first numbers copies nothing if these are a multiple of this: 64 bytes.
+# A slice of a vector's first numbers needs no copy if their count is a multiple of this: 64
+# bytes.
 _ALIGNED = 16
 
 
@@ -23,7 +24,7 @@ class NoiseState(NamedTuple):
 
     Attributes:
       step_keys: uint64, shape [num_steps, key_words].
-      buffer: kept vectors, float32, shape [memory_vectors, shard_size].
+      buffer: stored vectors, float32, shape [memory_vectors, shard_size].
     """
 
     step_keys: tf.Tensor
@@ -37,24 +38,24 @@ class NoiseGenerator:
     """Streams the rows of `C^-1 Z` for one strategy and model size.
 
     Its functions are pure: `initial_state(key)` and `next(state, step)`, as in optax.
-    `next` runs a `tf.function`, and may be called in eager code and from other graphs.
+    `next` runs a `tf.function`; eager code and other graphs may call it.
 
     Formal guarantee: under a secret key the rows `0, ..., n - 1` are those of `C^-1 Z`
     with independent standard normal `Z`, each row of `Z` used for one step only, up to
     float32 rounding and the quality of the generator. Multiply by `Plan.noise_stddev`.
 
     Several devices can share the work (arXiv:2405.15913, section 3.3): with
-    `num_shards = R` each of them generates, and keeps the buffer for, one of R parts of
-    equal size. Concatenated and cut to `num_parameters`, the parts are the vector that a
-    single device generates.
+    `num_shards = R`, each device generates one of R parts of equal size and keeps the
+    buffer of that part. Concatenated and cut to `num_parameters`, the parts are the vector
+    that a single device generates.
 
     Args:
       strategy: gives C and the number of steps.
       num_parameters: d, length of the noise vector.
       num_shards: R; with more than one shard, `next` returns one shard's part.
-      keep_normals: strategies with a banded inverse keep their last `bands - 1` normals
-        instead of drawing them again: more memory, less time, the same noise
-        to float precision.
+      keep_normals: True to store the last `bands - 1` normals of a strategy with a banded
+        inverse instead of generating them again: more memory, less time, the same noise to
+        float precision.
       jit_compile: see `standard_normals`.
       generator: "philox", or "chacha20": a stream cipher, which is slower.
 
@@ -62,12 +63,12 @@ class NoiseGenerator:
       num_steps: n.
       num_parameters: d.
       num_shards: R.
-      shard_size: length of what `next` returns: num_parameters if there is one shard.
-        Several shards have whole blocks of normals each; the last ones may reach past
-        the end of the vector.
+      shard_size: length of the vector that `next` returns: num_parameters if there is one
+        shard. With several shards, each consists of whole blocks of normals; the last
+        shards may extend past the end of the vector.
       memory_vectors: rows of the buffer.
       key_terms: number of steps, up to the present one, whose normals a row depends on.
-      key_words: uint64 numbers of a step's key.
+      key_words: number of uint64 words in a step's key.
 
     Raises:
       ValueError: if num_parameters or num_shards is < 1, or the generator is not known.
@@ -104,33 +105,32 @@ class NoiseGenerator:
 
     @property
     def past_the_end(self) -> str:
-        """The message for a step that the plan does not have."""
+        """The error message for a step that the plan does not have."""
         return (
             f"The plan has {self.num_steps} steps: this step is past its end (or "
             f"negative). Its privacy budget is spent; more steps need a new plan."
         )
 
     def step_keys(self, key: NoiseKey) -> np.ndarray:
-        """The keys of all steps, uint64, shape [num_steps, key_words]. Secret."""
+        """Returns the keys of all steps, uint64, shape [num_steps, key_words]. Secret."""
         return key.step_keys(self.num_steps, self._generator)
 
     def bound_key(self, step_key: Any, digest: Any) -> Any:
-        """A step's key, bound to the digest of the sum that its normals are added to.
+        """Binds a step's key to the digest of the sum that the step's normals are added to.
 
         The digest is added to the upper half of Philox' counter, or to the last words of
-        ChaCha20's nonce. So, at a given step, the generator is called at other counters
-        for another sum: its values there are independent, as far as it is a pseudo-random
-        function. This is the idea of Rogaway and Shrimpton ("A
-        provable-security treatment of the key-wrap problem", Eurocrypt 2006; RFC 5297):
-        equal sums get equal noise, from which nothing new is learnt, and no difference of
-        releases is free of noise.
+        ChaCha20's nonce. Therefore, at a given step, another sum evaluates the generator at
+        other counters, where its values are independent insofar as it is a pseudo-random
+        function. This is the idea of Rogaway and Shrimpton ("A provable-security treatment
+        of the key-wrap problem", Eurocrypt 2006; RFC 5297): equal sums get equal noise,
+        which reveals nothing new, and no difference of releases is free of noise.
 
         Args:
           step_key: int64 or uint64, shape [..., key_words], a tensor or an array.
-          digest: int64, shape [...]; of `noise.digests.keyed_digest`.
+          digest: int64, shape [...], from `noise.digests.keyed_digest`.
 
         Returns:
-          As `step_key`. Secret.
+          The bound key, of the type and shape of `step_key`. Secret.
         """
         if isinstance(step_key, tf.Tensor):
             last = tf.constant([0] * (self.key_words - 1) + [1], step_key.dtype)
@@ -140,7 +140,7 @@ class NoiseGenerator:
         return np.concatenate([step_key[..., :-1], last], axis=-1)
 
     def initial_state(self, key: NoiseKey) -> NoiseState:
-        """The state before step 0."""
+        """Returns the state before step 0."""
         return NoiseState(
             tf.constant(self.step_keys(key)),
             tf.zeros([self.memory_vectors, self.shard_size]),
@@ -149,20 +149,21 @@ class NoiseGenerator:
     def next(
         self, state: NoiseState, step: tf.Tensor, shard: tf.Tensor | int = 0
     ) -> tuple[tf.Tensor, NoiseState]:
-        """The noise of a step, and the state after it.
+        """Returns the noise of a step, and the state after it.
 
         Args:
           state: the state after the earlier steps.
           step: int64 scalar in [0, num_steps). With a buffer the steps must come in
             order.
-          shard: the number of the part, int32 scalar in [0, num_shards).
+          shard: index of the shard, int32 scalar in [0, num_shards).
 
         Returns:
-          float32, shape [shard_size], and the new state.
+          Noise, float32, shape [shard_size], and the new state.
 
         Raises:
           InvalidArgumentError: if step is not in [0, num_steps), in graphs too.
-          ValueError: if traced under XLA, which drops the assertion: call it outside.
+          ValueError: if traced under XLA, which drops the assertion; call this outside of
+            XLA.
         """
         if traced_under_xla():
             raise ValueError(
@@ -181,7 +182,7 @@ class NoiseGenerator:
         return noise, NoiseState(state.step_keys, updated(state.buffer, updates))
 
     def checked_step(self, step: tf.Tensor) -> tf.Tensor:
-        """`step` as int64, after checking that it is before the horizon."""
+        """Returns `step` as int64, after checking that it is before the horizon."""
         step = tf.cast(step, tf.int64)
         horizon = tf.constant(self.num_steps, tf.int64)
         is_within = (step >= 0) & (step < horizon)
@@ -198,30 +199,30 @@ class NoiseGenerator:
         *,
         may_be_longer: bool = False,
     ) -> tuple[tf.Tensor, Updates]:
-        """The noise of a checked step, and the rows of the buffer that change.
+        """Returns the noise of a checked step, and the rows of the buffer that change.
 
         This is for callers that keep the buffer in a variable; others use `next`.
 
         Args:
-          step_keys: the key of step `i` is at the place `i % len(step_keys)`, for at least
-            the last `key_terms` steps; otherwise as in `NoiseState`.
+          step_keys: uint64, shape [any, key_words]; the key of step `i` is at index
+            `i % len(step_keys)`, for at least the last `key_terms` steps.
           buffer: see `NoiseState`.
           step: see `next`.
           shard: see `next`.
-          may_be_longer: whether a few more numbers may follow the noise in the result,
+          may_be_longer: True if a few more numbers may follow the noise in the result,
             which saves a copy.
 
         Returns:
-          float32, shape [shard_size], and what `scatter_update` writes: each row of the
-          buffer at most once, none if nothing is kept.
+          Noise, float32, shape [shard_size], and arguments of `scatter_update`: each row of
+          the buffer at most once, and none if there is no buffer.
 
         Raises:
-          ValueError: if the keys are of another generator.
+          ValueError: if the keys belong to another generator.
         """
         if step_keys.shape[-1] != self.key_words:
             raise ValueError(
-                f"Keys of {self._generator} have {self.key_words} words, found "
-                f"{step_keys.shape[-1]}: they are of another generator."
+                f"Keys of {self._generator} must have {self.key_words} words, found "
+                f"{step_keys.shape[-1]}: they belong to another generator."
             )
         first_block = self._shard_blocks * shard
         size = self.shard_size
@@ -242,7 +243,7 @@ class NoiseGenerator:
 
 
 def updated(buffer: tf.Tensor, updates: Updates) -> tf.Tensor:
-    """The buffer, a tensor, with the rows that a step changes."""
+    """Returns the buffer, a tensor, after the updates of a step."""
     for update in updates:
         buffer = tf.tensor_scatter_nd_update(
             buffer, update.indices[:, None], update.values

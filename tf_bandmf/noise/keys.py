@@ -1,6 +1,6 @@
-"""Keys: one secret of 256 bits per run, from which every step gets a key of its own.
+"""Keys: one secret of 256 bits per run, from which the key of each step is derived.
 
-A step's key is a keyed hash (BLAKE2b, RFC 7693) of the step's number: whoever guessed
+A step's key is a keyed hash (BLAKE2b, RFC 7693) of the step's number: someone who guesses
 the key of one step learns nothing about the key of another step.
 """
 
@@ -15,19 +15,20 @@ import numpy as np
 from tf_bandmf.files.hidden import HiddenArray, HiddenBytes
 
 _KEY_BYTES = 32
-# uint64 numbers of a step's key, by generator. Philox: a key of 64 bits and the upper 64
-# of its 128-bit counter. ChaCha20: a key of 256 bits, and the last 64 of its nonce.
+# Number of uint64 words in a step's key, by generator. Philox: a key of 64 bits and the
+# upper 64 of its 128-bit counter. ChaCha20: a key of 256 bits, and the last 64 of its
+# nonce.
 KEY_WORDS = {"philox": 2, "chacha20": 5}
-# How many of these numbers are made from the secret; the remaining numbers are 0.
+# Number of these words that are derived from the secret; the remaining words are 0.
 _SECRET_WORDS = {"philox": 2, "chacha20": 4}
 _PERSONS = {"philox": b"tf-bandmf step", "chacha20": b"tf-bandmf chacha"}
 
 
 class NoiseKey:
-    """The secret of one run. Whoever has it can remove the noise.
+    """The secret of one run. Anyone who has it can remove the noise.
 
-    It does not appear in `repr` and refuses to be pickled or copied; `secret_bytes` is
-    for a private state file alone.
+    The secret does not appear in `repr`, and pickling or copying it raises an error;
+    `secret_bytes` is only for a private state file.
 
     Raises:
       ValueError: if the secret does not have 32 bytes.
@@ -39,43 +40,43 @@ class NoiseKey:
         secret = HiddenBytes(secret)
         if len(secret) != _KEY_BYTES:
             raise ValueError(
-                f"A noise key has {_KEY_BYTES} bytes, found {len(secret)}."
+                f"A noise key must have {_KEY_BYTES} bytes, found {len(secret)}."
             )
         self._secret = secret
 
     @classmethod
     def from_operating_system(cls) -> NoiseKey:
-        """A fresh key: the only kind that protects anybody."""
+        """Returns a fresh random key, the only kind that gives privacy."""
         return cls(secrets.token_bytes(_KEY_BYTES))
 
     @classmethod
     def for_testing(cls, seed: int) -> NoiseKey:
-        """A known key. For tests only: noise from it gives no privacy."""
+        """Returns a known key. For tests only: noise from it gives no privacy."""
         return cls(hashlib.sha256(f"tf-bandmf test seed {seed}".encode()).digest())
 
     def secret_bytes(self) -> bytes:
-        """The 32 secret bytes."""
+        """Returns the 32 secret bytes."""
         return self._secret
 
     def sampler_seed(self) -> bytes:
-        """The seed of the run's sampler, 32 bytes: no two keys have the same sample.
+        """Returns the seed of the run's sampler, 32 bytes, different for every key.
 
-        It is a keyed hash, as the keys of steps are, with a separate domain: whoever
-        guessed the seed learns nothing about the noise.
+        The seed is a keyed hash, like the keys of steps, with a separate domain: someone
+        who guesses the seed learns nothing about the noise.
         """
         person = b"tf-bandmf sample"
         digest = hashlib.blake2b(key=self._secret, digest_size=32, person=person)
         return HiddenBytes(digest.digest())
 
     def step_keys(self, num_steps: int, generator: str = "philox") -> np.ndarray:
-        """The keys of the steps 0, ..., num_steps - 1.
+        """Returns the keys of the steps 0, ..., num_steps - 1.
 
         This takes about a second and 16 MB (ChaCha20: 40 MB) for 10**6 steps. The result
         is as secret as the key itself.
 
         Args:
           num_steps: n.
-          generator: "philox" or "chacha20", whose keys these are.
+          generator: "philox" or "chacha20".
 
         Returns:
           uint64, shape [num_steps, KEY_WORDS[generator]].
@@ -95,18 +96,18 @@ class NoiseKey:
         return keys.view(HiddenArray)
 
     def bound_normals(self, message: bytes, size: int) -> np.ndarray:
-        """A few standard normals that are a function of the key and of a message.
+        """Returns standard normals that are a function of the key and of a message.
 
-        They are made by Box-Muller from SHAKE-256 (FIPS 202), with 53 bits for each
-        uniform number. As far as the hash is a pseudo-random function, different messages
-        have independent normals.
+        They are computed by Box-Muller from SHAKE-256 (FIPS 202), with 53 bits for each
+        uniform number. If the hash is a pseudo-random function, different messages have
+        independent normals.
 
         Args:
-          message: all that the normals are bound to.
+          message: the data that the normals are bound to.
           size: number of normals.
 
         Returns:
-          float64, shape [size]. Secret: whoever knows them can subtract them.
+          float64, shape [size]. Secret: anyone who knows them can subtract them.
         """
         pairs = -(-size // 2)
         stream = hashlib.shake_256(b"tf-bandmf bound normals" + self._secret + message)
@@ -121,4 +122,4 @@ class NoiseKey:
         return "NoiseKey(<secret>)"
 
     def __reduce__(self) -> NoReturn:
-        raise TypeError("A noise key is secret: it is not pickled or copied.")
+        raise TypeError("A noise key is secret and must not be pickled or copied.")

@@ -1,8 +1,8 @@
-"""The law of the noise of table rows that are brought up to date when they are read.
+"""The distribution of the noise of table rows that are updated only when they are read.
 
-A row of a table that no example touches still gets noise in every step. Its state `x` (its
-weights, their velocity under momentum, and what the mechanism remembers of earlier
-normals) is a linear system, the same for all rows and columns,
+A row of a table that no example touches still gets noise in every step. The row's state `x`
+(its weights, their velocity under momentum, and the earlier normals that the mechanism
+stores) follows a linear system, the same for all rows and columns,
 
     x[t+1] = F[t] x[t] + G[t] z[t] + H[t] s[t],
 
@@ -12,14 +12,14 @@ with fresh standard normals `z[t]` and the row's sum `s[t]` of clipped gradients
     x[t] = P(l, t) x[l] + L(l, t) g,      P(l, t) = F[t-1] ... F[l],
     L L^T = Q(l, t) = sum over l <= i < t of  P(i+1, t) G[i] G[i]^T P(i+1, t)^T,
 
-with `g` fresh standard normals, as many as `x` has entries. This is the exact law: `x` is
-a Markov process, so drawing it only at the times at which it is read, each time given the
-state that was drawn before, has the same law as drawing it at all times. The times may
-depend on everything that was drawn before. `docs/proofs.md` has the proof, and the
-consequences for what is released.
+with a vector `g` of fresh standard normals, of the length of `x`. This distribution is
+exact: `x` is a Markov process, so sampling it only when it is read, each time conditioned
+on the last sampled state, gives the same distribution as sampling it at all times. The
+times may depend on all earlier samples. `docs/proofs.md` contains the proof and the
+consequences for released values.
 
-`P` and `Q` are the same for all rows. `Jumps` (in `lazy_tables`) keeps them for each `l`
-since the last release, and takes them from `t` to `t+1` by
+`P` and `Q` are the same for all rows. `Jumps` (in `lazy_tables`) stores them for each `l`
+since the last release, and advances them from `t` to `t+1` by
 
     P(l, t+1) = F[t] P(l, t),      Q(l, t+1) = F[t] Q(l, t) F[t]^T + G[t] G[t]^T.
 """
@@ -32,8 +32,8 @@ import numpy as np
 
 from tf_bandmf import matrices
 
-# The most entries of a state: each takes as much memory as the table, and a jump draws a
-# normal for each.
+# The maximum number of entries of a state: each takes as much memory as the table, and a
+# jump generates a normal for each.
 MOST_ENTRIES = 9
 
 
@@ -51,10 +51,10 @@ class LinearUpdate(NamedTuple):
 
 
 class RowSystem(NamedTuple):
-    """`[F G H] = constant + eta rate` for each step; the module's docstring defines them.
+    """Matrices `[F G H] = constant + eta rate` of each step; see the module's docstring.
 
-    Float64, shape [n or 1, m, m + 2]; the first axis is the step, or has length 1 if all
-    steps are alike. The first entry of a state is the weight.
+    Both are float64, shape [n or 1, m, m + 2]; the first axis is the step, or has length 1
+    if all steps have the same matrices. The first entry of a state is the weight.
     """
 
     constant: np.ndarray
@@ -62,12 +62,12 @@ class RowSystem(NamedTuple):
 
     @property
     def entries(self) -> int:
-        """m, the number of entries of a state."""
+        """The number m of entries of a state."""
         return int(self.rate.shape[1])
 
 
 def noise_system(matrix: matrices.LowerTriangular) -> np.ndarray:
-    """The rows of `C^-1 Z` as a linear system: `(y[t], m[t+1]) = N[t] (m[t], z[t])`.
+    """Returns the system `(y[t], m[t+1]) = N[t] (m[t], z[t])` for the rows y of `C^-1 Z`.
 
     Args:
       matrix: C.
@@ -76,7 +76,7 @@ def noise_system(matrix: matrices.LowerTriangular) -> np.ndarray:
       N, float64, shape [n or 1, 1 + k, k + 1]; `m[0] = 0`.
 
     Raises:
-      ValueError: if C needs too much memory for each row, or has no such system.
+      ValueError: if C needs too much memory for each row, or does not have such a system.
     """
     streaming = matrix.streaming()
     if isinstance(streaming, matrices.GeometricSums):
@@ -84,11 +84,11 @@ def noise_system(matrix: matrices.LowerTriangular) -> np.ndarray:
     elif isinstance(streaming, (matrices.Regeneration, matrices.ForwardSubstitution)):
         memory = streaming.terms - 1
     else:
-        raise ValueError(f"No linear system for {type(streaming).__name__}.")
+        raise ValueError(f"Lazy tables do not support {type(streaming).__name__}.")
     if memory + 1 > MOST_ENTRIES:
         raise ValueError(
-            f"Each row of a table would keep {memory} numbers for each of its weights: "
-            f"at most {MOST_ENTRIES - 1} are kept. Use at most {MOST_ENTRIES} bands, as in "
+            f"A table must store at most {MOST_ENTRIES - 1} numbers for each weight, "
+            f"found {memory}. Use at most {MOST_ENTRIES} bands, as in "
             f"'bisr:{MOST_ENTRIES}', or 'lambda_cgd'."
         )
     if isinstance(streaming, matrices.GeometricSums):
@@ -116,7 +116,7 @@ def noise_system(matrix: matrices.LowerTriangular) -> np.ndarray:
 def row_system(
     noise: np.ndarray, update: LinearUpdate, stddev: float, batch_size: float
 ) -> RowSystem:
-    """The state of a row under noisy SGD, `g = (s + stddev y) / batch_size`.
+    """Returns the system of a row under noisy SGD, `g = (s + stddev y) / batch_size`.
 
     Args:
       noise: noise of the strategy, `noise_system`.

@@ -1,7 +1,8 @@
-"""Tables whose rows are brought up to date when they are read: see `lazy`.
+"""Tables whose rows get their noise only when they are read; see `lazy`.
 
-WARNING: between two releases, a row lacks the noise of the steps since it was last read:
-whoever sees the table then sees which rows were touched. It is as secret as a key.
+WARNING: between two releases, a row lacks the noise of the steps since it was last read.
+Anyone who sees the table at such a time sees which rows were touched. The table is as
+secret as a key.
 """
 
 from __future__ import annotations
@@ -16,31 +17,31 @@ from tf_bandmf.noise.lazy import RowSystem
 from tf_bandmf.noise.normals import BLOCK, weighted_normals
 from tf_bandmf.noise.shared import by_itself, shared_function
 
-# The approximate number of normals made at once, in a step (which makes at most this many
-# more than it needs) and at a release: they fit into a cache.
+# The approximate number of normals that are generated together, in a step (which generates
+# at most this many more than it needs) and at a release; they fit into a cache.
 _STEP_NUMBERS, _RELEASE_NUMBERS = 1 << 15, 1 << 18
-# Blocks of a key's normals that are reserved for one table: more than any table has.
+# Blocks of a key's normals that are reserved for one table: more than any table needs.
 _TABLE_BLOCKS = 1 << 40
-# If less than this part of a variance remains, given earlier entries, it is rounding.
+# Conditional variances below this fraction of the variance are rounding errors.
 _SMALLEST_PIVOT = 1e-12
-# Lengths that windows of steps are padded to.
+# The lengths to which windows of steps are padded.
 _LENGTHS = 1 << np.arange(6, 31, dtype=np.int32)
-# Parts of a step's rows that are made at once, if there are that many.
+# The number of row parts of a step that are processed together, if there are that many.
 _TOGETHER = 8
 _DECAYED = (
     "The learning rate times the weight decay must not be 1 with tables='lazy': the step "
-    "takes all weights to zero. Give make_private tables='dense', or decay less."
+    "sets all weights to zero. Give make_private tables='dense', or decay less."
 )
 
 
 class Window(NamedTuple):
-    """The jumps to a step from each step since the last release.
+    """The jumps to one step from each step since the last release.
 
     Attributes:
       step: the step to which the jumps lead, int32.
       first: the first step from which jumps lead there, int32.
-      matrices: P and L, at the place `clock - first`, float32, shape [steps, 2, m, m]:
-        side by side, since they are gathered for many rows.
+      matrices: P and L at index `clock - first`, float32, shape [steps, 2, m, m]; they are
+        adjacent because they are gathered for many rows.
     """
 
     step: tf.Tensor
@@ -49,7 +50,7 @@ class Window(NamedTuple):
 
 
 class Jumps:
-    """`P(l, t)` and `Q(l, t)` of a system, for each `l` since the last release.
+    """Matrices `P(l, t)` and `Q(l, t)` of a system, for each `l` since the last release.
 
     Args:
       system: system of the rows.
@@ -59,15 +60,17 @@ class Jumps:
 
     def __init__(self, system: RowSystem, num_steps: int, step: int = 0) -> None:
         self.entries = m = system.entries
-        # How many entries a sum enters: the weight, and the velocity under momentum.
+        # The number of entries that a sum changes: the weight, and the velocity under
+        # momentum.
         self._entered = int(np.count_nonzero(system.rate[0, :, m + 1]))
         self._decays = bool(np.any(system.rate[:, 0, 0]))
-        # Variables: a program of updates reads nothing else from outside.
+        # These are variables because a program of updates may read only variables from
+        # outside.
         self._system = [tf.Variable(part, trainable=False) for part in system]
         identity = tf.eye(m, batch_shape=[num_steps + 1], dtype=tf.float64)
         self._products = tf.Variable(identity, trainable=False)
         self._covariances = tf.Variable(tf.zeros_like(identity), trainable=False)
-        # P and L, side by side, of the jumps to the coming step.
+        # P and L, side by side, of the jumps to the next step.
         jumps = tf.cast(tf.stack([identity, 0 * identity], axis=1), tf.float32)
         self._jumps = tf.Variable(jumps, trainable=False)
         self._release = tf.Variable(step, trainable=False, dtype=tf.int32)
@@ -75,7 +78,7 @@ class Jumps:
     def of_step(
         self, step: tf.Tensor, rate: tf.Tensor
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        """F, G and H of a step, float64, shapes [m, m], [m], [m].
+        """Returns F, G and H of a step, float64, shapes [m, m], [m], [m].
 
         Args:
           step: int32 scalar.
@@ -87,19 +90,20 @@ class Jumps:
         return system[:, :m], system[:, m], system[:, m + 1]
 
     def entering(self, step: tf.Tensor, rate: tf.Tensor) -> list[tf.Tensor]:
-        """The factors of a sum in the state *before* its step: `u` with `F u = H`.
+        """Returns the factors of a sum in the state *before* its step: `u` with `F u = H`.
 
-        So the stored state is still that before the step: the step's noise is added later.
+        With them, the stored state remains the state before the step; the step's noise is
+        added later.
 
         Args:
           step: see `of_step`.
           rate: see `of_step`.
 
         Returns:
-          float32 scalars: of the weight, and of the velocity if there is one.
+          float32 scalars: the factor in the weight, and in the velocity if there is one.
 
         Raises:
-          InvalidArgumentError: in graphs, if the step takes weights to zero.
+          InvalidArgumentError: in graphs, if the step sets weights to zero.
         """
         transition, _, gradient = self.of_step(step, rate)
         remains = transition[0, 0]
@@ -122,7 +126,7 @@ class Jumps:
         transition, noise, _ = self.of_step(step, rate)
         first = self._release.read_value()
         count = step + 1 - first
-        # XLA compiles a program for each length.
+        # Lengths are rounded up because XLA compiles a program for each length.
         length = tf.reduce_min(tf.where(_LENGTHS < count, _LENGTHS[-1], _LENGTHS))
         places = tf.minimum(first + tf.range(length), self._jumps.shape[0] - 1)
         parts = self._products, self._covariances
@@ -138,25 +142,25 @@ class Jumps:
         return self._release.assign(step, read_value=False)
 
     def since_release(self, step: tf.Tensor) -> Window:
-        """The jumps to `step`, int32, to which they were advanced; for all tables."""
+        """Returns the jumps, advanced to `step`, int32; they serve all tables."""
         first = self._release.read_value()
         both = self._jumps.sparse_read(tf.range(first, step + 1))
         return Window(step, first, both)
 
 
 class LazyTable:
-    """The states of a table's rows, each as of its own time. Secret.
+    """The states of a table's rows, each at the row's own clock. Secret.
 
-    A row's clock is `t` if its state is that before step `t`. A sum of step `t` enters that
-    state (`Jumps.entering`): the noise of step `t` is added later, with that of the steps
-    after it.
+    A row's clock is `t` if its stored state is the state before step `t`. A sum of step `t`
+    is added to this state (`Jumps.entering`); the noise of step `t` is added later,
+    together with the noise of the steps after it.
 
     Args:
       weights: the table, float32, shape [rows, columns], at `step`.
       jumps: jumps of the rows.
-      number: the table's number among those that share keys.
+      number: index of the table among the tables that share keys.
       step: the step at which every row is up to date.
-      memory: the rest of the rows' states, after the weights, at `step`: float32, shape
+      memory: entries of the rows' states after the weights, at `step`: float32, shape
         [rows, (m - 1) columns]; None for zeros.
     """
 
@@ -170,41 +174,43 @@ class LazyTable:
     ) -> None:
         self.num_rows, self.columns = weights.shape.as_list()
         self.jumps, self._first_block = jumps, number * _TABLE_BLOCKS
-        # Numbers of a row's state.
+        # The count of numbers in a row's state.
         self._width = jumps.entries * self.columns
         self._clocks = tf.Variable(
             tf.fill([self.num_rows], tf.constant(step, tf.int32)), trainable=False
         )
-        # Separate from the rest of the state: a lookup reads only weights.
+        # The weights are separate from the rest of the state because a lookup reads only
+        # weights.
         self._weights = tf.Variable(weights.read_value(), trainable=False)
         if memory is None:
             memory = tf.zeros([self.num_rows, self._width - self.columns])
-        # The parts of the rows' states, in order.
+        # The parts of the rows' states, in their order.
         self._states = [self._weights, tf.Variable(memory, trainable=False)]
 
     def weights_of(self, rows: tf.Tensor) -> tf.Tensor:
-        """The stored weights, [..., columns], of existing rows [...], without an update."""
+        """Returns the stored weights, [..., columns], of rows [...], without an update."""
         return self._weights.sparse_read(rows)
 
     def clocks_of(self, rows: tf.Tensor) -> tf.Tensor:
-        """Clocks of rows, int32; see the class."""
+        """Returns the clocks of rows, int32; see the class."""
         return self._clocks.sparse_read(rows)
 
     def memory(self) -> np.ndarray:
-        """The present `memory`, see the class; only for the private state file."""
+        """Returns the current `memory` (see the class), only for the private state file."""
         return self._states[1].numpy()
 
     def replace_weights(self, weights: tf.Variable) -> None:
-        """Replaces the weights, at a time at which every row is up to date."""
+        """Replaces the weights; call this only while every row is up to date."""
         self._weights.assign(weights.read_value())
 
     def bring_up_to_date(self, rows: tf.Tensor, jumps: Window, key: tf.Tensor) -> Any:
-        """Brings rows to the state before a step.
+        """Advances rows to the state before a step.
 
         Args:
-          rows: [U], each once.
-          jumps: to the step.
-          key: a key of the generator, uint64, for these rows, in this order, at this step.
+          rows: shape [U], without duplicates.
+          jumps: the jumps to the step.
+          key: a key of the generator, uint64, used only for these rows, in this order, at
+            this step.
 
         Returns:
           An operation.
@@ -226,8 +232,9 @@ class LazyTable:
             kept = [part[:number] for part in moved]
             return self._write(some, kept, jumps.step)
 
-        # One or two parts usually hold all rows: then there is no loop, which takes tens of
-        # operations. Two parts of whole blocks are made as one, with the same normals.
+        # One or two parts usually contain all rows and need no loop, which would take tens
+        # of operations. Two parts of whole blocks are processed as one, with the same
+        # normals.
         fills_blocks = together * self._width % BLOCK == 0
         parts = 2 if self.jumps.entries > 1 and fills_blocks else 1
         first_made = made(0, parts)
@@ -254,7 +261,7 @@ class LazyTable:
         """Adds clipped sums of a step to rows that are up to date; see `Jumps.entering`.
 
         Args:
-          rows: [U], each once.
+          rows: shape [U], without duplicates.
           sums: float32, shape [U, columns].
           step: int32 scalar.
           rate: the learning rate, float64 scalar.
@@ -263,7 +270,7 @@ class LazyTable:
           The operations.
         """
         of_weight, *of_velocity = self.jumps.entering(step, rate)
-        # Adding to rows takes TensorFlow longer than reading and replacing them.
+        # In TensorFlow, adding to rows takes longer than reading and replacing them.
         weights = self._weights.sparse_read(rows) + of_weight * sums
         changes = [self._weights.scatter_update(tf.IndexedSlices(weights, rows))]
         if of_velocity:
@@ -282,13 +289,14 @@ class LazyTable:
         key: tf.Tensor,
         shows: tf.Tensor | bool = True,
     ) -> Any:
-        """Brings every row to the state before a step, and writes the weights to `into`.
+        """Advances every row to the state before a step, and writes the weights to `into`.
 
-        Parts of the table are updated one after the other: no tensor of its size is made.
+        Parts of the table are updated one after the other, without a tensor of the table's
+        size.
 
         Args:
-          into: gets the weights.
-          jumps: to the step.
+          into: the variable that receives the weights.
+          jumps: the jumps to the step.
           key: a key of the generator, uint64, for all rows, at this step.
           shows: bool scalar; False to update the rows without writing to `into`.
 
@@ -322,15 +330,13 @@ class LazyTable:
         return done
 
     def _rows_of(self, numbers: int) -> int:
-        """Returns the approximate number of rows whose states have this many numbers; >=
-        1.
-        """
+        """Returns about how many rows have states of this many numbers; >= 1."""
         return max(1, numbers // self._width)
 
     def _jump(
         self, rows: tf.Tensor, block: tf.Tensor, jumps: Window, key: tf.Tensor
     ) -> tuple[tf.Tensor, tf.Tensor]:
-        """P and L of a static number of rows, and the rows' normals from a block on."""
+        """Returns P and L of a static number of rows, and their normals from a block on."""
         numbers, block = rows.shape[0] * self._width, block + self._first_block
         normals = weighted_normals(key[None], tf.ones([1]), numbers, block)
         places = self._clocks.sparse_read(rows) - jumps.first
@@ -339,7 +345,8 @@ class LazyTable:
     def _write(
         self, rows: tf.Tensor, states: Sequence[tf.Tensor], clock: tf.Tensor
     ) -> list[Any]:
-        # Writing one clock to all rows takes TensorFlow longer than writing copies of it.
+        # In TensorFlow, writing one clock to all rows takes longer than writing copies of
+        # it.
         clocks = tf.fill([tf.shape(rows)[0]], clock)
         pairs = [*zip(self._states, states, strict=True), (self._clocks, clocks)]
         return [part.scatter_update(tf.IndexedSlices(new, rows)) for part, new in pairs]
@@ -348,7 +355,7 @@ class LazyTable:
         return "LazyTable(<secret>)"
 
     def __reduce__(self) -> NoReturn:
-        raise TypeError("A table between releases is secret: it is not pickled.")
+        raise TypeError("A table between releases is secret and must not be pickled.")
 
 
 def _in_parts(
@@ -356,7 +363,7 @@ def _in_parts(
     count: tf.Tensor,
     first: tf.Tensor | int = 0,
 ) -> Any:
-    """Calls `part` for `first`, ... below `count`, in order; it returns the next number."""
+    """Calls `part(first)`, which returns the next index, and so on while below `count`."""
     start = (tf.convert_to_tensor(first),)
     return tf.while_loop(lambda i: i < count, part, start, parallel_iterations=1)[0]
 
@@ -369,15 +376,15 @@ def _jumped(
     normals: tf.Tensor,
     first: tf.Tensor | None = None,
 ) -> list[tf.Tensor]:
-    """States after their jump, [U, columns] and [U, (m - 1) columns].
+    """Returns states after their jump, [U, columns] and [U, (m - 1) columns].
 
     Args:
       entries: number of entries in a row's state, m.
-      states: states of the rows; or the table's, whose rows from `first` on XLA reads in
-        place.
+      states: states of the rows, or of the whole table, whose rows from `first` on XLA
+        reads in place.
       jump: P and L of U rows.
-      normals: as many as `U m columns`.
-      first: None, or the first of the table's rows.
+      normals: `U m columns` standard normals.
+      first: index of the first row in the table, or None.
     """
     if first is not None:
         count = jump.shape[0]
@@ -391,7 +398,7 @@ def _jumped(
 
 
 def _applied(matrices: tf.Tensor, states: tf.Tensor) -> tf.Tensor:
-    """Small matrices [U, m, m] times [U, m, columns]; `matmul` makes a call per row."""
+    """Multiplies small matrices [U, m, m] by [U, m, columns]; faster than `matmul`."""
     each = range(states.shape[1])
     return tf.add_n([matrices[:, :, j, None] * states[:, j, None] for j in each])
 
@@ -400,7 +407,7 @@ def _applied(matrices: tf.Tensor, states: tf.Tensor) -> tf.Tensor:
 def _advanced(
     transition: tf.Tensor, noise: tf.Tensor, products: tf.Tensor, covariances: tf.Tensor
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """P and Q after a step, float64, shape [steps, m, m]; P and L, float32."""
+    """Returns P and Q after a step, float64, shape [steps, m, m]; and P and L, float32."""
     products = _applied(transition[None], products)
     # Covariances are symmetric.
     grown = _applied(transition[None], covariances)
@@ -411,7 +418,7 @@ def _advanced(
 
 
 def _factor(covariances: tf.Tensor) -> tf.Tensor:
-    """Lower triangular L with `L L^T` = covariances, which may be singular.
+    """Returns lower triangular L with `L L^T` = covariances, which may be singular.
 
     Args:
       covariances: float64, shape [U, m, m] with a static m.

@@ -14,10 +14,11 @@ _ROUNDS = 10
 def philox(
     step_key: tf.Tensor, counter: tf.Tensor
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Four random words for each counter: Philox4x32 with 10 rounds.
+    """Returns four random words for each counter: Philox4x32 with 10 rounds.
 
-    The words are those of `StatelessRandomUniformFullIntV2`, to the bit. TensorFlow
-    computes those one counter after the other; XLA turns this into vector instructions.
+    The words are bit-identical to those of `StatelessRandomUniformFullIntV2`. TensorFlow's
+    kernel processes one counter after the other; XLA compiles this function to vector
+    instructions.
 
     Args:
       step_key: uint64, shape [2]: key, and upper half of the counter.
@@ -26,7 +27,7 @@ def philox(
     Returns:
       Four uint32 tensors of the counter's shape.
     """
-    # Made once for all rounds: every operation of a graph takes time.
+    # Created once for all rounds, because every operation of a graph takes time.
     multipliers = [tf.constant(factor, tf.uint64) for factor in _MULTIPLIERS]
     increments = [tf.constant(increment, tf.uint32) for increment in _KEY_INCREMENTS]
     half = tf.constant(32, tf.uint64)
@@ -52,7 +53,7 @@ def philox(
 def halves(
     words: tf.Tensor, half: tf.Tensor | None = None
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Lower and upper 32 bits of uint64; `half` is the constant 32, if it exists."""
+    """Returns lower and upper 32 bits of uint64; `half` is the constant 32, if given."""
     half = tf.constant(32, tf.uint64) if half is None else half
     upper = tf.bitwise.right_shift(words, half)
     return tf.cast(words, tf.uint32), tf.cast(upper, tf.uint32)
@@ -61,7 +62,7 @@ def halves(
 def philox_in_a_row(
     step_key: tf.Tensor, counter: tf.Tensor, num_counters: int
 ) -> tf.Tensor:
-    """The words of `philox` for consecutive counters, by TensorFlow's own kernel.
+    """Returns the words of `philox` for consecutive counters, by TensorFlow's kernel.
 
     Returns:
       int32, shape [num_counters, 4].

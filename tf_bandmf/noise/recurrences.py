@@ -1,4 +1,4 @@
-"""The ways to stream the rows of `C^-1 Z`, by the kind of matrix."""
+"""Recurrences that stream the rows of `C^-1 Z`, one class for each kind of matrix."""
 
 from __future__ import annotations
 
@@ -12,30 +12,32 @@ from tf_bandmf import matrices
 from tf_bandmf.noise.devices import device_kind
 from tf_bandmf.noise.shared import shared_function
 
-# From steps, int64, and weights, float32, shape [terms], to `sum_k weights[k] z[steps[k]]`,
-# float32, shape [size]. `z` of a step never changes; `z` of other steps is independent.
+# A function of steps, int64, and weights, float32, shape [terms]; returns
+# `sum_k weights[k] z[steps[k]]`, float32, shape [size]. `z[i]` is the same in every call,
+# and independent of `z` at other steps.
 Normals = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
-# The number of terms that form one program. Further terms are added in a loop: one by
-# one, but two at a time on a GPU, where XLA splits more than two into kernels, with words
-# in memory.
+# The number of terms in one compiled program. Further terms are added in a loop: one by
+# one, but two at a time on a GPU, where XLA would split more than two into several kernels
+# and store words in memory.
 _TERMS, _TERMS_OF_GPU = 4, 2
 _ONE = [1.0]
 
-# The rows of the buffer that change, each once; and a row of noise with these updates.
+# Updates are the rows of the buffer that change, each once. The second type is a row of
+# noise with its updates.
 Updates = tuple[tf.IndexedSlices, ...]
 Row = tuple[tf.Tensor, Updates]
 
 
 class Recurrence(abc.ABC):
-    """Computes `(C^-1 Z)[step]` from normals and a few kept vectors.
+    """Computes `(C^-1 Z)[step]` from normals and a few stored vectors.
 
-    Every entry of the row depends only on the same entry of normals and buffer: a part of
-    the vector can be computed without the rest.
+    Every entry of the row depends only on the same entry of normals and buffer, so a part
+    of the vector can be computed without the rest.
 
     Attributes:
       memory_vectors: rows of the buffer.
-      key_terms: number of steps, up to the present one, whose normals a row draws.
-      row_scale: factors by which rows are multiplied in the end, shape [n], or None.
+      key_terms: number of steps, up to the current one, whose normals a row needs.
+      row_scale: factors by which finished rows are multiplied, shape [n], or None.
     """
 
     memory_vectors = 0
@@ -43,10 +45,10 @@ class Recurrence(abc.ABC):
     row_scale: np.ndarray | None = None
 
     def row(self, normals: Normals, buffer: tf.Tensor, step: tf.Tensor) -> Row:
-        """The row of a step, and the rows of the buffer that change.
+        """Returns the row of a step, and the rows of the buffer that change.
 
         Args:
-          normals: gives the normals of any step up to this one.
+          normals: function that returns the normals of any step up to this one.
           buffer: float32, shape [memory_vectors, size], after the steps before.
           step: int64 scalar.
         """
@@ -57,13 +59,13 @@ class Recurrence(abc.ABC):
 
     @abc.abstractmethod
     def _row(self, normals: Normals, buffer: tf.Tensor, step: tf.Tensor) -> Row:
-        """`row`, before it is scaled."""
+        """Returns the same as `row`, before scaling."""
 
 
 class Regeneration(Recurrence):
-    """`y[i] = sum_j N[i, i-j] z[i-j]` with `N = C^-1`: earlier normals are drawn again.
+    """Computes `y[i] = sum_j N[i, i-j] z[i-j]`, `N = C^-1`; regenerates earlier normals.
 
-    Nothing is kept. `N` is banded, or full (a dense strategy).
+    There is no buffer. `N` is banded, or full (a dense strategy).
     """
 
     def __init__(self, rows: _Rows) -> None:
@@ -79,7 +81,7 @@ class Regeneration(Recurrence):
         first = normals(steps[:together], weights[:together])
         if together == terms:
             return first, ()
-        # A term of weight 0 completes the last pair.
+        # Terms of weight 0 fill up the last group.
         missing = [[0, -terms % at_once]]
         steps, weights = tf.pad(steps, missing), tf.pad(weights, missing)
 
@@ -95,7 +97,7 @@ class Regeneration(Recurrence):
 
 
 class KeptNormals(Recurrence):
-    """The same numbers as `Regeneration`, to float precision, from normals that are kept.
+    """Computes the numbers of `Regeneration`, to float precision, from stored normals.
 
     Slot `i % memory_vectors` of the buffer holds `z[i]`.
     """
@@ -129,7 +131,7 @@ def _plus_terms(
     step: tf.Tensor,
     at_once: int = 1,
 ) -> tf.Tensor:
-    """Adds those of the terms `begin, ..., end - 1` that exist, in this order."""
+    """Adds the terms `begin, ..., end - 1`, as far as they exist, in this order."""
     if end <= _TERMS and at_once == 1:
         for j in range(begin, end):
             total = add(tf.constant(j), total)
@@ -143,7 +145,7 @@ def _plus_terms(
     )[1]
 
 
-# XLA compiles each to one pass without copies of variables, once for all models.
+# XLA compiles each function to one pass without copies of variables, once for all models.
 _compiled = shared_function(jit_compile=True)
 
 
@@ -162,7 +164,7 @@ def _sum(
 
 
 class RingBuffer(Recurrence):
-    """Forward substitution with a banded `C`; keeps its last `bands - 1` outputs.
+    """Forward substitution with a banded `C`; stores its last `bands - 1` outputs.
 
     `y[i] = (z[i] - sum_{0<j<bands} C[i, i-j] y[i-j]) / C[i, i]`. Slot
     `i % memory_vectors` of the buffer holds `y[i]`.
@@ -183,8 +185,8 @@ class RingBuffer(Recurrence):
         past = tf.gather(weights, (step - 1 - slots) % self.memory_vectors + 1)
         fresh = normals(step[None], tf.constant(_ONE))
         if self._jit_compile:
-            # TensorFlow copies a variable that is written row by row whenever it is
-            # read; XLA reads it where it is, once.
+            # TensorFlow copies a variable that is written row by row whenever it is read;
+            # XLA reads it once, in place.
             output = _solution(fresh, weights[0], past, buffer)
         else:
             product = tf.linalg.matvec(buffer, past, transpose_a=True)
@@ -196,12 +198,12 @@ class RingBuffer(Recurrence):
 def _solution(
     fresh: tf.Tensor, diagonal: tf.Tensor, past: tf.Tensor, buffer: tf.Tensor
 ) -> tf.Tensor:
-    # Not matvec, which is a separate kernel that reads the buffer again.
+    # This is not matvec, which would be a separate kernel that reads the buffer again.
     return (fresh - tf.reduce_sum(past[:, None] * buffer, axis=0)) / diagonal
 
 
 class GeometricBuffers(Recurrence):
-    """Buffered linear Toeplitz: `C^-1` is a sum of a few geometric sequences.
+    """Buffered linear Toeplitz strategy, whose `C^-1` is a sum of geometric sequences.
 
     `y = z + sum_m inverse_output_scales[m] s[m]`, then
     `s[m] = inverse_decays[m] s[m] + z`; see `matrices.BufferedToeplitz`.
@@ -214,7 +216,7 @@ class GeometricBuffers(Recurrence):
         self.memory_vectors = sums.memory_vectors
 
     def _row(self, normals: Normals, buffer: tf.Tensor, step: tf.Tensor) -> Row:
-        # NaN past the horizon, as in _Rows.at.
+        # The factor is NaN past the horizon, as in _Rows.at.
         one = tf.where(step < self._num_steps, 1.0, np.nan)
         scales, decays = tf.constant(self._scales), tf.constant(self._decays)
         slots = tf.range(self.memory_vectors, dtype=tf.int64)
@@ -229,19 +231,19 @@ def recurrence_of(
     keep_normals: bool = False,
     jit_compile: bool = True,
 ) -> Recurrence:
-    """The recurrence for a strategy matrix.
+    """Returns the recurrence for a strategy matrix.
 
     Args:
       matrix: C.
-      keep_normals: whether to keep earlier normals that are needed again.
-      jit_compile: False where XLA is missing: sums over a buffer are then matrix products.
+      keep_normals: True to store earlier normals that are needed again.
+      jit_compile: False without XLA; sums over a buffer are then matrix products.
 
     Raises:
       TypeError: for a kind of matrix that cannot be streamed.
     """
     streaming = matrix.streaming()
     if isinstance(streaming, matrices.Regeneration):
-        # The factors of the rows are part of the weights.
+        # The weights include the factors of the rows.
         keeps = keep_normals and streaming.terms > 1
         keeps = keeps and matrix.core.banded_inverse() is not None
         rows = _Rows(streaming, streaming.row_scale)
@@ -274,10 +276,10 @@ class _Rows:
         self._rows, self._row_scale = streaming.rows().astype(np.float32), row_scale
 
     def at(self, step: tf.Tensor) -> tf.Tensor:
-        """Entries `M[step, step - j]`, shape [terms]; 0 for steps before the first.
+        """Returns `M[step, step - j]`, shape [terms]; 0 for steps before the first.
 
-        All are NaN past the horizon: even if a caller's compiled graph drops the
-        assertion, no noise is used twice.
+        All entries are NaN past the horizon, so no noise is used twice even if a caller's
+        compiled graph drops the assertion.
         """
         rows = tf.constant(self._rows)
         row = rows[0] if len(self._rows) == 1 else tf.gather(rows, step)

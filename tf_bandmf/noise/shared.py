@@ -10,35 +10,37 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-# For functions that steps rarely run: if they were inlined, each step would skip their
-# operations one by one.
+# Option for functions that steps rarely run: if they were inlined, every other step would
+# skip their operations one by one.
 NOT_INLINED = {"_noinline": True}
 by_itself = functools.partial(
     tf.function, autograph=False, experimental_attributes=NOT_INLINED
 )
 
-# Units of `near_length`: 8 to 2^27.
+# The units of `near_length`: 8 to 2^27.
 _UNITS = 1 << np.arange(3, 28, dtype=np.int32)
 
-# The collections that a function's graph shares with the outer graph, without a copy.
+# The collections that a function's graph shares with the outer graph instead of copying
+# them.
 _SHARED = ("variables", "local_variables", "trainable_variables")
 
 
 def shared_function(
     function: Callable[..., Any] | None = None, **options: Any
 ) -> Callable[..., Any]:
-    """A `tf.function` of a function that outlives the models that call it.
+    """Returns a `tf.function` that may outlive the models that call it.
 
-    A graph that is traced within another one gets a copy of the outer graph's collections,
-    which keep the whole outer graph in memory: that of a model's step would be kept for as
-    long as the process runs. So the collections are removed while the function is called.
+    A graph that is traced within another graph gets a copy of the outer graph's
+    collections, which keep the whole outer graph in memory; the graph of a model's step
+    would be kept for as long as the process runs. Therefore the collections are removed
+    while the function is called.
 
     Args:
-      function: function of tensors, variables and Python numbers; it closes over no
-        tensor. It may be left out, for use as a decorator. If XLA compiles it, integer
-        variables are passed by value: they may be on the host when all else is on a GPU,
-        and a compiled program cannot read a variable of another device. Float variables
-        are read within it: outside, TensorFlow would copy them.
+      function: function of tensors, variables and Python numbers that does not close over a
+        tensor; omitted in use as a decorator. If XLA compiles it, integer variables are
+        passed by value: they may be on the CPU when all else is on a GPU, and a compiled
+        program cannot read a variable of another device. Float variables are read inside
+        the function, because TensorFlow would copy them outside.
       **options: options of `tf.function`.
 
     Returns:
@@ -68,10 +70,10 @@ def _value(argument: Any) -> Any:
 
 
 def near_length(count: tf.Tensor) -> tf.Tensor:
-    """One of few lengths: at least a count, and at most an eighth of it or 8 above it.
+    """Rounds a count up to one of few lengths, by at most an eighth of it or 8.
 
-    XLA compiles a program for each length: vectors whose length varies are padded to one
-    of these.
+    XLA compiles a program for each length, so vectors of varying length are padded to one
+    of these lengths.
 
     Args:
       count: int32 scalar.

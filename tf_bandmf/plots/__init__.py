@@ -1,4 +1,4 @@
-"""Functions that draw pictures; they need matplotlib: `pip install "tf-bandmf[plot]"`.
+"""Functions that draw plots; they need matplotlib: `pip install "tf-bandmf[plot]"`.
 
     from tf_bandmf import plots
 
@@ -6,9 +6,9 @@
     axes.figure.savefig("error.png")
 
 Every function takes an optional matplotlib axes and returns the axes that it drew on.
-Lines differ in color and in dash, in colors that color-blind readers can tell apart (Okabe
-and Ito, 2008); the color maps of heat maps are perceptually uniform. Errors are standard
-deviations per coordinate, in units of `l2_norm_clip`.
+Lines differ in color and in dash pattern; color-blind readers can distinguish the colors
+(Okabe and Ito, 2008). The color maps of heat maps are perceptually uniform. Errors are
+standard deviations per coordinate, in units of `l2_norm_clip`.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ if TYPE_CHECKING:
     from tf_bandmf.planning.compare import Comparison
     from tf_bandmf.planning.plan import Plan
 
-# Okabe and Ito (2008), in an order in which neighbors differ most; without yellow, which
-# is pale on white.
+# The palette of Okabe and Ito (2008), ordered so that neighbors differ most; without
+# yellow, which is pale on white.
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#000000", "#56B4E9", "#E69F00")
 DASHES = ("-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1)), (0, (1, 3)))
 _UNIT = "units of the clip norm"
 _ROWS = 64
-# The color scale is linear below this part of the largest entry, and logarithmic above.
+# The color scale is linear below this fraction of the largest entry, and logarithmic above.
 _LINEAR_PART = 0.01
 
 
 def comparison_bars(table: Comparison, axes: Any | None = None) -> Any:
-    """RMSE and MaxSE of each mechanism as horizontal bars, the best on top.
+    """Plots RMSE and MaxSE of each mechanism as horizontal bars, the best on top.
 
     Args:
       table: a table from `tf_bandmf.compare`.
@@ -65,7 +65,7 @@ def comparison_bars(table: Comparison, axes: Any | None = None) -> Any:
 
 
 def per_step_error(plans: Mapping[str, Plan], axes: Any | None = None) -> Any:
-    """Standard deviation of the noise in the model after each step.
+    """Plots the standard deviation of the noise in the model after each step.
 
     Args:
       plans: plans by name.
@@ -84,10 +84,10 @@ def per_step_error(plans: Mapping[str, Plan], axes: Any | None = None) -> Any:
 def accumulated_noise(
     plans: Mapping[str, Plan], seed: int = 0, axes: Any | None = None
 ) -> Any:
-    """One draw of the noise in a model coordinate, in a band of +- 1 standard deviation.
+    """Plots a sample of a coordinate's noise, in a band of +- 1 standard deviation.
 
-    All plans get the same normals, from NumPy's generator: this is a picture, not the
-    noise of a run.
+    All plans use the same normals, from NumPy's generator; the plotted noise is not the
+    noise of any run.
 
     Args:
       plans: plans by name.
@@ -117,7 +117,7 @@ def _steps(plan: Plan) -> np.ndarray:
 
 
 def _deviation(plan: Plan) -> np.ndarray:
-    """The deviation of the noise after each step, for `l2_norm_clip = 1`; shape [n]."""
+    """Returns the noise's standard deviation after each step for clip norm 1; shape [n]."""
     per_step = plan.strategy.per_step_squared_error(plan.workload)
     return plan.unit_noise_stddev * np.sqrt(per_step)
 
@@ -127,11 +127,11 @@ def epsilon_of_delta(
     deltas: Sequence[float] | None = None,
     axes: Any | None = None,
 ) -> Any:
-    """The pairs (epsilon, delta) that hold for one run of each plan.
+    """Plots the pairs (epsilon, delta) that hold for one run of each plan.
 
     Args:
       plans: plans by name; a point marks the pair that each plan was made for.
-      deltas: in (0, 1); by default from 1e-3 to 1e-10.
+      deltas: values of delta in (0, 1); by default from 1e-3 to 1e-10.
       axes: axes to draw on; by default those of a new figure.
 
     Raises:
@@ -160,14 +160,14 @@ def training_curves(
     quantity: str = "test accuracy",
     axes: Any | None = None,
 ) -> Any:
-    """A quantity after each epoch: mean over runs, in a band of +- 1 standard error.
+    """Plots the mean of a quantity over runs, in a band of +- 1 standard error.
 
     Args:
-      runs: runs by name; for each run one value per epoch, such as
+      runs: runs by name; each run is a list of one value per epoch, such as
         `history.history["val_accuracy"]`. All runs of a name have the same number of
         epochs.
-      quantity: label of the axis. Values that are measured on training data are not
-        covered by the guarantee: do not publish them.
+      quantity: label of the axis. The guarantee does not cover values that are measured on
+        training data; do not publish them.
       axes: axes to draw on; by default those of a new figure.
 
     Raises:
@@ -200,15 +200,15 @@ def training_curves(
 def strategy_matrix(
     strategy: Strategy, rows: int = _ROWS, axes: Any | None = None
 ) -> Any:
-    """A heat map of C, for its first `rows` steps.
+    """Plots a heat map of C, for its first `rows` steps.
 
     Args:
       strategy: strategy of n steps.
-      rows: the most rows and columns drawn.
+      rows: maximum number of rows and columns drawn.
       axes: axes to draw on; by default those of a new figure.
 
     Returns:
-      The axes. Column j is what step j adds to the released sequence.
+      The axes. Column j is the contribution of step j to the released sequence.
 
     Raises:
       ImportError: if matplotlib is not installed.
@@ -220,11 +220,11 @@ def strategy_matrix(
 def noising_matrix(
     strategy: Strategy, rows: int = _ROWS, axes: Any | None = None
 ) -> Any:
-    """A heat map of C^-1, for its first `rows` steps: row i makes step i's noise from Z.
+    """Plots a heat map of C^-1, for its first `rows` steps; row i gives step i's noise.
 
     Args:
       strategy: strategy of n steps.
-      rows: the most rows and columns drawn.
+      rows: maximum number of rows and columns drawn.
       axes: axes to draw on; by default those of a new figure.
 
     Returns:
@@ -255,10 +255,10 @@ def _heat_map(
     if name == "C" and block.min() >= 0.0:
         color_map, scale = "cividis", colors.Normalize(0.0, largest)
     else:
-        # Small entries are many, so the scale shows them; 0 is in the middle of the colors.
+        # The scale resolves the many small entries; 0 is in the middle of the colors.
         color_map = "PuOr_r"
         scale = colors.SymLogNorm(_LINEAR_PART * largest, vmin=-largest, vmax=largest)
-    # C is lower triangular: nothing is drawn above the diagonal.
+    # C is lower triangular, so nothing is drawn above the diagonal.
     shown = np.ma.masked_where(np.triu(np.ones_like(block), 1) > 0, block)
     last = size - 0.5
     image = axes.imshow(
@@ -278,12 +278,12 @@ def _heat_map(
 
 
 def plan_overview(name: str, plans: dict[str, Plan], figure: Any) -> Any:
-    """C and C^-1, per-step error, accumulated noise and epsilon(delta) of a plan.
+    """Plots C, C^-1, per-step error, accumulated noise and epsilon(delta) of a plan.
 
     Args:
       name: name of the plan to show.
-      plans: plans by name; all of them are drawn into the panels of errors and noise.
-      figure: a matplotlib figure or subfigure, drawn on.
+      plans: plans by name; all of them appear in the panels of errors and noise.
+      figure: matplotlib figure or subfigure to draw on.
 
     Returns:
       The axes, shape [2, 3]; the last one lists the plan's numbers as text.
@@ -312,7 +312,7 @@ def plan_overview(name: str, plans: dict[str, Plan], figure: Any) -> Any:
 
 
 def _axes_to_draw_on(axes: Any | None) -> Any:
-    """The axes that were given, or new ones, with the lines' colors and dashes.
+    """Returns the given or new axes, with the lines' colors and dash patterns.
 
     Raises:
       ImportError: if matplotlib is not installed.
@@ -322,7 +322,7 @@ def _axes_to_draw_on(axes: Any | None) -> Any:
             import matplotlib.pyplot
         except ImportError as error:
             raise ImportError(
-                'Pictures need matplotlib: pip install "tf-bandmf[plot]".'
+                'Plots need matplotlib: pip install "tf-bandmf[plot]".'
             ) from error
         axes = matplotlib.pyplot.subplots(layout="constrained")[1]
     axes.set_prop_cycle(color=COLORS, linestyle=DASHES)
@@ -330,11 +330,11 @@ def _axes_to_draw_on(axes: Any | None) -> Any:
 
 
 def _finish_lines(axes: Any, x_label: str, y_label: str) -> Any:
-    """Labels, a light grid, and a legend where there are several lines."""
+    """Adds labels, a light grid, and a legend if there are several lines."""
     axes.set_xlabel(x_label)
     axes.set_ylabel(y_label)
     axes.grid(alpha=0.25, linewidth=0.6)
     if len(axes.get_legend_handles_labels()[1]) > 1:
-        # A nearly opaque frame keeps lines from crossing the words.
+        # A nearly opaque background keeps lines from obscuring the labels.
         axes.legend(edgecolor="none", framealpha=0.85)
     return axes
