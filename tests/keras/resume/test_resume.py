@@ -239,7 +239,7 @@ def test_a_step_that_was_lost_is_repeated_as_it_was_or_stops(
     if lost in ("edited", "changed"):
         for _ in range(2):
             error = tf.errors.InvalidArgumentError
-            with pytest.raises(error, match=r"is another one now.*as a second run"):
+            with pytest.raises(error, match=r"is not the same now.*as a second run"):
                 again.train_on_batch(batches[0])
             assert_same(again, before)
         figure("stops before anything is released; goes on if the file lacks the step")

@@ -14,12 +14,12 @@ import tensorflow as tf
 from tf_bandmf.keras.compat.keras_objects import given_learning_rate
 
 _Schedule = keras.optimizers.schedules.LearningRateSchedule
-# Prefixes of the metrics that reveal nothing of the training data beyond noisy numbers.
+# Prefixes of metrics that reveal only noisy numbers about the training data.
 _PUBLIC = ("val_", "private_")
 
 
 def each_callback(callbacks: Any) -> list[Any]:
-    """A list of the callbacks given to `fit`: one, several, a `CallbackList`, or None."""
+    """Lists the callbacks given to `fit`: one, several, a `CallbackList`, or None."""
     if isinstance(callbacks, keras.callbacks.CallbackList):
         callbacks = callbacks.callbacks
     return [] if callbacks is None else tf.nest.flatten(callbacks)
@@ -30,7 +30,7 @@ def cautions_of(callbacks: Any, is_kept: bool) -> Iterator[str]:
 
     Args:
       callbacks: the argument of `fit`.
-      is_kept: whether the run has a private state file.
+      is_kept: True if the run has a private state file.
 
     Yields:
       The text of each warning.
@@ -39,9 +39,9 @@ def cautions_of(callbacks: Any, is_kept: bool) -> Iterator[str]:
         monitor = getattr(callback, "monitor", None)
         if isinstance(callback, keras.callbacks.BackupAndRestore) and not is_kept:
             yield (
-                "BackupAndRestore without private_state: a run is resumed with its key, "
-                "which no backup holds. Give fit private_state='run.private', the path of "
-                "a file that you never share."
+                "BackupAndRestore needs private_state: a run can only be resumed with its "
+                "key, which no backup holds. Give fit private_state='run.private', the "
+                "path of a file that you never share."
             )
         if isinstance(callback, keras.callbacks.TerminateOnNaN):
             monitor = "loss"
@@ -58,10 +58,9 @@ def cautions_of(callbacks: Any, is_kept: bool) -> Iterator[str]:
 def restore_backup(model: keras.Model, callbacks: Any) -> None:
     """Lets `BackupAndRestore` restore before the run asks for its first batch.
 
-    The restored step says which batch comes next. The epoch that the callback recorded
-    is ignored: the optimizer's step, which belongs
-    to the weights, says where the run is. The learning rate also comes from the backup;
-    if it differs from the program's, a warning says so.
+    The restored step of the optimizer, which belongs to the weights, determines the
+    next batch. The epoch that the callback recorded is ignored. The learning rate also
+    comes from the backup; if it differs from the program's, a warning says so.
 
     Raises:
       ValueError: if the backup cannot be read.

@@ -1,9 +1,9 @@
 """Warnings that `fit` gives before a budget is spent, and settings that it refuses.
 
-They concern settings that waste a budget, or that act on private data.
+The warnings concern settings that waste a budget, or that act on private data.
 
-They depend on the plan, and on the model's settings and shapes. No value of a record is
-used, except the labels that `plan.batches` looked at.
+Warnings and refusals depend only on the plan and on the model's settings and shapes. No
+value of a record is used, except the labels that `plan.batches` looked at.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from tf_bandmf.sampling.identity import INPUTS, TARGETS
 # At twice the advised rate, models of `benchmarks/utility` lose up to 13 points; at four
 # times that rate, most of what they could learn.
 _RATE_FACTOR = 4.0
-# For more steps than this, the error of a strategy, and so the advised rate, may take long
-# to compute: the rate is then not checked.
+# The learning rate is not checked for more steps than this, because the advised rate,
+# which depends on the strategy's error, may take long to compute.
 _QUICK_STEPS = 2048
-# Smaller differences from the plan's workload hardly change the error, and give no warning.
-# The differences are those of the momentum, of the share of a weight that remains after all
-# steps of decay, and of the relative learning rates, in this order.
+# Largest differences from the plan's workload that give no warning, because they hardly
+# change the error: of the momentum, of the share of a weight that remains after all
+# steps of decay, and of the relative learning rates.
 _MOMENTUM, _SHRINKAGE, _RATE = 1e-3, 0.1, 0.05
 _SCALES = (
     keras.layers.Rescaling,
@@ -49,14 +49,15 @@ _OF_PROBABILITIES = (*_OF_CLASSES, keras.losses.binary_crossentropy)
 
 
 def warn(model: Any, data: Any, labels: Any, callbacks: Any, is_kept: bool) -> None:
-    """Gives the warnings that `fit` can give before its first step.
+    """Gives the warnings that are possible before the first step of `fit`.
 
     Args:
       model: private and compiled.
-      data: the data of `fit`; if it has `element_spec`, the types of its inputs matter.
+      data: the data of `fit`; dtypes of its inputs are checked if it has
+          `element_spec`.
       labels: class numbers of some examples, if they are known.
       callbacks: the argument of `fit`.
-      is_kept: whether the run has a private state file.
+      is_kept: True if the run has a private state file.
     """
     messages = list(cautions_of(callbacks, is_kept))
     if model.built and not model.optimizer.steps_taken:
@@ -119,11 +120,11 @@ def _of_sgd(model: Any) -> Iterator[str]:
     steps = np.unique(np.linspace(0, n - 1, 64).astype(np.int64))
     rates, planned = _rates(inner, steps), workload.learning_rates
     if not np.any(rates):
-        return  # nothing moves, whatever the noise
+        return  # no weight moves at rate 0
     momentum, is_constant = float(inner.momentum), np.ptp(rates) == 0.0
     decay = 1.0 - float(np.mean(rates)) * float(inner.weight_decay or 0.0)
     differs: list[str] = []
-    # For a workload that the caller defined, only the learning rates are compared.
+    # Only the learning rates can be compared with a workload that the caller defined.
     if workload.momentum is not None and workload.decay is not None:
         if abs(momentum - workload.momentum) > _MOMENTUM:
             differs.append(f"momentum={momentum:g} instead of {workload.momentum:g}")
@@ -200,7 +201,7 @@ def refuse_outputs(model: keras.Model, ranges: Mapping[str, Any]) -> None:
 
 
 def _last_layer(model: keras.Model) -> tuple[str | None, str, int]:
-    """Name and activation of the layer of a model's only output, and its last axis.
+    """Name, activation and size of the layer that makes a model's only output.
 
     The name is None, and the size 0, if there is not exactly one output of known shape.
     """
@@ -213,7 +214,7 @@ def _last_layer(model: keras.Model) -> tuple[str | None, str, int]:
 
 
 def _loss_of(model: keras.Model) -> tuple[Any, bool]:
-    """The function of a model's loss, and whether it is known to take logits."""
+    """The loss function of a model; and True if it is known to take logits."""
     loss = keras.losses.get(model.loss) if isinstance(model.loss, str) else model.loss
     function = getattr(loss, "fn", loss)
     if function is loss or function not in _OF_PROBABILITIES:

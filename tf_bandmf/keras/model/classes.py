@@ -26,14 +26,14 @@ _PRIVATE_CLASSES: dict[type, type] = {}
 class PrivateModel:
     """Loads saved models of private classes; all of these are registered under one name.
 
-    The private class of a plain one is made when it is needed. When a file is loaded, it is
-    made from the plain class that the file names. Keras must know that class: as one of its
-    own or KerasHub's, by registration, or from `custom_objects`.
+    The private class of a plain class is made on demand. When a file is loaded, it is
+    made from the plain class that the file names. Keras must know that class: as one of
+    its own or KerasHub's, by registration, or from `custom_objects`.
     """
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> keras.Model:
-        """Makes a private model from what a private class' `get_config` returned."""
+        """Makes a private model from the result of a private class' `get_config`."""
         plain = keras.saving.deserialize_keras_object(
             {**config[_PLAIN], _CONFIG: config[_CONFIG]}
         )
@@ -55,8 +55,8 @@ def private_class(plain_class: type) -> type:
       A subclass of `PrivateTraining` and of `plain_class`; the same one each time.
 
     Raises:
-      TypeError: if it is not a model class, or has a training step of its own, which the
-        private one would replace.
+      TypeError: if `plain_class` is not a model class, or overrides the training step,
+        which the private class replaces.
     """
     if plain_class in _PRIVATE_CLASSES:
         return _PRIVATE_CLASSES[plain_class]
@@ -104,7 +104,7 @@ def plain_config(model: keras.Model) -> dict[str, Any]:
 
 def _get_config(plain_class: type) -> Any:
     def get_config(self: Any) -> dict[str, Any]:
-        """The config of the plain class, and which class that is."""
+        """The config of the plain class, and the name of that class."""
         return {
             _PLAIN: {
                 "module": plain_class.__module__,
@@ -114,8 +114,8 @@ def _get_config(plain_class: type) -> Any:
             _CONFIG: plain_class.get_config(self),  # type: ignore[attr-defined]
         }
 
-    # For classes without a `get_config` of their own, Keras derives the config from the
-    # arguments of `__init__`; the mark tells it to.
+    # This mark tells Keras to derive the config of a class that has no `get_config`
+    # from the arguments of `__init__`.
     copy_config_mark(plain_class.get_config, get_config)  # type: ignore[attr-defined]
     return get_config
 

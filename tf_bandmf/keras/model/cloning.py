@@ -22,7 +22,8 @@ def cloned(
     not be registered. Both models share `Lambda` layers.
 
     Args:
-      model: built, Sequential or functional, private or not; so are models within it.
+      model: built, Sequential or functional, private or not; the same holds for models
+          within it.
       replace: function that returns a layer's replacement; or None, to clone the layer.
       made: clones of layers that several models share, by the ids of the layers.
 
@@ -57,7 +58,8 @@ def cloned(
 
 def _one(layer: Any) -> Any:
     if isinstance(layer, keras.layers.Lambda):
-        # It has no weights; a copy from its config would lose the function's globals.
+        # A `Lambda` has no weights, and a copy from its config would lose the
+        # function's globals.
         return layer
     try:
         return type(layer).from_config(layer.get_config())
@@ -70,7 +72,7 @@ def _one(layer: Any) -> Any:
 
 
 def _called(layer: Any, *args: Any, **kwargs: Any) -> Any:
-    """Calls a cloned layer with the original call's arguments, but no mask=None."""
+    """Calls a cloned layer with the original call's arguments, except mask=None."""
     if kwargs.get("mask", 0) is None:
         del kwargs["mask"]
     return layer(*args, **kwargs)

@@ -52,14 +52,14 @@ def make_private(
         examples, one after another, and needs only the memory of one group: for large
         logical batches. Gradients are still clipped per example, and noise is still
         drawn once for the batch; the plan's budget counts batches, not groups.
-      tables: how the rows of `Embedding` layers get their noise. "dense": all rows in
-        each step. "lazy": when a row is read, it gets the noise of all steps since its
-        last read; when the model is released, all rows get their missing noise. So the
-        cost of a step depends on the rows it reads, not on the size of the tables.
-        Between releases, the layers' weights are those of the last release. Releases
-        happen at the ends of epochs of `fit`, before `evaluate` and `predict`, and by
-        `model.release()`. This needs `keras.optimizers.SGD`. A list of names makes only
-        these layers lazy.
+      tables: "dense" or "lazy" noise for the rows of `Embedding` layers. "dense": all
+        rows get noise in each step. "lazy": when a row is read, it gets the noise of
+        all steps since its last read; when the model is released, all rows get their
+        missing noise. So the cost of a step depends on the rows it reads, not on the
+        size of the tables. Between releases, the layers' weights are those of the last
+        release. Releases happen at the ends of epochs of `fit`, before `evaluate` and
+        `predict`, and by `model.release()`. This needs `keras.optimizers.SGD`. A list
+        of names makes only these layers lazy.
       release_every: None, or the number of steps after which tables are also released.
       alone: names of layers that may run on batches of one although they mix the
         examples of a batch. Layers that cannot be shown to keep examples apart always
@@ -148,7 +148,7 @@ def to_plain(model: keras.Model, into: keras.Model | None = None) -> keras.Model
 
 
 def _again(model: keras.Model) -> keras.Model:
-    """A new model of the plain class with new weights; built if the model is."""
+    """A new model of the plain class with new weights; built if `model` is."""
     plain_class = plain_class_of(model)
     advice = (
         f"Make a plain model yourself, call it on data once, and give it: "
@@ -171,8 +171,9 @@ def _again(model: keras.Model) -> keras.Model:
         config = model.get_build_config()
         if config is not None:
             plain.build_from_config(config)
-        # Keras may call a model built although its layers are not: weights are counted.
-    # Adapters have weights of their own, which are merged.
+        # Keras may mark a model as built although its layers are not, so weights are
+        # counted.
+    # Weights of adapters do not count: they are merged into other weights.
     adapts = any(getattr(layer, "lora_enabled", False) for layer in all_layers(model))
     if len(plain.weights) < len(model.weights) and not adapts:
         raise TypeError(
@@ -184,7 +185,8 @@ def _again(model: keras.Model) -> keras.Model:
 def _copy_state(model: keras.Model, plain: keras.Model) -> None:
     """Copies weights and vocabularies as files do: layer by layer, by the layers' methods.
 
-    So adapters are merged, and what follows from weights (as in `Normalization`) is made.
+    This merges adapters, and computes values that follow from weights (as in
+    `Normalization`).
 
     Raises:
       ValueError: if the plain model has other layers.
@@ -195,8 +197,8 @@ def _copy_state(model: keras.Model, plain: keras.Model) -> None:
     )
     if len(layers) != len(others):
         raise ValueError(
-            f"The plain model has {len(others)} layers with weights, found {len(layers)} "
-            f"in the private one: it must have the same architecture."
+            f"The plain model must have the architecture of the private one: it has "
+            f"{len(others)} layers with weights, the private one has {len(layers)}."
         )
     for layer, other in zip(layers, others):
         other.load_own_variables(_stored(layer))
@@ -204,7 +206,7 @@ def _copy_state(model: keras.Model, plain: keras.Model) -> None:
         [each for each in _layers(one) if hasattr(each, "save_assets")]
         for one in (model, plain)
     )
-    # `into` may have another preprocessing, which keeps its vocabularies.
+    # `into` may have different preprocessing layers, which keep their vocabularies.
     if [type(layer) for layer in layers] == [type(other) for other in others]:
         for layer, other in zip(layers, others):
             with tempfile.TemporaryDirectory() as folder:

@@ -1,9 +1,10 @@
 """Checks the data of `fit`: the plan's batches, or an error that says how to make them.
 
-Little can be checked if the caller makes the batches and guarantees their min separation:
-only the caller knows which example is in which batch. Whether a `tf.data.Dataset` has
-another order in its next pass cannot be seen. The length of a pass is often known: an
-example participates again in the next pass, on average after that many steps.
+Little can be checked if the caller makes the batches and guarantees their min
+separation: only the caller knows which example is in which batch, and a
+`tf.data.Dataset` may silently change its order in its next pass. But the length of a
+pass is often known: an example participates again in the next pass, on average after
+that many steps.
 """
 
 from __future__ import annotations
@@ -35,13 +36,13 @@ _NOT_ITS_BATCHES = (
 
 
 def checked_data(plan: Plan, x: Any, y: Any, kwargs: dict[str, Any]) -> Any:
-    """The data of `fit`, with class weights.
+    """Checks the data of `fit`, and adds class weights to them.
 
     Args:
       plan: plan of the optimizer.
       x: argument of `fit`.
       y: argument of `fit`.
-      kwargs: other arguments of `fit`; loses `class_weight` if that was used here.
+      kwargs: other arguments of `fit`; `class_weight` is removed if it was used here.
 
     Raises:
       TypeError: if the data are not the plan's batches; or, where the plan leaves batches
@@ -77,7 +78,7 @@ def checked_data(plan: Plan, x: Any, y: Any, kwargs: dict[str, Any]) -> Any:
 
 
 def check_inputs(model: keras.Model, data: Any, name: str = "validation_data") -> None:
-    """Raises ValueError if data do not fit a model's only input.
+    """Raises ValueError if data do not match the input of a model with one input.
 
     Keras itself looks at validation data only after the first epoch, when the budget of
     that epoch is spent.
@@ -85,7 +86,7 @@ def check_inputs(model: keras.Model, data: Any, name: str = "validation_data") -
     Args:
       model: built.
       data: `validation_data` of `fit`: (x, y), with arrays, or a `tf.data.Dataset`.
-      name: how an error names the data.
+      name: name of the data in errors.
 
     Raises:
       ValueError: if a dimension differs.
@@ -154,7 +155,7 @@ def scheduled(model: Any, schedule: BatchSchedule, kwargs: dict[str, Any]) -> An
     Args:
       model: private, compiled and built.
       schedule: the data of `fit`.
-      kwargs: other arguments of `fit`; gets the steps per epoch.
+      kwargs: other arguments of `fit`; the steps per epoch are added.
 
     Raises:
       ValueError: if the schedule is not the plan's or the run's, or has fewer steps left
@@ -172,7 +173,7 @@ def scheduled(model: Any, schedule: BatchSchedule, kwargs: dict[str, Any]) -> An
     if asked > left and not (taken % per_epoch and asked - left < per_epoch):
         raise ValueError(
             f"fit asks for {asked} steps, but {left} of the plan's "
-            f"{plan.num_steps} steps are left. The budget is for no more: fit fewer "
+            f"{plan.num_steps} steps are left, and the budget covers no more: fit fewer "
             f"epochs, or make a plan for more."
         )
     if "epochs" not in kwargs and asked < left:

@@ -1,4 +1,4 @@
-"""Prepares the first step: builds optimizer and weights, and makes the checks before it."""
+"""Prepares the first step: builds optimizer and weights, and checks the model."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from tf_bandmf.keras.optimizer.private import PrivateOptimizer
 from tf_bandmf.sampling import batches as batches_lib
 from tf_bandmf.sampling.identity import CONTENT
 
-# The number of made-up examples that layers are tried on.
+# The number of made-up examples on which layers are tried.
 EXAMPLES = 3
 # Tolerances that cover differences by rounding, also in bfloat16.
 _CLOSE = {"rtol": 3e-2, "atol": 1e-4}
@@ -47,7 +47,7 @@ class Contents(NamedTuple):
       x: inputs.
       y: targets.
       sample_weight: weights.
-      rows: which rows belong to each unit.
+      rows: the rows that belong to each unit.
       shares: the share of the clip norm that each example may contribute.
       count: the number of examples, int32 scalar, if the batch is padded.
     """
@@ -89,7 +89,7 @@ def given(data: Any) -> Any:
     data = keras.tree.map_structure(value, data)
     if isinstance(data, tuple) and batches_lib.is_scheduled_batch(data[0]):
         if any(item is not None for item in data[1:]):
-            raise ValueError("A scheduled batch has its y and weights: give it alone.")
+            raise ValueError("A batch of plan.batches has its targets: leave out y.")
         return data[0]
     return data
 
@@ -100,7 +100,7 @@ def num_replicas(model: Any) -> int:
 
 
 def build(model: Any, data: Any = None) -> None:
-    """Builds model and optimizer if they are not built; with this, the run begins.
+    """Builds model and optimizer, if they are not built; the run then begins.
 
     Args:
       model: private and compiled.
@@ -138,9 +138,10 @@ def _refuse_text(targets: Any) -> None:
 def check_examples(model: Any, data: Any) -> None:
     """Refuses layers that mix examples; compares gradients, if the model needs that.
 
-    Layers are checked first, because a layer that mixes examples may turn a single one
-    into something that the loss does not accept. If a user vouches for a layer or wrote a
-    rule, gradients of made-up examples in a batch are compared with those of each alone.
+    Layers are checked first, because a layer that mixes examples may turn a single
+    example into outputs that the loss does not accept. If a user vouches for a layer or
+    wrote a rule, gradients of made-up examples in a batch are compared with those of
+    each alone.
 
     Args:
       model: private, compiled and built.
@@ -226,7 +227,7 @@ def refuse_plain_outer_training(
 def check_layers_alone(
     model: keras.Model, inputs: Any, accepted: Collection[str], quiet: bool
 ) -> None:
-    """Prints which layers run on single examples; refuses layers that mix examples.
+    """Prints the layers that run on single examples; refuses layers that mix examples.
 
     Args:
       model: private, built, and traced for inputs like these.
@@ -255,8 +256,8 @@ def check_layers_alone(
     if not quiet:
         names = ", ".join(f"{each.name} ({type(each).__name__})" for each in layers)
         print(
-            f"tf_bandmf: these layers run on each example by itself, as it could not be "
-            f"shown that they keep examples apart: {names}. That takes longer. Write "
+            f"tf_bandmf: these layers run on each example by itself, because they could "
+            f"not be shown to keep examples apart: {names}. That takes longer. Write "
             f"them with keras.ops instead of tf functions; or vouch for a class that acts "
             f"on each example alone: tf_bandmf.keras.extending.register_per_example_layer.",
             file=sys.stderr,

@@ -1,4 +1,4 @@
-"""Uses Keras' preprocessing layers as `plan.batches(..., map=...)`; cuts them off models.
+"""Makes `map` functions of Keras' preprocessing layers; cuts these layers off models.
 
 Preprocessing layers (vocabularies, encodings, a `FeatureSpace`) have no trained
 weights. Their output for an example is a function of that example alone and belongs in
@@ -39,12 +39,12 @@ def of_adapted(used: Iterable[Any]) -> tuple[str, ...]:
     names = sorted({f"{type(layer).__name__} {layer.name!r}" for layer in adapted})
     return (
         f"Statistics or vocabularies of {', '.join(names)} were computed before the run: "
-        f"where that was done on private data, no noise covers it.",
+        f"if that used private data, the guarantee does not cover it.",
     )
 
 
 class KerasDialect:
-    """Calls layers on batches of one; their random seeds follow from the example's seed."""
+    """Calls Keras layers on one example, with seeds that follow from its seed."""
 
     def adapt(self, function: Any) -> Callable[..., Any] | None:
         """A layer as a function of one example; None if `function` is not a layer."""
@@ -91,7 +91,7 @@ def split_preprocessing(model: keras.Model) -> tuple[keras.Model, keras.Model]:
       model: a model that is Sequential or functional, built, not private, and begins
         with preprocessing layers of Keras: `StringLookup`, `IntegerLookup`, `Hashing`,
         `HashedCrossing`, `CategoryEncoding`, `Discretization`, `TextVectorization`,
-        `Normalization`, `Rescaling`, or what a `FeatureSpace` makes of them.
+        `Normalization`, `Rescaling`, or the layers that a `FeatureSpace` makes of them.
 
     Returns:
       `encode`, from the model's inputs to the numbers that its other layers take, to
@@ -131,7 +131,7 @@ def split_preprocessing(model: keras.Model) -> tuple[keras.Model, keras.Model]:
         )
     if not frontier or last & encoded:
         raise ValueError(
-            f"Model {model.name!r} has an output of preprocessing alone: leave it out."
+            f"Model {model.name!r} has an output of preprocessing layers alone: remove it."
         )
     tensors: Any = tuple(frontier.values())
     if len(frontier) == 1:

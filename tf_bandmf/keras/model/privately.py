@@ -78,8 +78,8 @@ def fit_privately(
     """Trains a Keras model with a privacy budget: advice, plan, training, release.
 
     `tf_bandmf.advise` chooses batch size, sampling, mechanism, clip norm, learning rate,
-    momentum and whether weights are averaged; its choice is printed. To choose yourself,
-    give a `plan` of `tf_bandmf.plan`, an optimizer of your own, or both.
+    momentum and whether weights are averaged; its choice is printed. To choose
+    yourself, pass a `plan` of `tf_bandmf.plan`, a custom optimizer, or both.
 
     One row of x is one unit of privacy. Inputs and targets should have values of about
     1: divide them by public scales.
@@ -95,8 +95,8 @@ def fit_privately(
       plan: a plan for x, instead of a budget.
       optimizer: "sgd", with momentum, or "adam", with advised arguments; or a Keras
         optimizer.
-      loss: as for `compile`; by default what the model is compiled with.
-      metrics: as for `compile`; by default what the model is compiled with.
+      loss: as for `compile`; by default, the loss that the model is compiled with.
+      metrics: as for `compile`; by default, those that the model is compiled with.
       microbatch_size: as for `make_private`.
       additional_run: True if another run used these data: the statement then covers both.
       verbose: as for `fit`; 0 also prints no advice.
@@ -186,7 +186,7 @@ def _are_arrays(x: Any) -> bool:
 
 
 def _number_of(x: Any) -> int:
-    """The number of examples."""
+    """The number of examples in the data of `fit_privately`."""
     first = tf.nest.flatten(x)[0] if isinstance(x, (dict, list, tuple)) else x
     shape = getattr(first, "shape", None)
     if shape:

@@ -6,12 +6,13 @@
     3. update   a function of noisy gradients: the run advances, the optimizer applies them.
     4. measure  the loss and the metrics of the batch, outside of the guarantee.
 
-Nothing changes before the third program: a step that is interrupted until then is repeated.
+Nothing changes before the third program, so a step that is interrupted earlier is
+repeated.
 
 No record stops a step. If a record makes `clip` raise, each example of the
 batch runs by itself, and those that raise contribute zero (invariants 5 and 18). If
-made-up examples make it raise, the model or the loss has a mistake, and the error is
-raised before the first step. A metric that raises becomes NaN.
+`clip` raises for made-up examples, the model or the loss has a mistake, and the error
+is raised before the first step. A metric that raises becomes NaN.
 """
 
 from __future__ import annotations
@@ -153,7 +154,8 @@ class Programs:
         """The scales of the coordinates, or None if the run has no scaling.
 
         Raises:
-          InvalidArgumentError: if the optimizer's moments are not sound.
+          InvalidArgumentError: if a moment of the optimizer is negative, infinite or
+              NaN.
         """
         if self._scales is None:
             return None
@@ -243,7 +245,7 @@ class Programs:
         """The update: the run advances, and gradients are applied, or returned for later.
 
         Args:
-          applies: whether to apply the gradients here.
+          applies: True to apply the gradients here.
         """
         run, model = self._run, self._model
 
@@ -288,7 +290,7 @@ class Programs:
     # Functions that call the programs.
 
     def _everywhere(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """The function, run in each replica."""
+        """A function that runs `function` in each replica."""
 
         @functools.wraps(function)
         def everywhere(*args: Any) -> Any:
@@ -362,7 +364,7 @@ class Programs:
         return self._logs(contents, clipped)
 
     def _without_metrics(self) -> Any:
-        """Training metrics after a record made one raise: all but the loss become NaN.
+        """Training metrics after a record made one raise: NaN, except for the loss.
 
         They stay NaN until they are reset.
         """
@@ -387,7 +389,7 @@ class Programs:
 
 @contextlib.contextmanager
 def _no_records_fault(model: Any) -> Iterator[None]:
-    """Raises UnsupportedModelError for an error that made-up examples, not records, cause.
+    """A context that turns errors of made-up examples into UnsupportedModelError.
 
     Errors of the machine, such as a lack of memory, pass unchanged.
     """
@@ -398,9 +400,9 @@ def _no_records_fault(model: Any) -> Iterator[None]:
     except tf.errors.OpError as error:
         raise UnsupportedModelError(
             f"Model {model.name!r} or its loss raises for made-up examples of the shapes "
-            f"and dtypes of a batch, so that it cannot be told which records it would "
-            f"raise for: {error.message.splitlines()[0]}. Let it take such examples, or do "
-            f"what raises in plan.batches(..., map=...)."
+            f"and dtypes of a batch, so this error would not be the fault of a record: "
+            f"{error.message.splitlines()[0]}. Make it accept such examples, or move the "
+            f"code that raises to plan.batches(..., map=...)."
         ) from error
 
 

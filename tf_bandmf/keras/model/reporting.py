@@ -179,8 +179,8 @@ class PrivacyProgress(keras.callbacks.Callback):
         model.fit(batches, callbacks=[tf_bandmf.keras.PrivacyProgress(), TensorBoard(...)])
 
     WARNING: `epsilon` is `plan.epsilon_after(steps)`, which holds for a number of steps
-    that was fixed in advance. A run that is stopped because of its models has the
-    epsilon of the whole plan.
+    that was fixed in advance. A run that is stopped because of its models' performance
+    has the epsilon of the whole plan.
 
     Args:
       delta: the delta at which epsilon is shown; by default the plan's.

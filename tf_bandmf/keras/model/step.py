@@ -54,11 +54,11 @@ class TrainingState:
     Attributes:
       is_quiet: True if nothing is printed: `fit(verbose=0)`.
       run_file: private state file of `begin_run`; checkpoints are announced to it.
-      programs: the programs of the steps, with a key: everything that they depend on.
+      programs: the programs of the steps, with a cache key of all that they depend on.
       ready: the programs that the current `fit` uses, from its first step on.
-      evaluation: the graph of the last private evaluation, with a key, likewise.
+      evaluation: the graph of the last private evaluation, with its cache key.
       plain_steps: steps of the plain optimizer that the model had before it was private.
-      were_loaded: whether the model's weights were loaded or set.
+      were_loaded: True if the model's weights were loaded or set.
       looked_up: a `LookedUp`, which finds the rows that a batch reads in lazy tables.
     """
 
@@ -198,7 +198,7 @@ class PrivateStep(_Model):
 
     @property
     def _training(self) -> TrainingState:
-        """The state of this model's training, which is saved in no file."""
+        """The state of this model's training, which no file contains."""
         state: TrainingState = self.__dict__.setdefault(_STATE, TrainingState())
         return state
 

@@ -65,7 +65,7 @@ def lazy_layers(model: Any, optimizer: Any) -> list[Any]:
     """The layers whose tables get their noise when rows are read.
 
     Args:
-      model: private and built; its settings say which tables.
+      model: private and built; its settings name the tables.
       optimizer: the model's `PrivateOptimizer`.
 
     Raises:
@@ -125,9 +125,7 @@ def _reason_of(model: Any, layer: Any) -> str | None:
     """The reason why the table of one layer does not support lazy noise, or None."""
     variables = layer.trainable_variables
     if not is_lookup_table(layer, variables):
-        return (
-            "it does more than look rows up (adapters, quantization, a call of its own)"
-        )
+        return "it does more than look rows up (adapters, quantization, a custom call)"
     (table,) = variables
     if table.regularizer is not None:
         return "it has a regularizer, which changes all rows at each step: use weight_decay"
@@ -148,7 +146,7 @@ def _reason_of(model: Any, layer: Any) -> str | None:
 
 
 def with_releases(callbacks: Any, model: Any) -> Any:
-    """The callbacks of `fit`, after one that releases tables at the ends of epochs."""
+    """The callbacks of `fit`, with one before them that releases tables after epochs."""
     releases = keras.callbacks.LambdaCallback(
         on_epoch_end=lambda epoch, logs: model.release()
     )

@@ -311,7 +311,7 @@ class PrivateTraining(BuiltBefore, PrivateStep):
         return optimizer.run.statement(None, remarks, self.weights)
 
     def load_weights(self, *args: Any, **kwargs: Any) -> Any:
-        """Loads weights as Keras does; a run that begins with them states that."""
+        """Loads weights as Keras does; the run's statement then mentions it."""
         super().load_weights(*args, **kwargs)
         self._training.were_loaded = True
 
@@ -321,7 +321,7 @@ class PrivateTraining(BuiltBefore, PrivateStep):
         self._training.were_loaded = True
 
     def set_weights(self, weights: Any) -> None:
-        """Sets weights as Keras does; a run that begins with them states that."""
+        """Sets weights as Keras does; the run's statement then mentions it."""
         super().set_weights(weights)
         self._training.were_loaded = True
 
@@ -397,7 +397,7 @@ class PrivateTraining(BuiltBefore, PrivateStep):
             optimizer.run.close_seal(self.weights)
 
     def get_compile_config(self) -> dict[str, Any]:
-        """A copy with the optimizer: Keras' .h5 writer removes it from the original.
+        """A copy of the config, because Keras' .h5 writer removes its optimizer.
 
         Without the copy, a reloaded model would train with RMSprop and without privacy.
         The settings of the private step are stored with the optimizer's own, where plain

@@ -1,8 +1,8 @@
-"""The conditions of a step, and the errors that it raises if one of them is broken.
+"""Checks the conditions of a step, and raises errors that say what to do.
 
-Its batch must be the one that the accountant assumed for this step. The run must be at the
-step of its key and of its weights, and have budget left. It must not be an unannounced
-second run.
+The batch must be the one that the accountant assumed for this step. The run must be at
+the step of its key and of its weights, and have budget left. It must not be an
+unannounced second run.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from tf_bandmf.keras.run.run import Run
 
 RESTORED = (
-    "The optimizer and its noise are at different steps: it was restored from a file, and "
-    "files hold no noise key, or a step was interrupted. Training on would add noise that "
-    "the plan did not account for. Resume with the run's private state file, "
+    "The optimizer and its noise are at different steps: the optimizer was restored from a "
+    "file, which has no noise key, or a step was interrupted. Further training would add "
+    "noise that the plan did not account for. Resume with the run's private state file, "
     "model.fit(batches, private_state=path), or start a new run with a new "
     "PrivateOptimizer and its own budget."
 )
@@ -45,8 +45,8 @@ _IDS = batches_lib.STEP, batches_lib.PLAN_ID, batches_lib.SCHEDULE_ID
 def facts(batch: Any) -> tf.Tensor:
     """Reads the facts about a batch that `checked` needs; in a graph, int64.
 
-    They are the batch's digest; for a batch of a schedule also its fingerprint, step, plan,
-    schedule, part and number of parts.
+    The facts are the batch's digest; for a batch of a schedule, also its fingerprint,
+    step, plan, schedule, part and number of parts.
     """
     with tf.device("/CPU:0"):
         if not batches_lib.is_scheduled_batch(batch):
@@ -102,7 +102,8 @@ def checked(
                 ),
                 (of_plan == plan.plan_id, OTHER_PLAN),
                 (run.membership.schedule_id in (NO_SCHEDULE, schedule_id), OTHER_DATA),
-                # Last: wrong ids also change the fingerprint, and have clearer messages.
+                # Checked last: wrong ids also change the fingerprint, but have clearer
+                # messages.
                 (fingerprint == digest, batches_lib.EDITED),
             ]
     elif plan.participation.has_schedule:

@@ -21,7 +21,7 @@ from tf_bandmf import workloads
 from tf_bandmf.keras.clipping import OUTCOMES, ClippedGradients
 from tf_bandmf.planning.plan import Plan
 
-# Outcomes that are counted. The first outcome, "used", is not: it is the rest.
+# Outcomes of an example. The first one, "used", is not counted: it is the remainder.
 COUNTED = OUTCOMES[1:]
 # `sentence` mentions a share only if it is at least `_CLEARLY` times its noise, and at
 # least `_WORTH_SAYING`.
@@ -35,7 +35,7 @@ class PrivateCounts:
     Attributes:
       clipped: share whose gradient was longer than the clip norm.
       zero: share without any gradient: weight 0, a record on which `map` or `parse`
-        failed, or a loss that does not depend on the weights there.
+        failed, or a loss that does not depend on the weights.
       bad: share whose loss, label or gradient was not finite or not valid.
       noise: standard deviation of each share's noise, at this step.
       steps: number of steps.
@@ -81,13 +81,14 @@ class Counts:
         self._errors: np.ndarray | None = None
         if share:
             weight = np.float32(plan.l2_norm_clip * math.sqrt(share / (1.0 - share)))
-            # Rounded down: the norm never exceeds what the noise is calibrated for.
+            # Rounded down, so that the norm never exceeds the norm that the noise is
+            # calibrated for.
             self._weight = float(np.nextafter(weight, np.float32(0.0)))
 
     def keep_in(self, optimizer: Any) -> None:
-        """Makes a variable of a Keras optimizer in which the steps' noisy counts add up.
+        """Adds a variable for the running sums of noisy counts to a Keras optimizer.
 
-        The counts are noisy, so that files may hold them.
+        The counts are noisy, so files may hold them.
         """
         if self.size:
             self._variable = optimizer.add_variable(

@@ -1,13 +1,13 @@
 """Private evaluations: sums over records that a run releases besides its steps.
 
-Each is one Gaussian mechanism; the plan says how many there may be, and their noise.
+Each evaluation is one Gaussian mechanism; the plan fixes their number and their noise.
 The noise of an evaluation is bound to the step that it follows, to its place among the
 evaluations of that step, to the weights and the records, and to the sum itself (see
-`docs/noise-reuse.md`). So if a run is interrupted and resumed from an earlier step, and all
-of these are the same, it releases the same numbers again, which reveals nothing new. If any
-of them differs, the evaluation gets independent noise, and another one is spent. An
-evaluation is recorded as spent before it is released; all models of a run in a process
-share this record, by the run's key.
+`docs/noise-reuse.md`). So if a run is interrupted and resumed from an earlier step, and
+all of these are the same, it releases the same numbers again, which reveals nothing
+new. If any of them differs, the evaluation gets independent noise, and counts as a new
+one. An evaluation is recorded as spent before it is released; all models of a run in a
+process share this record, by the run's key.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ class Evaluations:
     def __init__(self, plan: Plan, key: NoiseKey | None = None) -> None:
         self._plan, self._key = plan, key
         self._spent: set[str] = set()
-        # Runs with the same test seed have the same key.
+        # Runs with the same test seed have the same key, so their evaluations are not
+        # recorded.
         if key is not None and plan.test_seed is None:
             self._spent = known_runs.evaluations_of(key)
         # The number of evaluations after each step, since the run began or was resumed.
@@ -79,7 +80,7 @@ class Evaluations:
         self.refuse_unreserved()
         sums = np.ascontiguousarray(sums, np.float64)
         if sums.ndim != 1 or not np.all(np.isfinite(sums)):
-            raise ValueError("What is evaluated must be a vector of finite sums.")
+            raise ValueError("The sums of an evaluation must be a finite vector.")
         assert self._key is not None
         place = self._at_step.get(step, 0)
         about = [self._plan.fingerprint, str(step), str(place), str(len(sums)), what]

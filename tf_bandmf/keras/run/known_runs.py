@@ -1,4 +1,4 @@
-"""Records the runs of this process: a second run on the same data or model is noticed.
+"""Records the runs of this process, to detect a second run on the same data or model.
 
 Every `PrivateOptimizer` has a noise key of its own. Two keys on the same data are two
 releases, whose privacy losses add up, however similar their plans and code are: a model
@@ -24,7 +24,7 @@ from tf_bandmf.planning.plan import Plan
 from tf_bandmf.planning.statement import PrivacyStatement
 from tf_bandmf.sampling import identity
 
-# The schedule id if there is no schedule: the caller makes the batches.
+# Schedule id of runs whose batches the caller makes, without a schedule.
 NO_SCHEDULE = -1
 SECOND_RUN = (
     "This is a second run: a run of this process trained on the same weights or examples "
@@ -56,7 +56,7 @@ def evaluations_of(key: NoiseKey) -> set[str]:
 
 
 def forget() -> None:
-    """Forgets all runs; for tests, each of which starts without runs."""
+    """Forgets all runs, so that each test starts without any."""
     _RUNS.clear()
     _EVALUATIONS.clear()
 
@@ -66,13 +66,13 @@ class Membership:
 
     Args:
       plan: plan of the run.
-      is_additional: whether the user announced that there may be another run.
+      is_additional: True if the user announced that there may be another run.
       key: key of the run; None before the run has begun.
       trained: the run's trainable weights.
 
     Attributes:
-      schedule_id: id of its schedule; `NO_SCHEDULE` before it has one, or if the caller
-        makes its batches.
+      schedule_id: id of the run's schedule; `NO_SCHEDULE` before the run has one, or if
+        the caller makes its batches.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class Membership:
     def refuse_second(self, weights: Sequence[Any], schedule_id: int) -> None:
         """Raises RuntimeError if this is a second run that was not announced.
 
-        It also raises, announced or not, if another run used the same secret sample.
+        It also raises if another run used the same secret sample, even if announced.
 
         Args:
           weights: all weights of the model.

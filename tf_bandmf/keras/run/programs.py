@@ -1,4 +1,4 @@
-"""Programs that Python calls in a step; checks of what updates and metrics may use.
+"""Compiled programs of a step; checks of the tensors that updates and metrics may use.
 
 Schedules, constraints, regularizers and inner optimizers are the user's code. They are
 traced as a function of noisy gradients. So they cannot reach what another program has
@@ -19,7 +19,7 @@ from tf_bandmf.keras.clipping.independence.state import may_write
 from tf_bandmf.keras.compat.graphs import captured
 from tf_bandmf.keras.compat.keras_objects import handles, metric_handles
 
-# Parts of the errors for tensors of another graph and for symbolic tensors.
+# Parts of TensorFlow's errors for tensors of another graph and for symbolic tensors.
 _OF_OTHER_GRAPHS = ("out of scope", "A KerasTensor cannot be used")
 _HOST = ("PyFunc", "PyFuncStateless", "EagerPyFunc")
 
@@ -79,7 +79,7 @@ class Program:
 
 
 class Update(Program):
-    """A program that may use nothing but its arguments, variables and constants.
+    """A program that may use only its arguments, variables and constants.
 
     Args:
       function: the program's function.
@@ -88,10 +88,10 @@ class Update(Program):
     """
 
     _text = (
-        "The update of the weights {what}: it may carry what was learnt from data without "
+        "The update of the weights {what}: it may carry information from data without "
         "noise. Learning rates, constraints, regularizers and inner optimizers must be "
-        "computed with operations of Keras or TensorFlow, from gradients, variables of "
-        "their own, and numbers."
+        "computed with operations of Keras or TensorFlow, only from gradients, their own "
+        "variables, and constants."
     )
 
     def __init__(
@@ -133,7 +133,7 @@ class Update(Program):
                     f"data"
                 )
             if outside.dtype != tf.resource:
-                self._refuse(f"reads a tensor that is no variable ({inside.name!r})")
+                self._refuse(f"reads a tensor, not a variable ({inside.name!r})")
         definition = graph.as_graph_def()
         nodes = [*definition.node]
         nodes += [n for f in definition.library.function for n in f.node_def]
@@ -143,7 +143,7 @@ class Update(Program):
 
 
 class Measure(Update):
-    """A program of metrics, which see data without noise: it may write only their state."""
+    """A program of metrics: it sees data without noise, and may write only their state."""
 
     _text = (
         "A metric {what}: it would carry training data past clipping and noise. Keep the "

@@ -16,13 +16,13 @@ from tf_bandmf.noise.keys import NoiseKey
 from tf_bandmf.planning.plan import Plan
 
 ENDED = (
-    "The run has ended (end_run), and what it did not use was given back to its budget. "
+    "The run has ended (end_run), and its unused share was given back to the budget. "
     "Start a new run with a new PrivateOptimizer."
 )
 
 
 class Reservation:
-    """The reservation of one run; without an account it reserves nothing.
+    """The reservation of one run; it does nothing if the plan is bound to no ledger.
 
     Args:
       plan: plan of the run.

@@ -1,4 +1,4 @@
-"""One private run: the part of a `PrivateOptimizer` that belongs to no Keras optimizer.
+"""One private run: the part of a `PrivateOptimizer` that Keras does not track.
 
 A step of a run consists of these calls:
 
@@ -81,7 +81,7 @@ class Run:
       inner_optimizer: the optimizer of Keras that applies the noisy gradients.
       scaling: scaling of coordinates, or None.
       keep_normals: see `PrivateOptimizer`.
-      is_additional: whether another run of the process may have trained the same model,
+      is_additional: True if another run of the process may have trained the same model,
         or on the same examples.
 
     Attributes:
@@ -98,14 +98,14 @@ class Run:
         read; chosen before `begin`.
       tables: the state of these tables; None if there are none.
       seal: notices changes of the weights between steps.
-      has_begun: whether the run has a key.
+      has_begun: True if the run has a key.
       generator: the noise generator.
       secrets: key, points, buffer and step.
       turn: a lock that is held while a step is taken.
       vouched: the caller's reasons for changes of the weights, in order.
-      weighs_classes: whether `class_weight` was given to `train_on_batch`, or to `fit`
+      weighs_classes: True if `class_weight` was given to `train_on_batch`, or to `fit`
         under `MinSep`.
-      were_loaded: whether the initial weights had been loaded or set.
+      were_loaded: True if the initial weights had been loaded or set.
       initial_weights: the caller's text on where the initial weights come from, or None.
       resumed: steps at which the run was resumed after an interruption.
     """
@@ -185,7 +185,7 @@ class Run:
         try:
             self.adopt(self.secrets_of(self.key))
         except tf.errors.ResourceExhaustedError as error:
-            raise MemoryError(f"{needed} The device has less.") from error
+            raise MemoryError(f"{needed} The device has less memory.") from error
 
     @functools.cached_property
     def key(self) -> NoiseKey:
@@ -198,8 +198,8 @@ class Run:
     def batches(self, schedule: BatchSchedule) -> BatchSchedule:
         """The schedule with this run's sample, which the run's key decides.
 
-        The exception: if a custom loop began with a schedule that was not joined to a run,
-        the run keeps the sample of that schedule to the end.
+        If a custom loop began with a schedule that was not joined to a run, the run
+        instead keeps the sample of that schedule to the end.
 
         Raises:
           ValueError: if the run began with other data.
@@ -217,14 +217,16 @@ class Run:
 
         Args:
           key: key of the run.
-          **state: the state of the run, as for `SecretState`; by default its beginning.
+          **state: the state of the run, as for `SecretState`; by default, the initial
+            state.
         """
         return SecretState(
             self.generator,
             key,
             self.plan.fingerprint,
             is_bound=self.plan.test_seed is None,
-            # Steps with lazy tables are short, and have programs of their own anyway.
+            # Steps with lazy tables are short, and their own programs are compiled
+            # anyway.
             compiles=bool(self.lazy),
             **state,
         )
@@ -263,7 +265,7 @@ class Run:
         return int(tf.convert_to_tensor(self.inner_optimizer.iterations.value))
 
     def is_restored(self) -> bool:
-        """Tells if no step may be taken: optimizer and noise may be at different steps.
+        """True if no step may be taken: optimizer and noise may be at different steps.
 
         The optimizer was restored from a file, or a step was interrupted.
         """
@@ -272,18 +274,18 @@ class Run:
         return not self.secrets.is_whole or self.iterations != self.step
 
     def refuse_restored(self) -> None:
-        """Raises InvalidArgumentError, before a step begins, if none may be taken."""
+        """Raises InvalidArgumentError if no step may be taken."""
         admission.refuse(admission.RESTORED if self.is_restored() else None)
 
     # The weights between steps.
 
     def close_seal(self, weights: Sequence[Any]) -> None:
-        """Seals the weights that steps left; those of tables are sealed at releases."""
+        """Seals the weights after a step; tables are sealed at releases."""
         self.note_weights(weights)
         self.seal.is_open = False
 
     def note_weights(self, weights: Sequence[Any]) -> None:
-        """Seals the weights that a checkpoint gets, if the run's steps left them."""
+        """Seals the weights of a checkpoint, if they come from the run's steps."""
         if self.seal.is_open and self.step and not self.is_restored():
             self.seal.note(self.eager(weights), self._state_of_steps())
 
@@ -338,7 +340,7 @@ class Run:
         return tf.constant(step, tf.int64), keys, secrets.seed(step)
 
     def sums(self, clipped: ClippedGradients) -> tuple[list[Any], list[Any], list[Any]]:
-        """One replica's part of what a step adds up.
+        """One replica's part of the sums of a step.
 
         Returns:
           The sums of clipped gradients, one for each variable; the counts of examples, one
@@ -359,7 +361,7 @@ class Run:
         """Adds noise to the clipped sum and divides it by the expected batch size.
 
         Args:
-          sums: what `sums` returned, added up over all replicas.
+          sums: results of the method `sums`, added up over all replicas.
           variables: the model's trainable variables, in the order of the sums.
           step: the admitted step, int64 scalar.
           keys: keys of the step's noise, see `SecretState.step_keys`.
@@ -415,7 +417,7 @@ class Run:
             )
 
     def apply(self, noisy: Sequence[Any], variables: Sequence[Any]) -> None:
-        """Lets the inner optimizer apply what `privatize` returned, in each replica.
+        """Lets the inner optimizer apply the result of `privatize`, in each replica.
 
         Args:
           noisy: the noisy gradients.
@@ -434,7 +436,7 @@ class Run:
                 self.inner_optimizer.iterations.assign_add(1)
 
     def refuse_late(self, step: int, weights: Sequence[Any]) -> None:
-        """Raises InvalidArgumentError if the gradients of a step came too late to apply.
+        """Raises InvalidArgumentError if the gradients of a step come too late.
 
         Args:
           step: the step of the gradients.
@@ -465,7 +467,7 @@ class Run:
 
         Args:
           sums: float64, shape [M], to which each unit adds a vector of norm <= 1.
-          what: describes what was summed, and over which records; the noise's key
+          what: description of the summed quantity and the records; the noise's key
             depends on it.
           weights: all weights of the model, in the same order as in `admit`.
 
@@ -570,23 +572,23 @@ class Run:
             remarks += self.tables.remarks()
         remarks += [
             f"Weights were changed between steps; whoever trained the model vouches that "
-            f"no private data had a part in it: {sentence(reason)}"
+            f"the change used no private data: {sentence(reason)}"
             for reason in self.vouched
         ]
         if self.resumed:
             remarks.append(
                 f"The run was interrupted, and resumed at step "
-                f"{', '.join(map(str, self.resumed))}. Steps that had been taken, and that "
-                f"a failure of the machine kept out of its private state file, may have "
-                f"been taken again with other sums and independent noise: the numbers "
-                f"above hold for whoever did not see the lost weights."
+                f"{', '.join(map(str, self.resumed))}. If a failure of the machine kept "
+                f"steps out of the private state file, they may have been taken again "
+                f"with other sums and independent noise: the numbers above then hold only "
+                f"for those who did not see the lost weights."
             )
         remarks.append(
-            f"Initial weights: whoever trained the model vouches that none of these "
-            f"records had a part in them: {sentence(self.initial_weights)}"
+            f"Initial weights: whoever trained the model vouches that they were made "
+            f"without any of these records: {sentence(self.initial_weights)}"
             if self.initial_weights is not None
-            else "Initial weights: loaded, or set by the program; whether these records "
-            "had a part in them is not checked."
+            else "Initial weights: loaded, or set by the program; it is not checked "
+            "whether these records were used to make them."
             if self.were_loaded
             else "Initial weights: as the model was made; this process did not see them "
             "trained without privacy. Weights that were loaded or set are not checked."
@@ -594,7 +596,7 @@ class Run:
         return remarks
 
 
-# XLA computes it in one pass over the numbers.
+# Compiled by XLA, this is one pass over the numbers.
 @shared_function(jit_compile=True, reduce_retracing=False)
 def noisy_mean(
     total: tf.Tensor,

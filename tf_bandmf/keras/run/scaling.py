@@ -32,7 +32,8 @@ UNSOUND = (
     "state was loaded from a damaged file. Go back to a checkpoint of the run from before, "
     "or begin a new run with a smaller learning rate and its own budget."
 )
-# f in `scales`, a share of the root mean square of all sqrt(v): no scale exceeds 1 + 1 / f.
+# The constant f of `scales`: a share of the root mean square of all sqrt(v). No scale
+# exceeds 1 + 1 / f.
 _FLOOR = 0.1
 _OPTIMIZERS = (
     keras.optimizers.Adam,
@@ -88,7 +89,7 @@ class Scaling:
         ]
 
     def is_sound(self) -> tf.Tensor:
-        """Tells if scales can be computed: no moment is negative, infinite or NaN.
+        """True if scales can be computed: no moment is negative, infinite or NaN.
 
         Returns:
           Bool scalar. It is a function of noisy gradients, so that a step may depend on it.

@@ -17,23 +17,23 @@ from tf_bandmf.noise.digests import digest_key, keyed_digest
 from tf_bandmf.noise.keys import NoiseKey
 
 REPEATED = (
-    "The run was resumed, and this step, which it had taken before, is another one now: "
+    "The run was resumed, and this step, which it had taken before, is not the same now: "
     "data, weights, loss, layers, a callback or random seeds differ, or sums are rounded "
     "differently (other versions, processors or numbers of threads; on GPUs operations "
     "that are not deterministic: tf.config.experimental.enable_op_determinism()). Nothing "
     "was released: with independent noise it would be a second run from here on. Resume "
-    "from the newest checkpoint with everything as it was. Or go on as a second run, which "
+    "from the newest checkpoint with everything unchanged. Or go on as a second run, which "
     "composes with this one: load a checkpoint's weights into the model before compile, "
     "give PrivateOptimizer(..., additional_run=True) and another private state file, and "
     "publish tf_bandmf.compose([plan, plan]).statement()."
 )
-_PHILOX = 1  # of TensorFlow's random operations
-# At most this many points stay on the device; then all are read together.
+_PHILOX = 1  # the number of Philox in TensorFlow's random operations
+# The most points that stay on the device before all are read together.
 _MOST_UNREAD = 1000
 
 
 class Drawn(NamedTuple):
-    """A step whose noise was drawn, but of which nothing was released yet.
+    """A step whose noise was drawn, before anything of the step is released.
 
     Attributes:
       step: its number, int64 scalar.
@@ -72,11 +72,11 @@ class SecretState:
         num_parameters]; None for zeros.
       points: points of at least those steps, int64, shape [steps]. Further points are those
         of steps that the run took before it was resumed: such a step is refused if its
-        point differs now. 0 stands for a point that is not known.
+        point differs now. 0 stands for an unknown point.
       is_bound: False for a test key, whose noise protects nobody: the noise follows only
         from key and step, so that runs can be compared.
-      compiles: whether digests of short sums are compiled, too: then steps are faster,
-        but the first one takes longer. The bits are the same.
+      compiles: True to compile digests of short sums, too: steps are then faster, but
+        the first one takes longer. The bits are the same.
 
     Attributes:
       generator, key, step: see above.
@@ -193,7 +193,7 @@ class SecretState:
         total: tf.Tensor | Sequence[tf.Tensor],
         inputs: tf.Tensor | None = None,
     ) -> tuple[tf.Tensor, Drawn]:
-        """Row `step` of `C^-1 Z`, and the drawn step, by which `take` advances.
+        """Draws row `step` of `C^-1 Z`; returns it with the drawn step, for `take`.
 
         Args:
           step: the coming step, int64 scalar.
@@ -257,7 +257,7 @@ class SecretState:
         if self._note is None and not earlier:
             return
         point = int(drawn.point.numpy())
-        # A point that is 0 by chance (1 in 2^64) is not checked: 0 means "not known".
+        # A point that is 0 by chance (1 in 2^64) is not checked: 0 means "unknown".
         if earlier not in (0, point):
             raise tf.errors.InvalidArgumentError(None, None, REPEATED)
         if self._note is not None:

@@ -2,8 +2,8 @@
 
 Between two releases, the current rows are kept here and never shown: they are
 as secret as the key, because a row without its recent noise reveals that no example
-touched it. The layers' variables hold the last release. `docs/large-tables.md` states the
-guarantee, and why it holds.
+touched it. The layers' variables hold the last release. `docs/large-tables.md` states
+the guarantee, and links to its proof.
 
 The noise that a row gets when it is read is bound to all earlier sums of the run, and to
 all earlier learning rates, which decide how much of each step's noise the row gets. The
@@ -59,7 +59,7 @@ class RowSums(NamedTuple):
 
 
 def refusal(inner: Any, plan: Plan) -> str | None:
-    """The reason why optimizer or strategy rule out lazy noise for every table.
+    """The reason why the optimizer or the strategy rules out lazy noise for all tables.
 
     Args:
       inner: optimizer of Keras.
@@ -94,7 +94,7 @@ def update_of(inner: Any, decays: bool) -> LinearUpdate:
 
 
 def environment() -> str:
-    """Describes what decides how sums are rounded; if it changes, so does the noise."""
+    """Describes everything that affects the rounding of sums, and so the noise."""
     threads = tf.config.threading.get_intra_op_parallelism_threads() or os.cpu_count()
     devices = sorted(
         str(tf.config.experimental.get_device_details(gpu).get("device_name"))
@@ -181,7 +181,7 @@ class RunTables:
 
         Args:
           note: function that is called with the step.
-          made: steps at which the run released before it was resumed.
+          made: steps at which the run released its tables before it was resumed.
         """
         self._note_release = note
         self._due = sorted(step for step in made if step > self._secrets.step)
@@ -335,7 +335,7 @@ class RunTables:
         return self._secrets.step - self._released
 
     def was_changed(self) -> bool:
-        """Tells if the layers' variables are not those of the last release."""
+        """True if the layers' variables are not those of the last release."""
         return self._digests() != self._seal
 
     def release(self) -> bool:
@@ -420,7 +420,7 @@ def _reader(read: Reader, is_up_to_date: Reader) -> Reader:
 
 
 def _each_once(ids: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """The distinct rows among the ids, int32, and each id's place there; -1 for no row."""
+    """The distinct rows among the ids, int32; each id's place in them, or -1."""
     unique, places = tf.unique(tf.cast(ids, tf.int32))
     exists = unique >= 0
     # Products, because `tf.where` with a scalar is slower.

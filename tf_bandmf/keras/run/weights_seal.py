@@ -1,4 +1,4 @@
-"""Notices if something other than a private step has changed the weights.
+"""Detects changes of the weights by anything other than a private step.
 
 A plain model that shares layers with a private one can train them without noise, and an
 assignment can change weights, too. When `fit`, `train_on_batch` or a private evaluation
@@ -27,18 +27,19 @@ CHANGED = (
     "The weights are not those that the last private step of this run left: something "
     "else changed them (a plain model that shares them was trained, weights were loaded or "
     "assigned, a callback wrote them, as EarlyStopping(restore_best_weights=True) does). "
-    "If private data had a part in it, the guarantee is gone: go back to weights of the "
+    "If the change used private data, the guarantee is gone: go back to weights of the "
     "run. If not, say so with model.optimizer.vouch_for_weights('what changed them'), "
     "which the statement of model.optimizer.statement() will name."
 )
 STATE_CHANGED = (
     "The state of the inner optimizer (moments, averages) is not that which the last "
     "private step of this run left: something else changed it (a callback assigned it, it "
-    "was loaded or reset). If private data had a part in it, the guarantee is gone. If "
+    "was loaded or reset). If the change used private data, the guarantee is gone. If "
     "not, say so with model.optimizer.vouch_for_weights('what changed it'), which the "
     "statement of model.optimizer.statement() will name."
 )
-# Odd numbers without pattern: 2^64 / golden ratio, and those of splitmix64.
+# Odd multipliers without a pattern: 2^64 / golden ratio, and the constants of
+# splitmix64.
 _FACTORS = tuple(
     int(np.uint64(value).astype(np.int64))
     for value in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
@@ -51,7 +52,8 @@ class WeightsSeal:
 
     Keras does not track this object, and no file holds it: a resumed run digests its
     weights again after its private state file has confirmed them. Digests of earlier
-    weights of the run are kept, so that an earlier checkpoint of the run may be put back.
+    weights of the run are kept, so that an earlier checkpoint of the run may be
+    restored.
 
     Attributes:
       is_open: True while steps are taken: they change the weights, and nothing is compared.
@@ -79,7 +81,7 @@ class WeightsSeal:
         self._digests |= {int(digest_of(weights)), int(digest_of(state))}
 
     def forget(self) -> None:
-        """Accepts any weights the next time."""
+        """Accepts any weights at the next check."""
         self._digests.clear()
 
 
@@ -91,7 +93,8 @@ def digest_of(weights: Sequence[Any]) -> tf.Tensor:
     if device_kind() != "CPU":
         return _device_digest(values)
     with tf.device("/CPU:0"):
-        # Made once here; inside `digest` they would be two operations for each variable.
+        # These constants are made once here; inside `digest` they would be two
+        # operations for each variable.
         row, method = tf.constant([1, -1]), tf.constant("farmhash64")
 
         def digest(value: tf.Tensor) -> tf.Tensor:
