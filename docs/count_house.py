@@ -64,7 +64,7 @@ FOLDERS = {
 # today only ever goes down: a change that takes lines away runs `--lower`, and one that
 # needs more in a folder takes them from another. "other" is what lies beside folders.
 CEILINGS = {
-    "keras": (9_177, 7_000),
+    "keras": (9_175, 7_000),
     "accounting": (2_080, 2_150),
     "planning": (2_187, 1_900),
     "strategies": (1_388, 1_600),
