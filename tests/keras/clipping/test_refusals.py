@@ -183,7 +183,7 @@ MODELS = {
     "frozen": (frozen, "no trainable weights"),
     "stateful": (stateful, "stateful=False"),
     "custom loss": (lambda: custom(CustomLoss), "compute_loss"),
-    "weight of the model": (lambda: custom(OwnsWeight), "layer of its own"),
+    "weight of the model": (lambda: custom(OwnsWeight), "a separate layer"),
     "tied": (tied, "ReversibleEmbedding"),
     "tied in secret": (tied_in_secret, "does not own it"),
     "read by the loss": (read_by_the_loss, "outside the call"),

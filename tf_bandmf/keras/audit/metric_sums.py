@@ -194,7 +194,7 @@ def function_of(
         raise UnsupportedModelError(
             f"Model {model.name!r} cannot be evaluated privately, not even on each "
             f"record by itself: it {error.reason} (in {error.operation.name!r}). Remove "
-            f"that from what it does with training=False."
+            f"this operation from calls with training=False."
         ) from error
 
 
@@ -220,6 +220,6 @@ def _bounded(
 
 
 def _on_grid(vectors: tf.Tensor) -> tf.Tensor:
-    """Whole multiples of 2^-30, rounded towards zero, int64."""
+    """Vectors as int64 multiples of 2^-30, rounded towards zero."""
     # The factor covers rounding errors of the norm, which are smaller than 2^-40.
     return tf.cast(vectors * (_GRID * (1.0 - 2.0**-40)), tf.int64)

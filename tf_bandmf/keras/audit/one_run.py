@@ -33,7 +33,7 @@ class RunAudit:
 
     @property
     def contradicts(self) -> bool:
-        """Tells if one of the audits contradicts the plan's epsilon."""
+        """True if one of the audits contradicts the plan's epsilon."""
         results = (self.black_box, self.white_box)
         return any(result.contradicts for result in results if result is not None)
 
@@ -120,7 +120,7 @@ def audit_run(
         )
     rng = np.random.default_rng(seed)
     included = np.zeros(chosen.size, bool)
-    # Fair coins, tossed again while all of them agree.
+    # Fair coins, tossed again until not all of them agree.
     while included.all() or not included.any():
         included = rng.random(chosen.size) < 0.5
     observer = _Observer(model, plan, data, chosen, included)
@@ -208,8 +208,9 @@ class _Observer:
         """Audits by the scores of the matched filter.
 
         The log-likelihood ratio of a canary is `<S, W - S / 2>` for its signal
-        `S = C g / noise_stddev` and the whitened `W = C y / noise_stddev`. Whether other
-        canaries took part is not known: half of each one's signal is subtracted.
+        `S = C g / noise_stddev` and the whitened `W = C y / noise_stddev`. The auditor
+        does not know which other canaries took part, so half of each one's signal is
+        subtracted.
         """
         dense = self._plan.strategy.matrix.to_dense()
         gram = dense.T @ dense / self._plan.noise_stddev**2

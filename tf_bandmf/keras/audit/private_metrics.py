@@ -68,7 +68,7 @@ class PrivateMetric(abc.ABC):
         """
 
     def describe(self) -> str:
-        """Describes all that decides what is summed; the noise's key depends on it."""
+        """Describes the summed quantity; the noise's key depends on this text."""
         return f"{type(self).__name__} {vars(self)}"
 
 
@@ -197,7 +197,7 @@ class PrivateAUC(PrivateMetric):
     Args:
       bins: number of bins of scores, >= 2: more bins have less rounding error, and more
         noise.
-      from_logits: whether outputs are logits; otherwise they are probabilities.
+      from_logits: True if outputs are logits; otherwise, they are probabilities.
       limit: largest logit that the bins distinguish, > 0.
       name: name in the results.
     """

@@ -1,7 +1,7 @@
-"""Makes Keras' random functions, in one thread, draw the same for all examples.
+"""Makes Keras' random functions, in one thread, return the same draws for all examples.
 
-The self-check compares the gradients of a batch with those of each example alone; for
-these, a random layer would draw other masks than for the batch.
+The self-check compares the gradients of a batch with those of each example alone. A
+random layer would otherwise draw different masks for the two.
 
 Tests that fail if it breaks: `tests/keras/compat/test_fixed_draws.py`, which calls each
 of the functions named here.
@@ -27,7 +27,7 @@ _FUNCTIONS = (
 
 @contextlib.contextmanager
 def without_randomness() -> Iterator[None]:
-    """Makes Keras' random functions draw the same for each example, without dropout."""
+    """Makes Keras' random functions draw equally for each example, without dropout."""
     with contextlib.ExitStack() as stack:
         for name in _FUNCTIONS:
             stack.enter_context(patched(backend.random, name, _alike))

@@ -29,7 +29,7 @@ class _Installed:
       owner: the object that has the function; kept alive, so that its id stays unique.
       before: the owner's own attribute of that name, or `_ABSENT` if it was inherited.
       original: the function that the owner returned for the name.
-      users: how many contexts need it replaced, in all threads.
+      users: number of contexts, in all threads, in which it is replaced.
     """
 
     owner: Any

@@ -2,7 +2,7 @@
 
 On a GPU, Keras runs LSTM and GRU as one operation over all time steps, which does not show
 how it treats the examples. Within a private step, frozen layers run time step by time step,
-as on a CPU. (Recurrent layers that are trained have a rule of their own.)
+as on a CPU. (Recurrent layers that are trained have their own rule.)
 
 Tests that fail if it breaks: `tests/keras/compat/test_recurrent.py`.
 """
@@ -17,7 +17,7 @@ import keras
 from tf_bandmf.keras.compat.keras_objects import takes_training
 from tf_bandmf.keras.compat.patching import patched
 
-# Imported by name, because Keras' function `rnn` hides the module `rnn`.
+# The module is imported by name, because Keras' function `rnn` hides it.
 _RNN = importlib.import_module("keras.src.backend.tensorflow.rnn")
 
 

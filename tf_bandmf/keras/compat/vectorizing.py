@@ -41,7 +41,8 @@ def vectorized_map(function: Callable[[Any], Any], elements: Any) -> Any:
         stack.enter_context(patched(converters, "Squeeze", _squeeze))
         for name in ("batch_mat_mul", "batch_mat_mul_v2", "batch_mat_mul_v3"):
             stack.enter_context(patched(gen_math_ops, name, _repeated))
-        # A loop takes the place of what cannot be converted: that is no error.
+        # TensorFlow runs operations that it cannot convert in a loop, which is not an
+        # error.
         for name in ("error", "warning"):
             stack.enter_context(patched(pfor.logging, name, lambda *_, **__: None))
         return control_flow_ops._pfor_impl(

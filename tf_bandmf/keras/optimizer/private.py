@@ -48,7 +48,7 @@ class NoisyGradients:
         """The same step with changed gradients: scaled, clipped again or masked.
 
         Args:
-          function: function of each gradient. It must see nothing private but the
+          function: function of each gradient. It must use no private data except the
             gradient.
 
         Raises:
@@ -75,8 +75,8 @@ class NoisyGradients:
         """
         if owner is None or self._owner() is not owner:
             raise ValueError(
-                "These gradients are of another run. Apply them with the optimizer of the "
-                "model whose private_gradients made them."
+                "These gradients belong to another run. Apply them with the optimizer of "
+                "the model whose private_gradients made them."
             )
         if self._used:
             raise ValueError(
@@ -106,12 +106,12 @@ class PrivateOptimizer(keras.optimizers.Optimizer):
     Each `PrivateOptimizer` is a separate run with a fresh key. A second run on the same
     weights or examples in a process is refused at its first step, unless it is
     announced by `additional_run=True`: both together spend more than either one;
-    `tf_bandmf.compose` computes how much. WARNING: runs in other processes are not
-    detected.
+    `tf_bandmf.compose` computes the joint cost. WARNING: runs in other processes are
+    not detected.
 
-    If anything but the private step changes the weights, the next step notices and is
-    refused; `vouch_for_weights` allows a change that used no private data. Threads that
-    train with one optimizer take turns.
+    If anything but the private step changes the weights, the next step is refused;
+    `vouch_for_weights` allows a change that used no private data. Threads that train
+    with one optimizer take turns.
 
     The optimizer refuses every path by which unclipped gradients could reach it: `apply`,
     `apply_gradients` and `scale_loss` raise. `inner_optimizer` is an ordinary
@@ -122,17 +122,18 @@ class PrivateOptimizer(keras.optimizers.Optimizer):
       inner_optimizer: a Keras optimizer (instance, name or config).
       plan: the `tf_bandmf.Plan` of the run.
       name: optional name.
-      keep_normals: whether a strategy with a banded inverse keeps its last normals
-        instead of redrawing them: the same noise in less time with more memory
-        (`plan.memory` says how much).
+      keep_normals: True if a strategy with a banded inverse keeps its last normals
+        instead of redrawing them: the same noise in less time, with more memory (see
+        `plan.memory`).
       loss_scale_factor: a power of two, such as 1024, for layers that compute in float16
         (mixed_float16): losses are multiplied by it before the backward pass, and
         gradients are divided by it before they are clipped. It is static: Keras'
         LossScaleOptimizer changes its scale, and skips steps, depending on the data. An
         example whose scaled gradient overflows contributes zero; the step goes on.
-      additional_run: whether another run of this process may have trained the same model
-        or used the same examples; `statement` then covers all of these runs together.
-      clipping: how each example's gradient is clipped: "flat", "automatic", or a
+      additional_run: True if another run of this process may have trained the same
+        model or used the same examples; `statement` then covers all of these runs
+        together.
+      clipping: the way to clip each example's gradient: "flat", "automatic", or a
         `Clipping`, which has more options. The guarantee is the same.
 
     Attributes:
@@ -246,7 +247,7 @@ class PrivateOptimizer(keras.optimizers.Optimizer):
         initial weights do not depend on any of the run's records.
 
         Args:
-          reason: what changed the weights, one line; `statement` publishes it.
+          reason: one line that says what changed the weights; `statement` publishes it.
 
         Raises:
           ValueError: if the reason is empty.
@@ -263,7 +264,8 @@ class PrivateOptimizer(keras.optimizers.Optimizer):
         spent its whole plan.
 
         Args:
-          reason: why it ended, one line; the ledger records it as the caller's claim.
+          reason: one line that says why it ended; the ledger records it as the caller's
+            claim.
           steps: number of steps that the run took; by default those that this process
             has a record of. Give a larger number if a process was killed after its last
             checkpoint and somebody may have seen models or metrics of the lost steps.
@@ -322,12 +324,12 @@ class PrivateOptimizer(keras.optimizers.Optimizer):
         noisy: NoisyGradients,
         update: Callable[[Sequence[tf.Tensor], Sequence[Any]], Any] | None = None,
     ) -> None:
-        """Applies what `model.private_gradients` returned, once.
+        """Applies the result of `model.private_gradients`, once.
 
         Args:
           noisy: noisy gradients of this run's last step.
           update: None for the inner optimizer; or a function of gradients and variables
-            that changes the variables itself. It must use nothing private but the
+            that changes the variables itself. It must use no private data except the
             gradients: it is treated as post-processing.
 
         Raises:
@@ -338,9 +340,9 @@ class PrivateOptimizer(keras.optimizers.Optimizer):
         """
         if not isinstance(noisy, NoisyGradients):
             raise TypeError(
-                f"apply_noisy takes what model.private_gradients(batch) returned, found "
+                f"apply_noisy takes the result of model.private_gradients(batch), found "
                 f"{type(noisy).__name__}: other gradients were not clipped and noised. "
-                f"To change them, use noisy.map(function)."
+                f"To change noisy gradients, use noisy.map(function)."
             )
         weights = noisy.take(self)
         variables, run = variables_of_optimizer(self), self.run
@@ -388,7 +390,7 @@ class PrivateOptimizer(keras.optimizers.Optimizer):
         # Keras sets None: in its base class, and when LossScaleOptimizer wraps it.
         if value is not None:
             raise AttributeError(
-                "loss_scale_factor is that of the whole run: give it to PrivateOptimizer."
+                "loss_scale_factor is fixed for a run: pass it to PrivateOptimizer(...)."
             )
 
     @property
@@ -449,7 +451,7 @@ class PrivateOptimizer(keras.optimizers.Optimizer):
         raise TypeError(
             "A PrivateOptimizer is not copied or pickled: its noise key is secret, and two "
             "with one key would use the same noise for different gradients. Make another "
-            "PrivateOptimizer, which is a run of its own (additional_run=True), or resume "
+            "PrivateOptimizer, which is a separate run (additional_run=True), or resume "
             "this run from its private state file."
         )
 

@@ -58,7 +58,7 @@ class PrivateRun:
     Attributes:
       path: path of the file.
       run: the run whose secrets the file keeps.
-      resumed: whether the weights came from a checkpoint of the run.
+      resumed: True if the weights came from a checkpoint of the run.
     """
 
     def __init__(self, path: str, model: Any) -> None:
@@ -100,7 +100,7 @@ class PrivateRun:
         return schedule
 
     def is_elsewhere(self, path: str | os.PathLike[str]) -> bool:
-        """Tells if the model's run is kept here, and `path` is another file."""
+        """True if the model's run is kept in this file, and `path` is another file."""
         is_same_run = self._model.optimizer.run is self.run
         return is_same_run and os.path.realpath(path) != os.path.realpath(self.path)
 
@@ -113,7 +113,7 @@ class PrivateRun:
         run, header = self.run, self._header
         if run.is_restored():
             raise RuntimeError(
-                "A step was interrupted: these weights are of no step of the run, which "
+                "A step was interrupted: these weights belong to no step of the run, which "
                 "cannot be resumed from them. Resume from the newest checkpoint."
             )
         header["buffer_step"] = run.secrets.step
@@ -166,14 +166,14 @@ class PrivateRun:
         ):
             if header[name] != value:
                 raise ValueError(
-                    f"{self.path} is of a run with another {what}. A run is resumed "
+                    f"{self.path} belongs to a run with another {what}. A run is resumed "
                     f"with everything as it was; a new run needs its own file."
                 )
         key = NoiseKey(HiddenBytes(bytes.fromhex(header["key"])))
         schedule = schedule.join(key.sampler_seed())
         if schedule.schedule_id != header["schedule_id"]:
             raise ValueError(
-                f"{self.path} is of a run on other data, or the same data in another "
+                f"{self.path} belongs to a run on other data, or the same data in another "
                 f"order. A run is resumed with the data that began it."
             )
         step, state = run.iterations, run.secrets

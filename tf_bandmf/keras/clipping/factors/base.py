@@ -32,20 +32,20 @@ _MIN_INNER_PRODUCT_SIZE = 40_000
 
 
 def prefers_forming(terms: int | None, size: int) -> bool:
-    """Says if gradients are formed from T outer products, not measured by inner products.
+    """True if forming gradients of T outer products is faster than inner products.
 
     Args:
-      terms: T, or None if it is not known.
+      terms: T, or None if unknown.
       size: number of parameters of the variable.
     """
     return size <= _MIN_INNER_PRODUCT_SIZE or bool(terms and 2 * terms**2 > size)
 
 
 class Measured(NamedTuple):
-    """The norms of a factor, and what its weighted sum is computed from.
+    """The norms of a factor, and the tensors for its weighted sum.
 
     Attributes:
-      norms: [B], with bounds that hold for what `weighted_sum` adds up.
+      norms: [B], with bounds that hold for the terms of `weighted_sum`.
       tensors: tensors with leading dimension B that the sum is computed from; float32, or
         on accelerators also 16-bit floats, see `norms.kept`.
       weighted_sum: maps weights [B] and the (cleaned) tensors, one argument each, to the
@@ -77,7 +77,7 @@ class Factor(abc.ABC):
         """Returns the gradients themselves, `[B, *shape]` float32."""
 
     def measure(self) -> Measured:
-        """Returns norms and what the weighted sum needs: here, the gradients themselves."""
+        """Returns norms and the tensors for the weighted sum: here, the gradients."""
         pinned = norms.pinned(self.instantiate())
         return Measured(norms.of_examples(*pinned), pinned, _tensordot)
 
@@ -125,7 +125,7 @@ def add_factors(factors: Sequence[Factor]) -> Factor:
 
 @dataclasses.dataclass(frozen=True)
 class Instantiated(Factor):
-    """Gradients that are held as they are, without factors.
+    """Gradients that are stored directly, without factors.
 
     Attributes:
       gradients: `[B, *shape]`.
@@ -175,7 +175,7 @@ class Product(Factor):
     Attributes:
       left: [B, T, I].
       right: [B, T, O].
-      layout: how [I, O] becomes the kernel.
+      layout: the way from [I, O] to the kernel.
       copied: None; or a smaller tensor [B, ...] and the function that makes `left` from
         it, only by copying its numbers. On accelerators, `left` is made once for the
         norms and once more for the sum, and is not kept in between.

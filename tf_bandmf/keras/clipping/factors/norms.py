@@ -43,7 +43,7 @@ _BLOCK = 1024
 
 
 class Norms(NamedTuple):
-    """Squared norms, and upper bounds that include what rounding may hide.
+    """Squared norms, and upper bounds that allow for rounding.
 
     Attributes:
       squared: [B, ...] float64, as measured.
@@ -56,12 +56,12 @@ class Norms(NamedTuple):
 
 
 def in_xla() -> bool:
-    """Says if XLA compiles what is traced now."""
+    """True if XLA compiles the current trace."""
     return GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph())
 
 
 def accelerator() -> bool:
-    """Says if XLA compiles this for a GPU.
+    """True if XLA compiles the current trace for a GPU.
 
     Kernels of a GPU exchange large tensors through memory, and computing a tensor again
     costs less than keeping it; on a CPU it is the other way round.
@@ -81,7 +81,7 @@ def pinned(*tensors: tf.Tensor) -> tuple[tf.Tensor, ...]:
 
 
 def kept(tensor: tf.Tensor) -> tf.Tensor:
-    """Returns a tensor as it is kept until the norms are known.
+    """Returns a tensor in the form in which it is kept until the norms are known.
 
     It is float32; on accelerators, a 16-bit tensor is kept unchanged. That tensor is
     converted to float32 before each computation. The conversion is exact: norms and sums
@@ -157,7 +157,7 @@ def of_last_axis(tensor: tf.Tensor) -> Norms:
 
 
 def of_examples(gradients: tf.Tensor) -> Norms:
-    """Norms [B] of gradients [B, ...] that are added to the sum as they are."""
+    """Norms [B] of gradients [B, ...] that are added to the sum unchanged."""
     size = gradients.shape[1:].num_elements()
     if gradients.shape.rank != 2:
         rows = -1 if size else tf.shape(gradients)[0]

@@ -4,8 +4,8 @@ Some of them round the operands of float32 products. A norm and the sum that it 
 computed in different ways, often by products of matrices. In float32 they agree to 1e-6.
 With operands rounded to TensorFloat-32, bfloat16 or float16 they agree to 1e-3 at best, and
 not at all where terms cancel. No margin of the clip norm makes up for that: contributions
-could be larger than the plan says. Layers may compute in reduced precision: that changes
-which gradient is clipped, but not the norm that it is clipped to.
+could be larger than the plan says. Layers may compute in reduced precision: this
+changes the gradient that is clipped, but not the norm of the result.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import sys
 
 import tensorflow as tf
 
-# GPUs from this compute capability on have TensorFloat-32.
+# The lowest compute capability of GPUs that have TensorFloat-32.
 _TENSOR_FLOAT_32_SINCE = (8, 0)
 _FPMATH_MODES = (
     "TF_SET_ONEDNN_FPMATH_MODE",
@@ -27,8 +27,8 @@ _FPMATH_MODES = (
 def check_process() -> None:
     """Refuses settings that round the operands of float32 products, or prevent tracing.
 
-    If TensorFlow ran all functions as Python code, neither what a step computes nor what it
-    keeps could be analysed.
+    If TensorFlow ran all functions as Python code, a step's computations and state
+    could not be analysed.
 
     Raises:
       RuntimeError: for such a setting; the message says how to change it.
@@ -70,10 +70,11 @@ def check_process() -> None:
 
 
 def turn_tensor_float_32_off() -> None:
-    """Turns TensorFloat-32 off in this process where a GPU has it, and says so.
+    """Turns TensorFloat-32 off in this process if a GPU has it, and prints a message.
 
-    It is on by default, and private training is refused while it is. Devices are queried
-    without initializing them, so that their memory can still be configured.
+    TensorFloat-32 is on by default, and private training is refused while it is on.
+    Devices are queried without initializing them, so that their memory can still be
+    configured.
     """
     option = tf.config.experimental
     if not option.tensor_float_32_execution_enabled():
@@ -93,7 +94,7 @@ def _some_gpu_rounds() -> bool:
 
 
 def _has_tensor_float_32(device: tf.config.PhysicalDevice) -> bool:
-    """Says if a GPU has TensorFloat-32, or has an unknown compute capability."""
+    """True if a GPU has TensorFloat-32, or has an unknown compute capability."""
     details = tf.config.experimental.get_device_details(device)
     capability = details.get("compute_capability")
     return capability is None or tuple(capability) >= _TENSOR_FLOAT_32_SINCE

@@ -28,8 +28,8 @@ class Rows(Factor):
       ids: [B, T] integers below `num_rows`; negative where there is no row.
       values: [B, T, O].
       num_rows: rows of the table.
-      stays_sparse: whether the weighted sum is made of (ids, values) as `tf.IndexedSlices`,
-        in which rows may occur several times.
+      stays_sparse: True if the weighted sum is `tf.IndexedSlices` of (ids, values), in
+        which rows may occur several times.
       product: None; or the gradients of a projection with the same table, which are added:
         left [B, T, num_rows], right [B, T, O].
     """
@@ -71,8 +71,8 @@ class Rows(Factor):
     def instantiate(self) -> tf.Tensor:
         if self.stays_sparse:
             raise UnsupportedModelError(
-                "A table whose noise is drawn when its rows are read is used as a whole, "
-                "such as in a tied output projection: every step touches all of it. Give "
+                "A table whose noise is drawn when its rows are read must not be used as a "
+                "whole (as in a tied output projection), which touches all rows. Give "
                 "make_private tables='dense', or use it for lookups alone."
             )
         values = tf.cast(self.values, tf.float32)

@@ -18,7 +18,7 @@ def _is_quantized(layer: Any) -> bool:
     )
 
 
-# Which layers are refused, and why.
+# Layers that are refused, with the reasons.
 _PROBLEMS: tuple[tuple[Callable[[Any], bool], str], ...] = (
     (
         lambda layer: (
@@ -63,8 +63,8 @@ _PROBLEMS: tuple[tuple[Callable[[Any], bool], str], ...] = (
 def check_supported(model: keras.Model) -> None:
     """Refuses a model that cannot be trained with exact per-example clipping.
 
-    What can only be seen in a forward pass (weights read outside their layer, layers
-    called in loops, added losses) is refused when the step is traced.
+    Problems that show only in a forward pass (weights read outside their layer, layers
+    called in loops, added losses) are refused when the step is traced.
 
     Args:
       model: a built model.

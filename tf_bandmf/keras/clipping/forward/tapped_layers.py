@@ -1,4 +1,4 @@
-"""The layers that are tapped.
+"""Finds the layers whose calls are tapped (recorded).
 
 A unit is the smallest layer whose call accounts for all uses of its weights.
 Containers are opened. A layer that owns weights is a unit, with all layers inside it,
@@ -27,7 +27,7 @@ _CLOSED = (keras.layers.RNN, keras.layers.TimeDistributed)
 
 
 def _is_closed(layer: Any) -> bool:
-    """Says if a layer is tapped as a whole, together with the layers inside.
+    """True if a layer is tapped as a whole, together with the layers inside.
 
     Built for a known number of steps, `TimeDistributed` calls its layer once for each of
     them. It is opened if it has a table inside: a tap of the whole would form gradients of
@@ -51,7 +51,7 @@ class Unit:
       layer: the layer.
       variables: all trainable variables of the layer and its inner layers; only its own
         if the rule opens the layer.
-      rule: how its per-example gradients are computed.
+      rule: the rule for its per-example gradients.
     """
 
     layer: Any
@@ -96,7 +96,7 @@ def find_units(
                 raise UnsupportedModelError(
                     f"Model {model.name!r} owns the weight {weights[0].path!r} itself, "
                     "so that no layer's call accounts for its gradient. Move the "
-                    "weight into a layer of its own."
+                    "weight into a separate layer."
                 )
         elif weights and (opening := opening_rule_for(layer, weights)) is not None:
             units.append(Unit(layer, tuple(weights), opening))
@@ -111,7 +111,7 @@ def find_units(
     missing = [v.path for v in variables if id(v) not in covered]
     if missing:
         raise UnsupportedModelError(
-            f"The weights {missing} of model {model.name!r} are in no layer that can "
-            "be found from it. Make their layers attributes of the model."
+            f"The weights {missing} of model {model.name!r} are in no layer that the "
+            "model refers to. Make their layers attributes of the model."
         )
     return units

@@ -1,4 +1,4 @@
-"""Taps: recording what each layer sees and returns in one forward pass."""
+"""Taps: records inputs and outputs of layers in one forward pass."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ class Recorder:
 
     Args:
       units: the layers to tap.
-      shapes: what is known about each call, in the order of the calls.
+      shapes: the `CallShape` of each call, in the order of the calls.
       size: the batch size.
 
     Attributes:
-      start: how many operations the graph had before.
+      start: number of operations that the graph had before.
       calls: the calls of tapped layers, in the order in which they begin.
       spans: for each call, the numbers of the operations that it made, and the unit; in
         the order in which calls end.
@@ -39,7 +39,7 @@ class Recorder:
         self, units: Sequence[Unit], shapes: Sequence[CallShape], size: tf.Tensor
     ) -> None:
         if tf.executing_eagerly():
-            raise RuntimeError("A pass is recorded in a graph, found eager code.")
+            raise RuntimeError("A pass must be recorded in a graph, found eager code.")
         self._units = units
         self._shapes = shapes
         self._size = size
@@ -51,10 +51,11 @@ class Recorder:
 
     @contextlib.contextmanager
     def tapping(self) -> Iterator[None]:
-        """Directs calls of the units to the recorder, in this thread.
+        """A context that directs calls of the units to the recorder, in this thread.
 
-        The layers' own `call` is restored afterwards, whatever happens. Replicas of a
-        distribution strategy trace in threads that take turns in the middle of a forward
+        The layers' own `call` is restored afterwards, even after an error. Replicas of
+        a distribution strategy trace in threads that take turns in the middle of a
+        forward
         pass: only the thread that replaced a `call` sees the replacement.
         """
         with contextlib.ExitStack() as stack:
@@ -93,7 +94,7 @@ class Recorder:
 
     def unit_of(self, number: int) -> Unit | None:
         """Returns the unit whose call made an operation, given by number, or None."""
-        # Inner calls end first.
+        # Inner calls come first in `spans`, because they end first.
         return next((unit for numbers, unit in self.spans if number in numbers), None)
 
     def _described(
@@ -103,7 +104,7 @@ class Recorder:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> LayerCall:
-        """Notes a call, with what is known about its batch dimensions."""
+        """Notes a call, with the known facts about its batch dimensions."""
         # Calls are in the order in which they begin: an opened layer's call comes before
         # the calls of the layers inside it.
         place = len(self.calls)
@@ -116,9 +117,9 @@ class Recorder:
             or max(tensors, default=-1) >= len(shape.batched)
         ):
             raise UnsupportedModelError(
-                f"Layer {unit.layer.name!r} is not called in the same order when the "
-                "model is traced as on symbolic tensors of Keras, so its gradients cannot "
-                "be followed. Let `call` make the same calls in the same order each time."
+                f"Layer {unit.layer.name!r} is called in another order when the model is "
+                "traced than on Keras' symbolic tensors, so its gradients cannot be "
+                "followed. Let `call` make the same calls in the same order each time."
             )
         call = LayerCall(
             layer=unit.layer,

@@ -18,29 +18,29 @@ Condition = Callable[[Any, Shapes], bool]
 
 
 def _images(layer: Any, shapes: Shapes) -> bool:
-    """Says if all tensors are batches of images: a tensor of rank 3 is a single image."""
+    """True if all tensors are batches of images: a tensor of rank 3 is a single image."""
     return all(len(shape) == 4 for shape in shapes)
 
 
 def _vectors(layer: Any, shapes: Shapes) -> bool:
-    """Says if all tensors have rank 2 or more: a tensor of rank 1 is a single example."""
+    """True if all tensors have rank 2 or more: a tensor of rank 1 is a single example."""
     return all(len(shape) >= 2 for shape in shapes)
 
 
 def _rescaling(layer: Any, shapes: Shapes) -> bool:
-    """Says if scale and offset have no axis for examples."""
+    """True if scale and offset have no axis for examples."""
     most = max(np.ndim(layer.scale), np.ndim(layer.offset))
     return all(most < len(shape) for shape in shapes)
 
 
 def _encoded(layer: Any, shapes: Shapes) -> bool:
-    """Says if rows stay apart: some modes count classes over a whole tensor of rank 1."""
+    """True if rows stay apart: some modes count classes over a whole tensor of rank 1."""
     one_each = layer.output_mode in ("int", "one_hot")
     return one_each or _vectors(layer, shapes)
 
 
 def _text(layer: Any, shapes: Shapes) -> bool:
-    """Says if the length of a text's row does not depend on other texts."""
+    """True if the length of a text's row does not depend on other texts."""
     config = layer.get_config()
     padded = config["output_sequence_length"] is not None
     return padded or config["output_mode"] != "int"
@@ -74,7 +74,7 @@ LAYERS: dict[type, Condition] = {
     for name, condition in _NAMES.items()
     if hasattr(layers, name)
 }
-# Classes of KerasHub, by name, as it need not be installed.
+# Classes of KerasHub, by name, because KerasHub need not be installed.
 HUB = frozenset(
     {
         "keras_hub.src.models.deberta_v3.disentangled_self_attention."

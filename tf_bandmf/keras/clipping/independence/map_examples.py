@@ -1,4 +1,4 @@
-"""Executes a function of one example for each example of a batch by itself."""
+"""Runs a function of one example separately on each example of a batch."""
 
 import contextlib
 from collections.abc import Callable
@@ -66,7 +66,7 @@ def map_examples(
     Args:
       function: takes the nested tensors of one example, and returns a list of tensors.
       elements: nested tensors [B, ...].
-      name: what runs, for messages.
+      name: name of the function, for messages.
 
     Returns:
       Tensors [B, ...].

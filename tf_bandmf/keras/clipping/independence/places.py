@@ -13,7 +13,7 @@ class Place(NamedTuple):
 
     Attributes:
       axis: number of the axis, counted from the front.
-      inner: how many rows each example has, one after the other.
+      inner: number of consecutive rows of each example.
     """
 
     axis: int
@@ -24,12 +24,12 @@ ROWS = Place(0)
 
 
 class CallShape(NamedTuple):
-    """One call of a layer that is tapped, as a walk saw it.
+    """One call of a tapped layer, as a walk recorded it.
 
     Attributes:
       layer: the layer called.
-      batched: for each leaf of the arguments, whether its first dimension is the batch. If
-        none has it, all examples share the output.
+      batched: for each leaf of the arguments, True if its first dimension is the batch.
+        If all are False, all examples share the output.
     """
 
     layer: Any
@@ -40,8 +40,8 @@ class Mixes(Exception):
     """Raised if examples of a batch are shown to meet, or cannot be told apart.
 
     Args:
-      reason: what the model does, as the predicate of a sentence.
-      advice: what to do instead; None for the usual advice.
+      reason: predicate of a sentence that says what the model does.
+      advice: a way out; None for the usual advice.
     """
 
     # Otherwise Keras would wrap the error into a message about arguments.
@@ -57,7 +57,7 @@ class CannotOpen(Exception):
     """Raised if it is not known where an operation puts examples.
 
     Args:
-      reason: what cannot be opened, and why.
+      reason: name of the operation that cannot be opened, and the reason.
     """
 
     _keras_call_info_injected = True

@@ -15,11 +15,10 @@ _vouched: set[type] = set()
 def register_per_example_layer(layer_class: _Class) -> _Class:
     """Vouches that a class of layers acts on each example alone; also a decorator.
 
-    WARNING: nothing checks this. What such a layer returns for an example must be a
-    function of that example, the weights and random numbers, whatever the weights,
-    whatever the other examples, and however many there are. The same must hold for its
-    gradient. If this is wrong, there is no privacy. The model's `privacy_statement`
-    names the class.
+    WARNING: nothing checks this. The result of such a layer for an example must be a
+    function of that example, the weights and random numbers alone, for all weights, all
+    other examples and all batch sizes. The same must hold for its gradient. If this is
+    wrong, there is no privacy. The model's `privacy_statement` names the class.
 
     It is needed only for layers that would otherwise be refused, and saves time for
     layers that would otherwise run on each example by itself.

@@ -1,4 +1,4 @@
-"""State: what a step may read and write, at any depth of nested functions.
+"""The state that a step may read and write, at any depth of nested functions.
 
 A variable that is assigned from data carries them past clipping and noise, into the next
 step or the released model. Only the counters of random generators may change. Code outside
@@ -19,7 +19,7 @@ import tensorflow as tf
 
 from tf_bandmf.keras.compat.graphs import nodes_of, op_def_registry, origin
 
-# Stateful operations that write nothing, and read only what nothing in a step changes.
+# Stateful operations that write nothing, and read only data that no step changes.
 _READS = frozenset(
     "AnonymousHashTable Assert Case CheckNumerics CheckNumericsV2 HashTableV2 If "
     "LookupTableFindV2 LookupTableSizeV2 ReadVariableOp ResourceGather ResourceGatherNd "
@@ -36,7 +36,7 @@ _DRAWS = frozenset(
     "TruncatedNormal".split()
 )
 _ASSIGNS = frozenset({"AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp"})
-# Where `PrintV2` may write to: what is in a file could be read again.
+# The outputs to which `PrintV2` may write. Files could be read again.
 _TERMINAL = frozenset({"stdout", "stderr", "log(info)", "log(warning)", "log(error)"})
 # Operations that are registered as stateless, but run code outside of the graph, read
 # files, or put examples of several calls together.
@@ -44,10 +44,10 @@ _OUTSIDE = frozenset({"PyFuncStateless", "ReadFile", "MatchingFiles", "BatchFunc
 
 
 class NotIndependent(Exception):
-    """Raised if a graph does what a computation of an example's gradient must not do.
+    """Raised if a graph does something that is not allowed in an example's gradient.
 
     Args:
-      reason: what is done, as the predicate of a sentence.
+      reason: predicate of a sentence that says what is done.
       operation: the operation that does it.
     """
 
@@ -60,7 +60,7 @@ class NotIndependent(Exception):
 class Effect(enum.Enum):
     """Something that an operation does in addition to computing its outputs."""
 
-    NONE = "none, or it reads what nothing in a step changes, or prints to the terminal"
+    NONE = "none, except reading data that no step changes, or printing to the terminal"
     DRAWS = "draws from a generator of TensorFlow"
     ASSIGNS = "assigns a variable: allowed for counters of generators"
     UNKNOWN = "may write, keep state, or run code outside of the graph"
@@ -74,7 +74,7 @@ def effect(node: Any) -> Effect:
         return Effect.ASSIGNS
     if node.op == "PrintV2":
         is_pure = node.attr["output_stream"].s.decode() in _TERMINAL
-    elif node.op == "Empty":  # without `init` it shows what was in memory
+    elif node.op == "Empty":  # without `init`, it shows earlier contents of memory
         is_pure = node.attr["init"].b
     else:
         is_stateful = getattr(op_def_registry.get(node.op), "is_stateful", True)
@@ -121,10 +121,10 @@ def refuse_effects(
         of_op = effects(op)
         if Effect.UNKNOWN in of_op:
             raise NotIndependent(
-                f"is of type {of_op[Effect.UNKNOWN]}, or calls it, which is not among the "
-                f"operations that are known to compute their outputs from their inputs "
-                f"and to do nothing else: it may keep state or run code outside of the "
-                f"graph",
+                f"is, or calls, an operation of type {of_op[Effect.UNKNOWN]}, which is "
+                f"not among the operations that are known only to compute outputs from "
+                f"their inputs: it may keep state or run code outside of "
+                f"the graph",
                 op,
             )
         if Effect.ASSIGNS in of_op and not (op.type in _ASSIGNS and read[0] in seeds):

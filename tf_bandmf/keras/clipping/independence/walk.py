@@ -66,12 +66,12 @@ class Walk:
         # Calls of units, in the order in which they begin.
         self.calls: list[CallShape] = []
         self._is_within_unit = False
-        # What units returned once for all examples: the tensor, the tensor repeated for
-        # each example, and the layer.
+        # Results that units returned once for all examples: the tensor, the tensor
+        # repeated for each example, and the layer.
         self._shared: dict[int, tuple[Any, Any, Any]] = {}
         self._overridden: set[int] = set()
         self.alone = list(alone)
-        # What was called, with numbers that must not depend on the batch size.
+        # The log of calls, with numbers that must not depend on the batch size.
         self.log: list[Any] = []
         self._places: dict[int, tuple[Any, Place | None]] = {}
 
@@ -109,7 +109,7 @@ class Walk:
 
     @contextlib.contextmanager
     def _hooks(self) -> Iterator[None]:
-        """Redirects what Keras does with symbolic tensors to this walk."""
+        """Redirects Keras' operations on symbolic tensors to this walk."""
         backend, recurrent = keras_operations.backend, keras_operations.RECURRENT
         none = keras_operations.operations, keras_operations.layer
         hooks: list[tuple[Any, str, Callable[..., Any]]] = [
@@ -144,7 +144,7 @@ class Walk:
         return self.shape(x) if isinstance(x, KerasTensor) else original(x)
 
     def _note(self, *entry: Any) -> None:
-        """Logs what must not change with the batch size.
+        """Logs numbers that must not change with the batch size.
 
         Raises:
           Mixes: if it differs from the log of another size.
@@ -152,8 +152,8 @@ class Walk:
         place = len(self.log)
         self.log.append(entry)
         if self.like is not None and list(self.like[place : place + 1]) != [entry]:
-            # What follows is not compared: the layer that is open now will run alone, and
-            # the model is walked through again.
+            # The calls that follow are not compared: the layer that is open now will
+            # run alone, and the model is walked through again.
             self.like = None
             raise Mixes("computes with the number of examples in the batch")
 
@@ -473,12 +473,12 @@ def _raises(*args: Any, **kwargs: Any) -> Any:
     raise NotImplementedError
 
 
-# Makes a recurrent layer fall back to its general loop.
+# This error makes a recurrent layer fall back to its general loop.
 _not_here = functools.partial(_as_operation, _raises)
 
 
 def _asks_for_symbols(kind: type) -> bool:
-    """Says if a user's layer may treat symbolic tensors unlike other tensors."""
+    """True if a user's layer may treat symbolic tensors unlike other tensors."""
     for base in kind.__mro__:
         if base.__module__.startswith(("keras.", "keras_hub.")):
             break

@@ -3,9 +3,9 @@
 Private training takes the loss of each example alone. A loss that compares examples
 (Cox's partial likelihood, a covariance, in-batch negatives) has no gradient there, and
 would train on noise. A loss made of sums over the batch (Dice, R², hard examples) has a
-gradient there, but is another loss. Both are found by comparing the loss's gradient for the
-outputs of a batch with its gradients for the outputs of each example alone. Outputs and
-targets are made up; their shapes and dtypes are those of the model.
+gradient there, but is a different loss. Both are found by comparing the loss's gradient
+for the outputs of a batch with its gradients for the outputs of each example alone.
+Outputs and targets are made up; their shapes and dtypes are those of the model.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ def check_loss(model: keras.Model, y: Any, y_pred: Any, sample_weight: Any) -> N
       sample_weight: None, or likewise.
 
     Raises:
-      UnsupportedModelError: if several made-up examples together have gradients, but a
-        single one's are zero, not finite, or fail to be computed.
+      UnsupportedModelError: if several made-up examples together have gradients, but
+        those of a single example are zero, not finite, or cannot be computed.
     """
     specs = batches.map_tensors(
         lambda tensor: tf.TensorSpec(tensor.shape, tensor.dtype),
@@ -172,9 +172,9 @@ def _made_up(specs: Any, count: int, as_classes: bool) -> Any:
     """Makes up targets, float32 outputs and weights of 1 for specs [B, ...].
 
     Args:
-      specs: of targets, outputs and weights.
+      specs: specs of targets, outputs and weights.
       count: the number of examples.
-      as_classes: whether targets are 0 or 1 even if they are floats.
+      as_classes: True to make targets 0 or 1 even if they are floats.
     """
     y, p, weight = keras.tree.map_structure(
         lambda s: None if s is None else tf.zeros((count, *_sizes(s)), s.dtype), specs

@@ -1,9 +1,9 @@
 """The compiled loss of each example alone.
 
-The loss of example i is what the compiled loss gives on the batch that consists of
-example i. It is not row i of an unreduced batch loss: Keras' reductions divide by
-counts over the whole batch (of unmasked steps, of weights), which would make the loss
-of one example depend on the others.
+The loss of example i is the compiled loss of the batch that consists of example i. It
+is not row i of an unreduced batch loss: Keras' reductions divide by counts over the
+whole batch (of unmasked steps, of weights), which would make the loss of one example
+depend on the others.
 """
 
 from typing import Any

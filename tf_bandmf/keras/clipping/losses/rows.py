@@ -3,8 +3,8 @@
 Executing a loss for each example by itself costs as many operations as the rest of a
 small model; on a GPU, one example after the other, it takes forty times as long as the
 rest of a large model. Keras' usual losses do not need this: before they are reduced, they
-have a value for each example and position, which depends on nothing but that position
-of the example. A closed list holds their functions, which a class of Keras' own must call.
+have a value for each example and position, which depends only on that position of the
+example. A closed list holds their functions, which a class of Keras' own must call.
 Their arguments are restricted, too: the axis must be the last one, and no class may be
 ignored.
 """
@@ -39,7 +39,7 @@ _REDUCTIONS = ("sum_over_batch_size", "sum", "mean", "none", None)
 def row_losses(
     loss: CompileLoss, y: Any, y_pred: Any, sample_weight: Any
 ) -> tf.Tensor | None:
-    """Returns the loss of every example alone, if the batch's loss has these as its rows.
+    """Returns the loss of every example alone, if these are rows of the batch's loss.
 
     Args:
       loss: from `losses.compiled_loss`.

@@ -1,4 +1,4 @@
-"""Evaluation of a model, with the proof that it keeps records apart, as for a step."""
+"""Evaluates a model, with the proof that it keeps records apart, as for a step."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ def measured_rows(
       y: targets, likewise.
       measure: function of targets and outputs of records, and of a function that returns
         the compiled loss of each record alone; returns a tensor [B, ...].
-      alone: whether the batch is a single record, which cannot be mixed with others.
+      alone: True if the batch is a single record, which cannot be mixed with others.
 
     Returns:
-      What `measure` returned: row i belongs to record i.
+      The result of `measure`, whose row i belongs to record i.
 
     Raises:
       NotIndependent: if a row may depend on other records, a variable is changed, or code

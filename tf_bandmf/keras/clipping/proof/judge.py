@@ -57,8 +57,9 @@ class Structure(NamedTuple):
     Attributes:
       alone: layers that must run for each example by itself: they cannot be opened, or
         examples meet in them.
-      calls: for each call of a tapped layer, in order, which arguments have the batch.
-      log: what walks noted.
+      calls: for each call of a tapped layer, in order, the arguments that have the
+        batch.
+      log: the log of the walks.
     """
 
     alone: tuple[Any, ...]
@@ -78,7 +79,7 @@ def structure_of(
       model: a built model.
       x: its inputs, nested tensors [B, ...], of which shapes and dtypes matter.
       variables: its trainable variables, if it is trained.
-      training: whether it is trained or evaluated.
+      training: True if the model is trained, False if it is evaluated.
 
     Raises:
       UnsupportedModelError: if examples of a batch meet outside of a layer, or a layer's
@@ -98,7 +99,7 @@ def structure_of(
 def refuse_another(
     model: keras.Model, x: Any, variables: Sequence[Any], structure: Structure
 ) -> None:
-    """Refuses a model that does not do what it did when `structure_of` judged it.
+    """Refuses a model that behaves differently than when `structure_of` judged it.
 
     It is called after the step is traced: the user's Python code may behave differently
     each time, for example if it counts calls.
@@ -134,7 +135,7 @@ def _judged(
     sizes = _unused_sizes(model, x)
     with contextlib.suppress(Mixes):
         return _tried(model, x, variables, training, sizes[:2])
-    # A size may occur in the model after all: other sizes are tried before the model is
+    # A size may occur in the model by chance: other sizes are tried before the model is
     # refused.
     try:
         return _tried(model, x, variables, training, sizes[2:4])
@@ -200,7 +201,7 @@ def _walk(
                 "A model must accept any batch size: do not write one into a reshape or a "
                 "layer; in a reshape use ops.shape(x)[0].",
             ) from error
-        # If the model cannot run at all, its trace in TensorFlow says why.
+        # If the model cannot run at all, its trace in TensorFlow raises the reason.
         walk.alone = [*alone, model]
     if any(layer is model for layer in walk.alone):
         return walk

@@ -1,4 +1,4 @@
-"""The forward pass of the step that runs, with the proof that it keeps examples apart."""
+"""The forward pass of a step, with the proof that it keeps examples apart."""
 
 from __future__ import annotations
 
@@ -136,9 +136,9 @@ def _refuse_added_losses(model: keras.Model) -> None:
         if added_losses(layer):
             raise UnsupportedModelError(
                 f"Layer {layer.name!r} ({type(layer).__name__}) added a loss with "
-                "`add_loss` or an activity regularizer. It is not per example, so it "
-                "cannot be clipped. Remove it, or make it an output of the model with "
-                "a loss of its own."
+                "`add_loss` or an activity regularizer. Such a loss is not per example, "
+                "so it cannot be clipped. Remove it, or make it an output of the model "
+                "with its own loss."
             )
 
 

@@ -11,8 +11,8 @@ from tf_bandmf.keras.compat.keras_objects import tensorflow_value
 def regularization_gradients(model: keras.Model) -> list[tf.Tensor]:
     """Returns the gradients of the model's weight regularizers.
 
-    They depend on the weights only, not on data: add them to the *noised* mean
-    gradient. They are not part of what is clipped, and cost no privacy.
+    These gradients depend on the weights only, not on data: add them to the *noised*
+    mean gradient. They are not clipped, and cost no privacy.
 
     Args:
       model: a built model.

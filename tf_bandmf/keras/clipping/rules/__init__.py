@@ -54,7 +54,7 @@ def opening_rule_for(layer: Any, variables: Sequence[Any]) -> Rule | None:
 
 
 def is_registered(rule: Rule) -> bool:
-    """Says if a rule was registered by the user."""
+    """True if a rule was registered by the user."""
     return rule in _registered
 
 

@@ -24,11 +24,11 @@ class LayerCall:
       args: positional arguments of the call.
       kwargs: keyword arguments of the call.
       taps: tensors [B, ...] whose gradients the rule asked for.
-      batched: for each tensor among the arguments, whether its first dimension is
-        the batch.
+      batched: for each tensor among the arguments, True if its first dimension is the
+        batch.
       spread: function that repeats an output that all examples share, to [B, ...]; the
         identity for other outputs.
-      notes: what the rule keeps from the forward pass.
+      notes: values that the rule keeps from the forward pass.
       replaced: operations to which the rule gave a custom gradient.
     """
 
@@ -77,10 +77,10 @@ class Rule(abc.ABC):
     """Computes factors of per-example gradients for one kind of layer.
 
     Attributes:
-      spreads: whether a call whose output is shared by all examples is handled.
-      runs_again: whether the rule runs the layer a second time, on the arguments that have
-        a batch dimension; for other rules, the first argument must have one.
-      opens: whether the rule is only for the layer's own variables, and the layers
+      spreads: True if the rule handles calls whose output all examples share.
+      runs_again: True if the rule runs the layer a second time, on the arguments that
+        have a batch dimension; for other rules, the first argument must have one.
+      opens: True if the rule is only for the layer's own variables, and the layers
         inside are tapped with their own rules.
     """
 
@@ -90,7 +90,7 @@ class Rule(abc.ABC):
 
     @abc.abstractmethod
     def supports(self, layer: Any, variables: Sequence[Any]) -> bool:
-        """Says if the rule is exact for this layer with these trainable variables."""
+        """True if the rule is exact for this layer with these trainable variables."""
 
     @abc.abstractmethod
     def forward(self, call: LayerCall) -> Any:
@@ -110,14 +110,14 @@ class Rule(abc.ABC):
 
 
 def is_plain(layer: Any, *kinds: type | str, adapted: bool = False) -> bool:
-    """Says if a layer is exactly of one of these kinds, with its own `call`.
+    """True if a layer is exactly of one of these kinds, with its own `call`.
 
     A subclass may compute anything: it is left to `PerExampleRule`.
 
     Args:
       layer: a built layer.
       kinds: classes; or full names of classes, if their package need not be installed.
-      adapted: whether it may have an adapter (LoRA).
+      adapted: True if it may have an adapter (LoRA).
     """
     cls = type(layer)
     return (
@@ -166,7 +166,7 @@ class LayerRule(OneTapRule):
 
     Attributes:
       kinds: the classes of layers, for `is_plain`.
-      takes_adapters: whether layers may have adapters (LoRA).
+      takes_adapters: True if layers may have adapters (LoRA).
     """
 
     kinds: tuple[type | str, ...] = ()
@@ -180,7 +180,7 @@ class LayerRule(OneTapRule):
         return all(id(variable) in weights for variable in variables)
 
     def fits(self, layer: Any) -> bool:
-        """Says if the layer computes what the rule assumes; see `is_plain`."""
+        """True if the layer computes what the rule assumes; see `is_plain`."""
         return is_plain(layer, *self.kinds, adapted=self.takes_adapters)
 
     @abc.abstractmethod
@@ -196,9 +196,9 @@ class PreActivationRule(LayerRule):
     """Base of the rules of a kernel and a bias, which tap the sum before the activation.
 
     Attributes:
-      is_product: whether the layer multiplies matrices. XLA splits a product into parts.
-        Unless the product is pinned, XLA keeps these parts for the gradient of the
-        activation, which adds them up again.
+      is_product: True if the layer multiplies matrices. XLA splits a product into
+        parts. Unless the product is pinned, XLA keeps these parts for the gradient of
+        the activation, which adds them up again.
     """
 
     is_product = False

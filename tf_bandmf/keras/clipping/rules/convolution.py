@@ -83,7 +83,7 @@ class Convolved(Factor):
       layer: the convolution.
       inputs: [B, *spatial, C].
       gradient: [B, *output spatial, F].
-      rows: how many of the B rows form one unit.
+      rows: number of the B rows that form one unit.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class Convolved(Factor):
         self._terms = elements(gradient.shape[1:-1])
 
     def of_units(self, rows: int) -> Factor:
-        """See the base class: the rows of a unit are added up as more positions are."""
+        """See the base class: rows of a unit are added up like further positions."""
         return Convolved(self._layer, self._inputs, self._gradient, rows)
 
     def measure(self) -> Measured:
@@ -165,7 +165,7 @@ class Convolved(Factor):
         return self.one_by_one()
 
     def _has_two_dimensional_form(self) -> bool:
-        """Says if TensorFlow's operations for images pad and stride as the layer does."""
+        """True if TensorFlow's operations for images pad and stride as the layer does."""
         layer = self._layer
         return (
             isinstance(layer, keras.layers.Conv2D)
@@ -257,7 +257,7 @@ class Convolved(Factor):
 
 @functools.cache
 def groups_have_gradients() -> bool:
-    """Says if TensorFlow computes gradients of grouped kernels on this CPU (by oneDNN)."""
+    """True if TensorFlow computes gradients of grouped kernels on this CPU (by oneDNN)."""
     with tf.init_scope(), tf.device("CPU:0"):
         try:
             tf.raw_ops.Conv2DBackpropFilter(

@@ -3,7 +3,8 @@
 An adapted kernel (LoRA) is W + s A B with a frozen W (Hu et al., 2021, arXiv:2106.09685),
 so that x (W + s A B) = x W + s (x A) B: two products in a row. With g the gradient of the
 output, the gradient of A is the sum of outer products of x and s g Bᵀ, and that of B the
-sum of outer products of s x A and g. Nothing of the size of W is made for single examples.
+sum of outer products of s x A and g. No tensor of the size of W is made for single
+examples.
 """
 
 import string
@@ -27,7 +28,7 @@ from tf_bandmf.keras.compat.keras_objects import kernel_of, tensorflow_value
 class DenseRule(PreActivationRule):
     """The rule of `Dense`, and of `EinsumDense` with any equation with the batch first.
 
-    A layer may have an adapter if the last letter of the kernel is new.
+    A layer may have an adapter if the last letter of the kernel is not in the inputs.
     """
 
     kinds = (keras.layers.Dense, keras.layers.EinsumDense)
@@ -41,7 +42,7 @@ class DenseRule(PreActivationRule):
         if not super().fits(layer):
             return False
         inputs = _spelled(layer).split(",")[0]
-        # Any rank will do to see whether the equation is understood.
+        # Any rank suffices to check that the equation is understood.
         equation = parsed(_spelled(layer), len(inputs.replace("...", "A")))
         if equation is None:
             return False
@@ -83,7 +84,7 @@ def _of_adapter(
     between, of_down = outputs.replace(last, rank), kernel[:-1] + rank
     scale = layer.lora_alpha / layer.lora_rank
     down, up = _adapter_of(layer)
-    # Each appears in the gradient of the other one.
+    # The gradient of each of A and B contains the other one.
     scaled_down, scaled_up = (
         scale * tf.cast(tf.convert_to_tensor(tensorflow_value(v)), tf.float32)
         for v in (down, up)

@@ -78,7 +78,7 @@ class EmbeddingRule(LayerRule):
 
 
 def is_lookup_table(layer: Any, variables: Sequence[Any]) -> bool:
-    """Says if a layer's only variable is used only for lookups and projections.
+    """True if a layer's only variable is used only for lookups and projections.
 
     Args:
       layer: a built layer.
@@ -88,7 +88,7 @@ def is_lookup_table(layer: Any, variables: Sequence[Any]) -> bool:
 
 
 def is_reverse(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Says if a call with these arguments multiplies with the table."""
+    """True if a call with these arguments multiplies with the table."""
     return bool(args[1] if len(args) > 1 else kwargs.get("reverse", False))
 
 

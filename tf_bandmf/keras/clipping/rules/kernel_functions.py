@@ -55,7 +55,7 @@ class PulledBack(Factor):
     """Gradients of a weight, from those of the kernel that is a function of it.
 
     Attributes:
-      layer: the layer that has both.
+      layer: the layer that has weight and kernel.
       of_kernel: gradients of the kernel.
     """
 

@@ -1,6 +1,6 @@
 """Norm rule of layers that normalize each example and then scale and shift.
 
-The normalized values are what the layer itself returns when it is run with a scale and a
+The normalized values are the output of the layer when it is run with a scale and a
 shift that change nothing.
 """
 

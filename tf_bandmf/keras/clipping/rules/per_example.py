@@ -1,4 +1,4 @@
-"""The rule for layers that have no other, and for those that are executed alone.
+"""The rule for layers without another rule, and for layers that run on single examples.
 
 The layer is differentiated on one example at a time, vectorized where vectorizing is known
 to be right. The gradients are exact for any layer that treats examples separately. The rule
@@ -45,8 +45,8 @@ class PerExampleRule(Rule):
     """Differentiates the layer on each example separately.
 
     Args:
-      alone: whether the layer runs on each example separately in the forward pass, too. A
-        layer that draws random numbers always runs so: its draws are repeated for its
+      alone: True if the layer runs on each example separately in the forward pass, too.
+        A layer that draws random numbers always runs so: its draws are repeated for its
         gradient.
     """
 
@@ -59,7 +59,7 @@ class PerExampleRule(Rule):
         return True
 
     def forward(self, call: LayerCall) -> Any:
-        # Copies, as the state itself is changed during the call.
+        # Copies are kept, because the state itself is changed during the call.
         call.notes["ambient"] = {k: copy.copy(v) for k, v in _ambient().items()}
         call.notes["seeds"] = []
         inputs = _batched(call)
@@ -93,7 +93,7 @@ class PerExampleRule(Rule):
 
 
 def _run(call: LayerCall, inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    """Returns what the layer returns for each example, [B, ...]."""
+    """Returns the layer's output for each example, [B, ...]."""
     rest: list[tf.Tensor] = []
 
     def one_example(

@@ -4,8 +4,8 @@ The equation `inputs,kernel->outputs` of an einsum has one letter for each dimen
 letter is contracted (in inputs and kernel), new (in kernel and outputs), a position (in
 inputs and outputs) or a group (in all three). The gradient of the kernel is an einsum of
 inputs and output gradients alone, so that these two may change places. It is kept as a
-product of the two if there are no groups; kernels with groups are small for the numbers
-that they are multiplied with, and their gradients are formed.
+product of the two if there are no groups; kernels with groups are small compared with
+their inputs, and their gradients are formed.
 """
 
 from __future__ import annotations

@@ -90,13 +90,13 @@ class RecurrentRule(LayerRule):
             count = 2 + isinstance(cell, keras.layers.GRUCell)
             last = ops.split(last, count, axis=-1)[0]
             outputs, *noted = ops.split(outputs, count, axis=-1)
-            # A loop loses the static number of steps. Without it, the graph would contain
-            # both ways to measure, and choose one when it runs.
+            # A loop loses the static number of steps. Without this number, the graph
+            # would contain both ways to measure norms, and choose one when it runs.
             noted = [
                 tf.ensure_shape(part, [None, sequences.shape[1], None])
                 for part in noted
             ]
-            # Back to the order of the inputs.
+            # Outputs return to the order of the inputs.
             if layer.go_backwards:
                 noted = [tf.reverse(part, [1]) for part in noted]
             call.notes.update(noted=noted, sequences=sequences, drops=in_time)

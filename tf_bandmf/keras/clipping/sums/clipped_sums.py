@@ -56,8 +56,8 @@ class ClippedGradients(NamedTuple):
       losses: [B] float32, the loss of each example by itself, sample weights included.
       outputs: the model's predictions, [B, ...], without gradients; [B, K, ...] for
         units of K rows.
-      scales: what each coordinate of the gradients was multiplied by, in the shapes of
-        the variables; empty if gradients were not scaled.
+      scales: factors by which the gradients' coordinates were multiplied, in the shapes
+        of the variables; empty if gradients were not scaled.
       outcomes: [B] int32, indices into `OUTCOMES`: the gradient was used as it is,
         clipped, zero, or bad: its norm or the loss is not finite, as for a label that does
         not exist. Outcomes must be kept private, as norms must.
@@ -110,16 +110,16 @@ def clipped_gradient_sums(
         backward pass, and gradients divided before they are clipped, which is
         exact: small gradients of layers that compute in float16 are not lost. An
         example whose scaled gradient overflows contributes zero.
-      rows: None; or which rows each unit has, [B, K] bool. Then x, y and sample_weight
-        have the shape [B, K, ...], and "example" means a unit, whose loss is the mean
-        of its rows' losses: see `tensors.multi_row`.
+      rows: None; or [B, K] bool, True for the rows that each unit has. Then x, y and
+        sample_weight have the shape [B, K, ...], and "example" means a unit, whose loss
+        is the mean of its rows' losses: see `tensors.multi_row`.
       shares: None; or the fraction of the clip norm that each example is clipped to, [B]
         float32 in [0, 1]. Values outside are moved into this range; NaN becomes 0.
       clipping: flat or automatic, as a whole or in groups of weights. The attribute
         `scaling` is not read: give `scales`.
-      scales: None; or what each coordinate of an example's gradient is multiplied by
-        before it is clipped: positive float32, aligned with the trainable variables and
-        in their shapes. They must not depend on the batch.
+      scales: None; or factors of the coordinates of each example's gradient before
+        clipping: positive float32, aligned with the trainable variables and in their
+        shapes. They must not depend on the batch.
       readers: None; or functions that read tables in place of the layers' variables, by the
         `id` of the variable. The sums of these tables are `tf.IndexedSlices`, in which rows
         may repeat and negative ids mean no row.
@@ -170,7 +170,8 @@ def _clipped(
         return ClippedGradients(*in_groups(one_pass, data, size, microbatch_size))
     if static:
         return one_pass(data, tf.fill([static], True))
-    # Not every layer takes an empty batch: it gets a padding example, which does not count.
+    # Not every layer takes an empty batch, so an empty batch gets a padding example,
+    # which does not count.
     count = tf.maximum(size, 1)
     data = batches.pad_batch(data, count - size)
     clipped = one_pass(data, tf.range(count) < size)
@@ -200,7 +201,7 @@ def _one_pass(
       model: the model.
       data: (x, y, sample_weight, rows, shares), tensors [B, ...] with B >= 1.
       valid: [B], False for examples that were padded and do not count.
-      clip: how gradients are clipped.
+      clip: the settings of clipping.
     """
     if tf.distribute.get_strategy().num_replicas_in_sync > 1:
         # Random generators of replicas do not work in inner functions.
@@ -270,7 +271,7 @@ def _bounds(parts: Sequence[Part], clip: Clip) -> tf.Tensor:
 
 
 def _all(of_groups: tf.Tensor) -> tf.Tensor:
-    """Says for each example, [B], if a condition holds in all groups, [G, B]."""
+    """True for each example, [B], for which a condition holds in all groups, [G, B]."""
     return tf.reduce_all(of_groups, axis=0)
 
 
@@ -286,7 +287,7 @@ def _measured(
     )
     if units is not None:
         upstream *= tf.cast(units.weights(), upstream.dtype)
-    # Not with a gradient tape: it would have to record the whole pass.
+    # This uses no gradient tape, which would have to record the whole pass.
     taps = [tap for _, call in forward.calls for tap in call.taps]
     gradients = iter(tf.gradients(forward.losses, taps, grad_ys=upstream))
     factors: dict[int, list[Factor]] = {}

@@ -1,7 +1,7 @@
-"""A numerical check of per-example clipping, for rules and layers that no analysis proves.
+"""A numerical check of clipping, for rules and layers that the analysis cannot prove.
 
-Training runs it for models with registered rules or vouched layers, on made-up examples:
-whether it refuses a model must not depend on any record.
+Training runs this check for models with registered rules or vouched layers. It uses
+made-up examples, because a refusal must not depend on any record.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _OTHERS = (1.0, math.nan, 0.0, 1e3, 1.0, 1.0)
 
 
 def needs_self_check(model: keras.Model) -> bool:
-    """Says if a model has layers that a user vouched for or registered a rule for."""
+    """True if a user vouched for a layer of the model, or registered a rule for it."""
     if vouched_classes(model):
         return True
     units = find_units(model, model.trainable_variables)

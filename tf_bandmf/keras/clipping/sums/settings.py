@@ -6,8 +6,8 @@ If groups of weights are clipped to C_1, ..., C_G, a contribution's norm is at m
 
 (He et al., 2022, arXiv:2212.01539, section 3; Bu et al., 2022, arXiv:2206.07136,
 section 3.2). Here C is the plan's clip norm, and groups have shares of it: sensitivity,
-noise and guarantee are the same as without groups. Which weight is in which group, and
-the shares, are public: they are chosen before training.
+noise and guarantee are the same as without groups. The groups and their shares are
+public: they are chosen before training.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tf_bandmf.keras.compat.keras_objects import all_layers
 LAYERS, SECOND_MOMENT = "layers", "second_moment"
 # Shares are between `_LEAST` and 1 / `_LEAST`: float32 has to represent their ratios.
 _LEAST = 1e-6
-# Of automatic clipping; Bu et al. find this value good everywhere.
+# The gamma of automatic clipping; Bu et al. find this value good everywhere.
 GAMMA = 0.01
 
 
@@ -158,8 +158,8 @@ class Clipping:
         remarks = []
         if self.groups is not None:
             remarks.append(
-                "Gradients are clipped in groups of weights, each to a public norm of its "
-                "own; the squares of these norms add up to that of the l2 norm clip."
+                "Gradients are clipped in groups of weights, each to its own public norm; "
+                "the squares of these norms add up to the square of the l2 norm clip."
             )
         if self.scaling is not None:
             remarks.append(
@@ -177,7 +177,7 @@ class Clipping:
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Clipping:
-        """Reads what `to_config` wrote."""
+        """Restores settings from the result of `to_config`."""
         groups = config["groups"]
         groups = dict(groups) if isinstance(groups, (list, tuple)) else groups
         return cls(**{**config, "groups": groups})
@@ -194,7 +194,7 @@ class Clip(NamedTuple):
     Attributes:
       groups: for each trainable variable, the number of its group.
       norms: clip norms of the groups, [G] float64; their squares add up to at most C^2.
-      is_automatic: whether gradients are clipped automatically.
+      is_automatic: True if gradients are clipped automatically.
       scale: the power of two by which losses are multiplied in the backward pass.
       scales: factors of the gradients' coordinates before they are clipped; or empty.
     """

@@ -1,1 +1,1 @@
-"""Batches, groups and variables: shapes of what is clipped."""
+"""Batches, groups of examples, and variables: the tensors that clipping handles."""

@@ -55,8 +55,8 @@ def map_tensors(function: Callable[[tf.Tensor], Any], structure: Any) -> Any:
 def tensor_leaves(structure: Any) -> list[tf.Tensor]:
     """Returns the tensors of a structure in Keras' flattening order.
 
-    Each is followed by the tensors that Keras attached to it: the logits that it is an
-    activation of, which cross-entropies read, and masks, which losses read.
+    Each tensor is followed by the tensors that Keras attached to it: the logits of an
+    activation, which cross-entropies read, and masks, which losses read.
     """
     leaves = [leaf for leaf in keras.tree.flatten(structure) if tf.is_tensor(leaf)]
     return [tensor for leaf in leaves for tensor in (leaf, *attached_to(leaf).values())]
@@ -145,7 +145,7 @@ def reshape_examples(tensor: tf.Tensor, *shape: int) -> tf.Tensor:
     static = tuple(tensor.shape[1:])
     if static == shape:
         return tf.ensure_shape(tensor, [None, *shape])
-    if (1, *static) == shape:  # a third of the operations of a reshape that names B
+    if (1, *static) == shape:  # takes a third of the operations of a reshape with B
         return tf.expand_dims(tf.ensure_shape(tensor, [None, *static]), 1)
     return tf.reshape(tensor, [tf.shape(tensor)[0], *shape])
 

@@ -1,7 +1,7 @@
 """Examples that nobody contributed, for checks that may stop a run.
 
-The result of a check on real examples would depend on them: whether a run is refused
-would reveal something about a record.
+The result of a check on real examples would depend on them: refusing a run would reveal
+something about a record.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _SEED = 20
 
 
 def made_up(data: Any, num_examples: int) -> Any:
-    """Makes up examples in a batch's shapes and dtypes, without a look at its values.
+    """Makes up examples in a batch's shapes and dtypes, without reading its values.
 
     Floats are in (0.05, 0.95); integers and strings are 0 and 1, which nearly every
     vocabulary, number of classes and mask allows; images of bytes have values 0 to 255.
@@ -37,7 +37,7 @@ def made_up(data: Any, num_examples: int) -> Any:
         if tensor.dtype == tf.uint8 and len(shape) > 2:
             return tf.constant(rng.integers(0, 256, shape), tf.uint8)
         size = math.prod(shape[1:])
-        # One number for each example is 1 for half of the examples.
+        # A tensor of one number per example is 1 for half of the examples.
         bits = np.resize([1, 0], size if size > 1 else (num_examples, 1))
         bits = np.broadcast_to(bits, (num_examples, size))
         bits = rng.permuted(bits, axis=1 if size > 1 else 0).reshape(shape)

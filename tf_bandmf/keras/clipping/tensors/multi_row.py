@@ -27,7 +27,7 @@ class UnitRows:
     def __init__(self, present: tf.Tensor) -> None:
         if present.shape.rank != 2 or not present.shape[1]:
             raise ValueError(
-                f"`rows` must say which rows of each unit are there, of shape [U, K] with "
+                f"`rows` must mark the rows of each unit that exist, in shape [U, K] with "
                 f"a known K >= 1, found shape {present.shape}."
             )
         self.present = tf.cast(present, tf.bool)
@@ -71,7 +71,7 @@ def present_rows(structure: Any, rows: tf.Tensor) -> Any:
 
     Args:
       structure: nested tensors [U, K, ...].
-      rows: [U, K] bool, whether a row is present.
+      rows: [U, K] bool, True if a row is present.
 
     Returns:
       Nested tensors [N, ...].
