@@ -1,6 +1,6 @@
-"""Two logical processors, so that tests can distribute work over replicas.
+"""Sets up two logical processors, so that tests can distribute work over replicas.
 
-TensorFlow must be told before it does anything else.
+TensorFlow must be configured before it does anything else.
 """
 
 import gc
@@ -16,7 +16,7 @@ import tensorflow as tf
 # The plugins define the markers `attack`, `invariant` and `slow_cases`, and their options.
 pytest_plugins = ["attack_report", "invariant_marks", "slow_marks"]
 
-# The user's cache is the user's.
+# Tests do not use the user's cache of strategies.
 os.environ["TF_BANDMF_CACHE"] = "off"
 
 # Private steps refuse TensorFloat-32, which is on by default on GPUs.

@@ -88,7 +88,7 @@ def test_the_sampler_has_the_law_that_is_accounted_for(batch, separation):
         taken[sampler.example_indices(step), step] = 1
     counts = {key: 0 for key in exact}
     for row in taken:
-        counts[tuple(row)] += 1  # a set that is impossible raises
+        counts[tuple(row)] += 1  # an impossible set raises KeyError
     expected = np.array([m * weight for weight in exact.values()])
     statistic = np.sum((np.array(list(counts.values())) - expected) ** 2 / expected)
     assert scipy.stats.chi2.sf(statistic, len(exact) - 1) > 1e-4
@@ -100,7 +100,7 @@ def estimate(matrix, separation, rate, num_draws=8000):
 
 
 def test_without_a_rest_it_is_poisson_sampling():
-    """At any size its accountant needs no simulation; a simulation agrees with it."""
+    """The accountant needs no simulation at any size; a simulation agrees with it."""
     large = strategies.identity(50_000).matrix
     actual = BMinSepSampling(10**7, 1000, 1).accountant(large)
     assert isinstance(actual, CyclicPoissonAccountant)
@@ -163,7 +163,7 @@ def test_estimates_and_bounds_against_enumeration(separation, rate, noise, epsil
     assert bound.confidence == 1 - 1e-6
     assert max(exact) <= bound <= 1.35 * max(exact)
     assert estimates.delta(epsilon, noise) <= bound
-    # And as epsilon at the exact delta.
+    # The bound on epsilon at the exact delta is as close.
     assert epsilon <= certain.epsilon(max(exact), noise) <= 1.3 * epsilon
 
 
@@ -187,7 +187,7 @@ def test_bounds_fail_no_more_often_than_stated(add):
 
 
 def test_less_noise_than_cyclic_poisson_where_privacy_is_weak():
-    """arXiv:2602.09338: noise is equal where it is high, and smaller where it is low."""
+    """arXiv:2602.09338: large noise equals that of cyclic sampling, small noise is less."""
     q, b = 0.1, 4
     cyclic = CyclicPoissonAccountant.of_strategy(BANDED, b, q * b)
     actual = estimate(BANDED, b, q).calibrate(8.0, 1e-5)

@@ -145,7 +145,7 @@ def test_no_value_of_a_bound_exceeds_what_is_certain(sampling, noise, epsilon, a
         gram = gram_matrix(strategies.lambda_cgd(24, 0.8).matrix, 6)
         simulator = BinsSimulator(gram, 20_000, 0).at(noise, add)
         tilts, target = simulator.certain_tilts()[1:], Tilt()
-        # A stronger tilt reaches losses that draws from the proposal seldom have.
+        # A stronger tilt reaches losses that are rare in samples from the proposal.
         strong = Tilt(common=-4.0 * tilts[0].common) if add else Tilt(4.0, 4.0)
     else:
         rows = matrices.ToeplitzBanded([1.0, 0.5, 0.25], 24).as_rows()
@@ -191,7 +191,7 @@ def test_a_bound_that_would_take_for_ever_is_that_without_amplification():
 
 
 def test_shipped_example_of_jax_privacy():
-    """For n = 100 and 10 bins they get 3.74, from a grid of factors 1.1 and with a
+    """For n = 100 and 10 bins, jax_privacy gets 3.74, from a grid of factors 1.1 with a
     margin.
     """
     matrix = matrices.ToeplitzBanded([1.0, 0.5, 0.25, 0.125], 100)

@@ -92,9 +92,9 @@ def test_the_production_case_400_bands_at_separation_385():
     actual = sensitivity_lib.sensitivity(matrix, MinSep(b))
     bound = sensitivity_lib.upper_bound(matrix, b, -(-n // b))
     assert actual.is_exact
-    # It is more than orthogonal columns would have, and at most the bound of Alg. 4.
+    # The value is above that of orthogonal columns, and at most the bound of Alg. 4.
     assert np.sqrt(6) * 1.001 < actual.value <= bound.value * (1 + 1e-12)
-    # It is nearly attained: the norm of this pattern is at most 1 % below it.
+    # The value is nearly attained: the norm of this pattern is at most 1 % below it.
     pattern = np.zeros(n)
     pattern[::b] = 1.0
     assert actual.value >= np.linalg.norm(matrix.matmul(pattern)) > 0.99 * actual.value
@@ -193,7 +193,7 @@ def test_shorter_ways_of_long_runs_select_the_same(shape, b, k, monkeypatch):
 def test_a_million_participations_take_no_dynamic_program():
     began = time.process_time()
     assert patterns.vec_sens(np.ones(10**6), 1, 10**6) == 1e6
-    assert time.process_time() - began < 20.0  # hours with one
+    assert time.process_time() - began < 20.0  # a dynamic program takes hours
 
 
 @SETTINGS

@@ -46,13 +46,13 @@ def test_options_are_the_arguments_of_python(json_of):
     actual = json_of(*PLAN, "--mechanism", "bisr:4", *more)
     assert actual["fingerprint"] == plan.fingerprint
     assert actual["noise_stddev"] == plan.noise_stddev
-    # 0 is a value.
+    # An option may be 0, which is not the same as absent.
     table = json_of(*COMPARE, "--max-memory-vectors", "0")
     assert {row["memory_vectors"] for row in table} == {0}
-    # An option that changes the plan after it was made.
+    # This option changes the plan after it was made.
     secure = json_of(*PLAN, "--mechanism", "bisr:4", "--generator", "chacha20")
     assert secure["statement"]["Not covered"].count("ChaCha20") == 1
-    # A separation that the caller keeps.
+    # The caller enforces the separation of this plan.
     kept = json_of("plan", *BUDGET, *RATES, "--mechanism", "bsr:4")
     assert kept["participation"]["kind"] == "min_sep" and kept["num_steps"] == 60
 
@@ -134,7 +134,9 @@ def test_advice_is_that_of_python(run, json_of):
     ],
 )
 def test_bad_arguments_exit_with_2_and_one_line(run, arguments, message):
-    error = run(*arguments, code=2).splitlines()[-1]  # what takes long is named before
+    error = run(*arguments, code=2).splitlines()[
+        -1
+    ]  # earlier lines announce slow computations
     assert message in error and error.startswith("tf-bandmf: error: ")
 
 

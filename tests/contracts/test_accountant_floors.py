@@ -56,7 +56,7 @@ def test_no_certain_epsilon_is_below_its_floor(kind, name, noises):
             try:
                 actual = accountant.guarantee(noise, float(delta))
             except ValueError as error:
-                # The noise is far too small or too large, and the error says so.
+                # Noise that is far too small or too large raises an error that says so.
                 assert "epsilon" in str(error) or "delta must be" in str(error), error
                 continue
             assert actual.kind in ("exact", "bound")

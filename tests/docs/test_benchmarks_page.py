@@ -3,7 +3,7 @@
 import pytest
 from modules import ROOT, module_at
 
-pytest.importorskip("matplotlib")  # needs the extra for plots
+pytest.importorskip("matplotlib")  # the extra `plot` may be missing
 
 made = module_at("docs/make_benchmarks.py")
 

@@ -157,7 +157,7 @@ def finish(child, read_end):
         return "crashed", [line for line in lines if len(line) == 4], ""
     if os.WIFSIGNALED(status):
         assert os.WTERMSIG(status) == signal.SIGKILL, status
-        # A use whose line was cut off had not taken place yet.
+        # If a line was cut off, the noise had not been used yet.
         return "killed", [line for line in lines if len(line) == 4], ""
     return ("done" if status == 0 else "error"), lines, error
 
@@ -261,7 +261,7 @@ class Faults:
     def _kill(self, run, rng):
         """Kills a child at a random time, or when it is about to write to the disk.
 
-        The clock is another one in each child.
+        Each child has a different clock.
         """
         shift = rng.choice([0.0, -1e9, 1e9, -3600.0])
         moment = rng.choice([None, rng.randrange(1, 200)])
@@ -275,7 +275,8 @@ class Faults:
 
         process, pipe = start(child)
         if moment is None:
-            # Nobody has waited for it: its process id is valid even if it has ended.
+            # Nobody has waited for the child, so its process id is valid even if it has
+            # ended.
             time.sleep(rng.uniform(0.2, 0.8) * self.seconds)
             os.kill(process, signal.SIGKILL)
         return finish(process, pipe)

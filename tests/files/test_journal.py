@@ -1,4 +1,4 @@
-"""A private file with entries: each is whole or not there, and damage is seen."""
+"""A private file with entries: each is complete or absent, and damage is detected."""
 
 import os
 import stat

@@ -154,8 +154,8 @@ BUDGET = st.fixed_dictionaries(
 
 @pytest.mark.attack(
     "Random budgets",
-    tried="Plans of random numbers, sensible and not: a plan's noise is enough for its "
-    "budget, whatever was asked, or an error says what is wrong.",
+    tried="Plans of random numbers, sensible or not: either a plan's noise is enough for "
+    "its budget, or an error says what is wrong.",
     area="fuzz",
     invariants=[12],
 )

@@ -33,7 +33,7 @@ def model():
 
 @pytest.mark.attack(
     "Wrong arguments of the Keras part",
-    tried="Arguments of what makes a model private get 32 values each.",
+    tried="Arguments of functions that make a model private get 32 values each.",
     area="fuzz",
 )
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).parent))
 
 NUM_EXAMPLES, FEATURES, CLASSES = 22, 5, 3
 
-# For layers that test files make when they are imported.
+# The seed is for layers that test files make when they are imported.
 keras.utils.set_random_seed(0)
 
 

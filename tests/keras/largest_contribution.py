@@ -8,11 +8,11 @@ import tensorflow as tf
 from tf_bandmf.keras.model.preparation import Contents
 from tf_bandmf.keras.optimizer.private import private_optimizer_of
 
-# By what records are multiplied.
+# Factors by which records are multiplied.
 _SCALES = (0.0, 1e-42, 1e-30, 1e-12, 1e-3, 1e3, 1e6, 1e12, 1e19, 1e30, 3e38)
 # Values that replace a single number, or all of them.
 _VALUES = (np.nan, np.inf, -np.inf, 3.4e38, -3.4e38, 1e-45, 0.0, 1e6, 1e19)
-# How far apart near-duplicates are, relative to their size.
+# Distances of near-duplicates, relative to their size.
 _NEARNESS = (0.0, 1e-7, 1e-5, 1e-3)
 # Number of ordinary records in the batch with the one that is tried.
 _COMPANY = 7

@@ -18,7 +18,7 @@ import tf_bandmf.keras
 from tf_bandmf.keras.model import programs as programs_lib
 from tf_bandmf.keras.model.programs import Programs
 
-# Operations without a kernel for GPUs, and the reason why it does not matter.
+# Operations without a kernel for GPUs, and the reason why this does not matter.
 ON_THE_HOST = {
     "Const": "the name of a hash",
     "Fingerprint": "of the batch, which is on the host: the pipeline made it there",

@@ -48,7 +48,7 @@ class Server:
 
     def __init__(self, programs, user):
         self._programs, self._user = programs, user
-        # Paths of sockets are short.
+        # The path of a socket must be short.
         self.folder = tempfile.mkdtemp(prefix="tf-bandmf-pg-", dir="/tmp")
         if user:
             shutil.chown(self.folder, user)

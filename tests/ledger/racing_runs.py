@@ -83,7 +83,7 @@ def finish(child, read_end):
 
 def main(url, path, what, count):
     plan = tf_bandmf.Plan.load(path)
-    # What is imported late, too.
+    # This also imports the modules that are imported late.
     ledger, run = tf_bandmf.Ledger(url), run_of("first", 0)
     if what == "kill":
         ledger.begin(plan, run)
@@ -100,7 +100,7 @@ def main(url, path, what, count):
         here = range(first, min(first + 8, count))
         children = [fork(begin_many, url, plan, f"{number}") for number in here]
         for number, child in enumerate(children):
-            if number % 2:  # while it has runs, however slow the machine is
+            if number % 2:  # wait until it has a run, even on a slow machine
                 select.select([child[1]], [], [], 60.0)
             time.sleep(rng.uniform(0.0, 0.8))
             os.kill(child[0], signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""Data sets, budgets and runs, in a file and on PostgreSQL alike."""
+"""Data sets, budgets and runs, both in a file and on PostgreSQL."""
 
 import dataclasses
 import math
@@ -25,7 +25,7 @@ def test_a_run_reserves_once_and_a_second_run_once_more(
     assert spent(ledger) == 0.0 and len(ledger.history()) == 1
     entry = ledger.begin(plan, run_name(1))
     assert spent(ledger) == pytest.approx(1.0, rel=1e-6)
-    # Resumed: the same run.
+    # A resumed run is the same run.
     assert ledger.begin(plan, run_name(1)) == entry
     assert spent(ledger) == pytest.approx(1.0, rel=1e-6)
     ledger.begin(plan, run_name(2))
@@ -78,7 +78,7 @@ def test_a_run_that_ended_early_keeps_what_its_steps_cost(
     assert spent(ledger) == pytest.approx(plan.epsilon_after(10), rel=1e-6)
     with pytest.raises(LedgerError, match="has ended"):
         ledger.begin(plan, run)
-    # Nothing is given back twice.
+    # Ending a run twice gives back its budget only once.
     ledger.end(run, plan=plan, steps=10, reason="power failure")
     assert spent(ledger) == pytest.approx(plan.epsilon_after(10), rel=1e-6)
     small = make_plan(ledger=ledger, dataset="patients", epsilon=0.2)
@@ -98,7 +98,7 @@ def test_only_a_run_that_began_ends(file_ledger, make_plan, run_name):
 
 
 @pytest.mark.attack(
-    "Spending what hides something else, or what no mechanism has",
+    "Spending for another unit, or with impossible numbers",
     tried="Spends runs, joint guarantees and tuning for another unit than the budget's, a "
     "test seed, a negative rho, and events with impossible numbers.",
     area="inputs",

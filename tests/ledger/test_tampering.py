@@ -73,8 +73,8 @@ def test_what_was_changed_is_seen(attack, filled, make_plan):
 
 @pytest.mark.attack(
     "A ledger that was restored from a backup, or made anew",
-    tried="A chain without a fault that has forgotten a run. A process that has seen the "
-    "run reserves nothing from it, a statement's entry is missing, and the run itself, "
+    tried="A valid chain that lacks a run. A process that has seen the run reserves "
+    "nothing from it, verification misses a statement's entry, and the run itself, when "
     "resumed, is reserved again.",
     area="faults",
     invariants=[19],

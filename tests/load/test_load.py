@@ -127,7 +127,7 @@ def test_a_long_fit_does_not_grow_nor_trace_again(num_steps, monkeypatch):
                 sizes[step] = resident_bytes()
 
     x, y = np.ones([16, 3], np.float32), np.ones([16, 2], np.float32)
-    # `steps_per_epoch` makes the whole run one epoch.
+    # With `steps_per_epoch`, the whole run is one epoch.
     model.fit(
         plan.batches(x, y),
         epochs=1,

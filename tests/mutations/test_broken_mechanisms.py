@@ -52,7 +52,7 @@ def forgets():
 
 
 def restart(run):
-    """Rebuilds the secret state of a run as a new process would, from what was saved."""
+    """Rebuilds the secret state of a run from its saved parts, as a new process would."""
     state = run.secrets
     run.adopt(
         run.secrets_of(
@@ -155,7 +155,7 @@ def white(mechanism, num_shards=1):
     return whiteness(plan.strategy, whole, lags=(size // 2, 4096)).p_value >= ALPHA
 
 
-# In the order of this file.
+# All mutations, in the order of this file.
 MUTATIONS = []
 
 

@@ -149,12 +149,13 @@ def test_tail_probabilities_are_those_of_the_normal_distribution(k):
     zeros = [min(max(k - first, 0), 31) for first in FIRST_BITS]
     inside = [words(LOW >> zero) for zero in zeros]
     square = box_muller.squared_radius(*inside[:3], box_muller.shared_part(*inside[3:]))
-    rest = 2.0 ** (k - 157)  # half a unit is always added
+    rest = 2.0 ** (k - 157)  # the generator always adds half a unit
     np.testing.assert_allclose(square, edge - 2.0 * math.log1p(-rest), rtol=2.0**-22)
     assert math.sqrt(square[0]) <= box_muller.LARGEST_NORMAL * (1.0 + 2.0**-22)
     if k == 1:
-        return  # The others have u > 1/2.
-    # With the other sign bit it is `1 - u`: the smallest radii, flushed at the very end.
+        return  # The other words have u > 1/2.
+    # With the other sign bit, the radius belongs to `1 - u`: the smallest radii, some
+    # of which are flushed to zero.
     near_one = words((LOW >> zeros[0]) | 0x80000000)
     small = box_muller.squared_radius(
         near_one, *inside[1:3], box_muller.shared_part(*inside[3:])

@@ -1,4 +1,4 @@
-"""Noise keys."""
+"""Noise keys: derived keys, secrecy, and fixed values."""
 
 import copy
 import pickle

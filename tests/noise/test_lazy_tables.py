@@ -153,7 +153,8 @@ def test_a_release_is_made_of_parts_and_a_second_one_changes_nothing(monkeypatch
     np.testing.assert_array_equal(weights.numpy(), first)
 
 
-# No row; part of the first block of rows, or all of it; one more; several full blocks.
+# Numbers of rows: none, part of a block, a whole block, one more, and several full
+# blocks.
 @pytest.mark.slow_cases("False-9", "False-24")
 @pytest.mark.parametrize("count", [0, 5, 8, 9, 24])
 @pytest.mark.parametrize("traces", [False, True])

@@ -1,4 +1,4 @@
-"""Participation objects."""
+"""Participation objects: their checks, patterns and descriptions."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Noise for a budget, where it is simulated."""
+"""Calibration of noise for a budget, if the accountant simulates."""
 
 import numpy as np
 import pytest

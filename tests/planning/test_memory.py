@@ -1,4 +1,4 @@
-"""Memory that the noise needs."""
+"""`Plan.memory`: the memory that the noise needs."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Plans: from a budget to noise."""
+"""`plan`: the noise for a budget, with its strategy, files and fingerprint."""
 
 import json
 import warnings

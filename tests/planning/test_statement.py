@@ -1,4 +1,4 @@
-"""Privacy statements."""
+"""The privacy statement names the guarantee, its unit and its limits."""
 
 import dataclasses
 

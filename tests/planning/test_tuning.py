@@ -119,7 +119,7 @@ def test_a_bound_that_takes_too_many_draws_counts_without_amplification():
 
 
 def test_replacement_is_accounted_for_as_replacement():
-    # About epsilon = 4.
+    # This noise gives an epsilon of about 4.
     plan = tf_bandmf.plan(
         "bsr:2",
         noise_multiplier=1.0,

@@ -1,4 +1,4 @@
-"""The marker `slow_cases`: cases of a parametrized test that are slow, by their ids.
+"""The marker `slow_cases`: marks slow cases of a parametrized test by their ids.
 
 @pytest.mark.slow_cases("adam", "bsr-*")
 @pytest.mark.slow_cases(but=["sgd", "bsr-2"])

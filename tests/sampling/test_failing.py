@@ -45,7 +45,7 @@ def decoded(record):
 @pytest.mark.attack(
     "A record that cannot be read",
     tried="Texts that are not numbers, a damaged PNG, bytes that are not an example, in "
-    "map and parse: each would end the run, which would tell about the record.",
+    "map and parse: an error would end the run, and so reveal something of the record.",
     area="inputs",
     invariants=[5, 18],
 )
@@ -101,7 +101,7 @@ def test_what_the_library_says_of_a_row_is_said():
 @pytest.mark.attack(
     "An example that cannot be fetched",
     tried="A source that is read by index raises for a record, or returns another "
-    "shape: its weight is 0; the others are as they were.",
+    "shape: its weight is 0; other records do not change.",
     area="inputs",
     invariants=[18],
 )

@@ -17,7 +17,7 @@ from tf_bandmf.sampling.samplers import (
 )
 
 LARGEST = (1 << 64) - 1
-# The probability of a trial may be below q by this share of q.
+# Largest share of q by which the probability of a trial may be below q.
 TOLERANCE = Fraction(1, 2**25)
 
 
@@ -45,7 +45,7 @@ def gaps_of(trials):
             int(trials.successes(fixed({0: [*pair, *[LARGEST] * 4096]}), 0, 1000)[0])
             for pair in [(a, b), (last_a, last_b), (a, last_b)]
         }
-        assert len(places) == 1  # Nothing else decides than the cell.
+        assert len(places) == 1  # Only the cell determines the place.
         law[places.pop()] += Fraction((last_a - a + 1) * (last_b - b + 1), 1 << 128)
     return law
 
@@ -57,7 +57,7 @@ def test_trials_succeed_with_no_more_than_the_probability(q):
     trials = Trials(q.numerator, q.denominator)
     law = gaps_of(trials)
     assert sum(law.values()) == 1
-    # Longer gaps go on with another one.
+    # A gap beyond the table continues with another draw.
     table = trials._blocks.size * trials._length
     assert sorted(law) == list(range(table + 1))
     left, survives = Fraction(1), [Fraction(1)]
@@ -90,7 +90,7 @@ def test_trials_succeed_with_no_more_than_the_probability(q):
 @pytest.mark.invariant(2)
 @pytest.mark.parametrize("q", ["9/20", "512/10000000", "1/1000000", "2/10000000000"])
 def test_rare_trials_succeed_with_no_more_than_the_probability(q):
-    """Tests the law above for some gaps only, among them those at the table's edges."""
+    """Tests the law above for some gaps only, including those at the table's edges."""
     q = Fraction(q)
     trials = Trials(q.numerator, q.denominator)
     blocks, within, length = trials._blocks, trials._within, trials._length
@@ -136,7 +136,8 @@ def test_frequent_trials_have_a_word_each(num_examples, batch_size, parts):
 
 def test_numbers_below_a_bound_are_uniform():
     words = fixed({0: [LARGEST, 5, LARGEST, 7, 3, *range(60)]})
-    # One of the 2^64 words is rejected; each number gets a third of the others.
+    # One of the 2^64 words is rejected; each of the numbers 0, 1 and 2 gets a third of
+    # the others.
     assert uniform_numbers(words, 0, 3, 3).tolist() == [2, 1, 0]
     assert LARGEST % 3 == 0
     assert uniform_numbers(words, 0, 3, 4).tolist() == [3, 1, 3]
@@ -203,7 +204,7 @@ def test_who_rests_is_not_taken_and_nobody_else_is_left_out(separation):
     for rest, tried in itertools.product(
         range(separation), itertools.product([False, True], repeat=steps)
     ):
-        # Each rest gets a quarter of the words, and no rest gets what is left.
+        # Each rest gets a quarter of the words; the remaining words mean no rest.
         cell = separation - 1 if rest == 0 else rest - 1
         for word in (cell * quarter, (cell + 1) * quarter - 1):
             sampler = RestSampler(

@@ -70,7 +70,7 @@ def structures(values, numbers, y):
 @pytest.mark.slow_cases("50")
 @pytest.mark.attack(
     "The same records, divided among other inputs",
-    tried="A second run on them permuted, with other labels, as a dictionary, a tuple, one "
+    tried="A second run on the records permuted, with other labels, as a dict, a tuple, one "
     "matrix, a column for each input, behind an index, tf.data, a PyDataset, a generator.",
     area="inputs",
     invariants=[19],
@@ -138,7 +138,8 @@ def test_different_people_with_equal_records_are_not_the_same():
         assert not any(identity.share_examples(*pair) for pair in pairs)
         pairs = [(drawn(count, values), drawn(5 * count, values)) for _ in range(5)]
         assert not any(identity.share_examples(*pair) for pair in pairs)
-    # The same records in another order, with few distinct values; and a common part.
+    # Recognized are the same records in another order, with few distinct values, and a
+    # common part.
     hashes = rng.integers(8, size=64)
     assert identity.share_examples(hashes, rng.permutation(hashes))
     hashes = rng.integers(2**60, size=1_000)

@@ -128,7 +128,7 @@ class Drawn:
 
 
 @pytest.mark.attack(
-    "A source of one's own",
+    "A custom source",
     tried="A source of examples that draws random numbers.",
     area="inputs",
     invariants=[16],

@@ -1,4 +1,4 @@
-"""Forms in which a secret may stand in files, and the contents of files."""
+"""Forms in which a secret may occur in files, and the contents of files."""
 
 import base64
 import io
@@ -108,7 +108,7 @@ def files_below(path):
 
 
 def found_in(content, forms):
-    """Returns the names of the secrets that a content has."""
+    """Returns the names of the secrets that a file's content has."""
     everything = contents_of(content)
     return [
         name

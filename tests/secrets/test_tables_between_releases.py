@@ -30,14 +30,14 @@ class InMidEpoch(keras.callbacks.Callback):
         self.done = True
         model, folder = self.model, self.folder
         (table,) = model.optimizer.run.tables._tables
-        # Secret are: rows that changed since the last release, their velocity, and the
-        # entries that remember their noise.
+        # The secrets are the rows that changed since the last release, their velocity,
+        # and the entries that hold the state of their noise.
         public = model.get_layer("items").embeddings.numpy()
         states = np.concatenate([part.numpy() for part in table._states], axis=1)
         parts = np.split(states, table.jumps.entries, axis=1)
         self.hidden = parts[0][np.any(parts[0] != public, axis=1)]
         self.memory = [part[np.any(part != 0.0, axis=1)] for part in parts[1:]]
-        write_model(model, folder)  # and releases
+        write_model(model, folder)  # this also releases the tables
         self.public = model.get_layer("items").embeddings.numpy()
         np.save(folder / "weights.npy", np.concatenate(model.get_weights(), axis=None))
         for number, variable in enumerate(model.variables + model.optimizer.variables):
@@ -129,7 +129,7 @@ def test_no_row_of_now_in_what_is_written_in_mid_epoch(tmp_path, figure, name):
     shared.mkdir()
     watch = InMidEpoch(shared)
     callbacks = [
-        watch,  # before what saves, which releases
+        watch,  # comes before the callbacks that save, because saving releases
         keras.callbacks.ModelCheckpoint(shared / "{batch}.keras", save_freq=1),
         keras.callbacks.TensorBoard(shared / "board", 1, True, update_freq="batch"),
         keras.callbacks.CSVLogger(shared / "log.csv"),
@@ -153,7 +153,7 @@ def test_no_row_of_now_in_what_is_written_in_mid_epoch(tmp_path, figure, name):
     assert len(files) > 20
     actual = {str(path): rows for path in files if (rows := rows_in(hidden, path))}
     assert not actual
-    # The control: the search finds rows of the last release, and rows of now.
+    # The control: the search finds rows of the last release, and current rows.
     assert rows_in(watch.public[:3], shared / "model.weights.h5") == [0, 1, 2]
     np.save(tmp_path / "breach.npy", hidden)
     assert rows_in(hidden, tmp_path / "breach.npy") == list(range(len(hidden)))

@@ -16,7 +16,7 @@ def gaussian(norm, noise, log_threshold):
     """Returns `E_P (1 - K / L)_+` for N(norm, noise^2) and N(0, noise^2).
 
     Args:
-      norm: norm of what the example adds.
+      norm: norm of the example's contribution.
       noise: standard deviation.
       log_threshold: log K; a float or an mpf.
     """

@@ -61,7 +61,7 @@ def spectral(words):
     """Tests the largest amplitude of all frequencies (2.6, which counts them instead)."""
     signal = 2.0 * bits(words[: 2**14]).astype(np.float64) - 1.0
     power = np.abs(np.fft.rfft(signal))[1:-1] ** 2 / signal.size
-    # Exponential, independent: the largest of them.
+    # The powers are independent and exponential; this is the law of the largest one.
     return float(-np.expm1(power.size * np.log1p(-np.exp(-power.max()))))
 
 

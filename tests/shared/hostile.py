@@ -7,7 +7,7 @@ import warnings
 
 import numpy as np
 
-# Values by a name of their kind, which failures of tests show.
+# Hostile values by a name of their kind, which test failures show.
 VALUES = {
     "None": None,
     "True": True,

@@ -1,4 +1,4 @@
-"""The cache of optimized strategies: which files it uses, and which it ignores."""
+"""The cache of optimized strategies uses sound files, and ignores all others."""
 
 import numpy as np
 import pytest
@@ -23,7 +23,7 @@ def build(bands=3, workload=WORKLOAD, name="toeplitz", **options):
 
 
 def built(monkeypatch):
-    """Returns a list of the strategies that were optimized, and not read from the cache."""
+    """Returns a list of the strategies that were optimized, not read from the cache."""
     calls, store = [], cache.store
 
     def counted(key, strategy):

@@ -53,7 +53,7 @@ def test_inverse_coefficients_meet_the_peer_s_optimum():
     n, participation = 1000, MinSep(100, 10)
     workload = workloads.prefix_sum(n)
     actual = strategies.optimized_banded_inverse(workload, participation, 4)
-    assert actual.family == "bandinv"  # the name by which `plan` knows it
+    assert actual.family == "bandinv"  # its name in `tf_bandmf.plan`
     assert actual.diagnostics["converged"]
     rmse = actual.rmse(workload, participation)
     assert rmse < 13.402731

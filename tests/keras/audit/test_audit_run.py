@@ -55,7 +55,7 @@ def scaled(plan):
 
 
 @pytest.mark.attack(
-    "A Keras run of one's own",
+    "An audit of a Keras run",
     tried="256 examples as canaries, each in or out by a coin; guesses from the noisy "
     "gradients of all steps, and from the losses of the final model.",
     area="audit",
@@ -66,10 +66,10 @@ def scaled(plan):
 def test_a_sound_run_is_believed(kind, figure):
     plan = plan_of("bsr:4" if kind == "scaled" else kind)
     optimizer = scaled(plan) if kind == "scaled" else None
-    # A penalty on weights is not part of the sum.
+    # The penalty on weights does not affect the audited sum.
     actual = audited(plan, optimizer=optimizer, kernel_regularizer="l2")
     assert not actual.contradicts and actual.white_box.num_canaries == WIDTH
-    # The signal is that of canaries that take part three times at the clip norm.
+    # The signal corresponds to canaries that take part three times at the clip norm.
     assert 0.8 / plan.noise_multiplier < actual.white_box.signal
     assert actual.white_box.signal <= (1 + 1e-5) / plan.noise_multiplier
     assert 0.1 * plan.epsilon < actual.white_box.epsilon <= plan.epsilon

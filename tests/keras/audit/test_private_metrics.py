@@ -97,7 +97,7 @@ def test_a_neighbor_moves_the_sums_by_one_at_most(records, middle, metrics):
     whole, count = sums_of(model, x, y, metrics)
     assert count == 12 and np.all(np.isfinite(whole))
     for record in (0, 2):
-        # What zero-out takes away.
+        # The record's contribution, which zero-out removes.
         alone, _ = sums_of(model, x[[record]], y[[record]], metrics)
         assert np.linalg.norm(alone) <= 1.0
         other_x, other_y = x.copy(), y.copy()
@@ -200,7 +200,9 @@ def test_a_record_of_which_a_metric_raises_is_bad(records):
         pair = tf.concat([p, -p, tf.cast(y, p.dtype)[None]], 0)
         return tf.reduce_sum(tf.ensure_shape(tf.boolean_mask(pair, pair > 0), [2]))
 
-    with pytest.raises(tf.errors.InvalidArgumentError):  # without being looked at
+    with pytest.raises(
+        tf.errors.InvalidArgumentError
+    ):  # by itself, outside of the check
         tf.function(of_two)(tf.constant(0.0), tf.constant([0.5]))
     x, y = (part[:6] for part in records)
     assert set(y) == {0, 1}

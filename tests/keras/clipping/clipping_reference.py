@@ -34,7 +34,7 @@ class Around(Scale):
 
     def build(self, shape):
         super().build(shape)
-        # Builds what is inside.
+        # This call builds the inner layer.
         self.function(self.inner, keras.KerasTensor(shape, self.compute_dtype))
 
     def call(self, x):

@@ -152,7 +152,7 @@ def test_as_many_examples_as_positions():
     reference.assert_exact(model, x, y)
 
 
-# One for each way in which kernel gradients can be formed, which depends on shapes.
+# One case for each way to form kernel gradients, which depends on shapes.
 CONVOLUTIONS = {
     "points": lambda: L.Conv2D(7, 1),
     "points_strided": lambda: L.Conv2D(7, 1, strides=2),

@@ -208,7 +208,7 @@ def test_recurrent_layers(group):
     before = np.asarray(model(x, training=True))
     result = reference.assert_exact(model, x, labels())
     assert layers_executed_alone(model) == ()
-    # Outputs without a loss, and the ordinary call afterwards, are right as well.
+    # Outputs that have no loss are right, and so is an ordinary call afterwards.
     np.testing.assert_allclose(result.outputs, before, rtol=1e-5, atol=1e-6)
     np.testing.assert_array_equal(np.asarray(model(x, training=True)), before)
 
@@ -430,7 +430,7 @@ def test_sample_weights(weights):
     model, x, y = small_model(), reference.normal(6, 4), labels(batch=6)
     result = reference.assert_exact(model, x, y, weights)
     assert result.norms[0] == 0.0 and result.losses[0] == 0.0
-    # A weight of zero is absence.
+    # An example of weight zero counts as absent.
     short = reference.traced(model, x[1:4], y[1:4], weights[1:4])
     padded = reference.traced(model, x[:4], y[:4], weights[:4])
     for a, b in zip(padded.sums, short.sums, strict=True):

@@ -132,7 +132,7 @@ def test_units_of_a_convolution_are_formed_without_patches(monkeypatch):
 
 
 def test_what_is_infinite_contributes_zero_and_nothing_is_nothing():
-    # Infinite are an input, a target whose gradient is finite, and a sample weight.
+    # An input, a target whose gradient is finite, and a sample weight are infinite.
     model, x, y = classifier(inputs=(4,)), normal(BATCH, 4), normal(BATCH, 3)
     model.compile(loss="mae")
     x[0, 1], y[1], weights = np.inf, np.inf, np.ones(BATCH, "f4")
@@ -276,7 +276,7 @@ def test_float16_gives_the_gradients_of_float32(microbatch_size):
     np.testing.assert_allclose(got.norms, want.norms, rtol=1e-2)
     assert error(got.sums, want.sums) < 1e-2
     assert all(total.dtype == tf.float32 for total in got.sums)
-    # What is clipped is what is summed.
+    # The gradients that are clipped are those that are summed.
     for index in range(5):
         one = step(
             {"x": x[index:][:1], "y": y[index:][:1], "sample_weight": weights[:1]}
@@ -345,7 +345,7 @@ def test_squares_of_the_clip_norms_add_up():
     assert members == (0, 0, 1, 2)
     np.testing.assert_allclose(clips, np.full(3, 1 / np.sqrt(3)))
     assert Clipping().grouping(weights, 1.0) == ((0, 0, 0, 0), (1.0,))
-    # Groups without weights get nothing.
+    # Groups without weights get no share of the clip norm.
     _, clips = Clipping(groups={"nothing": 5, ".*": 1}).grouping(weights, 1.0)
     np.testing.assert_allclose(clips, [1.0])
 

@@ -67,7 +67,7 @@ def assert_refused(model, x, y, message):
     for run in (clipped_gradient_sums, tf.function(clipped_gradient_sums)):
         with pytest.raises(UnsupportedModelError, match=message) as caught:
             run(model, tf.constant(x), tf.constant(y), l2_norm_clip=1.0)
-    # All layers have their own `call` back.
+    # The `call` of each layer has been restored.
     assert not any("call" in vars(layer) for layer in model._flatten_layers())
     return str(caught.value)
 
@@ -216,8 +216,8 @@ def same_for_all(dense, x):
     return x + dense(keras.ops.ones((1, 4)))
 
 
-# In a layer, they make that layer run alone; in the model itself, the whole model, or it
-# is refused.
+# Such a call in a layer makes that layer run on single examples. In the model itself,
+# it makes the whole model run on single examples, or the model is refused.
 TOGETHER = {
     "rows of all examples": (2, rows_of_all, None),
     "the same for all": (4, same_for_all, "without a batch dimension"),

@@ -79,7 +79,7 @@ def sums_agree(first, second):
 
 @pytest.fixture
 def traced_for(monkeypatch):
-    """Makes XLA's programs those for another kind of device, which run on this one."""
+    """Makes XLA's programs as for another kind of device, but they run on this one."""
     return lambda kind: monkeypatch.setattr(norms, "device_kind", lambda: kind)
 
 
@@ -134,7 +134,7 @@ def test_patches_of_16_bits_are_not_copied_for_what_is_formed(
     policy(dtype)
     program = program_of(narrow_convolution)
     patches = f"[{BATCH},{SIDE * SIDE},{9 * CHANNELS}]"
-    # The control: in float32 they are there.
+    # The control: in float32, the program contains float32 patches.
     assert (f"f32{patches}" in program) == (dtype == "float32")
     assert (f"bf16{patches}" in program) == (dtype != "float32")
 

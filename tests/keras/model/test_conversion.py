@@ -92,7 +92,7 @@ def test_a_model_trains_is_saved_and_becomes_plain(make, data, train, tmp_path):
 
 
 class Mine(tf_bandmf.keras.extending.PrivateTraining, Subclassed):
-    """A model class that is private from the beginning."""
+    """A model class that is always private."""
 
 
 @pytest.mark.parametrize(

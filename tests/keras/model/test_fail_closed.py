@@ -29,7 +29,7 @@ def test_a_plain_model_does_not_train_on_a_plans_batches(
     model = compile_model(make_plain_model(), optimizer)
     before, batches = model.get_weights(), plan.batches(*data)
     first = next(iter(batches))
-    # Of Keras, which quotes what it got.
+    # This is an error of Keras that quotes its argument.
     with pytest.raises(ValueError, match=r"tf_bandmf\.keras\.make_private"):
         model.fit(batches, verbose=0)
     for train in (
@@ -266,7 +266,7 @@ def test_a_run_keeps_its_weights(data, plan_and_model, compile_model):
     fit(model, plan, data, epochs=1)
     before = model.get_weights()
     model.layers[0].trainable = False
-    # Keras asks for this, and traces the step again.
+    # Keras asks to compile again after such a change, and then traces the step again.
     compile_model(model, model.optimizer)
     with pytest.raises(ValueError, match="not those that the run began with"):
         fit(model, plan, data, epochs=1)

@@ -19,7 +19,7 @@ SGD = keras.optimizers.SGD
 
 
 class Pairs(keras.utils.PyDataset):
-    """Batches of its own."""
+    """A data set that yields its own batches."""
 
     def __len__(self):
         return 2
@@ -242,7 +242,7 @@ def test_a_backend_that_is_not_there_is_named_as_the_cause():
 
 
 def test_keras_layers_augment_one_example_at_a_time(data, make_plan):
-    # All examples are equal, but translated by different distances.
+    # The examples are equal, but the layer translates each by a different distance.
     x = np.broadcast_to(np.arange(36, dtype=np.float32).reshape(6, 6, 1), (22, 6, 6, 1))
     layers = keras.Sequential([keras.layers.RandomTranslation(0.3, 0.3)])
     runs = [list(make_plan().batches(x, data[1], map=layers)) for _ in range(2)]

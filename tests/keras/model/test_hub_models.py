@@ -55,11 +55,12 @@ def test_a_task_trains_is_saved_and_becomes_plain(name, train, tmp_path):
     model.save(tmp_path / "private.keras")
     again = keras.models.load_model(tmp_path / "private.keras")
     assert type(again) is type(model)
-    # KerasHub overrides `compile`, but must not bring back its Adam.
+    # KerasHub overrides `compile`, but must not restore its default optimizer, Adam.
     assert isinstance(again.optimizer, tf_bandmf.keras.PrivateOptimizer)
     assert again.optimizer.plan.fingerprint == model.optimizer.plan.fingerprint
     assert again.optimizer.steps_taken == 0 < int(again.optimizer.iterations)
-    # No file has its key: it does not train, not even without privacy.
+    # No file has the run's key, so the loaded model does not train, not even without
+    # privacy.
     with pytest.raises(tf.errors.InvalidArgumentError, match="restored from a file"):
         again.fit(model.optimizer.plan.batches(x, y, sample_weight=weight), verbose=0)
     plain = tf_bandmf.keras.to_plain(model)

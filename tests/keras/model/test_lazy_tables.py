@@ -289,9 +289,7 @@ def test_what_is_shown_after_a_custom_loop_is_what_was_trained(data, tmp_path):
 
 
 def test_weights_that_something_else_changed_are_not_released(data):
-    """Otherwise one record could move the sum of an evaluation by 4.0, where 1 is
-    allowed.
-    """
+    """Such a release could let one record move the sum of an evaluation by 4.0, not 1."""
     plan = make_plan().reserve(metrics=0.2, evaluations=3)
     model = prepare(reader(), plan)
     batches = iter(plan.batches(*data).dataset(0))
@@ -390,7 +388,7 @@ def test_what_cannot_be_had_is_refused_by_name(make, settings, says, data):
 
 @pytest.mark.parametrize("tables", ["dense", "lazy"])
 def test_xla_that_nobody_asked_for_is_left_out_for_lazy_tables(tables, monkeypatch):
-    # Where there is a GPU, Keras' "auto" means this.
+    # On a machine with a GPU, Keras' "auto" means True.
     name = "_resolve_auto_jit_compile"
     (trainer,) = [kind for kind in keras.Model.__mro__ if name in vars(kind)]
     monkeypatch.setattr(trainer, name, lambda self: True)
@@ -457,7 +455,8 @@ def test_an_empty_batch_takes_no_noise_from_a_row():
 def test_a_run_may_begin_with_an_empty_batch():
     """An empty batch runs with a made-up example, whose rows were never looked up."""
     data = np.zeros([EXAMPLES, LENGTH], np.int32), np.ones([EXAMPLES, 1], np.float32)
-    # A third of all runs begin so: 60 runs that do not have a probability of 10^-11.
+    # A third of all runs begin with an empty batch; the probability that none of 60
+    # does is 10^-11.
     plans = (make_plan(sampling="poisson", batch_size=1) for _ in range(60))
     sampled = ((p, list(p.batches(*data).dataset(0))[:2]) for p in plans)
     plan, batches = next(pair for pair in sampled if not len(pair[1][0]["x"]))

@@ -160,7 +160,7 @@ def test_evaluations_of_one_kind_are_traced_once(data, make_private_model, make_
     first = len(traced)
     model.evaluate_privately(data[0][:5], data[1][:5], metrics=metric)
     assert len(traced) == first > 0
-    # Another loss is another graph.
+    # A different loss needs a different graph.
     model.compile(model.optimizer, "mse")
     model.evaluate_privately(*data, metrics=metric)
     assert len(traced) > first
@@ -184,7 +184,8 @@ def test_the_law_of_the_noise(make_plan):
         ]
     )
     assert stats.kstest(np.ravel(drawn), "norm").pvalue > 1e-6
-    # No two evaluations share noise: steps, places at a step, keys.
+    # No two evaluations share noise, whether step, position within a step or key
+    # differ.
     products = drawn @ drawn.T / 25
     assert np.max(np.abs(products - np.diag(np.diag(products)))) < 6 / 25**0.5
 
@@ -250,7 +251,7 @@ def test_a_restored_run_releases_the_same_number_or_spends_another(
 
 @pytest.mark.slow
 @pytest.mark.attack(
-    "Evaluations without end, by what the private file does not know",
+    "Evaluations without end, by spending before the private file exists",
     tried="Spends the plan's 3 evaluations before the run has a private file, and in a "
     "second fit that reads the file again; resumes from the file as a new process does, "
     "and evaluates.",

@@ -86,8 +86,8 @@ RAISING = {
 @pytest.mark.attack(
     "Values of a record that would end a step",
     tried="Assertions, positions beyond an end, texts that are not numbers, in "
-    "layers and in custom gradients: the record adds zero, and the others what they add "
-    "without it.",
+    "layers and in custom gradients: the record adds zero, and the other records add the "
+    "same as without it.",
     area="inputs",
     invariants=[5, 18],
 )
@@ -121,8 +121,8 @@ def broken(x):
 
 @pytest.mark.attack(
     "A mistake in the program that raises for each example",
-    tried="A layer that asserts for whatever it is given: nothing is trained on noise "
-    "alone, and nothing is lost.",
+    tried="A layer whose assertion fails for every input: nothing is trained on noise "
+    "alone, and no budget is lost.",
     area="inputs",
     invariants=[6],
 )

@@ -57,7 +57,8 @@ def test_noise_on_the_clipped_sum_then_a_public_constant(
     assert_same(private, expected, atol=2e-4)
 
 
-# Microbatches that divide batches of 5 and 6 examples, do not, or are larger.
+# Microbatch sizes that divide batches of 5 and 6 examples, do not divide them, or are
+# larger.
 @pytest.mark.parametrize(
     ("microbatch_size", "changes"),
     [
@@ -179,7 +180,7 @@ def test_fresh_keys_and_distinct_noise(data, make_plan, make_private_model):
         model = make_private_model(plan, additional_run=additional_run)
         model.fit(plan.batches(*data), verbose=0)
         weights.append(flat(model))
-    # Of independent float32 numbers, one may be equal by chance, but not two.
+    # One of these independent float32 numbers may be equal by chance, but not two.
     assert np.sum(weights[0] == weights[1]) <= 1
 
 

@@ -41,7 +41,7 @@ def test_state_of_the_optimizer_that_something_else_changed(kind, data, plan_and
     assert model.optimizer.steps_taken == 1
     model.optimizer.vouch_for_weights("the averages began anew")
     model.train_on_batch(batches[1])
-    model.optimizer.learning_rate = 0.05  # Anybody may change it.
+    model.optimizer.learning_rate = 0.05  # Changing the rate is always allowed.
     noisy = model.private_gradients(batches[2])
     state.assign(state + 1.0)
     with pytest.raises(tf.errors.InvalidArgumentError, match="inner optimizer"):
@@ -105,7 +105,7 @@ class Own(tf_bandmf.keras.extending.PrivateTraining, keras.Model):
 
 
 @pytest.mark.attack(
-    "A training function of one's own",
+    "A custom training function",
     tried="Overrides make_train_function or train_step, in the class or a mixin.",
     area="inputs",
     invariants=[6],

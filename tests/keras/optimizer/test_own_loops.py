@@ -114,7 +114,7 @@ def test_weights_that_changed_between_gradient_and_update_are_noticed(
 
 @pytest.mark.invariant(8)
 def test_a_step_of_the_inner_optimizer_is_noticed(data, plan_and_model):
-    """The optimizer leaves weights and moments unchanged: only its step counter tells."""
+    """The optimizer leaves weights and moments unchanged, but not its step counter."""
     plan, model = plan_and_model(batch_size=11)
     first, second, *_ = plan.batches(*data)
     noisy = model.private_gradients(first)
@@ -206,7 +206,7 @@ def test_settings_are_kept_by_files_and_named_by_the_statement(clipping, make_pl
     config = json.loads(json.dumps(optimizer.get_config(), sort_keys=True))
     again = type(optimizer).from_config(config)
     assert again.clipping == optimizer.clipping
-    # Groups have an order.
+    # The order of the groups is kept.
     assert list(again.clipping.groups or ()) == list(clipping.groups or ())
     assert ("clipped in groups" in str(again.statement())) == bool(clipping.groups)
     assert again.loss_scale_factor == 1024

@@ -206,7 +206,7 @@ def test_a_step_that_was_lost_is_repeated_as_it_was_or_stops(
     lost, data, make_plan, make_private_model, tmp_path, figure
 ):
     def make_model(factor):
-        def graded(y, logits):  # No configuration tells the factor.
+        def graded(y, logits):  # No configuration contains the factor.
             actual = keras.losses.sparse_categorical_crossentropy(y, logits, True)
             return factor * actual
 
@@ -293,7 +293,7 @@ def test_entries_are_keyed(data, make_plan, make_private_model, tmp_path):
 
     first = entry_of("first", 1)
     assert first == entry_of("same", 1)
-    # The same sum, batch and weights.
+    # The first two entries have the same sum, batch and weights.
     assert first != entry_of("other", 2)
 
 
@@ -302,7 +302,7 @@ def test_a_file_that_two_processes_wrote_is_refused(
     halfway, data, make_private_model, tmp_path
 ):
     plan, weights, path = halfway
-    # Write what two forks would if each took the third step.
+    # Write the entries that two forks would write if each took the third step.
     file = Journal(str(path))
     file.read()
     for digest in (5, 6):

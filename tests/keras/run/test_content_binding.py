@@ -40,7 +40,7 @@ def test_an_edited_batch_is_refused_before_anything_is_computed(
     for edit in EDITS.values():
         with pytest.raises(tf.errors.InvalidArgumentError, match="not those that"):
             model.train_on_batch(edit(batches[1]))
-    # Contents of another step with this step's number are refused, too.
+    # The contents of another step under this step's number are refused, too.
     relabelled = {**batches[2], "step": batches[1]["step"]}
     with pytest.raises(tf.errors.InvalidArgumentError, match="not those that"):
         model.train_on_batch(relabelled)

@@ -78,7 +78,7 @@ def test_a_neighbor_moves_the_sum_of_an_epoch_by_one_for_each_participation(
     x = data[0].copy()
     x[21] = np.nan
     moved = sums(x) - ordinary
-    # In each of two epochs the record was used or clipped, and is now bad.
+    # The record, which was used or clipped in each of the two epochs, is now bad.
     assert moved[1:] == pytest.approx([0.0, 2.0], abs=1e-2)
     assert abs(moved[0] + 1.0) == pytest.approx(1.0, abs=1e-2)
 
@@ -167,7 +167,7 @@ def test_what_is_said_at_the_end():
     bad = PrivateCounts(0.3, 0.01, 0.88, 0.01, 40).sentence()
     assert bad.startswith("About 89% of the examples (noise 1.4%) contributed nothing")
     assert "88% had a loss" in bad and "1% weight 0, a failed map" in bad
-    # Within the noise, or too few.
+    # The share is within the noise, or too small.
     assert not PrivateCounts(0.3, 0.2, 0.3, 0.2, 40).sentence()
     assert not PrivateCounts(0.3, 0.0, 0.02, 1e-4, 40).sentence()
 

@@ -169,7 +169,7 @@ def test_a_constraint_of_kept_activations_is_refused(
 def test_equal_sums_of_two_replicas_do_not_show(make_plan, train, strategy, data):
     plan, (x, y) = make_plan("bsr", test_seed=None), data
     weights = np.ones(len(x), np.float32)
-    # What this record is changes no sum.
+    # This record has weight 0, so its content changes no sum.
     weights[0] = 0.0
 
     def released(record):
@@ -200,7 +200,7 @@ def test_a_run_on_two_replicas_resumes(make_plan, strategy, train, data, tmp_pat
                 self.model.save_weights(weights)
 
     straight = train(plan, strategy, private_state=path, callbacks=[Save()])
-    known_runs.forget()  # As in another process.
+    known_runs.forget()  # The resumed run is like one in another process.
     resumed = train(plan, strategy, epochs=0)
     resumed.optimizer.build(resumed.trainable_variables)
     resumed.load_weights(weights)

@@ -55,7 +55,7 @@ def releases_of_history(change=None, factors=(0.0, 0.0, 0.0), **compiled):
     )
     model.optimizer.build(model.trainable_variables)
     run = model.optimizer.run
-    # This is what a fork of the process, or a copied machine, would do.
+    # A fork of the process, or a copied machine, would do the same.
     run.adopt(run.secrets_of(NoiseKey(bytes(32))))
     x, y = data()
     if change is not None:

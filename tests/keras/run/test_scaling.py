@@ -136,7 +136,7 @@ def test_a_step_is_the_scaled_sum_with_noise_divided_by_the_scales(
 ):
     # Equal batch sizes need one trace of each model.
     plan = make_plan(mechanism, epochs=1, batch_size=11)
-    # Groups are of several layers.
+    # Clipping in groups needs several layers.
     options = {"hidden": "clip_groups" in changes, **changes}
     scaled = make_scaled(plan, scaling="second_moment", **options)
     plain = make_scaled(plan, **options)

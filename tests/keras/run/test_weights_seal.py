@@ -32,7 +32,7 @@ def test_a_plain_model_that_shares_the_weights(data, plan_and_model, compile_mod
     model.train_on_batch(batches[2])
     statement = str(model.optimizer.statement())
     assert "Trained on public data." in statement and "vouches" in statement
-    # One word is for one change.
+    # Each assertion of the caller covers only one change.
     model.layers[-1].bias.assign(tf.ones([3]))
     with pytest.raises(tf.errors.InvalidArgumentError, match=REFUSED):
         model.train_on_batch(batches[3])

@@ -165,7 +165,7 @@ def test_bounds_of_terms_that_do_not_cancel_are_close_at_all_scales(name, forms)
         factor = KINDS[name][0](left, right)
         exact = np.linalg.norm(np.asarray(factor.instantiate(), "f8"))
         measured = [factor.measure().norms]
-        if isinstance(factor, base.Product):  # however many terms there are
+        if isinstance(factor, base.Product):  # both ways to compute norms
             measured.append(norms.of_terms(factor.left, factor.right))
         for each in measured:
             assert (1 - 1e-6) * exact <= np.sqrt(each.bounds[0]) <= 1.01 * exact
@@ -223,7 +223,7 @@ def test_a_row_that_an_example_has_twice_is_measured_as_one():
     assert np.all(bounds >= exact)
     others = [0, 1, 2, 4]
     np.testing.assert_allclose(bounds[others], exact[others], rtol=1e-3)
-    # What cancels is bounded by its terms.
+    # The bound of a sum that cancels follows from the lengths of its terms.
     lengths = np.sum(np.linalg.norm(values[3], axis=-1))
     np.testing.assert_allclose(bounds[3], (lengths / 256) ** 2, rtol=3e-3)
 

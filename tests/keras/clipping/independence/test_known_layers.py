@@ -16,7 +16,7 @@ NUMBERS = rng.uniform(-2, 2, (5, 3)).astype("f4")
 WHOLE = rng.integers(0, 6, (5, 3))
 WORDS = np.array([["a b"], ["c"], ["b"], ["a a c"], ["d"]])
 R = {"seed": 1}
-# Arguments of layers of images, by the name of the layer.
+# Arguments of image layers, by the name of the layer.
 IMAGE_LAYERS = {
     "AutoContrast": dict(value_range=(0, 255)),
     "CenterCrop": dict(height=4, width=3),

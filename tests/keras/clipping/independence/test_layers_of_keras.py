@@ -123,7 +123,7 @@ def custom():
     for function in (
         lambda x: x + ops.cast(ops.arange(4)[None], "float32")[..., None],  # positions
         lambda x: x + keras.random.normal(ops.shape(x), seed=SEEDS),
-        # Drop path: a number for each example.
+        # Like drop path, this draws one number for each example.
         lambda x: x * keras.random.uniform((ops.shape(x)[0], 1, 1), seed=SEEDS),
     ):
         inputs = keras.Input(SEQUENCE)

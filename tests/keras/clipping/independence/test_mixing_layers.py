@@ -35,7 +35,7 @@ def attention_over_batch(x):
 def capacity(x):
     """A mixture of experts with capacity: each expert takes two examples."""
     hot = ops.one_hot(ops.argmax(x[:, 0], -1), cases.WIDTH)
-    place = ops.cumsum(hot, axis=0) * hot  # in the expert's queue
+    place = ops.cumsum(hot, axis=0) * hot  # position in the expert's queue
     kept = ops.cast(ops.max(place, -1, keepdims=True) <= 2, "float32")
     return x * kept[:, None]
 
@@ -175,7 +175,7 @@ ALONE = {
     "capacity": capacity,
     "inner function": tf.function(tf_centred),
 }
-# Layers, or nodes of a functional model.
+# Layers, or nodes of a functional model, that are refused.
 REFUSED = {
     "host code": lambda: cases.Custom(host_code),
     "shuffle without seed": lambda: cases.Custom(lambda x: x + tf.random.shuffle(x)),

@@ -204,8 +204,8 @@ UNTRIED = ["NoOp", "PlaceholderWithDefault", "_EagerConst"]
 @pytest.mark.attack(
     "Vectorized sums over segments",
     tried="TensorFlow's own conversion, in which a number past the end is a segment of "
-    "the next example: it is not in the list, and a loop takes its place, in which the "
-    "number is refused.",
+    "the next example: this operation is not in the list, so it runs in a loop, where "
+    "the number is refused.",
     area="inputs",
     invariants=[16],
 )

@@ -164,8 +164,8 @@ class WritesElsewhere(keras.metrics.Metric):
 
 @attack(
     "Metrics that write for others to read",
-    tried="A metric assigns the labels to a variable that belongs to nothing, by "
-    "which a layer multiplies at the next step.",
+    tried="A metric assigns the labels to a variable that no object tracks; a layer "
+    "multiplies by this variable at the next step.",
 )
 def test_metrics_write_no_variables_of_others(data, make_plan):
     place = tf.Variable(0.0, trainable=False)
@@ -216,7 +216,9 @@ def test_updates_read_no_metrics(kind, data, make_plan):
     model = keras.Sequential([keras.Input((5,)), layers.Dense(3)])
 
     def loss():
-        tracker = getattr(model, "_loss_tracker", None)  # once it is compiled
+        tracker = getattr(
+            model, "_loss_tracker", None
+        )  # None until the model is compiled
         return 0.0 if tracker is None else tf.convert_to_tensor(tracker.total)
 
     # In eager mode the private update is finished when the constraint is called: then
@@ -250,7 +252,7 @@ def segments(x, segment_sum):
 
 
 def segments_in_a_function(x):
-    """Calls the operation in a function, which TensorFlow would vectorize as well."""
+    """Calls the operation in a function, into which TensorFlow's vectorization descends."""
     inner = tf.function(tf.math.unsorted_segment_sum, autograph=False)
     flat = tf.reshape(x, [-1, cases.WIDTH])
     category = tf.cast(tf.clip_by_value(flat[:, 0] * 3, 0, 2), tf.int32)

@@ -122,7 +122,7 @@ def test_other_losses_and_structures_are_not_in_the_list():
     for loss in OTHERS:
         assert row_losses(compiled(loss), ONE_HOT, LOGITS, None) is None, loss
     for data in [
-        # The targets would be broadcast, examples to positions.
+        # These targets would be broadcast from examples to positions.
         (CUBE[..., 0], CUBE, None),
         (CUBE, CUBE, WEIGHTS[:, None]),
         (ONE_HOT, LOGITS, ONE_HOT),

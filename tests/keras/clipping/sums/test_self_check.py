@@ -143,9 +143,9 @@ GATES = {
 
 
 @pytest.mark.attack(
-    "Gates that are shut while it is checked",
+    "Gates that are closed during the check",
     tried="A layer that was vouched for mixes examples behind a weight that is zero, "
-    "negative behind relu, or only looked at by isfinite and stop_gradient.",
+    "negative behind relu, or only read by isfinite and stop_gradient.",
     area="inputs",
     invariants=[16],
 )
