@@ -134,9 +134,8 @@ def test_advice_is_that_of_python(run, json_of):
     ],
 )
 def test_bad_arguments_exit_with_2_and_one_line(run, arguments, message):
-    error = run(*arguments, code=2).splitlines()[
-        -1
-    ]  # earlier lines announce slow computations
+    # Earlier lines announce slow computations.
+    error = run(*arguments, code=2).splitlines()[-1]
     assert message in error and error.startswith("tf-bandmf: error: ")
 
 

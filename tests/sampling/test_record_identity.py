@@ -70,7 +70,7 @@ def structures(values, numbers, y):
 @pytest.mark.slow_cases("50")
 @pytest.mark.attack(
     "The same records, divided among other inputs",
-    tried="A second run on the records permuted, with other labels, as a dict, a tuple, one "
+    tried="A second run on these permuted, with other labels, as a dict, a tuple, one "
     "matrix, a column for each input, behind an index, tf.data, a PyDataset, a generator.",
     area="inputs",
     invariants=[19],

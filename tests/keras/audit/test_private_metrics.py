@@ -200,9 +200,8 @@ def test_a_record_of_which_a_metric_raises_is_bad(records):
         pair = tf.concat([p, -p, tf.cast(y, p.dtype)[None]], 0)
         return tf.reduce_sum(tf.ensure_shape(tf.boolean_mask(pair, pair > 0), [2]))
 
-    with pytest.raises(
-        tf.errors.InvalidArgumentError
-    ):  # by itself, outside of the check
+    # Called by itself, the function raises.
+    with pytest.raises(tf.errors.InvalidArgumentError):
         tf.function(of_two)(tf.constant(0.0), tf.constant([0.5]))
     x, y = (part[:6] for part in records)
     assert set(y) == {0, 1}

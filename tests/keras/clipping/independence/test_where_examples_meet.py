@@ -216,9 +216,8 @@ def test_updates_read_no_metrics(kind, data, make_plan):
     model = keras.Sequential([keras.Input((5,)), layers.Dense(3)])
 
     def loss():
-        tracker = getattr(
-            model, "_loss_tracker", None
-        )  # None until the model is compiled
+        # None until the model is compiled.
+        tracker = getattr(model, "_loss_tracker", None)
         return 0.0 if tracker is None else tf.convert_to_tensor(tracker.total)
 
     # In eager mode the private update is finished when the constraint is called: then
