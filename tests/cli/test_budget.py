@@ -1,4 +1,4 @@
-"""`tf-bandmf budget`: what it prints, writes and refuses."""
+"""`tf-bandmf budget`: its output, its files and its refusals."""
 
 import csv
 import hashlib
@@ -76,7 +76,7 @@ def test_an_auditor_gets_every_entry(filled, run):
     assert [int(row["number"]) for row in rows] == [0, 1, 2]
     # No cell of the table would be read as a formula.
     assert not [v for row in rows for v in row.values() if v[:1] in ("=", "@", "+")]
-    # The digests can be checked with nothing but the file.
+    # The file alone suffices to check the digests.
     previous = ""
     for entry in records:
         digest, entry["digest"] = entry["digest"], ""

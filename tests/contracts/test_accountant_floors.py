@@ -60,8 +60,8 @@ def test_no_certain_epsilon_is_below_its_floor(kind, name, noises):
                 assert "epsilon" in str(error) or "delta must be" in str(error), error
                 continue
             assert actual.kind in ("exact", "bound")
-            # Columns of C have norm 1 or more: a single step reveals at most what the run
-            # does.
+            # Columns of C have norm 1 or more: a single step reveals at most as much as
+            # the run.
             assert floor_of(participation, noise, actual.epsilon) <= delta * (1 + 1e-9)
             assert actual.epsilon >= before
             before = actual.epsilon

@@ -6,8 +6,8 @@ folder. Digests of all noise are recorded outside of the run before it is used, 
 `check_uses` compares them. The plan is bound to a ledger, which must have each run
 exactly once (`check_ledger`).
 
-Children are forked before TensorFlow has done anything: it starts in each of them anew,
-without being imported again.
+Children are forked before TensorFlow has done anything, so that each child starts
+TensorFlow without importing it again.
 """
 
 import collections

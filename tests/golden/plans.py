@@ -4,8 +4,8 @@
     python tests/golden/plans.py --save      # writes plans.json anew
     python tests/golden/plans.py --save --only poisson     # names that contain a word
 
-A change that promises equal numbers leaves the file as it is. A change that improves some
-numbers writes them anew, and its commit says which, and by how much.
+A change that promises equal numbers leaves the file as it is. A change that improves
+some numbers saves the new ones, and its commit says which, and by how much.
 """
 
 from __future__ import annotations
@@ -227,7 +227,7 @@ def saved() -> dict[str, dict[str, Any]]:
 
 
 def main() -> None:
-    """Prints what differs, and writes the file anew if asked to."""
+    """Prints the differences, and writes the new numbers to the file if asked to."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--save", action="store_true")
     parser.add_argument("--only", default="")

@@ -41,7 +41,7 @@ def executed_nodes(graph):
 
 
 def has_kernel(node, device):
-    """Tells whether a kernel for the node's types is registered for a kind of device."""
+    """True if a kernel for the node's types is registered for a kind of device."""
     for kernel in _registered(node.op):
         if kernel.device_type not in (device, "DEFAULT"):
             continue

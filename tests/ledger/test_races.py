@@ -91,7 +91,7 @@ def test_kills_lose_nothing(kills, each_url, make_plan, run_name, tmp_path):
     begun = {entry.run for entry in entries if entry.kind == "begun"}
     ended = {entry.run for entry in entries if entry.kind == "ended"}
     assert ledger.balance("patients").runs == len(begun) and ended <= begun
-    # Other runs get what is left of the budget, and no more.
+    # Other runs get the remaining budget, and no more.
     plan = tf_bandmf.Plan.load(str(path))
     with pytest.raises(BudgetExceededError):
         for number in range(21):

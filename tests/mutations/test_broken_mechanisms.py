@@ -39,7 +39,7 @@ ALPHA = 1e-6
 
 @pytest.fixture(autouse=True)
 def forgets():
-    """Clears what a process would keep from one mechanism to the next."""
+    """Clears the state that a process would keep from one mechanism to the next."""
 
     def forget():
         known_runs.forget()
@@ -102,7 +102,7 @@ def train(mechanism, restart_at=None):
 
 
 def audited(mechanism):
-    """Tells whether the audit of a Keras run agrees with its plan."""
+    """True if the audit of a Keras run agrees with its plan."""
     canaries, released = train(mechanism)
     # The signal must not exceed the sensitivity either.
     most = 1.0 / canaries.plan.noise_multiplier
@@ -113,14 +113,14 @@ def audited(mechanism):
 
 
 def audited_sampler():
-    """Tells whether canaries that the plan's sampler draws agree with its epsilon."""
+    """True if an audit of the plan's sampler by canaries agrees with its epsilon."""
     plan = small_plan("identity", 64, 4, 2, epsilon=1.0, sampling="poisson")
     canaries = audit.GradientCanaries.for_plan(plan, 16_384, seed=0)
     return not canaries.audit(canaries.simulated(1), confidence=1 - ALPHA).contradicts
 
 
 def white_restart(mechanism):
-    """Tells whether releases of a Keras run, restarted once, have the plan's noise."""
+    """True if the releases of a Keras run, restarted once, have the plan's noise."""
     canaries, released = train(mechanism, restart_at=5)
     plan = canaries.plan
     # Numbers on a grid repeat: spread each over the cell that was rounded to it.
@@ -132,7 +132,7 @@ def white_restart(mechanism):
 
 
 def white(mechanism, num_shards=1):
-    """Tells whether the generator's noise, without Keras, is that of the strategy."""
+    """True if the generator's noise, without Keras, is that of the strategy."""
     plan = planned(
         mechanism,
         epsilon=4.0,
@@ -314,5 +314,5 @@ def test_it_is_caught(check, change, figure, monkeypatch):
 
 @functools.cache
 def passes(check, *arguments):
-    """Tells whether a check passes for the code as it is."""
+    """True if a check passes for the unchanged code."""
     return check(*arguments)

@@ -119,7 +119,7 @@ def test_known_answers_of_normals():
 @pytest.mark.slow_cases("True")
 @pytest.mark.parametrize("jit_compile", [False, True])
 def test_many_blocks_are_the_same_as_one_by_one(jit_compile):
-    # Without XLA blocks are computed in chunks, of which the last one is not full.
+    # Without XLA, blocks are computed in chunks; the last chunk here is not full.
     key = tf.constant(NoiseKey.for_testing(3).step_keys(1)[0])
     blocks, last = 70, 100
     whole = noise.standard_normals(

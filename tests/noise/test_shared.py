@@ -17,7 +17,7 @@ def doubled(value: tf.Tensor) -> tf.Tensor:
 
 
 def forgets_its_caller(function: Callable[..., Any]) -> bool:
-    """Tells whether a graph that calls the function can be freed afterwards."""
+    """True if a graph that calls the function can be freed afterwards."""
 
     @tf.function(autograph=False)
     def caller(value: tf.Tensor) -> tf.Tensor:

@@ -93,7 +93,7 @@ def test_the_rule_gives_the_best_rates_that_were_measured(
 
 
 def test_a_squared_error_gets_a_smaller_rate():
-    """A regression diverges at twice the rate for classes, however its loss is named."""
+    """A regression diverges at twice the rate for classes, under any name of its loss."""
     squared = tf_bandmf.advise(epsilon=4.0, loss="mse", **FIXED)
 
     def rate(loss):

@@ -175,7 +175,7 @@ def test_never_more_than_basic_composition(kind):
     actual = together.guarantee_at(2.0 * plan.delta)
     assert actual.epsilon <= 2.0 * plan.epsilon * (1.0 + 1e-6)
     assert actual.kind == ("estimate" if plan.kind == "estimate" else "bound")
-    # Below the sum of the deltas basic composition does not apply.
+    # Basic composition does not apply below the sum of the deltas.
     less = together.guarantee_at(1.9 * plan.delta)
     assert less.accountant != "basic composition of what each part guarantees alone"
 

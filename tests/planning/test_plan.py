@@ -93,7 +93,7 @@ def test_fingerprint_ignores_how_the_strategy_was_found():
     actual = tf_bandmf.plan("lambda_cgd", **BUDGET, **DATA)
     lambda_ = actual.strategy.parameters["lambda"]
     given = tf_bandmf.plan(f"lambda_cgd:{lambda_!r}", **BUDGET, **DATA)
-    # A step compares it: it is computed once, however many coefficients there are.
+    # Each step compares the fingerprint, so it is computed only once.
     assert actual.fingerprint == given.fingerprint is given.fingerprint
 
 
@@ -177,7 +177,7 @@ def test_a_delta_below_what_the_noise_can_give_is_refused():
 @pytest.mark.parametrize("noise", [0.3, 0.7, 1.0, 1.1, 123.4])
 @pytest.mark.invariant(12)
 def test_noise_of_single_precision_is_not_less(noise, clip):
-    """Training multiplies in float32: both rounded numbers must err on the safe side."""
+    """Training multiplies rounded float32 numbers: they must err on the safe side."""
     plan = tf_bandmf.plan(
         "lambda_cgd:0.5",
         noise_multiplier=noise,

@@ -1,4 +1,4 @@
-"""Wrong arguments of `plan`: the error names the argument and what is expected."""
+"""Wrong arguments of `plan`: the error names the argument and the expected values."""
 
 import pytest
 from small_plans import small_plan

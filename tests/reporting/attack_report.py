@@ -12,8 +12,8 @@
 
 Every such test of any folder is a row of the page "what was attacked"; the cases of a
 parametrized test, and tests with the same title, share one row. The optional fixture
-`figure` records in a few words what was measured, but nothing that differs from run to
-run, such as a time. The row of a skipped test says why it did not run.
+`figure` records the measured figure in a few words, without anything that differs from
+run to run, such as a time. The row of a skipped test says why it did not run.
 
 `pytest -m attack --attacks=FILE` writes the results to FILE, as JSON; `page.py` makes
 the page from such files.
@@ -80,7 +80,7 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture
 def figure(request):
-    """Records what an attack measured, in a few words that are the same in every run."""
+    """Records an attack's figure in a few words, which are the same in every run."""
 
     def say(text):
         request.node.user_properties.append(("figure", str(text)))

@@ -40,7 +40,7 @@ def flip_one_bit(tensor):
 
 
 def is_as_drawn(batch):
-    """Tells whether a batch has the fingerprint of its contents and ids."""
+    """True if a batch has the fingerprint of its contents and ids."""
     digest = content_digest(batch)
     return digest == tf.cast(batch.get(FINGERPRINT, digest + 1), tf.int64)
 

@@ -1,4 +1,4 @@
-"""A second run on the same records is noticed, whatever container they are in."""
+"""A second run on the same records is noticed, in whatever container they are."""
 
 import keras
 import numpy as np
@@ -88,7 +88,8 @@ def test_a_record_is_recognized_in_every_structure(most, figure):
     for name, first in sketches.items():
         assert identity.share_examples(first, sketches["names"]), name
     figure(f"{len(sketches)} structures, each pair recognized")
-    # The control: other numbers beside the same values are other records.
+    # The control: records with the same values and further, different numbers are
+    # different.
     others = sketch(plan().batches((values, numbers + 1), y))
     for name, first in sketches.items():
         assert not identity.share_examples(first, others), name
@@ -102,7 +103,7 @@ def test_values_count_and_not_dtypes():
     ]
     for hashes in same[1:]:
         np.testing.assert_array_equal(hashes, same[0])
-    # Whole numbers that float32 cannot tell apart are told apart.
+    # Integers that are equal in float32 are still distinguished.
     assert len(set(same[0].tolist())) == 3
     small = np.array([[0, 1], [1, 0]])
     for dtype in (tf.bool, tf.uint8, tf.float16, tf.bfloat16, tf.float32):

@@ -64,7 +64,7 @@ def data():
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
-    """Trains with every callback that writes; returns what it wrote, printed and kept."""
+    """Trains with every callback that writes; returns all output and kept objects."""
     known_runs.forget()
     shared = tmp_path_factory.mktemp("shared")
     private = tmp_path_factory.mktemp("private") / "run.private"
@@ -143,7 +143,7 @@ def dump_graphs(model, schedule, folder):
         tf.io.write_graph(program.graph, str(folder), f"{name}txt")
     pipeline = schedule.dataset()._as_serialized_graph().numpy()
     (folder / "pipeline.pb").write_bytes(pipeline)
-    # (`repr` of the weights is what a notebook prints.)
+    # (A notebook prints the `repr` of the weights.)
     objects = [
         model,
         model.optimizer,

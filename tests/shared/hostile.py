@@ -98,8 +98,8 @@ def complaint(call, names, is_right):
 
     Args:
       call: function without arguments that makes the call.
-      names: words of which a message must have one, such as the argument's name.
-      is_right: function that tells whether a result is right.
+      names: words, one of which must be in a message, such as the argument's name.
+      is_right: function that returns True for a right result.
     """
     try:
         with limited():

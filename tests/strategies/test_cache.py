@@ -40,7 +40,7 @@ def test_the_second_time_nothing_is_optimized(place, monkeypatch):
     assert len(calls) == 1 and len(list(place.iterdir())) == 1
     np.testing.assert_array_equal(first.matrix.to_dense(), second.matrix.to_dense())
     assert first.diagnostics == second.diagnostics
-    # Whatever determines the strategy is part of the fingerprint.
+    # All arguments that determine the strategy are part of the fingerprint.
     build(bands=4)
     build(objective="max")
     build(workload=workloads.momentum_sgd(24, 0.5))

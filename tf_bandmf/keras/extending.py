@@ -1,7 +1,7 @@
 """Names for programs that extend private training in Keras.
 
-Layer rules and registration, base classes of metrics, errors, and the classes of what
-`make_private`, `fit_privately` and custom training loops return.
+Layer rules and registration, base classes of metrics, errors, and the classes of the
+objects that `make_private`, `fit_privately` and custom training loops return.
 """
 
 from tf_bandmf.keras.audit.private_metrics import PrivateMean, PrivateMetric

@@ -1,4 +1,4 @@
-"""A record's contribution to private metrics is bounded, whatever its values are."""
+"""A record's contribution to private metrics is bounded for all values."""
 
 import keras
 import numpy as np

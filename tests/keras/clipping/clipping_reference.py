@@ -142,7 +142,7 @@ def assert_sums_close(actual, expected, rtol=1e-4):
 
 
 def extremes(x, index):
-    """Yields inputs of which one example is NaN, huge, tiny or nearly constant."""
+    """Yields inputs with one example that is NaN, huge, tiny or nearly constant."""
     for change in (
         lambda part: np.nan * part,
         *(lambda part, scale=scale: scale * part for scale in (1e-20, 1e6, 1e18)),

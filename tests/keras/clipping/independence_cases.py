@@ -84,7 +84,7 @@ def distance(first, second):
 
 
 def largest_change(model):
-    """Returns how far the sum moves if a record is removed or NaN, in clip norms."""
+    """Returns the largest effect of removing or spoiling a record, in clip norms."""
     x, y = examples()
     x[-1] *= 30
     step = clipping_of(model)

@@ -1,4 +1,4 @@
-"""Clipped sums with each option, whatever the kind of layer."""
+"""Clipped sums with each option, for all kinds of layers."""
 
 import clipping_reference as reference
 import keras

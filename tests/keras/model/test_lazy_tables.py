@@ -47,7 +47,7 @@ def two_towers():
 
 
 def reader(*layers, first=(), dtype="int32", **options):
-    """Builds a model of layers on one table's rows."""
+    """Builds a model in which several layers read the rows of one table."""
     keras.utils.set_random_seed(0)
     table = keras.layers.Embedding(ROWS, WIDTH, name="items", **options)
     inputs = keras.Input((LENGTH,), dtype=dtype)
@@ -163,7 +163,7 @@ def test_without_noise_weights_are_those_of_dense_tables(silent, data, kind):
 
 
 class Watch(keras.callbacks.Callback):
-    """Keeps what callbacks see."""
+    """Keeps the weights and outputs that callbacks see."""
 
     def __init__(self):
         super().__init__()

@@ -11,7 +11,7 @@ from tf_bandmf import noise
 from tf_bandmf.noise.keys import NoiseKey
 from tf_bandmf.strategies import FAMILIES
 
-# Whatever is registered must train.
+# Every registered family and participation must train.
 MECHANISMS = [family.examples[0] for family in FAMILIES.values()]
 
 
@@ -87,7 +87,7 @@ def test_every_way_to_execute_gives_the_same_weights(
     tf_bandmf.keras.make_private(model, microbatch_size=microbatch_size)
     make_private_model(plan, model=model, **changes)
     model.fit(plan.batches(*data), verbose=0)
-    # Noise is drawn once for each logical step, whatever the number of microbatches.
+    # Noise is drawn once for each logical step, for any number of microbatches.
     assert model.optimizer.steps_taken == plan.num_steps
     # Sums that differ in last bits may be rounded to neighbors on the grid.
     assert_same(model, usual, atol=1e-4)

@@ -61,7 +61,7 @@ def test_gradient_and_count_have_the_norm_that_the_noise_is_for(make_plan, count
 def test_a_neighbor_moves_the_sum_of_an_epoch_by_one_for_each_participation(
     data, make_plan, make_private_model
 ):
-    """Compares two runs with the same test noise, in one of which a record is bad."""
+    """Compares two runs with the same test noise; in one of them, a record is bad."""
     plan = make_plan("identity", test_seed=5).reserve(counts=0.1)
 
     def sums(x):

@@ -1,4 +1,4 @@
-"""Weights that anything but the private step changed are noticed."""
+"""A run notices weights that anything but its private step changed."""
 
 import keras
 import numpy as np

@@ -151,7 +151,7 @@ def function_of(
 ) -> Any:
     """Returns a compiled function of (x, y, weights): the weighted sum of metrics.
 
-    No record affects what another one adds to the sum.
+    No record affects another record's contribution to the sum.
     """
     specs = tf.nest.map_structure(
         lambda t: tf.TensorSpec([None, *t.shape[1:]], t.dtype), batch

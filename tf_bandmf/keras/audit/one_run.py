@@ -20,7 +20,7 @@ _MOST_STEPS = 4096
 
 @dataclasses.dataclass(frozen=True)
 class RunAudit:
-    """Results of an audited run: what it revealed about its canaries.
+    """Results of an audited run: how much it revealed about its canaries.
 
     Attributes:
       black_box: result from the losses of the final model only.

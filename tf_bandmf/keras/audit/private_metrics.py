@@ -1,8 +1,8 @@
 """Private metrics: the vector that each record adds to a sum, and a metric of that sum.
 
-Each record adds a vector of norm at most 1, whatever its content, and the sum gets Gaussian
-noise. Numbers in an interval are first mapped to [-1, 1] by constants, which halves
-their noise: under zero-out adjacency, a record that is left out adds 0, the middle.
+Each record adds a vector of norm at most 1 to a sum, and the sum gets Gaussian noise.
+Numbers in an interval are first mapped to [-1, 1] by constants, which halves their
+noise: under zero-out adjacency, a record that is left out adds 0, the middle.
 """
 
 from __future__ import annotations

@@ -55,8 +55,8 @@ _HERE = _Replacements()
 def patched(owner: Any, name: str, replacement: Callable[..., Any]) -> Iterator[None]:
     """Replaces a function, in this thread, until the context is left.
 
-    Contexts of one function nest: the innermost replacement is called, and what it gets as
-    the original function is the replacement around it.
+    Contexts of one function nest: the innermost replacement is called, and receives the
+    replacement around it as the original function.
 
     Args:
       owner: a module, a class, an object, or a dictionary of functions.
@@ -113,5 +113,5 @@ def _set(owner: Any, name: str, value: Any) -> None:
     elif value is _ABSENT:
         del vars(owner)[name]
     else:
-        # Not by `setattr`: Keras tracks what is set on a layer.
+        # `setattr` is not used, because Keras tracks the attributes of a layer.
         vars(owner)[name] = value

@@ -1,4 +1,4 @@
-"""Checks of the callbacks given to `fit`: where they write, and what they act on."""
+"""Checks of the callbacks given to `fit`: their folders and monitored metrics."""
 
 from __future__ import annotations
 

@@ -26,8 +26,8 @@ from tf_bandmf.keras.model.callbacks import cautions_of
 from tf_bandmf.planning import learning_rates
 from tf_bandmf.sampling.identity import INPUTS, TARGETS
 
-# At twice the advised rate, models of `benchmarks/utility` lose up to 13 points; at four
-# times that rate, most of what they could learn.
+# At twice the advised rate, models of `benchmarks/utility` lose up to 13 points; at
+# four times that rate, most of their accuracy.
 _RATE_FACTOR = 4.0
 # The learning rate is not checked for more steps than this, because the advised rate,
 # which depends on the strategy's error, may take long to compute.
@@ -108,10 +108,11 @@ def _of_outputs(model: keras.Model, labels: np.ndarray) -> Iterator[str]:
 def _of_sgd(model: Any) -> Iterator[str]:
     """Warns if SGD does not match the plan's workload, or its rate is far too large.
 
-    Only the error depends on the workload: what an optimizer does with noisy gradients
-    is post-processing. SGD with momentum beta, weight decay w and learning rate eta is the
-    workload `momentum_sgd(momentum=beta, decay=1 - eta w)`; Nesterov momentum is compared
-    like ordinary momentum. Other optimizers are not linear in gradients: no check.
+    The workload affects only the error, not the guarantee: an optimizer only
+    post-processes noisy gradients. SGD with momentum beta, weight decay w and learning
+    rate eta is the workload `momentum_sgd(momentum=beta, decay=1 - eta w)`; Nesterov
+    momentum is compared like ordinary momentum. Other optimizers are not linear in
+    gradients: no check.
     """
     inner, plan = model.optimizer.inner_optimizer, model.optimizer.plan
     if type(inner) is not keras.optimizers.SGD:

@@ -101,7 +101,7 @@ class PrivateStep(_Model):
             )
 
     def _programs(self) -> Programs:
-        """The programs of the run's steps, cached until what they depend on changes."""
+        """The programs of the run's steps, cached until one of their settings changes."""
         parts = [self.optimizer, self.optimizer.run.secrets, compile_loss(self)]
         parts += [*self.trainable_variables, *all_layers(self)]
         key = (
@@ -155,7 +155,7 @@ class PrivateStep(_Model):
             raise RuntimeError(
                 "private_gradients must be called from Python, found a tf.function around "
                 "it, where a record that makes the model raise would stop training. Remove "
-                "the tf.function; what private_gradients calls is compiled."
+                "the tf.function; private_gradients compiles its parts."
             )
         batch = given(batch)
         with optimizer.run.turn:

@@ -45,7 +45,7 @@ class NoisyGradients:
         self._owner, self._weights, self._used = weakref.ref(owner), weights, False
 
     def map(self, function: Callable[[tf.Tensor], tf.Tensor]) -> NoisyGradients:
-        """The same step with changed gradients: scaled, clipped again or masked.
+        """Returns the same step with changed gradients: scaled, clipped again or masked.
 
         Args:
           function: function of each gradient. It must use no private data except the
@@ -94,10 +94,10 @@ class PrivateOptimizer(keras.optimizers.Optimizer):
         noisy = (clipped_sum + noise_stddev * (C^-1 Z)[step]) / expected_batch_size
         inner_optimizer.apply(noisy)
 
-    What the inner optimizer does with the noisy gradients is post-processing: any Keras
-    optimizer, schedule, weight decay or EMA keeps the guarantee. The error is smallest
-    if the plan's workload matches the optimizer: for SGD, a mismatch gives a warning;
-    for other optimizers (Adam), every workload is a heuristic.
+    The inner optimizer only post-processes the noisy gradients: any Keras optimizer,
+    schedule, weight decay or EMA keeps the guarantee. The error is smallest if the
+    plan's workload matches the optimizer: for SGD, a mismatch gives a warning; for
+    other optimizers (Adam), every workload is a heuristic.
 
     Formal guarantee: all noisy gradients of steps 0, ..., num_steps - 1 together are
     (epsilon, delta)-DP as the plan's statement says, if they come from the private

@@ -3,9 +3,9 @@
 An example adds to a step its clipped gradient, of norm at most `l2_norm_clip`, and a
 weight `w` at the coordinate where it is counted. Together these have norm at most
 `sqrt(clip^2 + w^2)`, for which the plan's noise is calibrated. So the counts have the
-noise of the strategy, and the steps' accounting covers them, whatever the sampling. Andrew
-et al., 2021, arXiv:1905.03871, also release private counts during private training. Nothing
-else is released.
+noise of the strategy, and the steps' accounting covers them under every sampling.
+Andrew et al., 2021, arXiv:1905.03871, also release private counts during private
+training. Nothing else is released.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _CLEARLY, _WORTH_SAYING = 4.0, 0.05
 
 @dataclasses.dataclass(frozen=True)
 class PrivateCounts:
-    """Noisy shares of the examples of all steps so far; part of what the run releases.
+    """Noisy shares of the examples of all steps so far; the run releases them.
 
     Attributes:
       clipped: share whose gradient was longer than the clip norm.

@@ -1,9 +1,10 @@
 """Records the runs of this process, to detect a second run on the same data or model.
 
 Every `PrivateOptimizer` has a noise key of its own. Two keys on the same data are two
-releases, whose privacy losses add up, however similar their plans and code are: a model
-that is compiled again, trials of a tuner, folds, seeds, comparisons. Runs are recognized
-by their weights (the same variables) and their examples (`sampling.identity`).
+releases, whose privacy losses add up even if their plans and code are equal: a model
+that is compiled again, trials of a tuner, folds, seeds, comparisons. Runs are
+recognized by their weights (the same variables) and their examples
+(`sampling.identity`).
 
 A run is recorded from its first step on. The records last as long as the process: the
 caller must know about runs in other processes. Runs of plans with a test seed, which have
@@ -128,7 +129,7 @@ class Membership:
     def _related(
         self, weights: Sequence[Any], schedule_id: int
     ) -> list[tuple[str, Plan]]:
-        """Returns what each related run shares ("weights", "examples"), and its plan."""
+        """Returns the common parts ("weights", "examples") and the plan of related runs."""
         related = []
         for run in self._others():
             trained = {id(variable) for variable in run._variables()}

@@ -1,9 +1,9 @@
 """Compiled programs of a step; checks of the tensors that updates and metrics may use.
 
 Schedules, constraints, regularizers and inner optimizers are the user's code. They are
-traced as a function of noisy gradients. So they cannot reach what another program has
-computed from data. Their graph is checked before it first runs: a graph that reads a metric
-or a stored tensor, or runs Python code, is refused.
+traced as a function of noisy gradients. So they cannot reach tensors that another
+program has computed from data. Their graph is checked before it first runs: a graph
+that reads a metric or a stored tensor, or runs Python code, is refused.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Program:
             return run(*args)
 
     def traced(self, *args: Any) -> Any:
-        """The concrete function for such arguments, or for their specs."""
+        """The concrete function for these arguments, or for their specs."""
         return self.function.get_concrete_function(*args)
 
 
@@ -102,7 +102,7 @@ class Update(Program):
         self._checked: list[Any] = []
 
     def traced(self, *args: Any) -> Any:
-        """The concrete function for such arguments, or specs, after a check of its graph.
+        """The concrete function for these arguments, or specs, after a check of its graph.
 
         Raises:
           UnsupportedModelError: if the graph reads a metric or a stored tensor, or runs

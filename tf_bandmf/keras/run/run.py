@@ -57,7 +57,7 @@ HOW_TO_TRAIN = (
 
 
 class Noisy(NamedTuple):
-    """The noisy gradients of a step, and what is needed to release them.
+    """The noisy gradients of a step, and the state for their release.
 
     Attributes:
       gradients: the gradients, in the variables' shapes and dtypes; for lazy tables,

@@ -144,7 +144,7 @@ class SecretState:
 
         Args:
           note: function of the step and its point, which is secret, as two
-            little-endian numbers of 8 bytes; whatever it raises ends the step.
+            little-endian numbers of 8 bytes; an exception that it raises ends the step.
         """
         self._note = note
 

@@ -357,7 +357,7 @@ class RunTables:
         return True
 
     def accept(self) -> None:
-        """Continues with variables that something else changed; not within a step."""
+        """Accepts variables that something else changed; never called within a step."""
         if not self.was_changed():
             return
         self._release_rows(tf.constant(False))

@@ -2,8 +2,8 @@
 
 A plain model that shares layers with a private one can train them without noise, and an
 assignment can change weights, too. When `fit`, `train_on_batch` or a private evaluation
-begins, the model's weights must be those that the run left. Callbacks within `fit`
-see only noisy weights: what they compute from these is post-processing.
+begins, the model's weights must be those that the run left. Callbacks within `fit` see
+only noisy weights, so their computations are post-processing.
 
 The digest covers every bit. It is FarmHash64 where weights are on the host (9 GB/s on
 one core). On an accelerator, it is a sum modulo 2^64: each word of the weights is

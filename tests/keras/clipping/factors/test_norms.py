@@ -92,7 +92,7 @@ def terms(rng, count, size, form, nearness):
 
 @st.composite
 def pairs(draw):
-    """Draws seed, forms, sizes and nearness of the terms of a gradient."""
+    """Draws the seed, the shapes and sizes of a gradient's terms, and their similarity."""
     forms = st.sampled_from(["unrelated", "alike", "opposite", "ties"])
     exponent = st.floats(-30, 30)
     return (

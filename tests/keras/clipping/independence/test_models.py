@@ -33,7 +33,7 @@ def rows_apart(x):
 
 
 def experts(x):
-    """A mixture of experts, of which each example chooses two."""
+    """A mixture of experts; each example chooses two of them."""
     value, index = ops.top_k(x[:, 0], 2)
     of_all = ops.stack([x * (1.0 + i) for i in range(cases.WIDTH)], axis=1)
     chosen = ops.take_along_axis(of_all, index[..., None, None], axis=1)

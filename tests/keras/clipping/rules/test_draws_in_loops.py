@@ -1,4 +1,4 @@
-"""Random layers draw anew in each round of a loop, and gradients use those draws."""
+"""Random layers draw new numbers in each round of a loop; gradients reuse them."""
 
 import keras
 import numpy as np

@@ -4,7 +4,7 @@ The per-example gradients of a kernel, [B, *kernel.shape], are too large to keep
 layers they are a product of two smaller tensors. A factor holds them in such a form; it
 gives the squared norm per example, and the weighted sum over examples. Both are computed
 from the same float32 tensors, and the norm comes with a bound on rounding (see `norms`),
-so that what each example adds to the sum is within the clip norm.
+so that each example's contribution to the sum is within the clip norm.
 
 Factors of one variable from several calls of its layer add up *before* the norm is
 taken: see `add_factors`.
@@ -58,7 +58,7 @@ class Measured(NamedTuple):
 
 
 def cleaned(counts: tf.Tensor, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    """Returns tensors [B, ...] with zeros for examples that do not count, [B] bool.
+    """Returns tensors [B, ...], with zeros for the examples for which `counts` is False.
 
     Zero times infinity is not zero, so a weight of zero is not enough.
     """
@@ -267,6 +267,7 @@ def _tensordot(weights: tf.Tensor, gradients: tf.Tensor) -> tf.Tensor:
     shape = gradients.shape[1:]
     if not shape.is_fully_defined() or shape.num_elements() == 0:
         return tf.tensordot(weights, gradients, axes=1)
-    # The same in four operations instead of forty, each of which costs start-up time.
+    # This takes four operations, where `tf.tensordot` takes forty; each costs start-up
+    # time.
     rows = tf.reshape(gradients, [-1, shape.num_elements()])
     return tf.reshape(tf.linalg.matvec(rows, weights, transpose_a=True), shape)

@@ -19,9 +19,9 @@ weight, even if G is zero. So the norm that clipping uses is
 
     √(measured + 4 κ u S²) + κ u S.
 
-As 4 κ u = 2^-16, S is at most 256 times this norm: what an example adds is wrong by at
-most 1e-3 of the clip norm. For T independent terms, S is about √T times the norm, which
-comes out too large by 0.1% for T = 128, and by 0.8% for T = 1024.
+As 4 κ u = 2^-16, S is at most 256 times this norm: the contribution of an example is
+wrong by at most 1e-3 of the clip norm. For T independent terms, S is about √T times the
+norm, which comes out too large by 0.1% for T = 128, and by 0.8% for T = 1024.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Norms(NamedTuple):
 
     Attributes:
       squared: [B, ...] float64, as measured.
-      bounds: [B, ...] float64, not below the squared norm of what is added to the
+      bounds: [B, ...] float64, not below the squared norm of the contribution to the
         sum. NaN or infinity if it cannot be bounded.
     """
 

@@ -35,8 +35,8 @@ def check_process() -> None:
     """
     if tf.config.functions_run_eagerly():
         raise RuntimeError(
-            "tf.config.run_functions_eagerly(True) is set: what a private step computes "
-            "must be traced to be analysed. Call tf.config.run_functions_eagerly(False)."
+            "tf.config.run_functions_eagerly(True) is set, but a private step must be "
+            "traced to be analysed. Call tf.config.run_functions_eagerly(False)."
         )
     is_on = tf.config.experimental.tensor_float_32_execution_enabled()
     if is_on and _some_gpu_rounds():

@@ -1,1 +1,1 @@
-"""One forward pass that records what the rules need of each layer."""
+"""One forward pass that records the tensors that the rules need."""

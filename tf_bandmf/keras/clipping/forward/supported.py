@@ -38,7 +38,7 @@ _PROBLEMS: tuple[tuple[Callable[[Any], bool], str], ...] = (
     (
         lambda layer: isinstance(layer, keras.layers.SpectralNormalization),
         "rewrites the weight of the layer inside it in every step, so that the "
-        "weight is not what training updates. Remove the wrapper.",
+        "weight is not the one that training updates. Remove the wrapper.",
     ),
     (
         lambda layer: isinstance(layer, keras.layers.RNN) and layer.stateful,

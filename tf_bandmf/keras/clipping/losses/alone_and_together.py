@@ -45,7 +45,7 @@ def check_loss(model: keras.Model, y: Any, y_pred: Any, sample_weight: Any) -> N
 
     Args:
       model: a compiled model.
-      y: targets, nested tensors [B, ...], of which only shapes and dtypes matter.
+      y: targets, nested tensors [B, ...]; only their shapes and dtypes matter.
       y_pred: predictions, likewise.
       sample_weight: None, or likewise.
 

@@ -77,7 +77,7 @@ def structure_of(
 
     Args:
       model: a built model.
-      x: its inputs, nested tensors [B, ...], of which shapes and dtypes matter.
+      x: its inputs, nested tensors [B, ...]; only their shapes and dtypes matter.
       variables: its trainable variables, if it is trained.
       training: True if the model is trained, False if it is evaluated.
 
@@ -89,8 +89,8 @@ def structure_of(
     ids = tuple(map(id, (*variables, *all_layers(model))))
     key = (ids, batches.specs_of(x), training)
     structures = _JUDGED.setdefault(model, {})
-    # If the model has code of the user's, the result is not reused: its log may contain
-    # values of weights.
+    # If the model contains the user's own code, the result is not reused: its log may
+    # contain values of weights.
     if key not in structures or _has_code_of_the_user(model):
         structures[key] = _judged(model, x, variables, training)
     return structures[key]

@@ -61,9 +61,10 @@ def is_registered(rule: Rule) -> bool:
 def register_rule(rule: Rule) -> Rule:
     """Registers a rule for custom layers; it comes before all others.
 
-    A rule says for which layers it is exact (`supports`), taps what it needs in the
-    forward pass and gives factors of the per-example gradients. The self-check of
-    private training compares it with the gradients of examples taken one by one.
+    A rule says for which layers it is exact (`supports`), taps the tensors that it
+    needs in the forward pass, and returns factors of the per-example gradients. The
+    self-check of private training compares it with the gradients of examples taken one
+    by one.
 
     Args:
       rule: an instance.

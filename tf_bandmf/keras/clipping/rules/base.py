@@ -94,7 +94,7 @@ class Rule(abc.ABC):
 
     @abc.abstractmethod
     def forward(self, call: LayerCall) -> Any:
-        """Runs the layer, taps what the rule needs, returns the layer's output."""
+        """Runs the layer, taps tensors for the rule, and returns the layer's output."""
 
     @abc.abstractmethod
     def factors(
@@ -173,7 +173,7 @@ class LayerRule(OneTapRule):
     takes_adapters = False
 
     def supports(self, layer: Any, variables: Sequence[Any]) -> bool:
-        """See the base class: True if the layer fits and trains nothing but `weights`."""
+        """See the base class: True if the layer fits, and trains only its `weights`."""
         if not self.fits(layer):
             return False
         weights = {id(variable) for variable in self.weights(layer)}

@@ -209,8 +209,9 @@ class Convolved(Factor):
         )
         units, rows = tf.shape(inputs)[0] // self._rows, self._rows
 
-        # A range of the first dimension is a view. `map_fn` would copy it, or take twice
-        # as many operations, all of which the first step has to optimize.
+        # A range of the first dimension is a view. `map_fn` would copy it, or take
+        # twice as many operations, which TensorFlow must optimize before the first
+        # step.
         def of_unit(unit: tf.Tensor, formed: tf.TensorArray) -> Any:
             part = slice(unit * rows, unit * rows + rows)
             gradients = self._backpropagated(

@@ -87,7 +87,7 @@ class PulledBack(Factor):
 
 
 def _rule_below(layer: Any) -> PreActivationRule | None:
-    """Returns the rule of the Keras class of which a layer overrides `kernel` alone."""
+    """Returns the rule of the Keras class below a layer that overrides only `kernel`."""
     for rule in _RULES:
         for kind in rule.kinds:
             if isinstance(layer, kind) and kind is not keras.layers.EinsumDense:

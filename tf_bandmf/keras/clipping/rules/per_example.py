@@ -217,7 +217,7 @@ def _run_one(
 
 
 def _seeds_of_one(call: LayerCall, inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    """Returns a seed for each draw of a call, found in a graph that never runs."""
+    """Returns a seed for each draw of a call, from a trace that is never run."""
     if not inputs:
         raise UnsupportedModelError(
             f"{_name(call)} is called on no tensor with a batch dimension, so it cannot "
@@ -242,7 +242,7 @@ def _seeds_of_one(call: LayerCall, inputs: Sequence[tf.Tensor]) -> list[tf.Tenso
 def _mapped(
     call: LayerCall, one_example: Callable[[Any], list[tf.Tensor]], elements: Any
 ) -> list[tf.Tensor]:
-    """Calls `map_examples`; if it fails, the error says what that means for the layer."""
+    """Calls `map_examples`; if that fails, the error names the layer and a way out."""
     try:
         return map_examples(one_example, elements, _name(call))
     except UnsupportedModelError:

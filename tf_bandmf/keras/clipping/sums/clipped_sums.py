@@ -94,9 +94,9 @@ def clipped_gradient_sums(
     contributes exactly zero. Noise is not added here, and weight regularizers are left
     out: see `regularization_gradients`.
 
-    Whatever the data, an example's contribution is at most `l2_norm_clip` up to a
-    relative error of 1e-3: a bound on rounding is added to the norm. Therefore an example
-    may be clipped to less than `l2_norm_clip`, by less than 1e-3 where terms do not cancel.
+    For all data, an example's contribution is at most `l2_norm_clip` up to a relative
+    error of 1e-3: a bound on rounding is added to the norm. Therefore an example may be
+    clipped to less than `l2_norm_clip`, by less than 1e-3 where terms do not cancel.
 
     Args:
       model: a built and compiled model.

@@ -67,7 +67,7 @@ def self_check(
 
     Args:
       model: a built and compiled model.
-      x: inputs, [B, ...], of which shapes and dtypes matter.
+      x: inputs, [B, ...]; only their shapes and dtypes matter.
       y: targets, likewise.
       sample_weight: None, or likewise.
       loss_scale_factor: as for `clipped_gradient_sums`.

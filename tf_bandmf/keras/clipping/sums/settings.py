@@ -72,7 +72,7 @@ def _first_match(groups: Mapping[str, float], path: str) -> str:
             return pattern
     raise ValueError(
         f"groups: the weight {path!r} is in no group. Give it one; '.*' at the end "
-        f"takes whatever is left."
+        f"takes all others."
     )
 
 
@@ -80,8 +80,8 @@ def _first_match(groups: Mapping[str, float], path: str) -> str:
 class Clipping:
     """The way in which each example's gradient is clipped to the plan's norm C.
 
-    Whatever you choose, a contribution's norm is at most C, so the guarantee is the
-    same with every mechanism. Choose it without looking at the data.
+    With all settings, a contribution's norm is at most C, so the guarantee is the same
+    with every mechanism. Choose it without looking at the data.
 
     Attributes:
       kind: "flat": a gradient longer than C is shortened to it. "automatic": each
@@ -130,9 +130,8 @@ class Clipping:
         Group g gets C share_g / sqrt(sum of squared shares); the sum is over groups that
         have variables.
 
-        Returns:
-          For each variable the number of its group, and the clip norm of each group; their
-          squares add up to at most C^2.
+        Returns: For each variable the number of its group, and the clip norm of each
+          group; their squares add up to at most C^2.
 
         Raises:
           ValueError: if a variable is in no group.
