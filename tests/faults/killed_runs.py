@@ -175,7 +175,7 @@ def check_uses(uses):
 
 
 def check_ledger(folder, runs):
-    """Checks that this many runs reserved, each once, and that the ledger is sound."""
+    """Checks that this many runs reserved once each, and that the ledger is sound."""
     ledger = ledger_of(folder)
     kinds = collections.Counter(entry.kind for entry in ledger.history())
     assert kinds["begun"] == runs, kinds

@@ -55,7 +55,7 @@ def begun(plan, folder):
 
 
 def resumed(plan, folder):
-    """Returns everything that determines how the run goes on."""
+    """Returns everything that determines the rest of the run."""
     model, _ = begun(plan, folder)
     state = model.optimizer.run.secrets
     return [

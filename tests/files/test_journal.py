@@ -55,7 +55,7 @@ def test_every_damaged_byte_is_seen(path, whole):
         write(path, damaged)
         with pytest.raises(ValueError, match="damaged"):
             Journal(path).read()
-    # An entry is not valid after other content, nor in another place.
+    # An entry is not valid after different content, or at a different place.
     other = Journal(path)
     other.replace(CONTENT + b"!")
     with open(path, "rb") as file:

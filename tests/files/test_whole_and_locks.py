@@ -31,7 +31,7 @@ HELD, NOT_LOCKED, REFUSED = 0, 1, 3
 
 
 def in_a_child(path, hold_on=False):
-    """Locks the path in a child; returns its exit code, or its id if it holds on."""
+    """Locks the path in a child; returns its exit code, or its id if it keeps the lock."""
     ready, begun = os.pipe()
     child = os.fork()
     if child == 0:

@@ -1,8 +1,8 @@
 """Audits and tests of noise detect mechanisms that are broken on purpose.
 
-A mutation changes one function of the package. A check must pass for the code as it is,
-and fail with the mutation: this shows that it can fail, and why. These are statistical
-checks; deterministic ones have other tests.
+A mutation changes one function of the package. A check must pass for the unchanged
+code, and fail with the mutation: this shows that the check can fail, and why. These are
+statistical checks; deterministic ones have other tests.
 """
 
 import functools
@@ -160,8 +160,8 @@ MUTATIONS = []
 
 
 def broken(title, invariants, *check):
-    """Registers the mutation below it; `check` is the function, and its arguments, that
-    fails.
+    """Registers the mutation below it; `check` is the function that must fail, with its
+    arguments.
     """
 
     def register(change):

@@ -52,7 +52,7 @@ def whiteness(
       lags: further distances of coordinates: between variables, or replicas.
 
     Raises:
-      ValueError: if the shape is another one, or d is too small.
+      ValueError: if the shape is wrong, or d is too small.
     """
     noise = np.asarray(noise, np.float64)
     n = strategy.num_steps

@@ -79,7 +79,7 @@ def sums_agree(first, second):
 
 @pytest.fixture
 def traced_for(monkeypatch):
-    """Makes XLA's programs as for another kind of device, but they run on this one."""
+    """Makes XLA's programs as for another kind of device, but runs them on this device."""
     return lambda kind: monkeypatch.setattr(norms, "device_kind", lambda: kind)
 
 

@@ -87,7 +87,7 @@ def _definition(graph: Any, name: str) -> Any:
 
 
 def origin(handle: Any) -> Any:
-    """The handle outside of all functions that was captured as this one."""
+    """The handle, outside of all functions, that functions captured as `handle`."""
     while not isinstance(handle, EagerTensor):
         outside = captured(handle)
         if outside is None:

@@ -223,7 +223,7 @@ def _stored(layer: Any) -> dict[str, Any]:
 
 
 def _layers(model: keras.Model) -> list[Any]:
-    """All layers, each once, and those of a task's preprocessor, which Keras 3.12 omits."""
+    """All distinct layers, with those of a task's preprocessor, which Keras 3.12 omits."""
     layers = list(all_layers(model, include_self=False))
     preprocessor = getattr(model, "preprocessor", None)
     if isinstance(preprocessor, keras.layers.Layer):

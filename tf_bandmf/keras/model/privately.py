@@ -36,7 +36,7 @@ class PrivateFit:
     Attributes:
       model: the model to release: plain, compiled with the loss and the metrics.
       plan: plan of the run.
-      advice: the advice that the plan comes from; None if a plan was given.
+      advice: the advice that made the plan; None if a plan was given.
       history: the history that `fit` returned. WARNING: losses and metrics of the training
         data have no noise.
       statement: the privacy statement of the run.

@@ -89,7 +89,7 @@ class PrivateStep(_Model):
         )
 
     def _ready_for(self, batch: Any) -> None:
-        """Builds model and optimizer, if they are not built, for batches like this one."""
+        """Builds model and optimizer, if they are not built, from the shapes of a batch."""
         run = self._private_optimizer().run
         preparation.build(self, batch)
         run.refuse_trained(self._training.plain_steps)

@@ -75,8 +75,8 @@ class PrivateTraining(BuiltBefore, PrivateStep):
         If the run is interrupted, restarting the same program resumes it.
 
         Args:
-          x: `plan.batches(...)`, which cannot have another order in another epoch. If
-            the caller asserts the plan's min separation (`MinSep`), x is instead a
+          x: `plan.batches(...)`, which fixes the batches of all epochs. If the caller
+            asserts the plan's min separation (`MinSep`), x is instead a
             `tf.data.Dataset` or generator that respects it. WARNING: nothing here can
             check this. By default, `Dataset.shuffle` has a new order in every pass, and
             a new order means a separation of 1.

@@ -167,7 +167,7 @@ class PrivateRun:
             if header[name] != value:
                 raise ValueError(
                     f"{self.path} belongs to a run with another {what}. A run is resumed "
-                    f"with everything as it was; a new run needs its own file."
+                    f"with everything unchanged; a new run needs its own file."
                 )
         key = NoiseKey(HiddenBytes(bytes.fromhex(header["key"])))
         schedule = schedule.join(key.sampler_seed())

@@ -1,6 +1,6 @@
 """Records the runs of this process, to detect a second run on the same data or model.
 
-Every `PrivateOptimizer` has a noise key of its own. Two keys on the same data are two
+Every `PrivateOptimizer` has its own noise key. Two keys on the same data are two
 releases, whose privacy losses add up even if their plans and code are equal: a model
 that is compiled again, trials of a tuner, folds, seeds, comparisons. Runs are
 recognized by their weights (the same variables) and their examples

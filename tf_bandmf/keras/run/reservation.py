@@ -67,7 +67,7 @@ class Reservation:
             )
 
     def end(self, steps: int, reason: str) -> Any:
-        """Ends the run after this many steps, and gives back the cost of those not taken.
+        """Ends the run after this many steps, and gives back the cost of all others.
 
         Raises:
           ValueError: if the plan is bound to no ledger, or the run has not begun.

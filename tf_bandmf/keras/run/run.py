@@ -106,7 +106,7 @@ class Run:
       weighs_classes: True if `class_weight` was given to `train_on_batch`, or to `fit`
         under `MinSep`.
       were_loaded: True if the initial weights had been loaded or set.
-      initial_weights: the caller's text on where the initial weights come from, or None.
+      initial_weights: the caller's text on the origin of the initial weights, or None.
       resumed: steps at which the run was resumed after an interruption.
     """
 
@@ -189,14 +189,14 @@ class Run:
 
     @functools.cached_property
     def key(self) -> NoiseKey:
-        """The run's secret key, which decides noise and sample."""
+        """The run's secret key, from which noise and sample follow."""
         if self.plan.test_seed is not None:
             return NoiseKey.for_testing(self.plan.test_seed)
         with self.strategy.scope():
             return shared_key(self.strategy, NoiseKey.from_operating_system())
 
     def batches(self, schedule: BatchSchedule) -> BatchSchedule:
-        """The schedule with this run's sample, which the run's key decides.
+        """The schedule with this run's sample, which follows from the run's key.
 
         If a custom loop began with a schedule that was not joined to a run, the run
         instead keeps the sample of that schedule to the end.
@@ -297,7 +297,7 @@ class Run:
     # The steps of the run.
 
     def start(self, weights: Sequence[Any]) -> None:
-        """Calls `check`, then lets steps change the weights, until `close_seal`."""
+        """Calls `check`, then allows steps to change the weights, until `close_seal`."""
         self.check(weights)
         self.seal.is_open = self.has_begun
 

@@ -8,8 +8,8 @@ the guarantee, and links to its proof.
 The noise that a row gets when it is read is bound to all earlier sums of the run, and to
 all earlier learning rates, which decide how much of each step's noise the row gets. The
 noise's key contains the digest of the previous step, which is chained through all steps
-with their learning rates. The key also contains the rows that are read together with this
-one.
+with their learning rates. The key also contains the rows that are read together with
+this row.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class RowSums(NamedTuple):
     """Sums of the clipped gradients of a table's rows.
 
     Attributes:
-      rows: row numbers, [U] int32, each once.
+      rows: distinct row numbers, [U] int32.
       sums: the sum for each row, [U, columns] float32.
       rate: the learning rate of the step, float64 scalar.
     """
@@ -290,7 +290,7 @@ class RunTables:
     def _added_up(
         self, table: LazyTable, slices: tf.IndexedSlices
     ) -> tuple[tf.Tensor, tf.Tensor]:
-        """The rows that are up to date, [U], each once, and their sums."""
+        """The distinct rows that are up to date, [U], and their sums."""
         rows, places = _each_once(slices.indices)
         sums = _sums_at(slices.values, places, rows)
         kept = tf.where(self._is_up_to_date(table, rows))[:, 0]

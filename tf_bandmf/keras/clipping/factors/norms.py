@@ -64,7 +64,7 @@ def accelerator() -> bool:
     """True if XLA compiles the current trace for a GPU.
 
     Kernels of a GPU exchange large tensors through memory, and computing a tensor again
-    costs less than keeping it; on a CPU it is the other way round.
+    costs less than keeping it; on a CPU, the opposite holds.
     """
     return in_xla() and device_kind() != "CPU"
 
@@ -191,7 +191,7 @@ def of_sums(measured: tf.Tensor, absolute: tf.Tensor) -> Norms:
     """Norms of sums of terms, by the formula of the module's docstring.
 
     Args:
-      measured: [B] float64, squared norms as they were measured.
+      measured: [B] float64, the measured squared norms.
       absolute: [B] float64, S² of each example.
     """
     root = tf.sqrt(measured + (4.0 * ROUNDING * absolute + 2.0**-100))

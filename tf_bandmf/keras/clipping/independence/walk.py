@@ -348,9 +348,9 @@ class Walk:
     def _share(self, outputs: Any, layer: Any) -> Any:
         """Notes a result that all examples share: a unit's, or one made from it alone.
 
-        The step repeats it for every example, so that each has a gradient of its own. That
-        changes no value if the result is only combined, entry by entry, with rows of
-        examples.
+        The step repeats it for every example, so that each example has its own
+        gradient. Repeating changes no value if the result is only combined, entry by
+        entry, with rows of examples.
         """
         shape, dtype = outputs.shape, keras.backend.standardize_dtype(outputs.dtype)
         rest = shape[1:] if tuple(shape[:1]) == (1,) else shape

@@ -123,7 +123,7 @@ def _has_code_of_the_user(model: keras.Model) -> bool:
 
 
 def layers_executed_alone(model: keras.Model) -> tuple[Any, ...]:
-    """Returns the layers that a model executes for each example by itself, each once."""
+    """Returns the distinct layers that a model executes for each example by itself."""
     structures = _JUDGED.get(model, {}).values()
     layers = {id(layer): layer for each in structures for layer in each.alone}
     return tuple(layers.values())

@@ -84,7 +84,7 @@ def _of_adapter(
     between, of_down = outputs.replace(last, rank), kernel[:-1] + rank
     scale = layer.lora_alpha / layer.lora_rank
     down, up = _adapter_of(layer)
-    # The gradient of each of A and B contains the other one.
+    # The gradient of A contains B, and that of B contains A.
     scaled_down, scaled_up = (
         scale * tf.cast(tf.convert_to_tensor(tensorflow_value(v)), tf.float32)
         for v in (down, up)

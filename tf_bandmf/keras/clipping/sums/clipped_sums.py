@@ -58,9 +58,9 @@ class ClippedGradients(NamedTuple):
         units of K rows.
       scales: factors by which the gradients' coordinates were multiplied, in the shapes
         of the variables; empty if gradients were not scaled.
-      outcomes: [B] int32, indices into `OUTCOMES`: the gradient was used as it is,
-        clipped, zero, or bad: its norm or the loss is not finite, as for a label that does
-        not exist. Outcomes must be kept private, as norms must.
+      outcomes: [B] int32, indices into `OUTCOMES`: the gradient was used unchanged,
+        clipped, zero, or bad: its norm or the loss is not finite, as for a label that
+        does not exist. Outcomes must be kept private, as norms must.
     """
 
     sums: list[Any]

@@ -58,8 +58,9 @@ def self_check(
     """Compares clipped gradients of a batch with gradients of examples taken one by one.
 
     The reference is a plain gradient tape on a batch of one, which knows nothing of taps
-    and rules. The batch holds a made-up example, and copies of another one: unchanged,
-    multiplied by NaN, by 0 and by 1000. All weights and state are drawn at random several
+    and rules. The batch holds a made-up example, and copies of a second one: unchanged,
+    multiplied by NaN, by 0 and by 1000. All weights and state are drawn at random
+    several
     times: a gate that is closed now may open later. Random layers are deterministic during
     the check, and the model is left unchanged. The analysis of the model finds other layers
     that mix examples; this check is for layers whose class was vouched for, and registered

@@ -16,7 +16,7 @@ GroupFunction = Callable[[Any, tf.Tensor], Sequence[Any]]
 def in_groups(
     function: GroupFunction, data: Any, size: tf.Tensor, group_size: int
 ) -> tuple[Any, ...]:
-    """Applies a function to groups of examples in turn.
+    """Applies a function to groups of examples, one group after the other.
 
     Only one group's intermediate results exist at a time: the groups are iterations
     of a loop that may not overlap.
