@@ -1,6 +1,6 @@
-"""Private training in Keras 3 on TensorFlow: what a training program needs.
+"""Private training in Keras 3 on TensorFlow: the names that a training program needs.
 
-`tf_bandmf.keras.extending` has the names for programs that go further: layer rules,
+`tf_bandmf.keras.extending` has further names, for custom components: layer rules,
 custom metrics, errors and the classes of results. `tf_bandmf.keras.audit` audits a run.
 Without Keras 3 on TensorFlow, the import raises an ImportError that says what is
 missing.

@@ -60,11 +60,11 @@ def audit_run(
     part. Those that do not take part get sample weight 0, which is the zero-out
     adjacency of the guarantee. The white-box auditor knows model, data and strategy and
     sees the noisy gradients of all steps. This auditor subtracts the contributions of the
-    other examples, and guesses by the strategy's matched filter for each canary's clipped
-    gradients. The black-box auditor guesses by the losses of the canaries under the final
-    model. The bounds are those of one-run audits (`audit.evaluate`); they are sharper with
-    more canaries, and with larger and less similar gradients of the canaries: wrong labels
-    make good canaries.
+    other examples, and uses the strategy's matched filter for each canary's clipped
+    gradients to guess who took part. The black-box auditor guesses from the losses of
+    the canaries under the final model. The bounds are those of one-run audits
+    (`audit.evaluate`); they are sharper with more canaries, and with larger and less
+    similar gradients of the canaries: wrong labels make good canaries.
 
     An audit takes about as much time as three runs, and memory for the noisy gradients
     of all steps. The run spends its budget like any other. WARNING: the result is a
@@ -130,7 +130,7 @@ def audit_run(
 
 
 class _Observer:
-    """Trains the model, and records what the auditor sees."""
+    """Trains the model, and records the data that the auditor sees."""
 
     def __init__(
         self,
@@ -158,7 +158,8 @@ class _Observer:
         weights[self._canaries[~self._included]] = 0.0
         schedule = plan.batches(x, y, weights)
         for step, batch in enumerate(schedule.dataset()):
-            # Built before clipping is traced: clipping reads the optimizer's scales.
+            # The optimizer is built before clipping is traced, because clipping reads
+            # its scales.
             model._ready_for(batch)
             others = None
             scales = self._scales()
@@ -166,7 +167,7 @@ class _Observer:
                 others = self._note(step, schedule.example_indices(step), scales)
             noisy = model.private_gradients(batch)
             if others is not None:
-                # Scaled back to the coordinates in which the noise was added.
+                # Gradients return to the coordinates in which the noise was added.
                 flat = _flat(noisy.gradients) * plan.expected_batch_size
                 self._released.append(scales * flat - others)
             model.optimizer.apply_noisy(noisy)
@@ -199,7 +200,7 @@ class _Observer:
         return self._clipped(*rows, weights)[0].numpy().astype(np.float64)
 
     def _clip(self, x: Any, y: Any, weights: Any) -> tuple[tf.Tensor, tf.Tensor]:
-        # The same clipping as in the training step.
+        # This clips as the training step does.
         clipped = self._model._programs().sums(x, y, weights)
         parts = [tf.reshape(part, [-1]) for part in clipped.sums]
         return tf.concat(parts, axis=0), clipped.losses

@@ -98,8 +98,8 @@ class PrivateAccuracy(_Mean):
     """The share of records that are classified correctly.
 
     With outputs [B, C] and targets [B], [B, 1] or one-hot, the prediction is the class
-    with the largest output; with outputs [B] or [B, 1], it is whether the output is
-    above the threshold. For sequences [B, T, C], the accuracy is the mean over T. A
+    with the largest output; with outputs [B] or [B, 1], it is 1 if the output is above
+    the threshold, else 0. For sequences [B, T, C], the accuracy is the mean over T. A
     record that is not finite counts as wrong.
 
     Args:
@@ -188,11 +188,11 @@ class PrivateMean(_Mean):
 class PrivateAUC(PrivateMetric):
     """The area under the ROC curve, from a noisy histogram of scores for each class.
 
-    A record adds 1 to one of 2 * bins counts: that of its class (0 or 1) and the bin of
-    its score. Bins have equal widths in the logit of the score, between -limit and
-    limit. With noisy counts p of positives and n of negatives, the AUC is the sum of
-    p[i] n[j] over i > j, plus half of the sum over i = j, divided by (sum p)(sum n). It
-    is 0.5 if one of these two sums is not above its noise.
+    A record adds 1 to one of 2 * bins counts, which belongs to its class (0 or 1) and
+    to the bin of its score. Bins have equal widths in the logit of the score, between
+    -limit and limit. With noisy counts p of positives and n of negatives, the AUC is
+    the sum of p[i] n[j] over i > j, plus half of the sum over i = j, divided by (sum
+    p)(sum n). It is 0.5 if one of these two sums is not above its noise.
 
     Args:
       bins: number of bins of scores, >= 2: more bins have less rounding error, and more
@@ -256,7 +256,7 @@ def checked(metrics: Any) -> list[PrivateMetric]:
     """The metrics of an evaluation, as a list, after checks.
 
     Raises:
-      TypeError: if one of them is not a private metric.
+      TypeError: if one of the metrics is not a private metric.
       ValueError: if there are none, or two have the same name.
     """
     several = list(metrics) if isinstance(metrics, (list, tuple)) else [metrics]

@@ -2,7 +2,7 @@
 
 Nothing else in `tf_bandmf.keras` imports `keras.src` or `tensorflow.python`, uses their
 private attributes, or replaces one of their functions; a test checks this in the syntax
-trees of all files. Each file states its purpose, and which tests fail if it breaks.
+trees of all files. Each file states its purpose, and the tests that fail if it breaks.
 
     patching.py        replaces a function temporarily, in one thread
     keras_objects.py   private attributes and modules of Keras

@@ -1,4 +1,4 @@
-"""Private modules of TensorFlow that show what a graph does.
+"""Private modules of TensorFlow that show the content of a graph.
 
 TensorFlow has no public way to find the custom gradient of an operation, to ask whether
 code is traced for XLA, or to tell the body of a loop from other functions while it is

@@ -116,7 +116,7 @@ def loss_parts(loss: CompileLoss) -> list[Any]:
 def copied_loss(
     source: CompileLoss, copy_class: Callable[..., CompileLoss]
 ) -> CompileLoss:
-    """A compiled loss of another class, in the same state of being built."""
+    """A copy of a compiled loss as another class; built if the source is built."""
     copy = copy_class(
         loss=source._user_loss,
         loss_weights=source._user_loss_weights,
@@ -132,7 +132,7 @@ def copied_loss(
 
 
 def loss_arguments(loss: LossFunctionWrapper) -> Any:
-    """The keyword arguments with which the loss' function is called."""
+    """The keyword arguments with which the loss calls its function."""
     return loss._fn_kwargs
 
 

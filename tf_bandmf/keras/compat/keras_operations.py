@@ -39,7 +39,7 @@ BRANCHES = (
 
 
 def names_in(code: Any) -> set[str]:
-    """Returns the names that code uses, the code of functions inside it included."""
+    """Returns the names that code uses, including those of functions inside it."""
     names = set(getattr(code, "co_names", ()))
     return names.union(*map(names_in, getattr(code, "co_consts", ())))
 

@@ -23,9 +23,9 @@ from tensorflow.python.eager import context
 
 @contextlib.contextmanager
 def optimized_once() -> Iterator[None]:
-    """A context: functions that this thread calls within it are optimized in one pass.
+    """A context in which functions that this thread calls are optimized in one pass.
 
-    Other settings of TensorFlow stay as they are.
+    Other settings of TensorFlow do not change.
     """
     here = context.context()
     before = here.function_call_options

@@ -1,4 +1,4 @@
-"""Stops Keras from dividing by the number of replicas, and from adding up over them.
+"""Stops Keras from dividing by the number of replicas, and from summing over replicas.
 
 Clipping needs the gradient of the undivided loss, and each replica already has the whole
 noisy gradient.

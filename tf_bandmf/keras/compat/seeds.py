@@ -1,9 +1,9 @@
 """Replays a layer's random numbers, example by example.
 
 The generic rule runs a layer a second time, alone on each example. A random layer
-must then draw the same numbers as in the forward pass; otherwise, the gradient would be
-that of another function than the loss. A draw depends on the shape that is drawn, so it
-cannot be repeated for one example of a batch. Instead, a layer that draws is run example by
+must then draw the same numbers as in the forward pass; otherwise, the gradient would
+belong to a different function. A draw depends on the shape that is drawn, so it cannot
+be repeated for one example of a batch. Instead, a layer that draws is run example by
 example in the forward pass too, with one seed per example and draw.
 
 The body of a loop is traced once and runs many times: there, the number of the iteration is
@@ -73,7 +73,7 @@ def _patched(
 
 @contextlib.contextmanager
 def used_generators() -> Iterator[list[keras.random.SeedGenerator]]:
-    """Collects the seed generators that are drawn from."""
+    """Collects the seed generators from which layers draw."""
     generators: list[keras.random.SeedGenerator] = []
 
     def noted(draw: Any, generator: Any, *args: Any, **kwargs: Any) -> Any:

@@ -112,7 +112,7 @@ def refuse_shared_folder(path: str | os.PathLike[str], callbacks: Any) -> None:
 
 
 def _folders_of(callback: Any) -> list[tuple[str, bool]]:
-    """The folders that a callback writes, and whether it also owns their subfolders."""
+    """The folders that a callback writes; and True if it also owns their subfolders."""
     folders = []
     for attribute in ("backup_dir", "log_dir"):
         folder = getattr(callback, attribute, None)

@@ -53,8 +53,7 @@ def warn(model: Any, data: Any, labels: Any, callbacks: Any, is_kept: bool) -> N
 
     Args:
       model: private and compiled.
-      data: the data of `fit`; dtypes of its inputs are checked if it has
-          `element_spec`.
+      data: the data of `fit`; if it has `element_spec`, dtypes of inputs are checked.
       labels: class numbers of some examples, if they are known.
       callbacks: the argument of `fit`.
       is_kept: True if the run has a private state file.
@@ -112,7 +111,7 @@ def _of_sgd(model: Any) -> Iterator[str]:
     post-processes noisy gradients. SGD with momentum beta, weight decay w and learning
     rate eta is the workload `momentum_sgd(momentum=beta, decay=1 - eta w)`; Nesterov
     momentum is compared like ordinary momentum. Other optimizers are not linear in
-    gradients: no check.
+    gradients, so they are not checked.
     """
     inner, plan = model.optimizer.inner_optimizer, model.optimizer.plan
     if type(inner) is not keras.optimizers.SGD:

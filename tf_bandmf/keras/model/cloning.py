@@ -22,8 +22,7 @@ def cloned(
     not be registered. Both models share `Lambda` layers.
 
     Args:
-      model: built, Sequential or functional, private or not; the same holds for models
-          within it.
+      model: built, Sequential or functional, private or not, as are models within it.
       replace: function that returns a layer's replacement; or None, to clone the layer.
       made: clones of layers that several models share, by the ids of the layers.
 

@@ -37,8 +37,8 @@ def make_private(
     weights. Compiled like the original, it refuses to train: make the clone private, too,
     with the same arguments.)
 
-    If a GPU has TensorFloat-32, it is turned off in this process, with a message: with it,
-    norms would come out too small.
+    If a GPU has TensorFloat-32, it is turned off in this process, with a message,
+    because norms would come out too small.
 
     Without `import tf_bandmf.keras`, files of `to_plain(model).save(...)` can be
     loaded; files that the private model itself saved cannot. The legacy .h5 format is for
@@ -189,7 +189,7 @@ def _copy_state(model: keras.Model, plain: keras.Model) -> None:
     `Normalization`).
 
     Raises:
-      ValueError: if the plain model has other layers.
+      ValueError: if the plain model has different layers.
     """
     layers, others = (
         [each for each in (one, *_layers(one)) if _stored(each)]

@@ -154,8 +154,7 @@ class Programs:
         """The scales of the coordinates, or None if the run has no scaling.
 
         Raises:
-          InvalidArgumentError: if a moment of the optimizer is negative, infinite or
-              NaN.
+          InvalidArgumentError: if an optimizer's moment is negative, infinite or NaN.
         """
         if self._scales is None:
             return None

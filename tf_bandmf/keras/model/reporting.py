@@ -129,7 +129,7 @@ class PrivateEvaluation(keras.callbacks.Callback):
         self.noise: dict[str, float] = {}
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Raises ValueError if too few evaluations are left, or they would fail."""
+        """Raises ValueError if too few evaluations are left, or if they would fail."""
         optimizer = private_optimizer_of(self.model)
         evaluations = optimizer.run.evaluations
         evaluations.refuse_unreserved()
@@ -163,7 +163,8 @@ class PrivateEvaluation(keras.callbacks.Callback):
         self.noise = {f"private_{name}": value for name, value in noisy.noise.items()}
         if logs is not None:
             logs.update({f"private_{name}": value for name, value in noisy.items()})
-            # Error bars: for the min_delta of `EarlyStopping`, for example.
+            # The noise serves as an error bar, for example for `min_delta` of
+            # `EarlyStopping`.
             logs.update({f"{name}_noise": value for name, value in self.noise.items()})
 
 
@@ -199,7 +200,7 @@ class PrivacyProgress(keras.callbacks.Callback):
         private_optimizer_of(self.model)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Adds the entries."""
+        """Adds the entries to the logs."""
         if logs is None:
             return
         optimizer = self.model.optimizer

@@ -125,7 +125,7 @@ class PrivateTraining(BuiltBefore, PrivateStep):
             x = scheduled(self, x, kwargs)
         else:
             check_passes(x, optimizer.plan.participation, kwargs)
-        # Checked before gradients are compared: comparing would raise an obscure TensorFlow
+        # This is checked before gradients are compared, which would raise an obscure
         # error.
         cautions.refuse_outputs(self, getattr(batches, "ranges", {}))
         if optimizer.run.tables is not None:
@@ -155,8 +155,9 @@ class PrivateTraining(BuiltBefore, PrivateStep):
     ) -> BatchSchedule:
         """Begins or resumes a run for a custom loop; returns the batches of the run.
 
-        `fit` does this itself. The run's key decides a secret sample, so that no other run
-        has the same one. To resume, load the weights and the optimizer's variables first:
+        `fit` does this itself. The run's secret sample follows from its key, so no
+        other run has the same sample. To resume, load the weights and the optimizer's
+        variables first:
 
             batches = model.begin_run(plan.batches(x, y), "run.private")
             for batch in batches.dataset(model.optimizer.steps_taken):

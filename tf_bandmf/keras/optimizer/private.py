@@ -31,7 +31,7 @@ class NoisyGradients:
 
     Attributes:
       gradients: float tensors, aligned with the model's trainable variables.
-      step: the plan's step that they belong to, int64 scalar.
+      step: the plan's step to which the gradients belong, int64 scalar.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class NoisyGradients:
             )
         if self._used:
             raise ValueError(
-                "These gradients were used before: a step is applied once. Take those of "
+                "These gradients were used before: a step is applied once. Make those of "
                 "the next batch with model.private_gradients(batch)."
             )
         self._used = True
@@ -300,7 +300,7 @@ class PrivateOptimizer(keras.optimizers.Optimizer):
         replicas = strategy.num_replicas_in_sync
         if replicas > 1 and self._clipping.scaling is not None:
             raise NotImplementedError(
-                "scaling works on one replica. Train on one, or without it."
+                "scaling works on one replica. Train on one, or without scaling."
             )
         if not tf.distribute.has_strategy():
             if strategy is not tf.distribute.get_strategy():
@@ -387,7 +387,8 @@ class PrivateOptimizer(keras.optimizers.Optimizer):
 
     @loss_scale_factor.setter
     def loss_scale_factor(self, value: float | None) -> None:
-        # Keras sets None: in its base class, and when LossScaleOptimizer wraps it.
+        # Keras sets this to None in its base class, and when LossScaleOptimizer wraps
+        # it.
         if value is not None:
             raise AttributeError(
                 "loss_scale_factor is fixed for a run: pass it to PrivateOptimizer(...)."

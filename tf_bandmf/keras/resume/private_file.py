@@ -2,9 +2,9 @@
 
 Checkpoints of a model hold no secret, so that they can be shared. For this reason, a
 checkpoint alone does not suffice to continue training. The private state file holds the
-rest: the key, which decides sample, masks and noise; the points of the run's steps; the
-kept noise vectors; and fingerprints of the weights at each step at which the run was
-saved. Whoever reads the file can remove the noise from all checkpoints of the run.
+rest: the key, from which sample, masks and noise follow; the points of the run's steps;
+the kept noise vectors; and fingerprints of the weights at each step at which the run
+was saved. Whoever reads the file can remove the noise from all checkpoints of the run.
 
 Why resuming is safe: a run that was interrupted repeats the steps that it had taken
 after its last checkpoint. The noise of a step is bound to its point, which follows from
@@ -79,14 +79,14 @@ class PrivateRun:
           schedule: the data, from `plan.batches`.
 
         Returns:
-          The schedule of the run: the run's key decides its sample.
+          The schedule of the run, with the sample that follows from the run's key.
 
         Raises:
           ValueError: if the file belongs to another run, or has no record of the weights.
           PermissionError: if others may read the file.
           BlockingIOError: if another process uses the file.
         """
-        # Without the lock, two processes could begin the run at once, with different keys.
+        # Without the lock, two processes could begin the run with different keys.
         self._lock = locks.hold(self.path)
         private_files.remove_unfinished(self.path)
         is_there = os.path.exists(self.path)
@@ -257,7 +257,7 @@ class PrivateRun:
         memory: Any = {f"memory{i:06}": one for i, one in enumerate(self._memory)}
         # If the run was resumed from an earlier step, the points of later steps are kept.
         points = self.run.secrets.points()
-        assert self._buffer is not None  # by record()
+        assert self._buffer is not None  # set by record()
         np.savez(stream, header=header, buffer=self._buffer, points=points, **memory)
         self._file.replace(HiddenBytes(stream.getvalue()))
 
@@ -269,7 +269,7 @@ class PrivateRun:
 
 
 def _weights_digest(model: Any) -> str:
-    """A digest of weights and optimizer: with the run's key, they decide the next step."""
+    """A digest of weights and optimizer, which determine the next step, given the key."""
     digest = hashlib.blake2b(digest_size=32)
     for variable in [*model.weights, *model.optimizer.variables]:
         value = tf.convert_to_tensor(variable.value).numpy()

@@ -36,7 +36,7 @@ SECOND_RUN = (
 )
 SAME_SAMPLE = (
     "Another run was trained on these batches. Their sample is secret and drawn for one "
-    "run: the joint guarantee of two runs assumes that each has a sample of its own. Draw "
+    "run: the joint guarantee of two runs assumes that each has its own sample. Draw "
     "one for this run: for batch in model.begin_run(plan.batches(x, y)): ..., or use "
     "model.fit(plan.batches(x, y)), which does it by itself."
 )

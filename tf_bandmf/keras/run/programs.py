@@ -33,13 +33,13 @@ class Program:
 
     Args:
       function: a function of nested tensors and None.
-      jit_compile: whether XLA compiles it.
+      jit_compile: True if XLA compiles it.
       around: makes the context in which the compiled function runs. The function is traced
         outside of it.
 
     Attributes:
       function: the `tf.function`.
-      jit_compile: whether XLA compiles it.
+      jit_compile: True if XLA compiles it.
     """
 
     def __init__(

@@ -548,7 +548,7 @@ class Run:
         """The text that the statement has before its numbers."""
         loaded = self.were_loaded and self.initial_weights is None
         if not self.step and not loaded:
-            return "This run has taken no step yet; it is to have this guarantee:"
+            return "This run has taken no step yet; its planned guarantee:"
         if not self.step:
             return (
                 "This run has taken no step, and the model's weights were loaded: they "

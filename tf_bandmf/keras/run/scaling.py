@@ -9,10 +9,11 @@ clips it, adds the noise, and divides the noisy mean by s:
     scaled_t = sum over examples of clip(s_t * g)       norm of each at most C
     noisy_t  = (scaled_t + noise_stddev (C^-1 Z)_t) / (expected_batch_size s_t)
 
-s_t is computed from the optimizer's v, which the noisy gradients before step t decide.
-So scaled_t is an adaptive query: earlier releases choose it, and its sensitivity is that of
-every other query. Gaussian mechanisms are as private for adaptive queries (Denisov et al.,
-2022, arXiv:2202.08312, theorem 2.1), and dividing by s_t is post-processing.
+s_t is computed from the optimizer's v, which depends only on the noisy gradients before
+step t. So scaled_t is an adaptive query: it depends on earlier releases, and has the
+same sensitivity as every other query. Gaussian mechanisms are as private for adaptive
+queries (Denisov et al., 2022, arXiv:2202.08312, theorem 2.1), and dividing by s_t is
+post-processing.
 
 Correlated noise cancels over steps in scaled coordinates. In the coordinates of the
 gradients, it cancels as far as s_t stays the same; s_t changes as slowly as v. Adam

@@ -184,7 +184,7 @@ class SecretState:
         )
         return tf.constant(np.frombuffer(digest.digest(), "<i4"))
 
-    # A step, in graphs.
+    # The parts of a step that run in graphs.
 
     def draw(
         self,
@@ -296,7 +296,7 @@ def _variable(value: Any) -> tf.Variable:
     """A variable that Keras does not track, on one device of this process."""
 
     def make() -> tf.Variable:
-        # A copy: TensorFlow may alias NumPy's memory.
+        # The copy is needed because TensorFlow may alias NumPy's memory.
         return tf.Variable(value.copy(), trainable=False)
 
     if not tf.distribute.has_strategy():

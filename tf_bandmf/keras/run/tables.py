@@ -153,7 +153,8 @@ class RunTables:
                 self._table_of(number, variable, memory[number] if memory else None)
                 for number, variable in enumerate(self._variables)
             ]
-        # Digests of the variables after the last release; a new run may have any weights.
+        # Digests of the variables after the last release; none for a new run, which may
+        # have any weights.
         self._seal: list[int] = []
         if step:
             self._take_seal()

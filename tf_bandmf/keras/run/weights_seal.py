@@ -28,15 +28,15 @@ CHANGED = (
     "else changed them (a plain model that shares them was trained, weights were loaded or "
     "assigned, a callback wrote them, as EarlyStopping(restore_best_weights=True) does). "
     "If the change used private data, the guarantee is gone: go back to weights of the "
-    "run. If not, say so with model.optimizer.vouch_for_weights('what changed them'), "
-    "which the statement of model.optimizer.statement() will name."
+    "run. If not, say so with model.optimizer.vouch_for_weights('what changed them'): "
+    "the privacy statement will quote it."
 )
 STATE_CHANGED = (
-    "The state of the inner optimizer (moments, averages) is not that which the last "
-    "private step of this run left: something else changed it (a callback assigned it, it "
+    "The state of the inner optimizer (moments, averages) is not that after the last "
+    "private step of this run: something else changed it (a callback assigned it, it "
     "was loaded or reset). If the change used private data, the guarantee is gone. If "
-    "not, say so with model.optimizer.vouch_for_weights('what changed it'), which the "
-    "statement of model.optimizer.statement() will name."
+    "not, say so with model.optimizer.vouch_for_weights('what changed it'): the privacy "
+    "statement will quote it."
 )
 # Odd multipliers without a pattern: 2^64 / golden ratio, and the constants of
 # splitmix64.
@@ -114,7 +114,7 @@ def _device_digest(values: Sequence[tf.Tensor]) -> tf.Tensor:
 
 
 def _sum_of_products(value: tf.Tensor) -> tf.Tensor:
-    """The sum over all words of the word times an odd number mixed from its place."""
+    """The sum of all words, each times an odd number that is mixed from its place."""
     flat = tf.reshape(value, [-1])
     if flat.dtype == tf.bool:
         flat = tf.cast(flat, tf.int32)

@@ -139,7 +139,7 @@ class Instantiated(Factor):
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """The way from a matrix [I, O] to a kernel: reshape, transpose, reshape.
+    """The conversion of a matrix [I, O] to a kernel: reshape, transpose, reshape.
 
     Attributes:
       split: the shape that the matrix is reshaped to.
@@ -175,7 +175,7 @@ class Product(Factor):
     Attributes:
       left: [B, T, I].
       right: [B, T, O].
-      layout: the way from [I, O] to the kernel.
+      layout: the conversion of [I, O] to the kernel.
       copied: None; or a smaller tensor [B, ...] and the function that makes `left` from
         it, only by copying its numbers. On accelerators, `left` is made once for the
         norms and once more for the sum, and is not kept in between.
@@ -212,7 +212,7 @@ class Product(Factor):
         source, right = norms.pinned(norms.kept(source), norms.kept(self.right))
         left = make(source)
         if terms == 1:
-            # One outer product: nothing cancels.
+            # There is only one outer product, so nothing cancels.
             measured = norms.of_outer_products(left, right)
         elif terms is not None:
             measured = norms.of_terms(left, right)
@@ -235,7 +235,7 @@ class Product(Factor):
         """Returns the sum over examples, with weights [B], from left and right sides."""
         left, right = tf.cast(left, tf.float32), tf.cast(right, tf.float32)
         right = right * batches.expand_example(weights, right)
-        # One large matrix product over examples and terms together.
+        # This is one large matrix product over examples and terms.
         left = tf.reshape(left, [-1, left.shape[-1]])
         right = tf.reshape(right, [-1, right.shape[-1]])
         total = tf.matmul(left, right, transpose_a=True)

@@ -33,12 +33,12 @@ import tensorflow as tf
 from tf_bandmf.keras.compat.graphs import GraphOrParentsInXlaContext, gen_xla_ops
 from tf_bandmf.noise.devices import device_kind
 
-# κ u in the formulas of the module's docstring.
+# The value of κ u in the formulas of the module's docstring.
 ROUNDING = 64 * 2.0**-24
 # Numbers below `_TINY` may be flushed to zero; squared lengths may lose `_VANISHING`.
 _TINY, _VANISHING = 2.0**-126, 2.0**-86
 _SHORT = (tf.bfloat16, tf.float16)
-# At most this many floats are added up in float32; partial sums are added in float64.
+# The most floats that are added up in float32; their partial sums are added in float64.
 _BLOCK = 1024
 
 
@@ -83,9 +83,10 @@ def pinned(*tensors: tf.Tensor) -> tuple[tf.Tensor, ...]:
 def kept(tensor: tf.Tensor) -> tf.Tensor:
     """Returns a tensor in the form in which it is kept until the norms are known.
 
-    It is float32; on accelerators, a 16-bit tensor is kept unchanged. That tensor is
-    converted to float32 before each computation. The conversion is exact: norms and sums
-    are computed from the same numbers, and no float32 copy has to be kept.
+    The tensor becomes float32, except that a 16-bit tensor is kept unchanged on
+    accelerators, and converted to float32 before each computation. The conversion is
+    exact: norms and sums are computed from the same numbers, and no float32 copy has to
+    be kept.
     """
     if accelerator() and tensor.dtype in _SHORT:
         return tensor
@@ -97,9 +98,9 @@ def formed(left: tf.Tensor, right: tf.Tensor) -> tf.Tensor:
 
     Products of 16-bit numbers are exact in float32, so that on accelerators no float32
     copies are made of the operands. This is allowed only for gradients that are formed:
-    their norm is the norm of the result, however the sums were rounded. The bounds for
-    gradients that are not formed assume float32 products that round to the nearest;
-    products of 16-bit operands need not.
+    their norm is computed from the result, so the rounding of the sums does not matter.
+    The bounds for gradients that are not formed assume float32 products that round to
+    the nearest; products of 16-bit operands need not.
     """
     if left.dtype == right.dtype and left.dtype in _SHORT:
         return tf.matmul(left, right, transpose_a=True, output_type=tf.float32)
@@ -118,12 +119,12 @@ def clip_weights(
       bounds: [B] float64, upper bounds of squared norms.
       l2_norm_clip: the clip norm, a scalar or [B].
       gamma: None; or the gamma > 0 of automatic clipping, AUTO-S (Bu et al., 2022,
-        arXiv:2206.07136): gradients that are small compared with it stay small.
+        arXiv:2206.07136): gradients that are small compared with gamma stay small.
 
     Returns:
       [B] float32: min(1, l2_norm_clip / norm), or with gamma l2_norm_clip / (norm + gamma),
-      less a margin of 1e-6 for the roundings of the weight and of its products; not
-      defined where the bound is not finite.
+      less a margin of 1e-6 for the roundings of the weight and of its products;
+      undefined if the bound is not finite.
     """
     norms = tf.sqrt(bounds)
     shifted = norms if gamma is None else norms + gamma

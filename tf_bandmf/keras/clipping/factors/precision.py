@@ -1,11 +1,12 @@
 """Settings of the process under which clipping would be wrong.
 
-Some of them round the operands of float32 products. A norm and the sum that it clips are
-computed in different ways, often by products of matrices. In float32 they agree to 1e-6.
-With operands rounded to TensorFloat-32, bfloat16 or float16 they agree to 1e-3 at best, and
-not at all where terms cancel. No margin of the clip norm makes up for that: contributions
-could be larger than the plan says. Layers may compute in reduced precision: this
-changes the gradient that is clipped, but not the norm of the result.
+Some of these settings round the operands of float32 products. A norm and the sum that
+it clips are computed in different ways, often by products of matrices. In float32 they
+agree to 1e-6. With operands rounded to TensorFloat-32, bfloat16 or float16 they agree
+to 1e-3 at best, and not at all where terms cancel. No margin of the clip norm can
+compensate for this: contributions could be larger than the plan assumes. Layers may
+compute in reduced precision: this changes the gradient that is clipped, but not the
+norm of the result.
 """
 
 from __future__ import annotations

@@ -79,7 +79,7 @@ class Rows(Factor):
         batch = tf.shape(values)[0]
         offsets = tf.range(batch, dtype=tf.int64)[:, None] * self.num_rows
         ids = tf.cast(self.ids, tf.int64)
-        # A negative segment is dropped, as a row that does not exist must be.
+        # Rows that do not exist have negative segments, which are dropped.
         segments = tf.where(ids >= 0, ids + offsets, -1)
         table = tf.math.unsorted_segment_sum(
             values, segments, tf.cast(batch, tf.int64) * self.num_rows
@@ -118,7 +118,8 @@ class Rows(Factor):
         ids = tf.gather(self.ids, order, batch_dims=1)
         values = tf.gather(values, order, batch_dims=1)
         shape = tf.shape(ids)
-        # Equal ids are neighbours now: number the runs within each example.
+        # Equal ids are adjacent now, so the runs of equal ids in each example get
+        # numbers.
         starts = tf.cast(ids[:, 1:] != ids[:, :-1], tf.int32)
         runs = tf.pad(tf.cumsum(starts, axis=1), [[0, 0], [1, 0]])
         runs += tf.range(shape[0])[:, None] * shape[1]

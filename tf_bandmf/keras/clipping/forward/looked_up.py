@@ -1,4 +1,4 @@
-"""Finds the table rows that a batch looks up, before the pass that looks them up."""
+"""Finds the table rows that a batch looks up, before the forward pass."""
 
 from __future__ import annotations
 
@@ -25,9 +25,10 @@ _WEIGHTS = frozenset({"ReadVariableOp", "ResourceGather", "ResourceGatherNd"})
 class LookedUp:
     """The rows that the examples of a batch look up: a function of the inputs alone.
 
-    It is the part of the model between its inputs and the ids of its lookups, cut out of
-    a graph of the model. This part is refused if it uses a weight, random number or state.
-    So the pass of the step, which computes the ids again, looks up the same rows.
+    The function is the part of the model between its inputs and the ids of its lookups,
+    cut out of a graph of the model. It is refused if it uses a weight, random number or
+    state. So the pass of the step, which computes the ids again, looks up the same
+    rows.
 
     Args:
       model: a built model.

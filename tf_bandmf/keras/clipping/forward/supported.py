@@ -1,4 +1,4 @@
-"""Refusal of models whose per-example gradients are not defined or not exact."""
+"""Refuses models whose per-example gradients are not defined or not exact."""
 
 from __future__ import annotations
 

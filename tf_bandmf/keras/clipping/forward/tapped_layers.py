@@ -83,7 +83,8 @@ def find_units(
         if id(layer) in seen:
             return
         seen.add(id(layer))
-        # Not `trainable_variables`: a frozen layer may have parts that train (adapters).
+        # `trainable_variables` would not do: a frozen layer may have parts that train
+        # (adapters).
         inside = tuple(v for v in layer.variables if id(v) in wanted)
         if any(layer is other for other in alone):
             units.append(Unit(layer, inside, PerExampleRule(alone=True)))

@@ -55,8 +55,7 @@ class Recorder:
 
         The layers' own `call` is restored afterwards, even after an error. Replicas of
         a distribution strategy trace in threads that take turns in the middle of a
-        forward
-        pass: only the thread that replaced a `call` sees the replacement.
+        forward pass: only the thread that replaced a `call` sees the replacement.
         """
         with contextlib.ExitStack() as stack:
             for unit in self._units:
@@ -70,7 +69,7 @@ class Recorder:
         """Handles a call of a unit.
 
         Raises:
-          UnsupportedModelError: if it is called in a loop or inner function.
+          UnsupportedModelError: if the unit is called in a loop or inner function.
         """
         around, layer = self._unit, unit.layer
         if around is not None and not around.rule.opens:
@@ -135,7 +134,7 @@ class Recorder:
         return call
 
     def _repeat(self, tensor: tf.Tensor) -> tf.Tensor:
-        """Repeats an output that all examples share for each of them."""
+        """Repeats, for each example, an output that all examples share."""
         if tuple(tensor.shape[:1]) != (1,):
             tensor = tensor[None]
         shape = tf.concat([[self._size], tf.shape(tensor)[1:]], axis=0)

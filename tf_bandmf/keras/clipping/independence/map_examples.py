@@ -20,7 +20,7 @@ VECTORIZABLE = frozenset(
         "Const Placeholder ReadVariableOp Identity IdentityN StopGradient PreventGradient "
         "NoOp Shape ShapeN Size ZerosLike OnesLike Fill Range "
         "_EagerConst PlaceholderWithDefault "
-        # Entry by entry.
+        # Elementwise operations.
         "Abs Add AddN AddV2 Atan Atan2 BiasAdd BitwiseAnd BitwiseOr BitwiseXor "
         "BroadcastArgs "
         "BroadcastTo Cast Ceil ClipByValue Cos Cosh Digamma Div DivNoNan Elu EluGrad Equal "
@@ -33,14 +33,14 @@ VECTORIZABLE = frozenset(
         "Softplus Softsign SoftsignGrad Sqrt SqrtGrad Square "
         "SquaredDifference "
         "Sub Tan Tanh TanhGrad TruncateDiv Xdivy Xlogy "
-        # Along axes of one example.
+        # Operations along axes of one example.
         "All Any ArgMax ArgMin BroadcastGradientArgs Cumprod Cumsum LogSoftmax Max Mean "
         "Min "
         "Prod Softmax Sum "
         # Shapes.
         "ConcatV2 ExpandDims Pack Pad Reshape ReverseV2 Slice Split SplitV Squeeze "
         "StridedSlice StridedSliceGrad Tile Transpose Unpack "
-        # Products and images.
+        # Matrix products, and operations on images.
         "AvgPool AvgPoolGrad BatchMatMulV2 BatchMatMulV3 BatchMatMul BiasAddGrad Conv2D "
         "Conv2DBackpropFilter Conv2DBackpropInput DepthwiseConv2dNative "
         "DepthwiseConv2dNativeBackpropFilter DepthwiseConv2dNativeBackpropInput Einsum "
@@ -83,12 +83,12 @@ def map_examples(
         )
     nodes = (node for op in graph.get_operations() for node in nodes_of(op))
     if all(node.op in VECTORIZABLE for node in nodes):
-        # TensorFlow cannot convert each configuration of an operation.
+        # TensorFlow cannot convert some configurations of an operation.
         with contextlib.suppress(Exception):
             return list(vectorized_map(function, elements))
     # If the function raised in the loop, TensorFlow would leave a caching device in the
-    # variable scope, so that no distribution strategy could be entered any more. It was
-    # called before, outside of a loop.
+    # variable scope, so that no distribution strategy could be entered any more. The
+    # function was therefore called once before, outside of a loop.
     return list(
         tf.map_fn(
             function, elements, fn_output_signature=signature, parallel_iterations=1

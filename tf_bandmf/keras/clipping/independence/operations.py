@@ -1,8 +1,9 @@
-"""The table of Keras' operations: where each puts the axis of examples.
+"""The table of Keras' operations, which says where each one puts the axis of examples.
 
 An operation is recognized by its exact class. Its rule gets the operation with its
-attributes, its arguments and results, and returns the place of the examples in each result.
-It raises `Mixes` if examples meet, and `CannotOpen` if it cannot say where they are.
+attributes, arguments and results, and returns the place of the examples in each result.
+The rule raises `Mixes` if examples meet, and `CannotOpen` if it cannot determine their
+place.
 """
 
 from __future__ import annotations
@@ -112,7 +113,7 @@ def _first(call: Call, name: str | None = None) -> tuple[Place, int]:
     """Returns the place in one argument, by default the first, and its rank.
 
     Raises:
-      CannotOpen: if another argument has examples, too, or this one has none.
+      CannotOpen: if other arguments have examples, too, or this argument has none.
     """
     tensor = call.inputs[name] if name else next(iter(call.inputs.values()))
     place = call.place(tensor)
@@ -134,7 +135,7 @@ def _aligned(call: Call) -> tuple[Place, int]:
 
 
 def _kept(call: Call, place: Place) -> list[Place]:
-    """Returns the place in each result: the only axis as long as the argument's axis."""
+    """Returns the place in each result: the only axis with the argument's length."""
     length = call.size * place.inner
     places = []
     for tensor in call.outputs:
@@ -280,8 +281,8 @@ def _classes(names: str) -> list[type]:
 OPERATIONS: dict[type, Rule] = {
     kind: rule for rule, names in _TABLE for kind in _classes(names)
 }
-# For operations that rearrange entries: the tensor, and the operation as a function of an
-# array of the tensor's shape.
+# Functions that return, for operations that rearrange entries, the tensor, and the
+# operation as a function of an array of the tensor's shape.
 _ARRANGED: dict[str, Callable[[Call], tuple[Any, Callable[[Any], Any]]]] = {
     "GetItem": lambda call: (call.inputs["x"], lambda array: array[call.inputs["key"]]),
     "Reshape": lambda call: (

@@ -67,7 +67,7 @@ def same(places: Sequence[Place]) -> Place:
     """Returns the place that operands have in common.
 
     Raises:
-      Mixes: if places differ: then each example meets the others.
+      Mixes: if places differ, because each example then meets the others.
     """
     if any(place != places[0] for place in places):
         raise Mixes("combines tensors whose examples lie along different axes")
@@ -114,7 +114,7 @@ def arranged(
 
 
 def _numbers(axis: int, rank: int, size: int, inner: int) -> Any:
-    """Returns the numbers of examples along an axis, each as often as it has rows."""
+    """Returns the numbers of examples along an axis, one for each row."""
     numbers = np.repeat(np.arange(size, dtype=np.uint8), inner)
     return numbers.reshape([-1 if each == axis else 1 for each in range(rank)])
 
@@ -123,7 +123,7 @@ def constant_place(value: Any, size: int) -> tuple[Place, Any] | None:
     """Finds the axis along which a constant has rows for examples, and one of the rows.
 
     Raises:
-      Mixes: if the rows differ: then an example's row depends on its position in the batch.
+      Mixes: if the rows differ, because an example's row then depends on its position.
     """
     axes = [axis for axis, n in enumerate(value.shape) if n and n % size == 0]
     if not axes:

@@ -20,8 +20,8 @@ def register_per_example_layer(layer_class: _Class) -> _Class:
     other examples and all batch sizes. The same must hold for its gradient. If this is
     wrong, there is no privacy. The model's `privacy_statement` names the class.
 
-    It is needed only for layers that would otherwise be refused, and saves time for
-    layers that would otherwise run on each example by itself.
+    Vouching is necessary only for layers that would otherwise be refused, and saves
+    time for layers that would otherwise run on each example by itself.
 
     Args:
       layer_class: a subclass of `keras.layers.Layer`. Its subclasses are not included.

@@ -104,7 +104,7 @@ def refuse_effects(
     """Refuses operations that write variables, or act outside of the graph.
 
     The counter of a random generator may be advanced, but not in a function, loop or
-    branch, where it cannot be seen whose counter it is.
+    branch, where the owner of the counter is unknown.
 
     Args:
       operations: operations of one graph; functions that they call are searched as well.

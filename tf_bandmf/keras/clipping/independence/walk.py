@@ -147,7 +147,7 @@ class Walk:
         """Logs numbers that must not change with the batch size.
 
         Raises:
-          Mixes: if it differs from the log of another size.
+          Mixes: if the log differs from that of another batch size.
         """
         place = len(self.log)
         self.log.append(entry)
@@ -346,7 +346,7 @@ class Walk:
         return call
 
     def _share(self, outputs: Any, layer: Any) -> Any:
-        """Notes a result that all examples share: a unit's, or one made from it alone.
+        """Notes a result that all examples share, from a unit or made of such results.
 
         The step repeats it for every example, so that each example has its own
         gradient. Repeating changes no value if the result is only combined, entry by
@@ -463,7 +463,7 @@ def _as_operation(operation: Any, original: Any, *args: Any, **kwargs: Any) -> A
 
 
 def _unseen(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Refuses, in eager code, to choose a branch by a weight's current value."""
+    """Refuses eager code that chooses a branch by a weight's current value."""
     if tf.executing_eagerly():
         raise CannotOpen("a branch or a loop on a tensor that is not symbolic")
     return original(*args, **kwargs)

@@ -3,9 +3,9 @@
 Private training takes the loss of each example alone. A loss that compares examples
 (Cox's partial likelihood, a covariance, in-batch negatives) has no gradient there, and
 would train on noise. A loss made of sums over the batch (Dice, R², hard examples) has a
-gradient there, but is a different loss. Both are found by comparing the loss's gradient
-for the outputs of a batch with its gradients for the outputs of each example alone.
-Outputs and targets are made up; their shapes and dtypes are those of the model.
+gradient there, but is a different loss. Both kinds are found by comparing the loss's
+gradient for the outputs of a batch with its gradients for the outputs of each example
+alone. Outputs and targets are made up; their shapes and dtypes are those of the model.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def check_loss(model: keras.Model, y: Any, y_pred: Any, sample_weight: Any) -> N
 
 
 def _cosines(model: keras.Model, loss: CompileLoss, specs: Any) -> dict[int, float]:
-    """Returns `_cosine` by the number of the output tensor, for those that can be compared.
+    """Returns `_cosine` for each output tensor that can be compared, by its number.
 
     Raises:
       UnsupportedModelError: if the loss of a single example fails.
@@ -120,8 +120,9 @@ def _cosines(model: keras.Model, loss: CompileLoss, specs: Any) -> dict[int, flo
 def _cosine(together: Any, alone: Any) -> float | None:
     """Returns the cosine between a batch's gradient and those of its examples alone.
 
-    It is 0 if the examples alone have no gradients, 1 only if their gradients are the terms
-    of the batch's gradient, and None if the batch's gradient is zero or not finite.
+    The cosine is 0 if the examples alone have no gradients, 1 only if their gradients
+    are the terms of the batch's gradient, and None if the batch's gradient is zero or
+    not finite.
     """
     length = np.linalg.norm(together)
     if not (np.isfinite(length) and length > 0):

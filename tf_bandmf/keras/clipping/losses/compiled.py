@@ -32,7 +32,8 @@ class _SilentCompileLoss(CompileLoss):
 
     @property
     def metrics(self) -> list[Any]:
-        # One entry per loss: the base class pairs losses with metrics.
+        # One entry per loss is necessary, because the base class pairs losses with
+        # metrics.
         return [None] * len(loss_parts(self))
 
     @property

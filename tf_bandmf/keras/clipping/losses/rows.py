@@ -4,9 +4,9 @@ Executing a loss for each example by itself costs as many operations as the rest
 small model; on a GPU, one example after the other, it takes forty times as long as the
 rest of a large model. Keras' usual losses do not need this: before they are reduced, they
 have a value for each example and position, which depends only on that position of the
-example. A closed list holds their functions, which a class of Keras' own must call.
-Their arguments are restricted, too: the axis must be the last one, and no class may be
-ignored.
+example. A closed list holds their functions, which must be called by a class of Keras
+itself. Their arguments are restricted, too: the axis must be the last one, and no class
+may be ignored.
 """
 
 from __future__ import annotations

@@ -101,8 +101,8 @@ def refuse_another(
 ) -> None:
     """Refuses a model that behaves differently than when `structure_of` judged it.
 
-    It is called after the step is traced: the user's Python code may behave differently
-    each time, for example if it counts calls.
+    This is called after the step is traced, because the user's Python code may behave
+    differently each time, for example if it counts calls.
 
     Raises:
       UnsupportedModelError: if another judgement differs from the first.
@@ -116,7 +116,7 @@ def refuse_another(
 
 
 def _has_code_of_the_user(model: keras.Model) -> bool:
-    """Returns True if a model has code that is not Keras' or this package's."""
+    """Returns True if a model has code from outside of Keras and this package."""
     kinds = {kind for layer in all_layers(model) for kind in type(layer).__mro__}
     modules = {kind.__module__.partition(".")[0] for kind in kinds}
     return keras.layers.Lambda in kinds or bool(modules - _OURS)
@@ -192,7 +192,8 @@ def _walk(
     except Mixes:
         raise
     except Exception as error:
-        # Keras' list of arguments is cut off: its shapes contain the batch size anyway.
+        # Keras' list of arguments is cut off, because its shapes contain the batch
+        # size.
         said = str(error).partition("Arguments received by")[0]
         if str(size) in said and isinstance(error, _OF_SHAPES):
             raise Mixes(

@@ -149,7 +149,7 @@ def _check_reads(
 
     Per-example gradients are those of the tapped calls. A weight that is also read
     elsewhere (a decoder that uses an embedding's table, a loss that penalizes a kernel)
-    would lose that part of its gradient unnoticed.
+    would silently lose that part of its gradient.
 
     Raises:
       UnsupportedModelError: if there is such a read; or if a layer that runs a second time

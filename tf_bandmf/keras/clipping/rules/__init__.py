@@ -47,7 +47,7 @@ def opening_rule_for(layer: Any, variables: Sequence[Any]) -> Rule | None:
       variables: the trainable variables that the layer itself owns.
 
     Returns:
-      The rule; or None: then the layer and all layers inside it are one unit.
+      The rule; or None, if the layer and all layers inside it are one unit.
     """
     opening = (rule for rule in _RULES if rule.opens)
     return next((rule for rule in opening if rule.supports(layer, variables)), None)
@@ -63,8 +63,8 @@ def register_rule(rule: Rule) -> Rule:
 
     A rule says for which layers it is exact (`supports`), taps the tensors that it
     needs in the forward pass, and returns factors of the per-example gradients. The
-    self-check of private training compares it with the gradients of examples taken one
-    by one.
+    self-check of private training compares the results with the gradients of examples
+    taken one by one.
 
     Args:
       rule: an instance.

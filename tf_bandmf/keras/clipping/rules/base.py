@@ -46,8 +46,8 @@ class LayerCall:
     def tap(self, tensor: tf.Tensor) -> tf.Tensor:
         """Asks for the gradient of a tensor; returns a copy, to be passed on instead.
 
-        The copy matters: a layer may return one tensor twice, or its own input, and
-        the gradient must be that of this output alone.
+        The copy matters, because a layer may return one tensor twice, or its own input,
+        but the gradient must belong to this output alone.
         """
         copy = self.spread(tensor)
         self.taps.append(copy)

@@ -35,7 +35,7 @@ _FEW_POSITIONS, _SOME_POSITIONS = 64, 256
 # With this many multiplications or more, computing an example takes longer than starting
 # its operation.
 _MANY = 1 << 24
-# The most input channels times output channels for which groups are used.
+# The largest product of input and output channels for which groups are used.
 _MOST_OF_A_GROUP = 1 << 12
 
 
@@ -144,7 +144,8 @@ class Convolved(Factor):
 
     def instantiate(self) -> tf.Tensor:
         """See the base class: by the fastest of three ways, see benchmarks/README.md."""
-        # Counted in positions of the inputs: slices that skip some of them are slow.
+        # Positions of the inputs are counted, because slices that skip some of them are
+        # slow.
         places = self._terms * math.prod(self._layer.strides)
         multiplications = self._terms * math.prod(self._shape)
         is_small = self._rows == 1 and 0 <= multiplications < _MANY
@@ -197,7 +198,8 @@ class Convolved(Factor):
         It needs no patches. It takes about as long as the gradient of the whole batch, and
         a tenth of a millisecond more for each unit.
         """
-        # Static shapes are enforced: the operation would read positions beyond them.
+        # Static shapes are enforced, because the operation would read positions beyond
+        # them.
         inputs, gradient = (
             reshape_examples(tensor, *tensor.shape[1:])
             if tensor.shape[1:].is_fully_defined()

@@ -66,7 +66,7 @@ class EmbeddingRule(LayerRule):
         if not is_reverse(call.args, call.kwargs):
             return _of_lookup(layer, call.spread(inputs), gradient)
         if layer.tie_weights:
-            # The transposed table: inputs and output gradients change places.
+            # For the transposed table, inputs and output gradients are swapped.
             equation, pair = "...o,oi->...i", (gradient, inputs)
             kernel = embeddings_of(layer)
         else:
@@ -106,7 +106,7 @@ def rows_of_ids(layer: Any, ids: tf.Tensor) -> tf.Tensor:
 def _of_lookup(layer: Any, ids: tf.Tensor, gradient: tf.Tensor) -> dict[int, Factor]:
     table = embeddings_of(layer)
     num_rows, width = kernel_shape(table)
-    # All positions in one dimension.
+    # All positions are joined in one dimension.
     terms = elements(ids.shape[1:])
     ids = reshape_examples(rows_of_ids(layer, ids), terms)
     values = reshape_examples(gradient, terms, width)

@@ -42,7 +42,8 @@ class NormalizationRule(LayerRule):
         return same_sign and axes == sorted(axes)
 
     def weights(self, layer: Any) -> Sequence[Any]:
-        # In a layer with `gamma`, `scale` is only a flag: whether the layer has a gamma.
+        # In a layer with `gamma`, `scale` is only a flag, which is True if there is a
+        # gamma.
         return getattr(layer, _scale(layer)), getattr(layer, "beta", None)
 
     def factors_of(self, call: LayerCall, gradient: tf.Tensor) -> Mapping[int, Factor]:

@@ -3,8 +3,8 @@
 The layer is differentiated on one example at a time, vectorized where vectorizing is known
 to be right. The gradients are exact for any layer that treats examples separately. The rule
 needs memory for one gradient of the layer per example. A layer that cannot be shown to keep
-examples apart is never given two of them: it runs for each example by itself in the forward
-pass, too, and so do its custom gradients.
+examples apart never gets two examples: it runs for each example by itself in the
+forward pass, too, and so do its custom gradients.
 """
 
 import contextlib
@@ -46,8 +46,8 @@ class PerExampleRule(Rule):
 
     Args:
       alone: True if the layer runs on each example separately in the forward pass, too.
-        A layer that draws random numbers always runs so: its draws are repeated for its
-        gradient.
+        A layer that draws random numbers always runs in this way, because its draws are
+        repeated for its gradient.
     """
 
     runs_again = True
@@ -73,7 +73,8 @@ class PerExampleRule(Rule):
             raise UnsupportedModelError(f"{_name(call)}: {error}") from error
         if not self.alone and not seeds:
             return _packed(call, outputs, _leaves(call, outputs))
-        # If the layer ran above, its outputs are not used (a graph drops them).
+        # If the layer already ran above, these outputs are not used (a graph drops
+        # them).
         count = tf.shape(inputs[0])[0]
         call.notes["seeds"] = [per_example_seeds(seed, count) for seed in seeds]
         leaves = _run(call, inputs)

@@ -2,10 +2,10 @@
 
 The equation `inputs,kernel->outputs` of an einsum has one letter for each dimension. A
 letter is contracted (in inputs and kernel), new (in kernel and outputs), a position (in
-inputs and outputs) or a group (in all three). The gradient of the kernel is an einsum of
-inputs and output gradients alone, so that these two may change places. It is kept as a
-product of the two if there are no groups; kernels with groups are small compared with
-their inputs, and their gradients are formed.
+inputs and outputs) or a group (in all three). The gradient of the kernel is an einsum
+of inputs and output gradients alone, so these two may be swapped. The gradient is kept
+as a product of the two if there are no groups; kernels with groups are small compared
+with their inputs, and their gradients are formed.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def product(
     new = [c for c in kernel if c not in letters]
     positions = [c for c in letters[1:] if c in outputs and c not in kernel]
     if len(letters) > 1 + len(positions) + len(contracted):
-        # Groups, or letters that only the inputs have.
+        # The gradient is formed for groups, and for letters that only the inputs have.
         inputs, gradient = tf.cast(inputs, tf.float32), tf.cast(gradient, tf.float32)
         of_kernels = f"{letters},{outputs}->{letters[0]}{kernel}"
         return Instantiated(tf.einsum(of_kernels, inputs, gradient))

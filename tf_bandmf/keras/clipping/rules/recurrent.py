@@ -8,8 +8,8 @@ unrolling). The states before each step, and the reset gates of a GRU, are appen
 outputs.
 
 Dropout multiplies the inputs, or the states, of all steps with one mask, which Keras draws
-for each example before the loop. It draws one mask for all gates, or one for each gate;
-then the gradients of each gate are separate terms.
+for each example before the loop. Keras draws one mask for all gates, or one for each
+gate; in the second case, the gradients of each gate are separate terms.
 """
 
 import functools

@@ -38,9 +38,9 @@ from tf_bandmf.keras.clipping.tensors.table_readers import (
 OUTCOMES = ("used", "clipped", "zero", "bad")
 
 
-# Variables of at most this many elements are measured and summed together.
-# A network has dozens of scales and biases; each by itself needs some twenty operations,
-# which the first step has to trace and optimize.
+# The most elements of a variable that is measured and summed together with others. A
+# network has dozens of scales and biases; separately, each would need some twenty
+# operations, which the first step has to trace and optimize.
 _SMALL = 512
 
 
@@ -184,9 +184,9 @@ def _clipped(
 def find_layers_alone(model: keras.Model, x: Any) -> None:
     """Finds the layers that the pass will execute for each example by itself.
 
-    From then on `layers_executed_alone` returns them. The step reuses the result, unless
-    the model has code of the user's. Arguments and errors are those of
-    `clipped_gradient_sums`.
+    After this call, `layers_executed_alone` returns these layers. The step reuses the
+    result, unless the model contains the user's own code. Arguments and errors are
+    those of `clipped_gradient_sums`.
     """
     check_supported(model)
     structure_of(model, batches.to_tensors(x), model.trainable_variables)
@@ -278,7 +278,7 @@ def _all(of_groups: tf.Tensor) -> tf.Tensor:
 def _measured(
     variables: list[Any], forward: Forward, clip: Clip, units: UnitRows | None
 ) -> list[Part]:
-    """Measures the per-example gradients of all variables that have any.
+    """Measures the per-example gradients of all variables that have gradients.
 
     The losses are multiplied by `clip.scale` first. With units, gradients are per unit.
     """

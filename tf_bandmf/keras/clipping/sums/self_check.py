@@ -29,8 +29,7 @@ from tf_bandmf.keras.compat.keras_objects import all_layers, tensorflow_value
 from tf_bandmf.keras.compat.recurrent import run_model
 from tf_bandmf.keras.compat.replicas import unscaled_losses
 
-# Gradients computed in bfloat16 carry 8 bits, in float16 11 bits, whichever way they
-# are computed.
+# Relative tolerances: gradients computed in bfloat16 carry 8 bits, in float16 11 bits.
 _TOLERANCES = {"bfloat16": 3e-2, "float16": 1e-2}
 # All weights are drawn once for each entry: True for both signs (for gates behind `relu`,
 # among others), False for positive (for weights that are variances).
@@ -60,11 +59,10 @@ def self_check(
     The reference is a plain gradient tape on a batch of one, which knows nothing of taps
     and rules. The batch holds a made-up example, and copies of a second one: unchanged,
     multiplied by NaN, by 0 and by 1000. All weights and state are drawn at random
-    several
-    times: a gate that is closed now may open later. Random layers are deterministic during
-    the check, and the model is left unchanged. The analysis of the model finds other layers
-    that mix examples; this check is for layers whose class was vouched for, and registered
-    rules.
+    several times, because a gate that is closed now may open later. Random layers are
+    deterministic during the check, and the model is left unchanged. The analysis of the
+    model finds other layers that mix examples; this check is for registered rules, and
+    for layers whose class was vouched for.
 
     Args:
       model: a built and compiled model.
@@ -114,8 +112,8 @@ def self_check(
     if not is_compared:
         warnings.warn(
             f"The gradients of model {model.name!r} were not compared with those of "
-            f"examples taken one by one: no made-up example has a finite gradient but "
-            f"zero. The analysis of its layers does not depend on this comparison.",
+            f"examples taken one by one: no made-up example has a finite, nonzero "
+            f"gradient. The analysis of its layers does not depend on this comparison.",
             stacklevel=2,
         )
 
@@ -208,7 +206,7 @@ def _flat(gradients: Sequence[Any]) -> tf.Tensor:
 def _drawn(rng: np.random.Generator, old: Any, has_both_signs: bool) -> Any:
     """Draws values of about the present size, or about 0.1 where they are 0 or not finite.
 
-    They are kept away from zero.
+    The values are kept away from zero.
     """
     size = float(np.sqrt(np.mean(np.square(old.astype(np.float64)))))
     values = rng.uniform(0.2, 1.2, old.shape)

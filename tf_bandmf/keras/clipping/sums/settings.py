@@ -130,8 +130,9 @@ class Clipping:
         Group g gets C share_g / sqrt(sum of squared shares); the sum is over groups that
         have variables.
 
-        Returns: For each variable the number of its group, and the clip norm of each
-          group; their squares add up to at most C^2.
+        Returns:
+          The number of the group of each variable, and the clip norm of each group; the
+          squares of these norms add up to at most C^2.
 
         Raises:
           ValueError: if a variable is in no group.
@@ -153,7 +154,7 @@ class Clipping:
         return tuple(numbers[name] for name in names), clips
 
     def remarks(self) -> list[str]:
-        """Returns sentences for the statement of a run that clips this way."""
+        """Returns sentences for the statement of a run with these settings."""
         remarks = []
         if self.groups is not None:
             remarks.append(
@@ -169,7 +170,7 @@ class Clipping:
         return remarks
 
     def to_config(self) -> dict[str, Any]:
-        """Returns the settings for a file; groups are pairs, to keep their order there."""
+        """Returns the settings for a file; groups become pairs, which keep their order."""
         groups = self.groups
         pairs = [[*p] for p in groups.items()] if isinstance(groups, dict) else groups
         return {**dataclasses.asdict(self), "groups": pairs}

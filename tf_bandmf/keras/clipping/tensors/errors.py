@@ -14,8 +14,8 @@ class ClippingMismatchError(RuntimeError):
     """Clipped gradients differ from gradients of the examples taken one by one."""
 
 
-# TensorFlow raises these because of the machine or the process, not because of a record's
-# content.
+# Errors that TensorFlow raises because of the machine or the process, not because of a
+# record's content.
 OF_THE_MACHINE = (
     tf.errors.AbortedError,
     tf.errors.CancelledError,

@@ -22,7 +22,8 @@ def made_up(data: Any, num_examples: int) -> Any:
 
     Floats are in (0.05, 0.95); integers and strings are 0 and 1, which nearly every
     vocabulary, number of classes and mask allows; images of bytes have values 0 to 255.
-    Each example has the same number of ones: a mask leaves as many positions of each.
+    Each example has the same number of ones, so a mask leaves equally many positions of
+    each.
 
     Args:
       data: structure of arrays or tensors [B, ...]; None stays None.

@@ -1,4 +1,4 @@
-"""Processing a batch in groups of examples, one after the other."""
+"""Processes a batch in groups of examples, one after the other."""
 
 from __future__ import annotations
 
@@ -40,7 +40,8 @@ def in_groups(
         for leaf in batches.tensor_leaves(data)
     ]
 
-    # A separate function, so that the dtypes of its results are known before the loop.
+    # This is a separate function, so that the dtypes of its results are known before
+    # the loop.
     @tf.function(autograph=False)
     def traced(tensors: list[tf.Tensor], counts: tf.Tensor) -> Any:
         return tuple(function(batches.with_leaves(data, tensors), counts))
