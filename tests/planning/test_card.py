@@ -74,7 +74,7 @@ def test_plain_words_come_first_and_name_the_numbers(plan):
     assert said.mu == pytest.approx(1.0 / plan.noise_multiplier)
     example = points["What that means for one person"]
     assert f"at most {math.ceil(100 * said.right())} times" in example
-    assert f"at most {math.ceil(100 * said.found(0.05))} of 100" in example
+    assert f"at most {math.ceil(100 * said.found(0.05))} out of 100" in example
     assert "one user" in example and "a strong guarantee" in points["How strongly"]
     text = card.to_markdown()
     assert text.index("In plain words") < text.index("## Privacy statement")
@@ -106,7 +106,7 @@ def test_replacements_and_several_releases():
         sampling=tf_bandmf.CyclicFixedSize(600, 6, 1),
     )
     points = dict(plan.statement().card().points())
-    assert "had they been other data" in points["What is protected"]
+    assert "with other data in their place" in points["What is protected"]
     assert "which of two possible records" in points["What that means for one person"]
     joint = tf_bandmf.compose([tf_bandmf.Release(rho=0.1)])
     said = joint.statement(1e-5, unit="one user")
@@ -145,9 +145,9 @@ def test_line_one_does_not_say_what_the_run_would_be_without_its_sampling(plan):
     ):
         points = dict(statement.points())
         assert ("zCDP" in points["Formal statement"]) != is_sampled
-        assert ("If nothing is counted on the sampling" in points) == is_sampled
+        assert ("Without amplification by sampling" in points) == is_sampled
         assert f"{statement.guarantee.zcdp_rho:.6g}-zCDP" in str(statement)
     joint = tf_bandmf.compose([plan, sampled]).statement()
     points = dict(joint.points())
     assert "zCDP" not in points["Formal statement"]
-    assert "zCDP" in points["If nothing is counted on the sampling"]
+    assert "zCDP" in points["Without amplification by sampling"]

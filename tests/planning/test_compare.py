@@ -88,10 +88,10 @@ def test_wrong_arguments_are_refused(options, message):
 def test_without_memory_only_what_keeps_nothing_is_compared():
     table = tf_bandmf.compare(CLOSED, max_memory_vectors=0, **DATA, **BUDGET)
     assert all(row.memory_vectors == 0 for row in table)
-    assert table.excluded == {"bsr": "it keeps at least one vector."}
+    assert table.excluded == {"bsr": "it stores at least one vector."}
     assert table.mechanism.startswith("bisr:")
     assert table.mechanism in table.reason
-    assert "Not compared: bsr: it keeps at least one vector." in str(table)
+    assert "Not compared: bsr: it stores at least one vector." in str(table)
 
 
 def test_a_plan_keeps_the_table_in_its_file(tmp_path):
@@ -195,8 +195,8 @@ def test_a_row_that_fails_does_not_end_a_comparison(monkeypatch):
     [
         ({"sampling": "random"}, "sampling must be one of fixed-order"),
         ({"sampling": "poisson", "num_steps": 80}, "num_steps with a participation"),
-        ({"sampling": "cyclic-poisson", "mechanism": "bisr"}, "use balls-in-bins"),
-        ({"mechanism": "auto:4"}, "auto chooses all parameters itself"),
+        ({"sampling": "cyclic-poisson", "mechanism": "bisr"}, "Use balls-in-bins"),
+        ({"mechanism": "auto:4"}, "auto chooses all parameters"),
         ({"mechanism": "auto", "epsilon": None, "noise_multiplier": 1.0}, "budget"),
     ],
 )
@@ -226,5 +226,5 @@ def test_samplings_are_compared_in_one_table(last, caplog):
     assert f"Chosen: {best.mechanism} ({best.sampling})," in str(table)
     with pytest.raises(ValueError, match="No sampling can be used"):
         tf_bandmf.compare(["tree"], sampling=["poisson", "cyclic-poisson"], **use)
-    with pytest.raises(ValueError, match="sampling must be a name or several"):
+    with pytest.raises(ValueError, match="sampling must be a name or names"):
         tf_bandmf.compare(["tree"], sampling=[], **use)

@@ -62,7 +62,7 @@ def test_a_changed_file_is_refused(tmp_path):
     content = json.loads(path.read_text())
     content["plan"]["l2_norm_clip"] = 0.5
     path.write_text(json.dumps(content))
-    with pytest.raises(ValueError, match="does not have the fingerprint"):
+    with pytest.raises(ValueError, match="does not match the plan"):
         tf_bandmf.Plan.load(str(path))
 
 

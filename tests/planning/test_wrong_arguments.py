@@ -20,7 +20,7 @@ def make_plan(mechanism="identity", **changes):
     [
         ({"epsilon": 1e6}, "epsilon must be <= 10000, found 1000000.0"),
         ({"test_seed": True}, "test_seed must be an int or None, found True"),
-        ({"confidence": 0.9}, "confidence must be None where accounting"),
+        ({"confidence": 0.9}, "confidence must be None if accounting"),
         ({"mechanism": "lambda_cgd:0.9999999999"}, r"lambda must be in \[0, 1\), also"),
         ({NOISE: 1e9}, IS_ZERO),
         ({NOISE: 1e6, "sampling": "poisson"}, IS_ZERO),

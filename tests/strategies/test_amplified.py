@@ -65,7 +65,7 @@ def test_without_amplification_it_is_the_optimum_for_the_sensitivity():
 
 
 def test_without_a_budget_it_is_refused():
-    with pytest.raises(ValueError, match="amplifies a budget"):
+    with pytest.raises(ValueError, match="The sampling amplifies"):
         tf_bandmf.compare(["amplified:4"], sampling=BINS)
     with pytest.raises(ValueError, match="give epsilon instead"):
         tf_bandmf.plan("amplified:4", sampling=BINS, delta=1e-5, noise_multiplier=1.0)

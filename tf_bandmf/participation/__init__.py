@@ -1,7 +1,7 @@
-"""Participation: at which steps one example (or user) may contribute.
+"""Participations: rules for the steps at which one example (or user) may contribute.
 
-One object describes what the sampler does, and the accountant analyses the same
-object: a mismatch between the two cannot be expressed.
+One object defines the sampler, and the accountant analyses the same object, so the two
+cannot contradict each other.
 
 | class | sampler | accounting |
 |---|---|---|

@@ -1,4 +1,4 @@
-"""Sampling of examples that were in none of the last b - 1 steps, with probability p."""
+"""Sampling with probability p of examples that were not in the last b - 1 steps."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 class BMinSepSampling(Cyclic):
     """b-min-sep sampling: independent, with a rest of b - 1 steps after each participation.
 
-    Dong and Ganesh, arXiv:2602.09338. A step takes each example that has not taken part
-    in the last `b - 1` steps with probability p, independently. Which examples rest at
-    first, and how long, is drawn as if the sampling had always been running, so that
-    every step takes `batch_size` examples in expectation: `p = q / (1 - (b - 1) q)` with
+    A step takes each example that has not taken part in the last `b - 1` steps with
+    probability p, independently (Dong and Ganesh, arXiv:2602.09338). The initial rests of
+    examples are drawn as if the sampling had always been running, so that every step takes
+    `batch_size` examples in expectation: `p = q / (1 - (b - 1) q)` with
     `q = batch_size / num_examples`. With b = 1 this is Poisson sampling.
 
     Args:
@@ -44,7 +44,7 @@ class BMinSepSampling(Cyclic):
 
     @property
     def sampling_probability(self) -> float:
-        """p: the probability that a step takes an example that does not rest."""
+        """The probability p that a step takes an example that is not resting."""
         rested = self.num_examples - self.batch_size * (self.num_parts - 1)
         return self.batch_size / rested
 

@@ -1,4 +1,4 @@
-"""Balls-in-bins sampling: each example is in one random bin, its step in all epochs."""
+"""Balls-in-bins sampling: each example has one random bin, its step in all epochs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class BallsInBins(WholeEpochs):
 
     Args:
       num_examples: m, size of the training set.
-      batch_size: approximate number of examples per step; `m / b` are expected.
+      batch_size: approximate number of examples per step; the expected number is `m / b`.
       epochs: k.
     """
 
@@ -41,7 +41,7 @@ class BallsInBins(WholeEpochs):
 
     @property
     def num_bins(self) -> int:
-        """b, the number of steps of an epoch."""
+        """The number b of steps of an epoch."""
         return self.steps_per_epoch
 
     def sampler(self, words: Words) -> Sampler:

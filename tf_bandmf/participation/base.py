@@ -18,28 +18,27 @@ if TYPE_CHECKING:
 
 
 class Participation(abc.ABC):
-    """The steps that one example may take part in, their sampler, and their accountant.
+    """The steps at which one example may take part, with their sampler and accountant.
 
-    A participation is one class in one file: plans, tables, "auto", the command line and
-    the contract tests take what they need from here. `register` adds it to the registry.
+    Each participation is one class in one file. Plans, tables, "auto", the command line and
+    the contract tests use only this interface. `register` adds a class to the registry.
 
     Attributes:
       kind: name in files.
       sampling: name for `tf_bandmf.plan(sampling=...)` and the command line; None if it
         cannot be made from examples, batch size and epochs.
-      demands: what the sampler requires of those who feed the data, as the end of a
-        sentence.
-      has_fixed_positions: whether all participations of an example are among
+      demands: requirements of the sampler on the data pipeline, as the end of a sentence.
+      has_fixed_positions: True if all participations of an example are among
         `i, i + b, i + 2b, ...` for one `i < b`, as in a fixed epoch order.
-      has_schedule: whether the library makes the batches; otherwise, the caller does.
-      has_secret_sampler: whether the sampler's random numbers are secret.
-      is_cyclic: whether it splits the examples into as many parts as the strategy has
+      has_schedule: True if the library makes the batches, False if the caller does.
+      has_secret_sampler: True if the sampler's random numbers are secret.
+      is_cyclic: True if the examples are split into as many parts as the strategy has
         bands.
-      is_amplified: whether the accountant relies on the randomness of the sampler.
-      is_simulated: whether it is accounted for by simulation, where a `confidence` makes
-        an estimate a bound.
-      bound_name: name of the accountant without amplification where its guarantee is
-        only a bound; None where it is exact if the sensitivity is.
+      is_amplified: True if the accountant relies on the randomness of the sampler.
+      is_simulated: True if the accountant simulates; a `confidence` then turns an estimate
+        into a bound.
+      bound_name: name of the accountant without amplification if its guarantee is only a
+        bound; None if the guarantee is exact for an exact sensitivity.
     """
 
     kind: ClassVar[str]
@@ -55,38 +54,38 @@ class Participation(abc.ABC):
 
     @abc.abstractmethod
     def separation(self) -> int:
-        """b: two participations i < j of one example have j - i >= b."""
+        """Returns b: two participations i < j of one example have j - i >= b."""
 
     @abc.abstractmethod
     def participations(self, num_steps: int) -> int:
-        """k: one example takes part in `num_steps` steps at most k times."""
+        """Returns k: one example takes part in `num_steps` steps at most k times."""
 
     @abc.abstractmethod
     def validate_num_steps(self, num_steps: int) -> None:
         """Raises ValueError if a run of `num_steps` steps contradicts this object."""
 
     def check_accounting(self, num_steps: int) -> None:  # noqa: B027
-        """Raises ValueError if a run is too large to account for, whatever its strategy.
+        """Raises ValueError if a run is too large to account for, with any strategy.
 
-        It is called before a strategy is built.
+        Callers use this before they build a strategy.
         """
 
     @abc.abstractmethod
     def describe(self) -> str:
-        """One sentence for the privacy statement."""
+        """Returns one sentence for the privacy statement."""
 
     def accountant(
         self, matrix: LowerTriangular, simulation: Simulation | None = None
     ) -> Accountant:
-        """The accountant of a run with this sampler.
+        """Returns the accountant of a run with this sampler.
 
-        By default, without amplification, a run is one Gaussian mechanism with the
+        The default claims no amplification: a run is one Gaussian mechanism with the
         strategy's sensitivity under the participation.
 
         Args:
           matrix: C.
           simulation: settings for an accountant that simulates; None for the defaults.
-            Other accountants need none.
+            Other accountants ignore it.
 
         Raises:
           ValueError: if the participation contradicts the strategy.
@@ -101,10 +100,10 @@ class Participation(abc.ABC):
     @classmethod
     @abc.abstractmethod
     def example(cls, num_steps: int) -> Participation:
-        """A small instance for contract tests; `num_steps` is a multiple of 4."""
+        """Returns a small instance for contract tests; `num_steps` is a multiple of 4."""
 
     def sampler(self, words: Words) -> Sampler:
-        """The sampler, from random words.
+        """Returns the sampler, which uses the random words.
 
         Raises:
           TypeError: if the caller makes the batches.
@@ -112,7 +111,7 @@ class Participation(abc.ABC):
         raise TypeError(self.no_schedule())
 
     def largest_batch_size(self, num_steps: int, overflow: float) -> int:
-        """A size that no batch of a run exceeds, except with probability `overflow`.
+        """Returns a batch size that is exceeded in a run with probability <= `overflow`.
 
         Raises:
           TypeError: if the caller makes the batches.
@@ -120,7 +119,7 @@ class Participation(abc.ABC):
         raise TypeError(self.no_schedule())
 
     def amplification(self) -> str:
-        """One sentence on the amplification that is claimed from the sampling."""
+        """One sentence about the amplification that is claimed for the sampling."""
         return "No amplification by sampling is claimed."
 
     @property
@@ -129,25 +128,25 @@ class Participation(abc.ABC):
         return None
 
     def expected_batch_size(self) -> float | None:
-        """Mean number of examples of a step; None if the participation does not fix it."""
+        """The mean number of examples of a step; None if it is not fixed."""
         return None
 
     @classmethod
     def of_data(
         cls, num_examples: int, batch_size: int, epochs: int, num_parts: int | None
     ) -> Participation:
-        """The participation for given numbers of examples, epochs and parts.
+        """Returns the participation for given numbers of examples, epochs and parts.
 
         `num_parts` is None unless the class `is_cyclic`.
 
         Raises:
-          ValueError: if the numbers do not fit.
+          ValueError: if the numbers are inconsistent.
           TypeError: if `sampling` is None.
         """
-        raise TypeError(f"{cls.__name__} is not made from examples and epochs.")
+        raise TypeError(f"{cls.__name__} cannot be made from examples and epochs.")
 
     def to_config(self) -> dict[str, Any]:
-        """Plain values; `from_config` rebuilds the object."""
+        """Returns plain values; `from_config` rebuilds the object from them."""
         return {"kind": self.kind, **dataclasses.asdict(self)}  # type: ignore[call-overload]
 
     def no_schedule(self) -> str:
@@ -189,7 +188,7 @@ def register(cls: _Class) -> _Class:
 
 
 def samplings() -> tuple[str, ...]:
-    """The names of all samplings, the default first."""
+    """Returns the names of all samplings, the default first."""
     others = sorted(set(NAMED) - {DEFAULT_SAMPLING})
     return (DEFAULT_SAMPLING, *others)
 

@@ -1,4 +1,4 @@
-"""Checks of the numbers that participations are made of."""
+"""Checks of the numbers in participations."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tf_bandmf.accounting.checks import whole_number
 
 
 def check_sizes(participation: Any, *names: str) -> None:
-    """Makes fields ints >= 1 and checks that a batch is no larger than the data set.
+    """Converts fields to ints >= 1, and checks that a batch fits into the data set.
 
     Args:
       participation: a frozen data class with `num_examples` and `batch_size`.
@@ -28,7 +28,7 @@ def check_sizes(participation: Any, *names: str) -> None:
 
 
 def largest_binomial(trials: int, probability: float, overflow: float) -> int:
-    """Quantile of a binomial, exceeded with probability at most `overflow`."""
+    """Returns a quantile of a binomial, exceeded with probability at most `overflow`."""
     import scipy.stats
 
     if probability >= 1.0:

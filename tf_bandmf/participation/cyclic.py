@@ -1,4 +1,4 @@
-"""The base class of participations with parts that take turns."""
+"""The base class of participations whose parts take turns."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Cyclic(Participation):
             raise ValueError(
                 f"num_parts must be <= num_examples / batch_size = "
                 f"{self.num_examples // self.batch_size}, found {self.num_parts}: a part "
-                f"must hold a batch, and more than a batch to amplify anything."
+                f"must contain a batch, and more than a batch for any amplification."
             )
 
     def separation(self) -> int:

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 class CyclicFixedSize(Cyclic):
     """Step `i` takes B examples of part `i mod b`, uniformly without replacement.
 
-    arXiv:2306.08153, Alg. 2. Example `j` belongs to part `j mod b`; as in Alg. 2, the
-    last `m mod b` examples are in no part and never used, so that all parts are equal.
+    This is Alg. 2 of arXiv:2306.08153. Example `j` belongs to part `j mod b`. As in Alg. 2,
+    the last `m mod b` examples are not used, so that all parts have the same size.
 
     Args:
       num_examples: m, size of the training set.
@@ -38,7 +38,7 @@ class CyclicFixedSize(Cyclic):
 
     @property
     def part_size(self) -> int:
-        """Examples of each part, `floor(m / b)`."""
+        """The number of examples in each part, `floor(m / b)`."""
         return self.num_examples // self.num_parts
 
     def sampler(self, words: Words) -> Sampler:

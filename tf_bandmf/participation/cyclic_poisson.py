@@ -21,8 +21,9 @@ if TYPE_CHECKING:
 class CyclicPoisson(Cyclic):
     """Step `i` takes each example of part `i mod b` with probability q, independently.
 
-    arXiv:2306.08153, section 5. The parts are fixed and public: example `j` belongs to
-    part `j mod b`. Their sizes differ by at most one, which Poisson sampling permits.
+    The sampler is that of arXiv:2306.08153, section 5. The parts are fixed and public:
+    example `j` belongs to part `j mod b`. Part sizes differ by at most one, which Poisson
+    sampling permits.
 
     Args:
       num_examples: m, size of the training set.
@@ -40,7 +41,7 @@ class CyclicPoisson(Cyclic):
 
     @property
     def sampling_probability(self) -> float:
-        """q: the probability that a step takes an example of the current part."""
+        """The probability q that a step takes an example of the current part."""
         return self.batch_size * self.num_parts / self.num_examples
 
     def sampler(self, words: Words) -> Sampler:
@@ -78,7 +79,7 @@ class CyclicPoisson(Cyclic):
 class Poisson(CyclicPoisson):
     """Every step takes each example with probability q, independently: DP-SGD's sampler.
 
-    `CyclicPoisson` with one part.
+    This is `CyclicPoisson` with one part.
 
     Args:
       num_examples: m.
@@ -98,7 +99,7 @@ class Poisson(CyclicPoisson):
         super().__post_init__()
         if self.num_parts != 1:
             raise ValueError(
-                f"Poisson sampling has one part, found num_parts = {self.num_parts}. "
+                f"Poisson sampling must have one part, found num_parts = {self.num_parts}. "
                 f"Use CyclicPoisson."
             )
 

@@ -20,18 +20,18 @@ if TYPE_CHECKING:
 class FixedEpochOrder(WholeEpochs):
     """Every example takes part exactly once per epoch, always at the same position.
 
-    The (k, b)-participation of multi-epoch training (arXiv:2306.08153, section 2):
+    This is the (k, b)-participation of multi-epoch training (arXiv:2306.08153, section 2):
     an example takes part at the steps i, i + b, ..., i + (k - 1) b for one i < b. The
-    batches are cut once from one order of the examples; shuffling again in each epoch
-    would lower the separation to 1 and is impossible here.
+    batches are cut once from one order of the examples. Another shuffle in each epoch would
+    lower the separation to 1, and is not possible here.
 
     Args:
       num_examples: size of the training set.
       batch_size: examples per step. If it does not divide `num_examples`, the batches
         of an epoch differ by one example in size.
       epochs: k.
-      order_seed: the order of the examples is a pseudorandom function of this number.
-        The order is not secret: nothing is claimed from it.
+      order_seed: seed of the pseudorandom order of the examples. The order is not secret,
+        and no amplification is claimed for it.
     """
 
     order_seed: int = 0

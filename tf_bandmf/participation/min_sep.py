@@ -1,4 +1,4 @@
-"""b-min-separation, asserted by the caller."""
+"""The participation with b-min-separation that the caller asserts."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from tf_bandmf.participation.base import Participation, register
 class MinSep(Participation):
     """b-min-separation, asserted by the caller (arXiv:2306.08153, section 3).
 
-    The caller provides the sampler: for example, a federated server whose devices keep
-    a timer. The guarantee holds only if the caller enforces the separation.
+    The caller provides the sampler, for example a federated server whose devices have
+    timers. The guarantee holds only if the caller enforces the separation.
 
     Args:
       min_separation: b >= 1.
-      max_participations: k, the maximum number of participations of one example, or
-        None for the most that the separation permits, `ceil(n / b)`.
+      max_participations: k, the maximum number of participations of one example, or None
+        for the maximum that the separation permits, `ceil(n / b)`.
     """
 
     min_separation: int

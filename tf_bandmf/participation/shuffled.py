@@ -1,4 +1,4 @@
-"""One secret shuffle of the examples, from which no amplification is claimed."""
+"""One secret shuffle of the examples, for which no amplification is claimed."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 class Shuffled(WholeEpochs):
     """One secret shuffle of the examples, then the same batches in every epoch.
 
-    arXiv:2306.08153, Cor. F.1. No amplifying bound is known for batches of many
-    examples under zero-out adjacency; the accountant ignores the shuffle and uses the
-    guarantee of a fixed order, which holds here by convexity. This is not the
-    guarantee of Poisson sampling.
+    For batches of many examples under zero-out adjacency, no amplification bound is known
+    (compare arXiv:2306.08153, Cor. F.1). The accountant ignores the shuffle and uses the
+    guarantee of a fixed order, which holds by convexity. This is not the guarantee of
+    Poisson sampling.
 
     Args:
       num_examples: m, size of the training set.

@@ -29,7 +29,7 @@ class WholeEpochs(Participation):
 
     @property
     def steps_per_epoch(self) -> int:
-        """b, the number of batches of an epoch."""
+        """The number b of batches of an epoch."""
         return -(-self.num_examples // self.batch_size)
 
     @property
@@ -45,9 +45,9 @@ class WholeEpochs(Participation):
     def validate_num_steps(self, num_steps: int) -> None:
         if num_steps != self.num_steps:
             raise ValueError(
-                f"{self.epochs} epochs of {self.steps_per_epoch} steps are "
-                f"{self.num_steps} steps, found num_steps = {num_steps}. Leave num_steps "
-                f"out, or change epochs or batch_size."
+                f"num_steps must be {self.num_steps} for {self.epochs} epochs of "
+                f"{self.steps_per_epoch} steps, found {num_steps}. Omit num_steps, or "
+                f"change epochs or batch_size."
             )
 
     def expected_batch_size(self) -> float:

@@ -1,1 +1,1 @@
-"""Plans for a budget: noise, choice of a mechanism, comparison tables, statements."""
+"""Plans for a privacy budget: noise, choice of mechanism, comparison tables, statements."""

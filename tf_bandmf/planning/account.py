@@ -1,4 +1,4 @@
-"""The account of a plan: the data set, in a ledger, whose budget its runs spend."""
+"""The account of a plan: a data set in a ledger, whose budget the plan's runs spend."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tf_bandmf.planning.statement import check_line
 if TYPE_CHECKING:
     from tf_bandmf.planning.plan import Plan
 
-# Unbound plans that `bind` was called with: their runs would reserve nothing.
+# Unbound plans that were passed to `bind`; their runs would reserve nothing.
 _LEFT_UNBOUND: weakref.WeakSet[Plan] = weakref.WeakSet()
 
 
@@ -19,8 +19,8 @@ _LEFT_UNBOUND: weakref.WeakSet[Plan] = weakref.WeakSet()
 class Account:
     """A data set in a ledger.
 
-    It is part of a bound plan's fingerprint. A run of a bound plan begins only after the
-    ledger has reserved the run's budget.
+    An account is part of a bound plan's fingerprint. A run of a bound plan begins only
+    after the ledger has reserved the run's budget.
 
     Attributes:
       dataset: the data set's name.
@@ -40,12 +40,12 @@ class Account:
 
 
 def bind(plan: Plan, account: Account) -> Plan:
-    """The plan bound to an account; runs of the unbound `plan` are refused from now on."""
+    """Returns the plan bound to an account; from now on, runs of `plan` are refused."""
     bound = dataclasses.replace(plan, account=account)
     _LEFT_UNBOUND.add(plan)
     return bound
 
 
 def is_left_unbound(plan: Plan) -> bool:
-    """Returns whether a bound plan was made from this very object."""
+    """Returns True if `bind` was called with this object."""
     return plan in _LEFT_UNBOUND

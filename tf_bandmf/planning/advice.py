@@ -6,8 +6,9 @@
     keras.optimizers.SGD(**advice.optimizer_arguments)
     advice.plan                  # ready for PrivateOptimizer and `batches`
 
-No private data are read: the advice costs no privacy. It is based on the noise that the
-plans add, which is exact, and on one rule for the rate (`planning.learning_rates`).
+The advice reads no private data, so it costs no privacy. It is based on the noise that the
+plans add, which is known exactly, and on one rule for the learning rate
+(`planning.learning_rates`).
 """
 
 from __future__ import annotations
@@ -34,20 +35,20 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger("tf_bandmf")
 _WORKLOAD = f"sgd:momentum={MOMENTUM!r}"
-# Both have exact accounting. Other samplings are compared only if the caller names them.
+# These have exact accounting. Other samplings are compared only if the caller names them.
 DEFAULT_SAMPLINGS = ("fixed-order", "poisson")
-# Without b-min-sep sampling, whose simulation takes minutes per setting.
+# All samplings except b-min-sep sampling, whose simulation takes minutes per setting.
 _SAMPLINGS = tuple(name for name in samplings() if name != "b-min-sep")
-# A later sampling in the list is advised only if its progress is larger by this fraction.
+# A sampling after the first is advised only if its progress is larger by this fraction.
 _WORTH = 0.03
 # The search for a batch size goes down from the largest one, and ends where progress is
 # below `_HOPELESS` times the largest so far, or a run has more than `_MOST_STEPS` steps.
 _HOPELESS = 0.67
 _MOST_STEPS = 20_000
-# The most steps of the run with the largest batches.
+# The maximum number of steps of the run with the largest batches.
 _LARGEST_RUN = 200_000
-# Smaller batches gain nothing without privacy either: Masters and Luschi, 2018,
-# arXiv:1804.07612.
+# Smaller batches gain nothing even without privacy (Masters and Luschi, 2018,
+# arXiv:1804.07612).
 _SMALLEST_BATCH = 32
 # Expected shares below these are called "nothing" and "little".
 _NOTHING, _LITTLE = 0.2, 0.7
@@ -60,11 +61,11 @@ class RunSetting:
     Attributes:
       sampling, mechanism: names, as `tf_bandmf.plan` takes them.
       batch_size, epochs, num_steps: sizes of the run.
-      noise: s, see `learning_rates.noise_in_models`; accurate to a percent for settings
-        that were only compared.
+      noise: s of `learning_rates.noise_in_models`; accurate to a percent for settings that
+        were only compared.
       learning_rate: learning rate of SGD, per unit of clip norm; see
         `learning_rates.per_clip_unit`.
-      progress: how far the weights can move, per unit of clip norm; see
+      progress: distance that the weights can move, per unit of clip norm; see
         `learning_rates.progress`. The setting with the most progress is advised.
     """
 
@@ -83,16 +84,16 @@ class Advice:
     """Advised settings for training, and the reasons for them.
 
     Attributes:
-      plan: plan of the advised run, with its clip norm: exactly what `tf_bandmf.plan`
-        makes from `arguments`.
+      plan: plan of the advised run, with its clip norm: the result of `tf_bandmf.plan` for
+        `arguments`.
       setting: batch size, epochs, steps, sampling and mechanism, with the plan's noise.
       optimizer: "sgd" or "adam", as given.
-      optimizer_arguments: for `keras.optimizers.SGD` or `Adam`: rate, momentum, averaged
-        weights.
-      expected_share: the share of its gain without privacy that the model is expected
-        to reach; see `learning_rates.expected_share`.
-      settings: the settings that were compared: for each sampling, the batch sizes,
-        largest first, with mechanisms in closed form; the advised one is `setting`.
+      optimizer_arguments: arguments of `keras.optimizers.SGD` or `Adam`: rate, momentum,
+        averaged weights.
+      expected_share: expected gain of the model, as a share of its gain without privacy;
+        see `learning_rates.expected_share`.
+      settings: all settings that were compared: for each sampling, the batch sizes, largest
+        first, with mechanisms in closed form. The advised one is `setting`.
       reasons: pairs of a subject ("batch size") and a sentence or two.
       arguments: arguments of `tf_bandmf.plan`.
     """
@@ -107,7 +108,7 @@ class Advice:
     arguments: dict[str, Any]
 
     def to_record(self) -> dict[str, Any]:
-        """Plain finite values, ready for JSON."""
+        """Returns plain finite values, ready for JSON."""
         planned = ("l2_norm_clip", "noise_multiplier", "epsilon", "delta", "kind")
         return {
             **vars(self.setting),
@@ -146,31 +147,31 @@ def advise(
 ) -> Advice:
     """Advises how to train with a budget; reads no private data.
 
-    Compares batch sizes (powers of two) and samplings, with mechanisms in closed form,
-    by how far the weights can move at the rate that their noise allows
-    (`learning_rates.per_clip_unit`). `tf_bandmf.plan` then chooses the mechanism for
-    the advised setting, as it does for "auto", and gives its reason. The plan is shaped
-    for the advised momentum.
+    The function compares batch sizes (powers of two) and samplings, with mechanisms in
+    closed form, by the distance that the weights can move at the learning rate that their
+    noise permits (`learning_rates.per_clip_unit`). `tf_bandmf.plan` then chooses the
+    mechanism for the advised setting, as it does for "auto", and gives the reason. The
+    plan's workload has the advised momentum.
 
     Args:
       num_examples: m, size of the training set.
       num_parameters: d, trainable parameters; needed without a model.
       epsilon: budget, > 0.
       delta: budget, in [1e-20, 1).
-      epochs: the most passes over the data that the compute allows; all are used.
-      model: a Keras model with weights: its trainable parameters are counted.
-      optimizer: "sgd", with momentum 0.9, or "adam", with independent noise: Adam divides
-        by a quantity that is noisy, too, which undoes correlations.
-      loss: Keras loss of the model, or its name: counts and two classes need larger clip
+      epochs: number of passes over the data that the compute budget allows; all are used.
+      model: a Keras model with weights, whose trainable parameters are counted.
+      optimizer: "sgd", with momentum 0.9, or "adam", with independent noise, because Adam
+        divides by another noisy quantity, which destroys correlations.
+      loss: Keras loss of the model, or its name. Counts and two classes need larger clip
         norms than several classes; a squared error needs a smaller rate.
-      max_batch_size: the largest batch; None for no limit. Memory need not limit it:
-        `make_private(model, microbatch_size=...)` clips a batch in parts.
+      max_batch_size: the largest batch size; None for no limit. Memory does not have to
+        limit it, because `make_private(model, microbatch_size=...)` clips a batch in parts.
       sampling: the names of the samplings that may be used, out of "fixed-order",
         "shuffled", "poisson", "cyclic-poisson", "cyclic-fixed-size" and "balls-in-bins"
         (an estimate). A sampling after the first one is advised only if it has at least
         3% more progress.
-      mechanism: as for `tf_bandmf.plan`. A name with a closed form is also used to
-        compare batch sizes.
+      mechanism: see `tf_bandmf.plan`. A name with a closed form is also used to compare
+        batch sizes.
 
     Returns:
       The advice.
@@ -213,7 +214,7 @@ def advise(
             use: dict[str, Any] = dict(sampling=name, batch_size=size, epochs=epochs)
             try:
                 with warnings.catch_warnings():
-                    # `plan` gives the warnings about the budget once.
+                    # The call of `plan` below gives the warnings about the budget.
                     warnings.simplefilter("ignore")
                     table = compare(mechanisms, workload=_WORKLOAD, **given, **use)
             except (ValueError, ArithmeticError):  # no mechanism can be used
@@ -227,7 +228,7 @@ def advise(
                 break
     if not best:
         raise ValueError(
-            f"No setting of {', '.join(_samplings(sampling))} can be compared for "
+            f"No setting is possible with {', '.join(_samplings(sampling))}, "
             f"{num_examples} examples and {epochs} epochs. Use another sampling or fewer "
             f"epochs."
         )
@@ -267,7 +268,7 @@ def advise(
 
 
 def _batch_sizes(largest: int, num_examples: int, epochs: int) -> list[int]:
-    """The largest size and powers of two below it, except those with too many steps.
+    """Returns the largest size and powers of two below it, without too many steps.
 
     Raises:
       ValueError: if even the run with the largest batches has too many steps.
@@ -275,8 +276,8 @@ def _batch_sizes(largest: int, num_examples: int, epochs: int) -> list[int]:
     steps = epochs * -(-num_examples // largest)
     if steps > _LARGEST_RUN:
         raise ValueError(
-            f"Runs of at most {_LARGEST_RUN:,} steps can be compared, found more with "
-            f"batches of {largest}. Use larger batches or fewer epochs."
+            f"Runs must have at most {_LARGEST_RUN:,} steps, found more with batches of "
+            f"{largest}. Use larger batches or fewer epochs."
         )
     least = max(_SMALLEST_BATCH, epochs * num_examples / _MOST_STEPS)
     powers = registry.powers_of_two(largest - 1)
@@ -284,10 +285,10 @@ def _batch_sizes(largest: int, num_examples: int, epochs: int) -> list[int]:
 
 
 def _closed_forms(mechanism: str, sampling: str) -> list[str]:
-    """The mechanisms with which batch sizes and samplings are compared.
+    """Returns the mechanisms with which batch sizes and samplings are compared.
 
-    A search for better ones would gain fractions of a percent, which change neither
-    choice.
+    A search for better mechanisms would gain fractions of a percent, which do not change
+    the choice of batch size and sampling.
     """
     if isinstance(mechanism, str) and mechanism.strip().partition(":")[0] != "auto":
         family = registry.family_of(registry.parse(mechanism)[0])
@@ -314,7 +315,7 @@ def _samplings(sampling: str | Sequence[str]) -> tuple[str, ...]:
 
 
 def _choose(best: dict[str, RunSetting]) -> tuple[RunSetting, str]:
-    """The advised setting, out of the best one of each sampling, and the reason."""
+    """Returns the advised setting among the best of each sampling, and the reason."""
     chosen, *others = best.values()
     for other in others:
         if other.progress > (1.0 + _WORTH) * chosen.progress:
@@ -329,7 +330,7 @@ def _choose(best: dict[str, RunSetting]) -> tuple[RunSetting, str]:
 
 
 def _verdict(share: float) -> str:
-    """The expected share in words."""
+    """Returns the expected share in words."""
     about = phrase("advice", "about", share=share, spread=learning_rates.SPREAD)
     kind = "nothing" if share < _NOTHING else "little" if share < _LITTLE else "enough"
     return phrase("advice", kind, about=about)

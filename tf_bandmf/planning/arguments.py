@@ -1,4 +1,4 @@
-"""The arguments of `plan` that are about the data and the budget, checked."""
+"""Checks of the arguments of `plan` that describe the use of the data and the budget."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from tf_bandmf.matrices import LARGEST_NUM_STEPS
 from tf_bandmf.participation import NAMED, FixedEpochOrder, Participation, samplings
 from tf_bandmf.participation.base import DEFAULT_SAMPLING
 
-# At epsilon, a test of power 1/2 may have as few false alarms as exp(-epsilon) / 2.
+# A larger epsilon gives a warning: a test of power 1/2 may have as few false alarms as
+# exp(-epsilon) / 2.
 _PROMISES_NOTHING = 100.0
 
 
@@ -25,11 +26,11 @@ class DataUse:
     """The use of the data by a run.
 
     Attributes:
-      sampling: the participation; with one part if the number of parts is still open.
+      sampling: the participation; it has one part if the number of parts is still open.
       num_steps: n.
       num_examples: size of the training set, if known.
       expected_batch_size: the divisor of the noisy sum, if known.
-      is_cyclic: whether the participation gets as many parts as the strategy has bands.
+      is_cyclic: True if the participation gets as many parts as the strategy has bands.
     """
 
     sampling: Participation
@@ -39,7 +40,7 @@ class DataUse:
     is_cyclic: bool = False
 
     def participation(self, bands: int) -> Participation:
-        """The participation for a strategy with this number of bands."""
+        """Returns the participation for a strategy with this number of bands."""
         if not self.is_cyclic:
             return self.sampling
         return dataclasses.replace(self.sampling, num_parts=bands)  # type: ignore[type-var]
@@ -52,7 +53,7 @@ def resolve_data(
     num_steps: int | None,
     sampling: str | Participation | None,
 ) -> DataUse:
-    """The use of the data that the arguments of `plan` name in one of two ways.
+    """Returns the use of the data that `plan`'s arguments describe in one of two ways.
 
     Raises:
       ValueError: if an argument is missing or invalid, or two contradict each other.
@@ -71,15 +72,16 @@ def resolve_data(
     if wrong:
         raise ValueError(
             f"{wrong}: give num_examples, batch_size and epochs with the name of a "
-            f"sampling, or num_steps with a participation, such as MinSep(342), which says "
-            f"how often an example takes part."
+            f"sampling, or num_steps with a participation, such as MinSep(342), which "
+            f"limits the steps that use an example."
         )
     if isinstance(sampling, Participation):
         made, is_cyclic = sampling, False
     else:
         name = DEFAULT_SAMPLING if sampling is None else sampling
         check_word("sampling", name, samplings())
-        # All samplings have the limits and the number of steps that this one checks.
+        # The limits and the number of steps that this sampling checks are those of all
+        # samplings.
         order = FixedEpochOrder(**given)  # type: ignore[arg-type]
         num_steps = order.num_steps if num_steps is None else num_steps
         made = NAMED[name].of_data(**given, num_parts=None)  # type: ignore[arg-type]
@@ -88,11 +90,11 @@ def resolve_data(
         stated, value = getattr(made, field, None), given[field]
         if stated is not None and value not in (None, stated):
             raise ValueError(
-                f"The participation has {field} = {stated}, found {value}."
+                f"{field} must be {stated}, as in sampling, found {value}."
             )
     steps = made.num_steps if num_steps is None else num_steps
     if steps is None:
-        raise ValueError("num_steps is missing: it is never inferred.")
+        raise ValueError("num_steps must be given with a participation.")
     made.validate_num_steps(steps)
     expected = made.expected_batch_size()
     if batch_size is not None:
@@ -113,7 +115,7 @@ def resolve_data(
 
 
 def check_word(name: str, word: object, words: Iterable[str]) -> None:
-    """Raises ValueError unless this is one of the words."""
+    """Raises ValueError unless `word` is one of the words."""
     if not isinstance(word, str) or word not in tuple(words):
         raise ValueError(f"{name} must be one of {', '.join(words)}, found {word!r}.")
 
@@ -131,7 +133,7 @@ def check_budget(
         range.
     """
     if delta is None:
-        raise ValueError("delta is missing: a common choice is below 1 / num_examples.")
+        raise ValueError("delta is missing. A common choice is below 1 / num_examples.")
     check_planned_delta(delta)
     if (epsilon is None) == (noise_multiplier is None):
         raise ValueError(
@@ -142,14 +144,14 @@ def check_budget(
         check_positive("epsilon", epsilon)
         if epsilon > LARGEST_EPSILON:
             raise ValueError(
-                f"epsilon must be <= {LARGEST_EPSILON:g}, found {epsilon}: that gives no "
+                f"epsilon must be <= {LARGEST_EPSILON:g}, found {epsilon}, which gives no "
                 f"meaningful privacy."
             )
         if epsilon > _PROMISES_NOTHING:
             warnings.warn(
-                f"epsilon = {epsilon:g} promises nothing to a person: an attacker may "
-                f"find out nearly for certain whether their record was used. Usual "
-                f"values are below 10.",
+                f"epsilon = {epsilon:g} protects nobody: an attacker may find out almost "
+                f"with certainty whether a person's record was used. Usual values are "
+                f"below 10.",
                 stacklevel=3,
             )
     else:

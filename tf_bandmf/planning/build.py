@@ -1,4 +1,4 @@
-"""Builds a `Plan` from a budget and a description of how the data are used.
+"""Builds a `Plan` from a privacy budget and a description of the use of the data.
 
 plan = tf_bandmf.plan(epsilon=4, delta=1e-6, num_examples=60_000, batch_size=512,
                       epochs=10)
@@ -23,8 +23,8 @@ from tf_bandmf.planning.statement import ONE_EXAMPLE
 from tf_bandmf.strategies import Strategy, registry
 from tf_bandmf.workloads import Workload
 
-# The plans of `split` spend at least this part of the budget. `_ROUNDING` is the
-# tolerance above the budget.
+# `_ENOUGH` is the fraction of the budget that the plans of `split` spend at least.
+# `_ROUNDING` is the tolerance above the budget.
 _ENOUGH, _ROUNDING = 0.995, 1e-9
 _MOST_TRIALS = 40
 
@@ -46,12 +46,12 @@ def plan(
 ) -> Plan:
     """Plans a private run: chooses a strategy and its noise for a budget.
 
-    Say how the data are used in one of two ways: `num_examples`, `batch_size`, `epochs`
-    and the name of a `sampling` (by default a fixed epoch order; `Plan.batches` enforces
-    it), or a `Participation` as `sampling` and, where the participation does not fix it,
-    `num_steps`. The sampling determines the accountant: amplification is claimed only
-    for participations that this library samples (`CyclicPoisson`, `Poisson`,
-    `CyclicFixedSize`, `BMinSepSampling`, `BallsInBins`).
+    Describe the use of the data in one of two ways: by `num_examples`, `batch_size`,
+    `epochs` and the name of a `sampling` (by default a fixed epoch order, which
+    `Plan.batches` enforces), or by a `Participation` as `sampling` and, unless the
+    participation fixes it, `num_steps`. The sampling determines the accountant:
+    amplification is claimed only for participations that this library samples
+    (`CyclicPoisson`, `Poisson`, `CyclicFixedSize`, `BMinSepSampling`, `BallsInBins`).
 
     Formal guarantee: a run of the plan's training step over at most `num_steps` steps,
     on batches that respect the participation, is (epsilon, delta)-DP under the
@@ -63,16 +63,16 @@ def plan(
       mechanism: "auto", a name, or a `Strategy`. "auto" compares the mechanisms that
         fit the sampling and keep at most 31 vectors of the model's size, and takes the
         best. To use less memory, name a mechanism from `compare(max_memory_vectors=...)`.
-        `Plan.choice` says what was compared and why this one was chosen; the logger
-        "tf_bandmf" says what is being compared, at level INFO. A name may have parameters:
-        "identity" (DP-SGD), "lambda_cgd:0.9", "bisr:4", "bsr:4:normalized" (columns of
-        norm 1) or "banded:max" (minimizes the largest error of a step instead of the
-        mean; also "auto:max"); see `strategies.registry.parse`. Parameters that are not
-        given are chosen for the smallest error, with amplification where it is claimed;
-        bands are then at most 32 and at most b.
+        `Plan.choice` contains the comparison and the reason for the choice; the logger
+        "tf_bandmf" reports progress at level INFO. A name may have parameters: "identity"
+        (DP-SGD), "lambda_cgd:0.9", "bisr:4", "bsr:4:normalized" (columns of norm 1) or
+        "banded:max" (minimizes the largest error of a step instead of the mean; also
+        "auto:max"); see `strategies.registry.parse`. Omitted parameters are chosen for the
+        smallest error, including amplification where it is claimed; bands are then at most
+        32 and at most b.
       epsilon: epsilon of the budget, > 0; together with delta.
-      delta: delta of the budget, in [1e-20, 1). Warns unless it is below 1 /
-        num_examples.
+      delta: delta of the budget, in [1e-20, 1). Values that are not below 1 / num_examples
+        give a warning.
       noise_multiplier: noise standard deviation per unit of sensitivity, instead of
         epsilon; epsilon is then computed at delta.
       num_examples: size of the training set.
@@ -85,21 +85,20 @@ def plan(
         parts as the strategy has bands. Or a participation, for example
         `MinSep(min_separation=342, max_participations=6)`. Accounting by simulation
         ("balls-in-bins", "b-min-sep") is an estimate: `Plan.bounded` makes it a bound.
-      workload: what the optimizer does with the noisy gradients, and so what the
-        released models sum: "prefix" (plain SGD, the default),
-        "sgd:momentum=0.9,decay=0.999", "identity", or a `Workload`, such as
-        `workloads.momentum_sgd(num_steps, learning_rates=rates)` for a schedule. See
-        `workloads.parse`.
-      l2_norm_clip: zeta > 0.
-      unit: what one example stands for, whose presence is hidden, in one line. With "one
-        user", `num_examples` is the number of users, and `batch_size` the number of users
-        per step: see `users` of `Plan.batches`, outside federated learning.
+      workload: the linear map by which the optimizer turns noisy gradients into models:
+        "prefix" (plain SGD, the default), "sgd:momentum=0.9,decay=0.999", "identity", or a
+        `Workload`, such as `workloads.momentum_sgd(num_steps, learning_rates=rates)` for a
+        schedule. See `workloads.parse`.
+      l2_norm_clip: zeta > 0, the bound on the l2 norm of each example's gradient.
+      unit: the unit whose presence is hidden and that one example stands for, in one line.
+        With "one user", `num_examples` is the number of users, and `batch_size` the number
+        of users per step; outside federated learning, see `users` of `Plan.batches`.
 
     Returns:
-      A `Plan`, whose noise is that of Philox; `dataclasses.replace(plan,
-      generator="chacha20")` takes a stream cipher, whose noise is computationally
-      indistinguishable from random and takes about three times as long. `Ledger.bind`
-      binds it to the budget of a data set.
+      A `Plan` that generates noise with Philox.
+      `dataclasses.replace(plan, generator="chacha20")` uses a stream cipher instead, whose
+      output is computationally indistinguishable from random and takes about three times as
+      long. `Ledger.bind` binds a plan to the budget of a data set.
 
     Raises:
       ValueError: if the budget is missing, contradictory, invalid or infeasible, or the
@@ -158,17 +157,17 @@ def plan(
 
 
 def _parsed(text: str) -> tuple[str, dict[str, Any]]:
-    """A mechanism's name, or "auto", and its parameters.
+    """Returns a mechanism's name, or "auto", and the mechanism's parameters.
 
     Raises:
-      ValueError: for an unknown name, or parameters that it does not take.
+      ValueError: for an unknown name, or parameters that the mechanism does not take.
     """
     if not isinstance(text, str) or text.strip().partition(":")[0] != "auto":
         return registry.parse(text)
     goal = text.strip().split(":")[1:]
     if goal not in ([], ["max"]):
         raise ValueError(
-            f"auto chooses all parameters itself and takes only max, as in "
+            f"auto chooses all parameters and accepts only max, as in "
             f'"auto:max", found {text!r}. Name a mechanism to set its parameters.'
         )
     return "auto", {"objective": "max"} if goal else {}
@@ -177,7 +176,7 @@ def _parsed(text: str) -> tuple[str, dict[str, Any]]:
 def _is_open(
     name: str, options: dict[str, Any], data: DataUse, epsilon: float | None
 ) -> bool:
-    """Returns whether parameters depend on the accountant, not the sensitivity alone."""
+    """Returns True if parameters depend on the accountant, not on the sensitivity alone."""
     if name == "auto" or data.is_cyclic:
         return True
     family = registry.family_of(name)
@@ -193,25 +192,26 @@ def split(
     runs: Sequence[Mapping[str, Any]] | None = None,
     **common: Any,
 ) -> tuple[Plan, ...]:
-    """Plans of several runs on the same data that together are (epsilon, delta)-DP.
+    """Plans several runs on the same data that together are (epsilon, delta)-DP.
 
-    Runs with Gaussian noise of `sigma_i` per unit of sensitivity amount to one run whose
-    inverse variance is the sum of theirs (Dong, Roth, Su, 2019, arXiv:1905.02383,
-    Corollary 3.3): a share is a part of that sum. For sampled runs the noise is searched
-    for, so that `compose(plans).epsilon(delta)` is at most epsilon, and at least 99.5% of
-    it; shares are then those of Gaussian mechanisms with the runs' own guarantees.
+    Runs with Gaussian noise of `sigma_i` per unit of sensitivity are together one mechanism
+    with `1 / sigma^2 = sum_i 1 / sigma_i^2` (Dong, Roth, Su, 2019, arXiv:1905.02383,
+    Corollary 3.3); a share is a fraction of that sum. For sampled runs, a search finds the
+    noise for which `compose(plans).epsilon(delta)` is at most epsilon, and at least 99.5%
+    of it; the shares are then those of Gaussian mechanisms with the guarantees of the
+    single runs.
 
-    The plans are fixed before the first run. State them together:
+    All plans are fixed before the first run. State their guarantee together:
     `compose(plans).statement()`. The optimizers of runs after the first need
     `additional_run=True`.
 
     Args:
       epsilon: budget of all runs together, > 0.
       delta: budget of all runs together, in [1e-20, 1).
-      shares: the share of each run, > 0; they are divided by their sum.
-      runs: for each run the arguments of `tf_bandmf.plan` that are its own; None if all
-        runs have the same.
-      **common: arguments of `tf_bandmf.plan` of all runs.
+      shares: share of each run, > 0; the shares are normalized to sum 1.
+      runs: for each run, a dictionary with its own arguments of `tf_bandmf.plan`; None if
+        all runs have the same arguments.
+      **common: arguments of `tf_bandmf.plan` for all runs.
 
     Returns:
       One plan for each share.
@@ -228,7 +228,7 @@ def split(
     runs = [{} for _ in shares] if runs is None else runs
     if len(runs) != len(shares):
         raise ValueError(
-            f"Each run has one share, found {len(shares)} shares and {len(runs)} runs."
+            f"Give one share per run, found {len(shares)} shares and {len(runs)} runs."
         )
     for given in (common, *runs):
         budget = {"epsilon", "delta", "noise_multiplier"}.intersection(given)
@@ -261,7 +261,7 @@ def split(
         scale = guess if is_between else 0.5 * (below + above)
     if best is None:
         raise ValueError(
-            f"No plans of these runs keep epsilon = {epsilon:g} at delta = {delta:g}. Use "
-            f"a larger epsilon, or fewer runs."
+            f"These runs cannot have epsilon = {epsilon:g} at delta = {delta:g} together. "
+            f"Use a larger epsilon, or fewer runs."
         )
     return best

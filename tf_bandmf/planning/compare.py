@@ -1,4 +1,4 @@
-"""A table of mechanisms with their best parameters; plans and advice choose from it.
+"""Tables of mechanisms with their best parameters, from which plans and advice choose.
 
     use = dict(num_examples=60_000, batch_size=512, epochs=10)
     table = compare(["identity", "bisr", "blt"], epsilon=8, delta=1e-5, **use)
@@ -6,12 +6,12 @@
     table.best()                  # the row that plan("auto") takes
     table.to_records()            # dictionaries of plain values, for JSON
 
-Errors are those of the noise alone, per coordinate, for `l2_norm_clip = 1`, and without
-the absolute size of the learning rate. Under amplification the noise depends on the
-strategy in a way that sensitivity does not show: fewer bands (arXiv:2306.08153, Appendix
-F.4) and a smaller lambda (arXiv:2601.22334, section 5.1) are amplified more. There the
-accountant of the sampling computes each row's noise to within a percent (`is_rough`); a
-plan computes it again, in full, for the one row that it takes.
+Errors are those of the noise alone, per coordinate, for `l2_norm_clip = 1`, and without the
+absolute size of the learning rate. Under amplification the noise depends on more of the
+strategy than its sensitivity: fewer bands (arXiv:2306.08153, Appendix F.4) and a smaller
+lambda (arXiv:2601.22334, section 5.1) are amplified more. In this case the accountant of
+the sampling computes each row's noise to within a percent (`is_rough`); a plan computes the
+noise of the chosen row again, in full.
 """
 
 from __future__ import annotations
@@ -35,26 +35,26 @@ from tf_bandmf.planning.texts import phrase, phrases
 from tf_bandmf.strategies import Family, Strategy, registry
 from tf_bandmf.workloads import Workload
 
-# The most vectors that the noise of a searched mechanism keeps by default. The number of
-# vectors that it may draw again at each step has the same limit, but at least 31.
+# The default limit on the vectors that the noise of a searched mechanism stores. The number
+# of vectors that it may regenerate at each step has the same limit, but at least 31.
 MEMORY_VECTORS = 31
 _LEAST_REGENERATED = 31
 _LOG = logging.getLogger("tf_bandmf")
 # Among mechanisms within this factor of the smallest error, the cheapest one is best.
 _AS_GOOD = 1.01
-# Time to read a kept vector, in units of the time to draw a vector again.
+# Time to read a stored vector, in units of the time to regenerate a vector.
 _COST_OF_KEPT = 0.05
-# The most bands of a family that needs the budget. Only one number of bands is tried,
-# because each needs a search of its own.
+# The maximum number of bands of a family that needs the budget. Only one number of bands is
+# tried, because each number needs a separate search.
 _BANDS_OF_BUDGET = 16
-# The column of each objective, and its name in texts.
+# The table column of each objective, and its name in texts.
 _COLUMNS, _SHORT = (
     {"mean": "rmse", "max": "max_se"},
     {"rmse": "RMSE", "max_se": "MaxSE"},
 )
-# The tolerance of the logarithm of a fraction's distance to 1.
+# The tolerance of the search for a fraction, on the log of its distance to 1.
 _COARSE = {"xatol": 0.1}
-# If a family is worse than the best by more than this factor, its refinement is left out.
+# A family that is worse than the best by more than this factor is not refined.
 _REFINEMENT = 1.1
 
 
@@ -63,29 +63,30 @@ class Row:
     """One mechanism with its parameters, errors and costs.
 
     Attributes:
-      mechanism: its name for `tf_bandmf.plan`, such as "bisr:4".
-      sampling: name of the sampling; None where the caller makes the batches.
-      adjacency: which data sets are neighbors for the noise.
+      mechanism: name of the mechanism for `tf_bandmf.plan`, such as "bisr:4".
+      sampling: name of the sampling; None if the caller makes the batches.
+      adjacency: definition of neighboring data sets for the noise.
       batch_size: expected number of examples of a step; None if unknown.
       num_steps: n.
-      bands: bands of C, or of its inverse if that is the banded one; None if neither.
-      rmse: sqrt of the mean over steps of the squared error, times `noise_stddev`.
+      bands: number of bands of C, or of its inverse if only that is banded; None if neither
+        is.
+      rmse: square root of the mean squared error over steps, times `noise_stddev`.
       max_se: the same for the step with the largest error.
       sensitivity: sens(C) under the participation, or an upper bound on it.
       sensitivity_is_exact: False for a bound.
       noise_multiplier: `noise_stddev` in units of the sensitivity, as in a plan.
       noise_stddev: noise standard deviation on the raw C, for l2_norm_clip = 1.
-      is_rough: whether the noise is accurate only to a percent, because accounting is
-        slow.
-      converged: whether the optimizer converged; True for closed forms, which need none.
-      optimality_gap: certified relative gap of the squared error, in the class
+      is_rough: True if the noise is accurate only to a percent, because accounting is slow.
+      converged: True if the optimizer converged, or the mechanism is in closed form.
+      optimality_gap: certified relative gap to the smallest squared error in the class
         `optimal_among`; None without a certificate.
-      optimal_among: the class, such as "4 bands, columns of equal norm"; None without a
-        gap.
-      memory_vectors: vectors of the model's size kept between steps.
-      regenerations_per_step: the most earlier noise vectors that a step draws again.
+      optimal_among: class of strategies, such as "4 bands, columns of equal norm"; None
+        without a gap.
+      memory_vectors: number of vectors of the model's size that are stored between steps.
+      regenerations_per_step: maximum number of earlier noise vectors that a step
+        regenerates.
       seconds: time that it took to find the strategy.
-      strategy: the strategy, as precise as a choice needs; None in a row from a file.
+      strategy: the strategy, optimized far enough for a choice; None in a row from a file.
     """
 
     mechanism: str
@@ -113,18 +114,18 @@ class Row:
 
     @property
     def cost(self) -> float:
-        """The cost of a step's vectors, drawn or read, in units of drawing one."""
+        """The cost of a step's vectors, generated or read, in units of generating one."""
         return self.regenerations_per_step + _COST_OF_KEPT * self.memory_vectors
 
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-    """Rows of mechanisms, the best row, and why other mechanisms have no row.
+    """Rows of mechanisms, the best row, and reasons why other mechanisms have no row.
 
     Attributes:
       title: title of the table.
       rows: one for each mechanism that can be used, with all parameters chosen.
-      excluded: the other mechanisms, and the reason why each has no row.
+      excluded: reasons by name of mechanism, for mechanisms without a row.
       objective: the error that the best row minimizes: "rmse" or "max_se".
     """
 
@@ -147,23 +148,23 @@ class Comparison:
         raise KeyError(f"mechanism must be one of {names}, found {mechanism!r}.")
 
     def value(self, row: Row) -> float:
-        """The error by which a row is compared."""
+        """Returns the error by which a row is compared."""
         return float(getattr(row, self.objective))
 
     def best(self) -> Row:
-        """The row that costs least among those within 1% of the smallest error."""
+        """Returns the row that costs least among those within 1% of the smallest error."""
         least = min(map(self.value, self.rows))
         good = [row for row in self.rows if self.value(row) <= _AS_GOOD * least]
         return min(good, key=lambda row: (row.cost, self.value(row)))
 
     @property
     def mechanism(self) -> str:
-        """Mechanism of the best row."""
+        """The mechanism of the best row."""
         return self.best().mechanism
 
     @property
     def reason(self) -> str:
-        """The reason for the choice of the best row, in a sentence."""
+        """The reason for the choice of the best row, as a sentence."""
         row, least = self.best(), min(self.rows, key=self.value)
         facts = {"row": least, "chosen": row, "best": self._label(row), "second": ""}
         facts |= {"error": _SHORT[self.objective], "value": self.value(row)}
@@ -178,24 +179,24 @@ class Comparison:
         return phrase("best row", kind, more=more, **facts)
 
     def _label(self, row: Row) -> str:
-        """The mechanism; with its sampling, if the table has several."""
+        """Returns a row's mechanism, with its sampling if the table has several."""
         is_one = len({other.sampling for other in self.rows}) == 1
         return row.mechanism if is_one else f"{row.mechanism} ({row.sampling})"
 
     def to_records(self) -> list[dict[str, Any]]:
-        """One dictionary of plain finite values per row, ready for JSON."""
+        """Returns one dictionary of plain finite values per row, ready for JSON."""
         names = [field.name for field in dataclasses.fields(Row) if field.repr]
         return [{name: getattr(row, name) for name in names} for row in self.rows]
 
     def to_record(self) -> dict[str, Any]:
-        """The whole comparison in plain finite values, ready for JSON."""
+        """Returns the whole comparison as plain finite values, ready for JSON."""
         chosen = {"mechanism": self.mechanism, "reason": self.reason}
         plain = {"excluded": dict(self.excluded), "rows": self.to_records()}
         return {**vars(self), **plain, **chosen}
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> Comparison:
-        """Reads `to_record`."""
+        """Restores a comparison from the result of `to_record`."""
         rows = tuple(Row(**row) for row in record["rows"])
         return cls(record["title"], rows, record["excluded"], record["objective"])
 
@@ -212,7 +213,7 @@ class Comparison:
 def plain_table(
     title: str, headings: Sequence[str], body: Sequence[Sequence[str]]
 ) -> str:
-    """A text table: a title and aligned columns, the first one left-aligned."""
+    """Returns a text table: a title and aligned columns, the first one left-aligned."""
     lines = [headings, *body]
     widths = [max(map(len, column)) for column in zip(*lines)]
     first, *others = widths
@@ -236,33 +237,33 @@ def compare(
 ) -> Comparison:
     """Compares mechanisms with their best parameters, for a budget and a use of the data.
 
-    For a name without a value ("bisr"), the parameters are chosen: lambda, the number of
-    bands or of buffers, and under cyclic sampling the number of parts with it. A mechanism
-    whose accountant fails, or which contradicts the sampling, does not end the comparison:
-    it has no row, and `Comparison.excluded` says why.
+    For a name without parameters ("bisr"), the function chooses them: lambda, or the number
+    of bands or buffers and, under cyclic sampling, of parts. A mechanism whose accountant
+    fails, or that contradicts the sampling, does not end the comparison: it has no row, and
+    `Comparison.excluded` gives the reason.
 
     Args:
-      mechanisms: names as `registry.parse` reads them, or strategies; None for all that
-        "auto" compares, whose optimization is then as precise as a choice needs.
-      epsilon: > 0, together with delta; without a budget the noise multiplier is 1 per
-        unit of sensitivity.
+      mechanisms: names for `registry.parse`, or strategies; None for all mechanisms that
+        "auto" compares, optimized only as far as a choice needs.
+      epsilon: > 0, together with delta; without a budget the noise multiplier is 1.
       delta: in [1e-20, 1).
       num_examples: m, as for `tf_bandmf.plan`.
-      batch_size: B, likewise.
-      epochs: k, likewise.
-      num_steps: n, likewise.
-      sampling: likewise; several names make one table. A sampling with another adjacency
-        than the first one has no rows: its numbers cannot be compared.
-      workload: likewise.
+      batch_size: B, as for `tf_bandmf.plan`.
+      epochs: k, as for `tf_bandmf.plan`.
+      num_steps: n, as for `tf_bandmf.plan`.
+      sampling: as for `tf_bandmf.plan`, or several names, which share one table. A sampling
+        whose adjacency differs from the first one's has no rows, because its numbers are
+        not comparable.
+      workload: as for `tf_bandmf.plan`.
       objective: "mean" for the RMSE, "max" for the MaxSE.
-      max_memory_vectors: vectors of the model's size that the noise may keep between
-        steps; by default 31 where the size is searched for, and no limit where it is
-        given ("bsr:64"). The number of vectors drawn again at each step has the same
-        limit, but at least 31.
+      max_memory_vectors: maximum number of vectors of the model's size that the noise may
+        store between steps; by default 31 if the size is searched for, and no limit if it
+        is given ("bsr:64"). The number of vectors that are regenerated at each step has the
+        same limit, but at least 31.
 
     Raises:
       ValueError: on invalid arguments, or if no mechanism has a row.
-      ArithmeticError: if there is only one mechanism, and its numbers cannot be computed.
+      ArithmeticError: if the numbers of the only mechanism cannot be computed.
     """
 
     def one(sampling: str | Participation | None) -> Comparison:
@@ -271,7 +272,7 @@ def compare(
         if epsilon is not None or delta is not None:
             budget = epsilon, check_budget(epsilon, delta, None, data.num_examples)
         elif data.participation(1).is_amplified:
-            raise ValueError("The sampling amplifies a budget: give epsilon and delta.")
+            raise ValueError("The sampling amplifies, so give epsilon and delta.")
         resolved = workloads.resolve(workload, data.num_steps)
         is_auto = mechanisms is None
         given = objective, max_memory_vectors, is_auto
@@ -280,7 +281,7 @@ def compare(
     if sampling is None or isinstance(sampling, (str, Participation)):
         return one(sampling)
     if not isinstance(sampling, (list, tuple)) or not sampling:
-        raise ValueError(f"sampling must be a name or several, found {sampling!r}.")
+        raise ValueError(f"sampling must be a name or names, found {sampling!r}.")
     tables, excluded = _each("sampling", sampling, one)
     adjacency, rows = tables[0].rows[0].adjacency, list[Row]()
     for table in tables:
@@ -289,7 +290,7 @@ def compare(
         if table.rows[0].adjacency == adjacency:
             rows += table.rows
         else:
-            excluded[name] = "its adjacency is not that of the first sampling."
+            excluded[name] = "its adjacency differs from that of the first sampling."
     whole = dataclasses.replace(tables[0], rows=tuple(rows), excluded=excluded)
     best = next(table for table in tables if whole.best() in table.rows)
     return dataclasses.replace(whole, title=best.title)
@@ -298,10 +299,10 @@ def compare(
 def _each(
     what: str, given: Iterable[Any], make: Callable[[Any], Any]
 ) -> tuple[list[Any], dict[str, str]]:
-    """Calls `make` for each of `given`; returns the results, and the errors of the others.
+    """Calls `make` for each item of `given`; returns results, and errors of failed items.
 
     Raises:
-      ValueError: if `make` fails for all.
+      ValueError: if `make` fails for all items.
       ArithmeticError: if `given` has a single item, and `make` raises this error.
     """
     made, failed = list[Any](), dict[str, Exception]()
@@ -325,12 +326,12 @@ class Search:
 
     Attributes:
       workload: A.
-      data: how the data are used.
+      data: the use of the data.
       budget: epsilon and delta; None for noise multiplier 1 per unit of sensitivity.
       objective: "mean" for the RMSE, "max" for the MaxSE.
-      max_memory_vectors: see `compare`; None limits only mechanisms that are searched.
-      is_auto: whether the mechanisms are those of "auto": built as drafts, where a family
-        has drafts, and all of them limited in memory.
+      max_memory_vectors: see `compare`; None limits only mechanisms that are searched for.
+      is_auto: True if the mechanisms are those of "auto", which are built as drafts if the
+        family has drafts, and are all limited in memory.
 
     Raises:
       ValueError: if an argument is invalid.
@@ -342,7 +343,7 @@ class Search:
     objective: str = "mean"
     max_memory_vectors: int | None = None
     is_auto: bool = False
-    # The most vectors that a searched mechanism may keep.
+    # The maximum number of vectors that a searched mechanism may store.
     _limit: int = MEMORY_VECTORS
     _rows: list[Row] = dataclasses.field(default_factory=list)
 
@@ -355,16 +356,16 @@ class Search:
 
     @property
     def _is_searched(self) -> bool:
-        """True if the noise depends on more of the strategy than its sensitivity."""
+        """True if the noise depends on more than the strategy's sensitivity."""
         is_noisy = self.data.is_cyclic or self.data.sampling.is_simulated
         return self.budget is not None and is_noisy
 
     def table(self, mechanisms: Sequence[str | Strategy] | None = None) -> Comparison:
-        """Rows of mechanisms, or of all that "auto" compares.
+        """Returns the rows of mechanisms, by default of all that "auto" compares.
 
         Raises:
-          ValueError: if there is no mechanism, one is unknown, or none has a row.
-          ArithmeticError: if there is only one mechanism, and it cannot be computed.
+          ValueError: if no mechanism is given, one is unknown, or none has a row.
+          ArithmeticError: if the only mechanism cannot be computed.
         """
         if mechanisms is None:
             is_simulated = self.data.sampling.is_simulated
@@ -392,7 +393,7 @@ class Search:
         return dataclasses.replace(table, title=title)
 
     def best(self, mechanisms: Sequence[str] | None) -> Strategy:
-        """The best row's strategy, optimized in full, with the table in `diagnostics`."""
+        """Returns the best row's strategy, fully optimized; adds the table to it."""
         table = self.table(mechanisms)
         strategy = table.best().strategy
         assert strategy is not None  # None only in a row from a file
@@ -407,7 +408,7 @@ class Search:
         return float(getattr(row, _COLUMNS[self.objective]))
 
     def _add(self, mechanism: str | Strategy) -> None:
-        """Adds the row of a mechanism, with the best of the parameters left open."""
+        """Adds the row of a mechanism, with the best values of omitted parameters."""
         _LOG.info("comparing %s", getattr(mechanism, "family", mechanism))
         if isinstance(mechanism, Strategy):
             self._rows.append(self._row(mechanism, 0.0))
@@ -419,22 +420,22 @@ class Search:
         if (self.data.is_cyclic or is_certain) and family.banded != "C":
             raise ValueError(
                 f"{use.sampling or type(use).__name__} amplifies only strategies C with "
-                f"bands; use balls-in-bins for this one."
+                f"bands. Use balls-in-bins for this strategy."
             )
         if self.is_auto and family.refinement is not None:
             options.update(self._refined(family.name, family.refinement.of))
         self._rows.append(self._best(family, options))
 
     def _best(self, family: Family, options: Mapping[str, Any]) -> Row:
-        """The best row over the parameters left open; the first is the outer loop.
+        """Returns the best row over omitted parameters; the first is the outer loop.
 
-        A second parameter is searched for only where the noise depends on more than the
-        sensitivity; elsewhere the family computes its best value. Where more bands are
-        never worse, only the largest number is tried.
+        A second parameter is searched for only if the noise depends on more than the
+        sensitivity; otherwise the family computes its best value. If more bands are never
+        worse, only the largest number is tried.
 
         Args:
           family: family of the mechanism.
-          options: the parameters that are given.
+          options: the given parameters.
         """
         opened = [one for one in family.numbers if one.name not in options]
         is_whole = len(opened) == len(family.numbers)
@@ -446,14 +447,14 @@ class Search:
         made: list[Row] = []
         for size in self._sizes(family):
             made.append(self._best(family, {**options, opened[0].name: size}))
-            # The error falls with the number of bands, then it rises.
+            # The error first falls, then rises with the number of bands.
             is_worse = len(made) > 1 and self._value(made[-1]) > self._value(made[-2])
             if self._is_searched and is_worse:
                 break
         return min(made, key=self._value)
 
     def _refined(self, name: str, of: str) -> dict[str, Any]:
-        """The parameters of a family that refines family `of`, taken from the row of `of`.
+        """Returns parameters for a family that refines `of`, taken from the row of `of`.
 
         Raises:
           ValueError: if the row of `of` is not near the best.
@@ -465,21 +466,21 @@ class Search:
         if excess > _REFINEMENT:
             raise ValueError(
                 f"{coarse[0].mechanism} has {100.0 * (excess - 1.0):.3g}% more error than "
-                f"the best, and refining it gains a few percent at most. To use "
-                f"{name} all the same, name it."
+                f"the best, and refining it gains a few percent at most. To use {name} "
+                f"anyway, name it."
             )
         if self.data.is_cyclic:
             return {"bands": coarse[0].bands}
         return {}
 
     def _most_bands(self, family: Family) -> int:
-        """The most bands that memory, the run and the sampling permit."""
+        """Returns the maximum number of bands that memory, run and sampling permit."""
         n, limit, sampling = self.workload.num_steps, self._limit, self.data.sampling
         if family.banded == "inverse":
             limit = max(_LEAST_REGENERATED, limit)
         most = min(limit + 1, n)
         if self.data.is_cyclic:
-            # With as many parts as an epoch has batches, nothing is amplified.
+            # There is no amplification if there are as many parts as batches in an epoch.
             most = min(most, sampling.num_examples // sampling.batch_size)  # type: ignore[attr-defined]
         elif family.is_optimized or family.banded != "inverse":
             most = min(most, sampling.separation())
@@ -488,14 +489,14 @@ class Search:
         return max(most, 1)
 
     def _sizes(self, family: Family) -> list[int]:
-        """Numbers of bands to try; without bands, the default number of buffers."""
+        """Returns numbers of bands to try; without bands, the default number of buffers."""
         most = self._most_bands(family) if family.has_bands else 1
         if most < 2 and self._limit < 1:
-            raise ValueError("it keeps at least one vector.")
+            raise ValueError("it stores at least one vector.")
         if not family.has_bands:
             return [min(family.numbers[0].default or 1, self._limit)]
         if most < 2:
-            raise ValueError("only one band fits: that is identity.")
+            raise ValueError("only one band fits, which is identity.")
         if self._is_searched and family.needs_budget:
             return [min(most, _BANDS_OF_BUDGET)]
         sizes = registry.powers_of_two(most)
@@ -506,12 +507,12 @@ class Search:
     def _best_fraction(
         self, family: Family, name: str, options: Mapping[str, Any]
     ) -> Row:
-        """The row with the best value of a parameter that is a fraction.
+        """Returns the row with the best value of a parameter that is a fraction.
 
         The family computes the best value without amplification. With amplification,
-        smaller values are better (arXiv:2601.22334, section 5.1). The search for them is on
-        a logarithmic scale, because fractions close to 1 matter most, and is coarse,
-        because every value costs a simulation.
+        smaller values are better (arXiv:2601.22334, section 5.1). The search uses a
+        logarithmic scale, because fractions close to 1 matter most, and a coarse tolerance,
+        because every value needs a simulation.
         """
         best = self._strategy(family, options, is_draft=False)
         largest = best.parameters[name.rstrip("_")]
@@ -528,7 +529,7 @@ class Search:
                 with np.errstate(all="ignore"):
                     made.append(self._candidate(family, given))
             except (ValueError, ArithmeticError):
-                # C overflows or has negative entries, as for gamma near 1.
+                # C overflows or has negative entries, for example with gamma near 1.
                 return math.inf
             return math.log(self._value(made[-1]))
 
@@ -536,20 +537,20 @@ class Search:
         optimize.minimize_scalar(
             log_error, bounds=bounds, method="bounded", options=_COARSE
         )
-        if not made:  # says why
+        if not made:  # raises the reason
             return self._candidate(family, {**options, name: 0.0})
         return min(made, key=self._value)
 
     def _candidate(self, family: Family, options: Mapping[str, Any]) -> Row:
-        """Builds a mechanism with all parameters given, and accounts for it."""
+        """Builds a mechanism with all parameters given, and returns its row."""
         began = time.perf_counter()
         strategy = self._strategy(family, options, self.is_auto)
         row = self._row(strategy, time.perf_counter() - began)
         kept, is_named = strategy.memory_vectors, not self.is_auto
         if kept > self._limit and not (is_named and self.max_memory_vectors is None):
             raise ValueError(
-                f"The strategy keeps {kept} vectors, found max_memory_vectors = "
-                f"{self._limit}. Use fewer bands or buffers, or a strategy with a banded "
+                f"The strategy must store <= {self._limit} vectors (max_memory_vectors), "
+                f"found {kept}. Use fewer bands or buffers, or a strategy with a banded "
                 f"inverse."
             )
         return row
@@ -557,7 +558,7 @@ class Search:
     def _strategy(
         self, family: Family, options: Mapping[str, Any], is_draft: bool
     ) -> Strategy:
-        """Builds a strategy; under cyclic sampling, for as many parts as bands."""
+        """Builds a strategy; under cyclic sampling, with as many parts as bands."""
         participation = self.data.participation(options.get("bands", 1))
         if self.data.is_cyclic:
             participation.check_accounting(self.workload.num_steps)
@@ -571,10 +572,10 @@ class Search:
         )
 
     def _row(self, strategy: Strategy, seconds: float) -> Row:
-        """The row of a strategy.
+        """Returns the row of a strategy.
 
         Raises:
-          ValueError: if the sampling contradicts it, or a result is not finite.
+          ValueError: if the sampling contradicts the strategy, or a result is not finite.
         """
         participation = self.data.participation(strategy.matrix.bands)
         sensitivity = strategy.sensitivity(participation)
@@ -615,12 +616,12 @@ class Search:
 
 
 def _three_digits(value: float) -> float:
-    """The value with `1 - value` rounded to three digits: names stay short."""
+    """Rounds `1 - value` to three digits, so that names stay short."""
     return float(f"{1.0 - float(f'{1.0 - value:.3g}'):.8g}")
 
 
 def _texts(row: Row) -> dict[str, str]:
-    """Headings and texts of a row; "<=" marks a sensitivity that is a bound."""
+    """Returns a row's texts by heading; "<=" marks a sensitivity that is a bound."""
     failed = "" if row.converged else "not converged"
     gap = "" if row.optimality_gap is None else f"{row.optimality_gap:.1e}"
     bound = "" if row.sensitivity_is_exact else "<="

@@ -1,4 +1,4 @@
-"""The joint guarantee of runs and of releases made elsewhere, on the same data.
+"""The joint guarantee of runs, and of releases made elsewhere, on the same data.
 
     joint = tf_bandmf.compose([
         first_plan,
@@ -11,17 +11,17 @@
     print(joint.statement())
 
 Gaussian mechanisms compose exactly: together they are one mechanism, with
-`1 / sigma^2 = sum_i 1 / sigma_i^2` (Dong, Roth, Su, 2019, arXiv:1905.02383, Corollary
-3.3), also where later runs are chosen by the results of earlier ones.
+`1 / sigma^2 = sum_i 1 / sigma_i^2` (Dong, Roth, Su, 2019, arXiv:1905.02383, Corollary 3.3).
+This holds even if later runs are chosen by the results of earlier runs.
 
-Every other release counts by a privacy loss that dominates it (Zhu, Dong, Wang, 2022,
-arXiv:2106.08567, Theorem 10). If the release's own privacy loss is known, it is used: from
-`accounting.tilted` for samples, or from the deltas of dp-accounting for an event.
-Otherwise, the release counts by the privacy loss of the worst mechanism that satisfies all
-known bounds: a pair (epsilon, delta) (Kairouz, Oh, Viswanath, 2015, arXiv:1311.0776,
-Theorem 3.3), a rho, or the Gaussian mechanism that a run would be without its
-amplification. Rhos add up (Bun and Steinke, 2016, arXiv:1605.02065, Lemma 1.7) and count by
-their privacy profile. Basic composition is taken where its epsilon is smaller.
+Every other release is represented by a privacy loss that dominates it (Zhu, Dong, Wang,
+2022, arXiv:2106.08567, Theorem 10). If the release's own privacy loss is known, from
+`accounting.tilted` for samples or from the deltas of dp-accounting for an event, it is
+used. Otherwise, the loss is that of the worst mechanism that satisfies all known bounds: a
+pair (epsilon, delta) (Kairouz, Oh, Viswanath, 2015, arXiv:1311.0776, Theorem 3.3), a rho,
+or the Gaussian mechanism that a run is without amplification. Rhos are added (Bun and
+Steinke, 2016, arXiv:1605.02065, Lemma 1.7), and their sum is represented by its privacy
+profile. Basic composition is used if its epsilon is smaller.
 """
 
 from __future__ import annotations
@@ -50,49 +50,50 @@ from tf_bandmf.planning.statement import PrivacyStatement
 from tf_bandmf.planning.texts import phrase, phrases
 
 REPLACE_ONLY = "Replace-one: one unit is replaced by any other."
-# The adjacencies that numbers may be stated for. Numbers of a run for which units are
-# replaced also hold for zero-out: a contribution of zero is one of the replacements.
+# The adjacencies for which numbers may be stated. Numbers of a run under replacement also
+# hold for zero-out, because a contribution of zero is one of the replacements.
 ADJACENCIES = {"zero-out": ZERO_OUT, "replace-one": REPLACE_ONLY, "either": REPLACE_ONE}
 GAUSSIAN = "composition of Gaussian mechanisms (exact)"
 UNAMPLIFIED = "composition of Gaussian mechanisms, without amplification"
-BASIC = "basic composition of what each part guarantees alone"
+BASIC = "basic composition of the guarantees of the single parts"
 LOSSES = "composition of privacy loss distributions (dp-accounting)"
 ZCDP = "sum of rho of zCDP"
 QUERIES = "composition of Gaussian queries on samples (tilted Fourier transform)"
-# An epsilon at which a mechanism with any privacy has delta < 1.
+# An epsilon at which a mechanism that gives any privacy has delta < 1.
 _LARGE = 400.0
-# `_INTERVAL`: discretization of privacy losses for epsilons up to `_FINE`, and coarser for
-# larger ones. Beyond `_LARGEST`, privacy losses are not composed.
+# `_INTERVAL` is the discretization of privacy losses for epsilons up to `_FINE`; it is
+# coarser for larger epsilons. Beyond `_LARGEST`, privacy losses are not composed.
 _INTERVAL, _FINE, _LARGEST = 1e-4, 10.0, 400.0
-# `_ROUNDING`: bound on the absolute error in delta of Fourier transforms of privacy losses,
-# as `accounting.cyclic_poisson` has it for 450 queries. They are not used for deltas up to
-# `_SMALLEST`.
+# `_ROUNDING` bounds the absolute error of delta in compositions by Fourier transforms, as
+# measured for 450 queries. These compositions are not used for deltas up to `_SMALLEST`.
 _ROUNDING, _SMALLEST = 1e-12, 2e-12
 # Below this delta, queries of several kinds are composed by tilted transforms, whose errors
-# are relative; above it those of dp-accounting, which take a quarter of the time, suffice.
+# are relative. Above this delta, the transforms of dp-accounting suffice, which take a
+# quarter of the time.
 _TILTED = 1e-7
 
 
 @dataclasses.dataclass(frozen=True)
 class Release:
-    """All that is known of the privacy of a run, or of a release made elsewhere.
+    """The known privacy bounds of a run, or of a release made elsewhere.
 
     Give a pair, a rho, or an event of dp-accounting; if several are given, all must hold.
 
     Attributes:
-      about: what it is, in one line.
+      about: description of the release, in one line.
       epsilon: epsilon of (epsilon, delta)-DP, >= 0.
-      delta: in [0, 1); 0 for pure DP, such as the Laplace mechanism.
+      delta: delta of (epsilon, delta)-DP, in [0, 1); 0 for pure DP, such as the Laplace
+        mechanism.
       rho: rho of zero-concentrated DP. For a Gaussian mechanism give the event instead.
       event: event of dp-accounting; noise multipliers are relative to the contribution of
         one unit, or to the change by a replacement under "replace-one". Gaussian noise
         composes exactly.
-      noise_multiplier: noise multiplier of a Gaussian mechanism that is at most as
-        private, relative to the contribution of one unit: for a run, the run without its
+      noise_multiplier: noise multiplier, relative to the contribution of one unit, of a
+        Gaussian mechanism that is at most as private; for a run, this is the run without
         amplification.
-      adjacency: "zero-out" (one unit is added, removed or zeroed out), "replace-one"
-        (one is replaced by another, as for sampling without replacement), or "either"
-        for runs whose numbers hold for both. A replacement is two zero-outs.
+      adjacency: "zero-out" (one unit is added, removed or zeroed out), "replace-one" (one
+        unit is replaced by another, as for sampling without replacement), or "either" for
+        runs whose numbers hold for both. A replacement counts as two zero-outs.
       kind: "exact", "bound" or "estimate"; by default "exact" for Gaussian noise alone,
         else "bound".
       risk: probability that a simulated bound does not hold.
@@ -100,8 +101,8 @@ class Release:
 
     Raises:
       TypeError: if the event is not one of dp-accounting.
-      ValueError: if a number is out of range, nothing is known, or the event gives no
-        privacy, or dp-accounting cannot account for it under these neighbors.
+      ValueError: if a number is out of range, no bound is given, the event gives no
+        privacy, or dp-accounting cannot account for it under this adjacency.
     """
 
     about: str = "a release made elsewhere"
@@ -121,9 +122,7 @@ class Release:
         check_word("adjacency", self.adjacency, ADJACENCIES)
         given = self.epsilon, self.rho, self.event, self.noise_multiplier
         if all(one is None for one in given):
-            raise ValueError(
-                "Give the epsilon and delta of a release, a rho or an event."
-            )
+            raise ValueError("A release needs epsilon and delta, a rho or an event.")
         if self.epsilon is not None:
             checks.check_nonnegative("epsilon", self.epsilon)
         if not (checks.is_number(self.delta) and 0.0 <= self.delta < 1.0):
@@ -147,7 +146,7 @@ class Release:
         if not isinstance(event, dp_accounting.DpEvent):
             raise TypeError(f"event must be a dp_accounting.DpEvent, found {event!r}.")
         if not self.pieces:
-            raise ValueError(f"The event releases nothing: {event}. Leave it out.")
+            raise ValueError(f"event releases nothing, found {event}. Leave it out.")
         if self.queries(replaced) is not None:
             return
         try:
@@ -165,7 +164,7 @@ class Release:
 
     @classmethod
     def of_plan(cls, plan: Plan) -> Release:
-        """The release that a run of a plan makes."""
+        """Returns the release that a run of a plan makes."""
         use, noise = plan.participation, plan.unamplified_noise
         event = None if use.is_simulated else plan.dp_event()
         if not use.is_amplified:
@@ -185,10 +184,10 @@ class Release:
     def gaussian(
         cls, noise: float, delta: float, adjacency: str = "zero-out"
     ) -> Release:
-        """A Gaussian mechanism, with its epsilon at delta.
+        """Returns a Gaussian mechanism, with its epsilon at delta.
 
         Raises:
-          ValueError: if it has no meaningful epsilon at delta.
+          ValueError: if the mechanism has no meaningful epsilon at delta.
         """
         return cls(
             epsilon=gaussian.gaussian_epsilon(noise, delta),
@@ -198,7 +197,7 @@ class Release:
         )
 
     def describe(self) -> str:
-        """A line for the statement: what the release is, and what it guarantees alone."""
+        """Returns a line for the statement: the release and its own guarantee."""
         if self.plan is not None:
             return phrase("parts", "run", plan=self.plan)
         said = []
@@ -210,22 +209,22 @@ class Release:
             said.append(str(self.event))
         return f"{self.about}: {', '.join(said)}."
 
-    # The release under one adjacency: replace-one if `replaced`, else zero-out.
+    # The following methods are for one adjacency: replace-one if `replaced`, else zero-out.
 
     @functools.cached_property
     def pieces(self) -> tuple[tuple[dp_accounting.DpEvent, int], ...]:
-        """The events that its event consists of, and how often each happens."""
+        """The basic events of the release's event, with their counts."""
         return () if self.event is None else tuple(event_losses.pieces(self.event))
 
     @functools.cached_property
     def is_gaussian(self) -> bool:
-        """True if it consists of Gaussian mechanisms alone."""
+        """True if the release consists of Gaussian mechanisms alone."""
         return bool(self.pieces) and all(
             isinstance(piece, dp_accounting.GaussianDpEvent) for piece, _ in self.pieces
         )
 
     def proven(self) -> Release:
-        """The release without its simulated numbers, if it also has proven ones."""
+        """The release without simulated numbers, if it also has proven ones."""
         is_certain = self.kind != "estimate" and not self.risk
         if is_certain or self.noise_multiplier is None or self.is_gaussian:
             return self
@@ -237,15 +236,15 @@ class Release:
         return replaced and self.adjacency == "zero-out"
 
     def stated(self, replaced: bool) -> tuple[float, float] | None:
-        """The (epsilon, delta) that it states, or None."""
+        """Returns the (epsilon, delta) that the release states, or None."""
         if self.epsilon is None or not self.is_doubled(replaced):
             return None if self.epsilon is None else (self.epsilon, self.delta)
-        # A replacement is two zero-outs: group privacy.
+        # A replacement is two zero-outs, so group privacy applies.
         delta = self.delta * (1.0 + math.exp(min(self.epsilon, 700.0)))
         return 2.0 * self.epsilon, min(delta, 1.0)
 
     def gaussian_noise(self, replaced: bool) -> float | None:
-        """Noise per unit of sensitivity, if it is (also) a Gaussian mechanism; or None."""
+        """Returns the noise per unit of sensitivity if the release is Gaussian; or None."""
         noise = self.noise_multiplier
         if self.is_gaussian:
             squares = (n / piece.noise_multiplier**2 for piece, n in self.pieces)
@@ -254,7 +253,7 @@ class Release:
         return noise and noise * (0.5 if halved else 1.0)
 
     def zcdp(self, replaced: bool) -> float | None:
-        """The least rho of zCDP that is known, without amplification; or None."""
+        """Returns the smallest known rho of zCDP, without amplification; or None."""
         times = 4.0 if self.is_doubled(replaced) else 1.0
         noise = self.gaussian_noise(replaced)
         rhos = [] if noise is None else [gaussian.zcdp_rho(noise)]
@@ -266,24 +265,24 @@ class Release:
 
     @property
     def is_zcdp(self) -> bool:
-        """True if its rho is all that is known of it."""
+        """True if the rho is the only known bound."""
         return (self.epsilon, self.event, self.noise_multiplier) == (None, None, None)
 
     def queries(self, replaced: bool) -> tuple[tilted.Query, ...] | None:
-        """The Gaussian queries, on samples or on all data, that it consists of; or None."""
+        """Returns the release as Gaussian queries, on samples or on all data; or None."""
         queries = [event_losses.query_of(piece, count) for piece, count in self.pieces]
         if not queries or None in queries:
             return None
         if self.is_gaussian:
             return (tilted.Query(1.0, self.gaussian_noise(replaced)),)  # type: ignore[arg-type]
-        # dp-accounting supports Poisson sampling for zero-out alone, and sampling without
-        # replacement for replace-one alone.
+        # dp-accounting supports Poisson sampling only for zero-out, and sampling without
+        # replacement only for replace-one.
         replaces = self.adjacency != "zero-out"
         fit = all(q.is_replaced == replaces or q.probability == 1.0 for q in queries)  # type: ignore[union-attr]
         return tuple(queries) if fit and not self.is_doubled(replaced) else None  # type: ignore[arg-type]
 
     def loss(self, replaced: bool, interval: float) -> Loss:
-        """A privacy loss that dominates it: the worst that all known bounds allow."""
+        """Returns a dominating privacy loss: the worst that all known bounds allow."""
         whole = None
         if self.event is not None:
             replaces = self.adjacency != "zero-out"
@@ -304,13 +303,13 @@ class Release:
         kinks = () if pair is None else (pair[0],)
         return profiles.dominating_loss(profiles.least(*bounds), interval, kinks)
 
-    # As an entry of a ledger.
+    # Methods that convert a release for an entry of a ledger.
 
     @property
     def numbers(self) -> list[float] | None:
-        """Numbers that describe an event of (sampled) Gaussian noise; None for others.
+        """The numbers of an event of (sampled) Gaussian noise; None for other events.
 
-        They are the count, the noise multiplier and, if it is sampled, q or the sizes of
+        They are the count, the noise multiplier and, for a sampled event, q or the sizes of
         source and sample.
         """
         query, count = self.pieces[0]
@@ -325,7 +324,7 @@ class Release:
         return numbers
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values for an entry of a ledger; unknown ones are left out."""
+        """Returns plain values for an entry of a ledger, without unknown ones."""
         names = ("epsilon", "delta", "rho", "noise_multiplier", "risk")
         record = {name: getattr(self, name) for name in names if getattr(self, name)}
         if self.event is not None:
@@ -334,7 +333,7 @@ class Release:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Release:
-        """Reads `to_json`."""
+        """Restores a release from the result of `to_json`."""
         fields: dict[str, Any] = {**value, "event": _event_of(value.get("event"))}
         if not fields.keys() & {"epsilon", "rho", "noise_multiplier"}:
             fields["epsilon"] = 0.0
@@ -342,7 +341,7 @@ class Release:
 
 
 def _event_of(numbers: list[Any] | None) -> dp_accounting.DpEvent | None:
-    """Reads `Release.numbers`."""
+    """Restores the event from `Release.numbers`."""
     if numbers is None:
         return None
     count, noise, *sampling = numbers
@@ -355,7 +354,7 @@ def _event_of(numbers: list[Any] | None) -> dp_accounting.DpEvent | None:
 
 
 class Bound(NamedTuple):
-    """A joint epsilon, its accountant, kind and confidence: fields of a guarantee."""
+    """A joint epsilon with its accountant, kind and confidence: fields of a guarantee."""
 
     epsilon: float
     accountant: str
@@ -367,14 +366,14 @@ class Bound(NamedTuple):
 class JointGuarantee:
     """The joint guarantee of several runs and releases on the same data; see `compose`.
 
-    Formal guarantee: all outputs together are (epsilon(delta), delta)-DP, for releases
-    that are made one after another, each chosen in any way from the outputs of those
-    before it, with guarantees that were fixed in advance.
+    Formal guarantee: all outputs together are (epsilon(delta), delta)-DP. The releases are
+    made one after another; each may depend in any way on the outputs of earlier ones, but
+    its guarantee was fixed in advance.
 
     Attributes:
-      parts: one for each run or release.
-      replaced: whether neighbors differ by the replacement of one unit; if False, they
-        differ by a zero-out.
+      parts: one release for each run or release made elsewhere.
+      replaced: True if neighbors differ by the replacement of one unit, False if by a
+        zero-out.
     """
 
     parts: tuple[Release, ...]
@@ -387,7 +386,7 @@ class JointGuarantee:
 
     @property
     def adjacency(self) -> str:
-        """The data sets that count as neighbors; see `compose`."""
+        """The definition of neighboring data sets; see `compose`."""
         if not self.replaced:
             return ZERO_OUT
         is_only = any(part.adjacency == "replace-one" for part in self.parts)
@@ -402,29 +401,29 @@ class JointGuarantee:
         return _sum(part.zcdp(self.replaced) for part in self.parts)
 
     def epsilon(self, delta: float) -> float:
-        """The joint epsilon at delta.
+        """Returns the joint epsilon at delta.
 
         Raises:
-          ValueError: if delta is not in (0, 1), or no meaningful epsilon is found.
+          ValueError: if delta is not in (0, 1), or no meaningful epsilon is known.
         """
         return self.guarantee_at(delta).epsilon
 
     def guarantee_at(self, delta: float) -> Guarantee:
-        """The joint (epsilon, delta)-DP, and how certain the numbers are.
+        """Returns the joint (epsilon, delta) guarantee, and the certainty of its numbers.
 
         Its kind is "exact" if all parts are Gaussian mechanisms of exactly known
         sensitivity; "estimate" if the number rests on an estimate; otherwise "bound".
-        Simulated bounds hold together with probability at least one minus the sum of
-        the probabilities that each fails.
+        Simulated bounds hold together with probability at least one minus the sum of their
+        failure probabilities.
 
         Raises:
-          ValueError: if delta is not in (0, 1), or no meaningful epsilon is found.
+          ValueError: if delta is not in (0, 1), or no meaningful epsilon is known.
         """
         best = self.bound_at(delta)
         if best is None:
             raise ValueError(
                 f"No meaningful epsilon is known for these {len(self.parts)} releases at "
-                f"delta = {delta}. Use a larger delta, or fewer of them."
+                f"delta = {delta}. Use a larger delta, or fewer releases."
             )
         if best.epsilon <= 0.0:
             raise ValueError(
@@ -435,7 +434,7 @@ class JointGuarantee:
         return Guarantee(delta=delta, **best._asdict(), **others)  # type: ignore[arg-type]
 
     def bound_at(self, delta: float) -> Bound | None:
-        """The best epsilon at delta, which may be <= 0; None if none is known.
+        """Returns the best epsilon at delta, which may be <= 0; None if none is known.
 
         Raises:
           ValueError: if delta is not in (0, 1).
@@ -444,7 +443,7 @@ class JointGuarantee:
         best = None
         order = lambda bound: (KINDS.index(bound.kind), bound.epsilon)  # noqa: E731
         for bound in sorted(self._bounds(delta), key=order):
-            # An estimate is taken only if it is at least 1% smaller.
+            # An estimate is used only if it is at least 1% smaller than a bound.
             worth = 1.0 - 1e-2 * (bound.kind == "estimate")
             if best is None or bound.epsilon < best.epsilon * worth:
                 best = bound
@@ -453,16 +452,16 @@ class JointGuarantee:
     def statement(
         self, delta: float | None = None, unit: str | None = None
     ) -> PrivacyStatement:
-        """The privacy statement of all parts together.
+        """Returns the privacy statement of all parts together.
 
         Args:
-          delta: by default the largest delta that the parts state.
-          unit: as for `Plan.statement`; by default that of the plans.
+          delta: delta of the statement; by default the largest delta that the parts state.
+          unit: as for `Plan.statement`; by default the unit of the plans.
 
         Raises:
-          ValueError: as for `guarantee_at`; if the unit is not a text of one line, or
-            the plans have different units and none is given; or if no part has a delta
-            or a unit, and none is given.
+          ValueError: as for `guarantee_at`; if the unit is not one line of text; or if
+            delta or unit is omitted, and the parts do not state a delta, or not the same
+            unit.
         """
         if delta is None:
             pairs = [part.stated(self.replaced) for part in self.parts]
@@ -473,8 +472,8 @@ class JointGuarantee:
         if unit is None and len(units) != 1:
             whose = f"different units: {', '.join(units)}" if units else "no unit"
             raise ValueError(
-                f"unit must be given: the releases state {whose}. Name the unit "
-                f"that all of them hide."
+                f"unit must be given, found releases that state {whose}. Name the "
+                f"unit that all of them hide."
             )
         plans, others = self.plans, len(self.parts) - len(self.plans)
         about = "runs and releases" if others else "several runs"
@@ -483,7 +482,7 @@ class JointGuarantee:
         noise = self.gaussian_noise
         return PrivacyStatement(
             guarantee=self.guarantee_at(delta),
-            # A release with only a rho is not a Gaussian mechanism.
+            # A release that has only a rho is not a Gaussian mechanism.
             mu=None if noise is None else 1.0 / noise,
             unit=units[0] if unit is None else unit,
             plans=plans,
@@ -496,19 +495,20 @@ class JointGuarantee:
 
     @functools.cached_property
     def gaussian_noise(self) -> float | None:
-        """Noise multiplier of the joint Gaussian mechanism, unamplified; or None."""
+        """The noise multiplier of the joint Gaussian mechanism, unamplified; or None."""
         return _noise_of(self.parts, self.replaced)
 
     @functools.cached_property
     def stated(self) -> tuple[float, float] | None:
-        """Basic composition of what each part states; None if one states nothing."""
+        """The basic composition of all stated guarantees; None if a part states none."""
         pairs = [part.stated(self.replaced) or (None, None) for part in self.parts]
         epsilon, delta = (_sum(column) for column in zip(*pairs))
         return None if epsilon is None or delta is None else (epsilon, delta)
 
     def _bounds(self, delta: float) -> list[Bound]:
         bounds, noise, rho = list[Bound](), self.gaussian_noise, self.zcdp_rho
-        # A method that finds no meaningful epsilon is skipped: another one may find it.
+        # A method that finds no meaningful epsilon is skipped, because another may find
+        # one.
         cannot_tell = contextlib.suppress(ValueError, ArithmeticError, MemoryError)
         if noise is not None:
             exact = all(
@@ -526,17 +526,18 @@ class JointGuarantee:
             bounds += self._by_losses(delta)
         if self.stated is not None and self.stated[1] <= delta * (1.0 + 1e-9):
             value = self.stated[0]
-            # Taken only if smaller: the other bounds say more about how certain they are.
+            # Basic composition is used only if it is smaller, because the other bounds
+            # state their certainty more precisely.
             if all(value < (1.0 - 1e-6) * bound.epsilon for bound in bounds):
                 bounds.append(Bound(value, BASIC, *_certainty(self.parts)))
         return bounds
 
     def _expected(self) -> float:
-        """A rough guess of epsilon, from what is quick to compute."""
+        """A rough estimate of epsilon that is quick to compute."""
         expected = [self.stated[0]] if self.stated is not None else []
         if self.zcdp_rho is not None:
             expected.append(self.zcdp_rho + 8.0 * math.sqrt(self.zcdp_rho))
-        # At least rho of the Gaussian parts.
+        # The estimate is at least the rho of the Gaussian parts.
         gaussians = [part for part in self.parts if part.is_gaussian]
         noise = _noise_of(gaussians, self.replaced)
         least = gaussian.zcdp_rho(noise) if noise is not None else 0.0
@@ -555,10 +556,10 @@ class JointGuarantee:
                 return
         if delta <= _SMALLEST or self._expected() > _LARGEST:
             return
-        # The width of an interval is the finest one times a power of two.
+        # The interval is the finest interval times a power of two.
         coarser = max(0, math.ceil(math.log2(self._expected() / _FINE)))
         proven = tuple(part.proven() for part in self.parts)
-        # Simulated parts are tried as Gaussian mechanisms without amplification, too.
+        # Simulated parts are also tried as Gaussian mechanisms without amplification.
         for parts in dict.fromkeys((self.parts, proven)):
             loss = _composed_loss(parts, self.replaced, _INTERVAL * 2.0**coarser)
             value = float(loss.get_epsilon_for_delta(delta - _ROUNDING))
@@ -568,30 +569,30 @@ class JointGuarantee:
 def compose(
     plans: Iterable[Plan | Release], adjacency: str | None = None
 ) -> JointGuarantee:
-    """The joint guarantee of several runs and other releases on the same data.
+    """Returns the joint guarantee of several runs and other releases on the same data.
 
-    For replace-one, a release that is stated for zero-out counts as two zero-outs, which is
-    what a replacement is: half the Gaussian noise, four times the rho.
+    For replace-one, a release that is stated for zero-out counts as two zero-outs, because
+    a replacement is two zero-outs: half the Gaussian noise, four times the rho.
 
     Args:
       plans: one plan for each run (list a plan twice if it was run twice), and a `Release`
         for each release made elsewhere.
-      adjacency: "zero-out" or "replace-one"; by default "replace-one" if some part is
-        stated for it alone, or if all parts hold for both.
+      adjacency: "zero-out" or "replace-one"; by default "replace-one" if a part is stated
+        only for "replace-one", or if all parts hold for both.
 
     Raises:
       TypeError: if a part is neither a plan nor a `Release`.
-      ValueError: if there are no parts, or adjacency is "zero-out" and a part is stated for
-        "replace-one" alone.
+      ValueError: if there are no parts, or adjacency is "zero-out" and a part is stated
+        only for "replace-one".
     """
     given = tuple(plans) if isinstance(plans, Iterable) else (None,)
     if not all(isinstance(one, (Plan, Release)) for one in given):
         raise TypeError(
             f"plans must be a list with one tf_bandmf.Plan for each run, and a "
-            f"tf_bandmf.Release for what was made elsewhere, found {plans!r}."
+            f"tf_bandmf.Release for each other release, found {plans!r}."
         )
     if not given:
-        raise ValueError("There is no run to compose: plans must not be empty.")
+        raise ValueError("plans must contain a plan or a release, found none.")
     parts = tuple(Release.of_plan(p) if isinstance(p, Plan) else p for p in given)
     stated = {part.adjacency for part in parts}
     is_only = "replace-one" in stated
@@ -604,20 +605,20 @@ def compose(
 
 
 def _sum(values: Iterable[float | None]) -> float | None:
-    """The sum of all values; None if any of them is None."""
+    """Returns the sum of all values; None if any value is None."""
     terms = list(values)
     return None if None in terms else math.fsum(terms)  # type: ignore[arg-type]
 
 
 def _noise_of(parts: Iterable[Release], replaced: bool) -> float | None:
-    """Noise of the one Gaussian mechanism that all parts amount to, or None."""
+    """Returns the noise of the joint Gaussian mechanism of all parts, or None."""
     noises = (part.gaussian_noise(replaced) for part in parts)
     precision = _sum(None if noise is None else noise**-2 for noise in noises)
     return 1.0 / math.sqrt(precision) if precision else None
 
 
 def _certainty(parts: tuple[Release, ...]) -> tuple[str, float | None]:
-    """Kind and confidence of a number that is computed from those of all these parts."""
+    """Returns kind and confidence of a number that is computed from all these parts."""
     risk = math.fsum(part.risk for part in parts)
     if any(part.kind == "estimate" for part in parts) or risk > 0.5:
         return "estimate", None
@@ -626,7 +627,7 @@ def _certainty(parts: tuple[Release, ...]) -> tuple[str, float | None]:
 
 @functools.lru_cache(maxsize=8)
 def _composed_loss(parts: tuple[Release, ...], replaced: bool, interval: float) -> Loss:
-    """A loss that dominates all parts together, discretized by `interval`."""
+    """Returns a loss that dominates all parts together, discretized by `interval`."""
     noise = _noise_of((part for part in parts if part.is_gaussian), replaced)
     losses: list[Loss] = [privacy_loss_distribution.identity(interval)]
     if noise:
@@ -642,8 +643,8 @@ def _composed_loss(parts: tuple[Release, ...], replaced: bool, interval: float) 
     return functools.reduce(lambda total, loss: total.compose(loss), losses)
 
 
-# Kept between calls: balances of a ledger that differ in one run share all other losses.
+# Cached, because balances of a ledger that differ in one run share all other losses.
 @functools.lru_cache(maxsize=64)
 def _loss_of(part: Release, replaced: bool, interval: float, count: int) -> Loss:
-    """A loss that dominates `count` copies of a part together."""
+    """Returns a loss that dominates `count` copies of a part together."""
     return event_losses.repeated(part.loss(replaced, interval), count, interval)

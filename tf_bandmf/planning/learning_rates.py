@@ -1,25 +1,25 @@
-"""Learning rate, averaged weights and clip norm of a run, from the noise of its plan.
+"""Rules for learning rate, averaged weights and clip norm, from the noise of a plan.
 
 With s, the noise in the models per unit of clip norm (`noise_in_models`), d weights, and
 k, the ratio of the clip norm to the norm of usual gradients, at least 1 (`_excess`):
 
     rate * clip norm = c / (sqrt(s) * (1 + k s sqrt(d) / 12))       SGD, momentum 0.9
 
-c is 0.08. It is 0.05 for a squared error, whose curvature does not fall with the error:
-for it, c = 0.16 destroys models for which c = 0.05 is best.
+The constant c is 0.08, and 0.05 for a squared error, whose curvature does not decrease with
+the error: some models diverge with c = 0.16 for which c = 0.05 is best.
 
-Two limits meet here. Where there is little noise, the curvature of the loss limits the
-rate, and the best rates are proportional to 1 / sqrt(s). Where the norm of the noise,
-s sqrt(d), is large compared to that of a clipped gradient, the noise limits the rate, and
-the best rates are proportional to 1 / (s^1.5 sqrt(d)). Gradients that are smaller than
-the clip norm meet this limit at a noise k times smaller: the best rates for counts, at
+The formula combines two limits. With little noise, the curvature of the loss limits the
+rate, and the best rates are proportional to 1 / sqrt(s). If the norm of the noise, s
+sqrt(d), is large compared to the norm of a clipped gradient, the noise limits the rate, and
+the best rates are proportional to 1 / (s^1.5 sqrt(d)). For gradients that are smaller than
+the clip norm, this limit applies at a noise k times smaller: the best rates for counts, at
 clip norm 10, are 0.25 of those for k = 1 at epsilon = 1, and 0.5 at epsilon = 8.
 
-The form and the constants were found on grids of rates for 19 convolutional networks
-(whose best rates differ by a factor of 200), a linear model and adapters of a language
-model, in `benchmarks/utility/results`; `benchmarks/advice/fit.py` computes the regrets.
-`benchmarks/advice/run.py` tries the rule on tables, texts and photos; c = 0.05 and the
-clip norm for two classes were chosen on the 20 tables in the README there.
+Form and constants were fitted to grids of rates for 19 convolutional networks (whose best
+rates differ by a factor of 200), a linear model and adapters of a language model, in
+`benchmarks/utility/results`; `benchmarks/advice/fit.py` computes the regrets.
+`benchmarks/advice/run.py` tests the rule on tabular data, texts and photos; c = 0.05 and
+the clip norm for two classes were chosen on the 20 tabular data sets in its README.
 """
 
 from __future__ import annotations
@@ -33,26 +33,27 @@ if TYPE_CHECKING:
     from tf_bandmf.planning.plan import Plan
 
 MOMENTUM = 0.9
-# _RATE: rate of SGD at s = 1 for few weights, divided by 1 - momentum. _OF_SQUARES: factor
-# of the rate for a squared error. _NOISE: s sqrt(d) from which noise limits the rate.
+# _RATE is the rate of SGD at s = 1 for few weights, divided by 1 - momentum. _OF_SQUARES is
+# the factor of the rate for a squared error. _NOISE is the s sqrt(d) beyond which noise
+# limits the rate.
 _RATE = 0.8
 _OF_SQUARES = 0.625
 _NOISE = 12.0
-# Norm of usual gradients, where losses are about 1: `benchmarks/advice`.
+# Norm of usual gradients when losses are about 1; see `benchmarks/advice`.
 _USUAL_NORM = 1.7
-# Learning rate of Adam, for any clip norm: `benchmarks/advice`.
+# Learning rate of Adam, for any clip norm; see `benchmarks/advice`.
 RATE_OF_ADAM = 0.02
-# _HALF: progress per sqrt(d) at which a model gains half of what it gains without privacy.
-# SPREAD: standard deviation of the measured shares around the fitted curve. Both are from
-# the tables in the README of `benchmarks/advice`.
+# _HALF is the progress per sqrt(d) at which a model reaches half of its gain without
+# privacy. SPREAD is the standard deviation of the measured shares around the fitted curve.
+# Both are from the tables in the README of `benchmarks/advice`.
 _HALF = 0.12
 SPREAD = 0.14
 # The moving average of the weights spans this fraction of the steps.
 _REMEMBERED = 0.1
 _SQUARES = ("squarederror", "mse")
-# Clip norm for each kind of loss, and parts of the losses' names. With a Poisson loss and
-# clip norm 1, models predict counts that are too small: the mean clipped gradient of skewed
-# residuals is zero near the median. Labels are divided by their usual size. See
+# Clip norm for each kind of loss, and substrings of the losses' names. With a Poisson loss
+# and clip norm 1, models predict counts that are too small: the mean clipped gradient of
+# skewed residuals is zero near the median. Labels are divided by their usual size. See
 # `benchmarks/advice`.
 _CLIPS: dict[str, tuple[Any, ...]] = {
     "counts": (10.0, "poisson"),
@@ -62,7 +63,7 @@ _CLIPS: dict[str, tuple[Any, ...]] = {
 
 
 def noise_in_models(rmse: float, batch_size: float, momentum: float) -> float:
-    """Noise per coordinate of a model, for updates of unit size in one direction.
+    """Returns the noise per coordinate of a model, relative to unit updates.
 
     Args:
       rmse: RMSE of the noisy models per coordinate and unit of clip norm, for sums of
@@ -77,7 +78,7 @@ def noise_in_models(rmse: float, batch_size: float, momentum: float) -> float:
 
 
 def _excess(l2_norm_clip: float) -> float:
-    """k: the ratio of the clip norm to the norm of usual gradients, at least 1."""
+    """Returns k, the ratio of the clip norm to the norm of usual gradients, at least 1."""
     return max(1.0, l2_norm_clip / _USUAL_NORM)
 
 
@@ -88,7 +89,7 @@ def per_clip_unit(
     l2_norm_clip: float = 1.0,
     loss: Any = None,
 ) -> float:
-    """The learning rate of SGD for gradients that are divided by the clip norm.
+    """Returns the learning rate of SGD for gradients that are divided by the clip norm.
 
     Args:
       noise: s; see `noise_in_models`.
@@ -103,20 +104,20 @@ def per_clip_unit(
 
 
 def progress(rate: float, num_steps: int) -> float:
-    """The distance that weights can move in one direction: rate times steps at full rate.
+    """Returns the distance that weights can move: rate times steps at full rate.
 
-    SGD with momentum beta reaches its full rate only after some 1 / (1 - beta) steps, so
-    that a short run moves less than rate times all steps.
+    SGD with momentum beta reaches its full rate only after about 1 / (1 - beta) steps, so a
+    short run moves less than rate times all steps.
     """
     missed = MOMENTUM * (1.0 - MOMENTUM**num_steps) / (1.0 - MOMENTUM)
     return rate * (num_steps - missed)
 
 
 def rate_of(plan: Plan, num_parameters: int, loss: Any = None) -> float:
-    """Learning rate of SGD for a plan, with the momentum of the plan's workload.
+    """Returns the learning rate of SGD for a plan, with the momentum of its workload.
 
     Args:
-      plan: a plan with an expected batch size, for a constant learning rate.
+      plan: a plan with an expected batch size and a constant learning rate.
       num_parameters: d, trainable weights.
       loss: as for `per_clip_unit`.
 
@@ -137,10 +138,10 @@ def rate_of(plan: Plan, num_parameters: int, loss: Any = None) -> float:
 def expected_share(
     noise: float, num_parameters: int, num_steps: int, l2_norm_clip: float = 1.0
 ) -> float:
-    """The share of its gain without privacy that a model reaches at the advised rate.
+    """Returns a model's expected gain, as a share of its gain without privacy.
 
-    It is P / (P + 0.12 sqrt(k d)), where P is the progress at the rate for classification,
-    fitted to the tasks of `benchmarks/advice`.
+    The share is P / (P + 0.12 sqrt(k d)), where P is the progress at the advised rate for
+    classification. The formula was fitted to the tasks of `benchmarks/advice`.
 
     Args:
       noise: s; see `noise_in_models`.
@@ -158,14 +159,14 @@ def expected_share(
 
 
 def ema_momentum(num_steps: int) -> float:
-    """Momentum of the exponential moving average of weights that a run releases.
+    """Returns the momentum of the moving average of weights that a run releases.
 
-    The average spans about a tenth of the steps: the momentum is 0.99 for 1000 steps. It
-    is computed from released models, so it costs no privacy (De et al., 2022,
+    The average spans about a tenth of the steps: the momentum is 0.99 for 1000 steps. The
+    average is computed from released models, so it costs no privacy (De et al., 2022,
     arXiv:2204.13650).
 
     Args:
-      num_steps: n, of the run.
+      num_steps: n, the number of steps of the run.
 
     Returns:
       The momentum, in [0, 1): `use_ema=True, ema_momentum=...` of Keras' optimizers.
@@ -174,13 +175,13 @@ def ema_momentum(num_steps: int) -> float:
 
 
 def is_named(loss: Any, *parts: str) -> bool:
-    """Returns whether a Keras loss's name, in lower case without "_", contains a part."""
+    """Returns True if a Keras loss's name, in lower case without "_", contains a part."""
     text = f"{loss} {getattr(loss, 'name', '')} {type(loss).__name__}".lower()
     return any(part in text.replace("_", "") for part in parts)
 
 
 def clip_norm(loss: Any) -> tuple[float, str]:
-    """The clip norm for a loss, and the reason for it.
+    """Returns the clip norm for a loss, and the reason for it.
 
     For two classes, clip norm 3 instead of 1 changes the AUC on six tables by -0.005 to
     0.025, by 0.007 on average.

@@ -1,4 +1,4 @@
-"""Counts and metrics that a run may release besides noisy gradients, and their cost."""
+"""Counts and metrics that a run may release in addition to gradients, and their cost."""
 
 from __future__ import annotations
 
@@ -17,19 +17,20 @@ _MOST_COUNTS = 0.5
 
 @dataclasses.dataclass(frozen=True)
 class Measurements:
-    """Private counts and private metrics of a run; made by `Plan.reserve`.
+    """Private counts and private metrics of a run, reserved by `Plan.reserve`.
 
-    Counts are further coordinates of what each example adds to a step: together with the
-    clipped gradient, they have the norm `l2_norm_clip / sqrt(1 - counts)` at most. So the
-    accounting of the steps covers the counts, under any sampling, with any strategy.
+    Counts are additional coordinates of each example's contribution to a step: together
+    with the clipped gradient, they have a norm of at most
+    `l2_norm_clip / sqrt(1 - counts)`. Therefore the accounting of the steps covers the
+    counts, under any sampling, with any strategy.
 
-    An evaluation is a Gaussian mechanism of its own: each record adds a vector of norm at
+    An evaluation is a separate Gaussian mechanism: each record adds a vector of norm at
     most 1 to a sum, whose noise has standard deviation `noise_multiplier`.
 
     Attributes:
-      counts: share of the squared norm, in [0, 0.5]; 0 for no counts.
-      evaluations: the most evaluations that the run may make, >= 0.
-      noise_multiplier: noise multiplier of each evaluation; None without any.
+      counts: share of the squared norm that counts get, in [0, 0.5]; 0 for no counts.
+      evaluations: maximum number of evaluations that the run may make, >= 0.
+      noise_multiplier: noise multiplier of each evaluation; None without evaluations.
 
     Raises:
       ValueError: if a number is out of range.
@@ -55,22 +56,22 @@ class Measurements:
 
     @property
     def norm(self) -> float:
-        """Norm of a contribution with its counts, per unit of l2_norm_clip; >= 1."""
+        """The norm of a contribution with its counts, per unit of l2_norm_clip; >= 1."""
         return 1.0 / math.sqrt(1.0 - self.counts)
 
     @property
     def mu(self) -> float:
-        """Mu of all evaluations together, as one Gaussian mechanism; 0 without any."""
+        """The mu of all evaluations as one Gaussian mechanism; 0 without evaluations."""
         if self.noise_multiplier is None:
             return 0.0
         return math.sqrt(self.evaluations) / self.noise_multiplier
 
     def with_evaluations(self, base: Accountant) -> Accountant:
-        """The accountant of a run with its evaluations, from that of the steps alone."""
+        """Returns the accountant of steps and evaluations, given that of the steps."""
         return base if self.noise_multiplier is None else base.beside(1.0 / self.mu)
 
     def __str__(self) -> str:
-        # One or two sentences for the statement.
+        # The result is one or two sentences for the statement.
         said = [phrase("parts", "counts")] if self.counts else []
         if self.evaluations:
             said.append(phrase("parts", "evaluations", kept=self))

@@ -1,8 +1,7 @@
 """The memory that a strategy's noise needs, on one device or on several.
 
-arXiv:2405.15913, section 3.3: the entries of the noise vector do not depend on one
-another, so each of R devices generates one R-th of them, and keeps the buffer for its
-part.
+The entries of the noise vector do not depend on one another, so each of R devices can
+generate one R-th of them and store the buffer of its part (arXiv:2405.15913, section 3.3).
 """
 
 from __future__ import annotations
@@ -12,22 +11,22 @@ import dataclasses
 from tf_bandmf.accounting.checks import whole_number
 
 _FLOAT_BYTES = 4
-# Bytes of each step's key, with those of its sum's digest; see `tf_bandmf.noise.digests`.
+# Bytes of a step's key and of its sum's digest; see `tf_bandmf.noise.digests`.
 STEP_BYTES = {"philox": 16 + 8, "chacha20": 40 + 8}
 
 
 @dataclasses.dataclass(frozen=True)
 class NoiseMemory:
-    """Memory that the noise takes between steps.
+    """The memory that the noise needs between steps.
 
-    A step also uses a few temporary vectors of the length of a device's part.
+    A step also uses a few temporary vectors, each as long as a device's part.
 
     Attributes:
       num_parameters: d.
       num_devices: R, the number of devices that share the noise.
-      vectors: number of vectors of length d that all devices together keep.
-      regenerations_per_step: the most earlier vectors that a step draws again.
-      key_bytes: bytes of the keys of the steps on each device.
+      vectors: number of vectors of length d that all devices together store.
+      regenerations_per_step: maximum number of earlier vectors that a step regenerates.
+      key_bytes: size in bytes of the keys of all steps, on each device.
     """
 
     num_parameters: int
@@ -38,7 +37,7 @@ class NoiseMemory:
 
     @property
     def buffer_bytes(self) -> int:
-        """Bytes of the kept vectors on each device."""
+        """The size in bytes of the stored vectors on each device."""
         return _FLOAT_BYTES * self.vectors * -(-self.num_parameters // self.num_devices)
 
     @property
@@ -63,27 +62,27 @@ def refuse_too_large(needed: NoiseMemory, available: int | None) -> None:
 
     Args:
       needed: memory of the noise.
-      available: available bytes; None if unknown, and then nothing is raised.
+      available: available bytes; None if unknown, in which case nothing is raised.
     """
     total = needed.bytes_per_device
     if available is None or total <= available:
         return
     fitting = bands_that_fit(available, needed.num_parameters)
     raise MemoryError(
-        f"{needed} That is {total:,} bytes, and there are {available:,}. A banded "
-        f"strategy could have {fitting} bands at most; one whose inverse is banded "
-        f"(lambda_cgd, bisr, bandinv) keeps nothing without keep_normals."
+        f"{needed} That is {total:,} bytes, but only {available:,} are available. Use a "
+        f"banded strategy with at most {fitting} bands, or one whose inverse is banded "
+        f"(lambda_cgd, bisr, bandinv), which stores nothing without keep_normals."
     )
 
 
 def bands_that_fit(
     bytes_per_device: int, num_parameters: int, num_devices: int = 1
 ) -> int:
-    """The largest number of bands for which the ring buffer of a banded `C` fits.
+    """Returns the largest number of bands for which a banded `C`'s ring buffer fits.
 
-    A ring buffer keeps `bands - 1` vectors. The examples of arXiv:2405.15913: 64
-    vectors for 4 million parameters in 1 GB (3.1), 128 for 128 million on 64 devices
-    (3.2), 4096 for 4 million on 64 devices (3.3).
+    A ring buffer stores `bands - 1` vectors. Examples from arXiv:2405.15913: 64 vectors for
+    4 million parameters in 1 GB (section 3.1), 128 for 128 million parameters on 64 devices
+    (3.2), 4096 for 4 million parameters on 64 devices (3.3).
 
     Raises:
       ValueError: if a number is < 1.

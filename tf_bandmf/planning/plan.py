@@ -1,7 +1,7 @@
-"""The plan: the one object that says what a private run does.
+"""The plan, which determines everything that a private run does.
 
-A plan fixes strategy, number of steps, participation, noise multiplier and budget.
-Everything that trains consumes a plan and may do nothing that the plan does not say.
+A plan fixes strategy, number of steps, participation, noise multiplier and budget. All
+training code takes a plan and must not deviate from it.
 """
 
 from __future__ import annotations
@@ -43,11 +43,12 @@ if TYPE_CHECKING:
 _FORMAT = 1
 # Relative rounding of a noise multiplier.
 _ROUNDING = 5e-10
-# Saved numbers are compared with freshly computed ones; other versions of NumPy and
-# SciPy round differently.
+# Tolerance of the comparison of saved and recomputed numbers, because other versions of
+# NumPy and SciPy round differently.
 _RELATIVE_TOLERANCE = 1e-6
 _CLIP_RANGE = (1e-10, 1e10)
-# The fields of a plan that are objects, and what rebuilds each from a configuration.
+# The fields of a plan that are objects, with the functions that rebuild them from a
+# configuration.
 _PARTS: dict[str, Callable[[Any], Any]] = {
     "account": lambda config: Account(**config),
     "measurements": lambda config: Measurements(**config),
@@ -64,16 +65,16 @@ _STATED = ("epsilon", "accountant", "kind", "adjacency", "confidence")
 
 
 def stated(guarantee: Guarantee) -> dict[str, Any]:
-    """The plan's fields that come from its guarantee, except delta."""
+    """Returns the plan's fields that come from its guarantee, except delta."""
     return {name: getattr(guarantee, name) for name in _STATED}
 
 
 def multiplier_of(noise_stddev: float, sensitivity: float) -> float:
-    """The noise multiplier of a calibrated noise: the noise per unit of sensitivity.
+    """Returns the noise multiplier of a calibrated noise: noise per unit of sensitivity.
 
-    It is rounded up, so that its product with the sensitivity is not smaller than the
-    noise, and so that the epsilon of a later account, itself rounded up by 1e-10, is not
-    larger than the budget.
+    The multiplier is rounded up. Therefore its product with the sensitivity is not smaller
+    than the noise, and a later computation of epsilon, itself rounded up by 1e-10, does not
+    exceed the budget.
     """
     return noise_stddev / sensitivity * (1.0 + _ROUNDING)
 
@@ -82,30 +83,30 @@ def multiplier_of(noise_stddev: float, sensitivity: float) -> float:
 class Plan:
     """An immutable, serializable description of one private training run.
 
-    Build it with `tf_bandmf.plan`, which calibrates the noise. The constructor
-    validates it: a plan whose numbers do not fit together cannot exist.
+    Build a plan with `tf_bandmf.plan`, which calibrates the noise. The constructor
+    validates it: a plan with inconsistent numbers cannot exist.
 
     Attributes:
-      workload: A, which says what the models sum.
+      workload: A, the linear map from noisy gradients to models.
       strategy: C, for `num_steps` steps.
-      participation: at which steps one example may take part.
+      participation: the steps at which one example may take part.
       l2_norm_clip: zeta, the bound on the l2 norm of each example's gradient.
-      noise_multiplier: sigma, the noise standard deviation per unit of sensitivity,
-        even where the accountant amplifies and uses another unit.
+      noise_multiplier: sigma, the noise standard deviation per unit of sensitivity, even if
+        the accountant amplifies and uses another unit.
       epsilon, delta: the guarantee, computed by `accountant`.
       expected_batch_size: the public constant that divides the noisy sum of clipped
         gradients; None if the code that uses the plan has its own divisor.
       accountant: name of the accountant that computed (epsilon, delta) from
         noise_multiplier.
       kind: "exact", "bound" or "estimate"; see `accounting.guarantee.Guarantee`.
-      adjacency: which data sets count as neighbors.
-      confidence: the confidence of a simulated bound, else None.
+      adjacency: definition of neighboring data sets.
+      confidence: confidence of a simulated bound, or None.
       test_seed: None, or a seed from which noise is generated FOR TESTS ONLY: anyone
         who knows it can remove the noise.
-      sensitivity: sensitivity of the strategy under the participation. It is computed;
-        a given value (from a file) must agree with the computed one, and is then used
-        unchanged.
-      unit: what the sampler draws, whose presence is hidden, in one line.
+      sensitivity: sensitivity of the strategy under the participation. It is computed; if a
+        value is given (from a file), the value must agree with the computed one and is then
+        used unchanged.
+      unit: the unit that the sampler draws and whose presence is hidden, in one line.
       generator: generator of the noise, "philox" or "chacha20".
       account: the account in a ledger in which a run reserves its cost before it
         begins, or None.
@@ -136,7 +137,7 @@ class Plan:
         n = self.strategy.num_steps
         if self.workload.num_steps != n:
             raise ValueError(
-                f"The workload has {self.workload.num_steps} steps, the strategy {n}."
+                f"workload must have {n} steps, found {self.workload.num_steps}."
             )
         self.participation.validate_num_steps(n)
         for name in ("l2_norm_clip", "noise_multiplier", "epsilon"):
@@ -153,7 +154,7 @@ class Plan:
         if not low <= self.l2_norm_clip <= high:
             raise ValueError(
                 f"l2_norm_clip must be in [{low:g}, {high:g}], found {self.l2_norm_clip}: "
-                f"squares of gradients outside of it are not float32 numbers."
+                f"otherwise squares of gradients exceed the range of float32."
             )
         object.__setattr__(self, "strategy", self.strategy.in_float32())
         computed = self.strategy.sensitivity(self.participation)
@@ -164,13 +165,13 @@ class Plan:
         ):
             raise ValueError(
                 f"The plan states {self.sensitivity}, but its strategy has {computed}: "
-                f"the plan was damaged. Make it again."
+                f"the plan was damaged. Make the plan again."
             )
         self.accounting().validate(self.unit_noise_stddev, self.guarantee)
 
     @property
     def num_steps(self) -> int:
-        """n, the number of steps of the run; any further step raises an error."""
+        """The number n of steps of the run; any further step raises an error."""
         return self.strategy.num_steps
 
     @property
@@ -183,13 +184,13 @@ class Plan:
 
     @property
     def noise_stddev(self) -> float:
-        """Standard deviation of each entry of `Z`, the noise before `C^-1`.
+        """The standard deviation of each entry of `Z`, the noise before `C^-1`.
 
         It is `noise_multiplier * sensitivity * l2_norm_clip` and applies to the *sum*
         of clipped gradients; with private counts, the clip norm is that of gradient and
-        counts together. The value is rounded up to single precision: training
-        multiplies it in that precision, and rounding to nearest could reduce the noise.
-        If the clip norm becomes larger in single precision, the larger value counts.
+        counts together. The value is rounded up to single precision, in which training uses
+        it, because rounding to nearest could reduce the noise. If the clip norm becomes
+        larger in single precision, the larger value counts.
         """
         clip = max(self.l2_norm_clip, float(np.float32(self.l2_norm_clip)))
         wanted = self.unit_noise_stddev * clip * self.measurements.norm
@@ -198,23 +199,23 @@ class Plan:
             single = np.nextafter(single, np.float32(np.inf))
         if not np.isfinite(single):
             raise ValueError(
-                f"The noise must have a standard deviation below 3e38, found {wanted:g}. "
+                f"The noise standard deviation must be below 3e38, found {wanted:g}. "
                 f"Use a smaller l2_norm_clip."
             )
         return float(single)
 
     @property
     def unit_noise_stddev(self) -> float:
-        """Noise standard deviation on the raw `C`, for l2_norm_clip = 1."""
+        """The noise standard deviation on the raw `C`, for l2_norm_clip = 1."""
         assert self.sensitivity is not None  # set by __post_init__
         return self.noise_multiplier * self.sensitivity.value
 
     @property
     def zcdp_rho(self) -> float:
-        """Rho of zCDP of the whole run, without amplification, whatever the accountant.
+        """The rho of zCDP of the whole run, without amplification, for any accountant.
 
-        It holds under the plan's adjacency: where one unit is replaced by another, its
-        contribution changes by up to `2 l2_norm_clip`, and rho is 4 times that of
+        The value holds under the plan's adjacency. If one unit is replaced by another, the
+        unit's contribution changes by up to `2 l2_norm_clip`, and rho is 4 times that of
         zero-out, because rho grows with the square of the sensitivity (Bun and Steinke,
         2016, arXiv:1605.02065, Proposition 1.6).
         """
@@ -223,15 +224,15 @@ class Plan:
 
     @property
     def guarantee(self) -> Guarantee:
-        """(epsilon, delta)-DP, and how certain the numbers are."""
+        """The (epsilon, delta) guarantee, and the certainty of its numbers."""
         fields = {name: getattr(self, name) for name in ("delta", *_STATED)}
         return Guarantee(**fields, zcdp_rho=self.zcdp_rho)
 
     @property
     def unamplified_noise(self) -> float:
-        """Noise multiplier of the run as one Gaussian mechanism.
+        """The noise multiplier of the run as one Gaussian mechanism.
 
-        It includes private evaluations, under zero-out and without amplification.
+        The value includes private evaluations, and is for zero-out without amplification.
         """
         if not self.measurements.evaluations:
             return self.noise_multiplier
@@ -240,28 +241,28 @@ class Plan:
     def reserve(
         self, *, counts: float = 0.0, metrics: float = 0.0, evaluations: int = 0
     ) -> Plan:
-        """The plan with part of its budget reserved for measurements; same guarantee.
+        """Returns a plan with part of the budget reserved for measurements; same guarantee.
 
             plan = tf_bandmf.plan("bisr", epsilon=2, ...).reserve(
                 counts=0.01, metrics=0.1, evaluations=10
             )
 
-        The steps get more noise, so that (epsilon, delta) covers them, the counts and
-        the evaluations together; see `planning.measurements`. Under sampling without
-        replacement, or sampling that is accounted for by simulation, epsilons are
-        added, and `metrics` is a share of epsilon.
+        The steps get more noise, so that (epsilon, delta) covers steps, counts and
+        evaluations together; see `planning.measurements`. Under sampling without
+        replacement, or sampling that is accounted for by simulation, epsilons are added,
+        and `metrics` is a share of epsilon.
 
         Args:
-          counts: share of each step's noise budget for private counts of examples that were
-            clipped, had no gradient, or were bad; the noise of gradients grows by
-            `1 / sqrt(1 - counts)`. In [0, 0.5].
+          counts: share of each step's noise budget, in [0, 0.5], for private counts of
+            examples that were clipped, had no gradient, or were invalid; the noise of
+            gradients grows by `1 / sqrt(1 - counts)`.
           metrics: share of the budget (of rho of zCDP) for private evaluations; without
             amplification the noise of the steps grows by `1 / sqrt(1 - metrics)`.
-          evaluations: how many private evaluations there may be.
+          evaluations: maximum number of private evaluations.
 
         Raises:
-          ValueError: if a number is out of range, nothing is reserved, the plan has a
-            reservation, or nothing is left for the steps.
+          ValueError: if a number is out of range, nothing is reserved, the plan already has
+            a reservation, or nothing is left for the steps.
         """
         if self.measurements != Measurements():
             raise ValueError(
@@ -276,7 +277,7 @@ class Plan:
         evaluations = checks.whole_number("evaluations", evaluations, least=0)
         if (metrics == 0.0) != (evaluations == 0):
             raise ValueError(
-                f"Give metrics (a share of the budget) and evaluations (how many) "
+                f"Give metrics (a share of the budget) and evaluations (their number) "
                 f"together, found metrics = {metrics}, evaluations = {evaluations}."
             )
         if not 0.0 <= metrics < 1.0:
@@ -284,38 +285,39 @@ class Plan:
         if not evaluations:
             return dataclasses.replace(self, measurements=Measurements(float(counts)))
         base = self.accounting()
-        # A share of `1 / sigma^2` of the Gaussian mechanism that would spend all of it.
+        # The evaluations get a share of `1 / sigma^2` of the Gaussian mechanism that would
+        # spend the whole budget.
         unit = gaussian.calibrate_noise_stddev(self.epsilon, self.delta)
         noise = base.moved_by * unit * math.sqrt(evaluations / metrics)
         kept = Measurements(float(counts), evaluations, noise)
         return self._with_noise_of(kept.with_evaluations(base), measurements=kept)
 
     def bounded(self, *, confidence: float = 0.999999) -> Plan:
-        """The plan with noise by a simulated bound on epsilon instead of an estimate.
+        """Returns a plan with noise from a simulated bound on epsilon, not an estimate.
 
-        It is for plans that are accounted for by simulation ("balls-in-bins",
-        "b-min-sep"), which are estimates at first. Where a bound would take too many draws
-        (a very small delta), the noise is that without amplification: a warning and the
-        statement say so.
+        This is for plans that are accounted for by simulation ("balls-in-bins",
+        "b-min-sep"), whose epsilon is otherwise an estimate. If a bound would take too many
+        draws (at a very small delta), the noise is calculated without amplification; a
+        warning and the statement say so.
 
         Args:
           confidence: confidence of the simulated bound, in (0, 1).
 
         Raises:
-          ValueError: if confidence is out of range, nothing is simulated, or the plan has
-            a reservation: call `bounded` before `reserve`.
+          ValueError: if confidence is out of range, nothing is simulated, or the plan has a
+            reservation (call `bounded` before `reserve`).
         """
         if not self.participation.is_simulated:
             raise ValueError(
-                f"confidence must be None where accounting does not simulate, found "
+                f"confidence must be None if accounting does not simulate, found "
                 f"{confidence!r}. It is for BallsInBins and BMinSepSampling."
             )
         if self.measurements != Measurements():
-            raise ValueError("The plan has a reservation: call bounded before reserve.")
+            raise ValueError("The plan has a reservation. Call bounded before reserve.")
         return self._with_noise_of(self.accounting(confidence))
 
     def _with_noise_of(self, accountant: Accountant, **changes: Any) -> Plan:
-        """The plan with the noise that this accountant asks for its budget."""
+        """Returns the plan with the noise that this accountant requires for the budget."""
         assert self.sensitivity is not None
         made = accountant.calibrate(self.epsilon, self.delta)
         noise = multiplier_of(made.noise_stddev, self.sensitivity.value)
@@ -323,12 +325,12 @@ class Plan:
         return dataclasses.replace(self, noise_multiplier=noise, **changes)
 
     def guarantee_at(self, delta: float, confidence: float | None = None) -> Guarantee:
-        """(epsilon, delta)-DP of the run at another delta, by the plan's accountant.
+        """Returns the run's guarantee at another delta, by the plan's accountant.
 
         Args:
           delta: in (0, 1).
-          confidence: confidence of a simulated bound, for this delta only; by default that
-            of the plan.
+          confidence: confidence of a simulated bound, for this delta only; by default the
+            plan's.
 
         Raises:
           ValueError: if delta is not in (0, 1), or so large that epsilon would be 0.
@@ -337,19 +339,19 @@ class Plan:
         return accountant.guarantee(self.unit_noise_stddev, delta)
 
     def epsilon_after(self, steps: int, delta: float | None = None) -> float:
-        """Epsilon of a run that takes only the first `steps` steps.
+        """Returns epsilon of a run that takes only the first `steps` steps.
 
-        WARNING: it holds only for a number of steps that does not depend on the private
-        run: fixed in advance, or by a clock. A run that is stopped because of its
-        models, as `EarlyStopping` does, has the epsilon of the whole plan.
+        WARNING: the value holds only if the number of steps does not depend on the private
+        run: it was fixed in advance, or by a clock. A run that is stopped because of its
+        models, as by `EarlyStopping`, has the epsilon of the whole plan.
 
         Args:
-          steps: in [0, num_steps].
-          delta: by default the plan's.
+          steps: number of steps, in [0, num_steps].
+          delta: delta of the result; by default the plan's.
 
         Returns:
-          Epsilon >= 0, by the plan's accountant and of the plan's kind (exact, a bound or
-          an estimate), at most that of all steps.
+          Epsilon >= 0, at most that of all steps, by the plan's accountant and of the
+          plan's kind (exact, a bound or an estimate).
 
         Raises:
           ValueError: if the plan has fewer than `steps` steps, or delta is not in (0, 1).
@@ -360,7 +362,8 @@ class Plan:
         if steps == 0:
             return 0.0
         if self.participation.is_simulated:
-            # Only whole epochs are simulated. Rounding up is safe: more steps spend more.
+            # Only whole epochs are simulated. Rounding up is safe, because more steps spend
+            # more.
             epoch = self.participation.separation()
             steps = min(-(-steps // epoch) * epoch, self.num_steps)
 
@@ -371,23 +374,23 @@ class Plan:
             except EpsilonIsZero:
                 return 0.0
 
-        # The first steps are part of the whole run, so the run's epsilon holds for them,
-        # also where the bound for the leading block of C is larger.
+        # The first steps are part of the whole run, so the run's epsilon holds for them
+        # even if the bound for the leading block of C is larger.
         whole = self.epsilon if given == self.delta else reached(self.num_steps)
         return whole if steps == self.num_steps else min(reached(steps), whole)
 
     @property
     def choice(self) -> Comparison | None:
-        """The table that the mechanism was chosen from; None if it was named."""
+        """The table from which the mechanism was chosen; None if it was named."""
         record = self.strategy.diagnostics.get("choice")
         return None if record is None else Comparison.from_record(record)
 
     def epsilon_curve(self, deltas: Sequence[float] | None = None) -> list[Guarantee]:
-        """`guarantee_at` for several deltas: the trade-off of the run.
+        """Returns `guarantee_at` for several deltas: the trade-off of the run.
 
         Args:
-          deltas: in (0, 1); by default 1e-3 to 1e-10 and the plan's own, without those at
-            which epsilon would be 0 or cannot be computed.
+          deltas: values in (0, 1); by default 1e-3 to 1e-10 and the plan's delta, except
+            those for which epsilon would be 0 or cannot be computed.
         """
         accountant, noise = self.accounting(), self.unit_noise_stddev
         if deltas is not None:
@@ -399,14 +402,15 @@ class Plan:
         return sorted(curve, key=lambda one: -one.delta)
 
     def dp_event(self) -> dp_accounting.DpEvent:
-        """The whole run as an event of dp-accounting, to compose with other releases.
+        """Returns the whole run as a dp-accounting event, to compose with other releases.
 
-        Any accountant of dp-accounting takes it, as a second opinion:
+        Any accountant of dp-accounting accepts it, for example as a second opinion:
         `rdp.RdpAccountant().compose(plan.dp_event()).get_epsilon(delta)`.
 
         A fixed order is one `GaussianDpEvent`; cyclic Poisson sampling is `ceil(n / b)`
-        Poisson-sampled ones; cyclic sampling without replacement is `ceil(n / b)` sampled
-        ones, for replace-one adjacency; a shuffle is bounded by the fixed order.
+        Poisson-sampled Gaussian events; cyclic sampling without replacement is
+        `ceil(n / b)` sampled Gaussian events, for replace-one adjacency; a shuffle is
+        bounded by the fixed order.
 
         Raises:
           ValueError: if dp-accounting has no event for the participation, as for
@@ -417,7 +421,7 @@ class Plan:
     def accounting(
         self, confidence: float | None = None, steps: int | None = None
     ) -> Accountant:
-        """The accountant of the run with its evaluations, or of its first steps.
+        """Returns the accountant of the run with its evaluations, or of its first steps.
 
         Private evaluations count in full.
         """
@@ -430,7 +434,7 @@ class Plan:
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        """SHA-256 over every privacy-relevant field, as 64 hexadecimal digits."""
+        """The SHA-256 of all privacy-relevant fields, as 64 hexadecimal digits."""
         content = self.to_config()
         del content["strategy"]["diagnostics"]
         return hashlib.sha256(configs.canonical_bytes(content)).hexdigest()
@@ -441,10 +445,10 @@ class Plan:
         return int(self.fingerprint[:16], 16) >> 1
 
     def rmse(self) -> float:
-        """RMSE of the noisy models per coordinate, at this noise multiplier.
+        """The RMSE of the noisy models per coordinate, at this noise multiplier.
 
-        It is in units of l2_norm_clip: `||A C^-1||_F / sqrt(n) * sens(C) * sigma`, times
-        `measurements.norm`, which is above 1 with private counts.
+        The value is in units of l2_norm_clip: `||A C^-1||_F / sqrt(n) * sens(C) * sigma`,
+        times `measurements.norm`, which is above 1 with private counts.
         """
         unit = self.strategy.rmse(self.workload, self.participation)
         return self.noise_multiplier * unit * self.measurements.norm
@@ -452,7 +456,7 @@ class Plan:
     def optimizer_arguments(
         self, num_parameters: int, optimizer: str = "sgd", loss: Any = None
     ) -> dict[str, Any]:
-        """Advised arguments of the Keras optimizer: rate, momentum, averaged weights.
+        """Returns arguments of the Keras optimizer: rate, momentum, averaged weights.
 
         `keras.optimizers.SGD(**plan.optimizer_arguments(model.count_params()))`. The
         rate follows the rule of `planning.learning_rates`; the momentum is the workload's.
@@ -490,25 +494,25 @@ class Plan:
         rows_per_user: int | None = None,
         ranges: Mapping[str, Any] | None = None,
     ) -> BatchSchedule:
-        """The batches of the run, sampled as the accountant assumes.
+        """Returns the batches of the run, sampled as the accountant assumes.
 
-        Secret samples belong to one run. In Keras, `fit` or `model.begin_run(batches)`
-        draws them; elsewhere, call `batches.join(key.sampler_seed())` with a `NoiseKey`.
+        A secret sample belongs to one run. In Keras, `fit` or `model.begin_run(batches)`
+        draws it; elsewhere, call `batches.join(key.sampler_seed())` with a `NoiseKey`.
 
         Args:
           x: array or nested structure of arrays with first dimension `num_examples`; or
             TFRecord files, as `sampling.TFRecordExamples`; or anything with a length
-            whose `x[i]` is an example with its targets. With `sampling="fixed-order"`
-            alone, it may also be a `tf.data.Dataset`, a `keras.utils.PyDataset`, or a
-            function that returns an iterator: these yield examples with their targets,
-            and are read in their own order.
+            whose `x[i]` is an example with its targets. Only with `sampling="fixed-order"`,
+            x may also be a `tf.data.Dataset`, a `keras.utils.PyDataset`, or a function that
+            returns an iterator; these yield examples with their targets, and are read in
+            their own order.
           y: targets, or None.
           sample_weight: shape [num_examples], or None.
-          padded: whether all batches are padded to one constant size, by zeros with
-            sample weight 0. Otherwise, the batch size is not static.
-          map: augmentation, a random function of single examples, or a Keras layer; see
-            `sampling.mapped.Mapped`. Its random numbers differ at each step,
-            and are the same in a resumed run.
+          padded: True to pad all batches to one constant size, with zeros of sample weight
+            0. Otherwise, the batch size is not static.
+          map: augmentation: a random function of single examples, or a Keras layer; see
+            `sampling.mapped.Mapped`. The function's random numbers differ at each step, and
+            are the same in a resumed run.
           views: augmentation multiplicity (De et al., 2022, arXiv:2204.13650): each
             example is read this many times, `map` makes each view different, and the
             example's loss is the mean of the views' losses; its gradient is clipped
@@ -517,16 +521,16 @@ class Plan:
             plan's unit is one user: then the plan's `num_examples` is the number of
             users, and its `batch_size` the number of users per step. A user's rows at a
             step are one unit, clipped together.
-          rows_per_user: the most rows of a user that a step takes, chosen at random if
-            there are more. Required with `users`.
-          ranges: declared ranges, as in `{"x": (0, 255), "y": (0, 9)}`: an example with
-            a value outside them contributes nothing, and `fit` refuses a model that
-            they do not fit. See `sampling.changes.Ranges`.
+          rows_per_user: maximum number of a user's rows that a step takes, chosen at random
+            if there are more. Required with `users`.
+          ranges: declared ranges, as in `{"x": (0, 255), "y": (0, 9)}`: an example with a
+            value outside its range contributes nothing, and `fit` rejects a model that does
+            not match the ranges. See `sampling.changes.Ranges`.
 
         Raises:
           TypeError: if the plan's participation is asserted by the caller and has no
             schedule, or `map` is not a function of this kind.
-          ValueError: if the number of examples is not the plan's; or if examples are
+          ValueError: if the number of examples differs from the plan's; or if examples are
             overlapping windows of one series, and the plan does not name its unit.
         """
         from tf_bandmf.sampling import BatchSchedule
@@ -562,12 +566,12 @@ class Plan:
     def memory(
         self, num_parameters: int, num_devices: int = 1, keep_normals: bool = False
     ) -> NoiseMemory:
-        """The memory of the noise for a model.
+        """Returns the memory that the noise needs for a model.
 
         Args:
           num_parameters: d, the number of trainable parameters.
           num_devices: R, the number of devices that share the noise.
-          keep_normals: for strategies with a banded inverse, see `NoiseGenerator`.
+          keep_normals: see `NoiseGenerator`; for strategies with a banded inverse.
 
         Raises:
           ValueError: if a number is < 1.
@@ -584,15 +588,15 @@ class Plan:
         return NoiseMemory(size, shares, vectors, again, keys)
 
     def statement(self, unit: str | None = None) -> PrivacyStatement:
-        """The privacy statement of a run of this plan.
+        """Returns the privacy statement of a run of this plan.
 
         Args:
-          unit: whose presence is hidden, such as "one device"; by default the plan's unit.
-            The caller asserts that one example of the plan is one such unit: a unit with
-            several examples is covered by group privacy only.
+          unit: the unit whose presence is hidden, such as "one device"; by default the
+            plan's unit. The caller asserts that one example of the plan is one such unit: a
+            unit with several examples is covered only by group privacy.
 
         Raises:
-          ValueError: if the unit is not a text of one line.
+          ValueError: if the unit is not one line of text.
         """
         guarantee, use = self.guarantee, self.participation
         participation, sampling = use.describe(), use.amplification()
@@ -615,7 +619,7 @@ class Plan:
         )
 
     def to_config(self) -> dict[str, Any]:
-        """Plain values and arrays; `from_config` rebuilds the plan."""
+        """Returns plain values and arrays; `from_config` rebuilds the plan from them."""
         config: dict[str, Any] = {"format": _FORMAT}
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
@@ -631,14 +635,14 @@ class Plan:
         """Rebuilds a plan and validates it again.
 
         Raises:
-          ValueError: if the format is not known or the numbers do not fit together.
+          ValueError: if the format is unknown or the numbers are inconsistent.
         """
         fields = dict(config)
         written = fields.pop("format", None)
         if written != _FORMAT:
             raise ValueError(
-                f"The plan has format {written!r}; this version of tf-bandmf reads format "
-                f"{_FORMAT}."
+                f"The plan's format must be {_FORMAT} for this version of tf-bandmf, found "
+                f"{written!r}."
             )
         for name, made_from in _PARTS.items():
             if fields[name] is not None:
@@ -646,9 +650,9 @@ class Plan:
         return cls(**fields)
 
     def save(self, path: str) -> None:
-        """Writes `path`, as JSON.
+        """Writes the plan to `path`, as JSON.
 
-        A plan holds no secret: it can be published with the model.
+        A plan contains no secrets, so it can be published with the model.
         """
         content = {"plan": self.to_config(), "fingerprint": self.fingerprint}
         text = configs.dumps(content, indent=2)
@@ -660,7 +664,7 @@ class Plan:
 
         Raises:
           OSError: if there is no file, or it cannot be read.
-          ValueError: if it is not a plan, or was changed: its fingerprint does not
+          ValueError: if the file is not a plan, or was changed and its fingerprint does not
             match.
         """
         written = pathlib.Path(path).read_bytes()
@@ -668,7 +672,7 @@ class Plan:
             content = configs.loads(written.decode("utf-8"))
             plan = cls.from_config(content["plan"])
             actual, stated = plan.fingerprint, content["fingerprint"]
-        except Exception as error:  # anything may be in a file
+        except Exception as error:  # a file may contain anything
             detail = str(error).removeprefix(f"{path} ").rstrip(".")
             raise ValueError(
                 f"{path} is damaged or is not a plan ({type(error).__name__}: {detail}). "
@@ -676,7 +680,7 @@ class Plan:
             ) from error
         if actual != stated:
             raise ValueError(
-                f"{path} does not have the fingerprint that it states: it was changed "
+                f"The fingerprint in {path} does not match the plan: the file was changed "
                 f"or damaged after it was saved. Make the plan again."
             )
         return plan

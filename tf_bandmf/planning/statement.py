@@ -1,4 +1,4 @@
-"""The privacy statement, and the same in plain words: what is guaranteed, to whom, when.
+"""The privacy statement of a model, and the same in plain words.
 
     statement = plan.statement(unit="one user")
     card = statement.card("churn-2026")
@@ -8,18 +8,19 @@
 The points of the statement follow arXiv:2306.08153, App. K.1, which follows
 arXiv:2303.00654, section 5.3.
 
-A test explains what epsilon means for one person. An attacker sees all that is released,
-knows everything except whether one person's data were used, and has to decide whether
-they were. If the attacker accuses at most a share alpha of those who were not in the
-data, the share of those in the data whom the attacker finds is at most
+A hypothesis test explains the meaning of epsilon for one person. An attacker sees
+everything that is released, knows everything except whether one person's data were used,
+and has to decide this question. If the attacker accuses at most a share alpha of the people
+who were not in the data, the share of the people in the data whom the attacker finds is at
+most
 
     min(exp(epsilon) alpha + delta, 1 - exp(-epsilon) (1 - delta - alpha))
 
-(Kairouz, Oh, Viswanath, 2015, arXiv:1311.0776, Theorem 2.1). For a Gaussian mechanism it
-is at most `Phi(Phi^-1(alpha) + mu)` (Dong, Roth, Su, 2019, arXiv:1905.02383, Theorem 2.7).
-Every run is a Gaussian mechanism if the amplification by its sampling is ignored. For a
-sampled run, the bound above holds at every epsilon with the run's delta there, and the
-smallest of them counts (ibid., section 2.3).
+(Kairouz, Oh, Viswanath, 2015, arXiv:1311.0776, Theorem 2.1). For a Gaussian mechanism, this
+share is at most `Phi(Phi^-1(alpha) + mu)` (Dong, Roth, Su, 2019, arXiv:1905.02383, Theorem
+2.7). Every run is a Gaussian mechanism if the amplification by sampling is ignored. For a
+sampled run, the first bound holds for every pair of epsilon and delta of the run, and the
+smallest value counts (ibid., section 2.3).
 """
 
 from __future__ import annotations
@@ -38,13 +39,13 @@ if TYPE_CHECKING:
     from tf_bandmf.planning.plan import Plan
 
 ONE_EXAMPLE = "one training example"
-# The share of people who are accused though they were not in the data.
+# The share of people who are accused although they were not in the data.
 _ACCUSED = 0.05
-# Where the privacy profile of a sampled run is computed for a test's power.
+# The epsilons at which the privacy profile of a sampled run is computed for a test's power.
 _EPSILONS = (0.25, 0.5, 1.0, 1.5, 2.0, 3.0)
 _TAGS = ("differential-privacy", "tf-bandmf")
 _Points = list[tuple[str, str]]
-# What the statement says about the generators of noise.
+# Sentences of the statement about the generators of noise.
 GENERATORS = phrases("generators")
 
 
@@ -52,30 +53,31 @@ GENERATORS = phrases("generators")
 class PrivacyStatement:
     """A statement to publish with a model: numbered points, as text or Markdown.
 
-    It is about one run (`Plan.statement`), or about several and releases made elsewhere
-    (`JointGuarantee.statement`). No field has a default: each is a promise.
+    A statement is about one run (`Plan.statement`), or about several runs and releases made
+    elsewhere (`JointGuarantee.statement`). No field has a default, because each field is a
+    promise.
 
     Attributes:
-      guarantee: (epsilon, delta), how certain they are, and the adjacency.
+      guarantee: (epsilon, delta), their certainty, and the adjacency.
       mu: `1 / sigma` of all outputs together as one Gaussian mechanism, without
-        amplification; None if they are not one.
-      unit: the one whose presence is hidden, such as "one user".
+        amplification; None if the outputs are not Gaussian.
+      unit: the unit whose presence is hidden, such as "one user".
       plans: the plans of the runs.
-      sampling: what is claimed from the randomness of the sampling.
-      participation: how the data are used; empty without runs.
-      covered: the runs and releases, such as "one training run of 20 steps".
-      scope: text after the numbers: "for all runs together", or nothing.
-      output: what the mechanism outputs, such as "all noisy gradients".
-      mechanism: strategy and noise of a single run; empty for several.
+      sampling: sentence about amplification by the randomness of the sampling.
+      participation: description of the use of the data; empty without runs.
+      covered: the covered runs and releases, such as "one training run of 20 steps".
+      scope: text after the numbers: "for all runs together", or empty.
+      output: the mechanism's output, such as "all noisy gradients".
+      mechanism: strategy and noise of a single run; empty for several runs.
       runs: descriptions of several runs and releases; empty for a single run.
-      remarks: what else a reader must know about this run: other runs on the same data,
-        weights that were changed by hand. A plan's own statement only has remarks on
-        measurements.
-      proviso: a condition on the numbers, stated before them, if weights were loaded or
+      remarks: further facts about this run that a reader must know, such as other runs on
+        the same data, or weights that were changed by hand. A plan's own statement only has
+        remarks on measurements.
+      proviso: a condition for the numbers, stated before them, if weights were loaded or
         the run took no step. Empty in a plan's own statement.
 
     Raises:
-      ValueError: if the unit is not a text of one line.
+      ValueError: if the unit is not one line of text.
     """
 
     guarantee: Guarantee
@@ -97,12 +99,12 @@ class PrivacyStatement:
 
     @property
     def epsilon(self) -> float:
-        """Epsilon of the guarantee."""
+        """The epsilon of the guarantee."""
         return self.guarantee.epsilon
 
     @property
     def test_only(self) -> bool:
-        """True if noise comes from a known seed: then there is no guarantee at all."""
+        """True if the noise comes from a known seed, so that there is no guarantee."""
         return any(plan.test_seed is not None for plan in self.plans)
 
     @property
@@ -111,10 +113,10 @@ class PrivacyStatement:
         return "zero-out" if self.guarantee.adjacency == ZERO_OUT else "replace-one"
 
     def found(self, accused: float) -> float:
-        """The largest share of those in the data that an attacker can find.
+        """Returns the largest share of people in the data whom an attacker can find.
 
         Args:
-          accused: alpha, the share of those not in the data who are accused, in [0, 1].
+          accused: alpha, the share of people not in the data who are accused, in [0, 1].
         """
         bounds = [1.0]
         for epsilon, delta in self._pairs():
@@ -129,7 +131,8 @@ class PrivacyStatement:
 
     def right(self) -> float:
         """The largest share of right guesses if both answers are equally likely."""
-        # (1 + total variation distance) / 2; the distance is the largest found - accused.
+        # This is (1 + total variation distance) / 2; the distance is the largest found -
+        # accused.
         shifts = [(math.tanh(0.5 * epsilon), delta) for epsilon, delta in self._pairs()]
         distance = min(shift + delta * (1.0 - shift) for shift, delta in shifts)
         if self.mu is not None:
@@ -137,7 +140,7 @@ class PrivacyStatement:
         return 0.5 * (1.0 + distance)
 
     def _pairs(self) -> Iterator[tuple[float, float]]:
-        """Epsilons with their deltas: as stated, and more of a single run's profile."""
+        """Returns epsilons with deltas: the stated pair, and a single run's profile."""
         yield self.epsilon, self.guarantee.delta
         for plan in () if self.runs else self.plans:
             if plan.guarantee == self.guarantee and not plan.participation.is_simulated:
@@ -145,18 +148,18 @@ class PrivacyStatement:
                 yield from ((one, run.delta(one, noise)) for one in _EPSILONS)
 
     def card(self, model_name: str | None = None) -> PrivacyCard:
-        """The statement with a version in plain words, for a model card or for lawyers.
+        """Returns the statement with a version in plain words, for model cards or lawyers.
 
         Args:
           model_name: name of the model, in one line.
 
         Raises:
-          ValueError: if the name is not a text of one line.
+          ValueError: if the name is not one line of text.
         """
         return PrivacyCard(self, model_name)
 
     def facts(self) -> dict[str, Any]:
-        """The values that are filled into the texts of statement and card."""
+        """Returns the values that are filled into the texts of statement and card."""
         made, plans = self.guarantee, self.plans
         is_sampled = any(
             plan.participation.is_amplified and not plan.guarantee.is_unamplified
@@ -170,7 +173,8 @@ class PrivacyStatement:
             **vars(self),
             "none": phrase("test seed", "none") if self.test_only else "",
             "whose": self.scope and f" {self.scope}",
-            # Rho ignores amplification: beside an amplified epsilon it has its own point.
+            # Rho ignores amplification, so beside an amplified epsilon it has a separate
+            # point.
             "rho": f"; {rho}" if rho and not is_sampled else "",
             "unamplified": f"{rho}." if rho and is_sampled else "",
             "accesses": sentence(self.covered),
@@ -183,7 +187,7 @@ class PrivacyStatement:
         }
 
     def points(self) -> _Points:
-        """The points of the statement: (title, text)."""
+        """Returns the points of the statement: (title, text)."""
         filled = phrases("statement", **self.facts())
         return [(title, text) for title, text in filled.items() if text]
 
@@ -191,7 +195,7 @@ class PrivacyStatement:
         return _listed("Privacy statement", "{}. {}: {}", self.points())
 
     def to_markdown(self) -> str:
-        """The statement as a Markdown section."""
+        """Returns the statement as a Markdown section."""
         title = "## Privacy statement\n"
         return _listed(title, "{}. **{}.** {}", self.points()) + "\n"
 
@@ -205,7 +209,7 @@ class PrivacyCard:
       model_name: name of the model, in one line, or None.
 
     Raises:
-      ValueError: if the name is not a text of one line.
+      ValueError: if the name is not one line of text.
     """
 
     statement: PrivacyStatement
@@ -216,7 +220,7 @@ class PrivacyCard:
             check_line("model_name", self.model_name)
 
     def points(self) -> _Points:
-        """The statement in plain words: (title, text)."""
+        """Returns the statement in plain words: (title, text)."""
         said, title = self.statement, "What is protected"
         if said.test_only:
             return [(title, phrase("test seed", title))]
@@ -239,14 +243,14 @@ class PrivacyCard:
         return f"{plain}\n\n{self.statement}"
 
     def to_markdown(self) -> str:
-        """Both parts as Markdown sections."""
+        """Returns both parts as Markdown sections."""
         name = f" of {_markdown(self.model_name)}" if self.model_name else ""
         heading = f"# Privacy{name}\n\n## In plain words\n"
         plain = _listed(heading, "**{1}.** {2}\n", self.points())
         return f"{plain}\n{self.statement.to_markdown()}"
 
     def to_record(self) -> dict[str, Any]:
-        """Plain finite values, ready for JSON."""
+        """Returns plain finite values, ready for JSON."""
         said, guarantee = self.statement, None
         if not said.test_only:
             names = ("epsilon", "delta", "kind", "confidence")
@@ -268,7 +272,7 @@ class PrivacyCard:
         }
 
     def to_json(self) -> str:
-        """`to_record` as text."""
+        """Returns `to_record` as JSON text."""
         return json.dumps(self.to_record(), indent=2, allow_nan=False) + "\n"
 
     def to_model_card(
@@ -279,17 +283,16 @@ class PrivacyCard:
         tags: Sequence[str] = (),
         library_name: str = "keras",
     ) -> str:
-        """A README.md as Keras (`model.save("hf://...")`) and Hugging Face write it.
+        """Returns a README.md, as of Keras (`model.save("hf://...")`) or Hugging Face.
 
-        It has metadata in YAML, then the card. Add what the card does not contain:
+        The file consists of metadata in YAML and the card. Add the missing sections:
         intended uses, evaluation, training data.
 
         Args:
-          license: identifier, such as "apache-2.0".
+          license: identifier of the license, such as "apache-2.0".
           datasets: identifiers of the training data, if they have any.
-          tags: in addition to "differential-privacy" and "tf-bandmf".
-          library_name: the library that loads the model: "keras", "keras-hub",
-            "tf-keras".
+          tags: additional tags besides "differential-privacy" and "tf-bandmf".
+          library_name: library that loads the model: "keras", "keras-hub" or "tf-keras".
         """
         fields: dict[str, Any] = {
             "library_name": library_name,
@@ -299,7 +302,7 @@ class PrivacyCard:
             "model_name": self.model_name,
             "differential_privacy": self.to_record()["guarantee"],
         }
-        # JSON is valid YAML, and its quoting keeps a user's text within its value.
+        # JSON is valid YAML, and JSON's quoting keeps a user's text inside its value.
         lines = [
             f"{name}: {json.dumps(value, allow_nan=False)}"
             for name, value in fields.items()
@@ -309,20 +312,20 @@ class PrivacyCard:
 
 
 def _listed(heading: str, form: str, points: _Points) -> str:
-    """A heading, and a line for each point with its number, title and text."""
+    """Returns a heading, and a line for each point with its number, title and text."""
     lines = [form.format(i, *point) for i, point in enumerate(points, start=1)]
     return "\n".join([heading, *lines])
 
 
 def _normal(x: float) -> float:
-    """The probability of a standard normal number up to x."""
+    """Returns the probability that a standard normal number is at most x."""
     from tf_bandmf.accounting import tails  # needs SciPy
 
     return float(tails.lower_tail(x))
 
 
 def _percent(share: float) -> int:
-    """A share in percent, rounded up."""
+    """Returns a share in percent, rounded up."""
     return min(100, math.ceil(100.0 * share - 1e-9))
 
 
@@ -332,19 +335,19 @@ def _markdown(text: str) -> str:
 
 
 def sentence(text: str) -> str:
-    """Makes a text a sentence: with a capital and a full stop."""
+    """Returns a text as a sentence, with a capital letter and a full stop."""
     text = text.strip()
     return f"{text[0].upper()}{text[1:].rstrip('.')}."
 
 
-def check_line(name: str, text: str, must: str = "be text of one line") -> None:
-    """Raises ValueError if this is not text of one line."""
+def check_line(name: str, text: str, must: str = "be one line of text") -> None:
+    """Raises ValueError if this is not one line of text."""
     if not isinstance(text, str) or len(text.strip().splitlines()) != 1:
         raise ValueError(f"{name} must {must}, found {text!r}.")
 
 
 def check_unit(unit: str) -> None:
-    """Raises ValueError if a unit is not text of one line."""
+    """Raises ValueError if a unit is not one line of text."""
     check_line(
         "unit", unit, "name in one line whose presence is hidden, such as 'one device'"
     )

@@ -1,4 +1,4 @@
-"""The prose that plans, tables and statements print: texts.ini, filled with facts."""
+"""The texts that plans, tables and statements print, from texts.ini filled with facts."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _TEXTS.read_string(pathlib.Path(__file__).with_suffix(".ini").read_text("utf-8")
 
 
 def phrase(section: str, name: str, /, **facts: Any) -> str:
-    """A text, filled with facts, on one line."""
+    """Returns a text, filled with facts, on one line."""
     return " ".join(_TEXTS[section][name].format(**facts).split())
 
 
 def phrases(section: str, /, **facts: Any) -> dict[str, str]:
-    """All texts of a section, by their names."""
+    """Returns all texts of a section, by their names."""
     return {name: phrase(section, name, **facts) for name in _TEXTS[section]}

@@ -1,12 +1,12 @@
-"""Computes the privacy cost of tuning: of choosing the best of several private trials.
+"""Computes the privacy cost of tuning, which is to choose the best of several trials.
 
     cost = tf_bandmf.tuning_cost(plan, expected_trials=10)
-    cost.epsilon                 # of the one model that is released
-    trials = cost.draw_trials()  # how many to make; nobody may choose it
+    cost.epsilon # for the one model that is released trials = cost.draw_trials() # the
+    random number of trials to make
 
 A trial is one run of the plan, with hyperparameters that are drawn for each trial from a
-distribution that does not depend on the data: learning rates from a list, for instance.
-Only the best model is released, with its hyperparameters.
+distribution that does not depend on the data, for example learning rates from a list. Only
+the best model is released, with its hyperparameters.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from tf_bandmf.planning.texts import phrase
 
 _PROFILE = "privacy profile of repeated selection (arXiv:2402.06701)"
 _UNAMPLIFIED = ", without amplification by sampling"
-# The discretization of privacy losses, relative to epsilon; it errs on the safe side.
+# The discretization of privacy losses, relative to epsilon; its error is on the safe side.
 _INTERVAL = 5e-4
-# The most deltas at which a simulated bound is computed: each takes seconds, and a part of
-# the probability of failure.
+# The maximum number of deltas at which a simulated bound is computed: each bound takes
+# seconds, and a share of the failure probability.
 _FEW_DELTAS = 8
 
 
@@ -41,9 +41,9 @@ _FEW_DELTAS = 8
 class TuningCost:
     """The privacy of the best of a random number of trials.
 
-    Formal guarantee: with K trials, K from `draw_trials`, each with fresh noise and fresh
-    samples, the release of the best one alone is (epsilon, delta)-DP under the plan's
-    adjacency.
+    Formal guarantee: if `draw_trials` gives the number of trials, and each trial has fresh
+    noise and fresh samples, then the release of only the best trial is (epsilon, delta)-DP
+    under the plan's adjacency.
 
     Attributes:
       epsilon, delta: the guarantee of the released trial.
@@ -51,12 +51,12 @@ class TuningCost:
       distribution: distribution of K: "geometric", "logarithmic", or "truncated negative
         binomial, shape ...".
       shape: eta, the shape of the distribution.
-      method: the theorem that gave epsilon, and the privacy of a trial that it used.
+      method: theorem that gives epsilon, and accounting of a single trial.
       trial_epsilon: epsilon of a single trial at delta, as planned.
-      remark: what else a reader must know, or an empty text.
+      remark: further facts that a reader must know, or an empty text.
       confidence: joint confidence of the simulated bounds that epsilon rests on, or None.
-      adjacency: which data sets count as neighbors: the plan's.
-      unit: whose presence is hidden: the plan's.
+      adjacency: the plan's definition of neighboring data sets.
+      unit: the plan's unit, whose presence is hidden.
     """
 
     epsilon: float
@@ -74,9 +74,9 @@ class TuningCost:
     def draw_trials(self) -> int:
         """Draws K from the operating system's random numbers.
 
-        Draw once, before the first trial, and make that many trials. The guarantee
-        rests on this distribution: it does not hold for a number that somebody chose,
-        or for a draw that was repeated because it was small. K itself must stay secret.
+        Draw K once, before the first trial, and make K trials. The guarantee depends on
+        this distribution: it does not hold if somebody chose K, or repeated the draw
+        because K was small. K itself must stay secret.
         """
         rng = np.random.default_rng(secrets.randbits(256))
         return selection.draw_number(self.expected_trials, self.shape, rng)
@@ -95,28 +95,27 @@ def tuning_cost(
     distribution: str | float = "geometric",
     delta: float | None = None,
 ) -> TuningCost:
-    """The epsilon of the best of a random number of runs of a plan.
+    """Returns the epsilon of the best of a random number of runs of a plan.
 
-    It is computed from a trial's epsilon as a function of delta (Koskela, Redberg and Wang,
-    2024, arXiv:2402.06701), which in 180 of 180 settings gave less than the trial's Renyi
-    DP (Papernot and Steinke, 2022, arXiv:2110.03620, Theorem 2). Where amplification is
-    known only by simulation (balls in bins, b-min-sep), the simulated bounds of a plan with
-    a `confidence` are used, and the result has this confidence. No theorem covers an
-    estimate: a plan without a `confidence` counts as the Gaussian mechanism that it is
+    Epsilon is computed from a trial's epsilon as a function of delta (Koskela, Redberg and
+    Wang, 2024, arXiv:2402.06701); in 180 of 180 settings, this gave less than the trial's
+    Renyi DP (Papernot and Steinke, 2022, arXiv:2110.03620, Theorem 2). If amplification is
+    known only by simulation (balls in bins, b-min-sep), the function uses the simulated
+    bounds of a plan with a `confidence`, and the result has this confidence. No theorem
+    covers an estimate: a plan without a `confidence` is treated as one Gaussian mechanism
     without amplification, and the result says so.
 
-    WARNING: the score by which the best trial is chosen must be a function of what the
-    trial releases and of data that need no protection: the accuracy on the training
-    data, or on private held-out data, needs noise of its own.
+    WARNING: the score by which the best trial is chosen must be a function of the trial's
+    releases and of data that need no protection. The accuracy on training data, or on
+    private held-out data, needs its own noise.
 
     Args:
-      plan: plan of each trial. Trials differ in hyperparameters that the plan leaves
-        open.
+      plan: plan of each trial. Trials differ in hyperparameters that the plan does not fix.
       expected_trials: E[K], in [1, 10**6].
       distribution: distribution of K: "geometric"; "logarithmic", which costs less and
-        spreads more; or eta >= 0, the shape of a truncated negative binomial distribution:
-        the larger, the less it spreads.
-      delta: by default the plan's.
+        varies more; or eta >= 0, the shape of a truncated negative binomial distribution,
+        which varies less for larger eta.
+      delta: delta of the result; by default the plan's.
 
     Raises:
       TypeError: if plan is not a `Plan`.
@@ -169,9 +168,9 @@ def tuning_cost(
 def _trials(
     plan: Plan,
 ) -> Iterator[tuple[str, float | None, Callable[[float], float]]]:
-    """Bounds on a trial: method, confidence, and epsilon as a function of delta."""
+    """Returns bounds on a trial: method, confidence, and epsilon as a function of delta."""
     use = plan.participation
-    # One replacement is twice a zero-out; see `Plan.zcdp_rho`.
+    # A replacement has twice the sensitivity of a zero-out; see `Plan.zcdp_rho`.
     noise = plan.unamplified_noise / (2.0 if plan.adjacency == REPLACE_ONE else 1.0)
     suffix = _UNAMPLIFIED if use.is_amplified else ""
     yield _PROFILE + suffix, None, functools.partial(gaussian.gaussian_epsilon, noise)
@@ -184,7 +183,7 @@ def _trials(
 
 
 def _bounded(plan: Plan, delta: float) -> float:
-    """Epsilon of a trial at one of a few deltas, by a simulated bound.
+    """Returns epsilon of a trial at one of a few deltas, by a simulated bound.
 
     Raises:
       ValueError: if the bound has no amplification.
@@ -198,6 +197,6 @@ def _bounded(plan: Plan, delta: float) -> float:
     if stated.is_unamplified:
         raise ValueError(
             f"A simulated bound on a trial at delta = {delta:.3g} would take too many "
-            f"draws: amplification by sampling is left out."
+            f"draws, so the cost claims no amplification by sampling."
         )
     return stated.epsilon
