@@ -189,7 +189,7 @@ def test_unreadable_or_unsuitable_examples_are_refused(tmp_path):
     source = TFRecordExamples(write(tmp_path), parse)
     with pytest.raises(ValueError, match="The plan is for 22 examples, found 23"):
         schedule_for(tf_bandmf.FixedEpochOrder(M - 1, 4, 3), 18, 7, source)
-    with pytest.raises(ValueError, match="holds its targets"):
+    with pytest.raises(ValueError, match="must contain targets"):
         schedule_for(FIXED, 18, 7, source, data()[1])
 
 

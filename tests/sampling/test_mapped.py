@@ -135,7 +135,7 @@ def test_views_are_neighbors_and_differ():
         assert (batch["y"] == batch["y"][:, :1]).all()
     with pytest.raises(ValueError, match="views"):
         make_plan().batches(x, np.arange(M), map=jitter, views=0)
-    with pytest.raises(ValueError, match="need map"):
+    with pytest.raises(ValueError, match="needs map"):
         make_plan().batches(x, views=2)
 
 

@@ -1,8 +1,8 @@
-"""Samplers: the batches that the accountant analysed, and no others.
+"""Samplers, which make exactly the batches that the accountant analysed.
 
-`Plan.batches` makes a `BatchSchedule` from arrays; from a `tf.data.Dataset` in its own
-order; from TFRecord files, by `TFRecordExamples`; or from anything that has a length and
-gives examples by index.
+`Plan.batches` makes a `BatchSchedule` from arrays, from a `tf.data.Dataset` in its own
+order, from TFRecord files (`TFRecordExamples`), or from any object that has a length and
+returns examples by index.
 """
 
 from tf_bandmf.sampling.batches import BatchSchedule

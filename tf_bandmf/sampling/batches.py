@@ -1,4 +1,4 @@
-"""Batch schedules: data that carries its own position in the run."""
+"""Batch schedules, whose batches contain their position in the run."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from tf_bandmf.sampling.samplers import SEED_BYTES, OrderSampler, Sampler, rando
 if TYPE_CHECKING:
     from tf_bandmf.participation import Participation
 
-# Keys of a batch, in addition to its contents. `step` and `plan_id` let the training step
-# refuse a batch that is not the one which the accountant analysed.
+# Keys of a batch, in addition to its contents. With `step` and `plan_id`, the training step
+# rejects batches other than those that the accountant analysed.
 STEP, PLAN_ID, SCHEDULE_ID = "step", "plan_id", "schedule_id"
-# Only in padded batches: the number of examples that are not padding.
+# A key of padded batches only: the number of examples that are not padding.
 NUM_EXAMPLES = "num_examples"
-# The error of a step whose batch has other contents than those that were drawn.
+# The error of a step whose batch differs from the drawn one.
 EDITED = (
     "The contents of this batch are not those that plan.batches drew for this step: they "
     "were changed after the batch was made (augmented, mixed up, repeated, permuted, cut, "
@@ -35,7 +35,8 @@ EDITED = (
 )
 # The largest probability that any batch of a run exceeds the padded size.
 _OVERFLOW = 1e-12
-# A part of a batch, for one of several replicas: its number, and how many there are.
+# A key for a part of a batch, for one of several replicas: the part's index and the number
+# of parts.
 PART = "part"
 
 
@@ -52,45 +53,46 @@ class IndexBatch(NamedTuple):
 
 
 def is_scheduled_batch(data: Any) -> bool:
-    """Tells whether `data` is a batch of a `BatchSchedule`."""
+    """Returns True if `data` is a batch of a `BatchSchedule`."""
     return isinstance(data, dict) and {STEP, PLAN_ID, SCHEDULE_ID} <= set(data)
 
 
 class BatchSchedule:
     """All batches of a run, from the first step to the last; one schedule spans a run.
 
-    A batch is a dictionary of `x`, `y`, `sample_weight` (if given), the `step` it is
-    meant for, the `plan_id` of its plan, a `schedule_id` (a hash of the plan, the data and
+    A batch is a dictionary of `x`, `y`, `sample_weight` (if given), the `step` for which it
+    is meant, the `plan_id` of its plan, a `schedule_id` (a hash of the plan, the data and
     the sampler's seed, which must not change within a run), and a `fingerprint` of all of
-    this: a private step refuses a batch that was changed. The batch size may vary from
-    step to step, down to 0, and is not static, so a training step is traced once. Where
-    static shapes are better (XLA compiles for each shape), `padded` batches have a
-    constant size.
+    these, so that a private step can reject a changed batch. The batch size may vary from
+    step to step, down to 0, and is not static, so a training step is traced once. For
+    static shapes (XLA compiles a program for each shape), `padded` batches have a constant
+    size.
 
-    One schedule serves a run across epochs and restarts: `dataset(first_step)` and
-    `indices(first_step)` give, from any step on, what the uninterrupted run would have
-    had. A secret sample belongs to one run, and follows from the run's key: `join` gives
-    the run's schedule, and so do `fit` and `begin_run` in Keras. A schedule that has
-    joined no run has a fresh seed, which nobody knows, and serves one run.
+    One schedule serves a run across epochs and restarts: from any step on,
+    `dataset(first_step)` and `indices(first_step)` return the batches of the uninterrupted
+    run. A secret sample belongs to one run and is derived from the run's key: `join`
+    returns the run's schedule, and `fit` and `begin_run` use it in Keras. A schedule that
+    has not joined a run has a fresh secret seed, and serves one run.
 
-    Formal guarantee: the examples of the steps are distributed as the participation says,
-    independently of the data, if the key is fresh from the operating system and secret.
+    Formal guarantee: if the key is fresh from the operating system and secret, the examples
+    of the steps have the participation's distribution, independently of the data.
 
     Args:
-      participation: what the accountant analyses; it has a schedule.
+      participation: the participation that the accountant analyses; it must have a
+        schedule.
       num_steps: n.
-      plan_id: identifies the plan; int64.
-      examples: the examples, as many as the participation has.
-      padded: whether every batch has `padded_batch_size` rows. Surplus rows are zeros
-        with sample weight 0; `num_examples` counts the real rows.
+      plan_id: identifier of the plan, int64.
+      examples: the examples; their number is that of the participation.
+      padded: True to give every batch `padded_batch_size` rows. Surplus rows are zeros with
+        sample weight 0; `num_examples` counts the real rows.
 
     Attributes:
       steps_per_epoch: steps of one pass over the data, exactly or on average.
-      labels: classes of the examples that were looked at; 0 where targets are not classes.
+      labels: classes of the examples that were inspected; 0 if targets are not classes.
       ranges: declared ranges of inputs and targets; see `sampling.changes.Ranges`.
 
     Raises:
-      ValueError: if the number of examples is not that of the participation.
+      ValueError: if the number of examples differs from the participation's.
     """
 
     def __init__(
@@ -105,7 +107,7 @@ class BatchSchedule:
         participation.validate_num_steps(num_steps)
         self.participation, self.num_steps = participation, num_steps
         self.plan_id, self._padded, self._examples = plan_id, padded, examples
-        given: Any = participation  # it has a schedule, and so examples and batches
+        given: Any = participation  # a participation with a schedule has examples
         self.steps_per_epoch = -(-given.num_examples // given.batch_size)
         if examples.num_examples != given.num_examples:
             raise ValueError(
@@ -127,7 +129,8 @@ class BatchSchedule:
         self.labels, self.ranges = examples.labels, examples.ranges
 
     def __repr__(self) -> str:
-        # Keras quotes this text in its error if `fit` of another model gets a schedule.
+        # Keras quotes this text in its error if a schedule is passed to another model's
+        # `fit`.
         kind = type(self.participation).__name__
         return (
             f"<{type(self).__name__} of {self.num_steps} steps ({kind}), for fit of a "
@@ -135,13 +138,13 @@ class BatchSchedule:
         )
 
     def __reduce__(self) -> NoReturn:
-        raise TypeError("A sampler's seed is secret: it is not pickled or copied.")
+        raise TypeError("A sampler's seed is secret and must not be pickled or copied.")
 
     @functools.cached_property
     def padded_batch_size(self) -> int:
-        """Size that no batch of a run exceeds, except with probability 1e-12.
+        """A batch size that is exceeded in a run with probability at most 1e-12.
 
-        It reveals nothing of the sample.
+        The size reveals nothing about the sample.
         """
         return self.participation.largest_batch_size(self.num_steps, _OVERFLOW)
 
@@ -153,21 +156,21 @@ class BatchSchedule:
         return self.participation.sampler(functools.partial(random_words, self._seed))
 
     def example_indices(self, step: int) -> np.ndarray:
-        """Indices of the examples of a step, int64, shape [size of that batch]."""
+        """Returns indices of the examples of a step, int64, shape [size of that batch]."""
         if not 0 <= step < self.num_steps:
             raise ValueError(f"step must be in [0, {self.num_steps}), found {step}.")
         return self._sampler.example_indices(int(step))
 
     @functools.cached_property
     def schedule_id(self) -> int:
-        """63 bits of a hash of plan, data and sampler's seed; constant during a run."""
+        """A hash of plan, data and sampler's seed, 63 bits; constant during a run."""
         parts = str(self.plan_id).encode(), self._seed, self._examples.digest
         digest = hashlib.blake2b(HiddenBytes(b"".join(parts)), digest_size=8)
         return int.from_bytes(digest.digest(), "little") >> 1
 
     @functools.cached_property
     def _draw_base(self) -> np.ndarray:
-        """The seed of the examples' random numbers, int64, shape [2]."""
+        """Returns the seed of the examples' random numbers, int64, shape [2]."""
         plan, person = str(self.plan_id).encode(), b"tf-bandmf draws"
         digest = hashlib.blake2b(plan, digest_size=16, key=self._seed, person=person)
         return np.frombuffer(digest.digest(), np.int64)
@@ -178,19 +181,19 @@ class BatchSchedule:
         parts: Sequence[int] | None = None,
         num_parts: int = 1,
     ) -> tf.data.Dataset:
-        """The batches from `first_step` to the end of the run, in order.
+        """Returns the batches from `first_step` to the end of the run, in order.
 
-        Whatever is random in them (`map`, the choice of a unit's rows) is a function of
-        the run's seed, the step and the example: it is the same after a restart.
+        All random choices (in `map`, and of a unit's rows) are functions of the run's seed,
+        the step and the example, so they are the same after a restart.
 
         Args:
           first_step: first step of the run.
-          parts: None for whole batches; or which parts of each batch, in this order.
-            Every example is in one part; parts may differ in size, and may be empty.
+          parts: None for whole batches, or the indices of the parts of each batch, in this
+            order. Every example is in one part; parts may differ in size, and may be empty.
           num_parts: the number of replicas.
 
         Raises:
-          ValueError: if the run cannot begin there.
+          ValueError: if the schedule cannot begin at this step.
         """
         self._check_start(first_step)
         examples = self._examples
@@ -202,7 +205,7 @@ class BatchSchedule:
         numbers = [0] if parts is None else list(parts)
         count = len(numbers)
 
-        # Converting each function of the pipeline would take longer than the rest of it.
+        # AutoGraph conversion would take longer than building the rest of the pipeline.
         @tf.autograph.experimental.do_not_convert
         def batch(place: tf.Tensor) -> dict[str, Any]:
             step, number = place // count, tf.gather(numbers, place % count)
@@ -219,12 +222,12 @@ class BatchSchedule:
                 content[PART] = tf.stack([number, num_parts])
             return identity.with_fingerprint({**content, **ids, STEP: step})
 
-        # A data set that is read in its own order is read one batch after the other.
+        # A data set with its own order must be read one batch after the other.
         parallel = None if examples.source.in_order else 2
-        # There is nothing to tune, and stopping the autotuner takes up to a second.
+        # The pipeline has nothing to tune, and stopping the autotuner takes up to a second.
         options = tf.data.Options()
         options.autotune.enabled = False
-        # There is nothing to fuse, and looking for it takes longer than the start.
+        # The pipeline has nothing to fuse, and the search for it would slow down the start.
         options.experimental_optimization.apply_default_optimizations = False
         places = [step * count for step in (first_step, self.num_steps)]
         return (
@@ -237,7 +240,7 @@ class BatchSchedule:
     def _part(
         self, step: int, number: int, num_parts: int
     ) -> tuple[np.ndarray, np.int64]:
-        """Indices of a part of a step, and how many rows it has with its padding."""
+        """Returns indices of a part of a step, and the size of the padded part."""
         indices = self.example_indices(step)
         size = self.padded_batch_size if self._padded else indices.size
         if indices.size > size:
@@ -251,10 +254,10 @@ class BatchSchedule:
         return indices[first:end], np.int64(end - first)
 
     def indices(self, first_step: int = 0) -> Iterator[IndexBatch]:
-        """The examples that each step uses, for loops that fetch them themselves.
+        """Yields each step's indices of examples, for loops that fetch examples themselves.
 
         Raises:
-          ValueError: if the run cannot begin there.
+          ValueError: if the schedule cannot begin at this step.
         """
         self._check_start(first_step)
         for step in range(first_step, self.num_steps):
@@ -277,13 +280,14 @@ class BatchSchedule:
         self._is_fresh = False
 
     def join(self, seed: bytes) -> BatchSchedule:
-        """The schedule of a run, whose secret sample follows from its key.
+        """Returns the schedule of a run, whose secret sample is derived from the run's key.
 
         Args:
-          seed: `NoiseKey.sampler_seed()` of the run; not used if nothing is secret.
+          seed: `NoiseKey.sampler_seed()` of the run; ignored if the sampler has no secrets.
 
         Raises:
-          TypeError: if the seed is anything else: whoever chose it would know the sample.
+          TypeError: if the seed is anything else, because the person who chose it would
+            know the sample.
         """
         if not self._seed:
             return self
@@ -296,16 +300,16 @@ class BatchSchedule:
         return self._with(self._examples, seed)
 
     def with_class_weight(self, class_weight: Mapping[int, float]) -> BatchSchedule:
-        """The same batches, with losses multiplied by the weights of their classes.
+        """Returns the same batches, with losses multiplied by the weights of their classes.
 
         Args:
           class_weight: see `sampling.changes.ClassWeights`.
 
         Returns:
-          A separate schedule: a run does not continue with other weights.
+          A separate schedule; a run cannot continue with other weights.
 
         Raises:
-          ValueError: if the weights or the targets are not as `ClassWeights` needs them.
+          ValueError: if weights or targets do not have the form that `ClassWeights` needs.
         """
         seed = None if self._is_fresh else self._seed
         return self._with(self._examples.weighted(class_weight), seed)
@@ -325,16 +329,16 @@ def pad(content: dict[str, Any], size: tf.Tensor, static: int | None) -> dict[st
     """Adds examples of zeros with sample weight 0.
 
     Args:
-      content: structures of tensors whose first dimension N is the example.
+      content: structures of tensors whose first axis, of length N, is the example.
       size: size of the result, at least N.
       static: the value of `size`, if it is known before the graph runs.
 
     Returns:
-      The content with first dimension `size`. It gets a `sample_weight`, unless `rows` says
-      which rows of a unit are present.
+      The content with first dimension `size`. A `sample_weight` is added, unless `rows`
+      marks the rows of a unit that are present.
     """
     count = tf.shape(tf.nest.flatten(content)[0], tf.int64)[0]
-    # A unit without any present row contributes nothing.
+    # A unit none of whose rows is present contributes nothing.
     if SAMPLE_WEIGHT not in content and ROWS not in content:
         content = {**content, SAMPLE_WEIGHT: tf.ones([count])}
 

@@ -1,8 +1,8 @@
-"""Changes of rows besides `map`: ranges that a caller declares, and weights of classes.
+"""Changes of rows other than `map`: declared ranges, and weights of classes.
 
-A declared range is public: `fit` may check it against the model before the first step, and
-a record outside of it adds nothing to a run. The weight of a class is a weight of
-examples: a function of each example's target.
+A declared range is public: `fit` may compare it with the model before the first step, and a
+record outside its range contributes nothing to a run. Class weights are weights of
+examples, and depend only on each example's own target.
 """
 
 from __future__ import annotations
@@ -22,18 +22,19 @@ from tf_bandmf.sampling.sources import with_weights, zeros_unless
 class Ranges:
     """Replaces rows outside declared ranges by rows of zeros with weight 0.
 
-    Such an example takes part in the run, adds nothing to the sum, and does not end the
-    run (invariants 5 and 18). NaN is in no range.
+    Such an example takes part in the run, adds nothing to the sum, and does not end the run
+    (invariants 5 and 18). NaN is outside every range.
 
     Args:
-      ranges: maps "x" or "y" to a pair (lowest, highest) for all of its numbers; or, if
-        it has several parts, to a dictionary from their names to pairs, or to a list of
-        pairs in their order. Parts that are not named may be anything.
+      ranges: dictionary from "x" or "y" to a pair (lowest, highest) for all numbers of x or
+        y. If x or y has several parts, the value is a dictionary from names of parts to
+        pairs, or a list of pairs in the order of the parts. Parts that are not named may
+        have any values.
 
     Raises:
-      TypeError: if a range is invalid, or is for texts (when they are read).
-      ValueError: if the lowest value is not below the highest, or a name is unknown
-        (when they are read).
+      TypeError: if a range is invalid, or is for texts (when they are read). ValueError: if
+        the lowest value is not below the highest, or a name is unknown (when they are
+        read).
     """
 
     def __init__(self, ranges: Mapping[str, Any]) -> None:
@@ -43,7 +44,7 @@ class Ranges:
                 f'{{"x": (0, 255), "y": (0, 9)}}, found {ranges!r}.'
             )
         self.digest = f"ranges {sorted(ranges.items())}".encode()
-        # Keys, names of parts, None for all of them, and their limits.
+        # Tuples of key, name of a part (None for all parts), and lower and upper limit.
         self._limits: list[tuple[str, Any, float, float]] = []
         for key, given in ranges.items():
             pairs: Any = [(None, given)]
@@ -68,7 +69,7 @@ class Ranges:
                 self._limits.append((key, name, low, high))
 
     def __call__(self, content: dict[str, Any], seeds: Any) -> dict[str, Any]:
-        """The rows, with zeros for those that are outside."""
+        """Returns the rows, with zeros in place of rows outside the ranges."""
         inside = tf.constant(True)
         for key, name, low, high in self._limits:
             values = _values(content, key, name)
@@ -78,7 +79,7 @@ class Ranges:
 
 
 def _values(content: dict[str, Any], key: str, name: Any) -> tf.Tensor:
-    """The numbers of one part, or of all, float64, shape [N, any].
+    """Returns the numbers of one part, or of all parts, float64, shape [N, any].
 
     float64 represents the numbers of the usual types exactly.
     """
@@ -89,13 +90,13 @@ def _values(content: dict[str, Any], key: str, name: Any) -> tf.Tensor:
         raise ValueError(f"ranges: the examples have no{said} {key!r}.") from None
     leaves = tf.nest.flatten(part)
     if any(leaf.dtype == tf.string for leaf in leaves):
-        raise TypeError(f"ranges: {key!r} holds texts, which have no range.")
+        raise TypeError(f"ranges: {key!r} must be numbers, found texts.")
     rows = [tf.reshape(leaf, [tf.shape(leaf)[0], -1]) for leaf in leaves]
     return tf.concat([tf.cast(row, tf.float64) for row in rows], axis=1)
 
 
 def warn_of_example_weights(sample_weight: Any) -> None:
-    """Warns if there is one weight for each example, which clipping undoes."""
+    """Warns about one sample weight per example, which has no effect under clipping."""
     if getattr(sample_weight, "ndim", None) == 1:
         warnings.warn(
             "sample_weight has one weight for each example. It multiplies losses before "
@@ -109,21 +110,22 @@ def warn_of_example_weights(sample_weight: Any) -> None:
 
 
 class ClassWeights:
-    """Examples contribute in proportion to the weight of their class.
+    """Scales the contributions of examples by the weights of their classes.
 
-    Weights are divided by the largest one, if that is above 1: a weight above 1 would be
-    clipped away. An example's loss is multiplied by its weight w, and its gradient is
-    clipped to w times the clip norm: its contribution is w times the one it would have
-    without weights. The guarantee is the same. The price: classes with small weights
-    contribute less, with the same noise.
+    If the largest weight is above 1, all weights are divided by it, because a weight above
+    1 would be undone by clipping. An example's loss is multiplied by its weight w, and its
+    gradient is clipped to w times the clip norm, so its contribution is w times the
+    contribution without weights. The guarantee is the same. The cost is that classes with
+    small weights contribute less, with the same noise.
 
     Args:
-      class_weight: class number to weight, finite and >= 0. A class that is not given
-        has weight 1. Targets are class numbers of shape [N] or [N, 1], or one-hot, whose
-        largest entry counts. Sample weights, shape [N], are multiplied by these weights.
+      class_weight: dictionary from class numbers to weights, finite and >= 0. A class that
+        is not given has weight 1. Targets are class numbers of shape [N] or [N, 1], or
+        one-hot vectors, whose largest entry gives the class. Sample weights, shape [N], are
+        multiplied by these weights.
 
     Raises:
-      ValueError: if a weight is not valid, or the examples have no such targets (when
+      ValueError: if a weight is invalid, or the examples do not have such targets (when
         they are read).
     """
 
@@ -145,7 +147,7 @@ class ClassWeights:
                 f"class_weight must be finite and >= 0, found {dict(class_weight)!r}."
             )
         self._classes = np.array([name for name, _ in pairs], np.int64)
-        # The last weight is that of all other classes.
+        # The last weight applies to all other classes.
         weights = np.array([*(weight for _, weight in pairs), 1.0], np.float32)
         self._weights = weights / weights.max()
         self.digest = (
@@ -153,7 +155,7 @@ class ClassWeights:
         )
 
     def __call__(self, content: dict[str, Any], seeds: Any) -> dict[str, Any]:
-        """The rows, with their weights and shares."""
+        """Returns the rows, with their weights and shares."""
         targets: Any = content.get(TARGETS)
         given: Any = content.get(SAMPLE_WEIGHT)
         rank = targets.shape.rank if tf.is_tensor(targets) else None
@@ -174,7 +176,8 @@ class ClassWeights:
             if classes.dtype.is_floating:
                 classes = tf.round(classes)
             classes = tf.cast(classes, tf.int64)
-        # The first class that matches; the added last column matches all targets.
+        # The index of the first class that matches; the added last column matches all
+        # targets.
         fits = tf.cast(classes[:, None] == self._classes, tf.int32)
         fits = tf.pad(fits, [[0, 0], [0, 1]], constant_values=1)
         share = tf.gather(self._weights, tf.argmax(fits, axis=1))

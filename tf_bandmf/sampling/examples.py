@@ -1,9 +1,9 @@
-"""The data of `Plan.batches`: rows, their changes, and which rows make one example.
+"""The data of `Plan.batches`: rows, changes of rows, and groups of rows that form examples.
 
-An example is what the sampler draws, what is clipped, and whose presence is hidden. It is
-a row, or a unit of several rows: the views of one row, or the records of one user. The loss
-of a unit is the mean of its rows' losses. A batch of N units has contents of shape
-[N, K, ...] and `rows`, bool [N, K], which says which rows are present.
+The sampler draws examples, their gradients are clipped, and their presence is hidden. An
+example is a row, or a unit of several rows: the views of one row, or the records of one
+user. The loss of a unit is the mean of its rows' losses. A batch of N units has contents of
+shape [N, K, ...] and `rows`, bool [N, K], which marks the rows that are present.
 """
 
 from __future__ import annotations
@@ -30,39 +30,40 @@ from tf_bandmf.sampling.sources import (
 )
 from tf_bandmf.sampling.streamed import StreamedExamples, is_stream
 
-# How many examples, and views of each, a function is tried with.
+# The number of examples, and of views of each, on which a function is tried.
 _TRIED_EXAMPLES, _TRIED_VIEWS = 4, 2
-# How many neighboring examples are looked at, and the share that must overlap.
+# The number of neighboring examples that are inspected, and the share of overlaps that is
+# an error.
 _NEIGHBORS, _MOST = 64, 0.9
 
 
 class Examples:
-    """Examples that are drawn by index, at a step.
+    """Examples that are drawn by index for a step.
 
     Args:
       num_examples: number of examples of the plan.
-      x: `TFRecordExamples`; or a data set that is read in its own order
-        (`tf.data.Dataset`, `PyDataset`, a function that returns an iterator); or arrays;
-        or anything that has a length and rows by index.
-      y: targets of arrays, or None.
-      sample_weight: sample weight of arrays, or None.
-      may_overlap: whether neighbors may be windows of a series that overlap.
-      ranges: rows outside of these become zeros with weight 0; see `Ranges`.
+      x: `TFRecordExamples`; or a data set that is read in its own order (`tf.data.Dataset`,
+        `PyDataset`, a function that returns an iterator); or arrays; or any object with a
+        length and rows by index.
+      y: targets if x is arrays, or None.
+      sample_weight: sample weights if x is arrays, or None.
+      may_overlap: True if neighboring examples may be overlapping windows of a series.
+      ranges: declared ranges; rows outside them become zeros with weight 0; see `Ranges`.
       map: a function that changes rows; see `Mapped`.
       views: the number of views of each row.
       users: None if each row is an example; or the user of each row, shape [rows],
         integers or strings: an example is then a user.
-      rows_per_user: the most rows of a user that a step takes; if there are more, a step
-        takes a random choice of them.
+      rows_per_user: maximum number of a user's rows that a step takes, chosen at random if
+        there are more.
 
     Attributes:
       source: source of the rows.
-      num_examples: how many there are.
-      ranges: the declared ranges of what the model gets, "x" and "y".
-      remarks: what the statement of a run on them must say, in sentences.
+      num_examples: number of examples.
+      ranges: declared ranges of the model's "x" and "y".
+      remarks: sentences that the statement of a run on these examples must contain.
 
     Raises:
-      TypeError, ValueError: if the arguments do not fit each other or the plan.
+      TypeError, ValueError: if the arguments contradict each other or the plan.
     """
 
     def __init__(
@@ -99,12 +100,12 @@ class Examples:
             self._changes.append(Ranges(ranges))
             self.ranges = dict(ranges)
         if map is not None:
-            # Declared ranges do not hold for what the function returns.
+            # Declared ranges do not apply to values that the function returns.
             kept = () if self._make(map).with_targets else (TARGETS,)
             self.ranges = {k: v for k, v in self.ranges.items() if k in kept}
         elif views != 1:
             raise ValueError(
-                f"views = {views} views of an example need map, which makes them differ."
+                f"views = {views} needs map=, a function that makes the views differ."
             )
         self._views, self._most = _whole("views", views), 1
         self._row_ids: np.ndarray | None = None
@@ -140,7 +141,7 @@ class Examples:
         return change
 
     def weighted(self, class_weight: Mapping[int, float]) -> Examples:
-        """These examples, with weights of their classes; see `ClassWeights`."""
+        """Returns these examples, with weights of their classes; see `ClassWeights`."""
         other = copy.copy(self)
         vars(other).pop("digest", None)
         other._changes = [*self._changes, ClassWeights(class_weight)]
@@ -160,7 +161,7 @@ class Examples:
     def drawn(
         self, indices: tf.Tensor, step: tf.Tensor, base: np.ndarray
     ) -> dict[str, Any]:
-        """The contents of a batch; can also be called in a graph.
+        """Returns the contents of a batch; can also be called in a graph.
 
         Args:
           indices: indices of the examples, int64, shape [N], N >= 0.
@@ -186,7 +187,7 @@ class Examples:
     def _choose(
         self, base: np.ndarray, units: np.ndarray, step: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Row ids [N, K] and which of them count; a unit's first row fills other places."""
+        """Returns row ids [N, K], padded by a unit's first row, and which are not padding."""
         assert self._row_ids is not None
         ids = np.empty((len(units), self._most), np.int64)
         present = np.zeros((len(units), self._most), bool)
@@ -203,7 +204,7 @@ class Examples:
 
     @functools.cached_property
     def digest(self) -> bytes:
-        """A hash that differs if the examples or their order differ."""
+        """Returns a hash that differs if the examples or their order differ."""
         digest = hashlib.blake2b(digest_size=32)
         self.source.update_digest(digest.update)
         for change in self._changes:
@@ -222,13 +223,13 @@ def _whole(name: str, value: Any) -> int:
 
 
 def _seeds(base: np.ndarray, step: tf.Tensor, ids: tf.Tensor, views: int) -> tf.Tensor:
-    """Seeds for `tf.random.stateless_*`, int64, shape [N * views, 2].
+    """Returns seeds for `tf.random.stateless_*`, int64, shape [N * views, 2].
 
     Args:
-      base: base of the run.
+      base: seed of the run's random numbers, int64, shape [2].
       step: step of the run.
       ids: ids of the rows, int64, shape [N].
-      views: number of views of each row; seeds of one row's views are neighbors.
+      views: number of views of each row; the seeds of a row's views are adjacent.
     """
     ids = tf.repeat(ids, views)
     view = tf.math.floormod(tf.range(tf.size(ids, tf.int64), dtype=tf.int64), views)
@@ -247,8 +248,8 @@ def _source_of(x: Any, y: Any, sample_weight: Any, num_examples: int) -> Example
         return ArrayExamples(x, y, sample_weight, num_examples)
     if y is not None or sample_weight is not None:
         raise ValueError(
-            f"A {type(x).__name__} holds its targets and weights itself: leave y and "
-            f"sample_weight out, and let it give (x, y) or (x, y, sample_weight)."
+            f"A {type(x).__name__} must contain targets and weights: omit y and "
+            f"sample_weight, and let it yield (x, y) or (x, y, sample_weight)."
         )
     if isinstance(x, ExampleSource):
         return x
@@ -256,12 +257,13 @@ def _source_of(x: Any, y: Any, sample_weight: Any, num_examples: int) -> Example
 
 
 def _refuse_overlap(source: ExampleSource) -> None:
-    """Raises ValueError if neighboring examples are windows of one series that overlap.
+    """Raises ValueError if neighboring examples are overlapping windows of one series.
 
-    A value of the series is then in several examples, and hiding one example does not hide
-    it. Windows that were shuffled, or have only one value in common, are not recognized.
+    In this case, several examples contain the same value of the series, and hiding one
+    example does not hide the value. Windows that were shuffled, or have only one value in
+    common, are not recognized.
     """
-    # Reading from other sources may take long, or have side effects.
+    # Other sources may be slow to read, or have side effects.
     if source.may_fail or source.num_examples < 3:
         return
     count = min(_NEIGHBORS, source.num_examples)
@@ -286,7 +288,7 @@ def _are_windows(rows: np.ndarray) -> bool:
     for stride in range(1, rows.shape[1] - 1):
         common = rows[1:, :-stride]
         same = (common == rows[:-1, stride:]).all(axis=axes)
-        # Margins of zeros are the same in many examples.
+        # Margins of zeros do not count, because they are the same in many examples.
         varies = (common != common[:, :1]).any(axis=axes)
         if (same & varies).mean() >= _MOST:
             return True
@@ -294,7 +296,7 @@ def _are_windows(rows: np.ndarray) -> bool:
 
 
 def _warn_of_missing_values(content: Any) -> None:
-    """Warns if rows that were looked at have NaN: their gradients are NaN, too."""
+    """Warns if inspected rows contain NaN, because their gradients are NaN, too."""
     leaves = tf.nest.flatten(content)
     missing = np.zeros(len(leaves[0]), bool)
     for leaf in leaves:
@@ -310,7 +312,7 @@ def _warn_of_missing_values(content: Any) -> None:
 
 
 def _warn_of_repetitions(source: ExampleSource) -> None:
-    """Warns if some rows that were read are equal: they may be one record."""
+    """Warns if some inspected rows are equal, because they may be one record."""
     hashes = source.row_hashes()
     repeated = len(hashes) - len(np.unique(hashes))
     if repeated:

@@ -1,22 +1,22 @@
-"""The identity of a row, a record and a batch: hashes that are equal for equal contents.
+"""Hashes that identify rows, records and batches by their contents.
 
-A row is identified by its bytes, with targets and weights. A record is identified by the
-values of a row's inputs, wherever they are: in arrays, on disk, behind an index or in a
-stream. A record stays the same with another dtype, with another shape of a row, as one
-matrix or a column for each input, and with other targets or weights. The order of the
-columns counts; inputs with names are in the order of their names.
+A row is identified by its bytes, including targets and weights. A record is identified by
+the values of a row's inputs, in any storage: arrays, files, indexed data sets or streams.
+The identity of a record does not depend on the dtype, the shape of a row, the division of
+columns among inputs, targets or weights. It depends on the order of the columns; named
+inputs are in the order of their names.
 
-Two data sets are compared by hashes of their records. If examples are read as they are
-needed, only those that were read count. Examples that were scaled or augmented before
-count as different ones.
+Two data sets are compared by hashes of their records. If examples are read on demand, only
+the examples that were read are compared. Examples that were scaled or augmented beforehand
+count as different.
 
-A batch says for which step of which plan and schedule it was drawn; its fingerprint says
-that its tensors are the ones that were drawn. It covers values (bit by bit), shapes,
-dtypes, structure, order of the rows, sample weights, padding, and the ids. The pipeline
-computes it when it has made a batch, the training step again before it does anything. It
-guards against mistakes (augmentation, mixing, repeating, reweighting after the batch was
-made), and is not a cryptographic authentication. The same digest is a part of the key of
-a step's noise.
+A batch contains the step, plan and schedule for which it was drawn; its fingerprint
+verifies that the tensors are the drawn ones. The fingerprint covers values (bit by bit),
+shapes, dtypes, structure, order of the rows, sample weights, padding, and the ids. The
+pipeline computes the fingerprint when it has made a batch, and the training step verifies
+it before doing anything else. This protects against mistakes (augmentation, mixing,
+repeating, reweighting after the batch was made); it is not a cryptographic authentication.
+The same digest is part of the key of a step's noise.
 """
 
 from __future__ import annotations
@@ -31,47 +31,47 @@ import tensorflow as tf
 
 # Keys of the contents of a batch.
 INPUTS, TARGETS, SAMPLE_WEIGHT = "x", "y", "sample_weight"
-# Only in batches of units of K rows: which rows are present, bool, shape [N, K].
+# A key only in batches of units of K rows: mask of present rows, bool, shape [N, K].
 ROWS = "rows"
-# The largest part of the clip norm that an example may contribute, in [0, 1].
+# A key: the largest share of the clip norm that an example may contribute, in [0, 1].
 SHARE = "share"
 CONTENT = (INPUTS, TARGETS, SAMPLE_WEIGHT, ROWS, SHARE)
 FINGERPRINT = "fingerprint"
-# Data sets with at most about this share of examples in common count as different.
+# Data sets that have at most about this share of examples in common count as different.
 _FEW = 0.01
 
 
 def bytes_of(array: np.ndarray) -> Any:
-    """The bytes of numbers, or of texts, one after the other."""
+    """Returns the concatenated bytes of numbers or texts."""
     flat = np.ascontiguousarray(array).ravel()
     return b"\0".join(flat) if array.dtype.hasobject else flat.view(np.uint8).data
 
 
 def hash_rows(tensor: tf.Tensor) -> tf.Tensor:
-    """FarmHash64 of the bytes of each row, int64, shape [N]; its kernel is for the host."""
+    """Returns FarmHash64 of each row's bytes, int64, shape [N]; runs only on the CPU."""
     with tf.device("/CPU:0"):
         hashes = tf.bitcast(tf.fingerprint(tensor), tf.int64)
         if tensor.dtype != tf.string:
             return hashes
-        # For rows without any text, TensorFlow returns uninitialized memory.
+        # TensorFlow returns uninitialized memory for rows without any text.
         return tf.where(tf.size(tensor) > 0, hashes, tf.zeros_like(hashes))
 
 
 def row_hashes(leaves: Sequence[Any]) -> tf.Tensor:
-    """The identity of rows, by all leaves that they have, int64, shape [N]."""
+    """Returns the hashes that identify rows, from all their leaves, int64, shape [N]."""
     hashes = [hash_rows(tf.convert_to_tensor(leaf)) for leaf in leaves]
     return hash_rows(tf.stack(hashes, axis=1))
 
 
 def record_hashes(inputs: Any) -> tf.Tensor:
-    """A hash of the values of each record's inputs; can also be called in a graph.
+    """Returns a hash of each record's input values; can also be called in a graph.
 
-    Numbers count by their value, rounded to float32, so that float64 data and the float32
-    data that were made of them are the same; whole numbers count with all their digits.
+    Numbers are hashed by their values, rounded to float32, so that float64 data and their
+    conversion to float32 have the same hashes; whole numbers are hashed with all digits.
 
     Args:
-      inputs: structure of dense tensors whose first dimension is the record. How numbers
-        are divided among its leaves does not count, their order does.
+      inputs: structure of dense tensors whose first axis is the record. The hash depends on
+        the order of the numbers, but not on their division among leaves.
 
     Returns:
       int64, shape [N].
@@ -94,21 +94,21 @@ def _by_value(leaf: tf.Tensor) -> tf.Tensor:
     if leaf.dtype.size > 2 and leaf.dtype != tf.float32:  # float32 holds all others
         rounded = tf.cast(tf.cast(exact, tf.float32), tf.float64)
         exact = tf.where(tf.round(exact) == exact, exact, rounded)
-    return exact + 0.0  # no negative zero
+    return exact + 0.0  # removes negative zeros
 
 
 def share_examples(first: np.ndarray, second: np.ndarray) -> bool:
-    """Tells whether two data sets have examples in common, as far as hashes show it.
+    """Returns True if hashes show that two data sets have examples in common.
 
-    If examples have few possible values, different people have equal examples. So only
-    examples that occur once in each data set count, and only if they are more than chance
-    explains. If n more examples of the same kind are drawn after N examples, the expected
-    number that recur is at most `n / N` times the number of examples in pairs among the N
-    (Good, 1953).
+    If examples have few possible values, different people have equal examples. Therefore
+    only examples that occur once in each data set count, and only if there are more of them
+    than chance explains: if n more examples of the same kind are drawn after N examples,
+    the expected number of recurring examples is at most `n / N` times the number of
+    examples in pairs among the N (Good, 1953).
 
     Args:
       first: `record_hashes` of one data set.
-      second: `record_hashes` of the other one.
+      second: `record_hashes` of the other data set.
     """
     if not first.size or not second.size:
         return False
@@ -123,8 +123,8 @@ def share_examples(first: np.ndarray, second: np.ndarray) -> bool:
     return bool(common > chance + few)
 
 
-# By the id of a schedule, as long as the process lives: a function that returns the hashes
-# of its records, and what a statement must say about the data.
+# For each schedule id of this process: a function that returns the hashes of the records,
+# and sentences that a statement must contain about the data.
 _KNOWN: dict[int, tuple[Callable[[], np.ndarray], tuple[str, ...]]] = {}
 _OF_ANOTHER_PROCESS = (lambda: np.empty(0, np.int64)), ()
 
@@ -133,36 +133,36 @@ def remember(
     schedule_id: int, records: Callable[[], np.ndarray], remarks: tuple[str, ...]
 ) -> None:
     """Records the identity of a schedule's data, and its remarks."""
-    # The same examples may also have come from elsewhere.
+    # The same examples may have come from another source before.
     first, said = _KNOWN.get(schedule_id, (records, ()))
     _KNOWN[schedule_id] = first, tuple(dict.fromkeys((*said, *remarks)))
 
 
 def remarks_of(schedule_id: int) -> tuple[str, ...]:
-    """Sentences for a statement; none for a schedule of another process."""
+    """Returns sentences for a statement; none for a schedule of another process."""
     return _KNOWN.get(schedule_id, _OF_ANOTHER_PROCESS)[1]
 
 
 def records_of(schedule_id: int) -> np.ndarray:
-    """The hashes of a schedule's records; none for one of another process."""
+    """Returns the hashes of a schedule's records; none if another process made it."""
     return _KNOWN.get(schedule_id, _OF_ANOTHER_PROCESS)[0]()
 
 
 def with_fingerprint(batch: Mapping[str, Any]) -> dict[str, Any]:
-    """The batch with its fingerprint, also in a graph; see `content_digest`."""
+    """Returns the batch with its fingerprint, also in a graph; see `content_digest`."""
     return {**batch, FINGERPRINT: content_digest(batch)}
 
 
 def content_digest(batch: Mapping[str, Any]) -> tf.Tensor:
-    """A digest of structure, contents and ids, int64 scalar; the same in each process.
+    """Returns a digest of structure, contents and ids, int64, equal in every process.
 
     Args:
-      batch: contents (`x`, `y`, `sample_weight`, `rows`), structures of dense tensors
-        whose first dimension is the example; and integers that say which batch it is.
+      batch: contents (`x`, `y`, `sample_weight`, `rows`), structures of dense tensors whose
+        first axis is the example; and integers that identify the batch.
     """
     structure: list[str] = []
     words: list[tf.Tensor] = []
-    # The kernel of `hash_rows` is for the host.
+    # `hash_rows` has a kernel only for the CPU.
     with tf.device("/CPU:0"):
         for name in sorted(set(batch) - {FINGERPRINT}):
             for path, leaf in _leaves(name, batch[name]):
@@ -179,7 +179,7 @@ def content_digest(batch: Mapping[str, Any]) -> tf.Tensor:
 
 
 def _leaves(path: str, value: Any) -> list[tuple[str, Any]]:
-    """The tensors of a structure and where they are; lists count as tuples."""
+    """Returns the tensors of a structure with their paths; lists count as tuples."""
     if isinstance(value, (list, tuple)):
         value = dict(enumerate(value))
     if not isinstance(value, Mapping):

@@ -1,9 +1,9 @@
-"""A random function of single examples: repeatable augmentation that mixes no examples.
+"""Random functions of single examples: repeatable augmentation without mixing examples.
 
-The function gets one example, without a batch axis, and a seed that follows from the run's
-seed, the step, the example and the view: another seed in each epoch, the same seed when a
-run is resumed. The function is traced once and must depend on example and seed alone:
-state, Python code that runs at each call, and other random numbers are refused.
+The function gets one example, without a batch axis, and a seed derived from the run's seed,
+the step, the example and the view: the seed differs in each epoch, and is the same when a
+run is resumed. The function is traced once and must depend only on example and seed: state,
+Python code that runs at each call, and other random numbers are rejected.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from tensorflow.python.framework import op_def_registry
 from tf_bandmf.sampling.identity import INPUTS, TARGETS, bytes_of
 from tf_bandmf.sampling.sources import named_parts, said_of, with_weights
 
-# Stateful operations that are allowed: they read, print, stop, or call functions whose
-# operations are examined, too.
+# Allowed stateful operations, which only read, print, stop, or call functions whose
+# operations are also checked.
 _READING = frozenset(
     "Assert Case If LookupTableFindV2 LookupTableSizeV2 PrintV2 ReadVariableOp "
     "ResourceGather ResourceGatherNd StatefulPartitionedCall VariableShape "
@@ -36,44 +36,46 @@ def register_dialect(dialect: Any) -> None:
     """Adds support for another library's functions; `tf_bandmf.keras` does it for Keras.
 
     Args:
-      dialect: `adapt(function)` returns a function of `x` of one example, or None if the
-        function is not the library's. `remarks(function)` returns sentences that a
-        statement must say about what a function uses. `seeded(seed)` returns a context in
-        which the library draws seeds that follow from `seed`, int64, shape [2].
+      dialect: object with three functions. `adapt(function)` returns a function of `x` of
+        one example, or None if the function does not belong to the library.
+        `remarks(function)` returns sentences that a statement must contain about a
+        function. `seeded(seed)` returns a context in which the library's seeds are derived
+        from `seed`, int64, shape [2].
     """
     _DIALECTS.append(dialect)
 
 
 def remarks_on(functions: Iterable[Any]) -> tuple[str, ...]:
-    """Sentences for a statement about functions that change or make examples."""
+    """Returns sentences for a statement about functions that change or make examples."""
     said = [d.remarks(function) for function in functions for d in _DIALECTS]
     return tuple(dict.fromkeys(itertools.chain.from_iterable(said)))
 
 
 class Mapped:
-    """Makes examples each time they are read, by a function of each row.
+    """Applies a function to each row, each time an example is read.
 
     An example on which the function fails becomes a row of zeros with weight 0. If the
-    function could fail for some example, there are sample weights.
+    function can fail, batches have sample weights.
 
     Args:
       function: function of one example, without a batch axis: `function(x)` returns
         another x, or `function(x, y)` returns `(x, y)`. With an argument `seed`, it gets
         an int64 tensor of shape [2] for `tf.random.stateless_*` and
-        `tf.image.stateless_random_*`. Or a Keras layer, such as
-        `keras.layers.RandomFlip`, which is called with `training=True` on batches of
-        one; its own seed is not used. Results are dense, of one shape for all examples.
-      rows: contents of some examples, on which the function is tried.
+        `tf.image.stateless_random_*`. The function may also be a Keras layer, such as
+        `keras.layers.RandomFlip`, which is called with `training=True` on batches of one;
+        the layer's own seed is not used. Results must be dense, with one shape for all
+        examples.
+      rows: contents of a few examples, on which the function is tried.
       seeds: seeds of these examples, int64, shape [N, 2].
-      parses: whether the function gets a record and returns `x`, `(x, y)` or
-        `(x, y, sample_weight)`, all that an example has.
+      parses: True if the function gets a record and returns a whole example: `x`, `(x, y)`
+        or `(x, y, sample_weight)`.
 
     Attributes:
-      with_targets: whether it makes targets, too.
+      with_targets: True if the function also returns targets.
 
     Raises:
-      TypeError: if it takes other arguments, or returns anything else.
-      ValueError: if it is not a pure function of example and seed, or shapes vary.
+      TypeError: if the function has other arguments, or returns anything else.
+      ValueError: if the result depends on more than example and seed, or shapes vary.
     """
 
     def __init__(
@@ -93,12 +95,12 @@ class Mapped:
         self.with_targets = len(names) - self._with_seed == 2
         self._spec = self._tried(rows, seeds)
         self._traced = self._trace(rows)
-        # The results for these rows tell two functions apart when a run is resumed.
+        # The results for these rows distinguish two functions when a run is resumed.
         made = [leaf.numpy() for leaf in tf.nest.flatten(self(rows, lambda: seeds))]
         self.digest = b"mapped" + b"".join(map(bytes_of, made))
 
     def _arguments(self) -> list[str]:
-        """The names of the function's arguments; of those with defaults, only `seed`."""
+        """Returns names of the function's arguments without defaults, and `seed` if any."""
         if not callable(self._function):
             raise TypeError(
                 f"map must be a function of one example, or a Keras layer (import "
@@ -113,7 +115,7 @@ class Mapped:
         required = [name for name in names if name != "seed"]
         if len(required) not in (1, 2):
             raise TypeError(
-                f"{self._name} must take x, or x and y, and seed if it is random; found "
+                f"{self._name} must take x, or x and y, and seed if it is random, found "
                 f"the arguments {', '.join(required) or 'none'}."
             )
         return names
@@ -121,16 +123,15 @@ class Mapped:
     def __call__(
         self, rows: dict[str, Any], seeds: Callable[[], tf.Tensor]
     ) -> dict[str, Any]:
-        """The rows with the function applied to each by itself."""
+        """Returns the rows after applying the function to each row separately."""
         one_row = lambda row: self._traced(*row)  # noqa: E731
         made, works = _each_that_works(one_row, (rows, seeds()), self._spec)
         return with_weights({**rows, **made}, works)
 
     def _tried(self, rows: dict[str, Any], seeds: tf.Tensor) -> dict[str, Any]:
-        """The specs of what the function returns, from the examples on which it works.
+        """Returns the specs of the results, from the examples on which the function works.
 
-        The function is called eagerly, so that layers create their weights outside of the
-        graph.
+        The function is called eagerly, so that layers create weights outside of the graph.
         """
         results, failure = [], ""
         for i in range(int(seeds.shape[0])):
@@ -141,8 +142,8 @@ class Mapped:
                 failure = said_of(error)
         if not results:
             raise ValueError(
-                f"{self._name} fails for all of the examples that it was tried "
-                f"with ({failure}). It must work for an example."
+                f"{self._name} must work for some example, but failed for all that were "
+                f"tried ({failure})."
             )
 
         def common(*leaves: tf.Tensor) -> tf.TensorSpec:
@@ -157,7 +158,7 @@ class Mapped:
         return tf.nest.map_structure(common, *results)
 
     def _one(self, content: dict[str, Any], seed: tf.Tensor) -> dict[str, Any]:
-        """`x`, and `y` if the function takes it, of one example."""
+        """Returns `x` of one example, and `y` if the function takes it."""
         keys = (INPUTS, TARGETS)[: 1 + self.with_targets]
         if keys[-1] not in content:
             raise TypeError(
@@ -210,30 +211,31 @@ class Mapped:
 def _each_that_works(
     function: Callable[[Any], Any], rows: Any, spec: Any
 ) -> tuple[Any, tf.Tensor]:
-    """Maps a function over rows, one by one, and survives rows on which it fails.
+    """Maps a function over rows, one by one, with zeros for rows on which it fails.
 
     Args:
-      function: takes one row, in a graph. An error of an operation concerns its row alone.
+      function: function of one row, in a graph. An error of an operation affects only its
+        row.
       rows: structure of tensors whose first dimension is N.
-      spec: structure of the specs of its results, whose shapes are static.
+      spec: structure of the specs of the function's results, with static shapes.
 
     Returns:
-      The results, with zeros for rows on which the function failed; and whether it worked
-      for each row, bool, shape [N].
+      The results, with zeros for rows on which the function failed; and a mask of the rows
+      on which it worked, bool, shape [N].
     """
     count = tf.shape(tf.nest.flatten(rows)[0], out_type=tf.int64)[0]
     blank = tf.nest.map_structure(lambda s: tf.zeros(s.shape, s.dtype), spec)
     numbered = tf.data.Dataset.from_tensor_slices((tf.range(count), rows)).map(
         lambda place, row: (place, function(row)), num_parallel_calls=tf.data.AUTOTUNE
     )
-    # One more row, which always works, so that the batch is never empty.
+    # An additional row always works, so that the batch is never empty.
     ended = numbered.ignore_errors().concatenate(
         tf.data.Dataset.from_tensors((count, blank))
     )
     places, results = ended.batch(count + 1).get_single_element()
 
     def placed(made: tf.Tensor) -> tf.Tensor:
-        # Not `scatter_nd`, which adds: the sum of zero and negative zero is zero.
+        # `scatter_nd` is not used because it adds, and zero plus negative zero is zero.
         zeros = tf.zeros([count + 1, *made.shape[1:]], made.dtype)
         return tf.tensor_scatter_nd_update(zeros, places[:, None], made)[:count]
 
@@ -241,7 +243,7 @@ def _each_that_works(
 
 
 def _impure_operation(graph: Any) -> str | None:
-    """The first operation of a graph whose result depends on more than its inputs."""
+    """Returns the first operation of a graph that depends on more than its inputs."""
     definition = graph.as_graph_def()
     nodes = [*definition.node]
     for function in definition.library.function:
@@ -257,7 +259,7 @@ def _impure_operation(graph: Any) -> str | None:
 def _tensor(value: Any) -> tf.Tensor:
     if isinstance(value, (tf.RaggedTensor, tf.SparseTensor)):
         raise TypeError(
-            f"map must return dense tensors, found {type(value).__name__}. Make it dense: "
+            f"map must return dense tensors, found {type(value).__name__}. Convert it by "
             f"value.to_tensor(), or tf.sparse.to_dense(value)."
         )
     return tf.convert_to_tensor(value)

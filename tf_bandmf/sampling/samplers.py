@@ -1,13 +1,13 @@
-"""The examples that a step uses, as a pure function of a secret seed and the step.
+"""Samplers, which choose the examples of a step by a pure function of secret seed and step.
 
 Formal guarantees, if the words are independent and uniform:
 
-- The law is that of the participation, in whole numbers: no logarithm and no rounding, so
-  a resumed run draws the same examples on every machine.
-- Where examples take part independently, each does with at most its probability, given
-  all others (`Trials`). A smaller probability amounts to the full one followed by a
-  coin that drops examples, so the accountant's bound holds.
-- The cost of a step grows with its batch, not with the data.
+- The distribution is that of the participation, computed with whole numbers: there are no
+logarithms and no rounding, so a resumed run draws the same examples on every machine. - If
+examples take part independently, each takes part with at most its probability, given all
+others (`Trials`). A smaller probability is equivalent to the full probability followed by
+randomly dropping examples, so the accountant's bound holds. - The cost of a step grows with
+its batch, not with the data.
 """
 
 from __future__ import annotations
@@ -24,23 +24,25 @@ import numpy as np
 from tf_bandmf.files.hidden import HiddenBytes
 
 SEED_BYTES = 32
-# `words(step, count)`: independent uniform uint64, shape [count]; a smaller count gives the
-# first of them. Every step has its own words; those of `WHOLE_RUN` belong to no step.
+# A function `words(step, count)` that returns independent uniform uint64, shape [count]; a
+# smaller count gives the first of them. Every step has separate words; the words of
+# `WHOLE_RUN` do not belong to a step.
 Words = Callable[[int, int], np.ndarray]
 WHOLE_RUN = -1
-# `Trials` lower their probability by a relative 2^-26: see there.
+# `Trials` lowers its probability by a relative 2^-26; see its docstring.
 _LOWERED = 26
-# Steps of a `RestSampler` that are kept: they are not always asked for in order.
+# The number of steps that a `RestSampler` stores, because steps are not always requested in
+# order.
 _KEPT = 4
 
 
 def random_words(seed: bytes, step: int, count: int) -> np.ndarray:
-    """Independent uniform numbers in [0, 2^64), from SHAKE-256 (FIPS 202).
+    """Returns independent uniform numbers in [0, 2^64), from SHAKE-256 (FIPS 202).
 
     Args:
       seed: the secret, 32 bytes.
-      step: the step that uses the numbers; every step has its own.
-      count: how many numbers; a smaller count gives the first of them.
+      step: the step that uses the numbers; every step gets different numbers.
+      count: number of numbers; a smaller count gives the first of them.
 
     Returns:
       uint64, shape [count].
@@ -58,9 +60,9 @@ def random_words(seed: bytes, step: int, count: int) -> np.ndarray:
 
 
 def uniform_numbers(words: Words, step: int, count: int, bound: int) -> np.ndarray:
-    """Independent whole numbers below `bound`, exactly equally likely.
+    """Returns independent whole numbers below `bound`, exactly equally likely.
 
-    Words beyond the last multiple of the bound are left out.
+    Words beyond the last multiple of the bound are skipped.
 
     Returns:
       int64, shape [count]; a smaller count gives the first of them.
@@ -76,23 +78,23 @@ def uniform_numbers(words: Words, step: int, count: int, bound: int) -> np.ndarr
 
 
 class Trials:
-    """Independent trials with one probability q, from whole numbers.
+    """Independent trials with one probability q, computed with whole numbers.
 
     If q <= 1/2, the gaps between trials that succeed are geometric, `a L + b` with
     independent a and b, where `P(a >= i) = (1 - q)^(L i)` and b is geometric within a block
-    of L trials. Both are looked up among cut points of 64 bits, which are computed in 128.
-    A gap longer than the table, about `5 / q`, continues with another gap: gaps have no
-    memory.
+    of L trials. Both are looked up among cut points of 64 bits, which are computed with 128
+    bits. A gap longer than the table, about `5 / q`, continues with another gap, because
+    geometric gaps are memoryless.
 
-    Cut points are rounded. So q is lowered by a relative 2^-26: given the trials before it,
-    a trial then succeeds with probability q (1 - 2^-26), up to a relative error of 2^-36.
-    Given all other trials, those after it included, it succeeds with probability at most q,
-    unless a gap is longer than 511 / q, which happens with probability exp(-511).
+    Cut points are rounded, so q is lowered by a relative 2^-26: given the earlier trials, a
+    trial then succeeds with probability q (1 - 2^-26), up to a relative error of 2^-36.
+    Given all other trials, including later ones, a trial succeeds with probability at most
+    q, unless a gap is longer than 511 / q, which happens with probability exp(-511).
 
-    If q > 1/2, each trial has a word of its own.
+    If q > 1/2, each trial uses a separate word.
 
     Args:
-      numerator, denominator: of q, in (0, 1].
+      numerator, denominator: numerator and denominator of q, which is in (0, 1].
     """
 
     def __init__(self, numerator: int, denominator: int) -> None:
@@ -116,7 +118,7 @@ class Trials:
         self._within = np.array(within, np.uint64)
 
     def successes(self, words: Words, step: int, size: int) -> np.ndarray:
-        """Indices of those of `size` trials that succeed at a step, ascending, int64."""
+        """Returns ascending indices of the successes among `size` trials, int64."""
         if 2 * self._limit > 1 << 64:
             return np.flatnonzero(words(step, size) <= np.uint64(self._limit - 1))
         count = math.ceil(1.01 * size * self._q) + 16
@@ -139,22 +141,22 @@ def _cuts_above(cuts: np.ndarray, words: np.ndarray) -> np.ndarray:
 class Sampler(abc.ABC):
     """Draws the examples that the steps of a run use, as the accountant assumes.
 
-    A run that is resumed draws exactly what it would have drawn without interruption.
+    A resumed run draws exactly the examples of the uninterrupted run.
 
     Attributes:
-      spans_run: whether steps share random words: then another seed cannot continue a
-        run.
+      spans_run: True if steps share random words, in which case another seed cannot
+        continue a run.
     """
 
     spans_run: ClassVar[bool] = False
 
     @abc.abstractmethod
     def example_indices(self, step: int) -> np.ndarray:
-        """Indices of the examples of a step, int64, shape [size of that batch]."""
+        """Returns indices of the examples of a step, int64, shape [size of that batch]."""
 
 
 class PoissonSampler(Sampler):
-    """Draws each example j with `j mod b = step mod b`, with probability q."""
+    """Draws each example j that has `j mod b = step mod b` with probability q."""
 
     def __init__(self, words: Words, total: int, batch: int, parts: int = 1) -> None:
         self._words, self._total, self._parts = words, total, parts
@@ -174,7 +176,7 @@ class FixedSizeSampler(Sampler):
         self._size, self._batch = total // parts, batch
 
     def example_indices(self, step: int) -> np.ndarray:
-        # The first distinct numbers of independent draws; or all numbers but these.
+        # Take the first distinct numbers of independent draws, or all numbers except these.
         leaves_out = self._batch > self._size // 2
         wanted = self._size - self._batch if leaves_out else self._batch
         count, chosen = wanted, np.empty(0, np.int64)
@@ -189,13 +191,13 @@ class FixedSizeSampler(Sampler):
 
 
 class OrderSampler(Sampler):
-    """One order of the examples, cut into the batches of an epoch, again and again.
+    """Repeats one order of the examples, cut into the batches of an epoch.
 
     Args:
       order: order of the examples, int64, shape [m].
       steps_per_epoch: number of batches.
-      ends: ends of the batches in the order, int64, shape [steps_per_epoch]; None where
-        their sizes differ by one at most.
+      ends: ends of the batches in the order, int64, shape [steps_per_epoch]; None if batch
+        sizes differ by at most one.
     """
 
     spans_run: ClassVar[bool] = True
@@ -224,13 +226,13 @@ class BinsSampler(OrderSampler):
 
 
 class RestSampler(Sampler):
-    """Draws each example that took no part in the last b - 1 steps, with probability p.
+    """Draws each example that was not in the last b - 1 steps with probability p.
 
-    p is `B / (m - B (b - 1))`. At the start, as in a run without a beginning, an example
-    still rests for 1, ..., b - 1 steps with probability B / m each.
+    The probability p is `B / (m - B (b - 1))`. At the start, an example rests for 1, ..., b
+    - 1 steps with probability B / m each, as if the sampling had always been running.
 
     If steps are drawn in order, each costs as much as its batch. A run that is resumed at a
-    later step draws the steps before it again: they decide which examples rest.
+    later step draws the earlier steps again, because they determine which examples rest.
     """
 
     spans_run: ClassVar[bool] = True
@@ -246,7 +248,7 @@ class RestSampler(Sampler):
     def example_indices(self, step: int) -> np.ndarray:
         with self._lock:
             if self._next < 0 or (step < self._next and step not in self._recent):
-                # The first step at which an example rests no more.
+                # The first step at which each example no longer rests.
                 self._free, self._next, self._recent = self._first_free(), 0, {}
             while (now := self._next) <= step:
                 tried = self._trials.successes(self._words, now, self._total)
@@ -259,7 +261,8 @@ class RestSampler(Sampler):
     def _first_free(self) -> np.ndarray:
         drawn, b = self._words(WHOLE_RUN, self._total), self._separation
         edges = [(self._batch * j << 64) // self._total for j in range(1, b)]
-        # If b batches are all examples, the last cell ends at 2^64, which uint64 lacks.
+        # If b batches contain all examples, the last cell ends at 2^64, which uint64 cannot
+        # represent.
         limits = np.array([min(edge, (1 << 64) - 1) for edge in edges], np.uint64)
         cells = np.searchsorted(limits, drawn, side="right")
         return ((cells + 1) % b).astype(np.int32)

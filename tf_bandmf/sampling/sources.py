@@ -1,8 +1,8 @@
-"""Rows by index: arrays, TFRecord files, or anything with a length and rows.
+"""Sources of rows by index: arrays, TFRecord files, and objects with a length and rows.
 
-A row that cannot be read (a damaged image, a text where a number should be) becomes a row
-of zeros with weight 0. It takes part in the run, adds nothing to the sum, and does not end
-the run: a run that ended would reveal something about the record (invariants 5 and 18).
+A row that cannot be read (a damaged image, or text in place of a number) becomes a row of
+zeros with weight 0. It takes part in the run, adds nothing to the sum, and does not end the
+run, because the end of a run would reveal something about the record (invariants 5 and 18).
 """
 
 from __future__ import annotations
@@ -30,35 +30,37 @@ OF_CLASS_WEIGHTS = (
     "noise covers them, and each record changes the weight of all others."
 )
 _OURS = os.path.dirname(os.path.dirname(__file__)) + os.sep
-# Bytes of rows that are read at a time when all rows are read.
+# The number of bytes per block when all rows are read.
 _AT_ONCE = 1 << 22
-# Evenly spread examples that are read before a run begins, if reading all takes too long.
+# The number of evenly spread examples that are read before a run begins, if reading all
+# examples would take too long.
 _PROBED = 256
-# Examples that are read to find the most common shape and dtype, which all must have.
+# The number of examples that are read to find the most common shape and dtype, which all
+# examples must have.
 _SHOWN = 5
 
 
 class ExampleSource(abc.ABC):
-    """Rows by index, each of which stays what it was when it was first read.
+    """A source of rows by index, which must not change after they are first read.
 
     A row that cannot be read, or has another shape, does not end the run: it becomes a row
-    of zeros with sample weight 0, and stays one.
+    of zeros with sample weight 0, for the rest of the run.
 
     Args:
-      num_examples: m; some 20 bytes of memory for each.
-      sample: content of some examples.
+      num_examples: m; each example takes about 20 bytes of memory.
+      sample: contents of a few examples.
 
     Attributes:
-      in_order: whether rows can be read only in the order of the data set, which suffices
+      in_order: True if rows can be read only in the order of the data set, which suffices
         only for a fixed epoch order.
-      may_fail: whether a row may be unreadable; if so, batches have sample weights.
-      parse: a function that makes examples of the rows, or None.
-      remarks: what the statement of a run on them must say, in sentences.
+      may_fail: True if a row may be unreadable; batches then have sample weights.
+      parse: function that turns rows into examples, or None.
+      remarks: sentences that the statement of a run on these rows must contain.
     """
 
     in_order: ClassVar[bool] = False
     may_fail: ClassVar[bool] = False
-    # The error for rows that are not what they were, the first of them at `{place}`.
+    # The error for rows that have changed; `{place}` is the index of the first one.
     _changed: ClassVar[str]
     parse: Callable[[tf.Tensor], Any] | None = None
     remarks: tuple[str, ...] = ()
@@ -68,23 +70,23 @@ class ExampleSource(abc.ABC):
         self._sample, self._kind = sample, _kind_of(sample)
         self._lock = threading.Lock()
         self._failed, self._is_seen = np.zeros([2, num_examples], bool)
-        # The hashes of each record, and of each row, that was read.
+        # Hashes of all records and rows that were read.
         self._hashes = np.zeros([2, num_examples], np.int64)
-        # The rows by whose hashes `update_digest` tells data sets apart.
+        # The rows whose hashes `update_digest` uses to distinguish data sets.
         self._probed = np.arange(num_examples)
 
     @abc.abstractmethod
     def _read(self, indices: np.ndarray) -> list[np.ndarray]:
-        """Leaves of rows, N >= 1; zeros for rows that failed, which it marks as failed."""
+        """Returns leaves of rows, N >= 1; marks failed rows, whose leaves are zeros."""
 
     def rows(self, indices: np.ndarray) -> list[np.ndarray]:
-        """Leaves of rows, and which of the rows could be read, bool, shape [N].
+        """Returns leaves of rows, and a mask of the readable rows, bool, shape [N].
 
         Args:
           indices: int64, shape [N], N >= 0.
 
         Raises:
-          ValueError: if a row is not what it was.
+          ValueError: if a row has changed.
         """
         with self._lock:
             leaves = self._read(indices) if len(indices) else self._zeros(0)
@@ -94,7 +96,7 @@ class ExampleSource(abc.ABC):
             return [*leaves, works]
 
     def _note(self, indices: np.ndarray, leaves: list[np.ndarray]) -> None:
-        """Keeps the hashes of new rows, and refuses rows that have changed."""
+        """Stores the hashes of new rows, and raises if rows have changed."""
         rows, new = identity.row_hashes(leaves).numpy(), ~self._is_seen[indices]
         if new.any():
             inputs = tf.nest.pack_sequence_as(self._sample, leaves)[INPUTS]
@@ -106,20 +108,20 @@ class ExampleSource(abc.ABC):
             raise ValueError(self._changed.format(place=changed[0]))
 
     def row_hashes(self) -> np.ndarray:
-        """Hashes of the rows that were read."""
+        """Returns the hashes of the rows that were read."""
         return self._hashes[1, self._is_seen]
 
     def records(self) -> np.ndarray:
-        """The hashes of the records that were read."""
+        """Returns the hashes of the records that were read."""
         return self._hashes[0, self._is_seen]
 
     def probed_content(self) -> tuple[dict[str, Any], np.ndarray]:
-        """A few hundred rows, spread over the data set, and which of them could be read."""
+        """Returns a few hundred rows, spread over the data set, and which are readable."""
         *leaves, works = self.rows(self._probed[:: -(-len(self._probed) // _PROBED)])
         return tf.nest.pack_sequence_as(self._sample, leaves), works
 
     def all_rows(self) -> Iterator[dict[str, Any]]:
-        """Reads all rows, so that all have hashes; yields their contents, part by part."""
+        """Reads and hashes all rows; yields their contents, block by block."""
         size = sum(max(1, leaf.nbytes) for leaf in self._zeros(1))
         count = max(1, _AT_ONCE // size)
         starts = range(0, self.num_examples, count)
@@ -128,7 +130,7 @@ class ExampleSource(abc.ABC):
             yield tf.nest.pack_sequence_as(self._sample, self.rows(indices)[:-1])
 
     def gather(self, indices: tf.Tensor) -> dict[str, Any]:
-        """`rows` in a graph: `x`, and `y` and `sample_weight` if there are any."""
+        """Returns `x`, `y` and `sample_weight` (as far as they exist), in a graph."""
         kinds = [*self._zeros(0), np.zeros(0, bool)]
         dtypes = [tf.as_dtype(kind.dtype) for kind in kinds]
         leaves = tf.numpy_function(self.rows, [indices], dtypes)
@@ -156,24 +158,24 @@ class ExampleSource(abc.ABC):
         return leaves
 
     def update_digest(self, update: Callable[[Any], None]) -> None:
-        """Feeds a hash with bytes that differ if the data or their order differ."""
+        """Updates a hash with bytes that differ if the data or their order differ."""
         update(f"{type(self).__name__} {self.num_examples} {self._kind}".encode())
         update(self._hashes[1, self._probed].tobytes())
 
 
 class IndexedExamples(ExampleSource):
-    """Whatever has a length and rows by index, as in Grain, PyTorch and Hugging Face.
+    """Examples of an object with length and index, as in Grain, PyTorch and Hugging Face.
 
     An index must always give the same example: random augmentation belongs in
     `plan.batches(..., map=function)`.
 
     Args:
-      source: has `len(source)`, and `source[i]` is `x`, `(x, y)` or
-        `(x, y, sample_weight)` of one example; with `source.__getitems__(list)`, several
-        are read at once. One thread at a time reads it.
+      source: object with `len(source)`, for which `source[i]` is `x`, `(x, y)` or
+        `(x, y, sample_weight)` of one example. `source.__getitems__(list)`, if it exists,
+        reads several examples. Only one thread at a time reads the source.
 
     Raises:
-      ValueError: if rows differ from one reading to the next, or half of those that are
+      ValueError: if rows differ from one reading to the next, or half of the rows that are
         tried first cannot be read.
     """
 
@@ -185,7 +187,7 @@ class IndexedExamples(ExampleSource):
 
     def __init__(self, source: Any) -> None:
         self._source = source
-        # Pairs of neighbors, which are equal where rows were repeated.
+        # Pairs of neighbors are read, because they are equal if rows were repeated.
         first = np.linspace(0, len(source) - 1, _PROBED // 2).astype(np.int64)
         places = np.unique([first, np.minimum(first + 1, len(source) - 1)])
         contents, failure = [], ""
@@ -204,7 +206,7 @@ class IndexedExamples(ExampleSource):
         kinds = [str(_kind_of(content)) for content in contents]
         super().__init__(len(source), contents[kinds.index(statistics.mode(kinds))])
         self._probed = places
-        self.rows(places[:1])  # alone, then beside others
+        self.rows(places[:1])  # first alone, then with other rows
         works = self.rows(places)[-1]
         if 2 * works.sum() <= works.size:
             raise ValueError(
@@ -235,20 +237,20 @@ class IndexedExamples(ExampleSource):
 
 
 class TFRecordExamples(ExampleSource):
-    """The records of TFRecord files, one example each, read by index.
+    """The records of TFRecord files, read by index, with one example per record.
 
-    One pass over the files finds where every record lies, verifies their checksums and
-    hashes them (some 50 bytes of memory for each). Batches then read only their own
-    records: a file that was changed in the meantime raises an error. The order of the
-    files and of their records is the order of the examples. A `schedule_id` covers every
-    record and what `parse` makes of a few of them, but neither the files' names nor how
-    the records are spread over them.
+    One pass over the files finds the position of every record, verifies checksums and
+    computes hashes (about 50 bytes of memory per record). Batches then read only their own
+    records; a file that was changed in the meantime raises an error. The order of the files
+    and of their records is the order of the examples. A `schedule_id` covers every record
+    and the result of `parse` for a few of them, but neither the files' names nor the
+    division of records among files.
 
     Args:
       files: paths of uncompressed TFRecord files on a mounted file system.
-      parse: function from one serialized record, a string scalar, to `x`, `(x, y)` or
-        `(x, y, sample_weight)`, of static shapes; it runs in a graph. It must be a pure
-        function, as `map` of `Plan.batches`. A record on which it fails becomes a row of
+      parse: function of one serialized record, a string scalar, that returns `x`, `(x, y)`
+        or `(x, y, sample_weight)` with static shapes; it runs in a graph. It must be a pure
+        function, like `map` of `Plan.batches`. A record on which it fails becomes a row of
         zeros with weight 0.
 
     Raises:
@@ -260,14 +262,15 @@ class TFRecordExamples(ExampleSource):
         "A TFRecord file was changed while it was in use: record {place} is not what it "
         "was. Restore the file."
     )
-    # In a file: the length of a record, a checksum of that, its bytes, their checksum.
+    # A record in a file consists of its length, a checksum of the length, its bytes, and
+    # their checksum.
     _BEFORE, _AFTER = 12, 4
 
     def __init__(self, files: Sequence[str], parse: Callable[[tf.Tensor], Any]) -> None:
         if isinstance(files, (str, os.PathLike)):
             files = [files]
         self.parse, self._files = parse, [os.fspath(file) for file in files]
-        # File, first byte and length of each record.
+        # The file, first byte and length of each record.
         places: list[tuple[int, int, int]] = []
         shown = tqdm.tqdm(self._files, desc="finding the records", delay=2.0)
         for number, file in enumerate(shown):
@@ -302,16 +305,16 @@ class TFRecordExamples(ExampleSource):
 
 
 class ArrayExamples(ExampleSource):
-    """Examples in arrays, which stay where they are.
+    """Examples in arrays, which are not copied.
 
     An `np.memmap`, such as `np.load(path, mmap_mode="r")`, stays on disk: each batch reads
-    its own rows. Sparse matrices of SciPy become dense batch by batch.
+    only its rows. SciPy's sparse matrices are made dense batch by batch.
 
     Args:
       x: array or nested structure of arrays whose first dimension is the example.
-      y: targets, likewise, or None.
+      y: targets, of the same form as x, or None.
       sample_weight: shape [num_examples] or None.
-      num_examples: m that every array must have.
+      num_examples: m, the length that every array must have.
 
     Raises:
       TypeError: if the data are not arrays.
@@ -345,7 +348,7 @@ class ArrayExamples(ExampleSource):
         return [_dense(array[indices]) for array in tf.nest.flatten(self._arrays)]
 
     def _weighs_classes(self) -> bool:
-        """Tells whether sample weights are those of the classes of the targets."""
+        """Returns True if sample weights depend only on the classes of the targets."""
         y, weight = map(self._arrays.get, (TARGETS, SAMPLE_WEIGHT))
         if not all(getattr(a, "size", 0) == self.num_examples for a in (y, weight)):
             return False
@@ -390,13 +393,13 @@ def _column(key: str, num_examples: int, given: Any) -> Any:
 
 
 def as_array(given: Any) -> np.ndarray:
-    """Numbers as they are; texts as TensorFlow holds them, in an array of bytes objects.
+    """Returns numbers unchanged, and texts as an array of bytes objects, as in TensorFlow.
 
     Raises:
-      TypeError: if it is something else.
+      TypeError: if the value is anything else.
     """
     kind = type(given)
-    with contextlib.suppress(TypeError, ValueError):  # may quote values
+    with contextlib.suppress(TypeError, ValueError):  # the error may quote values
         is_text = isinstance(given, (str, bytes))
         array = np.array(given, object) if is_text else np.asarray(given)
         if array.dtype.kind not in "USO":
@@ -417,9 +420,9 @@ def as_array(given: Any) -> np.ndarray:
 
 
 def without_lists(value: Any) -> Any:
-    """Lists of numbers or texts, also nested ones, as arrays; other lists as tuples.
+    """Converts (nested) lists of numbers or texts to arrays, and other lists to tuples.
 
-    tf.data takes a list of tensors for one tensor, where Keras means several inputs.
+    tf.data interprets a list of tensors as one tensor, but Keras as several inputs.
     """
     if isinstance(value, dict):
         return {name: without_lists(item) for name, item in value.items()}
@@ -433,13 +436,13 @@ def without_lists(value: Any) -> Any:
 
 
 def named_parts(given: Any) -> dict[str, Any]:
-    """The parts of examples, by their names in the contents of a batch.
+    """Returns the parts of examples, by their names in the contents of a batch.
 
     Args:
       given: x, (x, y) or (x, y, sample_weight).
 
     Raises:
-      ValueError: if there are none, or more.
+      ValueError: if `given` has no parts, or more than three.
     """
     given = without_lists(given)
     parts = given if isinstance(given, tuple) else (given,)
@@ -453,13 +456,13 @@ def named_parts(given: Any) -> dict[str, Any]:
 
 
 def said_of(error: BaseException) -> str:
-    """The kind of an error, with its text if this library raised it, else with its place.
+    """Returns an error's type, and its text if this library raised it, else its location.
 
-    Other texts may hold values of records, as may the texts of chained errors: whoever
-    quotes this in an error raises it `from None`.
+    Other error texts, and those of chained errors, may contain values of records. Therefore
+    an error that quotes this must be raised `from None`.
     """
     frames = traceback.extract_tb(error.__traceback__)
-    # Functions in C have no frames: an error of `int` is raised in its caller.
+    # Functions in C have no frames, so an error of `int` appears in its caller.
     last = frames[-1]
     if last.filename.startswith(_OURS) and "raise " in (last.line or ""):
         return f"{type(error).__name__}: {error}"
@@ -470,13 +473,13 @@ def said_of(error: BaseException) -> str:
 
 
 def classes_of(content: dict[str, Any]) -> np.ndarray:
-    """The classes of examples, from class numbers or one-hot targets; 0 for others."""
+    """Returns classes of examples from class numbers or one-hot targets; else 0."""
     targets: Any = content.get(TARGETS)
     count = len(tf.nest.flatten(content)[0])
     if not isinstance(targets, np.ndarray) or targets.dtype.kind not in "iubf":
         return np.zeros(count, np.int64)
     if targets.size == count:
-        # Two classes are often 0.0 and 1.0.
+        # Targets of two classes are often 0.0 and 1.0.
         is_whole = np.mod(targets, 1) == 0
         return np.where(is_whole, targets, 0).reshape(-1).astype(np.int64)
     if targets.ndim == 2 and targets.size:
@@ -486,14 +489,14 @@ def classes_of(content: dict[str, Any]) -> np.ndarray:
 
 
 def with_weights(content: dict[str, Any], works: tf.Tensor) -> dict[str, Any]:
-    """The content with float32 sample weights, which are 0 for rows that do not work."""
+    """Returns the content with float32 sample weights, which are 0 for failed rows."""
     weights = content.get(SAMPLE_WEIGHT, tf.ones_like(works, tf.float32))
     weights = tf.nest.map_structure(lambda w: tf.cast(w, tf.float32), weights)
     return {**content, SAMPLE_WEIGHT: zeros_unless(works, weights)}
 
 
 def zeros_unless(works: tf.Tensor, structure: Any) -> Any:
-    """The structure with zeros in rows that do not work; `works` is bool, shape [N]."""
+    """Returns the structure with zeros in failed rows; `works` is bool, shape [N]."""
 
     def zeroed(rows: tf.Tensor) -> tf.Tensor:
         shaped = tf.reshape(works, [-1, *([1] * (rows.shape.rank - 1))])

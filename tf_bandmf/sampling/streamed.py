@@ -1,10 +1,10 @@
-"""Examples that come in one fixed order: a `tf.data.Dataset`, a generator, a `PyDataset`.
+"""Examples in one fixed order: from a `tf.data.Dataset`, a generator or a `PyDataset`.
 
-They are read in the order in which they come, which suffices for the batches of a fixed
-epoch order: no copy on disk is needed, and no random access. The first reading, before
-the run begins, counts the examples and keeps a hash of each. In later passes, each place
-must hold the same example as before: a data set that shuffles itself, augments at random
-or changes in between stops the pass, before the step is taken.
+Examples are read in the order of the data set, which suffices for the batches of a fixed
+epoch order, without a copy on disk or random access. The first pass, before the run begins,
+counts the examples and stores a hash of each. In later passes, each position must have the
+same example as before: a data set that shuffles itself, augments at random or changes
+raises an error before the step is taken.
 """
 
 from __future__ import annotations
@@ -43,16 +43,16 @@ class StreamedExamples(ExampleSource):
     WARNING: the order is the data set's. If it is sorted (by class, by date), shuffle it
     once, with a fixed seed.
 
-    After an example that cannot be read, the places of later ones are unknown: the first
-    reading, before the run, raises an error. Catch the error where the example is read, or
-    give a data set that is read by index.
+    After an example that cannot be read, the positions of later examples are unknown, so
+    the first pass, before the run, raises an error. Catch the error in the code that reads
+    the example, or use a data set that is read by index.
 
     Args:
-      data: yields `x`, `(x, y)` or `(x, y, sample_weight)`. A `tf.data.Dataset`, of
-        single examples or of batches; a `keras.utils.PyDataset`, whose batches are taken
-        apart; or a function without arguments that returns a new iterator of single
-        examples each time it is called. All examples have one shape; sparse tensors
-        become dense ones.
+      data: data set that yields `x`, `(x, y)` or `(x, y, sample_weight)`: a
+        `tf.data.Dataset` of single examples or of batches; a `keras.utils.PyDataset`, whose
+        batches are split; or a function without arguments that returns a new iterator of
+        single examples in each call. All examples must have one shape; sparse tensors are
+        made dense.
       num_examples: m, the plan's number of examples.
 
     Raises:
@@ -84,7 +84,7 @@ class StreamedExamples(ExampleSource):
             raise ValueError("The data set has no examples.")
         super().__init__(num_examples, first)
         self.rows(np.arange(min(_AT_ONCE, num_examples)))
-        # Another pass, in the same order.
+        # Start another pass, in the same order.
         self._next = num_examples
         labels = [classes_of(content) for content in self.all_rows()]
         if next(self._pass, None) is not None:
@@ -95,7 +95,7 @@ class StreamedExamples(ExampleSource):
         _warn_of_order(np.concatenate(labels))
 
     def _new_pass(self) -> Iterator[dict[str, Any]]:
-        """Yields the content of each example, in order."""
+        """Yields the contents of the examples, in order."""
         place = 0
         try:
             for block in self._begin():
@@ -115,7 +115,7 @@ class StreamedExamples(ExampleSource):
             ) from None
 
     def _read(self, indices: np.ndarray) -> list[np.ndarray]:
-        """Neighboring examples, in the order of the data set."""
+        """Returns consecutive examples, in the order of the data set."""
         first, end = int(indices[0]), int(indices[-1]) + 1
         if first < self._next:
             self._pass, self._next = self._new_pass(), 0
@@ -135,7 +135,7 @@ class StreamedExamples(ExampleSource):
 
 
 def _warn_of_order(labels: np.ndarray) -> None:
-    """Warns if all examples of a class come one after the other."""
+    """Warns if the examples are sorted by class."""
     changes = int(np.count_nonzero(labels[1:] != labels[:-1]))
     sizes = np.unique(labels, return_counts=True)[1]
     if changes and changes == len(sizes) - 1 and sizes.min() > 1:
@@ -149,13 +149,13 @@ def _warn_of_order(labels: np.ndarray) -> None:
 
 
 def is_stream(data: Any) -> bool:
-    """Tells whether data come in an order of their own, and not by index."""
+    """Returns True if data have an order of their own, instead of an index."""
     is_py_dataset = hasattr(data, "__getitem__") and hasattr(data, "on_epoch_end")
     return isinstance(data, tf.data.Dataset) or is_py_dataset or callable(data)
 
 
 def _blocks_of(data: Any, num_examples: int) -> Callable[[], Iterator[dict[str, Any]]]:
-    """The function that begins to read blocks of examples, from the first one."""
+    """Returns a function that starts to read blocks of examples, from the first one."""
     if isinstance(data, tf.data.Dataset):
         return _blocks_of_dataset(data, num_examples)
     if hasattr(data, "on_epoch_end"):
@@ -183,7 +183,7 @@ def _blocks_of_dataset(
     is_batched = _is_batched(dataset, num_examples)
     depth, functions = _made_by(dataset)
     for function, name, seen in functions:
-        # tf.data also calls functions of its own, for example to split sparse batches.
+        # tf.data also calls internal functions, for example to split sparse batches.
         is_theirs = _module_of(function).startswith("tensorflow.python.data.")
         if seen > depth - is_batched and not is_theirs:
             raise ValueError(
@@ -205,10 +205,10 @@ def _blocks_of_dataset(
 
 
 def _is_batched(dataset: tf.data.Dataset, num_examples: int) -> bool:
-    """Tells whether a data set yields batches, as far as shapes and its length show it.
+    """Returns True if shapes and length show that a data set yields batches.
 
     Raises:
-      ValueError: if they do not show it.
+      ValueError: if shapes and length do not decide it.
     """
     shapes = [spec.shape for spec in tf.nest.flatten(dataset.element_spec)]
     sizes = {shape[0] if shape.rank else 0 for shape in shapes}
@@ -221,24 +221,24 @@ def _is_batched(dataset: tf.data.Dataset, num_examples: int) -> bool:
     if length >= 0 and length * size == num_examples:
         return True
     raise ValueError(
-        f"Whether the data set yields examples or batches of {size} cannot be seen. Give "
+        f"The data set's elements may be examples or batches of {size}. Give "
         f"dataset.unbatch() if they are batches, and dataset.batch(256) if they are not."
     )
 
 
 def _made_by(dataset: Any) -> tuple[int, list[tuple[Any, str, float]]]:
-    """The functions that make the elements of a data set.
+    """Returns the functions that make the elements of a data set.
 
     A function's result for an example may depend on the other examples that it sees, as in
     a batch that is standardized, mixed or sorted.
 
     Returns:
-      The number of nested batches that hold the rows; and the functions. Each has the name
-      of its data set, and the number of nested batches that hold the rows when it sees
-      them: infinite for a function that sees all rows, one after the other.
+      The number of nested batches around the rows; and the functions. Each function comes
+      with the name of its data set, and the number of nested batches around the rows that
+      it sees, which is infinite for a function that sees all rows, one after the other.
     """
     name = type(dataset).__name__.strip("_")
-    # The input that selects among data sets makes no elements.
+    # The input that selects among data sets does not make elements.
     inputs = list(dataset._inputs())["DirectedInterleave" in name :]
     below = [_made_by(one) for one in inputs]
     depth = max((depth for depth, _ in below), default=0)
