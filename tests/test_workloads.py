@@ -47,7 +47,7 @@ def test_config_round_trip():
     np.testing.assert_array_equal(again.to_dense(), workload.to_dense())
 
 
-@pytest.mark.slow_cases("arguments9-they are relative")
+@pytest.mark.slow_cases("arguments9-They are relative")
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -60,7 +60,7 @@ def test_config_round_trip():
         ({"learning_rates": [1.0, 0.0, 1.0]}, "must be finite and > 0"),
         ({"learning_rates": [1.0, np.nan, 1.0]}, "must be finite and > 0"),
         ({"learning_rates": [1.0, 1e140, 1.0]}, "between 1e-50 and 1e\\+50"),
-        ({"learning_rates": [1.0, 1e-51, 1.0]}, "they are relative"),
+        ({"learning_rates": [1.0, 1e-51, 1.0]}, "They are relative"),
     ],
 )
 def test_invalid_workloads_are_refused(arguments, message):

@@ -3,8 +3,8 @@
     plan = tf_bandmf.plan("lambda_cgd", epsilon=4, delta=1e-5, num_examples=60_000,
                           batch_size=512, epochs=10)
 
-`tf_bandmf.keras` trains Keras 3 models with such a plan. Import it by name; the rest of
-the package works without Keras. Names are imported when they are used:
+`tf_bandmf.keras` trains Keras 3 models with such a plan. Import that module by name; the
+rest of the package works without Keras. Names are imported when they are used, so
 `import tf_bandmf` loads neither TensorFlow nor dp-accounting.
 """
 
@@ -76,7 +76,7 @@ __all__ = [
     "tuning_cost",
 ]
 
-# Submodules that are loaded on first use.
+# The submodules that are loaded on first use.
 _MODULES = (
     "accounting",
     "audit",

@@ -1,4 +1,4 @@
-"""`python -m tf_bandmf`."""
+"""Runs the command line for `python -m tf_bandmf`."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Workloads: how the released models add up noisy gradients.
+"""Workloads, which describe how released models add up noisy gradients.
 
 Row `i` of the workload matrix `A` says how the model after step `i` adds up the
 gradients of the steps so far. Every workload here is `A = T^-1 diag(learning_rates)`
@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from tf_bandmf import matrices
 
-# Bounds of learning rates: fourth powers of their sums are finite.
+# The largest learning rate, chosen such that fourth powers of sums are finite.
 _LARGEST_RATE = 1e50
 
 
@@ -34,7 +34,7 @@ def _numbers(name: str, values: Any) -> np.ndarray:
 class Workload:
     """The `n x n` lower-triangular workload `A = T^-1 diag(learning_rates)`.
 
-    Build one with `prefix_sum`, `momentum_sgd`, `identity` or `from_inverse`.
+    Build a workload with `prefix_sum`, `momentum_sgd`, `identity` or `from_inverse`.
 
     Attributes:
       name: name in tables and statements.
@@ -43,8 +43,8 @@ class Workload:
       learning_rates: relative learning rate of each step, shape [n], between 1e-50 and
         1e50, or None for a constant rate. Only ratios matter to the choice of a
         strategy.
-      momentum, decay: as given to `momentum_sgd`, 0 and 1 for `prefix_sum`; None if they
-        do not describe `T`. The closed forms of the square-root strategies use them.
+      momentum, decay: arguments of `momentum_sgd`, 0 and 1 for `prefix_sum`; None if `T`
+        has another form. The closed forms of the square-root strategies use them.
     """
 
     name: str
@@ -72,8 +72,8 @@ class Workload:
             if rates.min() < 1.0 / _LARGEST_RATE or rates.max() > _LARGEST_RATE:
                 raise ValueError(
                     f"learning_rates must be between {1.0 / _LARGEST_RATE:g} and "
-                    f"{_LARGEST_RATE:g}, found {rates.min():g} to {rates.max():g}: they "
-                    f"are relative, so divide them by the first one."
+                    f"{_LARGEST_RATE:g}, found {rates.min():g} to {rates.max():g}. They "
+                    f"are relative: divide all by the first rate."
                 )
             object.__setattr__(self, "learning_rates", rates)
 
@@ -82,7 +82,7 @@ class Workload:
         return self.learning_rates is None
 
     def inverse(self) -> matrices.LowerTriangular:
-        """`A^-1`, banded: row `i` of `T` divided by the learning rate of step `i`."""
+        """Returns `A^-1`: row `i` of `T` divided by the learning rate of step `i`."""
         toeplitz = matrices.ToeplitzBanded(self.inverse_coefficients, self.num_steps)
         if self.learning_rates is None:
             return toeplitz
@@ -90,7 +90,7 @@ class Workload:
         return matrices.RowBanded(toeplitz.as_rows() / rates[:, None])
 
     def first_column(self) -> np.ndarray:
-        """The first column of the Toeplitz part `T^-1`, shape [n]."""
+        """Returns the first column of the Toeplitz part `T^-1`, shape [n]."""
         toeplitz = matrices.ToeplitzBanded(self.inverse_coefficients, self.num_steps)
         return toeplitz.solve(np.eye(1, self.num_steps)[0])
 
@@ -114,13 +114,13 @@ class Workload:
 
 
 def is_real(value: Any) -> bool:
-    """Returns whether this is a number of Python or NumPy, and not a bool."""
+    """Returns True for a number of Python or NumPy, but not for a bool."""
     number = isinstance(value, (int, float, np.integer, np.floating))
     return number and not isinstance(value, bool)
 
 
 def check_workload(workload: Any) -> None:
-    """Raises TypeError if this is not a workload."""
+    """Raises TypeError if `workload` is not a workload."""
     if not isinstance(workload, Workload):
         raise TypeError(
             f"workload must be a Workload, such as workloads.prefix_sum(1000), found "
@@ -129,7 +129,7 @@ def check_workload(workload: Any) -> None:
 
 
 def resolve(workload: Workload | str | None, num_steps: int) -> Workload:
-    """Returns a given workload, the one with a given name, or by default prefix sums.
+    """Returns a given workload, the workload with a given name, or by default prefix sums.
 
     Raises:
       TypeError: if the argument is not a workload, a name (see `parse`) or None.
@@ -144,7 +144,7 @@ def resolve(workload: Workload | str | None, num_steps: int) -> Workload:
 
 
 def parse(specification: str, num_steps: int) -> Workload:
-    """The workload of "prefix", "identity" or "sgd:momentum=0.9,decay=0.999".
+    """Returns the workload of "prefix", "identity" or "sgd:momentum=0.9,decay=0.999".
 
     Args:
       specification: the name; "sgd" takes `momentum`, `decay` or both, as in
@@ -179,7 +179,7 @@ def parse(specification: str, num_steps: int) -> Workload:
 
 
 def prefix_sum(num_steps: int, learning_rates: npt.ArrayLike | None = None) -> Workload:
-    """Plain SGD: the model is the sum of all gradients so far, `A[i, j] = 1` for j <= i."""
+    """Returns prefix sums, as in plain SGD: `A[i, j] = 1` for j <= i."""
     return momentum_sgd(num_steps, learning_rates=learning_rates)
 
 
@@ -189,10 +189,11 @@ def momentum_sgd(
     decay: float = 1.0,
     learning_rates: npt.ArrayLike | None = None,
 ) -> Workload:
-    """SGD with momentum and weight decay (arXiv:2505.12128, eq. 4).
+    """Returns the workload of SGD with momentum and weight decay (arXiv:2505.12128, eq. 4).
 
-    `m[i] = momentum m[i-1] + x[i]`, `theta[i] = decay theta[i-1] - eta m[i]`, so that
-    `A^-1 = (I - decay S)(I - momentum S)` with the shift `S`.
+    The updates are `m[i] = momentum m[i-1] + x[i]`,
+    `theta[i] = decay theta[i-1] - eta m[i]`, so that `A^-1 = (I - decay S)(I - momentum S)`
+    with the shift `S`.
 
     Args:
       num_steps: n.
@@ -224,7 +225,7 @@ def momentum_sgd(
 
 
 def identity(num_steps: int) -> Workload:
-    """The workload that uses each step's noisy gradient by itself: `A = I`."""
+    """Returns the workload that uses each step's noisy gradient by itself: `A = I`."""
     return Workload("identity", num_steps, np.array([1.0]))
 
 
@@ -234,5 +235,5 @@ def from_inverse(
     learning_rates: npt.ArrayLike | None = None,
     name: str = "custom",
 ) -> Workload:
-    """The workload of a linear recurrence (an optimizer), from the diagonals of `T`."""
+    """Returns the workload of a linear optimizer from the diagonals of `T`."""
     return Workload(name, num_steps, np.asarray(inverse_coefficients), learning_rates)

@@ -56,7 +56,7 @@ def test_it_says_nothing_of_its_structure_that_is_not_so(matrix):
 
 def test_normalized_columns_have_norm_one(matrix):
     if matrix.column_scale is not None:
-        pytest.skip("scaled already")
+        pytest.skip("already scaled")
     normalized = matrix.normalize_columns()
     np.testing.assert_allclose(normalized.column_norms(), 1.0)
     dense = matrix.to_dense()

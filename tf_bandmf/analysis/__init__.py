@@ -1,1 +1,1 @@
-"""Analysis of a strategy: its sensitivity, and its error on a workload."""
+"""Analysis of strategies: sensitivity, and error on a workload."""

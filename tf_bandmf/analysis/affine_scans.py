@@ -1,10 +1,11 @@
-"""Affine recursions over sequences of matrices, in logarithmic sequential depth."""
+"""Affine recursions over sequences of matrices, with logarithmic sequential depth."""
 
 from __future__ import annotations
 
 import tensorflow as tf
 
-# The steps in one lane of the two-level scan; the most steps of a plain sequential scan.
+# The number of steps in a lane of the two-level scan; the maximum number of steps of a
+# plain sequential scan.
 _LANE, _PLAIN = 16, 64
 
 
@@ -12,13 +13,13 @@ def affine_scan(left: tf.Tensor, right: tf.Tensor, shift: tf.Tensor) -> tf.Tenso
     """Returns all `Z_t = left_t Z_{t-1} right_t^T + shift_t` with `Z_{-1} = 0`.
 
     The steps are cut into lanes of consecutive steps, which run in parallel: a first pass
-    finds the affine map of each lane, the maps are scanned by recursion, and a second pass
-    fills in the lanes. Memory is linear; the sequential depth is logarithmic in the number
-    of steps.
+    computes the affine map of each lane, the maps are scanned recursively, and a second
+    pass fills in the lanes. Memory is linear; the sequential depth is logarithmic in the
+    number of steps.
 
     Args:
       left: shape [N, m, m]; N is static.
-      right: shape [N, m, m]. If it equals `left`, pass the same tensor object twice: that
+      right: shape [N, m, m]. If it equals `left`, pass the same tensor object twice, which
         saves a quarter of the first pass.
       shift: shape [N, m, m].
 
@@ -52,7 +53,7 @@ def affine_scan(left: tf.Tensor, right: tf.Tensor, shift: tf.Tensor) -> tf.Tenso
 
 
 def _by_step(x: tf.Tensor, lanes: int) -> tf.Tensor:
-    """Pads [N, m, m] with zeros and lays it out as [lane length, lanes, m, m]."""
+    """Pads [N, m, m] with zeros and reshapes it to [lane length, lanes, m, m]."""
     num, _, size = x.shape
     x = tf.pad(x, [[0, lanes * _LANE - num], [0, 0], [0, 0]])
     return tf.transpose(tf.reshape(x, [lanes, _LANE, size, size]), [1, 0, 2, 3])

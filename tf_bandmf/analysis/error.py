@@ -14,7 +14,7 @@ import numpy as np
 from tf_bandmf import matrices
 from tf_bandmf.workloads import Workload
 
-# `R^-1 N` is materialized up to this number of steps.
+# The largest number of steps for which `R^-1 N` is materialized.
 _DENSE_STEPS = 512
 
 
@@ -25,7 +25,7 @@ def per_step_squared_error(
 
     If both strategy and workload are Toeplitz, this takes O(n w) without TensorFlow.
     Otherwise `B = A C^-1 = R^-1 N` with banded `R` and `N`
-    (`LowerTriangular.error_factors`), and `analysis.gram_recursion` finds the row norms
+    (`LowerTriangular.error_factors`), and `analysis.gram_recursion` computes the row norms
     in O(n w^2). Dense strategies take O(n^3).
 
     Raises:
@@ -33,7 +33,7 @@ def per_step_squared_error(
     """
     if matrix.num_rows != workload.num_steps:
         raise ValueError(
-            f"The strategy is for {matrix.num_rows} steps, the workload for "
+            f"The workload must have {matrix.num_rows} steps, like the strategy, found "
             f"{workload.num_steps}."
         )
     if workload.is_toeplitz and matrix.toeplitz_column() is not None:
@@ -58,7 +58,7 @@ def max_error(per_step: np.ndarray) -> float:
 
 @functools.lru_cache(maxsize=32)
 def _compiled_engine(num_steps: int, bands: int, average_bands: int) -> Callable:
-    # Imported here: strategies in closed form need no TensorFlow.
+    # Imported here, because strategies in closed form do not need TensorFlow.
     import tensorflow as tf
 
     from tf_bandmf.analysis import gram_recursion
@@ -78,7 +78,7 @@ def _compiled_engine(num_steps: int, bands: int, average_bands: int) -> Callable
 def _row_norms(regression: np.ndarray, average: np.ndarray) -> np.ndarray:
     """Returns the squared row norms of `M^-1 N`, given `as_rows` of banded `M` and `N`."""
     if len(regression) <= _DENSE_STEPS:
-        # Tracing a tf.function would take longer, and importing TensorFlow longer still.
+        # Tracing a tf.function would take longer, and importing TensorFlow even longer.
         dense = matrices.RowBanded(average).to_dense()
         return np.sum(matrices.RowBanded(regression).solve(dense) ** 2, axis=1)
     engine = _compiled_engine(*regression.shape, average.shape[1])

@@ -1,4 +1,4 @@
-"""Row norms of the inverse of a banded matrix in O(n w^2), for the errors of strategies.
+"""Row norms of the inverse of a banded matrix, in O(n w^2), for errors of strategies.
 
 Let `M` be lower triangular with `w` diagonals and `x = M^-1 S e` with independent unit
 normals `e` and a diagonal `S`. Then `x[i] = (S[i] e[i] - sum_j M[i, i-j] x[i-j]) /
@@ -30,7 +30,7 @@ import tensorflow as tf
 
 from tf_bandmf.analysis.affine_scans import affine_scan, reverse, shifted
 
-# Blocks smaller than this waste time on the overhead of small matrices.
+# The smallest block; smaller blocks waste time on the overhead of small matrices.
 _MIN_BLOCK = 16
 
 
@@ -99,9 +99,9 @@ class _Blocks:
     """The blocks of a banded matrix `M` that the recursions need.
 
     Attributes:
-      layout: how the rows are cut into blocks.
+      layout: division of the rows into blocks.
       inverse: `D_t^-1`, [N, T, T].
-      transfer: `-D_t^-1 L_t`, [N, T, m]: applied to the last m steps of the block before.
+      transfer: `-D_t^-1 L_t`, [N, T, m], applied to the last m steps of the previous block.
     """
 
     layout: _Layout
@@ -150,8 +150,8 @@ def inverse_row_norms(
     Args:
       rows: `M[i, i-j] = rows[i, j]`, shape [n, w], float64, static shape; entries left
         of the matrix are ignored.
-      squared_scale: the diagonal of `S^2`, shape [n], or None for ones; no gradient flows
-        to it.
+      squared_scale: the diagonal of `S^2`, shape [n], or None for ones; it gets no
+        gradient.
 
     Returns:
       Shape [n].

@@ -1,4 +1,4 @@
-"""Largest sums over participation patterns: the algorithms behind `sensitivity`.
+"""Largest sums over participation patterns, the algorithms behind `sensitivity`.
 
 A pattern is a set of at most `k` of `n` steps, any two at least `b` apart. With the Gram
 matrix `X = C^T C`, the squared sensitivity is at most the largest sum of `|X[i, j]|` over
@@ -13,12 +13,12 @@ import numpy as np
 from tf_bandmf import matrices
 from tf_bandmf.analysis import vector_contributions
 
-# The most entries of an intermediate array that are held at once.
+# The maximum number of entries of an intermediate array.
 _CHUNK = 8_000_000
-# A dynamic program with more operations than this looks for a shortcut first.
+# The number of operations above which a dynamic program first tries a shortcut.
 _LONG = 50_000_000
-# For `vector_contributions`: the largest n k^2, which is about the operations of one
-# inversion for each pattern; and how many patterns are computed together.
+# Limits of `vector_contributions`: the largest n k^2, which is about the number of
+# operations of one inversion for each pattern; and the number of patterns per batch.
 _MOST_FOR_VECTORS, _AT_ONCE = 5e6, 64
 
 
@@ -28,7 +28,7 @@ def vec_sens(v: np.ndarray, min_separation: int, max_participations: int) -> np.
     Alg. 3 (VecSens) of arXiv:2306.08153 for non-negative `v`, vectorized.
 
     Args:
-      v: shape [n] or [m, n]: one problem per row.
+      v: values, shape [n], or [m, n] for one problem per row.
       min_separation: b.
       max_participations: k.
 
@@ -44,13 +44,13 @@ def vec_sens(v: np.ndarray, min_separation: int, max_participations: int) -> np.
             return np.sort(v, axis=-1)[..., n - picked :].sum(axis=-1)
         if np.all(v == v[..., :1]):
             return v[..., 0] * min(max_participations, -(-n // min_separation))
-    # best[i]: the largest sum of at most m picks from v[i:].
+    # best[i] is the largest sum of at most m picks from v[i:].
     best = np.zeros_like(v)
     for _ in range(max_participations):
         candidate = v.copy()
         if min_separation < n:
             candidate[..., : n - min_separation] += best[..., min_separation:]
-        # The larger of picking i and skipping it, for every i from the end.
+        # For every i from the end, the better of picking i and skipping it.
         best = np.maximum.accumulate(candidate[..., ::-1], axis=-1)[..., ::-1]
     return best[..., 0]
 
@@ -77,7 +77,7 @@ def path_maximum(
       The exact squared sensitivity.
 
     Raises:
-      ValueError: if `bands > 2 b` and k > 2, so that other pairs may interact, too.
+      ValueError: if `bands > 2 b` and k > 2, so that other pairs may also interact.
     """
     n, b, width = matrix.num_rows, min_separation, matrix.bands
     if width > 2 * b and max_participations > 2:
@@ -85,7 +85,7 @@ def path_maximum(
     offsets = range(b, min(width, n))
     diagonal = matrix.gram_diagonal(0)
     doubled = [2.0 * np.abs(matrix.gram_diagonal(offset)) for offset in offsets]
-    # best[i]: the largest sum over a pattern of at most m steps that begins with i.
+    # best[i] is the largest sum over a pattern of at most m steps that begins with i.
     best = np.array(diagonal)
     for _ in range(max_participations - 1):
         following = np.zeros(n)
@@ -105,10 +105,10 @@ def banded_gram_bound(
 ) -> float:
     """Returns an upper bound on the squared sensitivity: Alg. 4 for a banded `C`.
 
-    Row `i` of `X` has at most `2 bands - 1` non-zero entries. Its VecSens needs only
-    these, and only as many participations as fit among them. This takes
-    O(n bands min(k, 2 bands / b)) operations instead of O(n^2 k), after O(n bands^2) for
-    the Gram matrix (O(n bands) if `C` is Toeplitz).
+    Row `i` of `X` has at most `2 bands - 1` non-zero entries. Its VecSens needs only these
+    entries, and only as many participations as fit among them. This takes O(n bands min(k,
+    2 bands / b)) operations instead of O(n^2 k), after O(n bands^2) for the Gram matrix
+    (O(n bands) if `C` is Toeplitz).
     """
     n, width = matrix.num_rows, min(matrix.bands, matrix.num_rows)
     diagonals = [np.abs(matrix.gram_diagonal(offset)) for offset in range(width)]
@@ -134,7 +134,7 @@ def dense_gram_bound(
 ) -> float:
     """Returns an upper bound on sens^2 for any `C`: Alg. 4 of arXiv:2306.08153.
 
-    Takes VecSens of every row of `|X|`, then VecSens of these values; O(n^3 + n^2 k).
+    This is VecSens of every row of `|X|`, then VecSens of these values; O(n^3 + n^2 k).
     """
     n = entries.shape[0]
     rows = np.empty(n)
@@ -148,7 +148,8 @@ def dense_gram_bound(
 def best_pair(entries: np.ndarray, min_separation: int) -> float:
     """Returns the exact squared sensitivity of any `C` for at most two participations.
 
-    It is exact because the second contribution can take the sign that adds to the first.
+    The value is exact because the second contribution can have the sign that adds to the
+    first.
     """
     n = entries.shape[0]
     squared = np.sum(entries**2, axis=0)
@@ -202,10 +203,10 @@ def scaled_toeplitz_bound(
 def fixed_order_maximum(
     matrix: matrices.LowerTriangular, min_separation: int
 ) -> tuple[float, bool, str]:
-    """The largest squared sensitivity over the patterns `i, i + b, i + 2b, ...`, `i < b`.
+    """Returns the largest squared sensitivity over patterns `i, i + b, ...`, `i < b`.
 
     Returns:
-      The value, whether it is exact, and how it was found:
+      The value, True if it is exact, and the method:
         "the b fixed patterns": exact, because in the best pattern no entry of the Gram
           matrix is negative (beyond rounding), or only consecutive participations
           interact, so that signs can be chosen such that nothing cancels.
@@ -234,8 +235,8 @@ def fixed_order_maximum(
     diagonals = {offset: matrix.gram_diagonal(offset) for offset in offsets}
     value = 0.0
     # Patterns are tried in the order of their bounds, until no remaining pattern can exceed
-    # the value. For a Toeplitz matrix one pattern is enough: moving its columns to the
-    # right only cuts off rows at the bottom, so the pattern from step 0 is the best.
+    # the value. For a Toeplitz matrix, one pattern suffices: moving columns to the right
+    # only cuts off rows at the bottom, so the pattern from step 0 is the best.
     order = np.argsort(-absolute, kind="stable")
     if matrix.toeplitz_column() is not None:
         order = np.zeros(1, np.int64)
@@ -252,14 +253,14 @@ def fixed_order_maximum(
 
 
 def vectors_are_affordable(num_steps: int, participations: int) -> bool:
-    """True if `vector_contributions` is affordable for patterns of this size."""
+    """Returns True if `vector_contributions` is affordable for patterns of this size."""
     return float(num_steps) * participations**2 <= _MOST_FOR_VECTORS
 
 
 def _pattern_grams(
     diagonals: dict[int, np.ndarray], starts: list[int], num_rows: int, b: int
 ) -> np.ndarray:
-    """The Gram matrix of columns `i, i + b, ...` for each start `i`, padded with zeros.
+    """Returns the Gram matrix of columns `i, i + b, ...` for each start `i`, zero-padded.
 
     Returns:
       Shape [starts, k, k].

@@ -19,13 +19,13 @@ from tf_bandmf.analysis import participation_patterns as patterns
 if TYPE_CHECKING:
     from tf_bandmf.participation import Participation
 
-# A strategy with at most this many rows is materialized to compute its whole Gram matrix.
+# The most rows of a strategy that is materialized to compute its whole Gram matrix.
 _DENSE_LIMIT = 8_192
-# The same limit where another bound is nearly as good and takes O(n k).
+# The same limit if another bound is nearly as good and takes O(n k).
 _TOEPLITZ_DENSE_LIMIT = 2_048
-# An exact dynamic program with more operations than this is replaced by a bound.
+# The most operations of an exact dynamic program; beyond, a bound replaces it.
 _OPERATION_LIMIT = 2e9
-# A matrix with at most this many rows is materialized for its column norms alone.
+# The most rows of a matrix that is materialized only for its column norms.
 _NORMS_LIMIT = 20_000
 
 
@@ -37,7 +37,7 @@ class Sensitivity:
       value: sens(C), or the bound; for l2_norm_clip = 1.
       is_exact: False if `value` is an upper bound that may be loose. A guarantee
         computed from an upper bound still holds.
-      method: the theorem or algorithm that the value rests on.
+      method: theorem or algorithm from which the value follows.
     """
 
     value: float
@@ -52,7 +52,7 @@ class Sensitivity:
 def sensitivity(
     matrix: matrices.LowerTriangular, participation: Participation
 ) -> Sensitivity:
-    """Returns the sensitivity of `C`: exact where a theorem applies, else a bound.
+    """Returns the sensitivity of `C`, exact if a theorem applies, else an upper bound.
 
     | `C` | result |
     |---|---|
@@ -70,7 +70,7 @@ def sensitivity(
 
     Args:
       matrix: `C`, n x n.
-      participation: gives b and k.
+      participation: participation that determines b and k.
 
     Raises:
       ValueError: if the result is not finite.
@@ -89,11 +89,11 @@ def upper_bound(
 ) -> Sensitivity:
     """Returns the smallest known upper bound under min-separation, for any strategy.
 
-    Takes the least of the bounds that apply: Alg. 4 of arXiv:2306.08153 (Theorem 3), also
-    in its banded form; a Toeplitz majorant for which Theorem 1 holds; and the bound for
-    Toeplitz matrices with scaled columns. If none applies, it takes the triangle inequality
-    over column norms, which holds for every matrix. The bounds also hold for a fixed epoch
-    order, whose patterns have this min-separation.
+    The result is the smallest of the bounds that apply: Alg. 4 of arXiv:2306.08153 (Theorem
+    3), also in its banded form; a Toeplitz majorant for which Theorem 1 holds; and the
+    bound for Toeplitz matrices with scaled columns. If none applies, it takes the triangle
+    inequality over column norms, which holds for every matrix. The bounds also hold for a
+    fixed epoch order, whose patterns have this min-separation.
 
     Args:
       matrix: `C`, n x n.
@@ -112,7 +112,8 @@ def upper_bound(
 
     column = matrix.toeplitz_column()
     if column is not None:
-        # No entry of the majorant is below |c|, and Theorem 1 applies to it; see `_exact`.
+        # The majorant is at least |c| in every entry, and Theorem 1 applies to it; see
+        # `_exact`.
         majorant = np.abs(column)
         majorant[b:] = np.maximum.accumulate(majorant[b:][::-1])[::-1]
         larger = matrices.ToeplitzBanded(majorant, n)
@@ -140,7 +141,7 @@ def upper_bound(
 def _exact(
     matrix: matrices.LowerTriangular, b: int, k: int, fixed_order: bool
 ) -> Sensitivity | None:
-    """The exact sensitivity by the first theorem that applies, or None."""
+    """Returns the exact sensitivity by the first theorem that applies, or None."""
     n = matrix.num_rows
     if k == 1 or matrix.bands <= b:
         squared = _column_norms(matrix) ** 2
@@ -152,11 +153,10 @@ def _exact(
     column = matrix.toeplitz_column()
     if column is not None:
         if np.all(column >= 0.0) and np.all(np.diff(column[b:]) <= 0.0):
-            # Theorem 1 asks for a non-increasing column. Its proof moves participations
-            # to the left. Shifting all of them never reduces the norm if no entry is
-            # negative, and closing a gap of more than b steps compares only entries
-            # c[m - 1] and c[m] with m > b. So the order of the first b entries does not
-            # matter.
+            # Theorem 1 requires a non-increasing column. Its proof moves participations to
+            # the left. Shifting all of them never reduces the norm if no entry is negative,
+            # and closing a gap of more than b steps compares only entries c[m - 1] and c[m]
+            # with m > b. So the order of the first b entries does not matter.
             value = _leftmost_columns(matrix, b, k)
             return Sensitivity(value, True, "Toeplitz non-increasing from b, Theorem 1")
     if _is_normalized_lambda_cgd(matrix):
@@ -181,9 +181,9 @@ def _exact_fixed_order(matrix: matrices.LowerTriangular, b: int) -> Sensitivity 
 
 
 def _exact_path(matrix: matrices.LowerTriangular, b: int, k: int) -> Sensitivity | None:
-    """The exact sensitivity if only consecutive participations interact, or None.
+    """Returns the exact sensitivity if only consecutive participations interact, or None.
 
-    Only these interact if there are at most two participations, or if bands <= 2b.
+    This is the case if there are at most two participations, or if bands <= 2b.
     """
     n, width = matrix.num_rows, matrix.bands
     if k > 2 and width > 2 * b:
@@ -204,8 +204,8 @@ def _exact_path(matrix: matrices.LowerTriangular, b: int, k: int) -> Sensitivity
 def _column_norms(matrix: matrices.LowerTriangular) -> np.ndarray:
     if matrix.gram_diagonal_cost() is None and matrix.num_rows > _NORMS_LIMIT:
         raise ValueError(
-            f"The inverse of a banded matrix that is not Toeplitz must have at most "
-            f"{_NORMS_LIMIT} steps for its column norms, found {matrix.num_rows}. "
+            f"num_steps must be <= {_NORMS_LIMIT} for column norms of the inverse of a "
+            f"banded matrix that is not Toeplitz, found {matrix.num_rows}. "
             f"Use a Toeplitz noising matrix or a banded strategy."
         )
     return matrix.column_norms()
@@ -219,7 +219,7 @@ def _leftmost_columns(matrix: matrices.LowerTriangular, b: int, k: int) -> float
 
 
 def _is_normalized_lambda_cgd(matrix: matrices.LowerTriangular) -> bool:
-    """True if Lemma 8 applies: `C_lambda D^-1` with `D` the column norms of `C_lambda`."""
+    """Returns True if Lemma 8 applies: `C_lambda D^-1`, `D` the norms of its columns."""
     banded = matrix.core.banded_inverse()
     if matrix.column_scale is None or banded is None or banded.bands != 2:
         return False

@@ -6,13 +6,13 @@ The contributions of one example to the k steps of a pattern are vectors `u_i` w
     max sum_ij X_ij <u_i, u_j> = max <X, G>,    G >= 0 (semidefinite), G_ii = 1,
 
 for the k x k Gram matrix X of the pattern's columns, if the vectors have k dimensions or
-more. Contributions that are signs (vectors of one dimension) attain at most this value, and
-`sum |X_ij|` (arXiv:2306.08153, Prop. E.1) exceeds this value if no choice of signs makes
-all terms >= 0. For all y,
+more. Contributions that are signs (vectors of one dimension) give at most this maximum, and
+`sum |X_ij|` (arXiv:2306.08153, Prop. E.1) exceeds it if no choice of signs makes all terms
+>= 0. For all y,
 
     <X, G> <= sum_i y_i + k max(0, -least eigenvalue of diag(y) - X),
 
-and a barrier method finds the best y: `sum(y) - mu log det(diag(y) - X)` has its minimum
+and a barrier method computes the best y: `sum(y) - mu log det(diag(y) - X)` has its minimum
 where `G = mu (diag(y) - X)^-1` is feasible. There the upper bound from y and the lower
 bound `<X, G>` differ by `mu k`.
 """
@@ -21,11 +21,11 @@ from __future__ import annotations
 
 import numpy as np
 
-# The final mu is this number divided by k, relative to the mean of X_ii. So it is also the
-# difference `mu k` of the two bounds.
+# The difference `mu k` of the two bounds, relative to the mean of X_ii: the final mu is
+# this number divided by k.
 _BARRIER = 1e-9
-# The most Newton steps for one mu; the Newton decrement below which they end, for all mu
-# but the last, and for the last.
+# The maximum number of Newton steps for one mu; the Newton decrement below which they end,
+# for all mu except the last, and for the last mu.
 _MOST_NEWTON_STEPS, _NEAR, _CENTERED = 100, 0.5, 1e-8
 
 
@@ -34,17 +34,17 @@ def largest(grams: np.ndarray, lower: float = 0.0) -> tuple[float, float]:
 
     Args:
       grams: X of each pattern, [patterns, k, k], symmetric and positive semidefinite.
-      lower: a lower bound on the maximum, from other patterns.
+      lower: lower bound on the maximum, from other patterns.
 
     Returns:
-      A value that some vectors attain, and one that no vectors exceed; both at least
-      `lower`. They nearly agree.
+      A value that some vectors attain, and a value that no vectors exceed; both are at
+      least `lower`, and nearly equal.
     """
     k = grams.shape[-1]
     y, vectors = centered(grams, _BARRIER / k)
     attained = np.sum(grams * vectors, axis=(1, 2))
     least = np.linalg.eigvalsh(y[:, :, None] * np.eye(k) - grams)[:, 0]
-    # Rounding of eigenvalues, on the safe side.
+    # A bound on the rounding error of eigenvalues.
     error = 1e-14 * k * y.max(axis=1)
     upper = y.sum(axis=1) + k * np.maximum(error - least, 0.0)
     return max(lower, float(attained.max())), max(lower, float(upper.max()))
@@ -57,8 +57,8 @@ def centered(grams: np.ndarray, barrier: float) -> tuple[np.ndarray, np.ndarray]
     for a sequence of mu from 1 down to `barrier`, by about a factor of ten each time.
 
     Args:
-      grams: as `largest` takes them.
-      barrier: the last mu, relative to the mean of X_ii, below 1.
+      grams: see `largest`.
+      barrier: last mu, relative to the mean of X_ii, below 1.
 
     Returns:
       y, shape [patterns, k], and G, shape [patterns, k, k].

@@ -10,7 +10,8 @@ closer the two are, the sharper the audit was.
     released = ...  # noisy sums of `canaries.sums()`, as the mechanism gives them
     print(canaries.audit(released))
 
-`tf_bandmf.keras.audit.audit_run` audits your own Keras run. Nothing here needs TensorFlow.
+`tf_bandmf.keras.audit.audit_run` audits your own Keras run. This package does not need
+TensorFlow.
 """
 
 from tf_bandmf.audit.bounds import (

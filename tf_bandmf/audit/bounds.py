@@ -1,4 +1,4 @@
-"""Lower bounds on epsilon, and on mu of Gaussian DP, from counts of right guesses.
+"""Lower bounds on epsilon, and on mu of Gaussian DP, from counts of correct guesses.
 
 Each bound holds except with probability `1 - confidence` over the run and the audit's
 coins. This requires that the arguments marked "decided in advance" do not depend on the
@@ -16,7 +16,7 @@ from scipy import special, stats
 
 from tf_bandmf.accounting.checks import check_delta
 
-# The largest bound that is returned, and the halvings of the search for a bound.
+# The largest bound that is returned, and the number of bisection steps in the search.
 _LARGEST = 50.0
 _HALVINGS = 40
 
@@ -38,8 +38,9 @@ def epsilon_from_guesses(
 
     Args:
       num_canaries: number of canaries, m.
-      num_guesses: r <= m, decided in advance; the auditor does not guess the other coins.
-      num_right: v <= r, right guesses.
+      num_guesses: r <= m, number of guesses, decided in advance; the auditor does not guess
+        the other coins.
+      num_right: v <= r, number of correct guesses.
       delta: delta of the guarantee that is audited.
       confidence: in (0, 1).
 
@@ -72,8 +73,8 @@ def mu_from_guesses(
     """Returns a lower bound on mu of Gaussian DP from one run with many canaries.
 
     Mahloujifar, Melis, Chaudhuri (2024, arXiv:2410.22235), Theorem 3.2 and Algorithm 3,
-    bound how many guesses are right if the mechanism is mu-GDP; guesses may depend on one
-    another. The bound is sharper than `epsilon_from_guesses` if delta is small.
+    bound the number of correct guesses if the mechanism is mu-GDP; guesses may depend on
+    one another. The bound is sharper than `epsilon_from_guesses` if delta is small.
 
     Args: as for `epsilon_from_guesses`.
 
@@ -120,11 +121,11 @@ def epsilon_from_rates(
     2.1). Clopper-Pearson bounds on both rates hold together at the confidence.
 
     Args:
-      true_positives: trials with the canary in which the test was positive; the
-        threshold of the test was decided in advance.
-      positives: trials with the canary.
-      false_positives: trials without the canary in which the test was positive.
-      negatives: trials without the canary.
+      true_positives: number of trials with the canary and a positive test; the threshold of
+        the test was decided in advance.
+      positives: number of trials with the canary.
+      false_positives: number of trials without the canary and with a positive test.
+      negatives: number of trials without the canary.
       delta: delta of the guarantee that is audited.
       confidence: in (0, 1).
 
@@ -179,7 +180,7 @@ def _rates(
     negatives: int,
     confidence: float,
 ) -> tuple[float, float]:
-    """Returns Clopper-Pearson bounds: a lower one on the TPR, an upper one on the FPR."""
+    """Returns Clopper-Pearson bounds: a lower bound on the TPR, an upper one on the FPR."""
     each = 0.5 * (1.0 + _checked(confidence))
     of_true = stats.binomtest(true_positives, positives, alternative="greater")
     of_false = stats.binomtest(false_positives, negatives, alternative="less")
@@ -187,7 +188,7 @@ def _rates(
 
 
 def _largest_contradicted(is_contradicted: Callable[[float], bool]) -> float:
-    """Returns the largest contradicted parameter; all smaller ones must be contradicted."""
+    """Returns the largest contradicted parameter, if all smaller ones are contradicted."""
     if not is_contradicted(0.0):
         return 0.0
     low, high = 0.0, _LARGEST
@@ -200,7 +201,7 @@ def _largest_contradicted(is_contradicted: Callable[[float], bool]) -> float:
 def _check_counts(canaries: int, guesses: int, right: int) -> None:
     if not 0 <= right <= guesses <= canaries or canaries < 1:
         raise ValueError(
-            f"Counts must be 0 <= right <= guesses <= canaries and canaries >= 1, found "
+            f"Counts must have 0 <= right <= guesses <= canaries and canaries >= 1, found "
             f"{right}, {guesses}, {canaries}."
         )
 

@@ -1,4 +1,4 @@
-"""White-box audit of a correlated-noise mechanism, with gradients as canaries."""
+"""A white-box audit of a correlated-noise mechanism, with gradients as canaries."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from tf_bandmf.planning.plan import Plan
 
 # The seed of the simulated run in which the threshold is chosen.
 _REHEARSAL = 2**62
-# The most entries of an intermediate array that are held at once.
+# The maximum number of entries of an intermediate array.
 _CHUNK = 8_000_000
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class GradientCanaries:
-    """Gradients of norm `l2_norm_clip`, each included in the run by a fair coin.
+    """Canary gradients of norm `l2_norm_clip`, each included in the run by a fair coin.
 
     An auditor who sees the noisy sums `y = g + noise_stddev C^-1 z` of all steps, and
     knows C, can whiten them: `C y / noise_stddev` has independent standard normal noise.
@@ -28,16 +28,15 @@ class GradientCanaries:
     the signal `zeta C x_j (x) v_j / noise_stddev`, an outer product, to the whitened sums.
     The optimal statistic is the matched filter, the inner product of signal and whitened
     sums: by Neyman and Pearson, no other test of the same released values is better. If the
-    participation is amplified, the steps of a canary are secret. The plan's own sampler
-    draws them, and the statistic is the likelihood ratio of the mixture over the possible
-    steps.
+    participation is amplified, the steps of a canary are secret. The plan's sampler draws
+    them, and the statistic is the likelihood ratio of the mixture over the possible steps.
 
     Attributes:
       plan: the plan whose mechanism is audited.
       num_parameters: d, the length of the released vectors.
-      patterns: x, float64, shape [m, n]: what each canary adds along its direction at each
-        step.
-      included: bool, shape [m]: whether each canary takes part.
+      patterns: x, float64, shape [m, n]: contribution of each canary along its direction at
+        each step.
+      included: mask of the canaries that take part, bool, shape [m].
       directions: v, shape [m, d], orthonormal rows; None if v_j is the unit vector of
         coordinate j.
     """
@@ -65,7 +64,7 @@ class GradientCanaries:
           num_parameters: d, the length of the released vectors.
           seed: seed of the coins and the sampler.
           num_canaries: m <= d; None for one per direction.
-          directions: see the class. Different directions may reveal different faults.
+          directions: see the class; different directions may reveal different faults.
 
         Raises:
           ValueError: if there are more canaries than orthogonal directions, or the
@@ -108,7 +107,7 @@ class GradientCanaries:
 
     @property
     def signals(self) -> np.ndarray:
-        """The mu of each canary's own test, `zeta |C x_j| / noise_stddev`, shape [m]."""
+        """Returns the mu of each canary's test, `zeta |C x_j| / noise_stddev`, [m]."""
         return np.sqrt(np.sum(self._moved() ** 2, axis=0))
 
     def _moved(self) -> np.ndarray:
@@ -119,11 +118,11 @@ class GradientCanaries:
     def scores(self, released: np.ndarray) -> np.ndarray:
         """Returns the log likelihood ratio (included or not) of each canary, shape [m].
 
-        If it is 0, the released values fit both hypotheses equally well.
+        A score of 0 means that the released values fit both hypotheses equally well.
 
         Args:
-          released: noisy *sums*, shape [n, d], of the canaries alone. Subtract what other
-            examples added; the auditor is assumed to know it.
+          released: noisy *sums*, shape [n, d], of the canaries alone. Subtract the
+            contributions of other examples, which the auditor is assumed to know.
 
         Raises:
           ValueError: if `released` has another shape.
@@ -162,8 +161,9 @@ class GradientCanaries:
     def _steps(self, whitened: np.ndarray, scale: float) -> np.ndarray:
         """Returns the sum over steps of log(1 - q + q likelihood ratio), q the step's rate.
 
-        This is optimal for cyclic Poisson sampling, where the columns of C at one example's
-        steps are orthogonal. For other samplers of single steps it is a good statistic.
+        The statistic is optimal for cyclic Poisson sampling, where the columns of C at one
+        example's steps are orthogonal. For other samplers of single steps, it is a good
+        statistic.
         """
         participation, n = self.plan.participation, self.plan.num_steps
         parts = participation.separation()
@@ -182,7 +182,7 @@ class GradientCanaries:
         return np.sum(logs, axis=0)
 
     def simulated(self, seed: int) -> np.ndarray:
-        """Returns noisy sums as a correct mechanism releases them, shape [n, d].
+        """Returns noisy sums of a simulated correct mechanism, shape [n, d].
 
         Args:
           seed: seed of the noise.
@@ -213,10 +213,10 @@ class GradientCanaries:
     ) -> AuditResult:
         """Returns lower bounds on epsilon from the released noisy sums of one run.
 
-        The bounds from guesses assume nothing. The bounds from rates treat the canaries as
-        independent trials, which they are if the noise is as planned. If scores are
-        correlated, the mechanism contradicts the plan anyway; correlation can change the
-        number of right guesses in either direction.
+        The bounds from guesses need no assumptions. The bounds from rates treat the
+        canaries as independent trials, which they are if the noise conforms to the plan. If
+        scores are correlated, the mechanism contradicts the plan anyway; correlation can
+        change the number of correct guesses in either direction.
 
         Args:
           released: see `scores`.
@@ -253,7 +253,7 @@ def worst_pattern(matrix: LowerTriangular, participation: Participation) -> np.n
 
     Args:
       matrix: C.
-      participation: gives b and k; without amplification.
+      participation: participation that determines b and k; without amplification.
 
     Returns:
       x, float64, shape [n], entries -1, 0 and 1.

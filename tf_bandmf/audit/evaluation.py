@@ -1,4 +1,4 @@
-"""Lower bounds on epsilon from scores of canaries, and the result of an audit."""
+"""Lower bounds on epsilon from the scores of canaries, and the results of audits."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tf_bandmf.audit.bounds import (
     mu_from_rates,
 )
 
-# Numbers of guesses that are tried, as shares of the number of canaries.
+# The numbers of guesses that are tried, as shares of the number of canaries.
 _SHARES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.4, 1.0)
 # Below this mu, Gaussian DP has epsilon = 0 at every delta of interest.
 _SMALLEST_MU = 1e-6
@@ -28,8 +28,8 @@ class LowerBound:
 
     Attributes:
       epsilon: the bound, at the delta of the audit.
-      method: how the bound was computed, with its source.
-      assumes: what the bound assumes about the mechanism, besides the claim.
+      method: method of computation, with its source.
+      assumes: assumptions about the mechanism, in addition to the claim.
       mu: the bound on mu from which epsilon follows, if the claim is Gaussian DP.
     """
 
@@ -44,11 +44,11 @@ class AuditResult:
     """Lower bounds on epsilon that all hold together at the confidence.
 
     Attributes:
-      bounds: one for each method.
+      bounds: lower bounds, one for each method.
       delta: delta for which the bounds hold.
       confidence: confidence of all bounds together.
       num_canaries: number of canaries, m.
-      num_included: how many canaries took part.
+      num_included: number of canaries that took part.
       claimed_epsilon: claimed epsilon of the plan; None if nothing was claimed.
       signal: mean distance of the scores with and without the canary, in standard
         deviations of the plan's noise: `1 / noise_multiplier` for a canary with the
@@ -118,7 +118,8 @@ def evaluate(
     Args:
       scores: shape [m]; larger for canaries that seem to have taken part. They must be
         computed from what the run released, without looking at `included`.
-      included: bool, shape [m]: which canaries took part, by independent fair coins.
+      included: mask of the canaries that took part, by independent fair coins, bool, shape
+        [m].
       delta: delta of the guarantee that is audited.
       confidence: confidence of all bounds together.
       signal: see `AuditResult`; used only to choose `num_guesses`. None counts as 1.
@@ -130,9 +131,9 @@ def evaluate(
         false positives are computed, too.
       threshold: a score above the threshold counts as positive in these rates. It must
         have been decided before the scores were seen.
-      num_guesses: even number of guesses; None for a choice from m and `signal`, which
-        does not look at the scores.
-      claimed_epsilon: the claimed epsilon, with which the result compares the bounds.
+      num_guesses: even number of guesses; None for a choice that depends on m and `signal`,
+        but not on the scores.
+      claimed_epsilon: claimed epsilon, with which the result compares the bounds.
 
     Returns:
       The bounds.
@@ -147,12 +148,12 @@ def evaluate(
             f"and {included.shape}."
         )
     if np.any(np.isnan(scores)):
-        raise ValueError("scores must be numbers, found NaN.")
+        raise ValueError("scores must not be NaN, found NaN.")
     positives, m = int(included.sum()), int(scores.size)
     if positives in (0, m):
         raise ValueError(
-            f"Some canaries must take part and some must not, found {positives} of {m}: "
-            f"use more canaries."
+            f"Some canaries must take part and some must not, found {positives} of {m}. "
+            f"Use more canaries."
         )
     count = 1 + is_gaussian + are_independent * (1 + is_gaussian)
     each = 1.0 - (1.0 - confidence) / count
@@ -209,7 +210,7 @@ def best_number_of_guesses(
     best, chosen = 0.0, max(2, int(0.4 * num_canaries) // 2 * 2)
     for share in _SHARES:
         guesses = max(2, int(share * num_canaries) // 2 * 2)
-        # Finds the threshold which half of `share` of the scores exceed, if scores are a
+        # Find the threshold that half of `share` of the scores exceed, if scores are a
         # mixture of N(signal / 2, 1) and N(-signal / 2, 1).
         low, high = -signal, signal + 40.0
         for _ in range(60):

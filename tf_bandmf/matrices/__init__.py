@@ -1,9 +1,9 @@
 """Algebra of lower-triangular matrices with structure, in float64.
 
 Every strategy, workload and noising matrix of this library is lower triangular. It is
-banded, or the inverse of a banded matrix, or one of these with its columns scaled, or of
-a kind that serves for comparison. Only `to_dense` and `Dense` materialize an `n x n`
-array; all other operations and classes work for `n = 10**6` as well as for `n = 4`.
+banded, or the inverse of a banded matrix, or one of these with scaled columns, or of a kind
+for comparisons. Only `to_dense` and `Dense` materialize an `n x n` array; all other
+operations and classes work for `n = 10**6` as well as for `n = 4`.
 
 | class | matrix `M` | one product or solve costs |
 |---|---|---|

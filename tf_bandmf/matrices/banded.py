@@ -1,4 +1,4 @@
-"""Banded lower-triangular matrices: Toeplitz ones, and those with arbitrary entries."""
+"""Banded lower-triangular matrices: Toeplitz matrices, and those with arbitrary entries."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class ToeplitzBanded(Banded):
 
     Args:
       coefficients: one value per diagonal, the main diagonal first; shape [w],
-        `1 <= w <= num_rows`. More coefficients than rows are refused: the matrix has no
+        `1 <= w <= num_rows`. More coefficients than rows are an error: the matrix has no
         diagonals for them, and the number of steps is never inferred from `w`.
       num_rows: n.
 
@@ -65,7 +65,7 @@ class ToeplitzBanded(Banded):
             raise ValueError(f"coefficients must be a vector, found shape {c.shape}.")
         if c.size > self.num_rows:
             raise ValueError(
-                f"A matrix of {self.num_rows} rows has at most {self.num_rows} bands, "
+                f"A matrix with {self.num_rows} rows must have at most that many bands, "
                 f"found {c.size} coefficients."
             )
         if not np.all(np.isfinite(c)):
@@ -133,7 +133,7 @@ class RowBanded(Banded):
             raise ValueError("The main diagonal has a zero: the matrix is singular.")
         for j in range(1, rows.shape[1]):
             if np.any(rows[:j, j] != 0.0):
-                raise ValueError(f"rows[:{j}, {j}] is outside the matrix: must be 0.")
+                raise ValueError(f"rows[:{j}, {j}] must be 0, outside of the matrix.")
 
     @property
     def num_rows(self) -> int:  # type: ignore[override]

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 class LowerTriangular(abc.ABC):
     """An invertible `n x n` lower-triangular matrix, float64, immutable.
 
-    Each kind of matrix defines how it is multiplied and inverted, and which operations
-    are cheap for it. The code for sensitivity, error, accounting and noise calls these
-    methods and never tests for a kind.
+    Each kind of matrix defines its products and solves, and the operations that are cheap
+    for it. The code for sensitivity, error, accounting and noise calls these methods and
+    never tests for a kind.
 
     Attributes:
       kind: the name of the class in saved files.
@@ -41,7 +41,7 @@ class LowerTriangular(abc.ABC):
 
     @abc.abstractmethod
     def streaming(self) -> Streaming:
-        """Returns how the rows of `M^-1 Z` are computed one after another."""
+        """Returns a recipe for computing the rows of `M^-1 Z` one after another."""
 
     @classmethod
     @abc.abstractmethod
@@ -53,7 +53,7 @@ class LowerTriangular(abc.ABC):
         column = self.toeplitz_column()
         if column is None:
             return np.linalg.norm(self.to_dense(), axis=0)
-        # Column j holds the first n - j numbers of the first column.
+        # Column j consists of the first n - j numbers of the first column.
         return np.sqrt(np.cumsum(column**2))[::-1].copy()
 
     def is_nonnegative(self) -> bool:
@@ -72,7 +72,7 @@ class LowerTriangular(abc.ABC):
 
     @property
     def core(self) -> LowerTriangular:
-        """The matrix before its columns were scaled; `M` itself if they were not."""
+        """The matrix before its columns were scaled; `M` itself if they are not scaled."""
         return self
 
     @property
@@ -82,7 +82,7 @@ class LowerTriangular(abc.ABC):
 
     @property
     def stored_bands(self) -> int | None:
-        """Bands of `M`, or of `M^-1` if only the inverse is banded; None if neither is."""
+        """The number of bands of `M`, or of `M^-1` if only that is banded, or None."""
         return None
 
     def banded_inverse(self) -> LowerTriangular | None:
@@ -98,7 +98,7 @@ class LowerTriangular(abc.ABC):
         Raises:
           TypeError: if `M` is not stored by its bands.
         """
-        raise TypeError(f"{type(self).__name__} has no banded rows.")
+        raise TypeError(f"{type(self).__name__} is not stored by its bands.")
 
     def distinct_rows(self) -> np.ndarray:
         """Returns `as_rows()`; for a Toeplitz `M` one row for all steps, [1, bands]."""
@@ -147,8 +147,8 @@ class LowerTriangular(abc.ABC):
           scale: shape [n], or None for ones.
 
         Returns:
-          The diagonals of `R` and `N` row by row, as in `as_rows`; or None if there are
-          no such matrices, and the error must be computed from the dense matrix.
+          The diagonals of `R` and `N` row by row, as in `as_rows`; or None if there are no
+          such matrices, so that the error must be computed from the dense matrix.
         """
         return None
 
@@ -188,7 +188,7 @@ def register(cls: _Kind) -> _Kind:
     if KINDS.setdefault(cls.kind, cls) is not cls:
         raise ValueError(
             f"The kind {cls.kind!r} of {cls.__name__} is taken by "
-            f"{KINDS[cls.kind].__name__}: use another one."
+            f"{KINDS[cls.kind].__name__}. Use another kind."
         )
     return cls
 
@@ -202,7 +202,7 @@ def from_config(config: Mapping[str, Any]) -> LowerTriangular:
     kind = config.get("kind")
     if kind not in KINDS:
         raise ValueError(
-            f"Unknown kind of matrix {kind!r}: was it saved by a newer version?"
+            f"Unknown kind of matrix {kind!r}. Was it saved by a newer version?"
         )
     fields = {
         name: from_config(value) if isinstance(value, Mapping) else value
@@ -212,7 +212,7 @@ def from_config(config: Mapping[str, Any]) -> LowerTriangular:
     return KINDS[kind](**fields)
 
 
-# The largest number of steps of a run: with more, random keys and tables would take
+# The largest number of steps of a run; with more steps, random keys and tables would take
 # gigabytes and minutes.
 LARGEST_NUM_STEPS = 10_000_000
 
@@ -257,7 +257,5 @@ def check_operand(x: np.ndarray, num_rows: int) -> np.ndarray:
     """
     x = np.asarray(x, dtype=np.float64)
     if x.ndim not in (1, 2) or x.shape[0] != num_rows:
-        raise ValueError(
-            f"Expected an array of {num_rows} rows, found shape {x.shape}."
-        )
+        raise ValueError(f"The array must have {num_rows} rows, found shape {x.shape}.")
     return x

@@ -28,7 +28,7 @@ class BufferedToeplitz(LowerTriangular):
     `prod_m (1 - inverse_decays[m] x) / (1 - decays[m] x)`, so its inverse has the same
     form with the two sequences of decays exchanged (arXiv:2404.16706; this
     parameterization: arXiv:2408.08868). Noise is computed step by step with d vectors of
-    state `s`, zero at first: `y = z + sum_m inverse_output_scales[m] s[m]`, then
+    state `s`, initially zero: `y = z + sum_m inverse_output_scales[m] s[m]`, then
     `s[m] = inverse_decays[m] s[m] + z`.
 
     Args:
@@ -72,7 +72,7 @@ class BufferedToeplitz(LowerTriangular):
 
     @property
     def output_scales(self) -> np.ndarray:
-        """omega, shape [d], all > 0: the first column's geometric weights."""
+        """The geometric weights omega of the first column, shape [d], all > 0."""
         return _residues(self.decays, self.inverse_decays)
 
     @property
@@ -131,7 +131,8 @@ def _residues(decays: np.ndarray, inverse_decays: np.ndarray) -> np.ndarray:
     residues = np.empty_like(decays)
     for m, decay in enumerate(decays):
         others = np.delete(decays, m)
-        # Multiplied factor by factor, because differences of close decays are exact.
+        # The product is computed factor by factor, because differences of close decays are
+        # exact.
         ratio = np.prod((decay - np.delete(inverse_decays, m)) / (decay - others))
         residues[m] = (decay - inverse_decays[m]) * ratio
     return residues

@@ -22,7 +22,8 @@ import numpy as np
 from tf_bandmf.matrices.base import check_num_rows, register
 from tf_bandmf.matrices.dense import Dense, lower_triangular_factor
 
-# At most this many ways to place a number of participations in an interval are kept.
+# The maximum number of ways to place a number of participations in an interval that are
+# stored.
 _MAX_WAYS = 256
 
 
@@ -83,7 +84,7 @@ class _Choices:
     interval can then be `max(earliest, a + shift)` steps after the interval's end.
 
     Attributes:
-      shift: see above; the same for all ways.
+      shift: shift of the first later participation, as above; the same for all ways.
       earliest, latest, value: shape [ways]; `value` is the sum, over the tree's nodes in
         this interval, of the squared number of participations.
     """

@@ -1,14 +1,14 @@
 """Products and solves with banded matrices, mostly without `scipy.signal`.
 
-`scipy.signal` takes longer to import than most tables take to compute, so it is imported
-for large problems only.
+Importing `scipy.signal` takes longer than computing most tables, so it is imported only for
+large problems.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-# Above this number of diagonals a convolution by FFT is faster than a direct one.
+# Above this number of diagonals, a convolution by FFT is faster than a direct convolution.
 _FFT_BANDS = 512
 # The largest number of entries of a banded matrix that is written out for BLAS.
 _LARGEST_STORAGE = 2**24

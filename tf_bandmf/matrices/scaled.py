@@ -23,7 +23,7 @@ NORMALIZED = 1e-9
 @register
 @dataclasses.dataclass(frozen=True, eq=False)
 class ColumnScaled(LowerTriangular):
-    """A matrix with scaled columns: column `j` is that of `inner` times `scale[j] > 0`.
+    """A matrix with scaled columns: column `j` of `inner` is multiplied by `scale[j] > 0`.
 
     `M = inner diag(scale)`.
 
@@ -40,7 +40,7 @@ class ColumnScaled(LowerTriangular):
         scale = frozen(self.scale)
         object.__setattr__(self, "scale", scale)
         if self.inner.column_scale is not None:
-            raise ValueError("The columns are scaled already: scale them once.")
+            raise ValueError("The columns are already scaled. Scale the core.")
         if scale.shape != (self.inner.num_rows,):
             raise ValueError(
                 f"scale must have shape [{self.inner.num_rows}], found {scale.shape}."

@@ -27,12 +27,12 @@ class Streaming(abc.ABC):
 
     @property
     def memory_vectors(self) -> int:
-        """The number of vectors kept between steps."""
+        """The number of vectors that are stored between steps."""
         return 0
 
     @property
     def regenerations(self) -> int:
-        """The largest number of earlier vectors of `Z` that a step draws again."""
+        """The largest number of earlier vectors of `Z` that a step regenerates."""
         return 0
 
     def scaled(self, factors: np.ndarray) -> Streaming:
@@ -43,11 +43,12 @@ class Streaming(abc.ABC):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ForwardSubstitution(Streaming):
-    """Keeps outputs: `y[i] = (z[i] - sum_{0<j<terms} M[i, i-j] y[i-j]) / M[i, i]`.
+    """Stores outputs: `y[i] = (z[i] - sum_{0<j<terms} M[i, i-j] y[i-j]) / M[i, i]`.
 
     Attributes:
       terms: bands of `M`.
-      rows: gives `M[i, i - j]`, shape [n, terms], or [1, terms] if all rows are equal.
+      rows: function that returns `M[i, i - j]`, shape [n, terms], or [1, terms] if all rows
+        are equal.
     """
 
     terms: int
@@ -60,11 +61,12 @@ class ForwardSubstitution(Streaming):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Regeneration(Streaming):
-    """Draws `z` again: `y[i] = sum_{j<terms} N[i, i-j] z[i-j]` with `N = M^-1`.
+    """Regenerates `z`: `y[i] = sum_{j<terms} N[i, i-j] z[i-j]` with `N = M^-1`.
 
     Attributes:
       terms: bands of `N`.
-      rows: gives `N[i, i - j]`, shape [n, terms], or [1, terms] if all rows are equal.
+      rows: function that returns `N[i, i - j]`, shape [n, terms], or [1, terms] if all rows
+        are equal.
     """
 
     terms: int
@@ -77,7 +79,7 @@ class Regeneration(Streaming):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class GeometricSums(Streaming):
-    """Keeps `s`: `y = z + sum_m scales[m] s[m]`, then `s[m] = decays[m] s[m] + z`.
+    """Stores `s`: `y = z + sum_m scales[m] s[m]`, then `s[m] = decays[m] s[m] + z`.
 
     Attributes:
       scales: shape [d].

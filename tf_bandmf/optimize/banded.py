@@ -1,8 +1,8 @@
 """Optimal banded strategies `C` with general columns.
 
-arXiv:2405.15913, Problem 2.1 and section 3.1, with the O(n bands^2) recursion of
-`analysis.gram_recursion` in place of Algorithm 2; without equal column norms it is the
-problem of arXiv:2306.08153, Appendix B.
+The problem is that of arXiv:2405.15913, Problem 2.1 and section 3.1, solved with the O(n
+bands^2) recursion of `analysis.gram_recursion` in place of Algorithm 2. Without equal
+column norms, it is the problem of arXiv:2306.08153, Appendix B.
 """
 
 from __future__ import annotations
@@ -28,29 +28,31 @@ from tf_bandmf.optimize.objectives import Objective
 from tf_bandmf.optimize.result import OptimizationResult
 from tf_bandmf.workloads import Workload
 
-# Entries of C for which compiling by XLA pays, and the most bands.
+# The numbers of entries of C for which compiling with XLA is worthwhile, and the maximum
+# number of bands for it.
 _XLA_ENTRIES, _MOST_XLA_BANDS = range(2**15, 2**21), 64
 _NAMED = (objectives.MEAN, objectives.MAX)
 
 
 class _Problem:
-    """A parametrization of the feasible set, the errors on it, and their programs.
+    """A parametrization of the feasible set, with the errors and their programs.
 
     For column-normalized strategies the variables `y` are the entries below the diagonal,
     divided by the diagonal and by a scale `s_j` of the column: column `j` is
     `[1, s_j y_1j, s_j y_2j, ...] / norm`. Otherwise the variables are all entries, scaled
     such that the squared norms of the columns `i, i + b, ...` sum to 1. Each
-    parametrization was the faster of the two on its problem.
+    parametrization was the faster of the two for its problem.
 
     Args:
       workload: A.
       objective: objective of the per-step squared errors.
-      bands: bands of C.
+      bands: number of bands of C.
       separation: b, or None for column-normalized strategies.
 
     Attributes:
       minimizer: minimizer of the objective.
-      maximum: what the minimizer minimizes if the objective is the maximum of the errors.
+      maximum: smooth function that the minimizer minimizes if the objective is the maximum
+        of the errors.
     """
 
     def __init__(
@@ -71,14 +73,15 @@ class _Problem:
         def log_loss(position: tf.Tensor) -> tf.Tensor:
             return tf.math.log(reduction(self.errors(self.columns(position))))
 
-        # Measured: 1.6 times as fast for 32 bands, slower for 128; 1.3 s to compile. A
-        # caller's own objective may contain operations that XLA does not compile.
+        # XLA was measured to be 1.6 times as fast for 32 bands, and slower for 128;
+        # compiling takes 1.3 s. A custom objective may contain operations that XLA does not
+        # compile.
         suits_xla = objective in (*_NAMED, objectives.LAST) and bands <= _MOST_XLA_BANDS
         by_xla = suits_xla and bands * n in _XLA_ENTRIES
         self.minimizer = lbfgs.Minimizer(log_loss, self._num_variables, by_xla)
 
     def columns(self, position: tf.Tensor) -> tf.Tensor:
-        """Columns of C, shape [bands, n], at variables."""
+        """Returns the columns of C, shape [bands, n], at variables."""
         n = self._workload.num_steps
         columns = tf.reshape(position, [-1, n])
         if self._separation is None:
@@ -94,13 +97,13 @@ class _Problem:
         return columns * tf.math.rsqrt(squared)
 
     def position(self, columns: np.ndarray) -> np.ndarray:
-        """Variables of given columns [bands, n] with a positive diagonal."""
+        """Returns the variables of columns [bands, n] that have a positive diagonal."""
         if self._separation is None:
             return (columns[1:] / columns[:1] / self._scale).reshape(-1)
         return (columns / np.linalg.norm(columns, axis=0)).reshape(-1)
 
     def errors(self, columns: tf.Tensor) -> tf.Tensor:
-        """Per-step squared errors, shape [n]."""
+        """Returns the per-step squared errors, shape [n]."""
         rows = banded_matrices.times_inverse_workload(columns, self._workload)
         return gram_recursion.inverse_row_norms(rows)
 
@@ -109,11 +112,11 @@ class _Problem:
         position: np.ndarray,
         support: Callable[[np.ndarray], tuple[np.ndarray, float]],
     ) -> tuple[float, np.ndarray]:
-        """A lower bound on the objective of all feasible strategies, and the errors.
+        """Returns a lower bound on the objective of feasible strategies, and the errors.
 
         Args:
           position: variables.
-          support: from errors to weights and an offset, see `Objective.support`.
+          support: function from errors to weights and an offset; see `Objective.support`.
         """
         variables, (errors_at, band_at) = tf.constant(position), self._programs
         errors, norms = (x.numpy() for x in errors_at(variables))
@@ -128,7 +131,7 @@ class _Problem:
 
     @functools.cached_property
     def _programs(self) -> tuple[Callable[..., Any], Callable[..., Any]]:
-        """The errors and the columns' norms; a band of the Gram matrix, `C` and `M`."""
+        """Compiles errors and column norms; and a band of the Gram matrix, `C` and `M`."""
 
         def errors(position: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
             columns = self.columns(position)
@@ -155,10 +158,10 @@ class _Problem:
 
 
 def _column_scale(num_steps: int, objective: Objective) -> np.ndarray:
-    """Factors of the columns, shape [n], that make second derivatives about equal.
+    """Returns factors of columns, shape [n], that make second derivatives about equal.
 
-    For the mean error, second derivatives fall like the square root of the number of
-    steps that are left at a column, as measured for prefix sums and momentum.
+    For the mean error, second derivatives decrease like the square root of the number of
+    remaining steps, as measured for prefix sums and momentum.
     """
     if objective != objectives.MEAN:
         return np.ones(num_steps)
@@ -173,7 +176,7 @@ def optimize(
     options: lbfgs.Options,
     is_certified: bool = True,
 ) -> tuple[np.ndarray, OptimizationResult]:
-    """The banded strategy with the smallest objective of the per-step errors.
+    """Returns the banded strategy with the smallest objective of the per-step errors.
 
     Args:
       workload: A.
@@ -182,8 +185,8 @@ def optimize(
         a positive diagonal.
       separation: None for columns of norm 1; b for `sum over columns i, i + b, ... of
         squared norms = 1`.
-      options: when to stop.
-      is_certified: whether to certify the gap, which takes as long as a dozen iterations.
+      options: stopping rules.
+      is_certified: True to certify the gap, which takes as long as a dozen iterations.
 
     Returns:
       The columns, shape [bands, n], and the result, with a certified gap if the objective
@@ -191,7 +194,7 @@ def optimize(
       sensitivity 1 per column, or per group of columns.
     """
     config = configs.dumps(workload.to_config())
-    # A caller's own function is traced again: it may give other values the next time.
+    # A custom function is traced again, because it may return other values the next time.
     trace = _traced if objective in _NAMED else _traced.__wrapped__
     problem = trace(config, objective, len(start), separation)
     is_certified = is_certified and objective.is_convex
@@ -199,7 +202,7 @@ def optimize(
     minimize = functools.partial(
         problem.minimizer.minimize, scale=float(workload.num_steps), options=options
     )
-    # Every lower bound that was found along the way holds: the largest one counts.
+    # Every lower bound of the search is valid, so the largest one counts.
     best = -math.inf
 
     def errors_of(at: np.ndarray) -> np.ndarray:
@@ -209,7 +212,7 @@ def optimize(
         nonlocal best
         bound, errors = problem.bound(at, objective.support)
         best = max(best, bound)
-        # Rounding may push the bound above the value at a perfect optimum.
+        # At an exact optimum, rounding may push the bound above the value.
         return max(0.0, 1.0 - best / float(objective.reduction(tf.constant(errors))))
 
     def weighted(at: np.ndarray, weights: np.ndarray) -> tuple[float, np.ndarray]:
@@ -227,11 +230,11 @@ def optimize(
     return columns.numpy(), dataclasses.replace(result, value=value)
 
 
-# The last problem is kept, since a plan follows the draft of the same problem.
+# The last problem is cached, because a plan follows the draft of the same problem.
 @functools.lru_cache(maxsize=1)
 def _traced(
     config: str, objective: Objective, bands: int, separation: int | None
 ) -> _Problem:
-    """The problem that `optimize` solves, for a workload's configuration."""
+    """Returns the problem that `optimize` solves, for a workload's configuration."""
     workload = Workload.from_config(configs.loads(config))
     return _Problem(workload, objective, bands, separation)

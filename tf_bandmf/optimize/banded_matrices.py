@@ -1,8 +1,8 @@
 """Banded matrices as TensorFlow tensors, for optimization.
 
-Variables live in columns: `columns[i, j] = C[j + i, j]`, shape [bands, n], as in
+Variables are stored by columns, `columns[i, j] = C[j + i, j]`, shape [bands, n], as in
 arXiv:2405.15913, section 3.1, because norms and constraints are about columns. The
-error engine wants rows: `rows[l, i] = C[l, l - i]`, shape [n, bands].
+computation of errors needs rows: `rows[l, i] = C[l, l - i]`, shape [n, bands].
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from tf_bandmf.workloads import Workload
 
 
 def rows_from_columns(columns: tf.Tensor) -> tf.Tensor:
-    """The inverse of `matrices.columns_from_rows`; drops entries outside the matrix."""
+    """Inverts `matrices.columns_from_rows`; drops entries outside the matrix."""
     bands, n = columns.shape
-    # Shifts diagonal i right by i places: rows are padded to n + bands numbers, put one
-    # after the other, and cut into rows of n + bands - 1.
+    # Shift diagonal i right by i places: pad rows to n + bands numbers, concatenate them,
+    # and cut the result into rows of n + bands - 1.
     flat = tf.reshape(tf.pad(columns, [[0, 0], [0, bands]]), [-1])
     flat = flat[: bands * (n + bands - 1)]
     shifted = tf.reshape(flat, [bands, n + bands - 1])[:, :n]
@@ -24,22 +24,22 @@ def rows_from_columns(columns: tf.Tensor) -> tf.Tensor:
 
 
 def inside(bands: int, num_steps: int) -> tf.Tensor:
-    """1 for the entries `[i, j]` with `j + i < n` that exist in the matrix, else 0."""
+    """Returns 1 for entries `[i, j]` inside the matrix, which have `j + i < n`, else 0."""
     lengths = num_steps - tf.range(bands)
     return tf.sequence_mask(lengths, num_steps, dtype=tf.float64)
 
 
 def toeplitz_columns(coefficients: tf.Tensor, num_steps: int) -> tf.Tensor:
-    """The Toeplitz matrix with given coefficients [bands], by columns."""
+    """Returns the Toeplitz matrix with given coefficients [bands], by columns."""
     columns = tf.tile(coefficients[:, None], [1, num_steps])
     return columns * inside(coefficients.shape[0], num_steps)
 
 
 def times_inverse_workload(columns: tf.Tensor, workload: Workload) -> tf.Tensor:
-    """Rows of `M = C A^-1 = (C diag(1 / learning_rates)) T`, shape [n, bands + q].
+    """Returns rows of `M = C A^-1 = (C diag(1 / learning_rates)) T`, [n, bands + q].
 
-    `||row i of M^-1||^2` is the squared error of step `i`. Entries left of the matrix
-    are not meaningful: the error engine ignores them.
+    `||row i of M^-1||^2` is the squared error of step `i`. Entries left of the matrix have
+    no meaning; the computation of errors ignores them.
     """
     if workload.learning_rates is not None:
         columns = columns / workload.learning_rates

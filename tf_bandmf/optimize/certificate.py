@@ -1,4 +1,4 @@
-"""Certified bounds on how far a banded strategy is from the best one.
+"""Certified bounds on the distance of a banded strategy's error from the smallest error.
 
 The weighted error `f(X) = tr(Omega A X^-1 A^T)` is convex in `X = C^T C` with gradient
 `-H`, `H = X^-1 A^T Omega A X^-1`, and `<H, X> = f(X)`. Take any feasible `X'` with the
@@ -26,8 +26,8 @@ gradient, as the true gap does. For `G = A^T Omega A` and any `Z`,
 
     tr Z = f(X) - <X, E> / 2,        Z^T G^-1 Z = H - E + E H^-1 E / 4.
 
-If `E` holds the off-diagonal entries of `H` in the band, the off-diagonal entries that
-remain are of second order; they are added to `E`, and so on. All factors are banded:
+If `E` consists of the off-diagonal entries of `H` in the band, the remaining off-diagonal
+entries are of second order; they are added to `E`, and so on. All factors are banded:
 `H^-1 = X G^-1 X`, `C A^-1 = M` and `E H^-1 E = V^T V` with `V = Omega^-1/2 M^T C E`. The
 first bound, `U`, applies to this matrix as to `H`; with `t Z` in place of `Z`,
 
@@ -43,21 +43,22 @@ import dataclasses
 
 import numpy as np
 
-# Relative to the largest weight of a step: smaller weights have no useful inverse.
+# The smallest weight, relative to the largest weight of a step; smaller weights have no
+# useful inverse.
 _LEAST_WEIGHT = 1e-12
-# How often off-diagonal entries are removed; in rows where more than the part _KEPT of them
-# would remain, they are removed only in part.
+# The number of times that off-diagonal entries are removed. In rows where more than the
+# fraction _KEPT of them would remain, they are removed only in part.
 _CORRECTIONS, _KEPT = 3, 0.5
 
 
 def dual_bound(gram_band: np.ndarray, norms: np.ndarray, separation: int) -> float:
-    """The bound `U` on `<H, X'>` over all feasible `X'`.
+    """Returns the bound `U` on `<H, X'>` over all feasible `X'`.
 
     Args:
       gram_band: `H[i, i-j]`, shape [n, bands], zero left of the matrix.
       norms: column norms of `C`, shape [n].
       separation: b; columns `i, i + b, ...` form a group whose squared norms sum to at
-        most 1. With n every column is a group of its own.
+        most 1. With n, every column forms a separate group.
 
     Returns:
       U.
@@ -75,7 +76,7 @@ def dual_bound(gram_band: np.ndarray, norms: np.ndarray, separation: int) -> flo
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Tangent:
-    """One strategy and weights of the steps, for the bounds.
+    """The tangent at a strategy, with weights of the steps, from which bounds follow.
 
     Attributes:
       weighted_error: f(X).
@@ -98,7 +99,7 @@ class Tangent:
 
 
 def corrected_bound(at: Tangent) -> float:
-    """The second bound on the weighted error, for weights > 0; O(n bands^2)."""
+    """Returns the second bound on the weighted error, for weights > 0; O(n bands^2)."""
     gram_band, rows, product = at.gram_band, at.rows, at.product
     n, bands = gram_band.shape
     inside = range(1 - min(bands, n), 1)
@@ -119,14 +120,14 @@ def corrected_bound(at: Tangent) -> float:
         left[:, 0] = gram_band[:, 0] + quarter[0]
         for k, diagonal in removed.items():
             left[:, -k] = below[k] - diagonal + quarter[k]
-        # <X, E> / 2: each entry of E stands twice.
+        # Subtracts <X, E> / 2, where each entry of E occurs twice.
         trace = at.weighted_error - sum(
             float(gram[k] @ diagonal) for k, diagonal in removed.items()
         )
         best = max(
             best, max(trace, 0.0) ** 2 / dual_bound(left, at.norms, at.separation)
         )
-        # Where H is small compared with E, more would remain than is removed.
+        # Where H is small compared to E, more would remain than is removed.
         more = _row_sums(quarter, n)
         kept = np.minimum(
             kept, _KEPT * reach / np.maximum(more, _KEPT * reach + 1e-300)
@@ -139,7 +140,7 @@ def corrected_bound(at: Tangent) -> float:
 
 
 def _row_sums(lower: dict[int, np.ndarray], n: int) -> np.ndarray:
-    """Row sums of the absolute values of a symmetric matrix, given by lower diagonals."""
+    """Returns absolute row sums of a symmetric matrix, given by its lower diagonals."""
     result = np.zeros(n)
     for k, diagonal in lower.items():
         result += np.abs(diagonal)
@@ -148,18 +149,18 @@ def _row_sums(lower: dict[int, np.ndarray], n: int) -> np.ndarray:
     return result
 
 
-# The functions below hold a matrix as a dictionary of diagonals by offset: entry
-# [i, i + offset] is at i, and entries outside the matrix are 0.
+# The functions below represent a matrix as a dictionary of diagonals by offset: entry [i, i
+# + offset] is at index i, and entries outside the matrix are 0.
 
 
 def _cut(diagonal: np.ndarray, offset: int) -> np.ndarray:
-    """The diagonal with zeros for entries left or right of the matrix."""
+    """Returns the diagonal with zeros for entries left or right of the matrix."""
     columns = np.arange(diagonal.size) + offset
     return np.where((columns >= 0) & (columns < diagonal.size), diagonal, 0.0)
 
 
 def _moved(diagonal: np.ndarray, offset: int) -> np.ndarray:
-    """The diagonal with entry `i + offset` moved to `i`, and zeros beyond the ends."""
+    """Returns the diagonal with entry `i + offset` moved to `i`; zeros beyond the ends."""
     result = np.zeros_like(diagonal)
     if offset >= 0:
         result[: diagonal.size - offset] = diagonal[offset:]
@@ -177,7 +178,7 @@ def _product(
     right: dict[int, np.ndarray],
     wanted: range | None = None,
 ) -> dict[int, np.ndarray]:
-    """The product of two banded matrices, or the diagonals of it that are wanted."""
+    """Returns the product of two banded matrices, or only its wanted diagonals."""
     result: dict[int, np.ndarray] = {}
     for a, first in left.items():
         n = first.size
@@ -191,7 +192,7 @@ def _product(
 
 
 def lower_bound(at: Tangent) -> float:
-    """The better of the two lower bounds on the weighted error of feasible strategies.
+    """Returns the better of the two lower bounds on the weighted error.
 
     If some weights are (nearly) 0, only the first bound applies.
     """

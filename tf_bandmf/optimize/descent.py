@@ -1,10 +1,10 @@
-"""L-BFGS in NumPy, for objectives that are infinite outside of an unknown region.
+"""L-BFGS in NumPy, for objectives that are infinite outside an unknown region.
 
-Where an evaluation takes a millisecond, tracing for TensorFlow's optimizer takes longer
-than the optimization; and SciPy's line search gives up at the first infinite value. The
-line search of this module bisects its step at infinite values, and ends at a point that
-meets the weak Wolfe conditions (Lewis and Overton, "Nonsmooth optimization via quasi-Newton
-methods", 2013, Algorithm 2.6).
+If an evaluation takes a millisecond, tracing for TensorFlow's optimizer takes longer than
+the optimization; and SciPy's line search gives up at the first infinite value. The line
+search of this module bisects its step at infinite values, and ends at a point that
+satisfies the weak Wolfe conditions (Lewis and Overton, "Nonsmooth optimization via
+quasi-Newton methods", 2013, Algorithm 2.6).
 """
 
 from __future__ import annotations
@@ -22,10 +22,9 @@ from tf_bandmf.optimize.result import OptimizationResult
 _PAIRS = 30
 _ARMIJO, _WOLFE = 1e-4, 0.9
 _MOST_TRIALS = 60
-# If a step is expected to decrease the value by less than this, relatively, rounding
-# hides the decrease.
+# The relative decrease of the value below which rounding hides the decrease.
 _ROUNDING = 1e-14
-# Iterations over which the decrease is measured.
+# The number of iterations over which the decrease is measured.
 _SEGMENT = 20
 
 Function = Callable[[np.ndarray], "tuple[float, np.ndarray]"]
@@ -40,11 +39,11 @@ def minimize(
     """Minimizes a smooth function from a point where it is finite.
 
     Args:
-      function: value and gradient at a position, shape [m]; the value is infinite where
-        the function is not defined.
-      start: shape [m].
-      options: when to stop; `decrease_tolerance` is absolute, for 20 iterations.
-      first_step: the most that the first trial step may change any variable.
+      function: function that returns value and gradient at a position, shape [m]; the value
+        is infinite where the function is undefined.
+      start: initial position, shape [m].
+      options: stopping rules; `decrease_tolerance` is absolute, for 20 iterations.
+      first_step: largest change of any variable in the first trial step.
     """
     began = time.perf_counter()
     x = np.array(start, np.float64)
@@ -79,7 +78,7 @@ def minimize(
         evaluations += trials
         if point is None:
             if pairs:
-                # Tries once more, without the pairs of earlier steps.
+                # Try once more, without the correction pairs of earlier steps.
                 pairs.clear()
                 continue
             converged, message = False, "line search failed: no further decrease"
@@ -100,7 +99,7 @@ def minimize(
 def _product(
     pairs: deque[tuple[np.ndarray, np.ndarray]], gradient: np.ndarray
 ) -> np.ndarray:
-    """The approximate inverse Hessian times the gradient: the two-loop recursion."""
+    """Returns the inverse Hessian estimate times the gradient (two-loop recursion)."""
     result = gradient.copy()
     factors = []
     for step, change in reversed(pairs):
@@ -123,7 +122,7 @@ def _line_search(
     direction: np.ndarray,
     step: float,
 ) -> tuple[int, tuple[np.ndarray, float, np.ndarray] | None]:
-    """Evaluations, and the new point with value and gradient; None if none is lower."""
+    """Returns evaluations, and a lower point with value and gradient, or None."""
     slope = float(gradient @ direction)
     if not slope < 0.0:
         return 0, None

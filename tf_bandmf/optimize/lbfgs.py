@@ -1,9 +1,9 @@
-"""L-BFGS of TensorFlow Probability, in float64, which reports failures as such.
+"""L-BFGS of TensorFlow Probability, in float64, with explicit reports of failures.
 
-TFP's line search gives up on badly scaled variables. Therefore the objective is
-minimized as `scale * log(objective / objective at the start)`, where callers choose
-`scale` such that second derivatives are of order one; and after a failed line search
-the optimizer is restarted from where it stands, without memory.
+TFP's line search gives up on badly scaled variables. Therefore the minimized function is
+`scale * log(objective / objective at the start)`, where callers choose `scale` such that
+second derivatives are of order one; and after a failed line search the optimizer is
+restarted at its current position, without memory.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from tensorflow.python.eager import context
 from tf_bandmf.optimize.options import Options
 from tf_bandmf.optimize.result import OptimizationResult
 
-# Iterations between two checks of the stopping rules.
+# The number of iterations between two checks of the stopping rules.
 _SEGMENT = 20
 
-# From this many iterations on, optimizing the graph of an iteration pays.
+# The number of iterations from which optimizing the graph of an iteration is worthwhile.
 _AS_TRACED = 300
 
-# The gap is computed if it is expected to be within this many tolerances.
+# The gap is computed if it is expected to be at most this many tolerances.
 _NEAR = 10.0
 
 
 def tfp_optimizer() -> Any:
-    """Returns `tfp.optimizer`, which is imported only when something is optimized.
+    """Returns `tfp.optimizer`, which is imported only for an optimization.
 
-    TensorFlow Probability needs tf-keras beside TensorFlow 2.16 and later, and does not
+    With TensorFlow 2.16 and later, TensorFlow Probability needs tf-keras, but does not
     install it.
 
     Raises:
@@ -44,7 +44,7 @@ def tfp_optimizer() -> Any:
     try:
         import tensorflow_probability as tfp
 
-        return tfp.optimizer  # it is loaded lazily
+        return tfp.optimizer  # loads the lazy module
     except ImportError as error:
         raise ImportError(
             f"Optimizing a strategy needs TensorFlow Probability and, with TensorFlow "
@@ -55,17 +55,17 @@ def tfp_optimizer() -> Any:
 
 
 class _Certificate:
-    """The certified gap, computed again when it may have met its tolerance.
+    """The certified gap, recomputed only if it may have reached its tolerance.
 
-    Computing the gap takes as long as several iterations. The gap falls about like the
-    square of the gradient.
+    Computing the gap takes as long as several iterations. The gap decreases approximately
+    like the square of the gradient.
 
     Args:
-      gap: computes the gap at a position; None if there is no certificate.
+      gap: function that computes the gap at a position; None if there is no certificate.
       tolerance: tolerance of the gap.
 
     Attributes:
-      value: the gap when it was last computed.
+      value: the last computed gap.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class _Certificate:
         return self.value is not None and self.value <= self._tolerance
 
     def look(self, position: tf.Tensor, norm: float, is_last: bool = False) -> None:
-        """Computes the gap at a position with this gradient norm, if that is worth it."""
+        """Computes the gap at a position if the gradient norm suggests convergence."""
         if self._gap is None or norm == self._norm:
             return
         if self.value is not None and not is_last:
@@ -93,15 +93,15 @@ class _Certificate:
 def value_and_gradient(
     loss: Callable[[tf.Tensor], tf.Tensor], size: int, by_xla: bool = False
 ) -> Callable[[tf.Tensor], tuple[tf.Tensor, tf.Tensor]]:
-    """A compiled function of position [size] that gives `loss` and its gradient.
+    """Returns a compiled function of position [size] for `loss` and its gradient.
 
-    TFP's optimizer calls this function at many places in its graph: since it is not
-    inlined, it is traced and optimized once.
+    TFP's optimizer calls this function at many places in its graph. Because the function is
+    not inlined, it is traced and optimized only once.
 
     Args:
-      loss: maps variables, shape [size], float64, to a scalar.
+      loss: function that maps variables, shape [size], float64, to a scalar.
       size: number of variables.
-      by_xla: whether XLA compiles it, which takes a second or two.
+      by_xla: True to compile with XLA, which takes a second or two.
     """
 
     def evaluate(position: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
@@ -119,7 +119,8 @@ def value_and_gradient(
         jit_compile=by_xla or None,
         experimental_attributes={"_noinline": True},
     )
-    # A concrete function: otherwise TensorFlow warns of retracing after a few problems.
+    # This is a concrete function, because otherwise TensorFlow warns of retracing after a
+    # few problems.
     concrete: Callable[[tf.Tensor], tuple[tf.Tensor, tf.Tensor]]
     concrete = function.get_concrete_function(tf.TensorSpec([size], tf.float64))
     return concrete
@@ -127,10 +128,10 @@ def value_and_gradient(
 
 @contextlib.contextmanager
 def _as_traced() -> Iterator[None]:
-    """A context in which functions are executed as traced, without graph optimization.
+    """Returns a context in which functions run as traced, without graph optimization.
 
     Optimizing the thousands of operations around an objective takes TensorFlow a second,
-    and saves half a millisecond for each iteration. (The objective is a separate function,
+    but saves only half a millisecond per iteration. (The objective is a separate function,
     see `value_and_gradient`, and is always optimized.)
     """
     here = context.context()
@@ -147,14 +148,14 @@ def _as_traced() -> Iterator[None]:
 
 
 class Minimizer:
-    """Minimizes the logarithm of a positive objective; traced once, which takes seconds.
+    """Minimizes the log of a positive objective; traced once, which takes seconds.
 
     Args:
-      log_loss: maps variables, shape [m], float64, to a scalar; differentiable. It may
-        read variables that change between runs.
+      log_loss: differentiable function that maps variables, shape [m], float64, to a
+        scalar. It may read variables that change between runs.
       size: number of variables, m.
-      by_xla: whether XLA compiles `log_loss`, which pays for hundreds of evaluations that
-        take milliseconds each.
+      by_xla: True to compile `log_loss` with XLA, which is worthwhile for hundreds of
+        evaluations that take milliseconds each.
     """
 
     def __init__(
@@ -164,10 +165,11 @@ class Minimizer:
         by_xla: bool = False,
     ) -> None:
         self._optimizer = tfp_optimizer()
-        # TFP holds several copies of the correction pairs while it updates them.
+        # TFP has several copies of the correction pairs in memory while it updates them.
         self._pairs = int(np.clip(50_000_000 // max(size, 1), 3, 10))
         self._evaluate = value_and_gradient(log_loss, size, by_xla)
-        # Traced when the first state is known; concrete, see `value_and_gradient`.
+        # A concrete function (see `value_and_gradient`), traced when the first state is
+        # known.
         self._advance: Callable[..., Any] | None = None
 
     def _steps(
@@ -205,13 +207,13 @@ class Minimizer:
 
         Args:
           start: initial variables, shape [m].
-          scale: the factor that makes second derivatives of `log_loss` of order one.
+          scale: factor that makes second derivatives of `log_loss` of order one.
           options: when to stop.
-          gap: certified relative optimality gap at given variables, if there is one.
+          gap: function that returns the certified relative gap at given variables, or None.
 
         Returns:
-          The result; `value` is `exp(log_loss)`. No exception is raised for a lack of
-          convergence: look at `converged`.
+          The result; `value` is `exp(log_loss)`. A lack of convergence does not raise an
+          exception: check `converged`.
 
         Raises:
           ValueError: if the objective is not finite and positive at the start.
@@ -222,8 +224,8 @@ class Minimizer:
         offset, gradient = self._evaluate(initial)
         if not (np.isfinite(float(offset)) and np.all(np.isfinite(gradient))):
             raise ValueError(
-                f"The objective must be finite and > 0 at the start, and so must be "
-                f"its gradient; found exp({float(offset)})."
+                f"The objective must be finite and > 0 at the start, with a finite "
+                f"gradient, found exp({float(offset)})."
             )
 
         scaling = (
@@ -233,7 +235,7 @@ class Minimizer:
         )
         state = self._steps(initial, tf.constant(0), *scaling)
         del initial
-        # Iterations and evaluations before the last restart, and the value at it.
+        # Iterations and evaluations before the last restart, and the value at the restart.
         earlier, evaluations, restart_value = 0, 1, math.inf
         certificate = _Certificate(gap, options.gap_tolerance)
         converged, message = False, ""
@@ -261,7 +263,8 @@ class Minimizer:
                 break
             last_done, last_value = done, value
             if bool(state.failed) or bool(state.converged):
-                # L-BFGS made no step, or a step without effect, but neither rule is met.
+                # L-BFGS made no step, or a step without effect, but no stopping rule is
+                # met.
                 if not value < restart_value:
                     converged = False
                     message = "line search failed: no further decrease"

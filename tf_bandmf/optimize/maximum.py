@@ -7,9 +7,9 @@ as large without weights, and is better conditioned. This is the exponential met
 multipliers (Bertsekas, Constrained Optimization and Lagrange Multiplier Methods, 1982,
 section 5.1), with growing orders.
 
-Whatever the weights, no strategy has a maximal error below the least weighted mean of the
-errors over all strategies. The mean with the weights of the last optimum is therefore
-minimized at the end, with order 1, only for this bound.
+For any weights, no strategy has a maximal error below the smallest weighted mean of errors
+over all strategies. Therefore a final stage of order 1 minimizes the mean with the weights
+of the last optimum, only to obtain this bound.
 """
 
 from __future__ import annotations
@@ -23,27 +23,28 @@ import tensorflow as tf
 from tf_bandmf.optimize.options import Options
 from tf_bandmf.optimize.result import OptimizationResult
 
-# Orders of the norms, each stage started at the optimum of the one before.
+# Orders of the norms; each stage starts at the optimum of the previous stage.
 _ORDERS = (8.0, 64.0, 512.0, 4096.0)
-# The least weight, relative to the mean: no step is left out, since its error may grow.
+# The smallest weight, relative to the mean; no step gets weight 0, because its error may
+# grow.
 _LEAST_WEIGHT = 1e-2
-# The part of the bound's weights that is equal for all steps: without it nothing
-# constrains the errors of some steps, and the certificate inverts the weights.
+# The part of the bound's weights that is equal for all steps. Without this part, the errors
+# of some steps would be unconstrained, and the certificate inverts the weights.
 _ALIKE = 3e-4
-# The mean that gives the bound is flat: it takes more iterations than a stage and a smaller
-# decrease tolerance, but the gap need not be below _BOUND_GAP.
+# The weighted mean is flat, so its stage needs more iterations and a smaller decrease
+# tolerance than other stages, but only a gap of _BOUND_GAP.
 _MORE_ITERATIONS, _LESS_DECREASE, _BOUND_GAP = 4, 1e-4, 1e-4
 
-# Such a function takes variables, options, and optionally a function that returns the
-# certified gap at variables.
+# A function of variables, options, and optionally of a function that returns the certified
+# gap at variables.
 Minimize = Callable[..., OptimizationResult]
-# Such a function takes variables and the weights of the steps. It returns a lower bound
-# on the weighted mean, and the errors.
+# A function of variables and the weights of the steps, which returns a lower bound on the
+# weighted mean, and the errors.
 Bound = Callable[[np.ndarray, np.ndarray], "tuple[float, np.ndarray]"]
 
 
 class SmoothMaximum:
-    """`(sum_i w_i e_i^p / n)^(1/p)` of errors [n] > 0; `assign` changes w and p."""
+    """The function `(sum_i w_i e_i^p / n)^(1/p)` of errors > 0; `assign` sets w, p."""
 
     def __init__(self, num_steps: int) -> None:
         self.num_steps = num_steps
@@ -72,11 +73,11 @@ def minimize(
     """Minimizes the maximum of the errors.
 
     Args:
-      smooth: the function that is minimized in each stage.
-      minimize_smooth: minimizes `smooth`, from given variables.
-      errors: computes the errors at variables, shape [n].
-      bound: a lower bound on the weighted mean of errors, from variables near its
-        optimum, and the errors there; None for no certificate.
+      smooth: function that is minimized in each stage.
+      minimize_smooth: function that minimizes `smooth`, from given variables.
+      errors: function that returns the errors at variables, shape [n].
+      bound: function that returns a lower bound on the weighted mean of errors, from
+        variables near its optimum, and the errors there; None for no certificate.
       start: initial variables.
       options: options of each stage.
 

@@ -1,4 +1,4 @@
-"""Objectives: reductions of the per-step squared errors to one number."""
+"""Objectives, which reduce the per-step squared errors to one number."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ class Objective:
 
     Attributes:
       name: name in tables and diagnostics.
-      reduction: maps the squared errors, shape [n], float64, to a positive scalar.
-      is_convex: whether `reduction` is convex and non-decreasing in every error. Only
-        then is the problem convex in `C^T C`, so that an optimality gap can be certified.
-        Nothing checks whether this is right.
+      reduction: function that maps squared errors, shape [n], float64, to a positive
+        scalar.
+      is_convex: True if `reduction` is convex and non-decreasing in every error. Only then
+        is the problem convex in `C^T C`, so that an optimality gap can be certified. This
+        is not checked.
     """
 
     name: str
@@ -26,9 +27,9 @@ class Objective:
     is_convex: bool = False
 
     def support(self, errors: np.ndarray) -> tuple[np.ndarray, float]:
-        """Weights `w` and an offset `c` with `reduction(v) >= w @ v + c` for `v >= 0`.
+        """Returns weights `w` and an offset `c` with `reduction(v) >= w @ v + c`, `v >= 0`.
 
-        This holds for a convex reduction, with equality at `errors`.
+        The inequality holds for a convex reduction, with equality at `errors`.
         """
         with tf.GradientTape() as tape:
             v = tf.constant(errors, tf.float64)
@@ -44,7 +45,7 @@ def _last(errors: tf.Tensor) -> tf.Tensor:
 
 MEAN = Objective("mean", tf.reduce_mean, is_convex=True)
 LAST = Objective("last", _last, is_convex=True)
-# Minimized by `optimize.maximum`.
+# `optimize.maximum` minimizes this objective.
 MAX = Objective("max", tf.reduce_max, is_convex=True)
 
 ObjectiveLike = Union[str, Objective, Callable[[tf.Tensor], tf.Tensor]]
@@ -54,11 +55,11 @@ def resolve(objective: ObjectiveLike, errors_increase: bool = False) -> Objectiv
     """Resolves the `objective` argument to an `Objective`.
 
     Args:
-      objective: "mean" (the square of the RMSE), "max" (of the MaxSE), "last" (of the
-        final model's error), an `Objective`, or a differentiable function of the
-        per-step squared errors.
-      errors_increase: whether the errors never decrease from step to step, as for
-        Toeplitz strategies with Toeplitz workloads: the maximum is then the last error.
+      objective: "mean" (the squared RMSE), "max" (the squared MaxSE), "last" (the final
+        model's squared error), an `Objective`, or a differentiable function of the per-step
+        squared errors.
+      errors_increase: True if errors never decrease from step to step, as for Toeplitz
+        strategies with Toeplitz workloads; the maximum is then the last error.
 
     Raises:
       ValueError: for an unknown name.

@@ -13,12 +13,12 @@ class Options:
 
     Attributes:
       max_iterations: largest number of iterations of L-BFGS, for each stage.
-      gradient_tolerance: converged when no entry of the gradient of `scale * log f`
-        exceeds this in absolute value.
-      gap_tolerance: converged when the certified relative gap is at most this; only
-        for problems that have a certificate.
-      decrease_tolerance: converged when 20 iterations lower the objective by no more
-        than this, relatively.
+      gradient_tolerance: largest absolute entry of the gradient of `scale * log f` that
+        counts as convergence.
+      gap_tolerance: largest certified relative gap that counts as convergence, for problems
+        that have a certificate.
+      decrease_tolerance: largest relative decrease of the objective in 20 iterations that
+        counts as convergence.
 
     Raises:
       ValueError: if a number is out of range.

@@ -1,4 +1,4 @@
-"""The outcome of an optimization, and whether it may be trusted."""
+"""The outcome of an optimization, including its failures."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ class OptimizationResult:
     """The outcome of a minimization; a failure is never hidden.
 
     Attributes:
-      position: the variables at the end, shape [m]: the best that was found, whether
-        or not the optimizer converged.
-      converged: whether a stopping rule was met.
-      message: which rule, or why the optimizer stopped without meeting one.
+      position: the best variables of the optimization, shape [m], even without convergence.
+      converged: True if a stopping rule was met.
+      message: the stopping rule that was met, or the reason why the optimizer stopped.
       value: the objective at `position`, in its own units (a squared error).
       gradient_norm: largest entry of the gradient of `scale * log(objective)` with
         respect to the variables, in absolute value; without units.
@@ -38,7 +37,7 @@ class OptimizationResult:
     optimality_gap: float | None = None
 
     def diagnostics(self, objective: str) -> dict[str, Any]:
-        """Plain numbers and text for `Strategy.diagnostics` and for plans.
+        """Returns plain numbers and text for `Strategy.diagnostics` and for plans.
 
         Args:
           objective: name of the objective.

@@ -1,8 +1,8 @@
-"""Optimal Toeplitz strategies, `C` banded or `C^-1` banded: a descent in NumPy.
+"""Optimal Toeplitz strategies with banded `C` or `C^-1`, by a descent in NumPy.
 
-Where `A C^-1` is Toeplitz and the objective is the mean or the last per-step error, value
-and gradient take a few recurrences of `n` terms, O(n p) per evaluation, without
-TensorFlow. `traced_toeplitz` computes all other errors.
+If `A C^-1` is Toeplitz and the objective is the mean or the last per-step error, value and
+gradient need a few recurrences of `n` terms, O(n p) per evaluation, without TensorFlow.
+`traced_toeplitz` computes all other errors.
 """
 
 from __future__ import annotations
@@ -22,15 +22,14 @@ from tf_bandmf.workloads import Workload
 if TYPE_CHECKING:
     from tf_bandmf.optimize.objectives import ObjectiveLike
 
-# Named objectives of errors that grow from step to step: "mean" or "last".
+# The equivalent of each named objective for errors that grow from step to step.
 _OBJECTIVES = {"mean": "mean", "last": "last", "max": "last"}
-# If the start is the square root, longer first steps leave the region of stable inverses.
+# From the square root, longer first steps would leave the region of stable inverses.
 _FIRST_STEP = 0.05
-# Decrease of the log squared error in 20 iterations.
+# The decrease of the log squared error in 20 iterations at which the descent stops.
 _LEAST_DECREASE = 1e-12
 
-# Such a function takes coefficients [p] and returns a reduced squared error and its
-# gradient.
+# A function of coefficients [p] that returns a reduced squared error and its gradient.
 Error = Callable[[np.ndarray], "tuple[float, np.ndarray]"]
 
 
@@ -42,21 +41,22 @@ def optimize(
     options: Options,
     inverse: bool = False,
 ) -> tuple[np.ndarray, OptimizationResult, str, Callable[..., Any]]:
-    """The Toeplitz coefficients with the smallest error at unit sensitivity.
+    """Returns the Toeplitz coefficients with the smallest error at unit sensitivity.
 
-    The objective of the per-step errors times the squared sensitivity is minimized. For
-    coefficients of `C`, the latter is taken as the squared norm of the sum of the columns
-    `0, b, ..., (k - 1) b`, which is a lower bound where Theorem 1 of arXiv:2601.22334
-    does not apply. The scale of `C` does not matter: the leading coefficient is 1.
+    The minimized function is the objective of the per-step errors times the squared
+    sensitivity. For coefficients of `C`, the squared sensitivity is computed as the squared
+    norm of the sum of the columns `0, b, ..., (k - 1) b`, which is a lower bound if Theorem
+    1 of arXiv:2601.22334 does not apply. The scale of `C` does not matter: the leading
+    coefficient is 1.
 
     Args:
       workload: A.
       objective: a name, or a function of the per-step squared errors.
       start: coefficients to start from, shape [bands], the first one not zero.
-      sensitivity: under the participation.
-      options: when to stop; `decrease_tolerance` is replaced by that of this module.
-      inverse: whether the coefficients are those of `C^-1` (BandInvMF,
-        arXiv:2505.12128, section 5) and not those of `C`.
+      sensitivity: squared sensitivity under the participation.
+      options: stopping rules; this module replaces `decrease_tolerance`.
+      inverse: True if the coefficients are those of `C^-1` (BandInvMF, arXiv:2505.12128,
+        section 5), False if those of `C`.
 
     Returns:
       The coefficients, shape [bands], with a leading 1; the result; the objective's name;
@@ -86,14 +86,14 @@ def optimize(
 
 
 class ToeplitzProblem:
-    """log(squared error) + log(squared sensitivity), and its gradient.
+    """The function log(squared error) + log(squared sensitivity), with its gradient.
 
     Variables are the coefficients after the leading 1.
 
     Args:
-      error: the squared error, and its gradient.
-      sensitivity: under the participation.
-      inverse: whether the coefficients are those of `C^-1` and not those of `C`.
+      error: squared error, with its gradient.
+      sensitivity: squared sensitivity under the participation.
+      inverse: True if the coefficients are those of `C^-1`, False if those of `C`.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class ToeplitzProblem:
         self._error, self._sensitivity, self._inverse = error, sensitivity, inverse
 
     def value_and_gradient(self, position: np.ndarray) -> tuple[float, np.ndarray]:
-        """Value and gradient at coefficients [p - 1]; infinite if recurrences overflow."""
+        """Returns value and gradient at coefficients [p - 1]; infinite on overflow."""
         c = np.append(1.0, position)
         with np.errstate(all="ignore"):
             error, by_error = self._error(c)
@@ -114,7 +114,7 @@ class ToeplitzProblem:
         return float(value), gradient[1:]
 
     def minimize(self, start: np.ndarray, options: Options) -> OptimizationResult:
-        """L-BFGS from variables [p - 1].
+        """Minimizes the function by L-BFGS from variables [p - 1].
 
         Raises:
           ValueError: if the objective is not finite at the start.
@@ -127,12 +127,12 @@ class ToeplitzProblem:
 
 
 class SeriesError:
-    """The mean or the last squared error of Toeplitz `A C^-1`, and its gradient.
+    """The mean or the last squared error of a Toeplitz `A C^-1`, with its gradient.
 
     Args:
       workload: A, Toeplitz.
       objective: "mean" or "last".
-      inverse: whether coefficients are those of `C^-1` and not those of `C`.
+      inverse: True if the coefficients are those of `C^-1`, False if those of `C`.
     """
 
     def __init__(self, workload: Workload, objective: str, inverse: bool) -> None:
@@ -145,7 +145,7 @@ class SeriesError:
         self._first = np.eye(1, n)[0]
 
     def __call__(self, c: np.ndarray) -> tuple[float, np.ndarray]:
-        """Error and gradient at coefficients [p]."""
+        """Returns error and gradient at coefficients [p]."""
         from scipy.signal import lfilter  # slow to import
 
         if self._inverse:

@@ -1,17 +1,16 @@
 """The squared sensitivity of a Toeplitz `C` with entries of any sign, and its gradient.
 
-With a fixed epoch order the columns 0, b, 2b, ... are the worst of the b patterns: a
-contribution that is moved to the left keeps its rows and gains some. The squared
-sensitivity is the largest `<X, G>` of `analysis.vector_contributions`, smoothed here by a
-barrier: the largest
+With a fixed epoch order, the columns 0, b, 2b, ... are the worst of the b patterns, because
+moving a column to the left adds rows and removes none. The squared sensitivity is the
+largest `<X, G>` of `analysis.vector_contributions`, smoothed here by a barrier: the largest
 
     <X, G> + mu log det G,    G_ii = 1,    mu = 1e-7 of the mean of X_ii,
 
-which has one best G, `mu (diag(y) - X)^-1`, and the derivative `<dX, G>`. Under
-min-separation there is no exact value if `C` has entries below 0 or rises after lag b; then
-the sensitivity of the Toeplitz majorant (see `analysis.sensitivity.upper_bound`) replaces
-it. If `C` has no entries below 0 and, under min-separation, does not rise after lag b, the
-sensitivity is the norm of the sum of the columns 0, b, 2b, ...
+which has a unique maximizer G, `mu (diag(y) - X)^-1`, and the derivative `<dX, G>`. Under
+min-separation, no exact value is known if `C` has entries below 0 or increases after lag b;
+the sensitivity of the Toeplitz majorant (see `analysis.sensitivity.upper_bound`) is used
+instead. If `C` has no entries below 0 and, under min-separation, does not increase after
+lag b, the sensitivity is the norm of the sum of the columns 0, b, 2b, ...
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ import numpy as np
 
 from tf_bandmf.analysis import participation_patterns, vector_contributions
 
-# The barrier, relative to the mean of X_ii.
+# The barrier parameter mu, relative to the mean of X_ii.
 _BARRIER = 1e-7
 
 
@@ -31,7 +30,7 @@ class SquaredSensitivity:
       num_steps: n.
       separation: b.
       participations: k.
-      fixed_order: whether an example takes part only at steps `i, i + b, ...`
+      fixed_order: True if an example takes part only at steps `i, i + b, ...`
     """
 
     def __init__(
@@ -47,7 +46,7 @@ class SquaredSensitivity:
         )
 
     def __call__(self, column: np.ndarray) -> tuple[float, np.ndarray]:
-        """The value, and its gradient by the column [n]; infinite if an entry is."""
+        """Returns value and gradient by the column [n]; infinite if an entry is."""
         _, b, k = self._shape
         if not np.all(np.isfinite(column)):
             return np.inf, np.zeros(column.size)
@@ -66,10 +65,10 @@ class SquaredSensitivity:
         return value, gradient * np.sign(column)
 
     def of_coefficients(self, c: np.ndarray, inverse: bool) -> tuple[float, np.ndarray]:
-        """The value, and its gradient, by coefficients [p] of `C` or of `C^-1`.
+        """Returns the value, and its gradient, by coefficients [p] of `C` or of `C^-1`.
 
-        For coefficients of `C` only the columns 0, b, 2b, ... count, which gives a lower
-        bound where the entries of `C` are not positive and falling.
+        For coefficients of `C`, only the columns 0, b, 2b, ... count, which gives a lower
+        bound if the entries of `C` are not positive and decreasing.
         """
         from scipy.signal import lfilter  # slow to import
 
@@ -84,7 +83,7 @@ class SquaredSensitivity:
         n, b, k = self._shape
         joint = _repeated(column, b, k)
         padded = np.pad(joint, (0, -n % b))
-        # The adjoint: the same sums, from the end.
+        # The adjoint consists of the same sums, from the end.
         gradient = _repeated(padded[::-1], b, k)[::-1][:n]
         return float(joint @ joint), 2.0 * gradient
 
@@ -101,7 +100,7 @@ class SquaredSensitivity:
 
 
 def _smoothed_maximum(gram: np.ndarray) -> tuple[float, np.ndarray]:
-    """The largest `<X, G> + mu log det G`, and its derivative by X."""
+    """Returns the largest `<X, G> + mu log det G`, and its derivative by X."""
     _, (best,) = vector_contributions.centered(gram[None], _BARRIER)
     mean = _BARRIER * np.trace(gram) / len(gram)
     log_det = float(np.linalg.slogdet(best)[1])
@@ -110,7 +109,7 @@ def _smoothed_maximum(gram: np.ndarray) -> tuple[float, np.ndarray]:
 
 
 def _repeated(x: np.ndarray, b: int, k: int) -> np.ndarray:
-    """`sum_{j < k} x[t - j b]`."""
+    """Returns `sum_{j < k} x[t - j b]`."""
     table = np.pad(x, (0, -x.size % b)).reshape(-1, b).cumsum(axis=0)
     if k < len(table):
         table[k:] -= table[:-k].copy()
@@ -118,7 +117,7 @@ def _repeated(x: np.ndarray, b: int, k: int) -> np.ndarray:
 
 
 def _majorant(absolute: np.ndarray, b: int) -> tuple[np.ndarray, np.ndarray]:
-    """The least majorant that does not rise after lag b, and where its entries are from."""
+    """Returns the smallest majorant that does not increase after lag b, and its indices."""
     index = np.arange(absolute.size)
     tail = absolute[b:][::-1]
     most = np.maximum.accumulate(tail)
@@ -128,6 +127,6 @@ def _majorant(absolute: np.ndarray, b: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def correlate(x: np.ndarray, y: np.ndarray, count: int) -> np.ndarray:
-    """`sum_t x[t] y[t - i]` for i < count."""
+    """Returns `sum_t x[t] y[t - i]` for i < count."""
     n = x.size
     return np.array([x[i:] @ y[: n - i] for i in range(count)])

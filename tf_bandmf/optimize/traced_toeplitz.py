@@ -1,7 +1,7 @@
 """The error of Toeplitz strategies in TensorFlow.
 
-For cases that `toeplitz` does not cover: learning-rate schedules, with which `A C^-1` is
-not Toeplitz, and a caller's own objectives. Errors come from the recursion of
+This module is for cases that `toeplitz` does not cover: learning-rate schedules, for which
+`A C^-1` is not Toeplitz, and custom objectives. Errors come from the recursion of
 `tf_bandmf.analysis.gram_recursion`, in O(n w^2).
 """
 
@@ -20,7 +20,7 @@ from tf_bandmf.workloads import Workload
 def per_step_errors(
     coefficients: tf.Tensor, workload: Workload, inverse: bool
 ) -> tf.Tensor:
-    """Squared errors [n] of the strategy with coefficients [bands], of `C` or `C^-1`."""
+    """Returns squared errors [n] for coefficients [bands] of `C` or `C^-1`."""
     columns = banded_matrices.toeplitz_columns(coefficients, workload.num_steps)
     if inverse:
         regression = tf.constant(workload.inverse().as_rows())
@@ -31,13 +31,13 @@ def per_step_errors(
 
 
 class TracedError:
-    """A reduced squared error of Toeplitz strategies, and its gradient.
+    """A reduced squared error of Toeplitz strategies, with its gradient.
 
     Args:
       workload: A.
       objective: objective of the per-step squared errors.
       bands: number of coefficients.
-      inverse: whether the coefficients are those of `C^-1`.
+      inverse: True if the coefficients are those of `C^-1`.
     """
 
     def __init__(
@@ -56,17 +56,17 @@ class TracedError:
         )
 
     def __call__(self, c: np.ndarray) -> tuple[float, np.ndarray]:
-        """Error and gradient at coefficients [p]; of a maximum, with its current order."""
+        """Returns error and gradient at coefficients [p]; uses the current order."""
         value, gradient = self._traced(tf.constant(c))
         return float(value), gradient.numpy()
 
     def minimize(
         self, descend: maximum.Minimize, start: np.ndarray, options: Options
     ) -> OptimizationResult:
-        """The minimum over the coefficients after the leading 1.
+        """Returns the minimum over the coefficients after the leading 1.
 
         Args:
-          descend: minimizes this error times the squared sensitivity.
+          descend: function that minimizes this error times the squared sensitivity.
           start: variables [p - 1].
           options: when to stop.
         """

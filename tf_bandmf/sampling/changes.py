@@ -32,9 +32,9 @@ class Ranges:
         have any values.
 
     Raises:
-      TypeError: if a range is invalid, or is for texts (when they are read). ValueError: if
-        the lowest value is not below the highest, or a name is unknown (when they are
-        read).
+      TypeError: if a range is invalid, or is for texts (when they are read).
+      ValueError: if the lowest value is not below the highest, or a name is unknown
+        (when they are read).
     """
 
     def __init__(self, ranges: Mapping[str, Any]) -> None:

@@ -187,7 +187,7 @@ class Examples:
     def _choose(
         self, base: np.ndarray, units: np.ndarray, step: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Returns row ids [N, K], padded by a unit's first row, and which are not padding."""
+        """Returns row ids [N, K], padded by a unit's first row, and a mask of real rows."""
         assert self._row_ids is not None
         ids = np.empty((len(units), self._most), np.int64)
         present = np.zeros((len(units), self._most), bool)

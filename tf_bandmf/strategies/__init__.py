@@ -1,4 +1,4 @@
-"""Strategies: one file per family."""
+"""Strategies, with one file per family."""
 
 from tf_bandmf.strategies.amplified import optimized_amplified
 from tf_bandmf.strategies.banded import optimized_banded

@@ -1,9 +1,9 @@
 """BLT strategies optimized for the product of error and noise under amplification.
 
-Other families minimize the error at unit sensitivity, or per unit of column norm.
-Amplification by sampling makes the noise depend on the whole Gram matrix of the bins, and
-on the budget: the best strategies for epsilon = 1 and epsilon = 8 differ. This was
-published for banded Toeplitz `C` (Choquette-Choo, Ganesh, Haque, Steinke, Thakurta,
+Other families minimize the error at unit sensitivity, or per unit of column norm. With
+amplification by sampling, the noise depends on the whole Gram matrix of the bins, and on
+the budget: the best strategies for epsilon = 1 and epsilon = 8 differ. Such an optimization
+was published for banded Toeplitz `C` (Choquette-Choo, Ganesh, Haque, Steinke, Thakurta,
 arXiv:2410.06266); arXiv:2505.12128, section 6, leaves it open for banded inverses.
 """
 
@@ -29,15 +29,15 @@ if TYPE_CHECKING:
     from tf_bandmf.accounting.simulator import Proposal
 
 _LARGEST_BINS = 2_048
-# Up to this logit, decays differ from each other and from 1 in float32, too.
+# Up to this logit, decays differ from each other and from 1 even in float32.
 _LARGEST_LOGIT = 14.0
-# Simulated draws of the search, for each direction of adjacency.
+# The number of simulated draws in the search, for each direction of adjacency.
 _DRAWS = 1_500
-# Iterations of a round, and the most that they may move a logit away from the round's
-# start: the round's draws suit strategies near that start.
+# The number of iterations in a round, and the maximum change of a logit in a round, because
+# the round's draws only suit strategies near the round's start.
 _ITERATIONS, _REACH = 4, 1.0
-# The step in a logit for finite differences; the least relative decrease of an iteration
-# and of a round.
+# The logit step of finite differences; the smallest relative decrease of an iteration, and
+# of a round, that continues the search.
 _DIFFERENCE, _PRECISION, _LEAST_DECREASE = 0.02, 2e-4, 1e-3
 
 
@@ -51,31 +51,31 @@ def optimized_amplified(
     objective: str = "mean",
     max_rounds: int = 8,
 ) -> Strategy:
-    """The BLT with the smallest product of error and noise for a budget.
+    """Returns the BLT with the smallest product of error and noise for a budget.
 
-    Under balls in bins, the noise is found by simulation in both directions of adjacency,
-    with the same draws for all candidates of a round. L-BFGS with finite differences finds
-    the decays, starting from those of `blt`. Without amplification, noise is proportional
-    to the sensitivity, whatever the budget: the result is that of `blt`.
+    Under balls in bins, a simulation computes the noise for both directions of adjacency,
+    with the same draws for all candidates of a round. L-BFGS with finite differences
+    optimizes the decays, starting from those of `blt`. Without amplification, noise is
+    proportional to the sensitivity at every budget, so the result is that of `blt`.
 
     Under cyclic sampling, noise is proportional to the column norm (arXiv:2306.08153,
-    Theorem 4): there, use `optimized_toeplitz`.
+    Theorem 4); use `optimized_toeplitz` instead.
 
     Args:
       workload: A; a learning-rate schedule is taken into account under balls in bins.
-      participation: gives the bins, or b and k.
-      num_buffers: vectors of the model's size that the noise generator may keep, from 1
-        to 10. Like `blt`, the result may have fewer.
+      participation: participation that determines the bins, or b and k.
+      num_buffers: maximum number of vectors of the model's size that the noise generator
+        may store, from 1 to 10. Like `blt`, the result may have fewer.
       epsilon: epsilon of the budget, > 0; needed under balls in bins.
       delta: delta of the budget, in (0, 1); needed under balls in bins.
       objective: "mean" for the RMSE, "max" for the MaxSE.
-      max_rounds: the most rounds; each has a few iterations of L-BFGS and its own draws.
+      max_rounds: maximum number of rounds; each has a few iterations of L-BFGS and new
+        draws.
 
     Returns:
-      The strategy; its diagnostics say whether the optimizer converged. Measured with the
-      draws of the search, it is not worse than `blt`. A plan's noise comes from the
-      accountant, most of whose draws the search did not use. Equal arguments give equal
-      strategies.
+      The strategy, with convergence information in its diagnostics. For the draws of the
+      search, the result is not worse than `blt`. A plan's noise comes from the accountant,
+      which mostly uses other draws. Equal arguments give equal strategies.
 
     Raises:
       ValueError: if an argument is out of range, or the budget is missing.
@@ -85,16 +85,14 @@ def optimized_amplified(
     if not isinstance(participation, BallsInBins):
         return dataclasses.replace(plain, family="amplified")
     if epsilon is None or delta is None:
-        raise ValueError(
-            "amplified is optimized for a budget, found none: give epsilon and delta."
-        )
+        raise ValueError("amplified is optimized for a budget. Give epsilon and delta.")
     check_positive("epsilon", epsilon)
     check_delta(delta)
     bins = participation.num_bins
     if bins > _LARGEST_BINS:
         raise ValueError(
-            f"amplified strategies need num_bins <= {_LARGEST_BINS}, found {bins}. Use "
-            f"bifr or bisr."
+            f"num_bins must be <= {_LARGEST_BINS} for amplified strategies, found {bins}. "
+            f"Use bifr or bisr."
         )
     import scipy.optimize  # slow to import
 

@@ -1,7 +1,8 @@
 """BandMF: optimized banded strategies with general columns.
 
-Choquette-Choo et al., "(Amplified) Banded Matrix Factorization", arXiv:2306.08153,
-section 4 and Appendix B, in the parametrization of McKenna, arXiv:2405.15913, section 3.1.
+The strategies are those of Choquette-Choo et al., "(Amplified) Banded Matrix
+Factorization", arXiv:2306.08153, section 4 and Appendix B, in the parametrization of
+McKenna, arXiv:2405.15913, section 3.1.
 """
 
 from __future__ import annotations
@@ -23,11 +24,12 @@ from tf_bandmf.workloads import Workload, check_workload
 if TYPE_CHECKING:
     from tf_bandmf.optimize.objectives import Objective, ObjectiveLike
 
-# Stopping rules: choosing a strategy needs about three digits, a plan six.
+# Stopping rules: the choice of a strategy needs about three digits, a plan needs six.
 _DRAFT = Options(max_iterations=40, decrease_tolerance=2e-4)
 _PLAN = Options(decrease_tolerance=2e-7)
-# For more than _MOST_AT_ONCE steps, the start is optimized for a quarter of the steps, to
-# the precision below, if the quarter has at least _LEAST_PER_BAND steps for each band.
+# For more than _MOST_AT_ONCE steps, the start is first optimized for a quarter of the
+# steps, to the precision below, if the quarter has at least _LEAST_PER_BAND steps for each
+# band.
 _MOST_AT_ONCE, _LEAST_PER_BAND = 2**16, 64
 _START_GAP, _START_DECREASE = 5e-3, 1e-7
 
@@ -45,21 +47,21 @@ def optimized_banded(
     gradient_tolerance: float = 1e-5,
     decrease_tolerance: float = 1e-9,
 ) -> Strategy:
-    """The banded `C` with the smallest error at sensitivity 1, with a certificate.
+    """Returns the banded `C` with the smallest error at sensitivity 1, with a certificate.
 
     With equal column norms, one strategy is optimal for every participation with b >=
-    bands: `sens(C) = sqrt(k)` (arXiv:2306.08153, Theorem 2). Without them, the result
-    is the best for the patterns of a fixed epoch order (Appendix B), a little better
-    there and a little worse under b-min-separation.
+    bands: `sens(C) = sqrt(k)` (arXiv:2306.08153, Theorem 2). Without equal norms, the
+    result is the best strategy for the patterns of a fixed epoch order (Appendix B):
+    slightly better for these patterns, and slightly worse under b-min-separation.
 
-    The problem is convex in `C^T C`. The diagnostics hold the certified
+    The problem is convex in `C^T C`. The diagnostics contain the certified
     `optimality_gap`: no other strategy with these bands and constraints (the class
-    `optimal_among`) has an objective, a squared error, that is smaller by more than this
-    fraction. Strategies outside the class, with columns of other norms, may be better.
-    The certified gap is at least the true one. Both shrink about like the square of the
-    gradient, except where the error of some step has no weight, as for "last": there the
-    certified gap shrinks like the gradient. `converged` says that the gap, the gradient
-    or the decrease met its tolerance, and `message` says which.
+    `optimal_among`) has an objective (a squared error) that is smaller by more than this
+    fraction. Strategies outside the class, with columns of other norms, may be better. The
+    certified gap is at least the true gap. Both shrink approximately like the square of the
+    gradient, except if the error of some step has no weight, as for "last"; then the
+    certified gap shrinks like the gradient. `converged` is True if the gap, the gradient or
+    the decrease met its tolerance, and `message` names it.
 
     Args:
       workload: A; a learning-rate schedule is taken into account.
@@ -67,25 +69,24 @@ def optimized_banded(
       objective: "mean" for the RMSE; "max" for the MaxSE, by p-norms of growing order;
         "last" for only the final model (no invertible `C` attains the infimum, so the
         optimization stops unconverged); or a differentiable function of the per-step
-        squared errors (an `Objective` if it is convex and a gap is wanted).
-      column_normalized: whether all columns must have norm 1.
+        squared errors (pass an `Objective` if it is convex and you need a gap).
+      column_normalized: True if all columns must have norm 1.
       participation: required without column normalization; then a `FixedEpochOrder`
         with at least as many steps per epoch as `C` has bands.
-      start: a banded strategy to start from, with any number of bands. The default is the
-        optimal banded Toeplitz strategy; for the mean error of prefix sums of more than
-        65,536 steps, a strategy continued from the optimum for a quarter of the steps.
+      start: banded strategy to start from, with any number of bands. The default is the
+        optimal banded Toeplitz strategy or, for the mean error of prefix sums of more than
+        65,536 steps, a continuation of the optimum for a quarter of the steps.
       max_iterations: largest number of iterations of L-BFGS for each stage.
-      gap_tolerance: converged when the certified relative gap is at most this.
-      gradient_tolerance: converged when no derivative of `n log(objective)` exceeds
-        this.
-      decrease_tolerance: converged when 20 iterations lower the objective by no more
-        than this, relatively; raise it for very large problems.
+      gap_tolerance: largest certified relative gap of a converged result.
+      gradient_tolerance: largest derivative of `n log(objective)` of a converged result.
+      decrease_tolerance: largest relative decrease of the objective in 20 iterations that
+        counts as convergence; increase it for very large problems.
 
     Returns:
       The strategy; without column normalization it has sensitivity 1.
 
     Raises:
-      ValueError: if an argument is out of range, or participation is unsuitable.
+      ValueError: if an argument is out of range, or the participation is unsuitable.
     """
     check_workload(workload)
     options = Options(
@@ -110,7 +111,7 @@ def _optimized(
     start: Strategy | None = None,
     is_certified: bool = True,
 ) -> Strategy:
-    """See `optimized_banded`; without a `separation` columns have norm 1."""
+    """Implements `optimized_banded`; without a `separation` columns have norm 1."""
     from tf_bandmf.optimize import banded as problem
     from tf_bandmf.optimize import banded_matrices, objectives
 
@@ -138,7 +139,7 @@ def _optimized(
 
 
 def _start_columns(workload: Workload, start: Strategy, bands: int) -> np.ndarray:
-    """Columns [bands, n] to start from."""
+    """Returns the columns [bands, n] of the start."""
     n = workload.num_steps
     if start.num_steps != n:
         raise ValueError(
@@ -146,8 +147,8 @@ def _start_columns(workload: Workload, start: Strategy, bands: int) -> np.ndarra
         )
     if start.is_inverse_banded:
         raise ValueError(
-            f"start must be a banded strategy, found {start.family!r}, whose inverse "
-            f"is the banded matrix."
+            f"start must be a banded strategy, found {start.family!r}, which only has "
+            f"a banded inverse."
         )
     rows = start.matrix.as_rows()
     return optimized.fit_bands(matrices.columns_from_rows(rows), bands)
@@ -177,12 +178,12 @@ def _default_columns(
     options: Options,
     is_certified: bool,
 ) -> np.ndarray:
-    """Columns [bands, n] to start from if the caller gave no start.
+    """Returns the columns [bands, n] of the default start.
 
-    They are those of the optimal Toeplitz strategy for the workload without its learning
-    rates; for prefix sums of very many steps, they are continued from the optimum for fewer
-    steps. With momentum 0.9, continued columns were no better than the Toeplitz strategy
-    in measurements up to 2^16 steps.
+    The columns are those of the optimal Toeplitz strategy for the workload without its
+    learning rates. For prefix sums of very many steps, they are a continuation of the
+    optimum for fewer steps. With momentum 0.9, such a continuation was no better than the
+    Toeplitz strategy in measurements up to 2^16 steps.
     """
     from tf_bandmf.optimize import continuation, objectives
 

@@ -1,6 +1,7 @@
 """BandInvMF: strategies whose inverse is banded, with optimized coefficients.
 
-Kalinin, McKenna, Upadhyay, Lampert, "Back to Square Roots", arXiv:2505.12128, section 5.
+The strategies are those of Kalinin, McKenna, Upadhyay, Lampert, "Back to Square Roots",
+arXiv:2505.12128, section 5.
 """
 
 from __future__ import annotations
@@ -38,28 +39,27 @@ def optimized_banded_inverse(
     max_iterations: int = 500,
     gradient_tolerance: float = 1e-7,
 ) -> Strategy:
-    """The Toeplitz `C` with banded inverse that has the smallest error.
+    """Returns the Toeplitz `C` with banded inverse that has the smallest error.
 
-    The noise generator keeps nothing and regenerates `bands - 1` earlier vectors at
-    each step. The error is minimized at the exact sensitivity in two cases: under a fixed
-    epoch order, whatever the signs of `C` (up to thousands of steps); and under
-    min-separation, if `C` has no entries below 0 and does not rise after lag b. Otherwise
-    it is minimized at an upper bound on the sensitivity. The result is never worse than
-    its start.
+    The noise generator stores nothing and regenerates `bands - 1` earlier vectors at each
+    step. The error is minimized at the exact sensitivity in two cases: under a fixed epoch
+    order, for any signs of `C` (up to thousands of steps); and under min-separation, if `C`
+    has no entries below 0 and does not increase after lag b. Otherwise it is minimized at
+    an upper bound on the sensitivity. The result is never worse than its start.
 
     Args:
       workload: A; a learning-rate schedule is taken into account.
-      participation: gives b and k.
+      participation: participation that determines b and k.
       bands: p, number of diagonals of `C^-1`, 1 <= bands <= n.
       objective: "mean" for the RMSE, "max" for the MaxSE, "last" for the final model,
         or a differentiable function of the per-step squared errors.
       column_normalized: scale the columns of `C` to norm 1, after the optimization.
       max_iterations: largest number of iterations of L-BFGS.
-      gradient_tolerance: converged when no derivative of the logarithm of the squared
-        error exceeds this.
+      gradient_tolerance: largest derivative of the logarithm of the squared error of a
+        converged result.
 
     Returns:
-      The strategy; its diagnostics say whether the optimizer converged.
+      The strategy, with convergence information in its diagnostics.
 
     Raises:
       ValueError: if an argument is out of range.
@@ -90,7 +90,7 @@ class _Search:
         self._objective, self._options = objective, options
 
     def with_continuation(self, bands: int) -> Strategy:
-        """The best optimum from BISR and, unless that one is sound, from half the bands."""
+        """Returns the best optimum from BISR and, if unreliable, from half the bands."""
         start = square_root_coefficients(self._workload, bands, inverse=True)
         best = self.from_start(start)
         if bands <= 2 or self._is_sound(best):
@@ -100,7 +100,7 @@ class _Search:
         return min(best, other, key=self._error)
 
     def from_start(self, initial: np.ndarray) -> Strategy:
-        """The optimum to which descent from `initial` leads; or `initial`, if better."""
+        """Returns the optimum of a descent from `initial`; or `initial`, if better."""
         use, n = self._participation, self._workload.num_steps
         sensitivity = SquaredSensitivity(
             n, use.separation(), use.participations(n), use.has_fixed_positions
@@ -115,7 +115,7 @@ class _Search:
         )
         optimum = self._strategy(coefficients, result, name)
         unchanged = dataclasses.replace(
-            result, converged=False, message="no error below that of the start"
+            result, converged=False, message="no improvement over the start"
         )
         start = self._strategy(initial / initial[0], unchanged, name)
         return min(optimum, start, key=self._error)
@@ -138,7 +138,7 @@ class _Search:
         )
 
     def _error(self, strategy: Strategy) -> float:
-        """The objective times the squared sensitivity, or times the bound on it."""
+        """Returns the objective times the squared sensitivity, or times the bound on it."""
         errors = strategy.per_step_squared_error(self._workload)
         value = float(self._reduction(errors)) * self._sensitivity(strategy).value ** 2
         return value if math.isfinite(value) else math.inf

@@ -1,4 +1,4 @@
-"""The class of all strategies: a matrix C, its origin, and how its noise is made."""
+"""The class of all strategies: a matrix C, its origin, and properties of its noise."""
 
 from __future__ import annotations
 
@@ -22,11 +22,9 @@ class Strategy:
     Attributes:
       family: "identity", "lambda_cgd", "bsr", "bisr", ...
       matrix: `C`, n x n.
-      parameters: the numbers that define the strategy within its family, for tables and
-        plans.
-      diagnostics: how the strategy was found: for an optimized strategy, whether the
-        optimizer converged, its gradient norm, the certified optimality gap and so on.
-        Not part of the guarantee.
+      parameters: numbers that define the strategy within its family, for tables and plans.
+      diagnostics: information about an optimization: convergence, gradient norm, certified
+        optimality gap and so on. It is not part of the guarantee.
     """
 
     family: str
@@ -45,24 +43,24 @@ class Strategy:
 
     @property
     def is_inverse_banded(self) -> bool:
-        """True if `C^-1` is banded: noise is regenerated and nothing is kept."""
+        """True if `C^-1` is banded, so that noise is regenerated and nothing is stored."""
         return self.core.banded_inverse() is not None
 
     @property
     def memory_vectors(self) -> int:
-        """Vectors of the model's size that the noise generator keeps between steps.
+        """The number of vectors of the model's size that the noise generator stores.
 
-        A dense strategy counts as keeping none: it draws all earlier vectors again.
+        A dense strategy counts as storing none, because it regenerates all earlier vectors.
         """
         return self.matrix.streaming().memory_vectors
 
     @property
     def regenerations_per_step(self) -> int:
-        """The most earlier noise vectors that a step regenerates."""
+        """The maximum number of earlier noise vectors that a step regenerates."""
         return self.matrix.streaming().regenerations
 
     def describe(self) -> str:
-        """Family and parameters, such as "bisr(bands=4)"."""
+        """Returns family and parameters, such as "bisr(bands=4)"."""
         values = (
             f"{name}={value:.6g}" if isinstance(value, float) else f"{name}={value}"
             for name, value in self.parameters.items()
@@ -71,38 +69,38 @@ class Strategy:
         return f"{self.family}({inside})" if inside else self.family
 
     def sensitivity(self, participation: Participation) -> sensitivity_lib.Sensitivity:
-        """Sensitivity under a participation; see `tf_bandmf.analysis.sensitivity`."""
+        """Returns the sensitivity; see `tf_bandmf.analysis.sensitivity`."""
         return sensitivity_lib.sensitivity(self.matrix, participation)
 
     def per_step_squared_error(self, workload: Workload) -> np.ndarray:
-        """`||row i of A C^-1||^2`, shape [n]; see `tf_bandmf.analysis.error`."""
+        """Returns `||row i of A C^-1||^2`, shape [n]; see `tf_bandmf.analysis.error`."""
         return error.per_step_squared_error(self.matrix, workload)
 
     def rmse(self, workload: Workload, participation: Participation) -> float:
-        """Root mean squared error of the models at noise multiplier 1.
+        """Returns the root mean squared error of the models at noise multiplier 1.
 
-        arXiv:2601.22334, eq. 6: `||A C^-1||_F / sqrt(n) * sens(C)`.
+        The value is `||A C^-1||_F / sqrt(n) * sens(C)` (arXiv:2601.22334, eq. 6).
         """
         mean = error.root_mean_squared_error(self.per_step_squared_error(workload))
         return mean * self.sensitivity(participation).value
 
     def max_se(self, workload: Workload, participation: Participation) -> float:
-        """Largest error of a model at noise multiplier 1 (arXiv:2601.22334, eq. 7)."""
+        """Returns the largest error at noise multiplier 1 (arXiv:2601.22334, eq. 7)."""
         largest = error.max_error(self.per_step_squared_error(workload))
         return largest * self.sensitivity(participation).value
 
     def normalize_columns(self) -> Strategy:
-        """The same strategy with columns of `C` scaled to norm 1."""
+        """Returns the same strategy with columns of `C` scaled to norm 1."""
         parameters = {**self.parameters, "column_normalized": True}
         return dataclasses.replace(
             self, matrix=self.matrix.normalize_columns(), parameters=parameters
         )
 
     def in_float32(self) -> Strategy:
-        """The strategy with coefficients rounded to float32, as noise is computed.
+        """Returns the strategy with coefficients rounded to float32, as used for noise.
 
-        Plans hold strategies in this form, so sensitivity and error are those of the
-        matrix that is used. Normalized columns stay normalized.
+        Plans contain strategies in this form, so sensitivity and error are those of the
+        matrix that generates the noise. Normalized columns stay normalized.
         """
         return dataclasses.replace(self, matrix=self.matrix.in_float32())
 

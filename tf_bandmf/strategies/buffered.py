@@ -1,6 +1,6 @@
 """Buffered linear Toeplitz (BLT) strategies: long memory from a few buffers.
 
-Dvijotham, McMahan, Pillutla, Steinke, Thakurta, "Efficient and Near-Optimal Noise
+Sources: Dvijotham, McMahan, Pillutla, Steinke, Thakurta, "Efficient and Near-Optimal Noise
 Generation for Streaming Differential Privacy", arXiv:2404.16706, for one participation;
 McMahan, Xu, Zhang, "A Hassle-free Algorithm for Private Learning in Practice",
 arXiv:2408.08868, for several participations under min-separation.
@@ -22,11 +22,12 @@ from tf_bandmf.workloads import Workload, check_workload
 
 _MAX_BUFFERS = 10
 DEFAULT_BUFFERS = 4
-# Relative gain in squared error for which one more vector of memory is taken.
+# The smallest relative gain in squared error that justifies another vector of memory.
 _LEAST_GAIN = 1e-4
 # Iterations after which the best starting points are chosen.
 _SCREENING_ITERATIONS = 12
-# Bounds of the logits, far outside of what float64 resolves as interlaced decays.
+# The largest absolute logit, far beyond the range in which float64 resolves interlaced
+# decays.
 _LARGEST_LOGIT = 34.0
 
 
@@ -37,28 +38,29 @@ def blt(
     objective: str = "mean",
     max_iterations: int = 1_000,
 ) -> Strategy:
-    """The BLT strategy with the least error for a number of buffers.
+    """Returns the BLT strategy with the smallest error for a number of buffers.
 
     Its first column is positive and decreasing by construction, so the sensitivity
     under min-separation is exact (arXiv:2601.22334, Theorem 1). The logarithm of the
     error, which is not convex in the decays, is minimized by L-BFGS with exact gradients,
     for 1, 2, ... buffers in turn. Each search starts from the previous optimum, with a new
-    buffer added at several places. The search ends early when another buffer gains
-    nothing, as happens for many participations. Every evaluation costs O(d^3 log n).
+    buffer added at several places. The search ends early if another buffer gives no
+    improvement, as for many participations. Every evaluation costs O(d^3 log n).
 
     Args:
       workload: A. Only the Toeplitz part matters; a learning-rate schedule does not
         change the strategy.
       participation: gives b and k.
-      num_buffers: d, vectors of the model's size that the noise generator may keep, from
-        1 to 10. The error hardly falls beyond 4 (arXiv:2505.12128, section 4).
+      num_buffers: d, maximum number of vectors of the model's size that the noise generator
+        may store, from 1 to 10. The error hardly decreases beyond 4 (arXiv:2505.12128,
+        section 4).
       objective: "mean" for the RMSE, "max" for the MaxSE.
       max_iterations: largest number of iterations of each L-BFGS run.
 
     Returns:
-      The strategy. Its diagnostics have `converged`, `objective`, `gradient_norm` (of
-      the logarithm of the squared error, in the variables of the search) and
-      `iterations`. There is no certificate: `optimality_gap` is None.
+      The strategy. Its diagnostics contain `converged`, `objective`, `gradient_norm` (of
+      the logarithm of the squared error, in the variables of the search) and `iterations`.
+      There is no certificate, so `optimality_gap` is None.
 
     Raises:
       ValueError: for an unknown objective, or a number of buffers out of range.
@@ -87,7 +89,7 @@ def blt(
 def _optimum(
     problem: _Problem, num_buffers: int, max_iterations: int
 ) -> tuple[Any, int]:
-    """The best minimum, and the iterations of all minimizations."""
+    """Returns the best minimum, and the number of iterations of all minimizations."""
     decays, inverse_decays = np.zeros(0), np.zeros(0)
     best, iterations = None, 0
     for _ in range(num_buffers):
@@ -105,7 +107,7 @@ def _optimum(
 
 
 class _Problem:
-    """log(error^2 sens^2) of a BLT and its gradient, in time O(d^3 log n).
+    """Computes log(error^2 sens^2) of a BLT and its gradient, in time O(d^3 log n).
 
     The first columns of `C` and `A C^-1`, and up to sign their derivatives by the decays,
     are states of linear recurrences `s[t + 1] = F s[t]`; `_sum` adds up the products of
@@ -134,7 +136,7 @@ class _Problem:
         )
 
     def loss(self, variables: np.ndarray) -> tuple[float, np.ndarray]:
-        """Loss and gradient at logits of the ratios of interlaced decays, shape [2 d]."""
+        """Returns loss and gradient at logits of ratios of interlaced decays, [2 d]."""
         # 1 - decay, to full precision for decays close to 1.
         rests = -np.expm1(-np.log1p(np.exp(-variables)).cumsum())
         response = self._response(*_recurrence(rests[0::2], rests[1::2], rests))
@@ -151,9 +153,9 @@ class _Problem:
         return math.log(error[0] * response[0]), tails / (1.0 + np.exp(variables))
 
     def _response(self, change: np.ndarray, start: np.ndarray) -> np.ndarray:
-        """`_of_output` of the sum of the columns in which one example takes part."""
+        """Returns `_of_output` of the sum of the columns in which an example takes part."""
         others, size = self._participations - 1, start.size
-        # From one participation to the next: the old state after b steps, and a new start.
+        # The next participation adds a new start to the old state after b steps.
         powers, last = _powers(change, self._separation)
         following = np.zeros((size + 1, size + 1))
         following[:size, :size], following[:size, size] = last, start
@@ -169,15 +171,15 @@ class _Problem:
 def _recurrence(
     poles: np.ndarray, zeros: np.ndarray, decays: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """`F - 1` and `s[0]` for the series `prod (1 - z x) / prod (1 - p x)`.
+    """Returns `F - 1` and `s[0]` for the series `prod (1 - z x) / prod (1 - p x)`.
 
-    Factors are applied one after another, each to the result of the one before: if poles
-    and zeros interlace, no digits cancel.
+    Factors are applied one after another, each to the result of the previous one, so that
+    no digits cancel if poles and zeros interlace.
 
     Args:
       poles: `1 - p`.
       zeros: `1 - z`, at most as many as poles.
-      decays: `1 - theta`: the last states are the series times `x / (1 - theta x)`.
+      decays: `1 - theta`; the last states are the series times `x / (1 - theta x)`.
 
     Returns:
       Shapes [m, m] and [m]. The states that start at 1 belong to the factors; the last of
@@ -195,9 +197,9 @@ def _recurrence(
 def _powers(
     change: np.ndarray, num_steps: int
 ) -> tuple[list[tuple[np.ndarray, np.ndarray | None]], np.ndarray]:
-    """Powers of a recurrence, by the binary digits of a number of steps.
+    """Returns powers of a recurrence, by the binary digits of a number of steps.
 
-    They are kept minus the identity, since digits would be lost for decays close to 1.
+    The identity is subtracted from all powers, because decays close to 1 would lose digits.
 
     Args:
       change: `F - 1`, [m, m].
@@ -223,12 +225,12 @@ def _sum(
     first: np.ndarray,
     is_mean: bool = False,
 ) -> np.ndarray:
-    """The sum of `s[t] s[t]^H` over t < n, or the mean of these sums for 1, 2, ..., n.
+    """Returns the sum of `s[t] s[t]^H` over t < n, or the mean of these sums up to n.
 
     Args:
-      powers: as `_powers` returns them.
+      powers: result of `_powers`.
       first: `s[0] s[0]^H`, or a sum of such products, [m, m].
-      is_mean: whether the mean is wanted.
+      is_mean: True to return the mean.
     """
     products = running = np.zeros_like(first)
     steps = 0
@@ -244,7 +246,7 @@ def _sum(
 
 
 def _of_output(products: np.ndarray, start: np.ndarray) -> np.ndarray:
-    """The sums over products of `_recurrence`'s series with itself and the last states."""
+    """Returns sums of products of `_recurrence`'s series with itself and last states."""
     output = int(start.sum()) - 1
     return products[output, output:].real
 
@@ -256,7 +258,7 @@ def decays_of(variables: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def variables_of(theta: np.ndarray, theta_inverse: np.ndarray) -> np.ndarray:
-    """Logits of the ratios of interlaced decays, [2 d]; the inverse of `decays_of`."""
+    """Returns logits of ratios of interlaced decays, [2 d]; the inverse of `decays_of`."""
     decays = np.append(1.0, np.stack([theta, theta_inverse], axis=1))
     ratios = decays[1:] / decays[:-1]
     with np.errstate(divide="ignore"):  # a ratio rounds to 1 if decays hardly differ
@@ -267,10 +269,10 @@ def variables_of(theta: np.ndarray, theta_inverse: np.ndarray) -> np.ndarray:
 def _starts(
     problem: _Problem, theta: np.ndarray, theta_inverse: np.ndarray
 ) -> list[np.ndarray]:
-    """Starting points for one more buffer than theta has.
+    """Returns starting points with one buffer more than theta.
 
-    The new pair of decays is put at each place of a grid, close together (almost no
-    weight) or far apart; the three best places of each kind are kept.
+    The new pair of decays is placed at each point of a grid, close together (almost no
+    weight) or far apart; the three best points of each kind are used.
     """
     num_steps = problem.num_steps
     slow = 1.0 - np.geomspace(min(0.5, 1e-2 / num_steps), 0.5, 12)
@@ -282,14 +284,15 @@ def _starts(
             larger = theta > place
             if np.any(theta == place) or np.any(theta_inverse[larger] <= place):
                 continue
-            # The pair lies between this place and the next smaller decay, or 0.
+            # The pair lies between this point and the next smaller decay, or 0.
             below = np.max(theta[~larger], initial=0.0)
             paired = place - fraction * min(place - below, 1.0 - place)
             pairs = np.append(theta, place), np.append(theta_inverse, paired)
             candidates.append(variables_of(*(np.sort(x)[::-1] for x in pairs)))
         candidates.sort(key=lambda start: problem.loss(start)[0])
         starts.extend(candidates[:3])
-    # A start without the previous optimum: decays spread evenly on a logarithmic scale.
+    # A start that ignores the previous optimum, with decays spread evenly on a logarithmic
+    # scale.
     spread = (
         1.0 - np.geomspace(1.0 / (num_steps + 1), 0.9, 2 * (theta.size + 1) + 1)[:-1]
     )

@@ -1,11 +1,11 @@
-"""Optimized strategies, kept in the user's cache directory.
+"""A cache of optimized strategies, in the user's cache directory.
 
 An entry is found by a fingerprint of everything that determines the strategy: workload,
-participation, family, its options, and the version of the library. A wrong
-entry cannot weaken a guarantee: plans compute sensitivity, error and noise from the matrix
-that they hold, wherever it came from. Entries that cannot be read are ignored.
+participation, family, its options, and the version of the library. A wrong entry cannot
+weaken a guarantee, because plans compute sensitivity, error and noise from the matrix that
+they contain. Entries that cannot be read are ignored.
 
-`TF_BANDMF_CACHE` names another directory, or is "off".
+The environment variable `TF_BANDMF_CACHE` names another directory, or is "off".
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ _DIGEST = 64
 
 
 def directory() -> str | None:
-    """The directory of the entries; None if the cache is off."""
+    """Returns the directory of the entries; None if the cache is off."""
     wanted = os.environ.get(VARIABLE)
     if wanted is not None:
         return None if wanted.strip().lower() in ("", "off", "0") else wanted
-    # Devices that only take part in rounds do without this package.
+    # Imported here, because devices that only take part in rounds do not need this package.
     import platformdirs
 
     return os.path.join(platformdirs.user_cache_dir("tf-bandmf"), "strategies")
@@ -57,7 +57,7 @@ def fingerprint(
 
 
 def load(key: str, workload: Workload) -> Strategy | None:
-    """The strategy of a fingerprint; None without an intact entry for as many steps."""
+    """Returns the strategy of a fingerprint; None without an intact, fitting entry."""
     place = directory()
     if place is None:
         return None
@@ -82,7 +82,8 @@ def store(key: str, strategy: Strategy) -> None:
     digest = hashlib.sha256(f"{key}{body}".encode()).hexdigest()
     with contextlib.suppress(OSError):
         os.makedirs(place, exist_ok=True)
-        # If several processes write an entry at once, its digest says when it is whole.
+        # If several processes write an entry concurrently, its digest shows whether it is
+        # complete.
         with private.replaced(os.path.join(place, key)) as path:
             with open(path, "w", encoding="utf-8") as file:
                 file.write(digest + body)

@@ -1,6 +1,6 @@
 """DP-lambda-CGD: each step cancels a fraction of the previous step's noise.
 
-Kalinin, McKenna, Pagh, Lampert: "DP-lambda-CGD: Efficient Noise Correlation for
+Source: Kalinin, McKenna, Pagh, Lampert, "DP-lambda-CGD: Efficient Noise Correlation for
 Differentially Private Model Training", arXiv:2601.22334.
 """
 
@@ -21,7 +21,7 @@ from tf_bandmf.workloads import Workload, check_workload, is_real
 def lambda_cgd(
     num_steps: int, lambda_: float, column_normalized: bool = False
 ) -> Strategy:
-    """The strategy with `C^-1` = 1 on the diagonal and `-lambda` below it (eq. 8, 9).
+    """Returns the strategy whose `C^-1` is 1 on the diagonal, `-lambda` below (eq. 8, 9).
 
     The noise of step `i` is `z[i] - lambda z[i-1]`; `z[i-1]` is regenerated from the
     key, so nothing is stored.
@@ -38,7 +38,7 @@ def lambda_cgd(
     num_steps = matrices.check_num_rows(num_steps)
     if not (is_real(lambda_) and 0.0 <= lambda_ < 1.0 and np.float32(lambda_) < 1.0):
         raise ValueError(
-            f"lambda must be in [0, 1), also as a float32 number, found {lambda_!r}: 0 is "
+            f"lambda must be in [0, 1), also in float32, found {lambda_!r}: 0 is "
             f"DP-SGD, and at 1 the sensitivity grows without limit."
         )
     diagonals = np.array([1.0, -lambda_])[: 2 if num_steps > 1 and lambda_ else 1]
@@ -53,14 +53,14 @@ def optimized_lambda_cgd(
     objective: str = "mean",
     column_normalized: bool = False,
 ) -> Strategy:
-    """DP-lambda-CGD with the lambda that minimizes the error without amplification.
+    """Returns DP-lambda-CGD with the smallest error without amplification.
 
     Args:
       workload: A.
-      participation: determines the sensitivity.
+      participation: participation that determines the sensitivity.
       objective: "mean" for the RMSE, "max" for the MaxSE. The minimizer of the MaxSE is
         never smaller than that of the RMSE (arXiv:2601.22334, Lemma 3).
-      column_normalized: as in `lambda_cgd`.
+      column_normalized: see `lambda_cgd`.
 
     Raises:
       ValueError: for an unknown objective.

@@ -1,4 +1,4 @@
-"""The identity strategy: independent noise at every step, DP-SGD."""
+"""The identity strategy, with independent noise at every step: DP-SGD."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tf_bandmf.workloads import Workload
 
 
 def identity(num_steps: int) -> Strategy:
-    """`C = I`: each step adds fresh noise (Abadi et al., 2016, arXiv:1607.00133)."""
+    """Returns `C = I`: fresh noise at each step (Abadi et al., 2016, arXiv:1607.00133)."""
     return Strategy("identity", matrices.ToeplitzBanded(np.ones(1), num_steps))
 
 

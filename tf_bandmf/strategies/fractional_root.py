@@ -1,9 +1,9 @@
 """gamma-BIFR: the banded inverse of a fractional power of the workload.
 
 Kalinin, Rehn, Andersson, Honkela, Lampert, "Beyond Square Roots: Explicit
-Memory-Efficient Factorization for Multi-Epoch Private Learning", arXiv:2605.18379. With
-two bands it is DP-lambda-CGD, and with gamma = 1/2 it is BISR. Other gammas let a few bands
-correlate more of the noise than the bands of BISR do.
+Memory-Efficient Factorization for Multi-Epoch Private Learning", arXiv:2605.18379. With two
+bands it is DP-lambda-CGD, and with gamma = 1/2 it is BISR. With other values of gamma, a
+few bands can correlate more of the noise than the same bands of BISR.
 """
 
 from __future__ import annotations
@@ -22,12 +22,11 @@ from tf_bandmf.workloads import Workload, check_workload
 def bifr(
     workload: Workload, bands: int, gamma: float, column_normalized: bool = False
 ) -> Strategy:
-    """gamma-BIFR: the first `bands` diagonals of `C^-1 = A^(-gamma)`.
+    """Returns gamma-BIFR: the first `bands` diagonals of `C^-1 = A^(-gamma)`.
 
-    The noise generator keeps nothing and regenerates `bands - 1` earlier vectors at
-    each step. The sensitivity follows from the theorems of
-    `tf_bandmf.analysis.sensitivity`: for the prefix sum, every gamma gives a `C` without
-    negative entries.
+    The noise generator stores nothing and regenerates `bands - 1` earlier vectors at each
+    step. The sensitivity follows from the theorems of `tf_bandmf.analysis.sensitivity`: for
+    the prefix sum, every gamma gives a `C` without negative entries.
 
     Args:
       workload: A; for a learning-rate schedule, only the Toeplitz part is used.
@@ -43,10 +42,11 @@ def bifr(
     bands = optimized.check_bands(bands, workload.num_steps)
     if not 0.0 <= gamma < 1.0:
         raise ValueError(
-            f"gamma must be in [0, 1), found {gamma}: 0 is DP-SGD, and 1 asks for all of "
-            f"the workload's inverse."
+            f"gamma must be in [0, 1), found {gamma}: 0 is DP-SGD, and 1 would be the "
+            f"workload's whole inverse."
         )
-    # With decay alpha and momentum beta: of (1 - alpha x)^gamma (1 - beta x)^gamma.
+    # With decay alpha and momentum beta, the series is (1 - alpha x)^gamma (1 - beta
+    # x)^gamma.
     coefficients = power_series.power(workload.inverse_coefficients, gamma, bands)
     inverse = matrices.ToeplitzBanded(coefficients, workload.num_steps)
     parameters = {"bands": bands, "gamma": float(gamma)}
@@ -61,14 +61,14 @@ def optimized_bifr(
     objective: str = "mean",
     column_normalized: bool = False,
 ) -> Strategy:
-    """gamma-BIFR with the gamma that minimizes the error without amplification.
+    """Returns gamma-BIFR with the smallest error without amplification.
 
     Args:
       workload: A.
       participation: determines the sensitivity.
       bands: p, number of diagonals of `C^-1`, 1 <= bands <= n.
       objective: "mean" for the RMSE, "max" for the MaxSE.
-      column_normalized: as in `bifr`.
+      column_normalized: see `bifr`.
 
     Raises:
       ValueError: if an argument is out of range.
@@ -81,7 +81,7 @@ def optimized_bifr(
     best, diagnostics = one_parameter.best_fraction(
         build, workload, participation, objective
     )
-    # Four digits: names stay short, and errors at their minimum do not change.
+    # Four digits keep names short, and do not change errors near their minimum.
     strategy = build(min(round(best, 4), 0.9999))
     return dataclasses.replace(strategy, diagnostics=diagnostics)
 

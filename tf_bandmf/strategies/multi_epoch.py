@@ -1,11 +1,11 @@
 """Dense multi-epoch matrix factorization (MULTI-EPOCH MF), with a certificate.
 
-The baseline 'MF [15]' of arXiv:2306.08153, Table 2: Choquette-Choo, McMahan, Rush,
+This is the baseline 'MF [15]' of arXiv:2306.08153, Table 2: Choquette-Choo, McMahan, Rush,
 Thakurta, "Multi-Epoch Matrix Factorization Mechanisms for Private Machine Learning",
 arXiv:2211.06530. It minimizes `tr(A^T A X^-1)` over the Gram matrix `X = C^T C` such that
 columns of `C` in which one example can take part (`b`, `2b`, ... steps apart) are
-orthogonal; the sensitivity under fixed epoch order then depends on column norms alone.
-With one participation no two columns need be orthogonal, and the optimum is that of all
+orthogonal; the sensitivity under fixed epoch order then depends on column norms alone. With
+one participation, columns do not have to be orthogonal, and the optimum is that of all
 factorizations.
 """
 
@@ -21,11 +21,11 @@ from tf_bandmf.strategies.base import Strategy
 from tf_bandmf.strategies.registry import Family, register
 from tf_bandmf.workloads import Workload, check_workload
 
-# An iteration takes several n x n arrays and an eigendecomposition.
+# An iteration needs several n x n arrays and an eigendecomposition.
 _LARGEST_NUM_STEPS = 8_192
 # Exponent of the multiplicative update; 2 would be exact for a diagonal X.
 _RELAXATION = 1.8
-# How many results an accelerated iteration combines.
+# The number of results that an accelerated iteration combines.
 _DEPTH = 12
 
 
@@ -36,9 +36,9 @@ def dense(
     tolerance: float = 1e-6,
     max_iterations: int = 300,
 ) -> Strategy:
-    """The dense strategy with the smallest mean error among a class of strategies.
+    """Returns the dense strategy with the smallest mean error in a class of strategies.
 
-    The class, which `diagnostics["optimal_among"]` names:
+    The class depends on the participation; `diagnostics["optimal_among"]` names it:
 
     | participations | class |
     |---|---|
@@ -50,38 +50,38 @@ def dense(
     orthogonal columns the sensitivity is not a function of the norms, and the optimum is
     unknown.
 
-    The noise of each step depends on the normals of all earlier steps: a generator either
-    keeps `n` vectors or draws up to `n - 1` again; `Strategy` assumes the latter. With
-    min-separation instead of fixed epoch order the sensitivity is a bound (Alg. 4).
+    The noise of each step depends on the normals of all earlier steps, so a generator
+    either stores `n` vectors or regenerates up to `n - 1`; `Strategy` assumes the latter.
+    With min-separation instead of fixed epoch order the sensitivity is a bound (Alg. 4).
 
     Method: with the steps grouped by their position in the epoch, at the optimum
     `X^-1 A^T A X^-1 = L` is block diagonal, and the blocks of `X` are diagonal. Given
     `L`, `X = L^-1/2 (L^1/2 A^T A L^1/2)^1/2 L^-1/2`. The iteration is
-    `L <- L^1/2 P^w L^1/2`, where `P` holds the diagonal blocks of `X` divided by their
-    target; for blocks of size one and `w = 1` it is the fixed-point iteration of Denisov
-    et al., 2022 (arXiv:2202.08312, Theorem 3.2). Whitening the blocks of `X` makes it
-    feasible, and `L` gives a lower bound on the error of every feasible `X` (Lagrange
+    `L <- L^1/2 P^w L^1/2`, where `P` consists of the diagonal blocks of `X` divided by
+    their target; for blocks of size one and `w = 1` it is the fixed-point iteration of
+    Denisov et al., 2022 (arXiv:2202.08312, Theorem 3.2). Whitening the blocks of `X` makes
+    it feasible, and `L` gives a lower bound on the error of every feasible `X` (Lagrange
     duality): iterations end when the two errors agree to `tolerance`.
 
     Args:
       workload: A.
-      participation: gives b and k. With k = 1, b does not matter. Otherwise k must be
-        `ceil(n / b)` unless `equal_column_norms`.
-      equal_column_norms: whether the columns of `C` must have equal norms. By default
-        True for min-separation, as Table 2 recommends for long runs, and False for fixed
+      participation: participation that determines b and k. With k = 1, b does not matter.
+        Otherwise k must be `ceil(n / b)` unless `equal_column_norms`.
+      equal_column_norms: True if the columns of `C` must have equal norms. The default is
+        True for min-separation, as Table 2 recommends for long runs, and False for a fixed
         epoch order.
       tolerance: largest certified relative gap of the squared error.
-      max_iterations: iterations of one eigendecomposition each, about 10 n^3 operations.
+      max_iterations: maximum number of iterations, each with one eigendecomposition and
+        about 10 n^3 operations.
 
     Returns:
-      The strategy, scaled to sensitivity 1 under fixed epoch order. Its diagnostics have
+      The strategy, scaled to sensitivity 1 under fixed epoch order. Its diagnostics contain
       `converged`, `optimality_gap` (relative, of the mean squared error, in the class
       `optimal_among`), `iterations` and `mean_squared_error`.
 
     Raises:
-      ValueError: if there are more than 8,192 steps, the tolerance is not positive, or
-        fewer than `ceil(n / b)` participations are to be used without
-        `equal_column_norms`.
+      ValueError: if there are more than 8,192 steps, the tolerance is not positive, or k is
+        below `ceil(n / b)` without `equal_column_norms`.
     """
     check_workload(workload)
     n = workload.num_steps
@@ -123,7 +123,7 @@ def dense(
 
 
 class _Blocks:
-    """Block-diagonal matrices over the epoch positions, in the order of positions.
+    """The layout of block-diagonal matrices, with one block per position in the epoch.
 
     A block-diagonal matrix is a list of arrays [positions, size, size]: the first
     `n mod b` positions have one step more than the others.
@@ -138,7 +138,7 @@ class _Blocks:
         self.groups = [(count, size) for count, size in groups if count and size]
 
     def split(self, x: np.ndarray) -> list[np.ndarray]:
-        """Rows [n, ...] as arrays [positions, size, ...]."""
+        """Returns rows [n, ...] as arrays [positions, size, ...]."""
         parts, start = [], 0
         for count, size in self.groups:
             rows = x[start : start + count * size]
@@ -153,12 +153,12 @@ class _Blocks:
         return [part[:, :, None] * np.eye(part.shape[1]) for part in self.split(v)]
 
     def apply(self, blocks: list[np.ndarray], x: np.ndarray) -> np.ndarray:
-        """Block-diagonal times dense, [n, m]."""
+        """Returns the product of a block-diagonal and a dense matrix, [n, m]."""
         return self.join([g @ part for g, part in zip(blocks, self.split(x))])
 
 
 def _function(block: np.ndarray, function: Callable) -> np.ndarray:
-    """A scalar function of symmetric matrices [..., size, size]."""
+    """Applies a scalar function to symmetric matrices [..., size, size]."""
     values, vectors = np.linalg.eigh(0.5 * (block + block.transpose(0, 2, 1)))
     return (vectors * function(values)[:, None, :]) @ vectors.transpose(0, 2, 1)
 
@@ -173,7 +173,7 @@ def _diagonals(blocks: list[np.ndarray]) -> list[np.ndarray]:
 
 
 def _scaled(blocks: list[np.ndarray], factors: list[np.ndarray]) -> list[np.ndarray]:
-    """`diag(f) block diag(f)`."""
+    """Returns `diag(f) block diag(f)`."""
     return [f[:, :, None] * g * f[:, None, :] for g, f in zip(blocks, factors)]
 
 
@@ -188,9 +188,9 @@ def _optimize(
     """Returns X, its squared error, the relative gap, and the number of iterations.
 
     `X = D^1/2 Y D^1/2`, where the diagonal blocks of Y are identity matrices and the
-    diagonal of D holds the squared column norms. At the optimal norms, the diagonal of
-    the multiplier of `X`, `D^-1/2 L D^-1/2`, is constant over each position; damped steps
-    lead to these norms.
+    diagonal of D holds the squared column norms. At the optimal norms, the diagonal of the
+    multiplier of `X`, `D^-1/2 L D^-1/2`, is constant over each position; damped steps
+    converge to these norms.
     """
     n = workload.num_steps
     blocks = _Blocks(n, min_separation)
@@ -256,8 +256,8 @@ def _optimize(
 class _Anderson:
     """Anderson acceleration of the iteration, in the logarithms of its variables.
 
-    The next point is the combination of the last few results that would change least if
-    the iteration were linear.
+    The next point is the combination of the last few results that would have the smallest
+    residual if the iteration were linear.
     """
 
     def __init__(self) -> None:
@@ -299,9 +299,9 @@ class _Anderson:
 def _largest_inner(
     diagonal: list[np.ndarray], equal_column_norms: bool, size: float
 ) -> float:
-    """The largest `<Lambda, X>` over feasible X, from the diagonal of Lambda.
+    """Returns the largest `<Lambda, X>` over feasible X, from the diagonal of Lambda.
 
-    Duality: `tr(V X^-1) + <Lambda, X> >= 2 ||A Lambda^1/2||_*` for every X, and the best
+    By duality, `tr(V X^-1) + <Lambda, X> >= 2 ||A Lambda^1/2||_*` for every X, and the best
     multiple of Lambda gives `tr(V X^-1) >= ||A Lambda^1/2||_*^2 / max <Lambda, X>`.
     """
     if equal_column_norms:

@@ -1,4 +1,4 @@
-"""Choosing the one parameter of a family: fractions close to 1 matter most."""
+"""Search for the one parameter of a family, a fraction; values close to 1 matter most."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ def best_fraction(
     participation: Participation,
     objective: str,
 ) -> tuple[float, dict[str, Any]]:
-    """The fraction in [0, 1) with the smallest error without amplification.
+    """Returns the fraction in [0, 1) with the smallest error without amplification.
 
-    `1 - fraction` spans orders of magnitude: its logarithm is searched, on a grid down to
-    `0.1 / num_steps` and then between the neighbors of the best point.
+    Because `1 - fraction` spans orders of magnitude, the search is over its logarithm, on a
+    grid down to `0.1 / num_steps` and then between the neighbors of the best point.
 
     Args:
-      build: makes the strategy of a fraction.
+      build: function that returns the strategy for a fraction.
       workload: A.
       participation: determines the sensitivity.
       objective: "mean" for the RMSE, "max" for the MaxSE.
@@ -45,7 +45,7 @@ def best_fraction(
     measure = Strategy.rmse if objective == "mean" else Strategy.max_se
 
     def at(log_rest: float) -> float:
-        # C may grow like a geometric series, until it overflows.
+        # C may grow like a geometric series and overflow.
         with np.errstate(all="ignore"):
             strategy = build(-np.expm1(log_rest))
             try:

@@ -1,4 +1,4 @@
-"""The common parts of the numerically optimized families."""
+"""Functions that the numerically optimized families share."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ def check_bands(bands: int, num_steps: int) -> int:
     """Returns `bands` if it is a possible number of diagonals.
 
     Raises:
-      ValueError: if it is not a whole number from 1 to `num_steps`.
+      ValueError: if `bands` is not a whole number from 1 to `num_steps`.
     """
     return whole_number("bands", bands, most=num_steps, most_is="num_steps")
 
 
 def fit_bands(x: np.ndarray, bands: int) -> np.ndarray:
-    """The first `bands` entries along axis 0, zeros where there are fewer."""
+    """Returns the first `bands` entries along axis 0, padded with zeros."""
     kept = x[:bands]
     return np.pad(kept, [(0, bands - len(kept))] + [(0, 0)] * (x.ndim - 1))

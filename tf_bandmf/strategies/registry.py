@@ -1,8 +1,8 @@
-"""The registry of strategy families: one record each, in the family's own file.
+"""The registry of strategy families, with one record per family in the family's file.
 
-Plans, tables, "auto", the search for bands, the command line and the contract tests take
-what they need to know of a family from its record. A new family is a file that ends with
-`register(Family(...))` and is imported in `strategies/__init__.py`.
+Plans, tables, "auto", the search for bands, the command line and the contract tests use
+only a family's record. A new family is a file that ends with `register(Family(...))` and is
+imported in `strategies/__init__.py`.
 """
 
 from __future__ import annotations
@@ -18,27 +18,28 @@ from tf_bandmf.strategies import cache
 from tf_bandmf.strategies.base import Strategy
 from tf_bandmf.workloads import Workload
 
-# The most bands that are tried if the user gives none: more memory is a user's decision.
+# The maximum number of bands that are tried if the user gives none, because more memory is
+# the user's decision.
 _LARGEST_DEFAULT_BANDS = 32
-# Words that may follow a name's numbers, the last one first: word, option, and value.
+# Words that may follow a name's numbers, the last word first: word, option, and value.
 _FLAGS: tuple[tuple[str, str, Any], ...] = (
     ("max", "objective", "max"),
     ("normalized", "column_normalized", True),
 )
-# Options that no number of a name gives.
+# Options that are not numbers in a name.
 _OTHERS = ("column_normalized", "objective", "epsilon", "delta")
 
 
 @dataclasses.dataclass(frozen=True)
 class Option:
-    """The number of a family that follows its name, as in "bisr:4".
+    """A number that follows the name of a family, as in "bisr:4".
 
     Attributes:
-      name: the name of the builder's argument. "bands" is a number of diagonals, searched
-        in powers of two; another integer is a number of kept vectors, which is not
-        searched; a float is a fraction, in [0, 1).
-      convert: int or float.
-      default: default of an integer that is not "bands".
+      name: name of the builder's argument. "bands" is a number of diagonals, for which
+        powers of two are tried; another integer is a number of stored vectors, for which
+        only the default is tried; a float is a fraction, in [0, 1).
+      convert: type of the number: int or float.
+      default: default value of an integer other than "bands".
     """
 
     name: str
@@ -47,19 +48,19 @@ class Option:
 
     @property
     def example(self) -> str:
-        """A valid value, for messages and tests."""
+        """Returns a valid value, for messages and tests."""
         return "0.9" if self.convert is float else "4"
 
 
 @dataclasses.dataclass(frozen=True)
 class Refinement:
-    """A family that takes minutes to improve on another one, by a few percent at most.
+    """The relation of a family to a faster one, which it improves by a few percent at most.
 
     Attributes:
-      of: the other family. On workloads without a learning-rate schedule, "auto" skips
-        this family if the other one is far from the best; otherwise, under cyclic
-        sampling, it uses as many bands as the other one.
-      largest_work: `n * bands^2` above which "auto" does not try that many bands.
+      of: the faster family. On workloads without a learning-rate schedule, "auto" skips the
+        slow family if the faster one is far from the best; otherwise, under cyclic
+        sampling, it uses as many bands as the faster one.
+      largest_work: largest `n * bands^2` that "auto" tries.
     """
 
     of: str
@@ -68,27 +69,27 @@ class Refinement:
 
 @dataclasses.dataclass(frozen=True)
 class Family:
-    """A family of strategies: how it is built, named and compared.
+    """A family of strategies, with its builder, its names and its role in comparisons.
 
     Attributes:
-      name: the name by which users request it; also the `Strategy.family` of its
+      name: name by which users request the family; also the `Strategy.family` of its
         strategies.
-      build: function of workload, participation and options that returns the strategy.
-        Its signature says which options it takes: those of `numbers`, the budget,
-        `column_normalized` and `objective`. All are optional; "bands" always has a value
-        if `is_optimized`.
+      build: function of workload, participation and options that returns the strategy. Its
+        signature determines the options that it takes, out of those of `numbers`, the
+        budget, `column_normalized` and `objective`. All are optional; "bands" always has a
+        value if `is_optimized`.
       numbers: the options whose values follow the name, in order, as in "bifr:4:0.6".
       aliases: other names.
-      auto: its place in the tables of "auto" and of `compare`, behind the family that it
-        refines; None if in neither.
-      banded: which matrix has few bands: "C", so that cyclic sampling amplifies it;
-        "inverse" for `C^-1`, so that earlier normals are drawn again instead of kept;
+      auto: rank in the tables of "auto" and of `compare`, after the family that this one
+        refines; None if the family is in neither table.
+      banded: the matrix that has few bands: "C", so that cyclic sampling amplifies it;
+        "inverse" for `C^-1`, so that earlier normals are regenerated instead of stored;
         None for neither.
-      is_optimized: whether `build` optimizes numerically: what it finds is cached, and
-        more bands, up to the separation, are never worse.
-      refinement: how this family refines another one, which takes minutes; None if it
-        refines none. Then `build` takes `is_draft`, too: True for the precision that a
-        choice needs. "auto" builds in full only what it chooses.
+      is_optimized: True if `build` optimizes numerically; results are then cached, and more
+        bands, up to the separation, are never worse.
+      refinement: relation to a faster family that this family refines in minutes, or None.
+        With a refinement, `build` also takes `is_draft`: True for the precision that a
+        choice needs. "auto" builds only the chosen strategy in full.
     """
 
     name: str
@@ -102,34 +103,34 @@ class Family:
 
     @functools.cached_property
     def options(self) -> tuple[str, ...]:
-        """Names of the options that `build` takes."""
+        """The names of the options that `build` takes."""
         known = [one.name for one in self.numbers] + [*_OTHERS]
         parameters = inspect.signature(self.build).parameters
         return tuple(name for name in parameters if name in known)
 
     @property
     def needs_budget(self) -> bool:
-        """True if the strategy depends on the budget: `build` then takes it.
+        """True if the strategy depends on the budget, which `build` then takes.
 
-        "auto" compares such families only where amplification is simulated: elsewhere
-        noise is proportional to a norm, whatever the budget.
+        "auto" compares such families only if amplification is simulated, because otherwise
+        noise is proportional to a norm at every budget.
         """
         return "epsilon" in self.options
 
     @property
     def has_bands(self) -> bool:
-        """True if its first number is a number of bands."""
+        """True if the family's first number is a number of bands."""
         return bool(self.numbers) and self.numbers[0].name == "bands"
 
     @property
     def examples(self) -> tuple[str, ...]:
-        """Specifications of all variants: for the contract tests."""
+        """Returns specifications of all variants, for the contract tests."""
         name = ":".join([self.name, *(one.example for one in self.numbers[:1])])
         normalized = "column_normalized" in self.options
         return (name, f"{name}:normalized") if normalized else (name,)
 
 
-# By name; aliases are not keys.
+# The families by name, without aliases.
 FAMILIES: dict[str, Family] = {}
 
 
@@ -137,7 +138,7 @@ def register(family: Family) -> Family:
     """Registers a family under its name and its aliases.
 
     Raises:
-      ValueError: if a name is taken, or `build` does not take the family's option.
+      ValueError: if a name is taken, or `build` does not take an option of the family.
     """
     for option in family.numbers:
         if option.name not in family.options:
@@ -153,16 +154,16 @@ def register(family: Family) -> Family:
 
 
 def names() -> list[str]:
-    """All names and aliases, sorted."""
+    """Returns all names and aliases, sorted."""
     aliases = (alias for family in FAMILIES.values() for alias in family.aliases)
     return sorted([*FAMILIES, *aliases])
 
 
 def family_of(name: str) -> Family:
-    """The family of a name or an alias.
+    """Returns the family of a name or an alias.
 
     Raises:
-      ValueError: if there is none.
+      ValueError: if no family has this name.
     """
     for family in FAMILIES.values():
         if name == family.name or name in family.aliases:
@@ -175,7 +176,7 @@ def family_of(name: str) -> Family:
 
 
 def auto_names(is_simulated: bool = False) -> tuple[str, ...]:
-    """The families that "auto" compares; more of them if amplification is simulated."""
+    """Returns the families that "auto" compares; more if amplification is simulated."""
     ranked = [family for family in FAMILIES.values() if family.auto is not None]
     ranked.sort(key=lambda family: (family.auto, family.name))
     return tuple(one.name for one in ranked if is_simulated or not one.needs_budget)
@@ -190,20 +191,19 @@ def build_strategy(
 ) -> Strategy:
     """Builds the strategy of a mechanism for a workload and a participation.
 
-    Optimized strategies are kept in a cache; see `strategies.cache`.
+    Optimized strategies are cached; see `strategies.cache`.
 
     Args:
-      mechanism: a name of a family.
-      workload: A; gives the number of steps.
-      participation: for the mechanisms that optimize their sensitivity.
-      is_draft: whether to optimize only to the precision that a choice needs, in families
-        that refine another one.
+      mechanism: name of a family.
+      workload: A, which also determines the number of steps.
+      participation: participation for mechanisms that optimize their sensitivity.
+      is_draft: True to optimize only to the precision that a choice needs, in families that
+        refine another family.
       **options: `bands`, `lambda_`, `gamma`, `num_buffers`, `column_normalized`,
-        `objective`: those that the mechanism takes. An option that is None counts as
-        not given.
+        `objective`, as far as the mechanism takes them. None counts as not given.
 
     Raises:
-      ValueError: for an unknown mechanism or an option that it does not take.
+      ValueError: for an unknown mechanism, or an option that the mechanism does not take.
     """
     family = family_of(mechanism)
     given = {name: value for name, value in options.items() if value is not None}
@@ -229,17 +229,17 @@ def parse(specification: str) -> tuple[str, dict[str, Any]]:
     """Reads a mechanism and its options from "name[:value][:normalized][:max]".
 
     An example is "bisr:4". The value is the number of bands, lambda of "lambda_cgd", or the
-    number of buffers of "blt"; without a value the mechanism chooses. "bifr" takes a second
-    value, gamma. ":normalized" scales the columns of `C` to norm 1. ":max" optimizes the
-    largest error of a step (MaxSE) instead of the mean (RMSE), in a family that optimizes
-    something.
+    number of buffers of "blt"; the mechanism chooses an omitted value. "bifr" takes a
+    second value, gamma. ":normalized" scales the columns of `C` to norm 1. ":max" optimizes
+    the largest error of a step (MaxSE) instead of the mean (RMSE), in a family that
+    optimizes something.
 
     Returns:
       The name and the options of `build_strategy`.
 
     Raises:
       ValueError: for an unknown name, a value that is not a number, or a mechanism that
-        takes no value.
+        does not take a value.
     """
     if not isinstance(specification, str):
         raise ValueError(
@@ -267,13 +267,13 @@ def parse(specification: str) -> tuple[str, dict[str, Any]]:
         except ValueError:
             raise ValueError(
                 f"{name} takes {option.name.strip('_').replace('num_', '')} as its value, "
-                f'for instance "{name}:{option.example}", found {specification!r}.'
+                f'for example "{name}:{option.example}", found {specification!r}.'
             ) from None
     return name, options
 
 
 def specification(strategy: Strategy) -> str:
-    """The name of a strategy in tables, files and statements, such as "bisr:4".
+    """Returns the name of a strategy in tables, files and statements, such as "bisr:4".
 
     If the family is registered, `parse` can read the name. Otherwise the name is
     `Strategy.describe()`.
@@ -294,20 +294,20 @@ def specification(strategy: Strategy) -> str:
 
 
 def powers_of_two(largest: int) -> list[int]:
-    """1, 2, 4, ... up to `largest`."""
+    """Returns 1, 2, 4, ... up to `largest`."""
     return [2**i for i in range(largest.bit_length()) if 2**i <= largest]
 
 
 def default_bands(workload: Workload, participation: Participation) -> int:
-    """The largest number of bands that is used if the user gives none."""
+    """Returns the maximum number of bands that is used if the user gives none."""
     separation = participation.separation()
     return min(_LARGEST_DEFAULT_BANDS, separation, workload.num_steps)
 
 
 def with_best_bands(build: Callable[..., Strategy]) -> Callable[..., Strategy]:
-    """`Family.build` for a closed form of (workload, bands, column_normalized).
+    """Returns `Family.build` for a closed form of (workload, bands, column_normalized).
 
-    Without a number of bands, it takes the best power of two.
+    If the number of bands is omitted, the returned function uses the best power of two.
     """
 
     def best(

@@ -1,11 +1,11 @@
-"""Square-root strategies: C is, or is close to, the square root of the workload.
+"""Square-root strategies, whose C is, or is close to, the square root of the workload.
 
 * BSR keeps the first bands of `C = A^(1/2)`: Kalinin, Lampert, "Banded Square Root
   Matrix Factorization for Differentially Private Model Training", arXiv:2405.13763.
 * BISR keeps the first bands of `C^-1 = A^(-1/2)`: Kalinin, McKenna, Upadhyay, Lampert,
   "Back to Square Roots", arXiv:2505.12128.
 
-Both take the Toeplitz part of the workload; a learning-rate schedule does not change
+Both use only the Toeplitz part of the workload; a learning-rate schedule does not change
 them.
 """
 
@@ -29,7 +29,7 @@ from tf_bandmf.workloads import Workload, check_workload
 def square_root_coefficients(
     workload: Workload, num_terms: int, inverse: bool = False
 ) -> np.ndarray:
-    """First column of `A^(1/2)`, or of `A^(-1/2)` if `inverse`, shape [num_terms].
+    """Returns the first column of `A^(1/2)`, or of `A^(-1/2)` if `inverse`, [num_terms].
 
     For SGD with momentum beta and decay alpha, `A^(1/2)` has
     `c[k] = sum_i alpha^(k-i) r[k-i] r[i] beta^i` with `r[k] = |binom(-1/2, k)|`
@@ -47,9 +47,9 @@ def square_root_coefficients(
 
 
 def bsr(workload: Workload, bands: int, column_normalized: bool = False) -> Strategy:
-    """Banded square root: the first `bands` diagonals of `C = A^(1/2)`.
+    """Returns the banded square root: the first `bands` diagonals of `C = A^(1/2)`.
 
-    The noise generator keeps `bands - 1` vectors of the model's size.
+    The noise generator stores `bands - 1` vectors of the model's size.
 
     Args:
       workload: A.
@@ -69,10 +69,10 @@ def bsr(workload: Workload, bands: int, column_normalized: bool = False) -> Stra
 
 
 def bisr(workload: Workload, bands: int, column_normalized: bool = False) -> Strategy:
-    """Banded inverse square root: the first `bands` diagonals of `C^-1 = A^(-1/2)`.
+    """Returns the banded inverse square root: `bands` diagonals of `C^-1 = A^(-1/2)`.
 
-    arXiv:2505.12128, Definition 1. The noise generator keeps nothing and
-    generates `bands - 1` earlier vectors again at each step.
+    This is Definition 1 of arXiv:2505.12128. The noise generator stores nothing and
+    regenerates `bands - 1` earlier vectors at each step.
 
     Args:
       workload: A.

@@ -1,6 +1,6 @@
 """Optimized banded Toeplitz strategies: a few coefficients for any number of steps.
 
-McKenna, "Scaling up the Banded Matrix Factorization Mechanism for Differentially
+Source: McKenna, "Scaling up the Banded Matrix Factorization Mechanism for Differentially
 Private ML", arXiv:2405.15913, section 3.2.
 """
 
@@ -35,27 +35,27 @@ def optimized_toeplitz(
     max_iterations: int = 500,
     gradient_tolerance: float = _GRADIENT_TOLERANCE,
 ) -> Strategy:
-    """The banded Toeplitz `C` with the smallest error at sensitivity 1.
+    """Returns the banded Toeplitz `C` with the smallest error at sensitivity 1.
 
-    With at most b bands the minimized sensitivity is exact. More than b bands are
-    optimized as if b were the number of bands, as in production (arXiv:2306.08153,
-    section 6); `Strategy.sensitivity` then gives the sensitivity under the real b, or a
-    bound on it where no theorem applies.
+    With at most b bands, the sensitivity in the objective is exact. More than b bands are
+    optimized as if b were the number of bands, as in production (arXiv:2306.08153, section
+    6); `Strategy.sensitivity` then returns the sensitivity under the real b, or an upper
+    bound if no theorem applies.
 
     Args:
       workload: A; a learning-rate schedule is taken into account.
-      participation: gives b and k.
+      participation: participation that determines b and k.
       bands: number of diagonals of `C`, 1 <= bands <= n.
       objective: "mean" for the RMSE, "max" for the MaxSE, "last" for the final model,
         or a differentiable function of the per-step squared errors.
       column_normalized: scale the columns of the result to norm 1, after the
         optimization, as arXiv:2405.15913 recommends.
       max_iterations: largest number of iterations of L-BFGS.
-      gradient_tolerance: converged when no derivative of the logarithm of the squared
-        error exceeds this.
+      gradient_tolerance: largest derivative of the logarithm of the squared error of a
+        converged result.
 
     Returns:
-      The strategy; its diagnostics say whether the optimizer converged.
+      The strategy, with convergence information in its diagnostics.
 
     Raises:
       ValueError: if an argument is out of range.
