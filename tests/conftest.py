@@ -6,8 +6,9 @@ TensorFlow must be configured before it does anything else.
 import gc
 import os
 
-# Threads of OpenBLAS wait in a loop: with matrices as small as here, that is most of the
-# processor time. It reads this when NumPy is imported; child processes inherit it.
+# Threads of OpenBLAS wait in a loop, which takes most of the processor time with
+# matrices as small as here. OpenBLAS reads this setting when NumPy is imported; child
+# processes inherit it.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import pytest
@@ -37,8 +38,8 @@ def pytest_collection_modifyitems(items):
 
 
 def pytest_collection_finish(session):
-    """Exempts the imported modules, which stay, from garbage collection."""
+    """Exempts the imported modules, which are never freed, from garbage collection."""
     gc.collect()
     gc.freeze()
-    # Tracing makes hundreds of thousands of objects, most of which stay for a while.
+    # Tracing makes hundreds of thousands of objects, and most of them live for a while.
     gc.set_threshold(10_000, 10, 5)

@@ -1,4 +1,4 @@
-"""The list of invariants and the tests that hold them agree."""
+"""The list of invariants agrees with the tests that check them."""
 
 import ast
 import pathlib

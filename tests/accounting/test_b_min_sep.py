@@ -170,9 +170,7 @@ def test_estimates_and_bounds_against_enumeration(separation, rate, noise, epsil
 @pytest.mark.slow
 @pytest.mark.parametrize("add", [False, True])
 def test_bounds_fail_no_more_often_than_stated(add):
-    """Bounds at confidence 0.9 cover the exact delta for at least that share of the
-    seeds.
-    """
+    """Bounds at confidence 0.9 cover the exact delta for at least 90 % of the seeds."""
     noise, epsilon, times = 1.3, 1.0, 60
     exact = exact_deltas(SMALL, 2, 0.3, noise, epsilon)[add]
     misses = 0
@@ -187,7 +185,7 @@ def test_bounds_fail_no_more_often_than_stated(add):
 
 
 def test_less_noise_than_cyclic_poisson_where_privacy_is_weak():
-    """arXiv:2602.09338: large noise equals that of cyclic sampling, small noise is less."""
+    """arXiv:2602.09338: under weak privacy, less noise than cyclic sampling is needed."""
     q, b = 0.1, 4
     cyclic = CyclicPoissonAccountant.of_strategy(BANDED, b, q * b)
     actual = estimate(BANDED, b, q).calibrate(8.0, 1e-5)
@@ -230,7 +228,7 @@ def test_runs_that_are_too_long_to_simulate_are_refused_before_anything(mechanis
 
 
 def test_importance_sampling_knows_rare_losses_of_long_runs():
-    """With 3,000 steps and 9 expected participations a wide proposal errs by a half."""
+    """With 3,000 steps and 9 expected participations, a wide proposal errs by 50 %."""
     matrix = strategies.bsr(tf_bandmf.workloads.prefix_sum(3000), bands=8).matrix
     accountant = BMinSepAccountant.of_strategy(
         matrix, 8, 3e-3, Simulation(num_draws=1000)

@@ -124,8 +124,9 @@ class TestFixedSize:
 def replaced_loss(probability, noise, interval):
     """Returns the loss of a sample in which one example is replaced.
 
-    It is made of dp-accounting's losses for "remove": a loss above 0 keeps its probability
-    p, minus that loss gets p exp(-loss), and the rest of the probability is at 0.
+    This loss is made of dp-accounting's losses for "remove": a loss above 0 keeps its
+    probability p, minus that loss gets p exp(-loss), and the rest of the probability is
+    at 0.
     """
     pmf = privacy_loss_distribution.from_gaussian_mechanism(
         0.5 * noise, value_discretization_interval=interval, sampling_prob=probability
@@ -170,5 +171,5 @@ def test_releases_beside_a_run_compose_with_it(epsilon, releases):
 def test_the_rounding_of_transforms_is_in_the_privacy_loss_distribution():
     queries = CyclicPoissonAccountant(50_000, 0.001)
     loss = event_losses.of_event(queries.event(1.0), 1e-2)
-    # Beyond every finite loss only the allowance for rounding is left.
+    # Above every finite loss, only the allowance for rounding remains.
     assert loss.get_delta_for_epsilon(500.0) >= 50_000 * 2.0**-51

@@ -1,4 +1,4 @@
-"""The exact Gaussian mechanism."""
+"""The Gaussian accountant is exact, and never below the true delta."""
 
 import math
 
@@ -77,7 +77,7 @@ def test_no_delta_is_below_60_digits():
     noises = 10.0 ** rng.uniform(-2.0, 2.0, 400)
     places = rng.uniform(-2.0, 30.0, 400)
     epsilons = (places + 0.5 / noises) / noises
-    # For the last two, rounding once made delta too small by a relative 6e-14.
+    # In the last two cases, rounding could make delta too small by a relative 6e-14.
     known = [(2.2564810416155723, 3.627097444543423), (0.3, 100.0)]
     for noise, epsilon in [*zip(noises.tolist(), epsilons.tolist()), *known]:
         if not 0.0 <= epsilon <= 1e4:

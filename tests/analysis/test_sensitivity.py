@@ -1,4 +1,4 @@
-"""Sensitivity of matrices of every kind: exact where it says so, never too small."""
+"""Sensitivity of every kind of matrix: exact if marked exact, never too small."""
 
 import time
 
@@ -65,7 +65,8 @@ def test_no_kind_of_matrix_is_underestimated(kind, seed, n, b, width, lowest):
         if actual.is_exact and "vectors" not in actual.method:
             np.testing.assert_allclose(actual.value, expected, rtol=1e-9)
         else:
-            # Vectors can do more than signs: tests/analysis/test_vector_contributions.py.
+            # Contributions that are vectors can exceed signs: see
+            # test_vector_contributions.py.
             assert actual.value >= expected * (1 - 1e-9)
     # The bound holds whether or not an exact value exists, and says that it is a bound.
     bound = sensitivity_lib.upper_bound(matrix, b, k)

@@ -1,4 +1,4 @@
-"""Lower bounds from counts: exact cases, and how often they hold."""
+"""Lower bounds from counts: exact cases, and the frequency with which bounds hold."""
 
 import math
 
@@ -11,7 +11,7 @@ from tf_bandmf import audit
 
 @pytest.mark.parametrize("right", [30, 60, 90, 100])
 def test_guesses_without_delta_are_a_binomial_test(right):
-    # With delta near 0 Theorem 5.2 is P[Bin(r, e^eps / (1 + e^eps)) >= v].
+    # With delta near 0, Theorem 5.2 is P[Bin(r, e^eps / (1 + e^eps)) >= v].
     actual = audit.epsilon_from_guesses(1000, 100, right, 1e-300, 0.95)
     p_value = stats.binom.sf(right - 1, 100, special.expit(actual))
     if right <= 50:

@@ -58,7 +58,7 @@ def test_show_and_fits_agree_with_the_library(filled, run):
 
 
 def test_a_budget_is_changed_by_those_who_say_so(filled, run):
-    """`add` with another budget does not change it: `set` does."""
+    """`add` with a different budget does not change the budget, but `set` does."""
     same = ["add", "patients", "--unit", "one patient"]
     run(*same, "--epsilon", "2", "--delta", "1e-6")
     assert "set_budget" in run(*same, "--epsilon", "9", "--delta", "1e-6", code=2)

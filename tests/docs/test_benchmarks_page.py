@@ -1,4 +1,4 @@
-"""The benchmarks page is the output of its script, and settings are from validation."""
+"""The benchmarks page is the output of its script; validation chose the settings."""
 
 import pytest
 from modules import ROOT, module_at

@@ -1,4 +1,4 @@
-"""Links from one file of the repository to another lead somewhere."""
+"""Links from one file of the repository to another have existing targets."""
 
 import pathlib
 import re

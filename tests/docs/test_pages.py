@@ -110,7 +110,7 @@ def test_the_code_of_a_page_runs(page, tmp_path, monkeypatch, capsys):
             replaced |= {old} if old in code else set()
             code = code.replace(old, new)
         known_runs.forget()
-        # Empty lines before the block, so that tracebacks name the page's line.
+        # Empty lines precede the block, so that tracebacks name the page's line.
         exec(compile("\n" * line + code, page, "exec"), vars(module))
     known_runs.forget()
     assert replaced == set(smaller)

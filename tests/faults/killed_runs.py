@@ -185,7 +185,7 @@ def check_ledger(folder, runs):
 
 
 class Faults:
-    """Faulty runs that all begin with the same secrets, and one run without faults.
+    """Runs with faults, which all begin with the same secrets, and one run without faults.
 
     Args:
       folder: to work in.
@@ -243,7 +243,7 @@ class Faults:
         random.Random(kills).shuffle(faults)
         for number, fault in enumerate(faults):
             if (run / "final").exists():
-                # The run came to its end: the next fault hits a new one.
+                # The run has ended, so the next fault hits a new run.
                 shutil.rmtree(run)
                 run = self.beginning("run")
             ended, used, error = fault(run, random.Random(number))
@@ -316,7 +316,7 @@ class Faults:
 
 
 def die_at_a_write(moment):
-    """Kills this process before something of it reaches the disk."""
+    """Kills this process before its data reach the disk."""
     left = [moment]
 
     def counted(real):

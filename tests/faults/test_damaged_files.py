@@ -1,4 +1,4 @@
-"""Every file of a run's folder, damaged in every region: the identical run, or an error."""
+"""Damage to any region of a run's files leads to the identical run, or to an error."""
 
 import random
 import shutil
@@ -122,7 +122,8 @@ def test_a_damaged_file_is_refused_or_does_not_matter(count, interrupted, tmp_pa
                 assert actual == expected, f"{name}: {what}"
             shutil.rmtree(folder)
         endings[name] = (refused, len(tried))
-    # Damage to the private file is always noticed; in the backup, damage to weights.
+    # Damage to the private file is always noticed, and so is damage to weights in the
+    # backup.
     refused, tried = endings["run.private"]
     assert refused == tried
     refused, tried = endings["backup/latest.weights.h5"]

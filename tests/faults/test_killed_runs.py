@@ -45,6 +45,6 @@ def test_whatever_happens_to_a_run_it_is_the_identical_one(
     assert interrupted["killed"] >= 0.5 * kills
     refused = interrupted.get("error", 0) + interrupted.get("crashed", 0)
     assert refused >= 0.3 * full_disks
-    # A process is refused while the other one runs.
+    # Of two processes, one is refused while the other runs.
     assert two["done"] >= pairs
     assert two["error"] >= 0.5 * pairs

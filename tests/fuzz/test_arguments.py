@@ -84,8 +84,8 @@ FUNCTIONS = {
         },
     ),
 }
-# For each argument, the kinds of values that may be accepted: with any other kind a
-# result is a failure. (None stands for a default.)
+# For each argument, the kinds of values that may be accepted: a result for any other
+# kind is a failure. (None stands for a default.)
 RIGHT = {
     "epsilon": {"half", "1.5", "tiny"},
     "delta": {"half", "tiny"},

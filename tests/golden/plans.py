@@ -93,7 +93,7 @@ OPTIMIZED = {
     "auto": _of("auto", max_memory_vectors=3),
     "auto, no memory": _of("auto", max_memory_vectors=0),
 }
-# Amplified by sampling, without simulation.
+# These plans are amplified by sampling, without simulation.
 POISSON = {
     **_sampled("poisson", "identity"),
     **_sampled("cyclic-poisson", "identity", "bsr:4", "toeplitz:4", "auto"),
@@ -126,7 +126,7 @@ POISSON = {
         workload=SCHEDULE,
     ),
 }
-# Amplified, by simulation: estimates, and bounds with a confidence.
+# These plans are amplified, by simulation: estimates, and bounds with a confidence.
 SIMULATED = {
     **_sampled("balls-in-bins", "identity", "lambda_cgd:0.5", "bisr:2", data=FEW),
     **_sampled("balls-in-bins", "amplified:2", data=FEW),
@@ -153,9 +153,9 @@ SLOW = (
 def tolerance(name: str, field: str) -> float:
     """Returns the allowed difference, relative to the largest number of the field.
 
-    On one machine all numbers are equal to the last bit. Other machines sum in other
-    orders: an optimizer then stops elsewhere within its tolerance of the optimum, where
-    the error is flat, and amplification depends on where it stopped.
+    On one machine all numbers are equal to the last bit. Other machines sum in a
+    different order: an optimizer then stops elsewhere within its tolerance of the
+    optimum, where the error is flat, and amplification depends on where it stopped.
     """
     if name in SIMULATED:
         return 1e-3

@@ -27,8 +27,8 @@ keras.utils.set_random_seed(0)
 def as_if_alone():
     """Forgets earlier runs, since tests share a process and data, and fixes the seed.
 
-    With random weights and masks, a rectifier's input would now and then be so near to 0
-    that rounding decides its gradient.
+    With random weights and masks, a rectifier's input could be so near to 0 that
+    rounding would decide its gradient.
     """
     known_runs.forget()
     keras.utils.set_random_seed(0)

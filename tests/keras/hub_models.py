@@ -12,7 +12,7 @@ SIZES = {"vocabulary_size": VOCABULARY, "num_layers": 1, "hidden_dim": 8}
 SIZES["intermediate_dim"] = 12
 ENCODER = {**SIZES, "num_heads": 2, "max_sequence_length": 8, "dropout": 0.0}
 DECODER = {**SIZES, "num_query_heads": 2, "num_key_value_heads": 1}
-# Further options, which make a Gemma a Gemma 2.
+# Options of Gemma 2, in addition to those of Gemma.
 SECOND = {
     "use_post_ffw_norm": True,
     "use_post_attention_norm": True,

@@ -105,7 +105,7 @@ def graphs_of(model, batches):
 
 @pytest.fixture
 def as_on_a_gpu(monkeypatch):
-    """Makes layouts and digests those of a process with a GPU."""
+    """Makes the process choose layouts and digests as if it had a GPU."""
     devices = tf.config.list_logical_devices
     monkeypatch.setattr(
         tf.config,
@@ -166,7 +166,7 @@ def integers_on_the_host(create, **arguments):
 def test_a_step_runs_where_integers_stay_on_the_host(
     mechanism, jit_compile, as_on_a_gpu
 ):
-    # A compiled program cannot read a variable of another device, of any kind.
+    # A compiled program cannot read a variable of any other device.
     with tf.variable_creator_scope(integers_on_the_host), tf.device("CPU:1"):
         model, batches = private_model(
             convolutional, mechanism, jit_compile=jit_compile

@@ -1,4 +1,4 @@
-"""Processes that begin, note and end runs in one ledger.
+"""Starts processes that begin, note and end runs in one ledger.
 
 `python racing_runs.py URL PLAN race 8`: 8 processes begin one run each, at once.
 `python racing_runs.py URL PLAN kill 100`: 100 processes, eight at a time, begin runs and

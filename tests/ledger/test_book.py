@@ -129,7 +129,7 @@ def test_what_is_spent_is_of_the_budgets_unit_and_possible(
         with pytest.raises(ValueError, match=message):
             file_ledger.spend("patients", make(), about="something")
     assert spent(file_ledger) == 0.0
-    # Control: the right ones are spent.
+    # The control: valid releases are spent.
     file_ledger.spend("patients", patients, about="a run")
     file_ledger.spend("patients", sampled(0.1, gaussian(5.0)), about="a sample")
     assert spent(file_ledger) > 0.5

@@ -1,4 +1,4 @@
-"""Many steps, long plans, models that are too large."""
+"""Load tests: many steps, long plans, and models that are too large."""
 
 import pathlib
 import time

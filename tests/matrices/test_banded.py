@@ -1,4 +1,4 @@
-"""The banded algebra against dense linear algebra."""
+"""The banded algebra agrees with dense linear algebra."""
 
 import hypothesis
 import numpy as np

@@ -123,7 +123,7 @@ def white_restart(mechanism):
     """True if the releases of a Keras run, restarted once, have the plan's noise."""
     canaries, released = train(mechanism, restart_at=5)
     plan = canaries.plan
-    # Numbers on a grid repeat: spread each over the cell that was rounded to it.
+    # Numbers on a grid repeat, so each one is spread over the cell that rounds to it.
     batch_size = plan.expected_batch_size
     cell = gaussian.grid_of(plan.noise_stddev / batch_size) * batch_size
     within = np.random.default_rng(6).uniform(-0.5, 0.5, released.shape) * cell

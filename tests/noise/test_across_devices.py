@@ -10,7 +10,7 @@ from tf_bandmf import noise
 from tf_bandmf.noise.keys import NoiseKey
 from tf_bandmf.noise.normals import weighted_normals
 
-# Rounded by IEEE 754, or exact; a product and a sum may be fused into one operation.
+# Operations that are exact or rounded by IEEE 754; a product and a sum may be fused.
 ROUNDED = {"add", "multiply", "subtract", "sqrt", "convert"}
 # Operations that move or choose floats, or make them from bits.
 MOVED = {
@@ -47,7 +47,8 @@ def test_a_device_has_functions_of_its_own_in_the_normals_of_tensorflow():
 
 
 def test_noise_drawn_again_by_another_compiler_is_the_same_to_rounding():
-    # A run that is resumed on another kind of device draws earlier normals like this.
+    # A run that is resumed on another kind of device redraws earlier normals in this
+    # way.
     keys = tf.constant(NoiseKey.for_testing(1).step_keys(1)[0])
     here = noise.standard_normals(keys, 50_000, jit_compile=True).numpy()
     there = noise.standard_normals(keys, 50_000, jit_compile=False).numpy()

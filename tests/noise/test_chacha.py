@@ -51,7 +51,8 @@ def test_published_keystreams(key, number, keystream):
 @pytest.mark.slow
 def test_words_are_the_keystream_in_order_across_32_bits_of_counter():
     key = KEY.step_keys(1, "chacha20")[0]
-    # Starts within a block, and crosses the border of the block counter's lower word.
+    # The range starts within a block, and crosses the limit of the block counter's
+    # lower word.
     first = 4 * 2**32 - 7
     counters = np.arange(first, first + 20, dtype=np.uint64)
     function = tf.function(chacha20, jit_compile=True)

@@ -68,7 +68,7 @@ def test_pieces_are_hashed_apart_and_then_together(sizes):
     cut = [rng.normal(size=size).astype("f4") for size in sizes]
     key, more = digest_key(bytes(32), "plan"), np.array([1, 2, 3], "i4")
     digest = keyed_digest(tf.constant(key), [tf.constant(p) for p in cut], more)
-    # The odd number that a piece may have left over comes after the others.
+    # If a piece has an odd length, its last number comes after all others.
     np.testing.assert_array_equal(digest, reference(key, cut, more))
 
 
@@ -105,7 +105,7 @@ def test_it_is_what_its_formula_says(size):
 def test_words_of_any_number_are_digested_with_it(size):
     words = np.random.default_rng(size).integers(-(2**31), 2**31, size, np.int32)
     key = digest_key(bytes(32), "rows")
-    # While a step is traced the number of words is unknown.
+    # The number of words is unknown while a step is traced.
     spec = tf.TensorSpec([None], tf.int32)
     function = tf.function(digests.digest_of_any_length, autograph=False)
     traced = function.get_concrete_function(tf.constant(key), spec)

@@ -118,7 +118,7 @@ def test_what_is_shown_has_the_law_of_the_eager_noise():
     expected = _eager("inverse", update)[[3, 4, 9]]
     expected = expected @ expected.T
     scale = np.sqrt(np.outer(np.diag(expected), np.diag(expected)))
-    # Five standard errors of a mean of 72,000 products.
+    # The tolerance is five standard errors of a mean of 72,000 products.
     np.testing.assert_array_less(np.abs(drawn - expected) / scale, 5 * 2**0.5 / 268)
     # Rows, columns and tables are independent of each other.
     across = np.mean(shown * other, axis=(1, 2)) / np.diag(expected)
@@ -130,7 +130,7 @@ def test_what_is_shown_has_the_law_of_the_eager_noise():
     np.testing.assert_array_less(np.abs(neighbours.mean()), 5 / 268)
 
 
-# With 720 rows, the second part overlaps nearly all of the first one.
+# With 720 rows, the second part overlaps nearly all of the first part.
 @pytest.mark.slow_cases("5000")
 @pytest.mark.parametrize("rows", [5000, 720])
 def test_a_release_is_made_of_parts_and_a_second_one_changes_nothing(monkeypatch, rows):

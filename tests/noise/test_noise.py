@@ -13,7 +13,7 @@ KEY = NoiseKey.for_testing(0)
 
 
 WORKLOAD = workloads.momentum_sgd(N, 0.5, 0.9)
-# One strategy for each way to compute a row.
+# One strategy for each way of computing a row.
 STRATEGIES = {
     "lambda_cgd": strategies.lambda_cgd(N, 0.7),
     "lambda_cgd_normalized": strategies.lambda_cgd(N, 0.7, True),
@@ -96,7 +96,7 @@ def test_kept_normals_give_the_noise_of_regenerated_ones(name):
     bands = strategy.matrix.stored_bands
     assert (again.memory_vectors, kept.memory_vectors) == (0, bands - 1)
     expected = run(again)
-    # The sum may be compiled in another way: its last bit may differ.
+    # The sum may be compiled differently, so its last bit may differ.
     np.testing.assert_allclose(run(kept), expected, rtol=0, atol=2e-6)
     # A training step keeps the normals in a variable.
     buffer = tf.Variable(tf.zeros([kept.memory_vectors, 5000]))

@@ -72,7 +72,8 @@ def test_the_noise_is_that_of_the_strategy(strategy, mode):
         noise = rows(strategy, mode)
     finally:
         tf.config.run_functions_eagerly(False)
-    # Variables begin anywhere: also test other distances than powers of two, and replicas.
+    # Variables may begin anywhere, so distances other than powers of two are tested,
+    # too.
     verdict = whiteness(strategy, noise, lags=(3, 100, 1000, D))
     assert verdict.p_value >= ALPHA, str(verdict)
 

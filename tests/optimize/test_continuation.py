@@ -18,7 +18,7 @@ def long_runs():
     return start, five, strategies.optimized_banded(workload, BANDS, start=start)
 
 
-# Only the latest problem stays traced: this is the one that long runs begin with.
+# Only the latest problem stays traced; long runs begin with this problem.
 @pytest.fixture(scope="module")
 def columns(long_runs):
     actual = strategies.optimized_banded(

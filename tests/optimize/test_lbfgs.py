@@ -1,4 +1,4 @@
-"""The optimizer's outcomes, above all its failures."""
+"""The optimizer's outcomes, in particular its failures."""
 
 import subprocess
 import sys
@@ -115,7 +115,7 @@ except ImportError as error:
 
 @pytest.mark.slow
 def test_only_optimizing_needs_tensorflow_probability_and_tf_keras():
-    """The federated package imports the core without either of them."""
+    """The federated package imports the core without these two packages."""
     done = subprocess.run(
         [sys.executable, "-c", _WITHOUT_TF_KERAS], capture_output=True, text=True
     )

@@ -1,4 +1,4 @@
-"""Strategies of the least largest per-step error, and bounds on it."""
+"""Strategies that minimize the largest per-step error, and bounds on this error."""
 
 import functools
 

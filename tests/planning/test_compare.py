@@ -123,7 +123,7 @@ def test_a_plan_has_the_mechanism_of_the_best_row_with_noise_in_full(sampling):
 
 
 def test_a_mechanism_whose_simulation_overflows_for_large_gamma_is_compared():
-    """With momentum C grows geometrically, for gamma = 0.55 by a factor of 1.045 a step."""
+    """With momentum, C grows geometrically: by 4.5 % a step for gamma = 0.55."""
     table = tf_bandmf.compare(
         ["bifr:2", "bifr:2:0.3", "bifr:2:0.5"],
         sampling=BallsInBins(160, 16, 200),
@@ -213,7 +213,7 @@ def test_samplings_are_compared_in_one_table(last, caplog):
     with caplog.at_level(logging.INFO, logger="tf_bandmf"):
         table = tf_bandmf.compare(["identity", "bisr:4"], sampling=samplings, **use)
     assert "comparing bisr:4" in [record.message for record in caplog.records]
-    # Poisson sampling amplifies identity alone. A sampling with another adjacency has no
+    # Poisson sampling amplifies only identity; a sampling with another adjacency has no
     # row.
     assert "bisr:4, poisson" in table.excluded
     used = {row.sampling for row in table}

@@ -1,4 +1,4 @@
-"""The joint guarantee of several runs."""
+"""`compose`: the joint guarantee of several runs."""
 
 import math
 
@@ -168,7 +168,7 @@ def test_impossible_neighbors_and_budgets_are_refused():
 @pytest.mark.slow_cases("b_min_sep_sampling", "poisson")
 @pytest.mark.parametrize("kind", ["b_min_sep_sampling", "balls_in_bins", "poisson"])
 def test_never_more_than_basic_composition(kind):
-    """Basic composition of two simulated plans is never exceeded."""
+    """The joint epsilon of two simulated plans never exceeds basic composition."""
     participation = lib.PARTICIPATIONS[kind].example(16)
     plan = sampled(participation, num_steps=16)
     together = tf_bandmf.compose([plan, plan])

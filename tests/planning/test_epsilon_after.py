@@ -1,4 +1,4 @@
-"""Epsilon of the first steps of a run."""
+"""`epsilon_after`: the epsilon of the first steps of a run."""
 
 import numpy as np
 import pytest

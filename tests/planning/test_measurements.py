@@ -27,7 +27,8 @@ BOTH = PLAN.reserve(counts=0.02, metrics=0.1, evaluations=8)
 
 def test_one_guarantee_covers_steps_and_evaluations():
     assert (BOTH.epsilon, BOTH.delta) == (PLAN.epsilon, PLAN.delta)
-    # By hand: values of 1 / sigma^2 add up, and a tenth of the total is reserved.
+    # Computed by hand: values of 1 / sigma^2 add up, and a tenth of the total is
+    # reserved.
     steps = BOTH.noise_multiplier**-2
     kept = 8 * BOTH.measurements.noise_multiplier**-2
     whole = gaussian.calibrate_noise_stddev(2.0, DELTA) ** -2

@@ -149,7 +149,7 @@ def test_every_batch_is_as_drawn_also_empty_and_as_numpy():
 @pytest.mark.invariant(18)
 @pytest.mark.parametrize("shape", [(1, 0), (2, 0, 2)])
 def test_texts_of_no_width_are_as_drawn(shape):
-    """TensorFlow's hash of an empty tensor is uninitialized memory, and must not count."""
+    """TensorFlow's hash of an empty tensor is uninitialized memory, and must be ignored."""
     content = {"x": tf.zeros(shape, tf.string), "step": 3}
     drawn = with_fingerprint(content)
     assert all(is_as_drawn(drawn) for _ in range(50))
@@ -169,7 +169,7 @@ def test_parts_have_fingerprints_of_their_own(padded):
         assert not is_as_drawn({**part, "part": tf.constant([1, 2])})
     first, second, *_ = parts
     assert not is_as_drawn({**first, "part": second["part"]})
-    # Joined, the parts are the batch; a subset of parts is read the same way.
+    # The joined parts are the batch; a subset of parts is read in the same way.
     for step, batch in enumerate(schedule.dataset()):
         of_step = [part["x"] for part in parts[3 * step : 3 * step + 3]]
         joined = tf.nest.map_structure(lambda *p: tf.concat(p, 0), *of_step)

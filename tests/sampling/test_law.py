@@ -71,7 +71,8 @@ def test_trials_succeed_with_no_more_than_the_probability(q):
         whole, rest = divmod(gap, table)
         return survives[table] ** whole * survives[rest]
 
-    # Compare each outcome of six trials with the outcome in which one trial is changed.
+    # Each outcome of six trials is compared with the outcome in which one trial is
+    # changed.
     law = {}
     for taken in itertools.product([False, True], repeat=6):
         chance, begin = Fraction(1), 0
@@ -149,7 +150,7 @@ def test_fixed_size_takes_every_subset_of_its_part_equally_often(batch):
     for numbers in itertools.product(range(4), repeat=5):
         wanted = min(batch, 4 - batch)
         if len(set(numbers)) < wanted:
-            continue  # Further words decide, with the same symmetry.
+            continue  # Further words decide the order, with the same symmetry.
         words = fixed({7: [*numbers, *list(range(4)) * 20]})
         chosen = FixedSizeSampler(words, 9, batch, 2).example_indices(7)
         assert set(chosen % 2) == {1}

@@ -1,4 +1,4 @@
-"""A second run on the same records is noticed, in whatever container they are."""
+"""A second run on the same records is noticed for all containers."""
 
 import keras
 import numpy as np
@@ -88,7 +88,7 @@ def test_a_record_is_recognized_in_every_structure(most, figure):
     for name, first in sketches.items():
         assert identity.share_examples(first, sketches["names"]), name
     figure(f"{len(sketches)} structures, each pair recognized")
-    # The control: records with the same values and further, different numbers are
+    # The control: records with equal values and further, different numbers are
     # different.
     others = sketch(plan().batches((values, numbers + 1), y))
     for name, first in sketches.items():
@@ -117,7 +117,7 @@ def test_values_count_and_not_dtypes():
 
 
 def test_what_is_read_later_is_recognized_too():
-    """Of a large indexed data set, only some examples are read before the run."""
+    """Only some examples of a large indexed data set are read before the run."""
     m = 2_000
     x = np.random.default_rng(0).normal(size=(m, 2)).astype(np.float32)
     source = IndexedExamples(ByIndex(lambda i: x[i], m))
@@ -139,8 +139,8 @@ def test_different_people_with_equal_records_are_not_the_same():
         assert not any(identity.share_examples(*pair) for pair in pairs)
         pairs = [(drawn(count, values), drawn(5 * count, values)) for _ in range(5)]
         assert not any(identity.share_examples(*pair) for pair in pairs)
-    # Recognized are the same records in another order, with few distinct values, and a
-    # common part.
+    # Records in another order, with few distinct values, and common parts are
+    # recognized.
     hashes = rng.integers(8, size=64)
     assert identity.share_examples(hashes, rng.permutation(hashes))
     hashes = rng.integers(2**60, size=1_000)

@@ -1,4 +1,4 @@
-"""Users as units of privacy: whose rows a step takes, and how many."""
+"""Users as units of privacy: the users of a step, and the number of their rows."""
 
 import numpy as np
 import pytest
@@ -80,6 +80,6 @@ def test_wrong_arguments_are_refused():
         make_plan().batches(rows, users=USERS)
     with pytest.raises(ValueError, match="rows_per_user needs users"):
         make_plan().batches(np.arange(4), rows_per_user=2)
-    # The data are rows, but `users`, which says whose they are, is missing.
+    # The data are rows, but `users`, which gives the user of each row, is missing.
     with pytest.raises(ValueError, match="4 examples"):
         make_plan().batches(rows)

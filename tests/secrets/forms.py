@@ -22,7 +22,8 @@ def forms_of_bytes(secret):
     half = secret[: max(8, len(secret) // 2)]
     forms |= {half.hex().encode(), half.hex().upper().encode()}
     for shift in range(3):
-        # In a longer text, its offset modulo 3 decides which of three base64 texts it is.
+        # Within a longer text, the offset modulo 3 decides which of three base64 texts
+        # occurs.
         text = base64.b64encode(secret[shift:])[: 4 * ((len(secret) - shift) // 3)]
         forms |= {text, text.replace(b"+", b"-").replace(b"/", b"_")}
     forms.add(repr(half)[2:-1].encode())

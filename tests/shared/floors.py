@@ -28,7 +28,7 @@ def gaussian(norm, noise, log_threshold):
 
 
 def one_step(probability, noise, epsilon):
-    """Delta of one step: that of all steps together cannot be smaller.
+    """Delta of one step; the delta of all steps together cannot be smaller.
 
     An example takes part with probability q, which is 1 if the order is public:
     `(1 - q) N(0) + q N(1) - e^eps N(0) = q (N(1) - K N(0))`, `K = (e^eps - 1 + q) / q`.
@@ -42,8 +42,8 @@ def one_step(probability, noise, epsilon):
 def own_bin(norm, noise, num_bins, epsilon):
     """Lower bound on delta for balls in bins from the term of the example's bin alone.
 
-    `L >= L_j / b`, and so `E_P (1 - K / L)_+ >= E_P_j (1 - b K / L_j)_+`, whatever the
-    columns of the other bins are.
+    `L >= L_j / b`, and so `E_P (1 - K / L)_+ >= E_P_j (1 - b K / L_j)_+`, for all
+    columns of the other bins.
     """
     with mpmath.workdps(DIGITS):
         shifted = mpmath.mpf(epsilon) + mpmath.log(num_bins)

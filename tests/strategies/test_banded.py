@@ -62,13 +62,13 @@ def test_without_equal_column_norms_the_optimum_is_certified():
     assert sensitivity.is_exact
     assert sensitivity.value == pytest.approx(1.0)
     assert 0.0 <= actual.diagnostics["optimality_gap"] <= 1e-5
-    # Equal norms cost something under this participation.
+    # Equal column norms increase the error under this participation.
     equal = mean_error(example(), workload) * 3
     assert mean_error(actual, workload) < 0.999 * equal
 
 
 def test_the_stated_gap_is_above_the_true_one():
-    """The gap is right far from the optimum, too; tests/optimize tests the bounds."""
+    """The gap is also right far from the optimum; tests/optimize tests the bounds."""
     workload = workloads.prefix_sum(9)
     start = square_root(workload, 3)
     actual = strategies.optimized_banded(workload, 3, start=start, max_iterations=0)

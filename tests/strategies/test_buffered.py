@@ -1,4 +1,4 @@
-"""Buffered linear Toeplitz strategies."""
+"""Buffered linear Toeplitz strategies: the matrix, known optima, refusals."""
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ def test_the_matrix_is_the_one_of_its_output_scales():
     powers = DECAYS[:, None] ** np.arange(n - 1)
     column = np.r_[1.0, matrix.output_scales @ powers]
     np.testing.assert_allclose(matrix.toeplitz_column(), column)
-    # As a power series the column is the quotient of two products.
+    # As a power series, the column is the quotient of two products.
     quotient = np.convolve(column, np.poly(matrix.decays))[:n]
     np.testing.assert_allclose(
         quotient, np.pad(np.poly(matrix.inverse_decays), (0, n - 4)), atol=1e-12

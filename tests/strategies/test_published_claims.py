@@ -26,7 +26,7 @@ def test_figure_1_best_bandwidth_of_bsr_is_b_and_of_bisr_is_below(momentum, deca
     bsr = [strategies.bsr(workload, p).rmse(workload, participation) for p in bands]
     assert bands[int(np.argmin(bsr))] == b
     assert bands[int(np.argmin(bisr))] < b
-    # At small bandwidths the banded inverse is the better choice, by far.
+    # For few bands, the banded inverse is far better.
     assert bisr[2] < 0.8 * bsr[2]
 
 
@@ -38,7 +38,7 @@ def test_figure_3_optimized_inverses_beat_bisr_at_small_bandwidths():
         error = optimized.rmse(workload, participation)
         square_root = strategies.bisr(workload, p).rmse(workload, participation)
         assert error < 0.8 * square_root
-        # A single additional band helps drastically.
+        # One additional band reduces the error drastically.
         trivial = strategies.identity(n).rmse(workload, participation)
         assert error < 0.5 * trivial
 

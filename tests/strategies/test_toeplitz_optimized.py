@@ -1,4 +1,4 @@
-"""Optimized Toeplitz strategies."""
+"""Optimized Toeplitz strategies: optima, sensitivities and comparisons."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""The binary tree and its square factor."""
+"""The binary tree, compared with its rectangular matrix and its decoder."""
 
 import numpy as np
 import pytest

@@ -113,7 +113,7 @@ def step_of(model, data, **options):
     )
     inputs = getattr(model, "inputs", None)
     if "rows" not in data and inputs and not isinstance(data["x"], (dict, list)):
-        # The graph leaves the same sizes unknown as the model does.
+        # The graph and the model leave the same sizes unknown.
         signature["x"] = tf.TensorSpec(inputs[0].shape, signature["x"].dtype)
 
     @tf.function(autograph=False, input_signature=[signature])
@@ -175,7 +175,7 @@ def assert_exact(model, x, y, sample_weight=None, rtol=1e-4, rows=None, **option
         scales = [np.asarray(s) for s in options["scales"]]
         gradients = [[g * s for g, s in zip(gs, scales)] for gs in gradients]
     norms, clipping = norms_of(gradients), options.get("clipping", FLAT)
-    # Clips about half of the examples.
+    # This norm clips about half of the examples.
     clip = float(np.median(norms)) or 1.0
     step = step_of(model, data, l2_norm_clip=clip, **options)
     result = step(data)

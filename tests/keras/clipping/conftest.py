@@ -1,4 +1,4 @@
-"""Makes `clipping_reference` importable and two CPUs available; has broken rules."""
+"""Makes `clipping_reference` importable and two CPUs available; defines broken rules."""
 
 import contextlib
 import pathlib

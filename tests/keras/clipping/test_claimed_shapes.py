@@ -1,4 +1,4 @@
-"""An example that is larger than a layer claims is still clipped as one."""
+"""An example that is larger than a layer claims is still clipped as one example."""
 
 import clipping_reference as reference
 import keras

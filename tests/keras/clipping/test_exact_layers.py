@@ -1,4 +1,4 @@
-"""Every kind of layer against gradients of single examples."""
+"""Gradients of every kind of layer, compared with gradients of single examples."""
 
 import os
 import subprocess

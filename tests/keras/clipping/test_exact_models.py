@@ -1,4 +1,4 @@
-"""Models of several layers, inputs or losses against gradients of single examples."""
+"""Models of several layers, inputs or losses, compared with single examples."""
 
 import clipping_reference as reference
 import keras
@@ -121,7 +121,7 @@ def test_model(name):
 
 
 class Own(keras.Model):
-    """Takes a derivative, and has a layer that nothing uses."""
+    """Takes a derivative, and has an unused layer."""
 
     def __init__(self):
         super().__init__()

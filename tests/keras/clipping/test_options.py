@@ -46,12 +46,13 @@ def texts():
 
 
 def many_channels():
-    # The 64 terms of a row are cheaper as inner products; the 192 of three rows are formed.
+    # With the 64 terms of a row, inner products are cheaper; with 192, forming
+    # gradients is.
     stack = [L.Conv2D(80, 3, padding="same"), L.GlobalAveragePooling2D()]
     return classifier(*stack, inputs=(8, 8, 64)), normal(BATCH, ROWS, 8, 8, 64)
 
 
-# One unit has no rows at all.
+# One unit has no rows.
 PRESENT = np.array(
     [[1, 1, 1], [1, 0, 0], [0, 0, 0], [1, 1, 1], [0, 0, 1], [1, 0, 1]], bool
 )

@@ -101,7 +101,7 @@ def test_sums_are_equal_and_what_is_not_finite_counts_as_zero(kind, make, traced
     plain = tf.function(step, autograph=False)(*batch)
     compiled = tf.function(step, autograph=False, jit_compile=True)
     assert sums_agree(plain, compiled(*batch))
-    # The control: another batch has other sums.
+    # The control: a different batch has different sums.
     other = tf.reverse(batch[0], axis=[1])
     assert not sums_agree(plain, compiled(other, batch[1]))
 
@@ -110,7 +110,8 @@ def test_a_gpu_sums_one_layer_after_the_other(traced_for):
     traced_for("GPU")
     program = program_of(wide_convolution)
     counted = rf"\(f32\[{BATCH}\]\S*, pred\[{BATCH}\]\S*"
-    # Clipping weights, and valid examples, that wait for the sum of another variable.
+    # Tuples of clipping weights and valid examples that wait for another variable's
+    # sum.
     waiting = re.findall(rf"= {counted}, f32\[([\d,]+)\]\S*\) opt-barrier", program)
     inputs = SIDE * SIDE * FILTERS
     in_order = ["3", "8,3", "8", f"{inputs},8", f"{FILTERS}"]

@@ -1,4 +1,4 @@
-"""Each private name of TensorFlow exists, and does what the package expects."""
+"""Each private name of TensorFlow exists, and behaves as the package expects."""
 
 import tensorflow as tf
 

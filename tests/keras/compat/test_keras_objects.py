@@ -1,4 +1,4 @@
-"""Attributes that Keras could rename without an error in the package."""
+"""Checks of attributes that Keras could rename without an error in the package."""
 
 import keras
 import numpy as np

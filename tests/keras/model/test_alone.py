@@ -1,4 +1,4 @@
-"""Layers that run for each example alone are named, and refused if that breaks them."""
+"""Layers that run on single examples are named, and refused if this changes them."""
 
 import keras
 import pytest

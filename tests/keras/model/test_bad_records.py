@@ -87,7 +87,7 @@ def test_training_goes_on_after_an_id_that_is_no_row(trainable):
     x = rng.integers(0, 10, (BATCH, 6)).astype("i4")
     y = rng.integers(0, 3, BATCH)
     x[[1, 2, 4], [1, 0, 5]] = 10, 2**31 - 1, -11
-    # Keras takes negative ids from the end.
+    # Keras counts negative ids from the end.
     x[5, 2] = -1
     moved = trained(text_classifier(trainable), x, y)
     assert np.all(np.isfinite(moved))

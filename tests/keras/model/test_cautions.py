@@ -17,7 +17,7 @@ MOMENTUM = "sgd:momentum=0.9"
 
 
 class Begun(Exception):
-    """Raised instead of the first step."""
+    """An exception raised in place of the first step."""
 
 
 class Stops(keras.callbacks.Callback):

@@ -341,7 +341,7 @@ def test_a_private_model_as_a_layer_of_a_plain_one(data, make_plain_model):
     with pytest.raises(RuntimeError, match="without privacy"):
         outer.fit(*data, verbose=0)
     assert_same(outer, before)
-    # The model may predict; frozen, it may be part of a model that trains.
+    # The model may predict, and a frozen one may be part of a model that trains.
     outer.predict(data[0][:4], verbose=0)
     outer.evaluate(*data, verbose=0)
     inner.trainable = False

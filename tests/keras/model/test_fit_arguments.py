@@ -92,7 +92,7 @@ def test_the_first_error_names_the_way(
 def test_what_is_no_array_is_refused_with_the_way(make, match, data, make_plan):
     with pytest.raises((TypeError, ValueError), match=match) as caught:
         make_plan().batches(make(data[0]))
-    # A value of a record would go into logs and error trackers.
+    # An error must not contain a record's value, which would get into logs.
     assert "1234" not in "".join(traceback.format_exception(caught.value))
 
 
@@ -182,7 +182,7 @@ def test_class_weights_multiply_what_examples_contribute(
 def test_where_the_weight_of_an_example_acts(
     reduction, clipping, clip_norm, acts, data, make_plain_model
 ):
-    # docs/loss.md says that it acts on gradients below the clip norm only.
+    # docs/loss.md: such a weight acts only on gradients below the clip norm.
     x, y = data
     model = make_plain_model(hidden=False)
     loss = keras.losses.SparseCategoricalCrossentropy(True, reduction=reduction)

@@ -112,7 +112,7 @@ def test_tables_that_are_not_tied_have_lazy_noise(make_plan):
     train_lazily(model, x, y, plan)
     actual = model.optimizer.run.tables.variables
     assert {id(table) for table in actual} == {id(table) for table in tables}
-    # A release adds noise to every row, also to rows that no example looks up.
+    # A release adds noise to every row, even to rows that no example looks up.
     for table, old in zip(tables, before):
         assert np.all(np.any(table.numpy() != old, axis=1))
 

@@ -32,7 +32,8 @@ def test_a_plain_baseline_is_refused_before_anything_is_trained(
     with pytest.raises(ValueError, match="vouch_for_weights"):
         trained.train_on_batch(next(iter(plan.batches(*data))))
     assert_same(trained, before)
-    # A run may begin from weights of other data, and the statement quotes the caller.
+    # A run may begin from weights trained on other data; the statement quotes the
+    # caller.
     optimizer.vouch_for_weights("pretrained on public letters")
     trained.fit(plan.batches(*data), epochs=2, verbose=0)
     assert "Pretrained on public letters" in str(trained.privacy_statement())

@@ -105,7 +105,7 @@ def test_what_is_refused(data, begun_at, begun, tmp_path):
         tf.function(lambda: begun.evaluate_privately(*data))()
     begun.save(tmp_path / "model.keras")
     loaded = keras.saving.load_model(tmp_path / "model.keras")
-    # A saved model has no key: it could be evaluated with new noise without limit.
+    # A saved model has no key, so evaluations with new noise would have no limit.
     with pytest.raises(tf.errors.InvalidArgumentError, match="restored from a file"):
         loaded.evaluate_privately(*data)
     begun.layers[0].bias.assign(begun.layers[0].bias + 1.0)
@@ -238,7 +238,8 @@ def test_a_restored_run_releases_the_same_number_or_spends_another(
     again = begun_at(path, checkpoint)
     assert evaluated(again, data, ~some) == first
     assert again.optimizer.run.evaluations.left == 2
-    # Evaluations with other sums have independent noise and count, whatever was restored.
+    # Evaluations with other sums have independent noise and count, even after a
+    # restore.
     third = np.arange(22) % 3 == 0
     others = [evaluated(begun_at(path, checkpoint), data, s) for s in (some, third)]
     assert len({first, *others}) == 3

@@ -1,4 +1,4 @@
-"""`fit_privately` does in one call what advice, plan, `fit` and release do by hand."""
+"""`fit_privately` combines advice, plan, `fit` and release in one call."""
 
 import keras
 import numpy as np

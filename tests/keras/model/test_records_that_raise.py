@@ -1,4 +1,4 @@
-"""A record for which model, loss or gradient raises adds zero; wrong programs raise."""
+"""A record that makes model, loss or gradient raise adds zero; wrong programs raise."""
 
 import keras
 import numpy as np

@@ -1,4 +1,4 @@
-"""Batch normalization is replaced, and nothing else."""
+"""`replace_batch_norm` replaces batch normalization, and nothing else."""
 
 import keras
 import numpy as np

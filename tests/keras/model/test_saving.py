@@ -52,7 +52,7 @@ def reload_clone_with_its_weights(model, path):
     return clone
 
 
-# TensorFlow raises the first in a graph; the others are raised before.
+# TensorFlow raises the first error in a graph; the others are raised before.
 REFUSALS = (tf.errors.InvalidArgumentError, TypeError, ValueError, RuntimeError)
 RELOADS = [
     reload_keras,

@@ -147,7 +147,7 @@ def test_a_run_in_parts_or_by_hand_is_the_straight_run(
     model = make_private_model(plan)
     train(model, plan.batches(*data))
     assert model.optimizer.steps_taken == plan.num_steps
-    # These are two graphs: on some processors TensorFlow fuses operations differently.
+    # On some processors, TensorFlow fuses operations differently in the two graphs.
     assert_same(model, whole, **({"atol": 1e-6} if "loop" in train.__name__ else {}))
 
 
@@ -165,7 +165,7 @@ def test_metrics_validation_and_callbacks(data, plan_and_model, tmp_path):
     ).history
     assert set(history) == {"loss", "accuracy", "val_loss", "val_accuracy"}
     assert model.optimizer.steps_taken == int(model.optimizer.iterations) == 8
-    # With a rate of 0 weights stay: means over an epoch are those over the data.
+    # At rate 0, weights do not change, so means over an epoch are those over the data.
     for name in ("loss", "accuracy"):
         np.testing.assert_allclose(history[name], history[f"val_{name}"], rtol=1e-5)
     model.optimizer.learning_rate = 0.25

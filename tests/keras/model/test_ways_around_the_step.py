@@ -29,7 +29,7 @@ MOMENTS = {
 @pytest.mark.parametrize("kind", MOMENTS)
 @pytest.mark.invariant(19)
 def test_state_of_the_optimizer_that_something_else_changed(kind, data, plan_and_model):
-    # Batches of one size: one trace.
+    # Batches have one size, so that one trace suffices.
     plan, model = plan_and_model(batch_size=11, inner=MOMENTS[kind]())
     batches = list(plan.batches(*data))
     model.train_on_batch(batches[0])

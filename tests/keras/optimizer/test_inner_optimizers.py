@@ -41,7 +41,7 @@ def test_any_inner_optimizer_gets_the_noisy_gradients_and_nothing_else(
     for gradients in seen:
         optimizer.apply(gradients, plain.trainable_variables)
     assert len(seen) == plan.num_steps
-    # The private update is a graph, whose operations round differently.
+    # The private update is compiled as a graph, where operations round differently.
     assert_same(model, plain, rtol=1e-5, atol=1e-6)
     assert int(model.optimizer.iterations) == plan.num_steps
 

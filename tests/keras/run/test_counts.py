@@ -185,7 +185,7 @@ def test_the_noise_is_the_strategys(data, make_plan, make_private_model):
             sums.append(model.optimizer.run.counts._variable.numpy().copy())
 
     model.fit(plan.batches(*data), epochs=12, verbose=0, callbacks=[Watch()])
-    # No record is bad or without a gradient: the released counts are pure noise.
+    # All records have gradients and none is bad, so the released counts are pure noise.
     steps = np.diff(np.array(sums), axis=0, prepend=0.0)[:, 1:]
     actual = model.private_counts()
     scale = model.optimizer.run.counts._weight * plan.expected_batch_size

@@ -316,9 +316,9 @@ def test_workers_train_like_one(count, tmp_path, monkeypatch):
         assert set(worker) == set(alone)
         for name in alone:
             np.testing.assert_array_equal(worker[name], each[0][name])
-            if name != "key":  # neighbors on the grid, where last bits differ
+            if name != "key":  # if last bits differ, neighbors on the grid
                 np.testing.assert_allclose(worker[name], alone[name], atol=1e-5)
-    # Each worker drew a key, but all use that of the first one.
+    # Each worker drew a key, but all use the first worker's key.
     assert each[0]["key"].any()
 
 

@@ -136,7 +136,7 @@ def test_histories_that_meet_again_share_no_noise(unchanged, figure, monkeypatch
     figure(f"the differences of two steps are correlated by {actual:.2f}")
     # This is the correlation within one run, since C's second coefficient is 1/2.
     assert -0.6 < actual < -0.2
-    # All steps after the different one have independent noise.
+    # All steps after the first different step have independent noise.
     assert min(difference.std(axis=1)) > STEP
     monkeypatch.setattr(SecretState, "_point", lambda self, digest, step: digest)
     without = unchanged("no chain") - releases_of_history(factors=(1.0, 0.0, 0.0))
@@ -166,7 +166,7 @@ def releases_of(rates, releases):
     model = keras.Model(ids, keras.layers.Flatten()(table(ids)))
     tf_bandmf.keras.make_private(model, tables="lazy")
     inner = keras.optimizers.SGD(1.0)
-    # The gradient of this loss is 1 for any weights.
+    # The gradient of this loss is 1 for all weights.
     model.compile(
         tf_bandmf.keras.PrivateOptimizer(inner, plan),
         lambda y, y_pred: keras.ops.sum(y_pred, axis=-1),

@@ -16,7 +16,7 @@ LEARNING_RATE = 1.0
 
 
 class Switched(keras.losses.Loss):
-    """A loss whose code changes between two processes, while its name stays."""
+    """A loss whose code, but not its name, changes between two processes."""
 
     sign = 1.0
 
@@ -96,7 +96,7 @@ def test_two_worlds_share_no_noise(mechanism, tmp_path, figure):
         step_from_a_copy(plan, tmp_path, world, sign)
         for world, sign in (("as it was", 1.0), ("changed", -1.0), ("again", 1.0))
     ]
-    # The same sum again: the same release, to the bit.
+    # An equal sum gives the same release, bit for bit.
     np.testing.assert_array_equal(releases[0], releases[2])
     # The releases are S + N and -S + N'. If N' = N, their difference is 2 S without
     # noise. If the noise is independent, the standard deviation of each of the 1640
@@ -111,7 +111,7 @@ def test_two_worlds_share_no_noise(mechanism, tmp_path, figure):
 
 
 def test_the_measure_sees_noise_that_is_reused(tmp_path, monkeypatch):
-    # The control: if noise is bound to the step alone, that of both worlds cancels.
+    # The control: noise that is bound to the step alone cancels in the difference.
     monkeypatch.setattr(
         secrets, "keyed_digest", lambda *values, **options: tf.zeros([2], tf.int32)
     )

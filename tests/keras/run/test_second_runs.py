@@ -22,7 +22,7 @@ def test_a_second_run_on_the_same_data_is_refused(data, make_plan, make_private_
     before = second.get_weights()
     order = np.random.default_rng(1).permutation(len(x))
     half = make_plan("identity", num_examples=len(x) // 2, **SECRET)
-    # The same data: in another order, with other targets, and a part of them.
+    # The same data in another order, with other targets, and a part of the data.
     for batches in (
         plan.batches(x, y),
         plan.batches(x[order], y[order]),

@@ -14,7 +14,7 @@ REFUSED = "not those that the last private step of this run left"
 
 @pytest.mark.invariant(19)
 def test_a_plain_model_that_shares_the_weights(data, plan_and_model, compile_model):
-    # Batches of one size: one trace.
+    # Batches have one size, so that one trace suffices.
     plan, model = plan_and_model(batch_size=11, functional=True)
     batches = list(plan.batches(*data))
     model.train_on_batch(batches[0])
@@ -47,7 +47,7 @@ def test_fit_is_refused_before_anything_runs(data, plan_and_model):
         inner=keras.optimizers.SGD(0.1, momentum=0.5),
     )
     batches, began = plan.batches(*data), []
-    # No epoch improves that much: training stops and restores the first one.
+    # No epoch improves by so much, so training stops and restores the first epoch.
     stops = keras.callbacks.EarlyStopping(
         "val_loss", min_delta=1e9, patience=1, restore_best_weights=True
     )

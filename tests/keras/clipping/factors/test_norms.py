@@ -46,7 +46,7 @@ def rows_of(ids):
     return make
 
 
-# Name: (function, T, I, O). Above 40,000 parameters norms come from inner products.
+# Name: (function, T, I, O). Above 40,000 parameters, norms come from inner products.
 KINDS = {
     "one outer product": (product, 1, 40, 30),
     "formed": (product, 4, 20, 30),
@@ -182,7 +182,7 @@ def test_terms_that_cancel_exactly_leave_rounding_within_the_bound():
     total, weights = contribution(product(left, right))
     assert_within(total)
     lengths = np.linalg.norm(left, axis=-1) * np.linalg.norm(right, axis=-1)
-    # The terms must not be so large either that other examples are rounded away.
+    # The terms must also not be so large that rounding loses other examples.
     assert weights[0] * lengths.sum() <= 256 * CLIP * (1 + 1e-5)
 
 
@@ -201,7 +201,7 @@ def test_squares_that_vanish_are_counted():
 @pytest.mark.parametrize("size", [2**22, 999_983])
 @pytest.mark.invariant(17)
 def test_long_sums_of_equal_numbers(size, xla):
-    # If they are added one by one in float32, such sums are too small.
+    # Such sums are too small if their terms are added one by one in float32.
     @tf.function(autograph=False, jit_compile=xla)
     def run(gradients):
         return contribution(base.Instantiated(gradients))
@@ -241,6 +241,6 @@ def test_lookups_that_cancel_a_projection():
     total = measured.weighted_sum(tf.constant([1.0, 0, 0]), *measured.tensors)
     bound = float(measured.norms.bounds[0]) ** 0.5
     assert bound >= np.linalg.norm(np.asarray(total, "f8"))
-    # As for any cancellation, the norm counts as at least a 256th of the terms' norms.
+    # As with any cancellation, the bound is at least a 256th of the terms' norms.
     terms = float(tf.reduce_sum(tf.norm(values[0], axis=-1)))
     assert bound >= 2 * terms / 256 * 0.999

@@ -89,9 +89,7 @@ class Subclass(L.Dropout):
 
 
 class ByContext(L.Layer):
-    """Depends on `training`, which Keras' call context provides, and `layer.call` does
-    not.
-    """
+    """Depends on `training`, which only Keras' call context provides, not `layer.call`."""
 
     def call(self, x, training=False):
         return centred(x) if training else x
@@ -191,7 +189,7 @@ REFUSED = {
     "normalization": L.BatchNormalization,
 }
 EITHER = {
-    # The dependence shows if the batch size is not a constant.
+    # The dependence is visible if the batch size is not a constant.
     "batch size": lambda: cases.Custom(
         lambda x: x / ops.cast(ops.shape(x)[0], "float32")
     ),
@@ -253,7 +251,7 @@ def test_alone_gradients_are_those_of_single_examples():
 
 
 class Chosen(cases.Weighted):
-    """A layer in which the example determines which weights it uses."""
+    """A layer in which each example determines the weights that it uses."""
 
     def call(self, x):
         return self.function(
@@ -284,7 +282,7 @@ def test_an_example_may_decide_what_runs_for_it(name):
 
 @pytest.mark.invariant(16)
 def test_last_layer_is_executed_alone():
-    # Its gradient from a loss with sparse labels is sparse.
+    # The layer's gradient from a loss with sparse labels is sparse.
     last = cases.Custom(lambda t: t - ops.max(t, axis=0) + ops.tanh(t))
     model = cases.reference.functional(
         (cases.LENGTH, cases.WIDTH),

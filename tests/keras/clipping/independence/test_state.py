@@ -1,4 +1,4 @@
-"""State: nothing that a step computes from data may stay behind, at any depth."""
+"""State: a step must not leave behind anything computed from data, at any depth."""
 
 import clipping_reference as reference
 import independence_cases as cases

@@ -1,5 +1,5 @@
 # ruff: noqa: E501
-"""Vectorized operations give each example the result of a loop; all others do loop."""
+"""Vectorized operations give each example the result of a loop; others do loop."""
 
 import numpy as np
 import pytest

@@ -45,7 +45,7 @@ def test_the_number_of_examples_cuts_nothing_out(name):
     )
 
 
-# Each position in the batch has noise, which is the same at each step.
+# Each position in the batch has its own noise, which is the same at each step.
 SEEDED = {
     "constant": lambda x, seed: tf.random.stateless_uniform(tf.shape(x), [1, 2]),
     "keras": lambda x, seed: keras.random.uniform(ops.shape(x), seed=7),
@@ -221,7 +221,7 @@ def test_updates_read_no_metrics(kind, data, make_plan):
         return 0.0 if tracker is None else tf.convert_to_tensor(tracker.total)
 
     # In eager mode the private update is finished when the constraint is called: then
-    # only the constraint's change must not take effect.
+    # only the change by the constraint must have no effect.
     inner = keras.optimizers.SGD(0.0 if kind == "constraint" else 0.1)
     if kind == "schedule":
         inner = keras.optimizers.SGD(Schedule(loss))

@@ -1,4 +1,4 @@
-"""Losses of single examples: useless ones are refused, changed ones are named."""
+"""Losses on single examples: useless losses are refused, changed losses are named."""
 
 import warnings
 

@@ -1,4 +1,4 @@
-"""Losses with one row for each example: which losses have them, and their values."""
+"""Losses with one row for each example: the list of these losses, and their values."""
 
 import keras
 import numpy as np

@@ -65,12 +65,12 @@ def branching(drawn, x):
 
 
 def alone(drawn, x):
-    """Reshapes such that the batch axis is lost, so that each example runs alone."""
+    """Reshapes inputs so that the batch axis is lost, and each example runs alone."""
     return tf.reshape(tf.reshape(looped(drawn, x), [-1]), tf.shape(x))
 
 
 def mapped(drawn, x):
-    """Draws for each part in `tf.map_fn`."""
+    """Draws numbers for each part, in `tf.map_fn`."""
     parts = tf.constant([1.0, -1.0]), tf.stack([x, x])
     actual = tf.map_fn(lambda p: p[0] * drawn(p[1]), parts, tf.float32)
     return tf.reduce_sum(actual, axis=0)

@@ -1,4 +1,4 @@
-"""Tasks of KerasHub against gradients of single examples."""
+"""Gradients of KerasHub tasks, compared with gradients of single examples."""
 
 import clipping_reference as reference
 import hub_models
