@@ -92,7 +92,7 @@ CASES += [("memmap", SHUFFLED), ("several at once", SHUFFLED)]
 
 
 def test_parse_may_branch_on_tensors(tmp_path):
-    """AutoGraph, which allows `if` on tensors, converts only `parse` among these functions."""
+    """AutoGraph, which allows `if` on tensors, converts no function here but `parse`."""
 
     def larger(record):
         x, y = parse(record)

@@ -93,7 +93,7 @@ class TiedProjection(L.Layer):
 
 
 class HiddenTie(L.Layer):
-    """Has a weight, and reads that of another layer, which is hidden from Keras."""
+    """Has a weight, and reads the weight of another layer, which is hidden from Keras."""
 
     def __init__(self, other):
         super().__init__()

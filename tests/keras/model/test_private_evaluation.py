@@ -50,7 +50,7 @@ def test_a_run_evaluates_as_often_as_its_plan_says(begun, data, reserved):
     # and 1, to which they would be clipped.
     y = (begun.predict(x, verbose=0).argmax(1) + np.arange(len(x)) % 2) % 3
     one = begun.evaluate_privately(x, y)
-    # Each evaluation has its own noise, also at the same step.
+    # Each evaluation has its own noise, even at the same step.
     again = begun.evaluate_privately(x, y)
     assert one != again
     metrics = [tf_bandmf.keras.PrivateAccuracy(), tf_bandmf.keras.PrivateLoss(2.0)]

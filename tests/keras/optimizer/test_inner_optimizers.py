@@ -1,4 +1,4 @@
-"""Any inner optimizer is post-processing."""
+"""Every inner optimizer of Keras only post-processes the noisy gradients."""
 
 import keras
 import pytest

@@ -80,8 +80,8 @@ class NoisyGradients:
             )
         if self._used:
             raise ValueError(
-                "These gradients were used before: a step is applied once. Make those of "
-                "the next batch with model.private_gradients(batch)."
+                "These gradients were used before: a step is applied once. For the next "
+                "batch, call model.private_gradients(batch)."
             )
         self._used = True
         return self._weights
