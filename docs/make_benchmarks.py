@@ -48,7 +48,7 @@ TITLES = {
     "cifar-10-cnn-epsilon-1": "CIFAR-10 (as JPEG), network from pixels, ε = 1",
     "cifar-10-cnn-epsilon-0.5": "CIFAR-10 (as JPEG), network from pixels, ε = 0.5",
 }
-# As names of rows say it.
+# Samplings, as they occur in the names of rows.
 SAMPLINGS = ("no sampling", "balls in bins", "Poisson")
 HEAD = """\
 # Accuracy at a budget
@@ -69,7 +69,7 @@ libraries, are in `benchmarks/README.md`.
 | BISR | secret, balls in bins | estimate | 90.15 % ± 0.06 % | 66.94 % ± 0.05 % | 70.1 % ± 0.2 % |
 | DP-SGD | any fixed order | exact | 88.69 % ± 0.12 % | 63.87 % ± 0.13 % | 51.1 % ± 0.2 % |
 | **BISR** | any fixed order | exact | **89.99 % ± 0.03 %** | **66.61 % ± 0.02 %** | **68.5 % ± 0.2 %** |
-| **BISR, 32 bands, as an earlier `advise` said** | any fixed order | exact | | | **69.6 % ± 0.1 %** |
+| **BISR, 32 bands, the advice of an earlier version** | any fixed order | exact | | | **69.6 % ± 0.1 %** |
 
 Fashion-MNIST: a linear model on scattering features, 40 epochs of batches of 8192 (`python
 benchmarks/utility/run.py --data DIR --cache CACHE`, half an hour). CIFAR-10, linear: 60 epochs of
@@ -80,8 +80,8 @@ re-encoded as JPEG.
 
 - **In a fixed order**, where nobody can promise secret random batches, correlated noise gains 1.3, 2.7
   and 17.4 points (and 4.5 with a network on Fashion-MNIST): nearly as much as sampling, or more.
-- **Where batches are sampled**, it gains nothing if a batch is a large part of the data, as in the first
-  two columns, and 10.2 points if a batch is 1 % of the data, as in the third ([the
+- **Where batches are sampled**, correlated noise gains nothing if a batch is a large part of the data,
+  as in the first two columns, and 10.2 points if a batch is 1 % of the data, as in the third ([the
   regions](mechanisms.md#where-correlated-noise-does-not-win)).
 - **A language model with adapters**: [perplexity](models.md#a-language-model-that-learned).
 
@@ -94,8 +94,8 @@ one](figures/accuracy.png)
 *Test accuracy of the tables below, ± standard error over seeds; dashed: published for
 DP-SGD; diamonds: published for the row; blue: correlated noise.*
 
-The tables below have all rows; "validation" is the mean validation accuracy of the setting that
-was chosen by it.
+The tables below have all rows; "validation" is the mean validation accuracy, by which the setting
+was chosen.
 """  # noqa: E501
 
 
