@@ -43,7 +43,7 @@ def test_too_early_or_outside_of_the_plan_is_refused(tmp_path, number):
 def test_one_request_has_one_answer(tmp_path):
     store = make(tmp_path)
     store.begin(4, "request")
-    with pytest.raises(Refused, match="was not kept"):
+    with pytest.raises(Refused, match="was not stored"):
         store.begin(4, "request")
     store.keep("request", UPDATE)
     for one in (store, make(tmp_path)):
@@ -58,7 +58,7 @@ def test_an_answer_of_a_round_before_is_not_kept(tmp_path):
     store = make(tmp_path)
     store.begin(4, "old")
     store.begin(7, "new")
-    with pytest.raises(ValueError, match="Another round was begun"):
+    with pytest.raises(ValueError, match="another one has begun"):
         store.keep("old", UPDATE)
 
 
@@ -92,10 +92,10 @@ def test_a_policy_survives_as_text_and_refuses_another_text(tmp_path):
     POLICY.save(str(path))
     assert DevicePolicy.load(str(path)) == POLICY
     path.write_text(path.read_text().replace("num_rounds", "rounds"))
-    with pytest.raises(ValueError, match="A device policy has"):
+    with pytest.raises(ValueError, match="A device policy must have"):
         DevicePolicy.load(str(path))
     path.write_text('{"format": "else"}')
-    with pytest.raises(ValueError, match="not a device policy"):
+    with pytest.raises(ValueError, match="must be a device policy"):
         DevicePolicy.load(str(path))
 
 

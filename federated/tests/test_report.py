@@ -142,7 +142,7 @@ def test_what_only_the_operator_knows_is_marked(report):
 
 
 def test_nothing_is_written_of_a_run_in_which_nobody_took_part(tmp_path):
-    with pytest.raises(ValueError, match="no participation"):
+    with pytest.raises(ValueError, match="found none to protect"):
         write_report(tmp_path / "a.md", PLAN, MeasuredParticipation(N, 0, None, 0, 0))
     assert not (tmp_path / "a.md").exists()
 

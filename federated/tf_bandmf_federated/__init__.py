@@ -14,7 +14,7 @@ from typing import Any
 
 from tf_bandmf_federated._version import __version__
 
-# Module of each public name.
+# The module of each public name.
 _MODULES = {
     "build_fed_avg": "tff.learning",
     "PrivateLearningProcess": "tff.learning",

@@ -1,24 +1,24 @@
-"""Accounting for what happened: the guarantee of the participations that were measured.
+"""Accounting after a run: the guarantee for the measured participations.
 
-    measured = measure_participation({round: names of who took part})
-    guarantee = measured_guarantee(plan, measured)
+    measured = measure_participation({round: names of the clients}) guarantee =
+    measured_guarantee(plan, measured)
 
-After a run, the smallest separation b and the most participations k that were recorded of
-any device give the guarantee of the plan's strategy and noise under MinSep(b, k), as
-arXiv:2306.08153 reports its production run (section 6, App. K.1). This works also if the
-measured b is below the number of bands: then the columns of one device's participations
-overlap, and the sensitivity is that of Theorem 3 (Alg. 4) or a sharper one; see
+After a run, the smallest recorded separation b and the largest recorded number of
+participations k of any device determine the guarantee of the plan's strategy and noise
+under MinSep(b, k), as arXiv:2306.08153 reports its production run (section 6, App. K.1).
+The measured b may be below the number of bands; the columns of one device's participations
+then overlap, and the sensitivity is that of Theorem 3 (Alg. 4) or a sharper bound; see
 `tf_bandmf.analysis.sensitivity`.
 
-What the measured guarantee covers:
+Scope of the measured guarantee:
 
-- Neighboring data differ in what one device sent, not in when it took part (the papers'
-  adjacency: "the participation pattern does not change").
-- b and k are then the same for neighbors, but they are exact functions of when all devices
-  took part. Publishing b and k is not covered. A plan's guarantee, enforced on the devices,
-  does not depend on the measured b and k.
+- Neighboring data differ in what one device sent, not in when it took part. (This is the
+  papers' adjacency: "the participation pattern does not change".)
+- Therefore b and k are the same for neighbors, but they are exact functions of the times at
+  which all devices took part. Publishing b and k is not covered. A plan's guarantee,
+  enforced on the devices, does not depend on the measured b and k.
 - The record must contain every contribution that entered a sum. A record with more
-  entries, such as devices that dropped out, gives a larger epsilon, which is valid, too.
+  entries, such as devices that dropped out, gives a larger epsilon, which is also valid.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ class MeasuredParticipation:
 
     Attributes:
       num_rounds: number of rounds that were run, from round 0, with or without clients.
-      num_clients: number of different clients that took part.
+      num_clients: number of distinct clients that took part.
       min_separation: smallest j - i of two rounds i < j in which one client took part;
         None if nobody took part twice.
-      max_participations: participations of the client that took part most often; 0 if
-        nobody took part.
+      max_participations: largest number of participations of one client; 0 if nobody took
+        part.
       num_participations: number of participations of all clients in all rounds.
-      skipped_rounds: rounds without a released result, although clients took part; the
-        numbers above include these rounds.
+      skipped_rounds: number of rounds without a released result, although clients took
+        part; the numbers above include these rounds.
     """
 
     num_rounds: int
@@ -66,19 +66,19 @@ class MeasuredParticipation:
         b, k = self.min_separation, self.max_participations
         if (b is None) != (k <= 1):
             raise ValueError(
-                f"min_separation is None exactly if nobody took part twice, found "
+                f"min_separation must be None exactly if nobody took part twice, found "
                 f"min_separation = {b} and max_participations = {k}."
             )
         if b is not None and not 1 <= (k - 1) * b < self.num_rounds:
             raise ValueError(
-                f"{k} participations that are {b} >= 1 rounds apart do not fit into "
-                f"{self.num_rounds} rounds."
+                f"num_rounds must be enough for {k} participations that are {b} >= 1 "
+                f"rounds apart, found {self.num_rounds}."
             )
 
     def with_one(
         self, round_number: int, last: int, count: int
     ) -> MeasuredParticipation:
-        """These numbers after one more participation of a client.
+        """Returns these numbers after one more participation of a client.
 
         Args:
           round_number: round of the participation, from 0.
@@ -98,19 +98,19 @@ class MeasuredParticipation:
         )
 
 
-NOTHING = MeasuredParticipation(0, 0, None, 0, 0)  # before any round
+NOTHING = MeasuredParticipation(0, 0, None, 0, 0)  # the record before any round
 
 
 @dataclasses.dataclass(frozen=True)
 class MeasuredGuarantee:
-    """The guarantee of a run as measured, and the plan's.
+    """The guarantee of a run for its measured participations, and the plan's guarantee.
 
     Attributes:
       plan: the run's plan.
       measured: the measured b and k, and the size of the record.
       participation: MinSep with the measured b and k, for which `guarantee` is computed.
-      sensitivity: sensitivity of the plan's strategy under `participation`; exact, or
-        typed as a bound.
+      sensitivity: sensitivity of the plan's strategy under `participation`, exact or an
+        upper bound.
       guarantee: (epsilon, delta) and rho of zCDP with the plan's noise. Its kind is
         "exact" for the mechanism under `participation` in all rounds of the plan;
         "bound" if the sensitivity is a bound, or fewer rounds were run.
@@ -126,16 +126,15 @@ class MeasuredGuarantee:
 
     @property
     def noise_multiplier(self) -> float:
-        """Standard deviation of the noise per unit of the measured sensitivity."""
+        """The standard deviation of the noise per unit of the measured sensitivity."""
         plan = self.plan
         return plan.unit_noise_stddev / self.sensitivity.value
 
     @property
     def is_within_plan(self) -> bool:
-        """Returns whether the record keeps the plan's participation.
+        """True if the record satisfies the plan's participation.
 
-        If not, the plan's guarantee does not hold for the record, but the measured one
-        does.
+        If False, only the measured guarantee holds, not the plan's.
         """
         plan, n = self.plan.participation, self.plan.num_steps
         b, k = self.measured.min_separation, self.measured.max_participations
@@ -146,16 +145,16 @@ class MeasuredGuarantee:
 def measure_participation(
     record: Mapping[int, Iterable[Hashable]], num_rounds: int | None = None
 ) -> MeasuredParticipation:
-    """The separation and the participations of a record.
+    """Returns the separation and the participations of a record.
 
     Args:
       record: for each round, from 0, the names of the clients whose contribution entered
         the sum. Rounds without clients may be missing.
-      num_rounds: number of rounds that were run; by default up to the record's last one.
+      num_rounds: number of rounds that were run; by default up to the last recorded round.
 
     Raises:
       ValueError: if a round is negative or past `num_rounds`, or if a client occurs twice
-        in one round: it then contributed twice what a plan accounts for.
+        in one round, because its contribution was then twice as large as a plan assumes.
     """
     cohorts = {round_number: [*names] for round_number, names in record.items()}
     last_of_record = max(cohorts, default=-1)
@@ -163,8 +162,8 @@ def measure_participation(
         num_rounds = last_of_record + 1
     if cohorts and not (min(cohorts) >= 0 and last_of_record < num_rounds):
         raise ValueError(
-            f"The record has the rounds {min(cohorts)} to {last_of_record}, which must "
-            f"be in [0, {num_rounds})."
+            f"Rounds of the record must be in [0, {num_rounds}), found {min(cohorts)} to "
+            f"{last_of_record}."
         )
     records: dict[Hashable, tuple[int, int]] = {}
     measured = NOTHING
@@ -173,8 +172,8 @@ def measure_participation(
             last, count = records.get(client, (NEVER, 0))
             if last == round_number:
                 raise ValueError(
-                    f"Client {client!r} is twice in round {round_number}: its "
-                    f"contribution was twice what can be accounted for."
+                    f"A client must occur once in a round, found {client!r} twice "
+                    f"in round {round_number}: no plan accounts for that."
                 )
             measured = measured.with_one(round_number, last, count)
             records[client] = (round_number, count + 1)
@@ -184,26 +183,24 @@ def measure_participation(
 def measured_guarantee(
     plan: Plan, measured: MeasuredParticipation, delta: float | None = None
 ) -> MeasuredGuarantee:
-    """The guarantee of a plan's strategy and noise for the actual participation.
+    """Returns the guarantee of a plan's strategy and noise for the actual participation.
 
     Args:
-      plan: the plan that the run followed, except perhaps in its participation.
+      plan: the plan that the run followed, possibly except for its participation.
       measured: the measured participation of the run.
-      delta: by default the plan's.
+      delta: delta of the guarantee; by default the plan's.
 
     Raises:
-      TypeError, ValueError: if the plan is not for federated learning; if more rounds
-        were run than it has; if nobody took part, which needs no guarantee; if delta is
-        so large, or the noise so small, that epsilon is not a positive number.
+      TypeError, ValueError: if the plan is not for federated learning; if more rounds were
+        run than the plan has; if nobody took part; or if delta is so large, or the noise so
+        small, that epsilon is not a positive number.
     """
     check_plan(plan, whole_number("num_rounds", measured.num_rounds))
     if measured.max_participations == 0:
-        raise ValueError(
-            "The record has no participation: there is nothing to protect."
-        )
+        raise ValueError("The record must have participations, found none to protect.")
     delta = plan.delta if delta is None else delta
     n = plan.num_steps
-    # If no client took part twice, there is no separation: the largest one, n, is valid.
+    # If no client took part twice, the largest separation, n, is valid.
     separation = n if measured.min_separation is None else measured.min_separation
     participation = MinSep(separation, measured.max_participations)
     sensitivity = plan.strategy.sensitivity(participation)
@@ -212,7 +209,7 @@ def measured_guarantee(
     if not sensitivity.is_exact or measured.num_rounds < n:
         guarantee = dataclasses.replace(guarantee, kind="bound")
     planned = plan.guarantee_at(delta)
-    assert plan.sensitivity is not None  # a plan computes it
+    assert plan.sensitivity is not None  # computed by the plan
     if not plan.sensitivity.is_exact:
         planned = dataclasses.replace(planned, kind="bound")
     return MeasuredGuarantee(

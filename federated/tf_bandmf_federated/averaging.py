@@ -1,11 +1,11 @@
-"""Federated averaging in NumPy, for engines that only carry models and replies.
+"""Federated averaging in NumPy, for engines that only transport models and replies.
 
-The engine's part is one function, `exchange`: it sends a round's model to devices and
-brings back what they answer. All that privacy needs is here: updates are clipped again
-and added up as they arrive, with uniform weights (`exact_sum`); the round's noise is
-added to the sum, no matter which devices answered, and the result is divided by a
-constant. Memory holds the model, one update, and the sum, which takes at most as much as
-two models.
+The engine provides one function, `exchange`, which sends a round's model to devices and
+returns their answers. This module contains everything that privacy needs: updates are
+clipped again and added up as they arrive, with uniform weights (`exact_sum`); the round's
+noise is added to the sum, no matter which devices answered, and the result is divided by a
+constant. Memory is needed for the model, one update, and the sum, which takes at most as
+much as two models.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from tf_bandmf_federated.server_optimizers import ServerOptimizer, ServerSGD
 
 @dataclasses.dataclass(frozen=True)
 class Replies:
-    """Counts of a round's replies that are not updates.
+    """The counts of a round's replies that are not updates.
 
     Attributes:
-      refused: devices that did not take part because of their own record.
-      late: replies to earlier rounds that arrived in this one, and were discarded.
-      failed: devices that answered with an error, or not with an update.
+      refused: number of devices that did not take part because of their own record.
+      late: number of replies to earlier rounds that arrived in this one and were discarded.
+      failed: number of devices that answered with an error, or without an update.
     """
 
     refused: int = 0
@@ -45,7 +45,7 @@ class Request:
     """A round's request to its devices.
 
     Attributes:
-      run: name of the run; public.
+      run: public name of the run.
       round_number: the round, from 0.
       weights: weights of the model; read-only.
       names: names of the devices.
@@ -62,28 +62,28 @@ Exchange = Callable[[Request, Add], Replies]
 
 
 class FederatedAveraging:
-    """An `Engine` (see `rounds`) whose noise the server makes itself.
+    """An `Engine` (see `rounds`) whose noise the server generates itself.
 
-    Formal guarantee: see `tf_bandmf_federated.tff.learning.build_fed_avg`; the mechanism is
-    the same: `(sum of clipped updates + stddev C^-1 Z) / clients_per_round`.
+    Formal guarantee: see `tf_bandmf_federated.tff.learning.build_fed_avg`, which has the
+    same mechanism: `(sum of clipped updates + stddev C^-1 Z) / clients_per_round`.
 
     Args:
-      plan: with `MinSep` participation.
+      plan: plan with `MinSep` participation.
       weights: weights before round 0, float32.
-      exchange: sends a request to its devices, and calls its second argument with the
-        name and the update of each device that answers, as soon as it does, in any
-        order. An update may be discarded after the call. If `exchange` raises, the
-        round has no result and is run again.
+      exchange: function that sends a request to its devices, and calls its second argument
+        with name and update of each device as soon as it answers, in any order. An update
+        may be discarded after the call. If `exchange` raises, the round has no result and
+        is run again.
       clients_per_round: the public denominator; by default the plan's batch size.
-      optimizer: by default SGD with learning rate 1.
+      optimizer: server optimizer; by default SGD with learning rate 1.
 
     Attributes:
-      plan: what the run does.
-      settings: what else defines the run, as plain values.
+      plan: plan of the run.
+      settings: other values that define the run, as plain values.
 
     Raises:
       TypeError: if a weight is not float32.
-      ValueError: if the plan does not fit, or an argument is out of range.
+      ValueError: if the plan is unsuitable, or an argument is out of range.
     """
 
     def __init__(
@@ -101,13 +101,13 @@ class FederatedAveraging:
         for weight in self._first:
             if weight.dtype != np.float32:
                 raise TypeError(
-                    f"Weights must be float32, found {weight.dtype}. State that is not "
-                    f"trained, such as counters, does not belong in the sum: name it in "
-                    f"PrivateFedAvg's not_trained."
+                    f"Weights must be float32, found {weight.dtype}. List state that is "
+                    f"not trained, such as counters, in PrivateFedAvg's not_trained, "
+                    f"because it does not belong in the sum."
                 )
         sizes = [weight.size for weight in self._first]
         if sum(sizes) == 0:
-            raise ValueError("The model has no weights.")
+            raise ValueError("The model must have weights, found none.")
         self._ends = np.cumsum(sizes)
         self._shapes = [weight.shape for weight in self._first]
         ExactSum(0, plan.l2_norm_clip, 1)  # raises if the clip norm is out of range
@@ -125,7 +125,7 @@ class FederatedAveraging:
         self._noise.note_rounds(rounds)
 
     async def initial_state(self) -> collections.OrderedDict:
-        """The state before round 0 of a new run."""
+        """Returns the state before round 0 of a new run."""
         return collections.OrderedDict(
             noise=self._noise.initial_state(),
             weights=[w.copy() for w in self._first],
@@ -140,7 +140,7 @@ class FederatedAveraging:
         return [np.asarray(w) for w in state["weights"]]
 
     async def run(self, state: Any, selected: Selected, point: str) -> tuple[Any, Any]:
-        """One round: exchange, clip and add up, noise, optimizer."""
+        """Runs one round: exchange, clipped sum, noise, optimizer."""
         weights = await self.weights(state)
         request = Request(
             self._noise.name_of(state["noise"]),
@@ -157,7 +157,7 @@ class FederatedAveraging:
         left = set(selected.names)
 
         def add(name: str, update: Sequence[np.ndarray]) -> None:
-            """Adds the update of a device to the sum, and keeps no copy."""
+            """Adds the update of a device to the sum, without keeping a copy."""
             if name not in left:
                 raise ValueError(
                     "An update comes from a device that was not asked, or has sent one "
@@ -198,7 +198,7 @@ class FederatedAveraging:
         return after, metrics
 
     def no_metrics(self) -> collections.OrderedDict:
-        """Metrics of a round without a result.
+        """Returns the metrics of a round without a result.
 
         `clipped_again` counts updates that arrived with a norm above the clip norm,
         although devices clip before they send. `skipped` is 1 for a round without a result.
@@ -211,7 +211,7 @@ class FederatedAveraging:
 
 
 def _read_only(weights: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """Views that an engine cannot write to by mistake."""
+    """Returns views that an engine cannot write to by mistake."""
     views = [weight.view() for weight in weights]
     for view in views:
         view.flags.writeable = False

@@ -1,4 +1,4 @@
-"""Clipping of an update in NumPy: on a device before it leaves, on a server again."""
+"""Clipping of updates in NumPy, on the device before sending, and again on the server."""
 
 from __future__ import annotations
 
@@ -10,31 +10,33 @@ import numpy as np
 
 from tf_bandmf_federated.large_vectors import blocks, in_chunks
 
-# Below 1 by more than the relative error of products rounded to float32, and of a quick
-# norm: so the server does not clip again what a device has clipped.
+# ROOM is below 1 by more than the relative error of products rounded to float32, and of a
+# quick norm, so that the server does not clip again what a device has clipped.
 ROOM = 1.0 - 2.0**-17
-# More than the absolute error of a subnormal product rounded to float32.
+# Larger than the absolute error of a subnormal product rounded to float32.
 _TINY = float(np.finfo(np.float32).smallest_subnormal)
-# More than the relative error of a norm: see `norm_of`.
+# Larger than the relative error of a norm; see `norm_of`.
 _NORM_ERROR = 2.0**-36
-# More than the relative error of a quick norm: see `_quick_norm`.
+# Larger than the relative error of a quick norm; see `_quick_norm`.
 _QUICK_ERROR = 2.0**-18
-# Numbers whose squares are added up in float32.
+# The number of squares that are added up in float32.
 _ROW = 64
 # If the mean of squares is below this, squares may have underflowed in float32.
 _SMALLEST_MEAN = 2.0**-100
-# Numbers per dot product, few enough that BLAS starts no threads.
+# The length of dot products, small enough that BLAS does not start threads.
 _DOT = 1 << 13
 
 
 class Bounded(NamedTuple):
-    """An update, and the factor that it is multiplied by before it is added.
+    """An update, and the factor by which it is multiplied before it is added.
 
     Attributes:
       update: float32 arrays.
-      factor: in [0, 1]; 1.0 leaves the arrays as they are, 0.0 turns any value into zero.
-      is_finite: whether all values and the norm were finite; if not, it adds nothing.
-      was_clipped: whether the norm exceeded the clip norm.
+      factor: number in [0, 1]; 1.0 leaves the arrays unchanged, 0.0 turns any value into
+        zero.
+      is_finite: True if all values and the norm are finite; otherwise the update adds
+        nothing.
+      was_clipped: True if the norm exceeded the clip norm.
     """
 
     update: list[np.ndarray]
@@ -44,19 +46,19 @@ class Bounded(NamedTuple):
 
 
 def bound_update(update: Sequence[np.ndarray], l2_norm_clip: float) -> Bounded:
-    """Finds the factor of `clip_update` without applying it: for sums made in parts.
+    """Computes the factor of `clip_update` without applying it, for sums made in parts.
 
     Args:
-      update: arrays of floats, which are taken as float32.
+      update: arrays of floats, which are converted to float32.
       l2_norm_clip: zeta.
 
     Raises:
-      TypeError: if an array does not hold real floats.
+      TypeError: if an array does not contain real floats.
     """
     arrays = [np.asarray(array) for array in update]
     for array in arrays:
         if array.dtype.kind != "f":
-            raise TypeError(f"An update has arrays of floats, found {array.dtype}.")
+            raise TypeError(f"An update must be arrays of floats, found {array.dtype}.")
     with np.errstate(over="ignore", invalid="ignore"):
         arrays = [array.astype(np.float32, copy=False) for array in arrays]
         norm = _quick_norm(arrays)
@@ -73,13 +75,13 @@ def bound_update(update: Sequence[np.ndarray], l2_norm_clip: float) -> Bounded:
 
 
 def clip_update(update: Sequence[np.ndarray], l2_norm_clip: float) -> Bounded:
-    """`update * min(1, l2_norm_clip / norm)`, with a norm that is never underestimated.
+    """Returns `update * min(1, l2_norm_clip / norm)`, with a norm that is rounded up.
 
-    An update with a value that is not finite becomes zeros. The factor of the result is 1:
-    it was applied. Arguments: as `bound_update`.
+    An update with a value that is not finite becomes zeros. The result's factor is 1,
+    because it was already applied. The arguments are those of `bound_update`.
 
     Raises:
-      TypeError: if an array does not hold real floats.
+      TypeError: if an array does not contain real floats.
     """
     bounded = bound_update(update, l2_norm_clip)
     scaled = [_scaled(array, bounded.factor) for array in bounded.update]
@@ -87,24 +89,24 @@ def clip_update(update: Sequence[np.ndarray], l2_norm_clip: float) -> Bounded:
 
 
 def norm_of(arrays: Sequence[np.ndarray]) -> float:
-    """The l2 norm over all arrays, rounded up; NaN if a value is not finite.
+    """Returns the l2 norm over all arrays, rounded up; NaN if a value is not finite.
 
-    Squares are added up in float64, where no square of a float32 over- or underflows: first
-    in blocks of b numbers, with a relative error below b 2^-53, then the m sums of blocks,
-    with a relative error below m 2^-53 (Higham, "The accuracy of floating point summation",
-    SIAM J. Sci. Comput. 14, 1993, eq. 2.6). For up to 10^9 numbers, the factor that rounds
-    the norm up exceeds both errors.
+    Squares are added up in float64, where squares of float32 numbers do not over- or
+    underflow: first in blocks of b numbers, with a relative error below b 2^-53, then the m
+    block sums, with a relative error below m 2^-53 (Higham, "The accuracy of floating point
+    summation", SIAM J. Sci. Comput. 14, 1993, eq. 2.6). For up to 10^9 numbers, the factor
+    that rounds the norm up exceeds both errors.
     """
     total, _ = _added_up(_squares, arrays)
     return math.sqrt(total) * (1.0 + _NORM_ERROR) if math.isfinite(total) else math.nan
 
 
 def _quick_norm(arrays: Sequence[np.ndarray]) -> float:
-    """The norm in a fifth of the time of `norm_of`; NaN if float32 is not enough.
+    """Returns the norm five times as fast as `norm_of`; NaN if float32 is insufficient.
 
     Squares are added up in float32, in rows of 64, with a relative error below 64 2^-24
-    (Higham, as in `norm_of`); hence that of the norm is below 2^-19. The result is NaN if
-    overflow or underflow of squares may cause a larger error.
+    (Higham, as in `norm_of`); therefore the error of the norm is below 2^-19. The result is
+    NaN if overflow or underflow of squares may cause a larger error.
     """
     total, size = _added_up(_quick_squares, arrays)
     if not (math.isfinite(total) and total >= size * _SMALLEST_MEAN):
@@ -115,13 +117,13 @@ def _quick_norm(arrays: Sequence[np.ndarray]) -> float:
 def _added_up(
     squares: Callable[[np.ndarray], float], arrays: Sequence[np.ndarray]
 ) -> tuple[float, int]:
-    """The sum of squares over all parts of all arrays, and how many numbers they have."""
+    """Returns the sum of squares over all parts of all arrays, and their total size."""
     total = math.fsum(in_chunks(squares, arrays))
     return total, sum(array.size for array in arrays)
 
 
 def _quick_squares(part: np.ndarray) -> float:
-    """The sum of the squares of a part."""
+    """Returns the sum of the squares of a part, computed in float32."""
     if part.size < _ROW:
         return _squares(part)
     whole = part.size - part.size % _ROW
@@ -131,7 +133,7 @@ def _quick_squares(part: np.ndarray) -> float:
 
 
 def _squares(part: np.ndarray) -> float:
-    """The sum of the squares of a part."""
+    """Returns the sum of the squares of a part, computed in float64."""
     doubles, total = np.empty(_DOT), 0.0
     for block in blocks(0, part.size, _DOT):
         some = doubles[: block.stop - block.start]
@@ -141,9 +143,9 @@ def _squares(part: np.ndarray) -> float:
 
 
 def _scaled(array: np.ndarray, factor: float) -> np.ndarray:
-    """An array times a factor, float32."""
+    """Returns an array times a factor, float32."""
     if factor == 1.0:
         return array
-    if factor == 0.0:  # zeros also where the array has NaN
+    if factor == 0.0:  # zeros even where the array has NaN
         return np.zeros_like(array)
     return (array.astype(np.float64) * factor).astype(np.float32)

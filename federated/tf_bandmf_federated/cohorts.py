@@ -1,4 +1,4 @@
-"""Selection of a round's cohort among the available devices that may take part."""
+"""Selection of a round's cohort among the available and eligible devices."""
 
 from __future__ import annotations
 
@@ -15,20 +15,21 @@ from tf_bandmf.accounting.checks import whole_number
 from tf_bandmf_federated.eligibility import may_take_part
 from tf_bandmf_federated.ledger import Ledger
 
-_LOOKED_UP = 2_000  # devices at a time
+_LOOKED_UP = 2_000  # number of devices per look-up
 
 
 @dataclasses.dataclass(frozen=True)
 class Selected:
-    """The devices that are asked in a round.
+    """The devices that are selected for a round.
 
     Attributes:
       names: names of the devices.
       past: each device's record before the round, int64, shape [devices, 2]: last round,
         or `NEVER`, and number of participations.
       available: number of available devices.
-      eligible: number of these that may take part. If more than 2,000 are available, it is
-        estimated from those that were looked up until enough were found.
+      eligible: number of available devices that may take part. If more than 2,000 are
+        available, the number is estimated from the devices that were looked up until there
+        were enough.
     """
 
     names: tuple[str, ...]
@@ -39,20 +40,21 @@ class Selected:
 
 @dataclasses.dataclass(frozen=True)
 class Cohorts:
-    """Selects uniformly among the available devices that may take part.
+    """Selects devices uniformly among the available devices that may take part.
 
-    Which devices took part before is read from the ledger, which counts rounds without a
-    result, too; this class keeps no record.
+    The ledger, which also counts rounds without a result, provides the devices' earlier
+    participations; this class keeps no record.
 
     Args:
       ledger: the run's ledger.
-      present: returns the names of the devices that are available in a round.
+      present: function of a round that returns the names of the available devices.
       participation: b, and k if it is stated.
-      over_selection: >= 1; this many times the wanted number of devices are asked.
-      enough: number of eligible devices to look for, if larger than the number asked.
-      wait: function of the numbers of available and of eligible devices; returns whether
-        to look again. It may sleep before, and may raise.
-      search: returns whether to look again for the devices that a round was begun with.
+      over_selection: factor >= 1 by which more devices are selected than wanted.
+      enough: number of eligible devices to look for, if larger than the number selected.
+      wait: function of the numbers of available and of eligible devices that returns True
+        to look again. It may sleep first, and may raise.
+      search: function that returns True to look again for the devices of an interrupted
+        round.
       seed: seed of the random choice; no privacy is claimed from this randomness.
 
     Raises:
@@ -75,11 +77,11 @@ class Cohorts:
             )
 
     def select(self, round_number: int, wanted: int) -> Selected:
-        """The devices to ask in a round; fewer if too few are eligible.
+        """Returns the devices for a round; fewer than wanted if too few are eligible.
 
         Args:
-          round_number: from 0.
-          wanted: `over_selection` times as many are asked.
+          round_number: round, from 0.
+          wanted: number of devices, which is multiplied by `over_selection`.
         """
         asked = math.ceil(whole_number("wanted", wanted) * self.over_selection)
         while True:
@@ -97,12 +99,12 @@ class Cohorts:
         return Selected(names, past, available, eligible)
 
     def select_again(self, round_number: int, names: Sequence[str]) -> Selected:
-        """The devices that a round was begun with, after a search for absent ones."""
+        """Returns the devices of an interrupted round, after a search for absent ones."""
         past = self.ledger.history(names, round_number)
         if not np.all(self._may(past, round_number)):
             raise ValueError(
-                f"Round {round_number} was begun with devices that may not take part in "
-                f"it: the ledger was changed."
+                f"Round {round_number} was begun with devices that must not take part in "
+                f"it: the ledger was changed. Restore it."
             )
         while True:
             present = self.present(round_number)
@@ -118,12 +120,12 @@ class Cohorts:
     def _draw_free(
         self, present: Sequence[str], round_number: int, target: int
     ) -> tuple[list[str], int]:
-        """Eligible devices, and the number of devices that were looked up to find them.
+        """Returns eligible devices, and the number of devices that were looked up for them.
 
-        At least `target` devices, or all if there are fewer, in random order: the first
-        ones are a uniform choice among all eligible devices.
+        The result has at least `target` devices, or all if there are fewer, in random
+        order; its first devices are a uniform choice among all eligible devices.
         """
-        free: dict[str, None] = {}  # in this order, without duplicates
+        free: dict[str, None] = {}  # ordered, without duplicates
         looked_at = 0
         order = shuffled(len(present), f"{self.seed} {round_number}")
         while looked_at < len(present) and len(free) < target:
@@ -136,9 +138,9 @@ class Cohorts:
 
 
 def shuffled(size: int, seed: str | None = None) -> Iterator[int]:
-    """The numbers below `size` in random order, made one by one (Fisher and Yates)."""
-    # No privacy is claimed from how devices are drawn. Without a seed, Python takes one
-    # from the operating system.
+    """Yields the numbers below `size` in random order, one by one (Fisher and Yates)."""
+    # No privacy is claimed for this randomness. Without a seed, Python uses one from the
+    # operating system.
     generator = random.Random(seed)
     moved: dict[int, int] = {}
     for i in range(size):

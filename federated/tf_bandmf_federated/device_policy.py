@@ -1,4 +1,4 @@
-"""The part of a plan that a device needs to decide whether it refuses a round.
+"""The part of a plan from which a device decides if it refuses a round.
 
 The policy is a small file and needs no TensorFlow. Call
 `DevicePolicy.from_plan(plan).save("policy.json")` once on the server's side; the
@@ -22,13 +22,13 @@ _FORMAT = "tf-bandmf-federated device policy 1"
 
 @dataclasses.dataclass(frozen=True)
 class DevicePolicy:
-    """The limits that a device enforces itself, whatever a server asks for.
+    """The limits that a device enforces itself, for any request of a server.
 
     Attributes:
       plan: the plan's fingerprint, 64 hexadecimal digits.
-      num_rounds: n: rounds are 0, ..., n - 1.
-      min_separation: b, the least number of rounds from one participation to the next.
-      max_participations: k, the most participations in all rounds.
+      num_rounds: n; the rounds are 0, ..., n - 1.
+      min_separation: b, the smallest number of rounds from one participation to the next.
+      max_participations: k, the maximum number of participations in all rounds.
       l2_norm_clip: zeta, the largest l2 norm of an update that leaves the device.
 
     Raises:
@@ -50,7 +50,7 @@ class DevicePolicy:
 
     @classmethod
     def from_plan(cls, plan: Plan) -> DevicePolicy:
-        """The policy of a plan.
+        """Returns the policy of a plan.
 
         Raises:
           TypeError, ValueError: if the plan is not for federated learning.
@@ -69,7 +69,7 @@ class DevicePolicy:
     def refusal(
         self, round_number: int, last_round: int, participations: int
     ) -> str | None:
-        """The reason why a device with this record must not contribute now, or None.
+        """Returns the reason why a device with this record must not contribute, or None.
 
         Args:
           round_number: the round that the server names.
@@ -91,14 +91,14 @@ class DevicePolicy:
         return None
 
     def save(self, path: str) -> None:
-        """Writes the policy to a file; it holds no secret."""
+        """Writes the policy to a file, which contains no secrets."""
         content = {"format": _FORMAT, **dataclasses.asdict(self)}
         with open(path, "w", encoding="utf-8") as file:
             file.write(json.dumps(content, indent=1) + "\n")
 
     @classmethod
     def load(cls, path: str) -> DevicePolicy:
-        """Reads what `save` wrote.
+        """Reads a file that `save` wrote.
 
         Raises:
           ValueError: if the file is not a device policy.
@@ -106,10 +106,10 @@ class DevicePolicy:
         with open(path, encoding="utf-8") as file:
             content: dict[str, Any] = json.load(file)
         if content.pop("format", None) != _FORMAT:
-            raise ValueError(f"{path} is not a device policy of format {_FORMAT!r}.")
+            raise ValueError(f"{path} must be a device policy of format {_FORMAT!r}.")
         names = {field.name for field in dataclasses.fields(cls)}
         if set(content) != names:
             raise ValueError(
-                f"A device policy has {sorted(names)}, found {sorted(content)}."
+                f"A device policy must have {sorted(names)}, found {sorted(content)}."
             )
         return cls(**content)

@@ -1,4 +1,4 @@
-"""A device's own record: when it last took part, and how often.
+"""A device's own record of its last participation, and of their number.
 
 The record is kept in a folder of the device, outside of the app that trains, because the
 app comes and goes. Each plan has its own files in the folder: the record belongs to the
@@ -9,9 +9,9 @@ plan and not to a run, so a second run of a plan continues the record of the fir
 | `<plan>.device` | name, last round, the server's receipt for it, participations, request |
 | `<plan>.update` | the contribution of the last round, for a repeated request |
 
-Everything is written before it takes effect: a device that is killed during a round has
-taken part in it. No file name has an ending that Flower puts into an app's bundle (`.json`
-and others).
+Everything is written before it takes effect, so a device that is killed during a round has
+taken part in that round. No file name has a suffix that Flower includes in an app's bundle
+(`.json` and others).
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ _NAME_BYTES = 16
 
 
 class Refused(Exception):
-    """The device does not contribute to this round; the message says why."""
+    """Raised if the device does not contribute to a round; the message gives the reason."""
 
 
 class DeviceStore:
-    """A device's record for one plan; safe for several processes of the device.
+    """A device's record for one plan, which several processes of the device may use.
 
     Args:
-      folder: folder of this device alone; it is created with mode 0700. A device that
-        loses it becomes a new device, with a new name and a new budget: keep it where
-        the device's data are.
-      policy: policy of the plan.
+      folder: folder that belongs to this device alone, created with mode 0700. A device
+        that loses it becomes a new device, with a new name and a new budget: keep it with
+        the device's data.
+      policy: the plan's policy.
 
     Raises:
       PermissionError: if anybody but the owner may read one of its files.
@@ -68,10 +68,11 @@ class DeviceStore:
 
     @property
     def record(self) -> dict[str, Any]:
-        """Facts for a server: `device`, `last_round`, `receipt` and `participations`.
+        """Returns `device`, `last_round`, `receipt` and `participations`, for a server.
 
-        The name is random, and the same as long as the folder exists. The last round is -1
-        before the first participation; the receipt is the server's, for the last round.
+        The device's name is random, and stays the same as long as the folder exists. The
+        last round is -1 before the first participation; the receipt is the server's receipt
+        for the last round.
         """
         names = ("device", "last_round", "receipt", "participations")
         content = self._read()
@@ -84,17 +85,17 @@ class DeviceStore:
 
         Args:
           round_number: the round that the server names.
-          request: a digest of everything that the contribution is computed from.
+          request: digest of everything from which the contribution is computed.
           receipt: the server's receipt for this round.
 
         Returns:
-          None if the device should compute the contribution and `keep` it; if the request
-          came before, the contribution that was kept. A request always has the same
+          None if the device should compute the contribution and `keep` it; or the stored
+          contribution if the request is repeated. A repeated request always gets the same
           answer, so a server that repeats a round learns nothing more.
 
         Raises:
-          Refused: if the plan does not let this device take part now, or if the request
-            came before and its contribution was not kept.
+          Refused: if the plan does not let this device take part now, or if the request is
+            repeated and its contribution was not stored.
         """
         with self._locked():
             content = self._read()
@@ -102,8 +103,8 @@ class DeviceStore:
                 kept = self._kept(request)
                 if kept is None:
                     raise Refused(
-                        f"it began round {round_number} before, and its contribution "
-                        f"was not kept"
+                        f"it already began round {round_number}, and its contribution "
+                        f"was not stored"
                     )
                 return kept
             reason = self.policy.refusal(
@@ -124,11 +125,11 @@ class DeviceStore:
         """Stores the contribution for this request, before it leaves the device.
 
         Raises:
-          ValueError: if another request was begun in the meantime.
+          ValueError: if another request has begun in the meantime.
         """
         with self._locked():
             if self._read()["request"] != request:
-                raise ValueError("Another round was begun meanwhile: this one is over.")
+                raise ValueError("This round is over, because another one has begun.")
             stream = io.BytesIO()
             arrays = {f"a{i}": array for i, array in enumerate(contribution)}
             np.savez(
@@ -148,12 +149,12 @@ class DeviceStore:
             return [archive[f"a{i}"] for i in range(len(archive.files) - 1)]
 
     def _read(self) -> dict[str, Any]:
-        """The record, which is replaced as a whole: reading it needs no lock."""
+        """Returns the record, which is replaced atomically, so reading needs no lock."""
         content = json.loads(private_files.read(self._path))
         if content["format"] != _FORMAT:
             raise ValueError(
-                f"{self._path} has format {content['format']!r}; this version reads "
-                f"{_FORMAT!r}."
+                f"The format of {self._path} must be {_FORMAT!r}, found "
+                f"{content['format']!r}."
             )
         return content
 

@@ -1,10 +1,10 @@
-"""The rule for which devices may take part, the same on devices and on servers."""
+"""The rule by which devices may take part, the same on devices and on servers."""
 
 from __future__ import annotations
 
 from typing import Any
 
-NEVER = -1  # last round of a device that did not take part yet
+NEVER = -1  # last round of a device that has not taken part yet
 
 
 def may_take_part(
@@ -14,17 +14,17 @@ def may_take_part(
     min_separation: int,
     max_participations: int | None,
 ) -> Any:
-    """Returns whether devices may contribute in a round (arXiv:2306.08153, section 3).
+    """Returns True if devices may contribute in a round (arXiv:2306.08153, section 3).
 
-    Two participations i < j of one device have j - i >= b, and there are at most k.
+    Two participations i < j of one device have j - i >= b, and a device has at most k.
 
     Args:
-      last_rounds: each device's last round, from 0; `NEVER` if it did not take part yet.
-        A number, an array or a tensor, like the other arguments.
+      last_rounds: each device's last round, from 0; `NEVER` if it has not taken part yet. A
+        number, an array or a tensor, like the other arguments.
       participations: number of each device's participations before this round.
       round_number: the round, from 0.
       min_separation: b.
-      max_participations: k; None for no limit but the separation's.
+      max_participations: k; None for no limit other than the separation.
 
     Returns:
       bool, of the shape of `last_rounds`; False if the last round is this one or later.
@@ -37,7 +37,7 @@ def may_take_part(
 
 
 def contradicts_itself(last_round: Any, participations: Any) -> Any:
-    """Returns whether a record is impossible: a last round without participations, say."""
-    # Not `==`, which compares identities of tensors in TFF's graphs.
+    """Returns True if a record is impossible, such as one with a negative count."""
+    # `==` is not used because it compares identities of tensors in TFF's graphs.
     is_unknown = (last_round < NEVER) | (participations < 0)
     return is_unknown | ((last_round > NEVER) ^ (participations > 0))

@@ -1,16 +1,16 @@
-"""The sum of clipped updates, added one by one; the same bit for bit in any order.
+"""The sum of clipped updates, added one by one, with the same bits in any order.
 
-Sums of floats depend on their order, and a server that puts all updates in order must hold
-all of them. Here each update is rounded toward zero to whole multiples of a unit, and whole
-numbers are added:
+Sums of floats depend on their order, and a server that sorts updates must keep all of them
+in memory. Therefore each update is rounded toward zero to whole multiples of a unit, and
+whole numbers are added:
 
     added = trunc(update * factor / unit),   unit = 2^-24 times a power of two >= the clip
 
-Rounding toward zero makes no coordinate larger, hence no norm: the sensitivity is that of
-the clipped updates. An update loses less than one unit in each coordinate. The unit follows
-from the clip norm alone: if it depended on how many devices a round has, one device more
-would round all updates differently, and sums of neighbors would differ by more than its
-own update.
+Rounding toward zero does not increase any coordinate or norm, so the sensitivity is that of
+the clipped updates. An update loses less than one unit in each coordinate. The unit depends
+only on the clip norm: if it depended on the number of devices in a round, an additional
+device would change the rounding of all updates, and sums of neighbors would differ by more
+than the device's update.
 
 The sum takes as much memory as the model for up to 127 updates (int32), else twice as much.
 """
@@ -29,20 +29,20 @@ from tf_bandmf_federated.large_vectors import blocks, in_chunks
 
 # A coordinate of a clipped update has at most 2^24 units.
 _BITS = 24
-# The most updates whose sum fits into int32, and into int64.
+# The maximum number of updates whose sum fits into int32, and into int64.
 _FEW_UPDATES, MAX_UPDATES = 127, 1 << 32
-# Numbers that are added at a time.
+# The number of coordinates that are added at a time.
 _FOLDED = 1 << 16
-_LARGEST_EXPONENT = 80  # of the clip norm; float32 has room for the unit, too
+_LARGEST_EXPONENT = 80  # exponent of the clip norm; float32 also represents the unit
 
 
 class ExactSum:
-    """A sum to which updates are added as they arrive; 4 or 8 bytes for each coordinate.
+    """A sum to which updates are added as they arrive, with 4 or 8 bytes per coordinate.
 
     Args:
       size: d, the number of coordinates in all arrays of an update.
       l2_norm_clip: zeta.
-      most: the largest number of updates.
+      most: maximum number of updates.
 
     Attributes:
       units: the sum, in units: int32 or int64, shape [d].
@@ -57,10 +57,10 @@ class ExactSum:
         if abs(exponent) > _LARGEST_EXPONENT:
             raise ValueError(
                 f"l2_norm_clip must be in [2^-{_LARGEST_EXPONENT}, "
-                f"2^{_LARGEST_EXPONENT}], found {l2_norm_clip:g}: scale the updates."
+                f"2^{_LARGEST_EXPONENT}], found {l2_norm_clip:g}. Scale the updates."
             )
         if most > MAX_UPDATES:
-            raise ValueError(f"A round adds up at most {MAX_UPDATES} updates.")
+            raise ValueError(f"most must be <= {MAX_UPDATES}, found {most}.")
         self.units = np.zeros(size, np.int32 if most <= _FEW_UPDATES else np.int64)
         self.unit = 2.0 ** (exponent - _BITS)
         self._clip = l2_norm_clip
@@ -73,17 +73,17 @@ class ExactSum:
           update: arrays of floats, of d numbers in all.
 
         Returns:
-          The update, and how it was clipped.
+          The update, with its clipping factor.
 
         Raises:
-          TypeError: if an array does not hold real floats.
-          ValueError: if this is more than the largest number of updates.
+          TypeError: if an array does not contain real floats.
+          ValueError: if there are more than the maximum number of updates.
         """
         bounded = bound_update(update, self._clip)
         if not bounded.is_finite:
             return bounded
         if self._left == 0:
-            raise ValueError("More updates came than the sum has room for.")
+            raise ValueError("The sum already has its maximum number of updates.")
         self._left -= 1
         # Rounding the product to float32 adds less than the margin that `bound_update`
         # leaves; if the factor is 1, the product is exact.
@@ -96,16 +96,16 @@ class ExactSum:
     def mean_with(
         self, noise: Iterable[np.ndarray], stddev: float, denominator: float
     ) -> np.ndarray:
-        """`(sum + stddev noise) / denominator`, float32, in multiples of `grid_of`.
+        """Returns `(sum + stddev noise) / denominator`, float32, in multiples of `grid_of`.
 
-        It is written into the memory of the sum, which is lost.
+        The result overwrites the memory of the sum.
 
         Args:
-          noise: float32, d numbers in consecutive parts.
+          noise: noise, float32, d numbers in consecutive parts.
           stddev: standard deviation of the noise that is added, per unit of `noise`.
           denominator: a public constant.
         """
-        # Each float32 is written over integers that were read before.
+        # Each float32 overwrites integers that were already read.
         noisy = self.units.view(np.float32)[: self.units.size]
         start, grid = 0, grid_of(stddev / denominator)
         for part in noise:
@@ -117,7 +117,7 @@ class ExactSum:
                 noisy[place] = np.rint(mean, mean) * grid
             start += part.size
         if start != noisy.size:
-            raise ValueError(f"The noise has {start} numbers, the sum {noisy.size}.")
+            raise ValueError(f"noise must have {noisy.size} numbers, found {start}.")
         self.units = np.zeros(0, self.units.dtype)
         return noisy
 

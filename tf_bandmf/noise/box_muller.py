@@ -26,10 +26,10 @@ could distinguish this noise from independent pairs of normals with `t` rounded 
        R 2^-157 / pi sqrt(m d / 2) / noise_multiplier.
 
 2. *Too few bits.* Values of t are `2^-156` apart, which is more than the spacing of float32
-where `t < 2^-133`. Some pair has such a `t` with probability at most `m d 2^-133`. 3.
-*Shared words.* If `t >= 2^-70`, they affect at most the last rounding. Two pairs of a block
-both have a smaller `t`, and are then dependent, with probability `2^21 2^-138`; some block
-has such pairs with probability `m d 2^-129`.
+   where `t < 2^-133`. Some pair has such a `t` with probability at most `m d 2^-133`.
+3. *Shared words.* If `t >= 2^-70`, they affect at most the last rounding. Two pairs of a
+   block both have a smaller `t`, and are then dependent, with probability `2^21 2^-138`;
+   some block has such pairs with probability `m d 2^-129`.
 
 For `m d <= 10^15` (a billion parameters, a million steps) and noise multipliers above
 `10^-12` the sum is below `2 * 10^-24`: less than a thousandth of the smallest delta that a

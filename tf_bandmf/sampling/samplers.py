@@ -3,11 +3,11 @@
 Formal guarantees, if the words are independent and uniform:
 
 - The distribution is that of the participation, computed with whole numbers: there are no
-logarithms and no rounding, so a resumed run draws the same examples on every machine. - If
-examples take part independently, each takes part with at most its probability, given all
-others (`Trials`). A smaller probability is equivalent to the full probability followed by
-randomly dropping examples, so the accountant's bound holds. - The cost of a step grows with
-its batch, not with the data.
+  logarithms and no rounding, so a resumed run draws the same examples on every machine.
+- If examples take part independently, each takes part with at most its probability, given
+  all others (`Trials`). A smaller probability is equivalent to the full probability
+  followed by randomly dropping examples, so the accountant's bound holds.
+- The cost of a step grows with its batch, not with the data.
 """
 
 from __future__ import annotations

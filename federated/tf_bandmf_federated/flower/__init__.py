@@ -1,8 +1,8 @@
 """Federated averaging with correlated noise on Flower (1.41, message API).
 
-On the server: `PrivateFedAvg`, a strategy. On the devices: `private_client_app`, or
-`ParticipationMod` for an app of your own. The rules that they keep are in modules that do
-not depend on an engine.
+The server uses `PrivateFedAvg`, a strategy. Devices use `private_client_app`, or
+`ParticipationMod` in a custom app. The rules that they enforce are in modules that do not
+depend on an engine.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-# Module of each public name. Devices import no TensorFlow.
+# The module of each public name. Devices do not import TensorFlow.
 _MODULES = {
     "ParticipationMod": "client",
     "private_client_app": "client",

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import pathlib
 
-_APP = "tool.flwr"  # in an app's pyproject.toml
+_APP = "tool.flwr"  # section of an app's pyproject.toml
 
 
 def check_outside_of_apps(folder: str, what: str) -> None:
-    """Raises ValueError if a folder is a Flower app's folder, or below one.
+    """Raises ValueError if a folder is, or is below, the folder of a Flower app.
 
-    `flwr run` bundles what is in an app's folder, and every SuperNode gets the bundle.
+    `flwr run` bundles the files in an app's folder, and every SuperNode gets the bundle.
 
     Args:
       folder: folder for private files.
-      what: what the folder is, for the error message.
+      what: description of the folder, for the error message.
     """
     place = pathlib.Path(folder).resolve()
     for parent in (place, *place.parents):

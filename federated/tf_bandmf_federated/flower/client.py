@@ -1,4 +1,4 @@
-"""The device's side: it counts, refuses, clips, and sends nothing but the update."""
+"""The device's side: counts rounds, refuses requests, clips, and sends only the update."""
 
 from __future__ import annotations
 
@@ -19,29 +19,30 @@ from tf_bandmf_federated.eligibility import NEVER
 from tf_bandmf_federated.flower import messages
 from tf_bandmf_federated.flower.bundles import check_outside_of_apps
 
-log = getLogger("flwr").log  # Flower's own
+log = getLogger("flwr").log  # Flower's logger
 Where = str | Callable[[Context], str]
 
 
 class ParticipationMod:
-    """A Flower mod that keeps a plan's limits on the device.
+    """A Flower mod that enforces a plan's limits on the device.
 
-    On a `train` message, the device counts the round, durably, before its app is
-    called; the app's `ArrayRecord` of new weights becomes the update, clipped to the
-    plan's norm; all other records of the reply are dropped. If the device's record does
-    not let it take part, it answers with a refusal, and its app is not called. A repeated
-    message gets the first answer, which is kept.
+    On a `train` message, the device durably counts the round before its app is called. The
+    app's `ArrayRecord` of new weights becomes the update, clipped to the plan's norm; all
+    other records of the reply are dropped. If the device's record does not let it take
+    part, it answers with a refusal, and its app is not called. A repeated message gets the
+    stored first answer.
 
     Put the mod first in the list of mods, so that the others run inside it, and call
-    `install`: the mod alone does not make the app answer the server's query. Messages
-    other than `train` and this query are refused: the answers would not be private.
+    `install`, because the mod alone does not make the app answer the server's query.
+    Messages other than `train` and this query are refused, because the answers would not be
+    private.
 
     Args:
-      policy: the plan's policy, `DevicePolicy.from_plan(plan)`. A server with another
-        plan is refused.
-      store: folder of this device, or a function of Flower's context that returns it
-        (from `context.node_config`, say). It must outlive the app, and belong to one
-        device.
+      policy: the plan's policy, `DevicePolicy.from_plan(plan)`. Requests for another plan
+        are refused.
+      store: folder of this device, or a function of Flower's context that returns it (for
+        example from `context.node_config`). The folder must outlive the app, and belong to
+        one device.
     """
 
     def __init__(self, policy: DevicePolicy, store: Where) -> None:
@@ -51,7 +52,7 @@ class ParticipationMod:
     def __call__(
         self, message: Message, context: Context, call_next: ClientAppCallable
     ) -> Message:
-        """Flower's calling convention for mods."""
+        """Handles a message, by Flower's calling convention for mods."""
         kind = message.metadata.message_type
         category, _, action = kind.partition(".")
         if category == "train":
@@ -59,16 +60,16 @@ class ParticipationMod:
         if category == "query" and action == messages.QUERY_ACTION:
             return self.answer(message, context)
         raise ValueError(
-            f"This device answers no {kind!r} message: what it would send is not private."
+            f"This device refuses {kind!r} messages: the answer would not be private."
         )
 
     def install(self, app: ClientApp) -> ClientApp:
-        """Makes the app answer the server's query for the device's name; returns it."""
+        """Makes the app answer the server's query for the device's name; returns app."""
         app.query(messages.QUERY_ACTION)(self.answer)
         return app
 
     def answer(self, message: Message, context: Context) -> Message:
-        """The device's name and record, for the server's selection."""
+        """Returns the device's name and record, for the server's selection."""
         record = self._open(context).record
         about = ConfigRecord({"plan": self._policy.plan, **record})
         return Message(RecordDict({messages.REPLY: about}), reply_to=message)
@@ -91,9 +92,9 @@ class ParticipationMod:
         about.update(device="", problem="", last_round=NEVER, receipt="")
         try:
             if config[messages.PLAN] != self._policy.plan:
-                raise Refused("the server has another plan than this device")
+                raise Refused("the server and this device have different plans")
             store = self._open(context)
-            # The record before this round, which the server compares with its ledger.
+            # The server compares the record before this round with its ledger.
             record = store.record
             about.update(last_round=record["last_round"], receipt=record["receipt"])
             request = _digest((self._policy.plan, run, number, trained), before)
@@ -109,7 +110,8 @@ class ParticipationMod:
             try:
                 update = self._update(message, context, call_next, before, trained)
             except Exception as error:
-                # The error's text and type may contain private data: they stay here.
+                # The error's text and type may contain private data, so they stay on the
+                # device.
                 log(WARNING, "Round %d failed: %r", number, error)
                 about["problem"] = messages.FAILED
                 return _reply(message, about)
@@ -127,7 +129,7 @@ class ParticipationMod:
         before: dict[str, np.ndarray],
         trained: list[str],
     ) -> list[np.ndarray]:
-        """The app's update of the arrays that are trained, clipped."""
+        """Returns the app's clipped update of the trained arrays."""
         reply = call_next(message, context)
         if reply.has_error():
             raise RuntimeError(reply.error.reason)
@@ -135,7 +137,7 @@ class ParticipationMod:
         if len(records) != 1:
             raise ValueError(
                 f"The app's reply must have one ArrayRecord, the weights after its "
-                f"training; found {len(records)}."
+                f"training, found {len(records)}."
             )
         (weights,) = records.values()
         after = {name: array.numpy() for name, array in weights.items()}
@@ -148,7 +150,7 @@ class ParticipationMod:
             update = [after[name] - before[name] for name in trained]
         clipped = clip_update(update, self._policy.l2_norm_clip)
         if not clipped.is_finite:
-            log(WARNING, "The weights are not finite: this device adds zeros.")
+            log(WARNING, "The new weights are not finite, so this device adds zeros.")
         return clipped.update
 
 
@@ -157,9 +159,9 @@ def private_client_app(
     store: Where,
     mods: Iterable[Mod] = (),
 ) -> ClientApp:
-    """A `ClientApp` with a `ParticipationMod`, which answers the server's query.
+    """Returns a `ClientApp` with a `ParticipationMod`, which answers the server's query.
 
-    Give it the function that trains, like any `ClientApp`:
+    Register the training function as with any `ClientApp`:
 
         app = private_client_app(DevicePolicy.load("policy.json"), store=...)
 
@@ -170,7 +172,7 @@ def private_client_app(
     Args:
       policy: the plan's policy.
       store: see `ParticipationMod`.
-      mods: further mods, which run inside the first: what they send is clipped, or dropped.
+      mods: further mods, which run inside the first; their output is clipped, or dropped.
     """
     mod = ParticipationMod(policy, store)
     return mod.install(ClientApp(mods=[mod, *mods]))
@@ -190,7 +192,7 @@ def _kinds(arrays: dict[str, np.ndarray]) -> list[tuple[Any, ...]]:
 
 
 def _digest(about: tuple[Any, ...], arrays: dict[str, np.ndarray]) -> str:
-    """A digest of what the server asks for: plan, run, round, and the weights it sent."""
+    """Returns a digest of the server's request: plan, run, round, and weights."""
     digest = hashlib.sha256(repr((about, _kinds(arrays))).encode())
     for array in arrays.values():
         digest.update(np.ascontiguousarray(array).tobytes())
