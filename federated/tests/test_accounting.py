@@ -167,5 +167,5 @@ def test_what_cannot_be_accounted_for_is_refused():
         delta=1e-5,
         sampling=tf_bandmf.FixedEpochOrder(30, 10, 3),
     )
-    with pytest.raises(ValueError, match="needs sampling=MinSep"):
+    with pytest.raises(ValueError, match="must have sampling=MinSep"):
         measured_guarantee(fixed, measured(B, K))

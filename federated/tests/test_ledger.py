@@ -130,7 +130,7 @@ def test_entries_in_a_wrong_order_are_refused_and_not_written(path):
             before = ledger.rounds
             for wrong in [(k, t) for k in acts for t in (-1, 0, 1, 2)]:
                 if wrong != (kind, number):
-                    with pytest.raises(ValueError, match="ledger's next entry is"):
+                    with pytest.raises(ValueError, match="ledger's next entry must be"):
                         acts[wrong[0]](ledger, wrong[1])
             assert ledger.rounds == before
             acts[kind](ledger, number)

@@ -164,7 +164,7 @@ def test_wrong_arguments_are_refused():
         (dict(on_shortage="wait"), "on_shortage must be one of"),
         (dict(seed=-1), "seed must be"),
         (dict(availability=0.5), "availability must be"),
-        (dict(plan=amplified), "needs sampling=MinSep"),
+        (dict(plan=amplified), "must have sampling=MinSep"),
     ):
         with pytest.raises((TypeError, ValueError), match=message):
             source_of(**options)

@@ -1,4 +1,4 @@
-"""One line per round for the operator: counts of devices, and the epsilon spent so far.
+"""Log lines for the operator, one per round: counts of devices, and epsilon so far.
 
 The counts are exact, which the guarantee does not cover: do not publish the line.
 """
@@ -12,7 +12,7 @@ from tf_bandmf_federated.accounting import MeasuredParticipation, measured_guara
 
 
 class Health:
-    """Writes the lines of one run.
+    """Makes the log lines of one run.
 
     Args:
       plan: the run's plan.
@@ -23,7 +23,7 @@ class Health:
         self._epsilons: dict[tuple[int | None, int], float] = {}
 
     def epsilon(self, measured: MeasuredParticipation) -> float:
-        """An upper bound on epsilon of the rounds so far, at the plan's delta."""
+        """Returns an upper bound on epsilon of the rounds so far, at the plan's delta."""
         if measured.max_participations == 0:
             return 0.0
         worst = (measured.min_separation, measured.max_participations)
@@ -38,7 +38,7 @@ class Health:
         metrics: Mapping[str, int],
         measured: MeasuredParticipation,
     ) -> str:
-        """The line for a round that is done.
+        """Returns the line for a completed round.
 
         Args:
           round_number: the round, from 0.

@@ -1,4 +1,4 @@
-"""Work on large vectors, by a few threads, in parts that fit into the cache."""
+"""Operations on large vectors, by a few threads, in parts that fit into the cache."""
 
 from __future__ import annotations
 
@@ -12,31 +12,32 @@ from typing import TypeVar
 
 import numpy as np
 
-BLOCK = 1 << 15  # numbers that NumPy works on at a time
-_CHUNK = 1 << 20  # numbers that a thread takes at a time
+BLOCK = 1 << 15  # number of entries that NumPy processes at a time
+_CHUNK = 1 << 20  # number of entries that a thread processes at a time
 _THREADS = min(4, os.cpu_count() or 1)
 
-Part = tuple[int, slice]  # number of an array, and a part of it
+Part = tuple[int, slice]  # index of an array, and a slice of it
 
 T = TypeVar("T")
 S = TypeVar("S")
 
 
 def blocks(start: int, end: int, size: int = BLOCK) -> Iterator[slice]:
-    """The slices of [start, end) of `size` numbers, in order; the last may be shorter."""
+    """Yields slices of [start, end) of `size` numbers, in order; the last is shorter."""
     for begin in range(start, end, size):
         yield slice(begin, min(begin + size, end))
 
 
 def in_chunks(work: Callable[..., T], *groups: Sequence[np.ndarray]) -> list[T]:
-    """`work(part, ...)` for all chunks of arrays, by threads; results in order.
+    """Calls `work(part, ...)` for all chunks of arrays in threads; returns ordered results.
 
-    Where chunks begin does not depend on the number of threads. A thread takes several
-    arrays at once if they are smaller than a chunk. NumPy releases Python's lock while it
-    works.
+    The division into chunks does not depend on the number of threads. A thread processes
+    several arrays together if they are smaller than a chunk. NumPy releases Python's global
+    lock during its operations.
 
     Args:
-      work: takes one-dimensional parts, one of each group: views of contiguous arrays.
+      work: function of one-dimensional parts, one of each group, which are views of
+        contiguous arrays.
       *groups: sequences of arrays; the arrays have the same sizes in all groups.
     """
     flat = [[np.reshape(array, -1) for array in arrays] for arrays in groups]
@@ -76,7 +77,7 @@ def ahead(work: Callable[[S], T], items: Iterable[S]) -> Generator[T, None, None
 
 
 def _together(parts: list[Part]) -> Iterator[list[Part]]:
-    """Lists of consecutive parts that together have at most a chunk's size."""
+    """Yields lists of consecutive parts that together have at most a chunk's size."""
     some: list[Part] = []
     size = 0
     for number, part in parts:
@@ -91,7 +92,7 @@ def _together(parts: list[Part]) -> Iterator[list[Part]]:
 
 @functools.cache
 def _pool(threads: int) -> concurrent.futures.ThreadPoolExecutor:
-    """Threads that are kept: starting them takes as long as a small chunk."""
+    """Returns a cached pool of threads, because starting threads takes time."""
     return concurrent.futures.ThreadPoolExecutor(threads, "tf-bandmf vectors")
 
 

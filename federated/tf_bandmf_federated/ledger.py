@@ -1,17 +1,17 @@
-"""The write-ahead record of a run: the rounds that were begun, and the newest state.
+"""The write-ahead record of a run, with the rounds that were begun, and the newest state.
 
-A round that is run twice, with two cohorts or two models, spends more than the plan. So the
-ledger has a round's cohort before the round is sent to any device, and the round's result,
-with the state after it, before anything is released. After a crash, the program repeats the
-round that was begun, with the same cohort: nothing of it was released, and its noise is
-bound to its sum, even if the sum is a different one now.
+A round that is run twice, with two cohorts or two models, spends more than the plan.
+Therefore the ledger records a round's cohort before the round is sent to any device, and
+the round's result, with the state after it, before anything is released. After a crash, the
+program repeats the interrupted round with the same cohort: nothing of the round was
+released, and its noise is bound to its sum, even if the sum is now different.
 
 The file is an SQLite database. Its journal ensures that an entry is either complete or
 absent, and on the disk before the call returns. It has three tables:
 
-`entries`: each has the SHA-256 of itself and the digest of the entry before. Their order is
-  fixed: `run`, `finished`, `released` (of the first state, as round -1), and for each
-  round `started`, `finished`, `released`.
+`entries`: each entry has a SHA-256 of itself and of the previous entry's digest. Their
+order is fixed: `run`, `finished`, `released` (of the first state, as round -1), and for
+each round `started`, `finished`, `released`.
 
 | entry | fields |
 |---|---|
@@ -24,9 +24,9 @@ absent, and on the disk before the call returns. It has three tables:
   cohorts of the entries, and the two are compared when the file is opened.
 `states`: the arrays of the newest state, which `finished` replaces.
 
-A skipped round has no result: the state after it has the model before it. The file contains
-names of devices, and its state contains the noise key: only the owner may read the file
-(mode 0600).
+A skipped round has no result, so the state after it has the previous model. The file
+contains names of devices, and the state contains the noise key, so only the owner may read
+the file (mode 0600).
 """
 
 from __future__ import annotations
@@ -49,7 +49,8 @@ from tf_bandmf_federated.accounting import NOTHING, MeasuredParticipation
 from tf_bandmf_federated.ledger_lock import LedgerLock
 from tf_bandmf_federated.state_rows import digest_of_rows, rows_of, state_of
 
-# The version of digests is part of the format: a repeated round needs the same digests.
+# The version of digests is part of the format, because a repeated round needs the same
+# digests.
 _FORMAT = f"tf-bandmf-federated ledger 9, digests {digests.VERSION}"
 _BEFORE_FIRST = "0" * 64
 _AFTER = {
@@ -58,11 +59,11 @@ _AFTER = {
     "finished": "released",
     "released": "started",
 }
-_NO_ROUND = -1  # of the entries before round 0
-_WAIT = 1.0  # seconds to wait for another connection to end
+_NO_ROUND = -1  # round number of the entries before round 0
+_WAIT = 1.0  # seconds to wait for the end of another connection
 # A transaction is on the disk when it ends. The connection locks the file from its first
-# access until it is closed, also against other connections of this process: so the journal
-# needs no shared memory. `ledger_lock` explains why there is a second lock.
+# access until it is closed, even against other connections of this process, so the journal
+# does not need shared memory. `ledger_lock` explains why there is a second lock.
 _PRAGMAS = (
     "locking_mode = EXCLUSIVE",
     "journal_mode = WAL",
@@ -81,15 +82,16 @@ CREATE TABLE participations (
 CREATE TABLE states (
     number INTEGER PRIMARY KEY, name TEXT, dtype TEXT, shape TEXT, content BLOB)""",
 )
-# Last round, or `NEVER`, and number of participations of each name, before a round.
+# Selects each name's last round, or `NEVER`, and number of participations, before a round.
 _HISTORY = """
 SELECT
     (SELECT ifnull(max(round), -1) FROM participations WHERE device = value AND round < ?1),
     (SELECT count(*) FROM participations WHERE device = value AND round < ?1)
 FROM json_each(?2)
 """
-# Whether the participations are exactly the cohorts of the entries: as many, and each one
-# is found. CROSS JOIN fixes the order of the join, so that the table's key is used.
+# Checks that the participations are exactly the cohorts of the entries: they have the same
+# number, and each one has a match. CROSS JOIN fixes the order of the join, so that the
+# table's key is used.
 _IS_WHOLE = """
 SELECT count(*) = (SELECT count(*) FROM participations)
     AND count(*) = (SELECT count(*) FROM entries, json_each(names))
@@ -104,10 +106,10 @@ class RoundRecord:
 
     Attributes:
       round_number: the round, from 0.
-      point: SHA-256 of all entries up to the round's start, which include the digest of
-        the state before it and a random number. The round's noise is bound to the point.
+      point: SHA-256 of all entries up to the round's start, which include the digest of the
+        state before the round and a random number. The round's noise is bound to the point.
       measured: the participations up to and including this round.
-      skipped_because: None for a round with a result.
+      skipped_because: reason for skipping the round; None for a round with a result.
     """
 
     round_number: int
@@ -120,18 +122,18 @@ class Ledger:
     """The write-ahead record of one run; a context manager that locks the file.
 
     Args:
-      path: path of the file; it is created if it does not exist.
-      run: the run's plan and settings; must be the same whenever the file is opened.
+      path: path of the file, which is created if it does not exist.
+      run: the run's plan and settings, which must be the same whenever the file is opened.
 
     Attributes:
-      expected: the entry that comes next, and its round: ("started", 0).
+      expected: the next entry and its round, such as ("started", 0).
 
     Raises:
-      BlockingIOError: if another process has it open.
-      OSError: if it cannot be read or written; every method may raise it. The ledger is
-        then closed.
+      BlockingIOError: if another process has the file open.
+      OSError: if the file cannot be read or written; every method may raise this error,
+        which closes the ledger.
       PermissionError: if anybody but the owner may read it.
-      ValueError: if it is damaged, or belongs to another run.
+      ValueError: if the file is damaged, or belongs to another run.
     """
 
     def __init__(self, path: str, run: dict[str, Any]) -> None:
@@ -147,8 +149,8 @@ class Ledger:
         self.expected = ("run", _NO_ROUND)
         self._database: sqlite3.Connection | None = None
         with self._guarded():
-            # Only a new file is opened here: closing one that this process also has
-            # open elsewhere would end SQLite's locks.
+            # Only a new file is opened here, because closing a file that this process also
+            # has open elsewhere would end SQLite's locks.
             with contextlib.suppress(FileExistsError):
                 os.close(os.open(path, os.O_CREAT | os.O_EXCL, 0o600))
             private_files.check_mode(path)  # SQLite gives its journal the same mode
@@ -172,12 +174,12 @@ class Ledger:
 
     @property
     def rounds(self) -> list[RoundRecord]:
-        """The rounds that were begun, in order."""
+        """The rounds that have begun, in order."""
         return list(self._rounds)
 
     @property
     def interrupted(self) -> RoundRecord | None:
-        """The round that was begun and is not finished, or None."""
+        """The round that has begun but is not finished, or None."""
         return (
             self._rounds[-1]
             if self.expected[0] == "finished" and self._rounds
@@ -185,14 +187,14 @@ class Ledger:
         )
 
     def cohort(self, round_number: int) -> tuple[str, ...]:
-        """Names of the devices that a round was begun with, sorted."""
+        """Returns the sorted names of the devices with which a round began."""
         query = "SELECT device FROM participations WHERE round = ? ORDER BY device"
         with self._transaction() as database:
             rows = database.execute(query, [round_number]).fetchall()
         return tuple(name for (name,) in rows)
 
     def history(self, names: Sequence[str], round_number: int) -> np.ndarray:
-        """Participations of devices before a round.
+        """Returns the participations of devices before a round.
 
         Returns:
           int64, shape [names, 2]: last round, `NEVER` for none, and participations.
@@ -203,20 +205,20 @@ class Ledger:
         return np.array(rows, np.int64).reshape(-1, 2)
 
     def point_with(self, device: str, round_number: int) -> str | None:
-        """The point of a round in which this device took part; None if it did not."""
+        """Returns the point of a round in which this device took part, or None."""
         query = "SELECT 1 FROM participations WHERE device = ? AND round = ?"
         with self._transaction() as database:
             took_part = database.execute(query, [device, round_number]).fetchone()
         return self._rounds[round_number].point if took_part else None
 
     def seal(self, text: str) -> str:
-        """A digest of a text that only this ledger can make."""
+        """Returns a digest of a text that only this ledger can make."""
         return hashlib.blake2b(
             text.encode(), key=self._secret, person=b"round's receipt", digest_size=16
         ).hexdigest()
 
     def measured(self, num_rounds: int) -> MeasuredParticipation:
-        """Separation and participations of the first `num_rounds` rounds."""
+        """Returns separation and participations of the first `num_rounds` rounds."""
         rounds = self._rounds[:num_rounds]
         skipped = tuple(r.round_number for r in rounds if r.skipped_because)
         return dataclasses.replace(
@@ -226,7 +228,7 @@ class Ledger:
         )
 
     def state(self, structure: Any) -> Any:
-        """The newest state, in the structure of another one.
+        """Returns the newest state, in the structure of another state.
 
         Raises:
           ValueError: if the state was changed, or belongs to another process.
@@ -242,11 +244,11 @@ class Ledger:
         """Records that a round begins; its cohort counts as having taken part.
 
         Raises:
-          ValueError: if another entry comes next; if a name occurs twice.
+          ValueError: if another entry comes next, or a name occurs twice.
         """
         if len(set(cohort)) != len(cohort):
             raise ValueError("The cohort has a device twice. Give each name once.")
-        if any("\0" in name for name in cohort):  # where SQLite's JSON ends a text
+        if any("\0" in name for name in cohort):  # SQLite's JSON ends a text there
             raise ValueError("Device names must not contain a zero character (NUL).")
         measured = self._rounds[-1].measured if self._rounds else NOTHING
         for last, count in self.history(cohort, round_number).tolist():
@@ -265,15 +267,15 @@ class Ledger:
     def finished(
         self, round_number: int, state: Any, skipped: str | None = None
     ) -> None:
-        """Records the state after a round; it may be released from now on.
+        """Records the state after a round, which may be released from now on.
 
         Args:
           round_number: -1 for the state before the first round.
           state: arrays and numbers, nested.
-          skipped: why the round has no result; None if it has one.
+          skipped: reason why the round has no result; None if it has one.
 
         Raises:
-          TypeError: if the state has other leaves than arrays and numbers.
+          TypeError: if the state has leaves other than arrays and numbers.
           ValueError: if another entry comes next.
         """
         self._append(
@@ -313,12 +315,12 @@ class Ledger:
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
-        """A transaction, which writes all changes or none, to the disk before it ends."""
+        """Opens a transaction, which writes all changes or none, durably, when it ends."""
         if os.getpid() != self._owner or self._database is None:
             raise ValueError(
-                f"{self._path} was opened by another process, of which this one is a "
-                f"fork, or is closed. Two programs of one run spend more than its plan: "
-                f"end the other one, and call again."
+                f"{self._path} is closed, or was opened by the process that forked this "
+                f"one. Two programs of one run spend more than its plan: end the other "
+                f"program, and call again."
             )
         with self._guarded():
             with self._database as database:  # commits, or rolls back
@@ -328,7 +330,7 @@ class Ledger:
 
     @contextlib.contextmanager
     def _guarded(self) -> Iterator[None]:
-        """Closes the ledger after an error: the disk may lack what is in memory."""
+        """Closes the ledger after an error, because disk and memory may differ."""
         try:
             yield
         except sqlite3.DatabaseError as error:
@@ -336,13 +338,13 @@ class Ledger:
             if "locked" in str(error):
                 raise self._open_elsewhere() from error
             is_other = isinstance(error, sqlite3.OperationalError)
-            # A table or a column is missing, or names are not JSON.
+            # These errors mean that a table or a column is missing, or names are not JSON.
             is_damage = any(word in str(error) for word in ("no such", "malformed"))
             if not is_other or is_damage:
                 raise ValueError(self._damaged(str(error))) from error
             raise OSError(
-                f"{self._path} cannot be used now ({error}): the disk is full, or nobody "
-                f"may write there. Nothing was begun or released by this. Mend the cause, "
+                f"{self._path} cannot be used now ({error}): the disk may be full or "
+                f"read-only. Nothing was begun or released by this call. Fix the cause, "
                 f"and call again."
             ) from error
         except BaseException:
@@ -352,7 +354,7 @@ class Ledger:
     def _open_elsewhere(self) -> BlockingIOError:
         return BlockingIOError(
             f"Another program has {self._path} open. Two programs of one run would "
-            f"spend more than its plan; end the other one first."
+            f"spend more than its plan. End the other program first."
         )
 
     def _read(self, run: dict[str, Any]) -> None:
@@ -378,7 +380,7 @@ class Ledger:
         if self.expected[0] == "run":
             self._append({**expected, "secret": draw()})
             private_files.sync(os.path.dirname(os.path.abspath(self._path)))
-        # Other tables may hold a row twice, and triggers may change what is written.
+        # Other tables may contain a row twice, and triggers may change written values.
         tables = "SELECT sql FROM sqlite_master WHERE sql IS NOT NULL ORDER BY sql"
         if self._database.execute(tables).fetchall() != [(sql,) for sql in _TABLES]:
             raise ValueError(self._damaged("Its tables"))
@@ -392,28 +394,28 @@ class Ledger:
             if entry.get(name) != expected.get(name) and name != "secret"
         )
         return (
-            f"{self._path} is of another run: {differences}. Go on with the version, the "
-            f"plan, the model and the settings of that run, or begin a new one, with a "
-            f"privacy budget of its own, elsewhere."
+            f"{self._path} belongs to another run: {differences}. Continue with the "
+            f"version, the plan, the model and the settings of that run, or begin a new "
+            f"run, with a separate privacy budget, elsewhere."
         )
 
     def _damaged(self, what: str) -> str:
         return (
-            f"{self._path} is damaged or was changed ({what}). What the run released is "
-            f"not known any more: it cannot go on."
+            f"{self._path} is damaged or was changed ({what}). The run cannot continue, "
+            f"because its releases are not known any more."
         )
 
     def _check_order(self, entry: dict[str, Any]) -> None:
-        """Raises ValueError unless the entry is the one that comes next."""
+        """Raises ValueError unless the entry is the expected next one."""
         if (entry["entry"], entry["round"]) != self.expected:
             raise ValueError(
-                f"The ledger's next entry is {self.expected[0]!r} of round "
+                f"The ledger's next entry must be {self.expected[0]!r} of round "
                 f"{self.expected[1]}, found {entry['entry']!r} of round {entry['round']}: "
-                f"no round is begun, finished or released twice, or before another."
+                f"rounds must begin, finish and be released once, in order."
             )
 
     def _take(self, entry: dict[str, Any], digest: str) -> None:
-        """Updates this object with an entry that is in the file."""
+        """Updates this object with an entry from the file."""
         self._digest = digest
         kind, number = entry["entry"], entry["round"]
         if kind == "run":
@@ -434,12 +436,12 @@ class Ledger:
 
 
 def draw() -> str:
-    """A random number: 128 bits from the operating system."""
+    """Returns a random number with 128 bits from the operating system."""
     return secrets.token_hex(16)
 
 
 def _replace_state(database: sqlite3.Connection, state: Any) -> str:
-    """Writes a state in the place of the one before, and returns its digest."""
+    """Replaces the previous state, and returns the digest of the new state."""
     database.execute("DELETE FROM states")
     insert = "INSERT INTO states (name, dtype, shape, content) VALUES (?, ?, ?, ?)"
 

@@ -1,9 +1,9 @@
-"""Ensures that only one program uses a ledger, where SQLite's locks are not enough.
+"""A lock that lets only one program use a ledger, where SQLite's locks do not suffice.
 
 A process loses its POSIX locks on a file when it closes any descriptor of the file, for
-example after it has copied the file; hence a second lock, on a separate file. A forked
-process that ends would close the connection, and so remove the journal that its parent
-still writes.
+example after copying the file. Therefore there is a second lock, on a separate file. In
+addition, the end of a forked process would close the connection, and thereby remove the
+journal that its parent still writes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tf_bandmf.files.locks import Lock
 
 
 class LedgerLock:
-    """A lock on `<path>.lock` that no fork keeps, and a check that files stay in place.
+    """A lock on `<path>.lock` that forks do not keep, and a check that files stay in place.
 
     Args:
       path: path of the ledger.
@@ -28,7 +28,7 @@ class LedgerLock:
     """
 
     def __init__(self, path: str) -> None:
-        path = os.path.realpath(path)  # where SQLite has the journal, too
+        path = os.path.realpath(path)  # SQLite's journal is also there
         self._paths = (path, f"{path}-wal")
         self._database: sqlite3.Connection | None = None
         self._numbers: list[int] = []
@@ -37,17 +37,17 @@ class LedgerLock:
             self._lock.close()
             raise OSError(
                 f"{path} has another name (a hard link), under which another program could "
-                f"use it. Nothing was begun or released by this. Remove one of the names; "
+                f"use it. Nothing was begun or released by this call. Remove one name; "
                 f"`find / -samefile {path}` finds them. A backup is a copy, not a link."
             )
         _LOCKS.add(self)
 
     def watch(self, database: sqlite3.Connection) -> None:
-        """Notes which files this connection has open, for `check`."""
+        """Records the files that this connection has open, for `check`."""
         self._database, self._numbers = database, self._file_numbers()
 
     def check(self) -> None:
-        """Raises OSError unless the files of the connection are where they were."""
+        """Raises OSError unless the files of the connection are still in place."""
         try:
             is_same = self._file_numbers() == self._numbers
         except FileNotFoundError:
@@ -55,8 +55,8 @@ class LedgerLock:
         if not is_same:
             raise OSError(
                 f"{self._paths[0]} or its journal was deleted, moved or replaced while "
-                f"the program ran: what it writes is lost. Nothing was begun or released "
-                f"by this. Put the run's newest files there, and start again."
+                f"the program ran, so new entries would be lost. Nothing was begun or "
+                f"released by this call. Restore the run's newest files, and start again."
             )
 
     def close(self) -> None:
@@ -67,12 +67,13 @@ class LedgerLock:
     def leave(self) -> None:
         """Leaves connection and lock to the parent, in a forked process."""
         if self._database is not None:
-            # A connection that is never freed is never closed.
+            # This reference ensures that the connection is never freed, and therefore never
+            # closed.
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._database))
         self._database = None
 
     def _file_numbers(self) -> list[int]:
-        # An open file keeps its inode number.
+        # The inode number of an open file does not change.
         return [os.stat(path).st_ino for path in self._paths]
 
 

@@ -1,4 +1,4 @@
-"""Checks of a plan for federated learning, and of what the caller adds to it."""
+"""Checks of a plan for federated learning, and of the caller's arguments."""
 
 from __future__ import annotations
 
@@ -10,26 +10,27 @@ from tf_bandmf.planning.statement import PrivacyStatement
 
 
 def check_plan(plan: Plan, num_rounds: int | None = None) -> MinSep:
-    """The participation of a plan, after a check that federated learning can keep it.
+    """Returns a plan's participation, after checking that federated learning can keep it.
 
     Args:
-      plan: its steps are the rounds, its examples the clients (user-level privacy).
+      plan: plan whose steps are the rounds, and whose examples are the clients (user-level
+        privacy).
       num_rounds: number of rounds to run, or None.
 
     Raises:
-      TypeError: if this is not a plan.
+      TypeError: if `plan` is not a plan.
       ValueError: if the participation is not `MinSep` (devices come when they are
-        available: nothing else can be enforced, and no amplification by sampling can be
-        claimed); if the plan reserves for private counts or evaluations; or if it has fewer
-        than `num_rounds` steps.
+        available, so nothing else can be enforced, and no amplification by sampling can be
+        claimed); if the plan has a reservation for private counts or evaluations; or if it
+        has fewer than `num_rounds` steps.
     """
     if not isinstance(plan, Plan):
         raise TypeError(f"plan must be a tf_bandmf.Plan, found {type(plan).__name__}.")
     participation = plan.participation
     if not isinstance(participation, MinSep):
         raise ValueError(
-            f"A federated plan needs sampling=MinSep(min_separation=..., "
-            f"max_participations=...), which devices enforce. Found "
+            f"A federated plan must have sampling=MinSep(min_separation=..., "
+            f"max_participations=...), which devices enforce, found "
             f"{type(participation).__name__}: a server cannot sample devices as its "
             f"accountant assumes. Make the plan again."
         )
@@ -47,7 +48,7 @@ def check_plan(plan: Plan, num_rounds: int | None = None) -> MinSep:
 
 
 def statement_of(plan: Plan) -> PrivacyStatement:
-    """The plan's privacy statement, for devices instead of training examples."""
+    """Returns the plan's privacy statement, for devices instead of training examples."""
     statement = plan.statement(unit="one device: all that it contributes in all rounds")
     return dataclasses.replace(
         statement,
@@ -66,11 +67,11 @@ def check_horizon(plan: Plan, round_number: int) -> None:
 
 
 def clients_per_round_of(plan: Plan, clients_per_round: float | None) -> float:
-    """The public denominator: the expected number of clients in a round.
+    """Returns the public denominator: the expected number of clients in a round.
 
     Raises:
-      ValueError: if neither the plan nor the argument gives it, both give it and differ,
-        or it is not a finite positive number.
+      ValueError: if plan and argument both lack the number, or contradict each other, or
+        the number is not finite and positive.
     """
     stated = plan.expected_batch_size
     if clients_per_round is None:
@@ -84,19 +85,19 @@ def clients_per_round_of(plan: Plan, clients_per_round: float | None) -> float:
     value = float(clients_per_round)
     if stated is not None and value != float(stated):
         raise ValueError(
-            f"clients_per_round = {value:g} is not the plan's batch size {stated:g}. "
-            f"Leave one of them out."
+            f"clients_per_round must be the plan's batch size {stated:g}, found {value:g}. "
+            f"Omit one of them."
         )
     return value
 
 
 def cohort_size(plan: Plan, clients_per_round: float | None) -> int:
-    """The number of devices to select for a round.
+    """Returns the number of devices to select for a round.
 
     Raises:
-      ValueError: as `clients_per_round_of`, or if the number is not whole.
+      ValueError: as for `clients_per_round_of`, or if the number is not whole.
     """
     size = clients_per_round_of(plan, clients_per_round)
     if size != int(size):
-        raise ValueError(f"clients_per_round must be whole, found {size}.")
+        raise ValueError(f"clients_per_round must be a whole number, found {size}.")
     return int(size)

@@ -1,10 +1,10 @@
 """The privacy report of a federated run, as Markdown.
 
-Its points are those of arXiv:2306.08153, App. K.1, which follows Ponomareva et al.,
-2023, section 5.3, and two more: the mechanism's parameters and what is not covered. The
-report states what follows from plan and measurement, for a run that followed the plan (as
-`build_fed_avg` does). What only the operator knows is quoted and marked as the operator's
-statement, or marked as not stated.
+The points of the report are those of arXiv:2306.08153, App. K.1, which follows Ponomareva
+et al., 2023, section 5.3, and two more: the mechanism's parameters, and exclusions from the
+guarantee. The report states facts that follow from plan and measurement, for a run that
+followed the plan (as `build_fed_avg` does). Facts that only the operator knows are quoted
+as the operator's statements, or marked as not stated.
 """
 
 from __future__ import annotations
@@ -29,17 +29,16 @@ _TEXT = pathlib.Path(__file__).with_name("report.txt")
 
 @dataclasses.dataclass(frozen=True)
 class OperatorStatements:
-    """Facts that plan and measurement do not contain: sentences of the run's operator.
+    """Statements by the run's operator about facts that plan and measurement lack.
 
-    Each is printed as a statement of the operator; one that is None is marked as not
-    stated.
+    The report marks each sentence as a statement of the operator, and None as not stated.
 
     Attributes:
-      released: what was released: a final model, all models, to whom.
-      public_data: what was used in addition to the private data, for example to pretrain.
-      devices: how devices and users correspond.
-      enforcement: how the separation was enforced, and what the record was taken from.
-      verifiability: where code and configuration can be read.
+      released: the released models (only the final one, or all), and their recipients.
+      public_data: data used in addition to the private data, for example in pretraining.
+      devices: relation of devices to users.
+      enforcement: method by which the separation was enforced, and source of the record.
+      verifiability: location of code and configuration.
     """
 
     released: str | None = None
@@ -64,14 +63,14 @@ def write_report(
       plan: the run's plan.
       measured: the run's measurement: `PrivateFedAvg.measured`, `TrainingOutcome.measured`
         of `train_model`, or `measure_participation` of a record.
-      delta: by default the plan's.
-      operator: what only the operator knows.
+      delta: delta of the report; by default the plan's.
+      operator: statements of the operator.
 
     Returns:
       The guarantee that the report states.
 
     Raises:
-      TypeError, ValueError: as `measured_guarantee`; nothing is written then.
+      TypeError, ValueError: as for `measured_guarantee`; nothing is written in this case.
     """
     actual = measured_guarantee(plan, measured, delta)
     text = _markdown(actual, operator)
@@ -106,7 +105,7 @@ def _markdown(actual: MeasuredGuarantee, operator: OperatorStatements) -> str:
 def _values(
     actual: MeasuredGuarantee, operator: OperatorStatements
 ) -> dict[str, object]:
-    """The values of the text's placeholders."""
+    """Returns the values of the text's placeholders."""
     plan, measured = actual.plan, actual.measured
     planned = "The plan's guarantee does not hold."
     if actual.is_within_plan:
@@ -193,11 +192,11 @@ def _numbers(guarantee: Guarantee) -> str:
 
 
 def _rho(guarantee: Guarantee) -> str:
-    assert guarantee.zcdp_rho is not None  # nothing is amplified here
+    assert guarantee.zcdp_rho is not None  # without amplification
     return _rounded_up(guarantee.zcdp_rho)
 
 
 def _rounded_up(value: float) -> str:
-    """Six significant digits that state no less than the value."""
+    """Returns six significant digits of the value, rounded up."""
     context = decimal.Context(prec=6, rounding=decimal.ROUND_CEILING)
     return format(float(context.create_decimal_from_float(value)), "g")

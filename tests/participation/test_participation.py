@@ -37,7 +37,7 @@ def test_min_sep_allows_at_most_what_the_separation_allows():
         ),
         (
             lambda: FixedEpochOrder(10, 5, 2).validate_num_steps(5),
-            "are 4 steps, found num_steps = 5",
+            "must be 4 for 2 epochs of 2 steps, found 5",
         ),
         (lambda: Poisson(10, 11), "batch_size must be <="),
         (lambda: Poisson(10, 2, num_parts=2), "Use CyclicPoisson"),
@@ -47,7 +47,7 @@ def test_min_sep_allows_at_most_what_the_separation_allows():
             lambda: CyclicPoisson(1000, 10, 8).validate_num_steps(7),
             "num_steps must be >= num_parts",
         ),
-        (lambda: BINS.validate_num_steps(100), "are 136 steps, found"),
+        (lambda: BINS.validate_num_steps(100), "must be 136 for 4 epochs"),
         (lambda: participation.from_config({"kind": "daily"}), "Unknown participation"),
     ],
 )

@@ -52,5 +52,5 @@ def test_the_largest_budget_has_guarantees_at_other_deltas(sampling):
 
 
 def test_an_epsilon_that_promises_nothing_is_named():
-    with pytest.warns(UserWarning, match="epsilon = 500 promises nothing"):
+    with pytest.warns(UserWarning, match="epsilon = 500 protects nobody"):
         make_plan(epsilon=500)

@@ -312,7 +312,7 @@ def test_evaluation_on_devices_is_refused_and_on_public_data_works(tmp_path):
     node = next(iter(grid.nodes.values()))
     grid.push_messages([message := Message(RecordDict(), node.number, "evaluate")])
     node.app.evaluate()(lambda message, context: message)
-    with pytest.raises(ValueError, match="answers no 'evaluate' message"):
+    with pytest.raises(ValueError, match="refuses 'evaluate' messages"):
         node.app(message, node.context)
     rounds = []
     start(make_strategy(tmp_path), grid, evaluate_fn=lambda r, arrays: rounds.append(r))
@@ -521,7 +521,7 @@ def test_arrays_that_are_not_trained_are_sent_and_never_come_back(tmp_path):
         changed = {**first, "batches": np.array(8, np.int64)}
         arrays = ArrayRecord({name: Array(value) for name, value in changed.items()})
         strategy.start(grid, arrays, timeout=60.0)
-    with pytest.raises(ValueError, match="not_trained names"):
+    with pytest.raises(ValueError, match="not_trained must name"):
         start(strategy, grid)
 
 

@@ -1,8 +1,9 @@
 """The devices behind Flower's nodes.
 
-A node's number lasts as long as its connection. A device's name is in its store, and lasts
-as long as the store's record of participations. So the server asks nodes for their names:
-as many nodes as a round needs, in random order. A node that stays silent delays no round.
+A node's number lasts as long as the node's connection. A device's name is in the device's
+store, and lasts as long as the store's record of participations. Therefore the server asks
+nodes for their names: as many nodes as a round needs, in random order. A node that does not
+answer delays no round.
 """
 
 from __future__ import annotations
@@ -21,25 +22,26 @@ from tf_bandmf_federated.cohorts import shuffled
 from tf_bandmf_federated.flower.messages import QUERY, REPLY
 from tf_bandmf_federated.flower.receipts import Receipts
 
-log = getLogger("flwr").log  # Flower's own
-# Seconds from a failed query to the next one; doubled each time, up to the longest pause.
+log = getLogger("flwr").log  # Flower's logger
+# Seconds between a failed query and the next one; doubled each time, up to the longest
+# pause.
 _PAUSE, _LONGEST_PAUSE = 0.1, 5.0
-# Names as `DeviceStore` makes them.
+# The pattern of names from `DeviceStore`.
 _NAME = re.compile("[0-9a-f]{16,64}")
-# Why a node cannot take part.
+# Reasons why a node cannot take part.
 OTHER_PLAN, STRANGER, FAILED = "another plan", "rounds of another run", "an error"
 
 
 class Devices:
-    """The devices that are connected.
+    """The devices that are connected to the server.
 
     Args:
       grid: Flower's grid.
       plan: the plan's fingerprint; devices with another plan are left out.
-      begun: the number of rounds that the server began. A device that says it took part
-        in a later round is left out.
+      begun: number of rounds that the server has begun. A device that claims to have taken
+        part in a later round is left out.
       receipts: the run's receipts.
-      timeout: seconds to wait for the answers of nodes that were asked.
+      timeout: seconds to wait for the answers of queried nodes.
 
     Attributes:
       nodes: the nodes that were connected at the last look.
@@ -57,35 +59,36 @@ class Devices:
         self._plan = plan
         self._begun, self._receipts = begun, receipts
         self._timeout = timeout
-        self.nodes: list[int] = []  # at the last look; there may be a million
-        self._names: dict[int, str] = {}  # of those that may take part
-        self._problems: dict[int, str] = {}  # of the others
-        # When to ask nodes whose query failed, and the pause after the next failure.
+        self.nodes: list[int] = []  # updated by `present`; there may be a million
+        self._names: dict[int, str] = {}  # names of nodes that may take part
+        self._problems: dict[int, str] = {}  # problems of the other nodes
+        # The time of the next query to nodes whose query failed, and the pause after the
+        # next failure.
         self._failed: dict[int, tuple[float, float]] = {}
-        self._asked: dict[str, tuple[int, float]] = {}  # by message: node, when
+        self._asked: dict[str, tuple[int, float]] = {}  # node and time, by message
 
     def present(self) -> list[str]:
-        """Names of the devices that are connected now and have answered the query.
+        """Returns the names of connected devices that have answered the query.
 
         Raises:
-          RuntimeError: if one of them has a receipt for a round in which the ledger does
-            not have it.
+          RuntimeError: if a device has a receipt for a round in which the ledger does not
+            have the device.
         """
         self._look()
         return list(self._names.values())
 
     def problems(self) -> dict[str, int]:
-        """Numbers of connected nodes that cannot take part, by reason."""
+        """Returns the numbers of connected nodes that cannot take part, by reason."""
         return dict(collections.Counter(self._problems.values()))
 
     def ask(self, count: int) -> bool:
         """Asks more nodes for their names.
 
         Args:
-          count: number of names wanted, including those that are still awaited.
+          count: number of wanted names, including pending ones.
 
         Returns:
-          Whether answers are awaited.
+          True if answers are pending.
         """
         now = time.monotonic()
         awaited = sum(now - when < self._timeout for _, when in self._asked.values())
@@ -98,7 +101,7 @@ class Devices:
             if node not in self._names and node not in settled
         )
         new = list(itertools.islice(unknown, max(0, count - awaited)))
-        # An answer is still used if it arrives long after the wait for it has ended.
+        # An answer is used even if it arrives long after the end of the wait for it.
         ttl = 20 * self._timeout
         queries = [Message(RecordDict(), node, QUERY, ttl=ttl) for node in new]
         for node, sent in zip(new, self._grid.push_messages(queries) if new else ()):
@@ -107,13 +110,13 @@ class Devices:
         return bool(new or awaited)
 
     def nodes_of(self, names: Iterable[str]) -> dict[str, int]:
-        """The nodes, by name, of these devices that were connected at the last look."""
-        # If a device has two nodes, the one that came later is live.
+        """Returns the nodes of devices, by name, as of the last call of `present`."""
+        # If a device has two nodes, the later one is alive.
         nodes = {name: node for node, name in self._names.items()}
         return {name: nodes[name] for name in names if name in nodes}
 
     def gone(self, nodes: Iterable[int]) -> set[int]:
-        """The nodes, among the given ones, that are no longer connected."""
+        """Returns those of the given nodes that are no longer connected."""
         return set(nodes).difference(self._grid.get_node_ids())
 
     def _look(self) -> None:
@@ -159,9 +162,9 @@ class Devices:
                 self._problems[node] = problem
 
     def _is_of_this_run(self, name: str, about: ConfigRecord) -> bool:
-        """Returns whether a device says that it took part only in rounds that began here.
+        """Returns True if a device claims participations only in rounds that began here.
 
-        Any device can claim a later round, so only one with a receipt ends the run.
+        Any device can claim a later round, so only a device with a receipt ends the run.
         """
         last_round = about.get("last_round")
         if not isinstance(last_round, int):

@@ -1,4 +1,4 @@
-"""Names of records and entries in the messages of server and devices.
+"""Names of records and entries in the messages between server and devices.
 
 | message | record | entries |
 |---|---|---|

@@ -1,9 +1,10 @@
-"""Receipts for rounds, by which a server detects rounds that its ledger does not have.
+"""Receipts for rounds, from which a server detects rounds that its ledger lacks.
 
 A device that is asked to take part gets a receipt, which only the server's ledger can make,
-and keeps it beside its record. The device shows the receipt when it is asked for its name,
-and with each answer and refusal. A receipt for a round in which the ledger does not have
-the device was given by another copy of the run, or before an older folder was restored.
+and stores it with its record. The device shows the receipt when it is asked for its name,
+and with each answer and refusal. If the ledger does not have the device in the receipt's
+round, the receipt came from another copy of the run, or from the time before an older
+folder was restored.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from tf_bandmf_federated.ledger import Ledger
 
 
 class Receipts:
-    """Gives and checks receipts, each for a device, a round and the round's point.
+    """Issues and checks receipts, each for a device, a round and the round's point.
 
     Args:
       ledger: the run's ledger.
@@ -27,14 +28,14 @@ class Receipts:
         self._ledger = ledger
 
     def give(self, devices: Iterable[str], round_number: int) -> dict[str, str]:
-        """The receipts for a round that has begun, by device name."""
+        """Returns the receipts for a round that has begun, by device name."""
         draw = self._ledger.rounds[round_number].point[:32]
         return {name: self._receipt(name, round_number, draw) for name in devices}
 
     def check(self, device: str, about: ConfigRecord) -> None:
-        """Ends the run if a device shows a receipt that the ledger does not account for.
+        """Raises if a device shows a valid receipt that the ledger does not explain.
 
-        Anything but this server's receipt for this device is ignored.
+        Anything other than this server's receipt for this device is ignored.
 
         Raises:
           RuntimeError: if the device shows such a receipt.

@@ -1,4 +1,4 @@
-"""The server's side: a strategy with a ledger, which continues where it was killed."""
+"""The server's side: a strategy with a ledger, which can continue an interrupted run."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ from tf_bandmf_federated.rounds import ProgramState, Releasing, Run
 from tf_bandmf_federated.server_optimizers import ServerOptimizer
 from tf_bandmf_federated.state_rows import digest_of_rows, rows_of
 
-log = getLogger("flwr").log  # Flower's own
-_PAUSE = 0.05  # seconds between two looks at the SuperLink
-_GONE = 5.0  # seconds between two looks for nodes that left during a round
+log = getLogger("flwr").log  # Flower's logger
+_PAUSE = 0.05  # seconds between two polls of the SuperLink
+_GONE = 5.0  # seconds between two checks for nodes that left during a round
 _DEFAULT_TIMEOUT = 3600.0  # Flower's default
-_ASKED = 1_000  # the least number of nodes that are asked for their names
-_SHOWN = 200  # the most characters of a device's answer that are logged
-_PULLED_BYTES = 1 << 26  # bytes of updates that are pulled together, or one update
+_ASKED = 1_000  # smallest number of nodes that are asked for their names
+_SHOWN = 200  # maximum number of logged characters of a device's answer
+_PULLED_BYTES = 1 << 26  # bytes of updates per pull, but at least one update
 
 
 class PrivateFedAvg(Strategy):
@@ -57,40 +57,40 @@ class PrivateFedAvg(Strategy):
 
     A round's devices are chosen by their records in the ledger, which is written before
     anything is sent. Each reply is clipped again; the sum has uniform weights, gets the
-    round's noise no matter who replied, and is divided by a constant. `start` continues
-    where the run was interrupted: `server_round` in Flower's records is the plan's round
-    plus 1. See `tf_bandmf_federated.tff.training` for what happens after a crash.
+    round's noise no matter who replied, and is divided by a constant. `start` continues an
+    interrupted run; `server_round` in Flower's records is the plan's round plus 1.
+    `tf_bandmf_federated.tff.training` describes the recovery after a crash.
 
-    Metrics of `start`'s result are exact counts of devices, for the operator. Devices
-    send no metrics; evaluate on public data with `evaluate_fn`.
+    The metrics in `start`'s result are exact counts of devices, for the operator. Devices
+    do not send metrics; evaluate on public data with `evaluate_fn`.
 
     Args:
-      plan: with `MinSep` participation; its steps are rounds.
-      private_dir: folder for the ledger, which has the noise key and the state: secret,
-        and needed to continue. It must not be in the folder of a Flower app, whose files
-        are sent to every node.
-      clients_per_round: the public denominator, and how many devices are selected; by
-        default the plan's batch size.
-      server_optimizer: by default SGD with learning rate 1.
-      over_selection: >= 1: this many times `clients_per_round` devices are asked, so
-        that about `clients_per_round` answer within `start`'s `timeout`, which must then
-        be given. All updates that arrive by then are added up; the denominator stays
-        `clients_per_round`. A round ends with `timeout`, or when every device that is
-        still connected has answered: no device's training time or failure decides whether
-        another's update is included. Later replies are counted as late.
+      plan: plan with `MinSep` participation, whose steps are rounds.
+      private_dir: folder for the ledger, which contains the noise key and the state; it is
+        secret, and needed to continue. It must not be in the folder of a Flower app, whose
+        files are sent to every node.
+      clients_per_round: public denominator, and number of selected devices; by default the
+        plan's batch size.
+      server_optimizer: server optimizer; by default SGD with learning rate 1.
+      over_selection: factor >= 1 by which more devices are asked than `clients_per_round`,
+        so that about `clients_per_round` answer within `start`'s `timeout`, which must then
+        be given. All updates that arrive in time are added up; the denominator stays
+        `clients_per_round`. A round ends at the timeout, or when every device that is still
+        connected has answered, so that no device's training time or failure affects the
+        inclusion of another device's update. Later replies are counted as late.
       min_available: number of eligible devices to wait for before a round begins; by
         default `clients_per_round`.
-      max_wait: seconds to wait for these. Then the round runs with those available; if
-        there are none, `start` raises, and no round is spent.
+      max_wait: seconds to wait for these devices. Then the round runs with the available
+        ones; if there are none, `start` raises, and no round is spent.
       query_timeout: seconds to wait for the names of nodes while too few are known.
       not_trained: names of arrays that are not part of the update, of any dtype, such as
         counters and moving averages: devices get them as they are in `initial_arrays`.
-      models: gets the weights after each round, a list of arrays; the key is the number
-        of rounds done, and an earlier entry with the same key must be replaced.
+      models: destination of the weights after each round, a list of arrays; the key is the
+        number of completed rounds, and an earlier entry with the same key must be replaced.
       interrupted_round: "replay" an interrupted round, or "skip" it.
 
     Attributes:
-      plan: what the run does.
+      plan: plan of the run.
 
     Raises:
       TypeError, ValueError: if an argument is wrong.
@@ -126,7 +126,7 @@ class PrivateFedAvg(Strategy):
         self._interrupted_round = interrupted_round
         self._health = Health(plan)
         self._measured: MeasuredParticipation | None = None
-        self._devices: Devices  # from `start` on
+        self._devices: Devices  # set by `start`
         self._sent: ArrayRecord  # the round's model
         self._receipts: Receipts
         self._ledger: Ledger
@@ -135,17 +135,17 @@ class PrivateFedAvg(Strategy):
 
     @property
     def measured(self) -> MeasuredParticipation:
-        """Separation and participations of the run, for `write_report`.
+        """The separation and the participations of the run, for `write_report`.
 
         Raises:
           ValueError: before `start` has returned.
         """
         if self._measured is None:
-            raise ValueError("Nothing was measured yet: call start first.")
+            raise ValueError("Nothing was measured yet. Call start first.")
         return self._measured
 
     def summary(self) -> None:
-        """Logs what the run does."""
+        """Logs a description of the run."""
         for line in str(statement_of(self.plan)).splitlines():
             log(INFO, "\t%s", line)
 
@@ -166,12 +166,12 @@ class PrivateFedAvg(Strategy):
           initial_arrays: weights before round 0, float32. After a restart their values
             are ignored; names and shapes must be the same.
           num_rounds: rounds of the whole run, over all restarts; by default the plan's.
-          timeout: seconds to wait for a round's replies; a device that stays connected
-            and does not answer makes a round last that long. By default an hour.
-          train_config: sent to devices with the model.
-          evaluate_config: must be None: nothing that is computed from devices' data
-            without noise leaves them.
-          evaluate_fn: evaluates on public data; gets `server_round` and weights.
+          timeout: seconds to wait for a round's replies, by default an hour; a device that
+            stays connected without answering extends the round to this time.
+          train_config: record that is sent to devices with the model.
+          evaluate_config: must be None, because results from devices' data must not leave
+            the devices without noise.
+          evaluate_fn: function of `server_round` and weights that evaluates on public data.
 
         Raises:
           ValueError: if `evaluate_config` is given, or `timeout` is missing with
@@ -193,8 +193,8 @@ class PrivateFedAvg(Strategy):
         missing = set(self._not_trained) - set(arrays)
         if missing:
             raise ValueError(
-                f"not_trained names {sorted(missing)}, which initial_arrays does not have; "
-                f"it has {list(arrays)}."
+                f"not_trained must name arrays of initial_arrays, {list(arrays)}, "
+                f"found {sorted(missing)}."
             )
         self._fixed = {name: arrays[name] for name in self._not_trained}
         self._order = list(arrays)
@@ -263,7 +263,7 @@ class PrivateFedAvg(Strategy):
         return result
 
     def _refuse(self, *arguments: Any, **options: Any) -> Any:
-        """Refuses a call by Flower: `start` begins rounds, and writes the ledger first."""
+        """Rejects a call by Flower; only `start` may begin a round, after the ledger."""
         raise RuntimeError(
             "PrivateFedAvg runs its rounds itself: call start, and wrap it in no "
             "other strategy, which would break its guarantee. It has no evaluation on "
@@ -274,7 +274,7 @@ class PrivateFedAvg(Strategy):
     configure_evaluate = aggregate_evaluate = _refuse
 
     def _record(self, weights: list[np.ndarray]) -> ArrayRecord:
-        """The whole model: the arrays that are trained, and those that are not."""
+        """Returns the whole model, with trained and untrained arrays."""
         pairs = zip(self._names, weights, strict=True)
         arrays = {name: Array(weight) for name, weight in pairs} | self._fixed
         return ArrayRecord({name: arrays[name] for name in self._order})
@@ -283,11 +283,11 @@ class PrivateFedAvg(Strategy):
         """Asks nodes for their names, and waits for devices that may take part.
 
         Returns:
-          Whether to look again.
+          True to look again.
 
         Raises:
-          RuntimeError: if there is none after `max_wait`: a round without devices would
-            spend one of the plan's rounds on noise alone.
+          RuntimeError: if there is no device after `max_wait`, because a round without
+            devices would spend one of the plan's rounds on noise alone.
         """
         wanted = math.ceil(self._wanted * self._over_selection)
         lacking = max(wanted, self._min_available) - eligible
@@ -314,14 +314,14 @@ class PrivateFedAvg(Strategy):
         return False
 
     def _search(self) -> bool:
-        """Asks more nodes, for the devices of a round that was interrupted."""
+        """Asks more nodes, to find the devices of an interrupted round."""
         awaits = self._devices.ask(_ASKED)
         if awaits:
             time.sleep(_PAUSE)
         return awaits
 
     def _warn_of_too_few(self) -> None:
-        """Warns before the first round if too few devices are there to take turns."""
+        """Warns before the first round if too few devices are connected to take turns."""
         b, connected = self._participation.min_separation, len(self._devices.nodes)
         if not self._ledger.rounds and -(-connected // self._wanted) < b:
             log(
@@ -336,7 +336,7 @@ class PrivateFedAvg(Strategy):
             )
 
     def _why_nobody(self) -> str:
-        """The error message that says why no node may take part, and what to do."""
+        """Returns the error for a round in which no node may take part, with advice."""
         b, wanted = self._participation.min_separation, self._wanted
         k = self._participation.participations(self.plan.num_steps)
         names = self._devices.present()
@@ -371,8 +371,8 @@ class PrivateFedAvg(Strategy):
         )
 
     def _exchange(self, request: Request, add: Add) -> Replies:
-        """Sends a round's model to its devices, and adds the updates that come in time."""
-        # Replies to the round before come too late: they are thrown away.
+        """Sends a round's model to its devices, and adds updates that arrive in time."""
+        # Replies to the previous round are late and discarded.
         late = len([*self._grid.pull_messages(self._unanswered)])
         nodes = self._devices.nodes_of(request.names)
         asked = self._send(request, nodes)
@@ -390,13 +390,13 @@ class PrivateFedAvg(Strategy):
                     refused += 1
                 else:
                     failed += 1
-                    # With %r, a device cannot write lines of its own into the log.
+                    # With %r, a device cannot insert lines into the log.
                     log(INFO, "device %s: %r", name[:8], answer[:_SHOWN])
             if time.monotonic() > look:
                 look = time.monotonic() + _GONE
                 gone = self._devices.gone(nodes.values())
                 for message in [m for m, name in asked.items() if nodes[name] in gone]:
-                    del asked[message]  # for good: its reply is not awaited
+                    del asked[message]  # the node is gone, so its reply is not awaited
                     failed += 1
             if asked:
                 time.sleep(_PAUSE)
@@ -404,7 +404,7 @@ class PrivateFedAvg(Strategy):
         return Replies(refused=refused, late=late, failed=failed)
 
     def _pulled(self, asked: list[str], request: Request) -> Iterator[Message]:
-        """Yields arrived replies, a few at a time: each takes as much memory as a model."""
+        """Yields arrived replies, a few at a time, because each is as large as a model."""
         model = max(1, sum(weight.nbytes for weight in request.weights))
         for part in blocks(0, len(asked), max(1, _PULLED_BYTES // model)):
             yield from self._grid.pull_messages(asked[part])
@@ -423,7 +423,8 @@ class PrivateFedAvg(Strategy):
         )
         self._sent = self._record(request.weights)
         receipts = self._receipts.give(nodes, request.round_number)
-        # The records for all devices are made once: making one costs as much as an update.
+        # The records are made once for all devices, because making one costs as much as an
+        # update.
         common = {messages.ARRAYS: self._sent, messages.CONFIG: config}
         given = {
             name: ConfigRecord({messages.RECEIPT: receipt})
@@ -446,19 +447,19 @@ class PrivateFedAvg(Strategy):
     def _update_of(
         self, reply: Message, request: Request, name: str
     ) -> list[np.ndarray] | str:
-        """The arrays that a device adds to the sum, or why there are none."""
+        """Returns the arrays that a device adds to the sum, or the reason for none."""
         if reply.has_error():
             return f"error {reply.error.code}"
         about = reply.content.get(messages.REPLY)
         if not isinstance(about, ConfigRecord):
-            return "it does not run ParticipationMod: what it sent is not used"
+            return "it does not run ParticipationMod, so its answer is not used"
         self._receipts.check(name, about)
         if about.get("problem"):
             return str(about["problem"])
         expected = (self._fingerprint, request.run, request.round_number, name)
         stated = tuple(about.get(key) for key in ("plan", "run", "round", "device"))
         if stated != expected:
-            return "it answers another request, or its node is another device by now"
+            return "it answers another request, or its node is now another device"
         arrays = reply.content.get(messages.ARRAYS)
         if not isinstance(arrays, ArrayRecord) or list(arrays.keys()) != self._names:
             return "it did not send the model's arrays"
@@ -469,9 +470,9 @@ class PrivateFedAvg(Strategy):
 
 
 def _numbers(array: Array, sent: Array) -> np.ndarray:
-    """The value of `array.numpy()`, without a copy if its header is the one that was sent.
+    """Returns `array.numpy()`, without a copy if its header is the one that was sent.
 
-    To read a header takes as long as everything else that is done with a small array.
+    Reading a header takes as long as all other operations on a small array.
     """
     start = len(sent.data) - 4 * math.prod(sent.shape)  # of float32
     header = sent.data[:start]
