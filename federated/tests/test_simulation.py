@@ -159,7 +159,7 @@ def test_wrong_arguments_are_refused():
     amplified = min_sep_plan("identity", N, B, K, sampling=tf_bandmf.Poisson(100, 10))
     for options, message in (
         (dict(clients=[examples(0)]), "clients must be"),
-        (dict(clients={}), "clients is empty"),
+        (dict(clients={}), "clients must not be empty"),
         (dict(clients={3: lambda: examples(0)}), "must be strings, found 3"),
         (dict(on_shortage="wait"), "on_shortage must be one of"),
         (dict(seed=-1), "seed must be"),

@@ -1,6 +1,6 @@
-"""The rounds of a run, from the ledger's first entry to the last release, for any engine.
+"""The rounds of a run with any engine, from the ledger's first entry to the last release.
 
-`tff.training` describes the order of the steps, and what happens after a crash. An engine,
+`tff.training` describes the order of the steps, and the recovery after a crash. An engine,
 such as TensorFlow Federated or Flower, implements `Engine`: it runs the rounds and does not
 use the ledger.
 """
@@ -19,54 +19,55 @@ from tf_bandmf_federated.cohorts import Cohorts, Selected
 from tf_bandmf_federated.ledger import Ledger
 from tf_bandmf_federated.plan_checks import check_plan
 
-# Flower does not put a file of this name into the bundle that it sends to every node.
+# Flower does not include a file of this name in the bundle that it sends to every node.
 LEDGER_FILE = "ledger.sqlite3"
 _RESTARTS = ("replay", "skip")
 
 
 class Engine(Protocol):
-    """Runs a round. States are nested structures of arrays and numbers.
+    """An engine that runs rounds. States are nested structures of arrays and numbers.
 
     Attributes:
-      plan: what the run does.
-      settings: what else defines the run, as plain values; the ledger keeps them.
+      plan: plan of the run.
+      settings: other values that define the run, as plain values; the ledger stores them.
     """
 
     plan: Plan
     settings: dict[str, Any]
 
     def note_rounds(self, rounds: int) -> None:
-        """Tells the plan's ledger how many rounds were done."""
+        """Reports the number of completed rounds to the plan's ledger."""
 
     async def initial_state(self) -> Any:
-        """The state before round 0 of a new run."""
+        """Returns the state before round 0 of a new run."""
 
     def no_metrics(self) -> Any:
-        """Metrics of a round without a result, with the structure of other metrics."""
+        """Returns metrics of a round without a result, structured like other metrics."""
 
     async def run(self, state: Any, selected: Selected, point: str) -> tuple[Any, Any]:
-        """The state after a round with the selected devices, and the round's metrics.
+        """Returns state and metrics after a round with the selected devices.
 
-        The noise is bound to the point: a round repeated at the same point is the same, bit
-        for bit.
+        The noise is bound to the point, so a round that is repeated at the same point has
+        the same bits.
         """
 
     def skip_round(self, state: Any, point: str) -> Any:
-        """The state after a round without a result, which was begun at this point.
+        """Returns the state after a round without a result, which was begun at this point.
 
-        The noise of later rounds may use the skipped round's normals, so these are bound to
-        the point: otherwise all histories that skip the round would share them.
+        The noise of later rounds may use the skipped round's normals. These normals are
+        bound to the point, because otherwise all histories that skip the round would share
+        them.
         """
 
     async def weights(self, state: Any) -> Any:
-        """The model, as it is released."""
+        """Returns the model in its released form."""
 
 
 class Releasing(Protocol):
     """A destination of releases, such as a `tff.program.ReleaseManager`."""
 
     async def release(self, value: Any, key: Any) -> None:
-        """Releases a value; it replaces an earlier one with the same key."""
+        """Releases a value, which replaces an earlier value with the same key."""
 
 
 class ProgramState(NamedTuple):
@@ -83,20 +84,20 @@ class ProgramState(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """A run, with its parts. It continues where an interrupted run ended.
+    """A run with its parts, which can continue an interrupted run.
 
     Attributes:
-      engine: runs the rounds.
-      cohorts: makes the selector of devices, for a run with this ledger.
+      engine: engine that runs the rounds.
+      cohorts: function of a run's ledger that returns the selector of devices.
       private_dir: folder for the ledger; created with mode 0700.
       clients_per_round: number of devices to select.
-      total_rounds: rounds of the whole run; None for the plan's.
-      models: gets the model's weights.
+      total_rounds: number of rounds of the whole run; None for the plan's.
+      models: destination of the model's weights.
       release_every: number of rounds from one released model to the next.
-      metrics: gets the metrics, which are not private.
+      metrics: destination of the metrics, which are not private.
       interrupted_round: "replay" an interrupted round, or "skip" it.
-      after_round: gets the state after each round of this call, once everything due after
-        the round was released.
+      after_round: function that is called with the state after each round of this call,
+        when everything due after the round was released.
     """
 
     engine: Engine
@@ -124,20 +125,20 @@ class Run:
 
     @property
     def num_rounds(self) -> int:
-        """Rounds of the whole run, over all restarts; a model is released at their end."""
+        """The number of rounds of the whole run, over all restarts."""
         return self.total_rounds or self.engine.plan.num_steps
 
     async def finish(self) -> tuple[ProgramState, MeasuredParticipation]:
         """Runs the remaining rounds.
 
         Returns:
-          The state after the last round; separation and participations, in which clients
-          of skipped rounds are counted.
+          The state after the last round; and separation and participations, including those
+          of skipped rounds.
 
         Raises:
-          BlockingIOError: if another program works in `private_dir`.
-          ValueError: if its file is damaged, or belongs to another run; if more rounds were
-            begun than `total_rounds`. What a round raises is passed on.
+          BlockingIOError: if another program uses `private_dir`.
+          ValueError: if the ledger is damaged, or belongs to another run; or if more rounds
+            were begun than `total_rounds`. Errors of a round are passed on.
         """
         total, engine = self.num_rounds, self.engine
         os.makedirs(self.private_dir, mode=0o700, exist_ok=True)
@@ -145,8 +146,8 @@ class Run:
         with Ledger(os.path.join(self.private_dir, LEDGER_FILE), made_for) as ledger:
             if len(ledger.rounds) > total:
                 raise ValueError(
-                    f"The ledger says that {len(ledger.rounds)} rounds were begun, more "
-                    f"than total_rounds = {total}. Give at least as many."
+                    f"total_rounds must be at least {len(ledger.rounds)}, the number of "
+                    f"rounds in the ledger, found {total}."
                 )
             cohorts = self.cohorts(ledger)
             state = await self._begin(ledger)
@@ -158,7 +159,7 @@ class Run:
             return state, ledger.measured(total)
 
     async def _begin(self, ledger: Ledger) -> ProgramState:
-        """The newest state, after a release that a crash may have interrupted."""
+        """Returns the newest state, after completing an interrupted release."""
         state = ProgramState(
             await self.engine.initial_state(), self.engine.no_metrics()
         )
@@ -193,7 +194,7 @@ class Run:
         return after
 
     async def _release(self, ledger: Ledger, state: ProgramState) -> None:
-        """Releases what is due after the last round, possibly for the second time.
+        """Releases what is due after the last round, possibly for a second time.
 
         After a skipped round, the unchanged model is released, without metrics.
         """

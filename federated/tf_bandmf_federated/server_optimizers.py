@@ -2,9 +2,8 @@
 
 The direction of a step is the mean of the noisy updates, so what an optimizer computes
 from it is post-processing (Reddi et al., 2021, arXiv:2003.00295, Algorithm 2).
-Correlated noise adds up to little over many rounds only if the model is linear in the
-rounds' directions: it is designed for SGD with momentum; for Adam and Yogi it is a
-heuristic.
+Correlated noise cancels over many rounds only if the model is linear in the rounds'
+directions. It is designed for SGD with momentum; for Adam and Yogi it is a heuristic.
 """
 
 from __future__ import annotations
@@ -41,27 +40,27 @@ class ServerOptimizer(abc.ABC):
         check_positive("learning_rate", self.learning_rate)
 
     def initial_state(self, weights: Sequence[np.ndarray]) -> list[Arrays]:
-        """`slots` lists of zeros of the weights' shapes."""
+        """Returns `slots` lists of zeros with the weights' shapes."""
         return [[np.zeros_like(w) for w in weights] for _ in range(self.slots)]
 
     @abc.abstractmethod
     def apply(
         self, weights: Arrays, direction: Arrays, state: list[Arrays]
     ) -> tuple[Arrays, list[Arrays]]:
-        """Weights and state after a round; `direction` points to better weights.
+        """Returns weights and state after a round; `direction` points to better weights.
 
-        All are float32. `weights` and `state` stay unchanged. The memory of `direction` may
-        be reused for what is returned.
+        All are float32. `weights` and `state` stay unchanged. The results may reuse the
+        memory of `direction`.
         """
 
     def get_config(self) -> dict[str, Any]:
-        """The optimizer's name and numbers, which must be the same after a restart."""
+        """Returns the optimizer's name and numbers, which must not change on restart."""
         return {"name": type(self).__name__, **dataclasses.asdict(self)}
 
 
 @dataclasses.dataclass(frozen=True)
 class ServerSGD(ServerOptimizer):
-    """`m <- momentum m + direction; w <- w + learning_rate m` (FedAvgM).
+    """FedAvgM: `m <- momentum m + direction; w <- w + learning_rate m`.
 
     Args:
       learning_rate: > 0.
@@ -72,7 +71,7 @@ class ServerSGD(ServerOptimizer):
     slots: ClassVar[int] = 1
 
     def initial_state(self, weights: Sequence[np.ndarray]) -> list[Arrays]:
-        """One list, or none without momentum: a large model then needs no more memory."""
+        """Returns one list, or none without momentum, which saves memory."""
         return super().initial_state(weights) if self.momentum else []
 
     def apply(
@@ -82,7 +81,8 @@ class ServerSGD(ServerOptimizer):
         if self.momentum:
             beta = np.float32(self.momentum)
             moments = [beta * m + g for m, g in zip(state[0], direction)]
-        # In the memory of the direction: a large model leaves no room for another array.
+        # The update reuses the memory of the direction, because a large model may leave no
+        # room for another array.
         for weight, moment, after in zip(weights, moments, direction):
             np.add(weight, np.multiply(rate, moment, after), after)
         return direction, [moments] if self.momentum else []
@@ -90,7 +90,7 @@ class ServerSGD(ServerOptimizer):
 
 @dataclasses.dataclass(frozen=True)
 class ServerAdam(ServerOptimizer):
-    """FedAdam: without bias correction, as published.
+    """FedAdam, without bias correction, as published.
 
     Args:
       learning_rate: > 0.
@@ -125,7 +125,7 @@ class ServerAdam(ServerOptimizer):
 
 @dataclasses.dataclass(frozen=True)
 class ServerYogi(ServerAdam):
-    """FedYogi: as FedAdam, with `v <- v - (1 - beta_2) g^2 sign(v - g^2)`."""
+    """FedYogi, which is FedAdam with `v <- v - (1 - beta_2) g^2 sign(v - g^2)`."""
 
     def _second(self, v: np.ndarray, square: np.ndarray) -> np.ndarray:
         return v - np.float32(1.0 - self.beta_2) * square * np.sign(v - square)

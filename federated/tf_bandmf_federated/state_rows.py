@@ -1,6 +1,6 @@
-"""States as rows of a database: their arrays by name, large ones in several parts.
+"""Conversion of states to database rows: arrays by name, large ones in several parts.
 
-A state may hold the key of the noise: only the owner may read the database.
+A state may contain the key of the noise, so only the owner may read the database.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Row = tuple[str, str, str, Any]  # name, dtype, shape, content
 
 
 def rows_of(state: Any) -> Iterator[Row]:
-    """The rows of a nested structure of arrays and numbers.
+    """Yields the rows of a nested structure of arrays and numbers.
 
     Raises:
       TypeError: if a leaf is neither.
@@ -32,16 +32,16 @@ def rows_of(state: Any) -> Iterator[Row]:
         value = np.asarray(leaf.numpy() if isinstance(leaf, tf.Tensor) else leaf)
         if value.dtype.hasobject:
             raise TypeError(
-                f"A state has arrays and numbers, found {type(leaf).__name__}."
+                f"A state must be arrays and numbers, found {type(leaf).__name__}."
             )
         flat = np.ascontiguousarray(value).reshape(-1)
         about = (name, value.dtype.str, json.dumps(value.shape))
-        for part in blocks(0, max(flat.size, 1), _PART):  # empty arrays have a row, too
+        for part in blocks(0, max(flat.size, 1), _PART):  # empty arrays also have a row
             yield *about, flat[part].view(np.uint8).data
 
 
 def digest_of_rows(rows: Iterable[Row]) -> str:
-    """SHA-256 of rows."""
+    """Returns the SHA-256 of rows."""
     digest = hashlib.sha256()
     for *about, content in rows:
         digest.update(repr((about, len(content))).encode())
@@ -50,7 +50,7 @@ def digest_of_rows(rows: Iterable[Row]) -> str:
 
 
 def state_of(rows: Iterable[Row], structure: Any) -> Any:
-    """The state that rows hold, in the structure of another one.
+    """Restores the state from its rows, in the structure of another state.
 
     Raises:
       ValueError: if the structure has other names, dtypes or numbers of dimensions.
@@ -85,6 +85,6 @@ def state_of(rows: Iterable[Row], structure: Any) -> Any:
 
 
 def _named(state: Any) -> Iterator[tuple[str, Any]]:
-    """Leaves, each with a name of its own: its number and path."""
+    """Returns leaves, each with a unique name made from its index and path."""
     for number, (path, leaf) in enumerate(tree.flatten_with_path(state)):
         yield f"{number} {'.'.join(map(str, path))}", leaf

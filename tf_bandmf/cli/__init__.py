@@ -6,8 +6,8 @@ Messages are one line on standard error; results go to standard output.
 |---|---|
 | 0 | done |
 | 1 | the computation failed, or a file could not be written |
-| 2 | invalid arguments or an invalid file; the message says what to change | | 130 |
-interrupted |
+| 2 | invalid arguments or an invalid file; the message says what to change |
+| 130 | interrupted |
 """
 
 from __future__ import annotations

@@ -3,11 +3,14 @@
 The public class is `tf_bandmf.Ledger`. It needs SQLAlchemy:
 `pip install "tf-bandmf[ledger]"`.
 
-| file | content | |---|---| | `releases` | the cost of one run or release | | `balances` |
-the joint cost of all releases, by `tf_bandmf.compose`; the remaining budget | | `chain` |
-entries, each with the digest of the one before it | | `store` | the database: two tables,
-one writer of a data set at a time | | `book` | the ledger | | `hooks` | functions for the
-code that generates noise |
+| file | content |
+|---|---|
+| `releases` | the cost of one run or release |
+| `balances` | the joint cost of all releases, by `tf_bandmf.compose`; the remaining budget |
+| `chain` | entries, each with the digest of the previous entry |
+| `store` | the database: two tables, and one writer of a data set at a time |
+| `book` | the ledger |
+| `hooks` | functions for the code that generates noise |
 """
 
 from __future__ import annotations

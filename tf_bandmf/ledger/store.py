@@ -2,8 +2,8 @@
 
 | table | rows |
 |---|---|
-| `datasets` | a row per data set: name, id, and number and digest of the newest entry | |
-`runs` | all entries, a chain for each data set; rows are only added |
+| `datasets` | a row per data set: name, id, and number and digest of the newest entry |
+| `runs` | all entries, a chain for each data set; rows are only added |
 
 SQLite begins a write with `BEGIN IMMEDIATE`, so other writers wait before they read;
 PostgreSQL locks the row of the data set. In addition, `(dataset, previous)` is unique: even

@@ -1,4 +1,4 @@
-"""Aggregation factories: bounded sums, correlated noise, a public denominator.
+"""Aggregation factories with bounded sums, correlated noise, and a public denominator.
 
 `CorrelatedNoiseFactory` is a drop-in `model_aggregator` of TFF's
 `build_unweighted_fed_avg`. `AdmittingFactory`, which `build_fed_avg` uses, also decides
@@ -29,24 +29,24 @@ from tf_bandmf_federated.tff.updates import (
 
 
 class CorrelatedNoiseFactory(tff.aggregators.UnweightedAggregationFactory):
-    """Noisy mean of clipped updates: `(sum + stddev * (C^-1 Z)[round]) / clients`.
+    """The noisy mean of clipped updates: `(sum + stddev * (C^-1 Z)[round]) / clients`.
 
     Formal guarantee: the released results of at most `plan.num_steps` rounds have the
     plan's (epsilon, delta) for a client's whole data, IF every client keeps the plan's
     `MinSep` and takes part at most once in a round. This factory does not see which clients
-    take part: enforce this elsewhere, or use `build_fed_avg`.
+    take part; enforce the participation elsewhere, or use `build_fed_avg`.
 
     The measurements are exact counts of clients, int32, for the operator: they have no
     noise and are not part of the guarantee.
 
     Args:
-      plan: with `MinSep` participation; its steps are rounds.
+      plan: plan with `MinSep` participation, whose steps are rounds.
       clients_per_round: expected number of clients, the public denominator; by default
         the plan's batch size.
 
     Raises:
-      TypeError: if this is not a plan.
-      ValueError: if the plan does not fit or another argument is out of range.
+      TypeError: if `plan` is not a plan.
+      ValueError: if the plan is unsuitable, or another argument is out of range.
     """
 
     def __init__(self, plan: Plan, clients_per_round: float | None = None) -> None:
@@ -60,7 +60,7 @@ class CorrelatedNoiseFactory(tff.aggregators.UnweightedAggregationFactory):
         self._denominator = clients_per_round_of(plan, clients_per_round)
 
     def create(self, value_type: tff.Type) -> tff.templates.AggregationProcess:
-        """The process for a structure of float32 tensors.
+        """Returns the process for a structure of float32 tensors.
 
         Raises:
           TypeError: if a leaf is not float32 or its shape is not static.
@@ -85,12 +85,12 @@ class CorrelatedNoiseFactory(tff.aggregators.UnweightedAggregationFactory):
 class AdmittingFactory(tff.aggregators.WeightedAggregationFactory):
     """`CorrelatedNoiseFactory` that admits a client only if the plan's `MinSep` permits.
 
-    A client that comes too early, or too often, contributes exact zeros: they are set
-    on the client, before the sum. `early_clients` counts such clients. Devices know
-    their own past: the weights are `tags.DEVICE_TAGS`.
+    A client that comes too early, or too often, contributes exact zeros, which replace its
+    update on the client, before the sum. `early_clients` counts such clients. Devices know
+    their own past, so the weights are `tags.DEVICE_TAGS`.
 
     Args:
-      plan: with `MinSep` participation; the caller reserves its budget in a ledger.
+      plan: plan with `MinSep` participation; the caller reserves its budget in a ledger.
       denominator: the public constant by which the noisy sum is divided.
     """
 
@@ -101,7 +101,7 @@ class AdmittingFactory(tff.aggregators.WeightedAggregationFactory):
     def create(
         self, value_type: tff.Type, weight_type: tff.Type
     ) -> tff.templates.AggregationProcess:
-        """The process for a structure of float32 tensors, and tags.
+        """Returns the process for a structure of float32 tensors, and tags.
 
         Raises:
           TypeError: if a leaf is not float32.
@@ -135,7 +135,7 @@ class AdmittingFactory(tff.aggregators.WeightedAggregationFactory):
 
 
 def num_parameters_of(value_type: tff.Type) -> int:
-    """d: the number of floats in a value.
+    """Returns d, the number of floats in a value.
 
     Raises:
       TypeError: if a leaf is not float32 or its shape is not static.
@@ -153,7 +153,7 @@ def num_parameters_of(value_type: tff.Type) -> int:
 
 
 class _Core:
-    """The computations that both factories have in common."""
+    """The computations that both factories share."""
 
     def __init__(self, plan: Plan, denominator: float, value_type: tff.Type) -> None:
         size = num_parameters_of(value_type)
@@ -186,7 +186,7 @@ class _Core:
             same_plan = tf.debugging.assert_equal(
                 state["plan_id"],
                 tf.constant(plan.plan_id, tf.int64),
-                "The state belongs to another plan: go on with the plan it was made for.",
+                "The state belongs to another plan. Continue with that plan.",
             )
             with tf.control_dependencies([same_plan]):
                 round_number = tf.identity(state["round"])
@@ -202,6 +202,6 @@ class _Core:
     def output(
         self, state: tff.Value, total: tff.Value
     ) -> tff.templates.MeasuredProcessOutput:
-        """State, noisy mean and counts, from state and (sum, counts) at the server."""
+        """Returns state, noisy mean and counts, from state and (sum, counts)."""
         new_state, result = tff.federated_map(self._noised, (state, total[0]))
         return tff.templates.MeasuredProcessOutput(new_state, result, total[1])

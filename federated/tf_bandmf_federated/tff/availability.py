@@ -1,9 +1,9 @@
-"""Availability of devices in a round, for simulation.
+"""Simulated availability of devices in a round.
 
-Devices come when they are charged, idle and on an unmetered network
-(arXiv:2306.08153, section 3 and App. K): fewer at some hours than at others. An
+Devices are available when they are charged, idle and on an unmetered network
+(arXiv:2306.08153, section 3 and App. K), so their number varies with the hour. An
 availability is a function of round and device's name that returns the probability that the
-device is available, or whether it is. No privacy is claimed from this randomness.
+device is available, or a bool. No privacy is claimed for this randomness.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ Availability = Callable[[int, str], float]
 def diurnal(
     rounds_per_day: float, peak: float = 1.0, trough: float = 0.0, spread: float = 1.0
 ) -> Availability:
-    """Probabilities that rise and fall with the hour, which differs between devices.
+    """Returns an availability that varies with a device's hour of the day.
 
     `trough + (peak - trough) (1 + cos(2 pi (round / rounds_per_day - phase))) / 2`
 
     Args:
-      rounds_per_day: the period, > 0; it need not be whole.
+      rounds_per_day: the period, > 0; not necessarily a whole number.
       peak: largest probability, in (0, 1].
       trough: smallest probability, in [0, peak].
-      spread: in [0, 1], the fraction of the day over which the devices' peaks are spread,
-        by a hash of their names: 1 for devices all over the world, 0 for all at one hour.
+      spread: fraction of the day, in [0, 1], over which a hash of names spreads the
+        devices' peaks: 1 for devices all over the world, 0 for the same hour for all.
 
     Raises:
       ValueError: if an argument is out of range.
@@ -52,10 +52,10 @@ def diurnal(
 def present(
     availability: Availability, round_number: int, names: Sequence[str], seed: bytes
 ) -> list[str]:
-    """The devices available in a round, drawn independently from a seed of 32 bytes.
+    """Returns the devices available in a round, drawn independently from a 32-byte seed.
 
     Raises:
-      ValueError: if the availability gives anything but probabilities.
+      ValueError: if the availability returns anything other than probabilities.
     """
     generator = random.Random(f"{seed.hex()} {round_number}")
     there = []
@@ -63,7 +63,7 @@ def present(
         chance = availability(round_number, name)
         if not 0 <= chance <= 1:
             raise ValueError(
-                f"availability must give probabilities in [0, 1], found {chance}."
+                f"availability must return probabilities in [0, 1], found {chance}."
             )
         if generator.random() < chance:
             there.append(name)
@@ -72,5 +72,5 @@ def present(
 
 @functools.lru_cache(maxsize=1 << 20)
 def _fraction(name: str) -> float:
-    """A number in [0, 1) for a name, the same on every machine."""
+    """Returns a number in [0, 1) for a name, the same on every machine."""
     return random.Random(f"availability {name}").random()

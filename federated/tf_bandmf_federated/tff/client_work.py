@@ -1,4 +1,4 @@
-"""Client work: local training on the examples, tags handed on to the aggregator."""
+"""Client work, which trains on the examples and passes tags to the aggregator."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from tf_bandmf_federated.tff.tags import CARRIED
 def tagged_client_work(
     inner: tff.learning.templates.ClientWorkProcess,
 ) -> tff.learning.templates.ClientWorkProcess:
-    """Client work on tagged elements.
+    """Returns client work for tagged elements.
 
     Args:
-      inner: trains on examples, with uniform weights: its weight is 0 if the update was
-        not finite (TFF then sends zeros) and 1 otherwise.
+      inner: client work that trains on examples, with uniform weights: the weight is 0 if
+        the update was not finite (TFF then sends zeros) and 1 otherwise.
 
     Returns:
       A process whose update weights are the `DEVICE_TAGS`. The tags of `CARRIED` are in
@@ -31,8 +31,8 @@ def tagged_client_work(
     element = collections.OrderedDict(example=example_type, tags=tags_type)
     data_type = tff.SequenceType(tff.to_type(element))
 
-    # A single computation: for each client, a second one would cost as much as a small
-    # model's step.
+    # This is a single computation, because a second one for each client would cost as much
+    # as a small model's step.
     @tff.tensorflow.computation(data_type)
     def examples_and_tags(dataset):
         absent = tf.fill([len(CARRIED)], NEVER), tf.constant(False)

@@ -5,16 +5,16 @@
     for _ in range(plan.num_steps):
         t = process.round_number(state)
         data = []
-        for device in cohort:  # which records that it takes part, before it does
+        for device in cohort: # each records its participation in advance
             data.append(tag_dataset(batches, device.last_round, device.participations, t))
             device.last_round, device.participations = t, device.participations + 1
         output = process.next(state, data)
         state = output.state
 
-The round that a state runs next is `round_number(state)`. `skip_round` skips a round that
-was begun and must not be repeated. `next` refuses a second result of a round as long as
-the process lives; the ledger of `train_model` knows what other processes did. A saved
-state holds the noise key.
+The next round of a state is `round_number(state)`. `skip_round` skips a round that was
+begun and must not be repeated. `next` refuses a second result of a round as long as the
+process lives; the ledger of `train_model` also covers other processes. A saved state
+contains the noise key.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from tf_bandmf_federated.tff.client_work import tagged_client_work
 from tf_bandmf_federated.tff.state_noise import NoiseInState, number_of_inputs
 from tf_bandmf_federated.tff.tags import DEVICE_TAGS
 
-# The parts of which TFF's own learning processes are composed.
+# The templates of which TFF's own learning processes are composed.
 _TEMPLATES = tff.learning.templates
 
 Model = Union[
@@ -56,14 +56,16 @@ Model = Union[
 
 
 class PrivateLearningProcess(tff.learning.templates.LearningProcess):
-    """A `LearningProcess` that knows its plan and which round comes next.
+    """A `LearningProcess` that knows its plan and its next round.
 
-    Build it with `build_fed_avg`. Its `next` is a computation of TFF. When it is called on
-    values, it raises ValueError if the state's round already has a result in this process.
+    Build a process with `build_fed_avg`. Its `next` is a TFF computation, which raises
+    ValueError when it is called on values if the state's round already has a result in this
+    process.
 
     Attributes:
       plan: what the run does.
-      settings: what else defines the process, as plain values; a run's ledger keeps them.
+      settings: other values that define the process, as plain values; a run's ledger stores
+        them.
     """
 
     def __init__(
@@ -84,26 +86,26 @@ class PrivateLearningProcess(tff.learning.templates.LearningProcess):
         self.plan = plan
         self.num_parameters = num_parameters
         self.settings = dict(settings)
-        self._done: set[tuple[bytes, int]] = set()  # (run, round) done in this process
+        self._done: set[tuple[bytes, int]] = set()  # (run, round) pairs of this process
         self._reserved: set[str] = set()
 
     def statement(self) -> PrivacyStatement:
-        """The plan's privacy statement, for devices instead of training examples."""
+        """Returns the plan's privacy statement, for devices instead of examples."""
         return statement_of(self.plan)
 
     def round_number(self, state: Any) -> int:
-        """The round, from 0, that `next` runs on this state."""
+        """Returns the round, from 0, that `next` runs on this state."""
         return int(_aggregator(state)["round"])
 
     def prepare(self, state: Any, inputs: str) -> Any:
-        """The state for a round that may be repeated, with the same result bit for bit.
+        """Returns the state for a round that may be repeated with the same bits.
 
-        This is for a program that records what was begun, such as `train_model`.
+        This is for a program that records the beginning of rounds, such as `train_model`.
 
         Args:
-          state: before the round.
-          inputs: what the round starts from, such as digests of cohort, data and model;
-            its noise is bound to it.
+          state: state before the round.
+          inputs: text that identifies the round's inputs, such as digests of cohort, data
+            and model; the round's noise is bound to this text.
 
         Raises:
           ValueError: past the plan's last round.
@@ -115,16 +117,17 @@ class PrivateLearningProcess(tff.learning.templates.LearningProcess):
         )
 
     def skip_round(self, state: Any, inputs: str = "") -> Any:
-        """The state after a round whose result is discarded: the model is unchanged.
+        """Returns the state after a round with a discarded result; the model is unchanged.
 
         This is for a round that was begun and must not be repeated with its noise. The
-        clients' participations in it count. The guarantee holds: what is released is part
-        of what the plan would release.
+        clients' participations in the round count. The guarantee holds, because the
+        releases are a part of the plan's releases.
 
         Args:
-          state: before the round.
-          inputs: what the round was begun with. The round's normals, which later rounds may
-            need, are bound to it; if it is empty, to a random number.
+          state: state before the round.
+          inputs: text that identifies the inputs of the interrupted round. The round's
+            normals, which later rounds may need, are bound to it; if it is empty, to a
+            random number.
 
         Raises:
           ValueError: past the plan's last round.
@@ -137,12 +140,12 @@ class PrivateLearningProcess(tff.learning.templates.LearningProcess):
         return _with_noise(state, after, current + 1)
 
     def begin(self, state: Any) -> tuple[bytes, int] | None:
-        """Run and round of a state, if `next` may compute its result now.
+        """Returns run and round of a state, if `next` may compute its result now.
 
-        Returns None if they are unknown (while TFF traces, for references of its programs,
-        and for anything but a state of this process), or if a second result does no harm
-        (with a test seed, or after `prepare`). The first call for a run reserves its budget
-        in the ledger that the plan is bound to.
+        The result is None if run and round are unknown (while TFF traces, for references of
+        its programs, and for anything other than a state of this process), or if a second
+        result does no harm (with a test seed, or after `prepare`). The first call for a run
+        reserves the run's budget in the ledger to which the plan is bound.
 
         Raises:
           ValueError: if the round already has a result, and was not prepared (`prepare`).
@@ -167,18 +170,18 @@ class PrivateLearningProcess(tff.learning.templates.LearningProcess):
         use = (secret, current)
         if use in self._done:
             raise ValueError(
-                f"Round {current} was used already: a second result of one round spends "
-                f"more than the plan. Go on with the state that next returned."
+                f"Round {current} was already used: a second result of one round spends "
+                f"more than the plan. Continue with the state that next returned."
             )
         self._done.add(use)
         return use
 
     def has_failed(self, use: tuple[bytes, int]) -> None:
-        """Notes that a round that `begin` admitted has no result."""
+        """Records that a round that `begin` admitted has no result."""
         self._done.discard(use)
 
     def note_rounds(self, rounds: int) -> None:
-        """Tells the plan's ledger how many rounds were done."""
+        """Reports the number of completed rounds to the plan's ledger."""
         for name in self._reserved:
             hooks.note_steps(self.plan, name, rounds)
 
@@ -187,8 +190,8 @@ class _NextOnce(tff.framework.ConcreteComputation):
     """A process's `next`, which refuses a second result of a round.
 
     Args:
-      computation: the `next` of TFF that it calls.
-      process: keeps track of the rounds that have results.
+      computation: TFF's `next`, which is called.
+      process: process that records the rounds with results.
     """
 
     def __init__(
@@ -212,27 +215,27 @@ class _NextOnce(tff.framework.ConcreteComputation):
 
 
 def _aggregator(state: Any) -> Any:
-    """The part with "round" and "noise" of a state of a process.
+    """Returns the part of a process's state that has "round" and "noise".
 
     Raises:
-      TypeError: if there is none.
+      TypeError: if the state has no such part.
     """
     aggregator = getattr(state, "aggregator", None)
     if isinstance(aggregator, Mapping) and {"noise", "round"} <= set(aggregator):
         return aggregator
     raise TypeError(
-        f"Expected the state of a process with correlated noise, found "
+        f"state must be of a process with correlated noise, found "
         f"{type(state).__name__}."
     )
 
 
 def _secret(state: Any) -> bytes:
-    """A secret that all states of a run share."""
+    """Returns a secret that all states of a run share."""
     return np.asarray(_aggregator(state)["noise"]["digest_key"]).tobytes()
 
 
 def _with_noise(state: Any, noise: Any, round_number: int | None = None) -> Any:
-    """A copy of a state with other noise, and another round if one is given."""
+    """Returns a copy of a state with other noise, and with another round if given."""
     changed = collections.OrderedDict(_aggregator(state), noise=noise)
     if round_number is not None:
         changed["round"] = np.int64(round_number)
@@ -250,11 +253,11 @@ def build_fed_avg(
 ) -> PrivateLearningProcess:
     """Builds private federated averaging.
 
-    A client trains on its data; the difference of the weights is clipped to the plan's
-    norm on the client; the server adds `C^-1 Z` to the sum and divides by a constant. A
-    client that comes before the plan's separation has passed, or too often, contributes
-    exact zeros and is counted; so does a client whose update is not finite. Weights are
-    uniform. Rounds without clients get noise, too.
+    A client trains on its data; the difference of the weights is clipped to the plan's norm
+    on the client; the server adds `C^-1 Z` to the sum and divides by a constant. A client
+    that comes before the plan's separation has passed, or too often, or whose update is not
+    finite, contributes exact zeros and is counted. Weights are uniform. Rounds without
+    clients also get noise.
 
     Formal guarantee: user-level (epsilon, delta)-DP as the plan states, zero-out
     adjacency of one client's whole data, for the model weights of all rounds and
@@ -263,7 +266,7 @@ def build_fed_avg(
     guarantee.
 
     Args:
-      model_fn: as for `tff.learning.algorithms.build_unweighted_fed_avg`.
+      model_fn: see `tff.learning.algorithms.build_unweighted_fed_avg`.
       plan: with `MinSep` participation; its steps are rounds.
       client_optimizer_fn: a TFF optimizer.
       server_optimizer_fn: a TFF optimizer; by default SGD with learning rate 1.
@@ -274,13 +277,13 @@ def build_fed_avg(
         are not private.
 
     Returns:
-      A `tff.learning.templates.LearningProcess`. Elements of the clients' data are
-      tagged: see `tag_dataset`.
+      A `tff.learning.templates.LearningProcess`. Elements of the clients' data must be
+      tagged; see `tag_dataset`.
 
     Raises:
       TypeError: if an argument is of the wrong type, or trainable weights are not float32.
-      ValueError: if the plan does not fit: another participation, another batch size, a
-        ring buffer that is too large for TFF's state.
+      ValueError: if the plan is unsuitable: it has another participation, another batch
+        size, or a ring buffer that is too large for TFF's state.
     """
     check_plan(plan)
     denominator = clients_per_round_of(plan, clients_per_round)
@@ -323,7 +326,7 @@ def _initial_weights(model_fn: Model) -> tff.Computation:
     if not callable(model_fn):
         raise TypeError(
             f"model_fn must be a function without arguments that builds a "
-            f"tff.learning.models.VariableModel, or a FunctionalModel; found "
+            f"tff.learning.models.VariableModel, or a FunctionalModel, found "
             f"{type(model_fn).__name__}."
         )
 
@@ -357,7 +360,7 @@ def _client_work(
 
 
 def _no_metrics(finalizers: Any) -> Callable[[Any], tff.Value]:
-    """A metrics aggregator that releases nothing."""
+    """Returns a metrics aggregator that releases nothing."""
     return lambda unfinalized: tff.federated_value(
         collections.OrderedDict(), tff.SERVER
     )

@@ -1,4 +1,4 @@
-"""Simulated clients: their data, and which of them are available in a round.
+"""Simulated clients, with their data and their availability in each round.
 
 source = SimulatedClients(client_data, plan, availability=diurnal(24, 0.5, 0.05))
 outcome = asyncio.run(train_model(process, source, private_dir="run/private"))
@@ -33,23 +33,23 @@ class SimulatedClients:
     """Clients with data on this machine, for `train_model`.
 
     Cohorts are selected uniformly among the available clients that may take part.
-    Clients may join and leave a run between two calls of `train_model`. A name always
-    stands for one device; under a second name, a device would get a second budget.
+    Clients may join and leave a run between two calls of `train_model`. A name must always
+    belong to one device; under a second name, a device would get a second budget.
 
     Args:
-      clients: TFF's `ClientData`, or for each client's name a function that makes its
-        data set. After `preprocess`, elements are batches as in the model's
-        `input_spec`.
-      plan: with `MinSep` participation.
-      availability: a pure function of round and client's name that gives the probability
-        that the client is available, such as `diurnal(24)`, or whether it is. By default,
-        all clients are always available.
+      clients: TFF's `ClientData`, or a dictionary from each client's name to a function
+        that makes the client's data set. After `preprocess`, elements are batches as in the
+        model's `input_spec`.
+      plan: plan with `MinSep` participation.
+      availability: pure function of round and client's name that returns the probability
+        that the client is available, such as `diurnal(24)`, or a bool. By default, all
+        clients are always available.
       preprocess: function of each client's data set, applied before the tags are added.
-      on_shortage: "error", or "fewer": a round with too few clients takes those
-        available, perhaps none. The public denominator of the noisy sum does not
-        change, so such a round has a smaller mean update and is no less private.
-      seed: an integer >= 0, with which the same cohorts are drawn again; None for a fresh
-        seed from the operating system. No privacy is claimed from this randomness.
+      on_shortage: "error", or "fewer" to let a round with too few clients take those
+        available, possibly none. The public denominator of the noisy sum does not change,
+        so such a round has a smaller mean update, with the same privacy.
+      seed: integer >= 0, for reproducible cohorts; None for a fresh seed from the operating
+        system. No privacy is claimed for this randomness.
 
     Raises:
       TypeError, ValueError: if an argument is not as described.
@@ -87,7 +87,7 @@ class SimulatedClients:
             self._seed = hashlib.sha256(b"tf-bandmf cohorts %d" % number).digest()
 
     def available(self, round_number: int) -> list[str]:
-        """Names of the clients available in a round; the same at each call."""
+        """Returns the names of the clients available in a round, the same in each call."""
         return present(self.availability, round_number, self.names, self._seed)
 
     def cohorts(self, ledger: Ledger, wanted: int, num_rounds: int) -> Cohorts:
@@ -120,7 +120,7 @@ class SimulatedClients:
             ledger,
             self.available,
             self.participation,
-            enough=len(self.names),  # so that they are counted, not estimated
+            enough=len(self.names),  # all, so that their number is exact
             wait=check,
             seed=self._seed.hex(),
         )
@@ -145,7 +145,7 @@ class SimulatedClients:
             )
 
     def tagged(self, selected: Selected, round_number: int) -> list[tf.data.Dataset]:
-        """The data of selected clients, each tagged with the client's own record.
+        """Returns the data of selected clients, each tagged with the client's own record.
 
         Clients of an interrupted round that have left since are omitted.
         """
@@ -162,7 +162,7 @@ class SimulatedClients:
 def _clients(
     clients: Clients,
 ) -> tuple[tuple[str, ...], Callable[[str], tf.data.Dataset]]:
-    """Sorted names, and a function that makes a client's data set."""
+    """Returns sorted names, and a function that makes a client's data set."""
     if isinstance(clients, tff.simulation.datasets.ClientData):
         names, make = clients.client_ids, clients.create_tf_dataset_for_client
     elif isinstance(clients, Mapping):
@@ -174,10 +174,10 @@ def _clients(
             f"{type(clients).__name__}."
         )
     if not names:
-        raise ValueError("clients is empty: there is nobody to select.")
+        raise ValueError("clients must not be empty.")
     for name in names:
         if not isinstance(name, str):
             raise TypeError(f"Names of clients must be strings, found {name!r}.")
     if len(set(names)) != len(names):
-        raise ValueError("clients has a name twice. Give each device one name.")
+        raise ValueError("clients must have distinct names. Give each device one name.")
     return tuple(sorted(names)), make

@@ -1,8 +1,8 @@
-"""Noise in TFF's state: keys of all rounds, and the ring buffer.
+"""Noise generation with TFF's state, which has the keys of all rounds and the ring buffer.
 
-The noise is a pure function for TFF's server computations; its state is a dictionary of
-tensors. The state travels to TFF's worker and back in each round, which takes about 20
-times its size in memory: so a large ring buffer is refused.
+The noise is a pure function for TFF's server computations, with a dictionary of tensors as
+its state. The state travels to TFF's worker and back in each round, which takes about 20
+times its size in memory, so a large ring buffer is an error.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from tf_bandmf.noise.keys import NoiseKey
 from tf_bandmf.noise.philox import halves
 from tf_bandmf_federated.tff.secret_words import fresh_words
 
-MAX_STATE_FLOATS = 5_000_000  # of the ring buffer
-_UNSAID = np.int64(0)  # `inputs` of a round if the caller gives none
+MAX_STATE_FLOATS = 5_000_000  # largest ring buffer
+_UNSAID = np.int64(0)  # default `inputs` of a round
 
 State = collections.OrderedDict
 
@@ -40,19 +40,19 @@ def check_fits(plan: Plan, num_parameters: int) -> None:
 
 
 class NoiseInState:
-    """The noise of rounds; its state holds the keys of all rounds and the ring buffer.
+    """The noise of rounds, whose state has the keys of all rounds and the ring buffer.
 
     `step_keys`, uint64 [num_steps, 2], has 128 bits from the operating system for each
-    round (16 bytes each; with ChaCha20 [num_steps, 5], 320 bits). The keys of rounds that
-    are done are bound to the sums that their noise was added to, by a digest with the key
-    `digest_key`, int32, and to `inputs`, int64: a number for what the round was begun with.
-    If `inputs` is 0, the caller gave none, and the graph that runs draws a number. So the
-    noise after a restored older state is independent. With a test seed, which protects
-    nobody, the noise follows from the rounds alone. `buffer`, float32
+    round (16 bytes each; with ChaCha20 [num_steps, 5], 320 bits). The keys of completed
+    rounds are bound to the sums to which their noise was added, by a digest with the key
+    `digest_key`, int32, and to `inputs`, int64, a number that identifies the round's
+    inputs. If `inputs` is 0, the caller gave none, and the running graph draws a number.
+    Therefore the noise after a restored older state is independent. With a test seed, which
+    gives no privacy, the noise depends only on the rounds. `buffer`, float32
     [memory_vectors, num_parameters], is empty for strategies with a banded inverse.
 
     Args:
-      plan: gives the strategy, and the test seed if it has one.
+      plan: plan that determines the strategy, and the test seed if it has one.
       num_parameters: d, the number of parameters.
     """
 
@@ -67,12 +67,13 @@ class NoiseInState:
         self._test_seed = plan.test_seed
 
     def initial_state(self) -> State:
-        """The state before round 0, made by the graph that runs."""
+        """Returns the state before round 0, created by the running graph."""
         n, d = self._generator.num_steps, self._generator.num_parameters
         if self._test_seed is None:
             keys = fresh_words([n, self._generator.key_words])
             words = fresh_words([digests.KEY_SIZE // 2])
-            # Not a bitcast of the words: Grappler would join it with the one before.
+            # This is not a bitcast of the words, because Grappler would merge it with the
+            # previous bitcast.
             parts = [tf.cast(half, tf.int32) for half in halves(words)]
             digest_key = tf.concat(parts, axis=0)
         else:
@@ -90,12 +91,12 @@ class NoiseInState:
     def next(
         self, state: State, round_number: tf.Tensor, total: tf.Tensor
     ) -> tuple[tf.Tensor, State]:
-        """The noise of a round and the state after it.
+        """Returns the noise of a round, and the state after the round.
 
         Args:
           state: state after the rounds before.
           round_number: the round, int64 scalar.
-          total: what the noise is added to, float32, shape [num_parameters].
+          total: sum to which the noise is added, float32, shape [num_parameters].
 
         Returns:
           Row `round_number` of `C^-1 Z`, float32, shape [num_parameters], and the state
@@ -117,10 +118,10 @@ class NoiseInState:
         return noise, State(state, step_keys=keys, inputs=unsaid, buffer=buffer)
 
     def skip(self, state: State, round_number: int, inputs: str) -> State:
-        """The state after a round whose noise is not released; arrays, outside of TFF.
+        """Returns the state after a round without released noise; arrays, outside of TFF.
 
-        The round's normals, which later rounds may need, are bound to `inputs`: no other
-        history that skips the round has them.
+        The round's normals, which later rounds may need, are bound to `inputs`, so no other
+        history that skips the round has the same normals.
         """
         keys = np.array(state["step_keys"])
         if self._test_seed is None:
@@ -132,7 +133,7 @@ class NoiseInState:
 
 
 def number_of_inputs(inputs: str) -> np.int64:
-    """The `inputs` of a state for a text: a digest of 63 bits, never 0."""
+    """Returns the `inputs` of a state for a text: a digest of 63 bits, never 0."""
     digest = hashlib.blake2b(inputs.encode(), digest_size=8).digest()
     return np.frombuffer(digest, np.int64)[0] | np.int64(1)
 

@@ -1,28 +1,28 @@
-"""A training program whose restart is safe.
+"""A training program that can be restarted safely.
 
     outcome = asyncio.run(
         train_model(process, clients, private_dir="run/private", clients_per_round=20,
                     model_output_manager=..., train_metrics_manager=...)
     )
 
-Whatever ends the program, call it again with the same arguments. A round goes
+However the program ends, call it again with the same arguments. The steps of a round are
 
     select -> ledger: started -> prepare, next -> ledger: finished, with the state
            -> release -> ledger: released
 
-and each arrow waits for the disk. So after a crash
+and each arrow waits for the disk. Therefore, after a crash:
 
-| the ledger's last entry | what happens |
+| the ledger's last entry | next step |
 |---|---|
-| `started` | the round is repeated, with those of its cohort that are there |
-| `finished` | its model is released, perhaps again: the same one, which the state holds |
+| `started` | the round is repeated, with the available part of its cohort |
+| `finished` | the round's model, which the state contains, is released, possibly again |
 | `released` | the next round begins |
 
-Nothing of a round is released before its result is in the ledger, and its noise is bound
-to its sum: so the round may be repeated, even with other data. With
-`interrupted_round="skip"` it is skipped instead: its clients count as having taken part,
-and the model stays the same, and is released again if a release is due. Nothing is
-released twice with different content.
+Nothing of a round is released before its result is in the ledger, and its noise is bound to
+its sum, so the round may be repeated, even with other data. With
+`interrupted_round="skip"`, the round is skipped instead: its clients count as having taken
+part, and the unchanged model is released again if a release is due. Nothing is released
+twice with different content.
 
 TFF's own `tff.learning.programs.train_model` is not suitable: it does not wait until a
 state is saved, and it releases the whole state, including the noise key.
@@ -73,39 +73,38 @@ async def train_model(
 ) -> TrainingOutcome:
     """Trains for the plan's rounds, or continues an interrupted run.
 
-    Formal guarantee: what `model_output_manager` gets, over all restarts, is (epsilon,
-    delta)-DP as the plan states, if `private_dir` stays private and whole. It is an
-    output of the plan's mechanism: one result of each round's noise is released.
-    Metrics are outside the guarantee.
+    Formal guarantee: all values that `model_output_manager` gets, over all restarts, are
+    together (epsilon, delta)-DP as the plan states, if `private_dir` stays private and
+    complete. They are an output of the plan's mechanism, because one result of each round's
+    noise is released. Metrics are outside the guarantee.
 
     Args:
       process: a process from `build_fed_avg`.
-      clients: clients with the same plan. They may join and leave between two calls: a
+      clients: clients with the same plan. They may join and leave between two calls; each
         name keeps its record.
-      private_dir: folder for the ledger, which has the state with the noise key; created
-        with mode 0700. It is as secret as the key, and needed to continue.
+      private_dir: folder for the ledger, which contains the state with the noise key;
+        created with mode 0700. The folder is as secret as the key, and needed to continue.
       clients_per_round: number of clients to select; by default the plan's
         `expected_batch_size`.
       total_rounds: number of rounds of the whole run; by default the plan's.
-      model_output_manager: gets the model's weights; the key is the number of rounds
-        done. It must replace an earlier entry with the same key.
+      model_output_manager: destination of the model's weights; the key is the number of
+        completed rounds. An earlier entry with the same key must be replaced.
       release_every: number of rounds from one released model to the next; the last
         model is always released. After a skipped round, the previous model is released
         again.
-      train_metrics_manager: gets the process's metrics, with exact counts of clients:
-        for the operator only, NOT private.
+      train_metrics_manager: destination of the process's metrics, with exact counts of
+        clients, for the operator only: they are NOT private.
       interrupted_round: "replay" an interrupted round, or "skip" it.
 
     Raises:
       BlockingIOError: if another program uses `private_dir`.
       TypeError, ValueError: if an argument is wrong, such as `total_rounds` below the
-        number of rounds begun; if the file in `private_dir` is damaged, or belongs
-        to another run, plan or model. What a round raises is
-        passed on: call again to continue.
+        number of rounds begun; or if the file in `private_dir` is damaged, or belongs to
+        another run, plan or model. Errors of a round are passed on; call again to continue.
     """
     _check_same_plan(process, clients)
     first = await tff.program.materialize_value(process.initialize())
-    # TFF would silently go on with the hyper-parameters of a restored state.
+    # TFF would silently continue with the hyper-parameters of a restored state.
     given = await tff.program.materialize_value(process.get_hparams(first))
     engine = _TffEngine(process, clients, first, tf.nest.map_structure(str, given))
     wanted = cohort_size(process.plan, clients_per_round)
@@ -126,7 +125,7 @@ async def train_model(
 
 
 class _TffEngine:
-    """TensorFlow Federated as an `Engine`: see `rounds`."""
+    """TensorFlow Federated as an `Engine`; see `rounds`."""
 
     def __init__(
         self,
@@ -162,7 +161,7 @@ class _TffEngine:
 def _check_same_plan(
     process: PrivateLearningProcess, clients: SimulatedClients
 ) -> None:
-    """Raises an error unless these are a private process and clients of the same plan."""
+    """Raises an error unless `process` is private and `clients` have the same plan."""
     if not isinstance(process, PrivateLearningProcess):
         raise TypeError(
             f"process must be made by build_fed_avg, found {type(process).__name__}."
@@ -176,5 +175,5 @@ def _check_same_plan(
 
 
 def _zeros(tensor_type: tff.TensorType) -> np.ndarray:
-    """Zeros of a tensor type."""
+    """Returns zeros of a tensor type."""
     return np.zeros([size or 0 for size in tensor_type.shape or ()], tensor_type.dtype)

@@ -1,4 +1,4 @@
-"""Admits a client's update or makes it zero, and clips it, before the sum."""
+"""Admission and clipping of a client's update, before the sum."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tf_bandmf_federated.eligibility import contradicts_itself, may_take_part
 def is_early(
     tags: collections.OrderedDict, round_number: tf.Tensor, participation: MinSep
 ) -> tf.Tensor:
-    """Returns whether the plan's participation forbids that a device contributes now.
+    """Returns True if the plan's participation forbids a contribution of a device now.
 
     Args:
       tags: `last_round` and `participations`, int32 scalars.
@@ -24,7 +24,7 @@ def is_early(
       participation: b, and k if it is stated.
 
     Returns:
-      bool scalar. A last round at or after this one counts as early, too, and so do
+      bool scalar. A last round at or after this round also counts as early, and so do
       numbers that no valid record has, such as a last round of -5.
     """
     last, count = tf.cast(tags["last_round"], tf.int64), tags["participations"]
@@ -34,13 +34,13 @@ def is_early(
 
 
 def check_round(tags: collections.OrderedDict, round_number: tf.Tensor) -> tf.Operation:
-    """An assertion that a client's data were tagged for this round.
+    """Returns an assertion that a client's data were tagged for this round.
 
-    A program that reuses the tags of another round does not record participations, and so
-    does not keep the separation.
+    A program that reuses the tags of another round does not record participations, and
+    therefore does not enforce the separation.
 
     Raises:
-      InvalidArgumentError: at run time, if they were tagged for another round.
+      InvalidArgumentError: at run time, if the data were tagged for another round.
     """
     same = tf.equal(tf.cast(tags["round"], tf.int64), round_number)
     message = (
@@ -60,27 +60,27 @@ def bounded_record(
     finite: tf.Tensor | bool = True,
     admitted: tf.Tensor | bool = True,
 ) -> tuple[Any, collections.OrderedDict]:
-    """The update with norm at most `l2_norm_clip`, and counts (0 or 1) of what was done.
+    """Returns the update with norm at most `l2_norm_clip`, and counts (0 or 1) of changes.
 
-    `update * min(1, l2_norm_clip / norm)`; exact zeros instead, if the client is not
-    admitted, or a value or the norm is not finite.
+    The result is `update * min(1, l2_norm_clip / norm)`, or exact zeros if the client is
+    not admitted, or a value or the norm is not finite.
 
     Args:
       update: nested structure of float32 tensors.
       l2_norm_clip: zeta.
-      finite: bool scalar: False if the client found values that are not finite and took
-        them out itself.
+      finite: bool scalar, False if the client has already removed values that are not
+        finite.
       admitted: bool scalar.
     """
-    # In float64: rounding does not make the norm too small.
+    # The norm is computed in float64, so that rounding does not make it too small.
     norm = tf.linalg.global_norm(
         [tf.cast(leaf, tf.float64) for leaf in tf.nest.flatten(update)]
     )
-    # NaN and infinity in any value make the norm NaN or infinite.
+    # NaN or infinity in any value makes the norm NaN or infinite.
     finite = tf.math.is_finite(norm) & finite
     contributes = admitted & finite
     is_clipped = norm > l2_norm_clip
-    # ROOM leaves more than the rounding of factor and products adds.
+    # ROOM is a larger margin than the rounding errors of factor and products.
     factor = tf.where(is_clipped, l2_norm_clip * ROOM / norm, 1.0)
     factor = tf.cast(tf.where(contributes, factor, 0.0), tf.float32)
     # Zero times NaN is zero here.
@@ -98,17 +98,17 @@ def bounded_record(
 
 
 def flat(total: Any) -> tf.Tensor:
-    """A nested structure of float32 tensors as one vector, by `tf.nest.flatten`."""
+    """Returns a nested structure of float32 tensors as one vector, by `tf.nest.flatten`."""
     return tf.concat([tf.reshape(leaf, [-1]) for leaf in tf.nest.flatten(total)], 0)
 
 
 def add_noise(total: Any, noise: tf.Tensor, stddev: float, denominator: float) -> Any:
-    """`(total + stddev * noise) / denominator`, in multiples of `grid_of`.
+    """Returns `(total + stddev * noise) / denominator`, in multiples of `grid_of`.
 
     Args:
       total: nested structure of float32 tensors of static shapes.
       noise: float32, one vector over all of them, in the order of `tf.nest.flatten`.
-      stddev: stddev of the noise per unit of `noise`.
+      stddev: standard deviation of the noise per unit of `noise`.
       denominator: a public constant.
     """
     leaves = tf.nest.flatten(total)
