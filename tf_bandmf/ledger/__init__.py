@@ -6,7 +6,7 @@ The public class is `tf_bandmf.Ledger`. It needs SQLAlchemy:
 | file | content |
 |---|---|
 | `releases` | the cost of one run or release |
-| `balances` | the joint cost of all releases, by `tf_bandmf.compose`; the remaining budget |
+| `balances` | the joint cost of all releases, by `tf_bandmf.compose`; what remains |
 | `chain` | entries, each with the digest of the previous entry |
 | `store` | the database: two tables, and one writer of a data set at a time |
 | `book` | the ledger |
