@@ -125,7 +125,7 @@ def test_a_full_disk_refuses_the_run(url, make_plan, run_name, tmp_path):
             resource.setrlimit(resource.RLIMIT_FSIZE, (before, hard))
         assert ledger.balance("patients").runs == begun
         if refused > begun:
-            # With more space, the ledger can grow again.
+            # Without the limit, the ledger can grow again.
             ledger.begin(plan, run_name(f"again {number}"))
             begun += 1
     assert refused >= 3 and begun >= 3

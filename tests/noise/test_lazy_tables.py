@@ -190,7 +190,8 @@ def test_rows_of_a_step_get_the_normals_of_their_part(monkeypatch, count, traces
 
 
 def test_many_parts_that_are_made_as_one_have_the_same_normals(monkeypatch):
-    # Parts have 1024 rows: two alone, two taken together, and an incomplete fifth one.
+    # Parts have 1024 rows: two separate parts, two joined ones, and an incomplete fifth
+    # part.
     monkeypatch.setattr("tf_bandmf.noise.lazy_tables._STEP_NUMBERS", 12288)
     rows = np.random.default_rng(0).permutation(5000)[:4500].astype("i4")
 
