@@ -5,10 +5,8 @@ import pathlib
 import keras
 import numpy as np
 import pytest
+from small_models import make_private_model
 from small_plans import small_plan
-
-import tf_bandmf
-import tf_bandmf.keras
 
 FOLDER = pathlib.Path(__file__).parents[2] / "benchmarks" / "utility"
 
@@ -44,14 +42,9 @@ def test_linear_models_train_as_keras_does(mechanism, sampling):
     linear.train(plan, ours, linear.Features(x, centre), y, seed)
 
     dense = keras.layers.Dense(3, kernel_initializer="zeros")
-    model = tf_bandmf.keras.make_private(
-        keras.Sequential([keras.layers.Input((4,)), dense])
-    )
-    model.compile(
-        tf_bandmf.keras.PrivateOptimizer(
-            keras.optimizers.SGD(rate, momentum=0.9), plan, additional_run=True
-        ),
-        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+    inner = keras.optimizers.SGD(rate, momentum=0.9)
+    model = make_private_model(
+        plan, inner, model=[keras.Input((4,)), dense], additional_run=True
     )
     alone = linear.LinearModels([rate], 1.0, 0.9, 4, 3)
     linear.train(plan, alone, linear.Features(x, centre), y, seed)

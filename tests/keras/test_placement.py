@@ -10,11 +10,10 @@ import tensorflow as tf
 from keras import layers
 from placement import executed_nodes, without_kernel
 from same_weights import assert_same
+from small_models import make_private_model
 from small_plans import small_plan
 from tensorflow.python.framework import op_callbacks
 
-import tf_bandmf
-import tf_bandmf.keras
 from tf_bandmf.keras.model import programs as programs_lib
 from tf_bandmf.keras.model.programs import Programs
 
@@ -69,19 +68,13 @@ def private_model(
     keras.config.set_dtype_policy(dtype)
     try:
         made = make()
-        model = made if isinstance(made, keras.Model) else keras.Sequential(made)
     finally:
         keras.config.set_dtype_policy("float32")
-    tf_bandmf.keras.make_private(model)
     sizes = EXAMPLES, BATCH, 2
     plan = small_plan(mechanism, *sizes, epsilon=8, delta=1e-4, test_seed=test_seed)
+    compiled = {"metrics": ["accuracy"], "jit_compile": jit_compile}
     inner = optimizer or keras.optimizers.Adam(0.01)
-    model.compile(
-        tf_bandmf.keras.PrivateOptimizer(inner, plan),
-        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-        metrics=["accuracy"],
-        jit_compile=jit_compile,
-    )
+    model = make_private_model(plan, inner, model=made, **compiled)
     rng = np.random.default_rng(0)
     x = rng.uniform(0, 10, size=(EXAMPLES, *model.input_shape[1:]))
     x = x.astype(model.inputs[0].dtype)

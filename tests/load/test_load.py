@@ -16,6 +16,8 @@ from tf_bandmf.noise.keys import NoiseKey
 
 keras = pytest.importorskip("keras", minversion="3.12")
 
+from small_models import make_private_model  # noqa: E402
+
 import tf_bandmf.keras  # noqa: E402
 from tf_bandmf.keras.model.programs import Programs  # noqa: E402
 from tf_bandmf.keras.run import known_runs, run  # noqa: E402
@@ -85,15 +87,9 @@ def test_noise_does_not_drift(name, num_steps, figure):
 
 
 def small_model(plan):
-    keras.utils.set_random_seed(0)
-    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
-    tf_bandmf.keras.make_private(model)
-    model.compile(
-        tf_bandmf.keras.PrivateOptimizer(keras.optimizers.SGD(1e-4), plan),
-        "mse",
-        jit_compile=False,
-    )
-    return model
+    layers = [keras.Input((3,)), keras.layers.Dense(2)]
+    inner = keras.optimizers.SGD(1e-4)
+    return make_private_model(plan, inner, model=layers, loss="mse", jit_compile=False)
 
 
 @pytest.mark.attack(

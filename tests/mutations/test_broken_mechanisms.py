@@ -13,6 +13,7 @@ import tensorflow as tf
 
 keras = pytest.importorskip("keras", minversion="3.12")
 
+from small_models import make_private_model  # noqa: E402
 from small_plans import planned, small_plan  # noqa: E402
 from whiteness import whiteness  # noqa: E402
 
@@ -86,18 +87,16 @@ def train(mechanism, restart_at=None):
         patterns[batches.example_indices(step), step] = 1.0
     canaries = audit.GradientCanaries(plan, WIDTH, patterns, included)
     dense = keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")
-    model = keras.Sequential([keras.Input((WIDTH,)), dense])
-    tf_bandmf.keras.make_private(model)
-    optimizer = tf_bandmf.keras.PrivateOptimizer(keras.optimizers.SGD(0.1), plan)
-    model.compile(optimizer, loss=lambda y, score: score[..., 0])
+    layers = [keras.Input((WIDTH,)), dense]
+    model = make_private_model(plan, model=layers, loss=lambda y, score: score[..., 0])
     released = []
     for step, batch in enumerate(batches):
         if step == restart_at:
-            restart(optimizer.run)
+            restart(model.optimizer.run)
         noisy = model.private_gradients(batch)
         flat = np.concatenate([np.ravel(gradient) for gradient in noisy.gradients])
         released.append(np.float64(flat) * plan.expected_batch_size)
-        optimizer.apply_noisy(noisy)
+        model.optimizer.apply_noisy(noisy)
     return canaries, np.array(released)
 
 

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from forms import files_below, forms_of_run, found_in
+from small_models import data, make_private_model
 from written import write_model
 
 import tf_bandmf
@@ -23,7 +24,7 @@ from tf_bandmf.keras.run import secrets as run_secrets
 from tf_bandmf.noise.keys import NoiseKey
 from tf_bandmf.sampling.samplers import random_words
 
-NUM_EXAMPLES, BATCH_SIZE, EPOCHS, FEATURES = 22, 6, 2, 5
+NUM_EXAMPLES, BATCH_SIZE, EPOCHS = 22, 6, 2
 
 
 def make_plan(**changes):
@@ -37,29 +38,8 @@ def make_plan(**changes):
 
 
 def make_model(plan):
-    keras.utils.set_random_seed(0)
-    model = keras.Sequential(
-        [
-            keras.Input((FEATURES,)),
-            keras.layers.Dense(4, "tanh"),
-            keras.layers.Dense(3),
-        ]
-    )
-    tf_bandmf.keras.make_private(model)
-    model.compile(
-        tf_bandmf.keras.PrivateOptimizer(keras.optimizers.SGD(1.0), plan),
-        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-        metrics=["accuracy"],
-        jit_compile=False,
-    )
-    model.build((None, FEATURES))
-    return model
-
-
-def data():
-    rng = np.random.default_rng(0)
-    x = rng.normal(size=(NUM_EXAMPLES, FEATURES)).astype(np.float32)
-    return x, rng.integers(0, 3, NUM_EXAMPLES).astype(np.int32)
+    options = {"metrics": ["accuracy"], "jit_compile": False}
+    return make_private_model(plan, keras.optimizers.SGD(1.0), **options)
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +55,7 @@ def finished(tmp_path_factory):
     draws = np.random.default_rng(0)
     fixed = pytest.MonkeyPatch()
     fixed.setattr("secrets.token_bytes", draws.bytes)
-    batches = plan.batches(*data())
+    batches = plan.batches(*data)
     log = io.StringIO()
     handler = logging.StreamHandler(log)
     root = logging.getLogger()
@@ -109,7 +89,7 @@ def finished(tmp_path_factory):
         root.setLevel(level)
         fixed.undo()
     (shared / "root.log").write_text(log.getvalue())
-    schedule = model.optimizer.run.batches(plan.batches(*data()))
+    schedule = model.optimizer.run.batches(plan.batches(*data))
     return model, schedule, shared, private
 
 
@@ -236,7 +216,7 @@ def test_no_error_shows_a_secret_even_with_local_variables(
     damaged.chmod(0o600)
     broken = tmp_path / "broken.private"
     private_files.write(broken, private_files.read(private)[:-200])
-    x, y = data()
+    x, y = data
 
     def fit(plan=plan, path=private_copy):
         fresh = make_model(plan)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from forms import files_below, forms_of_bytes, found_in
+from small_models import make_private_model
 from small_plans import small_plan
 from written import write_model
 
@@ -114,14 +115,17 @@ def test_no_row_of_now_in_what_is_written_in_mid_epoch(tmp_path, figure, name):
         settings.get("mechanism", "dp_sgd"), EXAMPLES, BATCH, 1, delta=1e-3
     )
     private = {"tables": "lazy", **settings.get("private", {})}
-    model = tf_bandmf.keras.make_private(model, **private)
     inner = {"learning_rate": lambda: 0.5, **settings.get("inner", {})}
     inner["learning_rate"] = inner["learning_rate"]()
-    optimizer = tf_bandmf.keras.PrivateOptimizer(
-        keras.optimizers.SGD(**inner), plan, additional_run=True
+    make_private_model(
+        plan,
+        keras.optimizers.SGD(**inner),
+        model=model,
+        additional_run=True,
+        settings=private,
+        loss=keras.losses.BinaryCrossentropy(from_logits=True),
+        **settings.get("compile", {}),
     )
-    loss = keras.losses.BinaryCrossentropy(from_logits=True)
-    model.compile(optimizer, loss, **settings.get("compile", {}))
     rng = np.random.default_rng(1)
     x = rng.integers(0, ROWS, (EXAMPLES, LENGTH)).astype("int32")
     y = rng.integers(0, 2, (EXAMPLES, 1)).astype("float32")

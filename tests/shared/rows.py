@@ -1,5 +1,6 @@
-"""Examples that are read by index, and files of records."""
+"""Examples that are read by index, in batches of their own, and from files."""
 
+import keras
 import tensorflow as tf
 
 
@@ -22,3 +23,18 @@ class ByIndex:
 
     def __getitem__(self, index):
         return self.row(index)
+
+
+class InBatches(keras.utils.PyDataset):
+    """A data set of Keras: batches of this size, of arrays in a structure."""
+
+    def __init__(self, arrays, size):
+        super().__init__()
+        self.arrays, self.size = arrays, size
+
+    def __len__(self):
+        return -(-len(tf.nest.flatten(self.arrays)[0]) // self.size)
+
+    def __getitem__(self, place):
+        rows = slice(self.size * place, self.size * (place + 1))
+        return tf.nest.map_structure(lambda array: array[rows], self.arrays)

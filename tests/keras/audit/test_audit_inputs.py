@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import pytest
 from largest_contribution import largest_contribution
+from small_models import make_plan, make_private_model
 
 layers = keras.layers
 MOST = 1.0 + 1e-6
@@ -57,9 +58,7 @@ def given(model, rng):
 )
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.slow_cases(but=["dense"])
-def test_no_record_adds_more_than_the_clip_norm(
-    name, make_plan, make_private_model, figure
-):
+def test_no_record_adds_more_than_the_clip_norm(name, figure):
     keras.utils.set_random_seed(0)
     model, rng = MODELS[name](), np.random.default_rng(0)
     x, y = given(model, rng), rng.normal(size=(8, 1)).astype(np.float32)

@@ -3,6 +3,7 @@
 import keras
 import numpy as np
 import pytest
+from small_models import make_min_sep_plan, make_private_model
 from small_plans import planned
 
 import tf_bandmf
@@ -25,16 +26,16 @@ def plan_of(mechanism="bsr:4", **changes):
     return planned(mechanism, epochs=3, **{**arguments, **changes}, test_seed=1)
 
 
-def linear(plan, optimizer=None, **changes):
-    keras.utils.set_random_seed(0)
+def linear(plan, inner=None, clipping="flat", **changes):
     changes = {"use_bias": False, "kernel_initializer": "zeros", **changes}
     dense = keras.layers.Dense(1, **changes)
-    model = keras.Sequential([keras.Input((WIDTH,)), dense])
-    tf_bandmf.keras.make_private(model)
-    if optimizer is None:
-        optimizer = tf_bandmf.keras.PrivateOptimizer(keras.optimizers.SGD(0.5), plan)
-    model.compile(optimizer, "mse")
-    return model
+    return make_private_model(
+        plan,
+        inner or keras.optimizers.SGD(0.5),
+        model=[keras.Input((WIDTH,)), dense],
+        clipping=clipping,
+        loss="mse",
+    )
 
 
 def audited(plan, **changes):
@@ -47,11 +48,9 @@ def audited(plan, **changes):
     return actual
 
 
-def scaled(plan):
-    adam = keras.optimizers.Adam(0.05)
-    return tf_bandmf.keras.PrivateOptimizer(
-        adam, plan, clipping=tf_bandmf.keras.Clipping(scaling="second_moment")
-    )
+def scaled():
+    clipping = tf_bandmf.keras.Clipping(scaling="second_moment")
+    return {"inner": keras.optimizers.Adam(0.05), "clipping": clipping}
 
 
 @pytest.mark.attack(
@@ -65,9 +64,9 @@ def scaled(plan):
 @pytest.mark.slow_cases("identity", "scaled")
 def test_a_sound_run_is_believed(kind, figure):
     plan = plan_of("bsr:4" if kind == "scaled" else kind)
-    optimizer = scaled(plan) if kind == "scaled" else None
+    scales = scaled() if kind == "scaled" else {}
     # The penalty on weights does not affect the audited sum.
-    actual = audited(plan, optimizer=optimizer, kernel_regularizer="l2")
+    actual = audited(plan, **scales, kernel_regularizer="l2")
     assert not actual.contradicts and actual.white_box.num_canaries == WIDTH
     # The signal corresponds to canaries that take part three times at the clip norm.
     assert 0.8 / plan.noise_multiplier < actual.white_box.signal
@@ -85,7 +84,7 @@ def test_a_run_without_noise_is_seen(scales, monkeypatch):
 
     monkeypatch.setattr(run_lib, "noisy_mean", without_noise)
     plan = plan_of("identity", epsilon=1.0)
-    actual = audited(plan, optimizer=scaled(plan) if scales else None)
+    actual = audited(plan, **(scaled() if scales else {}))
     assert actual.white_box.contradicts
     # (Adam's steps have the same length for any gradient.)
     assert scales or actual.black_box.contradicts
@@ -100,7 +99,7 @@ def test_an_amplified_run_has_a_black_box_alone():
     assert "nobody knows" in str(actual)
 
 
-def test_what_cannot_be_audited_is_refused(make_min_sep_plan):
+def test_what_cannot_be_audited_is_refused():
     x, y = problem()
     model = linear(plan_of("identity"))
     for canaries in ([1, 1], [0.5, 1.0], [3], [-1, 2], [0, NUM]):

@@ -4,8 +4,8 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from small_models import make_private_model
 
-import tf_bandmf.keras
 from tf_bandmf.keras.clipping import UnsupportedModelError, clipped_gradient_sums
 from tf_bandmf.keras.clipping.sums.settings import FLAT
 
@@ -212,9 +212,7 @@ def assert_exact(model, x, y, sample_weight=None, rtol=1e-4, rows=None, **option
 
 def assert_fit_refuses(model, plan, data, message, inner="sgd", **compiled):
     """Asserts that `fit` refuses a private model, and leaves its weights unchanged."""
-    tf_bandmf.keras.make_private(model)
-    optimizer = tf_bandmf.keras.PrivateOptimizer(inner, plan)
-    model.compile(optimizer, **{"loss": FROM_LOGITS, **compiled})
+    make_private_model(plan, inner, model=model, **compiled)
     before = model.get_weights()
     with pytest.raises(UnsupportedModelError, match=message):
         model.fit(plan.batches(*data), epochs=1, verbose=0)

@@ -1,21 +1,11 @@
-"""Makes `clipping_reference` importable and two CPUs available; defines broken rules."""
+"""Makes `clipping_reference` importable; defines a broken rule."""
 
-import contextlib
 import pathlib
 import sys
 
 import pytest
-import tensorflow as tf
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
-
-with contextlib.suppress(RuntimeError):
-    # This fails if another test has started TensorFlow already; tests that need two
-    # CPUs are then skipped.
-    tf.config.set_logical_device_configuration(
-        tf.config.list_physical_devices("CPU")[0],
-        [tf.config.LogicalDeviceConfiguration()] * 2,
-    )
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import tensorflow as tf
 from clipping_reference import classifier, functional, labels, tokens
 from keras import layers as L
 
-from tf_bandmf.keras.clipping import layers_executed_alone, regularization_gradients
+from tf_bandmf.keras.clipping import layers_executed_alone
 from tf_bandmf.keras.clipping.rules import rule_for
 from tf_bandmf.keras.clipping.rules.per_example import PerExampleRule
 from tf_bandmf.keras.clipping.rules.recurrent import RecurrentRule
@@ -253,11 +253,6 @@ def test_tables_that_are_looked_up_and_projected_with(name):
     reference.assert_exact(model, x, np.roll(x, -1, axis=1))
 
 
-def words(*inner, length=7, **arguments):
-    embedding = L.Embedding(5, 4, **arguments)
-    return classifier(embedding, *inner, inputs=(length,), dtype="int32")
-
-
 def transformer(length, mask_zero, attention):
     def body(x):
         x = L.Embedding(5, 8, mask_zero=mask_zero)(x)
@@ -334,6 +329,7 @@ def freeze(layer):
 CHANGED = {
     "adapter": (lambda: L.Dense(6), adapt, 5),
     "adapter of a convolution": (lambda: L.Conv1D(3, 2), adapt, 5),
+    "adapter of a table": (lambda: L.Embedding(5, 4), adapt, 4),
     "frozen kernel": (lambda: L.Dense(6), freeze_kernel, 3),
     "frozen recurrent kernel": (lambda: L.LSTM(3), freeze_recurrent_kernel, 4),
     "frozen normalization": (L.BatchNormalization, freeze, 2),
@@ -345,23 +341,17 @@ CHANGED = {
 @pytest.mark.parametrize("name", CHANGED)
 def test_adapters_and_what_is_frozen(name):
     make, change, count = CHANGED[name]
-    layer = make()
-    model = classifier(layer, inputs=SEQUENCE)
+    layer, x = make(), reference.sequences()
+    is_table = isinstance(layer, L.Embedding)
+    x = tokens() if is_table else x
+    model = classifier(layer, inputs=x.shape[1:], dtype="int32" if is_table else None)
     change(layer)
     assert len(model.trainable_variables) == count
     reference.randomize(model)
     before = [np.asarray(v) for v in model.non_trainable_variables]
-    reference.assert_exact(model, reference.sequences(), labels())
+    reference.assert_exact(model, x, labels())
     for old, new in zip(before, model.non_trainable_variables, strict=True):
         np.testing.assert_array_equal(old, new)
-
-
-def test_an_embedding_with_an_adapter():
-    model = words()
-    model.layers[0].enable_lora(2)
-    assert len(model.trainable_variables) == 4
-    reference.randomize(model)
-    reference.assert_exact(model, tokens(), labels())
 
 
 def small_model(*extra, loss=reference.FROM_LOGITS):
@@ -482,18 +472,3 @@ def test_a_list_of_losses_one_of_each_token():
     x = {"tokens": tokens(length=3), "scale": reference.normal(5, 1)}
     reference.assert_exact(model, x, [tokens(1, length=3), reference.normal(5, 2)])
     assert layers_executed_alone(model) == ()
-
-
-def test_regularizers_are_separate():
-    model = small_model(L.Dense(6, kernel_regularizer=keras.regularizers.L2(0.1)))
-    plain = small_model(L.Dense(6))
-    plain.set_weights(model.get_weights())
-    x, y = reference.normal(6, 4), labels(batch=6)
-    both = (reference.traced(each, x, y).sums for each in (model, plain))
-    for a, b in zip(*both, strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
-    gradients = regularization_gradients(model)
-    expected = 0.2 * np.asarray(model.layers[1].kernel)
-    np.testing.assert_allclose(gradients[2], expected, rtol=1e-6)
-    assert not np.any(gradients[0]) and not np.any(gradients[5])
-    assert not any(np.any(g) for g in regularization_gradients(plain))

@@ -7,6 +7,7 @@ import pytest
 import tensorflow as tf
 from clipping_reference import classifier, labels, norm, normal, traced
 from keras import layers as L
+from small_models import make_plan
 
 from tf_bandmf.keras import PrivateOptimizer
 from tf_bandmf.keras.clipping import (
@@ -200,22 +201,6 @@ def test_a_units_contribution_is_within_the_clip_norm():
     assert 0.0 < norm(sums) <= 0.5 * 1.001
 
 
-@pytest.mark.parametrize("strides", [1, 2])
-def test_every_way_forms_the_same_gradients_of_a_convolution(strides):
-    layer = L.Conv2D(7, (3, 2), strides=strides, padding="same")
-    layer.build((None, 9, 8, 5))
-    x = normal(12, 9, 8, 5)
-    gradient = normal(*layer(x).shape, seed=1)
-    for rows in (1, ROWS):
-        convolved = convolution.Convolved(layer, x, gradient, rows)
-        patches, other = convolved.from_patches(), convolved.one_by_one()
-        assert patches.shape == (12 // rows, 3, 2, 5, 7)
-        np.testing.assert_allclose(other, patches, rtol=1e-4, atol=1e-4)
-        if rows == 1 and convolution.groups_have_gradients():
-            groups = convolved.in_groups()
-            np.testing.assert_allclose(groups, patches, rtol=1e-4, atol=1e-4)
-
-
 DROPPING = {
     "dropout": lambda: L.Dropout(0.5),
     "lstm": lambda: L.LSTM(2, recurrent_dropout=0.5),
@@ -351,7 +336,7 @@ def test_squares_of_the_clip_norms_add_up():
     np.testing.assert_allclose(clips, [1.0])
 
 
-def test_a_weight_without_a_group_is_refused_when_the_run_begins(make_plan):
+def test_a_weight_without_a_group_is_refused_when_the_run_begins():
     clipping = Clipping(groups={"embed": 1})
     optimizer = PrivateOptimizer("sgd", make_plan(), clipping=clipping)
     with pytest.raises(ValueError, match="kernel' is in no group"):

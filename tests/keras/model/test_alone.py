@@ -3,6 +3,7 @@
 import keras
 import pytest
 import tensorflow as tf
+from small_models import data, make_plan, make_private_model
 
 import tf_bandmf.keras
 
@@ -23,20 +24,14 @@ class Spectrum(keras.layers.Layer):
         return tf.abs(tf.signal.rfft(x))
 
 
-@pytest.fixture
-def fit(data, make_plan, make_private_model):
-    def run(*middle, verbose=2, **settings):
-        model = keras.Sequential([keras.Input((5,)), *middle])
-        tf_bandmf.keras.make_private(model, **settings)
-        plan = make_plan(epochs=1)
-        make_private_model(plan, model=model)
-        model.fit(plan.batches(*data), verbose=verbose)
-        return model
-
-    return run
+def fit(*middle, verbose=2, **settings):
+    plan, layers = make_plan(epochs=1), [keras.Input((5,)), *middle]
+    model = make_private_model(plan, model=layers, settings=settings)
+    model.fit(plan.batches(*data), verbose=verbose)
+    return model
 
 
-def test_a_layer_whose_result_depends_on_others_is_refused_before_training(fit):
+def test_a_layer_whose_result_depends_on_others_is_refused_before_training():
     with pytest.raises(MIXING, match=r"mixes the examples.*alone=\['centred'\]"):
         fit(Centred(name="centred"), keras.layers.Dense(3))
 
@@ -48,19 +43,19 @@ class Similarities(keras.layers.Layer):
         return keras.ops.matmul(x, keras.ops.transpose(x))
 
 
-def test_it_is_named_where_the_loss_cannot_take_what_it_makes_of_one(fit):
+def test_it_is_named_where_the_loss_cannot_take_what_it_makes_of_one():
     with pytest.raises(MIXING, match=r"'similar'.*mixes the examples"):
         fit(keras.layers.Dense(4), Similarities(name="similar"))
 
 
-def test_it_is_accepted_by_name_and_listed(fit, capsys):
+def test_it_is_accepted_by_name_and_listed(capsys):
     model = fit(Centred(name="centred"), keras.layers.Dense(3), alone=["centred"])
     assert model.optimizer.steps_taken == 4
     assert "on each example by itself" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("verbose", [0, 2])
-def test_a_layer_that_could_not_be_analysed_trains_and_is_listed(verbose, fit, capsys):
+def test_a_layer_that_could_not_be_analysed_trains_and_is_listed(verbose, capsys):
     fit(Spectrum(name="spectrum"), keras.layers.Dense(3), verbose=verbose)
     printed = capsys.readouterr().err
     assert ("spectrum (Spectrum)" in printed) == (verbose == 2)

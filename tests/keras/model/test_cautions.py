@@ -6,6 +6,7 @@ import warnings
 import keras
 import numpy as np
 import pytest
+from small_models import data, make_plan, make_private_model
 
 from tf_bandmf import workloads
 
@@ -29,40 +30,35 @@ class OwnStop(keras.callbacks.TerminateOnNaN):
     pass
 
 
-@pytest.fixture
-def said(data, make_plan, make_private_model):
+def said(
+    inner=None,
+    last=None,
+    loss=CROSS_ENTROPY,
+    dtype="float32",
+    first=(),
+    callbacks=(),
+    y=data[1],
+    ranges=None,
+    **changes,
+):
     """Returns all warnings of `fit` for a model with one weight matrix."""
-
-    def run(
-        inner=None,
-        last=None,
-        loss=CROSS_ENTROPY,
-        dtype="float32",
-        first=(),
-        callbacks=(),
-        y=data[1],
-        ranges=None,
-        **changes,
-    ):
-        plan = make_plan(**{"mechanism": "identity", **changes})
-        last = layers.Dense(3) if last is None else last
-        model = keras.Sequential([layers.Input((5,), dtype=dtype), *first, last])
-        options = {"model": model, "loss": loss}
-        make_private_model(plan, inner or sgd(1e-3), **options)
-        with warnings.catch_warnings(record=True) as caught, pytest.raises(Begun):
-            warnings.simplefilter("always")
-            x = np.abs(data[0] * 50).astype(dtype)
-            model.fit(
-                plan.batches(x, y, ranges=ranges),
-                epochs=1,
-                verbose=0,
-                callbacks=[*callbacks, Stops()],
-            )
-        caught = [one for one in caught if one.category is UserWarning]
-        assert all(one.filename == __file__ for one in caught)
-        return plan, [str(one.message) for one in caught]
-
-    return run
+    plan = make_plan(**{"mechanism": "identity", **changes})
+    last = layers.Dense(3) if last is None else last
+    model = keras.Sequential([layers.Input((5,), dtype=dtype), *first, last])
+    options = {"model": model, "loss": loss}
+    make_private_model(plan, inner or sgd(1e-3), **options)
+    with warnings.catch_warnings(record=True) as caught, pytest.raises(Begun):
+        warnings.simplefilter("always")
+        x = np.abs(data[0] * 50).astype(dtype)
+        model.fit(
+            plan.batches(x, y, ranges=ranges),
+            epochs=1,
+            verbose=0,
+            callbacks=[*callbacks, Stops()],
+        )
+    caught = [one for one in caught if one.category is UserWarning]
+    assert all(one.filename == __file__ for one in caught)
+    return plan, [str(one.message) for one in caught]
 
 
 @pytest.mark.parametrize(
@@ -76,7 +72,7 @@ def said(data, make_plan, make_private_model):
         (lambda: sgd(COSINE, momentum=0.5), MOMENTUM, "momentum=0.5, learning_rates="),
     ],
 )
-def test_a_workload_that_is_not_what_sgd_does(inner, workload, message, said):
+def test_a_workload_that_is_not_what_sgd_does(inner, workload, message):
     _, (text,) = said(inner(), mechanism="lambda_cgd", workload=workload)
     assert "another optimizer" in text and message in text
 
@@ -98,11 +94,11 @@ def test_a_workload_that_is_not_what_sgd_does(inner, workload, message, said):
         (lambda: sgd(100.0, clipnorm=1.0), "lambda_cgd", None),
     ],
 )
-def test_an_optimizer_that_fits_is_not_talked_about(inner, mechanism, workload, said):
+def test_an_optimizer_that_fits_is_not_talked_about(inner, mechanism, workload):
     assert said(inner(), mechanism=mechanism, workload=workload)[1] == []
 
 
-def test_a_rate_that_noise_would_undo(said):
+def test_a_rate_that_noise_would_undo():
     plan, (text,) = said(sgd(1000.0), mechanism="lambda_cgd", l2_norm_clip=1.5)
     noise, size = plan.rmse() / plan.expected_batch_size, 5 * 3 + 3
     rule = 0.8 / math.sqrt(noise) / (1 + noise * math.sqrt(size) / 12) / 1.5
@@ -112,7 +108,7 @@ def test_a_rate_that_noise_would_undo(said):
     assert said(sgd(above), mechanism="lambda_cgd", l2_norm_clip=1.5)[1]
 
 
-def test_outputs_without_probabilities(said):
+def test_outputs_without_probabilities():
     loss = "sparse_categorical_crossentropy"
     _, (text,) = said(loss=loss)
     assert "from_logits=True" in text
@@ -131,7 +127,7 @@ SOFTMAX = (3, "softmax")
         (SOFTMAX, SPARSE(), {"ranges": {"y": (0, 9)}}, "declared up to 9"),
     ],
 )
-def test_what_learns_nothing_is_refused(outputs, loss, options, message, said):
+def test_what_learns_nothing_is_refused(outputs, loss, options, message):
     with pytest.raises(ValueError, match=f"{message}.*Nothing was trained"):
         # The refusal comes before the self-check, where TensorFlow would raise for such
         # labels.
@@ -139,7 +135,7 @@ def test_what_learns_nothing_is_refused(outputs, loss, options, message, said):
 
 
 @pytest.mark.parametrize("classes", [3, 4])
-def test_labels_without_an_output_are_named(said, classes):
+def test_labels_without_an_output_are_named(classes):
     y = np.arange(22) % 4
     _, texts = said(last=layers.Dense(classes, "softmax"), loss=SPARSE(), y=y)
     assert len(texts) == (classes == 3)
@@ -148,14 +144,14 @@ def test_labels_without_an_output_are_named(said, classes):
         assert "none of the classes" in text
 
 
-def test_bytes_that_nothing_scales(said):
+def test_bytes_that_nothing_scales():
     _, (text,) = said(dtype="uint8")
     assert "Divide by 255" in text
     assert not said(dtype="uint8", first=[layers.Rescaling(1 / 255)])[1]
 
 
 @pytest.mark.invariant(18)
-def test_callbacks_that_act_on_the_training_data(said, tmp_path):
+def test_callbacks_that_act_on_the_training_data(tmp_path):
     callbacks = [
         keras.callbacks.TerminateOnNaN(),
         OwnStop(),
@@ -172,16 +168,14 @@ def test_callbacks_that_act_on_the_training_data(said, tmp_path):
     assert all("acts on 'loss'" in text for text in texts)
 
 
-def test_a_backup_that_no_run_can_resume_from(said, tmp_path):
+def test_a_backup_that_no_run_can_resume_from(tmp_path):
     backup = keras.callbacks.BackupAndRestore(tmp_path / "backup")
     _, (text,) = said(callbacks=[backup])
     assert "private_state='run.private'" in text
 
 
 @pytest.mark.parametrize("trains", [True, False])
-def test_weights_that_the_loss_does_not_depend_on(
-    trains, data, make_plan, make_private_model
-):
+def test_weights_that_the_loss_does_not_depend_on(trains):
     """The head of an output without a loss would be trained on noise alone."""
     (x, y), plan = data, make_plan()
     inputs = keras.Input((5,))

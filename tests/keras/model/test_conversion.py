@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from small_models import data, make_plan, make_private_model
 
 import tf_bandmf.keras
 
@@ -50,15 +51,11 @@ def adapted():
     return model
 
 
-@pytest.fixture
-def train(data, make_plan, make_private_model):
-    def run(model):
-        plan = make_plan(epochs=1)
-        model = make_private_model(plan, model=model)
-        model.fit(plan.batches(*data), epochs=1, verbose=0)
-        return model
-
-    return run
+def train(model):
+    plan = make_plan(epochs=1)
+    model = make_private_model(plan, model=model)
+    model.fit(plan.batches(*data), epochs=1, verbose=0)
+    return model
 
 
 def assert_same_outputs(model, other, x):
@@ -69,7 +66,7 @@ def assert_same_outputs(model, other, x):
     "make", [lambda: WithConfig(4), lambda: FunctionalSubclass(4), adapted]
 )
 @pytest.mark.slow_cases(but=["<lambda>0", "adapted"])
-def test_a_model_trains_is_saved_and_becomes_plain(make, data, train, tmp_path):
+def test_a_model_trains_is_saved_and_becomes_plain(make, tmp_path):
     model = train(make())
     kind, x = type(make()), data[0]
     assert isinstance(model, tf_bandmf.keras.extending.PrivateTraining)
@@ -99,7 +96,7 @@ class Mine(tf_bandmf.keras.extending.PrivateTraining, Subclassed):
     ("make", "message"),
     [(Subclassed, r"to_plain\(model, into=plain\)"), (Mine, "private from the begin")],
 )
-def test_a_model_that_keras_cannot_make_again(make, message, data, train):
+def test_a_model_that_keras_cannot_make_again(make, message):
     model = train(make(4))
     with pytest.raises(TypeError, match=message):
         tf_bandmf.keras.to_plain(model)
@@ -180,7 +177,7 @@ class Unregistered(keras.layers.Layer):
         return {**super().get_config(), "factor": self.factor}
 
 
-def test_layers_that_are_not_registered_and_lambdas_become_plain(data):
+def test_layers_that_are_not_registered_and_lambdas_become_plain():
     offset = 3.0
     inputs = keras.Input((5,))
     shifted = keras.layers.Lambda(lambda t: keras.ops.tanh(t) + offset)

@@ -5,6 +5,15 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from same_weights import assert_same
+from small_models import (
+    compile_model,
+    data,
+    make_min_sep_plan,
+    make_plain_model,
+    make_plan,
+    make_private_model,
+    plan_and_model,
+)
 
 import tf_bandmf
 import tf_bandmf.keras
@@ -21,9 +30,7 @@ def fit(model, plan, data, **kwargs):
 
 @pytest.mark.parametrize("private", [False, True], ids=["SGD", "PrivateOptimizer"])
 @pytest.mark.invariant(6)
-def test_a_plain_model_does_not_train_on_a_plans_batches(
-    private, data, make_plan, make_plain_model, compile_model
-):
+def test_a_plain_model_does_not_train_on_a_plans_batches(private):
     plan = make_plan()
     optimizer = tf_bandmf.keras.PrivateOptimizer("sgd", plan) if private else "sgd"
     model = compile_model(make_plain_model(), optimizer)
@@ -47,7 +54,7 @@ def test_a_plain_model_does_not_train_on_a_plans_batches(
 
 
 @pytest.mark.invariant(2)
-def test_a_plans_batches_are_for_fit(data, plan_and_model):
+def test_a_plans_batches_are_for_fit():
     plan, model = plan_and_model()
     for use in (model.evaluate, model.predict):
         with pytest.raises(ValueError, match="for fit of a model"):
@@ -55,7 +62,7 @@ def test_a_plans_batches_are_for_fit(data, plan_and_model):
 
 
 @pytest.mark.invariant(6)
-def test_a_private_model_with_another_optimizer(data, plan_and_model):
+def test_a_private_model_with_another_optimizer():
     plan, model = plan_and_model()
     model.compile("sgd", "mse")
     for train in (
@@ -68,7 +75,7 @@ def test_a_private_model_with_another_optimizer(data, plan_and_model):
 
 
 @pytest.mark.invariant(6)
-def test_gradients_from_elsewhere(make_plan, make_plain_model):
+def test_gradients_from_elsewhere():
     model = make_plain_model()
     optimizer = tf_bandmf.keras.PrivateOptimizer("sgd", make_plan())
     gradients = [tf.ones(v.shape) for v in model.trainable_variables]
@@ -84,7 +91,7 @@ def test_gradients_from_elsewhere(make_plan, make_plain_model):
 
 
 @pytest.mark.invariant(1)
-def test_fit_asks_for_more_than_the_plan(data, plan_and_model):
+def test_fit_asks_for_more_than_the_plan():
     plan, model = plan_and_model()
     before = model.get_weights()
     with pytest.raises(ValueError, match="12 steps, but 8"):
@@ -98,7 +105,7 @@ def test_fit_asks_for_more_than_the_plan(data, plan_and_model):
 @pytest.mark.slow_cases("changes1")
 @pytest.mark.parametrize("changes", [{}, {"jit_compile": True}])
 @pytest.mark.invariant(1)
-def test_a_step_past_the_plan(changes, data, make_min_sep_plan, make_private_model):
+def test_a_step_past_the_plan(changes):
     model = make_private_model(make_min_sep_plan(num_steps=3), **changes)
     batch = data[0][:4], data[1][:4]
     model.train_on_batch(*batch)
@@ -116,9 +123,7 @@ def test_a_step_past_the_plan(changes, data, make_min_sep_plan, make_private_mod
 
 
 @pytest.mark.invariant(1)
-def test_within_several_steps_per_execution(
-    data, make_min_sep_plan, make_private_model
-):
+def test_within_several_steps_per_execution():
     model = make_private_model(make_min_sep_plan(num_steps=3), steps_per_execution=2)
     stream = tf.data.Dataset.from_tensor_slices(data).batch(4).repeat()
     with pytest.raises(IN_GRAPH, match="3 steps"):
@@ -127,9 +132,7 @@ def test_within_several_steps_per_execution(
 
 
 @pytest.mark.invariant(2)
-def test_data_that_the_accountant_did_not_analyse(
-    data, plan_and_model, make_plan, make_min_sep_plan, make_private_model
-):
+def test_data_that_the_accountant_did_not_analyse():
     plan, model = plan_and_model()
     x, y = data
     other = make_plan("identity")
@@ -145,7 +148,7 @@ def test_data_that_the_accountant_did_not_analyse(
 
 
 @pytest.mark.invariant(2)
-def test_a_batch_at_the_wrong_step(data, plan_and_model):
+def test_a_batch_at_the_wrong_step():
     plan, model = plan_and_model(batch_size=11)
     first, second, *_ = plan.batches(*data)
     model.train_on_batch(first)
@@ -169,12 +172,12 @@ SGD = keras.optimizers.SGD
     ],
 )
 @pytest.mark.invariant(7)
-def test_accumulation_and_loss_scaling_inside(inner, message, make_plan):
+def test_accumulation_and_loss_scaling_inside(inner, message):
     with pytest.raises(ValueError, match=message):
         tf_bandmf.keras.PrivateOptimizer(inner(), make_plan())
 
 
-def test_accumulation_that_is_set_late_is_refused(data, plan_and_model):
+def test_accumulation_that_is_set_late_is_refused():
     plan, model = plan_and_model()
     inner = model.optimizer.inner_optimizer
     for _ in range(2):
@@ -185,7 +188,7 @@ def test_accumulation_that_is_set_late_is_refused(data, plan_and_model):
         fit(model, plan, data, steps_per_epoch=1)
 
 
-def test_wrong_arguments_of_the_optimizer(make_plan):
+def test_wrong_arguments_of_the_optimizer():
     with pytest.raises(ValueError, match="PrivateOptimizer"):
         inner = tf_bandmf.keras.PrivateOptimizer("sgd", make_plan())
         tf_bandmf.keras.PrivateOptimizer(inner, make_plan())
@@ -201,7 +204,7 @@ def test_wrong_arguments_of_the_optimizer(make_plan):
 
 
 @pytest.mark.invariant(2)
-def test_other_data_or_another_order_within_a_run(data, plan_and_model):
+def test_other_data_or_another_order_within_a_run():
     plan, model = plan_and_model()
     fit(model, plan, data, epochs=1)
     before = model.get_weights()
@@ -223,9 +226,7 @@ class Centered(keras.layers.Layer):
 
 
 @pytest.mark.invariant(6)
-def test_every_way_in_runs_the_self_check(
-    data, make_plan, make_min_sep_plan, make_private_model, monkeypatch
-):
+def test_every_way_in_runs_the_self_check(monkeypatch):
     monkeypatch.setattr(registration, "_vouched", {Centered})
 
     def make(plan):
@@ -247,7 +248,7 @@ def test_every_way_in_runs_the_self_check(
             call()
 
 
-def test_without_assertions_a_refused_step_gives_no_number(data, plan_and_model):
+def test_without_assertions_a_refused_step_gives_no_number():
     plan, model = plan_and_model()
     first = next(iter(plan.batches(*data)))
     model.train_on_batch(first)
@@ -261,7 +262,7 @@ def test_without_assertions_a_refused_step_gives_no_number(data, plan_and_model)
 
 
 @pytest.mark.invariant(9)
-def test_a_run_keeps_its_weights(data, plan_and_model, compile_model):
+def test_a_run_keeps_its_weights():
     plan, model = plan_and_model("bsr:2", batch_size=11)
     fit(model, plan, data, epochs=1)
     before = model.get_weights()
@@ -278,9 +279,7 @@ def test_a_run_keeps_its_weights(data, plan_and_model, compile_model):
 
 
 @pytest.mark.invariant(6)
-def test_layers_added_after_the_check_are_checked(
-    data, plan_and_model, compile_model, monkeypatch
-):
+def test_layers_added_after_the_check_are_checked(monkeypatch):
     monkeypatch.setattr(registration, "_vouched", {Centered})
     plan, model = plan_and_model(batch_size=22)
     fit(model, plan, data, epochs=1)
@@ -308,9 +307,7 @@ def test_layers_added_after_the_check_are_checked(
     ],
 )
 @pytest.mark.invariant(2)
-def test_passes_that_the_separation_does_not_permit(
-    batches, changes, message, data, make_private_model
-):
+def test_passes_that_the_separation_does_not_permit(batches, changes, message):
     plan = tf_bandmf.plan(
         "identity",
         epsilon=4.0,
@@ -332,7 +329,7 @@ def test_passes_that_the_separation_does_not_permit(
 
 
 @pytest.mark.invariant(6)
-def test_a_private_model_as_a_layer_of_a_plain_one(data, make_plain_model):
+def test_a_private_model_as_a_layer_of_a_plain_one():
     inner = tf_bandmf.keras.make_private(make_plain_model())
     outer = keras.Sequential([inner, keras.layers.Dense(3)])
     outer.compile("sgd", "sparse_categorical_crossentropy")
@@ -355,7 +352,7 @@ def test_a_private_model_as_a_layer_of_a_plain_one(data, make_plain_model):
     "how", ["compile", "attribute", "the step itself", "functions"]
 )
 @pytest.mark.invariant(16)
-def test_steps_that_run_eagerly_are_refused(how, data, plan_and_model):
+def test_steps_that_run_eagerly_are_refused(how):
     plan, model = plan_and_model(run_eagerly=how == "compile")
     before = model.get_weights()
     if how == "attribute":
@@ -384,7 +381,7 @@ class SeesInputs(keras.layers.Layer):
 
 
 @pytest.mark.invariant(16)
-def test_a_model_is_built_with_made_up_examples(data, plan_and_model):
+def test_a_model_is_built_with_made_up_examples():
     model = keras.Sequential([SeesInputs(), keras.layers.Dense(3)])
     plan, model = plan_and_model(model=model, epochs=1)
     fit(model, plan, data)

@@ -10,6 +10,13 @@ import pytest
 import tensorflow as tf
 from rows import ByIndex
 from same_weights import flat
+from small_models import (
+    data,
+    make_plain_model,
+    make_plan,
+    make_private_model,
+    plan_and_model,
+)
 
 import tf_bandmf
 import tf_bandmf.keras
@@ -34,9 +41,7 @@ class Pairs(keras.utils.PyDataset):
         ("y", np.ones(22)),
     ],
 )
-def test_arguments_that_would_change_the_batches_are_named(
-    argument, value, data, plan_and_model
-):
+def test_arguments_that_would_change_the_batches_are_named(argument, value):
     plan, model = plan_and_model()
     with pytest.raises(ValueError, match=f"{argument} cannot"):
         model.fit(plan.batches(*data), **{argument: value})
@@ -52,9 +57,7 @@ def test_arguments_that_would_change_the_batches_are_named(
         (None, {"map": lambda x: 2.0 * x}, {}, False),
     ],
 )
-def test_weights_that_clipping_undoes_are_named(
-    weights, drawn, options, says, data, plan_and_model, recwarn
-):
+def test_weights_that_clipping_undoes_are_named(weights, drawn, options, says, recwarn):
     plan, model = plan_and_model(epochs=1, batch_size=22)
     model.fit(plan.batches(*data, weights, **drawn), verbose=0, **options)
     said = " ".join(str(each.message) for each in recwarn)
@@ -70,9 +73,7 @@ def test_weights_that_clipping_undoes_are_named(
         (lambda x, y: x, r"plan\.batches\(x, y\)"),
     ],
 )
-def test_the_first_error_names_the_way(
-    make, match, data, make_plan, make_private_model
-):
+def test_the_first_error_names_the_way(make, match):
     with pytest.raises(TypeError, match=match):
         make_private_model(make_plan()).fit(make(*data))
 
@@ -89,16 +90,14 @@ def test_the_first_error_names_the_way(
         (lambda x: np.array([1234.5, "1234.5", None] * 22, object), "dict"),
     ],
 )
-def test_what_is_no_array_is_refused_with_the_way(make, match, data, make_plan):
+def test_what_is_no_array_is_refused_with_the_way(make, match):
     with pytest.raises((TypeError, ValueError), match=match) as caught:
         make_plan().batches(make(data[0]))
     # An error must not contain a record's value, which would get into logs.
     assert "1234" not in "".join(traceback.format_exception(caught.value))
 
 
-def test_class_weights_by_output_are_refused_with_the_way(
-    data, make_plan, make_private_model
-):
+def test_class_weights_by_output_are_refused_with_the_way():
     plan = make_plan()
     with pytest.raises(ValueError, match=r"'kind'.* sample_weight="):
         make_private_model(plan).fit(
@@ -106,7 +105,7 @@ def test_class_weights_by_output_are_refused_with_the_way(
         )
 
 
-def test_epochs_end_where_they_do_with_single_steps(data, plan_and_model):
+def test_epochs_end_where_they_do_with_single_steps():
     plan, model = plan_and_model(steps_per_execution=100)
     ends = []
     count = keras.callbacks.LambdaCallback(
@@ -119,7 +118,7 @@ def test_epochs_end_where_they_do_with_single_steps(data, plan_and_model):
 
 
 @pytest.mark.invariant(20)
-def test_an_index_means_one_example(data, make_plan):
+def test_an_index_means_one_example():
     x, later = data[0], [0.0]
     batches = make_plan().batches(ByIndex(lambda i: x[i] + later[0], len(x)))
     later[0] = 0.01
@@ -137,7 +136,7 @@ def test_an_index_means_one_example(data, make_plan):
 )
 @pytest.mark.slow_cases(but=["class_weight0-automatic-True"])
 def test_class_weights_multiply_what_examples_contribute(
-    class_weight, clipping, one_hot, data, make_plan, make_private_model
+    class_weight, clipping, one_hot
 ):
     x, y = data
     weights = np.array([class_weight.get(c, 1.0) for c in range(3)])
@@ -179,9 +178,7 @@ def test_class_weights_multiply_what_examples_contribute(
         ("mean_with_sample_weight", "flat", 100.0, False),
     ],
 )
-def test_where_the_weight_of_an_example_acts(
-    reduction, clipping, clip_norm, acts, data, make_plain_model
-):
+def test_where_the_weight_of_an_example_acts(reduction, clipping, clip_norm, acts):
     # docs/loss.md: such a weight acts only on gradients below the clip norm.
     x, y = data
     model = make_plain_model(hidden=False)
@@ -205,7 +202,7 @@ def test_where_the_weight_of_an_example_acts(
         assert ratio == pytest.approx(weight if acts else 1.0, rel=0.05)
 
 
-def test_shares_are_at_most_the_clip_norm(data, make_plain_model):
+def test_shares_are_at_most_the_clip_norm():
     x, y = data
     model = make_plain_model()
     model.compile(loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
@@ -216,7 +213,7 @@ def test_shares_are_at_most_the_clip_norm(data, make_plain_model):
         assert np.linalg.norm(flat(sums)) == pytest.approx(0.01 * most, rel=1e-3)
 
 
-def test_a_run_keeps_its_class_weights(data, plan_and_model):
+def test_a_run_keeps_its_class_weights():
     plan, model = plan_and_model(batch_size=22)
     batches = plan.batches(*data)
     model.fit(batches, class_weight={0: 2.0}, verbose=0)
@@ -241,7 +238,7 @@ def test_a_backend_that_is_not_there_is_named_as_the_cause():
     )
 
 
-def test_keras_layers_augment_one_example_at_a_time(data, make_plan):
+def test_keras_layers_augment_one_example_at_a_time():
     # The examples are equal, but the layer translates each by a different distance.
     x = np.broadcast_to(np.arange(36, dtype=np.float32).reshape(6, 6, 1), (22, 6, 6, 1))
     layers = keras.Sequential([keras.layers.RandomTranslation(0.3, 0.3)])
@@ -251,7 +248,7 @@ def test_keras_layers_augment_one_example_at_a_time(data, make_plan):
         assert len(np.unique(np.reshape(a["x"], (-1, 36)), axis=0)) > 1
 
 
-def test_targets_that_are_strings_are_refused_with_what_to_do(data, plan_and_model):
+def test_targets_that_are_strings_are_refused_with_what_to_do():
     plan, model = plan_and_model()
     names = np.array(["a", "b", "c"])[data[1]]
     with pytest.raises(TypeError, match=r"np\.unique"):
@@ -259,13 +256,13 @@ def test_targets_that_are_strings_are_refused_with_what_to_do(data, plan_and_mod
     assert model.optimizer.steps_taken == 0
 
 
-def test_epochs_that_are_left_out_are_named(data, plan_and_model):
+def test_epochs_that_are_left_out_are_named():
     plan, model = plan_and_model(epochs=3)
     with pytest.warns(UserWarning, match=r"epochs is left out: .* Give epochs=3"):
         model.fit(plan.batches(*data), verbose=0)
 
 
-def test_validation_data_of_another_shape_cost_no_epoch(data, plan_and_model):
+def test_validation_data_of_another_shape_cost_no_epoch():
     plan, model = plan_and_model(epochs=1)
     x, y = data
     wrong = tf.data.Dataset.from_tensor_slices((x[:, :3], y)).batch(5)

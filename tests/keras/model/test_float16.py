@@ -4,33 +4,35 @@ import keras
 import numpy as np
 import pytest
 from same_weights import assert_same, flat
+from small_models import (
+    compile_model,
+    data,
+    make_plain_model,
+    make_plan,
+    straight_weights,
+)
 
 import tf_bandmf
 import tf_bandmf.keras
 
 
-@pytest.fixture
-def make_half(make_plain_model, compile_model):
+def make_half(plan, compile_first=False, scale=1024, optimizer=None, **changes):
     """Returns a private model in mixed_float16, compiled after or before `make_private`."""
-
-    def make(plan, compile_first=False, scale=1024, optimizer=None, **changes):
-        keras.config.set_dtype_policy("mixed_float16")
-        try:
-            model = make_plain_model()
-        finally:
-            keras.config.set_dtype_policy("float32")
-        settings = {"microbatch_size": changes.pop("microbatch", None)}
-        if not compile_first:
-            # Tasks of KerasHub are compiled at once as well; Keras wraps this optimizer.
-            model.compile("sgd", "mse")
-            tf_bandmf.keras.make_private(model, **settings)
-        optimizer = optimizer or tf_bandmf.keras.PrivateOptimizer(
-            keras.optimizers.SGD(0.1), plan, loss_scale_factor=scale
-        )
-        compile_model(model, optimizer, **changes)
-        return tf_bandmf.keras.make_private(model, **settings)
-
-    return make
+    keras.config.set_dtype_policy("mixed_float16")
+    try:
+        model = make_plain_model()
+    finally:
+        keras.config.set_dtype_policy("float32")
+    settings = {"microbatch_size": changes.pop("microbatch", None)}
+    if not compile_first:
+        # Tasks of KerasHub are compiled at once as well; Keras wraps this optimizer.
+        model.compile("sgd", "mse")
+        tf_bandmf.keras.make_private(model, **settings)
+    optimizer = optimizer or tf_bandmf.keras.PrivateOptimizer(
+        keras.optimizers.SGD(0.1), plan, loss_scale_factor=scale
+    )
+    compile_model(model, optimizer, **changes)
+    return tf_bandmf.keras.make_private(model, **settings)
 
 
 @pytest.mark.parametrize(
@@ -43,9 +45,7 @@ def make_half(make_plain_model, compile_model):
     ],
 )
 @pytest.mark.slow_cases("True-changes2", "False-changes3")
-def test_float16_trains_like_float32(
-    compile_first, changes, data, make_plan, make_half, straight_weights
-):
+def test_float16_trains_like_float32(compile_first, changes):
     plan, full = make_plan("bsr", epochs=1), straight_weights("bsr", epochs=1)
     half = make_half(plan, compile_first, **changes)
     # Keras' wrapper, whose scale depends on the data, is gone.
@@ -57,7 +57,7 @@ def test_float16_trains_like_float32(
 
 
 @pytest.mark.invariant(5)
-def test_overflow_is_a_noisy_step(data, make_plan, make_half):
+def test_overflow_is_a_noisy_step():
     plan = make_plan()
     model = make_half(plan, scale=2.0**30)
     before = flat(model)
@@ -68,7 +68,7 @@ def test_overflow_is_a_noisy_step(data, make_plan, make_half):
 
 
 @pytest.mark.invariant(6)
-def test_float16_without_a_scale_or_with_a_dynamic_one(data, make_plan, make_half):
+def test_float16_without_a_scale_or_with_a_dynamic_one():
     plan = make_plan()
     inner = tf_bandmf.keras.PrivateOptimizer("sgd", plan)
     dynamic = keras.optimizers.LossScaleOptimizer(inner)

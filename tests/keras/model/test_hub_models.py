@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from same_weights import assert_same, flat
+from small_models import make_plan, make_private_model
 
 import tf_bandmf.keras
 from tf_bandmf.keras.clipping import UnsupportedModelError
@@ -27,24 +28,19 @@ def preprocessor():
     return keras_hub.models.BertTextClassifierPreprocessor(tokenizer, sequence_length=6)
 
 
-@pytest.fixture
-def train(make_plan, make_private_model):
+def train(model, x, y, sample_weight=None, **drawn):
     """Trains a task privately for one epoch."""
-
-    def run(model, x, y, sample_weight=None, **drawn):
-        known_runs.forget()
-        plan = make_plan(epochs=1)
-        make_private_model(plan, model=model, weighted_metrics=[])
-        model.fit(plan.batches(x, y, sample_weight, **drawn), verbose=0)
-        assert model.optimizer.steps_taken == plan.num_steps
-        return model
-
-    return run
+    known_runs.forget()
+    plan = make_plan(epochs=1)
+    make_private_model(plan, model=model, weighted_metrics=[])
+    model.fit(plan.batches(x, y, sample_weight, **drawn), verbose=0)
+    assert model.optimizer.steps_taken == plan.num_steps
+    return model
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["bert", "distil_bert", "gpt2", "gemma"])
-def test_a_task_trains_is_saved_and_becomes_plain(name, train, tmp_path):
+def test_a_task_trains_is_saved_and_becomes_plain(name, tmp_path):
     model = hub_models.MAKERS[name]()
     plain_class, before = type(model), flat(model)
     x, y, weight = hub_models.data(name, NUM_EXAMPLES)
@@ -81,26 +77,14 @@ def test_a_task_trains_is_saved_and_becomes_plain(name, train, tmp_path):
     np.testing.assert_array_equal(*results)
 
 
-@pytest.mark.slow
-def test_adapters_are_merged(train):
-    model = hub_models.adapted("gpt2")
-    x, y, weight = hub_models.data("gpt2", NUM_EXAMPLES)
-    train(model, x, y, weight)
-    plain = tf_bandmf.keras.to_plain(model)
-    assert len(plain.weights) < len(model.weights)
-    np.testing.assert_allclose(plain(x), model(x), rtol=1e-4, atol=1e-5)
-
-
 def train_lazily(model, x, y, plan):
-    tf_bandmf.keras.make_private(model, tables="lazy")
-    inner = keras.optimizers.SGD(0.1)
-    optimizer = tf_bandmf.keras.PrivateOptimizer(inner, plan, additional_run=True)
-    hub_models.compile_for_training(model, optimizer, weighted_metrics=[])
+    settings = {"tables": "lazy"}
+    make_private_model(plan, model=model, settings=settings, weighted_metrics=[])
     model.fit(plan.batches(x, y), epochs=1, verbose=0)
 
 
 @pytest.mark.slow
-def test_tables_that_are_not_tied_have_lazy_noise(make_plan):
+def test_tables_that_are_not_tied_have_lazy_noise():
     model, plan = hub_models.bert(), make_plan(epochs=1)
     x, y, _ = hub_models.data("bert", NUM_EXAMPLES)
     backbone = model.backbone
@@ -117,7 +101,7 @@ def test_tables_that_are_not_tied_have_lazy_noise(make_plan):
         assert np.all(np.any(table.numpy() != old, axis=1))
 
 
-def test_a_tied_table_is_refused_for_lazy_noise_with_the_reason(make_plan):
+def test_a_tied_table_is_refused_for_lazy_noise_with_the_reason():
     model, plan = hub_models.gpt2(), make_plan(epochs=1)
     x, y, _ = hub_models.data("gpt2", NUM_EXAMPLES)
     with pytest.raises(UnsupportedModelError, match=r"token_embedding.*tied output"):
@@ -125,7 +109,7 @@ def test_a_tied_table_is_refused_for_lazy_noise_with_the_reason(make_plan):
 
 
 @pytest.mark.invariant(16)
-def test_a_preprocessor_in_the_step_is_refused(make_plan, make_private_model):
+def test_a_preprocessor_in_the_step_is_refused():
     model, plan = hub_models.bert(preprocessor()), make_plan(epochs=1)
     make_private_model(plan, model=model, weighted_metrics=[])
     batches = plan.batches(TEXTS, LABELS)
@@ -141,7 +125,7 @@ def test_a_preprocessor_in_the_step_is_refused(make_plan, make_private_model):
 
 
 @pytest.mark.slow
-def test_texts_train_by_map_and_are_predicted_with_the_preprocessor(train):
+def test_texts_train_by_map_and_are_predicted_with_the_preprocessor():
     model, prepared = hub_models.bert(), hub_models.bert()
     prepared.set_weights(model.get_weights())
     train(model, TEXTS, LABELS, map=preprocessor())
@@ -155,7 +139,7 @@ def test_texts_train_by_map_and_are_predicted_with_the_preprocessor(train):
     np.testing.assert_allclose(plain.predict(TEXTS, verbose=0), actual, rtol=1e-5)
 
 
-def test_a_preprocessor_with_a_cache_of_tokens_is_applied_before(make_plan):
+def test_a_preprocessor_with_a_cache_of_tokens_is_applied_before():
     vocabulary = {"<|endoftext|>": 0, "a": 1, "b": 2, "ab": 3}
     tokenizer = keras_hub.models.GPT2Tokenizer(vocabulary=vocabulary, merges=["a b"])
     own = keras_hub.models.GPT2CausalLMPreprocessor(tokenizer, sequence_length=4)

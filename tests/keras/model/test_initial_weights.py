@@ -3,29 +3,32 @@
 import keras
 import pytest
 from same_weights import assert_same
+from small_models import (
+    compile_model,
+    data,
+    make_plain_model,
+    make_plan,
+    make_private_model,
+    plan_and_model,
+)
 
 import tf_bandmf
 import tf_bandmf.keras
 
-LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-
 
 @pytest.fixture
-def trained(make_plain_model, data):
+def trained():
     """Returns a model that was trained without privacy, as a notebook's baseline."""
     model = make_plain_model()
-    model.compile(keras.optimizers.SGD(0.1), LOSS)
+    compile_model(model, keras.optimizers.SGD(0.1))
     model.fit(*data, epochs=1, batch_size=11, verbose=0)
     return tf_bandmf.keras.make_private(model)
 
 
 @pytest.mark.invariant(6)
-def test_a_plain_baseline_is_refused_before_anything_is_trained(
-    trained, make_plan, data
-):
+def test_a_plain_baseline_is_refused_before_anything_is_trained(trained):
     plan = make_plan()
-    optimizer = tf_bandmf.keras.PrivateOptimizer(keras.optimizers.SGD(0.1), plan)
-    trained.compile(optimizer, LOSS)
+    make_private_model(plan, model=trained)
     before = trained.get_weights()
     with pytest.raises(ValueError, match="2 steps with a plain optimizer"):
         trained.fit(plan.batches(*data), verbose=0)
@@ -34,12 +37,12 @@ def test_a_plain_baseline_is_refused_before_anything_is_trained(
     assert_same(trained, before)
     # A run may begin from weights trained on other data; the statement quotes the
     # caller.
-    optimizer.vouch_for_weights("pretrained on public letters")
+    trained.optimizer.vouch_for_weights("pretrained on public letters")
     trained.fit(plan.batches(*data), epochs=2, verbose=0)
     assert "Pretrained on public letters" in str(trained.privacy_statement())
 
 
-def test_the_statement_always_says_where_the_weights_come_from(plan_and_model, data):
+def test_the_statement_always_says_where_the_weights_come_from():
     plan, model = plan_and_model()
     model.fit(plan.batches(*data), epochs=2, verbose=0)
     (line,) = [one for one in model.privacy_statement().remarks if "Initial" in one]

@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import pytest
 from same_weights import assert_same
+from small_models import data, make_private_model, plan_and_model
 from small_plans import planned
 
 import tf_bandmf
@@ -12,9 +13,7 @@ import tf_bandmf.keras
 
 @pytest.mark.slow
 @pytest.mark.parametrize("jit_compile", [False, True])
-def test_padding_changes_neither_weights_nor_metrics(
-    jit_compile, data, make_private_model
-):
+def test_padding_changes_neither_weights_nor_metrics(jit_compile):
     plan = planned(
         "identity",
         noise_multiplier=1.0,
@@ -38,7 +37,7 @@ def test_padding_changes_neither_weights_nor_metrics(
 @pytest.mark.parametrize(
     "users", [None, np.arange(22) // 3], ids=["examples", "several rows each"]
 )
-def test_padding_counts_in_no_metric(users, plan_and_model):
+def test_padding_counts_in_no_metric(users):
     """An epoch has the metrics of `evaluate`, whether batches are padded or not."""
     rng = np.random.default_rng(0)
     x = rng.normal(size=(22, 4)).astype(np.float32)

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from scipy import stats
+from small_models import built, data, make_plan, make_private_model, plan_and_model
 
 import tf_bandmf
 import tf_bandmf.keras
@@ -14,12 +15,12 @@ from tf_bandmf.noise.keys import NoiseKey
 
 
 @pytest.fixture
-def reserved(make_plan):
+def reserved():
     return make_plan("bsr:2", test_seed=None).reserve(metrics=0.2, evaluations=3)
 
 
 @pytest.fixture
-def begun(data, make_private_model, reserved):
+def begun(reserved):
     """Returns a model after its first epoch."""
     model = make_private_model(reserved)
     model.fit(reserved.batches(*data), epochs=1, verbose=0)
@@ -27,16 +28,13 @@ def begun(data, make_private_model, reserved):
 
 
 @pytest.fixture
-def begun_at(data, make_private_model, reserved):
+def begun_at(reserved):
     """Returns a model as in a new process, from a private file and a checkpoint."""
 
     def make(path=None, checkpoint=None):
         known_runs.forget()
         model = make_private_model(reserved)
-        model.build((None, 5))
-        model.optimizer.build(model.trainable_variables)
-        if checkpoint is not None:
-            model.load_weights(checkpoint)
+        built(model, checkpoint)
         if path is not None:
             model.begin_run(reserved.batches(*data), path)
         return model
@@ -44,7 +42,7 @@ def begun_at(data, make_private_model, reserved):
     return make
 
 
-def test_a_run_evaluates_as_often_as_its_plan_says(begun, data, reserved):
+def test_a_run_evaluates_as_often_as_its_plan_says(begun, reserved):
     x = data[0]
     # Half of the records are right, so that values are five standard deviations from 0
     # and 1, to which they would be clipped.
@@ -67,7 +65,7 @@ def test_a_run_evaluates_as_often_as_its_plan_says(begun, data, reserved):
     assert "3 private evaluation" in str(begun.privacy_statement())
 
 
-def test_early_stopping_on_a_private_metric(data, make_private_model, make_plan):
+def test_early_stopping_on_a_private_metric():
     plan = make_plan(test_seed=None, epochs=4).reserve(metrics=0.2, evaluations=4)
     model = make_private_model(plan)
     evaluation = tf_bandmf.keras.PrivateEvaluation(*data, every=1)
@@ -83,9 +81,7 @@ def test_early_stopping_on_a_private_metric(data, make_private_model, make_plan)
     assert set(evaluation.noise) == {"private_accuracy"}
 
 
-def test_the_callback_asks_for_no_more_than_there_are(
-    data, plan_and_model, make_private_model, reserved
-):
+def test_the_callback_asks_for_no_more_than_there_are(reserved):
     plan, model = plan_and_model("bsr:2", test_seed=None, epochs=6)
     callback = tf_bandmf.keras.PrivateEvaluation(*data)
     with pytest.raises(ValueError, match=r"plan\(\.\.\.\)\.reserve\(metrics"):
@@ -98,7 +94,7 @@ def test_the_callback_asks_for_no_more_than_there_are(
 
 
 @pytest.mark.slow
-def test_what_is_refused(data, begun_at, begun, tmp_path):
+def test_what_is_refused(begun_at, begun, tmp_path):
     with pytest.raises(ValueError, match="taken no step"):
         begun_at().evaluate_privately(*data)
     with pytest.raises(RuntimeError, match="graph"):
@@ -126,9 +122,7 @@ def test_what_is_refused(data, begun_at, begun, tmp_path):
         {"metrics": tf_bandmf.keras.PrivateAUC()},
     ],
 )
-def test_what_cannot_be_evaluated_is_found_before_the_first_step(
-    changed, data, make_private_model, reserved
-):
+def test_what_cannot_be_evaluated_is_found_before_the_first_step(changed, reserved):
     given = {"x": data[0][:4], "y": data[1][:4], "metrics": "accuracy", **changed}
     model = make_private_model(reserved)
     evaluation = tf_bandmf.keras.PrivateEvaluation(**given)
@@ -137,7 +131,7 @@ def test_what_cannot_be_evaluated_is_found_before_the_first_step(
     assert model.optimizer.steps_taken == 0
 
 
-def test_users_must_be_named(data, make_private_model, make_plan):
+def test_users_must_be_named():
     plan = make_plan("identity", test_seed=None, unit="one user")
     plan = plan.reserve(metrics=0.2, evaluations=2)
     model = make_private_model(plan)
@@ -149,7 +143,7 @@ def test_users_must_be_named(data, make_private_model, make_plan):
     assert actual.noise["accuracy"] == pytest.approx(0.5 * sigma / 11)
 
 
-def test_evaluations_of_one_kind_are_traced_once(data, make_private_model, make_plan):
+def test_evaluations_of_one_kind_are_traced_once():
     plan = make_plan("identity").reserve(metrics=0.2, evaluations=4)
     model, traced = make_private_model(plan), []
     metric = tf_bandmf.keras.extending.PrivateMean(
@@ -170,7 +164,7 @@ def evaluations_of(plan, secret=b"k" * 32):
     return Evaluations(plan, NoiseKey(secret))
 
 
-def test_the_law_of_the_noise(make_plan):
+def test_the_law_of_the_noise():
     """4000 numbers of 40 keys are normal; the false-alarm rate is 10^-6."""
     plan = make_plan(test_seed=None).reserve(metrics=0.2, evaluations=4)
     sigma = plan.measurements.noise_multiplier
@@ -190,7 +184,7 @@ def test_the_law_of_the_noise(make_plan):
     assert np.max(np.abs(products - np.diag(np.diag(products)))) < 6 / 25**0.5
 
 
-def test_noise_is_bound_to_what_it_is_added_to(make_plan):
+def test_noise_is_bound_to_what_it_is_added_to():
     plan = make_plan(test_seed=None).reserve(metrics=0.2, evaluations=9)
     sums = np.zeros(3)
     first = evaluations_of(plan).release(sums, "a", 4)
@@ -260,7 +254,7 @@ def test_a_restored_run_releases_the_same_number_or_spends_another(
     invariants=[8, 11],
 )
 def test_the_private_file_knows_all_that_was_spent(
-    data, begun_at, reserved, tmp_path, figure
+    begun_at, reserved, tmp_path, figure
 ):
     path, checkpoint = tmp_path / "run.private", tmp_path / "run.weights.h5"
     model, batches = begun_at(), reserved.batches(*data)
@@ -280,7 +274,7 @@ def test_the_private_file_knows_all_that_was_spent(
     figure("3 of 3 spent, in three ways; after a restart a fourth is refused")
 
 
-def test_what_is_spent_is_on_record_before_it_is_released(make_plan):
+def test_what_is_spent_is_on_record_before_it_is_released():
     plan = make_plan(test_seed=None).reserve(metrics=0.2, evaluations=2)
     evaluations = evaluations_of(plan)
 
@@ -297,7 +291,7 @@ def test_what_is_spent_is_on_record_before_it_is_released(make_plan):
 
 
 @pytest.mark.slow
-def test_it_is_in_the_ledger(data, make_private_model, make_plan, tmp_path):
+def test_it_is_in_the_ledger(tmp_path):
     pytest.importorskip("sqlalchemy")
     from tf_bandmf.ledger import BudgetExceededError, LedgerError
 

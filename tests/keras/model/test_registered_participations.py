@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import pytest
 from same_weights import assert_same, flat
+from small_models import make_private_model
 from small_plans import planned
 
 from tf_bandmf.participation import PARTICIPATIONS
@@ -14,9 +15,7 @@ SCHEDULED = sorted(kind for kind, cls in PARTICIPATIONS.items() if cls.has_sched
 
 @pytest.mark.slow_cases(but=["b_min_sep_sampling"])
 @pytest.mark.parametrize("kind", SCHEDULED)
-def test_a_run_takes_the_steps_of_its_plan_and_no_other_batches(
-    kind, make_private_model
-):
+def test_a_run_takes_the_steps_of_its_plan_and_no_other_batches(kind):
     participation = PARTICIPATIONS[kind].example(N)
     arguments = {"delta": 1e-4, "num_steps": N, "sampling": participation}
     plan = planned("identity", noise_multiplier=1.0, **arguments, test_seed=0)

@@ -40,7 +40,7 @@ def test_other_weights_scale_and_offset_are_kept():
     np.testing.assert_allclose(made(x, training=True), alone, rtol=1e-5)
 
 
-def test_the_refusal_of_batch_normalization_names_it(make_plan):
+def test_the_refusal_of_batch_normalization_names_it():
     model = _network()
     with pytest.raises(
         tf_bandmf.keras.extending.UnsupportedModelError, match="replace_batch_norm"

@@ -7,6 +7,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from small_models import compile_model, data, make_plan, make_private_model
 
 import tf_bandmf.keras
 from tf_bandmf.keras.run import known_runs
@@ -101,7 +102,7 @@ def assert_trains_with_privacy_or_not_at_all(model, plan, data):
 
 
 @pytest.fixture(scope="module", params=[False, True], ids=["sequential", "functional"])
-def halfway(request, data, make_plan, make_private_model):
+def halfway(request):
     """Returns a model after its first epoch; no test changes it."""
     known_runs.forget()
     plan = make_plan("lambda_cgd", test_seed=None)
@@ -121,9 +122,7 @@ def note_run(model):
     but=["sequential-reload_uncompiled", "sequential-reload_clone_with_its_weights"]
 )
 @pytest.mark.invariant(11)
-def test_a_reloaded_model_does_not_train_without_privacy(
-    reload, halfway, data, tmp_path
-):
+def test_a_reloaded_model_does_not_train_without_privacy(reload, halfway, tmp_path):
     optimizer, plan = halfway.optimizer, halfway.optimizer.plan
     note_run(halfway)
     again = reload(halfway, tmp_path)
@@ -135,9 +134,7 @@ def test_a_reloaded_model_does_not_train_without_privacy(
 
 @pytest.mark.slow_cases("functional")
 @pytest.mark.invariant(11)
-def test_uncompiled_and_with_a_new_private_optimizer(
-    halfway, data, compile_model, tmp_path
-):
+def test_uncompiled_and_with_a_new_private_optimizer(halfway, tmp_path):
     model, plan = halfway, halfway.optimizer.plan
     note_run(model)
     model.save(tmp_path / "m.keras")
@@ -168,7 +165,7 @@ def settings_of(model):
 @pytest.mark.parametrize("functional", [False, True], ids=["sequential", "functional"])
 @pytest.mark.invariant(11)
 def test_copies_keep_the_settings_of_the_step_or_do_not_train(
-    settings, functional, data, make_plan, make_private_model, tmp_path
+    settings, functional, tmp_path
 ):
     inputs = keras.Input((2,), dtype="int32")
     words = keras.layers.Embedding(9, 2, name="words")
@@ -192,7 +189,7 @@ def test_copies_keep_the_settings_of_the_step_or_do_not_train(
         assert settings_of(other) == settings_of(model)
 
 
-def test_an_optimizer_of_another_shape_does_not_load(halfway, make_private_model):
+def test_an_optimizer_of_another_shape_does_not_load(halfway):
     store = {}
     halfway.optimizer.save_own_variables(store)
     inner = keras.optimizers.SGD(0.1, momentum=0.9)

@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from small_models import make_plan, make_private_model, plan_and_model
 
 import tf_bandmf
 import tf_bandmf.keras
@@ -43,9 +44,7 @@ def _feature_space():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("make", [_text, _feature_space])
-def test_a_model_with_preprocessing_trains_in_two_parts(
-    make, make_plan, make_private_model
-):
+def test_a_model_with_preprocessing_trains_in_two_parts(make):
     model, x = make()
     raw = tf.nest.map_structure(tf.convert_to_tensor, x)
     before = np.array(model(raw))
@@ -61,7 +60,7 @@ def test_a_model_with_preprocessing_trains_in_two_parts(
     np.testing.assert_allclose(plain(encode(raw)), after, rtol=1e-4, atol=1e-5)
 
 
-def test_a_layer_that_reads_texts_may_stay_in_the_model(plan_and_model):
+def test_a_layer_that_reads_texts_may_stay_in_the_model():
     model, x = _text()
     plan, _ = plan_and_model(num_examples=M, model=model)
     model.fit(plan.batches(x, LABELS), verbose=0, epochs=1)

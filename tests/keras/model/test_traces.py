@@ -3,6 +3,7 @@
 import keras
 import numpy as np
 import pytest
+from small_models import data, plan_and_model
 
 from tf_bandmf.keras.clipping.sums import clipped_sums
 from tf_bandmf.keras.model.programs import Programs
@@ -23,7 +24,7 @@ class LateMean(keras.metrics.Metric):
 
 
 @pytest.mark.on_cpu
-def test_the_step_and_its_pass_are_traced_once(data, plan_and_model, monkeypatch):
+def test_the_step_and_its_pass_are_traced_once(monkeypatch):
     steps, passes = [], []
     step, traced = Programs._noised, clipped_sums._pass_in_graph
 

@@ -7,6 +7,14 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from rows import record_file
+from small_models import (
+    built,
+    data,
+    make_min_sep_plan,
+    make_plan,
+    make_private_model,
+    plan_and_model,
+)
 
 import tf_bandmf.keras
 from tf_bandmf.keras.clipping import UnsupportedModelError
@@ -28,7 +36,7 @@ MOMENTS = {
 )
 @pytest.mark.parametrize("kind", MOMENTS)
 @pytest.mark.invariant(19)
-def test_state_of_the_optimizer_that_something_else_changed(kind, data, plan_and_model):
+def test_state_of_the_optimizer_that_something_else_changed(kind):
     # Batches have one size, so that one trace suffices.
     plan, model = plan_and_model(batch_size=11, inner=MOMENTS[kind]())
     batches = list(plan.batches(*data))
@@ -55,11 +63,10 @@ def test_state_of_the_optimizer_that_something_else_changed(kind, data, plan_and
     invariants=[8],
 )
 @pytest.mark.invariant(8)
-def test_threads_do_not_share_noise(data, make_min_sep_plan, make_private_model):
+def test_threads_do_not_share_noise():
     model = make_private_model(make_min_sep_plan())
     x, y = (tf.constant(part) for part in data)
-    model.build((None, x.shape[1]))
-    model.optimizer.build(model.trainable_variables)
+    built(model)
     start, outcomes = threading.Barrier(2), []
 
     def take(sign):
@@ -120,7 +127,7 @@ def test_a_training_function_of_ones_own_is_refused(name):
 
 
 @pytest.mark.invariant(6)
-def test_an_assigned_training_function_is_not_used(data, plan_and_model):
+def test_an_assigned_training_function_is_not_used():
     plan, model = plan_and_model("identity", epochs=1, model=Own())
     for name in ("make_train_function", "train_step"):
         with pytest.raises(AttributeError, match="cannot be replaced"):
@@ -137,9 +144,7 @@ def test_an_assigned_training_function_is_not_used(data, plan_and_model):
     invariants=[11],
 )
 @pytest.mark.invariant(11)
-def test_a_run_is_not_resumed_with_another_parse(
-    data, make_plan, make_private_model, tmp_path
-):
+def test_a_run_is_not_resumed_with_another_parse(tmp_path):
     rows = np.column_stack(data).astype("f4")
     records = [tf.io.serialize_tensor(row).numpy() for row in rows]
     file = record_file(tmp_path / "a.tfrecord", records)

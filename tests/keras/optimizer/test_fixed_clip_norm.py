@@ -3,12 +3,11 @@
 import dataclasses
 
 import pytest
+from small_models import data, make_private_model, plan_and_model
 
 
 @pytest.mark.invariant(13)
-def test_plan_optimizer_and_run_keep_the_clip_norm(
-    plan_and_model, make_private_model, data, tmp_path
-):
+def test_plan_optimizer_and_run_keep_the_clip_norm(tmp_path):
     plan, model = plan_and_model(batch_size=22)
     other, path = dataclasses.replace(plan, l2_norm_clip=2.0), tmp_path / "run.private"
     assert other.plan_id != plan.plan_id

@@ -3,6 +3,7 @@
 import keras
 import pytest
 from same_weights import assert_same
+from small_models import data, make_plain_model, make_plan, make_private_model
 
 import tf_bandmf
 import tf_bandmf.keras
@@ -28,9 +29,7 @@ INNER = {
 
 @pytest.mark.parametrize("name", INNER)
 @pytest.mark.slow_cases(but=["sgd_clipnorm", "muon"])
-def test_any_inner_optimizer_gets_the_noisy_gradients_and_nothing_else(
-    name, data, make_plan, make_plain_model, make_private_model
-):
+def test_any_inner_optimizer_gets_the_noisy_gradients_and_nothing_else(name):
     plan, seen = make_plan("bsr:2", epochs=1, batch_size=8), []
     model = make_private_model(plan, INNER[name]())
     for batch in plan.batches(*data):
@@ -47,6 +46,6 @@ def test_any_inner_optimizer_gets_the_noisy_gradients_and_nothing_else(
 
 
 @pytest.mark.parametrize("name", ["l2_norm_clip", "num_microbatches", "weight_decay"])
-def test_settings_of_something_else_are_refused_with_their_place(name, make_plan):
+def test_settings_of_something_else_are_refused_with_their_place(name):
     with pytest.raises(ValueError, match=rf"{name}.*plan\(.*make_private.*inner_opt"):
         tf_bandmf.keras.PrivateOptimizer("sgd", make_plan(), **{name: 1.0})

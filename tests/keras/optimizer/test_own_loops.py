@@ -7,15 +7,14 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from same_weights import assert_same, flat
+from small_models import data, make_plan, make_private_model, plan_and_model
 
 import tf_bandmf
 import tf_bandmf.keras
 
 
 @pytest.mark.parametrize("scale", [0.0, 1.0, 1e3])
-def test_noisy_gradients_are_multiples_of_one_spacing_whatever_was_added(
-    scale, data, make_plan, make_private_model
-):
+def test_noisy_gradients_are_multiples_of_one_spacing_whatever_was_added(scale):
     """Without a common grid, the last bits of float32 numbers would exclude some sums."""
     plan = make_plan("bsr:2")
     model = make_private_model(plan)
@@ -36,9 +35,7 @@ class Watched(keras.optimizers.SGD):
         return super().apply(grads, trainable_variables)
 
 
-def test_autograph_of_a_loop_of_ones_own_does_not_convert_the_step(
-    data, plan_and_model
-):
+def test_autograph_of_a_loop_of_ones_own_does_not_convert_the_step():
     plan, model = plan_and_model(batch_size=11, inner=Watched(0.5))
     model.optimizer.build(model.trainable_variables)
     for batch in plan.batches(*data):
@@ -48,7 +45,7 @@ def test_autograph_of_a_loop_of_ones_own_does_not_convert_the_step(
 
 
 @pytest.mark.slow
-def test_post_processing_and_a_rule_of_ones_own(data, make_plan, make_private_model):
+def test_post_processing_and_a_rule_of_ones_own():
     plan = make_plan("identity", batch_size=11)
     inner, own = (make_private_model(plan, keras.optimizers.SGD(0.5)) for _ in range(2))
     for batch in plan.batches(*data):
@@ -65,7 +62,7 @@ def test_post_processing_and_a_rule_of_ones_own(data, make_plan, make_private_mo
 
 
 @pytest.mark.invariant(6)
-def test_other_gradients_are_refused(data, make_plan, make_private_model):
+def test_other_gradients_are_refused():
     plan = make_plan(batch_size=11)
     model, other = (make_private_model(plan) for _ in range(2))
     first, second, *_ = plan.batches(*data)
@@ -84,7 +81,7 @@ def test_other_gradients_are_refused(data, make_plan, make_private_model):
 
 
 @pytest.mark.invariant(8, 20)
-def test_batches_are_those_of_the_plan_and_noise_is_used_once(data, plan_and_model):
+def test_batches_are_those_of_the_plan_and_noise_is_used_once():
     plan, model = plan_and_model(batch_size=11)
     first, second, *_ = plan.batches(*data)
     with pytest.raises(TypeError, match=r"plan\.batches"):
@@ -100,9 +97,7 @@ def test_batches_are_those_of_the_plan_and_noise_is_used_once(data, plan_and_mod
     model.private_gradients(second)
 
 
-def test_weights_that_changed_between_gradient_and_update_are_noticed(
-    data, plan_and_model
-):
+def test_weights_that_changed_between_gradient_and_update_are_noticed():
     plan, model = plan_and_model(batch_size=11)
     first, second, *_ = plan.batches(*data)
     model.optimizer.apply_noisy(model.private_gradients(first))
@@ -113,7 +108,7 @@ def test_weights_that_changed_between_gradient_and_update_are_noticed(
 
 
 @pytest.mark.invariant(8)
-def test_a_step_of_the_inner_optimizer_is_noticed(data, plan_and_model):
+def test_a_step_of_the_inner_optimizer_is_noticed():
     """The optimizer leaves weights and moments unchanged, but not its step counter."""
     plan, model = plan_and_model(batch_size=11)
     first, second, *_ = plan.batches(*data)
@@ -147,7 +142,7 @@ class Critic(tf_bandmf.keras.extending.PrivateTraining, keras.Model):
 
 
 @pytest.mark.slow
-def test_a_gan_whose_discriminator_is_private(data, plan_and_model):
+def test_a_gan_whose_discriminator_is_private():
     x, _ = data
     generator = keras.Sequential([keras.Input((2,)), keras.layers.Dense(5)])
     hidden = [keras.layers.Dense(4, "tanh"), keras.layers.Dense(1)]
@@ -174,7 +169,7 @@ def test_a_gan_whose_discriminator_is_private(data, plan_and_model):
     assert np.any(before != flat(generator))
 
 
-def test_progress_shows_the_budget(data, plan_and_model, capsys):
+def test_progress_shows_the_budget(capsys):
     plan, model = plan_and_model(test_seed=None)
     progress = tf_bandmf.keras.PrivacyProgress()
     history = model.fit(plan.batches(*data), epochs=2, callbacks=[progress]).history
@@ -199,7 +194,7 @@ def test_progress_shows_the_budget(data, plan_and_model, capsys):
     ],
     ids=["automatic", "layers", "groups"],
 )
-def test_settings_are_kept_by_files_and_named_by_the_statement(clipping, make_plan):
+def test_settings_are_kept_by_files_and_named_by_the_statement(clipping):
     optimizer = tf_bandmf.keras.PrivateOptimizer(
         "sgd", make_plan(), clipping=clipping, loss_scale_factor=1024
     )

@@ -9,13 +9,21 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from same_weights import assert_same
+from small_models import (
+    built,
+    data,
+    make_min_sep_plan,
+    make_plan,
+    make_private_model,
+    plan_and_model,
+    written_steps,
+)
 from small_plans import planned
 
 import tf_bandmf
 from tf_bandmf.files.journal import Journal
 from tf_bandmf.keras.resume import private_file
 from tf_bandmf.keras.run import known_runs
-from tf_bandmf.noise.keys import NoiseKey
 
 NUM_EXAMPLES = 22
 
@@ -34,26 +42,19 @@ class CrashAt(keras.callbacks.Callback):
             raise Crash
 
 
-@pytest.fixture
-def noisy_model(make_private_model):
+def noisy_model(plan, rate=0.01):
     """Makes models with dropout masks, moments and averaged weights."""
-
-    def make(plan, rate=0.01):
-        keras.utils.set_random_seed(1)
-        layers = [keras.layers.Dropout(0.5), keras.layers.Dense(3)]
-        model = keras.Sequential([keras.Input((5,)), *layers])
-        inner = keras.optimizers.Adam(rate, use_ema=True)
-        return make_private_model(plan, inner, model=model)
-
-    return make
+    keras.utils.set_random_seed(1)
+    layers = [keras.layers.Dropout(0.5), keras.layers.Dense(3)]
+    model = keras.Sequential([keras.Input((5,)), *layers])
+    inner = keras.optimizers.Adam(rate, use_ema=True)
+    return make_private_model(plan, inner, model=model)
 
 
 @pytest.mark.parametrize("kind", ["arrays", "stream"])
 @pytest.mark.slow_cases("stream")
 @pytest.mark.invariant(11)
-def test_a_run_resumed_three_times_is_the_straight_run_bit_for_bit(
-    kind, data, make_plan, noisy_model, tmp_path
-):
+def test_a_run_resumed_three_times_is_the_straight_run_bit_for_bit(kind, tmp_path):
     plan = make_plan("lambda_cgd", batch_size=11)
 
     def run(name, *callbacks, rate=0.01):
@@ -83,13 +84,6 @@ def test_a_run_resumed_three_times_is_the_straight_run_bit_for_bit(
     assert_same(resumed, run("straight"))
 
 
-def restored(model, weights):
-    model.build((None, 5))
-    model.optimizer.build(model.trainable_variables)
-    model.load_weights(weights)
-    return model
-
-
 PARTICIPATIONS = {
     "fixed": ("bsr:2", tf_bandmf.FixedEpochOrder(NUM_EXAMPLES, 6, 2), "chacha20"),
     "poisson": ("identity", tf_bandmf.CyclicPoisson(NUM_EXAMPLES, 6, 2), "philox"),
@@ -100,9 +94,7 @@ PARTICIPATIONS = {
 @pytest.mark.parametrize("kind", PARTICIPATIONS)
 @pytest.mark.slow_cases("fixed", "poisson")
 @pytest.mark.invariant(11)
-def test_key_and_sampler_are_those_of_the_interrupted_run(
-    kind, data, noisy_model, tmp_path
-):
+def test_key_and_sampler_are_those_of_the_interrupted_run(kind, tmp_path):
     mechanism, participation, generator = PARTICIPATIONS[kind]
     steps = None if hasattr(participation, "steps_per_epoch") else 8
     arguments = {"noise_multiplier": 1.0, "delta": 1e-5, "sampling": participation}
@@ -118,13 +110,13 @@ def test_key_and_sampler_are_those_of_the_interrupted_run(
     model.fit(plan.batches(*data), callbacks=[Keep()], **options)
     for step in (3, 7):
         # Like another process, the new model would have its own key and sampler seed.
-        again = restored(noisy_model(plan), tmp_path / f"{step}.weights.h5")
+        again = built(noisy_model(plan), tmp_path / f"{step}.weights.h5")
         again.fit(plan.batches(*data), **options)
         assert_same(again, model)
 
 
 @pytest.fixture(scope="module")
-def half_a_run(data, make_plan, make_private_model, tmp_path_factory):
+def half_a_run(tmp_path_factory):
     """Returns a plan, and the folder that a run left after its first epoch."""
     known_runs.forget()
     plan = make_plan("bsr", test_seed=None, batch_size=11)
@@ -159,14 +151,12 @@ REFUSALS = {
 
 @pytest.mark.parametrize("change", REFUSALS)
 @pytest.mark.invariant(11)
-def test_anything_else_than_the_run_is_refused(
-    change, halfway, data, make_plan, make_private_model, monkeypatch
-):
+def test_anything_else_than_the_run_is_refused(change, halfway, monkeypatch):
     plan, weights, path = halfway
     x, y = data
     if change == "plan":
         plan = make_plan("bsr", epsilon=5.0, test_seed=None, batch_size=11)
-    model = restored(make_private_model(plan), weights)
+    model = built(make_private_model(plan), weights)
     if change == "no file":
         path.unlink()
     elif change == "readable":
@@ -202,9 +192,7 @@ def test_anything_else_than_the_run_is_refused(
 )
 @pytest.mark.parametrize("lost", ["as it was", "edited", "changed", "torn", "control"])
 @pytest.mark.invariant(10, 11)
-def test_a_step_that_was_lost_is_repeated_as_it_was_or_stops(
-    lost, data, make_plan, make_private_model, tmp_path, figure
-):
+def test_a_step_that_was_lost_is_repeated_as_it_was_or_stops(lost, tmp_path, figure):
     def make_model(factor):
         def graded(y, logits):  # No configuration contains the factor.
             actual = keras.losses.sparse_categorical_crossentropy(y, logits, True)
@@ -230,7 +218,7 @@ def test_a_step_that_was_lost_is_repeated_as_it_was_or_stops(
         # The machine stopped while it wrote the entry of the second step.
         os.truncate(path, path.stat().st_size - 5)
     again = make_model(0.5 if lost in ("edited", "control") else 1.0)
-    restored(again, tmp_path / "0.weights.h5")
+    built(again, tmp_path / "0.weights.h5")
     again.begin_run(plan.batches(*data), path)
     if lost == "changed":
         again.set_weights([weight + 1e-3 for weight in again.get_weights()])
@@ -257,9 +245,7 @@ def test_a_step_that_was_lost_is_repeated_as_it_was_or_stops(
     ids=["usual", "xla", "steps_per_execution"],
 )
 @pytest.mark.invariant(11)
-def test_each_step_is_written_down_however_it_is_run(
-    changes, data, plan_and_model, written_steps, tmp_path
-):
+def test_each_step_is_written_down_however_it_is_run(changes, tmp_path):
     plan, model = plan_and_model(
         "identity", test_seed=None, batch_size=11, epochs=3, hidden=False, **changes
     )
@@ -276,16 +262,13 @@ def test_each_step_is_written_down_however_it_is_run(
 
 @pytest.mark.slow
 @pytest.mark.invariant(10)
-def test_entries_are_keyed(data, make_plan, make_private_model, tmp_path):
+def test_entries_are_keyed(tmp_path):
     plan = make_plan("identity", test_seed=None, batch_size=11)
 
     def entry_of(name, key):
         known_runs.forget()
         model = make_private_model(plan, hidden=False)
-        model.build((None, data[0].shape[1]))
-        model.optimizer.build(model.trainable_variables)
-        run = model.optimizer.run
-        run.adopt(run.secrets_of(NoiseKey(bytes([key]) * 32)))
+        built(model, key=bytes([key]) * 32)
         batches = model.begin_run(plan.batches(*data), tmp_path / name)
         model.train_on_batch(next(iter(batches.dataset())))
         _, (entry,) = Journal(str(tmp_path / name)).read()
@@ -298,16 +281,14 @@ def test_entries_are_keyed(data, make_plan, make_private_model, tmp_path):
 
 
 @pytest.mark.invariant(11)
-def test_a_file_that_two_processes_wrote_is_refused(
-    halfway, data, make_private_model, tmp_path
-):
+def test_a_file_that_two_processes_wrote_is_refused(halfway, tmp_path):
     plan, weights, path = halfway
     # Write the entries that two forks would write if each took the third step.
     file = Journal(str(path))
     file.read()
     for digest in (5, 6):
         file.append(np.array([2, digest], "<i8").tobytes())
-    model = restored(make_private_model(plan), weights)
+    model = built(make_private_model(plan), weights)
     with pytest.raises(ValueError, match="has a step twice"):
         model.begin_run(plan.batches(*data), path)
 
@@ -321,11 +302,9 @@ def test_a_file_that_two_processes_wrote_is_refused(
     invariants=[11, 19],
 )
 @pytest.mark.parametrize("what", ["nothing", "weights"])
-def test_what_a_run_is_resumed_with_is_sealed(
-    what, halfway, data, make_private_model, figure
-):
+def test_what_a_run_is_resumed_with_is_sealed(what, halfway, figure):
     plan, weights, path = halfway
-    model = restored(make_private_model(plan), weights)
+    model = built(make_private_model(plan), weights)
 
     def assign(logs):
         for variable in model.trainable_variables if what == "weights" else ():
@@ -346,9 +325,7 @@ def test_what_a_run_is_resumed_with_is_sealed(
     figure("refused; without the callback the run goes on")
 
 
-def test_streams_whose_separation_is_asserted_are_not_resumed(
-    data, make_min_sep_plan, make_private_model, tmp_path
-):
+def test_streams_whose_separation_is_asserted_are_not_resumed(tmp_path):
     model = make_private_model(make_min_sep_plan())
     model.build((None, 5))
     with pytest.raises(TypeError, match="cannot be resumed"):
@@ -356,15 +333,13 @@ def test_streams_whose_separation_is_asserted_are_not_resumed(
 
 
 @pytest.mark.invariant(1, 11)
-def test_a_resumed_run_is_named_by_its_statement_and_has_no_more_steps(
-    halfway, data, make_private_model
-):
+def test_a_resumed_run_is_named_by_its_statement_and_has_no_more_steps(halfway):
     plan, weights, path = halfway
     ends = []
     # A resumed run does not get more steps: it ends with these weights.
     for at_once in (True, False):
         model, batches = (
-            restored(make_private_model(plan), weights),
+            built(make_private_model(plan), weights),
             plan.batches(*data),
         )
         if at_once:
@@ -393,9 +368,7 @@ CALLBACKS = {
 
 @pytest.mark.parametrize("kind", CALLBACKS)
 @pytest.mark.invariant(10)
-def test_the_private_file_is_in_no_folder_of_a_callback(
-    kind, data, plan_and_model, tmp_path
-):
+def test_the_private_file_is_in_no_folder_of_a_callback(kind, tmp_path):
     plan, model = plan_and_model()
     options = {"private_state": tmp_path / "run.private", "verbose": 0}
     callbacks = [CALLBACKS[kind](tmp_path)]

@@ -2,12 +2,13 @@
 
 import keras
 import pytest
+from small_models import data
 
 from tf_bandmf.keras.run import known_runs
 
 
 @pytest.fixture
-def train_from_files(data, tmp_path):
+def train_from_files(tmp_path):
     """Trains a new model up to an epoch, from the state in the files of this name."""
 
     def train(model, name, epochs):

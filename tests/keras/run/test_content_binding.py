@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from arrays import assert_same
+from small_models import data, make_plan, make_private_model, plan_and_model
 
 EDITS = {
     "other data": lambda b: {**b, "x": tf.random.normal(b["x"].shape)},
@@ -29,9 +30,7 @@ EDITS = {
 @pytest.mark.parametrize("changes", [{}, {"jit_compile": True}])
 @pytest.mark.slow_cases("changes1")
 @pytest.mark.invariant(20)
-def test_an_edited_batch_is_refused_before_anything_is_computed(
-    changes, data, plan_and_model
-):
+def test_an_edited_batch_is_refused_before_anything_is_computed(changes):
     # Equal batch sizes need a single trace.
     plan, model = plan_and_model(batch_size=11, **changes)
     batches = list(plan.batches(*data))
@@ -51,9 +50,7 @@ def test_an_edited_batch_is_refused_before_anything_is_computed(
 
 
 @pytest.mark.invariant(20)
-def test_weights_of_the_plan_and_padding_cannot_be_changed(
-    data, make_plan, make_private_model
-):
+def test_weights_of_the_plan_and_padding_cannot_be_changed():
     plan = make_plan()
     weights = np.linspace(0.5, 1.0, len(data[0]), dtype=np.float32)
     model = make_private_model(plan)

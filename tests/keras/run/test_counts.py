@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from arrays import assert_same
+from small_models import data, make_plan, make_private_model
 
 import tf_bandmf
 import tf_bandmf.keras
@@ -17,7 +18,7 @@ from tf_bandmf.keras.run.counts import Counts, PrivateCounts
 
 @pytest.mark.slow_cases("nothing clipped")
 @pytest.mark.parametrize("clip", [1.0, 1e4], ids=["clipped", "nothing clipped"])
-def test_it_counts_what_became_of_examples(data, make_plan, make_private_model, clip):
+def test_it_counts_what_became_of_examples(clip):
     plan = make_plan("identity", epsilon=None, noise_multiplier=0.02, l2_norm_clip=clip)
     plan = plan.reserve(counts=0.5)
     x, y = data[0].copy(), data[1].copy()
@@ -45,7 +46,7 @@ def test_it_counts_what_became_of_examples(data, make_plan, make_private_model, 
 
 @pytest.mark.invariant(3)
 @pytest.mark.parametrize("counts", [0.001, 0.02, 0.5])
-def test_gradient_and_count_have_the_norm_that_the_noise_is_for(make_plan, counts):
+def test_gradient_and_count_have_the_norm_that_the_noise_is_for(counts):
     plan = make_plan(l2_norm_clip=0.3).reserve(counts=counts)
     clip = float(np.float32(0.3))
     of_noise = plan.noise_stddev / plan.unit_noise_stddev
@@ -58,9 +59,7 @@ def test_gradient_and_count_have_the_norm_that_the_noise_is_for(make_plan, count
 
 
 @pytest.mark.invariant(3)
-def test_a_neighbor_moves_the_sum_of_an_epoch_by_one_for_each_participation(
-    data, make_plan, make_private_model
-):
+def test_a_neighbor_moves_the_sum_of_an_epoch_by_one_for_each_participation():
     """Compares two runs with the same test noise; in one of them, a record is bad."""
     plan = make_plan("identity", test_seed=5).reserve(counts=0.1)
 
@@ -84,9 +83,7 @@ def test_a_neighbor_moves_the_sum_of_an_epoch_by_one_for_each_participation(
 
 
 @pytest.mark.slow
-def test_a_resumed_run_counts_as_the_straight_one(
-    make_plan, make_private_model, train_from_files
-):
+def test_a_resumed_run_counts_as_the_straight_one(train_from_files):
     plan = make_plan("bsr:2").reserve(counts=0.1)
     straight, _, split = (
         train_from_files(make_private_model(plan), name, epochs)
@@ -104,9 +101,7 @@ def test_a_resumed_run_counts_as_the_straight_one(
     area="secrets",
     invariants=[10],
 )
-def test_no_file_and_no_attribute_has_a_raw_count(
-    data, make_plan, make_private_model, tmp_path, figure
-):
+def test_no_file_and_no_attribute_has_a_raw_count(tmp_path, figure):
     import h5py
 
     # The key is fixed: among so many numbers one may equal a raw count by chance.
@@ -172,7 +167,7 @@ def test_what_is_said_at_the_end():
     assert not PrivateCounts(0.3, 0.0, 0.02, 1e-4, 40).sentence()
 
 
-def test_the_noise_is_the_strategys(data, make_plan, make_private_model):
+def test_the_noise_is_the_strategys():
     """Whitened noise of 48 steps is normal; the false-alarm rate is 10^-9."""
     from scipy import stats
 

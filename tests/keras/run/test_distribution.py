@@ -15,12 +15,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from arrays import assert_same
+from small_models import built, data, make_plan, make_private_model, written_steps
 
 import tf_bandmf
 import tf_bandmf.keras
 from tf_bandmf.keras.clipping import UnsupportedModelError
 from tf_bandmf.keras.run import known_runs
-from tf_bandmf.noise.keys import NoiseKey
 
 
 @pytest.fixture(scope="module")
@@ -28,25 +28,17 @@ def strategy():
     return tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
 
 
-@pytest.fixture(scope="module")
-def train(data, compile_model):
+def train(plan, strategy=None, inner=None, epochs=2, **fit):
     """Trains a model that needs several blocks of noise for two epochs."""
-
-    def go(plan, strategy=None, inner=None, epochs=2, **fit):
-        strategy = strategy or tf.distribute.get_strategy()
-        with strategy.scope():
-            keras.utils.set_random_seed(0)
-            layers = [keras.layers.Dense(1500, "tanh"), keras.layers.Dense(3)]
-            model = keras.Sequential([keras.Input((5,)), *layers])
-            tf_bandmf.keras.make_private(model)
-            inner = inner() if inner else keras.optimizers.SGD(0.1)
-            optimizer = tf_bandmf.keras.PrivateOptimizer(inner, plan)
-            compile_model(model, optimizer, jit_compile=False, metrics=["accuracy"])
-        if epochs is not None:
-            model.fit(plan.batches(*data), epochs=epochs, verbose=0, **fit)
-        return model
-
-    return go
+    strategy = strategy or tf.distribute.get_strategy()
+    with strategy.scope():
+        dense = [keras.layers.Dense(1500, "tanh"), keras.layers.Dense(3)]
+        options = {"jit_compile": False, "metrics": ["accuracy"]}
+        inner, layers = inner and inner(), [keras.Input((5,)), *dense]
+        model = make_private_model(plan, inner, model=layers, **options)
+    if epochs is not None:
+        model.fit(plan.batches(*data), epochs=epochs, verbose=0, **fit)
+    return model
 
 
 def assert_close(a, b, atol=1e-6):
@@ -63,7 +55,7 @@ INNER = {
 
 # Models by mechanism and inner optimizer; no test changes them.
 @pytest.fixture(scope="module")
-def alone(make_plan, train):
+def alone():
     """Returns a model that one replica trained."""
     return functools.cache(
         lambda mechanism, inner=None: train(make_plan(mechanism), None, INNER[inner])
@@ -71,7 +63,7 @@ def alone(make_plan, train):
 
 
 @pytest.fixture(scope="module")
-def together(make_plan, train, strategy):
+def together(strategy):
     """Returns a model that two replicas trained."""
 
     @functools.cache
@@ -82,21 +74,21 @@ def together(make_plan, train, strategy):
 
 
 @pytest.fixture(scope="module")
-def after_an_epoch(make_plan, train, strategy, tmp_path_factory):
+def after_an_epoch(strategy, tmp_path_factory):
     """Returns a model of two replicas after one epoch; no test changes it."""
     path = tmp_path_factory.mktemp("halfway") / "run.private"
     return train(make_plan("identity"), strategy, epochs=1, private_state=path)
 
 
 @pytest.mark.invariant(11)
-def test_one_of_two_replicas_writes_the_steps_down(after_an_epoch, written_steps):
+def test_one_of_two_replicas_writes_the_steps_down(after_an_epoch):
     written = written_steps(after_an_epoch._training.run_file.path)
     assert written == list(range(after_an_epoch.optimizer.steps_taken))
 
 
 @pytest.mark.slow
 @pytest.mark.on_cpu
-def test_train_on_batch_in_the_scope_of_one_replica(make_plan, train, alone, data):
+def test_train_on_batch_in_the_scope_of_one_replica(alone):
     one = tf.distribute.MirroredStrategy(["CPU:0"])
     plan = make_plan("bsr")
     model = train(plan, one, INNER["clipped"], epochs=None)
@@ -147,15 +139,11 @@ def constrained():
     invariants=[16],
 )
 @pytest.mark.invariant(16)
-def test_a_constraint_of_kept_activations_is_refused(
-    strategy, data, make_plan, compile_model
-):
+def test_a_constraint_of_kept_activations_is_refused(strategy):
     plan = make_plan("identity", batch_size=22)
     with strategy.scope():
-        model = keras.Sequential([keras.Input((5,)), *constrained()])
-        tf_bandmf.keras.make_private(model)
-        optimizer = tf_bandmf.keras.PrivateOptimizer("sgd", plan)
-        compile_model(model, optimizer, jit_compile=False)
+        layers = [keras.Input((5,)), *constrained()]
+        model = make_private_model(plan, model=layers, jit_compile=False)
     before = model.get_weights()
     with pytest.raises(
         UnsupportedModelError, match=r"reads a tensor (that is no|of another)"
@@ -166,7 +154,7 @@ def test_a_constraint_of_kept_activations_is_refused(
 
 @pytest.mark.slow
 @pytest.mark.invariant(8)
-def test_equal_sums_of_two_replicas_do_not_show(make_plan, train, strategy, data):
+def test_equal_sums_of_two_replicas_do_not_show(strategy):
     plan, (x, y) = make_plan("bsr", test_seed=None), data
     weights = np.ones(len(x), np.float32)
     # This record has weight 0, so its content changes no sum.
@@ -175,10 +163,8 @@ def test_equal_sums_of_two_replicas_do_not_show(make_plan, train, strategy, data
     def released(record):
         known_runs.forget()
         model = train(plan, strategy, epochs=None)
-        model.optimizer.build(model.trainable_variables)
-        run = model.optimizer.run
         with strategy.scope():
-            run.adopt(run.secrets_of(NoiseKey(bytes(32))))
+            built(model, key=bytes(32))
         given = np.concatenate([np.full_like(x[:1], record), x[1:]])
         model.fit(plan.batches(given, y, weights), epochs=1, verbose=0)
         return np.concatenate([w.ravel() for w in model.get_weights()])
@@ -190,7 +176,7 @@ def test_equal_sums_of_two_replicas_do_not_show(make_plan, train, strategy, data
 
 @pytest.mark.slow
 @pytest.mark.invariant(11)
-def test_a_run_on_two_replicas_resumes(make_plan, strategy, train, data, tmp_path):
+def test_a_run_on_two_replicas_resumes(strategy, tmp_path):
     plan, path = make_plan("bsr", test_seed=None), tmp_path / "run.private"
     weights = tmp_path / "half.weights.h5"
 
@@ -201,15 +187,13 @@ def test_a_run_on_two_replicas_resumes(make_plan, strategy, train, data, tmp_pat
 
     straight = train(plan, strategy, private_state=path, callbacks=[Save()])
     known_runs.forget()  # The resumed run is like one in another process.
-    resumed = train(plan, strategy, epochs=0)
-    resumed.optimizer.build(resumed.trainable_variables)
-    resumed.load_weights(weights)
+    resumed = built(train(plan, strategy, epochs=0), weights)
     resumed.fit(plan.batches(*data), epochs=2, private_state=path, verbose=0)
     assert resumed.optimizer.steps_taken == plan.num_steps
     assert_close(resumed, straight, 0.0)
 
 
-def test_train_on_batch_would_count_examples_twice(after_an_epoch, data):
+def test_train_on_batch_would_count_examples_twice(after_an_epoch):
     model = after_an_epoch
     batch = next(iter(model.optimizer.plan.batches(*data).dataset(4)))
     with pytest.raises(NotImplementedError, match="several times"):
@@ -217,7 +201,7 @@ def test_train_on_batch_would_count_examples_twice(after_an_epoch, data):
 
 
 @pytest.mark.invariant(2)
-def test_each_replica_takes_its_own_part_alone(after_an_epoch, strategy, data):
+def test_each_replica_takes_its_own_part_alone(after_an_epoch, strategy):
     model = after_an_epoch
     batch = next(iter(model.optimizer.plan.batches(*data).dataset(4)))
     before = model.get_weights()
@@ -229,7 +213,7 @@ def test_each_replica_takes_its_own_part_alone(after_an_epoch, strategy, data):
     assert_same(model.get_weights(), before)
 
 
-def test_model_and_optimizer_belong_together(make_plan, strategy, train, data):
+def test_model_and_optimizer_belong_together(strategy):
     plan = make_plan("identity")
     model = train(plan, strategy, epochs=0)
     outside = tf_bandmf.keras.PrivateOptimizer(keras.optimizers.SGD(0.1), plan)
@@ -322,7 +306,7 @@ def test_workers_train_like_one(count, tmp_path, monkeypatch):
     assert each[0]["key"].any()
 
 
-def test_parameter_servers_are_refused(make_plan, monkeypatch):
+def test_parameter_servers_are_refused(monkeypatch):
     inner, plan = keras.optimizers.SGD(0.1), make_plan()
     servers = object.__new__(tf.distribute.ParameterServerStrategy)
     monkeypatch.setattr(tf.distribute, "get_strategy", lambda: servers)

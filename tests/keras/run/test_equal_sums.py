@@ -6,14 +6,13 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from small_models import built, make_private_model
 
 import tf_bandmf
-import tf_bandmf.keras
 from tf_bandmf.keras.run import known_runs
 from tf_bandmf.keras.run.run import Run
 from tf_bandmf.keras.run.secrets import SecretState
 from tf_bandmf.keras.run.tables import RunTables
-from tf_bandmf.noise.keys import NoiseKey
 
 SIZE, EXAMPLES, BATCH = 40, 24, 8
 
@@ -24,14 +23,13 @@ def data():
     return x, rng.normal(size=(EXAMPLES, SIZE)).astype("f4")
 
 
-def releases_of_history(change=None, factors=(0.0, 0.0, 0.0), **compiled):
+def releases_of_history(change=None, factors=(0.0, 0.0, 0.0)):
     """Returns the noisy gradients of three steps with one key; weights do not change.
 
     Args:
       change: function that changes the data; it gets the inputs, the targets, and the
         index of an example of the first batch.
       factors: factor of each step's loss. At 0, all sums are equal to the last bit.
-      **compiled: arguments of `compile`.
     """
     known_runs.forget()
     plan = tf_bandmf.plan(
@@ -43,20 +41,13 @@ def releases_of_history(change=None, factors=(0.0, 0.0, 0.0), **compiled):
     )
     dropout = keras.layers.Dropout(0.5, seed=1)
     dense = keras.layers.Dense(SIZE, use_bias=False, kernel_initializer="zeros")
-    model = keras.Sequential([keras.Input((SIZE,)), dense, dropout])
-    tf_bandmf.keras.make_private(
-        model, microbatch_size=compiled.pop("microbatch_size", None)
-    )
     factor = tf.Variable(0.0)
-    model.compile(
-        tf_bandmf.keras.PrivateOptimizer(keras.optimizers.SGD(1.0), plan),
-        lambda y, y_pred: factor * keras.ops.sum(y * y_pred, axis=-1),
-        **compiled,
+    model = make_private_model(
+        plan,
+        model=[keras.Input((SIZE,)), dense, dropout],
+        loss=lambda y, y_pred: factor * keras.ops.sum(y * y_pred, axis=-1),
     )
-    model.optimizer.build(model.trainable_variables)
-    run = model.optimizer.run
-    # A fork of the process, or a copied machine, would do the same.
-    run.adopt(run.secrets_of(NoiseKey(bytes(32))))
+    built(model, key=bytes(32))
     x, y = data()
     if change is not None:
         numbers = plan.batches(np.arange(EXAMPLES), y).dataset(0)
@@ -163,17 +154,17 @@ def releases_of(rates, releases):
     )
     ids = keras.Input((2,), dtype="int32")
     table = keras.layers.Embedding(ROWS, 3, embeddings_initializer="ones")
-    model = keras.Model(ids, keras.layers.Flatten()(table(ids)))
-    tf_bandmf.keras.make_private(model, tables="lazy")
     inner = keras.optimizers.SGD(1.0)
-    # The gradient of this loss is 1 for all weights.
-    model.compile(
-        tf_bandmf.keras.PrivateOptimizer(inner, plan),
-        lambda y, y_pred: keras.ops.sum(y_pred, axis=-1),
+    model = make_private_model(
+        plan,
+        inner,
+        model=keras.Model(ids, keras.layers.Flatten()(table(ids))),
+        # The gradient of this loss is 1 for all weights.
+        loss=lambda y, y_pred: keras.ops.sum(y_pred, axis=-1),
+        settings={"tables": "lazy"},
     )
     model._prepare(None)
-    run = model.optimizer.run
-    run.adopt(run.secrets_of(NoiseKey(bytes(32))))
+    built(model, key=bytes(32))
     # No row is read twice.
     x = np.arange(2 * EXAMPLES, dtype=np.int32).reshape(EXAMPLES, 2)
     batches = list(plan.batches(x, np.zeros([EXAMPLES, 1], "f4")).dataset(0))

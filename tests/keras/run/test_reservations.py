@@ -3,6 +3,7 @@
 import keras
 import pytest
 from arrays import assert_same
+from small_models import built, data, make_plan, make_private_model
 
 import tf_bandmf
 import tf_bandmf.keras
@@ -19,7 +20,7 @@ def ledger(tmp_path):
 
 
 @pytest.fixture
-def plan(make_plan, ledger):
+def plan(ledger):
     made = make_plan("identity", batch_size=11, test_seed=None)
     return ledger.bind(made, "patients")
 
@@ -29,10 +30,8 @@ def runs(ledger):
 
 
 @pytest.mark.invariant(19)
-def test_a_run_reserves_at_its_first_step(data, plan, ledger, make_private_model):
-    model = make_private_model(plan)
-    model.build((None, data[0].shape[1]))
-    model.optimizer.build(model.trainable_variables)
+def test_a_run_reserves_at_its_first_step(plan, ledger):
+    model = built(make_private_model(plan))
     assert runs(ledger) == 0
     assert "nothing is reserved" in str(model.privacy_statement())
     model.fit(plan.batches(*data), epochs=1, verbose=0)
@@ -48,9 +47,7 @@ def test_a_run_reserves_at_its_first_step(data, plan, ledger, make_private_model
 
 
 @pytest.mark.invariant(19)
-def test_the_plan_that_was_given_to_bind_takes_no_step(
-    data, make_plan, ledger, make_private_model
-):
+def test_the_plan_that_was_given_to_bind_takes_no_step(ledger):
     plan = make_plan("identity", batch_size=11, test_seed=None)
     ledger.bind(plan, "patients")
     model = make_private_model(plan)
@@ -62,7 +59,7 @@ def test_the_plan_that_was_given_to_bind_takes_no_step(
 
 
 @pytest.mark.invariant(19)
-def test_a_run_without_budget_takes_no_step(data, plan, ledger, make_private_model):
+def test_a_run_without_budget_takes_no_step(plan, ledger):
     waiting = make_private_model(plan)
     before = waiting.get_weights()
     ledger.spend("patients", (3.0, 1e-6), about="somebody was faster")
@@ -81,7 +78,7 @@ def test_a_run_without_budget_takes_no_step(data, plan, ledger, make_private_mod
 
 
 @pytest.mark.invariant(19)
-def test_without_the_ledger_nothing_begins(data, plan, make_private_model, monkeypatch):
+def test_without_the_ledger_nothing_begins(plan, monkeypatch):
     monkeypatch.setattr(book, "_OPEN", {})
     model = make_private_model(plan)
     with pytest.raises(LedgerError, match="not open in this process"):
@@ -90,9 +87,7 @@ def test_without_the_ledger_nothing_begins(data, plan, make_private_model, monke
 
 
 @pytest.mark.invariant(19)
-def test_a_resumed_run_reserves_once(
-    plan, ledger, make_private_model, train_from_files
-):
+def test_a_resumed_run_reserves_once(plan, ledger, train_from_files):
     train_from_files(make_private_model(plan), "run", 1)
     model = train_from_files(make_private_model(plan), "run", 2)
     assert model.optimizer.steps_taken == 4
@@ -100,9 +95,7 @@ def test_a_resumed_run_reserves_once(
 
 
 @pytest.mark.slow
-def test_a_run_that_ends_early_gives_back_the_rest(
-    data, plan, ledger, make_private_model
-):
+def test_a_run_that_ends_early_gives_back_the_rest(plan, ledger):
     model = make_private_model(plan)
     with pytest.raises(ValueError, match="has begun"):
         model.optimizer.end_run("too early")
@@ -123,9 +116,7 @@ def test_a_run_that_ends_early_gives_back_the_rest(
     assert model.optimizer.steps_taken == 2
 
 
-def test_a_run_that_somebody_ended_does_not_go_on(
-    data, plan, ledger, make_private_model
-):
+def test_a_run_that_somebody_ended_does_not_go_on(plan, ledger):
     model = make_private_model(plan)
     model.fit(plan.batches(*data), epochs=1, verbose=0)
     (entry,) = [entry for entry in ledger.history() if entry.kind == "begun"]
@@ -135,9 +126,7 @@ def test_a_run_that_somebody_ended_does_not_go_on(
     assert model.optimizer.steps_taken == 2
 
 
-def test_a_model_that_is_loaded_reserves_nothing(
-    data, plan, ledger, make_private_model, tmp_path
-):
+def test_a_model_that_is_loaded_reserves_nothing(plan, ledger, tmp_path):
     model = make_private_model(plan)
     model.fit(plan.batches(*data), epochs=1, verbose=0)
     model.save(tmp_path / "model.keras")

@@ -6,9 +6,9 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from small_models import built, make_private_model
 
 import tf_bandmf
-import tf_bandmf.keras
 from tf_bandmf.keras.run import secrets
 
 SIZE, BATCH, STDDEV = 40, 8, 3.0
@@ -31,18 +31,13 @@ def as_before():
 
 
 def make_model(plan, checkpoint=None):
-    model = keras.Sequential([keras.Input((SIZE,)), keras.layers.Dense(SIZE)])
-    tf_bandmf.keras.make_private(model)
-    optimizer = tf_bandmf.keras.PrivateOptimizer(
-        keras.optimizers.SGD(LEARNING_RATE), plan
-    )
-    model.compile(optimizer, Switched())
+    layers = [keras.Input((SIZE,)), keras.layers.Dense(SIZE)]
+    inner = keras.optimizers.SGD(LEARNING_RATE)
+    model = make_private_model(plan, inner, model=layers, loss=Switched())
     if checkpoint is None:
         model.set_weights([np.zeros_like(w) for w in model.get_weights()])
-    else:
-        optimizer.build(model.trainable_variables)
-        model.load_weights(checkpoint)
-    return model
+        return model
+    return built(model, checkpoint)
 
 
 def data():

@@ -7,6 +7,7 @@ import keras
 import numpy as np
 import pytest
 import scipy.stats
+from small_models import data, make_plan, make_private_model
 
 import tf_bandmf
 from tf_bandmf.keras.resume.private_file import PrivateRun
@@ -23,12 +24,8 @@ MECHANISMS = {
 SECRET = {"test_seed": None}
 
 
-@pytest.fixture
-def make_model(make_private_model):
-    def make(plan, **changes):
-        return make_private_model(plan, **{"hidden": False, **changes})
-
-    return make
+def make_model(plan, **changes):
+    return make_private_model(plan, **{"hidden": False, **changes})
 
 
 @pytest.fixture
@@ -45,9 +42,7 @@ def drawn(monkeypatch):
 
 @pytest.mark.parametrize("sampling", MECHANISMS)
 @pytest.mark.invariant(8, 11, 19)
-def test_two_runs_on_one_object_have_two_samples(
-    sampling, data, make_plan, make_model, drawn
-):
+def test_two_runs_on_one_object_have_two_samples(sampling, drawn):
     plan = make_plan(MECHANISMS[sampling], sampling=sampling, **SECRET)
     batches, samples = plan.batches(data[0], np.arange(len(data[0]))), []
     for _ in range(2):
@@ -68,9 +63,7 @@ def test_two_runs_on_one_object_have_two_samples(
 
 
 @pytest.mark.invariant(11)
-def test_a_run_resumes_its_sample_with_nothing_but_the_key(
-    data, make_plan, make_model, tmp_path
-):
+def test_a_run_resumes_its_sample_with_nothing_but_the_key(tmp_path):
     plan = make_plan("lambda_cgd", sampling="balls-in-bins", **SECRET)
     model, path = make_model(plan), tmp_path / "run.private"
     begun = model.begin_run(plan.batches(*data), path)
@@ -91,9 +84,7 @@ def test_a_run_resumes_its_sample_with_nothing_but_the_key(
 
 
 @pytest.mark.invariant(19)
-def test_a_custom_loop_trains_on_a_sample_that_no_other_run_had(
-    data, make_plan, make_model, tmp_path
-):
+def test_a_custom_loop_trains_on_a_sample_that_no_other_run_had(tmp_path):
     plan = make_plan("identity", sampling="poisson", batch_size=11, **SECRET)
     batches = plan.batches(*data)
     first, second = make_model(plan), make_model(plan, additional_run=True)
@@ -113,7 +104,7 @@ def test_a_custom_loop_trains_on_a_sample_that_no_other_run_had(
 
 
 @pytest.mark.invariant(8)
-def test_batches_in_flight_keep_their_sample(data, make_plan):
+def test_batches_in_flight_keep_their_sample():
     plan = make_plan("identity", sampling="poisson", **SECRET)
     batches = plan.batches(*data)
     expected = [batch.indices.tolist() for batch in batches.indices()]
@@ -127,9 +118,7 @@ def test_batches_in_flight_keep_their_sample(data, make_plan):
 
 
 @pytest.mark.invariant(19)
-def test_samples_of_two_runs_are_independent_as_their_joint_guarantee_assumes(
-    make_model,
-):
+def test_samples_of_two_runs_are_independent_as_their_joint_guarantee_assumes():
     plan = tf_bandmf.plan(
         "identity",
         sampling="poisson",

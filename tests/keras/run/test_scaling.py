@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from arrays import assert_same
+from small_models import built, data, make_plan, make_private_model
 
 import tf_bandmf
 import tf_bandmf.keras
@@ -13,35 +14,11 @@ from tf_bandmf.keras.model.preparation import Contents
 from tf_bandmf.keras.run.scaling import Scaling
 
 
-@pytest.fixture
-def make_scaled(make_plain_model, compile_model):
-    def make(
-        plan,
-        inner=None,
-        microbatch_size=None,
-        hidden=True,
-        **changes,
-    ):
-        model = make_plain_model(hidden=hidden)
-        settings = {"kind": "clipping", "groups": "clip_groups", "scaling": "scaling"}
-        clipping = tf_bandmf.keras.Clipping(
-            **{
-                name: changes.pop(key)
-                for name, key in settings.items()
-                if key in changes
-            }
-        )
-        tf_bandmf.keras.make_private(model, microbatch_size=microbatch_size)
-        optimizer = tf_bandmf.keras.PrivateOptimizer(
-            inner or keras.optimizers.Adam(0.05),
-            plan,
-            additional_run=True,
-            clipping=clipping,
-            **changes,
-        )
-        return compile_model(model, optimizer)
-
-    return make
+def make_scaled(plan, inner=None, scaling=None, **changes):
+    given = {name: changes.pop(name) for name in ("kind", "groups") if name in changes}
+    clipping = tf_bandmf.keras.Clipping(**given, scaling=scaling)
+    options = {"additional_run": True, "clipping": clipping, **changes}
+    return make_private_model(plan, inner or keras.optimizers.Adam(0.05), **options)
 
 
 def scales_of(moments):
@@ -52,12 +29,11 @@ def scales_of(moments):
 
 
 @pytest.mark.slow
-def test_scales_are_a_function_of_the_second_moments(make_plan, make_scaled, data):
+def test_scales_are_a_function_of_the_second_moments():
     plan = make_plan(epochs=1)
     model = make_scaled(plan, scaling="second_moment")
     optimizer = model.optimizer
-    model.build((None, data[0].shape[1]))
-    optimizer.build(model.trainable_variables)
+    built(model)
     for scale in optimizer.scales():
         np.testing.assert_array_equal(scale, np.ones(scale.shape))
     model.fit(plan.batches(*data), verbose=0)
@@ -108,12 +84,11 @@ class Squares(keras.metrics.Metric):
 
 
 @pytest.mark.invariant(10)
-def test_scales_of_a_metric_are_refused(make_plan, make_scaled, data):
+def test_scales_of_a_metric_are_refused():
     plan, metric = make_plan(), Squares()
     model = make_scaled(plan, OfAMetric(0.1), scaling="second_moment")
     model.compile(model.optimizer, model.loss, metrics=[metric])
-    model.build((None, data[0].shape[1]))
-    model.optimizer.build(model.trainable_variables)
+    built(model)
     model.optimizer.inner_optimizer._velocities[0] = metric.total
     with pytest.raises(UnsupportedModelError, match="reads a metric"):
         model.fit(plan.batches(*data), epochs=1, verbose=0)
@@ -125,28 +100,24 @@ def test_scales_of_a_metric_are_refused(make_plan, make_scaled, data):
     [
         ("identity", {}),
         ("lambda_cgd", {}),
-        ("lambda_cgd", {"clipping": "automatic"}),
-        ("lambda_cgd", {"clip_groups": "layers"}),
-        ("lambda_cgd", {"clip_groups": {"bias": 1, ".*": 2}, "clipping": "automatic"}),
+        ("lambda_cgd", {"kind": "automatic"}),
+        ("lambda_cgd", {"groups": "layers"}),
+        ("lambda_cgd", {"groups": {"bias": 1, ".*": 2}, "kind": "automatic"}),
         ("lambda_cgd", {"loss_scale_factor": 8.0}),
     ],
 )
-def test_a_step_is_the_scaled_sum_with_noise_divided_by_the_scales(
-    mechanism, changes, make_plan, make_scaled, data
-):
+def test_a_step_is_the_scaled_sum_with_noise_divided_by_the_scales(mechanism, changes):
     # Equal batch sizes need one trace of each model.
     plan = make_plan(mechanism, epochs=1, batch_size=11)
     # Clipping in groups needs several layers.
-    options = {"hidden": "clip_groups" in changes, **changes}
+    options = {"hidden": "groups" in changes, **changes}
     scaled = make_scaled(plan, scaling="second_moment", **options)
     plain = make_scaled(plan, **options)
     assert_steps_scale(scaled, plain, plan.batches(*data))
 
 
 @pytest.mark.slow
-def test_a_step_of_views_is_scaled_after_the_views_are_averaged(
-    make_plan, make_scaled, data
-):
+def test_a_step_of_views_is_scaled_after_the_views_are_averaged():
     def jitter(x, seed):
         return x + 0.1 * tf.random.stateless_normal(tf.shape(x), seed)
 
@@ -160,8 +131,7 @@ def assert_steps_scale(scaled, plain, schedule):
     plan = scaled.optimizer.plan
     batches = list(schedule.dataset(0))
     for model in (scaled, plain):
-        model.build((None, 5))
-        model.optimizer.build(model.trainable_variables)
+        built(model)
     for batch in batches[:2]:
         scales = [np.asarray(s) for s in scaled.optimizer.scales()]
         plain.set_weights(scaled.get_weights())
@@ -197,7 +167,7 @@ def assert_steps_scale(scaled, plain, schedule):
     assert any(np.any(np.asarray(s) != 1) for s in scaled.optimizer.scales())
 
 
-def test_saved_and_loaded_with_its_scaling(make_plan, make_scaled):
+def test_saved_and_loaded_with_its_scaling():
     model = make_scaled(make_plan(), scaling="second_moment")
     optimizer = model.optimizer
     again = type(optimizer).from_config(optimizer.get_config())
@@ -213,17 +183,13 @@ def test_saved_and_loaded_with_its_scaling(make_plan, make_scaled):
         (keras.optimizers.Adam, 2.0, "must be None or"),
     ],
 )
-def test_what_cannot_be_scaled_is_refused(
-    inner, value, message, make_plan, make_scaled
-):
+def test_what_cannot_be_scaled_is_refused(inner, value, message):
     with pytest.raises(ValueError, match=message):
         make_scaled(make_plan(), inner(0.1), scaling=value)
 
 
 @pytest.mark.invariant(11)
-def test_a_resumed_run_has_the_scales_of_the_straight_run(
-    make_plan, make_scaled, train_from_files
-):
+def test_a_resumed_run_has_the_scales_of_the_straight_run(train_from_files):
     plan, options = make_plan("lambda_cgd"), {"scaling": "second_moment"}
     straight, _, resumed = (
         train_from_files(make_scaled(plan, hidden=False, **options), name, epochs)
@@ -233,7 +199,7 @@ def test_a_resumed_run_has_the_scales_of_the_straight_run(
         assert_same(of(straight), of(resumed))
 
 
-def test_several_replicas_are_refused(make_plan, make_scaled, monkeypatch):
+def test_several_replicas_are_refused(monkeypatch):
     model = make_scaled(make_plan(), scaling="second_moment")
     model.build((None, 5))
     strategy = tf.distribute.get_strategy()

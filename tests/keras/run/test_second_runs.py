@@ -5,6 +5,14 @@ import copy
 import numpy as np
 import pytest
 from arrays import assert_same
+from small_models import (
+    built,
+    compile_model,
+    data,
+    make_min_sep_plan,
+    make_plan,
+    make_private_model,
+)
 
 import tf_bandmf
 import tf_bandmf.keras
@@ -14,7 +22,7 @@ SECRET = {"test_seed": None}
 
 
 @pytest.mark.invariant(19)
-def test_a_second_run_on_the_same_data_is_refused(data, make_plan, make_private_model):
+def test_a_second_run_on_the_same_data_is_refused():
     plan, (x, y) = make_plan("identity", batch_size=22, **SECRET), data
     first = make_private_model(plan)
     first.fit(plan.batches(x, y), epochs=1, verbose=0)
@@ -45,9 +53,7 @@ def test_a_second_run_on_the_same_data_is_refused(data, make_plan, make_private_
 
 
 @pytest.mark.invariant(19)
-def test_other_people_with_equal_records_are_no_second_run(
-    data, make_plan, make_private_model
-):
+def test_other_people_with_equal_records_are_no_second_run():
     plan, (x, y) = make_plan("identity", batch_size=22, **SECRET), data
     for seed in (1, 2):
         bits = np.random.default_rng(seed).integers(2, size=x.shape).astype(x.dtype)
@@ -58,7 +64,7 @@ def test_other_people_with_equal_records_are_no_second_run(
 
 
 @pytest.mark.invariant(19)
-def test_an_additional_run_says_so(data, make_plan, make_private_model):
+def test_an_additional_run_says_so():
     plan = make_plan("identity", batch_size=22, epochs=1, **SECRET)
     first = make_private_model(plan)
     assert "other run(s)" not in str(first.optimizer.statement())
@@ -77,9 +83,7 @@ def test_an_additional_run_says_so(data, make_plan, make_private_model):
 
 
 @pytest.mark.invariant(19)
-def test_a_new_key_for_the_same_model(
-    data, make_min_sep_plan, make_private_model, compile_model
-):
+def test_a_new_key_for_the_same_model():
     plan = make_min_sep_plan(**SECRET)
     x, y = data[0][:4], data[1][:4]
     model = make_private_model(plan)
@@ -99,32 +103,26 @@ def test_a_new_key_for_the_same_model(
 
 
 @pytest.mark.invariant(19)
-def test_a_run_that_is_resumed_is_the_same_run(
-    data, make_plan, make_private_model, tmp_path
-):
+def test_a_run_that_is_resumed_is_the_same_run(tmp_path):
     plan = make_plan("identity", batch_size=22, **SECRET)
     path, weights = tmp_path / "a.private", tmp_path / "a.weights.h5"
     first = make_private_model(plan)
     first.fit(plan.batches(*data), epochs=1, private_state=path, verbose=0)
     first.save_weights(weights)
-    resumed = make_private_model(plan)
-    resumed.optimizer.build(resumed.trainable_variables)
-    resumed.load_weights(weights)
+    resumed = built(make_private_model(plan), weights)
     resumed.fit(plan.batches(*data), epochs=2, private_state=path, verbose=0)
     assert resumed.optimizer.steps_taken == plan.num_steps
     # After another run in the same process, the resumed run would be a second one.
     known_runs.forget()
     other = make_private_model(plan)
     other.fit(plan.batches(*data), epochs=1, verbose=0)
-    resumed = make_private_model(plan)
-    resumed.optimizer.build(resumed.trainable_variables)
-    resumed.load_weights(weights)
+    resumed = built(make_private_model(plan), weights)
     with pytest.raises(RuntimeError, match="second run"):
         resumed.fit(plan.batches(*data), epochs=2, private_state=path, verbose=0)
 
 
 @pytest.mark.invariant(19)
-def test_an_optimizer_is_not_copied(make_plan):
+def test_an_optimizer_is_not_copied():
     optimizer = tf_bandmf.keras.PrivateOptimizer("sgd", make_plan())
     for way in (copy.deepcopy, copy.copy):
         with pytest.raises(TypeError, match="additional_run=True"):

@@ -2,44 +2,39 @@
 
 import math
 
+import dp_accounting
 import keras
 import numpy as np
 import pytest
-import scipy.optimize
-import scipy.stats
 import tensorflow as tf
+from rows import InBatches
+from small_models import (
+    built,
+    data,
+    make_min_sep_plan,
+    make_plain_model,
+    make_plan,
+    make_private_model,
+    plan_and_model,
+)
 
 import tf_bandmf
 import tf_bandmf.keras
 
 
-class Rows(keras.utils.PyDataset):
-    def __init__(self, x, y):
-        super().__init__()
-        self.x, self.y = x, y
-
-    def __len__(self):
-        return 2
-
-    def __getitem__(self, index):
-        return self.x[11 * index : 11 * index + 11], self.y[
-            11 * index : 11 * index + 11
-        ]
-
-
 @pytest.mark.invariant(15)
 @pytest.mark.slow_cases("PyDataset", "in tf.data")
 @pytest.mark.parametrize("kind", ["PyDataset", "generator", "in tf.data", "tf.data"])
-def test_it_says_for_what_data_the_caller_vouches(kind, data, plan_and_model):
+def test_it_says_for_what_data_the_caller_vouches(kind):
     # Cases need different examples, which a process recognizes in any container.
-    data = data[0] + len(kind), data[1]
-    dataset = tf.data.Dataset.from_tensor_slices(data)
+    moved = data[0] + len(kind), data[1]
+    dataset = tf.data.Dataset.from_tensor_slices(moved)
     signature = tuple(tf.TensorSpec(s.shape, s.dtype) for s in dataset.element_spec)
     made = {
-        "PyDataset": Rows(*data),
-        "generator": lambda: zip(*data),
+        "PyDataset": InBatches(moved, 11),
+        "generator": lambda: zip(*moved),
         "in tf.data": tf.data.Dataset.from_generator(
-            lambda: zip(*data), output_signature=signature
+            lambda: zip(*moved), output_signature=signature
         ),
         "tf.data": dataset.batch(11),
     }
@@ -60,7 +55,7 @@ def adapted(data):
 @pytest.mark.invariant(15)
 @pytest.mark.slow_cases("by class")
 @pytest.mark.parametrize("kind", ["class_weight", "by class", "each"])
-def test_it_says_that_classes_have_weights(kind, data, plan_and_model):
+def test_it_says_that_classes_have_weights(kind):
     """Balanced weights of private labels can move a step by 2.0 clip norms."""
     plan, model = plan_and_model("identity", batch_size=22, hidden=False)
     by_class = np.array([1.0, 1.0, 4.0], np.float32)
@@ -73,9 +68,7 @@ def test_it_says_that_classes_have_weights(kind, data, plan_and_model):
     assert said == (kind != "each")
 
 
-def test_it_says_so_of_batches_that_the_caller_makes(
-    data, make_min_sep_plan, make_private_model
-):
+def test_it_says_so_of_batches_that_the_caller_makes():
     model = make_private_model(make_min_sep_plan(), hidden=False)
     x, y = data[0][:4], data[1][:4]
     model.train_on_batch(x, y)
@@ -89,16 +82,13 @@ def test_it_says_so_of_batches_that_the_caller_makes(
 @pytest.mark.parametrize(
     "where", ["model", "map", "function", "tf.data", "no statistics", "no layer"]
 )
-def test_it_names_layers_that_were_adapted(where, data, make_plan, compile_model):
+def test_it_names_layers_that_were_adapted(where):
     layer = adapted(data)
     if where == "no statistics":
         layer = keras.layers.Normalization(mean=0.0, variance=1.0)
     inside = [layer] if where in ("model", "no statistics") else []
-    network = keras.Sequential([keras.Input((5,)), *inside, keras.layers.Dense(3)])
-    model = tf_bandmf.keras.make_private(network)
-    plan = make_plan("identity", batch_size=22)
-    optimizer = tf_bandmf.keras.PrivateOptimizer(keras.optimizers.SGD(0.1), plan)
-    compile_model(model, optimizer)
+    layers = [keras.Input((5,)), *inside, keras.layers.Dense(3)]
+    plan, model = plan_and_model("identity", batch_size=22, model=layers)
     mapped = {"map": layer, "function": lambda x: layer(x[None])[0]}
     batches = plan.batches(*data, map=mapped.get(where))
     if where == "tf.data":
@@ -109,31 +99,15 @@ def test_it_names_layers_that_were_adapted(where, data, make_plan, compile_model
     assert (f"Normalization {layer.name!r}" in text) == (not where.startswith("no "))
 
 
-def gaussian_epsilon(mu, delta):
-    """Computes the epsilon of a Gaussian mechanism (Balle and Wang, 2018, Theorem 5)."""
-    cdf = scipy.stats.norm.cdf
-
-    def excess(epsilon):
-        tail = math.exp(epsilon) * cdf(-mu / 2 - epsilon / mu)
-        return cdf(mu / 2 - epsilon / mu) - tail - delta
-
-    return scipy.optimize.brentq(excess, 0.0, 100.0, xtol=1e-10)
-
-
-@pytest.fixture
-def make_run(make_plan, make_private_model):
+def make_run(data=None, epsilon=4.0, **changes):
     """Makes a model, with a secret key, and trains it for one step if there are data."""
-
-    def make(data=None, epsilon=4.0, **changes):
-        plan = make_plan(
-            "identity", batch_size=22, epochs=1, epsilon=epsilon, test_seed=None
-        )
-        model = make_private_model(plan, hidden=False, **changes)
-        if data is not None:
-            model.fit(plan.batches(*data), epochs=1, verbose=0)
-        return model
-
-    return make
+    plan = make_plan(
+        "identity", batch_size=22, epochs=1, epsilon=epsilon, test_seed=None
+    )
+    model = make_private_model(plan, hidden=False, **changes)
+    if data is not None:
+        model.fit(plan.batches(*data), epochs=1, verbose=0)
+    return model
 
 
 def headline(model):
@@ -141,14 +115,14 @@ def headline(model):
 
 
 @pytest.mark.invariant(19)
-def test_runs_on_the_same_examples_headline_what_they_spend_together(data, make_run):
+def test_runs_on_the_same_examples_headline_what_they_spend_together():
     first = make_run(data)
     alone = first.privacy_statement()
     assert alone.epsilon == 4.0
     second = make_run(data, epsilon=3.0, additional_run=True)
     plans = [model.optimizer.plan for model in (first, second)]
     mu = math.hypot(*(1.0 / plan.noise_multiplier for plan in plans))
-    expected = gaussian_epsilon(mu, 1e-5)
+    expected = dp_accounting.get_epsilon_gaussian(1.0 / mu, 1e-5)
     assert 4.5 < expected < 7.0
     for model in (first, second):
         statement = model.privacy_statement()
@@ -165,22 +139,15 @@ def test_runs_on_the_same_examples_headline_what_they_spend_together(data, make_
     assert headline(first).startswith("This run has taken no step yet")
 
 
-@pytest.fixture
-def make_loaded(make_plain_model, compile_model):
+def make_loaded(source):
     """Makes a private model that gets weights before it is compiled, as tuners do."""
-
-    def make(source):
-        model = tf_bandmf.keras.make_private(make_plain_model(hidden=False))
-        model.set_weights(source.get_weights())
-        plan = source.optimizer.plan
-        optimizer = tf_bandmf.keras.PrivateOptimizer(keras.optimizers.SGD(0.1), plan)
-        return compile_model(model, optimizer)
-
-    return make
+    model = tf_bandmf.keras.make_private(make_plain_model(hidden=False))
+    model.set_weights(source.get_weights())
+    return make_private_model(source.optimizer.plan, model=model)
 
 
 @pytest.mark.invariant(15)
-def test_weights_that_were_loaded_are_in_the_headline(data, make_run, make_loaded):
+def test_weights_that_were_loaded_are_in_the_headline():
     """The headline must not give the epsilon of the last run as that of the model."""
     trained, (x, y) = make_run(data), data
     assert headline(trained).startswith("(epsilon = 4,")
@@ -202,7 +169,7 @@ def test_weights_that_were_loaded_are_in_the_headline(data, make_run, make_loade
     assert "Trained on public letters" in str(vouched.privacy_statement())
 
 
-def test_a_model_from_a_file_says_so(data, make_run, make_plan, tmp_path):
+def test_a_model_from_a_file_says_so(tmp_path):
     make_run(data).save(tmp_path / "a.keras")
     model = keras.models.load_model(tmp_path / "a.keras", compile=False)
     plan = make_plan(test_seed=None)
@@ -213,9 +180,7 @@ def test_a_model_from_a_file_says_so(data, make_run, make_plan, tmp_path):
 @pytest.mark.invariant(15)
 @pytest.mark.slow_cases("False")
 @pytest.mark.parametrize("loaded", [False, True])
-def test_a_resumed_run_says_what_its_beginning_was(
-    loaded, data, make_plan, make_private_model, tmp_path
-):
+def test_a_resumed_run_says_what_its_beginning_was(loaded, tmp_path):
     plan = make_plan("identity", batch_size=22, test_seed=None)
     path, weights = tmp_path / "a.private", tmp_path / "a.weights.h5"
     first = make_private_model(plan, hidden=False)
@@ -223,17 +188,13 @@ def test_a_resumed_run_says_what_its_beginning_was(
         first.set_weights(first.get_weights())
     first.fit(plan.batches(*data), epochs=1, private_state=path, verbose=0)
     first.save_weights(weights)
-    resumed = make_private_model(plan, hidden=False)
-    resumed.optimizer.build(resumed.trainable_variables)
-    resumed.load_weights(weights)
+    resumed = built(make_private_model(plan, hidden=False), weights)
     resumed.fit(plan.batches(*data), epochs=2, private_state=path, verbose=0)
     for model in (first, resumed):
         assert ("were loaded" in headline(model)) == loaded
 
 
-def test_weights_alone_are_loaded_and_another_optimizer_is_refused(
-    make_plain_model, make_plan, make_private_model, tmp_path
-):
+def test_weights_alone_are_loaded_and_another_optimizer_is_refused(tmp_path):
     plain, private = make_plain_model(), make_private_model(make_plan())
     plain.save_weights(tmp_path / "a.weights.h5")
     private.load_weights(tmp_path / "a.weights.h5")

@@ -5,6 +5,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from arrays import assert_same
+from small_models import (
+    compile_model,
+    data,
+    make_plan,
+    make_private_model,
+    plan_and_model,
+)
 
 from tf_bandmf.keras.model.callbacks import refuse_shared_folder
 from tf_bandmf.keras.run import weights_seal
@@ -13,7 +20,7 @@ REFUSED = "not those that the last private step of this run left"
 
 
 @pytest.mark.invariant(19)
-def test_a_plain_model_that_shares_the_weights(data, plan_and_model, compile_model):
+def test_a_plain_model_that_shares_the_weights():
     # Batches have one size, so that one trace suffices.
     plan, model = plan_and_model(batch_size=11, functional=True)
     batches = list(plan.batches(*data))
@@ -39,7 +46,7 @@ def test_a_plain_model_that_shares_the_weights(data, plan_and_model, compile_mod
 
 
 @pytest.mark.invariant(11)
-def test_fit_is_refused_before_anything_runs(data, plan_and_model):
+def test_fit_is_refused_before_anything_runs():
     plan, model = plan_and_model(
         "identity",
         epochs=5,
@@ -66,7 +73,7 @@ def test_fit_is_refused_before_anything_runs(data, plan_and_model):
 
 
 @pytest.mark.invariant(19)
-def test_weights_of_the_runs_own_past(data, plan_and_model, tmp_path):
+def test_weights_of_the_runs_own_past(tmp_path):
     plan, model = plan_and_model("identity", epochs=3)
     model.fit(plan.batches(*data), epochs=1, verbose=0)
     model.save_weights(tmp_path / "1.weights.h5")
@@ -79,7 +86,7 @@ def test_weights_of_the_runs_own_past(data, plan_and_model, tmp_path):
 
 
 @pytest.mark.invariant(19)
-def test_one_bit_and_frozen_weights(data, plan_and_model):
+def test_one_bit_and_frozen_weights():
     plan, model = plan_and_model(batch_size=11)
     model.layers[0].trainable = False
     batches = list(plan.batches(*data))
@@ -96,9 +103,7 @@ def test_one_bit_and_frozen_weights(data, plan_and_model):
 
 
 @pytest.mark.invariant(19)
-def test_averages_of_the_run_are_its_own_and_hide_no_other_change(
-    data, make_plan, make_private_model
-):
+def test_averages_of_the_run_are_its_own_and_hide_no_other_change():
     plan = make_plan("identity", epochs=3)
     inner = keras.optimizers.SGD(0.1, use_ema=True, ema_momentum=0.7)
     model = make_private_model(plan, inner)
@@ -183,7 +188,7 @@ def test_not_in_the_folder_of_checkpoints(path, refused, tmp_path, monkeypatch):
 
 
 @pytest.mark.invariant(19)
-def test_a_refused_fit_does_not_vouch_for_what_it_refused(data, plan_and_model):
+def test_a_refused_fit_does_not_vouch_for_what_it_refused():
     plan, model = plan_and_model("identity", epochs=3, batch_size=22)
     model.fit(plan.batches(*data), epochs=1, verbose=0)
 
@@ -198,7 +203,7 @@ def test_a_refused_fit_does_not_vouch_for_what_it_refused(data, plan_and_model):
     model.fit(plan.batches(*data), epochs=1, verbose=0)
 
 
-def test_an_evaluation_within_a_second_fit(data, make_plan, make_private_model):
+def test_an_evaluation_within_a_second_fit():
     plan = make_plan("identity", epochs=3, batch_size=22)
     plan = plan.reserve(metrics=0.2, evaluations=2)
     model = make_private_model(plan)

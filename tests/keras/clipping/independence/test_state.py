@@ -5,6 +5,7 @@ import independence_cases as cases
 import keras
 import pytest
 import tensorflow as tf
+from small_models import data, make_plan, make_private_model
 
 import tf_bandmf.keras
 from tf_bandmf.keras.clipping import UnsupportedModelError
@@ -83,7 +84,7 @@ def test_state_assigned_at_any_depth_is_refused(name):
 
 
 @pytest.mark.invariant(16)
-def test_a_vouched_class_is_named_in_the_statement(data, make_plan, monkeypatch):
+def test_a_vouched_class_is_named_in_the_statement(monkeypatch):
     monkeypatch.setattr(registration, "_vouched", set())
 
     @tf_bandmf.keras.extending.register_per_example_layer
@@ -93,14 +94,9 @@ def test_a_vouched_class_is_named_in_the_statement(data, make_plan, monkeypatch)
 
     x, y = data
     plan = make_plan()
-    model = keras.Sequential(
-        [keras.Input((5,)), keras.layers.Dense(4), Vouched(), keras.layers.Dense(3)]
-    )
-    tf_bandmf.keras.make_private(model)
-    model.compile(
-        tf_bandmf.keras.PrivateOptimizer("sgd", plan),
-        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-    )
+    dense = keras.layers.Dense
+    layers = [keras.Input((5,)), dense(4), Vouched(), dense(3)]
+    model = make_private_model(plan, model=layers)
     assert "Vouched" in str(model.privacy_statement())
     assert "Vouched" not in str(plan.statement())
     model.fit(plan.batches(x, y), epochs=2, verbose=0)
@@ -117,7 +113,7 @@ def test_only_layers_can_be_vouched_for():
 
 
 @pytest.mark.invariant(16)
-def test_layers_that_read_compiled_metrics_are_refused(data, make_plan):
+def test_layers_that_read_compiled_metrics_are_refused():
     # The metric, which is not built yet, will be an exact statistic of the data.
     metric = keras.metrics.SparseCategoricalAccuracy()
     reads = cases.Custom(lambda x: x * (1.0 + metric.variables[0]))

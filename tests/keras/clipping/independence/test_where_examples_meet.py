@@ -8,6 +8,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from small_models import data, make_plan
 
 from tf_bandmf.keras.clipping import UnsupportedModelError
 
@@ -167,7 +168,7 @@ class WritesElsewhere(keras.metrics.Metric):
     tried="A metric assigns the labels to a variable that no object tracks; a layer "
     "multiplies by this variable at the next step.",
 )
-def test_metrics_write_no_variables_of_others(data, make_plan):
+def test_metrics_write_no_variables_of_others():
     place = tf.Variable(0.0, trainable=False)
     reads = cases.Custom(lambda x: x * (1.0 + tf.convert_to_tensor(place)))
     model = keras.Sequential([keras.Input((5,)), reads, layers.Dense(3)])
@@ -212,7 +213,7 @@ class Subtracts(keras.optimizers.SGD):
     "exact training loss from its metric, within the step.",
 )
 @pytest.mark.parametrize("kind", ["schedule", "constraint", "regularizer", "inner"])
-def test_updates_read_no_metrics(kind, data, make_plan):
+def test_updates_read_no_metrics(kind):
     model = keras.Sequential([keras.Input((5,)), layers.Dense(3)])
 
     def loss():
@@ -333,7 +334,7 @@ class HostSchedule(keras.optimizers.schedules.LearningRateSchedule):
     "A learning rate from the host",
     tried="A metric leaves the mean of the batch with Python; the schedule fetches it.",
 )
-def test_updates_run_no_host_code(data, make_plan):
+def test_updates_run_no_host_code():
     model = keras.Sequential([keras.Input((5,)), layers.Dense(3)])
     inner, plan = keras.optimizers.SGD(HostSchedule()), make_plan()
     reference.assert_fit_refuses(model, plan, data, "outside of the graph", inner)

@@ -6,6 +6,7 @@ import keras
 import pytest
 import tensorflow as tf
 from clipping_reference import assert_fit_refuses
+from small_models import data, make_plan
 
 from tf_bandmf.keras.clipping import UnsupportedModelError
 from tf_bandmf.keras.clipping.losses.alone_and_together import check_loss
@@ -169,7 +170,7 @@ def test_loss_of_single_examples_is_neither(name):
 
 
 @pytest.mark.invariant(16)
-def test_fit_refuses_before_it_trains(data, make_plan):
+def test_fit_refuses_before_it_trains():
     model = keras.Sequential([keras.Input((5,)), keras.layers.Dense(1)])
     x, y = data[0], data[1][:, None] * 1.0
     message = "would teach nothing"

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tf_bandmf.keras import PrivateOptimizer, make_private
+from tf_bandmf.keras import make_private
 from tf_bandmf.keras.clipping import UnsupportedModelError, clipped_gradient_sums
 from tf_bandmf.keras.compat.seeds import seeds_from
 
@@ -120,14 +120,3 @@ def test_seeds_that_are_given_differ_between_rounds():
     first = drawn().numpy()
     assert len(np.unique(first)) == 6
     np.testing.assert_array_equal(first, drawn())
-
-
-@pytest.mark.slow
-def test_it_trains(data, make_plan):
-    plan = make_plan()
-    model = keras.Sequential([keras.Input((5,)), Noisy(looped), keras.layers.Dense(3)])
-    make_private(model)
-    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(PrivateOptimizer("sgd", plan), loss)
-    model.fit(plan.batches(*data), epochs=1, verbose=0)
-    assert model.optimizer.steps_taken > 0

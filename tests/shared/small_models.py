@@ -1,0 +1,142 @@
+"""Small private models, plans for them and their examples, which most Keras tests share."""
+
+import functools
+
+import keras
+import numpy as np
+from small_plans import planned
+
+import tf_bandmf
+import tf_bandmf.keras
+from tf_bandmf.files.journal import Journal
+from tf_bandmf.noise.keys import NoiseKey
+
+NUM_EXAMPLES, FEATURES, CLASSES = 22, 5, 3
+LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+
+
+def examples(size=NUM_EXAMPLES, features=FEATURES):
+    """Draws inputs and classes; they are the same in each call."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(size, features)).astype(np.float32)
+    return x, rng.integers(0, CLASSES, size).astype(np.int32)
+
+
+data = examples()
+
+
+def make_plan(mechanism="lambda_cgd", **changes):
+    sizes = {"num_examples": NUM_EXAMPLES, "batch_size": 6, "epochs": 2}
+    arguments = {"epsilon": 4.0, "delta": 1e-5, **sizes, "test_seed": 0, **changes}
+    return planned(mechanism, **arguments)
+
+
+def make_min_sep_plan(num_steps=6, **changes):
+    """Makes a plan for batches that the caller makes."""
+    use = {"num_steps": num_steps, "sampling": tf_bandmf.MinSep(3), "batch_size": 4}
+    arguments = {"epsilon": 4.0, "delta": 1e-5, **use, "test_seed": 0, **changes}
+    return planned("identity", **arguments)
+
+
+def make_plain_model(functional=False, hidden=True):
+    keras.utils.set_random_seed(0)
+    inputs, outputs = keras.Input((FEATURES,)), keras.layers.Dense(CLASSES)
+    layers = [keras.layers.Dense(4, activation="tanh")] if hidden else []
+    if functional:
+        return keras.Model(inputs, outputs(layers[0](inputs)))
+    return keras.Sequential([inputs, *layers, outputs])
+
+
+def compile_model(model, optimizer, **changes):
+    model.compile(**{"optimizer": optimizer, "loss": LOSS, **changes})
+    return model
+
+
+def make_private_model(
+    plan,
+    inner=None,
+    functional=False,
+    hidden=True,
+    model=None,
+    clipping="flat",
+    additional_run=False,
+    loss_scale_factor=None,
+    settings=None,
+    **changes,
+):
+    """Makes a model private, and compiles it for a plan.
+
+    Args:
+      plan: the plan.
+      inner: inner optimizer; by default SGD.
+      functional: whether the default model is functional.
+      hidden: whether the default model has a hidden layer.
+      model: a model, or the layers of one; by default a small classifier.
+      clipping: of `PrivateOptimizer`, as the two arguments that follow.
+      additional_run: see above.
+      loss_scale_factor: see above.
+      settings: arguments of `make_private`.
+      **changes: arguments of `compile`.
+    """
+    if isinstance(model, list):
+        keras.utils.set_random_seed(0)
+        model = keras.Sequential(model)
+    model = make_plain_model(functional, hidden) if model is None else model
+    if not isinstance(model, tf_bandmf.keras.extending.PrivateTraining):
+        tf_bandmf.keras.make_private(model, **(settings or {}))
+    optimizer = tf_bandmf.keras.PrivateOptimizer(
+        inner or keras.optimizers.SGD(0.1),
+        plan,
+        clipping=clipping,
+        additional_run=additional_run,
+        loss_scale_factor=loss_scale_factor,
+    )
+    return compile_model(model, optimizer, **changes)
+
+
+def built(model, weights=None, key=None):
+    """Builds the optimizer of a model, as `fit` does, and restores what is given.
+
+    Args:
+      model: a private model.
+      weights: path of a checkpoint.
+      key: the run's secret, as a fork of the process or a copied machine would have it.
+    """
+    model.optimizer.build(model.trainable_variables)
+    if key is not None:
+        run = model.optimizer.run
+        run.adopt(run.secrets_of(NoiseKey(key)))
+    if weights is not None:
+        model.load_weights(weights)
+    return model
+
+
+# Options of `plan_and_model` that are for the model; all others are for the plan.
+OF_MODEL = {"inner", "functional", "additional_run", "hidden", "loss", "metrics"}
+OF_MODEL |= {"jit_compile", "run_eagerly", "steps_per_execution", "model", "clipping"}
+
+
+def plan_and_model(*mechanism, **changes):
+    """Makes a plan, and a private model that is compiled for it."""
+    of_model = {name: changes.pop(name) for name in OF_MODEL & set(changes)}
+    plan = make_plan(*mechanism, **changes)
+    return plan, make_private_model(plan, **of_model)
+
+
+@functools.cache
+def straight_weights(mechanism="lambda_cgd", epochs=2, **changes):
+    """Returns the weights after one `fit` with all steps, as read-only arrays."""
+    plan = make_plan(mechanism, epochs=epochs, **changes)
+    model = make_private_model(plan)
+    model.fit(plan.batches(*data), epochs=epochs, verbose=0)
+    assert model.optimizer.steps_taken == plan.num_steps
+    weights = tuple(map(np.array, model.get_weights()))
+    for weight in weights:
+        weight.flags.writeable = False
+    return weights
+
+
+def written_steps(path):
+    """Returns the steps in the entries of a private state file, in order."""
+    _, entries = Journal(str(path)).read()
+    return [int.from_bytes(entry[:8], "little") for entry in entries]
