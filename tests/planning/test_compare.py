@@ -108,7 +108,8 @@ def test_a_plan_keeps_the_table_in_its_file(tmp_path):
     assert tf_bandmf.plan("identity", **DATA, **BUDGET).choice is None
 
 
-@pytest.mark.parametrize("sampling", ["balls-in-bins", "cyclic-poisson"])
+@pytest.mark.parametrize("sampling", ["balls-in-bins", "cyclic-poisson", "b-min-sep"])
+@pytest.mark.slow_cases("b-min-sep")
 def test_a_plan_has_the_mechanism_of_the_best_row_with_noise_in_full(sampling):
     use = {"num_examples": 320, "batch_size": 16, "epochs": 4, "sampling": sampling}
     names = ["identity", "bsr:2", "bsr:4"]
@@ -188,21 +189,6 @@ def test_a_row_that_fails_does_not_end_a_comparison(monkeypatch):
         tf_bandmf.compare(names[:1], **use)
     with pytest.raises(ValueError, match=r"No mechanism can be used.*bisr:2: The acc"):
         tf_bandmf.compare([names[0], names[2]], **use)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"sampling": "random"}, "sampling must be one of fixed-order"),
-        ({"sampling": "poisson", "num_steps": 80}, "num_steps with a participation"),
-        ({"sampling": "cyclic-poisson", "mechanism": "bisr"}, "Use balls-in-bins"),
-        ({"mechanism": "auto:4"}, "auto chooses all parameters"),
-        ({"mechanism": "auto", "epsilon": None, "noise_multiplier": 1.0}, "budget"),
-    ],
-)
-def test_a_plan_whose_sampling_contradicts_it_is_refused(options, message):
-    with pytest.raises(ValueError, match=message):
-        tf_bandmf.plan(**{**BUDGET, **DATA, **options})
 
 
 @pytest.mark.slow_cases("cyclic-fixed-size")

@@ -59,22 +59,6 @@ def test_no_accountant_can_be_asked_about_another_sampler():
 
 
 @pytest.mark.parametrize(
-    "options, message",
-    [
-        ({"mechanism": "lambda_cgd", "num_steps": 160}, "Use BallsInBins"),
-        ({"mechanism": "bsr:16", "num_steps": 160}, "num_parts >= 16"),
-        ({"mechanism": "bsr"}, "num_steps must be given"),
-        ({"mechanism": "bsr", "num_steps": 160, "batch_size": 9}, "must be 100, as"),
-        ({"mechanism": "bsr", "num_steps": 160, "num_examples": 9}, "s must be 1"),
-    ],
-)
-def test_a_plan_that_its_participation_contradicts_is_refused(options, message):
-    participation = tf_bandmf.CyclicPoisson(M, 100, 8)
-    with pytest.raises(ValueError, match=message):
-        tf_bandmf.plan(sampling=participation, **BUDGET, **options)
-
-
-@pytest.mark.parametrize(
     ("fields", "message"),
     [
         ({"kind": "certain"}, "kind must be one of"),

@@ -3,7 +3,8 @@
 import pytest
 from small_plans import small_plan
 
-from tf_bandmf import strategies
+import tf_bandmf
+from tf_bandmf import strategies, workloads
 
 NOISE = "noise_multiplier"
 IS_ZERO = "epsilon = 0 at delta.*smaller noise_multiplier"
@@ -11,8 +12,13 @@ IS_LARGE = r"epsilon > 10000 at delta = 1e-05\. Add noise"
 PARTS = "number of parts.*chosen for a budget: give epsilon.*CyclicPoisson"
 
 
+CYCLIC = {"sampling": tf_bandmf.CyclicPoisson(10_000, 100, 8)}
+CYCLIC |= dict.fromkeys(("num_examples", "batch_size", "epochs"))
+
+
 def make_plan(mechanism="identity", **changes):
-    return small_plan(mechanism, 1000, 100, 2, **changes)
+    sizes = {"num_examples": 1000, "batch_size": 100, "epochs": 2}
+    return small_plan(mechanism, **{**sizes, **changes})
 
 
 @pytest.mark.parametrize(
@@ -28,6 +34,34 @@ def make_plan(mechanism="identity", **changes):
         ({NOISE: 0.006}, IS_LARGE),
         ({NOISE: 0.006, "sampling": "balls-in-bins"}, IS_LARGE),
         ({"mechanism": "bsr:2", NOISE: 1.0, "sampling": "cyclic-poisson"}, PARTS),
+        ({"epsilon": None}, "exactly one"),
+        ({"epsilon": 4.0, NOISE: 1.0}, "exactly one"),
+        ({"delta": None}, "delta is missing"),
+        ({"delta": 1e-21}, "delta of a plan must be >= 1e-20"),
+        ({"epsilon": 1e-13, "delta": 1e-14}, "larger"),
+        ({"epochs": None}, "epochs missing"),
+        ({"batch_size": 1001}, "batch_size"),
+        ({"num_steps": 3}, "num_steps = 3"),
+        ({"sampling": tf_bandmf.MinSep(10)}, "epochs must be left out"),
+        ({"epochs": None, "sampling": tf_bandmf.MinSep(10)}, "num_steps"),
+        ({"sampling": "random"}, "sampling must be one of fixed-order"),
+        ({"sampling": "poisson", "num_steps": 80}, "num_steps with a participation"),
+        ({"sampling": "cyclic-poisson", "mechanism": "bisr"}, "Use balls-in-bins"),
+        ({"mechanism": "auto:4"}, "auto chooses all parameters"),
+        ({"mechanism": "auto", NOISE: 1.0}, "budget"),
+        ({"mechanism": "lambda_cgd:0.5:0.5"}, "one value"),
+        ({"mechanism": "bsr:4:max"}, "bsr has no max variant"),
+        ({"mechanism": "magic"}, "magic"),
+        ({"mechanism": strategies.identity(19)}, "20"),
+        ({"workload": "sgd:momentum=1"}, "momentum"),
+        ({"workload": "sgd:beta=1"}, "workload sgd takes momentum=NUMBER"),
+        ({"workload": "prefixes"}, "workload must be prefix.* Did you mean prefix"),
+        ({"workload": workloads.prefix_sum(19)}, "19"),
+        ({**CYCLIC, "mechanism": "lambda_cgd", "num_steps": 160}, "Use BallsInBins"),
+        ({**CYCLIC, "mechanism": "bsr:16", "num_steps": 160}, "num_parts >= 16"),
+        ({**CYCLIC, "mechanism": "bsr"}, "num_steps must be given"),
+        ({**CYCLIC, "num_steps": 160, "batch_size": 9}, "batch_size = 100"),
+        ({**CYCLIC, "num_steps": 160, "num_examples": 9}, "num_examples ="),
     ],
 )
 def test_a_wrong_argument_is_named(changes, message):

@@ -125,18 +125,6 @@ def test_ids_count_as_they_always_did():
     assert int(content_digest(content)) == -713929003541524621
 
 
-def test_padding_is_bound_too():
-    batch = full(batches(True))
-    count = int(batch["num_examples"])
-    revived = batch["sample_weight"].numpy()
-    revived[count] = 1.0
-    for edit in (
-        {"sample_weight": tf.constant(revived)},
-        {"num_examples": batch["num_examples"] + 1},
-    ):
-        assert not is_as_drawn({**batch, **edit})
-
-
 def test_every_batch_is_as_drawn_also_empty_and_as_numpy():
     schedule = schedule_for(tf_bandmf.Poisson(M, 1), 40, 7, X, Y).join(SEED)
     sizes = set()

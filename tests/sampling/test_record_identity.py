@@ -1,10 +1,9 @@
 """A second run on the same records is noticed for all containers."""
 
-import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from rows import ByIndex
+from rows import ByIndex, InBatches
 from small_plans import small_plan
 
 from tf_bandmf.sampling import identity
@@ -21,19 +20,6 @@ def plan():
 def sketch(batches):
     next(iter(batches.dataset()))
     return identity.records_of(batches.schedule_id)
-
-
-class Batches(keras.utils.PyDataset):
-    def __init__(self, x, y):
-        super().__init__()
-        self.x, self.y = x, y
-
-    def __len__(self):
-        return M // 8
-
-    def __getitem__(self, index):
-        rows = slice(8 * index, 8 * index + 8)
-        return tf.nest.map_structure(lambda leaf: leaf[rows], (self.x, self.y))
 
 
 def structures(values, numbers, y):
@@ -62,7 +48,7 @@ def structures(values, numbers, y):
         "indexed": (ByIndex(lambda i: ({n: v[i] for n, v in named.items()}, y[i]), M),),
         "tf.data": (dataset,),
         "batches of tf.data": (dataset.batch(8),),
-        "PyDataset": (Batches(named, y),),
+        "PyDataset": (InBatches((named, y), 8),),
         "generator": (one_by_one,),
     }
 

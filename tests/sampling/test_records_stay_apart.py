@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import tensorflow as tf
-from rows import record_file
+from rows import ByIndex, record_file
 from small_plans import small_plan
 
 from tf_bandmf.sampling import TFRecordExamples
@@ -98,14 +98,8 @@ def test_another_parse_is_other_data(plan, records):
     assert first == same != other
 
 
-class Rows:
+class Centered(ByIndex):
     """Rows by index, which are centered if several are read at once."""
-
-    def __len__(self):
-        return M
-
-    def __getitem__(self, index):
-        return X[index]
 
     def __getitems__(self, indices):
         return list(X[indices] - (len(indices) > 1) * X[indices].mean(axis=0))
@@ -114,17 +108,7 @@ class Rows:
 @pytest.mark.invariant(16)
 def test_a_row_is_of_one_example(plan):
     with pytest.raises(ValueError, match="something else for example 0"):
-        plan.batches(Rows())
-
-
-class Drawn:
-    """Rows that change with each reading."""
-
-    def __len__(self):
-        return M
-
-    def __getitem__(self, index):
-        return X[index] * np.random.default_rng().uniform()
+        plan.batches(Centered(X.__getitem__, M))
 
 
 @pytest.mark.attack(
@@ -135,5 +119,6 @@ class Drawn:
 )
 @pytest.mark.invariant(16)
 def test_a_source_of_ones_own_is_a_function_of_indices(plan):
+    drawn = np.random.default_rng()
     with pytest.raises(ValueError, match=r"augment in plan\.batches"):
-        plan.batches(Drawn())
+        plan.batches(ByIndex(lambda index: X[index] * drawn.uniform(), M))

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import scipy.sparse
 import tensorflow as tf
-from rows import ByIndex
+from rows import ByIndex, InBatches
 
 import tf_bandmf
 from tf_bandmf.sampling.streamed import StreamedExamples
@@ -28,14 +28,6 @@ def _dataset(size=M):
     return tf.data.Dataset.from_tensor_slices((X[:size], Y[:size]))
 
 
-class _Sequence(keras.utils.PyDataset):
-    def __len__(self):
-        return -(-M // 5)
-
-    def __getitem__(self, index):
-        return X[index * 5 : index * 5 + 5], Y[index * 5 : index * 5 + 5]
-
-
 def _generator():
     yield from zip(X, Y)
 
@@ -47,7 +39,7 @@ def _generator():
         _dataset(),
         _dataset().batch(5),
         _dataset().batch(11, drop_remainder=True),
-        _Sequence(),
+        InBatches((X, Y), 5),
         _generator,
         _dataset().interleave(
             lambda x, y: tf.data.Dataset.from_tensors((x, y)), num_parallel_calls=2
