@@ -7,7 +7,7 @@ import json
 
 import dp_accounting
 import pytest
-from small_plans import small_plan
+from small_ledgers import bound_plan, run_name
 
 import tf_bandmf
 from tf_bandmf import cli
@@ -36,11 +36,8 @@ def run(capsys, path):
 def filled(run, path):
     run("add", "patients", *"--epsilon 2 --delta 1e-6".split(), "--unit", "one patient")
     ledger = tf_bandmf.Ledger(f"sqlite:///{path}", who="<tester>")
-    plan = small_plan(
-        "lambda_cgd:0.9", 1200, 40, 2, epsilon=1.0, delta=1e-7, unit="one patient"
-    )
-    plan = ledger.bind(plan, "patients")
-    ledger.begin(plan, hashlib.sha256(b"1").hexdigest())
+    plan = bound_plan(ledger, delta=1e-7, unit="one patient")
+    ledger.begin(plan, run_name(1))
     means = dp_accounting.GaussianDpEvent(30.0)
     ledger.spend("patients", means, about="=cmd|' /C calc'!A0")
     return ledger

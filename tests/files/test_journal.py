@@ -7,6 +7,7 @@ import time
 import pytest
 
 from tf_bandmf.files import journal as journal_lib
+from tf_bandmf.files import private
 from tf_bandmf.files.journal import ENTRY_BYTES, Journal
 
 CONTENT = b"some content"
@@ -47,15 +48,35 @@ def test_entries_are_read_after_the_content(path, whole):
     assert Journal(path).read() == (b"", [ENTRIES[1]])
 
 
-def test_every_damaged_byte_is_seen(path, whole):
-    content, _ = whole
+READ = {"journal": lambda path: Journal(path).read(), "file": private.read}
+
+
+@pytest.mark.parametrize("kind", READ)
+def test_every_damaged_byte_is_seen_and_others_may_not_read(kind, path, whole):
+    content, size = whole
+    if kind == "file":
+        private.write(path, CONTENT)
+        with open(path, "rb") as file:
+            content = file.read()
+        size = len(content)
+    damaged = [content[:length] for length in range(size)]
     for place in range(len(content)):
-        damaged = bytearray(content)
-        damaged[place] ^= 1
-        write(path, damaged)
+        damaged.append(bytearray(content))
+        damaged[-1][place] ^= 1
+    for each in damaged:
+        write(path, each)
         with pytest.raises(ValueError, match="damaged"):
-            Journal(path).read()
-    # An entry is not valid after different content, or at a different place.
+            READ[kind](path)
+    write(path, content)
+    os.chmod(path, 0o640)
+    with pytest.raises(PermissionError, match="chmod 600"):
+        READ[kind](path)
+
+
+def test_an_entry_is_not_valid_after_different_content_or_at_a_different_place(
+    path, whole
+):
+    content, _ = whole
     other = Journal(path)
     other.replace(CONTENT + b"!")
     with open(path, "rb") as file:
@@ -76,16 +97,6 @@ def test_the_end_of_an_interrupted_machine_is_no_entry(path, whole, fill):
         assert journal.read() == (CONTENT, ENTRIES[:entries])
         journal.append(ENTRIES[2])
         assert Journal(path).read() == (CONTENT, [*ENTRIES[:entries], ENTRIES[2]])
-    for length in range(size):
-        write(path, content[:length])
-        with pytest.raises(ValueError, match="damaged"):
-            Journal(path).read()
-
-
-def test_others_may_not_read_it(path, whole):
-    os.chmod(path, 0o640)
-    with pytest.raises(PermissionError, match="chmod 600"):
-        Journal(path).read()
 
 
 def test_a_full_disk_leaves_whole_entries(path, whole, monkeypatch):

@@ -19,30 +19,6 @@ def test_what_was_written_is_read_and_only_the_owner_may(tmp_path):
     assert os.listdir(tmp_path) == ["secret"]
 
 
-def test_every_damaged_byte_is_seen(tmp_path):
-    path = str(tmp_path / "secret")
-    private_files.write(path, b"some content")
-    whole = (tmp_path / "secret").read_bytes()
-    for position in range(len(whole)):
-        damaged = bytearray(whole)
-        damaged[position] ^= 1
-        (tmp_path / "secret").write_bytes(damaged)
-        with pytest.raises(ValueError, match="damaged"):
-            private_files.read(path)
-    for length in range(len(whole)):
-        (tmp_path / "secret").write_bytes(whole[:length])
-        with pytest.raises(ValueError, match="damaged"):
-            private_files.read(path)
-
-
-def test_a_file_that_others_may_read_is_refused(tmp_path):
-    path = str(tmp_path / "secret")
-    private_files.write(path, b"content")
-    os.chmod(path, 0o640)
-    with pytest.raises(PermissionError, match="chmod 600"):
-        private_files.read(path)
-
-
 def test_the_old_file_stays_if_writing_fails(tmp_path, monkeypatch):
     path = str(tmp_path / "secret")
     private_files.write(path, b"old")

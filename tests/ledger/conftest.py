@@ -1,6 +1,5 @@
 """Ledgers in files, and on a PostgreSQL server that the test session starts and stops."""
 
-import hashlib
 import itertools
 import os
 import pathlib
@@ -10,7 +9,6 @@ import subprocess
 import tempfile
 
 import pytest
-from small_plans import small_plan
 
 import tf_bandmf
 
@@ -124,24 +122,3 @@ def ledger(each_url):
 @pytest.fixture
 def file_ledger(url):
     return tf_bandmf.Ledger(url, who="tester")
-
-
-@pytest.fixture(scope="session")
-def make_plan():
-    def make(mechanism="lambda_cgd:0.9", ledger=None, dataset=None, **changes):
-        budget = {"epsilon": 1.0, "delta": 1e-6}
-        plan = small_plan(mechanism, 1200, 40, 2, **{**budget, **changes})
-        return plan if ledger is None else ledger.bind(plan, dataset)
-
-    return make
-
-
-@pytest.fixture(scope="session")
-def run_name():
-    return lambda number: hashlib.sha256(str(number).encode()).hexdigest()
-
-
-@pytest.fixture
-def spent():
-    """Returns the spent epsilon, or rho, of a data set."""
-    return lambda ledger, dataset="patients": ledger.balance(dataset).spent

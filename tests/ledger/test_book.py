@@ -7,6 +7,7 @@ import stat
 
 import dp_accounting
 import pytest
+from small_ledgers import bound_plan, run_name, spent
 
 import tf_bandmf
 from tf_bandmf.accounting import gaussian
@@ -16,12 +17,10 @@ from tf_bandmf.planning.account import Account
 
 
 @pytest.mark.slow_cases("postgresql")
-def test_a_run_reserves_once_and_a_second_run_once_more(
-    ledger, make_plan, run_name, spent
-):
+def test_a_run_reserves_once_and_a_second_run_once_more(ledger):
     ledger.add_dataset("patients", epsilon=2.0, delta=1e-6)
-    plan = make_plan(ledger=ledger, dataset="patients")
-    make_plan(ledger=ledger, dataset="patients")
+    plan = bound_plan(ledger)
+    bound_plan(ledger)
     assert spent(ledger) == 0.0 and len(ledger.history()) == 1
     entry = ledger.begin(plan, run_name(1))
     assert spent(ledger) == pytest.approx(1.0, rel=1e-6)
@@ -32,28 +31,26 @@ def test_a_run_reserves_once_and_a_second_run_once_more(
     joint = tf_bandmf.compose([plan, plan]).epsilon(1e-6)
     assert spent(ledger) == pytest.approx(joint, rel=1e-6)
     with pytest.raises(LedgerError, match="another plan"):
-        other = make_plan(ledger=ledger, dataset="patients", epsilon=0.1)
+        other = bound_plan(ledger, epsilon=0.1)
         ledger.begin(other, run_name(1))
     assert ledger.verify() == []
 
 
 @pytest.mark.slow_cases("sqlite")
-def test_a_run_that_does_not_fit_is_refused_with_what_would(
-    ledger, make_plan, run_name, spent
-):
+def test_a_run_that_does_not_fit_is_refused_with_what_would(ledger):
     ledger.add_dataset("patients", epsilon=1.4, delta=1e-6)
-    first = make_plan(ledger=ledger, dataset="patients")
+    first = bound_plan(ledger)
     ledger.begin(first, run_name(1))
     with pytest.raises(
         BudgetExceededError, match=r"1\.4.*1 of 1\.4 is spent"
     ) as actual:
-        make_plan(ledger=ledger, dataset="patients")
+        bound_plan(ledger)
     fitting = actual.value.fitting_epsilon
     assert fitting == ledger.fits("patients") > 0.5
     # A plan with this epsilon fits the budget; one with slightly more does not.
-    last = make_plan(ledger=ledger, dataset="patients", epsilon=fitting)
+    last = bound_plan(ledger, epsilon=fitting)
     with pytest.raises(BudgetExceededError):
-        make_plan(ledger=ledger, dataset="patients", epsilon=1.002 * fitting)
+        bound_plan(ledger, epsilon=1.002 * fitting)
     ledger.begin(last, run_name(2))
     assert 1.399 < spent(ledger) <= 1.4
     # A plan made before another run began is refused when its own run begins.
@@ -63,11 +60,9 @@ def test_a_run_that_does_not_fit_is_refused_with_what_would(
 
 
 @pytest.mark.slow_cases("postgresql")
-def test_a_run_that_ended_early_keeps_what_its_steps_cost(
-    ledger, make_plan, run_name, spent
-):
+def test_a_run_that_ended_early_keeps_what_its_steps_cost(ledger):
     ledger.add_dataset("patients", epsilon=1.0, delta=1e-6)
-    plan, run = make_plan(ledger=ledger, dataset="patients"), run_name(1)
+    plan, run = bound_plan(ledger), run_name(1)
     ledger.begin(plan, run)
     ledger.note_steps(run, 7)
     with pytest.raises(ValueError, match="must be >= 7"):
@@ -81,16 +76,16 @@ def test_a_run_that_ended_early_keeps_what_its_steps_cost(
     # Ending a run twice gives back its budget only once.
     ledger.end(run, plan=plan, steps=10, reason="power failure")
     assert spent(ledger) == pytest.approx(plan.epsilon_after(10), rel=1e-6)
-    small = make_plan(ledger=ledger, dataset="patients", epsilon=0.2)
+    small = bound_plan(ledger, epsilon=0.2)
     ledger.begin(small, run_name(3))
     ledger.end(run_name(3), plan=small, steps=0, reason="it never began")
     assert spent(ledger) == pytest.approx(plan.epsilon_after(10), rel=1e-6)
     assert ledger.verify() == []
 
 
-def test_only_a_run_that_began_ends(file_ledger, make_plan, run_name):
+def test_only_a_run_that_began_ends(file_ledger):
     file_ledger.add_dataset("patients", epsilon=1.0, delta=1e-6)
-    plan = make_plan(ledger=file_ledger, dataset="patients")
+    plan = bound_plan(file_ledger)
     with pytest.raises(LedgerError, match="is not in the ledger"):
         file_ledger.end(run_name(2), plan=plan, steps=1, reason="a clock")
     with pytest.raises(ValueError, match="64 hexadecimal digits"):
@@ -104,12 +99,10 @@ def test_only_a_run_that_began_ends(file_ledger, make_plan, run_name):
     area="inputs",
     invariants=[12, 19],
 )
-def test_what_is_spent_is_of_the_budgets_unit_and_possible(
-    file_ledger, make_plan, spent, figure
-):
+def test_what_is_spent_is_of_the_budgets_unit_and_possible(file_ledger, figure):
     file_ledger.add_dataset("patients", unit="one patient", epsilon=9.0, delta=1e-5)
-    rows, patients = make_plan(), make_plan(unit="one patient")
-    seeded = make_plan(unit="one patient", test_seed=1)
+    rows, patients = bound_plan(), bound_plan(unit="one patient")
+    seeded = bound_plan(unit="one patient", test_seed=1)
     gaussian = dp_accounting.GaussianDpEvent
     sampled = dp_accounting.PoissonSampledDpEvent
     several = dp_accounting.SelfComposedDpEvent
@@ -137,11 +130,11 @@ def test_what_is_spent_is_of_the_budgets_unit_and_possible(
 
 
 @pytest.mark.slow_cases("sqlite")
-def test_other_releases_are_entries_like_any_other(ledger, make_plan, spent):
+def test_other_releases_are_entries_like_any_other(ledger):
     ledger.add_dataset("patients", epsilon=4.0, delta=1e-5)
     ledger.spend("patients", (0.25, 0.0), about="number of patients")
     assert spent(ledger) == pytest.approx(0.25, rel=1e-3)
-    plan = make_plan()
+    plan = bound_plan()
     cost = tf_bandmf.tuning_cost(plan, 5)
     ledger.spend("patients", cost, about="best of about 5 trials")
     ledger.spend("patients", dp_accounting.GaussianDpEvent(20.0), about="means")
@@ -167,10 +160,10 @@ def test_other_releases_are_entries_like_any_other(ledger, make_plan, spent):
 
 
 @pytest.mark.slow_cases("sqlite")
-def test_budgets_in_rho(ledger, make_plan, run_name):
-    plan = make_plan()
+def test_budgets_in_rho(ledger):
+    plan = bound_plan()
     ledger.add_dataset("in rho", rho=2.5 * plan.zcdp_rho)
-    bound = make_plan(ledger=ledger, dataset="in rho")
+    bound = bound_plan(ledger, dataset="in rho")
     ledger.begin(bound, run_name(1))
     ledger.begin(bound, run_name(2))
     with pytest.raises(BudgetExceededError, match="rho"):
@@ -183,14 +176,11 @@ def test_budgets_in_rho(ledger, make_plan, run_name):
     ("sampling", "mechanism"),
     [("poisson", "identity"), ("cyclic-poisson", "bsr:4"), ("fixed-order", "bsr:4")],
 )
-def test_sampled_runs_of_replaced_data_are_settled(
-    sampling, mechanism, file_ledger, make_plan, run_name, spent
-):
+def test_sampled_runs_of_replaced_data_are_settled(sampling, mechanism, file_ledger):
     file_ledger.add_dataset(
         "patients", adjacency="replace-one", epsilon=1000.0, delta=1e-3
     )
-    options = {"ledger": file_ledger, "dataset": "patients", "sampling": sampling}
-    plan = make_plan(mechanism, **options)
+    plan = bound_plan(file_ledger, mechanism, sampling=sampling)
     file_ledger.begin(plan, run_name(1))
     before = spent(file_ledger)
     file_ledger.end(run_name(1), plan=plan, steps=9, reason="a clock")
@@ -202,23 +192,23 @@ def test_sampled_runs_of_replaced_data_are_settled(
         assert plan.epsilon_after(9, 1e-3) < spent(file_ledger) < most
 
 
-def test_replace_one_counts_twice_the_sensitivity(file_ledger, make_plan, run_name):
+def test_replace_one_counts_twice_the_sensitivity(file_ledger):
     file_ledger.add_dataset(
         "patients", adjacency="replace-one", epsilon=3.0, delta=1e-6
     )
-    plan = make_plan(ledger=file_ledger, dataset="patients")
+    plan = bound_plan(file_ledger)
     file_ledger.begin(plan, run_name(1))
     actual = gaussian.gaussian_epsilon(plan.noise_multiplier / 2.0, 1e-6)
     assert file_ledger.balance("patients").spent == pytest.approx(actual, rel=1e-6)
     rest = file_ledger.fits("patients")
-    last = make_plan(ledger=file_ledger, dataset="patients", epsilon=rest)
+    last = bound_plan(file_ledger, epsilon=rest)
     file_ledger.begin(last, run_name(2))
 
 
-def test_what_is_not_meant_is_refused(file_ledger, make_plan, tmp_path):
+def test_what_is_not_meant_is_refused(file_ledger, tmp_path):
     ledger = file_ledger
     with pytest.raises(LedgerError, match="no data set 'patients'"):
-        make_plan(ledger=ledger, dataset="patients")
+        bound_plan(ledger)
     budget = {"epsilon": 1, "delta": 1e-6}
     ledger.add_dataset("patients", **budget, unit="one patient")
     with pytest.raises(ValueError, match="Use another name"):
@@ -241,11 +231,11 @@ def test_what_is_not_meant_is_refused(file_ledger, make_plan, tmp_path):
             ledger.set_budget("patients", **arguments)
 
 
-def test_a_bound_plan_stays_bound_in_files(file_ledger, make_plan, run_name, tmp_path):
+def test_a_bound_plan_stays_bound_in_files(file_ledger, tmp_path):
     file_ledger.add_dataset("patients", epsilon=1.0, delta=1e-6)
-    plan = make_plan(ledger=file_ledger, dataset="patients")
-    assert plan.fingerprint != make_plan().fingerprint
-    assert make_plan().to_config()["account"] is None
+    plan = bound_plan(file_ledger)
+    assert plan.fingerprint != bound_plan().fingerprint
+    assert bound_plan().to_config()["account"] is None
     plan.save(str(tmp_path / "plan.json"))
     again = tf_bandmf.Plan.load(str(tmp_path / "plan.json"))
     assert again.account == plan.account and again.fingerprint == plan.fingerprint
@@ -270,21 +260,19 @@ def test_nothing_secret_is_in_it_and_only_the_owner_reads_it(url, tmp_path):
     assert "pass-word" not in named.render_as_string(hide_password=True)
 
 
-def test_estimates_count_without_amplification(file_ledger, make_plan, run_name, spent):
+def test_estimates_count_without_amplification(file_ledger):
     file_ledger.add_dataset("patients", epsilon=8.0, delta=1e-6)
     options = {"sampling": "balls-in-bins", "noise_multiplier": 2.0, "epsilon": None}
-    plan = make_plan("identity", ledger=file_ledger, dataset="patients", **options)
+    plan = bound_plan(file_ledger, "identity", **options)
     assert plan.kind == "estimate"
     file_ledger.begin(plan, run_name(1))
     certain = gaussian.gaussian_epsilon(2.0, 1e-6)
     assert spent(file_ledger) == pytest.approx(certain, rel=1e-6)
 
 
-def test_a_run_that_goes_on_after_it_was_settled_is_seen(
-    file_ledger, make_plan, run_name
-):
+def test_a_run_that_goes_on_after_it_was_settled_is_seen(file_ledger):
     file_ledger.add_dataset("patients", epsilon=1.0, delta=1e-6)
-    plan = make_plan(ledger=file_ledger, dataset="patients")
+    plan = bound_plan(file_ledger)
     file_ledger.begin(plan, run_name(1))
     file_ledger.end(run_name(1), plan=plan, steps=10, reason="thought to be dead")
     assert file_ledger.verify() == []
@@ -293,7 +281,7 @@ def test_a_run_that_goes_on_after_it_was_settled_is_seen(
     assert "took 60 steps" in problem
 
 
-def test_releases_made_elsewhere_are_spent_as_compose_takes_them(file_ledger, spent):
+def test_releases_made_elsewhere_are_spent_as_compose_takes_them(file_ledger):
     file_ledger.add_dataset("patients", epsilon=4.0, delta=1e-5)
     parts = [
         tf_bandmf.Release("query log", epsilon=0.25, delta=1e-7),

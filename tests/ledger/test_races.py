@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+from small_ledgers import bound_plan, run_name
 
 import tf_bandmf
 from tf_bandmf.ledger import BudgetExceededError, LedgerError
@@ -40,13 +41,13 @@ def told(url, plan, what, count):
     invariants=[19],
 )
 @pytest.mark.parametrize("count", [2, pytest.param(8, marks=pytest.mark.slow)], ids=str)
-def test_processes_race_for_the_last_of_a_budget(count, ledger, make_plan, tmp_path):
+def test_processes_race_for_the_last_of_a_budget(count, ledger, tmp_path):
     # The budget has room for half of them, by exact composition.
-    noise = make_plan().noise_multiplier
+    noise = bound_plan().noise_multiplier
     rho = 0.5 * (count // 2) / noise**2
     ledger.add_dataset("patients", rho=rho * 1.001)
     path = tmp_path / "plan.json"
-    make_plan(ledger=ledger, dataset="patients").save(str(path))
+    bound_plan(ledger).save(str(path))
     url = ledger._store.url.render_as_string(False)
     said = told(url, path, "race", count)
     begun = [line for line in said if line.startswith("begun")]
@@ -77,12 +78,12 @@ def check_told(ledger, lines):
 @pytest.mark.parametrize(
     "kills", [3, pytest.param(100, marks=pytest.mark.slow)], ids=str
 )
-def test_kills_lose_nothing(kills, each_url, make_plan, run_name, tmp_path):
+def test_kills_lose_nothing(kills, each_url, tmp_path):
     ledger = tf_bandmf.Ledger(each_url)
-    rho = 0.5 * 10 / make_plan().noise_multiplier ** 2
+    rho = 0.5 * 10 / bound_plan().noise_multiplier ** 2
     ledger.add_dataset("patients", rho=rho * 1.001)
     path = tmp_path / "plan.json"
-    make_plan(ledger=ledger, dataset="patients").save(str(path))
+    bound_plan(ledger).save(str(path))
     said = told(each_url, path, "kill", kills)
     check_told(ledger, said)
     assert any(line.startswith("begun") for line in said)
@@ -106,10 +107,10 @@ def test_kills_lose_nothing(kills, each_url, make_plan, run_name, tmp_path):
     area="faults",
     invariants=[19],
 )
-def test_a_full_disk_refuses_the_run(url, make_plan, run_name, tmp_path):
+def test_a_full_disk_refuses_the_run(url, tmp_path):
     ledger = tf_bandmf.Ledger(url)
     ledger.add_dataset("patients", rho=1e6)
-    plan = make_plan(ledger=ledger, dataset="patients")
+    plan = bound_plan(ledger)
     path, refused, begun = tmp_path / "privacy.db", 0, 0
     before, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     for number in range(24):

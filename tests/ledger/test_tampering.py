@@ -4,16 +4,17 @@ import shutil
 import sqlite3
 
 import pytest
+from small_ledgers import bound_plan, run_name
 
 import tf_bandmf
 from tf_bandmf.ledger import DamagedLedgerError, LedgerError
 
 
 @pytest.fixture
-def filled(ledger, make_plan, run_name):
+def filled(ledger):
     """Makes a ledger: entry 0 is the data set; 1 and 3 begin runs; 2 and 4 are steps."""
     ledger.add_dataset("patients", epsilon=4.0, delta=1e-6)
-    plan = make_plan(ledger=ledger, dataset="patients")
+    plan = bound_plan(ledger)
     for number in range(2):
         ledger.begin(plan, run_name(number))
         ledger.note_steps(run_name(number), 10)
@@ -54,7 +55,7 @@ ATTACKS = {
     invariants=[19],
 )
 @pytest.mark.parametrize("attack", ATTACKS)
-def test_what_was_changed_is_seen(attack, filled, make_plan):
+def test_what_was_changed_is_seen(attack, filled):
     assert filled.verify() == []
     with pytest.raises(LedgerError, match="only grows"):
         change(filled, "UPDATE runs SET who = 'x' WHERE number = 3", guarded=True)
@@ -66,7 +67,7 @@ def test_what_was_changed_is_seen(attack, filled, make_plan):
     fresh = tf_bandmf.Ledger(filled._store.url.render_as_string(False))
     if attack != "added":  # entries beyond the newest one are not read
         with pytest.raises(DamagedLedgerError):
-            make_plan(ledger=fresh, dataset="patients", epsilon=0.1)
+            bound_plan(fresh, epsilon=0.1)
     with pytest.raises(LedgerError):
         fresh.spend("patients", (0.1, 0.0), about="a count")
 
@@ -80,11 +81,11 @@ def test_what_was_changed_is_seen(attack, filled, make_plan):
     invariants=[19],
 )
 @pytest.mark.parametrize("how", ["older", "anew"])
-def test_a_database_that_forgot(how, url, tmp_path, make_plan, run_name):
+def test_a_database_that_forgot(how, url, tmp_path):
     path = tmp_path / "privacy.db"
     ledger = tf_bandmf.Ledger(url)
     ledger.add_dataset("patients", epsilon=1.2, delta=1e-6)
-    plan = make_plan(ledger=ledger, dataset="patients")
+    plan = bound_plan(ledger)
     shutil.copy(path, tmp_path / "backup.db")
     cited = ledger.begin(plan, run_name(1)).name
     path.unlink()
