@@ -1,17 +1,16 @@
-"""Times private Keras training against ordinary Keras training, in turns in one run.
+"""Compares the times of private and ordinary Keras training, in turns in one run.
 
     python benchmarks/keras_steps.py --models mlp,cnn,transformer --rounds 6
     python benchmarks/keras_steps.py --models cnn --microbatch-size 64
     python benchmarks/keras_steps.py --models cnn,transformer --fit --rounds 4
 
-A step is forward and backward pass and SGD update on a batch in memory, without metrics.
-"clipped" clips and sums the gradients of single examples, without noise; the others add
-the noise of their mechanism;
-"kept" is lambda_cgd with `keep_normals=True`. `wall` and `cpu` are ratios of medians to
-the ordinary step, `start` is that of the processor time of the first step, which traces
-and compiles (without the self-check of `fit`). `peak` is memory that one process took for
-the step alone. `--fit` compares whole epochs of `model.fit`, with the same sampler and
-accountant for every mechanism.
+A step consists of forward pass, backward pass and SGD update on a batch in memory, without
+metrics. "clipped" clips and sums the gradients of single examples, without noise; the
+others add the noise of their mechanism; "kept" is lambda_cgd with `keep_normals=True`.
+`wall` and `cpu` are ratios of medians to the ordinary step; `start` is the ratio of
+processor times of the first step, which traces and compiles (without the self-check of
+`fit`). `peak` is the memory that a process needed for the step alone. `--fit` compares
+whole epochs of `model.fit`, with the same sampler and accountant for every mechanism.
 """
 
 from __future__ import annotations
@@ -37,7 +36,8 @@ from tf_bandmf.keras.clipping import clipped_gradient_sums
 
 MECHANISMS = ("identity", "lambda_cgd", "kept")
 BATCH_SIZES = {"mlp": 256, "cnn": 256, "transformer": 128}
-# Steps that take some tenths of a second together, so that clocks do not matter.
+# The number of steps per measurement, which take tenths of a second, so that the resolution
+# of clocks does not matter.
 STEPS = {"mlp": 40, "cnn": 4, "transformer": 3}
 VOCABULARY, LENGTH, WIDTH = 1000, 64, 128
 
@@ -120,7 +120,7 @@ def plan_for(mechanism: str, name: str, num_examples: int, epochs: int) -> Any:
 
 
 def private_optimizer(inner: Any, kind: str, plan: Any) -> Any:
-    # The data are random: the runs need not be accounted for together.
+    # The data are random, so the runs do not need joint accounting.
     return tf_bandmf.keras.PrivateOptimizer(
         inner, plan, keep_normals=kind == "kept", additional_run=True
     )
@@ -146,7 +146,7 @@ def step_of(kind: str, name: str, options: Any) -> Callable[[], Any]:
 
 
 def private_step(kind: str, name: str, options: Any) -> Callable[[], Any]:
-    """Returns a step with the noise of a mechanism, or, for "clipped", with none."""
+    """Returns a step with the noise of a mechanism, or without noise for "clipped"."""
     size = BATCH_SIZES[name]
     x, y = map(tf.constant, data(name, size))
     optimizer = inner = keras.optimizers.SGD(1e-3)
@@ -165,7 +165,7 @@ def private_step(kind: str, name: str, options: Any) -> Callable[[], Any]:
             inner.apply([total / size for total in clipped.sums], variables)
         else:
             run = optimizer.run
-            # The same step again and again.
+            # The same step is repeated.
             number, keys = tf.constant(0, tf.int64), run.secrets.step_keys(0)
             noisy = run.privatize(
                 run.sums(clipped), variables, number, tf.constant(keys), number
@@ -177,7 +177,7 @@ def private_step(kind: str, name: str, options: Any) -> Callable[[], Any]:
 
 
 def fit_of(kind: str, name: str, options: Any) -> Callable[[], Any]:
-    """Returns a function that runs one epoch of `model.fit` a call."""
+    """Returns a function that runs one epoch of `model.fit` per call."""
     num_examples = BATCH_SIZES[name] * options.steps_per_epoch
     x, y = data(name, num_examples)
     if kind == "ordinary":
@@ -196,7 +196,7 @@ def in_turns(
     """Returns median wall and processor seconds of calls, and those of the first call."""
     taken: dict[str, list[tuple[float, float]]] = {kind: [] for kind in functions}
     first = {}
-    # Work that a process does once must not count for the first contender.
+    # One-time work of the process must not count for the first contender.
     tf.function(lambda x: x @ x)(tf.ones([2, 2]))
     for kind, function in functions.items():
         used = time.process_time()
@@ -214,8 +214,8 @@ def in_turns(
 
 
 def peak(kind: str, name: str, options: Any) -> None:
-    """Prints the megabytes that a step takes above a process that has built it."""
-    # XLA's compiler takes a hundred megabytes once in a process, for any model.
+    """Prints the megabytes that running a step adds to a process that has built it."""
+    # XLA's compiler takes a hundred megabytes once per process, for any model.
     noise.standard_normals(tf.constant([0, 0], tf.uint64), 1)
     step = step_of(kind, name, options)
     before = largest_memory()
@@ -225,7 +225,7 @@ def peak(kind: str, name: str, options: Any) -> None:
 
 
 def largest_memory() -> float:
-    """Returns megabytes. (`getrusage` gives the parent's peak if that is larger.)"""
+    """Returns the peak in megabytes; `getrusage` might return the parent's peak."""
     lines = pathlib.Path("/proc/self/status").read_text().splitlines()
     return next(
         float(line.split()[1]) / 1024.0 for line in lines if line.startswith("VmHWM")

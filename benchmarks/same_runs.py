@@ -1,13 +1,13 @@
-"""Noise and weights of small private runs of all kinds, each with a fixed seed.
+"""Saves and compares noise and weights of small private runs with fixed seeds.
 
     python benchmarks/same_runs.py --save before.json
     python benchmarks/same_runs.py --compare before.json
-    python benchmarks/same_runs.py --save before.json --only poisson  # these anew
+    python benchmarks/same_runs.py --save before.json --only poisson # only these runs
 
-Run it with two versions of the library (`PYTHONPATH`) on one machine: a change that
-promises the same behaviour leaves the bits as they were. For one that sums in another
-order, it prints by how much weights differ. `benchmarks/results/same_runs.json` is from
-the machine that it names; another one may round differently.
+Run the program with two versions of the library (`PYTHONPATH`) on one machine: a change
+that promises the same behaviour must not change any bits. For a change that sums in another
+order, the program prints the difference of weights. `benchmarks/results/same_runs.json` is
+from the machine that it names; another machine may round differently.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from tf_bandmf.noise.keys import NoiseKey
 NUM_EXAMPLES, BATCH_SIZE, EPOCHS, WIDTH, CLASSES = 24, 4, 2, 6, 3
 NUM_STEPS = NUM_EXAMPLES // BATCH_SIZE * EPOCHS
 ROWS_PER_USER = 2
-# For models that read whole numbers.
+# The number of words of models that read whole numbers.
 WORDS = 7
 
 
@@ -91,7 +91,7 @@ def sgd() -> keras.optimizers.Optimizer:
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """One run.
+    """A private run with a fixed seed.
 
     Attributes:
       model, inner: functions that build the network and Keras' optimizer.
@@ -100,7 +100,7 @@ class Run:
       reserve: arguments of `Plan.reserve`.
       policy: dtype policy of the layers.
       replicas: number of logical processors.
-      is_resumed: whether the second epoch is another model's, from the private file.
+      is_resumed: True if another model runs the second epoch, from the private file.
     """
 
     mechanism: str = "bsr:3"
@@ -208,7 +208,7 @@ def trained(run: Run) -> dict[str, str]:
 
 
 def _budget(run: Run) -> dict[str, float]:
-    # For these samplings, which have parts, mechanisms are fitted to a budget.
+    # For these samplings, which have parts, mechanisms need a budget.
     if run.plan.get("sampling", "").startswith(("cyclic", "b-min-sep")):
         return {"epsilon": 8.0, "delta": 1e-5}
     return {"noise_multiplier": 1.0, "delta": 1e-5}
@@ -258,7 +258,7 @@ def _compiled(run: Run, plan: tf_bandmf.Plan) -> keras.Model:
 
 
 def machine() -> str:
-    """Returns everything besides the library that may change the bits."""
+    """Returns a description of everything outside the library that may change the bits."""
     processor = platform.processor() or platform.machine()
     info = pathlib.Path("/proc/cpuinfo")
     if info.exists():
@@ -269,7 +269,7 @@ def machine() -> str:
 
 
 def difference(before: dict[str, str], now: dict[str, str]) -> str:
-    """Describes the difference of two runs; empty if there is none."""
+    """Returns a description of the difference of two runs; empty if there is none."""
     if before == now:
         return ""
     words = [] if before["noise"] == now["noise"] else ["other noise"]

@@ -1,8 +1,8 @@
-"""The effect of class weights, thresholds and sampling on a rare class, privately.
+"""The effect of class weights and thresholds on a rare class under privacy.
 
-Generated customers, 15 % of whom leave. Prints, for each way, the mean predicted
-probability, balanced accuracy at the threshold 0.5, and the area under the ROC curve, on
-held-out customers; mean and standard error over seeds.
+The data are generated customers, 15 % of whom leave. For each way of training, the program
+prints the mean predicted probability, balanced accuracy at the threshold 0.5, and the area
+under the ROC curve, on held-out customers, each as mean and standard error over seeds.
 
     python examples/class_imbalance.py
 """
@@ -29,7 +29,7 @@ _RARE = 0.15
 
 
 def customers(seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Features, [m, 20] float32, and who leaves, [m] int32."""
+    """Returns features, [m, 20] float32, and labels (1 for leaving), [m] int32."""
     rng = np.random.default_rng(seed)
     x = rng.normal(size=(_TRAINING + _HELD_OUT, _FEATURES))
     score = x[:, :4] @ [1.0, -0.8, 0.6, 0.4] + 0.5 * x[:, 4] * x[:, 5]
@@ -46,7 +46,7 @@ def trained(
     class_weight: dict[int, float] | None = None,
     is_private: bool = True,
 ) -> keras.Model:
-    """A small network, with or without privacy."""
+    """Trains a small network, with or without privacy."""
     keras.utils.set_random_seed(seed)
     model = keras.Sequential(
         [
@@ -78,7 +78,7 @@ def trained(
     )
     tf_bandmf.keras.make_private(model)
     inner = keras.optimizers.SGD(**plan.optimizer_arguments(model.count_params()))
-    # Each way is a separate run: a release of several models would compose them.
+    # Each way is a separate run; releasing several models would compose the runs.
     private = tf_bandmf.keras.PrivateOptimizer(inner, plan, additional_run=True)
     model.compile(private, loss)
     model.fit(plan.batches(x, y), epochs=_EPOCHS, class_weight=class_weight, verbose=0)
@@ -86,7 +86,7 @@ def trained(
 
 
 def measured(y: np.ndarray, p: np.ndarray, threshold: float) -> list[float]:
-    """Mean probability, balanced accuracy, area under the curve."""
+    """Returns mean probability, balanced accuracy, and area under the curve."""
     return [
         float(p.mean()),
         float(sklearn.metrics.balanced_accuracy_score(y, p > threshold)),

@@ -1,7 +1,7 @@
 """The quickstart: private training on scikit-learn's handwritten digits.
 
-Trains the same Keras model at the same (epsilon, delta) with DP-SGD, DP-lambda-CGD and
-a banded square-root strategy. Needs no download; `make demo` runs it.
+The program trains the same Keras model at the same (epsilon, delta) with DP-SGD,
+DP-lambda-CGD and a banded square-root strategy. It needs no download; `make demo` runs it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ NUM_TRAIN = 1440
 
 
 def load_data() -> comparison.Data:
-    """1,797 images of 8 x 8 pixels, split into 1,440 for training and the rest."""
+    """Returns 1,440 images of 8 x 8 pixels for training, and 357 for testing."""
     digits = sklearn.datasets.load_digits()
     order = np.random.RandomState(0).permutation(len(digits.target))
     x = (digits.data[order] / 16.0).astype(np.float32)
@@ -34,7 +34,7 @@ def load_data() -> comparison.Data:
 
 
 def build_model() -> keras.Model:
-    """A small multi-layer perceptron."""
+    """Builds a small multi-layer perceptron."""
     return keras.Sequential(
         [
             keras.layers.Input((64,)),

@@ -1,8 +1,8 @@
-"""Fashion-MNIST: correlated noise against DP-SGD at the same (epsilon, delta).
+"""Compares correlated noise with DP-SGD on Fashion-MNIST at the same (epsilon, delta).
 
-Trains with each mechanism at its advised learning rate and reports mean and standard
-error of the test accuracy. Neither side is amplified by sampling: every mechanism uses
-the same fixed epoch order.
+The program trains with each mechanism at its advised learning rate, and reports mean and
+standard error of the test accuracy. No mechanism is amplified by sampling: all use the same
+fixed epoch order.
 
     python examples/fashion_mnist.py             # downloads the data with Keras' loader
     python examples/fashion_mnist.py --data DIR  # *-ubyte or *-ubyte.gz files in DIR
@@ -29,7 +29,7 @@ MECHANISMS = ("identity", "lambda_cgd", "bsr", "bisr")
 
 
 def load_data(directory: str | None) -> comparison.Data:
-    """60,000 images of 28 x 28 pixels for training, 10,000 for testing."""
+    """Returns 60,000 images of 28 x 28 pixels for training, and 10,000 for testing."""
     if directory is None:
         train, test = keras.datasets.fashion_mnist.load_data()
     else:
@@ -47,17 +47,17 @@ def load_data(directory: str | None) -> comparison.Data:
 
 
 def read_idx(directory: str, name: str, header: int) -> np.ndarray:
-    """The bytes of an IDX file, compressed or not, after its header."""
+    """Returns the bytes of an IDX file, compressed or not, after its header."""
     for suffix, opener in (("", open), (".gz", gzip.open)):
         path = os.path.join(directory, name + suffix)
         if os.path.exists(path):
             with opener(path, "rb") as file:
                 return np.frombuffer(file.read(), np.uint8, offset=header)
-    raise FileNotFoundError(f"Neither {name} nor {name}.gz is in {directory}.")
+    raise FileNotFoundError(f"{directory} must contain {name} or {name}.gz.")
 
 
 def build_model() -> keras.Model:
-    """A multi-layer perceptron with 101,770 parameters."""
+    """Builds a multi-layer perceptron with 101,770 parameters."""
     return keras.Sequential(
         [
             keras.layers.Input((28, 28)),

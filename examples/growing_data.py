@@ -1,10 +1,10 @@
-"""A model each week on growing data: the cost of each way at the same yearly epsilon.
+"""Compares ways to train a model each week on growing data, at one yearly epsilon.
 
     python examples/growing_data.py
 
-Prints the table of docs/several-runs.md: the noise in the released models, per coordinate
-and unit of clip norm, in units of the mean gradient; first its root mean square over the
-year's releases, then that of the last release. Nothing is trained.
+The program prints the table of docs/several-runs.md: the noise in the released models, per
+coordinate and unit of clip norm, in units of the mean gradient; first the root mean square
+over the year's releases, then the noise of the last release. Nothing is trained.
 """
 
 from __future__ import annotations
@@ -22,32 +22,32 @@ BATCH = (
     500  # a week brings 20,000 records, or one batch's worth of each of 20,000 users
 )
 WINDOW = 4  # weeks
-# Closed-form strategies, of which the best is taken; optimized ones may be better still.
+# Closed-form strategies, from which the best is chosen; optimized ones may be even better.
 CANDIDATES = ("identity", "lambda_cgd", "bisr:4", "bisr:32", "bsr:8", "bsr:32")
-# Noise of the mechanism that spends the year's budget at once.
+# The noise of a mechanism that spends the whole year's budget.
 YEAR = gaussian.calibrate_noise_stddev(EPSILON, DELTA)
 
 
 def errors(plan: tf_bandmf.Plan) -> np.ndarray:
-    """Standard deviation of the noise in the model after each step, shape [n]."""
+    """Returns the standard deviation of the model's noise after each step, shape [n]."""
     squared = plan.strategy.per_step_squared_error(plan.workload)
     return plan.noise_stddev * np.sqrt(squared)  # at a clip norm of 1
 
 
 def best(num_steps: int, uses: int, separation: int, shares: int) -> tuple:
-    """The error, name, released errors and plan of the mechanism that is best on releases.
+    """Returns error, name, released errors and plan of the mechanism with best releases.
 
     Args:
       num_steps: steps of the mechanism.
-      uses: how often it uses the data of a unit.
-      separation: least number of steps from one use to the next.
+      uses: number of times that it uses the data of a unit.
+      separation: smallest number of steps between two uses.
       shares: number of such mechanisms that share the year's budget.
     """
     candidates = []
     for name in CANDIDATES:
         family, _, bands = name.partition(":")
         if bands and int(bands) > separation and family != "bisr":
-            continue  # its columns would overlap
+            continue  # columns would overlap
         plan = tf_bandmf.plan(
             name,
             noise_multiplier=YEAR * math.sqrt(shares),
@@ -62,16 +62,16 @@ def best(num_steps: int, uses: int, separation: int, shares: int) -> tuple:
 
 
 def weekly(shares: int, batches: np.ndarray, continued: bool) -> tuple:
-    """Errors of the weekly models, mechanism and epsilon, if each week has a plan."""
+    """Returns errors of weekly models, mechanism and epsilon, if each week has a plan."""
     _, name, (last,), plan = best(STEPS, 1, STEPS, shares)
     after = last / batches
-    if continued:  # each week begins with the model of the week before, and its noise
+    if continued:  # each week begins with the previous model and its noise
         after = np.sqrt(np.cumsum(after**2))
     return after, name, plan.epsilon
 
 
 def whole_year(uses: int, separation: int, batch: int) -> tuple:
-    """Errors, mechanism and epsilon if one model continues over all weeks."""
+    """Returns errors, mechanism and epsilon if one model continues over all weeks."""
     _, name, released, plan = best(WEEKS * STEPS, uses, separation, 1)
     return released / batch, name, plan.epsilon
 

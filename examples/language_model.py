@@ -1,17 +1,17 @@
-"""A causal language model of KerasHub, fine-tuned privately with LoRA.
+"""Private LoRA fine-tuning of a causal language model from KerasHub.
 
 A small GPT-2 learns bytes of the Python language reference without privacy, as a stand-in
 for a public model. Then adapters of rank 8 are trained on private text of another kind, in
-windows of 32 bytes (the unit of privacy): with correlated noise that keeps no noise state,
+windows of 32 bytes (the unit of privacy): with correlated noise that needs no noise state,
 and with DP-SGD at the same (epsilon, delta). For each mechanism, the learning rate is the
-best of the same few on validation text; the printed perplexity is on other held-out text.
-The adapter is saved and loaded into an ordinary KerasHub model, which generates text.
+best of a few on validation text; the printed perplexity is on other held-out text. The
+adapter is saved and loaded into an ordinary KerasHub model, which generates text.
 
     python examples/language_model.py              # private: docstrings of Python
     python examples/language_model.py --text FILE  # private: a text file of your own
 
-Needs `pip install ".[keras,hub]"` in a clone. Nothing is downloaded. Takes some minutes on
-two cores.
+The example needs `pip install ".[keras,hub]"` in a clone, downloads nothing, and takes a
+few minutes on two cores.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ ADAPTED = [
 
 
 class Mechanism(NamedTuple):
-    """A row of the comparison: arguments of `tf_bandmf.plan`."""
+    """A row of the comparison, with arguments of `tf_bandmf.plan`."""
 
     title: str
     arguments: dict[str, Any]
 
 
 class Text(NamedTuple):
-    """Windows of a text, each an array [N, LENGTH + 1] of bytes."""
+    """Windows of a text in three parts, each an array [N, LENGTH + 1] of bytes."""
 
     training: np.ndarray
     validation: np.ndarray
@@ -66,7 +66,7 @@ MECHANISMS = (
 
 
 def docstrings(characters: int) -> str:
-    """Docstrings of the standard library, `characters` or more if there are as many."""
+    """Returns docstrings of the standard library, up to about `characters` characters."""
     root = pathlib.Path(sysconfig.get_path("stdlib"))
     skipped = {"site-packages", "test", "tests", "idlelib", "pydoc_data"}
     documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
@@ -87,7 +87,7 @@ def docstrings(characters: int) -> str:
 
 
 def windows(text: str) -> np.ndarray:
-    """Bytes in rows of one window and the byte after it, int32, shape [N, LENGTH + 1]."""
+    """Returns windows of bytes, each with the next byte, int32, shape [N, LENGTH + 1]."""
     codes = np.frombuffer(text.encode("ascii", "replace"), np.uint8)
     count = (len(codes) - 1) // LENGTH
     starts = LENGTH * np.arange(count)[:, None]
@@ -95,19 +95,19 @@ def windows(text: str) -> np.ndarray:
 
 
 def split(text: str) -> Text:
-    """Nine tenths for training; the rest in halves for validation and for the test."""
+    """Returns nine tenths for training, and halves of the rest for validation and test."""
     rows = windows(text)
     first, second = len(rows) * 18 // 20, len(rows) * 19 // 20
     return Text(rows[:first], rows[first:second], rows[second:])
 
 
 def inputs_of(tokens: np.ndarray) -> dict[str, np.ndarray]:
-    """Inputs of KerasHub's language models."""
+    """Returns inputs for KerasHub's language models."""
     return {"token_ids": tokens, "padding_mask": np.ones_like(tokens)}
 
 
 def build_model() -> keras_hub.models.GPT2CausalLM:
-    """A GPT-2 with 31,000 parameters, over bytes."""
+    """Builds a GPT-2 with 31,000 parameters, over bytes."""
     backbone = keras_hub.models.GPT2Backbone(
         vocabulary_size=VOCABULARY,
         num_layers=2,
@@ -127,18 +127,18 @@ def compiled(model: keras.Model, optimizer: Any) -> keras.Model:
 
 
 def adapted(public: list[np.ndarray]) -> keras.Model:
-    """The public model with adapters, which alone are trained."""
+    """Returns the public model with adapters; only the adapters are trainable."""
     model = build_model()
     model.set_weights(public)
     model.backbone.enable_lora(RANK, target_layer_names=ADAPTED)
     for layer in model._flatten_layers():
         if getattr(layer, "lora_enabled", False) and layer.bias is not None:
-            layer.bias.trainable = False  # The file of an adapter has no biases.
+            layer.bias.trainable = False  # An adapter's file does not contain biases.
     return model
 
 
 def perplexity(model: keras.Model, held_out: np.ndarray) -> float:
-    """Perplexity per byte of windows."""
+    """Returns the perplexity per byte of windows."""
     x, y = inputs_of(held_out[:, :-1]), held_out[:, 1:]
     if not isinstance(model, tf_bandmf.keras.extending.PrivateTraining):
         compiled(model, "sgd")
@@ -146,7 +146,7 @@ def perplexity(model: keras.Model, held_out: np.ndarray) -> float:
 
 
 def pretrain(tokens: np.ndarray, epochs: int) -> list[np.ndarray]:
-    """Weights of a model that was trained without privacy."""
+    """Returns the weights of a model that is trained without privacy."""
     keras.utils.set_random_seed(0)
     model = build_model()
     steps = epochs * (len(tokens) // 128)
@@ -160,13 +160,13 @@ def pretrain(tokens: np.ndarray, epochs: int) -> list[np.ndarray]:
 def train_privately(
     public: list[np.ndarray], tokens: np.ndarray, plan: Any, rate: float
 ) -> keras.Model:
-    """The public model with adapters that were trained by a plan."""
+    """Returns the public model with adapters, after training them with a plan."""
     keras.utils.set_random_seed(1)
     model = tf_bandmf.keras.make_private(adapted(public))
-    # `fit` ends with the moving average of the weights that `advise` would advise:
+    # `fit` ends with a moving average of the weights, as `advise` recommends. This is
     # post-processing, which costs no privacy.
     memory = learning_rates.ema_momentum(plan.num_steps)
-    # The runs of this comparison compose; a release would have only one run.
+    # The runs of this comparison compose; a release would contain only one run.
     optimizer = tf_bandmf.keras.PrivateOptimizer(
         keras.optimizers.SGD(
             rate, momentum=MOMENTUM, use_ema=True, ema_momentum=memory
@@ -182,7 +182,7 @@ def train_privately(
 
 
 def generated(model: keras.Model, prompt: np.ndarray) -> str:
-    """A prompt [T] of bytes with the model's continuation."""
+    """Returns a prompt [T] of bytes with the model's continuation."""
     codes = np.zeros((1, 2 * LENGTH), np.int32)
     codes[0, : len(prompt)] = prompt
     mask = (np.arange(2 * LENGTH) < len(prompt)).astype(np.int32)[None]
@@ -260,10 +260,10 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     model = compare(public, text, arguments)
     print(f"\n{model.privacy_statement()}\n")
-    print("That is one run. The others compared here are not in its budget.")
+    print("This statement covers one run, without the other runs of this comparison.")
     model.backbone.save_lora_weights(arguments.adapter)
-    # The file does not say which layers have adapters: the model needs the same adapters
-    # before it loads the file.
+    # The file does not name the layers that have adapters, so the model needs the same
+    # adapters before it loads the file.
     plain = adapted(public)
     plain.backbone.load_lora_weights(arguments.adapter)
     print(

@@ -1,10 +1,10 @@
-"""Two processes compete for the rest of a budget: one begins, the other is refused.
+"""Two processes that compete for the rest of a budget: one begins, the other is refused.
 
     python examples/ledger_two_shells.py privacy.db
 
-runs both, as two shells would. To do it by hand, add `first` to the command in one shell
-and `second` in another one, once the file exists. No model is trained: `ledger.begin` is
-what the first step of `fit` calls.
+runs both, as two shells would. To do this by hand, add `first` to the command in one shell
+and, once the file exists, `second` in another shell. No model is trained: the example calls
+`ledger.begin`, as the first step of `fit` does.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ DATASET = "patients-2026"
 
 
 def plan_for(ledger: tf_bandmf.Ledger, epsilon: float) -> tf_bandmf.Plan:
-    """A plan that is bound to the ledger."""
+    """Returns a plan that is bound to the ledger."""
     plan = tf_bandmf.plan(
         "lambda_cgd:0.9",
         epsilon=epsilon,
@@ -43,12 +43,12 @@ def say(name: str, text: str) -> None:
 
 
 def run_of(name: str) -> str:
-    """Identifies a run; for a real run, this is a digest of its noise key."""
+    """Returns the name of a run; for a real run, this is a digest of its noise key."""
     return hashlib.sha256(name.encode()).hexdigest()
 
 
 def shell(url: str, name: str) -> None:
-    """Plans, waits for a line on the standard input, and begins."""
+    """Makes a plan, waits for a line on the standard input, and begins the run."""
     ledger = tf_bandmf.Ledger(url)
     try:
         plan = plan_for(ledger, 4.0)

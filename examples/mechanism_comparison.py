@@ -1,6 +1,6 @@
 """Trains a model with several mechanisms at one budget; prints and draws the results.
 
-Shared by the examples; each of them brings data and a model.
+Several examples use this module; each of them provides data and a model.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from matplotlib import pyplot as plt
 
 Data = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 
-# Many models are traced one after the other: TensorFlow would warn about it.
+# TensorFlow would warn about tracing many models one after the other.
 tf.get_logger().setLevel("ERROR")
 
 console = rich.console.Console()
@@ -43,9 +43,9 @@ TITLES = {
 
 @dataclasses.dataclass
 class Run:
-    """One trained model: plan, learning rate, test accuracy after each epoch.
+    """One trained model, with plan, learning rate, and test accuracy after each epoch.
 
-    The last accuracy is that of the averaged weights, which `fit` leaves in the model.
+    The last accuracy is that of the averaged weights, with which `fit` ends.
     """
 
     plan: tf_bandmf.Plan
@@ -61,7 +61,7 @@ def train(
     seed: int,
     on_epoch: Callable[[], None] = lambda: None,
 ) -> Run:
-    """Trains once, as advised; `seed` fixes the initial weights, never the noise."""
+    """Trains once, as advised; `seed` determines the initial weights, never the noise."""
     x_train, y_train, x_test, y_test = data
     keras.utils.set_random_seed(seed)
     model = tf_bandmf.keras.make_private(build_model())
@@ -113,13 +113,13 @@ def train_all(
 
 
 def extra_memory(plan: tf_bandmf.Plan) -> str:
-    """Vectors of the model's size that the mechanism keeps, beyond DP-SGD."""
+    """Returns the number of vectors of the model's size that the mechanism stores."""
     vectors = plan.strategy.memory_vectors
     return "none" if vectors == 0 else f"{vectors} x"
 
 
 def print_table(title: str, runs: dict[str, list[Run]]) -> None:
-    """One row per mechanism; accuracy as mean and standard error over the seeds."""
+    """Prints one row per mechanism, with mean and standard error of accuracy over seeds."""
     table = rich.table.Table(title=title)
     table.add_column("mechanism", no_wrap=True)
     for column in ("noise\nmult.", "sens(C)", "RMSE", "extra\nmemory"):
@@ -142,26 +142,26 @@ def print_table(title: str, runs: dict[str, list[Run]]) -> None:
 
 
 def print_joint_guarantee(runs: dict[str, list[Run]]) -> None:
-    """Prints the joint guarantee of all runs, since a comparison is not one run."""
+    """Prints the joint guarantee of all runs, because a comparison is not one run."""
     plans = [run.plan for group in runs.values() for run in group]
     joint = tf_bandmf.compose(plans)
     delta = plans[0].delta
     console.print(
-        f"Each of these {len(plans)} runs on the same data spends a budget of its own. "
+        f"Each of these {len(plans)} runs on the same data spends a separate budget. "
         f"All together are (epsilon = {joint.epsilon(delta):.4g}, delta = {delta:g})-DP: "
         f"the statement of a single run holds if nothing of the other runs is released."
     )
 
 
 def mean_and_standard_error(values: Sequence[float]) -> tuple[float, float]:
-    """Mean, and its standard error (0 for a single value)."""
+    """Returns the mean, and its standard error (0 for a single value)."""
     if len(values) == 1:
         return float(values[0]), 0.0
     return float(np.mean(values)), float(np.std(values, ddof=1) / np.sqrt(len(values)))
 
 
 def save_picture(path: str, runs: dict[str, list[Run]]) -> None:
-    """Draws the test accuracy, and the noise accumulated in the model, for each step."""
+    """Plots the test accuracy, and the noise accumulated in the model, at each step."""
     figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4), layout="constrained")
     for name, group in runs.items():
         accuracy = np.mean([run.accuracy for run in group], axis=0)

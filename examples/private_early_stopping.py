@@ -1,9 +1,9 @@
 """Early stopping on a private held-out set, under one guarantee with the training.
 
-Trains on handwritten digits: 1,080 images for training, 360 that are held out and private,
-too, and 357 for the test. Compares, at the same (epsilon, delta), plans with and without a
-reservation for evaluations, and the last model with the checkpoint that the private metric
-chooses. Needs no download.
+The data are handwritten digits: 1,080 images for training, 360 private held-out images, and
+357 for the test. At the same (epsilon, delta), the program compares plans with and without
+a reservation for evaluations, and the last model with the checkpoint that the private
+metric chooses. It needs no download.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Data = dict[str, tuple[np.ndarray, np.ndarray]]
 
 
 def load_data() -> Data:
-    """Images of 8 x 8 pixels and their digits, in three parts."""
+    """Returns images of 8 x 8 pixels and their digits, in three parts."""
     digits = sklearn.datasets.load_digits()
     order = np.random.RandomState(0).permutation(len(digits.target))
     x = (digits.data[order] / 16.0).astype(np.float32)
@@ -40,7 +40,7 @@ def load_data() -> Data:
 
 
 class Best(keras.callbacks.Callback):
-    """Keeps the weights of the epoch with the largest private accuracy."""
+    """Stores the weights of the epoch with the largest private accuracy."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -53,9 +53,7 @@ class Best(keras.callbacks.Callback):
 
 
 def train(plan: tf_bandmf.Plan, data: Data, factor: float, epochs: int, seed: int):
-    """Trains; returns the test accuracies of the last and the best epoch, and the
-    latter's number.
-    """
+    """Trains; returns test accuracies of the last and best epoch, and the best's index."""
     keras.utils.set_random_seed(seed)
     layers = [
         keras.layers.Input((64,)),

@@ -1,14 +1,15 @@
-"""A two-tower recommender with user-level privacy, which works for new users.
+"""A two-tower recommender with user-level privacy that also works for new users.
 
-The user's tower is made of the items in a user's history: there is no table of users. The
-item's tower is a row of the table of items, which both towers share. The loss is a sampled
-softmax of one item of the user among random items. All rows of a user are clipped together.
+The user tower uses only the items in a user's history, so there is no table of users. The
+item tower is a row of the table of items, which both towers share. The loss is a sampled
+softmax of one of the user's items among random items. All rows of a user are clipped
+together.
 
     python examples/recommender.py                        # generated users, minutes
     python examples/recommender.py --movielens ml-25m     # a folder of MovieLens
 
-Prints the table of docs/large-tables.md: how often the item that was hidden from the
-history of a held-out user is among the first ten, of all that are not in the history.
+The program prints the table of docs/large-tables.md: the share of held-out users whose
+hidden item is among the top ten of all items outside their history.
 """
 
 from __future__ import annotations
@@ -39,13 +40,13 @@ from tf_bandmf.accounting.gaussian import calibrate_noise_stddev
 EPSILON, DELTA = 2.0, 1e-6
 HISTORY, NEGATIVES, WIDTH = 20, 20, 16
 ROWS_PER_USER, BATCH, EPOCHS = 2, 1000, 5
-# The share of the mechanism's mu^2 that the selection of items takes, and the most items
-# of a user that are counted for it.
+# The share of the mechanism's mu^2 for the selection of items, and the maximum number of a
+# user's items that are counted for it.
 SELECTION_SHARE, MOST_COUNTED = 0.05, 10
 
 
 class Way(NamedTuple):
-    """A way to train: the arguments of a plan, and whether items are selected."""
+    """A way to train: the arguments of a plan, and True if items are selected."""
 
     mechanism: str | None
     sampling: str | None
@@ -65,10 +66,10 @@ WAYS = {
 
 
 class Users(NamedTuple):
-    """Users, each with their items in order; 0 is no item.
+    """Users with their items in order; 0 stands for no item.
 
     Attributes:
-      items: [users, HISTORY + 1] int32, filled from the left.
+      items: items of each user, [users, HISTORY + 1] int32, padded on the left.
       num_items: number of items of the public catalogue, with ids 1 to `num_items`.
     """
 
@@ -77,7 +78,7 @@ class Users(NamedTuple):
 
 
 def generated(num_users: int, num_items: int, seed: int) -> Users:
-    """Users with two of twelve tastes each, and items of Zipf's popularity.
+    """Generates users with two of twelve tastes each, and items with Zipf popularity.
 
     A user takes items without replacement, in proportion to popularity times
     `exp(3 cos)` of the angles between taste and item.
@@ -108,13 +109,13 @@ def generated(num_users: int, num_items: int, seed: int) -> Users:
 
 
 def from_movielens(folder: pathlib.Path, seed: int) -> Users:
-    """Users and items of the newest ratings of at least 4, from a folder of MovieLens.
+    """Reads users and items of the newest ratings of at least 4 from a MovieLens folder.
 
-    Ids are places in `movies.csv`: the catalogue is public.
+    Ids are row numbers in `movies.csv`, because the catalogue is public.
 
     Args:
       folder: folder with `movies.csv` and `ratings.csv`.
-      seed: seed of the order of users, the last of whom are held out.
+      seed: seed of the order of users; the last users are held out.
     """
     movies = np.loadtxt(
         folder / "movies.csv",
@@ -143,9 +144,9 @@ def from_movielens(folder: pathlib.Path, seed: int) -> Users:
 
 
 class Rows(NamedTuple):
-    """Rows of users: a history [rows, HISTORY], an item outside it, and the user.
+    """Rows of users, each with a history [rows, HISTORY], another item, and the user.
 
-    A user without rows gets one of weight 0, so that the number of users stays public.
+    A user without rows gets one row of weight 0, so that the number of users stays public.
     """
 
     history: np.ndarray
@@ -155,7 +156,7 @@ class Rows(NamedTuple):
 
 
 def rows_of(users: Users, ids: np.ndarray) -> Rows:
-    """A row for each item of each user, if the item has a new id; with new ids."""
+    """Returns a row for each item of each user that has a new id, with new ids."""
     items = ids[users.items]
     is_known = items > 0
     none = ~is_known.any(axis=1)
@@ -168,15 +169,15 @@ def rows_of(users: Users, ids: np.ndarray) -> Rows:
 
 
 def frequent(users: Users, kept: int, noise: float) -> np.ndarray:
-    """New ids of the most frequent items, and 0 for the others, shape [num_items + 1].
+    """Returns new ids of the most frequent items, 0 for others, shape [num_items + 1].
 
-    DP-FEST (arXiv:2311.08357): counts with Gaussian noise. At most `MOST_COUNTED` items of
-    a user are counted, once each, so a user's counts divided by `sqrt(MOST_COUNTED)` have
-    norm 1 at most.
+    The method is DP-FEST (arXiv:2311.08357): counts with Gaussian noise. At most
+    `MOST_COUNTED` items of a user are counted, once each, so a user's counts divided by
+    `sqrt(MOST_COUNTED)` have norm 1 at most.
 
     Args:
       users: the private users.
-      kept: how many items keep a row.
+      kept: number of items that get a row.
       noise: the noise multiplier.
     """
     counted = users.items[:, :MOST_COUNTED].reshape(-1)
@@ -189,7 +190,7 @@ def frequent(users: Users, kept: int, noise: float) -> np.ndarray:
 
 
 def two_towers(num_items: int) -> keras.Model:
-    """Scores of candidates, [batch, 1 + NEGATIVES], for a history."""
+    """Returns a model for scores of candidates, [batch, 1 + NEGATIVES], given a history."""
     history = keras.Input((HISTORY,), dtype="int32", name="history")
     candidates = keras.Input((None,), dtype="int32", name="candidates")
     items = keras.layers.Embedding(
@@ -211,7 +212,7 @@ def two_towers(num_items: int) -> keras.Model:
 
 
 def with_negatives(num_items: int):
-    """A map of single rows: candidates are the item, and random ones of the catalogue."""
+    """Returns a map of single rows that adds random items as candidates."""
 
     def candidates(x, y, seed):
         others = tf.random.stateless_uniform(
@@ -224,7 +225,7 @@ def with_negatives(num_items: int):
 
 
 def scores_of(model: keras.Model, ids: np.ndarray, history: np.ndarray) -> np.ndarray:
-    """Scores of all items for histories, [users, num_items + 1]; -inf without a row."""
+    """Returns scores of all items, [users, num_items + 1]; -inf for items without a row."""
     table = model.get_layer("items").embeddings.numpy()
     items = ids[history]
     is_there = (items > 0)[..., None]
@@ -236,16 +237,16 @@ def scores_of(model: keras.Model, ids: np.ndarray, history: np.ndarray) -> np.nd
 
 
 def by_frequency(counts: np.ndarray, history: np.ndarray) -> np.ndarray:
-    """Scores of all items that are the same for all histories."""
+    """Returns scores of all items by frequency, the same for all histories."""
     return np.tile(counts, [len(history), 1])
 
 
 def hit_rate(scores_for: Callable[[np.ndarray], np.ndarray], held_out: Users) -> float:
-    """Share of users whose hidden last item is in the top ten outside their history.
+    """Returns the share of users whose hidden last item is in the top ten.
 
     Args:
-      scores_for: returns the scores of all items for histories.
-      held_out: users that no model was trained with.
+      scores_for: function of histories that returns the scores of all items.
+      held_out: users who were not used in training.
     """
     lengths = (held_out.items > 0).sum(axis=1)
     every = np.arange(len(lengths))
@@ -261,10 +262,10 @@ def hit_rate(scores_for: Callable[[np.ndarray], np.ndarray], held_out: Users) ->
 
 
 def plans(way: Way, num_users: int) -> tuple[tf_bandmf.Plan, list[Any]]:
-    """The plan of a way, and all that is released, which together costs `EPSILON`.
+    """Returns the plan of a way, and all releases, which together cost `EPSILON`.
 
     The selection of items is a Gaussian mechanism with a share of the budget; the plan gets
-    the rest, found by bisection on the joint guarantee of both.
+    the rest, computed by bisection on the joint guarantee of both.
     """
 
     def plan(epsilon: float) -> tf_bandmf.Plan:
@@ -299,7 +300,7 @@ def plans(way: Way, num_users: int) -> tuple[tf_bandmf.Plan, list[Any]]:
 def trained(
     way: Way, users: Users, seed: int, kept: int
 ) -> tuple[keras.Model, np.ndarray, str]:
-    """A model, the ids of its items, and the statement of all that was released."""
+    """Trains; returns a model, the ids of its items, and a statement of all releases."""
     keras.utils.set_random_seed(seed)
     ids = np.arange(users.num_items + 1, dtype=np.int32)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
@@ -328,7 +329,7 @@ def trained(
         ids = frequent(users, kept, released[0].event.noise_multiplier)
     rows, num_items = rows_of(users, ids), int(ids.max())
     model = tf_bandmf.keras.make_private(two_towers(num_items), tables="lazy")
-    # Each way is a separate run: a release of several models would compose them.
+    # Each way is a separate run; releasing several models would compose the runs.
     private = tf_bandmf.keras.PrivateOptimizer(
         keras.optimizers.SGD(way.rate), plan, additional_run=True
     )

@@ -1,4 +1,4 @@
-"""Metadata lives in pyproject.toml."""
+"""Package setup; the metadata are in pyproject.toml."""
 
 from setuptools import setup
 

@@ -1,9 +1,9 @@
-"""Measures this package on the device that TensorFlow has, for a table of its owners.
+"""Measures this package on TensorFlow's device, for a table of results by users.
 
     python benchmarks/accelerators/on_device.py --results a100.json
 
-It runs on the first GPU, or else on the CPU, and writes one file, which names versions and
-devices but nothing about the user: please send it.
+The program runs on the first GPU, or on the CPU if there is none, and writes one file,
+which names versions and devices but nothing about the user. Please send us the file.
 
 * noise: seconds of a noisy step of each mechanism, relative to independent noise; also a
   step of `tf.random.stateless_normal`, and reading and writing a vector;
@@ -50,7 +50,7 @@ set_tensor_float_32 = tf.config.experimental.enable_tensor_float_32_execution
 
 
 def timed(step: Callable[[], Any], repeats: int = 1) -> Callable[[], None]:
-    """Returns a function that takes steps as `fit` does, and waits for the device."""
+    """Returns a function that runs steps as `fit` does, and waits for the device."""
 
     def call() -> None:
         for _ in range(repeats):
@@ -63,7 +63,7 @@ def timed(step: Callable[[], Any], repeats: int = 1) -> Callable[[], None]:
 def noisy_step(
     num_parameters: int, strategy: strategies.Strategy, **options: Any
 ) -> Callable[[], tf.Tensor]:
-    """Returns a step that draws noise as in training: it updates the buffer in place."""
+    """Returns a step that generates noise as in training, updating the buffer in place."""
     generator = noise.NoiseGenerator(strategy, num_parameters, **options)
     keys = tf.constant(generator.step_keys(NoiseKey.for_testing(0)))
     shape = [generator.memory_vectors, num_parameters]
@@ -185,7 +185,7 @@ def step_ratios(name: str, rounds: int, device: str) -> dict[str, Any]:
 
 
 def epoch_ratios(name: str, rounds: int) -> dict[str, Any]:
-    """Times epochs of `model.fit` as users run them: Keras chooses whether XLA compiles."""
+    """Times epochs of `model.fit` with defaults, where Keras decides about XLA."""
     options = argparse.Namespace(
         microbatch_size=None,
         accuracy=True,

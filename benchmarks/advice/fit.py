@@ -1,12 +1,12 @@
-"""Fits the constants of the learning-rate rule, also leaving one task out at a time.
+"""Fits the constants of the learning-rate rule, also with leave-one-task-out.
 
     python benchmarks/advice/fit.py
 
-Reads rates and scores of grids: `results/runs.csv` here (advised and momentum), and
-`benchmarks/utility/results/advised/weight_noise.csv` (networks from pixels, whose column
-"weight_noise" is rate * RMSE / B * sqrt(fan-in) of a workload with momentum 0.9). The
-regret of a rate is the difference of its score, interpolated in the logarithm of the rate,
-to the best of its grid, as a part of the gain over the trivial score.
+The program reads rates and scores of grids: `results/runs.csv` in this folder (advised and
+momentum), and `benchmarks/utility/results/advised/weight_noise.csv` (networks from pixels,
+whose column "weight_noise" is rate * RMSE / B * sqrt(fan-in) of a workload with momentum
+0.9). The regret of a rate is the distance of its score, interpolated in the logarithm of
+the rate, from the best score of its grid, as a fraction of the gain over the trivial score.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tf_bandmf.planning import learning_rates
 
 HERE = pathlib.Path(__file__).parent
 NETWORKS = HERE.parent / "utility" / "results" / "advised" / "weight_noise.csv"
-# Sum of fan-ins, and number of weights, of the networks.
+# The sum of fan-ins and the number of weights of each network.
 SIZES = {"fashion-mnist-cnn": (864, 26_010), "cifar-10-cnn": (2939, 113_738)}
 RATES = 0.08 * 2.0 ** np.arange(-2, 2.25, 0.25)
 LIMITS = (3.0, 6.0, 9.0, 12.0, 18.0, 24.0, 48.0, math.inf)
@@ -31,7 +31,7 @@ TRIVIAL = {"accuracy": 0.1}
 
 
 class Grid:
-    """Scores of one task, budget and plan by rate, with the plan's noise and the size."""
+    """The scores of one task, budget and plan by rate, with noise and model size."""
 
     def __init__(self, task: str, noise: float, size: float, trivial: float) -> None:
         self.task, self.noise, self.size, self.trivial = task, noise, size, trivial
@@ -41,7 +41,7 @@ class Grid:
         rates = sorted(self.scores)
         scores = [float(np.mean(self.scores[one])) for one in rates]
         at = np.interp(math.log(rate), np.log(rates), scores)
-        for end, inner in ((0, 1), (-1, -2)):  # beyond the grid its slope goes on
+        for end, inner in ((0, 1), (-1, -2)):  # the slope continues beyond the grid
             if (rate - rates[end]) * (rates[end] - rates[inner]) > 0:
                 slope = (scores[end] - scores[inner]) / math.log(
                     rates[end] / rates[inner]
@@ -91,7 +91,7 @@ def regrets(several: list[Grid], constant: float, limit: float) -> np.ndarray:
 def fitted(
     several: list[Grid], limits: tuple[float, ...] = LIMITS
 ) -> tuple[float, float]:
-    """Fits the constants with the least mean squared regret."""
+    """Fits the constants with the smallest mean squared regret."""
     return min(
         itertools.product(RATES, limits),
         key=lambda two: float(np.mean(regrets(several, *two) ** 2)),

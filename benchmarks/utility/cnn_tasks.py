@@ -1,4 +1,4 @@
-"""The networks, data and mechanisms of cnn.py."""
+"""Networks, data and mechanisms for cnn.py."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class Row:
     """A mechanism; `learning_rates` are for gradients divided by the clip norm.
 
     Attributes:
-      matched: the strategy is made for the task's momentum and decay, and not for plain
-        sums.
+      matched: True if the strategy is optimized for the task's momentum and decay, False if
+        for plain sums.
     """
 
     name: str
@@ -38,7 +38,7 @@ class Task:
 
     Attributes:
       dataset: a name of `datasets.load`.
-      inputs: function that makes the network's inputs from the images.
+      inputs: function that converts images to the network's inputs.
       batch_size: batch size for all training images.
       decay: the factor by which a step shrinks the weights.
     """
@@ -58,7 +58,7 @@ class Task:
 
 
 def fashion_network() -> keras.Model:
-    """Tramèr and Boneh's network: 26,010 parameters; inputs [28, 28, 1], logits [10]."""
+    """Builds Tramèr and Boneh's network: 26,010 parameters; input [28, 28, 1]."""
     layers = keras.layers
     return keras.Sequential(
         [
@@ -76,7 +76,7 @@ def fashion_network() -> keras.Model:
 
 
 def cifar_network() -> keras.Model:
-    """Three convolutions: 113,738 parameters; inputs [32, 32, 3], logits [10]."""
+    """Builds three convolutions: 113,738 parameters; inputs [32, 32, 3], logits [10]."""
     layers: list[keras.layers.Layer] = [keras.layers.Input((32, 32, 3))]
     for filters in (32, 64, 128):
         layers.append(
@@ -120,7 +120,8 @@ def _tuned(
     return Row(name, mechanism, sampling, learning_rates=rates, matched=True)
 
 
-# Rates double, from half of the published one without sampling, until neither end is best.
+# Rates are doubled from half of the published rate without sampling, until neither end is
+# best.
 TUNED = (
     _tuned("BISR", "bisr:4", "fixed-order", "no sampling", (0.35, 0.7, 1.4)),
     _tuned("DP-SGD", "identity", "fixed-order", "no sampling", (0.05, 0.1, 0.2)),

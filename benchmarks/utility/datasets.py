@@ -1,4 +1,4 @@
-"""Images and labels from a folder."""
+"""Readers for images and labels in a folder."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ def load(name: str, directory: pathlib.Path) -> tuple[np.ndarray, np.ndarray, in
     """Reads a data set.
 
     Returns:
-      images in [0, 1] (float32, [examples, size, size] or [examples, size, size, 3]; the
+      Images in [0, 1] (float32, [examples, size, size] or [examples, size, size, 3]; the
       training set first), labels (int32), and the size of the training set.
 
     Raises:
-      FileNotFoundError: if a file is not in the folder.
+      FileNotFoundError: if a file is missing from the folder.
     """
     readers = {"fashion-mnist": _fashion_mnist, "cifar-10": _cifar_10}
     return readers[name](directory)

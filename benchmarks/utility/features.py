@@ -1,4 +1,4 @@
-"""Scattering features, computed once and kept in a folder."""
+"""Scattering features, computed once and cached in a folder."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ GROUPS = 27
 def load(
     name: str, directory: pathlib.Path, cache: pathlib.Path
 ) -> tuple[np.ndarray, np.ndarray, int]:
-    """Returns features for a linear model, from the cache if it has them.
+    """Returns features for a linear model, from the cache if possible.
 
     Returns:
-      float32, [examples, features], the training set first; labels (int32), and the
-      size of the training set.
+      Features, float32, [examples, features], the training set first; labels (int32); and
+      the size of the training set.
     """
     path = cache / f"{name}-scattering-{GROUPS}.npz"
     if not path.exists():
@@ -62,10 +62,11 @@ def private_mean(
 ) -> np.ndarray:
     """Returns the mean of group-normalized features, (epsilon, delta)-DP under zero-out.
 
-    Normalized features have norm at most sqrt(features), to which they are also clipped.
+    Normalized features have a norm of at most sqrt(features), and are clipped to this norm.
 
     Args:
-      seed: seed of the noise, for repetition; it must be secret if the data are private.
+      seed: seed of the noise, for reproducibility; it must be secret if the data are
+        private.
     """
     count, size = features.shape
     bound = np.sqrt(size)
@@ -81,9 +82,9 @@ def leading_components(
 ) -> np.ndarray:
     """Returns coordinates along the leading principal axes, for faster tuning.
 
-    Clipping and isotropic noise are invariant under rotations; the other coordinates have
-    a few percent of the sum of squares. The axes are those of the first `num_fit`
-    examples and, like all of tuning, not covered by the guarantee.
+    Clipping and isotropic noise are invariant under rotations; the dropped coordinates have
+    a few percent of the sum of squares. The axes are those of the first `num_fit` examples.
+    Like all of the tuning, they are not covered by the guarantee.
 
     Returns:
       float32, [examples, dimensions].

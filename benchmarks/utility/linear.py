@@ -1,9 +1,9 @@
-"""Softmax regressions in parallel: several models on the batches of one plan.
+"""Softmax regressions in parallel, with several models on the batches of one plan.
 
-Trains like Keras' `fit` with one private `Dense` layer, for several learning rates or
-noise draws at once: each batch is read once, and each model's gradients are clipped
-separately and get their own noise. Each model spends the plan's budget once more, so this
-is for measurements only.
+The training is that of Keras' `fit` with one private `Dense` layer, simultaneously for
+several learning rates or noise seeds: each batch is read once, and each model's gradients
+are clipped separately and get their own noise. Each model spends the plan's budget again,
+so this is only for measurements.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ class Features:
             self.squared_norms[part] = squares + self.centre @ self.centre + 1.0
 
     def parts(self) -> Iterator[slice]:
-        """Yields all examples in parts of at most a few hundred megabytes."""
+        """Yields slices of the examples of at most a few hundred megabytes."""
         for start in range(0, len(self.values), _PART):
             yield slice(start, start + _PART)
 
 
 class LinearModels:
-    """Weights of several models, [features + 1, models, classes]; the last row is the bias.
+    """Several models, weights [features + 1, models, classes]; the last row is the bias.
 
     Args:
       learning_rates: [models], for gradients that are divided by the clip norm.
@@ -86,7 +86,7 @@ class LinearModels:
         return np.vstack([total, bias]).reshape(self.shape)
 
     def update(self, gradient: np.ndarray, done: float) -> None:
-        """Takes a step of SGD with momentum; `done` in (0, 1] is the run's part so far."""
+        """Takes a step of SGD with momentum; `done` in (0, 1] is the completed share."""
         self.velocity = self.momentum * self.velocity + gradient
         self.weights = self.weights - self.rates * self.velocity
         for name, start in READOUTS.items():
@@ -126,8 +126,8 @@ def train(
     Args:
       plan: a plan with a test seed, because `seed` is not secret, and with `l2_norm_clip
         = 1`, because clipped gradients are divided by the clip norm.
-      seed: seed of batches and noise, for repetition; a run that is to protect somebody
-        leaves both to the operating system.
+      seed: seed of batches and noise, for reproducibility; a run for real private data must
+        leave both to the operating system.
 
     Raises:
       ValueError: if the plan has another clip norm.
@@ -139,7 +139,7 @@ def train(
     generator = NoiseGenerator(plan.strategy, int(np.prod(models.shape)))
     key = NoiseKey.for_testing(seed)
     state = generator.initial_state(key)
-    # Keras' runs with this key draw the same noise.
+    # Keras runs with this key generate the same noise.
     batches = plan.batches(np.arange(len(y))).join(key.sampler_seed())
     for batch in batches.indices():
         noise, state = generator.next(state, tf.constant(batch.step, tf.int64))

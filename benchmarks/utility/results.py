@@ -1,4 +1,4 @@
-"""The CSV files of results, and the setting that tuning chooses."""
+"""CSV files of results, and the choice of settings by tuning."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def record(
       row: the row of the task.
       plan: the run's plan.
       accuracy: accuracy of the run's weights.
-      start: `time.process_time()` when it began.
-      run: `phase`, `seed`, `learning_rate` and `readout`.
+      start: `time.process_time()` at the beginning of the run.
+      run: `phase`, `seed`, `learning_rate` and `readout` of the run.
     """
     actual = {name: getattr(row, name) for name in ("mechanism", "sampling")}
     for name in ("batch_size", "epochs", "epsilon", "delta"):
@@ -115,13 +115,13 @@ def measure(
     tuning: Callable[[Any], Iterable[Run]],
     tests: Callable[[Any, float], Iterable[Run]],
 ) -> None:
-    """Trains the runs that the file lacks for some rows, and reports each row.
+    """Trains the missing runs of some rows, and reports each row.
 
     Args:
       rows: rows of the task.
       results: results of the runs, to which new ones are added.
-      tuning: runs that choose learning rate and readout of a row that has several rates.
-      tests: runs of a row with a learning rate.
+      tuning: function that returns the tuning runs of a row that has several rates.
+      tests: function that returns the test runs of a row with a learning rate.
     """
 
     def complete(row: Any, runs: Iterable[Run]) -> None:

@@ -2,9 +2,10 @@
 
     python benchmarks/utility/run.py --data DIR --cache CACHE
 
-For each row: the learning rate and the readout (last weights or a mean of
-late ones) that are best on 10,000 held-out training images, then the test accuracy of
-several seeds. Results are appended to `results/`; what is there is not done again.
+For each row, the program chooses the learning rate and the readout (last weights, or a mean
+of late ones) that are best on 10,000 held-out training images, and then measures the test
+accuracy with several seeds. Results are appended to `results/`; finished runs are not
+repeated.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ from results import VALIDATION, Results, Run, measure, parser_of, record
 
 import tf_bandmf
 
-# Share of the budget for the private mean; training has the rest (basic composition).
+# The share of the budget for the private mean; training gets the rest (basic composition).
 MEAN_EPSILON, MEAN_DELTA = 0.1, 1e-6
 
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """A data set, with the published numbers of epochs and examples in a batch."""
+    """A data set, with the published number of epochs and batch size."""
 
     name: str = "fashion-mnist"
     batch_size: int = 8192
@@ -45,7 +46,7 @@ class Task:
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """A mechanism and its use; `learning_rates` are for gradients divided by the clip norm.
+    """A mechanism and its settings; `learning_rates` are for gradients over the clip norm.
 
     Attributes:
       centred: True if the private mean is subtracted from the features.
@@ -127,7 +128,7 @@ class Experiment:
         centre: np.ndarray,
         end: int,
     ) -> list[dict[str, object]]:
-        """Trains all runs at once on the examples before `end`, and tests on the others."""
+        """Trains all runs in parallel on examples before `end`; tests on the others."""
         start = time.process_time()
         task, y, plan = self.task, self.y[: len(x)], self.plan(row, end)
         rates = np.array([run["learning_rate"] for run in runs], float)

@@ -1,13 +1,14 @@
-"""Scattering features: two layers of fixed wavelets, nothing learned from the data.
+"""Scattering features from two layers of fixed wavelets, without learning from the data.
 
-Scales J = 2, 8 angles, Morlet wavelets of Bruna and Mallat (2013), as Tramèr and Boneh
-(2021, arXiv:2011.11660) use them. The channels agree with those of kymatio 0.3
-(`Scattering2D(J=2)`), which does not import beside SciPy 1.17, to float precision.
+The transform has scales J = 2, 8 angles, and the Morlet wavelets of Bruna and Mallat
+(2013), as used by Tramèr and Boneh (2021, arXiv:2011.11660). The channels agree to float
+precision with those of kymatio 0.3 (`Scattering2D(J=2)`), which cannot be imported with
+SciPy 1.17.
 
     S0 = x * phi,  S1 = |x * psi_1| * phi,  S2 = ||x * psi_1| * psi_2| * phi
 
-for 16 wavelets psi_1 and the 8 wavelets psi_2 of the larger scale where psi_1 has the
-smaller one: 1 + 16 + 64 = 81 channels at a quarter of the resolution.
+for the 16 wavelets psi_1, and for the 8 wavelets psi_2 of the larger scale if psi_1 has the
+smaller scale: 1 + 16 + 64 = 81 channels at a quarter of the resolution.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ def scattering(images: np.ndarray) -> np.ndarray:
 
 
 class _Filters:
-    """Fourier transforms (real) of the low-pass filter and of the wavelets.
+    """The (real) Fourier transforms of the low-pass filter and of the wavelets.
 
     `psi[j][angle]` is at full resolution; `coarse` is of half the resolution.
     """
@@ -117,7 +118,7 @@ def _low_frequencies(transformed: np.ndarray) -> np.ndarray:
 def gabor(
     size: int, scale: float, angle: float, frequency: float, slant: float = 1.0
 ) -> np.ndarray:
-    """A Gaussian envelope times a plane wave on a torus, complex, [size, size]."""
+    """Returns a Gaussian envelope times a plane wave on a torus, complex, [size, size]."""
     rotation = np.array(
         [[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]]
     )
@@ -140,7 +141,7 @@ def gabor(
 def morlet(
     size: int, scale: float, angle: float, frequency: float, slant: float
 ) -> np.ndarray:
-    """A Gabor filter less a multiple of its envelope, so that its sum is zero."""
+    """Returns a Gabor filter minus a multiple of its envelope, so that its sum is zero."""
     wave = gabor(size, scale, angle, frequency, slant)
     envelope = gabor(size, scale, angle, 0.0, slant)
     return wave - wave.sum() / envelope.sum() * envelope

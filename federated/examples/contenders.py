@@ -27,7 +27,7 @@ MOMENTUM = 0.9
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """Settings of all mechanisms; `l2_norm_clip` is for a device's update."""
+    """The settings of all mechanisms; `l2_norm_clip` is for a device's update."""
 
     epsilon: float
     delta: float
@@ -38,12 +38,12 @@ class Setting:
     client_learning_rate: float
     server_learning_rate: float
 
-    # The cache keeps a setting as long as the program runs.
+    # The cache stores a setting as long as the program runs.
     @functools.cache  # noqa: B019
     def plan(
         self, mechanism: str | tf_bandmf.Strategy, epsilon: float | None = None
     ) -> tf_bandmf.Plan:
-        """The plan of a mechanism, at this setting's epsilon by default."""
+        """Returns the plan of a mechanism, by default at this setting's epsilon."""
         if mechanism == "banded":
             mechanism = f"banded:{self.min_separation}"
         return tf_bandmf.plan(
@@ -72,9 +72,9 @@ class Contender:
 
     Attributes:
       name: a key of `TITLES`.
-      plan: gives the guarantee; for "none", only the participation of devices.
+      plan: plan that gives the guarantee; for "none", only the participation of devices.
       process: a learning process.
-      data: turns a selected, tagged data set into what the process takes.
+      data: function that converts a selected, tagged data set to the process's input.
       rmse: RMSE of the noise in the models: root of the mean over rounds of its variance
         per weight, for a server learning rate of 1.
     """
@@ -102,7 +102,7 @@ def build(name: str, setting: Setting) -> Contender:
 
 
 def _of_tff(name: str, setting: Setting) -> Contender:
-    """TFF's own process, which gets no tags: only the data source enforces the plan."""
+    """Returns TFF's own process, without tags: only the data source enforces the plan."""
     plan = setting.plan("tree" if name == "tree" else "identity")
     if name == "tree":
         aggregator = tff.aggregators.DifferentiallyPrivateFactory.tree_aggregation(
@@ -135,30 +135,30 @@ def _of_tff(name: str, setting: Setting) -> Contender:
 
 
 def node_noise_multiplier(plan: tf_bandmf.Plan) -> float:
-    """TFF's noise multiplier at the (epsilon, delta) of a plan of the binary tree.
+    """Returns TFF's noise multiplier at the (epsilon, delta) of a plan of the binary tree.
 
     TFF's tree releases the sums over all complete dyadic intervals of rounds, each with
-    independent noise; its estimates are computed from these. How much a device changes
-    them all is the sensitivity of the strategy "tree" under the plan's participation
-    (`tf_bandmf.matrices.dyadic_tree`): the plan's noise before it is correlated is the
+    independent noise; its estimates are computed from these. The joint change of these sums
+    by a device is the sensitivity of the strategy "tree" under the plan's participation
+    (`tf_bandmf.matrices.dyadic_tree`), so the plan's noise before it is correlated is the
     noise of a node. This holds for both of TFF's estimators.
     """
     return plan.noise_stddev / plan.l2_norm_clip
 
 
 def tree_noise(plan: tf_bandmf.Plan) -> float:
-    """Root-mean-square noise of the models with TFF's estimator (Honaker, from below).
+    """Returns the RMS noise of models with TFF's estimator (Honaker, from below).
 
     A node of level l, with the nodes below it, estimates its sum with a variance of
     2^l / (2^(l+1) - 1) node variances; a prefix of t rounds is a sum of the nodes of
     the binary digits of t. Here the released models sum with momentum.
     """
     n = plan.num_steps
-    estimates = np.zeros((n, 2 * n))  # of each prefix: a weight for every node's noise
+    estimates = np.zeros((n, 2 * n))  # for each prefix, a weight of every node's noise
     numbers: dict[tuple[int, int], int] = {}
 
     def add(row: np.ndarray, level: int, start: int, weight: float) -> None:
-        """Adds a node's estimate: its own noise and its children's, best weighted."""
+        """Adds a node's estimate: its own and its children's noise, optimally weighted."""
         share = 2.0**level / (2.0 ** (level + 1) - 1.0)
         row[numbers.setdefault((level, start), len(numbers))] += weight * share
         if level:

@@ -1,4 +1,4 @@
-"""Accuracy curves: as CSV, as a Markdown table, as a picture."""
+"""Output of accuracy curves as CSV, as a Markdown table, and as a picture."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A next-character model of 6,615 weights, and how it is trained and tested."""
+"""A next-character model with 6,615 weights, its training and its test."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ def build() -> tf.keras.Model:
         [
             tf.keras.layers.InputLayer([speakers.LENGTH], dtype=tf.int32),
             tf.keras.layers.Embedding(speakers.NUM_SYMBOLS, 8),
-            # The cell runs in a plain loop: the graph of Keras' GRU layer chooses between
-            # kernels, which for each client takes TFF's worker longer than the training.
+            # The cell runs in a plain loop, because the graph of Keras' GRU layer chooses
+            # between kernels, which for each client takes TFF's worker longer than the
+            # training.
             tf.keras.layers.RNN(tf.keras.layers.GRUCell(32), return_sequences=True),
             tf.keras.layers.Dense(speakers.NUM_SYMBOLS),
         ]
@@ -39,15 +40,15 @@ def model_fn() -> tff.learning.models.VariableModel:
 
 
 class Test:
-    """Accuracy and loss of weights on sequences that no device trains on.
+    """Computes accuracy and loss of weights on sequences that no device trains on.
 
     Args:
       data: the devices' data.
-      limit: the most sequences to test on.
+      limit: maximum number of sequences to test on.
     """
 
     def __init__(self, data: speakers.Speakers, limit: int = 1000) -> None:
-        # Evenly from all speakers.
+        # Sequences are chosen evenly from all speakers.
         chosen = data.test[:: max(1, len(data.test) // limit)][:limit]
         self._inputs, self._targets = chosen[:, :-1], chosen[:, 1:]
         self._model = build()
@@ -56,7 +57,7 @@ class Test:
     def __call__(
         self, weights: tff.learning.models.ModelWeights
     ) -> tuple[float, float]:
-        """Accuracy in [0, 1] and loss in nats per character."""
+        """Returns accuracy in [0, 1] and loss in nats per character."""
         weights.assign_weights_to(self._model)
         metrics = self._model.evaluate(
             self._inputs, self._targets, batch_size=250, verbose=0, return_dict=True

@@ -1,10 +1,10 @@
-"""Measures what a round with a large model costs the server that adds up the updates.
+"""Measures the cost of a round with a large model for the server that adds up updates.
 
     python federated/examples/large_model.py --parameters 10000000 --devices 100
 
-Every device sends the same update, so that only the server's work is measured. Prints
-processor seconds and seconds of a round, and how much memory it needs at most, counted in
-models of 4 bytes a weight. `docs/federated-deployment.md` quotes the figures.
+Every device sends the same update, so that only the server's work is measured. The program
+prints processor seconds and wall seconds of a round, and the peak memory, in units of a
+model with 4 bytes per weight. `docs/federated-deployment.md` quotes the figures.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ ROUNDS = 4
 
 
 def peak() -> float:
-    """The most bytes that the process has held at once."""
+    """Returns the peak memory of the process in bytes."""
     return 1024.0 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 

@@ -2,10 +2,10 @@
 
     python federated/examples/pfl_research.py --rounds 60 --cohort 20
 
-pfl-research simulates, and does not count how often a user takes part. Its sampler
-"minimize_reuse" takes users in turn, so the separation is the number of users over the
-cohort size; with another sampler, the plan's epsilon does not hold. For real devices, which
-keep their separation themselves, see docs/federated.md.
+pfl-research simulates, and does not count the participations of a user. Its sampler
+"minimize_reuse" takes users in turn, so the separation is the number of users divided by
+the cohort size; with another sampler, the plan's epsilon does not hold. For real devices,
+which enforce their separation themselves, see docs/federated.md.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class PlannedMechanism(GaussianMechanism):
     """Clips updates to the plan's norm and adds its correlated noise to their sum.
 
     Args:
-      plan: plan with one step per round, and a `MinSep` that the sampler keeps.
+      plan: plan with one step per round, and a `MinSep` that the sampler satisfies.
     """
 
     def __init__(self, plan: tf_bandmf.Plan) -> None:
@@ -47,7 +47,7 @@ class PlannedMechanism(GaussianMechanism):
         self.plan, self.rounds = plan, 0
 
     def add_noise(self, statistics: Any, *_: Any, **__: Any) -> tuple[Any, Metrics]:
-        """The noise of the next round; past the plan's last one it raises ValueError."""
+        """Adds the noise of the next round; raises ValueError past the plan's rounds."""
         metadata, weights = statistics.get_weights()
         if self.rounds == 0:
             size = int(statistics.num_parameters)

@@ -2,14 +2,15 @@
 
     python federated/examples/shakespeare.py --data tinyshakespeare.txt
 
-Every speaker of tiny Shakespeare is a device that comes when it can, at the hours of its
-own day, and again only after `--min-separation` rounds. At one (epsilon, delta) for all
-that a device does, the program trains a next-character model with DP-FedAvg, TFF's tree
-aggregation, lambda-CGD, BISR and banded MF on the same cohorts, tests it on sequences that
-no device trains on, and writes to `--out`: curves.csv, table.md, privacy-banded.md and,
-if matplotlib is installed, curves.png.
+Every speaker of tiny Shakespeare is a device that is available at certain hours of its own
+day, and takes part again only after `--min-separation` rounds. At one (epsilon, delta) for
+all contributions of a device, the program trains a next-character model with DP-FedAvg,
+TFF's tree aggregation, lambda-CGD, BISR and banded MF on the same cohorts, tests it on
+sequences that no device trains on, and writes curves.csv, table.md, privacy-banded.md and,
+if matplotlib is installed, curves.png to `--out`.
 
-There are far too few devices for a small epsilon: the program says how many it would take.
+There are far too few devices for a small epsilon; the program prints the number that would
+be needed.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ def train(
     test: language_model.Test,
     seed: int,
 ) -> curves.Curve:
-    """Runs all rounds; the seed gives the initial weights, never the noise."""
+    """Runs all rounds; the seed determines the initial weights, never the noise."""
     process = contender.process
     tf.keras.utils.set_random_seed(seed)
     start = tff.learning.models.ModelWeights.from_model(language_model.build())
@@ -56,7 +57,7 @@ def train(
     wanted = int(contender.plan.expected_batch_size or 1)
     cohorts = source.cohorts(ledger, wanted, rounds)
     for number in range(1, rounds + 1):
-        # The ledger gets no state: a run that is killed begins again.
+        # The ledger gets no state, so a killed run begins again.
         ledger.finished(number - 2, {})
         ledger.released(number - 2)
         selected = cohorts.select(number - 1, wanted)
@@ -73,7 +74,7 @@ def train(
 
 
 def too_few(setting: contenders.Setting) -> str:
-    """Says how many devices a small epsilon needs for equal noise in the mean update."""
+    """Returns a text with the number of devices that a small epsilon would need."""
     now = setting.plan("banded")
     wanted = setting.plan(now.strategy, SMALL_EPSILON)
     ratio = wanted.noise_multiplier / now.noise_multiplier
@@ -89,7 +90,7 @@ def too_few(setting: contenders.Setting) -> str:
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """Options; wrong ones end the program with exit code 2."""
+    """Parses the options; invalid ones end the program with exit code 2."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -193,7 +194,7 @@ def report(
     contender: contenders.Contender,
     measured: tf_bandmf_federated.MeasuredParticipation,
 ) -> None:
-    """The privacy report of a run of this package's process."""
+    """Writes the privacy report of a run of this package's process."""
     tf_bandmf_federated.write_report(
         path,
         contender.plan,
@@ -229,7 +230,7 @@ def _number(kind: type) -> object:
             raise ValueError
         return value
 
-    convert.__name__ = f"number > 0 ({kind.__name__})"  # argparse prints it
+    convert.__name__ = f"number > 0 ({kind.__name__})"  # argparse prints this name
     return convert
 
 

@@ -1,4 +1,4 @@
-"""Tiny Shakespeare by speaker: each speaker is a device with the lines of the speaker."""
+"""The text tiny Shakespeare, divided into devices that each have one speaker's lines."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from collections.abc import Callable
 import numpy as np
 import tensorflow as tf
 
-# Public, not taken from the data. All other characters become the last symbol.
+# The alphabet is public, not taken from the data. All other characters become the last
+# symbol.
 ALPHABET = "\n !',-.:;?" + string.ascii_letters
 NUM_SYMBOLS = len(ALPHABET) + 1
-LENGTH = 40  # characters that a sequence predicts
+LENGTH = 40  # number of characters that a sequence predicts
 BATCH = 32
-# One in this many sequences of a speaker is for testing.
+# One of this many sequences of a speaker is for testing.
 _TEST_EVERY = 10
 
 _NUMBERS = {symbol: number for number, symbol in enumerate(ALPHABET)}
@@ -22,7 +23,7 @@ _NUMBERS = {symbol: number for number, symbol in enumerate(ALPHABET)}
 
 @dataclasses.dataclass(frozen=True)
 class Speakers:
-    """The data of the devices.
+    """The sequences of all devices.
 
     Attributes:
       train: sequences of each speaker, int32, shape [sequences, LENGTH + 1].
@@ -36,7 +37,7 @@ class Speakers:
         """Makes each speaker's batches of (characters, next characters).
 
         Args:
-          limit: sequences that a device trains on when it takes part.
+          limit: maximum number of sequences that a device trains on in a participation.
         """
 
         def make(sequences: np.ndarray) -> Callable[[], tf.data.Dataset]:
@@ -49,11 +50,11 @@ class Speakers:
 def load(path: str) -> Speakers:
     """Reads a text of speeches: "NAME:", the lines, an empty line.
 
-    Speakers with fewer than two sequences are left out.
+    Speakers with fewer than two sequences are omitted.
 
     Raises:
-      OSError: if it cannot be read.
-      ValueError: if it has no such speeches.
+      OSError: if the file cannot be read.
+      ValueError: if the file has no such speeches.
     """
     with open(path, encoding="utf-8") as file:
         speeches = file.read().split("\n\n")
@@ -80,7 +81,7 @@ def load(path: str) -> Speakers:
 
 
 def _sequences(text: str) -> np.ndarray:
-    """The text in pieces that overlap by a character, int32 [pieces, LENGTH + 1]."""
+    """Returns pieces of text that overlap by a character, int32 [N, LENGTH + 1]."""
     numbers = [_NUMBERS.get(symbol, len(ALPHABET)) for symbol in text]
     starts = range(0, len(numbers) - LENGTH, LENGTH)
     pieces = [numbers[start : start + LENGTH + 1] for start in starts]

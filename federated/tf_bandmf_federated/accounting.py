@@ -1,7 +1,7 @@
 """Accounting after a run: the guarantee for the measured participations.
 
-    measured = measure_participation({round: names of the clients}) guarantee =
-    measured_guarantee(plan, measured)
+    measured = measure_participation({round: names of the clients})
+    guarantee = measured_guarantee(plan, measured)
 
 After a run, the smallest recorded separation b and the largest recorded number of
 participations k of any device determine the guarantee of the plan's strategy and noise

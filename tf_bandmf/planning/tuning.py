@@ -1,8 +1,8 @@
 """Computes the privacy cost of tuning, which is to choose the best of several trials.
 
     cost = tf_bandmf.tuning_cost(plan, expected_trials=10)
-    cost.epsilon # for the one model that is released trials = cost.draw_trials() # the
-    random number of trials to make
+    cost.epsilon                 # for the one model that is released
+    trials = cost.draw_trials()  # the random number of trials to make
 
 A trial is one run of the plan, with hyperparameters that are drawn for each trial from a
 distribution that does not depend on the data, for example learning rates from a list. Only

@@ -1,11 +1,11 @@
-"""A real deployment on one machine: a SuperLink, SuperNodes, and kill -9 in the middle.
+"""A real deployment on one machine, with a SuperLink, SuperNodes, and kill -9 midway.
 
     .venv-flower/bin/python federated/examples/flower/deploy.py --rounds 30
 
-Each SuperNode is a device with one speaker's lines and a store of its own. The SuperLink
-with its server is killed once and started again, two SuperNodes are killed, one of them for
-good. All listen on 127.0.0.1 alone, without TLS. SuperLink keeps the devices' updates in
-memory alone (without `--database`), and only this user may read the files.
+Each SuperNode is a device with one speaker's lines and a separate store. The SuperLink with
+its server is killed once and restarted; two SuperNodes are killed, one of them permanently.
+All processes listen only on 127.0.0.1, without TLS. SuperLink keeps the devices' updates
+only in memory (without `--database`), and only this user may read the files.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Deployment:
     ) -> None:
         self.folder, self.port, self.text, self.app = folder, port, text, app
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
-        self.shown = 0  # lines of progress
+        self.shown = 0  # number of printed progress lines
         home = folder / "flwr"
         home.mkdir(parents=True, exist_ok=True)
         (home / "config.toml").write_text(
@@ -114,7 +114,7 @@ class Deployment:
         )
 
     def kill(self, name: str) -> None:
-        """Kill -9 for a process and all that it started: its app has no time to end."""
+        """Kills a process and its descendants with signal 9, without time to clean up."""
         process = self.processes.pop(name)
         for pid in _family(process.pid, warm.parents(self.folder)):
             with contextlib.suppress(ProcessLookupError):
@@ -153,14 +153,14 @@ class Deployment:
         raise SystemExit(f"flwr run failed: {done.stdout}\n{done.stderr}")
 
     def progress(self) -> list[list[str]]:
-        """A line per round that is done: round, time, loss, accuracy."""
+        """Returns a line per completed round: round, time, loss, accuracy."""
         path = self.folder / "progress"
         if not path.exists():
             return []
         return [line.split() for line in path.read_text().splitlines()]
 
     def wait_for(self, rounds: int, limit: float) -> None:
-        """Waits until this many rounds are done, and prints their progress."""
+        """Waits until this many rounds are completed, and prints their progress."""
         end = time.monotonic() + limit
         while True:
             lines = self.progress()
@@ -176,24 +176,24 @@ class Deployment:
             time.sleep(0.5)
 
     def summary(self) -> str:
-        """The end of the report, which the server writes after the last round."""
+        """Returns the end of the report, which the server writes after the last round."""
         report = self.folder / "privacy.md"
         while not report.exists():
             time.sleep(0.5)
         return "\n".join(report.read_text().splitlines()[-12:])
 
     def end(self) -> None:
-        """Kills the processes that still run."""
+        """Kills all processes that are still running."""
         for name in list(self.processes):
             self.kill(name)
 
 
 def _family(pid: int, forked: list[tuple[int, int]]) -> list[int]:
-    """A process and its descendants: Flower gives some of them sessions of their own.
+    """Returns a process and its descendants; Flower gives some of them separate sessions.
 
     Args:
       pid: number of the process.
-      forked: further processes, each with the number of the process that it belongs to.
+      forked: further processes, each with the number of the process to which it belongs.
     """
     listed = subprocess.run(
         ["ps", "-A", "-o", "pid=,ppid="], capture_output=True, text=True, check=True
@@ -223,7 +223,7 @@ def write_plan(
 
 
 def participations(folder: pathlib.Path) -> list[int]:
-    """Participations of each device, as its own store says."""
+    """Returns the number of participations of each device, from its own store."""
     stores = (folder / "devices").glob("*/*.device")
     records = [json.loads(private_files.read(str(path))) for path in sorted(stores)]
     return [record["participations"] for record in records]
@@ -260,7 +260,7 @@ def main() -> None:
     text = str(pathlib.Path(options.data).resolve()) if options.data else ""
     run = Deployment(folder, options.port, text, options.cold)
     began = time.monotonic()
-    # If this program is ended from outside, it still ends the processes that it started.
+    # If this program is terminated, it also ends the processes that it started.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     try:
         run.start_link()
@@ -279,7 +279,7 @@ def main() -> None:
             run.kill_now("superlink")
             run.kill_now("device 1")  # for good
             run.start_link()
-            # The new SuperLink knows no node, and SuperNodes that are not known end.
+            # The new SuperLink does not know the nodes, and unknown SuperNodes terminate.
             for number in range(options.devices):
                 if number != 1:
                     if f"device {number}" in run.processes:

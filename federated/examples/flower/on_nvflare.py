@@ -1,4 +1,4 @@
-"""The same app on NVIDIA FLARE, which carries Flower's messages between its sites.
+"""The app on NVIDIA FLARE, which transports Flower's messages between its sites.
 
     python federated/examples/flower/on_nvflare.py --devices 4
 

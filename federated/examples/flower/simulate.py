@@ -1,4 +1,4 @@
-"""The same app for many devices, in Flower's simulation: nodes are tasks of Ray.
+"""The app for many devices, in Flower's simulation, whose nodes are Ray tasks.
 
     .venv-flower/bin/python -m pip install "flwr[simulation]==1.41.0"
     .venv-flower/bin/python federated/examples/flower/simulate.py --devices 200
@@ -51,7 +51,7 @@ def main() -> None:
             options.per_round,
             "--federation-config",
             f"num-supernodes={options.devices} client-resources-num-cpus=1",
-            wait=600.0,  # Ray takes long to start
+            wait=600.0,  # Ray is slow to start
             query_timeout=300.0,
             timeout=300.0,
         )

@@ -1,10 +1,11 @@
-"""Flower's programs of devices, forked from one process that has imported them already.
+"""Flower's programs for devices, forked from one process that has already imported them.
 
 Flower starts a Python process for each message to a device, which takes 2 processor
 seconds, nearly all for imports. That is harmless on separate devices, but eight devices on
-one machine with two processors hardly make progress. So `deploy.py` puts small programs
-with the names of Flower's programs first on the nodes' PATH: each one makes the process of
-this file fork, and the child runs Flower's program with the given arguments and outputs.
+one machine with two processors hardly make progress. Therefore `deploy.py` puts small
+programs with the names of Flower's programs first on the nodes' PATH: each of them makes
+the process of this file fork, and the child runs Flower's program with the given arguments
+and outputs.
 
     python warm.py FOLDER    # serves the programs of FOLDER/bin
 """
@@ -48,14 +49,14 @@ def write_programs(folder: pathlib.Path) -> pathlib.Path:
 
 
 def parents(folder: pathlib.Path) -> list[tuple[int, int]]:
-    """Processes that were forked, each paired with a process that asked for it."""
+    """Returns forked processes, each paired with the process that requested it."""
     path = folder / "forked"
     lines = path.read_text().splitlines() if path.exists() else []
     return [(int(pid), int(parent)) for pid, parent in map(str.split, lines)]
 
 
 def serve(folder: pathlib.Path) -> None:
-    """Forks until it is killed."""
+    """Serves fork requests until it is killed."""
     import flwr.supercore.cli
     import flwr.supernode.cli
     import flwr.supernode.runtime.run_clientapp
@@ -67,7 +68,7 @@ def serve(folder: pathlib.Path) -> None:
         "flower-superexec": flwr.supercore.cli.flower_superexec,
         "flwr-clientapp": flwr.supernode.cli.flwr_clientapp,
     }
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the children
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # children are not waited for
     server = socket.socket(socket.AF_UNIX)
     server.bind(str(folder / "warm.socket"))
     server.listen(64)

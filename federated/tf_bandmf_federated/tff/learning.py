@@ -5,7 +5,7 @@
     for _ in range(plan.num_steps):
         t = process.round_number(state)
         data = []
-        for device in cohort: # each records its participation in advance
+        for device in cohort:  # each records its participation in advance
             data.append(tag_dataset(batches, device.last_round, device.participations, t))
             device.last_round, device.participations = t, device.participations + 1
         output = process.next(state, data)

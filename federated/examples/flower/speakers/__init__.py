@@ -1,1 +1,1 @@
-"""A Flower app: a server and devices that each have one speaker's lines."""
+"""A Flower app with a server, and devices that each have one speaker's lines."""

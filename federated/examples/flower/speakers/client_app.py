@@ -1,4 +1,4 @@
-"""The device: one speaker's lines, a store, and the plan's limits."""
+"""The device's app, with one speaker's lines, a store, and the plan's limits."""
 
 import os
 
@@ -16,13 +16,13 @@ def _policy() -> DevicePolicy:
 
 
 def _speaker(context: Context) -> int:
-    """The device's speaker; in a simulation nodes are numbered."""
+    """Returns the number of the device's speaker; in a simulation, that of the node."""
     config = context.node_config
     return int(config.get("speaker", config.get("partition-id", 0)))
 
 
 def _store(context: Context) -> str:
-    """The device's folder; in a simulation, one folder contains those of all devices."""
+    """Returns the device's folder; in a simulation, one folder contains all of them."""
     path = context.node_config.get("store")
     return str(path or f"{os.environ['SPEAKERS_STORES']}/{_speaker(context)}")
 
@@ -32,7 +32,7 @@ app = private_client_app(_policy(), store=_store)
 
 @app.train()
 def train(message: Message, context: Context) -> Message:
-    """One pass over the speaker's lines."""
+    """Trains for one pass over the speaker's lines."""
     arrays, config = message.content["arrays"], message.content["config"]
     path = context.node_config.get("text") or os.environ.get("SPEAKERS_TEXT", "")
     after = fit(

@@ -1,4 +1,4 @@
-"""The server's evaluation of a model, and the progress that it writes."""
+"""The server's evaluation of a model, and its file of progress."""
 
 import os
 import time
@@ -11,7 +11,7 @@ from speakers.text import examples
 
 
 def evaluation(folder: str, text: str) -> Callable[[int, ArrayRecord], MetricRecord]:
-    """A strategy's `evaluate_fn`, on examples of a speaker that no device holds.
+    """Returns a strategy's `evaluate_fn`, for examples of a speaker that no device has.
 
     Each round becomes a line of `folder/progress`: round, time in seconds, loss, accuracy.
     """
@@ -19,7 +19,7 @@ def evaluation(folder: str, text: str) -> Callable[[int, ArrayRecord], MetricRec
 
     def evaluate_fn(server_round: int, arrays: ArrayRecord) -> MetricRecord:
         loss, accuracy = evaluate(arrays.to_numpy_ndarrays(), *test)
-        if server_round:  # Flower's strategies evaluate the initial weights, too
+        if server_round:  # Flower's strategies also evaluate the initial weights
             with open(os.path.join(folder, "progress"), "a", encoding="utf-8") as file:
                 file.write(
                     f"{server_round} {time.time():.2f} {loss:.4f} {accuracy:.4f}\n"

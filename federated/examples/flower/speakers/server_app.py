@@ -1,4 +1,4 @@
-"""The server: the plan's rounds, or what is left of them."""
+"""The server's app, which runs the plan's remaining rounds."""
 
 import os
 
@@ -16,7 +16,7 @@ app = ServerApp()
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Begins the run, or continues it."""
+    """Begins the run, or continues an interrupted run."""
     config = context.run_config
     folder = str(config["folder"])
     plan = Plan.load(os.path.join(folder, "plan.json"))
@@ -27,7 +27,7 @@ def main(grid: Grid, context: Context) -> None:
         max_wait=float(config["wait"]),
         query_timeout=float(
             config["query-timeout"]
-        ),  # nodes that were killed are listed for a while
+        ),  # killed nodes remain listed for a while
     )
     start = initial_weights(hidden=int(config["hidden"]))
     weights = dict(zip(NAMES, start, strict=True))

@@ -1,4 +1,4 @@
-"""Speeches: made up, or from a file of speeches such as tiny Shakespeare."""
+"""Speeches, either generated or from a file of speeches such as tiny Shakespeare."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import string
 import numpy as np
 
 ALPHABET = " " + string.ascii_lowercase + ".,'\n"
-CONTEXT = 4  # characters from which the next one is predicted
+CONTEXT = 4  # number of characters from which the next one is predicted
 _WORDS = (
     "the king and queen of night come to our house with love and fear my lord will "
     "speak no more but hear this word that men shall keep in heart and hand"
@@ -16,12 +16,12 @@ _WORDS = (
 
 
 def examples(path: str, speaker: int, limit: int = 600) -> tuple[np.ndarray, ...]:
-    """Contexts and next characters of one device.
+    """Returns contexts and next characters of one device.
 
     Args:
-      path: path of speeches ("NAME:", lines, an empty line), or "" for made-up ones.
+      path: path of speeches ("NAME:", lines, an empty line), or "" for generated ones.
       speaker: number of the speaker; -1 for speakers who are not devices, for testing.
-      limit: the most examples.
+      limit: maximum number of examples.
 
     Returns:
       int64, shapes [examples, CONTEXT] and [examples].
