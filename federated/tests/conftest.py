@@ -11,6 +11,8 @@ import pathlib
 import re
 import sys
 
+import pytest
+
 # The plugins define the markers `attack`, `invariant` and `slow_cases`, and their options.
 pytest_plugins = ["attack_report", "invariant_marks", "slow_marks"]
 
@@ -38,3 +40,11 @@ else:
 # Tests that need Flower are in a folder because they need their own conftest.
 if not importlib.util.find_spec("flwr"):
     collect_ignore = [*globals().get("collect_ignore", []), "flower"]
+
+
+@pytest.fixture
+def path(tmp_path):
+    """Path of a ledger in a folder of its own."""
+    folder = tmp_path / "run"
+    folder.mkdir(mode=0o700)
+    return str(folder / "ledger.sqlite3")

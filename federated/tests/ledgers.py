@@ -4,6 +4,16 @@ import contextlib
 import os
 import sqlite3
 
+from tf_bandmf_federated import Ledger
+
+RUN = {"plan": "p", "num_parameters": 4}
+COHORT = ("a", "b")
+
+
+def rounds_of(path):
+    with Ledger(path, RUN) as ledger:
+        return ledger.rounds
+
 
 def copy_ledger(source, target):
     """Copies a ledger together with the journal that a killed program left."""

@@ -9,7 +9,6 @@ import pytest
 
 from tf_bandmf_federated.device_policy import DevicePolicy
 from tf_bandmf_federated.device_store import DeviceStore, Refused
-from tf_bandmf_federated.eligibility import may_take_part
 
 POLICY = DevicePolicy("ab" * 32, 20, 3, 2, 0.5)
 UPDATE = [np.arange(3, dtype=np.float32), np.ones([2, 2], np.float32)]
@@ -107,15 +106,6 @@ def test_a_policy_out_of_range_is_refused(change):
     fields = dict(vars(POLICY), **change)
     with pytest.raises(ValueError, match=next(iter(change))):
         DevicePolicy(**fields)
-
-
-def test_the_rule_agrees_with_its_definition():
-    for last in range(-1, 8):
-        for now in range(8):
-            for count in range(3):
-                expected = (last == -1 or now - last >= 3) and count < 2
-                assert bool(may_take_part(last, count, now, 3, 2)) == expected
-    assert may_take_part(-1, 10**6, 0, 3, None)
 
 
 def test_a_device_needs_no_tensorflow():

@@ -10,17 +10,9 @@ import sys
 import numpy as np
 import pytest
 from forks import fork
-from ledgers import changed
+from ledgers import COHORT, RUN, changed, rounds_of
 
 from tf_bandmf_federated import Ledger
-
-RUN = {"plan": "p", "num_parameters": 4}
-COHORT = ("a", "b")
-
-
-@pytest.fixture
-def path(tmp_path):
-    return str(tmp_path / "ledger.sqlite3")
 
 
 def state(value):
@@ -32,11 +24,6 @@ def state(value):
 def begin(ledger):
     ledger.finished(-1, state(0))
     ledger.released(-1)
-
-
-def rounds_of(path):
-    with Ledger(path, RUN) as ledger:
-        return ledger.rounds
 
 
 def run_round(ledger, number, cohort=COHORT):

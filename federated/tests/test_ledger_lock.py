@@ -8,33 +8,14 @@ import sys
 
 import pytest
 from forks import fork
+from ledgers import COHORT, RUN, begin_round, rounds_of
 
 from tf_bandmf_federated import Ledger
 
-RUN = {"plan": "p"}
-
-
-def begin(ledger):
-    """Writes the entries up to the start of the first round."""
-    ledger.finished(-1, {"a": 0})
-    ledger.released(-1)
-    ledger.started(0, ("a", "b"))
-
 
 @pytest.fixture
-def path(tmp_path):
-    return str(tmp_path / "run" / "ledger.sqlite3")
-
-
-@pytest.fixture(autouse=True)
 def folder(path):
-    os.mkdir(os.path.dirname(path), 0o700)
     return os.path.dirname(path)
-
-
-def rounds_of(path):
-    with Ledger(path, RUN) as ledger:
-        return len(ledger.rounds)
 
 
 class Other:
@@ -75,7 +56,7 @@ def test_a_copy_that_the_program_makes_does_not_end_its_lock(path, folder):
     other = Other(path)
     try:
         with Ledger(path, RUN) as ledger:
-            begin(ledger)
+            begin_round(ledger, 0, COHORT)
             assert other.opens() == "refused"
             shutil.copytree(folder, folder + " copied")
             with open(path, "rb") as file:
@@ -93,9 +74,9 @@ def test_a_link_is_the_file_that_it_leads_to(path, tmp_path):
             os.symlink(path, link)
             shutil.copy2(path, path + ".copied")
             assert other.opens() == "refused"
-            begin(ledger)
+            begin_round(ledger, 0, COHORT)
         assert other.opens() == "opened"
-        assert rounds_of(link) == 1
+        assert len(rounds_of(link)) == 1
     finally:
         other.end()
 
@@ -108,12 +89,12 @@ def test_a_ledger_with_another_name_is_refused(path, folder):
             os.link(path, name)
             shutil.copy2(path, path + ".copied")  # which ends SQLite's locks
             assert "another name (a hard link)" in other.opens()
-            begin(ledger)
+            begin_round(ledger, 0, COHORT)
         with pytest.raises(OSError, match="another name"):
             rounds_of(path)
         os.unlink(path + ".copied")
         os.unlink(name)
-        assert rounds_of(path) == 1
+        assert len(rounds_of(path)) == 1
     finally:
         other.end()
 
@@ -150,7 +131,7 @@ def test_forks_leave_the_journal_to_the_program_and_do_not_keep_its_lock(path):
         outlives = int(program.stdout.readline())
     try:
         assert program.returncode == -signal.SIGKILL
-        assert rounds_of(path) == 1
+        assert len(rounds_of(path)) == 1
     finally:
         os.kill(outlives, signal.SIGKILL)
 
@@ -159,7 +140,7 @@ def test_forks_leave_the_journal_to_the_program_and_do_not_keep_its_lock(path):
 @pytest.mark.parametrize("how", ["deleted", "replaced"])
 def test_a_round_does_not_begin_in_a_file_that_is_gone(path, end, how):
     with Ledger(path, RUN) as ledger:
-        begin(ledger)
+        begin_round(ledger, 0, COHORT)
         if how == "deleted":
             os.unlink(path + end)
         else:

@@ -197,7 +197,7 @@ def test_a_refusal_shows_that_a_copy_runs_beside(tmp_path, monkeypatch):
 
 
 def says(**entries):
-    """Returns a change of a device's answer to the query for its name."""
+    """Returns a change of what a device says about itself and its round."""
 
     def change(reply):
         about = dict(reply.content["tf-bandmf"])
@@ -250,12 +250,6 @@ def without_mod(reply):
     )
 
 
-def of_another_round(reply):
-    about = dict(reply.content["tf-bandmf"])
-    reply.content["tf-bandmf"] = ConfigRecord({**about, "round": about["round"] - 1})
-    return reply
-
-
 @pytest.mark.parametrize(
     "change, count",
     [
@@ -264,7 +258,7 @@ def of_another_round(reply):
         (cut_off, "failed"),
         (change_arrays(lambda a: a.astype(np.int64)), "failed"),
         (without_mod, "failed"),
-        (of_another_round, "failed"),
+        (says(round=99), "failed"),
     ],
 )
 @pytest.mark.invariant(18)
@@ -290,15 +284,17 @@ def test_only_the_update_leaves_a_device(tmp_path):
     assert seen == [{"arrays": {"w0", "w1"}, "tf-bandmf": entries}] * PER_ROUND
 
 
+def trains(grid, function, numbers=None):
+    """Gives nodes, by default all, another function that trains."""
+    for number in numbers or grid.nodes:
+        app = grid.nodes[number].app
+        del app._registered_funcs["train.default"]
+        app.train()(function)
+
+
 def test_an_app_that_fails_sends_no_text_and_its_round_counts(tmp_path):
     grid, seen = make_grid(tmp_path), []
-    for node in grid.nodes.values():
-        del node.app._registered_funcs["train.default"]
-
-        @node.app.train()
-        def train(message, context):
-            raise ValueError("a secret of the data")
-
+    trains(grid, lambda message, context: {}["a secret of the data"])
     grid.change = on_updates(lambda reply: seen.append(reply) or reply)
     result = start(make_strategy(tmp_path), grid, num_rounds=1)
     assert result.train_metrics_clientapp[1]["failed"] == PER_ROUND
@@ -357,8 +353,7 @@ def sum_of_a_round(folder, victim):
         store = str(folder / "nodes" / str(number))
         grid.nodes[number] = Node(store, policy, number, value)
     if victim == "fails":
-        del grid.nodes[1].app._registered_funcs["train.default"]
-        grid.nodes[1].app.train()(lambda message, context: 1 / 0)
+        trains(grid, lambda message, context: 1 / 0, [1])
     real = grid.pull_messages
 
     def pull(message_ids):
@@ -488,16 +483,14 @@ def test_arrays_that_are_not_trained_are_sent_and_never_come_back(tmp_path):
         "average": np.full([2], 1e9, np.float32),
         "w1": np.zeros([1], np.float32),
     }
-    for node in grid.nodes.values():
-        del node.app._registered_funcs["train.default"]
 
-        @node.app.train()
-        def train(message, context):
-            before = {n: a.numpy() for n, a in message.content["arrays"].items()}
-            seen.append(before)
-            after = {n: Array(np.array(a + 1, a.dtype)) for n, a in before.items()}
-            return Message(RecordDict({"new": ArrayRecord(after)}), reply_to=message)
+    def adds_one(message, context):
+        before = {n: a.numpy() for n, a in message.content["arrays"].items()}
+        seen.append(before)
+        after = {n: Array(np.array(a + 1, a.dtype)) for n, a in before.items()}
+        return Message(RecordDict({"new": ArrayRecord(after)}), reply_to=message)
 
+    trains(grid, adds_one)
     grid.change = on_updates(lambda r: left.append(set(r.content["arrays"])) or r)
     strategy = make_strategy(tmp_path, TEST_PLAN, not_trained=["batches", "average"])
     arrays = ArrayRecord({name: Array(value) for name, value in first.items()})
@@ -561,20 +554,19 @@ def test_a_node_that_does_not_say_its_name_delays_no_round(tmp_path):
     assert time.monotonic() - began < 100.0
 
 
-def test_what_a_device_says_makes_no_lines_in_the_log(tmp_path, monkeypatch):
-    grid, lines = make_grid(tmp_path), []
-
-    def change(reply):
-        forged = "x\nround 5 of 6 done; epsilon <= 0.001" + "y" * 2_000_000
-        about = {**dict(reply.content["tf-bandmf"]), "problem": forged}
-        reply.content["tf-bandmf"] = ConfigRecord(about)
-        return reply
-
-    def log(level, text, *values):
-        lines.append(text % values)
-
-    grid.change = on_updates(change)
+@pytest.fixture
+def lines(monkeypatch):
+    """Collects what is logged."""
+    made = []
+    log = lambda level, text, *values: made.append(text % values)  # noqa: E731
     monkeypatch.setattr(strategy_module, "log", log)
+    return made
+
+
+def test_what_a_device_says_makes_no_lines_in_the_log(tmp_path, lines):
+    grid = make_grid(tmp_path)
+    forged = "x\nround 5 of 6 done; epsilon <= 0.001" + "y" * 2_000_000
+    grid.change = on_updates(says(problem=forged))
     result = start(make_strategy(tmp_path), grid, num_rounds=1)
     assert result.train_metrics_clientapp[1]["failed"] == PER_ROUND
     said = [line for line in lines if "0.001" in line]
@@ -582,13 +574,7 @@ def test_what_a_device_says_makes_no_lines_in_the_log(tmp_path, monkeypatch):
     assert all("\n" not in line and len(line) < 500 for line in said)
 
 
-def test_devices_too_few_to_take_turns_are_told_before_the_first_round(
-    tmp_path, monkeypatch
-):
-    lines = []
-    monkeypatch.setattr(
-        strategy_module, "log", lambda level, text, *values: lines.append(text % values)
-    )
+def test_devices_too_few_to_take_turns_are_told_before_the_first_round(tmp_path, lines):
     # With two devices, rounds of two and a separation of two, every other round lacks
     # devices.
     grid = make_grid(tmp_path, number=2)

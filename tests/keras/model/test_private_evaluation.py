@@ -219,7 +219,7 @@ def evaluated(model, data, are_right):
     invariants=[8, 11],
 )
 def test_a_restored_run_releases_the_same_number_or_spends_another(
-    data, begun_at, reserved, tmp_path, figure
+    begun_at, reserved, tmp_path, figure
 ):
     path, checkpoint = tmp_path / "run.private", tmp_path / "run.weights.h5"
     model = begun_at(path)
