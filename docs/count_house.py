@@ -81,7 +81,7 @@ CEILINGS = {
     "files": (202, 190),
     "other": (252, 290),
     "federated": (3_185, 3_200),
-    "tests": (25_158, 22_000),
+    "tests": (25_118, 22_000),
     "benchmarks": (1_996, 2_000),
 }
 ELSEWHERE = {
