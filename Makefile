@@ -1,22 +1,23 @@
 # make demo and make test set up what they need, once, on a machine with Python 3.11.
 PYTHON ?= python3.11
-# Most of a test's time is tracing, which uses one processor. The tests of a file share
-# models and plans, so that they run in one process. By the number of its tests, a file
-# with a single long one would be last, with one process waiting for the other.
+# A test spends most of its time on tracing, which uses one processor. The tests of a file
+# share models and plans, so each file runs in one process. Files are not ordered by their
+# number of tests, because a file with a single long test would then run last, alone.
 JOBS ?= 2
-# A test that takes long is named: CONTRIBUTING.md says which are slow.
+# The summary names tests that take long; see CONTRIBUTING.md for the mark `slow`.
 PYTEST := -m pytest --durations=15 --durations-min=5
 PARALLEL := -n $(JOBS) --dist loadfile --no-loadscope-reorder
-# What the two stacks may compute differently, once: the contracts go over all that is
-# registered; NoiseGenerator, the samplers' tf.data and the Gram recursion are TensorFlow;
-# optimizers are TensorFlow Probability's; the accountants here are dp-accounting's and
-# SciPy's. What is left out is our own NumPy (sensitivities, closed forms, Monte Carlo,
-# laws of samplers), or the parts above put together.
+# Core tests that also run on the federated stack, because the two stacks may compute
+# differently there: the contracts cover everything that is registered; NoiseGenerator, the
+# samplers' tf.data and the Gram recursion use TensorFlow; optimizers use TensorFlow
+# Probability; accountants use dp-accounting and SciPy. Tests of our NumPy code
+# (sensitivities, closed forms, Monte Carlo, distributions of samplers) and of combinations
+# of these parts are omitted.
 BOTH_STACKS := $(addprefix tests/,contracts noise optimize analysis/test_gram_recursion.py \
 	$(addprefix accounting/,test_cyclic_poisson.py test_gaussian.py test_outputs.py) \
 	$(addprefix sampling/,test_batches.py test_examples_on_disk.py test_padding.py) \
 	planning/test_plan.py strategies/test_banded.py test_front_door.py)
-# Of the federated tests, those of plain Python that test-main runs.
+# The federated tests in plain Python, which test-main also runs.
 ON_MAIN := $(addprefix --ignore=tests/test_,accounting.py budget_ledger.py ledger.py \
 	ledger_lock.py report.py secret_words.py)
 export TF_CPP_MIN_LOG_LEVEL ?= 2
@@ -28,17 +29,17 @@ export TF_CPP_MIN_LOG_LEVEL ?= 2
 demo: .venv/.installed
 	.venv/bin/python examples/digits.py
 
-# The site, in docs/_build/html; a warning is an error, and so is a link that leads nowhere.
+# Builds the site in docs/_build/html; warnings and broken internal links are errors.
 docs: .venv/.docs
 	.venv/bin/python -m sphinx -W --keep-going -q -b html docs docs/_build/html
 	.venv/bin/python docs/check_site.py docs/_build/html
 
-# Whether the outside answers; needs a network.
+# Checks external links; needs a network.
 linkcheck: .venv/.docs
 	.venv/bin/python -m sphinx -q -b linkcheck docs docs/_build/linkcheck
 
-# What the site shows, made anew from scripts: notebooks with their outputs; pictures and the
-# page of benchmarks.
+# Regenerates content of the site from scripts: notebooks with their outputs; pictures and
+# the page of benchmarks.
 notebooks: .venv/.docs
 	.venv/bin/python docs/notebooks/make.py
 
@@ -57,7 +58,7 @@ test-federated: .venv-federated/.installed
 	cd federated && ../.venv-federated/bin/python $(PYTEST) $(PARALLEL) -m "not slow" \
 		$(ON_MAIN) tests
 
-# Flower, on a grid in one process.
+# Tests of the Flower part, on a grid in one process.
 test-flower: .venv-flower/.installed
 	cd federated && ../.venv-flower/bin/python $(PYTEST) -m "not slow" tests/flower
 
@@ -68,8 +69,8 @@ test-slow: .venv/.installed .venv-federated/.installed .venv-flower/.installed
 	cd federated && ../.venv-federated/bin/python $(PYTEST) -m slow $(ON_MAIN) tests
 	cd federated && ../.venv-flower/bin/python $(PYTEST) -m slow tests/flower
 
-# Attacks on the library: tests marked `attack`, slow ones too, in each environment that
-# runs them. Writes what held into docs/what-was-attacked.md; fails if something did not.
+# Runs all tests marked `attack`, including slow ones, in each environment. Writes the
+# results to docs/what-was-attacked.md; fails if an attack succeeds.
 AUDIT := -m attack
 FOUND := $(CURDIR)/audit-output
 audit: .venv/.installed .venv-federated/.installed .venv-flower/.installed
@@ -83,7 +84,7 @@ audit: .venv/.installed .venv-federated/.installed .venv-flower/.installed
 	.venv/bin/python tests/reporting/page.py docs/what-was-attacked.md $(FOUND)/*.json
 	[ ! -e $(FOUND)/broken ]
 
-# The main stack on another Python, with the newest packages there are for it:
+# Tests the main stack on another Python, with the newest available packages:
 # make test-python PYTHON=python3.13 TESTS="tests/planning tests/test_front_door.py"
 TESTS ?= tests
 test-python:
@@ -92,14 +93,14 @@ test-python:
 	cd tests && ../.venv-python/bin/python $(PYTEST) -c ../pyproject.toml \
 		--rootdir=.. $(PARALLEL) -m "not slow" $(addprefix ../,$(TESTS))
 
-# What a step is on an accelerator, counted on a machine that has none.
+# Analyses a step for an accelerator, on a machine without one.
 accelerators: .venv/.installed
 	cd tests && ../.venv/bin/python $(PYTEST) -c ../pyproject.toml --rootdir=.. \
 		$(PARALLEL) ../tests/keras/test_placement.py
 
-# The Keras part with the nightly Keras and the newest TensorFlow that the index has, release
-# candidates too, whatever upper bounds pyproject.toml sets; the summary lists what fails.
-# Names that Keras or TensorFlow no longer have fail in tests/keras/compat first.
+# Tests the Keras part with the nightly Keras and the newest TensorFlow of the index,
+# including release candidates, beyond the upper bounds of pyproject.toml; the summary lists
+# failures. Names that Keras or TensorFlow have removed fail in tests/keras/compat first.
 NEXT := "tensorflow>=2.21.0rc0" tensorflow-probability click dp-accounting hypothesis \
 	matplotlib opt-einsum platformdirs pytest pytest-xdist rich scikit-learn scipy \
 	sqlalchemy tensorboard threadpoolctl tqdm
@@ -113,8 +114,8 @@ test-next:
 	cd tests && ../.venv-next/bin/python $(PYTEST) -c ../pyproject.toml --rootdir=.. \
 		$(PARALLEL) -m "not slow" --ignore-glob="*hub*" ../tests/keras
 
-# What a user installs: the wheel, outside of the sources. It needs what .venv has; the
-# sources are not found there, for Python reads no .pth files of what PYTHONPATH names.
+# Tests the wheel as a user installs it, outside of the sources, with the packages of .venv.
+# The sources are not found, because Python ignores .pth files in folders of PYTHONPATH.
 INSTALLED = $(shell .venv/bin/python -c "import numpy; print(numpy.__path__[0])")/..
 test-wheel: .venv/.installed
 	$(PYTHON) -m venv --clear .venv-wheel
@@ -123,7 +124,7 @@ test-wheel: .venv/.installed
 	.venv-wheel/bin/python $(INSTALL) .venv-wheel/dist/*.whl
 	cd .venv-wheel && PYTHONPATH=$(INSTALLED) bin/python ../tests/smoke_installed.py
 
-# Wheel and sdist as they would be published, and what an index would say of them.
+# Builds wheel and sdist for publication, and checks them as an index would.
 dist: .venv/.docs
 	rm -rf dist
 	.venv/bin/python -m pip wheel --quiet --no-deps --no-build-isolation -w dist .
@@ -145,9 +146,9 @@ clean:
 	rm -rf .venv .venv-federated .venv-flower .venv-python .venv-next .venv-wheel \
 		demo-output audit-output dist docs/_build
 
-# A virtual environment is made anew when its requirement file changes; the stamps are
-# written last, so that a half-made one is never used. Modules are compiled when they are
-# imported: most never are, and all of them take longer to compile than to install.
+# A virtual environment is rebuilt when its requirement file changes; the stamps are written
+# last, so that an incomplete one is never used. Modules are compiled on import, because
+# most are never imported, and compiling all of them takes longer than installing them.
 INSTALL := -m pip install --quiet --no-compile --no-deps
 .venv/.requirements: requirements/main.txt
 	$(PYTHON) -m venv --clear .venv

@@ -276,7 +276,7 @@ def _batch_sizes(largest: int, num_examples: int, epochs: int) -> list[int]:
     steps = epochs * -(-num_examples // largest)
     if steps > _LARGEST_RUN:
         raise ValueError(
-            f"Runs must have at most {_LARGEST_RUN:,} steps, found more with batches of "
+            f"num_steps must be at most {_LARGEST_RUN:,}, found more with batches of "
             f"{largest}. Use larger batches or fewer epochs."
         )
     least = max(_SMALLEST_BATCH, epochs * num_examples / _MOST_STEPS)
