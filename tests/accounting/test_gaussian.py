@@ -78,8 +78,8 @@ def test_no_delta_is_below_60_digits():
     places = rng.uniform(-2.0, 30.0, 400)
     epsilons = (places + 0.5 / noises) / noises
     # In the last two cases, rounding could make delta too small by a relative 6e-14.
-    known = [(2.2564810416155723, 3.627097444543423), (0.3, 100.0)]
-    for noise, epsilon in [*zip(noises.tolist(), epsilons.tolist()), *known]:
+    cases = [(2.2564810416155723, 3.627097444543423), (0.3, 100.0)]
+    for noise, epsilon in [*zip(noises.tolist(), epsilons.tolist()), *cases]:
         if not 0.0 <= epsilon <= 1e4:
             continue
         actual = gaussian.gaussian_delta(noise, epsilon)

@@ -114,8 +114,8 @@ def test_a_damaged_file_is_refused_or_does_not_matter(count, interrupted, tmp_pa
             try:
                 actual = resumed(plan, folder)
             except ValueError as error:
-                known = ("is damaged", "does not know these weights")
-                assert any(text in str(error) for text in known), (what, error)
+                refusals = ("is damaged", "does not know these weights")
+                assert any(text in str(error) for text in refusals), (what, error)
                 assert str(folder) in str(error)
                 refused += 1
             else:

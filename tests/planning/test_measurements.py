@@ -64,8 +64,8 @@ def test_amplified_plans_keep_a_part_too(sampling):
     steps = both.participation.accountant(both.strategy.matrix)
     alone = steps.guarantee(both.unit_noise_stddev, DELTA / 2).epsilon
     factor = 2.0 if "Replace" in both.adjacency else 1.0
-    own = gaussian.gaussian_epsilon(1 / (factor * both.measurements.mu), DELTA / 2)
-    assert alone + own >= both.epsilon * 0.999
+    measured = gaussian.gaussian_epsilon(1 / (factor * both.measurements.mu), DELTA / 2)
+    assert alone + measured >= both.epsilon * 0.999
     assert alone < both.epsilon
     assert both.guarantee_at(DELTA).epsilon == pytest.approx(4.0, rel=2e-3)
     assert both.zcdp_rho > (4 if factor == 2 else 1) * 0.5 * both.noise_multiplier**-2

@@ -79,9 +79,9 @@ def complaints(function, usual, right, names):
       names: for an argument, words that a message may use instead of its name.
     """
     complaints = []
-    for argument, own in usual.items():
+    for argument, valid in usual.items():
         for kind, value in VALUES.items():
-            if value is own:
+            if value is valid:
                 continue
             wrong = complaint(
                 functools.partial(function, **{**usual, argument: value}),

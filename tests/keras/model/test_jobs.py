@@ -50,7 +50,7 @@ def test_a_table_with_texts_and_a_rare_class():
     counts = core.private_counts()
     assert abs(counts.bad) < 6 * counts.noise
     test = {name: tf.constant(column[4000:]) for name, column in columns.items()}
-    actual, known = model.predict(test, verbose=0)[:, 0], leaves[4000:]
-    assert keras.metrics.AUC()(known, actual) > 0.7
-    right = (actual > 0.5) == known
-    assert right[known == 0].mean() + right[known == 1].mean() > 2 * 0.62
+    actual, labels = model.predict(test, verbose=0)[:, 0], leaves[4000:]
+    assert keras.metrics.AUC()(labels, actual) > 0.7
+    right = (actual > 0.5) == labels
+    assert right[labels == 0].mean() + right[labels == 1].mean() > 2 * 0.62

@@ -47,18 +47,18 @@ def test_autograph_of_a_loop_of_ones_own_does_not_convert_the_step():
 @pytest.mark.slow
 def test_post_processing_and_a_rule_of_ones_own():
     plan = make_plan("identity", batch_size=11)
-    inner, own = (make_private_model(plan, keras.optimizers.SGD(0.5)) for _ in range(2))
+    base, loop = (make_private_model(plan, keras.optimizers.SGD(0.5)) for _ in range(2))
     for batch in plan.batches(*data):
-        noisy = inner.private_gradients(batch).map(lambda g: 3.0 * g)
-        inner.optimizer.apply_noisy(noisy)
+        noisy = base.private_gradients(batch).map(lambda g: 3.0 * g)
+        base.optimizer.apply_noisy(noisy)
 
         def update(gradients, variables):
             for gradient, variable in zip(gradients, variables, strict=True):
                 variable.assign_sub(1.5 * gradient)
 
-        own.optimizer.apply_noisy(own.private_gradients(batch), update)
-    assert int(own.optimizer.iterations) == plan.num_steps
-    assert_same(inner, own, atol=1e-5)
+        loop.optimizer.apply_noisy(loop.private_gradients(batch), update)
+    assert int(loop.optimizer.iterations) == plan.num_steps
+    assert_same(base, loop, atol=1e-5)
 
 
 @pytest.mark.invariant(6)

@@ -213,7 +213,7 @@ def test_lazy_rows_do_not_give_two_equations(solved, figure, monkeypatch):
     def of_sums_alone(self, sums, step):
         self._basis.assign(tf.zeros_like(self._basis))
         nothing = tf.zeros([], tf.float64)
-        return digest(self, [own._replace(rate=nothing) for own in sums], step)
+        return digest(self, [each._replace(rate=nothing) for each in sums], step)
 
     # The control: noise is bound to the sums alone.
     monkeypatch.setattr(RunTables, "digest", of_sums_alone)
