@@ -222,15 +222,15 @@ def test_only_some_models_are_released_also_after_a_skipped_round(tmp_path, dies
 def test_another_model_plan_format_or_denominator_is_refused(tmp_path, monkeypatch):
     devices = make_devices(tmp_path)
     finish(tmp_path, devices, total_rounds=2)
-    with pytest.raises(ValueError, match="of another run: server_optimizer"):
+    with pytest.raises(ValueError, match="belongs to another run: server_optimizer"):
         finish(tmp_path, devices, engine={"optimizer": ServerYogi()})
-    with pytest.raises(ValueError, match="of another run: plan"):
+    with pytest.raises(ValueError, match="belongs to another run: plan"):
         finish(tmp_path, devices, plan=make_plan(noise_multiplier=0.7))
-    with pytest.raises(ValueError, match="of another run: clients_per_round"):
+    with pytest.raises(ValueError, match="belongs to another run: clients_per_round"):
         finish(tmp_path, devices, engine={"clients_per_round": 3})
     asked = len(devices.asked)
     monkeypatch.setattr(ledger_module, "_FORMAT", "another")
-    with pytest.raises(ValueError, match="of another run: format was"):
+    with pytest.raises(ValueError, match="belongs to another run: format was"):
         finish(tmp_path, devices)
     assert len(devices.asked) == asked  # nobody was asked again
 

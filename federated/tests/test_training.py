@@ -238,6 +238,6 @@ def test_a_changed_process_is_refused(tmp_path):
     train(tmp_path, build_with(), total_rounds=2)
     with pytest.raises(ValueError, match=r"clients_per_round was 2\.0 and is 7\.0"):
         train(tmp_path, build_with(denominator=7))
-    with pytest.raises(ValueError, match="of another run: hyper_parameters"):
+    with pytest.raises(ValueError, match="belongs to another run: hyper_parameters"):
         train(tmp_path, build_with(learning_rate=0.5))
     train(tmp_path, build_with())

@@ -44,8 +44,8 @@ _ROUGH_START, _PRECISION = 0.7, 1e-4
 # A direction is left out of the search if its delta plus _ERRORS standard errors is below
 # _MINOR times the delta of the other direction.
 _ERRORS, _MINOR = 5.0, 0.5
-# The number of checks of a noise by new draws; its relative increase after the first
-# failure.
+# The number of times that a noise level is checked by new draws; the relative increase of
+# the noise after the first failed check.
 _ATTEMPTS, _MORE_NOISE = 8, 1e-3
 # The step in epsilon of the difference quotient for the slope of delta.
 _WIDTH = 1e-4

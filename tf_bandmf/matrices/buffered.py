@@ -127,7 +127,7 @@ class BufferedToeplitz(LowerTriangular):
 
 
 def _residues(decays: np.ndarray, inverse_decays: np.ndarray) -> np.ndarray:
-    """Weights of the geometric sequences of `prod (1 - inverse x) / (1 - decay x)`."""
+    """Returns weights of the sequences of `prod (1 - inverse x) / (1 - decay x)`."""
     residues = np.empty_like(decays)
     for m, decay in enumerate(decays):
         others = np.delete(decays, m)

@@ -65,7 +65,7 @@ _LOGARITHM = (
     0.9999857,
     2.0,
 )
-_MANTISSA, _HALF = 0x7FFFFF, 0x3F000000  # mantissa, 1/2
+_MANTISSA, _HALF = 0x7FFFFF, 0x3F000000  # bits of float32
 _SCALE = 32  # t is stored as 2^32 t, so that the smallest value is not subnormal
 # Polynomials in x**2 for sin(x)/x and cos(x) where |x| <= pi/4, with errors below 1e-8,
 # from S. Moshier's Cephes library, sinf.c.

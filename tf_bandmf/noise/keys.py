@@ -51,7 +51,7 @@ class NoiseKey:
 
     @classmethod
     def for_testing(cls, seed: int) -> NoiseKey:
-        """Returns a known key. For tests only: noise from it gives no privacy."""
+        """Returns a known key, only for tests, because its noise gives no privacy."""
         return cls(hashlib.sha256(f"tf-bandmf test seed {seed}".encode()).digest())
 
     def secret_bytes(self) -> bytes:

@@ -122,7 +122,7 @@ _Blocks = Callable[[tf.Tensor, tf.Tensor, tf.Tensor], tf.Tensor]
 
 @functools.cache
 def compiled_blocks(num_blocks: int) -> _Blocks:
-    """Returns a function for normals in pairs by XLA, shared by the steps of all models."""
+    """Returns a function that generates pairs of normals with XLA, shared by all models."""
     compiled = compiled_pairs(num_blocks)
 
     def pairs(
@@ -180,7 +180,7 @@ def compiled_pairs(num_blocks: int) -> Callable[..., tf.Tensor]:
 
 
 def _blocks_in_chunks(num_blocks: int) -> _Blocks:
-    """Returns a function for normals in pairs, without XLA."""
+    """Returns a function that generates pairs of normals, without XLA."""
     chunk = min(num_blocks, _CHUNK)
     num_chunks = -(-num_blocks // chunk)
 

@@ -41,8 +41,8 @@ DEFAULT_SAMPLINGS = ("fixed-order", "poisson")
 _SAMPLINGS = tuple(name for name in samplings() if name != "b-min-sep")
 # A sampling after the first is advised only if its progress is larger by this fraction.
 _WORTH = 0.03
-# The search for a batch size goes down from the largest one, and ends where progress is
-# below `_HOPELESS` times the largest so far, or a run has more than `_MOST_STEPS` steps.
+# The search for a batch size starts at the largest size, and ends when progress is below
+# `_HOPELESS` times the largest so far, or a run has more than `_MOST_STEPS` steps.
 _HOPELESS = 0.67
 _MOST_STEPS = 20_000
 # The maximum number of steps of the run with the largest batches.

@@ -368,7 +368,7 @@ class JointGuarantee:
 
     Formal guarantee: all outputs together are (epsilon(delta), delta)-DP. The releases are
     made one after another; each may depend in any way on the outputs of earlier ones, but
-    its guarantee was fixed in advance.
+    all guarantees are fixed in advance.
 
     Attributes:
       parts: one release for each run or release made elsewhere.

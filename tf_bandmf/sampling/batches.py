@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 STEP, PLAN_ID, SCHEDULE_ID = "step", "plan_id", "schedule_id"
 # A key of padded batches only: the number of examples that are not padding.
 NUM_EXAMPLES = "num_examples"
-# The error of a step whose batch differs from the drawn one.
+# The error of a training step whose batch was changed after it was drawn.
 EDITED = (
     "The contents of this batch are not those that plan.batches drew for this step: they "
     "were changed after the batch was made (augmented, mixed up, repeated, permuted, cut, "
@@ -35,8 +35,8 @@ EDITED = (
 )
 # The largest probability that any batch of a run exceeds the padded size.
 _OVERFLOW = 1e-12
-# A key for a part of a batch, for one of several replicas: the part's index and the number
-# of parts.
+# A key only in parts of batches, which are for replicas: index of the part, and number of
+# parts.
 PART = "part"
 
 

@@ -322,10 +322,10 @@ class ArrayExamples(ExampleSource):
     """
 
     _changed = (
-        "The arrays that plan.batches was given are not what they were, at place {place}: "
-        "something wrote into them (shuffled, scaled or filled them in place, or changed "
-        "the file of a memmap). An index must mean one example in all of a run. Make "
-        "changes before plan.batches, and augment by plan.batches(..., map=function)."
+        "The arrays passed to plan.batches have changed since, at index {place}: something "
+        "wrote to them (shuffled, scaled or filled them in place, or changed the file of "
+        "a memmap). An index must mean one example for the whole run. Make changes before "
+        "plan.batches, and augment by plan.batches(..., map=function)."
     )
 
     def __init__(self, x: Any, y: Any, sample_weight: Any, num_examples: int) -> None:

@@ -246,7 +246,7 @@ def _sum(
 
 
 def _of_output(products: np.ndarray, start: np.ndarray) -> np.ndarray:
-    """Returns sums of products of `_recurrence`'s series with itself and last states."""
+    """Returns sums over products of the series with itself, and with the last states."""
     output = int(start.sum()) - 1
     return products[output, output:].real
 

@@ -510,7 +510,7 @@ def test_arrays_that_are_not_trained_are_sent_and_never_come_back(tmp_path):
     moved = np.concatenate([actual["w0"].ravel(), actual["w1"]]) - flat(nobody.arrays)
     np.testing.assert_allclose(moved, N * 0.5, rtol=1e-3)
     # The values of arrays that are not trained belong to the run.
-    with pytest.raises(ValueError, match="of another run: not_trained"):
+    with pytest.raises(ValueError, match="belongs to another run: not_trained"):
         changed = {**first, "batches": np.array(8, np.int64)}
         arrays = ArrayRecord({name: Array(value) for name, value in changed.items()})
         strategy.start(grid, arrays, timeout=60.0)

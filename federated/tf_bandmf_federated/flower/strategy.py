@@ -185,8 +185,8 @@ class PrivateFedAvg(Strategy):
         if timeout is None and self._over_selection > 1.0:
             raise ValueError(
                 "over_selection > 1 needs start's timeout, the seconds that a round may "
-                "last. A round may not end when enough devices have answered: one device's "
-                "training time would then decide whether another's update is used."
+                "last. Otherwise a round would end when enough devices have answered, and "
+                "one device's training time would affect the use of another's update."
             )
         self.summary()
         arrays = dict(initial_arrays.items())
