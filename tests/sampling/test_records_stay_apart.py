@@ -107,7 +107,7 @@ class Centered(ByIndex):
 
 @pytest.mark.invariant(16)
 def test_a_row_is_of_one_example(plan):
-    with pytest.raises(ValueError, match="something else for example 0"):
+    with pytest.raises(ValueError, match="another value for example 0"):
         plan.batches(Centered(X.__getitem__, M))
 
 

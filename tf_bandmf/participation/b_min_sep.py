@@ -34,8 +34,8 @@ class BMinSepSampling(Cyclic):
     """
 
     demands: ClassVar[str] = (
-        "access to any example at any step, batches of varying size, that nobody learns "
-        "who is in which batch, a record of who rests, and a C with bands"
+        "access to any example at any step, batches of varying size, secret batch "
+        "membership, a record of resting examples, and a C with bands"
     )
     kind: ClassVar[str] = "b_min_sep_sampling"
     sampling: ClassVar[str | None] = "b-min-sep"

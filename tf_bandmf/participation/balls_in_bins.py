@@ -31,8 +31,8 @@ class BallsInBins(WholeEpochs):
     """
 
     demands: ClassVar[str] = (
-        "access to any example at any step, batches of varying size, and that nobody "
-        "learns who is in which bin"
+        "access to any example at any step, batches of varying size, and secret bin "
+        "membership"
     )
     kind: ClassVar[str] = "balls_in_bins"
     sampling: ClassVar[str | None] = "balls-in-bins"

@@ -30,8 +30,7 @@ class CyclicFixedSize(Cyclic):
     """
 
     demands: ClassVar[str] = (
-        "access to any example of a part at its steps, and that nobody learns who is in "
-        "which batch"
+        "access to any example of a part at its steps, and secret batch membership"
     )
     kind: ClassVar[str] = "cyclic_fixed_size"
     sampling: ClassVar[str | None] = "cyclic-fixed-size"

@@ -33,8 +33,8 @@ class CyclicPoisson(Cyclic):
     """
 
     demands: ClassVar[str] = (
-        "access to any example of a part at its steps, batches of varying size, that "
-        "nobody learns who is in which batch, and a C with bands"
+        "access to any example of a part at its steps, batches of varying size, "
+        "secret batch membership, and a C with bands"
     )
     kind: ClassVar[str] = "cyclic_poisson"
     sampling: ClassVar[str | None] = "cyclic-poisson"
@@ -88,8 +88,8 @@ class Poisson(CyclicPoisson):
 
     num_parts: int = 1
     demands: ClassVar[str] = (
-        "access to any example at any step, batches of varying size, that nobody learns "
-        "who is in which batch, and noise without correlation"
+        "access to any example at any step, batches of varying size, secret batch "
+        "membership, and noise without correlation"
     )
     kind: ClassVar[str] = "poisson"
     sampling: ClassVar[str | None] = "poisson"

@@ -537,7 +537,7 @@ class Search:
         optimize.minimize_scalar(
             log_error, bounds=bounds, method="bounded", options=_COARSE
         )
-        if not made:  # raises the reason
+        if not made:  # repeats the error
             return self._candidate(family, {**options, name: 0.0})
         return min(made, key=self._value)
 

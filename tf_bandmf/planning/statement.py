@@ -347,7 +347,7 @@ def check_line(name: str, text: str, must: str = "be one line of text") -> None:
 
 
 def check_unit(unit: str) -> None:
-    """Raises ValueError if a unit is not one line of text."""
+    """Raises ValueError unless a unit is one line of text."""
     check_line(
         "unit", unit, "name in one line whose presence is hidden, such as 'one device'"
     )

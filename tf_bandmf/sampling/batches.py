@@ -29,9 +29,9 @@ NUM_EXAMPLES = "num_examples"
 EDITED = (
     "The contents of this batch are not those that plan.batches drew for this step: they "
     "were changed after the batch was made (augmented, mixed up, repeated, permuted, cut, "
-    "weighted, or of another process). The accountant's analysis holds for the drawn "
-    "examples alone. Train on the batches as they are; change examples where they are "
-    "read, each by itself, by plan.batches(..., map=function), or by layers of the model."
+    "weighted, or taken from another process). The accountant's analysis only holds for "
+    "the drawn examples. Train on unchanged batches; change single examples when they "
+    "are read, by plan.batches(..., map=function), or by layers of the model."
 )
 # The largest probability that any batch of a run exceeds the padded size.
 _OVERFLOW = 1e-12
@@ -293,7 +293,7 @@ class BatchSchedule:
             return self
         if not isinstance(seed, HiddenBytes):
             raise TypeError(
-                "A sample that is not secret amplifies nothing: give a noise key's seed, "
+                "A sample must be secret for amplification. Give a noise key's seed, "
                 "NoiseKey.from_operating_system().sampler_seed(). For tests: "
                 "NoiseKey.for_testing(0).sampler_seed()."
             )

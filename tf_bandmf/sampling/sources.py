@@ -181,8 +181,8 @@ class IndexedExamples(ExampleSource):
 
     may_fail = True
     _changed = (
-        "The data set gives something else for example {place} than before. An index must "
-        "mean one example: augment in plan.batches(..., map=function)."
+        "The data set gives another value for example {place} than before. An index must "
+        "mean one example. Augment in plan.batches(..., map=function)."
     )
 
     def __init__(self, source: Any) -> None:
@@ -259,8 +259,8 @@ class TFRecordExamples(ExampleSource):
     """
 
     _changed = (
-        "A TFRecord file was changed while it was in use: record {place} is not what it "
-        "was. Restore the file."
+        "A TFRecord file was changed while it was in use: record {place} is different. "
+        "Restore the file."
     )
     # A record in a file consists of its length, a checksum of the length, its bytes, and
     # their checksum.

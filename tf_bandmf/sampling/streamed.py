@@ -64,7 +64,7 @@ class StreamedExamples(ExampleSource):
     _changed = (
         "The data set gave another example at place {place} than in its first pass: it "
         "shuffles itself, augments at random, or was changed. A pass must have the order "
-        "of the first one. Leave shuffle() out, or shuffle once: dataset.shuffle(size, "
+        "of the first pass. Omit shuffle(), or shuffle once: dataset.shuffle(size, "
         "seed=1, reshuffle_each_iteration=False); augment by plan.batches(..., "
         "map=function)."
     )

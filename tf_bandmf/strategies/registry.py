@@ -104,9 +104,9 @@ class Family:
     @functools.cached_property
     def options(self) -> tuple[str, ...]:
         """The names of the options that `build` takes."""
-        known = [one.name for one in self.numbers] + [*_OTHERS]
+        names = [one.name for one in self.numbers] + [*_OTHERS]
         parameters = inspect.signature(self.build).parameters
-        return tuple(name for name in parameters if name in known)
+        return tuple(name for name in parameters if name in names)
 
     @property
     def needs_budget(self) -> bool:
