@@ -75,7 +75,7 @@ CEILINGS = {
     "matrices": (839, 850),
     "analysis": (543, 700),
     "cli": (341, 350),
-    "participation": (553, 600),
+    "participation": (552, 600),
     "audit": (478, 480),
     "plots": (189, 190),
     "files": (202, 190),
