@@ -16,7 +16,7 @@ import numpy as np
 import tf_bandmf
 from tf_bandmf.accounting import gaussian
 
-EPSILON, DELTA = 4.0, 1e-6  # of the whole year
+EPSILON, DELTA = 4.0, 1e-6  # for the whole year
 WEEKS, STEPS = 52, 40  # steps of one week
 BATCH = (
     500  # a week brings 20,000 records, or one batch's worth of each of 20,000 users

@@ -70,7 +70,7 @@ class ExactSum:
         """Clips an update and adds it; an update that is not finite adds nothing.
 
         Args:
-          update: arrays of floats, of d numbers in all.
+          update: arrays of floats with d numbers in total.
 
         Returns:
           The update, with its clipping factor.

@@ -105,7 +105,7 @@ class Passes:
         free = np.where(uniform < self.rate * (b - 1), 1 + uniform // self.rate, 0)
         free = free.astype(np.int64)
         taken, rows = np.zeros((self.num_steps, count)), np.arange(count)
-        # From one participation to the next: a rest, then a geometric number of steps.
+        # The next participation follows after a rest, and then a geometric number of steps.
         while rows.size:
             now = free + generator.geometric(probability[rows]) - 1
             within = now < self.num_steps

@@ -279,7 +279,7 @@ class Simulator(abc.ABC):
         """Returns a run of `count` draws, and log densities relative to the proposal.
 
         The log densities have shape [rows, count]: they are those of the first `rows`
-        components, of which the first is the target.
+        components; the first component is the target.
         """
         log_shares = np.log(np.asarray(proposal.shares))[:, None]
         losses, ratios = np.empty(count), np.empty((rows, count))

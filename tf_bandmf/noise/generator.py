@@ -50,7 +50,7 @@ class NoiseGenerator:
     that a single device generates.
 
     Args:
-      strategy: gives C and the number of steps.
+      strategy: strategy that determines C and the number of steps.
       num_parameters: d, length of the noise vector.
       num_shards: R; with more than one shard, `next` returns one shard's part.
       keep_normals: True to store the last `bands - 1` normals of a strategy with a banded

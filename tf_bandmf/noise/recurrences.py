@@ -263,7 +263,7 @@ class _Rows:
     """Rows of a banded matrix, by step.
 
     Args:
-      streaming: gives the rows.
+      streaming: description that provides the rows.
       row_scale: factors of the rows, shape [n].
     """
 

@@ -208,7 +208,7 @@ class Minimizer:
         Args:
           start: initial variables, shape [m].
           scale: factor that makes second derivatives of `log_loss` of order one.
-          options: when to stop.
+          options: stopping rules.
           gap: function that returns the certified relative gap at given variables, or None.
 
         Returns:

@@ -68,7 +68,7 @@ class TracedError:
         Args:
           descend: function that minimizes this error times the squared sensitivity.
           start: variables [p - 1].
-          options: when to stop.
+          options: stopping rules.
         """
         if self._smooth is None:
             return descend(start, options=options)

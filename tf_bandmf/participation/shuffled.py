@@ -31,7 +31,7 @@ class Shuffled(WholeEpochs):
       epochs: k.
     """
 
-    demands: ClassVar[str] = "one order of the examples, kept in all epochs, and secret"
+    demands: ClassVar[str] = "one secret order of the examples, kept in all epochs"
     kind: ClassVar[str] = "shuffled"
     sampling: ClassVar[str | None] = "shuffled"
     bound_name: ClassVar[str | None] = (

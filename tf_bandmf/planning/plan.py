@@ -266,8 +266,8 @@ class Plan:
         """
         if self.measurements != Measurements():
             raise ValueError(
-                "The plan has a reservation already. Reserve all at once, from the plan "
-                "that has none."
+                "The plan already has a reservation. Call reserve once for everything, on "
+                "the plan without reservation."
             )
         if not (counts or metrics or evaluations):
             raise ValueError(

@@ -243,7 +243,7 @@ class RestSampler(Sampler):
         self._trials = Trials(batch, total - batch * (separation - 1))
         self._recent: dict[int, np.ndarray] = {}
         self._next = -1
-        self._lock = threading.Lock()  # tf.data draws several steps at once
+        self._lock = threading.Lock()  # tf.data draws steps in parallel
 
     def example_indices(self, step: int) -> np.ndarray:
         with self._lock:

@@ -187,11 +187,11 @@ def _blocks_of_dataset(
         is_theirs = _module_of(function).startswith("tensorflow.python.data.")
         if seen > depth - is_batched and not is_theirs:
             raise ValueError(
-                f"A function of the data set ({name}) sees several examples at once: what "
-                f"it makes of one may depend on the others, and no noise covers that. Give "
-                f"it single examples: map before batch (in functions of Keras: "
-                f"batch_size=None), or dataset.unbatch().map(function); or give arrays, "
-                f"and what is random by plan.batches(..., map=function)."
+                f"A function of the data set ({name}) sees several examples at once, so "
+                f"its result for one may depend on others, which no noise covers. Pass "
+                f"single examples to it: map before batch (in functions of Keras: "
+                f"batch_size=None), or dataset.unbatch().map(function); or use arrays, and "
+                f"random functions in plan.batches(..., map=function)."
             )
 
     def dense(part: Any) -> Any:

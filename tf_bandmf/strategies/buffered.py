@@ -50,7 +50,7 @@ def blt(
     Args:
       workload: A. Only the Toeplitz part matters; a learning-rate schedule does not
         change the strategy.
-      participation: gives b and k.
+      participation: participation that determines b and k.
       num_buffers: d, maximum number of vectors of the model's size that the noise generator
         may store, from 1 to 10. The error hardly decreases beyond 4 (arXiv:2505.12128,
         section 4).

@@ -277,7 +277,7 @@ def main() -> None:
             run.wait_for(rounds // 2, 1200.0)
             time.sleep(2.0)  # into the next round
             run.kill_now("superlink")
-            run.kill_now("device 1")  # for good
+            run.kill_now("device 1")  # permanently
             run.start_link()
             # The new SuperLink does not know the nodes, and unknown SuperNodes terminate.
             for number in range(options.devices):

@@ -474,7 +474,7 @@ def _numbers(array: Array, sent: Array) -> np.ndarray:
 
     Reading a header takes as long as all other operations on a small array.
     """
-    start = len(sent.data) - 4 * math.prod(sent.shape)  # of float32
+    start = len(sent.data) - 4 * math.prod(sent.shape)  # float32 data
     header = sent.data[:start]
     is_known = array.data.startswith(header) and len(array.data) == len(sent.data)
     if is_known and array.stype == sent.stype and b"'fortran_order': False" in header:

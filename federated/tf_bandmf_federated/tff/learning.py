@@ -63,7 +63,7 @@ class PrivateLearningProcess(tff.learning.templates.LearningProcess):
     process.
 
     Attributes:
-      plan: what the run does.
+      plan: plan of the run.
       settings: other values that define the process, as plain values; a run's ledger stores
         them.
     """

@@ -108,9 +108,9 @@ class SimulatedClients:
         def check(available: int, eligible: int) -> bool:
             if eligible < wanted and self.on_shortage == "error":
                 raise ValueError(
-                    f"Round {len(ledger.rounds)} needs {wanted} clients, but {eligible} "
-                    f"of {available} that are available may take part, of "
-                    f"{len(self.names)} in all, under {self.participation}. Take fewer "
+                    f"Round {len(ledger.rounds)} needs {wanted} clients, found {eligible} "
+                    f"eligible of {available} available of {len(self.names)} clients, "
+                    f"under {self.participation}. Use fewer "
                     f"clients per round, make a plan with a smaller min_separation or "
                     f'more participations, or give on_shortage="fewer".'
                 )
@@ -138,8 +138,8 @@ class SimulatedClients:
         if len(self.names) < needed:
             raise ValueError(
                 f"{num_rounds} rounds of {size} clients need at least {needed} clients, if "
-                f"a client comes at most once in {b} rounds and {k} times in all; found "
-                f"{len(self.names)}. Take fewer clients per round, make a plan with a "
+                f"a client takes part once in {b} rounds and {k} times in total, found "
+                f"{len(self.names)}. Use fewer clients per round, make a plan with a "
                 f"smaller min_separation or more participations, or give "
                 f'on_shortage="fewer".'
             )
