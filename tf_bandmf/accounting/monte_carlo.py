@@ -14,8 +14,8 @@ import scipy.optimize
 
 from tf_bandmf.accounting import gaussian
 
-# Allowance for rounding of losses and log weights in single precision: several times 300
-# 2^-24, because their sums reach 300.
+# Allowance for rounding errors of losses and log weights in single precision. Their sums
+# reach 300, so this is several times `300 * 2^-24`.
 _ROUNDING = 1e-4
 # Values are rounded up to powers of exp(_GRID) before a bound is computed.
 _GRID = 5e-4

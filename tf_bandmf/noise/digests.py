@@ -162,8 +162,8 @@ def _digest(
 ) -> tf.Tensor:
     """Returns the digest of pieces and of more numbers, all given as uint64 words."""
     keys = tf.reshape(key[: -_LAST_WORDS // 2], [LEVELS, _VALUES, _BLOCK])
-    # Limit of the words left of each piece: those of all pieces fill half of the last
-    # block.
+    # The largest number of words left of each piece; all pieces together then fill at most
+    # half of the last block.
     most = _BLOCK // (2 * len(pieces))
     left = tf.concat([*(_hashed(keys, p, most) for p in pieces), *numbers], axis=0)
     if left.shape[0] > _BLOCK:
