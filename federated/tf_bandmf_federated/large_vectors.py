@@ -23,7 +23,7 @@ S = TypeVar("S")
 
 
 def blocks(start: int, end: int, size: int = BLOCK) -> Iterator[slice]:
-    """Yields slices of [start, end) of `size` numbers, in order; the last is shorter."""
+    """Yields slices of [start, end), of `size` numbers or fewer at the end, in order."""
     for begin in range(start, end, size):
         yield slice(begin, min(begin + size, end))
 

@@ -263,7 +263,7 @@ class PrivateFedAvg(Strategy):
         return result
 
     def _refuse(self, *arguments: Any, **options: Any) -> Any:
-        """Rejects a call by Flower; only `start` may begin a round, after the ledger."""
+        """Rejects a call by Flower, because only `start` may begin rounds."""
         raise RuntimeError(
             "PrivateFedAvg runs its rounds itself: call start, and wrap it in no "
             "other strategy, which would break its guarantee. It has no evaluation on "
