@@ -1,4 +1,4 @@
-"""The part of the noise that is the same on every device, by the compiled code."""
+"""The part of the noise that is the same on every device, as the compiled code shows."""
 
 import re
 

@@ -42,7 +42,7 @@ def sums_of(
     digest: Any = None,
     trace: Callable[..., Any] | None = None,
 ) -> tuple[np.ndarray, int]:
-    """The sum of the records' vectors, which concatenate the vectors of all metrics.
+    """The sum of the records' vectors; a record's vector concatenates those of all metrics.
 
     Args:
       model: a built model.

@@ -93,7 +93,7 @@ class Scaling:
         """True if scales can be computed: no moment is negative, infinite or NaN.
 
         Returns:
-          Bool scalar. It is a function of noisy gradients, so that a step may depend on it.
+          Bool scalar. It is a function of noisy gradients, so a step may depend on it.
         """
         moments = self._moments()
         signs = [tf.reduce_all(moment >= 0.0) for moment in moments]

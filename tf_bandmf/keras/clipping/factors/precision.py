@@ -43,8 +43,8 @@ def check_process() -> None:
     if is_on and _some_gpu_rounds():
         raise RuntimeError(
             "TensorFlow rounds products of float32 matrices to TensorFloat-32 on this GPU: "
-            "per-example norms would be wrong by 0.1% or more, and gradients larger than "
-            "the clip norm. Call "
+            "per-example norms would be wrong by 0.1% or more, so that contributions could "
+            "exceed the clip norm. Call "
             "tf.config.experimental.enable_tensor_float_32_execution(False) first. For "
             "speed use the dtype policy mixed_bfloat16 or mixed_float16, whose norms "
             "are computed in float32."

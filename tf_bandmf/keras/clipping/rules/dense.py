@@ -26,7 +26,7 @@ from tf_bandmf.keras.compat.keras_objects import kernel_of, tensorflow_value
 
 
 class DenseRule(PreActivationRule):
-    """The rule of `Dense`, and of `EinsumDense` with any equation with the batch first.
+    """The rule of `Dense`, and of `EinsumDense` if its equation has the batch first.
 
     A layer may have an adapter if the last letter of the kernel is not in the inputs.
     """
