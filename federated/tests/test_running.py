@@ -238,7 +238,7 @@ def test_another_model_plan_format_or_denominator_is_refused(tmp_path, monkeypat
 def test_a_run_goes_on_to_more_rounds_but_not_past_the_plan(tmp_path):
     devices = make_devices(tmp_path)
     finish(tmp_path, devices, total_rounds=3)
-    with pytest.raises(ValueError, match="more than total_rounds = 2"):
+    with pytest.raises(ValueError, match="total_rounds must be at least 3"):
         finish(tmp_path, devices, total_rounds=2)
     _, measured = finish(tmp_path, devices)
     assert measured.num_rounds == N

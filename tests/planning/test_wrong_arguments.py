@@ -41,7 +41,7 @@ def make_plan(mechanism="identity", **changes):
         ({"epsilon": 1e-13, "delta": 1e-14}, "larger"),
         ({"epochs": None}, "epochs missing"),
         ({"batch_size": 1001}, "batch_size"),
-        ({"num_steps": 3}, "num_steps = 3"),
+        ({"num_steps": 3}, "num_steps must be 20"),
         ({"sampling": tf_bandmf.MinSep(10)}, "epochs must be left out"),
         ({"epochs": None, "sampling": tf_bandmf.MinSep(10)}, "num_steps"),
         ({"sampling": "random"}, "sampling must be one of fixed-order"),
@@ -60,8 +60,8 @@ def make_plan(mechanism="identity", **changes):
         ({**CYCLIC, "mechanism": "lambda_cgd", "num_steps": 160}, "Use BallsInBins"),
         ({**CYCLIC, "mechanism": "bsr:16", "num_steps": 160}, "num_parts >= 16"),
         ({**CYCLIC, "mechanism": "bsr"}, "num_steps must be given"),
-        ({**CYCLIC, "num_steps": 160, "batch_size": 9}, "batch_size = 100"),
-        ({**CYCLIC, "num_steps": 160, "num_examples": 9}, "num_examples ="),
+        ({**CYCLIC, "num_steps": 160, "batch_size": 9}, "batch_size must be 100"),
+        ({**CYCLIC, "num_steps": 160, "num_examples": 9}, "num_examples must be"),
     ],
 )
 def test_a_wrong_argument_is_named(changes, message):
