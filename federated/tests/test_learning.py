@@ -184,9 +184,9 @@ def test_a_round_has_one_result(secret_process):
     process = secret_process
     first = process.initialize()
     output = process.next(first, first_time(0))
-    with pytest.raises(ValueError, match="Round 0 was used already"):
+    with pytest.raises(ValueError, match="Round 0 was already used"):
         process.next(first, first_time(1))
-    with pytest.raises(ValueError, match="Round 0 was used already"):
+    with pytest.raises(ValueError, match="Round 0 was already used"):
         process.next(state=first, client_data=first_time(1))
     process.next(output.state, [])
     # Another run is another run.
@@ -213,7 +213,7 @@ def test_a_round_that_failed_may_be_called_again(secret_process):
             process.next(first, wrong)
     output = process.next(first, first_time(0))
     skipped = process.skip_round(output.state)
-    with pytest.raises(ValueError, match="Round 1 was used already"):
+    with pytest.raises(ValueError, match="Round 1 was already used"):
         process.next(output.state, [])
     process.next(skipped, [])
 
