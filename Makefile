@@ -21,6 +21,8 @@ BOTH_STACKS := $(addprefix tests/,contracts noise optimize analysis/test_gram_re
 ON_MAIN := $(addprefix --ignore=tests/test_,accounting.py budget_ledger.py ledger.py \
 	ledger_lock.py report.py secret_words.py)
 export TF_CPP_MIN_LOG_LEVEL ?= 2
+# Processes find modules compiled: importing TensorFlow then takes half the time.
+export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: demo docs linkcheck notebooks figures dist test test-main \
 	test-federated test-flower test-slow test-python test-next test-wheel accelerators audit lint \

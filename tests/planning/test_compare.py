@@ -11,6 +11,7 @@ import pytest
 import tf_bandmf
 from tf_bandmf import strategies, workloads
 from tf_bandmf.participation import BallsInBins, MinSep
+from tf_bandmf.planning import compare
 
 NAMES = ["identity", "bsr:4", "bisr:4", "lambda_cgd:0.9", "tree", "dense"]
 WORKLOAD, PARTICIPATION = workloads.prefix_sum(60), MinSep(12)
@@ -72,7 +73,7 @@ def test_text_and_records(table):
         ({"mechanisms": ["bsr:61"]}, "bands must be .* from 1 to num_steps = 60"),
         ({"mechanisms": ["tree:normalized"]}, "has no normalized variant"),
         ({"mechanisms": ["blt:0"]}, "num_buffers must be a whole number from 1 to 10"),
-        ({"mechanisms": ["bsr:4"], "max_memory_vectors": 2}, "keeps 3 vectors"),
+        ({"mechanisms": ["bsr:4"], "max_memory_vectors": 2}, "found 3"),
         ({"max_memory_vectors": -1}, "max_memory_vectors must be"),
         ({"objective": "median"}, "objective must be"),
         ({"sampling": MinSep(61)}, "min_separation must be <= num_steps"),
@@ -214,3 +215,14 @@ def test_samplings_are_compared_in_one_table(last, caplog):
         tf_bandmf.compare(["tree"], sampling=["poisson", "cyclic-poisson"], **use)
     with pytest.raises(ValueError, match="sampling must be a name or names"):
         tf_bandmf.compare(["tree"], sampling=[], **use)
+
+
+def test_long_runs_compare_drafts_and_build_the_chosen_one_in_full(monkeypatch):
+    given = {"num_examples": 640, "batch_size": 10, "epochs": 10, **BUDGET}
+    full = tf_bandmf.compare(max_memory_vectors=0, **given)["bandinv:32"]
+    monkeypatch.setattr(compare, "_LONG", 639)
+    plan = tf_bandmf.plan("auto", **given)
+    draft = plan.choice["bandinv:32"]
+    assert full.rmse < draft.rmse < 1.005 * full.rmse
+    assert plan.choice.best() == draft
+    assert plan.rmse() == pytest.approx(full.rmse)

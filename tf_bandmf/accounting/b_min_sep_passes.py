@@ -15,15 +15,14 @@ example is not resting at step t:
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Sequence
 
 import numpy as np
 import scipy.sparse
-import threadpoolctl
 
 from tf_bandmf import matrices
+from tf_bandmf.matrices.threads import one_blas_thread
 
 # Sums are rescaled periodically, about every b / 4 steps (from _LEAST_PERIOD to
 # _LARGEST_PERIOD), because one rescaling costs as much as b steps. The period is shorter if
@@ -34,11 +33,6 @@ _LEAST_PERIOD, _LARGEST_PERIOD = 25, 100
 _LARGEST_DECAY, _LARGEST_GROWTH, _LARGEST_EXPONENT = 100.0, 600.0, 250.0
 # The smallest number of columns of C that are multiplied in one operation.
 _BLOCK = 24
-# For each product of small matrices, BLAS starts its threads and waits for all of them.
-# Where processors are shared, this takes ten times as long as one thread, so products use
-# one. Finding the libraries takes milliseconds, so the controller is cached. The number of
-# threads affects only the last bits of results.
-_BLAS = functools.cache(threadpoolctl.ThreadpoolController)
 
 
 class Passes:
@@ -81,7 +75,7 @@ class Passes:
     def _outputs(self, x: np.ndarray) -> np.ndarray:
         """Returns C times each row of x, shape [N, n]."""
         result = np.zeros(x.shape[::-1])
-        with _BLAS().limit(limits=1, user_api="blas"):
+        with one_blas_thread():
             for columns, rows, block in self._blocks:
                 result[rows] += block @ x.T[columns]
         return result.T
@@ -89,7 +83,7 @@ class Passes:
     def inner_products(self, y: np.ndarray) -> np.ndarray:
         """Returns `<c_t, y>` for each row of y and each column of C, shape [N, n]."""
         result = np.empty(y.shape[::-1])
-        with _BLAS().limit(limits=1, user_api="blas"):
+        with one_blas_thread():
             for columns, rows, block in self._blocks:
                 np.matmul(block.T, y.T[rows], out=result[columns])
         return result.T

@@ -146,7 +146,8 @@ def _exact(
     if k == 1 or matrix.bands <= b:
         squared = _column_norms(matrix) ** 2
         if fixed_order:
-            value = max(squared[i::b].sum() for i in range(min(b, n)))
+            padded = np.pad(squared, (0, -n % b)).reshape(-1, b)
+            value = padded.T.copy().sum(axis=1).max()
             return Sensitivity(float(np.sqrt(value)), True, "Proposition B.1")
         value = patterns.vec_sens(squared, b, k)
         return Sensitivity(float(np.sqrt(value)), True, "Alg. 5: bands <= b")

@@ -26,8 +26,10 @@ if TYPE_CHECKING:
 _OBJECTIVES = {"mean": "mean", "last": "last", "max": "last"}
 # From the square root, longer first steps would leave the region of stable inverses.
 _FIRST_STEP = 0.05
-# The decrease of the log squared error in 20 iterations at which the descent stops.
-_LEAST_DECREASE = 1e-12
+# Decreases of the log squared error in 20 iterations at which a descent ends. An error
+# that has just decreased by DRAFT is within about 0.3% of the smallest one.
+LEAST_DECREASE = 1e-12
+DRAFT = 1e-2
 
 # A function of coefficients [p] that returns a reduced squared error and its gradient.
 Error = Callable[[np.ndarray], "tuple[float, np.ndarray]"]
@@ -121,8 +123,7 @@ class ToeplitzProblem:
         """
         if not np.isfinite(self.value_and_gradient(start)[0]):
             raise ValueError("The objective must be finite and > 0 at the start.")
-        longer = dataclasses.replace(options, decrease_tolerance=_LEAST_DECREASE)
-        result = descent.minimize(self.value_and_gradient, start, longer, _FIRST_STEP)
+        result = descent.minimize(self.value_and_gradient, start, options, _FIRST_STEP)
         return dataclasses.replace(result, value=math.exp(result.value))
 
 

@@ -29,6 +29,7 @@ from tf_bandmf import workloads
 from tf_bandmf.accounting.checks import check_positive, whole_number
 from tf_bandmf.accounting.guarantee import ZERO_OUT
 from tf_bandmf.analysis import error
+from tf_bandmf.matrices.threads import one_blas_thread
 from tf_bandmf.participation import Participation
 from tf_bandmf.planning.arguments import DataUse, check_budget, check_word, resolve_data
 from tf_bandmf.planning.texts import phrase, phrases
@@ -56,6 +57,8 @@ _COLUMNS, _SHORT = (
 _COARSE = {"xatol": 0.1}
 # A family that is worse than the best by more than this factor is not refined.
 _REFINEMENT = 1.1
+# "auto" compares drafts for runs with more steps.
+_LONG = 2**16
 
 
 @dataclasses.dataclass(frozen=True)
@@ -380,7 +383,8 @@ class Search:
             # All names are checked before the first one is built.
             if isinstance(name, str):
                 registry.parse(name)
-        _, excluded = _each("mechanism", mechanisms, self._add)
+        with one_blas_thread():
+            _, excluded = _each("mechanism", mechanisms, self._add)
         column = _COLUMNS[self.objective]
         table = Comparison("", tuple(self._rows), excluded, column)
         budget = "noise multiplier 1"
@@ -398,11 +402,16 @@ class Search:
         strategy = table.best().strategy
         assert strategy is not None  # None only in a row from a file
         family = registry.family_of(strategy.family)
-        if self.is_auto and family.refinement is not None:
+        if self._is_drafted(family):
             _, options = registry.parse(table.mechanism)
             strategy = self._strategy(family, options, is_draft=False)
         diagnostics = {**strategy.diagnostics, "choice": table.to_record()}
         return dataclasses.replace(strategy, diagnostics=diagnostics)
+
+    def _is_drafted(self, family: Family) -> bool:
+        """True if "auto" compares drafts of a family: it is slow, or the run is long."""
+        is_slow = family.refinement is not None or self.workload.num_steps > _LONG
+        return self.is_auto and family.has_drafts and is_slow
 
     def _value(self, row: Row) -> float:
         return float(getattr(row, _COLUMNS[self.objective]))
@@ -502,7 +511,9 @@ class Search:
         sizes = registry.powers_of_two(most)
         if self._is_searched:
             return sizes[1:]
-        return [most] if family.is_optimized else sizes
+        # With the best gamma, more bands of bifr gain too, and each number takes long.
+        is_long = self.workload.num_steps > _LONG and len(family.numbers) > 1
+        return [most] if family.is_optimized or is_long else sizes
 
     def _best_fraction(
         self, family: Family, name: str, options: Mapping[str, Any]
@@ -544,7 +555,7 @@ class Search:
     def _candidate(self, family: Family, options: Mapping[str, Any]) -> Row:
         """Builds a mechanism with all parameters given, and returns its row."""
         began = time.perf_counter()
-        strategy = self._strategy(family, options, self.is_auto)
+        strategy = self._strategy(family, options, self._is_drafted(family))
         row = self._row(strategy, time.perf_counter() - began)
         kept, is_named = strategy.memory_vectors, not self.is_auto
         if kept > self._limit and not (is_named and self.max_memory_vectors is None):

@@ -16,6 +16,7 @@ import numpy as np
 from tf_bandmf import matrices
 from tf_bandmf.optimize import toeplitz
 from tf_bandmf.optimize.options import Options
+from tf_bandmf.optimize.toeplitz import DRAFT, LEAST_DECREASE
 from tf_bandmf.optimize.toeplitz_sensitivity import SquaredSensitivity
 from tf_bandmf.participation import Participation
 from tf_bandmf.strategies import optimized
@@ -38,6 +39,7 @@ def optimized_banded_inverse(
     column_normalized: bool = False,
     max_iterations: int = 500,
     gradient_tolerance: float = 1e-7,
+    is_draft: bool = False,
 ) -> Strategy:
     """Returns the Toeplitz `C` with banded inverse that has the smallest error.
 
@@ -57,6 +59,7 @@ def optimized_banded_inverse(
       max_iterations: largest number of iterations of L-BFGS.
       gradient_tolerance: largest derivative of the logarithm of the squared error of a
         converged result.
+      is_draft: True to stop within about 0.3% of the smallest error.
 
     Returns:
       The strategy, with convergence information in its diagnostics.
@@ -68,7 +71,8 @@ def optimized_banded_inverse(
     n = workload.num_steps
     bands = optimized.check_bands(bands, n)
     participation.validate_num_steps(n)
-    options = Options(max_iterations, gradient_tolerance)
+    least = DRAFT if is_draft else LEAST_DECREASE
+    options = Options(max_iterations, gradient_tolerance, decrease_tolerance=least)
     search = _Search(workload, participation, objective, options)
     strategy = search.with_continuation(bands)
     return strategy.normalize_columns() if column_normalized else strategy

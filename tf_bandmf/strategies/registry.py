@@ -13,6 +13,7 @@ import functools
 import inspect
 from typing import Any, Callable, Literal
 
+from tf_bandmf.matrices.threads import one_blas_thread
 from tf_bandmf.participation import Participation
 from tf_bandmf.strategies import cache
 from tf_bandmf.strategies.base import Strategy
@@ -88,8 +89,6 @@ class Family:
       is_optimized: True if `build` optimizes numerically; results are then cached, and more
         bands, up to the separation, are never worse.
       refinement: relation to a faster family that this family refines in minutes, or None.
-        With a refinement, `build` also takes `is_draft`: True for the precision that a
-        choice needs. "auto" builds only the chosen strategy in full.
     """
 
     name: str
@@ -107,6 +106,14 @@ class Family:
         names = [one.name for one in self.numbers] + [*_OTHERS]
         parameters = inspect.signature(self.build).parameters
         return tuple(name for name in parameters if name in names)
+
+    @property
+    def has_drafts(self) -> bool:
+        """True if `build` takes `is_draft`: True for the precision that a choice needs.
+
+        "auto" builds only the chosen strategy in full.
+        """
+        return "is_draft" in inspect.signature(self.build).parameters
 
     @property
     def needs_budget(self) -> bool:
@@ -198,7 +205,7 @@ def build_strategy(
       workload: A, which also determines the number of steps.
       participation: participation for mechanisms that optimize their sensitivity.
       is_draft: True to optimize only to the precision that a choice needs, in families that
-        refine another family.
+        have drafts.
       **options: `bands`, `lambda_`, `gamma`, `num_buffers`, `column_normalized`,
         `objective`, as far as the mechanism takes them. None counts as not given.
 
@@ -212,15 +219,17 @@ def build_strategy(
         takes = ", ".join(sorted(family.options)) or "no options"
         raise ValueError(f"{mechanism} takes {takes}, found {', '.join(unknown)}.")
     if not family.is_optimized:
-        return family.build(workload, participation, **given)
+        with one_blas_thread():
+            return family.build(workload, participation, **given)
     if family.has_bands:
         given.setdefault("bands", default_bands(workload, participation))
-    if family.refinement is not None:
+    if family.has_drafts:
         given["is_draft"] = is_draft
     key = cache.fingerprint(family.name, workload, participation, given)
     strategy = cache.load(key, workload)
     if strategy is None:
-        strategy = family.build(workload, participation, **given)
+        with one_blas_thread():
+            strategy = family.build(workload, participation, **given)
         cache.store(key, strategy)
     return strategy
 

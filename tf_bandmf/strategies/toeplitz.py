@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from tf_bandmf import matrices
 from tf_bandmf.optimize import toeplitz
 from tf_bandmf.optimize.options import Options
+from tf_bandmf.optimize.toeplitz import LEAST_DECREASE
 from tf_bandmf.optimize.toeplitz_sensitivity import SquaredSensitivity
 from tf_bandmf.participation import Participation
 from tf_bandmf.strategies import optimized
@@ -71,7 +72,7 @@ def optimized_toeplitz(
         objective,
         square_root_coefficients(workload, bands),
         SquaredSensitivity(n, separation, participations, fixed_order=False),
-        Options(max_iterations, gradient_tolerance),
+        Options(max_iterations, gradient_tolerance, decrease_tolerance=LEAST_DECREASE),
     )
     strategy = Strategy(
         "toeplitz",
