@@ -28,11 +28,6 @@ _LEAST_ROUNDING, _ROUNDING_OF_QUERY = 1e-13, 2.0**-51
 # A delta from dp-accounting may lie outside [0, 1] by this much.
 _TOLERANCE = 1e-12
 
-_ADDITIVE = {
-    dp_accounting.GaussianDpEvent: privacy_loss_distribution.from_gaussian_mechanism,
-    dp_accounting.LaplaceDpEvent: privacy_loss_distribution.from_laplace_mechanism,
-}
-
 
 def pieces(
     event: dp_accounting.DpEvent, count: int = 1
@@ -70,15 +65,34 @@ def of_event(
     """
     losses, others = [], []
     for piece, count in pieces(event):
-        loss = additive_loss(piece, count, interval)
-        if loss is None:
-            others.append(dp_accounting.SelfComposedDpEvent(piece, count))
+        query = query_of(piece, count)
+        if query is not None:
+            losses.append(_loss_of(query, interval))
+        elif isinstance(piece, dp_accounting.LaplaceDpEvent):
+            once = privacy_loss_distribution.from_laplace_mechanism(
+                piece.noise_multiplier, value_discretization_interval=interval
+            )
+            losses.append(repeated(once, count, interval))
         else:
-            losses.append(loss)
+            others.append(dp_accounting.SelfComposedDpEvent(piece, count))
     if others:
         profile = profile_of(dp_accounting.ComposedDpEvent(others), is_replaced)
         losses.append(profiles.dominating_loss(profile, interval))
     return functools.reduce(lambda total, loss: total.compose(loss), losses)
+
+
+def _loss_of(query: tilted.Query, interval: float) -> Loss:
+    """Returns the loss of Gaussian queries, discretized on the safe side."""
+    count, laws = query.count, [tilted.Law(query, add=False)]
+    if query.probability == 1.0:
+        # Gaussian mechanisms are one, and its loss is the same in both directions.
+        noise, count = query.noise / math.sqrt(count), 1
+        laws = [tilted.Law(tilted.Query(1.0, noise), add=False)]
+    elif not query.is_replaced:
+        laws.append(tilted.Law(query, add=True))
+    made = (law.discretized(interval) for law in laws)
+    parts = [pld_pmf.DensePLDPmf(interval, *law, True) for law in made]
+    return repeated(Loss(*parts), count, interval)
 
 
 def profile_of(event: dp_accounting.DpEvent, is_replaced: bool) -> profiles.Profile:
@@ -114,42 +128,6 @@ def profile_of(event: dp_accounting.DpEvent, is_replaced: bool) -> profiles.Prof
         return np.clip(deltas, 0.0, 1.0)
 
     return profile
-
-
-def additive_loss(
-    event: dp_accounting.DpEvent, count: int, interval: float
-) -> Loss | None:
-    """Returns the loss of `count` repetitions of an event that is not a composition.
-
-    Args:
-      event: not a composition; its neighbors are add-or-remove, or for samples of fixed
-        size replacements.
-      count: >= 1.
-      interval: interval of the discretization, which errs on the safe side.
-
-    Returns:
-      The loss if the event adds Gaussian or Laplace noise, with or without sampling; else
-      None.
-    """
-    query = query_of(event, count)
-    if query is not None and query.is_replaced:
-        # The loss is the same in both directions.
-        first, masses, infinite = tilted.Law(query, add=False).discretized(interval)
-        pmf = pld_pmf.DensePLDPmf(interval, first, masses, infinite, True)
-        return repeated(Loss(pmf), count, interval)
-    probability = 1.0
-    if isinstance(event, dp_accounting.PoissonSampledDpEvent):
-        event, probability = event.event, event.sampling_probability
-    make = _ADDITIVE.get(type(event))
-    if make is None or not (0.0 < probability <= 1.0 and event.noise_multiplier > 0.0):
-        return None
-    noise = event.noise_multiplier
-    if probability == 1.0 and isinstance(event, dp_accounting.GaussianDpEvent):
-        noise, count = noise / math.sqrt(count), 1
-    loss = make(
-        noise, value_discretization_interval=interval, sampling_prob=probability
-    )
-    return repeated(loss, count, interval)
 
 
 def query_of(event: dp_accounting.DpEvent, count: int) -> tilted.Query | None:

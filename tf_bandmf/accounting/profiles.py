@@ -123,22 +123,22 @@ def dominating_loss(
     deltas = np.minimum.accumulate(deltas)
     if not (np.all(np.isfinite(deltas)) and np.all(deltas >= 0.0)):
         raise ArithmeticError(f"A profile's values must be in [0, 1], found {deltas}.")
-    index, losses, deltas = _hull(index, losses, deltas)
-    slopes = np.append(np.diff(deltas) / np.diff(np.exp(losses)), 0.0)
-    first, before = _centre(losses, deltas, slopes)
-    # Probabilities under the other data set's distribution, where the loss has the opposite
-    # sign.
-    other = np.maximum(np.diff(slopes[first:], prepend=before), 0.0)
-    above = np.exp(losses[first:]) * other
-    probabilities = dict(zip((-index[first:]).tolist(), other.tolist()))
-    probabilities.update(zip(index[first:].tolist(), above.tolist()))
-    if index[first] == 0:
-        probabilities[0] = 0.0
+    other = -np.expm1(-losses[1:]) + np.exp(-losses[1:]) * deltas[1:]
+    index = np.append(-index[:0:-1], index)
+    deltas = np.minimum.accumulate(np.append(other[::-1], deltas))
+    weights = np.exp(index * interval)
+    kept = _hull(weights, deltas)
+    slopes = np.diff(deltas[kept]) / np.diff(weights[kept])
+    after = np.array(kept[1:])
+    above, bends = index[after] > 0, np.maximum(np.diff(slopes, append=0.0), 0.0)
+    places, bends = index[after][above].tolist(), bends[above]
+    probabilities = dict(zip(places, (weights[after][above] * bends).tolist()))
+    # The mass at a loss is that at its negative times the exponential of the loss.
+    probabilities.update(zip((-place for place in places), bends.tolist()))
     rest = 1.0 - math.fsum(probabilities.values()) - float(deltas[-1])
-    probabilities[0] = probabilities.get(0, 0.0) + max(rest, 0.0)
-    ordered = dict(sorted(probabilities.items()))
+    probabilities[0] = max(rest, 0.0)
     pmf = pld_pmf.create_pmf(
-        loss_probs=ordered,
+        loss_probs=dict(sorted(probabilities.items())),
         discretization=interval,
         infinity_mass=float(deltas[-1]),
         pessimistic_estimate=True,
@@ -157,13 +157,10 @@ def _largest(profile: Profile, interval: float) -> int:
     return math.ceil(tried[np.argmax(deltas <= enough)] / interval) + 1
 
 
-def _hull(
-    index: np.ndarray, losses: np.ndarray, deltas: np.ndarray
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Returns the points on the lower convex hull of delta as a function of exp(loss)."""
-    weights = np.exp(losses)
+def _hull(weights: np.ndarray, deltas: np.ndarray) -> list[int]:
+    """Returns the points on the lower convex hull of delta as a function of weights."""
     kept: list[int] = []
-    for i in range(index.size):
+    for i in range(weights.size):
         while len(kept) > 1:
             a, b = kept[-2:]
             first = (deltas[b] - deltas[a]) / (weights[b] - weights[a])
@@ -172,23 +169,4 @@ def _hull(
                 break
             kept.pop()
         kept.append(i)
-    return index[kept], losses[kept], deltas[kept]
-
-
-def _centre(
-    losses: np.ndarray, deltas: np.ndarray, slopes: np.ndarray
-) -> tuple[int, float]:
-    """Returns the first point >= 0 on the hull of both directions, and the slope before it.
-
-    The hull is its own mirror image. The point and its image are joined by a chord, unless
-    the point is at loss 0 and is its own image.
-    """
-    if 1.0 - deltas[0] + 2.0 * slopes[0] >= 0.0:
-        # The slope on the other side, by symmetry.
-        return 0, float(deltas[0] - 1.0 - slopes[0])
-    for i in range(1, losses.size):
-        loss = float(losses[i])
-        chord = math.expm1(-loss) * (1.0 - deltas[i]) / (2.0 * math.sinh(loss))
-        if chord <= slopes[i]:
-            return i, float(chord)
-    return losses.size - 1, float(slopes[-1])
+    return kept
