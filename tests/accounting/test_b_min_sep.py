@@ -17,7 +17,6 @@ from tf_bandmf.accounting.b_min_sep import BMinSepAccountant
 from tf_bandmf.accounting.b_min_sep_passes import Passes
 from tf_bandmf.accounting.b_min_sep_simulator import BMinSepSimulator
 from tf_bandmf.accounting.cyclic_poisson import CyclicPoissonAccountant
-from tf_bandmf.accounting.guarantee import Simulation
 from tf_bandmf.participation import BMinSepSampling
 from tf_bandmf.sampling.samplers import random_words
 
@@ -95,8 +94,7 @@ def test_the_sampler_has_the_law_that_is_accounted_for(batch, separation):
 
 
 def estimate(matrix, separation, rate, num_draws=8000):
-    simulation = Simulation(num_draws=num_draws)
-    return BMinSepAccountant.of_strategy(matrix, separation, rate, simulation)
+    return BMinSepAccountant.of_strategy(matrix, separation, rate, num_draws=num_draws)
 
 
 def test_without_a_rest_it_is_poisson_sampling():
@@ -151,14 +149,14 @@ def exact_deltas(rows, separation, rate, noise, epsilon):
 def test_estimates_and_bounds_against_enumeration(separation, rate, noise, epsilon):
     exact = exact_deltas(SMALL, separation, rate, noise, epsilon)
     passes = Passes(SMALL, separation, rate)
-    estimates = BMinSepAccountant(passes, Simulation(num_draws=20_000))
+    estimates = BMinSepAccountant(passes, num_draws=20_000)
     for value, run in zip(exact, estimates._simulator.runs(epsilon, noise)):
         actual = run.estimate(epsilon)
         assert (
             abs(actual - value) < ERRORS * actual.standard_error + 1e-3 * value + 1e-9
         )
         assert actual.standard_error < 0.05 * value + 1e-9
-    certain = BMinSepAccountant(passes, Simulation(1 - 1e-6, num_draws=20_000))
+    certain = BMinSepAccountant(passes, 1 - 1e-6, num_draws=20_000)
     bound = certain.delta(epsilon, noise)
     assert bound.confidence == 1 - 1e-6
     assert max(exact) <= bound <= 1.35 * max(exact)
@@ -199,7 +197,7 @@ def test_what_it_cannot_account_for_is_refused():
     with pytest.raises(ValueError, match="without negative entries"):
         estimate(matrices.ToeplitzBanded([1.0, -0.5], 24), 4, 0.1)
     with pytest.raises(ValueError, match=r"confidence must be in \[0.5, 1\)"):
-        BMinSepAccountant.of_strategy(BANDED, 4, 0.1, Simulation(confidence=1.0))
+        BMinSepAccountant.of_strategy(BANDED, 4, 0.1, 1.0)
     with pytest.raises(ValueError, match="num_parts must be <= num_examples"):
         BMinSepSampling(10, 3, 4)
 
@@ -230,9 +228,7 @@ def test_runs_that_are_too_long_to_simulate_are_refused_before_anything(mechanis
 def test_importance_sampling_knows_rare_losses_of_long_runs():
     """With 3,000 steps and 9 expected participations, a wide proposal errs by 50 %."""
     matrix = strategies.bsr(tf_bandmf.workloads.prefix_sum(3000), bands=8).matrix
-    accountant = BMinSepAccountant.of_strategy(
-        matrix, 8, 3e-3, Simulation(num_draws=1000)
-    )
+    accountant = BMinSepAccountant.of_strategy(matrix, 8, 3e-3, num_draws=1000)
     actual = accountant.delta(2.0, 1.45)
     assert 1e-9 < actual < 1e-4
     assert actual.standard_error < 0.25 * actual

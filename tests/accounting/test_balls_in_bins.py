@@ -18,7 +18,6 @@ from tf_bandmf.accounting.bins_simulator import (
     Tilt,
     gram_matrix,
 )
-from tf_bandmf.accounting.guarantee import Simulation
 from tf_bandmf.accounting.simulator import Proposal
 
 ERRORS = 4.0
@@ -88,7 +87,7 @@ def test_two_bins_agree_with_quadrature_in_both_directions(lam, noise, epsilon):
         assert abs(actual - delta) < ERRORS * actual.standard_error + 1e-9
         if delta > 1e-12:
             assert actual.standard_error < 0.05 * delta
-    actual = BallsInBinsAccountant(gram, Simulation(seed=1)).delta(epsilon, noise)
+    actual = BallsInBinsAccountant(gram, seed=1).delta(epsilon, noise)
     assert abs(actual - max(exact)) < ERRORS * actual.standard_error
 
 
@@ -97,7 +96,7 @@ def test_two_bins_agree_with_quadrature_in_both_directions(lam, noise, epsilon):
 def test_a_single_column_is_the_gaussian_mechanism(delta, num_bins):
     """Equal columns of several bins are one column; their Gram matrix is singular."""
     noise = 2.0 * np.sqrt(1.7)
-    accountant = BallsInBinsAccountant(np.full((num_bins, num_bins), 1.7), Simulation())
+    accountant = BallsInBinsAccountant(np.full((num_bins, num_bins), 1.7))
     exact = gaussian.gaussian_epsilon(2.0, delta)
     actual = accountant.epsilon(delta, noise)
     assert abs(actual - exact) < ERRORS * actual.standard_error + 1e-9
@@ -108,8 +107,10 @@ def test_a_single_column_is_the_gaussian_mechanism(delta, num_bins):
 
 def test_standard_errors_are_honest():
     gram = gram_matrix(strategies.lambda_cgd(80, 0.7).matrix, 20)
-    simulations = [Simulation(num_draws=4000, seed=seed) for seed in range(20)]
-    actual = [BallsInBinsAccountant(gram, s).delta(1.0, 4.0) for s in simulations]
+    runs = [
+        BallsInBinsAccountant(gram, num_draws=4000, seed=seed) for seed in range(20)
+    ]
+    actual = [run.delta(1.0, 4.0) for run in runs]
     values = np.array(actual)
     errors = np.array([f.standard_error for f in actual])
     scores = (values - values.mean()) / errors
@@ -122,7 +123,7 @@ def test_a_bound_lies_above_the_exact_value_and_near_it():
     gram = gram_matrix(strategies.lambda_cgd(4, 0.9).matrix, 2)
     noise, epsilon = 3.0, 1.0
     exact = max(two_bins_by_quadrature(gram, noise, epsilon))
-    accountant = BallsInBinsAccountant(gram, Simulation(1 - 1e-6))
+    accountant = BallsInBinsAccountant(gram, 1 - 1e-6)
     actual = accountant.delta(epsilon, noise)
     assert actual.confidence == 1 - 1e-6
     assert exact < actual < 1.5 * exact
@@ -174,7 +175,7 @@ def test_a_bound_that_would_take_for_ever_is_that_without_amplification():
     """A bound that needs too many draws is replaced by the one without amplification."""
     gram = gram_matrix(strategies.lambda_cgd(40, 0.7).matrix, 10)
     norm = np.sqrt(gram.max())
-    accountant = BallsInBinsAccountant(gram, Simulation(1 - 1e-6))
+    accountant = BallsInBinsAccountant(gram, 1 - 1e-6)
     with pytest.warns(UserWarning, match="larger delta or an estimate"):
         assert accountant.epsilon(1e-14, norm) == gaussian.gaussian_epsilon(1.0, 1e-14)
     with pytest.warns(UserWarning, match="draws.*No amplification is claimed instead"):
@@ -195,7 +196,7 @@ def test_shipped_example_of_jax_privacy():
     margin.
     """
     matrix = matrices.ToeplitzBanded([1.0, 0.5, 0.25, 0.125], 100)
-    accountant = BallsInBinsAccountant.of_strategy(matrix, 10, Simulation())
+    accountant = BallsInBinsAccountant(gram_matrix(matrix, 10))
     noise = accountant.calibrate(1, 1e-2).noise_stddev
     assert 3.74 / 1.1**2 < noise / matrix.column_norms().max() < 3.75
 
@@ -205,9 +206,9 @@ def test_shipped_example_of_jax_privacy():
 def test_releases_beside_a_run_are_one_more_coordinate_of_every_bin(confidence):
     gram = gram_matrix(strategies.lambda_cgd(40, 0.7).matrix, 10)
     noise, releases, epsilon = 4.0, 1.5, 2.0
-    alone = BallsInBinsAccountant(gram, Simulation(confidence))
+    alone = BallsInBinsAccountant(gram, confidence)
     both, more = alone.beside(releases), gram + (noise / releases) ** 2
-    longer = BallsInBinsAccountant(more, Simulation(confidence))
+    longer = BallsInBinsAccountant(more, confidence)
     actual, expected = (a.delta(epsilon, noise) for a in (both, longer))
     if confidence is None:
         error = np.hypot(actual.standard_error, expected.standard_error)
@@ -228,7 +229,7 @@ def test_releases_beside_a_run_are_one_more_coordinate_of_every_bin(confidence):
 )
 def test_dp_lambda_cgd_setting(noise, epsilon, tolerance):
     matrix = strategies.lambda_cgd(3910, 0.9).matrix
-    accountant = BallsInBinsAccountant.of_strategy(matrix, 391, Simulation())
+    accountant = BallsInBinsAccountant(gram_matrix(matrix, 391))
     assert accountant.epsilon(1e-5, noise) == pytest.approx(epsilon, abs=tolerance)
 
 
@@ -253,12 +254,12 @@ def test_estimates_are_between_the_bounds_of_random_allocation(
     directions, orders 2 to 60) at delta = 1e-5.
     """
     matrix = strategies.identity(bins).matrix
-    draws = Simulation(num_draws=20_000)
-    actual = BallsInBinsAccountant.of_strategy(matrix, bins, draws).epsilon(1e-5, noise)
+    run = BallsInBinsAccountant(gram_matrix(matrix, bins), num_draws=20_000)
+    actual = run.epsilon(1e-5, noise)
     assert lower - 4.0 * actual.standard_error <= actual <= upper
 
 
-ONE = BallsInBinsAccountant(np.eye(2), Simulation())
+ONE = BallsInBinsAccountant(np.eye(2))
 
 
 @pytest.mark.parametrize(
@@ -267,7 +268,7 @@ ONE = BallsInBinsAccountant(np.eye(2), Simulation())
         (lambda: gram_matrix(matrices.ToeplitzBanded([1, -0.5], 8), 2), "negative"),
         (lambda: gram_matrix(matrices.ToeplitzBanded([1.0], 8), 9), "num_bins must be"),
         (lambda: gram_matrix(matrices.ToeplitzBanded([1.0], 9000), 9000), "<="),
-        (lambda: BallsInBinsAccountant(np.eye(2), Simulation(1.0)), "confidence must"),
+        (lambda: BallsInBinsAccountant(np.eye(2), 1.0), "confidence must"),
         (lambda: ONE.delta(1.0, np.nan), "noise_stddev"),
         (lambda: ONE.delta(-1.0, 1.0), "epsilon must be"),
         (lambda: ONE.epsilon(0.0, 1.0), "delta must be"),

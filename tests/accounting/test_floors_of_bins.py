@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from tf_bandmf.accounting.balls_in_bins import BallsInBinsAccountant
-from tf_bandmf.accounting.guarantee import Simulation
 
 
 def grams(num_bins, participations):
@@ -35,7 +34,7 @@ def grams(num_bins, participations):
 @pytest.mark.invariant(12)
 def test_no_bound_of_bins_is_below_its_floor(num_bins, participations, kind, figure):
     gram = grams(num_bins, participations)[kind]
-    accountant = BallsInBinsAccountant(gram, Simulation(1 - 1e-6, num_draws=2000))
+    accountant = BallsInBinsAccountant(gram, 1 - 1e-6, num_draws=2000)
     norm, count, least = float(np.sqrt(gram[0, 0])), 0, mpmath.inf
     for noise in norm * np.array([0.25, 0.5, 1.0, 5.0]):
         for epsilon in (0.1, 1.0, 6.0, 20.0):

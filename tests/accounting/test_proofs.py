@@ -9,7 +9,7 @@ import pytest
 from tf_bandmf import matrices
 from tf_bandmf.accounting import tilted
 from tf_bandmf.accounting.balls_in_bins import BallsInBinsAccountant
-from tf_bandmf.accounting.guarantee import Simulation
+from tf_bandmf.accounting.bins_simulator import gram_matrix
 
 
 def cyclic_delta(strategy, num_parts, q, noise, epsilon, num_draws, seed):
@@ -95,5 +95,5 @@ def test_no_choice_by_what_was_released_is_worse_than_the_dominating_pair(
     for choice in choices:
         for actual, most in zip(deltas(choice), largest):
             assert actual <= most * (1.0 + 1e-6)
-    accountant = BallsInBinsAccountant.of_strategy(matrix, 2, Simulation(1.0 - 1e-6))
+    accountant = BallsInBinsAccountant(gram_matrix(matrix, 2), 1.0 - 1e-6)
     assert max(largest) <= accountant.delta(epsilon, noise)

@@ -9,7 +9,6 @@ from packaging.version import Version
 
 import tf_bandmf
 from tf_bandmf import participation as lib
-from tf_bandmf.accounting.guarantee import Simulation
 
 N = 16
 DELTAS = 10.0 ** np.array([-3.0, -6.0, -9.0, -12.0, -20.0])
@@ -77,7 +76,7 @@ def test_what_simulates_is_not_below_its_floor(kind, confidence):
     """The floor holds for estimates, which err on the safe side, and for bounds."""
     participation = lib.PARTICIPATIONS[kind].example(N)
     matrix = STRATEGIES["identity"].matrix
-    accountant = participation.accountant(matrix, Simulation(confidence))
+    accountant = participation.accountant(matrix, confidence)
     for noise, delta in ((1.0, 1e-2), (1.0, 1e-3), (2.0, 1e-2)):
         actual = accountant.guarantee(noise, delta)
         assert actual.kind == ("estimate" if confidence is None else "bound")

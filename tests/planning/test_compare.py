@@ -170,11 +170,11 @@ def test_doubling_epsilon_doubles_the_bands_and_doubling_epochs_halves_them():
 HONEST_ACCOUNTANT = BallsInBins.accountant
 
 
-def failing_accountant(self, matrix, simulation=None):
+def failing_accountant(self, matrix, confidence=None):
     """Returns an accountant, but raises for strategies with several bands."""
     if matrix.bands > 1:
         raise ArithmeticError("The accountant lost itself.")
-    return HONEST_ACCOUNTANT(self, matrix, simulation)
+    return HONEST_ACCOUNTANT(self, matrix, confidence)
 
 
 def test_a_row_that_fails_does_not_end_a_comparison(monkeypatch):

@@ -8,7 +8,7 @@ from small_plans import planned, small_plan
 import tf_bandmf
 from tf_bandmf.accounting import gaussian, selection
 from tf_bandmf.accounting.balls_in_bins import BallsInBinsAccountant
-from tf_bandmf.accounting.guarantee import Simulation
+from tf_bandmf.accounting.bins_simulator import gram_matrix
 
 DATA = {"num_examples": 2000, "batch_size": 200, "epochs": 4}
 
@@ -95,8 +95,8 @@ def test_a_simulated_bound_counts_and_its_confidence_too():
 
     # One plan is accounted for by estimates, the other without amplification.
     estimated = of_one(
-        lambda delta: BallsInBinsAccountant.of_strategy(
-            plan.strategy.matrix, 4, Simulation(num_draws=5000, seed=7)
+        lambda delta: BallsInBinsAccountant(
+            gram_matrix(plan.strategy.matrix, 4), num_draws=5000, seed=7
         ).epsilon(delta, plan.unit_noise_stddev)
     )
     whole = of_one(lambda d: gaussian.gaussian_epsilon(plan.noise_multiplier, d))

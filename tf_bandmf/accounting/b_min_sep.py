@@ -7,12 +7,12 @@ distributions, and `b_min_sep_simulator` draws from them.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 from tf_bandmf import matrices
 from tf_bandmf.accounting.b_min_sep_passes import Passes
 from tf_bandmf.accounting.b_min_sep_simulator import BMinSepSimulator
 from tf_bandmf.accounting.cyclic_poisson import CyclicPoissonAccountant
-from tf_bandmf.accounting.guarantee import Simulation
 from tf_bandmf.accounting.simulated_accountant import SimulatedAccountant
 
 NAME = "b-min-sep sampling, Monte Carlo with importance sampling"
@@ -45,16 +45,22 @@ class BMinSepAccountant(SimulatedAccountant):
 
     Args:
       passes: the forward passes for the strategy.
-      simulation: settings of the simulation.
+      confidence: confidence of a bound, or None for an estimate.
+      num_draws: draws of an estimate, for each direction; None for the default.
     """
 
-    def __init__(self, passes: Passes, simulation: Simulation) -> None:
+    def __init__(
+        self,
+        passes: Passes,
+        confidence: float | None = None,
+        num_draws: int | None = None,
+    ) -> None:
         self._passes = passes
         fewer = max(_LEAST_DRAWS, _ENTRIES // passes.num_steps)
-        draws = simulation.num_draws or min(NUM_DRAWS, fewer)
-        simulator = BMinSepSimulator(passes, draws, simulation.seed)
+        draws = num_draws or min(NUM_DRAWS, fewer)
+        simulator = BMinSepSimulator(passes, draws, seed=0)
         norm = math.sqrt(passes.largest_squared_norm())
-        super().__init__(NAME, simulator, norm, simulation.confidence)
+        super().__init__(NAME, simulator, norm, confidence)
 
     @classmethod
     def of_strategy(
@@ -62,7 +68,8 @@ class BMinSepAccountant(SimulatedAccountant):
         matrix: matrices.LowerTriangular,
         separation: int,
         rate: float,
-        simulation: Simulation,
+        *given: Any,
+        **draws: int,
     ) -> BMinSepAccountant:
         """Returns the accountant of `C`.
 
@@ -82,7 +89,7 @@ class BMinSepAccountant(SimulatedAccountant):
                 "The accounting of b-min-sep sampling needs a strategy C without "
                 "negative entries, but this one has some. Use CyclicPoisson."
             )
-        return cls(Passes(matrix.as_rows(), separation, rate), simulation)
+        return cls(Passes(matrix.as_rows(), separation, rate), *given, **draws)
 
     def first_noise(self, epsilon: float, delta: float, largest: float) -> float:
         # The geometric mean of two noise levels: one for steps that are sampled

@@ -10,9 +10,7 @@ import math
 
 import numpy as np
 
-from tf_bandmf import matrices
-from tf_bandmf.accounting.bins_simulator import BinsSimulator, gram_matrix
-from tf_bandmf.accounting.guarantee import Simulation
+from tf_bandmf.accounting.bins_simulator import BinsSimulator
 from tf_bandmf.accounting.simulated_accountant import SimulatedAccountant
 
 NAME = "balls in bins, Monte Carlo with importance sampling"
@@ -26,18 +24,18 @@ class BallsInBinsAccountant(SimulatedAccountant):
 
     Args:
       gram: G of `bins_simulator.gram_matrix`, shape [b, b].
-      simulation: settings of the simulation.
+      confidence: confidence of a bound, or None for an estimate.
+      num_draws: draws of an estimate, for each direction.
+      seed: seed of the draws, >= 0; equal seeds give equal results.
     """
 
-    def __init__(self, gram: np.ndarray, simulation: Simulation) -> None:
+    def __init__(
+        self,
+        gram: np.ndarray,
+        confidence: float | None = None,
+        num_draws: int = NUM_DRAWS,
+        seed: int = 0,
+    ) -> None:
         norm = math.sqrt(float(gram.diagonal().max()))
-        draws = simulation.num_draws or NUM_DRAWS
-        simulator = BinsSimulator(gram, draws, simulation.seed)
-        super().__init__(NAME, simulator, norm, simulation.confidence)
-
-    @classmethod
-    def of_strategy(
-        cls, matrix: matrices.LowerTriangular, num_bins: int, simulation: Simulation
-    ) -> BallsInBinsAccountant:
-        """Returns the accountant of a strategy matrix `C`; errors: see `gram_matrix`."""
-        return cls(gram_matrix(matrix, num_bins), simulation)
+        simulator = BinsSimulator(gram, num_draws, seed)
+        super().__init__(NAME, simulator, norm, confidence)

@@ -1,4 +1,4 @@
-"""Arguments and results of accountants: simulation settings, guarantee, calibration."""
+"""Results of accountants: guarantee and calibration."""
 
 from __future__ import annotations
 
@@ -80,18 +80,3 @@ class Calibration:
 
     noise_stddev: float
     guarantee: Guarantee
-
-
-@dataclasses.dataclass(frozen=True)
-class Simulation:
-    """Settings of an accountant that simulates; other accountants ignore them.
-
-    Attributes:
-      confidence: None for an estimate, or `1 - beta` for a bound.
-      seed: seed of the draws, >= 0; equal seeds give equal results.
-      num_draws: the number of draws of an estimate; None for the accountant's default.
-    """
-
-    confidence: float | None = None
-    seed: int = 0
-    num_draws: int | None = None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, ClassVar
 
-from tf_bandmf.accounting.guarantee import Simulation
 from tf_bandmf.matrices import LowerTriangular
 from tf_bandmf.participation.base import register
 from tf_bandmf.participation.checks import largest_binomial
@@ -64,7 +63,7 @@ class BMinSepSampling(Cyclic):
             check_size(num_steps, 2)  # the fewest bands for which b > 1 is useful
 
     def accountant(
-        self, matrix: LowerTriangular, simulation: Simulation | None = None
+        self, matrix: LowerTriangular, confidence: float | None = None
     ) -> Accountant:
         from tf_bandmf.accounting.b_min_sep import BMinSepAccountant
         from tf_bandmf.accounting.cyclic_poisson import CyclicPoissonAccountant
@@ -79,7 +78,7 @@ class BMinSepSampling(Cyclic):
             matrix,
             self.num_parts,
             self.batch_size / self.num_examples,
-            simulation or Simulation(),
+            confidence,
         )
 
     def amplification(self) -> str:

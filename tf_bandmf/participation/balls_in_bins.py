@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, ClassVar
 
-from tf_bandmf.accounting.guarantee import Simulation
 from tf_bandmf.matrices import LowerTriangular
 from tf_bandmf.participation.base import register
 from tf_bandmf.participation.checks import largest_binomial
@@ -59,13 +58,12 @@ class BallsInBins(WholeEpochs):
         check_bins(self.num_bins)
 
     def accountant(
-        self, matrix: LowerTriangular, simulation: Simulation | None = None
+        self, matrix: LowerTriangular, confidence: float | None = None
     ) -> Accountant:
         from tf_bandmf.accounting.balls_in_bins import BallsInBinsAccountant
+        from tf_bandmf.accounting.bins_simulator import gram_matrix
 
-        return BallsInBinsAccountant.of_strategy(
-            matrix, self.num_bins, simulation or Simulation()
-        )
+        return BallsInBinsAccountant(gram_matrix(matrix, self.num_bins), confidence)
 
     def amplification(self) -> str:
         return "Amplification by the random bins is claimed."

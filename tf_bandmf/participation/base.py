@@ -13,7 +13,6 @@ from tf_bandmf.matrices import LowerTriangular
 
 if TYPE_CHECKING:
     from tf_bandmf.accounting.base import Accountant
-    from tf_bandmf.accounting.guarantee import Simulation
     from tf_bandmf.sampling.samplers import Sampler, Words
 
 
@@ -75,7 +74,7 @@ class Participation(abc.ABC):
         """Returns one sentence for the privacy statement."""
 
     def accountant(
-        self, matrix: LowerTriangular, simulation: Simulation | None = None
+        self, matrix: LowerTriangular, confidence: float | None = None
     ) -> Accountant:
         """Returns the accountant of a run with this sampler.
 
@@ -84,8 +83,8 @@ class Participation(abc.ABC):
 
         Args:
           matrix: C.
-          simulation: settings for an accountant that simulates; None for the defaults.
-            Other accountants ignore it.
+          confidence: confidence of a simulated bound, or None for an estimate. Other
+            accountants ignore it.
 
         Raises:
           ValueError: if the participation contradicts the strategy.

@@ -11,7 +11,6 @@ from tf_bandmf.participation.cyclic import Cyclic
 
 if TYPE_CHECKING:
     from tf_bandmf.accounting.base import Accountant
-    from tf_bandmf.accounting.guarantee import Simulation
     from tf_bandmf.sampling.samplers import Sampler, Words
 
 
@@ -51,7 +50,7 @@ class CyclicFixedSize(Cyclic):
         return self.batch_size
 
     def accountant(
-        self, matrix: LowerTriangular, simulation: Simulation | None = None
+        self, matrix: LowerTriangular, confidence: float | None = None
     ) -> Accountant:
         from tf_bandmf.accounting.cyclic_fixed_size import CyclicFixedSizeAccountant
 

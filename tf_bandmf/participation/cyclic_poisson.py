@@ -12,7 +12,6 @@ from tf_bandmf.participation.cyclic import Cyclic
 
 if TYPE_CHECKING:
     from tf_bandmf.accounting.base import Accountant
-    from tf_bandmf.accounting.guarantee import Simulation
     from tf_bandmf.sampling.samplers import Sampler, Words
 
 
@@ -54,7 +53,7 @@ class CyclicPoisson(Cyclic):
         return largest_binomial(trials, self.sampling_probability, overflow / num_steps)
 
     def accountant(
-        self, matrix: LowerTriangular, simulation: Simulation | None = None
+        self, matrix: LowerTriangular, confidence: float | None = None
     ) -> Accountant:
         from tf_bandmf.accounting.cyclic_poisson import CyclicPoissonAccountant
 

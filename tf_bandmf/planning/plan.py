@@ -22,7 +22,7 @@ from tf_bandmf import matrices
 from tf_bandmf import participation as participation_lib
 from tf_bandmf.accounting import checks, gaussian
 from tf_bandmf.accounting.base import Accountant, EpsilonIsZero
-from tf_bandmf.accounting.guarantee import REPLACE_ONE, ZERO_OUT, Guarantee, Simulation
+from tf_bandmf.accounting.guarantee import REPLACE_ONE, ZERO_OUT, Guarantee
 from tf_bandmf.analysis.sensitivity import Sensitivity
 from tf_bandmf.files import configs
 from tf_bandmf.participation import Participation
@@ -429,7 +429,7 @@ class Plan:
         matrix = self.strategy.matrix
         if steps not in (None, self.num_steps):
             matrix = matrices.leading_block(matrix, steps)
-        base = self.participation.accountant(matrix, Simulation(confidence))
+        base = self.participation.accountant(matrix, confidence)
         return self.measurements.with_evaluations(base)
 
     @functools.cached_property

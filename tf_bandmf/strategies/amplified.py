@@ -17,7 +17,6 @@ import numpy as np
 
 from tf_bandmf import matrices
 from tf_bandmf.accounting.checks import check_delta, check_positive
-from tf_bandmf.accounting.guarantee import Simulation
 from tf_bandmf.analysis import error
 from tf_bandmf.participation import BallsInBins, Participation
 from tf_bandmf.strategies import buffered
@@ -97,6 +96,7 @@ def optimized_amplified(
     import scipy.optimize  # slow to import
 
     from tf_bandmf.accounting.balls_in_bins import BallsInBinsAccountant
+    from tf_bandmf.accounting.bins_simulator import gram_matrix
 
     reduced = error.max_error if objective == "max" else error.root_mean_squared_error
 
@@ -105,8 +105,8 @@ def optimized_amplified(
         return matrices.BufferedToeplitz(*decays, workload.num_steps)
 
     def accountant(variables: np.ndarray, seed: int) -> BallsInBinsAccountant:
-        simulation = Simulation(num_draws=_DRAWS, seed=seed)
-        return BallsInBinsAccountant.of_strategy(matrix(variables), bins, simulation)
+        gram = gram_matrix(matrix(variables), bins)
+        return BallsInBinsAccountant(gram, num_draws=_DRAWS, seed=seed)
 
     assert isinstance(plain.matrix, matrices.BufferedToeplitz)
     best = buffered.variables_of(plain.matrix.decays, plain.matrix.inverse_decays)
