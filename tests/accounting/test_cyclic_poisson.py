@@ -113,7 +113,7 @@ class TestFixedSize:
             assert actual >= floor or floor < 1e-290
 
     def test_impossible_batches_and_strategies_without_bands_are_refused(self):
-        with pytest.raises(ValueError, match="batch_size must be <="):
+        with pytest.raises(ValueError, match="batch_size must be"):
             CyclicFixedSizeAccountant(10, 10, 11)
         with pytest.raises(ValueError, match="BallsInBins"):
             CyclicFixedSizeAccountant.of_strategy(

@@ -30,7 +30,7 @@ def test_min_sep_allows_at_most_what_the_separation_allows():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: FixedEpochOrder(10, 11, 1), "batch_size must be <= num_examples"),
+        (lambda: FixedEpochOrder(10, 11, 1), "batch_size must be .* to num_examples"),
         (
             lambda: MinSep(11).validate_num_steps(10),
             "min_separation must be <= num_steps",
@@ -39,7 +39,7 @@ def test_min_sep_allows_at_most_what_the_separation_allows():
             lambda: FixedEpochOrder(10, 5, 2).validate_num_steps(5),
             "must be 4 for 2 epochs of 2 steps, found 5",
         ),
-        (lambda: Poisson(10, 11), "batch_size must be <="),
+        (lambda: Poisson(10, 11), "batch_size must be"),
         (lambda: Poisson(10, 2, num_parts=2), "Use CyclicPoisson"),
         (lambda: CyclicPoisson(100, 30, 4), "num_parts must be <= .* = 3"),
         (lambda: CyclicFixedSize(100, 30, 4), "num_parts must be <= .* = 3"),

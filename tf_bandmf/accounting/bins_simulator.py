@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 
 from tf_bandmf import matrices
+from tf_bandmf.accounting.checks import whole_number
 from tf_bandmf.accounting.simulator import MAIN, PILOT, Proposal, Simulator, Stage
 
 # Shifts of the draws of a pilot run and of a rough one, in standard deviations; and the
@@ -70,8 +71,7 @@ def gram_matrix(matrix: matrices.LowerTriangular, num_bins: int) -> np.ndarray:
         or `num_bins` is not in [1, n], or the matrix is too large to compute.
     """
     n, b = matrix.num_rows, num_bins
-    if not 1 <= b <= n:
-        raise ValueError(f"num_bins must be in [1, num_steps = {n}], found {b}.")
+    whole_number("num_bins", b, most=n, most_is="num_steps")
     check_bins(b)
     if not matrix.is_nonnegative():
         raise ValueError(

@@ -1,8 +1,9 @@
-"""Checks of budgets, noise and whole numbers."""
+"""Checks of budgets, noise, whole numbers and words."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -51,6 +52,12 @@ def whole_number(
         limits = f">= {least}" if most is None else f"from {least} to {limit}"
         raise ValueError(f"{name} must be a whole number {limits}, found {value!r}.")
     return int(value)
+
+
+def check_word(name: str, word: object, words: Iterable[str]) -> None:
+    """Raises ValueError unless this is one of the words."""
+    if not isinstance(word, str) or word not in tuple(words):
+        raise ValueError(f"{name} must be one of {', '.join(words)}, found {word!r}.")
 
 
 def check_delta(delta: Any) -> None:

@@ -49,11 +49,9 @@ class CyclicFixedSizeAccountant(SampledQueries):
         column_norm: float = 1.0,
     ) -> None:
         self.part_size = whole_number("part_size", part_size)
-        self.batch_size = whole_number("batch_size", batch_size)
-        if batch_size > part_size:
-            raise ValueError(
-                f"batch_size must be <= {part_size}, the part size, found {batch_size}."
-            )
+        self.batch_size = whole_number(
+            "batch_size", batch_size, most=self.part_size, most_is="part_size"
+        )
         super().__init__(num_queries, batch_size / part_size, column_norm)
 
     def sampled(self, query: dp_accounting.DpEvent) -> dp_accounting.DpEvent:

@@ -44,8 +44,7 @@ class Guarantee:
     zcdp_rho: float | None = None
 
     def __post_init__(self) -> None:
-        if self.kind not in KINDS:
-            raise ValueError(f"kind must be one of {KINDS}, found {self.kind!r}.")
+        checks.check_word("kind", self.kind, KINDS)
         checks.check_positive("epsilon", self.epsilon)
         checks.check_delta(self.delta)
         if self.zcdp_rho is not None:

@@ -7,6 +7,7 @@ import dataclasses
 import numpy as np
 from scipy import special
 
+from tf_bandmf.accounting.checks import whole_number
 from tf_bandmf.audit.evaluation import AuditResult, best_threshold, evaluate
 from tf_bandmf.matrices import LowerTriangular
 from tf_bandmf.participation import BallsInBins, Participation
@@ -72,11 +73,8 @@ class GradientCanaries:
         """
         most = num_parameters if directions is None else len(directions)
         m = most if num_canaries is None else num_canaries
-        if not 2 <= m <= min(most, num_parameters):
-            raise ValueError(
-                f"num_canaries must be in [2, {min(most, num_parameters)}], the number "
-                f"of orthogonal directions, found {m}."
-            )
+        most, most_is = min(most, num_parameters), "the number of orthogonal directions"
+        m = whole_number("num_canaries", m, 2, most, most_is)
         if directions is not None:
             directions = np.asarray(directions, np.float64)[:m]
             gram = directions @ directions.T

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from tf_bandmf.accounting.checks import whole_number
+from tf_bandmf.accounting.checks import check_word, whole_number
 from tf_bandmf.noise.devices import traced_under_xla
 from tf_bandmf.noise.keys import KEY_WORDS, NoiseKey
 from tf_bandmf.noise.normals import BLOCK, weighted_normals
@@ -84,10 +84,7 @@ class NoiseGenerator:
         jit_compile: bool = True,
         generator: str = "philox",
     ) -> None:
-        if not isinstance(generator, str) or generator not in KEY_WORDS:
-            raise ValueError(
-                f"generator must be one of {', '.join(KEY_WORDS)}, found {generator!r}."
-            )
+        check_word("generator", generator, KEY_WORDS)
         if not isinstance(strategy, Strategy):
             raise TypeError(f"strategy must be a Strategy, found {strategy!r}.")
         self.num_steps = strategy.num_steps

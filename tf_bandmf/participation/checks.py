@@ -12,19 +12,16 @@ def check_sizes(participation: Any, *names: str) -> None:
 
     Args:
       participation: a frozen data class with `num_examples` and `batch_size`.
-      *names: names of the fields.
+      *names: names of its other fields.
 
     Raises:
       ValueError: if a field is not a whole number >= 1, or `batch_size > num_examples`.
     """
-    for name in names:
-        value = whole_number(name, getattr(participation, name))
+    for name in ("num_examples", *names):
+        most = participation.num_examples if name == "batch_size" else None
+        value = getattr(participation, name)
+        value = whole_number(name, value, most=most, most_is="num_examples")
         object.__setattr__(participation, name, value)
-    if participation.batch_size > participation.num_examples:
-        raise ValueError(
-            f"batch_size must be <= num_examples = {participation.num_examples}, found "
-            f"{participation.batch_size}."
-        )
 
 
 def largest_binomial(trials: int, probability: float, overflow: float) -> int:

@@ -29,7 +29,7 @@ class Cyclic(Participation):
     is_amplified: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        check_sizes(self, "num_examples", "batch_size", "num_parts")
+        check_sizes(self, "batch_size", "num_parts")
         if self.batch_size * self.num_parts > self.num_examples:
             raise ValueError(
                 f"num_parts must be <= num_examples / batch_size = "

@@ -25,7 +25,7 @@ class WholeEpochs(Participation):
     has_fixed_positions: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        check_sizes(self, "num_examples", "batch_size", "epochs")
+        check_sizes(self, "batch_size", "epochs")
 
     @property
     def steps_per_epoch(self) -> int:

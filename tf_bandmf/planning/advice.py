@@ -20,10 +20,10 @@ import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from tf_bandmf.accounting.checks import whole_number
+from tf_bandmf.accounting.checks import check_word, whole_number
 from tf_bandmf.participation import NAMED, samplings
 from tf_bandmf.planning import build, learning_rates
-from tf_bandmf.planning.arguments import check_budget, check_word
+from tf_bandmf.planning.arguments import check_budget
 from tf_bandmf.planning.compare import compare
 from tf_bandmf.planning.learning_rates import MOMENTUM
 from tf_bandmf.planning.plan import Plan

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
-from collections.abc import Iterable
 
 from tf_bandmf.accounting.checks import (
     LARGEST_EPSILON,
     check_planned_delta,
     check_positive,
+    check_word,
     whole_number,
 )
 from tf_bandmf.matrices import LARGEST_NUM_STEPS
@@ -112,12 +112,6 @@ def resolve_data(
     if num_examples is None:
         num_examples = getattr(made, "num_examples", None)
     return DataUse(made, steps, num_examples, expected, is_cyclic)
-
-
-def check_word(name: str, word: object, words: Iterable[str]) -> None:
-    """Raises ValueError unless `word` is one of the words."""
-    if not isinstance(word, str) or word not in tuple(words):
-        raise ValueError(f"{name} must be one of {', '.join(words)}, found {word!r}.")
 
 
 def check_budget(

@@ -26,12 +26,12 @@ from typing import Any
 import numpy as np
 
 from tf_bandmf import workloads
-from tf_bandmf.accounting.checks import check_positive, whole_number
+from tf_bandmf.accounting.checks import check_positive, check_word, whole_number
 from tf_bandmf.accounting.guarantee import ZERO_OUT
 from tf_bandmf.analysis import error
 from tf_bandmf.matrices.threads import one_blas_thread
 from tf_bandmf.participation import Participation
-from tf_bandmf.planning.arguments import DataUse, check_budget, check_word, resolve_data
+from tf_bandmf.planning.arguments import DataUse, check_budget, resolve_data
 from tf_bandmf.planning.texts import phrase, phrases
 from tf_bandmf.strategies import Family, Strategy, registry
 from tf_bandmf.workloads import Workload

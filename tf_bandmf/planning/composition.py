@@ -44,7 +44,6 @@ from tf_bandmf.accounting.cyclic_poisson import ComposedQueries
 from tf_bandmf.accounting.event_losses import Loss
 from tf_bandmf.accounting.guarantee import KINDS, REPLACE_ONE, ZERO_OUT, Guarantee
 from tf_bandmf.planning import statement
-from tf_bandmf.planning.arguments import check_word
 from tf_bandmf.planning.plan import Plan
 from tf_bandmf.planning.statement import PrivacyStatement
 from tf_bandmf.planning.texts import phrase, phrases
@@ -119,7 +118,7 @@ class Release:
 
     def __post_init__(self) -> None:
         statement.check_line("about", self.about)
-        check_word("adjacency", self.adjacency, ADJACENCIES)
+        checks.check_word("adjacency", self.adjacency, ADJACENCIES)
         given = self.epsilon, self.rho, self.event, self.noise_multiplier
         if all(one is None for one in given):
             raise ValueError("A release needs epsilon and delta, a rho or an event.")
@@ -600,7 +599,7 @@ def compose(
         is_either = is_only or "zero-out" not in stated
         adjacency = "replace-one" if is_either else "zero-out"
     allowed = ["replace-one"] + ["zero-out"] * (not is_only)
-    check_word("adjacency", adjacency, allowed)
+    checks.check_word("adjacency", adjacency, allowed)
     return JointGuarantee(parts, adjacency == "replace-one")
 
 

@@ -28,7 +28,6 @@ from tf_bandmf.files import configs
 from tf_bandmf.participation import Participation
 from tf_bandmf.planning import learning_rates, statement
 from tf_bandmf.planning.account import Account
-from tf_bandmf.planning.arguments import check_word
 from tf_bandmf.planning.compare import Comparison
 from tf_bandmf.planning.measurements import Measurements
 from tf_bandmf.planning.memory import STEP_BYTES, NoiseMemory
@@ -149,7 +148,7 @@ class Plan:
         if self.expected_batch_size is not None:
             checks.check_positive("expected_batch_size", self.expected_batch_size)
         statement.check_unit(self.unit)
-        check_word("generator", self.generator, statement.GENERATORS)
+        checks.check_word("generator", self.generator, statement.GENERATORS)
         low, high = _CLIP_RANGE
         if not low <= self.l2_norm_clip <= high:
             raise ValueError(
@@ -470,7 +469,7 @@ class Plan:
           ValueError: if the plan names no batch size, its workload has a schedule of
             learning rates, or the optimizer is neither "sgd" nor "adam".
         """
-        check_word("optimizer", optimizer, ("sgd", "adam"))
+        checks.check_word("optimizer", optimizer, ("sgd", "adam"))
         inner: dict[str, Any] = {"learning_rate": learning_rates.RATE_OF_ADAM}
         if optimizer == "sgd":
             size = checks.whole_number("num_parameters", num_parameters)
