@@ -158,7 +158,7 @@ def test_advice_is_json_and_text(advice):
 @pytest.mark.parametrize(
     "change, message",
     [
-        ({"sampling": "uniform"}, "sampling must be one or more of fixed-order"),
+        ({"sampling": "uniform"}, "sampling must be one of fixed-order"),
         ({"mechanism": "bisrr"}, "mechanism"),
         ({"optimizer": "adamw"}, "optimizer must be one of sgd, adam"),
     ],

@@ -207,7 +207,10 @@ def advise(
     given: Any = dict(epsilon=epsilon, delta=delta, num_examples=num_examples)
     sizes, best = _batch_sizes(largest, num_examples, epochs), dict[str, RunSetting]()
     settings: list[RunSetting] = []
-    for name in _samplings(sampling):
+    names: Any = sampling if isinstance(sampling, (list, tuple)) else (sampling,)
+    for name in names:
+        check_word("sampling", name, _SAMPLINGS)
+    for name in dict.fromkeys(names):
         mechanisms = _closed_forms(mechanism, name)
         for size in sizes:
             _LOG.info("comparing %s, batches of %d", name, size)
@@ -228,7 +231,7 @@ def advise(
                 break
     if not best:
         raise ValueError(
-            f"No setting is possible with {', '.join(_samplings(sampling))}, "
+            f"No setting is possible with {', '.join(names)}, "
             f"{num_examples} examples and {epochs} epochs. Use another sampling or fewer "
             f"epochs."
         )
@@ -252,9 +255,9 @@ def advise(
         "batch size": phrase("advice", "batch size"),
         "sampling": of_sampling,
         "clip norm": of_clip,
+        **({} if choice is None else {"mechanism": choice.reason}),
+        "expected share": _verdict(share),
     }
-    reasons |= {} if choice is None else {"mechanism": choice.reason}
-    reasons |= {"expected share": _verdict(share)}
     return Advice(
         plan=plan,
         setting=planned,
@@ -303,27 +306,16 @@ def _closed_forms(mechanism: str, sampling: str) -> list[str]:
     return ["identity", *others]
 
 
-def _samplings(sampling: str | Sequence[str]) -> tuple[str, ...]:
-    names = [sampling] if isinstance(sampling, str) else sampling
-    is_list = isinstance(names, (list, tuple)) and len(names) > 0
-    if not is_list or any(name not in _SAMPLINGS for name in names):
-        raise ValueError(
-            f"sampling must be one or more of {', '.join(_SAMPLINGS)}, found "
-            f"{sampling!r}."
-        )
-    return tuple(dict.fromkeys(names))
-
-
 def _choose(best: dict[str, RunSetting]) -> tuple[RunSetting, str]:
     """Returns the advised setting among the best of each sampling, and the reason."""
     chosen, *others = best.values()
     for other in others:
         if other.progress > (1.0 + _WORTH) * chosen.progress:
             chosen = other
-    parts = {name: one.progress / chosen.progress for name, one in best.items()}
-    del parts[chosen.sampling]
     said = [
-        f"{of} has {100.0 * part:.0f}% of the progress" for of, part in parts.items()
+        f"{name} has {100.0 * one.progress / chosen.progress:.0f}% of the progress"
+        for name, one in best.items()
+        if one is not chosen
     ]
     more = f" At its own batch size {'; '.join(said)}." if said else ""
     return chosen, f"It demands {NAMED[chosen.sampling].demands}.{more}"
