@@ -125,6 +125,6 @@ def recorded(release: Release, dataset: Dataset) -> Release:
     if one.epsilon is None:
         stated = compose([one]).guarantee_at(_DELTA)
         fields |= {"epsilon": stated.epsilon, "delta": stated.delta}
-    if one.event is not None and one.numbers is None:
+    if None in one.kinds:
         fields["event"] = None
     return dataclasses.replace(one, **fields)

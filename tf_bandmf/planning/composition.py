@@ -30,6 +30,7 @@ import contextlib
 import dataclasses
 import functools
 import itertools
+import json
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -37,6 +38,7 @@ from typing import Any, NamedTuple
 
 import dp_accounting
 import numpy as np
+from dp_accounting import dp_event
 from dp_accounting.pld import privacy_loss_distribution
 
 from tf_bandmf.accounting import checks, event_losses, gaussian, profiles, tilted
@@ -216,6 +218,11 @@ class Release:
         return () if self.event is None else tuple(event_losses.pieces(self.event))
 
     @functools.cached_property
+    def kinds(self) -> list[tilted.Query | None]:
+        """The Gaussian query that each piece is; None for a piece of another kind."""
+        return [event_losses.query_of(*piece) for piece in self.pieces]
+
+    @functools.cached_property
     def is_gaussian(self) -> bool:
         """True if the release consists of Gaussian mechanisms alone."""
         return bool(self.pieces) and all(
@@ -269,7 +276,7 @@ class Release:
 
     def queries(self, replaced: bool) -> tuple[tilted.Query, ...] | None:
         """Returns the release as Gaussian queries, on samples or on all data; or None."""
-        queries = [event_losses.query_of(piece, count) for piece, count in self.pieces]
+        queries = self.kinds
         if not queries or None in queries:
             return None
         if self.is_gaussian:
@@ -304,30 +311,14 @@ class Release:
 
     # Methods that convert a release for an entry of a ledger.
 
-    @property
-    def numbers(self) -> list[float] | None:
-        """The numbers of an event of (sampled) Gaussian noise; None for other events.
-
-        They are the count, the noise multiplier and, for a sampled event, q or the sizes of
-        source and sample.
-        """
-        query, count = self.pieces[0]
-        if len(self.pieces) > 1 or event_losses.query_of(query, count) is None:
-            return None
-        single = getattr(query, "event", query)
-        numbers = [count, float(single.noise_multiplier)]
-        if isinstance(query, dp_accounting.PoissonSampledDpEvent):
-            numbers.append(float(query.sampling_probability))
-        elif single is not query:
-            numbers += [int(query.source_dataset_size), int(query.sample_size)]
-        return numbers
-
     def to_json(self) -> dict[str, Any]:
         """Returns plain values for an entry of a ledger, without unknown ones."""
         names = ("epsilon", "delta", "rho", "noise_multiplier", "risk")
         record = {name: getattr(self, name) for name in names if getattr(self, name)}
         if self.event is not None:
-            record["event"] = self.numbers
+            plain = lambda number: number.item()  # noqa: E731
+            text = json.dumps(self.event.to_named_tuple(), default=plain)
+            record["event"] = json.loads(text)
         return {**record, "adjacency": self.adjacency}
 
     @classmethod
@@ -339,17 +330,14 @@ class Release:
         return cls(**fields)
 
 
-def _event_of(numbers: list[Any] | None) -> dp_accounting.DpEvent | None:
-    """Restores the event from `Release.numbers`."""
-    if numbers is None:
-        return None
-    count, noise, *sampling = numbers
-    event = dp_accounting.GaussianDpEvent(noise)
-    if len(sampling) == 1:
-        event = dp_accounting.PoissonSampledDpEvent(*sampling, event)
-    elif sampling:
-        event = dp_accounting.SampledWithoutReplacementDpEvent(*sampling, event)
-    return event if count == 1 else dp_accounting.SelfComposedDpEvent(event, count)
+def _event_of(value: Any) -> Any:
+    """Restores an event from the named tuple that dp-accounting makes of it."""
+    if not isinstance(value, list):
+        return value
+    module, *parts = map(_event_of, value)
+    if module != dp_event.__name__:
+        return [module, *parts]
+    return getattr(dp_event, parts[0])(*parts[1:])
 
 
 class Bound(NamedTuple):
