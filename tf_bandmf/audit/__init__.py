@@ -14,23 +14,12 @@ closer the two are, the sharper the audit was.
 TensorFlow.
 """
 
-from tf_bandmf.audit.bounds import (
-    epsilon_from_guesses,
-    epsilon_from_rates,
-    mu_from_guesses,
-    mu_from_rates,
-)
-from tf_bandmf.audit.canaries import GradientCanaries, worst_pattern
-from tf_bandmf.audit.evaluation import AuditResult, LowerBound, evaluate
-
-__all__ = [
-    "AuditResult",
-    "GradientCanaries",
-    "LowerBound",
-    "epsilon_from_guesses",
-    "epsilon_from_rates",
-    "evaluate",
-    "mu_from_guesses",
-    "mu_from_rates",
-    "worst_pattern",
-]
+from tf_bandmf.audit.bounds import epsilon_from_guesses as epsilon_from_guesses
+from tf_bandmf.audit.bounds import epsilon_from_rates as epsilon_from_rates
+from tf_bandmf.audit.bounds import mu_from_guesses as mu_from_guesses
+from tf_bandmf.audit.bounds import mu_from_rates as mu_from_rates
+from tf_bandmf.audit.canaries import GradientCanaries as GradientCanaries
+from tf_bandmf.audit.canaries import worst_pattern as worst_pattern
+from tf_bandmf.audit.evaluation import AuditResult as AuditResult
+from tf_bandmf.audit.evaluation import LowerBound as LowerBound
+from tf_bandmf.audit.evaluation import evaluate as evaluate

@@ -19,53 +19,24 @@ Indices are zero-based: entry `[i, j]` couples step `i` with the step `j <= i`. 
 kind, write a class with the methods of `LowerTriangular` in a file that is imported here.
 """
 
-from tf_bandmf.matrices.banded import (
-    RowBanded,
-    ToeplitzBanded,
-    columns_from_rows,
-    multiply,
-)
-from tf_bandmf.matrices.base import (
-    KINDS,
-    LARGEST_NUM_STEPS,
-    LowerTriangular,
-    check_num_rows,
-    from_config,
-    register,
-)
-from tf_bandmf.matrices.buffered import BufferedToeplitz
-from tf_bandmf.matrices.dense import Dense, lower_triangular_factor
-from tf_bandmf.matrices.dyadic_tree import DyadicTree
-from tf_bandmf.matrices.inverse import Inverse
-from tf_bandmf.matrices.leading import leading_block
-from tf_bandmf.matrices.scaled import ColumnScaled
-from tf_bandmf.matrices.streaming import (
-    ForwardSubstitution,
-    GeometricSums,
-    Regeneration,
-    Streaming,
-)
-
-__all__ = [
-    "BufferedToeplitz",
-    "ColumnScaled",
-    "Dense",
-    "DyadicTree",
-    "ForwardSubstitution",
-    "GeometricSums",
-    "Inverse",
-    "KINDS",
-    "LARGEST_NUM_STEPS",
-    "LowerTriangular",
-    "Regeneration",
-    "RowBanded",
-    "Streaming",
-    "ToeplitzBanded",
-    "check_num_rows",
-    "columns_from_rows",
-    "from_config",
-    "leading_block",
-    "lower_triangular_factor",
-    "multiply",
-    "register",
-]
+from tf_bandmf.matrices.banded import RowBanded as RowBanded
+from tf_bandmf.matrices.banded import ToeplitzBanded as ToeplitzBanded
+from tf_bandmf.matrices.banded import columns_from_rows as columns_from_rows
+from tf_bandmf.matrices.banded import multiply as multiply
+from tf_bandmf.matrices.base import KINDS as KINDS
+from tf_bandmf.matrices.base import LARGEST_NUM_STEPS as LARGEST_NUM_STEPS
+from tf_bandmf.matrices.base import LowerTriangular as LowerTriangular
+from tf_bandmf.matrices.base import check_num_rows as check_num_rows
+from tf_bandmf.matrices.base import from_config as from_config
+from tf_bandmf.matrices.base import register as register
+from tf_bandmf.matrices.buffered import BufferedToeplitz as BufferedToeplitz
+from tf_bandmf.matrices.dense import Dense as Dense
+from tf_bandmf.matrices.dense import lower_triangular_factor as lower_triangular_factor
+from tf_bandmf.matrices.dyadic_tree import DyadicTree as DyadicTree
+from tf_bandmf.matrices.inverse import Inverse as Inverse
+from tf_bandmf.matrices.leading import leading_block as leading_block
+from tf_bandmf.matrices.scaled import ColumnScaled as ColumnScaled
+from tf_bandmf.matrices.streaming import ForwardSubstitution as ForwardSubstitution
+from tf_bandmf.matrices.streaming import GeometricSums as GeometricSums
+from tf_bandmf.matrices.streaming import Regeneration as Regeneration
+from tf_bandmf.matrices.streaming import Streaming as Streaming

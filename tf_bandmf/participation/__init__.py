@@ -15,35 +15,17 @@ cannot contradict each other.
 | `BallsInBins` | each example in one random bin of the epoch | amplified, simulated |
 """
 
-from tf_bandmf.participation.b_min_sep import BMinSepSampling
-from tf_bandmf.participation.balls_in_bins import BallsInBins
-from tf_bandmf.participation.base import (
-    NAMED,
-    PARTICIPATIONS,
-    Participation,
-    from_config,
-    register,
-    samplings,
-)
-from tf_bandmf.participation.cyclic_fixed_size import CyclicFixedSize
-from tf_bandmf.participation.cyclic_poisson import CyclicPoisson, Poisson
-from tf_bandmf.participation.fixed_epoch_order import FixedEpochOrder
-from tf_bandmf.participation.min_sep import MinSep
-from tf_bandmf.participation.shuffled import Shuffled
-
-__all__ = [
-    "BMinSepSampling",
-    "BallsInBins",
-    "CyclicFixedSize",
-    "CyclicPoisson",
-    "FixedEpochOrder",
-    "MinSep",
-    "NAMED",
-    "PARTICIPATIONS",
-    "Participation",
-    "Poisson",
-    "Shuffled",
-    "from_config",
-    "register",
-    "samplings",
-]
+from tf_bandmf.participation.b_min_sep import BMinSepSampling as BMinSepSampling
+from tf_bandmf.participation.balls_in_bins import BallsInBins as BallsInBins
+from tf_bandmf.participation.base import NAMED as NAMED
+from tf_bandmf.participation.base import PARTICIPATIONS as PARTICIPATIONS
+from tf_bandmf.participation.base import Participation as Participation
+from tf_bandmf.participation.base import from_config as from_config
+from tf_bandmf.participation.base import register as register
+from tf_bandmf.participation.base import samplings as samplings
+from tf_bandmf.participation.cyclic_fixed_size import CyclicFixedSize as CyclicFixedSize
+from tf_bandmf.participation.cyclic_poisson import CyclicPoisson as CyclicPoisson
+from tf_bandmf.participation.cyclic_poisson import Poisson as Poisson
+from tf_bandmf.participation.fixed_epoch_order import FixedEpochOrder as FixedEpochOrder
+from tf_bandmf.participation.min_sep import MinSep as MinSep
+from tf_bandmf.participation.shuffled import Shuffled as Shuffled
