@@ -13,68 +13,39 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from tf_bandmf._version import __version__
+from tf_bandmf._version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from tf_bandmf import (  # noqa: F401
-        accounting,
-        audit,
-        matrices,
-        participation,
-        sampling,
-        strategies,
-        workloads,
-    )
-    from tf_bandmf.accounting.guarantee import Guarantee
-    from tf_bandmf.ledger.book import Ledger
-    from tf_bandmf.participation import (
-        BallsInBins,
-        BMinSepSampling,
-        CyclicFixedSize,
-        CyclicPoisson,
-        FixedEpochOrder,
-        MinSep,
-        Participation,
-        Poisson,
-        Shuffled,
-    )
-    from tf_bandmf.planning.advice import advise
-    from tf_bandmf.planning.build import plan, split
-    from tf_bandmf.planning.compare import compare
-    from tf_bandmf.planning.composition import Release, compose
-    from tf_bandmf.planning.memory import bands_that_fit
-    from tf_bandmf.planning.plan import Plan
-    from tf_bandmf.planning.statement import PrivacyStatement
-    from tf_bandmf.planning.tuning import tuning_cost
-    from tf_bandmf.strategies import Strategy
-    from tf_bandmf.workloads import Workload
-
-__all__ = [
-    "BMinSepSampling",
-    "BallsInBins",
-    "CyclicFixedSize",
-    "CyclicPoisson",
-    "FixedEpochOrder",
-    "Guarantee",
-    "Ledger",
-    "MinSep",
-    "Participation",
-    "Plan",
-    "Poisson",
-    "PrivacyStatement",
-    "Release",
-    "Shuffled",
-    "Strategy",
-    "Workload",
-    "__version__",
-    "advise",
-    "bands_that_fit",
-    "compare",
-    "compose",
-    "plan",
-    "split",
-    "tuning_cost",
-]
+    from tf_bandmf import accounting as accounting
+    from tf_bandmf import audit as audit
+    from tf_bandmf import matrices as matrices
+    from tf_bandmf import participation as participation
+    from tf_bandmf import sampling as sampling
+    from tf_bandmf import strategies as strategies
+    from tf_bandmf import workloads as workloads
+    from tf_bandmf.accounting.guarantee import Guarantee as Guarantee
+    from tf_bandmf.ledger.book import Ledger as Ledger
+    from tf_bandmf.participation import BallsInBins as BallsInBins
+    from tf_bandmf.participation import BMinSepSampling as BMinSepSampling
+    from tf_bandmf.participation import CyclicFixedSize as CyclicFixedSize
+    from tf_bandmf.participation import CyclicPoisson as CyclicPoisson
+    from tf_bandmf.participation import FixedEpochOrder as FixedEpochOrder
+    from tf_bandmf.participation import MinSep as MinSep
+    from tf_bandmf.participation import Participation as Participation
+    from tf_bandmf.participation import Poisson as Poisson
+    from tf_bandmf.participation import Shuffled as Shuffled
+    from tf_bandmf.planning.advice import advise as advise
+    from tf_bandmf.planning.build import plan as plan
+    from tf_bandmf.planning.build import split as split
+    from tf_bandmf.planning.compare import compare as compare
+    from tf_bandmf.planning.composition import Release as Release
+    from tf_bandmf.planning.composition import compose as compose
+    from tf_bandmf.planning.memory import bands_that_fit as bands_that_fit
+    from tf_bandmf.planning.plan import Plan as Plan
+    from tf_bandmf.planning.statement import PrivacyStatement as PrivacyStatement
+    from tf_bandmf.planning.tuning import tuning_cost as tuning_cost
+    from tf_bandmf.strategies import Strategy as Strategy
+    from tf_bandmf.workloads import Workload as Workload
 
 # The submodules that are loaded on first use.
 _MODULES = (
@@ -86,8 +57,13 @@ _MODULES = (
     "strategies",
     "workloads",
 )
-# The modules of the public names that are not defined in `participation`.
+_PARTICIPATIONS = (
+    *("BMinSepSampling", "BallsInBins", "CyclicFixedSize", "CyclicPoisson"),
+    *("FixedEpochOrder", "MinSep", "Participation", "Poisson", "Shuffled"),
+)
+# The module of each public name.
 _HOMES = {
+    **dict.fromkeys(_PARTICIPATIONS, "participation"),
     "Guarantee": "accounting.guarantee",
     "Ledger": "ledger.book",
     "Plan": "planning.plan",
@@ -103,6 +79,7 @@ _HOMES = {
     "split": "planning.build",
     "tuning_cost": "planning.tuning",
 }
+__all__ = ["__version__", *_HOMES]
 
 
 def __getattr__(name: str) -> Any:
@@ -113,10 +90,9 @@ def __getattr__(name: str) -> Any:
             raise AttributeError(str(error)) from error
     if name in _MODULES:
         return importlib.import_module(f"tf_bandmf.{name}")
-    if name not in __all__:
+    if name not in _HOMES:
         raise AttributeError(f"module 'tf_bandmf' has no attribute {name!r}")
-    home = _HOMES.get(name, "participation")
-    value = getattr(importlib.import_module(f"tf_bandmf.{home}"), name)
+    value = getattr(importlib.import_module(f"tf_bandmf.{_HOMES[name]}"), name)
     globals()[name] = value
     return value
 
