@@ -4,43 +4,23 @@ Layer rules and registration, base classes of metrics, errors, and the classes o
 objects that `make_private`, `fit_privately` and custom training loops return.
 """
 
-from tf_bandmf.keras.audit.private_metrics import PrivateMean, PrivateMetric
+from tf_bandmf.keras.audit.private_metrics import PrivateMean as PrivateMean
+from tf_bandmf.keras.audit.private_metrics import PrivateMetric as PrivateMetric
+from tf_bandmf.keras.clipping import ClippingMismatchError as ClippingMismatchError
+from tf_bandmf.keras.clipping import Factor as Factor
+from tf_bandmf.keras.clipping import Instantiated as Instantiated
+from tf_bandmf.keras.clipping import LayerCall as LayerCall
+from tf_bandmf.keras.clipping import Layout as Layout
+from tf_bandmf.keras.clipping import OneTapRule as OneTapRule
+from tf_bandmf.keras.clipping import Product as Product
+from tf_bandmf.keras.clipping import Rule as Rule
+from tf_bandmf.keras.clipping import UnsupportedModelError as UnsupportedModelError
 from tf_bandmf.keras.clipping import (
-    ClippingMismatchError,
-    Factor,
-    Instantiated,
-    LayerCall,
-    Layout,
-    OneTapRule,
-    Product,
-    Rule,
-    UnsupportedModelError,
-    register_per_example_layer,
-    register_rule,
+    register_per_example_layer as register_per_example_layer,
 )
-from tf_bandmf.keras.model.privately import PrivateFit
-from tf_bandmf.keras.model.reporting import NoisyMetrics
-from tf_bandmf.keras.model.training import PrivateTraining
-from tf_bandmf.keras.optimizer.private import NoisyGradients
-from tf_bandmf.keras.run.counts import PrivateCounts
-
-__all__ = [
-    "ClippingMismatchError",
-    "Factor",
-    "Instantiated",
-    "LayerCall",
-    "Layout",
-    "NoisyGradients",
-    "NoisyMetrics",
-    "OneTapRule",
-    "PrivateCounts",
-    "PrivateFit",
-    "PrivateMean",
-    "PrivateMetric",
-    "PrivateTraining",
-    "Product",
-    "Rule",
-    "UnsupportedModelError",
-    "register_per_example_layer",
-    "register_rule",
-]
+from tf_bandmf.keras.clipping import register_rule as register_rule
+from tf_bandmf.keras.model.privately import PrivateFit as PrivateFit
+from tf_bandmf.keras.model.reporting import NoisyMetrics as NoisyMetrics
+from tf_bandmf.keras.model.training import PrivateTraining as PrivateTraining
+from tf_bandmf.keras.optimizer.private import NoisyGradients as NoisyGradients
+from tf_bandmf.keras.run.counts import PrivateCounts as PrivateCounts

@@ -18,13 +18,9 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from tf_bandmf.ledger.errors import (
-    BudgetExceededError,
-    DamagedLedgerError,
-    LedgerError,
-)
-
-__all__ = ["BudgetExceededError", "DamagedLedgerError", "LedgerError"]
+from tf_bandmf.ledger.errors import BudgetExceededError as BudgetExceededError
+from tf_bandmf.ledger.errors import DamagedLedgerError as DamagedLedgerError
+from tf_bandmf.ledger.errors import LedgerError as LedgerError
 
 
 def __getattr__(name: str) -> Any:

@@ -9,7 +9,6 @@ WARNING: the keys and the buffers are secret. Anyone who knows `y[i]`, the noise
 `i`, can compute the exact gradient of that step.
 """
 
-from tf_bandmf.noise.generator import NoiseGenerator, NoiseState
-from tf_bandmf.noise.normals import standard_normals
-
-__all__ = ["NoiseGenerator", "NoiseState", "standard_normals"]
+from tf_bandmf.noise.generator import NoiseGenerator as NoiseGenerator
+from tf_bandmf.noise.generator import NoiseState as NoiseState
+from tf_bandmf.noise.normals import standard_normals as standard_normals

@@ -4,6 +4,4 @@ The modules of this package import TensorFlow, except for `toeplitz`, `descent`,
 `toeplitz_sensitivity`, `options` and `result`; importing the package itself does not.
 """
 
-from tf_bandmf.optimize.result import OptimizationResult
-
-__all__ = ["OptimizationResult"]
+from tf_bandmf.optimize.result import OptimizationResult as OptimizationResult

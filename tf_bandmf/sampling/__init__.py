@@ -5,7 +5,5 @@ order, from TFRecord files (`TFRecordExamples`), or from any object that has a l
 returns examples by index.
 """
 
-from tf_bandmf.sampling.batches import BatchSchedule
-from tf_bandmf.sampling.sources import TFRecordExamples
-
-__all__ = ["BatchSchedule", "TFRecordExamples"]
+from tf_bandmf.sampling.batches import BatchSchedule as BatchSchedule
+from tf_bandmf.sampling.sources import TFRecordExamples as TFRecordExamples

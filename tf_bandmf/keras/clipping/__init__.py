@@ -1,78 +1,63 @@
 """Exact per-example gradient clipping for Keras 3 models on TensorFlow."""
 
-from tf_bandmf.keras.clipping.factors.base import Factor, Instantiated, Layout, Product
+from tf_bandmf.keras.clipping.factors.base import Factor as Factor
+from tf_bandmf.keras.clipping.factors.base import Instantiated as Instantiated
+from tf_bandmf.keras.clipping.factors.base import Layout as Layout
+from tf_bandmf.keras.clipping.factors.base import Product as Product
+from tf_bandmf.keras.clipping.factors.precision import check_process as check_process
 from tf_bandmf.keras.clipping.factors.precision import (
-    check_process,
-    turn_tensor_float_32_off,
+    turn_tensor_float_32_off as turn_tensor_float_32_off,
 )
-from tf_bandmf.keras.clipping.forward.looked_up import LookedUp
-from tf_bandmf.keras.clipping.forward.supported import check_supported
-from tf_bandmf.keras.clipping.independence.map_examples import map_examples
+from tf_bandmf.keras.clipping.forward.looked_up import LookedUp as LookedUp
+from tf_bandmf.keras.clipping.forward.supported import (
+    check_supported as check_supported,
+)
+from tf_bandmf.keras.clipping.independence.map_examples import (
+    map_examples as map_examples,
+)
 from tf_bandmf.keras.clipping.independence.registration import (
-    register_per_example_layer,
-    vouched_classes,
+    register_per_example_layer as register_per_example_layer,
 )
-from tf_bandmf.keras.clipping.independence.state import NotIndependent
-from tf_bandmf.keras.clipping.proof.inference import measured_rows
+from tf_bandmf.keras.clipping.independence.registration import (
+    vouched_classes as vouched_classes,
+)
+from tf_bandmf.keras.clipping.independence.state import NotIndependent as NotIndependent
+from tf_bandmf.keras.clipping.proof.inference import measured_rows as measured_rows
+from tf_bandmf.keras.clipping.proof.judge import PREPROCESSING as PREPROCESSING
 from tf_bandmf.keras.clipping.proof.judge import (
-    PREPROCESSING,
-    layers_executed_alone,
+    layers_executed_alone as layers_executed_alone,
 )
-from tf_bandmf.keras.clipping.proof.regularizers import regularization_gradients
-from tf_bandmf.keras.clipping.rules import LayerCall, Rule, register_rule
-from tf_bandmf.keras.clipping.rules.base import OneTapRule
-from tf_bandmf.keras.clipping.rules.embedding import is_lookup_table
+from tf_bandmf.keras.clipping.proof.regularizers import (
+    regularization_gradients as regularization_gradients,
+)
+from tf_bandmf.keras.clipping.rules import LayerCall as LayerCall
+from tf_bandmf.keras.clipping.rules import Rule as Rule
+from tf_bandmf.keras.clipping.rules import register_rule as register_rule
+from tf_bandmf.keras.clipping.rules.base import OneTapRule as OneTapRule
+from tf_bandmf.keras.clipping.rules.embedding import is_lookup_table as is_lookup_table
+from tf_bandmf.keras.clipping.sums.clipped_sums import OUTCOMES as OUTCOMES
 from tf_bandmf.keras.clipping.sums.clipped_sums import (
-    OUTCOMES,
-    ClippedGradients,
-    clipped_gradient_sums,
-    find_layers_alone,
+    ClippedGradients as ClippedGradients,
 )
-from tf_bandmf.keras.clipping.sums.self_check import needs_self_check, self_check
-from tf_bandmf.keras.clipping.sums.settings import Clipping, check_loss_scale
+from tf_bandmf.keras.clipping.sums.clipped_sums import (
+    clipped_gradient_sums as clipped_gradient_sums,
+)
+from tf_bandmf.keras.clipping.sums.clipped_sums import (
+    find_layers_alone as find_layers_alone,
+)
+from tf_bandmf.keras.clipping.sums.self_check import (
+    needs_self_check as needs_self_check,
+)
+from tf_bandmf.keras.clipping.sums.self_check import self_check as self_check
+from tf_bandmf.keras.clipping.sums.settings import Clipping as Clipping
+from tf_bandmf.keras.clipping.sums.settings import check_loss_scale as check_loss_scale
+from tf_bandmf.keras.clipping.tensors.errors import OF_THE_MACHINE as OF_THE_MACHINE
 from tf_bandmf.keras.clipping.tensors.errors import (
-    OF_THE_MACHINE,
-    ClippingMismatchError,
-    UnsupportedModelError,
+    ClippingMismatchError as ClippingMismatchError,
 )
-from tf_bandmf.keras.clipping.tensors.made_up import made_up
-from tf_bandmf.keras.clipping.tensors.multi_row import present_rows
-from tf_bandmf.keras.clipping.tensors.variables import Same
-
-__all__ = [
-    "OF_THE_MACHINE",
-    "OUTCOMES",
-    "PREPROCESSING",
-    "ClippedGradients",
-    "Clipping",
-    "ClippingMismatchError",
-    "Factor",
-    "Instantiated",
-    "LayerCall",
-    "Layout",
-    "LookedUp",
-    "NotIndependent",
-    "OneTapRule",
-    "Product",
-    "Rule",
-    "Same",
-    "UnsupportedModelError",
-    "check_loss_scale",
-    "check_process",
-    "check_supported",
-    "needs_self_check",
-    "clipped_gradient_sums",
-    "find_layers_alone",
-    "is_lookup_table",
-    "layers_executed_alone",
-    "made_up",
-    "map_examples",
-    "measured_rows",
-    "present_rows",
-    "register_per_example_layer",
-    "register_rule",
-    "regularization_gradients",
-    "self_check",
-    "turn_tensor_float_32_off",
-    "vouched_classes",
-]
+from tf_bandmf.keras.clipping.tensors.errors import (
+    UnsupportedModelError as UnsupportedModelError,
+)
+from tf_bandmf.keras.clipping.tensors.made_up import made_up as made_up
+from tf_bandmf.keras.clipping.tensors.multi_row import present_rows as present_rows
+from tf_bandmf.keras.clipping.tensors.variables import Same as Same

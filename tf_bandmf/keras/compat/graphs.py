@@ -11,13 +11,17 @@ Tests that fail if it breaks: `tests/keras/compat/test_graphs.py`.
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from tensorflow.compiler.tf2xla.ops import gen_xla_ops
+from tensorflow.compiler.tf2xla.ops import gen_xla_ops as gen_xla_ops
 from tensorflow.core.framework.node_def_pb2 import NodeDef
-from tensorflow.python.eager import context
-from tensorflow.python.framework import dtypes, op_def_registry, ops
-from tensorflow.python.framework.func_graph import FuncGraph
+from tensorflow.python.eager import context as context
+from tensorflow.python.framework import dtypes
+from tensorflow.python.framework import op_def_registry as op_def_registry
+from tensorflow.python.framework import ops as ops
+from tensorflow.python.framework.func_graph import FuncGraph as FuncGraph
 from tensorflow.python.ops import control_flow_v2_func_graphs as _control_flow
-from tensorflow.python.ops.control_flow_util import GraphOrParentsInXlaContext
+from tensorflow.python.ops.control_flow_util import (
+    GraphOrParentsInXlaContext as GraphOrParentsInXlaContext,
+)
 from tensorflow.python.util import compat
 
 EagerTensor = ops.EagerTensor
@@ -25,14 +29,6 @@ EagerTensor = ops.EagerTensor
 LOOP_GRAPHS = (_control_flow.WhileBodyFuncGraph, _control_flow.WhileCondFuncGraph)
 BRANCH_GRAPHS = (_control_flow.CondBranchFuncGraph,)
 
-__all__ = [
-    "FuncGraph",
-    "GraphOrParentsInXlaContext",
-    "context",
-    "gen_xla_ops",
-    "op_def_registry",
-    "ops",
-]
 # Types of tensors that stand for variables and tables.
 _HANDLES = (dtypes.resource, dtypes.variant)
 

@@ -13,20 +13,12 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import keras
-from keras.src.backend.common import global_state
-from keras.src.backend.tensorflow.rnn import rnn
-from keras.src.losses.losses import LossFunctionWrapper
-from keras.src.models.functional import Functional
+from keras.src.backend.common import global_state as global_state
+from keras.src.backend.tensorflow.rnn import rnn as rnn
+from keras.src.losses.losses import LossFunctionWrapper as LossFunctionWrapper
+from keras.src.models.functional import Functional as Functional
 from keras.src.saving import object_registration
-from keras.src.trainers.compile_utils import CompileLoss
-
-__all__ = [
-    "CompileLoss",
-    "Functional",
-    "LossFunctionWrapper",
-    "global_state",
-    "rnn",
-]
+from keras.src.trainers.compile_utils import CompileLoss as CompileLoss
 
 # Attributes that Keras sets on tensors; their values are part of the example, too.
 MASK, LOGITS = "_keras_mask", "_keras_logits"

@@ -7,21 +7,14 @@ import functools
 import inspect
 from typing import Any
 
-from keras.src import backend, ops
+from keras.src import backend as backend
+from keras.src import ops as ops
 from keras.src.activations import activations
-from keras.src.backend import KerasTensor
-from keras.src.layers import layer
+from keras.src.backend import KerasTensor as KerasTensor
+from keras.src.layers import layer as layer
 from keras.src.ops import core, image, linalg, math, nn, numpy
-from keras.src.ops import operation as operations
+from keras.src.ops import operation as operation
 from tensorflow.python.ops import cond, control_flow_switch_case, while_loop
-
-__all__ = [
-    "KerasTensor",
-    "backend",
-    "layer",
-    "operations",
-    "ops",
-]
 
 # From Keras 3.16 on, the backend's operations are in its `ops`, its loops in its `rnn`.
 _BACKEND = getattr(backend, "ops", backend)

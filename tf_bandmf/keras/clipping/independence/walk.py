@@ -111,7 +111,7 @@ class Walk:
     def _hooks(self) -> Iterator[None]:
         """Redirects Keras' operations on symbolic tensors to this walk."""
         backend, recurrent = keras_operations.backend, keras_operations.RECURRENT
-        none = keras_operations.operations, keras_operations.layer
+        none = keras_operations.operation, keras_operations.layer
         hooks: list[tuple[Any, str, Callable[..., Any]]] = [
             (keras.Operation, "symbolic_call", self._operation),
             (keras.Layer, "symbolic_call", self._layer),

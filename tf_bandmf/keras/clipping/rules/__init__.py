@@ -3,14 +3,15 @@
 from collections.abc import Sequence
 from typing import Any
 
-from tf_bandmf.keras.clipping.rules.base import LayerCall, Rule
+from tf_bandmf.keras.clipping.rules.base import LayerCall as LayerCall
+from tf_bandmf.keras.clipping.rules.base import Rule as Rule
 from tf_bandmf.keras.clipping.rules.convolution import ConvolutionRule
 from tf_bandmf.keras.clipping.rules.dense import DenseRule
 from tf_bandmf.keras.clipping.rules.embedding import EmbeddingRule
 from tf_bandmf.keras.clipping.rules.hub import MaskedLMHeadRule
 from tf_bandmf.keras.clipping.rules.kernel_functions import KernelFunctionRule
 from tf_bandmf.keras.clipping.rules.normalization import NormalizationRule
-from tf_bandmf.keras.clipping.rules.per_example import PerExampleRule
+from tf_bandmf.keras.clipping.rules.per_example import PerExampleRule as PerExampleRule
 from tf_bandmf.keras.clipping.rules.recurrent import RecurrentRule
 
 _RULES: list[Rule] = [
@@ -80,14 +81,3 @@ def register_rule(rule: Rule) -> Rule:
     _RULES.insert(0, rule)
     _registered.append(rule)
     return rule
-
-
-__all__ = [
-    "LayerCall",
-    "PerExampleRule",
-    "Rule",
-    "is_registered",
-    "opening_rule_for",
-    "register_rule",
-    "rule_for",
-]
