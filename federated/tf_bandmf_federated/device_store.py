@@ -27,7 +27,7 @@ from typing import Any
 
 import numpy as np
 
-from tf_bandmf.files import private as private_files
+from tf_bandmf.files.journal import Journal
 from tf_bandmf_federated.device_policy import DevicePolicy
 from tf_bandmf_federated.eligibility import NEVER
 
@@ -137,12 +137,12 @@ class DeviceStore:
                 request=np.frombuffer(request.encode(), np.uint8),
                 **arrays,  # type: ignore[arg-type]
             )
-            private_files.write(self._update_path, stream.getvalue())
+            Journal(self._update_path).replace(stream.getvalue())
 
     def _kept(self, request: str) -> list[np.ndarray] | None:
         if not os.path.exists(self._update_path):
             return None
-        content = io.BytesIO(private_files.read(self._update_path))
+        content = io.BytesIO(Journal(self._update_path).read()[0])
         with np.load(content, allow_pickle=False) as archive:
             if archive["request"].tobytes().decode() != request:
                 return None
@@ -150,7 +150,7 @@ class DeviceStore:
 
     def _read(self) -> dict[str, Any]:
         """Returns the record, which is replaced atomically, so reading needs no lock."""
-        content = json.loads(private_files.read(self._path))
+        content = json.loads(Journal(self._path).read()[0])
         if content["format"] != _FORMAT:
             raise ValueError(
                 f"The format of {self._path} must be {_FORMAT!r}, found "
@@ -159,7 +159,7 @@ class DeviceStore:
         return content
 
     def _write(self, content: dict[str, Any]) -> None:
-        private_files.write(self._path, json.dumps(content).encode())
+        Journal(self._path).replace(json.dumps(content).encode())
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:

@@ -18,12 +18,13 @@ import hashlib
 import os
 import threading
 import time
+from functools import partial
 
 from tf_bandmf.files import private
 from tf_bandmf.files.hidden import HiddenBytes
 
 ENTRY_BYTES = 16
-_PLACE = private.DIGEST_BYTES
+_PLACE = 32
 # The largest share of the time that syncs may take.
 _SYNC_SHARE = 0.01
 
@@ -43,8 +44,12 @@ class Journal:
         """Atomically replaces the file by this content, without entries."""
         length = len(content).to_bytes(_PLACE, "little")
         padded = HiddenBytes(length + content + bytes(-len(content) % _PLACE))
+        key, opener = hashlib.sha256(padded).digest(), partial(os.open, mode=0o600)
         with self._lock:
-            self._key = private.write(self._path, padded)
+            with private.replaced(self._path) as unfinished:
+                with open(unfinished, "wb", opener=opener) as file:
+                    file.writelines([padded, key])
+            self._key = key
 
     def read(self) -> tuple[HiddenBytes, list[HiddenBytes]]:
         """Returns content and entries in order; removes an unfinished entry at the end.
@@ -54,7 +59,9 @@ class Journal:
           PermissionError: if anyone but the owner may read or write it.
           ValueError: if the file is damaged, or is not a journal.
         """
-        whole = private.whole_of(self._path)
+        private.check_mode(self._path)
+        with open(self._path, "rb") as file:
+            whole = HiddenBytes(file.read())
         length = int.from_bytes(whole[:_PLACE], "little")
         end = _PLACE + length + -length % _PLACE
         self._key = hashlib.sha256(whole[:end]).digest()

@@ -1,17 +1,11 @@
-"""Files that are written atomically, and private files with a checksum."""
+"""Files that are written atomically, and the mode of private files."""
 
 from __future__ import annotations
 
 import contextlib
-import functools
-import hashlib
 import os
 import stat
 from collections.abc import Iterator
-
-from tf_bandmf.files.hidden import HiddenBytes
-
-DIGEST_BYTES = 32
 
 
 @contextlib.contextmanager
@@ -53,45 +47,6 @@ def remove_unfinished(path: str) -> None:
 def _unfinished(path: str | os.PathLike[str]) -> str:
     folder, name = os.path.split(os.path.abspath(path))
     return os.path.join(folder, ".unfinished-" + name)
-
-
-def write(path: str, content: bytes) -> bytes:
-    """Writes a private file, mode 0600, with the content and the content's SHA-256.
-
-    Returns:
-      The SHA-256.
-    """
-    opener = functools.partial(os.open, mode=0o600)
-    content = HiddenBytes(content)
-    digest = hashlib.sha256(content).digest()
-    with replaced(path) as unfinished, open(unfinished, "wb", opener=opener) as file:
-        file.writelines([content, digest])
-    return digest
-
-
-def read(path: str) -> bytes:
-    """Returns the content of a file that `write` wrote.
-
-    Raises:
-      FileNotFoundError: if there is no file.
-      PermissionError: if anyone but the owner may read or write it.
-      ValueError: if the file is damaged, or was not written by `write`.
-    """
-    whole = whole_of(path)
-    content = HiddenBytes(whole[:-DIGEST_BYTES])
-    if hashlib.sha256(content).digest() != whole[-DIGEST_BYTES:]:
-        raise ValueError(
-            f"The checksum in {path} does not match its content: the file is damaged, or "
-            f"was not written by tf-bandmf."
-        )
-    return content
-
-
-def whole_of(path: str) -> HiddenBytes:
-    """Returns all bytes of a private file, after `check_mode`."""
-    check_mode(path)
-    with open(path, "rb") as file:
-        return HiddenBytes(file.read())
 
 
 def check_mode(path: str) -> None:

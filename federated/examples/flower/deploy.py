@@ -29,7 +29,7 @@ if __name__ == "__main__":
 import warm
 
 import tf_bandmf
-from tf_bandmf.files import private as private_files
+from tf_bandmf.files.journal import Journal
 from tf_bandmf_federated.device_policy import DevicePolicy
 
 HERE = pathlib.Path(__file__).parent
@@ -225,7 +225,7 @@ def write_plan(
 def participations(folder: pathlib.Path) -> list[int]:
     """Returns the number of participations of each device, from its own store."""
     stores = (folder / "devices").glob("*/*.device")
-    records = [json.loads(private_files.read(str(path))) for path in sorted(stores)]
+    records = [json.loads(Journal(str(path)).read()[0]) for path in sorted(stores)]
     return [record["participations"] for record in records]
 
 

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from tf_bandmf.files import private as private_files
+from tf_bandmf.files.journal import Journal
 
 EXAMPLE = pathlib.Path(__file__).parents[2] / "examples" / "flower" / "deploy.py"
 
@@ -71,7 +71,7 @@ def test_a_deployment_runs_to_its_end(tmp_path, rounds, devices, separation, kil
     # The participations that devices counted themselves, each in its own store.
     stores = sorted((tmp_path / "out" / "devices").glob("*/*.device"))
     counts = [
-        json.loads(private_files.read(str(path)))["participations"] for path in stores
+        json.loads(Journal(str(path)).read()[0])["participations"] for path in stores
     ]
     assert len(counts) <= devices  # one that came late was never asked
     assert 1 <= sum(counts) <= rounds
