@@ -152,10 +152,8 @@ class SimulatedAccountant(Accountant):
         is_estimate = self.confidence is None
         aim = delta if is_estimate else delta / (1.0 + 1.1 * BOUND_SLACK)
         near = min(self.rough_noise_stddev(epsilon, aim), largest)
-        proposals, safety = (
-            self.proposals(epsilon, near),
-            SAFETY if is_estimate else 1.0,
-        )
+        proposals = self.proposals(epsilon, near)
+        safety = SAFETY if is_estimate else 1.0
         noise = self.noise_by(proposals, epsilon, aim, near, safety)
         noise = self._confirmed(epsilon, delta, noise * math.exp(_PRECISION), largest)
         return Calibration(noise, self.stated(epsilon, delta, noise))

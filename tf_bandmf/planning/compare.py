@@ -49,10 +49,8 @@ _COST_OF_KEPT = 0.05
 # tried, because each number needs a separate search.
 _BANDS_OF_BUDGET = 16
 # The table column of each objective, and its name in texts.
-_COLUMNS, _SHORT = (
-    {"mean": "rmse", "max": "max_se"},
-    {"rmse": "RMSE", "max_se": "MaxSE"},
-)
+_COLUMNS = {"mean": "rmse", "max": "max_se"}
+_SHORT = {"rmse": "RMSE", "max_se": "MaxSE"}
 # The tolerance of the search for a fraction, on the log of its distance to 1.
 _COARSE = {"xatol": 0.1}
 # A family that is worse than the best by more than this factor is not refined.

@@ -576,10 +576,8 @@ class Plan:
           ValueError: if a number is < 1.
         """
         size = checks.whole_number("num_parameters", num_parameters)
-        shares, strategy = (
-            checks.whole_number("num_devices", num_devices),
-            self.strategy,
-        )
+        shares = checks.whole_number("num_devices", num_devices)
+        strategy = self.strategy
         vectors, again = strategy.memory_vectors, strategy.regenerations_per_step
         if keep_normals and strategy.is_inverse_banded:
             vectors, again = again, 0
