@@ -30,13 +30,14 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "shared"))
+from small_models import NUM_EXAMPLES, data, make_private_model
+
 import tf_bandmf
-import tf_bandmf.keras
 from tf_bandmf.files.journal import Journal
 from tf_bandmf.keras.run import known_runs
 
-NUM_EXAMPLES, BATCH_SIZE, EPOCHS = 22, 6, 3
-NUM_STEPS = 12
+BATCH_SIZE, EPOCHS, NUM_STEPS = 6, 3, 12
 
 
 def ledger_of(folder):
@@ -47,10 +48,10 @@ def ledger_of(folder):
     return ledger
 
 
-def make_plan(folder=None, mechanism="bsr"):
+def make_plan(folder=None):
     # Balls in bins: the sampler's seed is one of the secrets.
     plan = tf_bandmf.plan(
-        f"{mechanism}:3",
+        "bsr:3",
         noise_multiplier=1.0,
         delta=1e-5,
         sampling=tf_bandmf.BallsInBins(NUM_EXAMPLES, BATCH_SIZE, EPOCHS),
@@ -59,23 +60,7 @@ def make_plan(folder=None, mechanism="bsr"):
 
 
 def make_model(plan):
-    keras.utils.set_random_seed(0)
-    model = keras.Sequential(
-        [keras.Input((5,)), keras.layers.Dense(4), keras.layers.Dense(3)]
-    )
-    tf_bandmf.keras.make_private(model)
-    model.compile(
-        tf_bandmf.keras.PrivateOptimizer(keras.optimizers.Adam(0.05), plan),
-        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-        jit_compile=False,
-    )
-    return model
-
-
-def data():
-    rng = np.random.default_rng(0)
-    x = rng.normal(size=(NUM_EXAMPLES, 5)).astype(np.float32)
-    return x, rng.integers(0, 3, NUM_EXAMPLES).astype(np.int32)
+    return make_private_model(plan, keras.optimizers.Adam(0.05), jit_compile=False)
 
 
 def report_uses(model, report):
@@ -116,7 +101,7 @@ def train(folder, report):
         folder / "backup", save_freq=1, delete_checkpoint=False
     )
     model.fit(
-        plan.batches(*data()),
+        plan.batches(*data),
         epochs=EPOCHS,
         verbose=0,
         private_state=folder / "run.private",

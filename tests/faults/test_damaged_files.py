@@ -6,7 +6,8 @@ import shutil
 import keras
 import numpy as np
 import pytest
-from killed_runs import data, make_model, make_plan
+from killed_runs import make_model, make_plan
+from small_models import data
 
 from tf_bandmf.files.journal import Journal
 from tf_bandmf.keras.model.callbacks import restore_backup
@@ -29,7 +30,7 @@ def interrupted(tmp_path_factory):
     plan, folder = make_plan(), tmp_path_factory.mktemp("interrupted")
     with pytest.raises(KeyboardInterrupt):
         make_model(plan).fit(
-            plan.batches(*data()),
+            plan.batches(*data),
             epochs=3,
             verbose=0,
             private_state=folder / "run.private",
@@ -49,9 +50,9 @@ def begun(plan, folder):
     """Resumes the run in a folder; returns the model and the resumed run."""
     known_runs.forget()
     model = make_model(plan)
-    model._prepare(plan.batches(*data()))
+    model._prepare(plan.batches(*data))
     restore_backup(model, [backup(folder)])
-    return model, model.begin_run(plan.batches(*data()), folder / "run.private")
+    return model, model.begin_run(plan.batches(*data), folder / "run.private")
 
 
 def resumed(plan, folder):

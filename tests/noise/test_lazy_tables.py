@@ -130,18 +130,24 @@ def test_what_is_shown_has_the_law_of_the_eager_noise():
     np.testing.assert_array_less(np.abs(neighbours.mean()), 5 / 268)
 
 
+def _after_a_step(weights, kind="inverse"):
+    """Makes a lazy table of these weights, of which a step at rate 0.1 read no row."""
+    jumps = Jumps(_system(kind, lazy.LinearUpdate()), _STEPS)
+    table = LazyTable(weights, jumps)
+    jumps.advance(tf.constant(0), tf.constant(0.1, tf.float64))
+    return jumps, table
+
+
 # With 720 rows, the second part overlaps nearly all of the first part.
 @pytest.mark.slow_cases("5000")
 @pytest.mark.parametrize("rows", [5000, 720])
 def test_a_release_is_made_of_parts_and_a_second_one_changes_nothing(monkeypatch, rows):
     columns = 3
     monkeypatch.setattr("tf_bandmf.noise.lazy_tables._RELEASE_NUMBERS", 4096)
-    jumps = Jumps(_system("inverse", lazy.LinearUpdate()), _STEPS)
     weights = tf.Variable(tf.random.normal([rows, columns]))
-    table = LazyTable(weights, jumps)
+    jumps, table = _after_a_step(weights)
     assert rows / 2 < table._rows_of(4096) < rows or rows > 4096
     before = weights.numpy()
-    jumps.advance(tf.constant(0), tf.constant(0.1, tf.float64))
     table.release(weights, jumps.since_release(tf.constant(1)), _KEYS[0])
     first = weights.numpy()
     moved = first - before
@@ -162,10 +168,7 @@ def test_rows_of_a_step_get_the_normals_of_their_part(monkeypatch, count, traces
     columns, together, block = 4, 8, 4096
     numbers = together * columns
     monkeypatch.setattr("tf_bandmf.noise.lazy_tables._STEP_NUMBERS", numbers)
-    jumps = Jumps(_system("independent", lazy.LinearUpdate()), _STEPS)
-    weights = tf.Variable(tf.zeros([30, columns]))
-    table = LazyTable(weights, jumps)
-    jumps.advance(tf.constant(0), tf.constant(0.1, tf.float64))
+    jumps, table = _after_a_step(tf.Variable(tf.zeros([30, columns])), "independent")
     key = tf.constant(_KEYS[0])
 
     def step(rows):
@@ -197,9 +200,7 @@ def test_many_parts_that_are_made_as_one_have_the_same_normals(monkeypatch):
 
     def states(together):
         monkeypatch.setattr("tf_bandmf.noise.lazy_tables._TOGETHER", together)
-        jumps = Jumps(_system("inverse", lazy.LinearUpdate()), _STEPS)
-        table = LazyTable(tf.Variable(tf.zeros([5000, 4])), jumps)
-        jumps.advance(tf.constant(0), tf.constant(0.1, tf.float64))
+        jumps, table = _after_a_step(tf.Variable(tf.zeros([5000, 4])))
         now = jumps.since_release(tf.constant(1))
         table.bring_up_to_date(tf.constant(rows), now, tf.constant(_KEYS[0]))
         return np.hstack([table.weights_of(tf.range(5000)).numpy(), table.memory()])

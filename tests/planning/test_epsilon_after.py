@@ -25,13 +25,8 @@ def test_it_is_the_gaussian_mechanism_of_the_worst_pattern(mechanism):
         np.testing.assert_allclose(plan.epsilon_after(steps), expected, rtol=1e-6)
 
 
-def test_other_deltas_and_wrong_arguments():
+def test_wrong_arguments():
     plan = make_plan()
-    assert (
-        plan.epsilon_after(8, 1e-3)
-        < plan.epsilon_after(8)
-        < plan.epsilon_after(8, 1e-8)
-    )
     for steps in (-1, 17, True):
         with pytest.raises(ValueError, match="steps"):
             plan.epsilon_after(steps)

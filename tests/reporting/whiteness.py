@@ -9,9 +9,6 @@ from scipy import special, stats
 
 from tf_bandmf.strategies import Strategy
 
-# Number of pairs of steps that are compared at once.
-_MOST_STEPS = 512
-
 
 @dataclasses.dataclass(frozen=True)
 class Whiteness:
@@ -29,11 +26,6 @@ class Whiteness:
         """P-value of all tests together (Bonferroni)."""
         return min(1.0, min(self.p_values.values()) * len(self.p_values))
 
-    def __str__(self) -> str:
-        """Returns one line for each test, smallest p-value first."""
-        ordered = sorted(self.p_values.items(), key=lambda item: item[1])
-        return ", ".join(f"{name}: p = {value:.3g}" for name, value in ordered)
-
 
 def whiteness(
     strategy: Strategy, noise: np.ndarray, lags: tuple[int, ...] = ()
@@ -50,22 +42,12 @@ def whiteness(
       strategy: C.
       noise: shape [n, d], d >= 64.
       lags: further distances of coordinates: between variables, or replicas.
-
-    Raises:
-      ValueError: if the shape is wrong, or d is too small.
     """
-    noise = np.asarray(noise, np.float64)
-    n = strategy.num_steps
-    if noise.ndim != 2 or noise.shape[0] != n or noise.shape[1] < 64:
-        raise ValueError(
-            f"noise must have the shape [{n}, d] with d >= 64, found {noise.shape}."
-        )
-    white = strategy.matrix.matmul(noise)
+    white = strategy.matrix.matmul(np.asarray(noise, np.float64))
     if not np.all(np.isfinite(white)):
         return Whiteness({"finite": 0.0})
     d = white.shape[1]
-    rows = white[:_MOST_STEPS]
-    smirnov = [stats.kstest(row, "norm").pvalue for row in rows]
+    smirnov = [stats.kstest(row, "norm").pvalue for row in white]
     means = _two_sided(white.mean(axis=1) * np.sqrt(d))
     squares = np.sum(white**2, axis=1)
     variances = 2.0 * np.minimum(stats.chi2.cdf(squares, d), stats.chi2.sf(squares, d))
@@ -78,8 +60,8 @@ def whiteness(
             "normal": _smallest(smirnov),
             "mean": _smallest(means),
             "variance": _smallest(variances),
-            "steps": _smallest(_between_steps(rows)),
-            "squares of steps": _smallest(_between_steps(rows**2)),
+            "steps": _smallest(_between_steps(white)),
+            "squares of steps": _smallest(_between_steps(white**2)),
             "coordinates": _smallest(_between_coordinates(white, distances)),
             "squares of coordinates": _smallest(
                 _between_coordinates(white**2, distances)
@@ -92,8 +74,6 @@ def whiteness(
 def _between_steps(rows: np.ndarray) -> np.ndarray:
     """P-values of the correlations of each two rows (Fisher's transformation)."""
     n, d = rows.shape
-    if n < 2:
-        return np.ones(1)
     correlations = np.corrcoef(rows)[np.triu_indices(n, 1)]
     return _of_correlations(correlations, d)
 

@@ -20,6 +20,11 @@ def _two_sided(p_low):
     return float(2.0 * min(p_low, 1.0 - p_low))
 
 
+def _poisson(count, mean):
+    tails = stats.poisson.sf(count - 1, mean), stats.poisson.cdf(count, mean)
+    return float(min(1.0, 2.0 * min(tails)))
+
+
 def monobit(words):
     """Tests that there are as many ones as zeros (2.1)."""
     drawn = bits(words)
@@ -100,19 +105,13 @@ def birthday_spacings(words):
     for group in groups:
         spacings = np.sort(np.diff(np.sort(group)))
         total += int(np.sum(spacings[1:] == spacings[:-1]))
-    mean = len(groups) * 4096**3 / 2.0**34
-    upper = stats.poisson.sf(total - 1, mean)
-    lower = stats.poisson.cdf(total, mean)
-    return float(min(1.0, 2.0 * min(upper, lower)))
+    return _poisson(total, len(groups) * 4096**3 / 2.0**34)
 
 
 def collisions(words):
     """Tests that the number of equal words among 2^17 is Poisson (as in SmallCrush)."""
     repeated = words.size - len(np.unique(words))
-    mean = words.size**2 / 2.0**33
-    upper = stats.poisson.sf(repeated - 1, mean)
-    lower = stats.poisson.cdf(repeated, mean)
-    return float(min(1.0, 2.0 * min(upper, lower)))
+    return _poisson(repeated, words.size**2 / 2.0**33)
 
 
 def weights(words):
