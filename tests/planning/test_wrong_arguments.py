@@ -61,7 +61,7 @@ def make_plan(mechanism="identity", **changes):
         ({**CYCLIC, "mechanism": "bsr:16", "num_steps": 160}, "num_parts >= 16"),
         ({**CYCLIC, "mechanism": "bsr"}, "num_steps must be given"),
         ({**CYCLIC, "num_steps": 160, "batch_size": 9}, "batch_size must be 100"),
-        ({**CYCLIC, "num_steps": 160, "num_examples": 9}, "num_examples must be"),
+        ({**CYCLIC, "num_steps": 160, "num_examples": 9}, "num_examples must be 10000"),
     ],
 )
 def test_a_wrong_argument_is_named(changes, message):

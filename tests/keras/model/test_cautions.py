@@ -6,6 +6,7 @@ import warnings
 import keras
 import numpy as np
 import pytest
+from same_weights import refused
 from small_models import data, make_plan, make_private_model
 
 from tf_bandmf import workloads
@@ -189,6 +190,5 @@ def test_weights_that_the_loss_does_not_depend_on(trains):
         if not trains:
             model.fit(batches, epochs=1, verbose=0)
             return
-        with pytest.raises(UserWarning, match="weights spare/kernel, spare/bias: they"):
+        with refused(model, UserWarning, "weights spare/kernel, spare/bias: they"):
             model.fit(batches, epochs=1, verbose=0)
-    assert model.optimizer.steps_taken == 0

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from rows import ByIndex
-from same_weights import flat
+from same_weights import flat, refused
 from small_models import (
     data,
     make_plain_model,
@@ -43,9 +43,8 @@ class Pairs(keras.utils.PyDataset):
 )
 def test_arguments_that_would_change_the_batches_are_named(argument, value):
     plan, model = plan_and_model()
-    with pytest.raises(ValueError, match=f"{argument} cannot"):
+    with refused(model, ValueError, f"{argument} cannot"):
         model.fit(plan.batches(*data), **{argument: value})
-    assert model.optimizer.steps_taken == 0
 
 
 @pytest.mark.parametrize(
@@ -251,9 +250,8 @@ def test_keras_layers_augment_one_example_at_a_time():
 def test_targets_that_are_strings_are_refused_with_what_to_do():
     plan, model = plan_and_model()
     names = np.array(["a", "b", "c"])[data[1]]
-    with pytest.raises(TypeError, match=r"np\.unique"):
+    with refused(model, TypeError, r"np\.unique"):
         model.fit(plan.batches(data[0], names), verbose=0)
-    assert model.optimizer.steps_taken == 0
 
 
 def test_epochs_that_are_left_out_are_named():
@@ -267,10 +265,9 @@ def test_validation_data_of_another_shape_cost_no_epoch():
     x, y = data
     wrong = tf.data.Dataset.from_tensor_slices((x[:, :3], y)).batch(5)
     for validation in ((x[:, :3], y), wrong):
-        with pytest.raises(ValueError, match="Nothing was trained"):
+        with refused(model, ValueError, "Nothing was trained"):
             model.fit(
                 plan.batches(*data), epochs=1, verbose=0, validation_data=validation
             )
-    assert model.optimizer.steps_taken == 0
     right = tf.data.Dataset.from_tensor_slices((x, y)).batch(5)
     model.fit(plan.batches(*data), epochs=1, verbose=0, validation_data=right)

@@ -6,7 +6,7 @@ import keras_hub
 import numpy as np
 import pytest
 import tensorflow as tf
-from same_weights import assert_same, flat
+from same_weights import assert_same, flat, refused
 from small_models import make_plan, make_private_model
 
 import tf_bandmf.keras
@@ -119,9 +119,8 @@ def test_a_preprocessor_in_the_step_is_refused():
         (model.train_on_batch, first),
         (model.private_gradients, first),
     ):
-        with pytest.raises(ValueError, match="map=preprocess"):
+        with refused(model, ValueError, "map=preprocess"):
             call(given)
-    assert model.optimizer.steps_taken == 0
 
 
 @pytest.mark.slow

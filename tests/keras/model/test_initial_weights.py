@@ -2,7 +2,7 @@
 
 import keras
 import pytest
-from same_weights import assert_same
+from same_weights import refused
 from small_models import (
     compile_model,
     data,
@@ -29,12 +29,10 @@ def trained():
 def test_a_plain_baseline_is_refused_before_anything_is_trained(trained):
     plan = make_plan()
     make_private_model(plan, model=trained)
-    before = trained.get_weights()
-    with pytest.raises(ValueError, match="2 steps with a plain optimizer"):
+    with refused(trained, ValueError, "2 steps with a plain optimizer"):
         trained.fit(plan.batches(*data), verbose=0)
-    with pytest.raises(ValueError, match="vouch_for_weights"):
+    with refused(trained, ValueError, "vouch_for_weights"):
         trained.train_on_batch(next(iter(plan.batches(*data))))
-    assert_same(trained, before)
     # A run may begin from weights trained on other data; the statement quotes the
     # caller.
     trained.optimizer.vouch_for_weights("pretrained on public letters")

@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from same_weights import refused
 from scipy import stats
 from small_models import built, data, make_plan, make_private_model, plan_and_model
 
@@ -88,9 +89,8 @@ def test_the_callback_asks_for_no_more_than_there_are(reserved):
         model.fit(plan.batches(*data), epochs=6, verbose=0, callbacks=[callback])
     plan = plan.reserve(metrics=0.2, evaluations=3)
     model = make_private_model(plan)
-    with pytest.raises(ValueError, match="give every=2"):
+    with refused(model, ValueError, "give every=2"):
         model.fit(plan.batches(*data), epochs=6, verbose=0, callbacks=[callback])
-    assert model.optimizer.steps_taken == 0
 
 
 @pytest.mark.slow
@@ -126,9 +126,8 @@ def test_what_cannot_be_evaluated_is_found_before_the_first_step(changed, reserv
     given = {"x": data[0][:4], "y": data[1][:4], "metrics": "accuracy", **changed}
     model = make_private_model(reserved)
     evaluation = tf_bandmf.keras.PrivateEvaluation(**given)
-    with pytest.raises(ValueError, match=r"PrivateEvaluation fails[^$]*Nothing was"):
+    with refused(model, ValueError, r"PrivateEvaluation fails[^$]*Nothing was"):
         model.fit(reserved.batches(*data), verbose=0, epochs=1, callbacks=[evaluation])
-    assert model.optimizer.steps_taken == 0
 
 
 def test_users_must_be_named():

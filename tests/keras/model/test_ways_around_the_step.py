@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from rows import record_file
+from same_weights import refused
 from small_models import (
     built,
     data,
@@ -44,9 +45,8 @@ def test_state_of_the_optimizer_that_something_else_changed(kind):
     state = model.optimizer.inner_optimizer.variables[-1]
     state.assign(state + 1.0)
     for step in (model.train_on_batch, model.private_gradients):
-        with pytest.raises(tf.errors.InvalidArgumentError, match="inner optimizer"):
+        with refused(model, tf.errors.InvalidArgumentError, "inner optimizer"):
             step(batches[1])
-    assert model.optimizer.steps_taken == 1
     model.optimizer.vouch_for_weights("the averages began anew")
     model.train_on_batch(batches[1])
     model.optimizer.learning_rate = 0.05  # Changing the rate is always allowed.

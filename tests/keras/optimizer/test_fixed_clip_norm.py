@@ -3,6 +3,7 @@
 import dataclasses
 
 import pytest
+from same_weights import refused
 from small_models import data, make_private_model, plan_and_model
 
 
@@ -15,9 +16,8 @@ def test_plan_optimizer_and_run_keep_the_clip_norm(tmp_path):
         plan.l2_norm_clip = 2.0
     with pytest.raises(AttributeError):
         model.optimizer.plan = other
-    with pytest.raises(ValueError, match="another plan"):
+    with refused(model, ValueError, "another plan"):
         model.fit(other.batches(*data), epochs=1, verbose=0)
-    assert model.optimizer.steps_taken == 0
     model.begin_run(plan.batches(*data), path)
     before = path.read_bytes()
     with pytest.raises(ValueError, match="another plan"):

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import tensorflow as tf
-from arrays import assert_same
+from same_weights import refused
 from small_models import data, make_plan, make_private_model, plan_and_model
 
 EDITS = {
@@ -35,16 +35,14 @@ def test_an_edited_batch_is_refused_before_anything_is_computed(changes):
     plan, model = plan_and_model(batch_size=11, **changes)
     batches = list(plan.batches(*data))
     model.train_on_batch(batches[0])
-    before = model.get_weights()
+    changed = tf.errors.InvalidArgumentError, "not those that"
     for edit in EDITS.values():
-        with pytest.raises(tf.errors.InvalidArgumentError, match="not those that"):
+        with refused(model, *changed):
             model.train_on_batch(edit(batches[1]))
     # The contents of another step under this step's number are refused, too.
     relabelled = {**batches[2], "step": batches[1]["step"]}
-    with pytest.raises(tf.errors.InvalidArgumentError, match="not those that"):
+    with refused(model, *changed):
         model.train_on_batch(relabelled)
-    assert_same(model.get_weights(), before)
-    assert model.optimizer.steps_taken == 1
     model.train_on_batch(batches[1])
     assert model.optimizer.steps_taken == 2
 
@@ -61,8 +59,7 @@ def test_weights_of_the_plan_and_padding_cannot_be_changed():
         {**first, "sample_weight": tf.ones_like(first["sample_weight"])},
         {**first, "num_examples": first["num_examples"] - 1},
     ):
-        with pytest.raises(tf.errors.InvalidArgumentError, match="not those that"):
+        with refused(model, tf.errors.InvalidArgumentError, "not those that"):
             model.train_on_batch(edited)
-    assert model.optimizer.steps_taken == 0
     for batch in batches:
         model.train_on_batch(batch)

@@ -2,7 +2,7 @@
 
 import keras
 import pytest
-from arrays import assert_same
+from same_weights import refused
 from small_models import built, data, make_plan, make_private_model
 
 import tf_bandmf
@@ -51,25 +51,20 @@ def test_the_plan_that_was_given_to_bind_takes_no_step(ledger):
     plan = make_plan("identity", batch_size=11, test_seed=None)
     ledger.bind(plan, "patients")
     model = make_private_model(plan)
-    before = model.get_weights()
-    with pytest.raises(LedgerError, match=r"plan = ledger\.bind\(plan, dataset\)"):
+    with refused(model, LedgerError, r"plan = ledger\.bind\(plan, dataset\)"):
         model.fit(plan.batches(*data), epochs=1, verbose=0)
-    assert model.optimizer.steps_taken == 0 and runs(ledger) == 0
-    assert_same(model.get_weights(), before)
+    assert runs(ledger) == 0
 
 
 @pytest.mark.invariant(19)
 def test_a_run_without_budget_takes_no_step(plan, ledger):
     waiting = make_private_model(plan)
-    before = waiting.get_weights()
     ledger.spend("patients", (3.0, 1e-6), about="somebody was faster")
-    with pytest.raises(BudgetExceededError, match="What would fit"):
+    with refused(waiting, BudgetExceededError, "What would fit"):
         waiting.fit(plan.batches(*data), epochs=1, verbose=0)
     for step in (waiting.train_on_batch, waiting.private_gradients):
-        with pytest.raises(BudgetExceededError):
+        with refused(waiting, BudgetExceededError):
             step(next(iter(plan.batches(*data))))
-    assert waiting.optimizer.steps_taken == 0
-    assert_same(waiting.get_weights(), before)
     assert runs(ledger) == 1
     # With more budget the same run begins.
     ledger.set_budget("patients", epsilon=8.0, delta=1e-5)
@@ -81,9 +76,8 @@ def test_a_run_without_budget_takes_no_step(plan, ledger):
 def test_without_the_ledger_nothing_begins(plan, monkeypatch):
     monkeypatch.setattr(book, "_OPEN", {})
     model = make_private_model(plan)
-    with pytest.raises(LedgerError, match="not open in this process"):
+    with refused(model, LedgerError, "not open in this process"):
         model.fit(plan.batches(*data), epochs=1, verbose=0)
-    assert model.optimizer.steps_taken == 0
 
 
 @pytest.mark.invariant(19)
@@ -111,9 +105,8 @@ def test_a_run_that_ends_early_gives_back_the_rest(plan, ledger):
         lambda: model.fit(plan.batches(*data), epochs=1, verbose=0),
         lambda: model.train_on_batch(batch),
     ):
-        with pytest.raises(LedgerError, match="has ended"):
+        with refused(model, LedgerError, "has ended"):
             train()
-    assert model.optimizer.steps_taken == 2
 
 
 def test_a_run_that_somebody_ended_does_not_go_on(plan, ledger):
@@ -121,9 +114,8 @@ def test_a_run_that_somebody_ended_does_not_go_on(plan, ledger):
     model.fit(plan.batches(*data), epochs=1, verbose=0)
     (entry,) = [entry for entry in ledger.history() if entry.kind == "begun"]
     ledger.end(entry.run, plan=plan, steps=2, reason="thought to be dead")
-    with pytest.raises(LedgerError, match="has ended"):
+    with refused(model, LedgerError, "has ended"):
         model.fit(plan.batches(*data), epochs=1, verbose=0)
-    assert model.optimizer.steps_taken == 2
 
 
 def test_a_model_that_is_loaded_reserves_nothing(plan, ledger, tmp_path):

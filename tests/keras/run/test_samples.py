@@ -7,6 +7,7 @@ import keras
 import numpy as np
 import pytest
 import scipy.stats
+from same_weights import refused
 from small_models import data, make_plan, make_private_model
 
 import tf_bandmf
@@ -92,9 +93,8 @@ def test_a_custom_loop_trains_on_a_sample_that_no_other_run_had(tmp_path):
     for batch in itertools.islice(batches, 2):
         first.train_on_batch(batch)
     first.fit(batches, epochs=1, verbose=0)
-    with pytest.raises(RuntimeError, match=r"model\.begin_run"):
+    with refused(second, RuntimeError, r"model\.begin_run"):
         second.train_on_batch(next(iter(batches)))
-    assert second.optimizer.steps_taken == 0
     for batch in second.begin_run(plan.batches(*data)):
         second.train_on_batch(batch)
     assert second.optimizer.steps_taken == plan.num_steps

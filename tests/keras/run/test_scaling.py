@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from arrays import assert_same
+from same_weights import assert_same
 from small_models import built, data, make_plan, make_private_model
 
 import tf_bandmf

@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from arrays import assert_same
+from same_weights import refused
 from small_models import (
     compile_model,
     data,
@@ -28,11 +28,8 @@ def test_a_plain_model_that_shares_the_weights():
     model.train_on_batch(batches[1])
     plain = keras.Model(model.inputs, model.outputs)
     compile_model(plain, "sgd").train_on_batch(*data)
-    changed = model.get_weights()
-    with pytest.raises(tf.errors.InvalidArgumentError, match=REFUSED):
+    with refused(model, tf.errors.InvalidArgumentError, REFUSED):
         model.train_on_batch(batches[2])
-    assert_same(model.get_weights(), changed)
-    assert model.optimizer.steps_taken == 2
     with pytest.raises(ValueError, match="reason"):
         model.optimizer.vouch_for_weights(" ")
     model.optimizer.vouch_for_weights("trained on public data")
