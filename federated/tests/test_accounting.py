@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from dp_accounting.pld.privacy_loss_mechanism import GaussianPrivacyLoss
 from hypothesis import strategies as st
+from patterns import min_sep_patterns
 from plans import min_sep_plan
 
 import tf_bandmf
@@ -32,14 +33,6 @@ PLAN = make_plan(l2_norm_clip=0.25)
 def measured(b, k, n=N):
     """Returns a measurement in which one of two clients took part k times, b apart."""
     return MeasuredParticipation(n, 2, b, k, k + 1)
-
-
-def patterns(n, b, k):
-    """Yields every set of at most k rounds that are b or more apart."""
-    for size in range(1, k + 1):
-        for rounds in itertools.combinations(range(n), size):
-            if all(j - i >= b for i, j in itertools.pairwise(rounds)):
-                yield list(rounds)
 
 
 # --- What a record says.
@@ -119,7 +112,8 @@ def test_is_that_of_the_worst_pattern_also_below_the_bands(plan, b, k):
     matrix = plan.strategy.matrix.to_dense()
     assert np.all(matrix >= 0)
     worst = max(
-        np.linalg.norm(matrix[:, rounds].sum(axis=1)) for rounds in patterns(N, b, k)
+        np.linalg.norm(matrix[:, rounds].sum(axis=1))
+        for rounds in min_sep_patterns(N, b, k)
     )
     actual = measured_guarantee(plan, measured(b, k))
     assert actual.participation == tf_bandmf.MinSep(b, k)

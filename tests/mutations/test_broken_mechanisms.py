@@ -59,7 +59,6 @@ def restart(run):
         run.secrets_of(
             NoiseKey(state.key.secret_bytes()),
             step=state.step,
-            schedule_id=state.schedule_id,
             buffer=state.buffer,
             points=state.points(),
         )

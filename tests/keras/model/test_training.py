@@ -216,7 +216,7 @@ def test_a_non_finite_example_contributes_zero():
 @pytest.mark.slow
 def test_weight_regularizers_act_beside_the_noise():
     weights = []
-    factor = tf.constant([[0.3, 0.4]])
+    factor = np.array([[0.3, 0.4]], np.float32)
     for penalty in (None, lambda kernel: tf.reduce_sum(factor * kernel**2)):
         dense = keras.layers.Dense(2, None, True, "ones", kernel_regularizer=penalty)
         model = make_private_model(
