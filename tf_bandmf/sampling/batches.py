@@ -232,7 +232,7 @@ class BatchSchedule:
         places = [step * count for step in (first_step, self.num_steps)]
         return (
             tf.data.Dataset.range(*places)
-            .map(batch, num_parallel_calls=parallel, deterministic=True)
+            .map(batch, parallel, deterministic=True if parallel else None)
             .prefetch(2 * count)
             .with_options(options)
         )
