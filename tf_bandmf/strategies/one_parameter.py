@@ -12,7 +12,9 @@ from tf_bandmf.strategies.base import Strategy
 from tf_bandmf.workloads import Workload
 
 _POINTS = 25
-_TOLERANCE = 1e-7
+# Tolerance of the log of the rest, for up to _LONG steps. Evaluations of longer runs take
+# tenths of a second, and near the optimum an error depends on the square of a difference.
+_TOLERANCE, _LONG = 1e-7, 2**16
 
 
 def best_fraction(
@@ -58,8 +60,9 @@ def best_fraction(
     values = [at(x) for x in grid]
     best = int(np.argmin(values))
     low, high = grid[max(best - 1, 0)], grid[min(best + 1, len(grid) - 1)]
+    tolerance = _TOLERANCE * max(1.0, workload.num_steps / _LONG) ** 4
     result = scipy.optimize.minimize_scalar(
-        at, bounds=(low, high), method="bounded", options={"xatol": _TOLERANCE}
+        at, bounds=(low, high), method="bounded", options={"xatol": tolerance}
     )
     log_rest = result.x if result.fun < values[best] else grid[best]
     diagnostics = {"objective": objective, "converged": bool(result.success)}
