@@ -46,19 +46,25 @@ def test_entries_are_read_after_the_content(path, whole):
     assert Journal(path).read() == (b"", [])
     journal.append(ENTRIES[1])
     assert Journal(path).read() == (b"", [ENTRIES[1]])
+    assert os.listdir(os.path.dirname(path)) == ["secret"]
 
 
-READ = {"journal": lambda path: Journal(path).read(), "file": private.read}
+def test_the_old_file_stays_if_writing_fails(path, monkeypatch):
+    with pytest.raises(FileNotFoundError):
+        Journal(path).read()
+    Journal(path).replace(b"old")
+    with pytest.raises(TypeError):
+        Journal(path).replace(["not bytes"])
+    monkeypatch.setattr(private.os, "fsync", lambda _: 1 // 0)
+    with pytest.raises(ZeroDivisionError):
+        Journal(path).replace(b"half of the n")
+    monkeypatch.undo()
+    assert Journal(path).read() == (b"old", [])
+    assert os.listdir(os.path.dirname(path)) == ["secret"]
 
 
-@pytest.mark.parametrize("kind", READ)
-def test_every_damaged_byte_is_seen_and_others_may_not_read(kind, path, whole):
+def test_every_damaged_byte_is_seen_and_others_may_not_read(path, whole):
     content, size = whole
-    if kind == "file":
-        private.write(path, CONTENT)
-        with open(path, "rb") as file:
-            content = file.read()
-        size = len(content)
     damaged = [content[:length] for length in range(size)]
     for place in range(len(content)):
         damaged.append(bytearray(content))
@@ -66,11 +72,11 @@ def test_every_damaged_byte_is_seen_and_others_may_not_read(kind, path, whole):
     for each in damaged:
         write(path, each)
         with pytest.raises(ValueError, match="damaged"):
-            READ[kind](path)
+            Journal(path).read()
     write(path, content)
     os.chmod(path, 0o640)
     with pytest.raises(PermissionError, match="chmod 600"):
-        READ[kind](path)
+        Journal(path).read()
 
 
 def test_an_entry_is_not_valid_after_different_content_or_at_a_different_place(
