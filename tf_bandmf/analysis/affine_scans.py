@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-# The number of steps in a lane of the two-level scan; the maximum number of steps of a
+# The number of steps per lane of the two-level scan; the maximum number of steps in a
 # plain sequential scan.
 _LANE, _PLAIN = 16, 64
 
@@ -12,15 +12,15 @@ _LANE, _PLAIN = 16, 64
 def affine_scan(left: tf.Tensor, right: tf.Tensor, shift: tf.Tensor) -> tf.Tensor:
     """Returns all `Z_t = left_t Z_{t-1} right_t^T + shift_t` with `Z_{-1} = 0`.
 
-    The steps are cut into lanes of consecutive steps, which run in parallel: a first pass
-    computes the affine map of each lane, the maps are scanned recursively, and a second
-    pass fills in the lanes. Memory is linear; the sequential depth is logarithmic in the
-    number of steps.
+    The steps are divided into lanes of consecutive steps, and the lanes run in
+    parallel: a first pass computes the affine map of each lane, these maps are scanned
+    recursively, and a second pass fills in the lanes. Memory is linear; the sequential
+    depth is logarithmic in the number of steps.
 
     Args:
       left: shape [N, m, m]; N is static.
-      right: shape [N, m, m]. If it equals `left`, pass the same tensor object twice, which
-        saves a quarter of the first pass.
+      right: shape [N, m, m]. If it equals `left`, pass the same tensor object twice,
+        which saves a quarter of the work in the first pass.
       shift: shape [N, m, m].
 
     Returns:
@@ -75,5 +75,5 @@ def reverse(x: tf.Tensor) -> tf.Tensor:
 
 
 def shifted(x: tf.Tensor) -> tf.Tensor:
-    """Returns `x` moved one block later, with zeros as the first block."""
+    """Returns `x` shifted by one along the first axis, with zeros at index 0."""
     return tf.concat([tf.zeros_like(x[:1]), x[:-1]], axis=0)

@@ -1,4 +1,4 @@
-"""The error of a strategy on a workload: the variance of the noise in each step's model.
+"""The error of a strategy on a workload: the noise variance of the model at each step.
 
 With `B = A C^-1`, the expected squared error per coordinate of the model after step `i`
 is `||row i of B||^2 (sensitivity * noise multiplier * l2 norm clip)^2`.
@@ -47,18 +47,18 @@ def per_step_squared_error(
 
 
 def root_mean_squared_error(per_step: np.ndarray) -> float:
-    """Returns the square root of the mean; the RMSE is the sensitivity times this."""
+    """Returns the square root of the mean: the RMSE per unit of sensitivity."""
     return float(np.sqrt(np.mean(per_step)))
 
 
 def max_error(per_step: np.ndarray) -> float:
-    """Returns the square root of the maximum; the MaxSE is the sensitivity times this."""
+    """Returns the square root of the maximum: the MaxSE per unit of sensitivity."""
     return float(np.sqrt(np.max(per_step)))
 
 
 @functools.lru_cache(maxsize=32)
 def _compiled_engine(num_steps: int, bands: int, average_bands: int) -> Callable:
-    # Imported here, because strategies in closed form do not need TensorFlow.
+    # Lazy import, because closed-form strategies do not need TensorFlow.
     import tensorflow as tf
 
     from tf_bandmf.analysis import gram_recursion
@@ -78,7 +78,7 @@ def _compiled_engine(num_steps: int, bands: int, average_bands: int) -> Callable
 def _row_norms(regression: np.ndarray, average: np.ndarray) -> np.ndarray:
     """Returns the squared row norms of `M^-1 N`, given `as_rows` of banded `M` and `N`."""
     if len(regression) <= _DENSE_STEPS:
-        # Tracing a tf.function would take longer, and importing TensorFlow even longer.
+        # Faster than tracing a tf.function, and much faster than importing TensorFlow.
         dense = matrices.RowBanded(average).to_dense()
         return np.sum(matrices.RowBanded(regression).solve(dense) ** 2, axis=1)
     engine = _compiled_engine(*regression.shape, average.shape[1])

@@ -1,4 +1,4 @@
-"""Row norms of the inverse of a banded matrix, in O(n w^2), for errors of strategies.
+"""Row norms of the inverse of a banded matrix in O(n w^2), for strategy errors.
 
 Let `M` be lower triangular with `w` diagonals and `x = M^-1 S e` with independent unit
 normals `e` and a diagonal `S`. Then `x[i] = (S[i] e[i] - sum_j M[i, i-j] x[i-j]) /
@@ -10,7 +10,7 @@ the block to its left,
     Sigma_t = G_t Sigma_{t-1} G_t^T + D_t^-1 S_t^2 D_t^-T.
 
 The next block depends only on the last `m = w - 1` steps of a block, so the scan over
-blocks works with `m x m` matrices. The adjoint is the same recursion backwards,
+blocks works with `m x m` matrices. The adjoint is the same recursion run backwards,
 
     R_{t-1} = G_t^T (Omega_t + R_t) G_t,
 
@@ -30,7 +30,7 @@ import tensorflow as tf
 
 from tf_bandmf.analysis.affine_scans import affine_scan, reverse, shifted
 
-# The smallest block; smaller blocks waste time on the overhead of small matrices.
+# The minimum block size; the overhead of smaller matrices would dominate.
 _MIN_BLOCK = 16
 
 
@@ -59,8 +59,8 @@ class _Layout:
     def split(self, rows: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """Splits rows [n, <= w] into diagonal blocks [N, T, T] and left blocks [N, T, m].
 
-        Rows past `n` become rows of the identity. Entries left of the matrix are
-        multiplied by a zero state and have no effect.
+        Rows beyond `n` become rows of the identity. Entries left of the matrix have no
+        effect, because they are multiplied by a zero state.
         """
         missing = self.num_blocks * self.block - self.num_rows
         absent = self.bands - rows.shape[1]
@@ -69,8 +69,8 @@ class _Layout:
         rows = tf.concat([rows, tf.cast(identity, rows.dtype)], axis=0)
         rows = tf.reverse(rows, axis=[1])
         rows = tf.reshape(rows, [self.num_blocks, self.block, self.bands])
-        # Row a of a block starts a columns further right. Padding each row, and reading
-        # the flat result with rows one shorter, shifts the rows.
+        # Row a of a block must move a columns to the right. To do that, pad each row,
+        # then reshape the flat result to rows that are one entry shorter.
         rows = tf.pad(rows, [[0, 0], [0, 0], [0, self.block]])
         width = self.bands + self.block
         flat = tf.reshape(rows, [self.num_blocks, self.block * width])
@@ -150,8 +150,8 @@ def inverse_row_norms(
     Args:
       rows: `M[i, i-j] = rows[i, j]`, shape [n, w], float64, static shape; entries left
         of the matrix are ignored.
-      squared_scale: the diagonal of `S^2`, shape [n], or None for ones; it gets no
-        gradient.
+      squared_scale: the diagonal of `S^2`, shape [n], or None for ones; not
+        differentiable.
 
     Returns:
       Shape [n].
@@ -195,7 +195,7 @@ def filtered_row_norms(rows: tf.Tensor, average: tf.Tensor) -> tf.Tensor:
 
     With `z = e` and `M x = N z`, the sequence `z[0], x[0], z[1], x[1], ...` is an
     autoregressive process of twice the length, in which the `x[i]` have no noise of their
-    own. So `inverse_row_norms` can compute the norms.
+    own. Therefore `inverse_row_norms` can compute the norms of `M^-1 N`.
 
     Args:
       rows: `M[i, i-j] = rows[i, j]`, shape [n, w].
@@ -206,7 +206,8 @@ def filtered_row_norms(rows: tf.Tensor, average: tf.Tensor) -> tf.Tensor:
       Shape [n].
     """
     n, w, p = rows.shape[0], rows.shape[1], average.shape[1]
-    # x[i-j] is 2 j places before x[i], and z[i-j] is 2 j + 1 places before x[i].
+    # In the sequence, x[i-j] comes 2 j places before x[i], and z[i-j] 2 j + 1 places
+    # before x[i].
     width = 2 * max(w, p)
     pairs = tf.stack(
         [

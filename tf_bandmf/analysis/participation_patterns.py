@@ -1,4 +1,4 @@
-"""Largest sums over participation patterns, the algorithms behind `sensitivity`.
+"""Largest sums over participation patterns: the algorithms behind `sensitivity`.
 
 A pattern is a set of at most `k` of `n` steps, any two at least `b` apart. With the Gram
 matrix `X = C^T C`, the squared sensitivity is at most the largest sum of `|X[i, j]|` over
@@ -17,8 +17,8 @@ from tf_bandmf.analysis import vector_contributions
 _CHUNK = 8_000_000
 # The number of operations above which a dynamic program first tries a shortcut.
 _LONG = 50_000_000
-# Limits of `vector_contributions`: the largest n k^2, which is about the number of
-# operations of one inversion for each pattern; and the number of patterns per batch.
+# Limits for `vector_contributions`: the largest n k^2, which is roughly the number of
+# operations for one matrix inversion per pattern; and the number of patterns per batch.
 _MOST_FOR_VECTORS, _AT_ONCE = 5e6, 64
 
 
@@ -50,7 +50,8 @@ def vec_sens(v: np.ndarray, min_separation: int, max_participations: int) -> np.
         candidate = v.copy()
         if min_separation < n:
             candidate[..., : n - min_separation] += best[..., min_separation:]
-        # For every i from the end, the better of picking i and skipping it.
+        # For every i, from the last to the first: the larger of picking and skipping
+        # v[i].
         best = np.maximum.accumulate(candidate[..., ::-1], axis=-1)[..., ::-1]
     return best[..., 0]
 
@@ -60,13 +61,13 @@ def path_maximum(
 ) -> float:
     """Returns the largest sum over a pattern if only consecutive participations interact.
 
-    This needs at most two participations, or `bands <= 2 b`: then the columns of two
-    participations that are not consecutive in the pattern are orthogonal. The
-    interactions form a path, along which the signs of the contributions can be chosen one
-    after the other so that nothing cancels. So the bound of Prop. E.1 is attained, for
-    entries of any sign. A dynamic program over the pattern's first step and its number of
-    participations finds the maximum in O(k n (bands - b)) operations, plus the Gram
-    diagonals.
+    This holds for at most two participations, or if `bands <= 2 b`: then the columns of
+    two participations are orthogonal unless these are consecutive in the pattern. The
+    interactions form a path. Along this path, the signs of the contributions can be
+    chosen one after the other so that nothing cancels. So the bound of Prop. E.1 is
+    attained, for entries of any sign. A dynamic program over the pattern's first step
+    and its number of participations finds the maximum in O(k n (bands - b)) operations,
+    plus the Gram diagonals.
 
     Args:
       matrix: `C`; `bands <= 2 b` unless k <= 2.
@@ -77,7 +78,8 @@ def path_maximum(
       The exact squared sensitivity.
 
     Raises:
-      ValueError: if `bands > 2 b` and k > 2, so that other pairs may also interact.
+      ValueError: if `bands > 2 b` and k > 2, because other pairs may then interact,
+        too.
     """
     n, b, width = matrix.num_rows, min_separation, matrix.bands
     if width > 2 * b and max_participations > 2:
@@ -105,10 +107,10 @@ def banded_gram_bound(
 ) -> float:
     """Returns an upper bound on the squared sensitivity: Alg. 4 for a banded `C`.
 
-    Row `i` of `X` has at most `2 bands - 1` non-zero entries. Its VecSens needs only these
-    entries, and only as many participations as fit among them. This takes O(n bands min(k,
-    2 bands / b)) operations instead of O(n^2 k), after O(n bands^2) for the Gram matrix
-    (O(n bands) if `C` is Toeplitz).
+    Row `i` of `X` has at most `2 bands - 1` non-zero entries. VecSens of this row needs
+    only these entries, and only as many participations as fit among them. This takes
+    O(n bands min(k, 2 bands / b)) operations instead of O(n^2 k), after O(n bands^2)
+    for the Gram matrix (O(n bands) if `C` is Toeplitz).
     """
     n, width = matrix.num_rows, min(matrix.bands, matrix.num_rows)
     diagonals = [np.abs(matrix.gram_diagonal(offset)) for offset in range(width)]
@@ -134,7 +136,7 @@ def dense_gram_bound(
 ) -> float:
     """Returns an upper bound on sens^2 for any `C`: Alg. 4 of arXiv:2306.08153.
 
-    This is VecSens of every row of `|X|`, then VecSens of these values; O(n^3 + n^2 k).
+    Applies VecSens to every row of `|X|`, then to the results; takes O(n^3 + n^2 k).
     """
     n = entries.shape[0]
     rows = np.empty(n)
@@ -148,8 +150,8 @@ def dense_gram_bound(
 def best_pair(entries: np.ndarray, min_separation: int) -> float:
     """Returns the exact squared sensitivity of any `C` for at most two participations.
 
-    The value is exact because the second contribution can have the sign that adds to the
-    first.
+    The value is exact because the sign of the second contribution can be chosen so that
+    nothing cancels.
     """
     n = entries.shape[0]
     squared = np.sum(entries**2, axis=0)
@@ -212,8 +214,8 @@ def fixed_order_maximum(
           interact, so that signs can be chosen such that nothing cancels.
         "..., the best vectors": the value for the best vectors (`vector_contributions`),
           rounded up, with a relative error of at most 1e-8.
-        "bound, ...": the largest sum of `|X|`, because the best vectors were not
-          affordable or not found.
+        "bound, ...": the largest sum of `|X|`, because the best vectors were too
+          expensive to compute, or were not found.
     """
     n, b = matrix.num_rows, min_separation
     absolute, signed = np.zeros(b), np.zeros(b)

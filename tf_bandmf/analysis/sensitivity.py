@@ -19,13 +19,15 @@ from tf_bandmf.analysis import participation_patterns as patterns
 if TYPE_CHECKING:
     from tf_bandmf.participation import Participation
 
-# The most rows of a strategy that is materialized to compute its whole Gram matrix.
+# The maximum number of rows of a strategy that is materialized to compute its full Gram
+# matrix.
 _DENSE_LIMIT = 8_192
-# The same limit if another bound is nearly as good and takes O(n k).
+# The same limit for strategies with another bound that is nearly as good in O(n k).
 _TOEPLITZ_DENSE_LIMIT = 2_048
-# The most operations of an exact dynamic program; beyond, a bound replaces it.
+# The maximum number of operations of an exact dynamic program; above it, a bound is
+# used.
 _OPERATION_LIMIT = 2e9
-# The most rows of a matrix that is materialized only for its column norms.
+# The maximum number of rows of a matrix that is materialized only for its column norms.
 _NORMS_LIMIT = 20_000
 
 
@@ -37,7 +39,7 @@ class Sensitivity:
       value: sens(C), or the bound; for l2_norm_clip = 1.
       is_exact: False if `value` is an upper bound that may be loose. A guarantee
         computed from an upper bound still holds.
-      method: theorem or algorithm from which the value follows.
+      method: the theorem or algorithm that gives the value.
     """
 
     value: float
@@ -91,9 +93,9 @@ def upper_bound(
 
     The result is the smallest of the bounds that apply: Alg. 4 of arXiv:2306.08153 (Theorem
     3), also in its banded form; a Toeplitz majorant for which Theorem 1 holds; and the
-    bound for Toeplitz matrices with scaled columns. If none applies, it takes the triangle
-    inequality over column norms, which holds for every matrix. The bounds also hold for a
-    fixed epoch order, whose patterns have this min-separation.
+    bound for Toeplitz matrices with scaled columns. If none applies, the result is the
+    triangle inequality over column norms, which holds for every matrix. The bounds also
+    hold for a fixed epoch order, whose patterns have this min-separation.
 
     Args:
       matrix: `C`, n x n.
@@ -101,7 +103,7 @@ def upper_bound(
       max_participations: k.
 
     Raises:
-      ValueError: if `C` has so many steps that not even column norms are affordable.
+      ValueError: if `C` has too many steps even for its column norms to be computed.
     """
     b, n = min_separation, matrix.num_rows
     k = min(max_participations, -(-n // b))

@@ -5,10 +5,10 @@ The contributions of one example to the k steps of a pattern are vectors `u_i` w
 
     max sum_ij X_ij <u_i, u_j> = max <X, G>,    G >= 0 (semidefinite), G_ii = 1,
 
-for the k x k Gram matrix X of the pattern's columns, if the vectors have k dimensions or
-more. Contributions that are signs (vectors of one dimension) give at most this maximum, and
-`sum |X_ij|` (arXiv:2306.08153, Prop. E.1) exceeds it if no choice of signs makes all terms
->= 0. For all y,
+for the k x k Gram matrix X of the pattern's columns, provided that the vectors have at
+least k dimensions. Contributions that are signs (one-dimensional vectors) give at most
+this maximum, and `sum |X_ij|` (arXiv:2306.08153, Prop. E.1) exceeds it if no choice of
+signs makes all terms >= 0. For all y,
 
     <X, G> <= sum_i y_i + k max(0, -least eigenvalue of diag(y) - X),
 
@@ -24,8 +24,8 @@ import numpy as np
 # The difference `mu k` of the two bounds, relative to the mean of X_ii: the final mu is
 # this number divided by k.
 _BARRIER = 1e-9
-# The maximum number of Newton steps for one mu; the Newton decrement below which they end,
-# for all mu except the last, and for the last mu.
+# The maximum number of Newton steps per mu; the Newton decrements below which these
+# steps end: first for every mu but the last, then for the last mu.
 _MOST_NEWTON_STEPS, _NEAR, _CENTERED = 100, 0.5, 1e-8
 
 
@@ -44,7 +44,7 @@ def largest(grams: np.ndarray, lower: float = 0.0) -> tuple[float, float]:
     y, vectors = centered(grams, _BARRIER / k)
     attained = np.sum(grams * vectors, axis=(1, 2))
     least = np.linalg.eigvalsh(y[:, :, None] * np.eye(k) - grams)[:, 0]
-    # A bound on the rounding error of eigenvalues.
+    # A bound on the rounding error of the eigenvalues.
     error = 1e-14 * k * y.max(axis=1)
     upper = y.sum(axis=1) + k * np.maximum(error - least, 0.0)
     return max(lower, float(attained.max())), max(lower, float(upper.max()))
@@ -54,7 +54,7 @@ def centered(grams: np.ndarray, barrier: float) -> tuple[np.ndarray, np.ndarray]
     """Returns the best y and G of each Gram matrix for the last mu.
 
     Runs Newton's method, damped as the theory of self-concordant functions prescribes,
-    for a sequence of mu from 1 down to `barrier`, by about a factor of ten each time.
+    for a geometric sequence of mu from 1 down to `barrier`, with a ratio of about 1/10.
 
     Args:
       grams: see `largest`.

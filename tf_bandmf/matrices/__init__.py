@@ -1,9 +1,9 @@
-"""Algebra of lower-triangular matrices with structure, in float64.
+"""Algebra of structured lower-triangular matrices, in float64.
 
-Every strategy, workload and noising matrix of this library is lower triangular. It is
-banded, or the inverse of a banded matrix, or one of these with scaled columns, or of a kind
-for comparisons. Only `to_dense` and `Dense` materialize an `n x n` array; all other
-operations and classes work for `n = 10**6` as well as for `n = 4`.
+Every strategy, workload and noising matrix of this library is lower triangular. Most of
+them are banded matrices, inverses of banded matrices, or one of these with scaled
+columns. Only `to_dense` and `Dense` materialize an `n x n` array; all other operations
+and classes work for `n = 10**6` as well as for `n = 4`.
 
 | class | matrix `M` | one product or solve costs |
 |---|---|---|
@@ -16,7 +16,8 @@ operations and classes work for `n = 10**6` as well as for `n = 4`.
 | `DyadicTree` | the square factor of the binary tree | O(n^2) |
 
 Indices are zero-based: entry `[i, j]` couples step `i` with the step `j <= i`. To add a
-kind, write a class with the methods of `LowerTriangular` in a file that is imported here.
+kind of matrix, write a subclass of `LowerTriangular` in a file that this module
+imports.
 """
 
 from tf_bandmf.matrices.banded import RowBanded as RowBanded

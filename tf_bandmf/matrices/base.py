@@ -72,7 +72,7 @@ class LowerTriangular(abc.ABC):
 
     @property
     def core(self) -> LowerTriangular:
-        """The matrix before its columns were scaled; `M` itself if they are not scaled."""
+        """`M` without its column scaling; `M` itself if its columns are not scaled."""
         return self
 
     @property
@@ -110,7 +110,7 @@ class LowerTriangular(abc.ABC):
         return None
 
     def gram_diagonal_cost(self) -> int | None:
-        """Returns the multiplications per entry of `X = M^T M` on average, or None.
+        """Returns the average multiplications per entry of `X = M^T M`, or None.
 
         None means that `gram_diagonal` is not available, and that `X` needs `to_dense`.
         """
@@ -131,9 +131,9 @@ class LowerTriangular(abc.ABC):
     def exact_squared_sensitivity(
         self, min_separation: int, max_participations: int
     ) -> float | None:
-        """Returns sens(M)^2 under min-separation if a theorem on this kind gives it.
+        """Returns sens(M)^2 under min-separation, or None if no theorem gives it.
 
-        If it returns None (the default), the caller uses a method for all matrices.
+        None is the default: the caller then uses a method that works for every matrix.
         """
         return None
 
@@ -170,7 +170,7 @@ class LowerTriangular(abc.ABC):
         return self.matmul(np.eye(self.num_rows))
 
 
-# The classes by their `kind`.
+# The registered classes, by `kind`.
 KINDS: dict[str, type[LowerTriangular]] = {}
 _Kind = TypeVar("_Kind", bound=type[LowerTriangular])
 
@@ -194,10 +194,10 @@ def register(cls: _Kind) -> _Kind:
 
 
 def from_config(config: Mapping[str, Any]) -> LowerTriangular:
-    """Rebuilds the matrix of a `to_config` dictionary.
+    """Rebuilds a matrix from its `to_config` dictionary.
 
     Raises:
-      ValueError: if the kind of matrix is unknown or its content is invalid.
+      ValueError: if the kind of matrix is unknown or its fields are invalid.
     """
     kind = config.get("kind")
     if kind not in KINDS:
@@ -212,13 +212,13 @@ def from_config(config: Mapping[str, Any]) -> LowerTriangular:
     return KINDS[kind](**fields)
 
 
-# The largest number of steps of a run; with more steps, random keys and tables would take
-# gigabytes and minutes.
+# The maximum number of steps in a run; with more, random keys and tables would take
+# gigabytes of memory and minutes of computation.
 LARGEST_NUM_STEPS = 10_000_000
 
 
 def check_num_rows(num_rows: int) -> int:
-    """Returns the number of rows (which is the number of steps) as an int.
+    """Returns the number of rows, which equals the number of steps, as an int.
 
     Raises:
       TypeError: if `num_rows` is not an int.

@@ -26,9 +26,9 @@ class BufferedToeplitz(LowerTriangular):
     The first column is `1, c[1], c[2], ...` with
     `c[t] = sum_m output_scales[m] decays[m]^(t - 1)`. As a power series it is
     `prod_m (1 - inverse_decays[m] x) / (1 - decays[m] x)`, so its inverse has the same
-    form with the two sequences of decays exchanged (arXiv:2404.16706; this
-    parameterization: arXiv:2408.08868). Noise is computed step by step with d vectors of
-    state `s`, initially zero: `y = z + sum_m inverse_output_scales[m] s[m]`, then
+    form with the two sequences of decays swapped (arXiv:2404.16706; this
+    parameterization: arXiv:2408.08868). Noise is computed step by step with d vectors
+    of state `s`, initially zero: `y = z + sum_m inverse_output_scales[m] s[m]`, then
     `s[m] = inverse_decays[m] s[m] + z`.
 
     Args:
@@ -39,7 +39,7 @@ class BufferedToeplitz(LowerTriangular):
       num_rows: n.
 
     Raises:
-      ValueError: if shapes differ or the decays are not interlaced in [0, 1).
+      ValueError: if the shapes differ or the decays are not interlaced in [0, 1).
     """
 
     decays: np.ndarray
@@ -72,12 +72,12 @@ class BufferedToeplitz(LowerTriangular):
 
     @property
     def output_scales(self) -> np.ndarray:
-        """The geometric weights omega of the first column, shape [d], all > 0."""
+        """The weight omega of each sequence in the first column, shape [d], all > 0."""
         return _residues(self.decays, self.inverse_decays)
 
     @property
     def inverse_output_scales(self) -> np.ndarray:
-        """The geometric weights of the inverse's first column, shape [d], all < 0."""
+        """The weight of each sequence in the inverse's first column, [d], all < 0."""
         return _residues(self.inverse_decays, self.decays)
 
     def matmul(self, x: np.ndarray) -> np.ndarray:
@@ -127,12 +127,12 @@ class BufferedToeplitz(LowerTriangular):
 
 
 def _residues(decays: np.ndarray, inverse_decays: np.ndarray) -> np.ndarray:
-    """Returns weights of the sequences of `prod (1 - inverse x) / (1 - decay x)`."""
+    """Returns the weight of each sequence in `prod (1 - inverse x) / (1 - decay x)`."""
     residues = np.empty_like(decays)
     for m, decay in enumerate(decays):
         others = np.delete(decays, m)
-        # The product is computed factor by factor, because differences of close decays are
-        # exact.
+        # The product is computed factor by factor, because the difference of two close
+        # decays is exact.
         ratio = np.prod((decay - np.delete(inverse_decays, m)) / (decay - others))
         residues[m] = (decay - inverse_decays[m]) * ratio
     return residues

@@ -8,8 +8,8 @@ which the papers call OPTIMAL TREEAGG (arXiv:2306.08153, App. C).
 Sensitivity and error depend only on the Gram matrix `X = C_T^T C_T`. The square
 lower-triangular `C` with `C^T C = X` can therefore replace `C_T`: `A C^-1` and `A C_T^+`
 have equal row norms (`A X^-1 A^T` is their common Gram matrix), and `C x` and `C_T x`
-have equal norms. Because `C` is lower triangular, the optimal decoder can run step by
-step, as the steps come in (arXiv:2202.08312).
+have equal norms. Because `C` is lower triangular, the optimal decoder can run online,
+step by step (arXiv:2202.08312).
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ import numpy as np
 from tf_bandmf.matrices.base import check_num_rows, register
 from tf_bandmf.matrices.dense import Dense, lower_triangular_factor
 
-# The maximum number of ways to place a number of participations in an interval that are
-# stored.
+# The maximum number of stored ways to place a given number of participations in an
+# interval.
 _MAX_WAYS = 256
 
 
@@ -84,7 +84,8 @@ class _Choices:
     interval can then be `max(earliest, a + shift)` steps after the interval's end.
 
     Attributes:
-      shift: shift of the first later participation, as above; the same for all ways.
+      shift: shift of the first participation after the interval, see above; the same
+        for all ways.
       earliest, latest, value: shape [ways]; `value` is the sum, over the tree's nodes in
         this interval, of the squared number of participations.
     """
@@ -177,7 +178,7 @@ def _join(
 
 
 def _undominated(ways: np.ndarray) -> np.ndarray:
-    """Returns the distinct columns of [3, m] that no other column is <= in every row."""
+    """Returns the distinct undominated columns of [3, m]: no other column is <=."""
     ways = np.unique(ways, axis=1)
     kept = ways[:, :0]
     # In lexicographic order a column can only be dominated by an earlier one.

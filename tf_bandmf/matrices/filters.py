@@ -1,7 +1,7 @@
 """Products and solves with banded matrices, mostly without `scipy.signal`.
 
-Importing `scipy.signal` takes longer than computing most tables, so it is imported only for
-large problems.
+Importing `scipy.signal` takes longer than most computations here, so it is imported
+only for large problems.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import numpy as np
 
 # Above this number of diagonals, a convolution by FFT is faster than a direct convolution.
 _FFT_BANDS = 512
-# The largest number of entries of a banded matrix that is written out for BLAS.
+# The maximum number of entries of a banded matrix that is materialized for BLAS.
 _LARGEST_STORAGE = 2**24
 
 

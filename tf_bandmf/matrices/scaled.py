@@ -28,8 +28,8 @@ class ColumnScaled(LowerTriangular):
     `M = inner diag(scale)`.
 
     With `scale = 1 / column norms` this is column normalization (arXiv:2601.22334,
-    Proposition 7). `M^-1 z = diag(1 / scale) inner^-1 z` costs one multiplication per row
-    more than `inner^-1 z`.
+    Proposition 7). `M^-1 z = diag(1 / scale) inner^-1 z` costs one more multiplication
+    per row than `inner^-1 z`.
     """
 
     inner: LowerTriangular

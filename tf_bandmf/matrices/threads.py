@@ -1,4 +1,4 @@
-"""One BLAS thread where products are small."""
+"""Limits BLAS to one thread for small products."""
 
 from __future__ import annotations
 
@@ -7,15 +7,16 @@ from contextlib import AbstractContextManager
 
 import threadpoolctl
 
-# Finding the libraries takes milliseconds.
+# Cached, because finding the BLAS libraries takes milliseconds.
 _controller = functools.cache(threadpoolctl.ThreadpoolController)
 
 
 def one_blas_thread() -> AbstractContextManager[object]:
     """A context in which BLAS uses one thread.
 
-    OpenBLAS gives each dot product of more than 10,000 numbers to all processors. Where
-    processors are shared, that takes up to a hundred times as long as one thread, and the
-    last bits of the result depend on the number of processors.
+    OpenBLAS splits each dot product of more than 10,000 numbers among all processors.
+    If other processes use these processors, a dot product takes up to a hundred times
+    as long as with one thread. The last bits of the result also depend on the number of
+    processors.
     """
     return _controller().limit(limits=1, user_api="blas")

@@ -37,10 +37,11 @@ plan accepts, `checks.SMALLEST_DELTA = 10^-20`.
 
 **Remaining floating-point effects.** The noise consists of float32 numbers: rounded
 normals, not a discrete Gaussian. Radius and angle have relative errors of about 2^-23. The
-`2^32` angles lie `1.5e-9` apart, so entries below 0.02 are coarser than float32 permits.
-Sums with gradients are rounded again, and the exact bits of such a sum rule out some
-gradients; therefore means are rounded to a grid (`accounting.gaussian.grid_of`). (epsilon,
-delta) is for ideal real arithmetic.
+`2^32` angles lie `1.5e-9` apart, so entries below 0.02 have a coarser spacing than
+float32. Sums with gradients are rounded again, and the exact bits of such a sum rule
+out some gradients; therefore means are rounded to a grid
+(`accounting.gaussian.grid_of`). The stated (epsilon, delta) assumes exact real
+arithmetic.
 """
 
 from __future__ import annotations
@@ -84,7 +85,7 @@ def box_muller(
 
 
 def cosine_and_sine(angle: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns cosine and sine of an int32 angle in units of `2^-31 pi`."""
+    """Returns the cosine and sine of an int32 angle in units of `2^-31 pi`."""
     # Split the angle into the nearest multiple of a quarter turn, modulo 4, and the
     # remainder. (Integers wrap around, as angles do.)
     quarter = tf.constant(30, tf.int32)
@@ -107,7 +108,7 @@ def _negated(x: tf.Tensor, turns: tf.Tensor) -> tf.Tensor:
 
 
 def shared_part(first: tf.Tensor, second: tf.Tensor) -> tf.Tensor:
-    """Returns `s`, float32, in [2^-125, 2^-62], from two int32 words of its shape."""
+    """Returns `s`, float32 in [2^-125, 2^-62], from two int32 words, same shape."""
     return _scaled(first, -93) + (_low_bits(second) + 0.5) * np.float32(2.0**-124)
 
 
@@ -120,7 +121,7 @@ def squared_radius(
       first: int32 words.
       second: int32 words, same shape.
       third: int32 words, same shape.
-      shared: `shared_part`, of a shape that broadcasts to that of the words.
+      shared: from `shared_part`; broadcastable to the shape of the words.
     """
     t = distance(first, second, third, shared)
     # In the lower half, u = t = 2^-k (1 - x). In the upper half, u = 1 - t, so x = t,
@@ -154,7 +155,7 @@ def polynomial(coefficients: tuple[float, ...], x: tf.Tensor) -> tf.Tensor:
 
 
 def _low_bits(word: tf.Tensor) -> tf.Tensor:
-    """Returns the lower 31 bits, signed: this converts to float in one instruction."""
+    """Returns the lower 31 bits, signed, for conversion to float in one instruction."""
     return tf.cast(tf.bitwise.bitwise_and(word, 0x7FFFFFFF), tf.float32)
 
 

@@ -46,8 +46,8 @@ def chacha20(
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor]:
     """Returns words `4 counter, ..., 4 counter + 3` of the keystream for each counter.
 
-    The function computes the whole block for every counter; XLA compiles this to one pass
-    that stores no blocks.
+    The function computes the whole block for every counter; XLA compiles this into one
+    pass that stores no blocks.
 
     Args:
       step_key: see `chacha20_blocks`.
@@ -89,7 +89,7 @@ def _rotated(word: tf.Tensor, bits: int) -> tf.Tensor:
 def chacha20_in_a_row(
     step_key: tf.Tensor, counter: tf.Tensor, num_counters: int
 ) -> tf.Tensor:
-    """Returns the words of `chacha20` for consecutive counters; computes a block once.
+    """Returns the words of `chacha20` for consecutive counters; no block is recomputed.
 
     Returns:
       int32, shape [num_counters, 4].

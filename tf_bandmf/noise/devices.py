@@ -20,6 +20,6 @@ def device_kind() -> str:
 
 
 def traced_under_xla() -> bool:
-    """Returns True while a function that XLA compiles is traced."""
+    """Returns True while a function that XLA compiles is being traced."""
     graph = tf.compat.v1.get_default_graph()
     return bool(control_flow_util.GraphOrParentsInXlaContext(graph))

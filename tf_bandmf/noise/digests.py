@@ -1,24 +1,26 @@
 """A keyed digest of a sum; it becomes part of the key of the noise added to that sum.
 
-The digest consists of plain integer operations, which XLA compiles to one pass. Compiling
-takes up to half a second, so on a CPU only the digests of long vectors are compiled. Two
-32-bit numbers that are adjacent in memory form one word of 64 bits. There are two steps.
+The digest consists of plain integer operations, which XLA compiles into one pass.
+Compiling takes up to half a second, so on a CPU only the digests of long vectors are
+compiled. Two 32-bit numbers that are adjacent in memory form one 64-bit word. The
+digest is computed in two steps.
 
 The first is NH of Black, Halevi, Krawczyk, Krovetz and Rogaway ("UMAC: fast and secure
 message authentication", Crypto 1999, theorem 4.2), for words `x` of a block and keys `k`,
-with one sum of 64 bits in place of NH's two of 32 bits:
+with one 64-bit addition in place of NH's two 32-bit additions:
 
     NH(x) = sum_i low(x[i] + k[i] mod 2^64) high(x[i] + k[i] mod 2^64)  mod 2^64.
 
 The values of two different blocks have any given difference with probability at most 2^-32
-over the keys. Proof: let the blocks differ at i, let all other keys be given, and let
-y = x[i] + k[i], which is uniform; the other block has y' = y + d. If low(d) is not 0, then
-low(y) and low(y') differ, and low(y) determines the carry: high(y') = high(y) + e mod 2^32,
-with e given. If low(d) is 0, then low(y') = low(y), and high(y') = high(y) + high(d)
-differs from high(y) whatever low(y) is. Either way, one factor of the two products is given
-and differs, and the other factor is uniform and shifted by a given number: the theorem's
-proof shows that such products have any given difference for at most one of 2^32 values.
-With two values under separate keys, both agree with probability at most 2^-64.
+over the keys. Proof: let the blocks differ at i, fix all other keys, and let y = x[i] +
+k[i], which is uniform; the other block has y' = y + d. If low(d) is not 0, then low(y)
+and low(y') differ, and low(y) determines the carry: high(y') = high(y) + e mod 2^32,
+where e is fixed. If low(d) is 0, then low(y') = low(y), and high(y') = high(y) +
+high(d) differs from high(y) whatever low(y) is. Either way, one factor is fixed and
+differs between the two products, and the other factor is uniform in both, up to a fixed
+shift: the theorem's proof shows that two such products have any given difference for at
+most one of 2^32 values. With two values under separate keys, both agree with
+probability at most 2^-64.
 
 Each block is hashed to two values. These values, and the words that do not fill a block,
 are hashed again with other keys, until few words remain. Pieces of a vector are hashed
@@ -31,9 +33,9 @@ independent and uniform (Dietzfelbinger, "Universal hashing and k-wise independe
 variables via integer arithmetic", STACS 1996).
 
 Therefore two different inputs of the same lengths, chosen without the key, have the same
-digest with probability at most `COLLISION = (LEVELS + 1) 2^-64`, below 4e-19. If the length
-varies, the last block contains it. Released values depend on digests only through the
-random generator whose key contains them.
+digest with probability at most `COLLISION = (LEVELS + 1) 2^-64`, below 4e-19. If the
+length varies, the last block includes the length. Released values depend on digests
+only through the random generator whose key contains them.
 """
 
 from __future__ import annotations
@@ -49,8 +51,8 @@ from tf_bandmf.files.hidden import HiddenArray
 from tf_bandmf.noise.devices import device_kind
 from tf_bandmf.noise.shared import near_length, shared_function
 
-# Version of the digest; increased when a change gives the same sum another digest, and
-# therefore other noise.
+# The version of the digest. Increase it if a change alters the digest of a sum, and
+# therefore the noise.
 VERSION = 3
 # Levels of hashing, including that of the last block: enough for 2^33 numbers, more than
 # any model has.
@@ -58,17 +60,20 @@ LEVELS = 6
 COLLISION = (LEVELS + 1) * 2.0**-64
 _BLOCK = 512  # in words of 64 bits
 _VALUES = 2
-# Products that are added up before the sum along columns. XLA vectorizes at most 8.
+# The number of products that are added before the sum along columns. XLA vectorizes at
+# most 8.
 _SUMMANDS = 8
 _LEVEL_WORDS = 2 * _VALUES * _BLOCK
 # The digest of this many numbers takes less than 0.5 ms on one core without XLA.
 _FEW = 1 << 16
-# The key of the last step: 64 bits for each of five numbers, for two words of the result.
+# The size of the last step's key, in 32-bit numbers: five 64-bit numbers for each of
+# the two words of the result.
 _LAST_WORDS = 2 * 2 * (2 * _VALUES + 1)
 KEY_SIZE = LEVELS * _LEVEL_WORDS + _LAST_WORDS
 
 
-# A float32 vector of static shape [size], or a list of its pieces (with another digest).
+# A float32 vector of static shape [size], or a list of its pieces (which changes the
+# digest).
 Vector = Union[tf.Tensor, Sequence[tf.Tensor]]
 
 
@@ -92,12 +97,13 @@ def plain_digest(
 ) -> tf.Tensor:
     """Returns the digest of all bits of a vector and of a few more numbers, without XLA.
 
-    The digest does not depend on lengths: all inputs under one key must have the same
+    The digest does not include lengths, so all inputs under one key must have the same
     lengths.
 
     Args:
       key: from `digest_key`, or the same bits as words of 64 bits.
-      value: float32 of static shape [size], or a list of its pieces (with another digest).
+      value: float32 of static shape [size], or a list of its pieces (which changes the
+        digest).
       more: int32, of static shape [count]; count plus the number of pieces is at most 256.
 
     Returns:
@@ -119,7 +125,7 @@ def keyed_digest(
       key: see `plain_digest`.
       value: see `plain_digest`; vectors and pieces of odd size are copied.
       more: see `plain_digest`.
-      compiles: True to use XLA for short vectors, too, as programs of many steps do.
+      compiles: True to use XLA for short vectors, too, as multi-step programs do.
     """
     pieces, numbers = _inputs(value, more)
     size = 2 * sum(piece.shape[0] for piece in pieces)
@@ -129,7 +135,7 @@ def keyed_digest(
 
 
 def _inputs(value: Vector, more: tf.Tensor | None) -> tuple[list[Any], list[Any]]:
-    """Returns words of two numbers for each piece, and words of the single numbers left."""
+    """Returns the pieces as words of two numbers, and the leftover numbers as words."""
     given: Any = [value] if tf.is_tensor(value) else value
     pieces, numbers = [], [] if more is None else [_long(more)]
     for piece in given:
@@ -162,8 +168,8 @@ def _digest(
 ) -> tf.Tensor:
     """Returns the digest of pieces and of more numbers, all given as uint64 words."""
     keys = tf.reshape(key[: -_LAST_WORDS // 2], [LEVELS, _VALUES, _BLOCK])
-    # The largest number of words left of each piece; all pieces together then fill at most
-    # half of the last block.
+    # The maximum number of words to which each piece is hashed, so that all pieces
+    # together fill at most half of the last block.
     most = _BLOCK // (2 * len(pieces))
     left = tf.concat([*(_hashed(keys, p, most) for p in pieces), *numbers], axis=0)
     if left.shape[0] > _BLOCK:
@@ -178,8 +184,8 @@ def _digest(
 
 _shared_digest = shared_function(_digest)
 _compiled_digest = shared_function(_digest, jit_compile=True)
-# A separate function, because otherwise TensorFlow would use the program for any length,
-# which hashes at more levels, even for known lengths.
+# A separate function: otherwise TensorFlow would reuse the program for unknown lengths,
+# which hashes at more levels, for known lengths, too.
 _digest_of_padded = shared_function(_digest, jit_compile=True)
 
 
@@ -209,7 +215,7 @@ def _hashed_blocks(key: tf.Tensor, words: tf.Tensor) -> tf.Tensor:
         words = tf.pad(words, [[0, highest(_BLOCK - size, 0)]])
     rows = tf.reshape(words[: _BLOCK * blocks], [_BLOCK, 1, blocks])
     keys = tf.transpose(key)[:, :, None]
-    # Rows are added up before they are stored.
+    # Products of several rows are added before they are stored.
     parts = (tf.split(each, _SUMMANDS if is_large else 1) for each in (rows, keys))
     halves = [_halves(row + added) for row, added in zip(*parts)]
     values = tf.reduce_sum(tf.add_n([lower * upper for lower, upper in halves]), axis=0)

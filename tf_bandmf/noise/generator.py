@@ -14,8 +14,8 @@ from tf_bandmf.noise.normals import BLOCK, weighted_normals
 from tf_bandmf.noise.recurrences import Updates, recurrence_of
 from tf_bandmf.strategies import Strategy
 
-# A slice of a vector's first numbers needs no copy if their count is a multiple of this: 64
-# bytes.
+# A slice from the start of a vector needs no copy if its length is a multiple of this
+# number of floats (64 bytes).
 _ALIGNED = 16
 
 
@@ -54,8 +54,8 @@ class NoiseGenerator:
       num_parameters: d, length of the noise vector.
       num_shards: R; with more than one shard, `next` returns one shard's part.
       keep_normals: True to store the last `bands - 1` normals of a strategy with a banded
-        inverse instead of generating them again: more memory, less time, the same noise to
-        float precision.
+        inverse instead of regenerating them. This takes more memory and less time, and
+        gives the same noise to float precision.
       jit_compile: see `standard_normals`.
       generator: "philox", or "chacha20": a stream cipher, which is slower.
 
@@ -67,7 +67,8 @@ class NoiseGenerator:
         shard. With several shards, each consists of whole blocks of normals; the last
         shards may extend past the end of the vector.
       memory_vectors: rows of the buffer.
-      key_terms: number of steps, up to the present one, whose normals a row depends on.
+      key_terms: number of steps, including the current one, whose normals a row depends
+        on.
       key_words: number of uint64 words in a step's key.
 
     Raises:
@@ -102,7 +103,7 @@ class NoiseGenerator:
 
     @property
     def past_the_end(self) -> str:
-        """The error message for a step that the plan does not have."""
+        """The error message for a step beyond the plan."""
         return (
             f"The plan has {self.num_steps} steps: this step is past its end (or "
             f"negative). Its privacy budget is spent; more steps need a new plan."
@@ -116,11 +117,12 @@ class NoiseGenerator:
         """Binds a step's key to the digest of the sum that the step's normals are added to.
 
         The digest is added to the upper half of Philox' counter, or to the last words of
-        ChaCha20's nonce. Therefore, at a given step, another sum evaluates the generator at
-        other counters, where its values are independent insofar as it is a pseudo-random
-        function. This is the idea of Rogaway and Shrimpton ("A provable-security treatment
-        of the key-wrap problem", Eurocrypt 2006; RFC 5297): equal sums get equal noise,
-        which reveals nothing new, and no difference of releases is free of noise.
+        ChaCha20's nonce. Therefore, at a given step, a different sum uses different
+        counters of the generator, where its values are independent insofar as it is a
+        pseudo-random function. This is the idea of Rogaway and Shrimpton ("A
+        provable-security treatment of the key-wrap problem", Eurocrypt 2006; RFC 5297):
+        equal sums get equal noise, which reveals nothing new, and the difference of two
+        releases is never free of noise.
 
         Args:
           step_key: int64 or uint64, shape [..., key_words], a tensor or an array.

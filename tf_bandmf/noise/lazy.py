@@ -1,8 +1,8 @@
-"""The distribution of the noise of table rows that are updated only when they are read.
+"""Lazily updated table rows: the exact distribution of their noise.
 
-A row of a table that no example touches still gets noise in every step. The row's state `x`
-(its weights, their velocity under momentum, and the earlier normals that the mechanism
-stores) follows a linear system, the same for all rows and columns,
+A table row is updated only when it is read, but gets noise in every step. The row's
+state `x` (its weights, their velocity under momentum, and the earlier normals that the
+mechanism stores) follows a linear system, the same for all rows and columns,
 
     x[t+1] = F[t] x[t] + G[t] z[t] + H[t] s[t],
 
@@ -15,8 +15,8 @@ with fresh standard normals `z[t]` and the row's sum `s[t]` of clipped gradients
 with a vector `g` of fresh standard normals, of the length of `x`. This distribution is
 exact: `x` is a Markov process, so sampling it only when it is read, each time conditioned
 on the last sampled state, gives the same distribution as sampling it at all times. The
-times may depend on all earlier samples. `docs/proofs.md` contains the proof and the
-consequences for released values.
+sampling times may depend on all earlier samples. `docs/proofs.md` contains the proof
+and the consequences for released values.
 
 `P` and `Q` are the same for all rows. `Jumps` (in `lazy_tables`) stores them for each `l`
 since the last release, and advances them from `t` to `t+1` by
@@ -32,13 +32,13 @@ import numpy as np
 
 from tf_bandmf import matrices
 
-# The maximum number of entries of a state: each takes as much memory as the table, and a
-# jump generates a normal for each.
+# The maximum number of entries in a state: each entry takes as much memory as the
+# table, and one normal per jump.
 MOST_ENTRIES = 9
 
 
 class LinearUpdate(NamedTuple):
-    """The update of SGD by a mean gradient `g` at the learning rate `eta`.
+    """The SGD update by a mean gradient `g` at the learning rate `eta`.
 
     `theta -= eta weight_decay theta`; without momentum `theta -= eta g`; with it
     `v = momentum v - eta g`, then `theta += v`, or with Nesterov's look-ahead
@@ -76,7 +76,7 @@ def noise_system(matrix: matrices.LowerTriangular) -> np.ndarray:
       N, float64, shape [n or 1, 1 + k, k + 1]; `m[0] = 0`.
 
     Raises:
-      ValueError: if C needs too much memory for each row, or does not have such a system.
+      ValueError: if C needs too much memory per row, or has no such system.
     """
     streaming = matrix.streaming()
     if isinstance(streaming, matrices.GeometricSums):
@@ -122,13 +122,14 @@ def row_system(
       noise: noise of the strategy, `noise_system`.
       update: update of the optimizer.
       stddev: standard deviation of the noise, `Plan.noise_stddev`.
-      batch_size: the public constant.
+      batch_size: the public constant that noisy sums are divided by.
 
     Raises:
       ValueError: if a state has too many entries.
     """
     beta = update.momentum
-    # The factors of `-eta g` in the weight, and in the velocity if there is one.
+    # The factors with which `-eta g` enters the weight and, if there is one, the
+    # velocity.
     of_gradient = np.ones([1 if beta == 0.0 else 2])
     first = of_gradient.size
     m = first + noise.shape[1] - 1
@@ -137,7 +138,7 @@ def row_system(
     constant, rate = np.zeros([2, len(noise), m, m + 2])
     constant[:, 0, 0], rate[:, 0, 0] = 1.0, -update.weight_decay
     if beta != 0.0:
-        # The factors of the old velocity in the weight and in the velocity.
+        # The factors with which the old velocity enters the weight and the velocity.
         of_gradient[0] = 1.0 + beta if update.nesterov else 1.0
         constant[:, 0, 1] = beta * beta if update.nesterov else beta
         constant[:, 1, 1] = beta

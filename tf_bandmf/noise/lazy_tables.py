@@ -17,16 +17,19 @@ from tf_bandmf.noise.lazy import RowSystem
 from tf_bandmf.noise.normals import BLOCK, weighted_normals
 from tf_bandmf.noise.shared import by_itself, shared_function
 
-# The approximate number of normals that are generated together, in a step (which generates
-# at most this many more than it needs) and at a release; they fit into a cache.
+# The approximate number of normals that are generated together, first in a step (which
+# generates at most this many more than it needs), then at a release. They fit into a
+# cache.
 _STEP_NUMBERS, _RELEASE_NUMBERS = 1 << 15, 1 << 18
-# Blocks of a key's normals that are reserved for one table: more than any table needs.
+# The number of blocks of a key's normals reserved for each table: more than any table
+# needs.
 _TABLE_BLOCKS = 1 << 40
 # Conditional variances below this fraction of the variance are rounding errors.
 _SMALLEST_PIVOT = 1e-12
 # The lengths to which windows of steps are padded.
 _LENGTHS = 1 << np.arange(6, 31, dtype=np.int32)
-# The number of row parts of a step that are processed together, if there are that many.
+# The number of parts that are processed together, as long as that many remain in a
+# step.
 _TOGETHER = 8
 _DECAYED = (
     "The learning rate times the weight decay must not be 1 with tables='lazy': the step "
@@ -40,8 +43,8 @@ class Window(NamedTuple):
     Attributes:
       step: the step to which the jumps lead, int32.
       first: the first step from which jumps lead there, int32.
-      matrices: P and L at index `clock - first`, float32, shape [steps, 2, m, m]; they are
-        adjacent because they are gathered for many rows.
+      matrices: P and L at index `clock - first`, float32, shape [steps, 2, m, m];
+        stored side by side because both are gathered for many rows.
     """
 
     step: tf.Tensor
@@ -60,17 +63,17 @@ class Jumps:
 
     def __init__(self, system: RowSystem, num_steps: int, step: int = 0) -> None:
         self.entries = m = system.entries
-        # The number of entries that a sum changes: the weight, and the velocity under
-        # momentum.
+        # The number of state entries that a sum changes: the weight, and with momentum
+        # the velocity.
         self._entered = int(np.count_nonzero(system.rate[0, :, m + 1]))
         self._decays = bool(np.any(system.rate[:, 0, 0]))
-        # These are variables because a program of updates may read only variables from
-        # outside.
+        # These are variables because an update program may not capture other outside
+        # tensors.
         self._system = [tf.Variable(part, trainable=False) for part in system]
         identity = tf.eye(m, batch_shape=[num_steps + 1], dtype=tf.float64)
         self._products = tf.Variable(identity, trainable=False)
         self._covariances = tf.Variable(tf.zeros_like(identity), trainable=False)
-        # P and L, side by side, of the jumps to the next step.
+        # P and L of the jumps to the next step, side by side.
         jumps = tf.cast(tf.stack([identity, 0 * identity], axis=1), tf.float32)
         self._jumps = tf.Variable(jumps, trainable=False)
         self._release = tf.Variable(step, trainable=False, dtype=tf.int32)
@@ -90,9 +93,9 @@ class Jumps:
         return system[:, :m], system[:, m], system[:, m + 1]
 
     def entering(self, step: tf.Tensor, rate: tf.Tensor) -> list[tf.Tensor]:
-        """Returns the factors of a sum in the state *before* its step: `u` with `F u = H`.
+        """Returns how a sum enters the state *before* its step: the `u` with `F u = H`.
 
-        With them, the stored state remains the state before the step; the step's noise is
+        Thus the stored state remains the state before the step; the step's noise is
         added later.
 
         Args:
@@ -100,7 +103,8 @@ class Jumps:
           rate: see `of_step`.
 
         Returns:
-          float32 scalars: the factor in the weight, and in the velocity if there is one.
+          float32 scalars: the factor for the weight and, if there is one, for the
+          velocity.
 
         Raises:
           InvalidArgumentError: in graphs, if the step sets weights to zero.
@@ -142,7 +146,7 @@ class Jumps:
         return self._release.assign(step, read_value=False)
 
     def since_release(self, step: tf.Tensor) -> Window:
-        """Returns the jumps, advanced to `step`, int32; they serve all tables."""
+        """Returns the jumps, advanced to `step` (int32), for use by all tables."""
         first = self._release.read_value()
         both = self._jumps.sparse_read(tf.range(first, step + 1))
         return Window(step, first, both)
@@ -160,8 +164,8 @@ class LazyTable:
       jumps: jumps of the rows.
       number: index of the table among the tables that share keys.
       step: the step at which every row is up to date.
-      memory: entries of the rows' states after the weights, at `step`: float32, shape
-        [rows, (m - 1) columns]; None for zeros.
+      memory: entries of each row's state that follow the weights, at `step`: float32,
+        shape [rows, (m - 1) columns]; None for zeros.
     """
 
     def __init__(
@@ -174,7 +178,7 @@ class LazyTable:
     ) -> None:
         self.num_rows, self.columns = weights.shape.as_list()
         self.jumps, self._first_block = jumps, number * _TABLE_BLOCKS
-        # The count of numbers in a row's state.
+        # How many numbers a row's state consists of.
         self._width = jumps.entries * self.columns
         self._clocks = tf.Variable(
             tf.fill([self.num_rows], tf.constant(step, tf.int32)), trainable=False
@@ -184,7 +188,7 @@ class LazyTable:
         self._weights = tf.Variable(weights.read_value(), trainable=False)
         if memory is None:
             memory = tf.zeros([self.num_rows, self._width - self.columns])
-        # The parts of the rows' states, in their order.
+        # The parts of the states, in their order.
         self._states = [self._weights, tf.Variable(memory, trainable=False)]
 
     def weights_of(self, rows: tf.Tensor) -> tf.Tensor:
@@ -232,8 +236,8 @@ class LazyTable:
             kept = [part[:number] for part in moved]
             return self._write(some, kept, jumps.step)
 
-        # One or two parts usually contain all rows and need no loop, which would take tens
-        # of operations. Two parts of whole blocks are processed as one, with the same
+        # One or two parts usually contain all rows and need no loop, which would launch
+        # dozens of ops. Two parts of whole blocks are processed as one, with the same
         # normals.
         fills_blocks = together * self._width % BLOCK == 0
         parts = 2 if self.jumps.entries > 1 and fills_blocks else 1
@@ -308,8 +312,9 @@ class LazyTable:
         shows = tf.convert_to_tensor(shows)
 
         def part(i: tf.Tensor) -> tuple[tf.Tensor]:
-            # All parts have the same number of rows: XLA compiles one program. The last
-            # part repeats rows of the part before: P = I and L = 0 leave them as they are.
+            # All parts have the same number of rows, so XLA compiles only one program.
+            # The last part may repeat rows of the previous part: P = I and L = 0 leave
+            # them unchanged.
             first = tf.minimum(i * together, self.num_rows - together)
             rows = first + tf.range(together)
             jump = self._jump(rows, tf.cast(i, tf.uint64) * blocks, jumps, key)
@@ -330,7 +335,7 @@ class LazyTable:
         return done
 
     def _rows_of(self, numbers: int) -> int:
-        """Returns about how many rows have states of this many numbers; >= 1."""
+        """Returns about how many rows have this many numbers in their states; >= 1."""
         return max(1, numbers // self._width)
 
     def _jump(
@@ -345,8 +350,8 @@ class LazyTable:
     def _write(
         self, rows: tf.Tensor, states: Sequence[tf.Tensor], clock: tf.Tensor
     ) -> list[Any]:
-        # In TensorFlow, writing one clock to all rows takes longer than writing copies of
-        # it.
+        # In TensorFlow, scattering one scalar to all rows is slower than scattering a
+        # vector of its copies.
         clocks = tf.fill([tf.shape(rows)[0]], clock)
         pairs = [*zip(self._states, states, strict=True), (self._clocks, clocks)]
         return [part.scatter_update(tf.IndexedSlices(new, rows)) for part, new in pairs]
@@ -363,7 +368,7 @@ def _in_parts(
     count: tf.Tensor,
     first: tf.Tensor | int = 0,
 ) -> Any:
-    """Calls `part(first)`, which returns the next index, and so on while below `count`."""
+    """Calls `part(index)` repeatedly; it returns the next index. Stops at `count`."""
     start = (tf.convert_to_tensor(first),)
     return tf.while_loop(lambda i: i < count, part, start, parallel_iterations=1)[0]
 
@@ -380,8 +385,8 @@ def _jumped(
 
     Args:
       entries: number of entries in a row's state, m.
-      states: states of the rows, or of the whole table, whose rows from `first` on XLA
-        reads in place.
+      states: states of the rows; or of the whole table, in which XLA then reads the
+        rows from `first` on in place.
       jump: P and L of U rows.
       normals: `U m columns` standard normals.
       first: index of the first row in the table, or None.

@@ -27,7 +27,7 @@ def philox(
     Returns:
       Four uint32 tensors of the counter's shape.
     """
-    # Created once for all rounds, because every operation of a graph takes time.
+    # Created once for all rounds, because every op in a graph takes time.
     multipliers = [tf.constant(factor, tf.uint64) for factor in _MULTIPLIERS]
     increments = [tf.constant(increment, tf.uint32) for increment in _KEY_INCREMENTS]
     half = tf.constant(32, tf.uint64)
@@ -53,7 +53,7 @@ def philox(
 def halves(
     words: tf.Tensor, half: tf.Tensor | None = None
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns lower and upper 32 bits of uint64; `half` is the constant 32, if given."""
+    """Returns the lower and upper 32 bits of uint64; `half`: the constant 32."""
     half = tf.constant(32, tf.uint64) if half is None else half
     upper = tf.bitwise.right_shift(words, half)
     return tf.cast(words, tf.uint32), tf.cast(upper, tf.uint32)

@@ -16,14 +16,14 @@ from tf_bandmf.noise.shared import shared_function
 # `sum_k weights[k] z[steps[k]]`, float32, shape [size]. `z[i]` is the same in every call,
 # and independent of `z` at other steps.
 Normals = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
-# The number of terms in one compiled program. Further terms are added in a loop: one by
-# one, but two at a time on a GPU, where XLA would split more than two into several kernels
-# and store words in memory.
+# The number of terms in one compiled program, in general and on a GPU. Further terms
+# are added in a loop: one at a time, but two at a time on a GPU, where XLA would split
+# more than two terms into several kernels and store the random words in memory.
 _TERMS, _TERMS_OF_GPU = 4, 2
 _ONE = [1.0]
 
-# Updates are the rows of the buffer that change, each once. The second type is a row of
-# noise with its updates.
+# `Updates` are the buffer rows that change, each listed once. A `Row` is a row of noise
+# with its updates.
 Updates = tuple[tf.IndexedSlices, ...]
 Row = tuple[tf.Tensor, Updates]
 
@@ -31,12 +31,12 @@ Row = tuple[tf.Tensor, Updates]
 class Recurrence(abc.ABC):
     """Computes `(C^-1 Z)[step]` from normals and a few stored vectors.
 
-    Every entry of the row depends only on the same entry of normals and buffer, so a part
-    of the vector can be computed without the rest.
+    Every entry of the row depends only on the entries of normals and buffer at the same
+    position, so a part of the vector can be computed without the rest.
 
     Attributes:
       memory_vectors: rows of the buffer.
-      key_terms: number of steps, up to the current one, whose normals a row needs.
+      key_terms: number of steps, including the current one, whose normals a row needs.
       row_scale: factors by which finished rows are multiplied, shape [n], or None.
     """
 
@@ -97,7 +97,7 @@ class Regeneration(Recurrence):
 
 
 class KeptNormals(Recurrence):
-    """Computes the numbers of `Regeneration`, to float precision, from stored normals.
+    """Computes the rows of `Regeneration`, to float precision, from stored normals.
 
     Slot `i % memory_vectors` of the buffer holds `z[i]`.
     """
@@ -198,7 +198,7 @@ class RingBuffer(Recurrence):
 def _solution(
     fresh: tf.Tensor, diagonal: tf.Tensor, past: tf.Tensor, buffer: tf.Tensor
 ) -> tf.Tensor:
-    # This is not matvec, which would be a separate kernel that reads the buffer again.
+    # Not `matvec`, which would be a separate kernel that reads the buffer again.
     return (fresh - tf.reduce_sum(past[:, None] * buffer, axis=0)) / diagonal
 
 
@@ -243,7 +243,7 @@ def recurrence_of(
     """
     streaming = matrix.streaming()
     if isinstance(streaming, matrices.Regeneration):
-        # The weights include the factors of the rows.
+        # The weights include the scale factors of the rows.
         keeps = keep_normals and streaming.terms > 1
         keeps = keeps and matrix.core.banded_inverse() is not None
         rows = _Rows(streaming, streaming.row_scale)

@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-# Option for functions that steps rarely run: if they were inlined, every other step would
-# skip their operations one by one.
+# Option for functions that only few steps run: if they were inlined, all other steps
+# would have to skip their ops one by one.
 NOT_INLINED = {"_noinline": True}
 by_itself = functools.partial(
     tf.function, autograph=False, experimental_attributes=NOT_INLINED
 )
 
-# The units of `near_length`: 8 to 2^27.
+# The units to multiples of which `near_length` rounds up: 8 to 2^27.
 _UNITS = 1 << np.arange(3, 28, dtype=np.int32)
 
 # The collections that a function's graph shares with the outer graph instead of copying
@@ -70,7 +70,7 @@ def _value(argument: Any) -> Any:
 
 
 def near_length(count: tf.Tensor) -> tf.Tensor:
-    """Rounds a count up to one of few lengths, by at most an eighth of it or 8.
+    """Rounds a count up to one of a few lengths, by at most 8 or an eighth of itself.
 
     XLA compiles a program for each length, so vectors of varying length are padded to one
     of these lengths.

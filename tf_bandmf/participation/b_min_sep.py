@@ -1,4 +1,4 @@
-"""Sampling with probability p of examples that were not in the last b - 1 steps."""
+"""b-min-sep sampling: examples not in the last b - 1 steps, with probability p."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 @register
 @dataclasses.dataclass(frozen=True)
 class BallsInBins(WholeEpochs):
-    """Each example falls into one of b bins, uniformly, independently and once.
+    """Each example is assigned once to one of b bins, uniformly and independently.
 
     The bin is the example's step in every epoch (arXiv:2601.22334, section 5.1). Batch
     sizes are binomial; an epoch has `b = ceil(num_examples / batch_size)` batches.
@@ -40,7 +40,7 @@ class BallsInBins(WholeEpochs):
 
     @property
     def num_bins(self) -> int:
-        """The number b of steps of an epoch."""
+        """The number b of steps per epoch."""
         return self.steps_per_epoch
 
     def sampler(self, words: Words) -> Sampler:

@@ -23,10 +23,12 @@ class Participation(abc.ABC):
     the contract tests use only this interface. `register` adds a class to the registry.
 
     Attributes:
-      kind: name in files.
-      sampling: name for `tf_bandmf.plan(sampling=...)` and the command line; None if it
-        cannot be made from examples, batch size and epochs.
-      demands: requirements of the sampler on the data pipeline, as the end of a sentence.
+      kind: name of the class in saved files.
+      sampling: name for `tf_bandmf.plan(sampling=...)` and the command line; None if
+        numbers of examples and epochs and a batch size do not determine the
+        participation.
+      demands: what the sampler requires of the data pipeline, worded as the end of a
+        sentence.
       has_fixed_positions: True if all participations of an example are among
         `i, i + b, i + 2b, ...` for one `i < b`, as in a fixed epoch order.
       has_schedule: True if the library makes the batches, False if the caller does.
@@ -34,8 +36,8 @@ class Participation(abc.ABC):
       is_cyclic: True if the examples are split into as many parts as the strategy has
         bands.
       is_amplified: True if the accountant relies on the randomness of the sampler.
-      is_simulated: True if the accountant simulates; a `confidence` then turns an estimate
-        into a bound.
+      is_simulated: True if the accountant simulates; its result is an estimate, or a
+        bound if a `confidence` is given.
       bound_name: name of the accountant without amplification if its guarantee is only a
         bound; None if the guarantee is exact for an exact sensitivity.
     """
@@ -53,18 +55,18 @@ class Participation(abc.ABC):
 
     @abc.abstractmethod
     def separation(self) -> int:
-        """Returns b: two participations i < j of one example have j - i >= b."""
+        """Returns b: any two steps i < j with the same example satisfy j - i >= b."""
 
     @abc.abstractmethod
     def participations(self, num_steps: int) -> int:
-        """Returns k: one example takes part in `num_steps` steps at most k times."""
+        """Returns k: in `num_steps` steps, an example takes part at most k times."""
 
     @abc.abstractmethod
     def validate_num_steps(self, num_steps: int) -> None:
-        """Raises ValueError if a run of `num_steps` steps contradicts this object."""
+        """Raises ValueError if the participation does not permit `num_steps` steps."""
 
     def check_accounting(self, num_steps: int) -> None:  # noqa: B027
-        """Raises ValueError if a run is too large to account for, with any strategy.
+        """Raises ValueError if a run is too large to account for with any strategy.
 
         Callers use this before they build a strategy.
         """
@@ -102,7 +104,7 @@ class Participation(abc.ABC):
         """Returns a small instance for contract tests; `num_steps` is a multiple of 4."""
 
     def sampler(self, words: Words) -> Sampler:
-        """Returns the sampler, which uses the random words.
+        """Returns the sampler, which draws batches from the random words.
 
         Raises:
           TypeError: if the caller makes the batches.
@@ -110,7 +112,7 @@ class Participation(abc.ABC):
         raise TypeError(self.no_schedule())
 
     def largest_batch_size(self, num_steps: int, overflow: float) -> int:
-        """Returns a batch size that is exceeded in a run with probability <= `overflow`.
+        """Returns a batch size that a run exceeds with probability <= `overflow`.
 
         Raises:
           TypeError: if the caller makes the batches.
@@ -127,7 +129,7 @@ class Participation(abc.ABC):
         return None
 
     def expected_batch_size(self) -> float | None:
-        """The mean number of examples of a step; None if it is not fixed."""
+        """The expected number of examples per step; None if it is not fixed."""
         return None
 
     @classmethod
@@ -169,7 +171,7 @@ def register(cls: _Class) -> _Class:
     Raises:
       TypeError: if the class lacks a method; an amplified participation must define
         `accountant`.
-      ValueError: if another class has its name.
+      ValueError: if another class has the same `kind` or `sampling`.
     """
     if inspect.isabstract(cls):
         missing = ", ".join(sorted(cls.__abstractmethods__))

@@ -1,4 +1,4 @@
-"""The base class of participations whose parts take turns."""
+"""The base class of participations in which parts of the data set take turns."""
 
 from __future__ import annotations
 

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 class CyclicPoisson(Cyclic):
     """Step `i` takes each example of part `i mod b` with probability q, independently.
 
-    The sampler is that of arXiv:2306.08153, section 5. The parts are fixed and public:
-    example `j` belongs to part `j mod b`. Part sizes differ by at most one, which Poisson
-    sampling permits.
+    This is the sampler of arXiv:2306.08153, section 5. The parts are fixed and public:
+    example `j` belongs to part `j mod b`. Part sizes differ by at most one, which
+    Poisson sampling permits.
 
     Args:
       num_examples: m, size of the training set.

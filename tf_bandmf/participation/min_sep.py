@@ -1,4 +1,4 @@
-"""The participation with b-min-separation that the caller asserts."""
+"""A participation for which the caller asserts b-min-separation."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ class WholeEpochs(Participation):
 
     @property
     def steps_per_epoch(self) -> int:
-        """The number b of batches of an epoch."""
+        """The number b of batches per epoch."""
         return -(-self.num_examples // self.batch_size)
 
     @property
